@@ -1,0 +1,15 @@
+# Shared by the folders below: one compiler, one target, warnings are errors.
+# zig's clang with an old glibc as target, so that the libraries load wherever the programs run.
+ROOT    := $(realpath $(dir $(lastword $(MAKEFILE_LIST)))..)
+PYTHON  ?= $(ROOT)/.venv/bin/python
+ARCH    ?= $(shell uname -m)
+ZIGCC   := $(PYTHON) -m ziglang cc -target $(ARCH)-linux-gnu.2.17
+SITE    := $(shell $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+# NVIDIA's headers come from their wheels at build time and are never committed.
+CUDA_INCLUDE := $(SITE)/nvidia/cuda_runtime/include
+NVML_INCLUDE := $(SITE)/nvidia/nvml_dev/include
+OUT     := $(ROOT)/src/fenka/_native
+BUILD   := $(ROOT)/native/build
+CFLAGS  := -std=gnu11 -O2 -g -fPIC -fvisibility=hidden -fno-sanitize=undefined \
+           -Wall -Wextra -Werror -Werror=implicit-function-declaration \
+           -I$(ROOT)/native/include -isystem $(CUDA_INCLUDE) -isystem $(NVML_INCLUDE)

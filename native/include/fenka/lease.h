@@ -1,0 +1,61 @@
+/* What an agent and the programs that hold a lease say to each other: two files, two directions.
+ *
+ *   <dir>/lease/control    agent -> program.  Limits. The program cannot write it.
+ *   <dir>/account/slots    program -> agent.  One slot per process; the total is the sum of the slots.
+ *
+ * <dir> is /run/fenka inside an isolated lease; in cooperative mode FENKA_LEASE names it.
+ *
+ * This header is the only definition of the two layouts: the C library includes it, and
+ * fenka.isolation reads the same text through cffi. So it holds plain declarations and integer
+ * constants only; fields are little-endian and naturally aligned, with no implicit padding.
+ */
+#ifndef FENKA_LEASE_H
+#define FENKA_LEASE_H
+#include <stdint.h>
+
+#define FENKA_CONTROL_MAGIC 0x4c5254434b4e4546 /* "FENKCTRL" */
+#define FENKA_ACCOUNT_MAGIC 0x544e4343414b4e46 /* "FNKACCNT" */
+#define FENKA_LAYOUT_VERSION 1
+#define FENKA_CONTROL_BYTES 4096
+#define FENKA_MAX_CARDS 16
+#define FENKA_MAX_SLOTS 1024
+
+/* The slice of one card. */
+struct fenka_card_limit {
+    char uuid[48];            /* as NVML prints it, "GPU-…", NUL-padded */
+    uint64_t memory_bytes;    /* hard limit over all processes of the lease */
+    uint64_t context_bytes;   /* charged once per process that has a context on the card */
+    uint32_t compute_percent; /* share of the card's time; 100 = no limit */
+    uint32_t reserved[13];
+};
+
+/* One page. `generation` is a sequence lock: odd while the agent writes, and a reader that saw two
+ * different values, or an odd one, reads again. */
+struct fenka_control {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t bytes; /* FENKA_CONTROL_BYTES */
+    uint64_t generation;
+    char lease[64]; /* the lease's id, NUL-padded */
+    uint32_t card_count;
+    uint32_t reserved[7];
+    struct fenka_card_limit cards[16]; /* FENKA_MAX_CARDS; order = the program's device order */
+};
+
+/* A process owns the slot whose identity word names it: start time (clock ticks after boot, field 22
+ * of /proc/PID/stat) << 23 | being emptied << 22 | PID. 0 = free. Every change of an identity word is
+ * a compare-and-swap from the exact value seen, so that no lock is needed and a killed process can
+ * strand nothing: a dead owner's slot is first taken over (the emptier's own identity with the middle
+ * bit set), then zeroed, then freed; if the emptier dies, it is itself a dead owner. A PID is judged
+ * only by a process of the same PID namespace. */
+struct fenka_account {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t slot_count;          /* FENKA_MAX_SLOTS */
+    uint64_t reserved[6];
+    uint64_t identity[1024];      /* FENKA_MAX_SLOTS */
+    uint64_t pid_namespace[1024]; /* inode of the owner's /proc/self/ns/pid */
+    uint64_t memory[16][1024];    /* bytes of device memory held: [card of control][slot] */
+};
+
+#endif

@@ -1,0 +1,1 @@
+"""Decides: values in, values out."""

@@ -1,0 +1,1 @@
+"""The names that users write, to and from core requests."""

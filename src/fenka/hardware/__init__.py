@@ -1,0 +1,1 @@
+"""Cards as the driver shows them, real or simulated."""

@@ -1,0 +1,1 @@
+"""What people run: programs and notebooks, rendered to local processes."""

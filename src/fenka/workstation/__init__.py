@@ -1,0 +1,1 @@
+"""The embedded default: a daemon that leases this machine's cards, and its clients."""

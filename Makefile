@@ -1,0 +1,58 @@
+# `make` lists the targets. Each does all its own set-up, into this folder only.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help build run test check bench clean
+
+UV_VERSION := 0.13.8
+UV  := .tools/bin/uv
+BIN := .venv/bin
+# Never a Python that nobody asked for; copies where the cache is on another disk.
+export UV_PYTHON_DOWNLOADS := never
+export UV_LINK_MODE := copy
+export UV_PROJECT_ENVIRONMENT := .venv
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-6s  %s\n", $$1, $$2}'
+
+build: .venv/.run native ## set up .venv and the native libraries: leaves .venv/bin/fenka
+
+run: build ## three notebooks share one card, a fourth waits (CHECK=1: end after the checks)
+	@exec $(BIN)/fenka demo $(if $(CHECK),--check)
+
+test: build .venv/.test check ## everything that can be checked on this machine
+	$(BIN)/pytest -n $${FENKA_TEST_WORKERS:-2} --dist worksteal
+	$(BIN)/fenka demo --check
+
+check: build .venv/.test ## format, lint, types, who imports whom
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: build .venv/.test ## figures against named baselines, each pair in one run
+	@set -e; for bench in bench/*/run.py; do $(BIN)/python $$bench; done
+
+clean: ## remove all that was built
+	$(MAKE) -C native clean
+	rm -rf .venv .tools
+
+.PHONY: native
+native: .venv/.run
+	@$(MAKE) --no-print-directory -C native
+
+.venv/.run: pyproject.toml uv.lock | $(UV)
+	$(UV) sync --frozen --inexact --no-default-groups --group native --extra notebook
+	@touch $@
+
+.venv/.test: pyproject.toml uv.lock .venv/.run | $(UV)
+	$(UV) sync --frozen --inexact --all-extras
+	@touch $@
+
+$(UV):
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'fenka needs Python 3.11 or newer as python3'; exit 1; }
+	@python3 -m pip --version >/dev/null 2>&1 || \
+	  { echo 'fenka needs pip to set itself up: apt install python3-pip'; exit 1; }
+	@echo 'fetching uv …'
+	@python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore \
+	  --target .tools uv==$(UV_VERSION)

@@ -1,0 +1,5 @@
+"""`python -m fenka`."""
+
+from fenka.cli.main import main
+
+main()

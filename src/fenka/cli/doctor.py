@@ -1,0 +1,137 @@
+"""`fenka doctor`: what is found, what is enforced, what is wrong."""
+
+import sys
+from typing import Literal
+
+import msgspec
+
+from fenka.cli import tables
+from fenka.cli.listing import current
+from fenka.core.units import card_units
+from fenka.hardware.nvml import Driver, NoDriver
+from fenka.isolation import sandbox
+from fenka.workstation import files, paths, protocol
+from fenka.workstation.client import NoDaemon
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing looked at. `note` is neither good nor bad."""
+
+    what: str
+    status: Literal["ok", "note", "wrong"]
+    detail: str
+
+
+def doctor(output: str) -> None:
+    """Print the checks; exit code 1 if anything is wrong."""
+    checks = [_libraries(), *_daemon(), _isolation(), _compute(), _jupyter()]
+    if not tables.show(checks, output):
+        print(
+            "\n".join(
+                tables.columns([(check.status, check.what, check.detail) for check in checks])
+            )
+        )
+    if any(check.status == "wrong" for check in checks):
+        sys.exit(1)
+
+
+def _libraries() -> Check:
+    shim = files.NATIVE / "libfenka.so"
+    if shim.exists():
+        return Check("shim", "ok", str(shim))
+    return Check("shim", "wrong", f"{shim} is missing: run `make build`")
+
+
+def _daemon() -> list[Check]:
+    runtime = paths.current()
+    try:
+        world = current()
+    except NoDaemon:
+        return [
+            Check(
+                "daemon", "note", f"none runs at {runtime.socket}; commands start it by themselves"
+            ),
+            *_cards_without_daemon(),
+        ]
+    except protocol.OtherVersion as why:
+        return [Check("daemon", "wrong", str(why))]
+    unit = "GiB" if world.unit_mib == 1024 else f"{world.unit_mib} MiB"
+    return [
+        Check(
+            "daemon",
+            "ok",
+            f"fenka {world.version}, process {world.pid}, {runtime.socket}, "
+            f"policy {world.policy}, unit {unit}",
+        ),
+        _driver(world.driver, world.cuda, simulated=world.simulated, library_dir=world.library_dir),
+        *(_card(card, world.unit_mib) for card in world.cards),
+        _leases(world),
+    ]
+
+
+def _cards_without_daemon() -> list[Check]:
+    try:
+        with Driver.open() as driver:
+            found = [_driver(driver.version, driver.cuda_version, simulated=driver.simulated)]
+            found += [
+                Check(
+                    f"card {card.index}", "ok", f"{card.model}, {card.memory_mib} MiB, {card.uuid}"
+                )
+                for card in driver.cards()
+            ]
+            return found
+    except NoDriver as why:
+        return [Check("driver", "wrong", str(why))]
+
+
+def _driver(version: str, cuda: str, *, simulated: bool, library_dir: str = "") -> Check:
+    if not simulated:
+        return Check("driver", "ok", f"NVIDIA {version}, CUDA {cuda}")
+    hint = f"; see its cards from outside a lease with LD_LIBRARY_PATH={library_dir}"
+    return Check("driver", "note", f"simulated {version}, CUDA {cuda}{hint if library_dir else ''}")
+
+
+def _card(card: protocol.CardView, unit_mib: int) -> Check:
+    units = card_units(card.memory_mib, unit_mib)
+    detail = f"{card.model}, {card.memory_mib} MiB = {units} units, {card.leased_mib} MiB leased, {card.uuid}"
+    over = card.used_mib is not None and card.leased_mib and card.used_mib > card.memory_mib
+    return Check(f"card {card.index}", "wrong" if over else "ok", detail)
+
+
+def _leases(world: protocol.Snapshot) -> Check:
+    loose = [job.name for job in world.jobs if job.isolation == "cooperative" and job.slices]
+    held = sum(1 for job in world.jobs if job.slices)
+    waiting = len(world.jobs) - held
+    text = f"{held} held, {waiting} waiting"
+    if loose:
+        return Check(
+            "leases", "note", f"{text}; a program could undo its limit: {', '.join(loose)}"
+        )
+    return Check("leases", "ok", text)
+
+
+def _isolation() -> Check:
+    why_not = sandbox.probe()
+    if why_not:
+        return Check("memory limit", "wrong", why_not)
+    return Check(
+        "memory limit",
+        "ok",
+        "hard, per program and card, by the shim in a private mount namespace (fair sharing, not a "
+        "security boundary)",
+    )
+
+
+def _compute() -> Check:
+    return Check(
+        "compute limit", "note", "none yet: programs share a card's time as the driver does it"
+    )
+
+
+def _jupyter() -> Check:
+    from fenka.jobs.notebook import NoJupyter, find
+
+    try:
+        return Check("jupyter", "ok", " ".join(find()))
+    except NoJupyter as why:
+        return Check("jupyter", "note", str(why))

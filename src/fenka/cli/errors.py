@@ -1,0 +1,83 @@
+"""One sentence and an exit code for everything that is foreseen.
+
+Exit codes: 2 bad input, 75 (EX_TEMPFAIL) nothing free now, 127 no such program, 130 interrupted, 1 else.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+BAD_INPUT, NOT_NOW, NO_PROGRAM, INTERRUPTED = 2, 75, 127, 130
+
+
+class Problem(Exception):
+    """A sentence for the user, with the exit code that goes with it."""
+
+    def __init__(self, sentence: str, code: int = 1) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def complain(sentence: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"fenka: {sentence}\n")
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def sentences(show: Callable[[str], None] = complain) -> Iterator[None]:
+    """Show foreseen exceptions as one line and exit; let bugs through with a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`); it knows why.
+        sys.stderr.close()
+        sys.exit(1)
+    except Exception as why:
+        code = _code(why)
+        if code is None:
+            raise
+        show(str(why))
+        sys.exit(code)
+
+
+def _code(why: Exception) -> int | None:
+    # Imported here: commands that succeed need none of it.
+    from fenka.core.requests import BadRequest
+    from fenka.dialects.sizes import BadSize
+    from fenka.hardware.nvml import NoDriver
+    from fenka.hardware.simulated import BadSpec, NodeError
+    from fenka.isolation.sandbox import CannotIsolate
+    from fenka.jobs.notebook import NoJupyter
+    from fenka.workstation.client import NoDaemon
+    from fenka.workstation.daemon import AlreadyRunning
+    from fenka.workstation.files import Unreadable
+    from fenka.workstation.hardware_lock import CardTaken
+    from fenka.workstation.launch import NestedLease, NotGranted
+    from fenka.workstation.main import BadOption
+    from fenka.workstation.paths import UnsafeDirectory
+    from fenka.workstation.protocol import OtherVersion
+
+    if isinstance(why, Problem):
+        return why.code
+    if isinstance(why, NotGranted):
+        return BAD_INPUT if why.final else NOT_NOW
+    if isinstance(why, BadRequest | BadSize | BadSpec | BadOption | NestedLease):
+        return BAD_INPUT
+    foreseen = (
+        NoDriver,
+        NodeError,
+        CannotIsolate,
+        NoJupyter,
+        NoDaemon,
+        AlreadyRunning,
+        Unreadable,
+        CardTaken,
+        UnsafeDirectory,
+        OtherVersion,
+        FileNotFoundError,
+        ConnectionError,
+    )
+    return 1 if isinstance(why, foreseen) else None

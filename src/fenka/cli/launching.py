@@ -1,0 +1,240 @@
+"""`fenka run` and `fenka notebook`."""
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from fenka.cli.errors import BAD_INPUT, NO_PROGRAM, Problem, complain, sentences
+from fenka.jobs import notebook as jupyter
+from fenka.workstation import launch, paths, protocol
+
+FAILED = "failed: "
+"""Begins a detached child's report that it will not start."""
+
+NOTEBOOK_READY_S = 60.0
+"""A cold start of JupyterLab takes a few seconds; a minute covers a slow disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked for on the command line, as typed."""
+
+    gpu_mem: str
+    gpu_core: str
+    cards: int
+    gpus: int
+    models: tuple[str, ...]
+    name: str
+
+    def ask(self, kind: str, command: list[str], how: "How") -> protocol.Ask:
+        """The request. Raises Problem for options that contradict each other."""
+        if self.gpu_core:
+            raise Problem(
+                "--gpu-core is not available: compute cannot be enforced yet, and fenka grants no "
+                "limit that it cannot enforce; leave it out to share the card's compute",
+                BAD_INPUT,
+            )
+        if self.gpus and (self.gpu_mem or self.cards != 1):
+            raise Problem(
+                "--gpus takes whole cards: leave out --gpu-mem and --cards, or leave out --gpus",
+                BAD_INPUT,
+            )
+        if not self.gpus and not self.gpu_mem:
+            raise Problem(
+                "say how much: --gpu-mem 4 for a slice, or --gpus 1 for a card", BAD_INPUT
+            )
+        if self.name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", self.name):
+            raise Problem(
+                f"{self.name!r} is no name: use letters, digits, dots, dashes and underscores, 63 at most",
+                BAD_INPUT,
+            )
+        return protocol.Ask(
+            command=command,
+            gpu_mem=self.gpu_mem,
+            cards=self.gpus or self.cards,
+            whole=bool(self.gpus),
+            models=list(self.models),
+            name=self.name or f"{Path(command[0]).name[:56]}-{secrets.token_hex(2)}",
+            kind=kind,
+            wait=how.wait,
+            directory=str(Path.cwd()),
+            isolation=how.isolation,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How long to wait (None: for ever), where to run, and how the slice is enforced."""
+
+    wait: bool
+    timeout_s: float | None
+    detach: bool
+    isolation: protocol.Isolation
+
+
+def run(wanted: Wanted, how: How, command: list[str]) -> None:
+    """Become the program, or leave it running behind."""
+    ask = wanted.ask("run", _found(command), how)
+    if how.detach:
+        job_dir = _job_dir(ask.name)
+        _detached(ask, how, job_dir, {})
+    _become(ask, how, {}, _on_stderr)
+
+
+def notebook(wanted: Wanted, how: How, password: str, directory: Path) -> None:
+    """Start a Jupyter server; print its URL when it answers."""
+    if not directory.is_dir():
+        raise Problem(f"{directory} is not a directory", BAD_INPUT)
+    ask = wanted.ask("notebook", ["notebook"], how)
+    job_dir = _job_dir(ask.name)
+    server = jupyter.render(job_dir, directory.resolve(), password)
+    ask = msgspec.structs.replace(ask, command=server.command)
+    if how.detach:
+        _detached(ask, how, job_dir, server.environment)
+    child = os.fork()
+    if child == 0:
+        _in_child(lambda: _become(ask, how, server.environment, _on_stderr))
+    # The terminal interrupts the server too, which asks whether it was meant.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
+    status = _announce_url(child, job_dir)
+    sys.exit(os.waitstatus_to_exitcode(status) % 256)
+
+
+def _announce_url(child: int, job_dir: Path) -> int:
+    """Print the URL once there is one; the child's status when it has ended."""
+    announced = False
+    while True:
+        pid, status = os.waitpid(child, 0 if announced else os.WNOHANG)
+        if pid:
+            return status
+        url = jupyter.url(job_dir)
+        if url:
+            announced = True
+            print(f"notebook: {url}", flush=True)
+        else:
+            time.sleep(0.05)
+
+
+def _become(
+    ask: protocol.Ask,
+    how: How,
+    extra: dict[str, str],
+    tell: Callable[[str], None],
+) -> NoReturn:
+    told = ""
+
+    def on_wait(waiting: protocol.Waiting) -> None:
+        nonlocal told
+        line = f"waiting, position {waiting.position} of {waiting.length}: {waiting.reason}"
+        if line != told:
+            told = line
+            tell(line)
+
+    runtime = paths.current()
+    connection, granted = launch.acquire(
+        runtime, ask, timeout_s=how.timeout_s, on_wait=on_wait, announce=tell
+    )
+    environment = launch.enter(runtime, connection, granted, how.isolation) | extra
+    try:
+        launch.become(ask.command, environment)
+    except OSError as why:
+        raise Problem(f"{ask.command[0]} cannot be started: {why.strerror}", NO_PROGRAM) from None
+
+
+def _detached(ask: protocol.Ask, how: How, job_dir: Path, extra: dict[str, str]) -> NoReturn:
+    """Start the program in a session of its own, report how it stands, and leave."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(receive)
+        os.setsid()
+        _redirect(job_dir / "log")
+
+        def tell(text: str) -> None:
+            os.write(send, f"{text}\n".encode())
+
+        _in_child(lambda: _become(ask, how, extra, tell), lambda why: tell(f"{FAILED}{why}"))
+    os.close(send)
+    with os.fdopen(receive) as reports:
+        # The pipe closes when the program is executed, or when it could not be.
+        for line in map(str.strip, reports):
+            if line.startswith("waiting"):
+                # It may wait for hours; it will start by itself.
+                print(f"{ask.name}: {line}; it starts by itself")
+                sys.exit(0)
+            if line.startswith(FAILED):
+                _, status = os.waitpid(child, 0)
+                raise Problem(line.removeprefix(FAILED), os.waitstatus_to_exitcode(status))
+    if ask.kind == "notebook":
+        print(f"{ask.name}: {_await_url(child, ask.name, job_dir)}")
+    else:
+        print(f"{ask.name}: started, see `fenka logs {ask.name}`")
+    sys.exit(0)
+
+
+def _await_url(child: int, name: str, job_dir: Path) -> str:
+    deadline = time.monotonic() + NOTEBOOK_READY_S
+    while (url := jupyter.url(job_dir)) is None:
+        ended, _ = os.waitpid(child, os.WNOHANG)
+        if ended or time.monotonic() > deadline:
+            raise Problem(f"{name} {'ended' if ended else 'is silent'}: see `fenka logs {name}`")
+        time.sleep(0.02)
+    return url
+
+
+def _in_child(body: Callable[[], object], on_failure: Callable[[str], None] = complain) -> NoReturn:
+    """Run what replaces this process; whatever fails, never return into the parent's code."""
+    code = 1
+    try:
+        with sentences(on_failure):
+            body()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    os._exit(code)
+
+
+def _found(command: list[str]) -> list[str]:
+    """Before a slice is asked for. Raises Problem."""
+    if shutil.which(command[0]) is None:
+        raise Problem(f"there is no program called {command[0]}", NO_PROGRAM)
+    return command
+
+
+def _job_dir(name: str) -> Path:
+    """A fresh directory for a job's log and files; an older job's of the same name goes."""
+    directory = paths.jobs_directory() / name
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700, parents=True)
+    return directory
+
+
+def _redirect(log: Path) -> None:
+    descriptors = (
+        os.open(os.devnull, os.O_RDONLY),
+        os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+    )
+    os.dup2(descriptors[0], 0)
+    os.dup2(descriptors[1], 1)
+    os.dup2(descriptors[1], 2)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _on_stderr(text: str) -> None:
+    """Progress is not output."""
+    sys.stderr.write(f"fenka: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,102 @@
+"""`fenka ps`, `fenka logs`, `fenka stop`."""
+
+import shlex
+import time
+
+from fenka.cli import tables
+from fenka.cli.errors import Problem
+from fenka.jobs import notebook
+from fenka.workstation import paths, protocol
+from fenka.workstation.client import Connection, NoDaemon
+
+FOLLOW_EVERY_S = 0.1
+
+
+def current() -> protocol.Snapshot:
+    """What the daemon knows now. Raises NoDaemon, OtherVersion."""
+    with Connection(paths.current()) as connection:
+        answer = connection.call(protocol.List())
+    if not isinstance(answer, protocol.Snapshot):
+        raise Problem(getattr(answer, "reason", "the daemon answered nonsense"))
+    return answer
+
+
+def ps(output: str) -> None:
+    """Leases first, then those that wait, in their order."""
+    world = current()
+    if tables.show(world.jobs, output):
+        return
+    rows = [("NAME", "USER", "STATE", "GPU", "MEMORY", "USED", "AGE", "COMMAND")]
+    rows += [_row(job) for job in world.jobs]
+    print("\n".join(tables.fit(rows)))
+
+
+def _row(job: protocol.JobView) -> tuple[str, ...]:
+    state = f"waiting ({job.position})" if job.state == "waiting" else job.state
+    used = [piece.used_mib for piece in job.slices if piece.used_mib is not None]
+    return (
+        job.name,
+        job.user,
+        state,
+        ",".join(str(piece.card) for piece in job.slices) or "-",
+        "+".join(f"{piece.memory_mib}MiB" for piece in job.slices) or job.wanted,
+        f"{sum(used)}MiB" if used else "-",
+        age(time.time() - (job.started_at or job.requested_at)),
+        job.reason if job.state == "waiting" else _what(job),
+    )
+
+
+def _what(job: protocol.JobView) -> str:
+    url = notebook.url(paths.jobs_directory() / job.name) if job.kind == "notebook" else None
+    return url or shlex.join(job.command)
+
+
+def age(seconds: float) -> str:
+    """As kubectl shows it: 6s, 5m, 3h, 2d."""
+    whole = max(int(seconds), 0)
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if whole >= size:
+            return f"{whole // size}{unit}"
+    return f"{whole}s"
+
+
+def logs(name: str, *, follow: bool) -> None:
+    """Print a detached program's log, and with `follow` what comes, until it ends."""
+    log = paths.jobs_directory() / name / "log"
+    if not log.exists():
+        raise Problem(_no_log(name))
+    with log.open(errors="replace") as file:
+        while True:
+            ended = not follow or name not in _running()
+            while chunk := file.read(65536):
+                print(chunk, end="", flush=True)
+            if ended:
+                return
+            time.sleep(FOLLOW_EVERY_S)
+
+
+def _running() -> set[str]:
+    try:
+        return {job.name for job in current().jobs}
+    except NoDaemon:
+        return set()
+
+
+def _no_log(name: str) -> str:
+    if name in _running():
+        return f"{name} prints to the terminal it was started from: --detach would keep a log"
+    return f"no job called {name} has left a log: `fenka ps` lists jobs"
+
+
+def stop(names: list[str], grace_s: float) -> None:
+    """Stop each; one that cannot be stopped does not keep the others from it."""
+    failures = []
+    for name in names:
+        with Connection(paths.current()) as connection:
+            answer = connection.call(protocol.Stop(name, grace_s))
+        if isinstance(answer, protocol.Done):
+            print(f"{answer.text}: stopped")
+        else:
+            failures.append(getattr(answer, "reason", "the daemon answered nonsense"))
+    if failures:
+        raise Problem("; ".join(failures))

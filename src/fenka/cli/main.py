@@ -1,0 +1,231 @@
+"""The commands and their options. Each imports what it needs when it runs, so that --help is fast."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+app = typer.Typer(
+    name="fenka",
+    help="Share GPUs: cut cards into slices of memory, hand them out, enforce them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+top = typer.Typer(help="Show what is used.", no_args_is_help=True)
+app.add_typer(top, name="top")
+
+
+class Output(StrEnum):
+    """Formats of what prints a table."""
+
+    table = "table"
+    json = "json"
+    yaml = "yaml"
+
+
+class Isolation(StrEnum):
+    """How a slice is enforced."""
+
+    namespace = "namespace"
+    cooperative = "cooperative"
+
+
+class Policy(StrEnum):
+    """Which card is chosen of those that fit."""
+
+    binpack = "binpack"
+    spread = "spread"
+
+
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, json or yaml")]
+MemoryOption = Annotated[
+    str,
+    typer.Option(
+        "--gpu-mem", metavar="SIZE", help="GPU memory per card: 4 (units of the daemon), 4096MiB"
+    ),
+]
+CoreOption = Annotated[str, typer.Option("--gpu-core", metavar="PERCENT", hidden=True)]
+CardsOption = Annotated[int, typer.Option("--cards", help="slices on so many different cards")]
+WholeOption = Annotated[int, typer.Option("--gpus", help="whole cards instead of slices")]
+ModelOption = Annotated[
+    Optional[list[str]],  # noqa: UP045 typer reads it at run time
+    typer.Option("--model", help="only cards of this model (may be repeated)"),
+]
+NameOption = Annotated[str, typer.Option("--name", help="how ps, logs and stop call it")]
+NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="fail if nothing is free now")]
+TimeoutOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--timeout", metavar="SECONDS", help="wait no longer than this"),
+]
+DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="go on behind; see fenka logs")]
+IsolationOption = Annotated[
+    Isolation,
+    typer.Option("--isolation", help="cooperative: by environment alone, a program can undo it"),
+]
+
+
+@app.callback(invoke_without_command=True)
+def fenka(
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+) -> None:
+    """Share GPUs: cut cards into slices of memory, hand them out, enforce them."""
+    if version:
+        from fenka import __version__
+
+        typer.echo(f"fenka {__version__}")
+        raise typer.Exit
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD…")],
+    gpu_mem: MemoryOption = "",
+    gpu_core: CoreOption = "",
+    cards: CardsOption = 1,
+    gpus: WholeOption = 0,
+    model: ModelOption = None,
+    name: NameOption = "",
+    no_wait: NoWaitOption = False,
+    timeout: TimeoutOption = None,
+    detach: DetachOption = False,
+    isolation: IsolationOption = Isolation.namespace,
+) -> None:
+    """Run a program with a slice of a GPU, waiting for its turn."""
+    from fenka.cli import launching
+
+    wanted = launching.Wanted(gpu_mem, gpu_core, cards, gpus, tuple(model or ()), name)
+    how = launching.How(not no_wait, timeout, detach, isolation.value)
+    launching.run(wanted, how, command)
+
+
+@app.command()
+def notebook(
+    gpu_mem: MemoryOption = "",
+    gpu_core: CoreOption = "",
+    cards: CardsOption = 1,
+    gpus: WholeOption = 0,
+    model: ModelOption = None,
+    name: NameOption = "",
+    password: Annotated[
+        str, typer.Option("--password", envvar="PASSWORD", help="asked for at login")
+    ] = "",
+    directory: Annotated[
+        Path, typer.Option("--directory", help="what the notebook shows")
+    ] = Path(),
+    no_wait: NoWaitOption = False,
+    timeout: TimeoutOption = None,
+    detach: DetachOption = False,
+    isolation: IsolationOption = Isolation.namespace,
+) -> None:
+    """Start a Jupyter server with a slice of a GPU and print its URL."""
+    from fenka.cli import launching
+
+    wanted = launching.Wanted(gpu_mem, gpu_core, cards, gpus, tuple(model or ()), name)
+    how = launching.How(not no_wait, timeout, detach, isolation.value)
+    launching.notebook(wanted, how, password, directory)
+
+
+@app.command()
+def ps(
+    output: OutputOption = Output.table,
+) -> None:
+    """List leases and who waits."""
+    from fenka.cli import listing
+
+    listing.ps(output.value)
+
+
+@app.command()
+def logs(
+    name: Annotated[str, typer.Argument()],
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until it ends")] = False,
+) -> None:
+    """Show what a detached program printed."""
+    from fenka.cli import listing
+
+    listing.logs(name, follow=follow)
+
+
+@app.command()
+def stop(
+    names: Annotated[list[str], typer.Argument(metavar="NAME…")],
+    grace: Annotated[float, typer.Option(help="seconds between SIGTERM and SIGKILL")] = 10.0,
+) -> None:
+    """End programs and give back their slices; also those that wait."""
+    from fenka.cli import listing
+
+    listing.stop(names, grace)
+
+
+@top.command("node")
+def top_node(
+    share: Annotated[bool, typer.Option("-s", "--share", help="memory of shared cards")] = False,
+    details: Annotated[bool, typer.Option("-d", "--details", help="one line a program")] = False,
+    output: OutputOption = Output.table,
+) -> None:
+    """Show the cards and what is allocated on them."""
+    from fenka.cli import top as screens
+
+    screens.node(share=share, details=details, output=output.value)
+
+
+@app.command()
+def doctor(
+    output: OutputOption = Output.table,
+) -> None:
+    """Check this machine: what is found, what is enforced, what is wrong."""
+    from fenka.cli import doctor as checks
+
+    checks.doctor(output.value)
+
+
+@app.command()
+def daemon(
+    simulate: Annotated[
+        str, typer.Option(metavar="SPEC", help="simulated cards: T4, 'V100-16G*2', FILE.toml")
+    ] = "",
+    policy: Annotated[Policy, typer.Option(help="which card is chosen")] = Policy.binpack,
+    unit: Annotated[str, typer.Option(help="what --gpu-mem 4 counts: GiB or MiB")] = "GiB",
+    only: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="CARD", help="lease only this card, by index or UUID (repeatable)"),
+    ] = None,
+    background: Annotated[bool, typer.Option("--background", "-b", help="go on behind")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="end the running daemon")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="with --stop: programs keep running")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", hidden=True)] = False,
+) -> None:
+    """Lease this machine's cards; other commands start it by themselves."""
+    from fenka.cli import serving
+
+    if stop:
+        serving.stop(force=force)
+    else:
+        given = serving.Given(simulate, policy.value, unit, tuple(only or ()))
+        serving.daemon(given, background=background, resume=resume)
+
+
+@app.command()
+def demo(
+    check: Annotated[bool, typer.Option("--check", help="end after the checks")] = False,
+) -> None:
+    """Three notebooks on one card, a fourth waiting: the whole of fenka in a minute."""
+    from fenka.cli import demo as scenario
+
+    scenario.demo(check=check)
+
+
+def main() -> None:
+    """Run a command; anything foreseen ends in one sentence and an exit code."""
+    from fenka.cli.errors import sentences
+
+    with sentences():
+        app()
+    sys.exit(0)

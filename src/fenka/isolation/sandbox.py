@@ -1,0 +1,232 @@
+"""Enter a lease: bind its files where the shim and the dynamic linker look, then exec the program.
+
+Called by the workstation's launcher in the very process that becomes the program, so that signals,
+terminal and exit code need no forwarding. A private mount namespace holds everything: as root
+directly, otherwise inside an unprivileged user namespace, whose capabilities the kernel takes away
+again at the exec. What the program then sees:
+
+    /run/fenka/lease/control        its limits, read-only
+    /run/fenka/lease/libfenka.so    the shim; a bind mount pins its inode, so a rebuild cannot remove it
+    /run/fenka/account/slots        its own accounting
+    /etc/ld.so.preload              names the shim; unlike LD_PRELOAD it survives env -i and setuid
+    /etc/ld.so.cache                only with a simulated driver: finds its libraries under env -i too
+
+Fair sharing, not a security boundary: a program that is root can undo a mount.
+"""
+
+import ctypes
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+INSIDE = Path("/run/fenka")
+"""Where a program finds its lease."""
+
+PRELOAD = Path("/etc/ld.so.preload")
+LINKER_CACHE = Path("/etc/ld.so.cache")
+
+_CLONE_NEWNS = 0x00020000
+_CLONE_NEWUSER = 0x10000000
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC = 1, 32, 4096, 16384
+_MS_SLAVE = 1 << 19
+
+
+class CannotIsolate(Exception):
+    """No private mount namespace can be made here; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mounts:
+    """What the sandbox binds.
+
+    directory: the lease's own, holding `lease/` and `account/`.
+    shim: libfenka.so to bind.
+    hidden: directories that the program must not reach by their own path (other leases' files).
+    linker_cache: replaces /etc/ld.so.cache, or None.
+    """
+
+    directory: Path
+    shim: Path
+    hidden: tuple[Path, ...] = ()
+    linker_cache: Path | None = None
+
+
+def enter(mounts: Mounts) -> None:
+    """Move this (single-threaded) process into the lease. Raises CannotIsolate; then give up."""
+    libc = _Libc()
+    _unshare(libc)
+    # Slave, not private: disks that are mounted later on the host still appear inside.
+    libc.mount(None, Path("/"), _MS_REC | _MS_SLAVE)
+    preload = _preload_text()
+    layer = mounts.directory / "etc"
+    _provide_inside(libc, mounts.directory / "run")
+    libc.mount(mounts.directory / "lease", INSIDE / "lease", _MS_BIND)
+    libc.mount(mounts.shim, INSIDE / "lease" / "libfenka.so", _MS_BIND)
+    _read_only(libc, INSIDE / "lease")
+    libc.mount(mounts.directory / "account", INSIDE / "account", _MS_BIND)
+    _provide_etc(libc, layer, mounts.linker_cache)
+    for hidden in mounts.hidden:
+        libc.mount(None, hidden, _MS_RDONLY, kind="tmpfs", data="mode=0755,size=4k")
+    if PRELOAD.read_text() != preload:
+        raise CannotIsolate(f"{PRELOAD} could not be put in place; see `fenka doctor`")
+
+
+def prepare(directory: Path, linker_cache: Path | None) -> None:
+    """Write what `enter` binds besides the two files: called by the daemon when it makes a lease."""
+    (directory / "lease" / "libfenka.so").touch(mode=0o644)
+    for name in ("lease", "account"):
+        (directory / "run" / name).mkdir(parents=True, exist_ok=True)
+    layer = directory / "etc"
+    layer.mkdir(exist_ok=True)
+    (layer / PRELOAD.name).write_text(_preload_text())
+    if linker_cache is not None:
+        # A layer of an overlay cannot hold a link that leaves it.
+        (layer / LINKER_CACHE.name).write_bytes(linker_cache.read_bytes())
+
+
+def probe() -> str | None:
+    """Try an isolated start in a child process: None if it works, else why it does not."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _unshare(_Libc())
+        except CannotIsolate as why:
+            os.write(send, str(why).encode())
+        os._exit(0)
+    os.close(send)
+    with os.fdopen(receive, "rb") as answer:
+        why_not = answer.read().decode()
+    os.waitpid(child, 0)
+    return why_not or None
+
+
+def lease_of(pid: int) -> Path | None:
+    """The path at which this process can read the control page that process `pid` sees, if any."""
+    path = Path(f"/proc/{pid}/root") / INSIDE.relative_to("/") / "lease" / "control"
+    return path if path.exists() else None
+
+
+def _preload_text() -> str:
+    """The host's own preloads stay: someone wants them."""
+    ours = str(INSIDE / "lease" / "libfenka.so")
+    try:
+        lines = PRELOAD.read_text().split()
+    except FileNotFoundError:
+        lines = []
+    return "\n".join([*(line for line in lines if line != ours), ours]) + "\n"
+
+
+def _unshare(libc: "_Libc") -> None:
+    if os.geteuid() == 0:
+        libc.unshare(_CLONE_NEWNS)
+        return
+    uid, gid = os.geteuid(), os.getegid()
+    libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS)
+    # The kernel wants setgroups denied before an unprivileged process may map its group.
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def _provide_inside(libc: "_Libc", layer: Path) -> None:
+    """Make /run/fenka/lease and /run/fenka/account exist."""
+    try:
+        for name in ("lease", "account"):
+            (INSIDE / name).mkdir(parents=True, exist_ok=True)
+    except OSError:
+        if INSIDE.is_dir():
+            libc.mount(layer, INSIDE, _MS_BIND)
+        else:
+            _rebuild_run(libc, layer)
+
+
+def _rebuild_run(libc: "_Libc", layer: Path) -> None:
+    """Without the right to write to /run: a /run of our own, with every entry of the old one in it."""
+    run = INSIDE.parent
+    entries = list(os.scandir(run))
+    # The old /run is reached through this descriptor once the new one covers it.
+    old = os.open(run, os.O_PATH | os.O_DIRECTORY)
+    libc.mount(None, run, 0, kind="tmpfs", data="mode=0755,size=1m")
+    for entry in entries:
+        source, target = Path(f"/proc/self/fd/{old}/{entry.name}"), run / entry.name
+        if entry.is_symlink():
+            target.symlink_to(os.readlink(entry.name, dir_fd=old))
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            target.mkdir()
+        else:
+            target.touch()
+        libc.mount(source, target, _MS_BIND | _MS_REC)
+    os.close(old)
+    INSIDE.mkdir()
+    libc.mount(layer, INSIDE, _MS_BIND)
+
+
+def _provide_etc(libc: "_Libc", layer: Path, linker_cache: Path | None) -> None:
+    """Bind over what exists; where ld.so.preload does not, and may not be made, overlay /etc."""
+    if not PRELOAD.exists():
+        try:
+            PRELOAD.touch(mode=0o644)
+        except OSError:
+            _overlay_etc(libc, layer)
+            return
+    libc.mount(layer / PRELOAD.name, PRELOAD, _MS_BIND)
+    if linker_cache is not None:
+        libc.mount(layer / LINKER_CACHE.name, LINKER_CACHE, _MS_BIND)
+
+
+def _overlay_etc(libc: "_Libc", layer: Path) -> None:
+    """Read-only, which takes nothing from a program that may not write to /etc anyway."""
+    etc = PRELOAD.parent
+    below = [point for point in _mount_points() if etc in point.parents]
+    kept = [(point, os.open(point, os.O_PATH)) for point in below]
+    libc.mount("overlay", etc, _MS_RDONLY, kind="overlay", data=f"lowerdir={layer}:{etc}")
+    for point, descriptor in kept:
+        libc.mount(Path(f"/proc/self/fd/{descriptor}"), point, _MS_BIND)
+        os.close(descriptor)
+
+
+def _mount_points() -> list[Path]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    fields = (line.split()[4].encode().decode("unicode_escape") for line in lines)
+    return [Path(field) for field in fields]
+
+
+def _read_only(libc: "_Libc", target: Path) -> None:
+    # A remount inside a user namespace must repeat the flags that the mount is locked with.
+    inherited = os.statvfs(target).f_flag & ~_MS_RDONLY & 0xF
+    libc.mount(None, target, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | inherited)
+
+
+class _Libc:
+    """The two calls that Python 3.11 lacks."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def unshare(self, flags: int) -> None:
+        if self._libc.unshare(flags) != 0:
+            reason = os.strerror(ctypes.get_errno())
+            raise CannotIsolate(
+                f"no private mount namespace can be made here ({reason}): start the daemon and the "
+                "program as root, allow unprivileged user namespaces, or ask for "
+                "--isolation=cooperative, which a program can undo"
+            )
+
+    def mount(
+        self, source: Path | str | None, target: Path, flags: int, kind: str = "", data: str = ""
+    ) -> None:
+        origin = os.fsencode(source) if source is not None else (kind or "none").encode()
+        result = self._libc.mount(
+            origin,
+            os.fsencode(target),
+            kind.encode() or None,
+            ctypes.c_ulong(flags),
+            data.encode() or None,
+        )
+        if result != 0:
+            reason = os.strerror(ctypes.get_errno())
+            raise CannotIsolate(
+                f"cannot mount {target} for the lease: {reason}; see `fenka doctor`"
+            )

@@ -1,0 +1,92 @@
+"""A Jupyter server as a local process: what to start, and where it answers.
+
+The user's own Jupyter comes first, because its kernels have their libraries; else the one that
+`fenka[notebook]` brings.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+
+
+class NoJupyter(Exception):
+    """There is no Jupyter to start; the message says what to install."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notebook:
+    """A Jupyter server to start: `command` with `environment` added to the program's own."""
+
+    command: list[str]
+    environment: dict[str, str]
+
+
+def render(job_dir: Path, root_dir: Path, password: str, address: str = LOOPBACK) -> Notebook:
+    """The server for one job. It takes the first free port from 8888 on, as Jupyter does.
+
+    password: asked for at login; empty for a random token in the URL. Raises NoJupyter.
+    """
+    program = find()
+    settings: dict[str, dict[str, object]] = {
+        "ServerApp": {
+            "ip": address,
+            "open_browser": False,
+            "root_dir": str(root_dir),
+            "allow_root": os.geteuid() == 0,
+            "port_retries": 200,
+        }
+    }
+    if password:
+        settings["PasswordIdentityProvider"] = {"hashed_password": _hash(program, password)}
+    configuration = job_dir / "jupyter_server_config.json"
+    # A hash on the command line would be everybody's to read.
+    configuration.touch(mode=0o600)
+    configuration.write_text(json.dumps(settings))
+    return Notebook(
+        command=[*program, f"--config={configuration}"],
+        environment={"JUPYTER_RUNTIME_DIR": str(job_dir / "runtime")},
+    )
+
+
+def url(job_dir: Path) -> str | None:
+    """Where the job's server answers, once it has said so."""
+    for path in sorted((job_dir / "runtime").glob("jpserver-*.json")):
+        try:
+            server = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        token = server.get("token")
+        return f"{server['url']}lab" + (f"?token={token}" if token else "")
+    return None
+
+
+def find() -> list[str]:
+    """The command of the Jupyter to start. Raises NoJupyter."""
+    own = shutil.which("jupyter-lab")
+    if own:
+        return [own]
+    if importlib.util.find_spec("jupyterlab"):
+        return [sys.executable, "-m", "jupyterlab"]
+    raise NoJupyter(
+        "there is no Jupyter here: `pip install jupyterlab`, or install fenka[notebook]"
+    )
+
+
+def _hash(program: list[str], password: str) -> str:
+    """By the very Jupyter that will check it."""
+    beside = Path(program[0]).parent / "python"
+    python = str(beside) if len(program) == 1 and beside.exists() else sys.executable
+    code = "import sys; from jupyter_server.auth import passwd; print(passwd(sys.stdin.read()))"
+    result = subprocess.run(
+        [python, "-c", code], input=password, capture_output=True, text=True, check=False
+    )
+    if result.returncode != 0:
+        raise NoJupyter(f"{python} cannot hash the password: is jupyter_server installed there?")
+    return result.stdout.strip()

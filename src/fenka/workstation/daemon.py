@@ -1,0 +1,361 @@
+"""The daemon that leases this machine's cards.
+
+It may be killed at any moment: what it decided is on disk before anybody acts on it, programs go on in
+their leases without it, and the next one finds them again (members.py).
+"""
+
+import asyncio
+import fcntl
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from fenka.core.requests import BadRequest, Request
+from fenka.dialects.sizes import BadSize, parse_memory
+from fenka.hardware.nvml import Driver
+from fenka.workstation import files, members, protocol
+from fenka.workstation.broker import (
+    GRANT_EXPIRES_S,
+    Broker,
+    Deny,
+    Drop,
+    Effect,
+    Job,
+    Start,
+    UnknownJob,
+    Wait,
+)
+from fenka.workstation.hardware_lock import peer, user_name
+from fenka.workstation.paths import Runtime
+from fenka.workstation.snapshot import snapshot
+
+KILL_TAKES_S = 5.0
+"""SIGKILL ends a process at once, unless it waits for a device."""
+
+
+class AlreadyRunning(Exception):
+    """Another daemon serves this runtime directory."""
+
+
+def take_runtime(runtime: Runtime) -> IO[str]:
+    """Lock the runtime directory for this process. Raises AlreadyRunning, UnsafeDirectory."""
+    runtime.create()
+    lock = runtime.lock.open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise AlreadyRunning(f"a fenka daemon is already running here (process {holder})") from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+class Client:
+    """One connection: who is there, and the job it asks for."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.pid, self.uid, self.gid = peer(writer.get_extra_info("socket"))
+        self.writer = writer
+        self.job: str | None = None
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Queue a message; a client that went away is noticed when its connection is read."""
+        self.writer.write(protocol.encode(message) + b"\n")
+
+
+class Daemon:
+    """Serves one node's cards on one socket."""
+
+    def __init__(
+        self, runtime: Runtime, driver: Driver, broker: Broker, unit_mib: int, native: Path
+    ) -> None:
+        self.runtime, self.driver, self.broker = runtime, driver, broker
+        self.unit_mib, self.native = unit_mib, native
+        self.library_dir = runtime.simulated / "lib" if driver.simulated else None
+        self.cache: Path | None = None
+        self._clients: dict[str, Client] = {}
+        self._watches: dict[str, members.Watch] = {}
+        self._stopped = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, ready: Callable[[], None]) -> None:
+        """Until SIGTERM, SIGINT or a Shutdown. `ready` is called once clients can connect."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopped.set)
+        if self.library_dir is not None:
+            self.cache = files.build_linker_cache(self.runtime, self.library_dir)
+        self._restore()
+        # We hold the lock, so a socket that is there is a dead daemon's.
+        self.runtime.socket.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(self._client, self.runtime.socket)
+        if self.runtime.system:
+            self.runtime.socket.chmod(0o666)
+        ready()
+        async with server:
+            await self._stopped.wait()
+        self.runtime.socket.unlink(missing_ok=True)
+        for watch in self._watches.values():
+            watch.close()
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def _restore(self) -> None:
+        alive = members.holders()
+        kept: list[Job] = []
+        for job in files.load_jobs(self.runtime):
+            if members.start_ticks(job.pid) == job.start_ticks or job.id in alive:
+                kept.append(job)
+            elif job.placement is not None:
+                files.remove_lease(self._lease_dir(job.id))
+        effects = self.broker.restore(kept, time.time())
+        for job in kept:
+            # A waiting client comes back by itself; until then its place is kept while it lives.
+            self._watch(job)
+        for job in kept:
+            if job.state == "starting":
+                self._expire_later()
+        self._carry_out(effects)
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = Client(writer)
+        try:
+            client.send(protocol.Hello())
+            protocol.check_hello(await reader.readline(), self.runtime.socket)
+            while line := await reader.readline():
+                await self._message(client, protocol.decode_request(line))
+                await writer.drain()
+        except protocol.OtherVersion:
+            pass  # Our Hello lets the other end say so.
+        except msgspec.MsgspecError as why:
+            client.send(protocol.Failure(f"not understood: {why}"))
+        except (ConnectionError, asyncio.LimitOverrunError, ValueError):
+            pass
+        finally:
+            self._left(client)
+            writer.close()
+
+    async def _message(self, client: Client, message: protocol.ToDaemon) -> None:
+        match message:
+            case protocol.Ask():
+                self._ask(client, message)
+            case protocol.Confirm():
+                self._confirm(client)
+            case protocol.List():
+                client.send(snapshot(self))
+            case protocol.Stop():
+                await self._stop(client, message)
+            case protocol.Shutdown():
+                self._shutdown(client, message)
+
+    def _ask(self, client: Client, ask: protocol.Ask) -> None:
+        known = self._asked_before(client, ask.job)
+        if known:
+            client.job = known.id
+            self._clients[known.id] = client
+            self._carry_out(self.broker.resume(known.id), save=False)
+            return
+        try:
+            job = self._job(client, ask)
+        except (BadSize, BadRequest) as why:
+            client.send(protocol.Refused(str(why), final=True))
+            return
+        client.job = job.id
+        self._clients[job.id] = client
+        effects = self.broker.ask(job, time.time(), wait=ask.wait)
+        if job.id in self.broker.jobs:
+            self._watch(job)
+        self._carry_out(effects)
+
+    def _asked_before(self, client: Client, job_id: str) -> Job | None:
+        """The job of a process that asked a former daemon, and may not have heard its id."""
+        for job in self.broker.jobs.values():
+            same = (job.uid, job.pid) == (client.uid, client.pid) and job_id in ("", job.id)
+            if same and job.state != "running":
+                return job
+        return None
+
+    def _job(self, client: Client, ask: protocol.Ask) -> Job:
+        """Raises BadSize, BadRequest."""
+        memory = None if ask.whole else parse_memory(ask.gpu_mem, self.unit_mib)
+        identity = secrets.token_hex(4)
+        name = (
+            ask.name or f"{Path(ask.command[0]).name if ask.command else ask.kind}-{identity[:4]}"
+        )
+        if any(name in (job.name, job.id) for job in self.broker.jobs.values()):
+            raise BadRequest(f"a job called {name} is already here: choose another --name")
+        ticks = members.start_ticks(client.pid)
+        if ticks is None:
+            raise BadRequest("the process that asked is gone")
+        return Job(
+            id=identity,
+            name=name,
+            uid=client.uid,
+            pid=client.pid,
+            start_ticks=ticks,
+            request=Request(
+                memory=memory, cards=ask.cards, whole=ask.whole, models=frozenset(ask.models)
+            ),
+            wanted=_wanted(ask),
+            command=ask.command,
+            directory=ask.directory,
+            kind=ask.kind,
+            isolation=ask.isolation,
+            requested_at=time.time(),
+        )
+
+    def _confirm(self, client: Client) -> None:
+        if client.job and self.broker.confirm(client.job, time.time()):
+            self._save()
+            client.send(protocol.Done())
+        else:
+            client.send(protocol.Failure("the grant expired before the program started: try again"))
+
+    def _left(self, client: Client) -> None:
+        """A client that went away while it waited, or before it confirmed, gives up its place."""
+        if client.job is None or self._clients.get(client.job) is not client:
+            return
+        del self._clients[client.job]
+        job = self.broker.jobs.get(client.job)
+        if job and job.state != "running" and not self._stopped.is_set():
+            self._gone(job.id)
+
+    def _gone(self, job_id: str) -> None:
+        watch = self._watches.pop(job_id, None)
+        if watch:
+            watch.close()
+        self._carry_out(self.broker.gone(job_id, time.time()))
+
+    async def _stop(self, client: Client, stop: protocol.Stop) -> None:
+        try:
+            job = self.broker.by_name(stop.name)
+        except UnknownJob as why:
+            client.send(protocol.Failure(str(why)))
+            return
+        if client.uid not in (0, job.uid):
+            client.send(
+                protocol.Failure(
+                    f"{job.name} belongs to {user_name(job.uid)}: only they may stop it"
+                )
+            )
+            return
+        if job.state == "waiting":
+            if waiter := self._clients.get(job.id):
+                waiter.send(protocol.Refused("stopped while it waited", final=True))
+            self._gone(job.id)
+        elif not await self._end(job, stop.grace_s):
+            left = ", ".join(map(str, self._processes(job)))
+            client.send(
+                protocol.Failure(f"{job.name} does not end: processes {left} ignore SIGKILL")
+            )
+            return
+        client.send(protocol.Done(job.name))
+
+    async def _end(self, job: Job, grace_s: float) -> bool:
+        """SIGTERM to all, SIGKILL to those that are left after the grace; whether that ended it."""
+        for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_TAKES_S)):
+            deadline = time.monotonic() + patience_s
+            members.signal_all(self._processes(job), number)
+            while job.id in self.broker.jobs and time.monotonic() < deadline:
+                await asyncio.sleep(0.02)
+        return job.id not in self.broker.jobs
+
+    def _processes(self, job: Job) -> list[int]:
+        found = set(members.holders().get(job.id, []))
+        if members.start_ticks(job.pid) == job.start_ticks:
+            found.add(job.pid)
+        return sorted(found)
+
+    def _shutdown(self, client: Client, message: protocol.Shutdown) -> None:
+        if client.uid not in (0, os.geteuid()):
+            client.send(protocol.Failure(f"the daemon belongs to {user_name(os.geteuid())}"))
+            return
+        held = [job.name for job in self.broker.jobs.values()]
+        if held and not message.force:
+            names = ", ".join(held[:5])
+            client.send(
+                protocol.Failure(
+                    f"{len(held)} jobs are still here ({names}): stop them first, or add --force to "
+                    "leave them running without a daemon"
+                )
+            )
+            return
+        client.send(protocol.Done())
+        self._stopped.set()
+
+    # --- effects ----------------------------------------------------------------------------------
+
+    def _carry_out(self, effects: list[Effect], *, save: bool = True) -> None:
+        if save:
+            self._save()
+        for effect in effects:
+            client = self._clients.get(effect.job.id)
+            match effect:
+                case Start(job):
+                    self._start(job, client)
+                case Drop(job):
+                    files.remove_lease(self._lease_dir(job.id))
+                case Wait(job, position, length, reason) if client:
+                    client.send(protocol.Waiting(job.id, job.name, position, length, reason))
+                case Deny(job, reason, final):
+                    self._deny(job, client, protocol.Refused(reason, final))
+
+    def _start(self, job: Job, client: Client | None) -> None:
+        assert job.placement is not None  # Broker: only placed jobs start.
+        directory = self._lease_dir(job.id)
+        if not (directory / "lease" / "control").exists():
+            files.create_lease(directory, job.id, job.placement, self.cache)
+        self._expire_later()
+        if client:
+            client.send(
+                protocol.Granted(
+                    job=job.id,
+                    name=job.name,
+                    directory=str(directory),
+                    shim=str(self.native / "libfenka.so"),
+                    linker_cache=str(self.cache or ""),
+                    library_dir=str(self.library_dir or ""),
+                    hidden=[str(self.runtime.leases)],
+                    uuids=[piece.uuid for piece in job.placement.slices],
+                )
+            )
+
+    def _deny(self, job: Job, client: Client | None, refusal: protocol.Refused) -> None:
+        watch = self._watches.pop(job.id, None)
+        if watch:
+            watch.close()
+        if client:
+            client.send(refusal)
+
+    def _watch(self, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        self._watches[job.id] = members.Watch(
+            job.id, job.pid, lambda: self._gone(job.id), loop.add_reader, loop.remove_reader
+        )
+
+    def _expire_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(
+            GRANT_EXPIRES_S + 1, lambda: self._carry_out(self.broker.expire(time.time()))
+        )
+
+    def _save(self) -> None:
+        files.save_jobs(self.runtime, list(self.broker.jobs.values()))
+
+    def _lease_dir(self, job_id: str) -> Path:
+        return self.runtime.leases / job_id
+
+
+def _wanted(ask: protocol.Ask) -> str:
+    each = "whole" if ask.whole else ask.gpu_mem
+    return f"{ask.cards} x {each}" if ask.cards > 1 else each

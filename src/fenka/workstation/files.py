@@ -1,0 +1,147 @@
+"""The files of a workstation's daemon: what it remembers, and what a lease is made of."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from fenka.core.requests import Placement
+from fenka.isolation import account, control, sandbox
+from fenka.isolation.control import Control, Limit
+from fenka.workstation.broker import Job
+from fenka.workstation.paths import Runtime
+
+NATIVE = Path(__file__).parent.parent / "_native"
+"""What `make build` leaves: the shim and the simulated driver."""
+
+MIB = 1 << 20
+
+Loaded = TypeVar("Loaded")
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a daemon was started, so that it can be started the same way again."""
+
+    simulate: str = ""
+    policy: str = "binpack"
+    unit: str = "GiB"
+    only: list[str] = []
+
+
+class State(msgspec.Struct, forbid_unknown_fields=True):
+    """The ledger and the queue on disk. `boot` tells a restart of the daemon from one of the machine."""
+
+    boot: str
+    jobs: list[Job]
+    version: int = 1
+
+
+class Unreadable(Exception):
+    """A file of the daemon cannot be understood; the message names it and says what to do."""
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Readers and a crash see the old content or the new one, nothing between."""
+    temporary = path.with_suffix(".new")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def load_config(runtime: Runtime) -> Config | None:
+    """The last daemon's options, if it left any. Raises Unreadable."""
+    return _load(runtime.config, Config)
+
+
+def save_config(runtime: Runtime, config: Config) -> None:
+    """Remember how this daemon was started."""
+    write_atomically(runtime.config, msgspec.json.encode(config))
+
+
+def load_jobs(runtime: Runtime) -> list[Job]:
+    """What the last daemon knew, unless the machine has booted since. Raises Unreadable."""
+    state = _load(runtime.state, State)
+    return state.jobs if state and state.boot == boot_id() else []
+
+
+def save_jobs(runtime: Runtime, jobs: list[Job]) -> None:
+    """Record the ledger and the queue; called before anybody acts on a change."""
+    write_atomically(runtime.state, msgspec.json.encode(State(boot_id(), jobs)))
+
+
+def _load(path: Path, kind: type[Loaded]) -> Loaded | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as why:
+        raise Unreadable(
+            f"{path} is not understood ({why}): it was written by another version or damaged; end the "
+            "programs that hold leases, remove the file and start again"
+        ) from None
+
+
+def install_native(runtime: Runtime) -> Path:
+    """A directory with the native libraries that every user of the daemon can read.
+
+    A system daemon may run from a home directory closed to others, so it copies them to a place named
+    by their content; never below /run, which is often mounted noexec. Raises FileNotFoundError.
+    """
+    if not (NATIVE / "libfenka.so").exists():
+        raise FileNotFoundError(f"{NATIVE / 'libfenka.so'} is missing: run `make build`")
+    if not runtime.system:
+        return NATIVE
+    files = sorted(path for path in NATIVE.rglob("*") if path.is_file())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    target = Path("/var/lib/fenka") / digest
+    if not target.exists():
+        fresh = target.with_suffix(f".{os.getpid()}")
+        shutil.copytree(NATIVE, fresh)
+        fresh.rename(target)
+    return target
+
+
+def build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
+    """A cache for the dynamic linker in which `library_dir` comes first. Raises CalledProcessError."""
+    configuration, cache = runtime.root / "ld.so.conf", runtime.root / "ld.so.cache"
+    configuration.write_text(f"{library_dir}\ninclude /etc/ld.so.conf\n")
+    subprocess.run(
+        ["/sbin/ldconfig", "-X", "-i", "-f", configuration, "-C", cache],
+        check=True,
+        capture_output=True,
+    )
+    return cache
+
+
+def create_lease(directory: Path, job: str, placement: Placement, cache: Path | None) -> None:
+    """The control page, the account file and what the sandbox binds."""
+    shutil.rmtree(directory, ignore_errors=True)
+    for part in (directory, directory / "lease", directory / "account"):
+        part.mkdir(mode=0o755)
+    limits = tuple(
+        Limit(
+            uuid=piece.uuid,
+            memory_bytes=piece.memory_mib * MIB,
+            compute_percent=piece.compute or 100,
+        )
+        for piece in placement.slices
+    )
+    control.write(directory / "lease" / "control", Control(lease=job, limits=limits, generation=0))
+    account.create(directory / "account" / "slots")
+    sandbox.prepare(directory, cache)
+
+
+def remove_lease(directory: Path) -> None:
+    """Forget a lease's files; nothing maps them any more."""
+    shutil.rmtree(directory, ignore_errors=True)

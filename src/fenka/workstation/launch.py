@@ -1,0 +1,167 @@
+"""Wait for a lease, enter it, and become the program.
+
+The process that asks is the process that execs: the daemon follows its PID, and signals, terminal and
+exit code are the program's own.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from fenka.isolation import sandbox
+from fenka.workstation import protocol
+from fenka.workstation.broker import GRANT_EXPIRES_S
+from fenka.workstation.client import Connection, NoDaemon, connect
+from fenka.workstation.paths import Runtime
+
+
+class NotGranted(Exception):
+    """There is no lease for this request; `final` if there never could be. The message says why."""
+
+    def __init__(self, reason: str, *, final: bool) -> None:
+        super().__init__(reason)
+        self.final = final
+
+
+class NestedLease(Exception):
+    """The command runs inside a lease already."""
+
+
+def acquire(
+    runtime: Runtime,
+    ask: protocol.Ask,
+    *,
+    timeout_s: float | None,
+    on_wait: Callable[[protocol.Waiting], None],
+    announce: Callable[[str], None],
+) -> tuple[Connection, protocol.Granted]:
+    """Wait for the slice; across restarts of the daemon the place in the queue is kept.
+
+    timeout_s: give up after so many seconds of waiting, None for never. on_wait is told each change.
+    Raises NotGranted, NestedLease, NoDaemon, OtherVersion.
+    """
+    if "FENKA_LEASE" in os.environ or sandbox.lease_of(os.getpid()):
+        raise NestedLease("this shell is inside a lease already: leave it to ask for another one")
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    connection = connect(runtime, announce)
+    while True:
+        try:
+            connection.send(ask)
+            return connection, _await_grant(connection, deadline, on_wait)
+        except _Interrupted as lost:
+            connection.close()
+            ask = msgspec.structs.replace(ask, job=lost.job)
+            announce("the daemon went away; waiting for it with our place in the queue kept …")
+            connection = _reconnect(runtime, deadline)
+
+
+class _Interrupted(Exception):
+    def __init__(self, job: str) -> None:
+        super().__init__(job)
+        self.job = job
+
+
+def _await_grant(
+    connection: Connection, deadline: float | None, on_wait: Callable[[protocol.Waiting], None]
+) -> protocol.Granted:
+    job, reason = "", ""
+    while True:
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.001)
+        try:
+            answer = connection.receive(left)
+        except TimeoutError:
+            raise NotGranted(f"gave up waiting: {reason}", final=False) from None
+        except ConnectionError:
+            raise _Interrupted(job) from None
+        match answer:
+            case protocol.Granted():
+                return answer
+            case protocol.Refused(reason=why, final=final):
+                raise NotGranted(why, final=final)
+            case protocol.Waiting():
+                job, reason = answer.job, answer.reason
+                on_wait(answer)
+            case _:
+                raise NotGranted(
+                    getattr(answer, "reason", "the daemon answered nonsense"), final=True
+                )
+
+
+def _reconnect(runtime: Runtime, deadline: float | None) -> Connection:
+    while True:
+        try:
+            return connect(runtime, lambda _: None)
+        except NoDaemon as why:
+            if deadline is not None and time.monotonic() > deadline:
+                raise NotGranted(f"gave up waiting: {why}", final=False) from None
+            time.sleep(0.5)
+
+
+def enter(
+    runtime: Runtime,
+    connection: Connection,
+    granted: protocol.Granted,
+    isolation: protocol.Isolation,
+) -> dict[str, str]:
+    """Move this process into the lease and return the environment for the program.
+
+    Raises CannotIsolate, NotGranted; the process must then end, and its lease ends with it.
+    """
+    environment = dict(os.environ)
+    # By UUID: right on a machine whose CUDA order differs from NVML's. The shim keeps to the lease's
+    # cards whatever the program makes of this variable.
+    environment["CUDA_VISIBLE_DEVICES"] = ",".join(granted.uuids)
+    if isolation == "namespace":
+        sandbox.enter(
+            sandbox.Mounts(
+                directory=Path(granted.directory),
+                shim=Path(granted.shim),
+                hidden=tuple(map(Path, granted.hidden)),
+                linker_cache=Path(granted.linker_cache) if granted.linker_cache else None,
+            )
+        )
+    else:
+        environment["FENKA_LEASE"] = granted.directory
+        _prepend(environment, "LD_PRELOAD", granted.shim)
+        if granted.library_dir:
+            _prepend(environment, "LD_LIBRARY_PATH", granted.library_dir)
+    _confirm(runtime, connection, granted)
+    return environment
+
+
+def _confirm(runtime: Runtime, connection: Connection, granted: protocol.Granted) -> None:
+    """Tell the daemon that we are inside; if it was killed just now, tell the next one.
+
+    We cannot start one ourselves any more: it would be born inside the lease.
+    """
+    deadline = time.monotonic() + GRANT_EXPIRES_S
+    while True:
+        try:
+            answer = connection.call(protocol.Confirm())
+            break
+        except (ConnectionError, NoDaemon):
+            if time.monotonic() > deadline:
+                raise NotGranted(
+                    "the daemon went away while the program was starting: try again", final=False
+                ) from None
+            time.sleep(0.1)
+        with contextlib.suppress(ConnectionError, NoDaemon):
+            connection = Connection(runtime)
+            connection.call(protocol.Ask(command=[], job=granted.job))
+    connection.close()
+    if not isinstance(answer, protocol.Done):
+        raise NotGranted(getattr(answer, "reason", "the daemon answered nonsense"), final=False)
+
+
+def become(command: list[str], environment: Mapping[str, str]) -> None:
+    """Exec the program. Raises OSError."""
+    os.execvpe(command[0], command, environment)
+
+
+def _prepend(environment: dict[str, str], name: str, value: str) -> None:
+    old = environment.get(name)
+    environment[name] = f"{value}:{old}" if old else value

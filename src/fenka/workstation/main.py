@@ -1,0 +1,76 @@
+"""Wires the workstation's daemon: the only place that names its concrete parts."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+
+from fenka.core.cards import Card, Node
+from fenka.core.evaluate import POLICIES
+from fenka.dialects.sizes import parse_unit
+from fenka.hardware.nvml import Driver
+from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.workstation import files
+from fenka.workstation.broker import Broker
+from fenka.workstation.daemon import Daemon, take_runtime
+from fenka.workstation.files import Config
+from fenka.workstation.hardware_lock import lock_cards
+from fenka.workstation.paths import Runtime
+
+
+class BadOption(Exception):
+    """An option of the daemon means nothing; the message says what would."""
+
+
+def run(runtime: Runtime, config: Config, ready: Callable[[Daemon], None]) -> None:
+    """Serve until told to stop. `ready` is called once clients can connect.
+
+    Raises AlreadyRunning, UnsafeDirectory, BadOption, BadSize, BadSpec, NoDriver, CardTaken,
+    Unreadable, FileNotFoundError; each message is the sentence to show.
+    """
+    unit_mib = parse_unit(config.unit)
+    if config.policy not in POLICIES:
+        raise BadOption(f"no policy is called {config.policy}: choose one of {', '.join(POLICIES)}")
+    with take_runtime(runtime), contextlib.ExitStack() as held:
+        native = files.install_native(runtime)
+        if config.simulate:
+            held.enter_context(_simulated(runtime, config.simulate))
+        library_dir = runtime.simulated / "lib" if config.simulate else None
+        driver = held.enter_context(Driver.open(library_dir))
+        node = Node("localhost", _chosen(driver.cards(), config.only))
+        held.enter_context(lock_cards(node.cards))
+        files.save_config(runtime, config)
+        daemon = Daemon(runtime, driver, Broker(node, config.policy), unit_mib, native)
+        asyncio.run(daemon.serve(lambda: ready(daemon)))
+        if not daemon.broker.jobs:
+            forget(runtime)
+
+
+def forget(runtime: Runtime) -> None:
+    """Remove what a daemon without leases leaves."""
+    for path in (runtime.state, runtime.config, runtime.root / "ld.so.conf"):
+        path.unlink(missing_ok=True)
+    (runtime.root / "ld.so.cache").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _simulated(runtime: Runtime, spec: str) -> Iterator[SimulatedNode]:
+    node = SimulatedNode.create(runtime.simulated, parse_spec(spec))
+    node.start()
+    try:
+        yield node
+    finally:
+        # Programs in leases still compute on its cards, so it ends only when the last of them has.
+        if not files.load_jobs(runtime):
+            node.stop()
+
+
+def _chosen(cards: tuple[Card, ...], only: list[str]) -> tuple[Card, ...]:
+    if not only:
+        return cards
+    by_name = {name: card for card in cards for name in (str(card.index), card.uuid)}
+    unknown = [name for name in only if name not in by_name]
+    if unknown:
+        here = ", ".join(f"{card.index} ({card.uuid})" for card in cards)
+        raise BadOption(f"no card is called {unknown[0]}: here are {here}")
+    chosen = {by_name[name].index for name in only}
+    return tuple(card for card in cards if card.index in chosen)

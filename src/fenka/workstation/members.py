@@ -1,0 +1,124 @@
+"""Which processes hold a lease: the tree that began with the client, however it is killed or detached.
+
+A lease's processes are those that see its control page: a descendant cannot leave the mount namespace
+it was born in (a namespace that it makes itself inherits the mounts). So closing descriptors, double
+forks and a killed parent hide nothing, and a restarted daemon finds the same processes again. In
+cooperative mode the inherited environment stands in for the mounts, which a program can undo.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import psutil
+
+from fenka.isolation.control import BadControl, read
+from fenka.isolation.sandbox import lease_of
+
+
+def start_ticks(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat (clock ticks after boot), or None if there is no such process.
+
+    A PID alone is used again; with its start time it names one process until the next boot.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state, *fields = stat.rpartition(")")[2].split()
+    # A zombie holds nothing any more; its parent may never reap it.
+    return None if state in "ZX" else int(fields[18])
+
+
+def holders() -> dict[str, list[int]]:
+    """Processes by the id of the lease they are in."""
+    found: dict[str, list[int]] = {}
+    ours = _namespace("self")
+    for pid in psutil.pids():
+        lease = _lease(pid, ours)
+        if lease and start_ticks(pid) is not None:
+            found.setdefault(lease, []).append(pid)
+    return found
+
+
+def _lease(pid: int, ours: str) -> str | None:
+    try:
+        if _namespace(str(pid)) != ours:
+            page = lease_of(pid)
+            return read(page).lease if page else None
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except (OSError, BadControl):
+        return None
+    for variable in environment.split(b"\0"):
+        if variable.startswith(b"FENKA_LEASE="):
+            return os.path.basename(os.fsdecode(variable.partition(b"=")[2]))
+    return None
+
+
+def _namespace(pid: str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/mnt")
+
+
+def signal_all(pids: Iterable[int], number: int) -> None:
+    """Send a signal to processes some of which may be gone already."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+class Watch:
+    """Calls back once when no process of a lease is left.
+
+    holder: the process that asked; it counts from the grant on, before it has entered the lease.
+    on_end: called at most once.
+    add_reader, remove_reader: an event loop's, which tell when a pidfd becomes readable.
+    """
+
+    def __init__(
+        self,
+        lease: str,
+        holder: int,
+        on_end: Callable[[], None],
+        add_reader: Callable[[int, Callable[[], None]], object],
+        remove_reader: Callable[[int], object],
+    ) -> None:
+        self._lease, self._on_end = lease, on_end
+        self._add_reader, self._remove_reader = add_reader, remove_reader
+        self._watched: dict[int, int] = {}
+        if not self._follow([holder]):
+            self._rescan()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        for descriptor in self._watched.values():
+            self._remove_reader(descriptor)
+            os.close(descriptor)
+        self._watched.clear()
+
+    def _follow(self, pids: Iterable[int]) -> bool:
+        for pid in pids:
+            if pid in self._watched:
+                continue
+            try:
+                descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            self._watched[pid] = descriptor
+            self._add_reader(descriptor, lambda pid=pid: self._gone(pid))  # type: ignore[misc]
+        return bool(self._watched)
+
+    def _gone(self, pid: int) -> None:
+        descriptor = self._watched.pop(pid)
+        self._remove_reader(descriptor)
+        os.close(descriptor)
+        if not self._watched:
+            self._rescan()
+
+    def _rescan(self) -> None:
+        # One look at /proc can miss a process that is forked behind it; two that agree do not.
+        for _ in range(2):
+            if self._follow(holders().get(self._lease, [])):
+                return
+        self._on_end()

@@ -1,0 +1,208 @@
+"""What clients and the daemon say to each other: one JSON object a line over a Unix socket.
+
+Strict and versioned: an unknown field is an error that names it, and the first line each way is a
+Hello, so that a client and a daemon of different versions part with a sentence. The daemon knows who
+asks from the socket's peer credentials, never from a message.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from fenka import __version__
+
+PROTOCOL = 1
+"""Raised whenever a message changes."""
+
+JobState = Literal["waiting", "starting", "running"]
+Isolation = Literal["namespace", "cooperative"]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    """Base of all messages."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag_field="type", tag="hello"):
+    """First line, both ways; later versions may add fields to it."""
+
+    protocol: int = PROTOCOL
+    version: str = __version__
+
+
+class Ask(Message, tag="ask"):
+    """A client wants a lease; answered by Waiting…, then Granted or Refused.
+
+    job: the id of a request that waited when the daemon went away, else empty.
+    gpu_mem: memory per card, as typed; empty with whole cards.
+    cards: slices, each on a card of its own; or whole cards where `whole` is set.
+    models: names of acceptable card models, empty for any.
+    wait: queue if nothing is free.
+    """
+
+    command: list[str]
+    gpu_mem: str = ""
+    cards: int = 1
+    whole: bool = False
+    models: list[str] = []
+    name: str = ""
+    kind: str = "run"
+    wait: bool = True
+    directory: str = ""
+    isolation: Isolation = "namespace"
+    job: str = ""
+
+
+class Confirm(Message, tag="confirm"):
+    """The client has entered its lease and is about to exec."""
+
+
+class List(Message, tag="list"):
+    """Answered by Snapshot."""
+
+
+class Stop(Message, tag="stop"):
+    """End the programs of a lease, or give up its place in the queue; answered by Done or Failure."""
+
+    name: str
+    grace_s: float = 10.0
+
+
+class Shutdown(Message, tag="shutdown"):
+    """End the daemon; with leases held only if forced. Answered by Done or Failure."""
+
+    force: bool = False
+
+
+class Waiting(Message, tag="waiting"):
+    """Where the request stands in the queue; position 1 is served next."""
+
+    job: str
+    name: str
+    position: int
+    length: int
+    reason: str
+
+
+class Granted(Message, tag="granted"):
+    """The slice, and what the client must bind and set to enter it."""
+
+    job: str
+    name: str
+    directory: str
+    shim: str
+    linker_cache: str
+    library_dir: str
+    hidden: list[str]
+    uuids: list[str]
+
+
+class Refused(Message, tag="refused"):
+    """No lease: `final` if it can never be had, else it only was not free now."""
+
+    reason: str
+    final: bool
+
+
+class Done(Message, tag="done"):
+    """It was done."""
+
+    text: str = ""
+
+
+class Failure(Message, tag="failure"):
+    """It was not done, and why."""
+
+    reason: str
+
+
+class SliceView(msgspec.Struct, frozen=True):
+    """One slice as screens show it. Memory in MiB; used is None where the driver does not tell."""
+
+    card: int
+    uuid: str
+    memory_mib: int
+    used_mib: int | None = None
+
+
+class JobView(msgspec.Struct, frozen=True):
+    """A lease, or a request that waits for one. Times are Unix seconds."""
+
+    job: str
+    name: str
+    user: str
+    uid: int
+    pid: int
+    kind: str
+    state: JobState
+    command: list[str]
+    directory: str
+    requested_at: float
+    started_at: float | None
+    isolation: Isolation
+    wanted: str
+    slices: list[SliceView] = []
+    processes: list[int] = []
+    position: int | None = None
+    reason: str = ""
+
+
+class CardView(msgspec.Struct, frozen=True):
+    """A card and what the driver reads on it now (None where it does not tell)."""
+
+    index: int
+    uuid: str
+    model: str
+    memory_mib: int
+    leased_mib: int
+    used_mib: int | None
+    utilisation: int | None
+    temperature_c: int | None
+    power_w: float | None
+
+
+class Snapshot(Message, tag="snapshot"):
+    """All that the daemon knows."""
+
+    version: str
+    pid: int
+    node: str
+    address: str
+    driver: str
+    cuda: str
+    simulated: bool
+    library_dir: str
+    policy: str
+    unit_mib: int
+    cards: list[CardView]
+    jobs: list[JobView]
+
+
+ToDaemon = Ask | Confirm | List | Stop | Shutdown
+FromDaemon = Waiting | Granted | Refused | Done | Failure | Snapshot
+
+encode = msgspec.json.Encoder().encode
+decode_request = msgspec.json.Decoder(ToDaemon).decode
+decode_answer = msgspec.json.Decoder(FromDaemon).decode
+decode_hello = msgspec.json.Decoder(Hello).decode
+
+
+class OtherVersion(Exception):
+    """The other end speaks another version; the message says which and what to do."""
+
+
+def check_hello(line: bytes, socket: Path) -> Hello:
+    """The other end's Hello. Raises OtherVersion."""
+    try:
+        hello = decode_hello(line)
+    except msgspec.MsgspecError:
+        raise OtherVersion(
+            f"{socket} is not served by fenka: remove it, or name another directory "
+            "in FENKA_RUNTIME"
+        ) from None
+    if hello.protocol != PROTOCOL:
+        raise OtherVersion(
+            f"the daemon at {socket} is fenka {hello.version}, this command is fenka {__version__}: "
+            "use the same version for both, or stop that daemon with its own `fenka daemon --stop`"
+        )
+    return hello

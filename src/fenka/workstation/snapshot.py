@@ -1,0 +1,116 @@
+"""What the daemon knows, as one message: the source of `fenka ps`, `top node` and `doctor`."""
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import psutil
+
+from fenka import __version__
+from fenka.isolation import account
+from fenka.workstation import members, protocol
+from fenka.workstation.broker import Job
+from fenka.workstation.hardware_lock import user_name
+
+if TYPE_CHECKING:
+    from fenka.workstation.daemon import Daemon
+
+MIB = 1 << 20
+
+
+def snapshot(daemon: "Daemon") -> protocol.Snapshot:
+    """Cards with the driver's readings, and jobs with their processes and what they hold."""
+    driver, broker = daemon.driver, daemon.broker
+    readings = {reading.uuid: reading for reading in driver.readings()}
+    holders = members.holders()
+    cards = []
+    for card in broker.node.cards:
+        reading = readings.get(card.uuid)
+        leased = sum(
+            piece.memory_mib
+            for job in broker.jobs.values()
+            if job.placement
+            for piece in job.placement.slices
+            if piece.uuid == card.uuid
+        )
+        cards.append(
+            protocol.CardView(
+                index=card.index,
+                uuid=card.uuid,
+                model=card.model,
+                memory_mib=card.memory_mib,
+                leased_mib=leased,
+                used_mib=reading and reading.used_mib,
+                utilisation=reading and reading.utilisation,
+                temperature_c=reading and reading.temperature_c,
+                power_w=reading and reading.power_w,
+            )
+        )
+    return protocol.Snapshot(
+        version=__version__,
+        pid=os.getpid(),
+        node=socket.gethostname(),
+        address=_address(),
+        driver=driver.version,
+        cuda=driver.cuda_version,
+        simulated=driver.simulated,
+        library_dir=str(daemon.library_dir or ""),
+        policy=broker.policy,
+        unit_mib=daemon.unit_mib,
+        cards=cards,
+        jobs=[_job(daemon, job, holders.get(job.id, [])) for job in _in_order(broker.jobs)],
+    )
+
+
+def _in_order(jobs: dict[str, Job]) -> list[Job]:
+    return sorted(jobs.values(), key=lambda job: (job.state == "waiting", job.requested_at, job.id))
+
+
+def _job(daemon: "Daemon", job: Job, processes: list[int]) -> protocol.JobView:
+    standing = daemon.broker.standing(job.id)
+    return protocol.JobView(
+        job=job.id,
+        name=job.name,
+        user=user_name(job.uid),
+        uid=job.uid,
+        pid=job.pid,
+        kind=job.kind,
+        state=job.state,
+        command=job.command,
+        directory=job.directory,
+        requested_at=job.requested_at,
+        started_at=job.started_at,
+        isolation=job.isolation,
+        wanted=job.wanted,
+        slices=_slices(daemon, job),
+        processes=processes,
+        position=standing[0] if standing else None,
+        reason=standing[1] if standing else "",
+    )
+
+
+def _slices(daemon: "Daemon", job: Job) -> list[protocol.SliceView]:
+    if job.placement is None:
+        return []
+    try:
+        held = account.read(daemon.runtime.leases / job.id / "account" / "slots").totals
+    except (OSError, account.BadAccount):
+        held = ()
+    return [
+        protocol.SliceView(
+            card=piece.card,
+            uuid=piece.uuid,
+            memory_mib=piece.memory_mib,
+            used_mib=held[position] // MIB if position < len(held) else None,
+        )
+        for position, piece in enumerate(job.placement.slices)
+    ]
+
+
+def _address() -> str:
+    """This machine's first address that others could use."""
+    for addresses in psutil.net_if_addrs().values():
+        for entry in addresses:
+            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
+                return entry.address
+    return "127.0.0.1"

@@ -42,19 +42,30 @@ struct fenka_control {
     struct fenka_card_limit cards[16]; /* FENKA_MAX_CARDS; order = the program's device order */
 };
 
-/* A process owns the slot whose identity word names it: start time (clock ticks after boot, field 22
- * of /proc/PID/stat) << 23 | being emptied << 22 | PID. 0 = free. Every change of an identity word is
- * a compare-and-swap from the exact value seen, so that no lock is needed and a killed process can
- * strand nothing: a dead owner's slot is first taken over (the emptier's own identity with the middle
- * bit set), then zeroed, then freed; if the emptier dies, it is itself a dead owner. A PID is judged
- * only by a process of the same PID namespace. */
+/* A process owns the slot whose identity word names it. One word says everything that a judge needs, so
+ * that a slot changes hands by one compare-and-swap from the exact value seen: there is no lock that a
+ * killed process could hold, and no moment at which a newcomer is half named.
+ *
+ *   bits 0-21   PID
+ *   bit  22     the slot is being emptied by the process named here (its former owner is dead)
+ *   bits 23-30  index in pid_namespaces: a PID is judged only by a process of the same namespace
+ *   bits 31-63  start time in clock ticks after boot (field 22 of /proc/PID/stat), low 33 bits
+ *
+ * 0 = free. A dead owner's slot is first taken over (the emptier's own identity with bit 22 set), then
+ * zeroed, then freed; if the emptier dies, it is itself a dead owner. */
+#define FENKA_IDENTITY_EMPTYING 22
+#define FENKA_IDENTITY_NAMESPACE 23
+#define FENKA_IDENTITY_START 31
+#define FENKA_MAX_NAMESPACES 255 /* the index 255 = no room was left: nobody judges that owner */
+
 struct fenka_account {
     uint64_t magic;
     uint32_t version;
     uint32_t slot_count;          /* FENKA_MAX_SLOTS */
-    uint64_t reserved[6];
+    uint64_t slots_used;          /* slots from here on were never owned; only grows */
+    uint64_t reserved[5];
+    uint64_t pid_namespaces[256]; /* inodes of /proc/self/ns/pid; an entry, once set, stays */
     uint64_t identity[1024];      /* FENKA_MAX_SLOTS */
-    uint64_t pid_namespace[1024]; /* inode of the owner's /proc/self/ns/pid */
     uint64_t memory[16][1024];    /* bytes of device memory held: [card of control][slot] */
 };
 

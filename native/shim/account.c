@@ -1,0 +1,224 @@
+#include "account.h"
+
+#include <stddef.h>
+
+#include "control.h"
+#include "fenka/lease.h"
+#include "os.h"
+
+#define EMPTYING ((uint64_t)1 << FENKA_IDENTITY_EMPTYING)
+#define PID_MASK (((uint64_t)1 << FENKA_IDENTITY_EMPTYING) - 1)
+#define START_MASK (((uint64_t)1 << (64 - FENKA_IDENTITY_START)) - 1)
+#define NO_SLOT UINT32_MAX
+#define ATTEMPTS 16
+
+_Static_assert(sizeof(((struct fenka_account *)0)->identity) == 8 * FENKA_MAX_SLOTS, "lease.h agrees with itself");
+
+static struct fenka_account *page;
+static uint64_t identity; /* this process */
+static uint32_t slot = NO_SLOT;
+
+static unsigned namespace_of(uint64_t id) {
+    return (id >> FENKA_IDENTITY_NAMESPACE) & 0xff;
+}
+
+/* Slots up to the high-water mark, rounded up for the vector unit: those beyond it are zero. */
+static unsigned slots_used(void) {
+    uint64_t used = __atomic_load_n(&page->slots_used, __ATOMIC_RELAXED);
+    return used < FENKA_MAX_SLOTS ? ((unsigned)used + 7) & ~7u : FENKA_MAX_SLOTS;
+}
+
+static uint64_t sum(unsigned card) {
+    const uint64_t *held = page->memory[card];
+    uint64_t total = 0;
+    for (unsigned i = 0, n = slots_used(); i < n; i++)
+        total += held[i];
+    return total;
+}
+
+static unsigned namespace_index(uint64_t inode) {
+    for (unsigned i = 0; i < FENKA_MAX_NAMESPACES; i++) {
+        uint64_t seen = 0;
+        if (__atomic_compare_exchange_n(&page->pid_namespaces[i], &seen, inode, false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST) ||
+            seen == inode)
+            return i;
+    }
+    return FENKA_MAX_NAMESPACES;
+}
+
+static bool swap_identity(unsigned i, uint64_t seen, uint64_t next) {
+    return __atomic_compare_exchange_n(&page->identity[i], &seen, next, false, __ATOMIC_SEQ_CST,
+                                       __ATOMIC_SEQ_CST);
+}
+
+static void zero(unsigned i) {
+    for (unsigned card = 0; card < FENKA_MAX_CARDS; card++)
+        __atomic_store_n(&page->memory[card][i], 0, __ATOMIC_RELAXED);
+}
+
+/* A slot is zeroed only by the one who has put its own name on it, and only then free for others. */
+static bool empty(unsigned i, uint64_t seen) {
+    if (!swap_identity(i, seen, identity | EMPTYING))
+        return false;
+    zero(i);
+    return swap_identity(i, identity | EMPTYING, 0);
+}
+
+static bool dead(uint64_t id, bool quickly) {
+    if (namespace_of(id) != namespace_of(identity) || namespace_of(id) == FENKA_MAX_NAMESPACES)
+        return false;
+    uint32_t pid = id & PID_MASK;
+    return quickly ? os_gone_quickly(pid) : os_gone(pid, id >> FENKA_IDENTITY_START, START_MASK);
+}
+
+/* Frees the slots of the dead; true when there were any. */
+static bool reap(bool quickly) {
+    bool any = false;
+    for (unsigned i = 0, n = slots_used(); i < n; i++) {
+        uint64_t seen = __atomic_load_n(&page->identity[i], __ATOMIC_ACQUIRE);
+        if (seen && (seen & ~EMPTYING) != identity && dead(seen, quickly))
+            any |= empty(i, seen);
+    }
+    return any;
+}
+
+/* After exec the new program finds its predecessor's slots under its own name: the kernel has closed what
+ * the predecessor held, so the slots start again from nothing. */
+static void drop_predecessor(void) {
+    for (unsigned i = 0, n = slots_used(); i < n; i++) {
+        uint64_t seen = __atomic_load_n(&page->identity[i], __ATOMIC_ACQUIRE);
+        if ((seen & ~EMPTYING) == identity)
+            empty(i, seen);
+    }
+}
+
+static void raise_mark(uint64_t needed) {
+    uint64_t seen = __atomic_load_n(&page->slots_used, __ATOMIC_RELAXED);
+    while (seen < needed && !__atomic_compare_exchange_n(&page->slots_used, &seen, needed, false,
+                                                         __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
+}
+
+/* The mark rises before the slot is taken: a charge beyond it would be seen by nobody. */
+static bool take_slot(void) {
+    for (unsigned i = 0; i < FENKA_MAX_SLOTS; i++) {
+        if (__atomic_load_n(&page->identity[i], __ATOMIC_ACQUIRE))
+            continue;
+        raise_mark(i + 1);
+        if (swap_identity(i, 0, identity)) {
+            slot = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static const char *page_fault(void) {
+    if (page->magic != FENKA_ACCOUNT_MAGIC)
+        return "is not an account";
+    if (page->version != FENKA_LAYOUT_VERSION)
+        return "is of a version that this library does not write";
+    return page->slot_count == FENKA_MAX_SLOTS ? NULL : "states a number of slots that is not its own";
+}
+
+static const char *map(const char *path) {
+    void *address;
+    switch (os_map(path, sizeof *page, true, &address)) {
+    case OS_OK:
+        break;
+    case OS_MISSING:
+        return "does not exist";
+    case OS_WRONG_SIZE:
+        return "does not have the size of an account";
+    default:
+        return "cannot be written";
+    }
+    page = address;
+    const char *fault = page_fault();
+    if (fault) {
+        os_unmap(page, sizeof *page);
+        page = NULL;
+    }
+    return fault;
+}
+
+const char *account_open(const char *path) {
+    struct os_process self;
+    const char *fault = page ? NULL : map(path);
+    if (fault)
+        return fault;
+    if (!os_self(&self))
+        return "cannot be used: /proc does not show this process";
+    identity = ((self.start_time & START_MASK) << FENKA_IDENTITY_START) |
+               ((uint64_t)namespace_index(self.namespace) << FENKA_IDENTITY_NAMESPACE) | self.pid;
+    drop_predecessor();
+    reap(true);
+    if (take_slot() || (reap(false) && take_slot()))
+        return NULL;
+    return "has no free slot left";
+}
+
+void account_forget(void) {
+    slot = NO_SLOT;
+}
+
+/* Looking before adding keeps a request that is too big from disturbing others for an instant; looking
+ * again after adding is what makes the limit hold when several ask at once. */
+static bool try_charge(unsigned card, uint64_t bytes, uint64_t cap, bool *collided) {
+    uint64_t *own = &page->memory[card][slot];
+    if (sum(card) > cap - bytes)
+        return false;
+    __atomic_fetch_add(own, bytes, __ATOMIC_SEQ_CST);
+    os_fence_after_update();
+    if (__builtin_expect(sum(card) <= cap, 1))
+        return true;
+    __atomic_fetch_sub(own, bytes, __ATOMIC_SEQ_CST);
+    *collided = true;
+    return false;
+}
+
+/* Two who ask at once may each refuse the other's share; after a pause one of them comes first. */
+__attribute__((noinline, cold)) static bool charge_again(unsigned card, uint64_t bytes, bool collided) {
+    for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+        uint64_t cap = control_cap(card);
+        if (bytes > cap || (!collided && !reap(false)))
+            return false;
+        if (collided)
+            os_yield();
+        collided = false;
+        if (try_charge(card, bytes, cap, &collided))
+            return true;
+    }
+    return false;
+}
+
+bool account_charge(unsigned card, uint64_t bytes) {
+    bool collided = false;
+    uint64_t cap = control_cap(card);
+    if (bytes > cap)
+        return false;
+    return try_charge(card, bytes, cap, &collided) || charge_again(card, bytes, collided);
+}
+
+void account_discharge(unsigned card, uint64_t bytes) {
+    if (slot != NO_SLOT)
+        __atomic_fetch_sub(&page->memory[card][slot], bytes, __ATOMIC_SEQ_CST);
+}
+
+uint64_t account_used(unsigned card) {
+    reap(false);
+    return sum(card);
+}
+
+int account_next(unsigned from, unsigned card, uint32_t *pid, uint64_t *bytes) {
+    for (unsigned i = from, n = slots_used(); i < n; i++) {
+        uint64_t id = __atomic_load_n(&page->identity[i], __ATOMIC_ACQUIRE);
+        if (!id || (id & EMPTYING) || namespace_of(id) != namespace_of(identity))
+            continue;
+        *pid = id & PID_MASK;
+        *bytes = __atomic_load_n(&page->memory[card][i], __ATOMIC_RELAXED);
+        return (int)i;
+    }
+    return -1;
+}

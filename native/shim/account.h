@@ -1,0 +1,23 @@
+/* What the processes of the lease hold, each in its own slot; the total is the sum of the slots. */
+#ifndef FENKA_ACCOUNT_H
+#define FENKA_ACCOUNT_H
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Takes a slot for this process. NULL, or a sentence's end that says what is wrong with the file. */
+const char *account_open(const char *path);
+
+/* In a child after fork: the slot is the parent's. */
+void account_forget(void);
+
+/* True when the bytes were granted: at no instant does the sum of what is granted exceed the cap. */
+bool account_charge(unsigned card, uint64_t bytes);
+void account_discharge(unsigned card, uint64_t bytes);
+
+/* Bytes held on the card by all processes of the lease that still live. */
+uint64_t account_used(unsigned card);
+
+/* Walks the processes that can be named here, in this PID namespace: the next slot at or after `slot` that
+ * has one, with its PID and bytes on the card; -1 = no more. */
+int account_next(unsigned slot, unsigned card, uint32_t *pid, uint64_t *bytes);
+#endif

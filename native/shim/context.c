@@ -1,0 +1,154 @@
+#include "context.h"
+
+#include <string.h>
+
+#include "account.h"
+#include "charge.h"
+#include "control.h"
+#include "fenka/lease.h"
+#include "os.h"
+
+uint32_t context_deaths;
+
+static struct os_lock counting;
+static struct {
+    unsigned contexts;
+    uint64_t charged, primary;
+} on_card[FENKA_MAX_CARDS];
+
+uint64_t context_primary(unsigned card) {
+    return __atomic_load_n(&on_card[card].primary, __ATOMIC_RELAXED);
+}
+
+void context_forget(void) {
+    memset(on_card, 0, sizeof on_card);
+    counting.held = 0;
+}
+
+/* A process pays for its first context on a card; later ones are small beside it. */
+static CUresult begin(CUdevice device, struct place *place) {
+    CUresult result = place_device(place, device);
+    if (result != CUDA_SUCCESS)
+        return result;
+    os_lock(&counting);
+    if (on_card[place->card].contexts == 0) {
+        on_card[place->card].charged = control_context_bytes(place->card);
+        result = charge(place, on_card[place->card].charged);
+    }
+    on_card[place->card].contexts += result == CUDA_SUCCESS;
+    os_unlock(&counting);
+    return result;
+}
+
+static void end(unsigned card) {
+    os_lock(&counting);
+    if (--on_card[card].contexts == 0)
+        account_discharge(card, on_card[card].charged);
+    os_unlock(&counting);
+}
+
+static void drop_all_of(uint64_t context) {
+    struct holding gone;
+    unsigned shard = 0;
+    __atomic_fetch_add(&context_deaths, 1, __ATOMIC_RELEASE);
+    while (context && holdings_take_owned(&shard, context, &gone))
+        account_discharge(gone.card, gone.bytes);
+}
+
+static CUresult created(CUresult result, const struct place *place, CUcontext *context) {
+    if (result == CUDA_SUCCESS)
+        return settle(result, place, 0, CONTEXT, (uint64_t)*context);
+    end(place->card);
+    return result;
+}
+
+#define CREATE(device, call)                                \
+    do {                                                    \
+        struct place place_;                                \
+        CUresult refusal_ = begin(device, &place_);         \
+        return refusal_ ? refusal_ : created(call, &place_, context); \
+    } while (0)
+
+CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
+    CREATE(device, REAL(cuCtxCreate)(context, flags, device));
+}
+
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
+    CREATE(device, REAL(cuCtxCreate_v2)(context, flags, device));
+}
+
+CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned int flags,
+                        CUdevice device) {
+    CREATE(device, REAL(cuCtxCreate_v3)(context, affinity, count, flags, device));
+}
+
+CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device) {
+    CREATE(device, REAL(cuCtxCreate_v4)(context, parameters, flags, device));
+}
+
+static CUresult destroy(CUresult (*real)(CUcontext), CUcontext context) {
+    struct holding holding;
+    bool ours = release(CONTEXT, (uint64_t)context, &holding);
+    CUresult result = released(real(context), ours, &holding);
+    if (result == CUDA_SUCCESS && ours) {
+        drop_all_of((uint64_t)context);
+        end(holding.card);
+    }
+    return result;
+}
+
+CUresult cuCtxDestroy(CUcontext context) {
+    return destroy(REAL(cuCtxDestroy), context);
+}
+
+CUresult cuCtxDestroy_v2(CUcontext context) {
+    return destroy(REAL(cuCtxDestroy_v2), context);
+}
+
+/* Every retain counts as a context while the driver is asked; only the first of them stays counted. */
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+    struct place place;
+    CUresult result = begin(device, &place);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = REAL(cuDevicePrimaryCtxRetain)(context, device);
+    bool first = result == CUDA_SUCCESS &&
+                 !__atomic_exchange_n(&on_card[place.card].primary, (uint64_t)*context, __ATOMIC_RELAXED);
+    if (!first)
+        end(place.card);
+    return result;
+}
+
+/* The driver counts the retains, in more ways than we see; so it is asked whether the context is gone. */
+static CUresult primary_changed(CUresult result, CUdevice device, bool reset) {
+    unsigned int flags;
+    int active = 1, card = card_of_device(device);
+    if (result != CUDA_SUCCESS || card < 0)
+        return result;
+    if (REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) != CUDA_SUCCESS)
+        active = 1;
+    if (active && reset)
+        drop_all_of(context_primary((unsigned)card));
+    uint64_t gone = active ? 0 : __atomic_exchange_n(&on_card[card].primary, 0, __ATOMIC_RELAXED);
+    if (gone) {
+        drop_all_of(gone);
+        end((unsigned)card);
+    }
+    return result;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+    return primary_changed(REAL(cuDevicePrimaryCtxRelease)(device), device, false);
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    return primary_changed(REAL(cuDevicePrimaryCtxRelease_v2)(device), device, false);
+}
+
+CUresult cuDevicePrimaryCtxReset(CUdevice device) {
+    return primary_changed(REAL(cuDevicePrimaryCtxReset)(device), device, true);
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    return primary_changed(REAL(cuDevicePrimaryCtxReset_v2)(device), device, true);
+}

@@ -1,0 +1,124 @@
+#include "control.h"
+
+#include <string.h>
+
+#include "fenka/lease.h"
+#include "os.h"
+
+_Static_assert(sizeof(struct fenka_control) <= FENKA_CONTROL_BYTES, "a control page is one page");
+
+static const struct fenka_control *page;
+static struct fenka_control last; /* the last page that was whole; uuids and card_count stay */
+
+/* An agent killed while writing leaves an odd generation behind, so nobody waits here for ever. */
+static bool copy_whole(struct fenka_control *out) {
+    uint64_t before = __atomic_load_n(&page->generation, __ATOMIC_ACQUIRE);
+    memcpy(out, page, sizeof *out);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    out->generation = before;
+    return !(before & 1) && __atomic_load_n(&page->generation, __ATOMIC_RELAXED) == before;
+}
+
+static const char *card_fault(const struct fenka_control *c, unsigned card) {
+    const struct fenka_card_limit *limit = &c->cards[card];
+    if (strnlen(limit->uuid, sizeof limit->uuid) != 40)
+        return "names a card by something that is not a UUID";
+    if (limit->memory_bytes == 0)
+        return "gives no memory on one of its cards";
+    if (limit->compute_percent == 0 || limit->compute_percent > 100)
+        return "gives a share of compute that is not 1 to 100 percent";
+    for (unsigned other = 0; other < card; other++)
+        if (!strcmp(c->cards[other].uuid, limit->uuid))
+            return "names a card twice";
+    return NULL;
+}
+
+static const char *page_fault(const struct fenka_control *c) {
+    if (c->magic != FENKA_CONTROL_MAGIC)
+        return "is not a control page";
+    if (c->version != FENKA_LAYOUT_VERSION)
+        return "is of a version that this library does not read";
+    if (c->bytes != FENKA_CONTROL_BYTES)
+        return "states a size that is not its own";
+    if (c->card_count == 0 || c->card_count > FENKA_MAX_CARDS)
+        return "states an impossible number of cards";
+    for (unsigned card = 0; card < c->card_count; card++) {
+        const char *fault = card_fault(c, card);
+        if (fault)
+            return fault;
+    }
+    return NULL;
+}
+
+static const char *map_fault(enum os_result result) {
+    switch (result) {
+    case OS_OK:
+        return NULL;
+    case OS_MISSING:
+        return "does not exist";
+    case OS_WRONG_SIZE:
+        return "does not have the size of a control page";
+    default:
+        return "cannot be read";
+    }
+}
+
+const char *control_open(const char *path) {
+    void *address;
+    if (page)
+        return NULL;
+    const char *fault = map_fault(os_map(path, FENKA_CONTROL_BYTES, false, &address));
+    if (fault)
+        return fault;
+    page = address;
+    bool whole = false;
+    for (int i = 0; i < 1000 && !(whole = copy_whole(&last)); i++)
+        os_yield();
+    fault = whole ? page_fault(&last) : "was left half written";
+    if (fault) {
+        page = NULL;
+        os_unmap(address, FENKA_CONTROL_BYTES);
+    }
+    return fault;
+}
+
+unsigned control_cards(void) {
+    return last.card_count;
+}
+
+const char *control_uuid(unsigned card) {
+    return last.cards[card].uuid;
+}
+
+int control_card_of(const char *uuid36) {
+    for (unsigned card = 0; card < last.card_count; card++)
+        if (!strncmp(last.cards[card].uuid + 4, uuid36, 36))
+            return (int)card;
+    return -1;
+}
+
+/* A page that is being written, or that names other cards, changes nothing: the last good one holds.
+ * Each limit is stored by itself, for a reader between two of them sees two that were both granted. */
+__attribute__((noinline, cold)) static void refresh(void) {
+    struct fenka_control fresh;
+    if (!copy_whole(&fresh) || page_fault(&fresh) || fresh.card_count != last.card_count)
+        return;
+    for (unsigned card = 0; card < fresh.card_count; card++) {
+        if (strcmp(fresh.cards[card].uuid, last.cards[card].uuid))
+            return;
+        __atomic_store_n(&last.cards[card].memory_bytes, fresh.cards[card].memory_bytes, __ATOMIC_RELAXED);
+        __atomic_store_n(&last.cards[card].context_bytes, fresh.cards[card].context_bytes, __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(&last.generation, fresh.generation, __ATOMIC_RELEASE);
+}
+
+uint64_t control_cap(unsigned card) {
+    uint64_t now = __atomic_load_n(&page->generation, __ATOMIC_RELAXED);
+    if (__builtin_expect(now != __atomic_load_n(&last.generation, __ATOMIC_RELAXED), 0))
+        refresh();
+    return __atomic_load_n(&last.cards[card].memory_bytes, __ATOMIC_RELAXED);
+}
+
+uint64_t control_context_bytes(unsigned card) {
+    return __atomic_load_n(&last.cards[card].context_bytes, __ATOMIC_RELAXED);
+}

@@ -1,0 +1,154 @@
+#include "holdings.h"
+
+#include <string.h>
+
+#include "os.h"
+
+#define SHARDS 64
+#define FIRST_CAPACITY 64 /* a power of two */
+
+struct shard {
+    struct os_lock lock;
+    uint32_t capacity, count;
+    struct holding *table; /* open addressing, linear probing, no tombstones */
+} __attribute__((aligned(64)));
+
+static struct shard shards[SHARDS];
+
+/* Handles and pointers differ in their middle bits; a multiplication spreads those over all. */
+static uint64_t hash(enum kind kind, uint64_t key) {
+    uint64_t mixed = (key + kind) * 0x9e3779b97f4a7c15u;
+    return mixed ^ (mixed >> 32);
+}
+
+static struct shard *shard_of(uint64_t h) {
+    return &shards[h >> 58];
+}
+
+/* Where the key is, or where it would go. The table is never full. */
+static struct holding *locate(struct shard *s, uint64_t h, enum kind kind, uint64_t key) {
+    uint32_t mask = s->capacity - 1;
+    for (uint32_t i = h & mask;; i = (i + 1) & mask) {
+        struct holding *e = &s->table[i];
+        if (e->kind == NOTHING || (e->key == key && e->kind == kind))
+            return e;
+    }
+}
+
+static struct holding *find(struct shard *s, uint64_t h, enum kind kind, uint64_t key) {
+    struct holding *e = s->capacity ? locate(s, h, kind, key) : NULL;
+    return e && e->kind != NOTHING ? e : NULL;
+}
+
+static bool grow(struct shard *s) {
+    uint32_t capacity = s->capacity ? s->capacity * 2 : FIRST_CAPACITY;
+    struct holding *table = os_pages(capacity * sizeof *table), *before = s->table;
+    uint32_t count = s->capacity;
+    if (!table)
+        return false;
+    s->table = table;
+    s->capacity = capacity;
+    for (uint32_t i = 0; i < count; i++)
+        if (before[i].kind != NOTHING)
+            *locate(s, hash(before[i].kind, before[i].key), before[i].kind, before[i].key) = before[i];
+    if (before)
+        os_unmap(before, count * sizeof *before);
+    return true;
+}
+
+/* Pulls later entries of the same run into the gap, so that searches never stop short. */
+static void erase(struct shard *s, struct holding *e) {
+    uint32_t mask = s->capacity - 1, gap = (uint32_t)(e - s->table);
+    for (uint32_t i = (gap + 1) & mask; s->table[i].kind != NOTHING; i = (i + 1) & mask) {
+        uint32_t home = hash(s->table[i].kind, s->table[i].key) & mask;
+        if (((i - home) & mask) < ((i - gap) & mask))
+            continue;
+        s->table[gap] = s->table[i];
+        gap = i;
+    }
+    s->table[gap].kind = NOTHING;
+    s->count--;
+}
+
+bool holdings_put(struct holding new, struct holding *old) {
+    uint64_t h = hash(new.kind, new.key);
+    struct shard *s = shard_of(h);
+    old->kind = NOTHING;
+    os_lock(&s->lock);
+    bool room = s->count * 2 < s->capacity || grow(s);
+    if (room) {
+        struct holding *e = locate(s, h, new.kind, new.key);
+        s->count += e->kind == NOTHING;
+        *old = *e;
+        *e = new;
+    }
+    os_unlock(&s->lock);
+    return room;
+}
+
+bool holdings_find(enum kind kind, uint64_t key, struct holding *out) {
+    uint64_t h = hash(kind, key);
+    struct shard *s = shard_of(h);
+    os_lock(&s->lock);
+    struct holding *e = find(s, h, kind, key);
+    if (e)
+        *out = *e;
+    os_unlock(&s->lock);
+    return e != NULL;
+}
+
+bool holdings_refer(enum kind kind, uint64_t key) {
+    uint64_t h = hash(kind, key);
+    struct shard *s = shard_of(h);
+    os_lock(&s->lock);
+    struct holding *e = find(s, h, kind, key);
+    if (e)
+        e->references++;
+    os_unlock(&s->lock);
+    return e != NULL;
+}
+
+bool holdings_drop(enum kind kind, uint64_t key, struct holding *gone) {
+    uint64_t h = hash(kind, key);
+    struct shard *s = shard_of(h);
+    os_lock(&s->lock);
+    struct holding *e = find(s, h, kind, key);
+    bool last = e && --e->references == 0;
+    if (last) {
+        *gone = *e;
+        erase(s, e);
+    }
+    os_unlock(&s->lock);
+    return last;
+}
+
+static bool owned(const struct holding *e, uint64_t owner) {
+    return e->owner == owner && (e->kind == POINTER || e->kind == ARRAY || e->kind == MIPMAP);
+}
+
+static bool take_owned(struct shard *s, uint64_t owner, struct holding *gone) {
+    for (uint32_t i = 0; i < s->capacity; i++)
+        if (owned(&s->table[i], owner)) {
+            *gone = s->table[i];
+            erase(s, &s->table[i]);
+            return true;
+        }
+    return false;
+}
+
+bool holdings_take_owned(unsigned *shard, uint64_t owner, struct holding *gone) {
+    bool found = false;
+    while (!found && *shard < SHARDS) {
+        struct shard *s = &shards[*shard];
+        os_lock(&s->lock);
+        found = take_owned(s, owner, gone);
+        os_unlock(&s->lock);
+        *shard += !found;
+    }
+    return found;
+}
+
+/* The tables' pages are given up, not freed: a lock may have been held in the middle of a change. */
+void holdings_forget(void) {
+    memset(shards, 0, sizeof shards);
+}

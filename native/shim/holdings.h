@@ -1,0 +1,35 @@
+/* What this process holds: driver object -> bytes charged for it.
+ *
+ * Sharded, so that threads that allocate at once seldom meet. */
+#ifndef FENKA_HOLDINGS_H
+#define FENKA_HOLDINGS_H
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Objects of different kinds may have equal handles. */
+enum kind { NOTHING, POINTER, ARRAY, MIPMAP, BLOCK, MAPPING, POOL, CONTEXT };
+
+#define NO_CARD 255 /* known, but no card's memory: host pools */
+
+struct holding {
+    uint64_t key;
+    uint64_t bytes;
+    uint64_t owner; /* POINTER, ARRAY, MIPMAP: the context it dies with; MAPPING: its BLOCK; 0 = none */
+    uint32_t references;
+    uint8_t kind, card;
+};
+
+/* Replaces one of the same key and kind, which the program must have freed where nobody saw it, and gives it
+ * back in `old`. False without host memory: the charge then stays, which errs on the safe side. */
+bool holdings_put(struct holding new, struct holding *old);
+bool holdings_find(enum kind kind, uint64_t key, struct holding *out);
+bool holdings_refer(enum kind kind, uint64_t key);
+
+/* Drops one reference; true when it was the last and the holding is gone. */
+bool holdings_drop(enum kind kind, uint64_t key, struct holding *gone);
+
+/* Removes what belongs to the owner, one at a time, `*shard` starting at 0; false when there is no more. */
+bool holdings_take_owned(unsigned *shard, uint64_t owner, struct holding *gone);
+
+void holdings_forget(void); /* in a child after fork */
+#endif

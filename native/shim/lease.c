@@ -1,0 +1,102 @@
+#include "lease.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "account.h"
+#include "context.h"
+#include "control.h"
+#include "holdings.h"
+#include "os.h"
+
+#define ISOLATED "/run/fenka"
+#define MAX_DEVICES 64
+
+bool lease_joined;
+static struct os_lock joining;
+static bool refused;
+static int8_t cards[MAX_DEVICES]; /* by CUdevice: card + 1; 0 = not looked up */
+
+/* A child shares the parent's mappings but owns none of what is in them. */
+static void forget_in_child(void) {
+    lease_joined = false;
+    joining.held = 0;
+    account_forget();
+    holdings_forget();
+    context_forget();
+}
+
+/* musl has the second, glibc the first (its pthread_atfork is linked statically). */
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
+extern int pthread_atfork(void (*)(void), void (*)(void), void (*)(void)) __attribute__((weak));
+
+__attribute__((constructor)) static void watch_forks(void) {
+    if (__register_atfork)
+        __register_atfork(NULL, NULL, forget_in_child, NULL);
+    else if (pthread_atfork)
+        pthread_atfork(NULL, NULL, forget_in_child);
+}
+
+void lease_refuse(const char *subject, const char *fault) {
+    char line[4352];
+    if (__atomic_exchange_n(&refused, true, __ATOMIC_RELAXED))
+        return;
+    snprintf(line, sizeof line, "fenka: no GPU for this process: %s %s\n", subject, fault);
+    os_say(line);
+}
+
+/* Inside an isolated lease the environment has no say: it belongs to the program. */
+static const char *directory(void) {
+    return os_exists(ISOLATED "/lease/control") ? ISOLATED : getenv("FENKA_LEASE");
+}
+
+static bool join(void) {
+    char path[4096];
+    const char *fault, *where = directory();
+    if (!where || !*where) {
+        lease_refuse("it holds no lease:", ISOLATED "/lease/control does not exist and FENKA_LEASE is not set");
+        return false;
+    }
+    snprintf(path, sizeof path, "%s/lease/control", where);
+    fault = control_open(path);
+    if (!fault) {
+        snprintf(path, sizeof path, "%s/account/slots", where);
+        fault = account_open(path);
+    }
+    if (fault)
+        lease_refuse(path, fault);
+    return !fault;
+}
+
+bool lease_join(void) {
+    os_lock(&joining);
+    if (!lease_joined)
+        __atomic_store_n(&lease_joined, join(), __ATOMIC_RELEASE);
+    os_unlock(&joining);
+    return lease_joined;
+}
+
+/* The UUID, not the number: a program may reorder or leave out cards by CUDA_VISIBLE_DEVICES. */
+static int look_up(CUdevice device) {
+    char text[37];
+    CUuuid id;
+    CUresult result = HAS(cuDeviceGetUuid_v2) ? REAL(cuDeviceGetUuid_v2)(&id, device)
+                                              : REAL(cuDeviceGetUuid)(&id, device);
+    if (result != CUDA_SUCCESS)
+        return -1;
+    const unsigned char *b = (const unsigned char *)id.bytes;
+    snprintf(text, sizeof text, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1],
+             b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+    return control_card_of(text);
+}
+
+int card_of_device(CUdevice device) {
+    if (device < 0 || device >= MAX_DEVICES || !lease_ready())
+        return -1;
+    int card = __atomic_load_n(&cards[device], __ATOMIC_RELAXED) - 1;
+    if (card < 0) {
+        card = look_up(device);
+        __atomic_store_n(&cards[device], (int8_t)(card + 1), __ATOMIC_RELAXED);
+    }
+    return card;
+}

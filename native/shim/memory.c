@@ -1,0 +1,178 @@
+/* Linear memory: plain, pitched, managed, stream-ordered, and memory nodes of graphs. */
+#include "charge.h"
+
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
+    struct place place;
+    CHARGE_OR_RETURN(&place, place_current(&place), bytes);
+    CUresult result = REAL(cuMemAlloc_v2)(pointer, bytes);
+    return settle(result, &place, bytes, POINTER, result ? 0 : *pointer);
+}
+
+CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes) {
+    struct place place;
+    CHARGE_OR_RETURN(&place, place_current(&place), bytes);
+    CUresult result = REAL(cuMemAlloc)(pointer, bytes);
+    return settle(result, &place, bytes, POINTER, result ? 0 : *pointer);
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags) {
+    struct place place;
+    CHARGE_OR_RETURN(&place, place_current(&place), bytes);
+    CUresult result = REAL(cuMemAllocManaged)(pointer, bytes, flags);
+    return settle(result, &place, bytes, POINTER, result ? 0 : *pointer);
+}
+
+/* The driver chooses the pitch; this one is no narrower than those of today's cards. */
+static uint64_t pitched(uint64_t width, uint64_t height) {
+    uint64_t bytes;
+    bool overflow = width > UINT64_MAX - 511 || __builtin_mul_overflow((width + 511) & ~(uint64_t)511, height, &bytes);
+    return overflow ? UINT64_MAX : bytes;
+}
+
+/* If the driver took more after all, the difference is charged too, or the whole is given back. */
+static CUresult settle_pitch(CUresult result, const struct place *place, uint64_t charged, uint64_t taken,
+                             CUdeviceptr pointer) {
+    if (result == CUDA_SUCCESS && taken > charged) {
+        CUresult refusal = charge(place, taken - charged);
+        if (refusal != CUDA_SUCCESS) {
+            REAL(cuMemFree_v2)(pointer);
+            return settle(refusal, place, charged, POINTER, 0);
+        }
+        charged = taken;
+    }
+    return settle(result, place, charged, POINTER, pointer);
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
+                            unsigned int element_bytes) {
+    struct place place;
+    uint64_t bytes = pitched(width, height);
+    CHARGE_OR_RETURN(&place, place_current(&place), bytes);
+    CUresult result = REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element_bytes);
+    bool ok = result == CUDA_SUCCESS;
+    return settle_pitch(result, &place, bytes, ok ? *pitch * height : 0, ok ? *pointer : 0);
+}
+
+CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height,
+                         unsigned int element_bytes) {
+    struct place place;
+    uint64_t bytes = pitched(width, height);
+    CHARGE_OR_RETURN(&place, place_current(&place), bytes);
+    CUresult result = REAL(cuMemAllocPitch)(pointer, pitch, width, height, element_bytes);
+    bool ok = result == CUDA_SUCCESS;
+    return settle_pitch(result, &place, bytes, ok ? (uint64_t)*pitch * height : 0, ok ? *pointer : 0);
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer) {
+    struct holding holding;
+    bool ours = release(POINTER, pointer, &holding);
+    return released(REAL(cuMemFree_v2)(pointer), ours, &holding);
+}
+
+CUresult cuMemFree(CUdeviceptr_v1 pointer) {
+    struct holding holding;
+    bool ours = release(POINTER, pointer, &holding);
+    return released(REAL(cuMemFree)(pointer), ours, &holding);
+}
+
+/* Discharged when the free is ordered, not when the stream gets there or the pool gives memory back. */
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
+    struct holding holding;
+    bool ours = release(POINTER, pointer, &holding);
+    return released(REAL(cuMemFreeAsync)(pointer, stream), ours, &holding);
+}
+
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
+    struct holding holding;
+    bool ours = release(POINTER, pointer, &holding);
+    return released(REAL(cuMemFreeAsync_ptsz)(pointer, stream), ours, &holding);
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
+    struct place place;
+    CHARGE_OR_RETURN(&place, place_stream(&place, stream), bytes);
+    CUresult result = REAL(cuMemAllocAsync)(pointer, bytes, stream);
+    return settle(result, &place, bytes, POINTER, result ? 0 : *pointer);
+}
+
+CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
+    struct place place;
+    CHARGE_OR_RETURN(&place, place_stream(&place, stream), bytes);
+    CUresult result = REAL(cuMemAllocAsync_ptsz)(pointer, bytes, stream);
+    return settle(result, &place, bytes, POINTER, result ? 0 : *pointer);
+}
+
+/* A pool that we did not see created may be a device's default one. */
+static CUresult place_pool(struct place *place, CUmemoryPool pool) {
+    struct holding holding;
+    CUmemoryPool usual;
+    int devices = 0;
+    if (holdings_find(POOL, (uint64_t)pool, &holding)) {
+        *place = (struct place){.owner = holding.owner, .card = holding.card};
+        return CUDA_SUCCESS;
+    }
+    REAL(cuDeviceGetCount)(&devices);
+    for (CUdevice device = 0; device < devices; device++)
+        if ((REAL(cuDeviceGetDefaultMemPool)(&usual, device) == CUDA_SUCCESS && usual == pool) ||
+            (REAL(cuDeviceGetMemPool)(&usual, device) == CUDA_SUCCESS && usual == pool))
+            return place_device(place, device);
+    return place_current(place);
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    struct place place;
+    CHARGE_OR_RETURN(&place, place_pool(&place, pool), bytes);
+    CUresult result = REAL(cuMemAllocFromPoolAsync)(pointer, bytes, pool, stream);
+    return settle(result, &place, bytes, POINTER, result ? 0 : *pointer);
+}
+
+CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    struct place place;
+    CHARGE_OR_RETURN(&place, place_pool(&place, pool), bytes);
+    CUresult result = REAL(cuMemAllocFromPoolAsync_ptsz)(pointer, bytes, pool, stream);
+    return settle(result, &place, bytes, POINTER, result ? 0 : *pointer);
+}
+
+CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
+    struct place place;
+    CHARGE_OR_RETURN(&place, properties ? place_location(&place, properties->location) : CUDA_ERROR_INVALID_VALUE, 0);
+    CUresult result = REAL(cuMemPoolCreate)(pool, properties);
+    return settle(result, &place, 0, POOL, result ? 0 : (uint64_t)*pool);
+}
+
+CUresult cuMemPoolDestroy(CUmemoryPool pool) {
+    struct holding holding;
+    bool ours = release(POOL, (uint64_t)pool, &holding);
+    return released(REAL(cuMemPoolDestroy)(pool), ours, &holding);
+}
+
+/* A graph keeps its memory from its making on; charged until the pointer is freed, or the process ends. */
+CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                                CUDA_MEM_ALLOC_NODE_PARAMS *p) {
+    struct place place;
+    if (!p)
+        return CUDA_ERROR_INVALID_VALUE;
+    CHARGE_OR_RETURN(&place, place_location(&place, p->poolProps.location), p->bytesize);
+    CUresult result = REAL(cuGraphAddMemAllocNode)(node, graph, dependencies, count, p);
+    return settle(result, &place, p->bytesize, POINTER, result ? 0 : p->dptr);
+}
+
+CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                        CUgraphNodeParams *p) {
+    struct place place;
+    if (!p || p->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        return REAL(cuGraphAddNode)(node, graph, dependencies, count, p);
+    CHARGE_OR_RETURN(&place, place_location(&place, p->alloc.poolProps.location), p->alloc.bytesize);
+    CUresult result = REAL(cuGraphAddNode)(node, graph, dependencies, count, p);
+    return settle(result, &place, p->alloc.bytesize, POINTER, result ? 0 : p->alloc.dptr);
+}
+
+CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                           const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *p) {
+    struct place place;
+    if (!p || p->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        return REAL(cuGraphAddNode_v2)(node, graph, dependencies, edges, count, p);
+    CHARGE_OR_RETURN(&place, place_location(&place, p->alloc.poolProps.location), p->alloc.bytesize);
+    CUresult result = REAL(cuGraphAddNode_v2)(node, graph, dependencies, edges, count, p);
+    return settle(result, &place, p->alloc.bytesize, POINTER, result ? 0 : p->alloc.dptr);
+}

@@ -1,0 +1,112 @@
+#include "os.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+struct stat_line {
+    uint32_t pid;
+    char state;
+    uint64_t threads, start_time;
+};
+
+/* False when the file cannot be read, which says nothing about the process (hidepid). */
+static bool read_stat(const char *path, struct stat_line *out) {
+    char text[1024];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (n <= 0)
+        return false;
+    text[n] = 0;
+    char *at = strrchr(text, ')'); /* the name before it may itself hold spaces and parentheses */
+    if (!at || at[1] != ' ')
+        return false;
+    out->pid = (uint32_t)strtoul(text, NULL, 10);
+    out->state = at[2];
+    at += 3;
+    for (int field = 4; field <= 22; field++) {
+        uint64_t value = strtoull(at, &at, 10);
+        if (field == 20)
+            out->threads = value;
+        out->start_time = value;
+    }
+    return true;
+}
+
+bool os_self(struct os_process *self) {
+    struct stat_line line;
+    char link[64];
+    ssize_t n = readlink("/proc/self/ns/pid", link, sizeof link - 1);
+    if (n <= 5 || !read_stat("/proc/self/stat", &line) || line.pid != (uint32_t)getpid())
+        return false;
+    link[n] = 0;
+    self->pid = line.pid;
+    self->start_time = line.start_time;
+    self->namespace = strtoull(link + 5, NULL, 10); /* "pid:[4026531836]" */
+    return self->namespace != 0;
+}
+
+bool os_gone_quickly(uint32_t pid) {
+    return kill((pid_t)pid, 0) < 0 && errno == ESRCH;
+}
+
+bool os_gone(uint32_t pid, uint64_t start_time, uint64_t start_mask) {
+    char path[32];
+    struct stat_line line;
+    if (os_gone_quickly(pid))
+        return true;
+    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    if (!read_stat(path, &line))
+        return false;
+    if ((line.start_time & start_mask) != (start_time & start_mask))
+        return true;
+    /* A first thread that has ended is a zombie too while the others run on; they are counted. */
+    return (line.state == 'Z' || line.state == 'X') && line.threads <= 1;
+}
+
+enum os_result os_map(const char *path, size_t bytes, bool writable, void **address) {
+    int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return errno == ENOENT || errno == ENOTDIR ? OS_MISSING : OS_UNREADABLE;
+    enum os_result result = OS_OK;
+    if (lseek(fd, 0, SEEK_END) != (off_t)bytes)
+        result = OS_WRONG_SIZE;
+    else {
+        *address = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+        if (*address == MAP_FAILED)
+            result = OS_UNREADABLE;
+    }
+    close(fd);
+    return result;
+}
+
+bool os_exists(const char *path) {
+    return access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
+}
+
+void os_unmap(void *address, size_t bytes) {
+    munmap(address, bytes);
+}
+
+void *os_pages(size_t bytes) {
+    void *pages = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return pages == MAP_FAILED ? NULL : pages;
+}
+
+void os_yield(void) {
+    sched_yield();
+}
+
+void os_say(const char *line) {
+    ssize_t ignored = write(STDERR_FILENO, line, strlen(line));
+    (void)ignored;
+}

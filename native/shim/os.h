@@ -1,0 +1,61 @@
+/* Everything the shim asks of the operating system.
+ *
+ * Only calls that musl has as well: the same file is preloaded into every program of a container, and one
+ * unresolved symbol would kill them all. */
+#ifndef FENKA_OS_H
+#define FENKA_OS_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct os_process {
+    uint32_t pid;
+    uint64_t start_time; /* clock ticks after boot */
+    uint64_t namespace;  /* inode of the PID namespace */
+};
+
+/* False where /proc does not show this process under its own PID: then it cannot be told from others. */
+bool os_self(struct os_process *self);
+
+/* True only when it is certain that no process runs with this PID and start time, of which the low
+ * `start_bits` bits are given: a zombie no longer holds device memory and counts as gone. */
+bool os_gone(uint32_t pid, uint64_t start_time, uint64_t start_mask);
+
+/* The cheap half of the above: one system call, blind to zombies and to a PID used again. */
+bool os_gone_quickly(uint32_t pid);
+
+enum os_result { OS_OK, OS_MISSING, OS_UNREADABLE, OS_WRONG_SIZE };
+
+/* Maps a file of exactly `bytes` bytes, shared. */
+enum os_result os_map(const char *path, size_t bytes, bool writable, void **address);
+bool os_exists(const char *path); /* also when it is there but must not be read */
+void os_unmap(void *address, size_t bytes);
+void *os_pages(size_t bytes); /* zeroed; NULL when there are none */
+
+void os_yield(void);
+void os_say(const char *line); /* to standard error, in one write */
+
+/* Locks are private to the process, so a killed process takes its locks with it. */
+struct os_lock {
+    uint32_t held;
+};
+
+static inline void os_lock(struct os_lock *lock) {
+    while (__builtin_expect(__atomic_exchange_n(&lock->held, 1, __ATOMIC_ACQUIRE), 0))
+        os_yield();
+}
+
+static inline void os_unlock(struct os_lock *lock) {
+    __atomic_store_n(&lock->held, 0, __ATOMIC_RELEASE);
+}
+
+/* After an atomic read-modify-write, before plain loads of what other processes wrote. On x86 a locked
+ * instruction is a full barrier already, and a second one would cost as much as the charge itself. */
+static inline void os_fence_after_update(void) {
+#if defined(__x86_64__)
+    __asm__ volatile("" ::: "memory");
+#else
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+#endif

@@ -1,0 +1,45 @@
+/* Which functions of the driver are ours, and where the driver's own are. */
+#ifndef FENKA_RESOLVE_H
+#define FENKA_RESOLVE_H
+#include <stddef.h>
+
+/* Every version of every function, under its own name; what we define of them is exported. */
+#define __CUDA_API_VERSION_INTERNAL
+#define NVML_NO_UNVERSIONED_FUNC_DEFS
+#pragma GCC visibility push(default)
+#include <cuda.h>
+#include <nvml.h>
+#pragma GCC visibility pop
+
+enum function {
+#define CUDA_HOOK(name, base, since, per_thread) FUNCTION_##name,
+#define CUDA_USE(name) FUNCTION_##name,
+#define NVML_HOOK(name) FUNCTION_##name,
+#define NVML_USE(name) FUNCTION_##name,
+#include "hooks.h"
+    FUNCTIONS
+};
+
+extern void *resolve_table[FUNCTIONS];
+
+/* Looks in the driver that the program has loaded; NULL = it has none, or it has no such function. */
+void *resolve(enum function function);
+
+/* What a call to a function that the driver does not have answers. */
+CUresult resolve_no_cuda(void);
+nvmlReturn_t resolve_no_nvml(void);
+
+static inline void *resolve_cached(enum function function) {
+    void *real = __atomic_load_n(&resolve_table[function], __ATOMIC_RELAXED);
+    return __builtin_expect(real != NULL, 1) ? real : resolve(function);
+}
+
+static inline void *resolve_or(enum function function, void *otherwise) {
+    void *real = resolve_cached(function);
+    return __builtin_expect(real != NULL, 1) ? real : otherwise;
+}
+
+#define HAS(name) (resolve_cached(FUNCTION_##name) != NULL)
+#define REAL(name) ((__typeof__(&name))resolve_or(FUNCTION_##name, (void *)&resolve_no_cuda))
+#define REAL_NVML(name) ((__typeof__(&name))resolve_or(FUNCTION_##name, (void *)&resolve_no_nvml))
+#endif

@@ -1,0 +1,340 @@
+/* A libcuda.so.1 whose calls do nothing, so that what remains of a measurement is the shim.
+ *
+ * FENKA_NULL_CARDS holds the UUIDs of its cards, comma-separated; it heeds CUDA_VISIBLE_DEVICES when that holds
+ * UUIDs. Link it with -Bsymbolic, as a driver is: its own calls must not come back through the shim. Allocation moves a counter; nothing is ever refused, so that every refusal seen is the shim's. */
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_CARDS 16
+#define CARD_BYTES (16ull << 30)
+
+static char uuids[MAX_CARDS][41];
+static int count;
+static CUdeviceptr next_pointer = 0x7f0000000000;
+static __thread CUcontext current;
+static int active[MAX_CARDS];
+
+/* A context's address tells its card. */
+static char contexts[MAX_CARDS][64];
+
+static CUdevice card_of(CUcontext context) {
+    return (CUdevice)(((char *)context - contexts[0]) / (long)sizeof contexts[0]);
+}
+
+static CUdeviceptr take(size_t bytes) {
+    return __atomic_fetch_add(&next_pointer, (bytes + 511) & ~511ull, __ATOMIC_RELAXED);
+}
+
+CUresult cuInit(unsigned int flags) {
+    const char *all = getenv("FENKA_NULL_CARDS"), *visible = getenv("CUDA_VISIBLE_DEVICES");
+    char list[4096];
+    (void)flags;
+    count = 0;
+    snprintf(list, sizeof list, "%s", visible ? visible : all ? all : "");
+    for (char *uuid = strtok(list, ","); uuid && count < MAX_CARDS; uuid = strtok(NULL, ",")) {
+        if (!all || !strstr(all, uuid))
+            break;
+        snprintf(uuids[count++], sizeof uuids[0], "%s", uuid);
+    }
+    return count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
+
+CUresult cuDriverGetVersion(int *version) {
+    *version = 12090;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int *out) {
+    *out = count;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *device, int ordinal) {
+    *device = ordinal;
+    return ordinal >= 0 && ordinal < count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
+    if (device < 0 || device >= count)
+        return CUDA_ERROR_INVALID_DEVICE;
+    const char *at = uuids[device] + 4;
+    for (int i = 0; i < 16; i++, at += 2) {
+        unsigned int byte = 0;
+        at += *at == '-';
+        sscanf(at, "%2x", &byte);
+        uuid->bytes[i] = (char)byte;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
+    (void)device;
+    *bytes = CARD_BYTES;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
+    if (free)
+        *free = CARD_BYTES;
+    if (total)
+        *total = CARD_BYTES;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
+    (void)flags;
+    *context = current = (CUcontext)(contexts[device] + 32);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxDestroy_v2(CUcontext context) {
+    if (current == context)
+        current = NULL;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+    active[device]++;
+    *context = (CUcontext)contexts[device];
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    active[device]--;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    active[device] = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *out) {
+    *flags = 0;
+    *out = active[device] > 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(CUcontext context) {
+    current = context;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *context) {
+    *context = current;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice *device) {
+    *device = card_of(current);
+    return current ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
+    *pointer = take(bytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags) {
+    (void)flags;
+    return cuMemAlloc_v2(pointer, bytes);
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element) {
+    (void)element;
+    *pitch = (width + 1023) & ~(size_t)1023; /* wider than the shim assumes */
+    return cuMemAlloc_v2(pointer, *pitch * height);
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer) {
+    return pointer == 0xbad ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
+    (void)stream;
+    return cuMemAlloc_v2(pointer, bytes);
+}
+
+CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
+    (void)stream;
+    return cuMemAlloc_v2(pointer, bytes);
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
+    (void)stream;
+    return cuMemFree_v2(pointer);
+}
+
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
+    (void)stream;
+    return cuMemFree_v2(pointer);
+}
+
+CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
+    (void)properties;
+    *pool = (CUmemoryPool)take(512);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolDestroy(CUmemoryPool pool) {
+    (void)pool;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    (void)pool;
+    (void)stream;
+    return cuMemAlloc_v2(pointer, bytes);
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                     unsigned long long flags) {
+    (void)properties;
+    (void)flags;
+    return cuMemAlloc_v2(handle, bytes);
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+    (void)handle;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags) {
+    (void)address, (void)bytes, (void)offset, (void)handle, (void)flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
+    (void)address, (void)bytes;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d) {
+    (void)d;
+    *array = (CUarray)take(512);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d) {
+    (void)d;
+    *array = (CUarray)take(512);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuArrayDestroy(CUarray array) {
+    (void)array;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) {
+    (void)d, (void)levels;
+    *array = (CUmipmappedArray)take(512);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
+    (void)array;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t n,
+                                CUDA_MEM_ALLOC_NODE_PARAMS *p) {
+    (void)graph, (void)dependencies, (void)n;
+    *node = (CUgraphNode)take(512);
+    return cuMemAlloc_v2(&p->dptr, p->bytesize);
+}
+
+CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+                        unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **parameters,
+                        void **extra) {
+    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream;
+    (void)parameters, (void)extra;
+    return CUDA_SUCCESS;
+}
+
+#define ENTRY(name) {#name, (void *)name}
+static const struct {
+    const char *name;
+    void *address;
+} entries[] = {
+    ENTRY(cuInit),
+    ENTRY(cuDriverGetVersion),
+    ENTRY(cuDeviceGetCount),
+    ENTRY(cuDeviceGet),
+    ENTRY(cuDeviceGetUuid_v2),
+    ENTRY(cuDeviceTotalMem_v2),
+    ENTRY(cuMemGetInfo_v2),
+    ENTRY(cuCtxCreate_v2),
+    ENTRY(cuCtxDestroy_v2),
+    ENTRY(cuDevicePrimaryCtxRetain),
+    ENTRY(cuDevicePrimaryCtxRelease_v2),
+    ENTRY(cuDevicePrimaryCtxReset_v2),
+    ENTRY(cuDevicePrimaryCtxGetState),
+    ENTRY(cuCtxSetCurrent),
+    ENTRY(cuCtxGetCurrent),
+    ENTRY(cuCtxGetDevice),
+    ENTRY(cuMemAlloc_v2),
+    ENTRY(cuMemAllocManaged),
+    ENTRY(cuMemAllocPitch_v2),
+    ENTRY(cuMemFree_v2),
+    ENTRY(cuMemAllocAsync),
+    ENTRY(cuMemAllocAsync_ptsz),
+    ENTRY(cuMemFreeAsync),
+    ENTRY(cuMemFreeAsync_ptsz),
+    ENTRY(cuMemPoolCreate),
+    ENTRY(cuMemPoolDestroy),
+    ENTRY(cuMemAllocFromPoolAsync),
+    ENTRY(cuMemCreate),
+    ENTRY(cuMemRelease),
+    ENTRY(cuMemMap),
+    ENTRY(cuMemUnmap),
+    ENTRY(cuArrayCreate_v2),
+    ENTRY(cuArray3DCreate_v2),
+    ENTRY(cuArrayDestroy),
+    ENTRY(cuMipmappedArrayCreate),
+    ENTRY(cuMipmappedArrayDestroy),
+    ENTRY(cuGraphAddMemAllocNode),
+    ENTRY(cuLaunchKernel),
+    ENTRY(cuGetProcAddress),
+    ENTRY(cuGetProcAddress_v2),
+};
+
+static void *entry(const char *name) {
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
+        if (!strcmp(entries[i].name, name))
+            return entries[i].address;
+    return NULL;
+}
+
+/* As the real one: a base name gives the newest version that the caller knows, per-thread streams by a flag.
+ * With FENKA_NULL_INTERNAL the answer for cuMemAlloc is an address that no symbol has. */
+static CUresult internal_alloc(CUdeviceptr *pointer, size_t bytes) {
+    return cuMemAlloc_v2(pointer, bytes);
+}
+
+CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *status) {
+    static const char *const per_thread[] = {"", "_ptsz"};
+    char name[128];
+    *function = NULL;
+    if (!strcmp(symbol, "cuMemAlloc") && getenv("FENKA_NULL_INTERNAL"))
+        *function = (void *)internal_alloc;
+    for (int suffix = flags & 2 ? 1 : 0; suffix >= 0 && !*function; suffix--)
+        for (int v = version < 3020 ? 1 : 2; v >= 1 && !*function; v--) {
+            snprintf(name, sizeof name, "%s%s%s", symbol, v == 2 ? "_v2" : "", per_thread[suffix]);
+            if (!strcmp(name, "cuGetProcAddress_v2") && version < 12000)
+                continue;
+            *function = entry(name);
+        }
+    if (status)
+        *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags) {
+    return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
+}

@@ -1,0 +1,131 @@
+"""The account: how much device memory each process of a lease says it holds.
+
+Programs write it, so nothing in it is trusted: what cannot be true is marked, never believed into a
+crash. It is read by ``pread``: a program may shorten the file, and reading a shortened mapping kills.
+"""
+
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fenka.isolation.layout import constant, layout
+
+__all__ = ["Account", "BadAccount", "Process", "create", "read"]
+
+IMPLAUSIBLE_BYTES = 1 << 50
+"""No card has a pebibyte of memory; a process that says so is marked and counted as holding nothing."""
+
+
+class BadAccount(Exception):
+    """The file is not an account at all; the message is one sentence that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What one slot says."""
+
+    pid: int
+    """In the PID namespace `namespace`."""
+    start_time: int
+    """Clock ticks after boot, the low 33 bits."""
+    namespace: int
+    """Inode of the process's PID namespace; 0 = unknown."""
+    memory_bytes: tuple[int, ...]
+    """Held, by number of the card in the lease."""
+    suspect: bool = False
+    """Holds what cannot be: an impossible number of bytes, or memory without an owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What all processes of a lease say they hold."""
+
+    processes: tuple[Process, ...]
+
+    @property
+    def memory_bytes(self) -> tuple[int, ...]:
+        """Totals, by number of the card in the lease."""
+        held = (process.memory_bytes for process in self.processes)
+        none = (0,) * constant("FENKA_MAX_CARDS")
+        return tuple(map(sum, zip(none, *held, strict=True)))
+
+    @property
+    def suspect(self) -> bool:
+        """Whether any slot holds what cannot be."""
+        return any(process.suspect for process in self.processes)
+
+
+def _size() -> int:
+    return int(layout().sizeof("struct fenka_account"))
+
+
+def _header() -> bytes:
+    return struct.pack(
+        "<QII",
+        constant("FENKA_ACCOUNT_MAGIC"),
+        constant("FENKA_LAYOUT_VERSION"),
+        constant("FENKA_MAX_SLOTS"),
+    )
+
+
+def create(path: Path) -> None:
+    """Makes an empty account that every user may write; FileExistsError when there is a file already."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, _size())
+        os.pwrite(fd, _header(), 0)
+        os.fchmod(fd, 0o666)
+    finally:
+        os.close(fd)
+
+
+def _array(fd: int, field: str, row: int = 0) -> tuple[int, ...]:
+    """One row of 64-bit words; what a program has cut off reads as zero."""
+    ffi = layout()
+    kind = dict(ffi.typeof("struct fenka_account").fields)[field].type
+    words = kind.item if field == "memory" else kind
+    offset = ffi.offsetof("struct fenka_account", field) + row * ffi.sizeof(words)
+    data = os.pread(fd, ffi.sizeof(words), offset).ljust(ffi.sizeof(words), b"\0")
+    return struct.unpack(f"<{words.length}Q", data)
+
+
+def _processes(fd: int) -> Iterator[Process]:
+    before = _array(fd, "identity")
+    cards = range(constant("FENKA_MAX_CARDS"))
+    held = zip(*(_array(fd, "memory", card) for card in cards), strict=True)
+    identities = _array(fd, "identity")
+    namespaces = _array(fd, "pid_namespaces")
+    start = constant("FENKA_IDENTITY_START")
+    namespace = constant("FENKA_IDENTITY_NAMESPACE")
+    pid_bits = constant("FENKA_IDENTITY_EMPTYING")
+    for earlier, identity, slot in zip(before, identities, held, strict=True):
+        if not identity and (earlier or not any(slot)):
+            continue  # free, or given up while we read
+        if identity >> pid_bits & 1:
+            continue  # the owner is dead, and what it held is being taken out of the sum right now
+        pid = identity & (1 << pid_bits) - 1
+        index = identity >> namespace & (1 << start - namespace) - 1
+        impossible = max(slot) >= IMPLAUSIBLE_BYTES
+        yield Process(
+            pid,
+            identity >> start,
+            namespaces[index] if index < constant("FENKA_MAX_NAMESPACES") else 0,
+            tuple(0 if b >= IMPLAUSIBLE_BYTES else b for b in slot),
+            impossible or not pid,
+        )
+
+
+def read(path: Path) -> Account:
+    """What the account says now; BadAccount when the file is none, OSError when it cannot be read."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise BadAccount(f"{path}: is not a regular file")
+        if os.pread(fd, len(_header()), 0) != _header():
+            raise BadAccount(f"{path}: does not begin as an account of this version does")
+        return Account(tuple(_processes(fd)))
+    finally:
+        os.close(fd)

@@ -1,0 +1,188 @@
+"""The control page: what an agent lets the processes of one lease have of each card.
+
+Written by the daemon or the node agent, read by the shim inside the programs (and here, by tools and
+tests). The page is one file of one fixed size with a version; what a reader does not know, it refuses.
+"""
+
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fenka.isolation.layout import constant, layout
+
+__all__ = ["BadControl", "Control", "Limit", "read", "update", "write"]
+
+_UUID_CHARACTERS = 40
+
+
+class BadControl(Exception):
+    """A control page, or what should become one, is wrong; the message is one sentence that says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a lease may have of one card."""
+
+    uuid: str
+    """As NVML prints it: ``GPU-`` or ``MIG-`` and 36 characters."""
+    memory_bytes: int
+    """Hard limit over all processes of the lease."""
+    context_bytes: int = 0
+    """Charged once per process that has a context on the card."""
+    compute_percent: int = 100
+    """Share of the card's time, 1 to 100; 100 = no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One lease. The order of the limits is the order in which its programs count their devices."""
+
+    lease: str
+    """The lease's id: up to 63 bytes of ASCII."""
+    limits: tuple[Limit, ...]
+    generation: int = 0
+    """Even; grows by two with every update in place."""
+
+
+def _limit_fault(limit: Limit) -> str | None:
+    if len(limit.uuid) != _UUID_CHARACTERS or not limit.uuid.isascii() or "\0" in limit.uuid:
+        return f"{limit.uuid!r} is not the UUID of a card"
+    if not 0 < limit.memory_bytes < 1 << 64:
+        return f"{limit.memory_bytes} bytes of memory on {limit.uuid} is not a limit"
+    if not 0 <= limit.context_bytes < 1 << 64:
+        return f"{limit.context_bytes} bytes for a context on {limit.uuid} is not a size"
+    if not 1 <= limit.compute_percent <= 100:
+        return f"{limit.compute_percent} % of {limit.uuid} is not 1 to 100 %"
+    return None
+
+
+def _fault(control: Control) -> str | None:
+    uuids = [limit.uuid for limit in control.limits]
+    most = constant("FENKA_MAX_CARDS")
+    if not 0 < len(control.lease) < 64 or not control.lease.isascii() or "\0" in control.lease:
+        return f"the lease id {control.lease!r} is not 1 to 63 ASCII characters"
+    if not 1 <= len(uuids) <= most:
+        return f"{len(uuids)} cards is not 1 to {most}"
+    if len(set(uuids)) < len(uuids):
+        return "a card is named twice"
+    if control.generation % 2 or not 0 <= control.generation < 1 << 64:
+        return f"generation {control.generation} means that the page is half written"
+    return next(filter(None, map(_limit_fault, control.limits)), None)
+
+
+def _checked(control: Control, where: str) -> Control:
+    if fault := _fault(control):
+        raise BadControl(f"{where}: {fault}")
+    return control
+
+
+def _fill(card: Any, limit: Limit) -> None:
+    card.uuid = limit.uuid.encode()
+    card.memory_bytes = limit.memory_bytes
+    card.context_bytes = limit.context_bytes
+    card.compute_percent = limit.compute_percent
+
+
+def encode(control: Control) -> bytes:
+    """The page's bytes; BadControl when the control cannot be one."""
+    ffi = layout()
+    _checked(control, "control")
+    page = ffi.new("struct fenka_control *")
+    page.magic = constant("FENKA_CONTROL_MAGIC")
+    page.version = constant("FENKA_LAYOUT_VERSION")
+    page.bytes = constant("FENKA_CONTROL_BYTES")
+    page.generation = control.generation
+    page.lease = control.lease.encode()
+    page.card_count = len(control.limits)
+    for card, limit in zip(page.cards, control.limits, strict=False):
+        _fill(card, limit)
+    return bytes(ffi.buffer(page)).ljust(page.bytes, b"\0")
+
+
+def _text(ffi: Any, field: Any) -> str:
+    return bytes(ffi.string(field)).decode("ascii", "backslashreplace")
+
+
+def decode(data: bytes, where: str = "control") -> Control:
+    """The control that a page's bytes hold; BadControl unless encoding it again gives these bytes."""
+    ffi = layout()
+    size = constant("FENKA_CONTROL_BYTES")
+    if len(data) != size:
+        raise BadControl(f"{where}: is {len(data)} bytes, a control page has {size}")
+    page = ffi.from_buffer("struct fenka_control *", data)
+    for name, expected in (
+        ("magic", constant("FENKA_CONTROL_MAGIC")),
+        ("version", constant("FENKA_LAYOUT_VERSION")),
+        ("bytes", size),
+    ):
+        if (found := getattr(page, name)) != expected:
+            raise BadControl(f"{where}: {name} is {found:#x}, expected {expected:#x}")
+    if page.card_count > constant("FENKA_MAX_CARDS"):
+        raise BadControl(f"{where}: states {page.card_count} cards")
+    limits = tuple(
+        Limit(_text(ffi, c.uuid), c.memory_bytes, c.context_bytes, c.compute_percent)
+        for c in page.cards[0 : page.card_count]
+    )
+    control = _checked(Control(_text(ffi, page.lease), limits, page.generation), where)
+    if encode(control) != data:
+        raise BadControl(f"{where}: holds bytes in fields that this version does not know")
+    return control
+
+
+def write(path: Path, control: Control) -> None:
+    """Creates or replaces the page, atomically; BadControl when it cannot be one, OSError from the disk.
+
+    Programs that run keep the page that they began with: to change their limits, use :func:`update`.
+    """
+    data = encode(control)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), 0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read(path: Path) -> Control:
+    """The control in the file; BadControl with a sentence when it is wrong, OSError when unreadable."""
+    with path.open("rb") as file:
+        return decode(file.read(constant("FENKA_CONTROL_BYTES") + 1), str(path))
+
+
+def update(path: Path, control: Control) -> Control:
+    """Changes the limits of programs that run, in place; returns what is in force, with its generation.
+
+    The cards must stay the same and in the same order (BadControl otherwise): programs know them by their
+    number. One writer at a time. A writer that was killed half-way leaves an odd generation, under which
+    programs keep the last limits they saw; the next update repairs it.
+    """
+    _checked(replace(control, generation=0), "control")
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as page:
+        before = _before(page, path)
+        if [c.uuid for c in before.limits] != [c.uuid for c in control.limits]:
+            raise BadControl(f"{path}: an update cannot change which cards a lease has")
+        if before.lease != control.lease:
+            raise BadControl(f"{path}: belongs to lease {before.lease!r}, not {control.lease!r}")
+        ffi = layout()
+        live = ffi.from_buffer("struct fenka_control *", page, require_writable=True)
+        live.generation |= 1
+        for card, limit in zip(live.cards, control.limits, strict=False):
+            _fill(card, limit)
+        live.generation += 1
+        after = replace(control, generation=live.generation)
+        ffi.release(live)
+    return after
+
+
+def _before(page: mmap.mmap, path: Path) -> Control:
+    """The page's control, also when a killed writer left its generation odd."""
+    data = bytearray(page)
+    offset = layout().offsetof("struct fenka_control", "generation")
+    data[offset] &= 0xFE
+    return decode(bytes(data), str(path))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fenka.core.cards import Node
-from fenka.core.evaluate import Policy, ever_fits
+from fenka.core.evaluate import Policy, never_fits
 from fenka.core.ledger import Ledger
 from fenka.core.queue import WaitingQueue
 from fenka.core.requests import Placement, Request
@@ -97,7 +97,7 @@ class Broker:
 
     def ask(self, job: Job, now: float, *, wait: bool = True) -> list[Effect]:
         """A new request. It is served at once, queued, or denied."""
-        impossible = ever_fits(job.request, (self.node,))
+        impossible = never_fits(job.request, (self.node,))
         if impossible is not None:
             return [Deny(job, impossible.sentence(), final=True)]
         self._enqueue(job)
@@ -142,7 +142,7 @@ class Broker:
             self.jobs[job.id] = job
             if job.state == "starting":
                 job.expires_at = now + GRANT_EXPIRES_S
-            self.ledger.adopt(job.id, job.request, job.placement, expires_at=job.expires_at)
+            self.ledger.adopt(job.id, job.placement, job.expires_at)
         return self._serve(now)
 
     def resume(self, job_id: str) -> list[Effect]:
@@ -185,7 +185,7 @@ class Broker:
             job = self.jobs[job_id]
             job.placement, job.state = placement, "starting"
             job.expires_at = now + GRANT_EXPIRES_S
-            self.ledger.assume(job_id, job.request, placement, job.expires_at)
+            self.ledger.assume(job_id, placement, job.expires_at)
             self.queue.remove(job_id)
             self._told.pop(job_id, None)
             effects.append(Start(job))

@@ -1,0 +1,77 @@
+"""Who waits, in the order of their requests.
+
+A waiter that does not fit keeps the cards it could ever use for itself, so that a stream of small
+requests cannot starve a large one; requests behind it may still use the other cards.
+"""
+
+from bisect import insort
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from fenka.core.cards import Node
+from fenka.core.evaluate import Policy, place, usable
+from fenka.core.ledger import Ledger
+from fenka.core.requests import Placement, Request
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Waiter:
+    """A request in the queue; equal times are ordered by id."""
+
+    requested_at: float
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What serving the queue once comes to: who is placed, and who waits on, in order, and why."""
+
+    placed: tuple[tuple[str, Placement], ...]
+    waiting: tuple[tuple[str, str], ...]
+
+
+class WaitingQueue:
+    """Requests by time. Serving it changes neither the queue nor the ledger."""
+
+    def __init__(self) -> None:
+        self._order: list[Waiter] = []
+        self._requests: dict[str, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, waiter_id: str, request: Request, requested_at: float) -> None:
+        """Join the queue. Raises ValueError if the id is in it."""
+        if waiter_id in self._requests:
+            raise ValueError(f"{waiter_id} waits already")
+        self._requests[waiter_id] = request
+        insort(self._order, Waiter(requested_at, waiter_id))
+
+    def remove(self, waiter_id: str) -> None:
+        """Leave the queue. Raises KeyError if the id is not in it."""
+        del self._requests[waiter_id]
+        self._order = [waiter for waiter in self._order if waiter.id != waiter_id]
+
+    def position(self, waiter_id: str) -> int:
+        """1 is served next. Raises KeyError if the id is not in the queue."""
+        for position, waiter in enumerate(self._order, start=1):
+            if waiter.id == waiter_id:
+                return position
+        raise KeyError(waiter_id)
+
+    def serve(self, ledger: Ledger, policy: Policy, nodes: Collection[Node]) -> Step:
+        """Place in order what fits now, each on what those before it leave."""
+        view = ledger.tally()
+        reserved: set[str] = set()
+        placed: list[tuple[str, Placement]] = []
+        waiting: list[tuple[str, str]] = []
+        for waiter in self._order:
+            request = self._requests[waiter.id]
+            verdict = place(view, request, policy, nodes, reserved)
+            if isinstance(verdict, Placement):
+                view.add(verdict)
+                placed.append((waiter.id, verdict))
+            else:
+                waiting.append((waiter.id, verdict.sentence()))
+                reserved |= usable(request, nodes)
+        return Step(tuple(placed), tuple(waiting))

@@ -1,0 +1,89 @@
+"""What is asked for, and what it becomes."""
+
+from dataclasses import dataclass
+
+from fenka.core.units import card_units, units_to_mib
+
+ABSURD_MIB = 16 * 1024 * 1024
+"""16 TiB: no card is near it; a larger number is a mistake."""
+
+ABSURD_CARDS = 1024
+
+
+class BadRequest(Exception):
+    """The request means nothing; the message says what would."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """An amount of card memory: `amount` units of `unit_mib` each; with unit 1 exact MiB."""
+
+    amount: int
+    unit_mib: int = 1
+
+    def __post_init__(self) -> None:
+        if self.amount <= 0:
+            raise BadRequest(f"GPU memory must be more than nothing, not {self.amount}")
+        if self.unit_mib <= 0 or self.amount * self.unit_mib > ABSURD_MIB:
+            raise BadRequest(
+                f"{self.amount} x {self.unit_mib} MiB of GPU memory is more than any card has"
+            )
+
+    def on(self, card_mib: int) -> int | None:
+        """MiB on a card of this size; None where the card has not so many units."""
+        if self.amount > card_units(card_mib, self.unit_mib):
+            return None
+        return units_to_mib(self.amount, card_mib, self.unit_mib)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Slices of equal size on `cards` different cards of one node, or so many whole cards.
+
+    memory: per card; None for a slice of compute alone, and for whole cards.
+    compute: percent per card; 0 asks for none of its own.
+    models: names of acceptable models, empty for any.
+    cpu_milli, host_memory_mib: of the node.
+    Raises BadRequest.
+    """
+
+    memory: Memory | None = None
+    compute: int = 0
+    cards: int = 1
+    whole: bool = False
+    models: frozenset[str] = frozenset()
+    cpu_milli: int = 0
+    host_memory_mib: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cards <= ABSURD_CARDS:
+            raise BadRequest(f"the number of cards must be 1 to {ABSURD_CARDS}, not {self.cards}")
+        if not 0 <= self.compute <= 100:
+            raise BadRequest(f"compute is a percentage of one card, 0 to 100, not {self.compute}")
+        if self.cpu_milli < 0 or self.host_memory_mib < 0:
+            raise BadRequest("CPU and host memory cannot be negative")
+        if self.whole and (self.memory is not None or self.compute):
+            raise BadRequest("a whole card comes with all its memory and compute: ask for neither")
+        if not self.whole and self.memory is None and not self.compute:
+            raise BadRequest("ask for GPU memory, for compute, or for whole cards")
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one container holds of one card: memory in MiB, compute in percent."""
+
+    card: int
+    uuid: str
+    memory_mib: int
+    compute: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Slices on named cards of one node, and what goes with them of its host."""
+
+    node: str
+    slices: tuple[Slice, ...]
+    cpu_milli: int = 0
+    host_memory_mib: int = 0
+    whole: bool = False

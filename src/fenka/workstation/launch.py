@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -157,7 +158,7 @@ def _confirm(runtime: Runtime, connection: Connection, granted: protocol.Granted
         raise NotGranted(getattr(answer, "reason", "the daemon answered nonsense"), final=False)
 
 
-def become(command: list[str], environment: Mapping[str, str]) -> None:
+def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
     """Exec the program. Raises OSError."""
     os.execvpe(command[0], command, environment)
 

@@ -6,7 +6,7 @@ asks from the socket's peer credentials, never from a message.
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
@@ -19,7 +19,7 @@ JobState = Literal["waiting", "starting", "running"]
 Isolation = Literal["namespace", "cooperative"]
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+class Message(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
     """Base of all messages."""
 
 
@@ -182,9 +182,19 @@ ToDaemon = Ask | Confirm | List | Stop | Shutdown
 FromDaemon = Waiting | Granted | Refused | Done | Failure | Snapshot
 
 encode = msgspec.json.Encoder().encode
-decode_request = msgspec.json.Decoder(ToDaemon).decode
-decode_answer = msgspec.json.Decoder(FromDaemon).decode
-decode_hello = msgspec.json.Decoder(Hello).decode
+_requests = msgspec.json.Decoder(ToDaemon)
+_answers = msgspec.json.Decoder(FromDaemon)
+_hellos = msgspec.json.Decoder(Hello)
+
+
+def decode_request(line: bytes) -> ToDaemon:
+    """What a client says. Raises msgspec.MsgspecError."""
+    return cast("ToDaemon", _requests.decode(line))
+
+
+def decode_answer(line: bytes) -> FromDaemon:
+    """What the daemon says. Raises msgspec.MsgspecError."""
+    return cast("FromDaemon", _answers.decode(line))
 
 
 class OtherVersion(Exception):
@@ -194,7 +204,7 @@ class OtherVersion(Exception):
 def check_hello(line: bytes, socket: Path) -> Hello:
     """The other end's Hello. Raises OtherVersion."""
     try:
-        hello = decode_hello(line)
+        hello = _hellos.decode(line)
     except msgspec.MsgspecError:
         raise OtherVersion(
             f"{socket} is not served by fenka: remove it, or name another directory "

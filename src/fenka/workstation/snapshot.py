@@ -93,7 +93,7 @@ def _slices(daemon: "Daemon", job: Job) -> list[protocol.SliceView]:
     if job.placement is None:
         return []
     try:
-        held = account.read(daemon.runtime.leases / job.id / "account" / "slots").totals
+        held = account.read(daemon.runtime.leases / job.id / "account" / "slots").memory_bytes
     except (OSError, account.BadAccount):
         held = ()
     return [

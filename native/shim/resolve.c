@@ -99,6 +99,14 @@ static void adopt(enum function found, void *handle) {
         original.dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
 }
 
+/* What follows this library in the program's search order. Not as a last call: jumped to, the original would
+ * take our caller for its own. */
+static void *behind_us(const char *name) {
+    void *found = original.dlsym(RTLD_NEXT, name);
+    __asm__ volatile("" : "+r"(found));
+    return found;
+}
+
 void *resolve(enum function f) {
     if (!original.dlsym)
         find_originals();
@@ -106,7 +114,7 @@ void *resolve(enum function f) {
     if (handle) {
         adopt(f, handle);
         dlclose(handle);
-    } else if (original.dlsym(RTLD_NEXT, functions[f].name))
+    } else if (behind_us(functions[f].name))
         adopt(f, RTLD_NEXT);
     return __atomic_load_n(&resolve_table[f], __ATOMIC_ACQUIRE);
 }
@@ -123,7 +131,7 @@ static void *replace(enum function f, void *handle, void *found) {
     }
     if (resolve_cached(f))
         return functions[f].ours;
-    return original.dlsym(RTLD_NEXT, functions[f].name); /* NULL, and dlerror says so */
+    return behind_us(functions[f].name); /* NULL, and dlerror says so */
 }
 
 EXPORT void *dlsym(void *restrict handle, const char *restrict name) {

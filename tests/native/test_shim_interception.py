@@ -1,0 +1,211 @@
+"""Every way by which programs come by the driver's functions leads to the limit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from shim_kit import CARDS, GIB, OUT_OF_MEMORY, SHIM, STYLES, Lease, built, compile_c
+
+TOO_MUCH = int(4.1 * GIB)
+
+PYTHON_CLIENTS = {
+    "ctypes": """
+import ctypes
+cu = ctypes.CDLL("libcuda.so.1")
+context, p = ctypes.c_void_p(), ctypes.c_ulonglong()
+cu.cuInit(0), cu.cuCtxCreate_v2(ctypes.byref(context), 0, 0)
+alloc = lambda n: cu.cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t(n))
+free = lambda: cu.cuMemFree_v2(p)
+""",
+    "cuda-bindings": """
+from cuda.bindings import driver as cu
+cu.cuInit(0), cu.cuCtxCreate(0, 0)
+def alloc(n):
+    global p
+    code, p = cu.cuMemAlloc(n)
+    return int(code)
+free = lambda: int(cu.cuMemFree(p)[0])
+""",
+}
+
+
+@pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
+def test_a_limit_holds_however_functions_are_found(lease: Lease, style: int) -> None:
+    """4.1 of 4 GiB is refused as the driver would, 3 GiB is granted, and freeing gives all back."""
+    client = lease.start(style).enter()
+    assert client.ask("alloc", TOO_MUCH).code == OUT_OF_MEMORY
+    code, pointer, _ = client.ask("alloc", 3 * GIB)
+    assert (code, lease.held()) == (0, 3 * GIB)
+    assert client.ask("alloc", 2 * GIB).code == OUT_OF_MEMORY
+    assert client.ask("free", pointer).code == 0
+    assert lease.held() == 0
+    assert client.ask("alloc", 4 * GIB).code == 0
+
+
+@pytest.mark.parametrize("program", PYTHON_CLIENTS.values(), ids=PYTHON_CLIENTS)
+def test_a_limit_holds_for_python(lease: Lease, program: str) -> None:
+    """The same for the two ways by which Python calls the driver."""
+    steps = f"print(alloc({TOO_MUCH}), alloc({3 * GIB}), free(), alloc({4 * GIB}))"
+    ran = subprocess.run(
+        [sys.executable, "-c", program + steps],
+        env=lease.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.split() == ["2", "0", "0", "0"]
+
+
+@pytest.mark.parametrize("style", [3, 4, 5])
+def test_an_address_without_a_symbol_is_replaced_by_name(lease: Lease, style: int) -> None:
+    """A driver whose cuGetProcAddress answers with an internal address is still bounded."""
+    client = lease.start(style, FENKA_NULL_INTERNAL="1").enter()
+    assert client.ask("alloc", TOO_MUCH).code == OUT_OF_MEMORY
+    assert client.ask("alloc", GIB).code == 0
+    assert lease.held() == GIB
+
+
+def run_c(tmp_path: Path, lease: Lease, text: str, *flags: str) -> str:
+    """Compiles and runs a program in the lease; what it printed."""
+    source = tmp_path / "program.c"
+    source.write_text("#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <stdio.h>\n" + text)
+    program = compile_c(source, tmp_path / "program", *flags, "-ldl")
+    ran = subprocess.run(
+        [str(program)], env=lease.environment(), capture_output=True, text=True, check=True
+    )
+    return ran.stdout
+
+
+def test_a_library_bound_to_itself_is_bounded(tmp_path: Path, lease: Lease) -> None:
+    """RTLD_DEEPBIND does not carry a library past the limit."""
+    plugin = tmp_path / "plugin.c"
+    plugin.write_text(
+        "int cuInit(unsigned); int cuCtxCreate_v2(void **, unsigned, int);"
+        "int cuMemAlloc_v2(void **, unsigned long);"
+        "int use(unsigned long n) { void *c; cuInit(0); cuCtxCreate_v2(&c, 0, 0);"
+        " return cuMemAlloc_v2(&c, n); }"
+    )
+    library = tmp_path / "plugin.so"
+    compile_c(plugin, library, "-shared", "-fPIC", str(built() / "libcuda.so.1"))
+    out = run_c(
+        tmp_path,
+        lease,
+        f'int main(void) {{ void *h = dlopen("{library}", RTLD_NOW | RTLD_DEEPBIND);'
+        f'int (*use)(unsigned long) = dlsym(h, "use"); printf("%d", use({TOO_MUCH}ul)); }}',
+    )
+    assert out == "2"
+
+
+def test_looking_up_in_the_whole_program_says_whether_there_is_a_driver(
+    tmp_path: Path, lease: Lease
+) -> None:
+    """RTLD_DEFAULT and the program's own handle know cuInit only once a driver is loaded."""
+    out = run_c(
+        tmp_path,
+        lease,
+        """
+        static void show(void) {
+            printf("%d%d ", dlsym(RTLD_DEFAULT, "cuInit") != 0, dlsym(dlopen(0, RTLD_NOW), "cuInit") != 0);
+        }
+        int main(void) {
+            show();
+            if (!dlerror()) printf("silent ");
+            dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+            show();
+        }""",
+    )
+    assert out == "00 11 "
+
+
+def test_others_see_themselves_as_the_caller(tmp_path: Path, lease: Lease) -> None:
+    """RTLD_NEXT from a library that wraps a function of the one behind it finds that one."""
+    chain = {"first": 'answer() { int (*next)(void) = dlsym(RTLD_NEXT, "answer"); return 1 + next(); }',
+             "second": 'answer() { int (*next)(void) = dlvsym(RTLD_NEXT, "answer", "V"); return next ? 99 : 20; }'}  # fmt: skip
+    libraries = []
+    for name, body in chain.items():
+        source = tmp_path / f"{name}.c"
+        source.write_text(f"#define _GNU_SOURCE\n#include <dlfcn.h>\nint {body}\n")
+        libraries.append(
+            str(compile_c(source, tmp_path / f"{name}.so", "-shared", "-fPIC", "-ldl"))
+        )
+    out = run_c(
+        tmp_path,
+        lease,
+        'int answer(void); int main(void) { int (*a)(void) = dlsym(RTLD_DEFAULT, "answer");'
+        'printf("%d %d", answer(), a()); }',
+        "-Wl,--no-as-needed",
+        *libraries,
+    )
+    assert out == "21 21"
+
+
+def test_dlopen_searches_where_the_caller_says(tmp_path: Path, lease: Lease) -> None:
+    """A library opened by name is found through the caller's own $ORIGIN, as without the shim."""
+    source = tmp_path / "empty.c"
+    source.write_text("int here = 7;")
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    compile_c(source, beside / "libbeside.so", "-shared", "-fPIC")
+    out = run_c(
+        tmp_path,
+        lease,
+        'int main(void) { void *h = dlopen("libbeside.so", RTLD_NOW);'
+        'printf("%d", h ? *(int *)dlsym(h, "here") : 0); }',
+        "-Wl,-rpath,$ORIGIN/beside",
+    )
+    assert out == "7"
+
+
+def dynamic(*arguments: str) -> str:
+    """What objdump says of the shim."""
+    return subprocess.run(
+        ["objdump", *arguments, str(SHIM)], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_the_shim_asks_nothing_of_a_newer_system() -> None:
+    """It needs libc only, and no symbol that is newer than glibc 2.17."""
+    needed = {line.split()[1] for line in dynamic("-p").splitlines() if "NEEDED" in line}
+    assert needed <= {"libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2"}
+    versions = {
+        tuple(map(int, word.strip("()").removeprefix("GLIBC_").split(".")))
+        for word in dynamic("-T").split()
+        if word.strip("()").startswith("GLIBC_")
+    }
+    assert versions
+    assert max(versions) <= (2, 17)
+    assert "_chk" not in dynamic("-T")
+
+
+def test_a_program_of_musl_starts(tmp_path: Path) -> None:
+    """Preloaded into a program of another C library, it does no harm and still finds that library's dlsym."""
+    import shutil
+
+    if not shutil.which("musl-gcc"):
+        pytest.skip("musl-gcc is not installed (Debian: musl-tools)")
+    source = tmp_path / "musl.c"
+    source.write_text(
+        "#include <dlfcn.h>\n#include <stdio.h>\nint main(void) {"
+        ' puts(dlsym(RTLD_DEFAULT, "puts") && !dlsym(RTLD_DEFAULT, "cuInit") ? "fine" : "broken"); }'
+    )
+    program = tmp_path / "musl"
+    subprocess.run(
+        ["musl-gcc", "-o", str(program), str(source)], check=True, capture_output=True
+    )
+    ran = subprocess.run(
+        [str(program)], env={"LD_PRELOAD": str(SHIM)}, capture_output=True, text=True, check=False
+    )
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("fine\n", "", 0)
+
+
+def test_a_program_without_a_gpu_notices_nothing(tmp_path: Path) -> None:
+    """No lease, no CUDA call: no word, and nothing changed in the environment."""
+    ran = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"],
+        env={"LD_PRELOAD": str(SHIM), "FENKA_NULL_CARDS": CARDS[0]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (ran.stdout, ran.stderr) == ("None\n", "")

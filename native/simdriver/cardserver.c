@@ -1,0 +1,233 @@
+/* fenka-cardserver NODE [--idle-seconds N]: knows who uses a simulated node's cards.
+ *
+ * A process holds its slot for as long as it keeps its connection open; the kernel closes that when
+ * the process dies, however it dies. The process id is the kernel's word (SO_PEERCRED), as seen from
+ * the server's PID namespace, like the host's PIDs that a real driver reports.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "node.h"
+
+#define SOCKET_NAME "server.sock"
+#define MAX_CLIENTS 65536
+#define NO_SLOT UINT32_MAX
+
+static const char *directory;
+static struct fenka_node *state;
+static int events, listener, signals;
+static unsigned clients;
+/* By file descriptor: the slot that its client holds. */
+static uint32_t slot_of[MAX_CLIENTS];
+
+__attribute__((noreturn, format(printf, 1, 2))) static void fail(const char *sentence, ...)
+{
+    __builtin_va_list arguments;
+    __builtin_va_start(arguments, sentence);
+    fputs("fenka-cardserver: ", stderr);
+    vfprintf(stderr, sentence, arguments);
+    fputc('\n', stderr);
+    exit(1);
+}
+
+/* The lock is on the state file itself: whoever replaces the file must hold it, too. */
+static void open_state(void)
+{
+    if (chdir(directory) != 0)
+        fail("cannot enter the node directory %s: %s.", directory, strerror(errno));
+    int file = open("state", O_RDWR | O_CLOEXEC);
+    if (file < 0)
+        fail("%s is not a simulated node: cannot open its file `state`: %s.", directory,
+             strerror(errno));
+    if (flock(file, LOCK_EX | LOCK_NB) != 0)
+        fail("another card server already serves %s.", directory);
+    struct stat found;
+    if (fstat(file, &found) != 0 || (uint64_t)found.st_size < sizeof *state)
+        fail("the file `state` in %s is too short.", directory);
+    state = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (state == MAP_FAILED)
+        fail("cannot map the file `state` in %s: %s.", directory, strerror(errno));
+    if (state->magic != FENKA_NODE_MAGIC || state->version != FENKA_NODE_VERSION)
+        fail("the file `state` in %s was written by another version of fenka.", directory);
+}
+
+static void empty_slot(uint32_t slot)
+{
+    struct fenka_node_process *process = &state->processes[slot];
+    __atomic_store_n(&process->generation, 0, __ATOMIC_SEQ_CST);
+    for (uint32_t card = 0; card < FENKA_NODE_CARDS; card++) {
+        __atomic_store_n(&state->memory[card][slot], 0, __ATOMIC_SEQ_CST);
+        process->contexts[card] = 0;
+        process->busy_ns[card] = 0;
+        if (card < state->card_count)
+            memset(state->busy[card][slot], 0, sizeof state->busy[card][slot]);
+    }
+    process->pid = 0;
+}
+
+/* Nobody is connected to a server that just started, whatever its predecessor left. */
+static void forget_everyone(void)
+{
+    uint32_t used = state->slots_used;
+    for (uint32_t slot = 0; slot < used && slot < FENKA_NODE_SLOTS; slot++)
+        empty_slot(slot);
+    __atomic_store_n(&state->slots_used, 0, __ATOMIC_RELEASE);
+    for (uint32_t card = 0; card < FENKA_NODE_CARDS; card++)
+        state->cards[card].free_at_ns = 0;
+}
+
+static uint32_t take_slot(int32_t pid, uint64_t *generation)
+{
+    uint32_t slot = 0;
+    while (slot < FENKA_NODE_SLOTS && state->processes[slot].generation != 0)
+        slot++;
+    if (slot == FENKA_NODE_SLOTS)
+        return NO_SLOT;
+    /* A client that lost this slot a moment ago may have written once more after it was emptied. */
+    empty_slot(slot);
+    *generation = ++state->generations;
+    state->processes[slot].pid = pid;
+    __atomic_store_n(&state->processes[slot].generation, *generation, __ATOMIC_SEQ_CST);
+    if (slot >= state->slots_used)
+        __atomic_store_n(&state->slots_used, slot + 1, __ATOMIC_RELEASE);
+    return slot;
+}
+
+static void watch(int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.fd = fd};
+    if (epoll_ctl(events, EPOLL_CTL_ADD, fd, &event) != 0)
+        fail("cannot watch a connection: %s.", strerror(errno));
+}
+
+static void listen_for_clients(void)
+{
+    unlink(SOCKET_NAME);
+    struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = SOCKET_NAME};
+    listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof address) != 0 ||
+        chmod(SOCKET_NAME, 0666) != 0 || listen(listener, SOMAXCONN) != 0)
+        fail("cannot listen on %s/%s: %s.", directory, SOCKET_NAME, strerror(errno));
+    watch(listener);
+}
+
+static void accept_clients(void)
+{
+    int fd;
+    while ((fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
+        if (fd >= MAX_CLIENTS) {
+            close(fd);
+            continue;
+        }
+        slot_of[fd] = NO_SLOT;
+        clients++;
+        watch(fd);
+    }
+}
+
+static void hang_up(int fd)
+{
+    if (slot_of[fd] != NO_SLOT)
+        empty_slot(slot_of[fd]);
+    close(fd);
+    clients--;
+}
+
+static void hear(int fd)
+{
+    char hello;
+    ssize_t got = recv(fd, &hello, 1, 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (got != 1 || slot_of[fd] != NO_SLOT) {
+        hang_up(fd);
+        return;
+    }
+    struct node_welcome welcome = {.ok = 1};
+    if (hello == NODE_HELLO_CUDA) {
+        struct ucred peer = {.pid = 0};
+        socklen_t size = sizeof peer;
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size);
+        slot_of[fd] = take_slot(peer.pid, &welcome.generation);
+        welcome.slot = slot_of[fd];
+        welcome.ok = slot_of[fd] != NO_SLOT;
+    }
+    if (send(fd, &welcome, sizeof welcome, MSG_NOSIGNAL) != (ssize_t)sizeof welcome)
+        hang_up(fd);
+}
+
+static void watch_signals(void)
+{
+    sigset_t ending;
+    sigemptyset(&ending);
+    sigaddset(&ending, SIGTERM);
+    sigaddset(&ending, SIGINT);
+    sigprocmask(SIG_BLOCK, &ending, NULL);
+    signals = signalfd(-1, &ending, SFD_CLOEXEC);
+    watch(signals);
+}
+
+/* Whoever started the server waits for this line, and must not be kept waiting for the end of it. */
+static void say_ready(void)
+{
+    puts("ready");
+    fflush(stdout);
+    int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (int fd = 0; nowhere >= 0 && fd < 3; fd++)
+        dup2(nowhere, fd);
+}
+
+static void serve(int idle_ms)
+{
+    struct epoll_event ready[64];
+    for (;;) {
+        int count = epoll_wait(events, ready, 64, clients == 0 ? idle_ms : -1);
+        if (count == 0)
+            return;
+        for (int i = 0; i < count; i++) {
+            int fd = ready[i].data.fd;
+            if (fd == signals)
+                return;
+            if (fd == listener)
+                accept_clients();
+            else
+                hear(fd);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 2 && !(argc == 4 && strcmp(argv[2], "--idle-seconds") == 0))
+        fail("usage: fenka-cardserver NODE [--idle-seconds N]   (0 = stay for ever)");
+    directory = argv[1];
+    int idle_ms = argc == 4 ? atoi(argv[3]) * 1000 : 30000;
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+    open_state();
+    events = epoll_create1(EPOLL_CLOEXEC);
+    forget_everyone();
+    watch_signals();
+    listen_for_clients();
+    say_ready();
+    serve(idle_ms > 0 ? idle_ms : -1);
+    unlink(SOCKET_NAME);
+    return 0;
+}

@@ -1,0 +1,48 @@
+/* cuGetProcAddress: a name, and the CUDA version whose meaning of it is wanted, to a function. */
+#include <string.h>
+
+#include "driver.h"
+
+struct entry {
+    const char *name;
+    int version;
+    void *function, *per_thread;
+};
+#include "cuda_entries.inc"
+
+CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, cuuint64_t flags,
+                             CUdriverProcAddressQueryResult *status)
+{
+    if (!symbol || !function)
+        return CUDA_ERROR_INVALID_VALUE;
+    bool per_thread = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+    CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    *function = NULL;
+    for (size_t i = 0; i < sizeof versioned / sizeof *versioned && !*function; i++) {
+        if (strcmp(versioned[i].name, symbol) != 0)
+            continue;
+        found = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+        if (versioned[i].version <= version) /* the newest comes first */
+            *function = per_thread ? versioned[i].per_thread : versioned[i].function;
+    }
+    for (size_t i = 0; i < sizeof exact / sizeof *exact && found == 1 && !*function; i++)
+        if (strcmp(exact[i].name, symbol) == 0)
+            *function = exact[i].function;
+    if (status)
+        *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : found;
+    return *function || status ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags)
+{
+    return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
+}
+
+/* The private tables are how the CUDA runtime tells NVIDIA's driver from others. This is another. */
+CUresult cuGetExportTable(const void **table, const CUuuid *id)
+{
+    if (!table || !id)
+        return CUDA_ERROR_INVALID_VALUE;
+    *table = NULL;
+    return CUDA_ERROR_NOT_FOUND;
+}

@@ -1,0 +1,116 @@
+/* Initialisation, versions, and what errors are called. */
+#include <stdlib.h>
+
+#include "driver.h"
+
+int device_count;
+uint32_t device_cards[FENKA_NODE_CARDS];
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool initialised;
+
+static const struct {
+    int code;
+    const char *name, *sentence;
+} errors[] = {
+#include "cuda_errors.inc"
+};
+
+/* CUDA does not survive a fork: the child starts as a process that never called cuInit. */
+static void after_fork(void)
+{
+    initialised = false;
+    device_count = 0;
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    objects_after_fork();
+    contexts_after_fork();
+    memory_after_fork();
+    host_functions_after_fork();
+}
+
+uint32_t environment_number(const char *name, uint32_t otherwise)
+{
+    const char *text = getenv(name);
+    char *end;
+    unsigned long value = text ? strtoul(text, &end, 10) : 0;
+    return !text || end == text || *end || value > UINT32_MAX ? otherwise : (uint32_t)value;
+}
+
+static CUresult initialise(void)
+{
+    node_on_fork = after_fork;
+    if (node_state)
+        node_detach();
+    int why = node_attach(NODE_HELLO_CUDA);
+    if (why != 0)
+        return CUDA_ERROR_SYSTEM_NOT_READY;
+    device_count = visible_cards(getenv("CUDA_VISIBLE_DEVICES"), node_state, device_cards);
+    if (device_count == 0) {
+        node_detach();
+        return CUDA_ERROR_NO_DEVICE;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuInit(unsigned int flags)
+{
+    if (flags != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    CUresult result = CUDA_SUCCESS;
+    if (!initialised) {
+        result = initialise();
+        initialised = result == CUDA_SUCCESS;
+    } else if (!node_alive()) {
+        result = CUDA_ERROR_SYSTEM_NOT_READY;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+CUresult driver_ready(void)
+{
+    if (!initialised)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    return node_alive() ? CUDA_SUCCESS : CUDA_ERROR_SYSTEM_NOT_READY;
+}
+
+CUresult device_card(CUdevice device, uint32_t *card)
+{
+    TRY(driver_ready());
+    if (device < 0 || device >= device_count)
+        return CUDA_ERROR_INVALID_DEVICE;
+    *card = device_cards[device];
+    return CUDA_SUCCESS;
+}
+
+/* Answers before cuInit, too, as the real one does; then from what this was built against. */
+CUresult cuDriverGetVersion(int *version)
+{
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
+    *version = node_state ? (int)node_state->cuda_version : CUDA_VERSION;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorName(CUresult error, const char **text)
+{
+    if (!text)
+        return CUDA_ERROR_INVALID_VALUE;
+    *text = NULL;
+    for (size_t i = 0; i < sizeof errors / sizeof *errors && !*text; i++)
+        if (errors[i].code == (int)error)
+            *text = errors[i].name;
+    return *text ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGetErrorString(CUresult error, const char **text)
+{
+    if (!text)
+        return CUDA_ERROR_INVALID_VALUE;
+    *text = NULL;
+    for (size_t i = 0; i < sizeof errors / sizeof *errors && !*text; i++)
+        if (errors[i].code == (int)error)
+            *text = errors[i].sentence;
+    return *text ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}

@@ -1,0 +1,96 @@
+/* Launches take time on the card's line, and the questions one asks before launching. */
+#include "driver.h"
+#include "timeline.h"
+
+#define MAX_THREADS 1024
+#define WARP 32
+
+static CUresult launch(const void *handle, uint64_t blocks, uint64_t threads, CUstream stream_handle)
+{
+    CUcontext context;
+    CUstream stream;
+    struct CUfunc_st *function;
+    TRY(stream_resolve(stream_handle, &context, &stream));
+    TRY(function_resolve(handle, &function));
+    if (blocks == 0 || threads == 0 || threads > MAX_THREADS)
+        return CUDA_ERROR_INVALID_VALUE;
+    stream_extend(context, stream,
+                  timeline_add(context->card, stream_end(context, stream), function->duration_ns));
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                        unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                        unsigned int block_z, unsigned int shared_bytes, CUstream stream,
+                        void **parameters, void **extra)
+{
+    (void)shared_bytes, (void)parameters, (void)extra;
+    return launch(function, (uint64_t)grid_x * grid_y * grid_z,
+                  (uint64_t)block_x * block_y * block_z, stream);
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                          void **extra)
+{
+    (void)parameters, (void)extra;
+    if (!config)
+        return CUDA_ERROR_INVALID_VALUE;
+    return launch(function, (uint64_t)config->gridDimX * config->gridDimY * config->gridDimZ,
+                  (uint64_t)config->blockDimX * config->blockDimY * config->blockDimZ,
+                  config->hStream);
+}
+
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                                   unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                                   unsigned int block_z, unsigned int shared_bytes, CUstream stream,
+                                   void **parameters)
+{
+    return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,
+                          stream, parameters, NULL);
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction handle,
+                                                              int threads, size_t shared_bytes,
+                                                              unsigned int flags)
+{
+    struct CUfunc_st *function;
+    (void)shared_bytes, (void)flags;
+    TRY(driver_ready());
+    TRY(function_resolve(handle, &function));
+    if (!blocks || threads <= 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    int rounded = (threads + WARP - 1) / WARP * WARP;
+    *blocks = rounded > MAX_THREADS ? 0 : MAX_THREADS / rounded < 16 ? MAX_THREADS / rounded : 16;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads,
+                                                     size_t shared_bytes)
+{
+    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads,
+                                                                shared_bytes, 0);
+}
+
+CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction handle,
+                                                   CUoccupancyB2DSize shared_of, size_t shared_bytes,
+                                                   int limit, unsigned int flags)
+{
+    CUcontext context;
+    struct CUfunc_st *function;
+    (void)shared_of, (void)shared_bytes, (void)flags;
+    TRY(context_current(&context));
+    TRY(function_resolve(handle, &function));
+    if (!grid || !block)
+        return CUDA_ERROR_INVALID_VALUE;
+    *block = limit > 0 && limit < MAX_THREADS ? limit : MAX_THREADS;
+    *grid = (int)node_state->cards[context->card].sm_count;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function,
+                                          CUoccupancyB2DSize shared_of, size_t shared_bytes,
+                                          int limit)
+{
+    return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared_bytes,
+                                                     limit, 0);
+}

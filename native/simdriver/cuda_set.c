@@ -1,0 +1,87 @@
+/* Filling memory. */
+#include <string.h>
+#include <sys/mman.h>
+
+#include "driver.h"
+
+#define PAGE 4096
+#define WORTH_DROPPING (1u << 20)
+
+static CUresult ready(bool wait, CUstream stream)
+{
+    CUcontext context;
+    TRY(stream_resolve(stream, &context, &stream));
+    if (wait)
+        stream_wait(context, NULL);
+    return CUDA_SUCCESS;
+}
+
+/* Zeroed pages are given back to the kernel, which hands them out zeroed: filling gigabytes with
+ * zeros, as frameworks do, must not cost gigabytes. */
+static void zero(uintptr_t at, size_t bytes)
+{
+    uintptr_t from = (at + PAGE - 1) / PAGE * PAGE, to = (at + bytes) / PAGE * PAGE;
+    struct allocation held;
+    bool ours = memory_find(at, &held) && held.mapped;
+    if (!ours || bytes < WORTH_DROPPING || madvise((void *)from, to - from, MADV_DONTNEED) != 0) {
+        memset((void *)at, 0, bytes);
+        return;
+    }
+    memset((void *)at, 0, from - at);
+    memset((void *)to, 0, at + bytes - to);
+}
+
+/* The pattern is repeated `count` times; `width` is its size in bytes: 1, 2 or 4. */
+static CUresult fill(uintptr_t at, uint32_t pattern, size_t width, size_t count)
+{
+    if (count == 0)
+        return CUDA_SUCCESS;
+    if (at % width != 0 || count > SIZE_MAX / width || !memory_holds(at, count * width))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (pattern == 0)
+        zero(at, count * width);
+    else if (width == 1)
+        memset((void *)at, (int)pattern, count);
+    else
+        for (size_t i = 0; i < count; i++)
+            memcpy((void *)(at + i * width), &pattern, width);
+    return CUDA_SUCCESS;
+}
+
+static CUresult fill_rows(uintptr_t at, size_t pitch, uint32_t pattern, size_t width, size_t columns,
+                          size_t rows)
+{
+    if (pitch < columns * width && rows > 1)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t row = 0; row < rows; row++)
+        TRY(fill(at + row * pitch, pattern, width, columns));
+    return CUDA_SUCCESS;
+}
+
+#define DEFINE(bits, type)                                                                         \
+    CUresult cuMemsetD##bits##_v2(CUdeviceptr at, type value, size_t count)                        \
+    {                                                                                              \
+        TRY(ready(true, NULL));                                                                    \
+        return fill(at, value, sizeof value, count);                                               \
+    }                                                                                              \
+    CUresult cuMemsetD##bits##Async(CUdeviceptr at, type value, size_t count, CUstream stream)     \
+    {                                                                                              \
+        TRY(ready(false, stream));                                                                 \
+        return fill(at, value, sizeof value, count);                                               \
+    }                                                                                              \
+    CUresult cuMemsetD2D##bits##_v2(CUdeviceptr at, size_t pitch, type value, size_t width,        \
+                                    size_t height)                                                 \
+    {                                                                                              \
+        TRY(ready(true, NULL));                                                                    \
+        return fill_rows(at, pitch, value, sizeof value, width, height);                           \
+    }                                                                                              \
+    CUresult cuMemsetD2D##bits##Async(CUdeviceptr at, size_t pitch, type value, size_t width,      \
+                                      size_t height, CUstream stream)                              \
+    {                                                                                              \
+        TRY(ready(false, stream));                                                                 \
+        return fill_rows(at, pitch, value, sizeof value, width, height);                           \
+    }
+
+DEFINE(8, unsigned char)
+DEFINE(16, unsigned short)
+DEFINE(32, unsigned int)

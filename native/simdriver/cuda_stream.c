@@ -1,0 +1,253 @@
+/* Streams and events. A stream is no queue: it is the time at which what was given to it is done. */
+#include "driver.h"
+#include "timeline.h"
+
+static uint64_t last_id;
+
+struct CUevent_st {
+    struct object object;
+    unsigned flags;
+    bool recorded;
+    uint64_t at_ns;
+};
+
+CUresult stream_resolve(CUstream handle, CUcontext *context, CUstream *stream)
+{
+    if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
+        TRY(context_current(context));
+        *stream = NULL;
+        return CUDA_SUCCESS;
+    }
+    TRY(driver_ready());
+    CUstream known = object_get(handle, STREAM);
+    if (!known)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *context = known->object.context;
+    *stream = known;
+    return CUDA_SUCCESS;
+}
+
+uint64_t stream_end(CUcontext context, CUstream stream)
+{
+    return __atomic_load_n(stream ? &stream->end_ns : &context->end_ns, __ATOMIC_ACQUIRE);
+}
+
+void stream_extend(CUcontext context, CUstream stream, uint64_t end_ns)
+{
+    if (stream)
+        raise_to(&stream->end_ns, end_ns);
+    raise_to(&context->end_ns, end_ns);
+}
+
+void stream_wait(CUcontext context, CUstream stream)
+{
+    timeline_wait(stream_end(context, stream));
+    host_functions_wait(context);
+}
+
+bool stream_done(CUcontext context, CUstream stream)
+{
+    return stream_end(context, stream) <= node_now() &&
+           __atomic_load_n(&context->host_functions, __ATOMIC_ACQUIRE) == 0;
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
+{
+    CUcontext context;
+    TRY(context_current(&context));
+    if (!stream || flags > CU_STREAM_NON_BLOCKING)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUstream made = object_new(STREAM, sizeof *made, context);
+    if (!made)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    made->flags = flags;
+    made->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+    made->id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED);
+    *stream = made;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
+{
+    return cuStreamCreateWithPriority(stream, flags, 0);
+}
+
+CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    TRY(driver_ready());
+    if (!object_get(stream, STREAM))
+        return CUDA_ERROR_INVALID_HANDLE;
+    object_delete(stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream handle)
+{
+    CUcontext context;
+    CUstream stream;
+    TRY(stream_resolve(handle, &context, &stream));
+    stream_wait(context, stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamQuery(CUstream handle)
+{
+    CUcontext context;
+    CUstream stream;
+    TRY(stream_resolve(handle, &context, &stream));
+    return stream_done(context, stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
+{
+    CUcontext context;
+    CUstream stream;
+    TRY(stream_resolve(handle, &context, &stream));
+    if (!flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = stream ? stream->flags : CU_STREAM_DEFAULT;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetPriority(CUstream handle, int *priority)
+{
+    CUcontext context;
+    CUstream stream;
+    TRY(stream_resolve(handle, &context, &stream));
+    if (!priority)
+        return CUDA_ERROR_INVALID_VALUE;
+    *priority = stream ? stream->priority : 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx(CUstream handle, CUcontext *out)
+{
+    CUcontext context;
+    CUstream stream;
+    TRY(stream_resolve(handle, &context, &stream));
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = context;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
+{
+    CUcontext context;
+    CUstream stream;
+    TRY(stream_resolve(handle, &context, &stream));
+    if (!id)
+        return CUDA_ERROR_INVALID_VALUE;
+    *id = stream ? stream->id : 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
+{
+    CUcontext context;
+    CUstream stream;
+    TRY(stream_resolve(handle, &context, &stream));
+    if (!device)
+        return CUDA_ERROR_INVALID_VALUE;
+    *device = context->device;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
+{
+    CUcontext context;
+    CUstream stream;
+    TRY(stream_resolve(handle, &context, &stream));
+    if (!status)
+        return CUDA_ERROR_INVALID_VALUE;
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
+{
+    CUcontext context;
+    CUstream stream;
+    (void)flags;
+    TRY(stream_resolve(handle, &context, &stream));
+    if (!object_get(event, EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    stream_extend(context, stream, event->at_ns);
+    return CUDA_SUCCESS;
+}
+
+/* ---- events ---- */
+
+CUresult cuEventCreate(CUevent *event, unsigned int flags)
+{
+    CUcontext context;
+    TRY(context_current(&context));
+    if (!event || flags & ~7u)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUevent made = object_new(EVENT, sizeof *made, context);
+    if (!made)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    made->flags = flags;
+    *event = made;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy_v2(CUevent event)
+{
+    TRY(driver_ready());
+    if (!object_get(event, EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    object_delete(event);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags)
+{
+    CUcontext context;
+    CUstream stream;
+    (void)flags;
+    TRY(stream_resolve(handle, &context, &stream));
+    if (!object_get(event, EVENT) || event->object.context != context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    uint64_t now = node_now(), end = stream_end(context, stream);
+    event->at_ns = end > now ? end : now;
+    event->recorded = true;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+    return cuEventRecordWithFlags(event, stream, 0);
+}
+
+CUresult cuEventQuery(CUevent event)
+{
+    TRY(driver_ready());
+    if (!object_get(event, EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    return event->at_ns <= node_now() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventSynchronize(CUevent event)
+{
+    TRY(driver_ready());
+    if (!object_get(event, EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    timeline_wait(event->at_ns);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+{
+    TRY(driver_ready());
+    if (!milliseconds)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!object_get(start, EVENT) || !object_get(end, EVENT) || !start->recorded ||
+        !end->recorded || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)
+        return CUDA_ERROR_INVALID_HANDLE;
+    uint64_t now = node_now();
+    if (start->at_ns > now || end->at_ns > now)
+        return CUDA_ERROR_NOT_READY;
+    *milliseconds = (float)((double)(int64_t)(end->at_ns - start->at_ns) / 1e6);
+    return CUDA_SUCCESS;
+}

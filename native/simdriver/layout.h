@@ -1,0 +1,73 @@
+/* The shared memory of a simulated node: the file `state` in the node's directory.
+ *
+ * One card server owns who is in a slot; the process in a slot is the only writer of that slot's
+ * counters; the time line of a card is written by everyone, by compare-and-swap. Nothing holds a
+ * total: memory in use is the sum of the slots, so that a killed process can leave no remainder.
+ *
+ * This header is the only definition of the layout: C includes it and fenka.hardware.simulated
+ * reads the same text through cffi to create the file. So it holds integer constants and plain
+ * declarations only. Times are nanoseconds of CLOCK_MONOTONIC.
+ */
+#ifndef FENKA_SIMULATED_LAYOUT_H
+#define FENKA_SIMULATED_LAYOUT_H
+#include <stdint.h>
+
+#define FENKA_NODE_MAGIC 0x45444f4e414b4e46 /* "FNKANODE" */
+#define FENKA_NODE_VERSION 1
+#define FENKA_NODE_CARDS 16
+#define FENKA_NODE_SLOTS 1024
+/* The idle time of a card: 2.56 s in buckets of 10 ms. */
+#define FENKA_NODE_IDLE_BUCKETS 256
+#define FENKA_NODE_IDLE_BUCKET_NS 10000000
+/* The busy time of one process on one card: 6.4 s in buckets of 100 ms, of which the last second is
+ * read; the rest holds work that is queued but lies ahead. */
+#define FENKA_NODE_BUSY_BUCKETS 64
+#define FENKA_NODE_BUSY_BUCKET_NS 100000000
+/* A bucket is one word: its ordinal << 27 | nanoseconds, so that a stale one is seen as empty. */
+#define FENKA_NODE_BUCKET_SHIFT 27
+
+struct fenka_node_card {
+    /* Fixed when the node is created. */
+    char uuid[48]; /* as NVML prints it, "GPU-…", NUL-padded, as all strings here */
+    char name[64];
+    char serial[32];
+    char pci_bus_id[32];
+    uint64_t memory_bytes;
+    uint64_t context_bytes; /* charged once per process that has a context on the card */
+    uint32_t sm_count;
+    uint32_t compute_major;
+    uint32_t compute_minor;
+    uint32_t idle_power_mw;
+    uint32_t power_limit_mw;
+    uint32_t max_sm_clock_mhz;
+    uint32_t max_memory_clock_mhz;
+    uint32_t fan_percent; /* 0 = the card has no fan */
+    /* The time line: the end of the last kernel that was given to the card. */
+    uint64_t free_at_ns;
+    uint64_t idle[256]; /* FENKA_NODE_IDLE_BUCKETS */
+};
+
+struct fenka_node_process {
+    uint64_t generation; /* who holds the slot; 0 = nobody. Written by the server only */
+    int32_t pid;         /* as the server sees it */
+    uint32_t reserved;
+    uint64_t contexts[16]; /* FENKA_NODE_CARDS: contexts on each card */
+    uint64_t busy_ns[16];  /* device time given to each card's time line since the slot was taken */
+};
+
+struct fenka_node {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t card_count;
+    uint32_t cuda_version; /* 12040 = 12.4 */
+    uint32_t slots_used;   /* slots at and above this one were never taken; written by the server */
+    char driver_version[80];
+    uint64_t generations; /* the last one given out */
+    uint64_t reserved[4];
+    struct fenka_node_card cards[16];           /* FENKA_NODE_CARDS */
+    struct fenka_node_process processes[1024];  /* FENKA_NODE_SLOTS */
+    uint64_t memory[16][1024];                  /* bytes of device memory held: [card][slot] */
+    uint64_t busy[16][1024][64];                /* [card][slot][FENKA_NODE_BUSY_BUCKETS] */
+};
+
+#endif

@@ -1,0 +1,205 @@
+#define _GNU_SOURCE
+#include "node.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ANSWER_WITHIN_S 5
+#define CHECK_EVERY_NS 10000000
+
+struct fenka_node *node_state;
+uint32_t node_slot;
+void (*node_on_fork)(void);
+
+static int line = -1;
+static ino_t line_inode;
+static uint64_t generation;
+static uint64_t checked_ns;
+static bool lost;
+
+uint64_t node_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* The descriptor may meanwhile belong to someone else: a program may close what it did not open. */
+static bool line_is_ours(void)
+{
+    struct stat found;
+    return line >= 0 && fstat(line, &found) == 0 && found.st_ino == line_inode;
+}
+
+static void cut(void)
+{
+    if (line_is_ours())
+        close(line);
+    line = -1;
+    node_state = NULL;
+    generation = 0;
+}
+
+static void after_fork(void)
+{
+    cut();
+    lost = false;
+    if (node_on_fork)
+        node_on_fork();
+}
+
+static struct fenka_node *map_state(int directory)
+{
+    int file = openat(directory, "state", O_RDWR | O_CLOEXEC);
+    if (file < 0)
+        return NULL;
+    struct stat found;
+    struct fenka_node *state = MAP_FAILED;
+    if (fstat(file, &found) == 0 && (uint64_t)found.st_size >= sizeof *state)
+        state = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (state == MAP_FAILED)
+        return NULL;
+    if (state->magic == FENKA_NODE_MAGIC && state->version == FENKA_NODE_VERSION)
+        return state;
+    munmap(state, sizeof *state);
+    return NULL;
+}
+
+/* Two components up from the path this library was loaded by. The link is not resolved: it points
+ * out of the node, to where the library is installed. */
+static int open_own_directory(void)
+{
+    Dl_info self;
+    if (!dladdr((void *)(uintptr_t)node_attach, &self) || !self.dli_fname)
+        return -1;
+    char path[4096];
+    if (snprintf(path, sizeof path, "%s", self.dli_fname) >= (int)sizeof path)
+        return -1;
+    for (int component = 0; component < 2; component++) {
+        char *slash = strrchr(path, '/');
+        if (!slash)
+            return -1;
+        *(slash == path ? slash + 1 : slash) = '\0';
+    }
+    return open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+}
+
+static int open_directory(struct fenka_node **state)
+{
+    int directory = open_own_directory();
+    if (directory >= 0 && (*state = map_state(directory)))
+        return directory;
+    if (directory >= 0)
+        close(directory);
+    const char *named = getenv("FENKA_SIMULATED_NODE");
+    directory = named ? open(named, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
+    if (directory >= 0 && !(*state = map_state(directory))) {
+        close(directory);
+        directory = -1;
+    }
+    return directory;
+}
+
+static int call_server(int directory)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -1;
+    struct timeval patience = {.tv_sec = ANSWER_WITHIN_S};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    /* Through the descriptor, because a socket's address holds 108 bytes and a path may be longer. */
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/server.sock", directory);
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0)
+        return fd;
+    int why = errno;
+    close(fd);
+    errno = why;
+    return -1;
+}
+
+static int greet(int fd, char hello, struct node_welcome *welcome)
+{
+    if (send(fd, &hello, 1, MSG_NOSIGNAL) != 1)
+        return errno;
+    ssize_t got = recv(fd, welcome, sizeof *welcome, MSG_WAITALL);
+    if (got != (ssize_t)sizeof *welcome)
+        return got < 0 ? errno : ECONNRESET;
+    return welcome->ok ? 0 : EUSERS;
+}
+
+int node_attach(char hello)
+{
+    static bool forks_watched;
+    if (!forks_watched) {
+        pthread_atfork(NULL, NULL, after_fork);
+        forks_watched = true;
+    }
+    struct fenka_node *state = NULL;
+    int directory = open_directory(&state);
+    if (directory < 0)
+        return ENOENT;
+    struct node_welcome welcome;
+    struct stat found;
+    int fd = call_server(directory);
+    int why = fd < 0 ? errno : greet(fd, hello, &welcome);
+    if (why == 0 && fstat(fd, &found) != 0)
+        why = errno;
+    close(directory);
+    if (why != 0) {
+        if (fd >= 0)
+            close(fd);
+        munmap(state, sizeof *state);
+        return why == ENOENT ? ECONNREFUSED : why;
+    }
+    line = fd;
+    line_inode = found.st_ino;
+    node_slot = welcome.slot;
+    generation = welcome.generation;
+    lost = false;
+    checked_ns = node_now();
+    __atomic_store_n(&node_state, state, __ATOMIC_RELEASE);
+    return 0;
+}
+
+void node_detach(void)
+{
+    /* The mapping stays: another thread may still be reading it. It is a few touched pages. */
+    cut();
+}
+
+bool node_alive(void)
+{
+    if (lost || !node_state)
+        return false;
+    uint64_t now = node_now();
+    if (now - __atomic_load_n(&checked_ns, __ATOMIC_RELAXED) < CHECK_EVERY_NS)
+        return true;
+    __atomic_store_n(&checked_ns, now, __ATOMIC_RELAXED);
+    char byte;
+    bool silent = line_is_ours() && recv(line, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
+                  (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+    if (!silent)
+        lost = true;
+    return silent;
+}
+
+bool node_owns_slot(void)
+{
+    return node_state && generation != 0 &&
+           __atomic_load_n(&node_state->processes[node_slot].generation, __ATOMIC_ACQUIRE) ==
+               generation;
+}

@@ -1,0 +1,40 @@
+/* A process's tie to the simulated node: its directory, its shared memory, its line to the server. */
+#ifndef FENKA_SIMULATED_NODE_H
+#define FENKA_SIMULATED_NODE_H
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "layout.h"
+
+/* What a client says first; the server answers with a node_welcome. */
+#define NODE_HELLO_CUDA 'C' /* wants a slot */
+#define NODE_HELLO_NVML 'N' /* reads only */
+
+struct node_welcome {
+    uint32_t ok;
+    uint32_t slot;
+    uint64_t generation;
+};
+
+/* NULL until node_attach succeeded, and again in a forked child. */
+extern struct fenka_node *node_state;
+extern uint32_t node_slot;
+
+/* 0, or an errno: ENOENT = no node is where this library was loaded from; anything else = the
+ * node's card server does not answer. Not thread-safe: callers hold their own lock. */
+int node_attach(char hello);
+void node_detach(void);
+
+/* False once the server has gone, for good: whatever took its place does not know this process.
+ * Asks the socket at most every 10 ms. */
+bool node_alive(void);
+
+/* False where this process no longer owns its slot; then it must not write to it. */
+bool node_owns_slot(void);
+
+/* Called in a forked child after the tie to the parent's node was cut. */
+extern void (*node_on_fork)(void);
+
+uint64_t node_now(void);
+#endif

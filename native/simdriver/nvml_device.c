@@ -1,0 +1,228 @@
+/* Which card, and what it is. */
+#include "nvml_device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+nvmlReturn_t nvml_card(nvmlDevice_t device, uint32_t *card)
+{
+    TRY(nvml_ready());
+    uintptr_t offset = (uintptr_t)device - (uintptr_t)node_state->cards;
+    if (!device || offset % sizeof *node_state->cards != 0 ||
+        offset / sizeof *node_state->cards >= node_state->card_count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *card = (uint32_t)(offset / sizeof *node_state->cards);
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t give(nvmlDevice_t *device, uint32_t card)
+{
+    *device = (nvmlDevice_t)&node_state->cards[card];
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
+{
+    TRY(nvml_ready());
+    if (!count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *count = node_state->card_count;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetCount(unsigned int *count) { return nvmlDeviceGetCount_v2(count); }
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+{
+    TRY(nvml_ready());
+    if (!device || index >= node_state->card_count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    return give(device, index);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
+{
+    return nvmlDeviceGetHandleByIndex_v2(index, device);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+    TRY(nvml_ready());
+    if (!uuid || !device)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    for (uint32_t card = 0; card < node_state->card_count; card++)
+        if (strcasecmp(node_state->cards[card].uuid, uuid) == 0)
+            return give(device, card);
+    return NVML_ERROR_NOT_FOUND;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
+{
+    TRY(nvml_ready());
+    if (!serial || !device)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    for (uint32_t card = 0; card < node_state->card_count; card++)
+        if (strcmp(node_state->cards[card].serial, serial) == 0)
+            return give(device, card);
+    return NVML_ERROR_NOT_FOUND;
+}
+
+static bool parse_pci(const char *text, unsigned numbers[3])
+{
+    numbers[0] = 0;
+    return sscanf(text, "%x:%x:%x", &numbers[0], &numbers[1], &numbers[2]) == 3 ||
+           (numbers[0] = 0, sscanf(text, "%x:%x", &numbers[1], &numbers[2])) == 2;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device)
+{
+    unsigned wanted[3], found[3];
+    TRY(nvml_ready());
+    if (!bus_id || !device || !parse_pci(bus_id, wanted))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    for (uint32_t card = 0; card < node_state->card_count; card++)
+        if (parse_pci(node_state->cards[card].pci_bus_id, found) &&
+            memcmp(wanted, found, sizeof wanted) == 0)
+            return give(device, card);
+    return NVML_ERROR_NOT_FOUND;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *bus_id, nvmlDevice_t *device)
+{
+    return nvmlDeviceGetHandleByPciBusId_v2(bus_id, device);
+}
+
+nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!index)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *index = card;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
+{
+    return nvmlDeviceGetIndex(device, minor);
+}
+
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    return nvml_text(name, length, node_state->cards[card].name);
+}
+
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    return nvml_text(uuid, length, node_state->cards[card].uuid);
+}
+
+nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned int length)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    return nvml_text(serial, length, node_state->cards[card].serial);
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    uint32_t card;
+    unsigned numbers[3];
+    TRY(nvml_card(device, &card));
+    if (!pci)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (!parse_pci(node_state->cards[card].pci_bus_id, numbers))
+        return NVML_ERROR_UNKNOWN;
+    memset(pci, 0, sizeof *pci);
+    pci->domain = numbers[0];
+    pci->bus = numbers[1];
+    pci->device = numbers[2];
+    pci->pciDeviceId = 0x10de; /* vendor NVIDIA; there is no device to number */
+    snprintf(pci->busId, sizeof pci->busId, "%08X:%02X:%02X.0", numbers[0], numbers[1], numbers[2]);
+    snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "%04X:%02X:%02X.0", numbers[0], numbers[1],
+             numbers[2]);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    return nvmlDeviceGetPciInfo_v3(device, pci);
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    return nvmlDeviceGetPciInfo_v3(device, pci);
+}
+
+nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!major || !minor)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *major = (int)node_state->cards[card].compute_major;
+    *minor = (int)node_state->cards[card].compute_minor;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetArchitecture(nvmlDevice_t device, nvmlDeviceArchitecture_t *architecture)
+{
+    static const struct {
+        uint32_t capability, architecture;
+    } table[] = {{90, NVML_DEVICE_ARCH_HOPPER}, {89, NVML_DEVICE_ARCH_ADA},
+                 {80, NVML_DEVICE_ARCH_AMPERE}, {75, NVML_DEVICE_ARCH_TURING},
+                 {70, NVML_DEVICE_ARCH_VOLTA},  {60, NVML_DEVICE_ARCH_PASCAL}};
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!architecture)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    const struct fenka_node_card *held = &node_state->cards[card];
+    uint32_t capability = held->compute_major * 10 + held->compute_minor;
+    *architecture = NVML_DEVICE_ARCH_UNKNOWN;
+    for (size_t i = sizeof table / sizeof *table; i-- > 0;)
+        if (capability >= table[i].capability)
+            *architecture = table[i].architecture;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, nvmlBrandType_t *brand)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!brand)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    const char *name = node_state->cards[card].name;
+    *brand = strstr(name, "GeForce") ? NVML_BRAND_GEFORCE
+             : strstr(name, "Tesla") ? NVML_BRAND_TESLA
+                                     : NVML_BRAND_NVIDIA;
+    return NVML_SUCCESS;
+}
+
+/* Which CPUs are near: all of them. */
+nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, unsigned long *set)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!set)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    memset(set, 0xff, words * sizeof *set);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t one, nvmlDevice_t other,
+                                                 nvmlGpuTopologyLevel_t *level)
+{
+    uint32_t card;
+    TRY(nvml_card(one, &card));
+    TRY(nvml_card(other, &card));
+    if (!level)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *level = one == other ? NVML_TOPOLOGY_INTERNAL : NVML_TOPOLOGY_HOSTBRIDGE;
+    return NVML_SUCCESS;
+}

@@ -1,0 +1,22 @@
+/* What the parts of the simulated NVML know of each other. */
+#ifndef FENKA_SIMULATED_NVML_DEVICE_H
+#define FENKA_SIMULATED_NVML_DEVICE_H
+#include "nvml_header.h"
+
+#include <stdint.h>
+
+#include "node.h"
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        nvmlReturn_t tried_ = (call);                                                              \
+        if (tried_ != NVML_SUCCESS)                                                                \
+            return tried_;                                                                         \
+    } while (0)
+
+/* NVML_ERROR_UNINITIALIZED before nvmlInit, NVML_ERROR_GPU_IS_LOST once the card server has gone. */
+nvmlReturn_t nvml_ready(void);
+/* A device handle is the address of its card in the node's state. */
+nvmlReturn_t nvml_card(nvmlDevice_t device, uint32_t *card);
+nvmlReturn_t nvml_text(char *to, unsigned length, const char *text);
+#endif

@@ -1,0 +1,137 @@
+/* Who uses a card: process ids as the card server sees them, whatever namespace asks. */
+#include <time.h>
+
+#include "nvml_device.h"
+#include "timeline.h"
+
+struct seen {
+    uint32_t slot;
+    unsigned pid;
+    uint64_t bytes;
+};
+
+/* Processes with a context on the card; having called cuInit is not enough, as with the real one. */
+static unsigned collect(uint32_t card, struct seen *list)
+{
+    unsigned count = 0;
+    uint32_t used = __atomic_load_n(&node_state->slots_used, __ATOMIC_ACQUIRE);
+    for (uint32_t slot = 0; slot < used && slot < FENKA_NODE_SLOTS; slot++) {
+        const struct fenka_node_process *process = &node_state->processes[slot];
+        uint64_t generation = __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE);
+        struct seen found = {
+            slot, (unsigned)process->pid,
+            __atomic_load_n(&node_state->memory[card][slot], __ATOMIC_RELAXED)};
+        bool holds = __atomic_load_n(&process->contexts[card], __ATOMIC_RELAXED) > 0;
+        /* Read again: the slot may have changed hands while it was read. */
+        if (generation != 0 && holds &&
+            __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE) == generation)
+            list[count++] = found;
+    }
+    return count;
+}
+
+static nvmlReturn_t fits(unsigned *room, unsigned count, const void *list)
+{
+    bool enough = *room >= count && (list || count == 0);
+    *room = count;
+    return enough ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *room,
+                                                     nvmlProcessInfo_t *list)
+{
+    uint32_t card;
+    struct seen found[FENKA_NODE_SLOTS];
+    TRY(nvml_card(device, &card));
+    if (!room)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    unsigned count = collect(card, found);
+    TRY(fits(room, count, list));
+    for (unsigned i = 0; i < count; i++)
+        list[i] = (nvmlProcessInfo_t){.pid = found[i].pid, .usedGpuMemory = found[i].bytes,
+                                      .gpuInstanceId = UINT32_MAX, .computeInstanceId = UINT32_MAX};
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *room,
+                                                     nvmlProcessInfo_v2_t *list)
+{
+    return nvmlDeviceGetComputeRunningProcesses_v3(device, room, list);
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *room,
+                                                  nvmlProcessInfo_v1_t *list)
+{
+    uint32_t card;
+    struct seen found[FENKA_NODE_SLOTS];
+    TRY(nvml_card(device, &card));
+    if (!room)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    unsigned count = collect(card, found);
+    TRY(fits(room, count, list));
+    for (unsigned i = 0; i < count; i++)
+        list[i] = (nvmlProcessInfo_v1_t){.pid = found[i].pid, .usedGpuMemory = found[i].bytes};
+    return NVML_SUCCESS;
+}
+
+/* Nobody draws, and there is no MPS. */
+static nvmlReturn_t nobody(nvmlDevice_t device, unsigned int *room)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!room)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *room = 0;
+    return NVML_SUCCESS;
+}
+
+#define NOBODY(name, type)                                                                         \
+    nvmlReturn_t name(nvmlDevice_t device, unsigned int *room, type *list)                         \
+    {                                                                                              \
+        (void)list;                                                                                \
+        return nobody(device, room);                                                               \
+    }
+NOBODY(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
+NOBODY(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
+NOBODY(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
+NOBODY(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
+NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
+NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
+
+/* One sample per process that was busy in the last second, stamped now. */
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
+                                             nvmlProcessUtilizationSample_t *samples,
+                                             unsigned int *room, unsigned long long last_seen_us)
+{
+    uint32_t card;
+    struct seen found[FENKA_NODE_SLOTS];
+    unsigned percents[FENKA_NODE_SLOTS], busy = 0;
+    TRY(nvml_card(device, &card));
+    if (!room)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    struct timespec clock;
+    clock_gettime(CLOCK_REALTIME, &clock);
+    uint64_t now_us = (uint64_t)clock.tv_sec * 1000000 + (uint64_t)clock.tv_nsec / 1000;
+    unsigned count = collect(card, found);
+    for (unsigned i = 0; i < count; i++) {
+        unsigned percent = (unsigned)((timeline_process_busy(card, found[i].slot) + 5000000) / 10000000);
+        if (percent > 0) {
+            found[busy] = found[i];
+            percents[busy++] = percent;
+        }
+    }
+    if (!samples) {
+        *room = busy > 0 ? busy : 1;
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    }
+    if (busy == 0 || last_seen_us >= now_us) {
+        *room = 0;
+        return NVML_ERROR_NOT_FOUND;
+    }
+    TRY(fits(room, busy, samples));
+    for (unsigned i = 0; i < busy; i++)
+        samples[i] = (nvmlProcessUtilizationSample_t){.pid = found[i].pid, .timeStamp = now_us,
+                                                      .smUtil = percents[i],
+                                                      .memUtil = percents[i] / 2};
+    return NVML_SUCCESS;
+}

@@ -1,0 +1,278 @@
+/* What a card does just now. */
+#include "account.h"
+#include "nvml_device.h"
+#include "timeline.h"
+
+#define IDLE_C 30
+#define BUSY_C 75
+#define IDLE_CLOCK_MHZ 300
+
+/* 0 to 1000 thousandths of the last second. */
+static uint32_t load_of(uint32_t card) { return (uint32_t)(timeline_card_busy(card) / 1000000); }
+
+static uint32_t between(uint32_t low, uint32_t high, uint32_t thousandths)
+{
+    return high <= low ? low : low + (uint32_t)((uint64_t)(high - low) * thousandths / 1000);
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!memory)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    memory->total = node_state->cards[card].memory_bytes;
+    memory->used = account_total(card);
+    if (memory->used > memory->total) /* a charge about to be taken back */
+        memory->used = memory->total;
+    memory->free = memory->total - memory->used;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    nvmlMemory_t plain;
+    TRY(nvml_ready());
+    if (!memory)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (memory->version != nvmlMemory_v2)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    TRY(nvmlDeviceGetMemoryInfo(device, &plain));
+    memory->total = plain.total;
+    memory->reserved = 0;
+    memory->free = plain.free;
+    memory->used = plain.used;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!memory)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    memory->bar1Total = 256 << 20;
+    memory->bar1Used = 2 << 20;
+    memory->bar1Free = memory->bar1Total - memory->bar1Used;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!utilization)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    utilization->gpu = (load_of(card) + 5) / 10;
+    utilization->memory = utilization->gpu / 2; /* kernels use half of the memory's bandwidth */
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor,
+                                      unsigned int *celsius)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!celsius || sensor != NVML_TEMPERATURE_GPU)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *celsius = between(IDLE_C, BUSY_C, load_of(card));
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device,
+                                               nvmlTemperatureThresholds_t threshold,
+                                               unsigned int *celsius)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!celsius)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    switch (threshold) {
+    case NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: *celsius = 96; break;
+    case NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: *celsius = 93; break;
+    case NVML_TEMPERATURE_THRESHOLD_GPU_MAX: *celsius = 85; break;
+    default: return NVML_ERROR_NOT_SUPPORTED;
+    }
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!milliwatts)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *milliwatts = between(node_state->cards[card].idle_power_mw,
+                          node_state->cards[card].power_limit_mw, load_of(card));
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetPowerManagementLimit(nvmlDevice_t device, unsigned int *milliwatts)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!milliwatts)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *milliwatts = node_state->cards[card].power_limit_mw;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned int *milliwatts)
+{
+    return nvmlDeviceGetPowerManagementLimit(device, milliwatts);
+}
+
+nvmlReturn_t nvmlDeviceGetPowerManagementDefaultLimit(nvmlDevice_t device, unsigned int *milliwatts)
+{
+    return nvmlDeviceGetPowerManagementLimit(device, milliwatts);
+}
+
+nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *low,
+                                                          unsigned int *high)
+{
+    if (!low)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    TRY(nvmlDeviceGetPowerManagementLimit(device, high));
+    *low = *high / 2;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetPowerManagementMode(nvmlDevice_t device, nvmlEnableState_t *mode)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!mode)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *mode = NVML_FEATURE_ENABLED;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *mhz)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!mhz || type >= NVML_CLOCK_COUNT)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    const struct fenka_node_card *held = &node_state->cards[card];
+    *mhz = type == NVML_CLOCK_MEM ? held->max_memory_clock_mhz : held->max_sm_clock_mhz;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *mhz)
+{
+    uint32_t card;
+    TRY(nvmlDeviceGetMaxClockInfo(device, type, mhz));
+    TRY(nvml_card(device, &card));
+    if (load_of(card) == 0)
+        *mhz = type == NVML_CLOCK_MEM ? *mhz / 10 : IDLE_CLOCK_MHZ;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetApplicationsClock(nvmlDevice_t device, nvmlClockType_t type,
+                                            unsigned int *mhz)
+{
+    return nvmlDeviceGetMaxClockInfo(device, type, mhz);
+}
+
+nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, nvmlPstates_t *state)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!state)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *state = load_of(card) > 0 ? NVML_PSTATE_0 : NVML_PSTATE_8;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetPowerState(nvmlDevice_t device, nvmlPstates_t *state)
+{
+    return nvmlDeviceGetPerformanceState(device, state);
+}
+
+nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device,
+                                                       unsigned long long *reasons)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!reasons)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *reasons = load_of(card) > 0 ? nvmlClocksThrottleReasonNone : nvmlClocksThrottleReasonGpuIdle;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned int *percent)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!percent)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (node_state->cards[card].fan_percent == 0)
+        return NVML_ERROR_NOT_SUPPORTED; /* cooled by the chassis */
+    *percent = between(node_state->cards[card].fan_percent, 100, load_of(card));
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t *mode)
+{
+    return nvmlDeviceGetPowerManagementMode(device, mode);
+}
+
+nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, nvmlEnableState_t *active)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!active)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *active = NVML_FEATURE_DISABLED;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetDisplayMode(nvmlDevice_t device, nvmlEnableState_t *mode)
+{
+    return nvmlDeviceGetDisplayActive(device, mode);
+}
+
+nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!mode)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *mode = NVML_COMPUTEMODE_DEFAULT;
+    return NVML_SUCCESS;
+}
+
+/* ---- MIG: off where the card could do it ---- */
+
+nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!current || !pending)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    const struct fenka_node_card *held = &node_state->cards[card];
+    uint32_t capability = held->compute_major * 10 + held->compute_minor;
+    if (capability != 80 && capability != 90)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *current = *pending = NVML_DEVICE_MIG_DISABLE;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_mig)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!is_mig)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *is_mig = 0;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
+{
+    unsigned current, pending;
+    if (!count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *count = nvmlDeviceGetMigMode(device, &current, &pending) == NVML_SUCCESS ? 7 : 0;
+    return nvml_ready();
+}

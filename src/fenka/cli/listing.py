@@ -26,7 +26,9 @@ def ps(output: str) -> None:
     world = current()
     if tables.show(world.jobs, output):
         return
-    rows: list[tuple[str, ...]] = [("NAME", "USER", "STATE", "GPU", "MEMORY", "USED", "AGE", "COMMAND")]
+    rows: list[tuple[str, ...]] = [
+        ("NAME", "USER", "STATE", "GPU", "MEMORY", "USED", "AGE", "COMMAND")
+    ]
     rows += [_row(job) for job in world.jobs]
     print("\n".join(tables.fit(rows)))
 

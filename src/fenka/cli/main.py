@@ -83,7 +83,7 @@ def fenka(
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD…")],
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD", help="the program and its arguments")],
     gpu_mem: MemoryOption = "",
     gpu_core: CoreOption = "",
     cards: CardsOption = 1,
@@ -153,7 +153,7 @@ def logs(
 
 @app.command()
 def stop(
-    names: Annotated[list[str], typer.Argument(metavar="NAME…")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME")],
     grace: Annotated[float, typer.Option(help="seconds between SIGTERM and SIGKILL")] = 10.0,
 ) -> None:
     """End programs and give back their slices; also those that wait."""
@@ -178,7 +178,7 @@ def top_node(
 def doctor(
     output: OutputOption = Output.table,
 ) -> None:
-    """Check this machine: what is found, what is enforced, what is wrong."""
+    """Say what is found here, what is enforced, what is wrong."""
     from fenka.cli import doctor as checks
 
     checks.doctor(output.value)
@@ -202,7 +202,7 @@ def daemon(
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", hidden=True)] = False,
 ) -> None:
-    """Lease this machine's cards; other commands start it by themselves."""
+    """Lease this machine's cards (starts by itself)."""
     from fenka.cli import serving
 
     if stop:
@@ -216,7 +216,7 @@ def daemon(
 def demo(
     check: Annotated[bool, typer.Option("--check", help="end after the checks")] = False,
 ) -> None:
-    """Three notebooks on one card, a fourth waiting: the whole of fenka in a minute."""
+    """Watch three notebooks share one card, a fourth waiting."""
     from fenka.cli import demo as scenario
 
     scenario.demo(check=check)

@@ -91,7 +91,7 @@ def local_node(world: protocol.Snapshot) -> NodeRow:
         role="<none>",
         status="ready",
         shareable=True,
-        whole=0,
+        whole=sum(len(job.slices) for job in world.jobs if job.whole),
         cards=[
             CardRow(
                 sum(program.allocated.get(card.index, 0) for program in programs),

@@ -5,22 +5,23 @@ knows what fits.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fenka.core.cards import Card, Node
-from fenka.core.reasons import Reason, Rejected, Rejection, Why
+from fenka.core.reasons import Reason, Rejected, Rejection, Why, hint
 from fenka.core.requests import Placement, Request, Slice
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What is held of a card: memory in MiB, compute in percent, by so many placements."""
+    """What is held of a card: memory in MiB, compute in percent, by so many slices, `whole` of them
+    all of the card (more than one only where somebody else's record says so)."""
 
     memory_mib: int = 0
     compute: int = 0
     holders: int = 0
-    whole: bool = False
+    whole: int = 0
 
 
 NOTHING = Used()
@@ -77,17 +78,22 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A node that fits; the smallest score is the best."""
+    """A node that fits; the smallest score is the best.
+
+    cards: all its cards that fit, of which the placement takes the first by policy.
+    """
 
     node: str
     score: tuple[float, ...]
     placement: Placement
+    cards: tuple[Card, ...]
 
 
 Verdict = Fit | Rejection
 
 Predicate = Callable[[Candidate, Request], Reason | None]
-Key = Callable[[Candidate], tuple[float, ...]]
+Key = Callable[[float, Candidate], tuple[float, ...]]
+"""From the share of its node that is free and a card, what sorts nodes and then cards: smallest first."""
 
 
 def _unhealthy(it: Candidate, _: Request) -> Reason | None:
@@ -111,10 +117,10 @@ def _in_use(it: Candidate, request: Request) -> Reason | None:
     return Reason(Why.IN_USE, it.card.index) if request.whole and it.used.holders else None
 
 
-def _memory(it: Candidate, _: Request) -> Reason | None:
+def _memory(it: Candidate, request: Request) -> Reason | None:
     if it.want_mib is not None and it.want_mib <= it.free_mib:
         return None
-    needed = it.want_mib if it.want_mib is not None else it.card.memory_mib + 1
+    needed = it.want_mib or (request.memory.nominal_mib if request.memory else 0)
     return Reason(Why.MEMORY, it.card.index, needed, it.free_mib)
 
 
@@ -137,18 +143,18 @@ PREDICATES: tuple[Predicate, ...] = (
 """One predicate, one reason. The first that fails is the card's reason."""
 
 
-def _fullest(it: Candidate) -> tuple[float, ...]:
-    return *it.free, it.card.index
+def _binpack(share_free: float, it: Candidate) -> tuple[float, ...]:
+    return share_free, *it.free, it.card.index
 
 
-def _emptiest(it: Candidate) -> tuple[float, ...]:
+def _spread(share_free: float, it: Candidate) -> tuple[float, ...]:
     first, second = it.free
-    return -first, -second, it.card.index
+    return -share_free, -first, -second, it.card.index
 
 
-POLICIES: dict[str, Key] = {"binpack": _fullest, "spread": _emptiest}
-"""Which card comes first, of those that fit: binpack is gpushare's (the smallest sufficient free memory,
-ties to the lowest index), spread the reverse. Nodes follow their best card, then their name."""
+POLICIES: dict[str, Key] = {"binpack": _binpack, "spread": _spread}
+"""binpack: the fullest node, and on it gpushare's card, the one with the smallest sufficient free memory;
+ties go to less free compute, then to the lowest index. spread: the reverse, ties to the lowest index."""
 
 Policy = str
 
@@ -184,58 +190,73 @@ def place(
 
 
 def never_fits(request: Request, nodes: Collection[Node]) -> Rejected | None:
-    """Why the request could not be placed even if nothing were held; None if it could."""
-    verdict = place(Empty(), request, "binpack", nodes)
+    """Why the request could not be placed even if nothing were held; None if it could.
+
+    Health and cordons pass: a request that only they keep out may wait.
+    """
+    restored = [replace(node, cards=tuple(map(_restored, node.cards))) for node in nodes]
+    verdict = place(Empty(), request, "binpack", restored)
     if isinstance(verdict, Placement):
         return None
-    return Rejected(verdict.rejections, _hint(request, verdict, nodes))
+    models = (card.model for node in nodes for card in node.cards)
+    return Rejected(verdict.rejections, hint(request, verdict.reasons, models))
 
 
-def usable(request: Request, nodes: Iterable[Node]) -> set[str]:
-    """UUIDs of the cards that one of the request's slices could be on, were nothing held."""
-    return {
-        card.uuid
-        for node in nodes
-        for card in node.cards
-        if _first_reason(Candidate(card, NOTHING, _want(request, card)), request, ()) is None
-    }
+def usable(request: Request, nodes: Collection[Node]) -> set[str]:
+    """UUIDs of the cards that the request may wait for: those it could use as they are, were nothing held.
+
+    A request that counts on a node's CPU or host memory may wait for every card of that node, because
+    whoever takes one may take those too.
+    """
+    waited_for: set[str] = set()
+    for node, verdict in zip(nodes, evaluate(Empty(), request, "binpack", nodes), strict=True):
+        if isinstance(verdict, Fit):
+            cards = node.cards if _counts_on_host(request, node) else verdict.cards
+            waited_for.update(card.uuid for card in cards)
+    return waited_for
 
 
-def _hint(request: Request, rejected: Rejected, nodes: Collection[Node]) -> str:
-    whys = {reason.why for reason in rejected.reasons}
-    if Why.MEMORY in whys and request.memory is not None:
-        largest = max(card.memory_mib for node in nodes for card in node.cards)
-        if request.memory.unit_mib == 1:
-            return f"the largest card has {largest} MiB, ask for no more"
-        return f"the largest card has {largest // request.memory.unit_mib} units, ask for no more"
-    if Why.TOO_FEW in whys:
-        most = max(len(node.cards) for node in nodes)
-        return f"ask for fewer cards, no node has more than {most} that fit"
-    if Why.MODEL in whys:
-        models = sorted({card.model for node in nodes for card in node.cards})
-        return f"the models here are {', '.join(models)}"
-    return ""
+def _restored(card: Card) -> Card:
+    return replace(card, healthy=True, cordoned=False)
+
+
+def _counts_on_host(request: Request, node: Node) -> bool:
+    cpu = node.cpu_milli is not None and request.cpu_milli > 0
+    return cpu or (node.memory_mib is not None and request.host_memory_mib > 0)
 
 
 def _judge(
     view: View, request: Request, key: Key, node: Node, reserved: Collection[str]
 ) -> Verdict:
-    fitting: list[Candidate] = []
-    reasons: list[Reason] = []
-    for card in node.cards:
-        it = Candidate(card, view.used(node.name, card.index), _want(request, card))
-        reason = _first_reason(it, request, reserved)
-        if reason is None:
-            fitting.append(it)
-        else:
-            reasons.append(reason)
-    host = _host_reason(view, request, node)
-    if host is None and len(fitting) >= request.cards:
-        chosen = sorted(fitting, key=key)[: request.cards]
-        return Fit(node.name, key(chosen[0]), _placement(request, node, chosen))
-    left_over = host or Why.TOO_FEW
-    reasons += [Reason(left_over, it.card.index) for it in fitting]
-    return Rejection(node.name, tuple(sorted(reasons, key=lambda reason: reason.card)))
+    judged = [
+        Candidate(card, view.used(node.name, card.index), _want(request, card))
+        for card in node.cards
+    ]
+    reasons = [_first_reason(it, request, reserved) for it in judged]
+    fitting = [it for it, reason in zip(judged, reasons, strict=True) if reason is None]
+    shortage = _shortage(view, request, node, len(fitting))
+    if shortage is not None:
+        whys = [
+            reason or replace(shortage, card=it.card.index)
+            for it, reason in zip(judged, reasons, strict=True)
+        ]
+        return Rejection(node.name, tuple(whys))
+    share_free = _share_free(judged)
+    fitting.sort(key=lambda it: key(share_free, it))
+    return Fit(
+        node.name,
+        key(share_free, fitting[0]),
+        _placement(request, node, fitting[: request.cards]),
+        tuple(it.card for it in fitting),
+    )
+
+
+def _share_free(judged: list[Candidate]) -> float:
+    """Of the node's cards that admit anybody, in what is asked for: memory, or compute alone."""
+    admitting = [it for it in judged if it.card.healthy and not it.card.cordoned]
+    of_compute = admitting[0].want_mib == 0
+    total = sum(it.card.compute if of_compute else it.card.memory_mib for it in admitting)
+    return sum(it.free[0] for it in admitting) / total
 
 
 def _want(request: Request, card: Card) -> int | None:
@@ -253,12 +274,17 @@ def _first_reason(it: Candidate, request: Request, reserved: Collection[str]) ->
     return Reason(Why.RESERVED, it.card.index) if it.card.uuid in reserved else None
 
 
-def _host_reason(view: View, request: Request, node: Node) -> Why | None:
+def _shortage(view: View, request: Request, node: Node, fitting: int) -> Reason | None:
+    """What the node as a whole lacks, as the reason of each card that would fit by itself."""
     cpu, memory = view.host_used(node.name)
-    if node.cpu_milli is not None and cpu + request.cpu_milli > node.cpu_milli:
-        return Why.CPU
-    if node.memory_mib is not None and memory + request.host_memory_mib > node.memory_mib:
-        return Why.HOST_MEMORY
+    for why, needed, used, total in (
+        (Why.CPU, request.cpu_milli, cpu, node.cpu_milli),
+        (Why.HOST_MEMORY, request.host_memory_mib, memory, node.memory_mib),
+        (Why.TOO_FEW, request.cards, 0, fitting),
+    ):
+        # A request that needs none is not kept out by a host that is already overcommitted.
+        if total is not None and needed > max(total - used, 0):
+            return Reason(why, -1, needed, max(total - used, 0))
     return None
 
 

@@ -1,8 +1,11 @@
 """A "no" as data, and the one sentence that is made of it."""
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+
+from fenka.core.requests import Request
 
 
 class Why(StrEnum):
@@ -16,14 +19,18 @@ class Why(StrEnum):
     UNHEALTHY = "unhealthy"
     CORDONED = "cordoned"
     RESERVED = "reserved for requests that waited longer"
-    TOO_FEW = "fits, but too few others do"
+    TOO_FEW = "without enough others beside it"
     CPU = "too little CPU"
     HOST_MEMORY = "too little host memory"
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why one card does not fit; `needed` and `available` in the reason's own measure, else 0."""
+    """Why one card does not fit, itself or by its node.
+
+    needed, available: MiB for memory, percent for compute, thousandths of a core for CPU, cards for
+    TOO_FEW; 0 where the reason has no measure.
+    """
 
     why: Why
     card: int
@@ -41,7 +48,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """No node fits. `hint` says what would, where that is known."""
+    """No node fits. `hint` says what could, where nothing ever will as it was asked."""
 
     rejections: tuple[Rejection, ...]
     hint: str = ""
@@ -61,3 +68,46 @@ class Rejected:
         listed = ", ".join(f"{count} {why.value}" for why, count in parts)
         text = f"0/{total} GPUs fit: {listed}" if total else "there is no GPU"
         return f"{text}; {self.hint}" if self.hint else text
+
+
+def _fewer_cards(_: Request, most: int) -> str:
+    return f"ask for fewer cards, no node has more than {most} that fit"
+
+
+def _less_host_memory(_: Request, most: int) -> str:
+    return f"the largest node has {most} MiB of host memory, ask for no more"
+
+
+def _less_cpu(_: Request, most: int) -> str:
+    return f"the largest node has {most / 1000:g} CPU cores, ask for no more"
+
+
+def _less_compute(_: Request, most: int) -> str:
+    return f"no card gives more than {most} percent of compute, ask for no more"
+
+
+def _less_memory(request: Request, most: int) -> str:
+    unit = request.memory.unit_mib if request.memory else 1
+    size = f"{most} MiB" if unit == 1 else f"{most // unit} units"
+    return f"the largest card has {size}, ask for no more"
+
+
+_HINTS: tuple[tuple[Why, Callable[[Request, int], str]], ...] = (
+    (Why.TOO_FEW, _fewer_cards),
+    (Why.HOST_MEMORY, _less_host_memory),
+    (Why.CPU, _less_cpu),
+    (Why.COMPUTE, _less_compute),
+    (Why.MEMORY, _less_memory),
+)
+"""The nearest miss first: a card that failed late needs the smallest change to what was asked."""
+
+
+def hint(request: Request, reasons: Iterable[Reason], models: Iterable[str]) -> str:
+    """What to ask instead, from the reasons of cards that hold nothing; `models` are those there are."""
+    most: dict[Why, int] = {}
+    for reason in reasons:
+        most[reason.why] = max(reason.available, most.get(reason.why, 0))
+    for why, sentence in _HINTS:
+        if why in most:
+            return sentence(request, most[why])
+    return f"the models here are {', '.join(sorted(set(models)))}" if Why.MODEL in most else ""

@@ -24,10 +24,15 @@ class Memory:
     def __post_init__(self) -> None:
         if self.amount <= 0:
             raise BadRequest(f"GPU memory must be more than nothing, not {self.amount}")
-        if self.unit_mib <= 0 or self.amount * self.unit_mib > ABSURD_MIB:
-            raise BadRequest(
-                f"{self.amount} x {self.unit_mib} MiB of GPU memory is more than any card has"
-            )
+        if self.unit_mib <= 0:
+            raise BadRequest(f"a unit of GPU memory must be 1 MiB or more, not {self.unit_mib}")
+        if self.nominal_mib > ABSURD_MIB:
+            raise BadRequest(f"{self.nominal_mib} MiB of GPU memory is more than any card has")
+
+    @property
+    def nominal_mib(self) -> int:
+        """Units times unit, in MiB: less than `on` gives where a card has MiB left over."""
+        return self.amount * self.unit_mib
 
     def on(self, card_mib: int) -> int | None:
         """MiB on a card of this size; None where the card has not so many units."""

@@ -16,6 +16,7 @@ from typing import IO
 
 import msgspec
 
+from fenka.core.ledger import Conflict
 from fenka.core.requests import BadRequest, Request
 from fenka.dialects.sizes import BadSize, parse_memory
 from fenka.hardware.nvml import Driver
@@ -118,7 +119,14 @@ class Daemon:
                 kept.append(job)
             elif job.placement is not None:
                 files.remove_lease(self._lease_dir(job.id))
-        effects = self.broker.restore(kept, time.time())
+        try:
+            effects = self.broker.restore(kept, time.time())
+        except Conflict as why:
+            names = ", ".join(job.name for job in kept if job.placement)
+            raise files.Unreadable(
+                f"programs still hold slices of other cards than these ({names}; {why}): start the "
+                "daemon as it was started for them, or end them first"
+            ) from None
         for job in kept:
             # A waiting client comes back by itself; until then its place is kept while it lives.
             self._watch(job)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator
 
 from fenka.core.cards import Card, Node
@@ -30,7 +31,16 @@ def run(runtime: Runtime, config: Config, ready: Callable[[Daemon], None]) -> No
     unit_mib = parse_unit(config.unit)
     if config.policy not in POLICIES:
         raise BadOption(f"no policy is called {config.policy}: choose one of {', '.join(POLICIES)}")
-    with take_runtime(runtime), contextlib.ExitStack() as held:
+    with take_runtime(runtime):
+        if not _serve(runtime, config, unit_mib, ready):
+            forget(runtime)
+
+
+def _serve(
+    runtime: Runtime, config: Config, unit_mib: int, ready: Callable[[Daemon], None]
+) -> bool:
+    """Until told to stop; whether leases are still held."""
+    with contextlib.ExitStack() as held:
         native = files.install_native(runtime)
         if config.simulate:
             held.enter_context(_simulated(runtime, config.simulate))
@@ -41,8 +51,7 @@ def run(runtime: Runtime, config: Config, ready: Callable[[Daemon], None]) -> No
         files.save_config(runtime, config)
         daemon = Daemon(runtime, driver, Broker(node, config.policy), unit_mib, native)
         asyncio.run(daemon.serve(lambda: ready(daemon)))
-        if not daemon.broker.jobs:
-            forget(runtime)
+        return bool(daemon.broker.jobs)
 
 
 def forget(runtime: Runtime) -> None:
@@ -50,6 +59,7 @@ def forget(runtime: Runtime) -> None:
     for path in (runtime.state, runtime.config, runtime.root / "ld.so.conf"):
         path.unlink(missing_ok=True)
     (runtime.root / "ld.so.cache").unlink(missing_ok=True)
+    shutil.rmtree(runtime.simulated, ignore_errors=True)
 
 
 @contextlib.contextmanager

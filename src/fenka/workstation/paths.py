@@ -19,9 +19,12 @@ from pathlib import Path
 
 SYSTEM = Path("/run/fenka")
 
+SOCKET_PATH_BYTES = 107
+"""The kernel's limit."""
+
 
 class UnsafeDirectory(Exception):
-    """The runtime directory belongs to somebody else; the message names both."""
+    """The runtime directory cannot be used; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,10 @@ class Runtime:
 
     def create(self) -> None:
         """Make the directory, or check that it is ours. Raises UnsafeDirectory."""
+        if len(os.fsencode(self.socket)) > SOCKET_PATH_BYTES:
+            raise UnsafeDirectory(
+                f"{self.root} is too long a path for a socket: name a shorter one in FENKA_RUNTIME"
+            )
         self.root.mkdir(mode=0o755 if self.system else 0o700, parents=True, exist_ok=True)
         found = self.root.stat()
         # In a world-writable place somebody else may have been first.

@@ -141,6 +141,7 @@ class JobView(msgspec.Struct, frozen=True):
     started_at: float | None
     isolation: Isolation
     wanted: str
+    whole: bool
     slices: list[SliceView] = []
     processes: list[int] = []
     position: int | None = None

@@ -82,6 +82,7 @@ def _job(daemon: "Daemon", job: Job, processes: list[int]) -> protocol.JobView:
         started_at=job.started_at,
         isolation=job.isolation,
         wanted=job.wanted,
+        whole=job.request.whole,
         slices=_slices(daemon, job),
         processes=processes,
         position=standing[0] if standing else None,

@@ -1,0 +1,33 @@
+"""How long `fenka --help` takes, against a process that only imports typer."""
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RUNS = 15
+GOAL = 1.5
+
+
+def seconds(command: list[str]) -> float:
+    """One run of the command, from the outside."""
+    began = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Alternate both and print a Markdown table with the ratio of the medians."""
+    baseline = [sys.executable, "-c", "import typer"]
+    fenka = [str(Path(sys.executable).parent / "fenka"), "--help"]
+    seconds(baseline), seconds(fenka)
+    pairs = [(seconds(baseline), seconds(fenka)) for _ in range(RUNS)]
+    typer, shown = (statistics.median(times) * 1e3 for times in zip(*pairs, strict=True))
+    print("| command | median ms |\n|---|---|")
+    print(f"| `python -c 'import typer'` | {typer:.0f} |")
+    print(f"| `fenka --help` | {shown:.0f} |")
+    print(f"\nratio {shown / typer:.2f}, goal {GOAL} or less")
+
+
+main()

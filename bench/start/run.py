@@ -1,0 +1,57 @@
+"""How long a program waits for its start once its slice is granted, against a bare fork and exec.
+
+The grant is the moment at which the daemon writes the lease's control page; the start is the first
+thing that the program does, which is to take the time.
+"""
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RUNS = 20
+GOAL_MS = 50.0
+LOOK = (
+    "import os, time; now = time.time_ns(); "
+    "print(now - os.stat('/run/fenka/lease/control').st_mtime_ns)"
+)
+NOW = "import time; print(time.time_ns())"
+
+
+def granted(environment: dict[str, str]) -> float:
+    """Milliseconds from the grant to the program's first statement."""
+    words = [sys.executable, "-m", "fenka", "run", "--gpu-mem", "1", "--", sys.executable, "-SIc", LOOK]
+    return int(subprocess.check_output(words, env=environment)) / 1e6
+
+
+def bare() -> float:
+    """The same for a program that nobody limits."""
+    began = time.time_ns()
+    return (int(subprocess.check_output([sys.executable, "-SIc", NOW])) - began) / 1e6
+
+
+def main() -> None:
+    """Alternate both and print a Markdown table."""
+    root = Path(tempfile.mkdtemp(prefix="fenka-"))
+    environment = {**os.environ, "FENKA_RUNTIME": str(root)}
+    fenka = [sys.executable, "-m", "fenka", "daemon"]
+    subprocess.run([*fenka, "-b", "--simulate", "T4"], env=environment, check=True)
+    try:
+        granted(environment), bare()
+        pairs = [(granted(environment), bare()) for _ in range(RUNS)]
+    finally:
+        subprocess.run([*fenka, "--stop"], env=environment, check=True)
+        shutil.rmtree(root)
+    leased, alone = zip(*pairs, strict=True)
+    print("| start of a Python that prints the time | median ms | slowest ms |\n|---|---|---|")
+    print(f"| bare fork and exec | {statistics.median(alone):.1f} | {max(alone):.1f} |")
+    print(f"| from a lease's grant | {statistics.median(leased):.1f} | {max(leased):.1f} |")
+    ratio = statistics.median(leased) / statistics.median(alone)
+    print(f"\nratio {ratio:.1f}, goal {GOAL_MS:.0f} ms or less from the grant")
+
+
+main()

@@ -1,0 +1,166 @@
+"""A workstation of one's own for each test: a runtime directory, a daemon, and the real commands."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+HOLD = [sys.executable, str(PROGRAMS / "hold.py")]
+PATIENCE_S = 30.0
+
+
+def eventually(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+    """The first true answer. Fails the test if there is none in time."""
+    deadline = time.monotonic() + patience_s
+    while not (answer := what()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+    return answer
+
+
+class Program:
+    """A `fenka run` behind the test."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    @property
+    def pid(self) -> int:
+        """The client's process, which becomes the program's."""
+        return self.process.pid
+
+    def report(self) -> Any:
+        """The JSON line that the program prints first."""
+        assert self.process.stdout
+        return json.loads(self.process.stdout.readline())
+
+    def says(self) -> str:
+        """The next line of the client's progress."""
+        assert self.process.stderr
+        return self.process.stderr.readline().strip()
+
+    def end(self) -> int:
+        """Close its stdin and wait; the exit code."""
+        assert self.process.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        return self.process.wait(PATIENCE_S)
+
+
+class Workstation:
+    """Runs the real commands in a runtime directory of their own."""
+
+    def __init__(self, root: Path, prefix: list[str]) -> None:
+        self.root, self.prefix = root, prefix
+        self.programs: list[Program] = []
+        self.environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("PASSWORD", "FENKA_LEASE", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES")
+        } | {"FENKA_RUNTIME": str(root)}
+
+    def fenka(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """One command, to its end."""
+        return subprocess.run(
+            [*self.prefix, sys.executable, "-m", "fenka", *words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            **options,
+        )
+
+    def ok(self, *words: str) -> str:
+        """One command that must succeed; what it printed."""
+        result = self.fenka(*words)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    def start(self, *options: str) -> None:
+        """Start the daemon."""
+        self.ok("daemon", "--background", *options)
+
+    def run(self, *words: str) -> Program:
+        """`fenka run WORDS`, left running."""
+        process = subprocess.Popen(
+            [*self.prefix, sys.executable, "-m", "fenka", "run", *words],
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.programs.append(Program(process))
+        return self.programs[-1]
+
+    def jobs(self) -> dict[str, Any]:
+        """`fenka ps -o json` by name."""
+        return {job["name"]: job for job in json.loads(self.ok("ps", "-o", "json"))}
+
+    def daemon_pid(self) -> int:
+        """The living daemon's process."""
+        return int((self.root / "daemon.lock").read_text())
+
+    def kill_daemon(self) -> None:
+        """kill -9, and wait until it is gone."""
+        pid = self.daemon_pid()
+        ending = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: _ended(ending))
+        os.close(ending)
+
+    def close(self) -> None:
+        """End what this workstation started."""
+        for program in self.programs:
+            if program.process.poll() is None:
+                program.process.kill()
+            program.process.communicate()
+        with contextlib.suppress(Exception):
+            for name in self.jobs():
+                self.fenka("stop", "--grace", "1", name)
+        self.fenka("daemon", "--stop", "--force")
+
+
+def _ended(descriptor: int) -> bool:
+    import select
+
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+@contextlib.contextmanager
+def workstation_at(prefix: list[str]) -> Iterator[Workstation]:
+    """A workstation whose commands run behind `prefix`."""
+    # Not pytest's tmp_path: a socket's path has at most 107 bytes.
+    root = Path(tempfile.mkdtemp(prefix="fenka-"))
+    station = Workstation(root, prefix)
+    try:
+        yield station
+    finally:
+        station.close()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def station() -> Iterator[Workstation]:
+    """No daemon runs yet."""
+    with workstation_at([]) as station:
+        yield station
+
+
+@pytest.fixture
+def t4(station: Workstation) -> Workstation:
+    """One simulated T4: 15079 MiB, 14 units."""
+    station.start("--simulate", "T4")
+    return station

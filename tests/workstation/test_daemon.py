@@ -1,0 +1,277 @@
+"""The daemon and the commands as a user meets them, on simulated cards."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+from tests.workstation.conftest import HOLD, Workstation, eventually
+
+CAP = 4308
+"""4 units of a T4: 15079 * 4 // 14 MiB."""
+
+
+def test_three_share_and_the_fourth_waits_its_turn(t4: Workstation) -> None:
+    """Scenario S1 in small."""
+    running = [t4.run("--gpu-mem", "4", "--name", f"n{i}", "--", *HOLD, "100") for i in range(3)]
+    for program in running:
+        assert program.report() == {"cards": [{"result": 0, "free": CAP - 100, "total": CAP}]}
+    fourth = t4.run("--gpu-mem", "4", "--name", "n3", "--", *HOLD, "100")
+    assert fourth.says() == ("fenka: waiting, position 1 of 1: 0/1 GPUs fit: 1 too little memory")
+    assert t4.ok("top", "node", "-s").splitlines()[-1] == "12/14 (GiB) (85%)"
+    assert running[1].end() == 0
+    assert fourth.report()["cards"][0]["total"] == CAP
+
+
+def test_beyond_the_slice_is_out_of_memory(t4: Workstation) -> None:
+    """CUDA_ERROR_OUT_OF_MEMORY is 2; the neighbour keeps what it has."""
+    neighbour = t4.run("--gpu-mem", "4", "--", *HOLD, "4000")
+    assert neighbour.report()["cards"][0]["result"] == 0
+    greedy = t4.run("--gpu-mem", "4", "--", *HOLD, "4400")
+    assert greedy.report() == {"cards": [{"result": 2, "free": CAP, "total": CAP}]}
+
+
+def test_an_empty_environment_keeps_the_limit(t4: Workstation) -> None:
+    """Neither env -i nor a login shell gets out of the slice, and both find the card."""
+    program = t4.run("--gpu-mem", "4", "--", "env", "-i", *HOLD, "4400")
+    assert program.report() == {"cards": [{"result": 2, "free": CAP, "total": CAP}]}
+
+
+def test_run_is_the_program(t4: Workstation) -> None:
+    """Input, output and exit code are the program's own."""
+    result = t4.fenka(
+        "run", "--gpu-mem", "1", "--", "sh", "-c", "cat; echo err >&2; exit 7", input="hello"
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (7, "hello", "err\n")
+
+
+def test_signals_reach_the_program(t4: Workstation) -> None:
+    """A signal to `fenka run` is a signal to the program: it is the same process."""
+    code = "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9)); "
+    code += "print('\"ready\"', flush=True); signal.pause()"
+    program = t4.run("--gpu-mem", "1", "--", sys.executable, "-c", code)
+    assert program.report() == "ready"
+    os.kill(program.pid, signal.SIGUSR1)
+    assert program.process.wait(10) == 9
+
+
+def test_a_killed_program_leaves_nothing(t4: Workstation) -> None:
+    """kill -9 gives the slice back by itself."""
+    program = t4.run("--gpu-mem", "14", "--name", "all", "--", *HOLD, "14000")
+    assert program.report()["cards"][0]["result"] == 0
+    os.kill(program.pid, signal.SIGKILL)
+    eventually(lambda: not t4.jobs())
+    again = t4.run("--gpu-mem", "14", "--", *HOLD, "14000")
+    assert again.report()["cards"][0]["result"] == 0
+    assert not (t4.root / "leases" / "all").exists()
+
+
+def test_a_child_that_broke_away_keeps_the_slice(t4: Workstation) -> None:
+    """A daemonised grandchild with all descriptors closed still counts; when it ends, it does not."""
+    code = (
+        "import os, signal, sys\n"
+        "if os.fork():\n"
+        "    sys.exit()\n"
+        "os.setsid()\n"
+        "if os.fork():\n"
+        "    os._exit(0)\n"
+        "print(os.getpid(), flush=True)\n"
+        "os.closerange(0, 1024)\n"
+        "signal.pause()\n"
+    )
+    program = t4.run("--gpu-mem", "14", "--name", "tree", "--", sys.executable, "-c", code)
+    child = program.report()
+    assert program.process.wait(10) == 0
+    assert t4.jobs()["tree"]["processes"] == [child]
+    waiting = t4.run("--gpu-mem", "1", "--", *HOLD, "1")
+    assert "waiting, position 1" in waiting.says()
+    os.kill(child, signal.SIGKILL)
+    assert waiting.report()["cards"][0]["result"] == 0
+
+
+def test_killed_daemon_loses_no_lease_and_no_order(t4: Workstation) -> None:
+    """Programs go on; those that wait start a daemon again and keep their places."""
+    holder = t4.run("--gpu-mem", "14", "--name", "holder", "--", *HOLD, "10000")
+    assert holder.report()["cards"][0]["result"] == 0
+    waiting = []
+    for name in ("first", "second", "third"):
+        waiting.append(t4.run("--gpu-mem", "8", "--name", name, "--", *HOLD, "8000"))
+        assert f"position {len(waiting)} of" in waiting[-1].says()
+    t4.kill_daemon()
+    eventually(lambda: t4.fenka("ps").returncode == 0)
+    states = {name: (job["state"], job["position"]) for name, job in t4.jobs().items()}
+    assert states == {
+        "holder": ("running", None),
+        "first": ("waiting", 1),
+        "second": ("waiting", 2),
+        "third": ("waiting", 3),
+    }
+    assert holder.end() == 0
+    assert waiting[0].report()["cards"][0]["result"] == 0
+    assert t4.jobs()["second"]["state"] == "waiting"
+    assert waiting[0].end() == 0
+    assert waiting[1].report()["cards"][0]["result"] == 0
+
+
+def test_a_lease_that_ends_without_a_daemon_is_not_held(t4: Workstation) -> None:
+    """What happened while no daemon ran is seen by the next one."""
+    program = t4.run("--gpu-mem", "14", "--", *HOLD, "1")
+    program.report()
+    t4.kill_daemon()
+    assert program.end() == 0
+    assert t4.ok("run", "--gpu-mem", "14", "--no-wait", "--", "echo", "free") == "free\n"
+
+
+def test_no_wait_and_timeout_say_why(t4: Workstation) -> None:
+    """Exit code 75, one sentence, and no place in the queue left behind."""
+    program = t4.run("--gpu-mem", "14", "--name", "holder", "--", *HOLD, "1")
+    program.report()
+    refused = t4.fenka("run", "--gpu-mem", "4", "--no-wait", "--", "true")
+    assert (refused.returncode, refused.stderr) == (
+        75,
+        "fenka: 0/1 GPUs fit: 1 too little memory\n",
+    )
+    late = t4.fenka("run", "--gpu-mem", "4", "--timeout", "0.2", "--", "true")
+    assert late.returncode == 75
+    assert late.stderr.splitlines()[-1] == (
+        "fenka: gave up waiting: 0/1 GPUs fit: 1 too little memory"
+    )
+    assert list(eventually(lambda: len(t4.jobs()) == 1 and t4.jobs())) == ["holder"]
+
+
+def test_detached_programs_are_listed_logged_and_stopped(t4: Workstation) -> None:
+    """--detach gives the prompt back; ps, logs and stop find it by name."""
+    words = ("run", "--gpu-mem", "14", "--name", "night", "--detach", "--")
+    started = t4.ok(*words, "sh", "-c", "echo begun; exec sleep 1000")
+    assert started == "night: started, see `fenka logs night`\n"
+    waits = t4.ok("run", "--gpu-mem", "4", "--name", "next", "--detach", "--", "sleep", "1000")
+    assert waits == (
+        "next: waiting, position 1 of 1: 0/1 GPUs fit: 1 too little memory; it starts by itself\n"
+    )
+    eventually(lambda: t4.ok("logs", "night") == "begun\n")
+    assert t4.ok("stop", "night") == "night: stopped\n"
+    eventually(lambda: t4.jobs()["next"]["state"] == "running")
+    assert t4.ok("stop", "next") == "next: stopped\n"
+    assert t4.jobs() == {}
+
+
+def test_stopping_one_that_waits(t4: Workstation) -> None:
+    """It leaves the queue, and its command says why it ended."""
+    t4.ok("run", "--gpu-mem", "14", "--detach", "--name", "all", "--", "sleep", "1000")
+    waiting = t4.run("--gpu-mem", "4", "--name", "waits", "--", "true")
+    waiting.says()
+    assert t4.ok("stop", "waits") == "waits: stopped\n"
+    assert waiting.process.wait(10) == 2
+    assert waiting.says() == "fenka: stopped while it waited"
+    assert list(t4.jobs()) == ["all"]
+
+
+def test_two_cards_of_unequal_size(station: Workstation) -> None:
+    """--cards 2 is a slice on each; its program sees both, each with its own cap."""
+    station.start("--simulate", "T4,P4")
+    program = station.run("--gpu-mem", "4", "--cards", "2", "--", *HOLD, "100")
+    # P4: 7611 MiB are 7 units, 4 of them 7611 * 4 // 7 = 4349 MiB.
+    assert [card["total"] for card in program.report()["cards"]] == [4308, 4349]
+    assert station.ok("top", "node", "-s").splitlines()[-1] == "8/21 (GiB) (38%)"
+
+
+def test_a_slice_on_the_second_card_is_only_that(station: Workstation) -> None:
+    """The program sees one card, the second, as its card 0."""
+    station.start("--simulate", "T4,P4")
+    program = station.run("--gpu-mem", "4", "--model", "Tesla P4", "--", *HOLD, "100")
+    assert [card["total"] for card in program.report()["cards"]] == [4349]
+
+
+def test_whole_cards(station: Workstation) -> None:
+    """--gpus takes untouched cards and shares them with nobody."""
+    station.start("--simulate", "T4*2")
+    shared = station.run("--gpu-mem", "1", "--", *HOLD, "1")
+    shared.report()
+    whole = station.run("--gpus", "1", "--name", "whole", "--", *HOLD, "15000")
+    assert whole.report()["cards"][0] == {"result": 0, "free": 79, "total": 15079}
+    refused = station.fenka("run", "--gpus", "1", "--no-wait", "--", "true")
+    assert refused.stderr == "fenka: 0/2 GPUs fit: 1 in use, 1 taken whole\n"
+    assert station.ok("top", "node").splitlines()[-1] == "1/2 (50%)"
+
+
+def test_cooperative_isolation_must_be_asked_for(t4: Workstation) -> None:
+    """It limits a program that lets itself be limited, and doctor names who runs so."""
+    program = t4.run(
+        "--gpu-mem", "4", "--isolation", "cooperative", "--name", "loose", "--", *HOLD, "4400"
+    )
+    assert program.report() == {"cards": [{"result": 2, "free": CAP, "total": CAP}]}
+    assert "a program could undo its limit: loose" in t4.ok("doctor")
+    assert program.end() == 0
+    eventually(lambda: not t4.jobs())
+
+
+def test_leases_do_not_nest(t4: Workstation) -> None:
+    """`fenka run` inside a lease is refused with a sentence."""
+    fenka = (sys.executable, "-m", "fenka")
+    result = t4.fenka("run", "--gpu-mem", "1", "--", *fenka, "run", "--gpu-mem", "1", "--", "true")
+    assert (result.returncode, result.stderr) == (
+        2,
+        "fenka: this shell is inside a lease already: leave it to ask for another one\n",
+    )
+
+
+def test_spread_takes_the_emptiest_card(station: Workstation) -> None:
+    """--policy spread puts the second program on the second card, binpack on the first."""
+    station.start("--simulate", "T4*2", "--policy", "spread")
+    for name in ("a", "b"):
+        station.run("--gpu-mem", "2", "--name", name, "--", *HOLD, "1").report()
+    assert sorted(job["slices"][0]["card"] for job in station.jobs().values()) == [0, 1]
+
+
+def test_mib_units(station: Workstation) -> None:
+    """--unit MiB makes bare numbers MiB, and screens count so."""
+    station.start("--simulate", "T4", "--unit", "MiB")
+    program = station.run("--gpu-mem", "512", "--", *HOLD, "1")
+    assert program.report()["cards"][0]["total"] == 512
+    assert station.ok("top", "node", "-s").splitlines()[-1] == "512/15079 (MiB) (3%)"
+
+
+def test_ps_shows_what_is_used(t4: Workstation) -> None:
+    """Held against allowed, by program."""
+    t4.run("--gpu-mem", "4", "--name", "user", "--", *HOLD, "1000").report()
+    line = t4.ok("ps").splitlines()[1].split()
+    assert line[:1] + line[2:6] == ["user", "running", "0", f"{CAP}MiB", "1000MiB"]
+
+
+def test_the_daemon_leaves_nothing(t4: Workstation) -> None:
+    """After --stop no process, no socket, no state is left."""
+    node = t4.root / "simulated"
+    assert t4.ok("daemon", "--stop") == "the fenka daemon has ended\n"
+    left = {path.name for path in t4.root.iterdir()}
+    assert left <= {"daemon.lock", "daemon.log", "leases", "jobs"}
+    assert not node.exists()
+
+
+def test_the_daemon_does_not_leave_programs_alone_unasked(t4: Workstation) -> None:
+    """--stop with programs running is refused; --force leaves them running."""
+    program = t4.run("--gpu-mem", "4", "--name", "busy", "--", *HOLD, "1")
+    program.report()
+    refused = t4.fenka("daemon", "--stop")
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "fenka: 1 jobs are still here (busy): stop them first, or add --force to leave them "
+        "running without a daemon\n"
+    )
+    assert t4.ok("daemon", "--stop", "--force")
+    assert program.process.poll() is None
+    t4.start("--simulate", "T4")
+    assert list(t4.jobs()) == ["busy"]
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_tables_as_data(t4: Workstation, output: str) -> None:
+    """Whatever prints a table prints its data too."""
+    for command in (("ps",), ("top", "node"), ("doctor",)):
+        text = t4.ok(*command, "-o", output)
+        if output == "json":
+            json.loads(text)
+        else:
+            import yaml
+
+            yaml.safe_load(text)

@@ -1,0 +1,224 @@
+"""Bad input gets one clear sentence, the right exit code, and loses nothing."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+from tests.workstation.conftest import HOLD, Workstation, workstation_at
+
+
+def refused(result: subprocess.CompletedProcess[str], code: int, sentence: str) -> None:
+    """One line, this code, this sentence."""
+    assert result.returncode == code, result.stderr
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert re.fullmatch(f"fenka: {sentence}", lines[0]), lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--gpu-mem", "0"], r"'0': GPU memory must be more than nothing, not 0"),
+        (["--gpu-mem", "-4"], r"'-4': GPU memory must be more than nothing, not -4"),
+        (["--gpu-mem", "much"], r"'much' is no size: write 4 for units of the card, or 4096MiB"),
+        (["--gpu-mem", "nan"], r"'nan' is no size: write 4 for units of the card, or 4096MiB"),
+        (["--gpu-mem", "1.5"], r"'1.5' is a fraction of a unit: write 1536MiB"),
+        (["--gpu-mem", "4GB"], r"'GB' in '4GB' is no unit: use MiB or GiB"),
+        (["--gpu-mem", "99999999"], r"'99999999': .* is more than any card has"),
+        (
+            ["--gpu-mem", "15"],
+            r"0/1 GPUs fit: 1 too little memory; the largest card has 14 units, ask for no more",
+        ),
+        (
+            ["--gpu-mem", "16GiB"],
+            r"0/1 GPUs fit: 1 too little memory; the largest card has 15079 MiB, ask for no more",
+        ),
+        (
+            ["--gpu-mem", "1", "--cards", "2"],
+            r"0/1 GPUs fit: 1 fits, but too few others do; ask for fewer cards, .*",
+        ),
+        (["--gpu-mem", "1", "--cards", "0"], r"the number of cards must be 1 to 1024, not 0"),
+        (
+            ["--gpu-mem", "1", "--model", "H100"],
+            r"0/1 GPUs fit: 1 another model; the models here are Tesla T4",
+        ),
+        (["--gpus", "1", "--gpu-mem", "4"], r"--gpus takes whole cards: .*"),
+        (["--gpus", "-1"], r"the number of cards must be 1 to 1024, not -1"),
+        ([], r"say how much: --gpu-mem 4 for a slice, or --gpus 1 for a card"),
+        (["--gpu-mem", "1", "--gpu-core", "30"], r"--gpu-core is not available: compute .*"),
+        (["--gpu-mem", "1", "--name", "../x"], r"'../x' is no name: use letters, .*"),
+    ],
+)
+def test_requests_that_cannot_be(t4: Workstation, words: list[str], sentence: str) -> None:
+    """Each says what is wrong and what to write; nobody waits for it."""
+    refused(t4.fenka("run", *words, "--", "true"), 2, sentence)
+    assert t4.jobs() == {}
+
+
+def test_no_such_program(t4: Workstation) -> None:
+    """Said before a slice is taken."""
+    refused(
+        t4.fenka("run", "--gpu-mem", "1", "--", "no-such-program"),
+        127,
+        "there is no program called no-such-program",
+    )
+
+
+def test_a_name_is_used_once(t4: Workstation) -> None:
+    """Two jobs of one name could not be told apart."""
+    t4.run("--gpu-mem", "1", "--name", "twin", "--", *HOLD, "1").report()
+    refused(
+        t4.fenka("run", "--gpu-mem", "1", "--name", "twin", "--", "true"),
+        2,
+        "a job called twin is already here: choose another --name",
+    )
+
+
+def test_unknown_jobs(t4: Workstation) -> None:
+    """stop and logs name what they do not find."""
+    refused(t4.fenka("stop", "ghost"), 1, "no job is called ghost: `fenka ps` lists them")
+    refused(
+        t4.fenka("logs", "ghost"),
+        1,
+        "no job called ghost has left a log: `fenka ps` lists jobs",
+    )
+
+
+def test_no_gpu_and_no_simulation(station: Workstation) -> None:
+    """Where there is no driver, the command says how to go on without one."""
+    station.environment["LD_LIBRARY_PATH"] = ""
+    result = station.fenka("run", "--gpu-mem", "1", "--", "true")
+    if result.returncode == 0:
+        pytest.skip("there is a GPU here")
+    assert result.returncode == 1
+    assert "fenka daemon --simulate T4" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--simulate", "T5"], r".*T5.*T4.*"),
+        (["--simulate", "/no/such/file.toml"], r".*/no/such/file.toml.*"),
+        (["--simulate", "T4", "--unit", "KiB"], r"'KiB' is no unit: use GiB or MiB"),
+        (["--simulate", "T4", "--only", "7"], r"no card is called 7: here are 0 \(GPU-.*\)"),
+    ],
+)
+def test_daemon_options_that_mean_nothing(
+    station: Workstation, options: list[str], sentence: str
+) -> None:
+    """One sentence that says what would."""
+    refused(station.fenka("daemon", *options), 2, sentence)
+
+
+def test_one_daemon_a_directory(t4: Workstation) -> None:
+    """A second one says that the first is there."""
+    refused(
+        t4.fenka("daemon", "--simulate", "T4"),
+        1,
+        rf"a fenka daemon is already running here \(process {t4.daemon_pid()}\)",
+    )
+
+
+def test_a_card_has_one_owner(t4: Workstation) -> None:
+    """A second daemon on the same cards says who holds them."""
+    with workstation_at([]) as other:
+        other.environment["LD_LIBRARY_PATH"] = str(t4.root / "simulated" / "lib")
+        refused(
+            other.fenka("daemon"),
+            1,
+            rf"card 0 \(Tesla T4, GPU-\S+\) is owned by the daemon of \S+ \(process "
+            rf"{t4.daemon_pid()}\): use that daemon, .*",
+        )
+
+
+def test_a_stale_socket_is_no_obstacle(station: Workstation) -> None:
+    """A socket that nobody serves is replaced."""
+    station.root.mkdir(exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(station.root / "daemon.sock"))
+    station.start("--simulate", "T4")
+    assert station.jobs() == {}
+
+
+def test_a_daemon_of_another_version(station: Workstation) -> None:
+    """The command names both versions and what to do."""
+    server = (
+        "import socket, sys\n"
+        "s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()\n"
+        "print('listening', flush=True)\n"
+        "while True:\n"
+        "    c, _ = s.accept()\n"
+        '    c.sendall(b\'{"type":"hello","protocol":99,"version":"9.9","new":1}\\n\')\n'
+    )
+    words = [sys.executable, "-c", server, str(station.root / "daemon.sock")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout
+        other.stdout.readline()
+        refused(
+            station.fenka("ps"),
+            1,
+            r"the daemon at \S+ is fenka 9.9, this command is fenka \S+: use the same version .*",
+        )
+        (station.root / "daemon.sock").unlink()
+        other.kill()
+
+
+def test_no_daemon_to_ask(station: Workstation) -> None:
+    """ps does not start a daemon; it says that none runs."""
+    refused(station.fenka("ps"), 1, r"no fenka daemon answers at \S+ \(.*\): start one with .*")
+
+
+def test_damaged_state_is_not_guessed_at(t4: Workstation) -> None:
+    """A state file that cannot be read stops the daemon with the file's name."""
+    t4.kill_daemon()
+    (t4.root / "state.json").write_text('{"boot": 7')
+    refused(
+        t4.fenka("daemon", "--simulate", "T4"), 1, r"\S+/state.json is not understood \(.*\): .*"
+    )
+    (t4.root / "state.json").unlink()
+
+
+def test_directory_of_somebody_else(station: Workstation) -> None:
+    """A runtime directory that others can write is not trusted."""
+    station.root.chmod(0o777)
+    refused(station.fenka("daemon", "--simulate", "T4"), 1, r"\S+ belongs to user \d+ or is .*")
+    station.root.chmod(0o700)
+
+
+def test_a_path_too_long_for_a_socket(station: Workstation) -> None:
+    """Said in so many words, not as an OSError."""
+    station.environment["FENKA_RUNTIME"] = str(station.root / ("x" * 120))
+    refused(station.fenka("daemon", "--simulate", "T4"), 1, r"\S+ is too long a path .*")
+
+
+def test_no_isolation_possible(t4: Workstation) -> None:
+    """Where no mount namespace can be made nothing starts, and the sentence names the way out."""
+    # An unprivileged user in a user namespace that may have no further ones.
+    limit = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all "
+    limit += '--inh-caps=-all --reuid=1000 --regid=1000 --clear-groups "$@"'
+    prefix = ["unshare", "--user", "--map-root-user", "--map-users=auto", "sh", "-c", limit, "sh"]
+    probe = subprocess.run([*prefix, "true"], capture_output=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip("this machine cannot make the namespaces that the test needs")
+    t4.prefix = prefix
+    result = t4.fenka("run", "--gpu-mem", "1", "--", "true")
+    refused(result, 1, r"no private mount namespace can be made here \(.*\): .*cooperative.*")
+
+
+def test_the_daemon_survives_nonsense(t4: Workstation) -> None:
+    """Garbage on the socket is answered or dropped; the daemon goes on."""
+    for garbage in (
+        b"\xff\xfe\n",
+        b"{}\n",
+        b'{"type":"hello","protocol":1,"version":"x"}\n{"a":1}\n',
+    ):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(t4.root / "daemon.sock"))
+            client.sendall(garbage)
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(65536):
+                pass
+    assert json.loads(t4.ok("ps", "-o", "json")) == []

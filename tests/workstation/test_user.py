@@ -1,0 +1,81 @@
+"""One user without root: no capabilities, nothing writable in /run or /etc, user namespaces instead."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from tests.workstation.conftest import HOLD, Workstation, eventually, workstation_at
+
+# /run and /etc read-only, then an ordinary user's identity; keeps both namespaces open until stdin ends.
+HOLDER = """
+mount --bind /run /run && mount -o remount,bind,ro /run &&
+mount --bind /etc /etc && mount -o remount,bind,ro /etc &&
+exec unshare --user --map-user=1000 --map-group=1000 sh -c 'echo ready; read end'
+"""
+
+
+@pytest.fixture
+def user() -> Iterator[Workstation]:
+    """A simulated T4 shared by a daemon that runs as an ordinary user."""
+    if os.geteuid() != 0:
+        with workstation_at([]) as station:
+            station.start("--simulate", "T4")
+            yield station
+        return
+    words = ["unshare", "--mount", "sh", "-c", HOLDER]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdin
+        assert holder.stdout
+        if holder.stdout.readline() != "ready\n":
+            assert holder.stderr
+            pytest.skip(f"no user namespaces here: {holder.stderr.read().strip()}")
+        inside = ["nsenter", "--target", str(holder.pid), "--mount", "--user"]
+        with workstation_at([*inside, "--preserve-credentials"]) as station:
+            assert station.fenka("run", "--gpu-mem", "1", "--", "true").returncode != 0
+            station.start("--simulate", "T4")
+            yield station
+        holder.stdin.close()
+
+
+def test_the_slice_is_enforced(user: Workstation) -> None:
+    """As for root: cap, refusal, and the same in an empty environment."""
+    for command in (HOLD, ["env", "-i", *HOLD]):
+        program = user.run("--gpu-mem", "4", "--", *command, "4400")
+        assert program.report() == {"cards": [{"result": 2, "free": 4308, "total": 4308}]}
+        assert program.end() == 0
+
+
+def test_limits_cannot_be_written(user: Workstation) -> None:
+    """Neither where the program sees them nor where the daemon keeps them."""
+    script = (
+        "id -u; echo > /run/fenka/lease/control; "
+        f"ls -A {user.root}/leases; echo > /etc/ld.so.preload; umount /run/fenka/lease; true"
+    )
+    result = user.fenka("run", "--gpu-mem", "4", "--", "sh", "-c", script)
+    assert result.stdout == "1000\n"
+    assert result.stderr.count("Read-only file system") == 2
+    assert "umount" in result.stderr
+
+
+def test_ends_are_noticed(user: Workstation) -> None:
+    """Also of a grandchild that broke away, and by a daemon that was started again."""
+    script = "setsid sleep 1000 >/dev/null 2>&1 < /dev/null &"
+    assert user.fenka("run", "--gpu-mem", "14", "--name", "tree", "--", "sh", "-c", script)
+    (child,) = eventually(lambda: user.jobs()["tree"]["processes"])
+    user.kill_daemon()
+    user.start("--simulate", "T4")
+    assert user.jobs()["tree"]["processes"] == [child]
+    os.kill(child, 9)
+    eventually(lambda: not user.jobs())
+
+
+def test_the_rest_of_run_and_etc_is_there(user: Workstation) -> None:
+    """What a program needs of both is untouched by the lease."""
+    look = "ls /run; cat /etc/hostname /etc/passwd"
+    inside = user.fenka("run", "--gpu-mem", "1", "--", "sh", "-c", look)
+    outside = subprocess.run(["sh", "-c", look], capture_output=True, text=True, check=True)
+    kept = [line for line in inside.stdout.splitlines() if line != "fenka"]
+    assert kept == [line for line in outside.stdout.splitlines() if line != "fenka"]

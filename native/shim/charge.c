@@ -82,7 +82,8 @@ CUresult place_location(struct place *place, CUmemLocation location) {
 CUresult charge(const struct place *place, uint64_t bytes) {
     if (!lease_ready())
         return LEASE_BROKEN;
-    if (place->card == NO_CARD || account_charge(place->card, bytes))
+    /* Nothing can be had even where a lowered cap leaves less than nothing. */
+    if (bytes == 0 || place->card == NO_CARD || account_charge(place->card, bytes))
         return CUDA_SUCCESS;
     return CUDA_ERROR_OUT_OF_MEMORY;
 }

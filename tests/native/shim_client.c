@@ -195,6 +195,7 @@ int main(int argc, char **argv) {
     char line[128], what[32];
     (void)argc;
     load();
+    setvbuf(stdin, NULL, _IONBF, 0); /* the next program after exec must find the rest of the lines */
     while (fgets(line, sizeof line, stdin)) {
         long long a = 0, b = 0;
         unsigned long long x = 0, y = 0;

@@ -1,6 +1,7 @@
 """What the shim's tests need: a lease in a folder, and clients that do what they are told."""
 
 import functools
+import importlib.util
 import os
 import signal
 import subprocess
@@ -9,15 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import nvidia.cuda_runtime
-
 from fenka.isolation import account, control
 from fenka.isolation.layout import HEADER
 
 HERE = Path(__file__).parent
 NULL_DRIVER = HERE.parent.parent / "bench" / "shim" / "null_driver.c"
 SHIM = HEADER.parent / "libfenka.so"
-INCLUDE = Path(next(iter(nvidia.cuda_runtime.__path__))) / "include"
+
+
+def _include(wheel: str) -> str:
+    spec = importlib.util.find_spec(f"nvidia.{wheel}")
+    assert spec
+    assert spec.submodule_search_locations
+    return f"-isystem{spec.submodule_search_locations[0]}/include"
+
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -45,6 +51,9 @@ def built() -> Path:
     script.write_text("DRIVER_1 { global: cu*; local: *; };")
     shared = ["-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1"]
     compile_c(NULL_DRIVER, folder / "libcuda.so.1", *shared, f"-Wl,--version-script={script}")
+    compile_c(
+        HERE / "null_nvml.c", folder / "libnvidia-ml.so.1", "-shared", "-fPIC", "-Wl,-Bsymbolic"
+    )
     return folder
 
 
@@ -53,7 +62,8 @@ built_in = tempfile.TemporaryDirectory(prefix="fenka-shim-tests-")
 
 def compile_c(source: Path, output: Path, *flags: str, compiler: str = "gcc") -> Path:
     """Compiles one file of C with the system's compiler."""
-    command = [compiler, "-O2", "-w", f"-isystem{INCLUDE}", "-o", str(output), str(source), *flags]
+    headers = [_include("cuda_runtime"), _include("nvml_dev")]
+    command = [compiler, "-O2", "-w", *headers, "-o", str(output), str(source), *flags]
     subprocess.run(command, check=True, capture_output=True)
     return output
 
@@ -76,7 +86,7 @@ class Answer(NamedTuple):
     second: int
 
 
-@dataclass
+@dataclass(eq=False)
 class Lease:
     """A lease's two files in a folder of the test."""
 
@@ -115,7 +125,7 @@ class Lease:
             **more,
         }
 
-    def start(self, style: int = 0, **environment: str) -> "Client":
+    def start(self, style: int = 0, /, **environment: str) -> "Client":
         """A client in the lease; it ends with the test."""
         started = Client(client(style), self.environment(**environment))
         self.clients.append(started)

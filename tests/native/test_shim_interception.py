@@ -1,5 +1,6 @@
 """Every way by which programs come by the driver's functions leads to the limit."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -120,12 +121,16 @@ def test_looking_up_in_the_whole_program_says_whether_there_is_a_driver(
 
 def test_others_see_themselves_as_the_caller(tmp_path: Path, lease: Lease) -> None:
     """RTLD_NEXT from a library that wraps a function of the one behind it finds that one."""
-    chain = {"first": 'answer() { int (*next)(void) = dlsym(RTLD_NEXT, "answer"); return 1 + next(); }',
-             "second": 'answer() { int (*next)(void) = dlvsym(RTLD_NEXT, "answer", "V"); return next ? 99 : 20; }'}  # fmt: skip
+    chain = {
+        "first": 'int (*next)(void) = dlsym(RTLD_NEXT, "answer"); return 1 + next();',
+        "second": 'return dlvsym(RTLD_NEXT, "answer", "V") ? 99 : 20;',
+    }
     libraries = []
     for name, body in chain.items():
         source = tmp_path / f"{name}.c"
-        source.write_text(f"#define _GNU_SOURCE\n#include <dlfcn.h>\nint {body}\n")
+        source.write_text(
+            f"#define _GNU_SOURCE\n#include <dlfcn.h>\nint answer(void) {{ {body} }}\n"
+        )
         libraries.append(
             str(compile_c(source, tmp_path / f"{name}.so", "-shared", "-fPIC", "-ldl"))
         )
@@ -180,8 +185,6 @@ def test_the_shim_asks_nothing_of_a_newer_system() -> None:
 
 def test_a_program_of_musl_starts(tmp_path: Path) -> None:
     """Preloaded into a program of another C library, it does no harm and still finds that library's dlsym."""
-    import shutil
-
     if not shutil.which("musl-gcc"):
         pytest.skip("musl-gcc is not installed (Debian: musl-tools)")
     source = tmp_path / "musl.c"
@@ -190,9 +193,7 @@ def test_a_program_of_musl_starts(tmp_path: Path) -> None:
         ' puts(dlsym(RTLD_DEFAULT, "puts") && !dlsym(RTLD_DEFAULT, "cuInit") ? "fine" : "broken"); }'
     )
     program = tmp_path / "musl"
-    subprocess.run(
-        ["musl-gcc", "-o", str(program), str(source)], check=True, capture_output=True
-    )
+    subprocess.run(["musl-gcc", "-o", str(program), str(source)], check=True, capture_output=True)
     ran = subprocess.run(
         [str(program)], env={"LD_PRELOAD": str(SHIM)}, capture_output=True, text=True, check=False
     )

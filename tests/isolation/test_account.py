@@ -1,0 +1,163 @@
+"""The account's reader, before what a program may have written."""
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fenka.isolation import account
+from fenka.isolation.account import BadAccount, Process
+from fenka.isolation.layout import constant, layout
+
+CARDS = 16
+SLOTS = 1024
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A new account."""
+    account.create(tmp_path / "slots")
+    return tmp_path / "slots"
+
+
+def put(path: Path, field: str, index: int, word: int) -> None:
+    """Writes one word of the account, as a program could."""
+    offset = layout().offsetof("struct fenka_account", field) + 8 * index
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(struct.pack("<Q", word))
+
+
+def identity(pid: int, start: int, namespace: int = 0, emptying: int = 0) -> int:
+    """The word that names a slot's owner."""
+    return pid | emptying << 22 | namespace << 23 | start << 31
+
+
+def held(*by_card: int) -> tuple[int, ...]:
+    """Bytes on the first cards, none on the others."""
+    return by_card + (0,) * (CARDS - len(by_card))
+
+
+def test_the_empty_account_s_bytes_are_these(path: Path) -> None:
+    """The shim of another version must know the file: its header and size do not change."""
+    data = path.read_bytes()
+    assert data[:24] == b"FNKACCNT" + struct.pack("<IIQ", 1, 1024, 0)
+    assert len(data) == 64 + 8 * 256 + 8 * 1024 + 16 * 8 * 1024
+    assert not any(data[24:])
+
+
+def test_a_new_account_is_empty_and_open_to_all(path: Path) -> None:
+    """Programs of any user in the lease may write it; nobody holds anything."""
+    assert path.stat().st_mode & 0o777 == 0o666
+    assert account.read(path).processes == ()
+    assert account.read(path).memory_bytes == held()
+
+
+def test_an_account_is_never_made_over_another(path: Path) -> None:
+    """Programs that have mapped the file must not lose it."""
+    with pytest.raises(FileExistsError):
+        account.create(path)
+
+
+def test_processes_and_totals_are_read(path: Path) -> None:
+    """Each slot is one process, its bytes by card; the totals are their sums."""
+    put(path, "pid_namespaces", 0, 4026531836)
+    put(path, "identity", 0, identity(100, 5000))
+    put(path, "memory", 0, 1 << 30)
+    put(path, "memory", SLOTS, 7)
+    put(path, "identity", 1023, identity((1 << 22) - 1, (1 << 33) - 1))
+    put(path, "memory", 1023, 1)
+    said = account.read(path)
+    assert said.processes == (
+        Process(100, 5000, 4026531836, held(1 << 30, 7)),
+        Process((1 << 22) - 1, (1 << 33) - 1, 4026531836, held(1)),
+    )
+    assert said.memory_bytes == held((1 << 30) + 1, 7)
+    assert not said.suspect
+
+
+def test_an_unknown_namespace_reads_as_none(path: Path) -> None:
+    """Index 255 says that the table had no room."""
+    put(path, "pid_namespaces", 255, 9)
+    put(path, "identity", 0, identity(1, 1, namespace=255))
+    put(path, "identity", 1, identity(2, 1, namespace=3))
+    assert [p.namespace for p in account.read(path).processes] == [0, 0]
+
+
+def test_a_slot_that_is_being_emptied_counts_no_more(path: Path) -> None:
+    """Its owner is dead, and the process that it names holds nothing there."""
+    put(path, "identity", 4, identity(100, 5000, emptying=1))
+    put(path, "memory", 4, 1 << 30)
+    assert account.read(path).processes == ()
+
+
+@pytest.mark.parametrize(
+    ("word", "bytes_"), [(identity(5, 5), 1 << 50), (identity(5, 5), (1 << 64) - 1), (0, 4096)]
+)
+def test_what_cannot_be_is_marked(path: Path, word: int, bytes_: int) -> None:
+    """A pebibyte counts as nothing, and memory without an owner counts; both are suspect."""
+    put(path, "identity", 9, word)
+    put(path, "memory", 9, bytes_)
+    put(path, "identity", 10, identity(6, 6))
+    put(path, "memory", 10, 10)
+    said = account.read(path)
+    assert said.suspect
+    assert [p.suspect for p in said.processes] == [True, False]
+    assert said.memory_bytes[0] == 10 + (4096 if bytes_ == 4096 else 0)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.integers(2, 18_600), st.integers(0, (1 << 64) - 1)), max_size=50),
+    st.integers(24, 200_000),
+)
+def test_no_content_can_break_the_reader(
+    path: Path, words: list[tuple[int, int]], size: int
+) -> None:
+    """Whatever a program writes behind the header, wherever it cuts the file, reading gives an account."""
+    for index, word in words:
+        put(path, "slots_used", index, word)
+    os.truncate(path, size)
+    said = account.read(path)
+    assert all(0 <= total < SLOTS << 50 for total in said.memory_bytes)
+    assert all(p.suspect for p in said.processes if not p.pid)
+
+
+NOT_ACCOUNTS = {
+    "empty": b"",
+    "short": b"FNKACCNT",
+    "another magic": struct.pack("<QII", 1, 1, 1024),
+    "another version": b"FNKACCNT" + struct.pack("<II", 2, 1024),
+    "another number of slots": b"FNKACCNT" + struct.pack("<II", 1, 64),
+}
+
+
+@pytest.mark.parametrize("data", NOT_ACCOUNTS.values(), ids=NOT_ACCOUNTS)
+def test_what_is_no_account_is_refused(tmp_path: Path, data: bytes) -> None:
+    """A file that does not begin as an account does is named in the error."""
+    path = tmp_path / "slots"
+    path.write_bytes(data)
+    with pytest.raises(BadAccount, match=f"{path}: does not begin as an account"):
+        account.read(path)
+
+
+def test_neither_pipes_nor_links_hold_the_reader_up(tmp_path: Path, path: Path) -> None:
+    """What a program puts in the file's place cannot make the agent wait, or read something else."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadAccount, match="is not a regular file"):
+        account.read(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError, match="Too many levels"):
+        account.read(tmp_path / "link")
+
+
+def test_the_header_agrees_with_itself() -> None:
+    """Its arrays have the lengths that its constants state."""
+    page = layout().new("struct fenka_account *")
+    assert len(page.identity) == constant("FENKA_MAX_SLOTS") == SLOTS
+    assert len(page.memory) == constant("FENKA_MAX_CARDS") == CARDS
+    assert len(page.memory[0]) == SLOTS
+    assert len(page.pid_namespaces) == constant("FENKA_MAX_NAMESPACES") + 1

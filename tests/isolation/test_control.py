@@ -1,0 +1,216 @@
+"""The control page's codec."""
+
+import os
+import re
+import struct
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fenka.isolation import control
+from fenka.isolation.control import BadControl, Control, Limit
+from fenka.isolation.layout import constant, layout
+
+UUIDS = tuple(f"GPU-00000000-0000-0000-0000-0000000000{i:02x}" for i in range(16))
+SAMPLE = Control(
+    "alice-7", (Limit(UUIDS[1], 4 << 30, 300 << 20, 50), Limit(UUIDS[0], 2 << 30)), generation=6
+)
+
+
+def test_the_page_s_bytes_are_these() -> None:
+    """A page written by one version of fenka is read by the shim of another: its bytes do not change."""
+    page = bytearray(4096)
+    page[0:8] = b"FENKCTRL"
+    struct.pack_into("<IIQ", page, 8, 1, 4096, 6)
+    page[24:31] = b"alice-7"
+    struct.pack_into("<I", page, 88, 2)
+    page[120:160] = UUIDS[1].encode()
+    struct.pack_into("<QQI", page, 168, 4 << 30, 300 << 20, 50)
+    page[240:280] = UUIDS[0].encode()
+    struct.pack_into("<QQI", page, 288, 2 << 30, 0, 100)
+    assert control.encode(SAMPLE) == bytes(page)
+
+
+sizes = st.integers(1, (1 << 64) - 1)
+limits = st.builds(Limit, st.just(""), sizes, st.integers(0, (1 << 64) - 1), st.integers(1, 100))
+lease_ids = st.text(st.characters(min_codepoint=1, max_codepoint=127), min_size=1, max_size=63)
+controls = st.builds(
+    lambda lease, found, order, generation: Control(
+        lease,
+        tuple(replace(limit, uuid=uuid) for limit, uuid in zip(found, order, strict=False)),
+        2 * generation,
+    ),
+    lease_ids,
+    st.lists(limits, min_size=1, max_size=16),
+    st.permutations(UUIDS),
+    st.integers(0, (1 << 63) - 1),
+)
+
+
+@given(controls)
+def test_what_is_encoded_is_decoded(some: Control) -> None:
+    """Every control that can be written is read back as it was."""
+    assert control.decode(control.encode(some)) == some
+
+
+@given(st.integers(0, 4095), st.integers(0, 7))
+def test_no_bit_is_without_meaning(offset: int, bit: int) -> None:
+    """A flipped bit is an error or another control, never the same one."""
+    page = bytearray(control.encode(SAMPLE))
+    page[offset] ^= 1 << bit
+    try:
+        assert control.decode(bytes(page)) != SAMPLE
+    except BadControl as error:
+        assert str(error)  # noqa: PT017
+
+
+WRONG: dict[str, tuple[Control, str]] = {
+    "no lease": (replace(SAMPLE, lease=""), "the lease id '' is not 1 to 63 ASCII characters"),
+    "long lease": (replace(SAMPLE, lease="x" * 64), "is not 1 to 63 ASCII characters"),
+    "odd": (replace(SAMPLE, generation=3), "generation 3 means that the page is half written"),
+    "no cards": (replace(SAMPLE, limits=()), "0 cards is not 1 to 16"),
+    "too many": (replace(SAMPLE, limits=SAMPLE.limits * 9), "18 cards is not 1 to 16"),
+    "twice": (replace(SAMPLE, limits=SAMPLE.limits[:1] * 2), "a card is named twice"),
+    "index": (replace(SAMPLE, limits=(Limit("0", 1),)), "'0' is not the UUID of a card"),
+    "nothing": (replace(SAMPLE, limits=(Limit(UUIDS[0], 0),)), "0 bytes of memory on"),
+    "no share": (
+        replace(SAMPLE, limits=(Limit(UUIDS[0], 1, 0, 0),)),
+        "is not 1 to 100 %",
+    ),
+    "negative": (replace(SAMPLE, limits=(Limit(UUIDS[0], 1, -1),)), "is not a size"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "says"), WRONG.values(), ids=WRONG)
+def test_what_the_shim_would_refuse_is_never_written(
+    tmp_path: Path, wrong: Control, says: str
+) -> None:
+    """A wrong control is refused with a sentence, and leaves no file."""
+    with pytest.raises(BadControl, match=re.escape(says)):
+        control.write(tmp_path / "control", wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+BROKEN: dict[str, tuple[int, str, int, str]] = {
+    "magic": (0, "<Q", 1, "magic is 0x1, expected"),
+    "version": (8, "<I", 2, "version is 0x2, expected 0x1"),
+    "bytes": (12, "<I", 1, "bytes is 0x1, expected 0x1000"),
+    "odd": (16, "<Q", 7, "half written"),
+    "cards": (88, "<I", 17, "states 17 cards"),
+    "reserved": (92, "<I", 1, "holds bytes in fields that this version does not know"),
+    "behind": (4092, "<I", 1, "holds bytes in fields that this version does not know"),
+    "an unused card": (400, "<I", 1, "holds bytes in fields that this version does not know"),
+}
+
+
+@pytest.mark.parametrize(("offset", "kind", "value", "says"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_page_is_named(
+    tmp_path: Path, offset: int, kind: str, value: int, says: str
+) -> None:
+    """Reading says which file, and what is wrong with it."""
+    page = bytearray(control.encode(SAMPLE))
+    struct.pack_into(kind, page, offset, value)
+    path = tmp_path / "control"
+    path.write_bytes(page)
+    with pytest.raises(BadControl) as error:
+        control.read(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("size", [0, 4095, 4097])
+def test_a_page_has_one_size(tmp_path: Path, size: int) -> None:
+    """No shorter or longer file is a page."""
+    path = tmp_path / "control"
+    path.write_bytes(control.encode(SAMPLE).ljust(size, b"\0")[:size])
+    with pytest.raises(BadControl, match=f"is {size} bytes, a control page has 4096"):
+        control.read(path)
+
+
+def test_writing_replaces_the_file_at_once(tmp_path: Path) -> None:
+    """A reader has the old page or the new one; others may read it, only its owner may write."""
+    path = tmp_path / "control"
+    control.write(path, SAMPLE)
+    with path.open("rb") as before:
+        control.write(path, replace(SAMPLE, lease="bob"))
+        assert control.decode(before.read()).lease == "alice-7"
+    assert control.read(path).lease == "bob"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [entry.name for entry in tmp_path.iterdir()] == ["control"]
+
+
+def test_an_update_stays_in_the_same_file(tmp_path: Path) -> None:
+    """Programs that have mapped the page see the new limits, and a generation two higher."""
+    path = tmp_path / "control"
+    control.write(path, SAMPLE)
+    inode = path.stat().st_ino
+    wanted = replace(SAMPLE, limits=(Limit(UUIDS[1], 1 << 30), SAMPLE.limits[1]), generation=0)
+    in_force = control.update(path, wanted)
+    assert in_force == replace(wanted, generation=8)
+    assert control.read(path) == in_force
+    assert path.stat().st_ino == inode
+
+
+def test_an_update_repairs_what_a_killed_writer_left(tmp_path: Path) -> None:
+    """After a writer died half-way the page is unreadable; the next update makes it whole."""
+    path = tmp_path / "control"
+    control.write(path, SAMPLE)
+    with path.open("r+b") as file:
+        file.seek(layout().offsetof("struct fenka_control", "generation"))
+        file.write(struct.pack("<Q", 7))
+    with pytest.raises(BadControl, match="half written"):
+        control.read(path)
+    assert control.update(path, SAMPLE).generation == 8
+    assert control.read(path) == replace(SAMPLE, generation=8)
+
+
+def test_an_update_changes_limits_only(tmp_path: Path) -> None:
+    """Which cards, in which order, and whose lease it is cannot change under running programs."""
+    path = tmp_path / "control"
+    control.write(path, SAMPLE)
+    for other in (replace(SAMPLE, limits=SAMPLE.limits[::-1]), replace(SAMPLE, lease="bob")):
+        with pytest.raises(BadControl):
+            control.update(path, other)
+    assert control.read(path) == SAMPLE
+
+
+def test_a_reader_during_updates_never_sees_a_mixture(tmp_path: Path) -> None:
+    """Two limits that are always written together are always read together, or not at all."""
+    path = tmp_path / "control"
+    stop = threading.Event()
+    control.write(path, SAMPLE)
+
+    def keep_writing() -> None:
+        size = 1
+        while not stop.is_set():
+            size += 1
+            both = tuple(Limit(uuid, size) for uuid in (UUIDS[1], UUIDS[0]))
+            control.update(path, replace(SAMPLE, limits=both))
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    whole = 0
+    try:
+        while whole < 200:
+            try:
+                seen = control.read(path)
+            except BadControl:
+                continue
+            if seen.generation > 6:
+                assert seen.limits[0].memory_bytes == seen.limits[1].memory_bytes
+                whole += 1
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_the_header_s_constants_are_read() -> None:
+    """Python and C share one definition, and one page."""
+    assert constant("FENKA_CONTROL_BYTES") == 4096
+    assert layout().sizeof("struct fenka_control") <= 4096
+    assert constant("FENKA_MAX_CARDS") == len(layout().new("struct fenka_control *").cards)
+    assert os.sysconf("SC_PAGE_SIZE") >= 4096

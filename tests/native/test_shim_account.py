@@ -1,0 +1,161 @@
+"""One cap over many processes, and what a killed one leaves behind: nothing."""
+
+import os
+import random
+import signal
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from shim_kit import GIB, MIB, OUT_OF_MEMORY, Client, Lease
+
+from fenka.isolation import account
+from fenka.isolation.layout import layout
+
+Make = Callable[..., Lease]
+
+
+def test_processes_share_one_cap(lease: Lease) -> None:
+    """What one holds another cannot have, until it is freed."""
+    one, two = lease.start().enter(), lease.start().enter()
+    pointer = one.ask("alloc", 3 * GIB).value
+    assert two.ask("alloc", 2 * GIB).code == OUT_OF_MEMORY
+    assert two.ask("alloc", GIB).code == 0
+    assert one.ask("free", pointer).code == 0
+    assert two.ask("alloc", 3 * GIB).code == 0
+
+
+def test_the_account_names_its_processes(lease: Lease) -> None:
+    """Each process has one line: its PID, start time, namespace and bytes."""
+    one, two = lease.start().enter(), lease.start().enter()
+    one.ask("alloc", GIB)
+    two.ask("alloc", 2 * GIB)
+    said = account.read(lease.account)
+    assert {p.pid: p.memory_bytes[0] for p in said.processes} == {
+        one.process.pid: GIB,
+        two.process.pid: 2 * GIB,
+    }
+    first = next(p for p in said.processes if p.pid == one.process.pid)
+    fields = Path(f"/proc/{first.pid}/stat").read_text().rpartition(")")[2].split()
+    assert first.start_time == int(fields[19])
+    assert first.namespace == Path("/proc/self/ns/pid").stat().st_ino
+    assert not said.suspect
+
+
+def test_what_a_killed_process_held_goes_to_the_next_who_asks(lease: Lease) -> None:
+    """Right after SIGKILL, while the dead one is still a zombie, all is there again."""
+    one, two = lease.start().enter(), lease.start().enter()
+    assert one.ask("alloc", 4 * GIB).code == 0
+    assert two.ask("alloc", GIB).code == OUT_OF_MEMORY
+    os.kill(one.process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, one.process.pid, os.WEXITED | os.WNOWAIT)
+    assert two.ask("info")[1:] == (4 * GIB, 4 * GIB)
+    assert two.ask("alloc", 4 * GIB).code == 0
+
+
+def test_a_stopped_process_keeps_its_memory_and_hinders_nobody(lease: Lease) -> None:
+    """A process that is stopped is not dead, and holds no lock that another waits for."""
+    one, two = lease.start().enter(), lease.start().enter()
+    one.ask("alloc", 3 * GIB)
+    os.kill(one.process.pid, signal.SIGSTOP)
+    assert two.ask("alloc", 2 * GIB).code == OUT_OF_MEMORY
+    assert two.ask("alloc", GIB).code == 0
+    assert two.ask("info").value == 0
+    os.kill(one.process.pid, signal.SIGCONT)
+
+
+def test_two_hundred_kills_leak_nothing(lease: Lease) -> None:
+    """Killed at any moment of their churn, processes leave no byte behind and no slot taken."""
+    chance = random.Random(1)
+    running: list[Client] = []
+    for killed in range(200):
+        while len(running) < 4:
+            client = lease.start()
+            client.enter()
+            client.ask("churn", killed)
+            running.append(client)
+        client = running.pop(chance.randrange(len(running)))
+        os.kill(client.process.pid, signal.SIGKILL)
+        client.process.wait()
+    for client in running:
+        client.kill()
+    last = lease.start().enter()
+    assert last.ask("alloc", 4 * GIB).code == 0
+    said = account.read(lease.account)
+    assert [p.pid for p in said.processes] == [last.process.pid]
+    assert said.memory_bytes[0] == 4 * GIB
+
+
+def test_racing_processes_never_pass_the_cap(make_lease: Make, tmp_path: Path) -> None:
+    """By the driver's own count, six who race for one cap come close to it, and at no instant pass it."""
+    lease = make_lease(0.5)
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(bytes(16))
+    for seed in range(6):
+        lease.start(FENKA_NULL_LEDGER=str(ledger)).enter().ask("churn", seed)
+    looker = lease.start().enter()
+    for _ in range(20_000):
+        looker.ask("count")
+    most = struct.unpack("<QQ", ledger.read_bytes())[1] << 16
+    assert 500 * MIB < most <= 512 * MIB
+
+
+def test_a_forked_child_has_an_account_of_its_own(lease: Lease) -> None:
+    """A child neither spends from the parent's slot nor, dying, takes the parent's charge along."""
+    client = lease.start().enter()
+    client.ask("alloc", 2 * GIB)
+    assert client.ask("child", 3 * GIB).code == OUT_OF_MEMORY
+    assert client.ask("child", 2 * GIB).code == 0
+    assert client.ask("info").value == 2 * GIB
+    assert lease.held() == 2 * GIB
+
+
+def test_exec_begins_from_nothing(lease: Lease) -> None:
+    """The new program of the same PID does not inherit what the old one held."""
+    client = lease.start().enter()
+    client.ask("alloc", 3 * GIB)
+    client.send("exec")
+    client.enter()
+    assert lease.held() == 0
+    assert client.ask("alloc", 4 * GIB).code == 0
+    assert len(account.read(lease.account).processes) == 1
+
+
+def put(path: Path, name: str, index: int, word: int) -> None:
+    """Writes one word of the account, as a program could."""
+    offset = layout().offsetof("struct fenka_account", name) + 8 * index
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(struct.pack("<Q", word))
+
+
+@pytest.mark.parametrize("namespace_index", [7, 255], ids=["another", "none"])
+def test_a_process_of_another_namespace_is_not_judged(lease: Lease, namespace_index: int) -> None:
+    """A PID that means nothing here is left alone: its memory stays counted."""
+    put(lease.account, "pid_namespaces", 7, 12345)
+    put(lease.account, "slots_used", 0, 1)
+    put(lease.account, "identity", 0, 4_000_000 | namespace_index << 23 | 1 << 31)
+    put(lease.account, "memory", 0, 3 * GIB)
+    client = lease.start().enter()
+    assert client.ask("alloc", 2 * GIB).code == OUT_OF_MEMORY
+    assert client.ask("info").value == GIB
+
+
+def test_a_reused_pid_is_not_its_predecessor(lease: Lease) -> None:
+    """A slot whose PID lives, but began at another time, is a dead one's."""
+    with_slot = lease.start().enter()  # claims slot 0 and the first namespace
+    alive = os.getpid()
+    put(lease.account, "slots_used", 0, 8)
+    put(lease.account, "identity", 5, alive | 1 << 31)
+    put(lease.account, "memory", 5, 3 * GIB)
+    assert with_slot.ask("alloc", 4 * GIB).code == 0
+
+
+def test_an_emptier_that_died_is_a_dead_owner(lease: Lease) -> None:
+    """A slot left half emptied by a process that was killed meanwhile is emptied by the next."""
+    client = lease.start().enter()
+    put(lease.account, "slots_used", 0, 8)
+    put(lease.account, "identity", 3, 4_194_000 | 1 << 22 | 1 << 31)
+    put(lease.account, "memory", 3, 3 * GIB)
+    assert client.ask("alloc", 4 * GIB).code == 0

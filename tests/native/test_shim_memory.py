@@ -1,0 +1,253 @@
+"""What is charged, where, and what gives it back."""
+
+from collections.abc import Callable
+
+import pytest
+from shim_kit import CARDS, GIB, INVALID_DEVICE, MIB, OUT_OF_MEMORY, Client, Lease
+
+from fenka.isolation import control
+
+Make = Callable[..., Lease]
+
+# ask for it, how many bytes that is, and what frees it
+KINDS: dict[str, tuple[tuple[str, int, int], int, str]] = {
+    "plain": (("alloc", GIB, 0), GIB, "free"),
+    "managed": (("managed", GIB, 0), GIB, "free"),
+    # 3 lines of 1000 bytes; the null driver's pitch is 1024
+    "pitched": (("pitch", 1000, 3), 3072, "free"),
+    # 3 lines of 1100 bytes: the shim assumes a pitch of 1536, the driver takes 2048
+    "pitched wider than assumed": (("pitch", 1100, 3), 6144, "free"),
+    "ordered by stream": (("async", GIB, 0), GIB, "free-async"),
+    "ordered, freed plainly": (("async", GIB, 0), GIB, "free"),
+    "plain, freed in order": (("alloc", GIB, 0), GIB, "free-async"),
+    "block": (("block", GIB, 0), GIB, "release"),
+    "block of host memory": (("block", GIB, -1), 0, "release"),
+    # 100 x 10 texels of 4 floats
+    "array": (("array", 100, 10), 16_000, "array-destroy"),
+    # 64 x 64 + 32 x 32 + 16 x 16 texels of 4 floats
+    "mipmap": (("mipmap", 64, 64), (4096 + 1024 + 256) * 16, "mipmap-destroy"),
+    "graph node": (("graph", GIB, 0), GIB, "free"),
+}
+
+
+@pytest.mark.parametrize(("ask", "charged", "free"), KINDS.values(), ids=KINDS)
+def test_every_kind_of_memory_is_charged_and_given_back(
+    lease: Lease, ask: tuple[str, int, int], charged: int, free: str
+) -> None:
+    """Each allocation appears in the account with its size, and its free takes it out."""
+    client = lease.start().enter()
+    code, handle, _ = client.ask(*ask)
+    assert (code, lease.held()) == (0, charged)
+    assert client.ask(free, handle).code == 0
+    assert lease.held() == 0
+
+
+TOO_MUCH = 5 * GIB
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        ("alloc", TOO_MUCH, 0),
+        ("managed", TOO_MUCH, 0),
+        ("pitch", GIB, 5),
+        ("async", TOO_MUCH, 0),
+        ("block", TOO_MUCH, 0),
+        ("array", 1 << 30, 1),
+        ("mipmap", 1 << 30, 1),
+        ("graph", TOO_MUCH, 0),
+        ("alloc", -1, 0),
+        ("pitch", -1, -1),
+        ("array", -1, -1),
+    ],
+    ids=str,
+)
+def test_every_kind_of_memory_is_refused_beyond_the_cap(
+    lease: Lease, ask: tuple[str, int, int]
+) -> None:
+    """Too much of anything, absurdly much too, is CUDA_ERROR_OUT_OF_MEMORY and leaves no trace."""
+    client = lease.start().enter()
+    assert client.ask(*ask).code == OUT_OF_MEMORY
+    assert lease.held() == 0
+    assert client.ask("alloc", 4 * GIB).code == 0
+
+
+def test_pools_charge_the_card_they_lie_on(make_lease: Make) -> None:
+    """Memory from a pool of the second card is the second card's, whatever device is current."""
+    lease = make_lease(4, 2)
+    client = lease.start().enter()
+    pool = client.ask("pool", 1).value
+    host_pool = client.ask("pool", -1).value
+    assert client.ask("from-pool", 3 * GIB, pool).code == OUT_OF_MEMORY
+    code, pointer, _ = client.ask("from-pool", GIB, pool)
+    assert (code, lease.held(0), lease.held(1)) == (0, 0, GIB)
+    assert client.ask("from-pool", 64 * GIB, host_pool).code == 0
+    assert client.ask("free-async", pointer).code == 0
+    assert lease.held(1) == 0
+
+
+def test_a_failing_free_gives_nothing_back(lease: Lease) -> None:
+    """A pointer that the driver will not free, or that was never ours, changes no sum."""
+    client = lease.start().enter()
+    client.ask("alloc", GIB)
+    assert client.ask("free", 0xBAD).code != 0
+    assert client.ask("free", 0x1234).code == 0
+    assert lease.held() == GIB
+
+
+def test_a_block_is_held_until_its_last_mapping_is_gone(lease: Lease) -> None:
+    """Releasing a handle does not give back what is still mapped; one unmap may end several mappings."""
+    client = lease.start().enter()
+    at = 0x700000000000
+    blocks = [client.ask("block", GIB).value for _ in range(2)]
+    for number, block in enumerate(blocks):
+        assert client.ask("map", block, at + number * GIB).code == 0
+        assert client.ask("release", block).code == 0
+    assert lease.held() == 2 * GIB
+    assert client.ask("unmap", at, 2 * GIB).code == 0
+    assert lease.held() == 0
+
+
+def test_a_block_is_held_until_its_handle_is_released(lease: Lease) -> None:
+    """Unmapping does not give back what still has a handle."""
+    client = lease.start().enter()
+    block = client.ask("block", GIB).value
+    client.ask("map", block, 0x700000000000)
+    assert client.ask("unmap", 0x700000000000, GIB).code == 0
+    assert lease.held() == GIB
+    assert client.ask("release", block).code == 0
+    assert lease.held() == 0
+
+
+def test_what_a_context_holds_dies_with_it(lease: Lease) -> None:
+    """Destroying a context gives back its memory, and not another context's."""
+    client = lease.start().enter()
+    client.ask("alloc", GIB)
+    assert client.ask("retain").code == 0  # makes the primary context current
+    client.ask("alloc", 2 * GIB)
+    for _ in range(300):
+        client.ask("array", 8, 8)
+    assert lease.held() == 3 * GIB + 300 * 1024
+    assert client.ask("unretain").code == 0
+    assert lease.held() == GIB
+
+
+def test_a_reset_empties_the_primary_context(lease: Lease) -> None:
+    """cuDevicePrimaryCtxReset gives everything back, memory ordered by streams too."""
+    client = lease.start()
+    client.ask("init")
+    client.ask("retain")
+    client.ask("alloc", GIB)
+    client.ask("async", GIB)
+    assert lease.held() == 2 * GIB
+    assert client.ask("reset").code == 0
+    assert lease.held() == 0
+
+
+def test_a_process_pays_once_for_its_contexts(make_lease: Make) -> None:
+    """The first context on a card costs what the page says, the next nothing; the last one gives it back."""
+    lease = make_lease(1, context_bytes=300 * MIB)
+    client = lease.start()
+    client.ask("init")
+    first = client.ask("context").value
+    client.ask("retain")
+    assert lease.held() == 300 * MIB
+    client.ask("destroy", first)
+    assert lease.held() == 300 * MIB
+    client.ask("unretain")
+    assert lease.held() == 0
+
+
+def test_no_room_for_a_context_is_out_of_memory(make_lease: Make) -> None:
+    """A third process whose context does not fit is refused it, and the others keep theirs."""
+    lease = make_lease(1, context_bytes=400 * MIB)
+    for _ in range(2):
+        lease.start().enter()
+    third = lease.start()
+    assert third.ask("init").code == 0
+    assert third.ask("context").code == OUT_OF_MEMORY
+    assert third.ask("retain").code == OUT_OF_MEMORY
+    assert lease.held() == 800 * MIB
+
+
+def free_and_total(client: Client) -> tuple[int, int]:
+    """As cuMemGetInfo says."""
+    code, free, total = client.ask("info")
+    assert code == 0
+    return free, total
+
+
+def test_queries_show_the_slice(lease: Lease) -> None:
+    """cuMemGetInfo and cuDeviceTotalMem agree, over all processes of the lease."""
+    one, two = lease.start().enter(), lease.start().enter()
+    one.ask("alloc", GIB)
+    two.ask("alloc", 2 * GIB)
+    assert free_and_total(one) == free_and_total(two) == (GIB, 4 * GIB)
+    assert one.ask("total").value == 4 * GIB
+    assert one.ask("info-of-nothing").code == 0
+
+
+def test_a_slice_larger_than_the_card_shows_the_card(make_lease: Make) -> None:
+    """Programs are never told of memory that the card does not have (16 GiB here)."""
+    client = make_lease(64).start().enter()
+    assert free_and_total(client) == (16 * GIB, 16 * GIB)
+    assert client.ask("total").value == 16 * GIB
+
+
+@pytest.mark.parametrize(
+    ("wanted", "totals"),
+    [
+        (None, [4, 2, 1]),
+        ("1,0", [2, 4]),
+        ("2", [1]),
+        (" 1 , 2", [2, 1]),
+        (f"{CARDS[2]},0", [1, 4]),
+        (f"{CARDS[1].lower()[:3].upper()}{CARDS[1][3:]}", [2]),
+        ("1,7,0", [2]),
+        (f"0,{CARDS[3]},1", [4]),
+        ("0,0,1", [4]),
+        ("0,x", [4]),
+        ("GPU-,1", []),  # names all three
+        ("-1", []),
+        ("", []),
+    ],
+)
+def test_limits_follow_the_cards_that_a_program_chooses(
+    make_lease: Make, wanted: str | None, totals: list[int]
+) -> None:
+    """CUDA_VISIBLE_DEVICES reorders and leaves out within the lease; every limit stays with its card."""
+    lease = make_lease(4, 2, 1)
+    environment = {} if wanted is None else {"CUDA_VISIBLE_DEVICES": wanted}
+    client = lease.start(0, **environment)
+    assert client.ask("init").code == (0 if totals else 100)
+    assert client.ask("count").value == len(totals)
+    for device, gib in enumerate(totals):
+        assert client.ask("total", device).value == gib * GIB
+        assert client.ask("context", device).code == 0
+        assert client.ask("alloc", gib * GIB + 1).code == OUT_OF_MEMORY
+        assert client.ask("alloc", gib * GIB).code == 0
+    assert client.ask("context", len(totals)).code == INVALID_DEVICE
+
+
+def test_a_lease_shows_its_cards_in_its_own_order(make_lease: Make) -> None:
+    """A lease of the fourth and the second card has them as devices 0 and 1."""
+    lease = make_lease(1)
+    limits = (control.Limit(CARDS[3], GIB), control.Limit(CARDS[1], 2 * GIB))
+    control.write(lease.control, control.Control("test", limits))
+    client = lease.start()
+    assert client.ask("init").code == 0
+    assert [client.ask("total", d).value for d in range(2)] == [GIB, 2 * GIB]
+
+
+def test_limits_change_under_a_running_program(lease: Lease) -> None:
+    """An update in place is obeyed by the next allocation, up and down."""
+    client = lease.start().enter()
+    assert client.ask("alloc", 3 * GIB).code == 0
+    for gib, code in ((2, OUT_OF_MEMORY), (8, 0)):
+        control.update(
+            lease.control, control.Control("test", (control.Limit(CARDS[0], gib * GIB),))
+        )
+        assert client.ask("total").value == gib * GIB
+        assert client.ask("info").second == gib * GIB
+        assert client.ask("alloc", GIB).code == code
+    assert free_and_total(client) == (4 * GIB, 8 * GIB)

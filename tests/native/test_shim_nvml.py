@@ -1,0 +1,133 @@
+"""Through NVML a program sees its lease: its cards, its memory, its processes."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from shim_kit import CARDS, GIB, Lease
+
+from fenka.isolation import control
+
+Make = Callable[..., Lease]
+
+PRELUDE = """
+import json, pynvml as n
+n.nvmlInit()
+def tried(f, *a):
+    try: return f(*a)
+    except n.NVMLError as e: return type(e).__name__
+by_index = n.nvmlDeviceGetHandleByIndex
+uuid = lambda h: h if isinstance(h, str) else n.nvmlDeviceGetUUID(h)
+"""
+
+
+def nvml(lease: Lease, expression: str, **environment: str) -> Any:
+    """What an expression over pynvml gives in the lease."""
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{PRELUDE}print(json.dumps({expression}))"],
+        env=lease.environment(**environment),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(ran.stdout)
+
+
+@pytest.fixture
+def reversed_lease(make_lease: Make) -> Lease:
+    """2 GiB of the third card, then 4 GiB of the second."""
+    lease = make_lease(1)
+    limits = (control.Limit(CARDS[2], 2 * GIB), control.Limit(CARDS[1], 4 * GIB))
+    control.write(lease.control, control.Control("test", limits))
+    return lease
+
+
+def test_cards_are_those_of_the_lease_in_its_order(reversed_lease: Lease) -> None:
+    """Count, order and number are the lease's; there is no card behind the last."""
+    seen = nvml(
+        reversed_lease,
+        "[n.nvmlDeviceGetCount(), [uuid(tried(by_index, i)) for i in range(3)],"
+        " [n.nvmlDeviceGetIndex(by_index(i)) for i in range(2)]]",
+    )
+    assert seen == [2, [CARDS[2], CARDS[1], "NVMLError_InvalidArgument"], [0, 1]]
+
+
+def test_other_cards_are_not_found(reversed_lease: Lease) -> None:
+    """Neither a UUID nor a PCI address leads to a card of somebody else."""
+    seen = nvml(
+        reversed_lease,
+        f"[uuid(tried(n.nvmlDeviceGetHandleByUUID, u)) for u in {list(CARDS)!r}]"
+        " + [uuid(tried(n.nvmlDeviceGetHandleByPciBusId, f'0000:0{i}:00.0')) for i in range(4)]",
+    )
+    none = "NVMLError_NotFound"
+    assert seen == [none, CARDS[1], CARDS[2], none] * 2
+
+
+@pytest.mark.parametrize("version", ["None", "n.nvmlMemory_v2"])
+def test_memory_is_the_slice_over_all_processes(lease: Lease, version: str) -> None:
+    """Total, used and free agree with cuMemGetInfo, in both versions of the question."""
+    client = lease.start().enter()
+    client.ask("alloc", GIB)
+    lease.start().enter().ask("alloc", 2 * GIB)
+    shown = nvml(
+        lease,
+        f"[[m.total, m.used, m.free] for m in [n.nvmlDeviceGetMemoryInfo(by_index(0), {version})]][0]",
+    )
+    assert shown == [4 * GIB, 3 * GIB, GIB]
+    assert client.ask("info")[1:] == (GIB, 4 * GIB)
+
+
+PROCESSES = "[[p.pid, p.usedGpuMemory] for p in n.nvmlDeviceGet{}RunningProcesses{}(by_index(0))]"
+
+
+@pytest.mark.parametrize("version", ["", "_v2", "_v3"])
+def test_only_processes_of_the_lease_are_listed(lease: Lease, version: str) -> None:
+    """Strangers are left out; ours are there with their bytes, also when NVML names them otherwise."""
+    known, idle, unnamed = (lease.start().enter() for _ in range(3))
+    known.ask("alloc", 2 * GIB)
+    unnamed.ask("alloc", GIB)
+    seen = nvml(
+        lease,
+        PROCESSES.format("Compute", version),
+        FENKA_NULL_PIDS=f"1,{known.process.pid},{idle.process.pid},77",
+    )
+    held = {known: 2 * GIB, idle: 0, unnamed: GIB}
+    assert dict(seen) == {c.process.pid: b for c, b in held.items()}
+
+
+def test_graphics_processes_are_only_those_that_the_driver_knows(lease: Lease) -> None:
+    """Nobody is said to draw because he computes."""
+    drawing, computing = lease.start().enter(), lease.start().enter()
+    drawing.ask("alloc", GIB)
+    computing.ask("alloc", GIB)
+    pids = f"1,{drawing.process.pid}"
+    seen = nvml(lease, PROCESSES.format("Graphics", "_v3"), FENKA_NULL_PIDS=pids)
+    assert seen == [[drawing.process.pid, GIB]]
+
+
+def test_a_list_without_room_says_how_much_it_needs(lease: Lease) -> None:
+    """As NVML does: the number of processes, and an error, when the caller's array is too short."""
+    for _ in range(2):
+        lease.start().enter().ask("alloc", GIB)
+    seen = nvml(
+        lease,
+        "[f(by_index(0), c.byref(size), None), size.value]"
+        " if [c := __import__('ctypes'), size := c.c_uint(0),"
+        " f := n._nvmlGetFunctionPointer('nvmlDeviceGetComputeRunningProcesses_v3')] else 0",
+        FENKA_NULL_PIDS="1",
+    )
+    assert seen == [7, 2]
+
+
+def test_without_a_lease_nothing_is_shown(lease: Lease) -> None:
+    """A broken lease closes NVML as well."""
+    lease.control.unlink()
+    seen = nvml(
+        lease,
+        "[tried(n.nvmlDeviceGetCount), tried(by_index, 0),"
+        f" tried(n.nvmlDeviceGetHandleByUUID, {CARDS[0]!r})]",
+    )
+    assert seen == ["NVMLError_NoPermission"] * 3

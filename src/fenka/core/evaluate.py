@@ -237,7 +237,7 @@ def _judge(
     shortage = _shortage(view, request, node, len(fitting))
     if shortage is not None:
         whys = [
-            reason or replace(shortage, card=it.card.index)
+            reason or Reason(shortage[0], it.card.index, *shortage[1:])
             for it, reason in zip(judged, reasons, strict=True)
         ]
         return Rejection(node.name, tuple(whys))
@@ -274,8 +274,10 @@ def _first_reason(it: Candidate, request: Request, reserved: Collection[str]) ->
     return Reason(Why.RESERVED, it.card.index) if it.card.uuid in reserved else None
 
 
-def _shortage(view: View, request: Request, node: Node, fitting: int) -> Reason | None:
-    """What the node as a whole lacks, as the reason of each card that would fit by itself."""
+def _shortage(
+    view: View, request: Request, node: Node, fitting: int
+) -> tuple[Why, int, int] | None:
+    """What the node as a whole lacks, needed and available: the reason of each card that fits by itself."""
     cpu, memory = view.host_used(node.name)
     for why, needed, used, total in (
         (Why.CPU, request.cpu_milli, cpu, node.cpu_milli),
@@ -284,7 +286,7 @@ def _shortage(view: View, request: Request, node: Node, fitting: int) -> Reason 
     ):
         # A request that needs none is not kept out by a host that is already overcommitted.
         if total is not None and needed > max(total - used, 0):
-            return Reason(why, -1, needed, max(total - used, 0))
+            return why, needed, max(total - used, 0)
     return None
 
 

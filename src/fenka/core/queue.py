@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from fenka.core.cards import Node
 from fenka.core.evaluate import Policy, place, usable
-from fenka.core.ledger import Ledger
+from fenka.core.ledger import Ledger, Tally
+from fenka.core.reasons import Rejected
 from fenka.core.requests import Placement, Request
 
 
@@ -24,10 +25,15 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What serving the queue once comes to: who is placed, and who waits on, in order, and why."""
+    """What serving the queue once comes to: who is placed, and who is not, both in order."""
 
     placed: tuple[tuple[str, Placement], ...]
-    waiting: tuple[tuple[str, str], ...]
+    rejected: tuple[tuple[str, Rejected], ...]
+
+    @property
+    def waiting(self) -> tuple[tuple[str, str], ...]:
+        """Who waits on, and the sentence that says why."""
+        return tuple((waiter_id, why.sentence()) for waiter_id, why in self.rejected)
 
 
 class WaitingQueue:
@@ -61,10 +67,22 @@ class WaitingQueue:
 
     def serve(self, ledger: Ledger, policy: Policy, nodes: Collection[Node]) -> Step:
         """Place in order what fits now, each on what those before it leave."""
-        view = ledger.tally()
-        reserved: set[str] = set()
+        return self._serve(ledger.tally(), set(), policy, nodes)
+
+    def ask(
+        self, request: Request, ledger: Ledger, policy: Policy, nodes: Collection[Node]
+    ) -> Placement | Rejected:
+        """What a request would get if it joined the queue now, behind all who wait; or why nothing."""
+        view, reserved = ledger.tally(), set[str]()
+        self._serve(view, reserved, policy, nodes)
+        return place(view, request, policy, nodes, reserved)
+
+    def _serve(
+        self, view: Tally, reserved: set[str], policy: Policy, nodes: Collection[Node]
+    ) -> Step:
+        """Leaves in `view` what is held then, and in `reserved` the cards that are waited for."""
         placed: list[tuple[str, Placement]] = []
-        waiting: list[tuple[str, str]] = []
+        rejected: list[tuple[str, Rejected]] = []
         for waiter in self._order:
             request = self._requests[waiter.id]
             verdict = place(view, request, policy, nodes, reserved)
@@ -72,6 +90,6 @@ class WaitingQueue:
                 view.add(verdict)
                 placed.append((waiter.id, verdict))
             else:
-                waiting.append((waiter.id, verdict.sentence()))
+                rejected.append((waiter.id, verdict))
                 reserved |= usable(request, nodes)
-        return Step(tuple(placed), tuple(waiting))
+        return Step(tuple(placed), tuple(rejected))

@@ -11,7 +11,10 @@ from fenka.core.requests import BadRequest, Memory
 UNITS_MIB = {"MiB": 1, "Mi": 1, "GiB": 1024, "Gi": 1024}
 """Kubernetes's short forms and the long ones. GB and MB would be powers of ten: not taken, for clarity."""
 
-_SIZE = re.compile(r"([+-]?[0-9]*\.?[0-9]+)\s*([A-Za-z]*)")
+_SIZE = re.compile(r"(-?)([0-9]*)(?:\.([0-9]+))?\s*([A-Za-z]*)")
+
+_DIGITS = 12
+"""No size needs more on either side of the point, and Python refuses to read very long numbers."""
 
 
 class BadSize(Exception):
@@ -28,21 +31,31 @@ def parse_unit(text: str) -> int:
 def parse_memory(text: str, unit_mib: int) -> Memory:
     """`4` in units of `unit_mib`, or an exact size such as `4096MiB`. Raises BadSize."""
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise BadSize(f"{text!r} is no size: write 4 for units of the card, or 4096MiB")
-    number, unit = match.groups()
-    if unit and unit not in UNITS_MIB:
-        raise BadSize(f"{unit!r} in {text!r} is no unit: use MiB or GiB")
-    if "." in number:
-        raise BadSize(_fraction(text, float(number), UNITS_MIB.get(unit, unit_mib)))
-    scale = UNITS_MIB.get(unit, 1)
+    if match is None or not (match[2] or match[3]):
+        raise BadSize(f"{_shown(text)} is no size: write 4 for units of the card, or 4096MiB")
+    sign, whole, fraction, suffix = match.groups("")
+    fraction = fraction.rstrip("0")
+    if suffix and suffix not in UNITS_MIB:
+        raise BadSize(f"{suffix!r} in {_shown(text)} is no unit: use MiB or GiB")
+    if len(whole) > _DIGITS or len(fraction) > _DIGITS:
+        raise BadSize(f"{_shown(text)} has too many digits to be a size")
+    amount = int(whole or 0)
+    if sign or not (amount or fraction):
+        raise BadSize(f"{_shown(text)} is no amount of memory: ask for more than nothing")
+    if fraction:
+        raise BadSize(_instead(text, amount, fraction, UNITS_MIB.get(suffix, unit_mib)))
     try:
-        return Memory(int(number) * scale, 1 if unit else unit_mib)
+        return Memory(amount * UNITS_MIB[suffix]) if suffix else Memory(amount, unit_mib)
     except BadRequest as why:
-        raise BadSize(f"{text!r}: {why}") from None
+        raise BadSize(f"{_shown(text)} is no amount of memory: {why}") from None
 
 
-def _fraction(text: str, number: float, unit_mib: int) -> str:
-    mib = int(number * unit_mib)
-    instead = f"{mib}MiB" if mib > 0 else "1MiB or more"
-    return f"{text!r} is a fraction of a unit: write {instead}"
+def _instead(text: str, amount: int, fraction: str, unit_mib: int) -> str:
+    """A size in MiB, rounded down, for a fraction of a unit."""
+    mib = amount * unit_mib + int(fraction) * unit_mib // 10 ** len(fraction)
+    return f"{_shown(text)} is not a whole number of units: write {max(mib, 1)}MiB"
+
+
+def _shown(text: str) -> str:
+    """As typed, but no longer than a line."""
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import msgspec
 
+from fenka.cli import tables
 from fenka.cli.errors import BAD_INPUT, NO_PROGRAM, Problem, complain, sentences
 from fenka.jobs import notebook as jupyter
 from fenka.workstation import launch, paths, protocol
@@ -178,7 +179,9 @@ def _detached(ask: protocol.Ask, how: How, job_dir: Path, extra: dict[str, str])
                 _, status = os.waitpid(child, 0)
                 raise Problem(line.removeprefix(FAILED), os.waitstatus_to_exitcode(status))
     if ask.kind == "notebook":
-        print(f"{ask.name}: {_await_url(child, ask.name, job_dir)}")
+        with tables.busy(f"{ask.name}: starting Jupyter …"):
+            url = _await_url(child, ask.name, job_dir)
+        print(f"{ask.name}: {url}")
     else:
         print(f"{ask.name}: started, see `fenka logs {ask.name}`")
     sys.exit(0)

@@ -1,8 +1,9 @@
 """How screens are printed: columns two blanks apart, or -o json|yaml of the same data."""
 
+import contextlib
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -23,6 +24,18 @@ def fit(rows: Sequence[Sequence[str]]) -> list[str]:
         return lines
     width = shutil.get_terminal_size().columns
     return [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[None]:
+    """A spinner with these words while something takes its time; nothing where nobody looks."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
 
 
 def show(data: object, output: str) -> bool:

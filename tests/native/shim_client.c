@@ -103,6 +103,18 @@ static void churn(unsigned seed) {
     }
 }
 
+/* Takes and gives back again and again; how often it was granted. */
+static size_t fight(size_t bytes, long long times) {
+    size_t granted = 0;
+    CUdeviceptr p;
+    while (times-- > 0)
+        if (p_cuMemAlloc_v2(&p, bytes) == CUDA_SUCCESS) {
+            granted++;
+            p_cuMemFree_v2(p);
+        }
+    return granted;
+}
+
 /* In a forked child: one allocation, its answer as the exit status. */
 static int in_child(size_t bytes) {
     pid_t child = fork();
@@ -184,6 +196,9 @@ static CUresult answer(const char *what, long long a, long long b, unsigned long
         CUDA_MEM_ALLOC_NODE_PARAMS n = {.bytesize = (size_t)a, .poolProps.location = at(0)};
         result = p_cuGraphAddMemAllocNode(&node, NULL, NULL, 0, &n);
         p = n.dptr;
+    } else if (!strcmp(what, "fight")) {
+        first = fight((size_t)a, b);
+        result = CUDA_SUCCESS;
     } else if (!strcmp(what, "child"))
         result = (CUresult)in_child((size_t)a);
     *x = p ? p : first;

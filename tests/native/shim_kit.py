@@ -159,6 +159,10 @@ class Client:
     def ask(self, what: str, a: int = 0, b: int = 0) -> Answer:
         """Sends a command and waits for its answer."""
         self.send(what, a, b)
+        return self.answer()
+
+    def answer(self) -> Answer:
+        """Waits for the answer to the last command."""
         assert self.process.stdout
         code, value, second = self.process.stdout.readline().split()
         return Answer(int(code), int(value), int(second))

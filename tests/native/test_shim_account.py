@@ -101,6 +101,17 @@ def test_racing_processes_never_pass_the_cap(make_lease: Make, tmp_path: Path) -
     assert 500 * MIB < most <= 512 * MIB
 
 
+def test_two_who_want_all_never_have_it_at_once(lease: Lease, tmp_path: Path) -> None:
+    """Two who take and give back the whole cap as fast as they can are each granted it, but never both."""
+    ledger = tmp_path / "ledger"
+    ledger.write_bytes(bytes(16))
+    pair = [lease.start(FENKA_NULL_LEDGER=str(ledger)).enter() for _ in range(2)]
+    for client in pair:
+        client.send("fight", 4 * GIB, 5_000_000)
+    assert all(client.answer().value > 0 for client in pair)
+    assert struct.unpack("<QQ", ledger.read_bytes()) == (0, 4 * GIB >> 16)
+
+
 def test_a_forked_child_has_an_account_of_its_own(lease: Lease) -> None:
     """A child neither spends from the parent's slot nor, dying, takes the parent's charge along."""
     client = lease.start().enter()

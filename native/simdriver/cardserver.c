@@ -45,16 +45,28 @@ __attribute__((noreturn, format(printf, 1, 2))) static void fail(const char *sen
 }
 
 /* The lock is on the state file itself: whoever replaces the file must hold it, too. */
+static int lock_state(void)
+{
+    for (;;) {
+        int file = open("state", O_RDWR | O_CLOEXEC);
+        struct stat locked, current;
+        if (file < 0)
+            fail("%s is not a simulated node: cannot open its file `state`: %s.", directory,
+                 strerror(errno));
+        if (flock(file, LOCK_EX | LOCK_NB) != 0)
+            fail("another card server already serves %s.", directory);
+        if (fstat(file, &locked) == 0 && stat("state", &current) == 0 &&
+            locked.st_ino == current.st_ino)
+            return file;
+        close(file); /* replaced between open and lock */
+    }
+}
+
 static void open_state(void)
 {
     if (chdir(directory) != 0)
         fail("cannot enter the node directory %s: %s.", directory, strerror(errno));
-    int file = open("state", O_RDWR | O_CLOEXEC);
-    if (file < 0)
-        fail("%s is not a simulated node: cannot open its file `state`: %s.", directory,
-             strerror(errno));
-    if (flock(file, LOCK_EX | LOCK_NB) != 0)
-        fail("another card server already serves %s.", directory);
+    int file = lock_state();
     struct stat found;
     if (fstat(file, &found) != 0 || (uint64_t)found.st_size < sizeof *state)
         fail("the file `state` in %s is too short.", directory);

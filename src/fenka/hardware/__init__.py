@@ -1,1 +1,1 @@
-"""Cards as the driver shows them, real or simulated."""
+"""Cards as the driver shows them, and the simulated node that stands in for hardware."""

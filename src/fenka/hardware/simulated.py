@@ -1,0 +1,304 @@
+"""A simulated node: a directory with shared memory, a card server, and a driver that finds both.
+
+Programs use it by loading ``<directory>/lib/libcuda.so.1`` and ``libnvidia-ml.so.1``. The layout of the
+shared memory is the C header's, read through cffi: there is no second description of it.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from cffi import FFI
+
+from fenka.hardware.spec import BadSpec, SimulatedCard, parse_spec
+
+__all__ = ["BadSpec", "NodeError", "SimulatedCard", "SimulatedNode", "parse_spec"]
+
+_NATIVE: Final = Path(__file__).parent.parent / "_native" / "simulated"
+_LIBRARIES: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
+_FIXED: Final = (
+    "uuid", "name", "serial", "pci_bus_id", "memory_bytes", "context_bytes", "sm_count",
+    "compute_major", "compute_minor", "idle_power_mw", "power_limit_mw", "max_sm_clock_mhz",
+    "max_memory_clock_mhz", "fan_percent",
+)  # fmt: skip
+"""What makes two cards the same card; the rest of the struct changes while the node runs."""
+
+_DEADLINE_S: Final = 10.0
+_HELLO: Final = b"N"
+_WELCOME_BYTES: Final = 16
+
+
+class NodeError(Exception):
+    """The simulated node cannot be made, started or stopped; one sentence that says why."""
+
+
+@cache
+def _layout() -> tuple[Any, dict[str, int]]:
+    """The header's structs as a cffi ``FFI``, and its integer constants."""
+    try:
+        text = (_NATIVE / "layout.h").read_text()
+    except FileNotFoundError:
+        raise NodeError(
+            "the simulated driver is not built: run `make -C native` in fenka's source tree"
+        ) from None
+    defines = re.findall(r"#define\s+(\w+)\s+(0x[0-9a-fA-F]+|\d+)\b", text)
+    ffi = FFI()
+    ffi.cdef("\n".join(line for line in text.splitlines() if not line.startswith("#")))
+    return ffi, {name: int(value, 0) for name, value in defines}
+
+
+class SimulatedNode:
+    """One node. The object is a handle: the directory is the node, and outlives the object.
+
+    While the object has started the node it keeps a connection to the card server, which else ends
+    by itself half a minute after the last program has gone.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._server: subprocess.Popen[bytes] | None = None
+        self._line: socket.socket | None = None
+
+    @classmethod
+    def create(cls, directory: Path, spec: tuple[SimulatedCard, ...]) -> "SimulatedNode":
+        """Make the directory a node with these cards, or find that it is one already.
+
+        Raises NodeError when a running card server serves other cards there, or when the directory
+        cannot be written.
+        """
+        directory = directory.absolute()
+        _layout()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "lib").mkdir(exist_ok=True)
+            for name in _LIBRARIES:
+                _link(directory / "lib" / name, _NATIVE / name)
+            _write_state(directory, bytes(_state(directory, spec)))
+        except OSError as why:
+            raise NodeError(
+                f"cannot make a simulated node in {directory}: {why.strerror}"
+            ) from None
+        return cls(directory)
+
+    @property
+    def library_dir(self) -> Path:
+        """Where the driver's libraries are: the value for LD_LIBRARY_PATH."""
+        return self.directory / "lib"
+
+    @property
+    def running(self) -> bool:
+        """Whether a card server answers."""
+        line = self._connect()
+        if line is not None:
+            line.close()
+        return line is not None
+
+    def start(self, idle_seconds: int = 30) -> None:
+        """Have a card server, in a session of its own; nothing happens when one is there.
+
+        idle_seconds: the server ends after this long without any program; 0 = never.
+        Raises NodeError with the server's own sentence when it does not come up within 10 s.
+        """
+        self._line = self._line or self._connect()
+        if self._line is not None:
+            return
+        why = self._launch(idle_seconds)
+        # Somebody else may have been faster: then theirs is the server, once it answers.
+        deadline = time.monotonic() + (_DEADLINE_S if why is None else 1.0)
+        while self._line is None:
+            self._line = self._connect()
+            if self._line is None and time.monotonic() > deadline:
+                raise NodeError(why or f"the card server of {self.directory} does not answer")
+
+    def stop(self) -> None:
+        """End the card server and wait until it has; nothing happens when there is none."""
+        line, self._line = self._line or self._connect(), None
+        if line is not None:
+            with contextlib.closing(line):
+                _end(_peer(line), line)
+        if self._server is not None:
+            self._server.wait(_DEADLINE_S)
+            self._server = None
+
+    def _launch(self, idle_seconds: int) -> str | None:
+        """Start a server and wait for its first word; its complaint, or None when it is ready."""
+        try:
+            self._server = subprocess.Popen(
+                [
+                    _NATIVE / "fenka-cardserver",
+                    self.directory,
+                    "--idle-seconds",
+                    str(idle_seconds),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as why:
+            raise NodeError(f"cannot start the card server: {why.strerror}") from None
+        pipe = self._server.stdout
+        assert pipe is not None
+        with contextlib.closing(pipe), selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            said = os.read(pipe.fileno(), 4096) if selector.select(_DEADLINE_S) else b""
+        if said == b"ready\n":
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._server.wait(1.0)
+        return said.decode(errors="replace").strip() or "the card server ended without a word"
+
+    def _connect(self) -> socket.socket | None:
+        """A greeted connection, or None when no server answers within 10 s."""
+        try:
+            directory = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            line.settimeout(_DEADLINE_S)
+            # By descriptor: a socket's address holds 108 bytes, and a path may be longer.
+            line.connect(f"/proc/self/fd/{directory}/server.sock")
+            line.sendall(_HELLO)
+            welcomed = len(line.recv(_WELCOME_BYTES, socket.MSG_WAITALL)) == _WELCOME_BYTES
+        except OSError:
+            welcomed = False
+        finally:
+            os.close(directory)
+        if welcomed:
+            return line
+        line.close()
+        return None
+
+
+def _peer(line: socket.socket) -> int:
+    """Process id of the server at the other end; 0 when it is in a PID namespace out of sight."""
+    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0])
+
+
+def _end(pid: int, line: socket.socket) -> None:
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            if pid > 0:
+                os.kill(pid, sign)
+            line.settimeout(_DEADLINE_S)
+            if line.recv(1) == b"":
+                return
+        except (ProcessLookupError, ConnectionError):
+            return
+        except PermissionError:
+            raise NodeError(
+                f"process {pid}, the card server, belongs to another user and cannot be stopped"
+            ) from None
+        except TimeoutError:
+            continue
+    raise NodeError(f"process {pid}, the card server, does not end")
+
+
+def _link(link: Path, target: Path) -> None:
+    if not (link.is_symlink() and link.readlink() == target):
+        with tempfile.TemporaryDirectory(dir=link.parent) as beside:
+            (Path(beside) / "link").symlink_to(target)
+            (Path(beside) / "link").replace(link)
+
+
+def _state(directory: Path, spec: tuple[SimulatedCard, ...]) -> Any:
+    """The file's content as a cffi buffer."""
+    ffi, constants = _layout()
+    if not 1 <= len(spec) <= constants["FENKA_NODE_CARDS"]:
+        raise NodeError(f"a node has 1 to {constants['FENKA_NODE_CARDS']} cards, not {len(spec)}")
+    state = ffi.new("struct fenka_node *")
+    state.magic = constants["FENKA_NODE_MAGIC"]
+    state.version = constants["FENKA_NODE_VERSION"]
+    state.card_count = len(spec)
+    state.driver_version = spec[0].driver_version.encode()
+    major, minor = spec[0].cuda_version.split(".")
+    state.cuda_version = int(major) * 1000 + int(minor) * 10
+    for index, card in enumerate(spec):
+        _fill(state.cards[index], directory, index, card)
+    return ffi.buffer(state)
+
+
+def _fill(held: Any, directory: Path, index: int, card: SimulatedCard) -> None:
+    model = card.model
+    made = uuid.uuid5(uuid.NAMESPACE_URL, f"fenka:{directory.resolve()}:{index}:{model.key}")
+    held.uuid = (card.uuid or f"GPU-{made}").encode()
+    held.name = card.name.encode()
+    held.serial = f"{int(made) % 10**13:013d}".encode()
+    held.pci_bus_id = f"00000000:{index + 1:02X}:00.0".encode()
+    held.memory_bytes = card.memory_mib << 20
+    held.context_bytes = card.context_mib << 20
+    held.sm_count = model.sm_count
+    held.compute_major, held.compute_minor = model.compute_capability
+    held.idle_power_mw = model.idle_power_w * 1000
+    held.power_limit_mw = model.power_limit_w * 1000
+    held.max_sm_clock_mhz = model.sm_clock_mhz
+    held.max_memory_clock_mhz = model.memory_clock_mhz
+    held.fan_percent = model.fan_percent
+
+
+def _write_state(directory: Path, content: bytes) -> None:
+    """Replace the file, unless a server holds it: then it must say the same."""
+    path = directory / "state"
+    with _locked(path) as there:
+        if there is not None:
+            if _fixed(there) != _fixed(content):
+                raise NodeError(
+                    f"a card server already serves other cards in {directory}: "
+                    f"stop that node first, or use another directory"
+                )
+            return
+        with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
+            # Mostly zeros: written as a hole, so that it takes no memory on a tmpfs.
+            file.write(content.rstrip(b"\0"))
+            file.truncate(len(content))
+            # Programs of any user write their counters.
+            os.fchmod(file.fileno(), 0o666)
+        Path(file.name).replace(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bytes | None]:
+    """Hold the lock that a card server takes; yields the content when a server has it instead."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        yield None
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield file.read()
+        else:
+            yield None
+
+
+def _fixed(content: bytes) -> tuple[object, ...]:
+    ffi, _ = _layout()
+    if len(content) < ffi.sizeof("struct fenka_node"):
+        return ()
+    state = ffi.cast("struct fenka_node *", ffi.from_buffer(content))
+    cards = [
+        tuple(_plain(ffi, getattr(state.cards[index], name)) for name in _FIXED)
+        for index in range(state.card_count)
+    ]
+    return (ffi.string(state.driver_version), state.cuda_version, *cards)
+
+
+def _plain(ffi: Any, value: Any) -> object:
+    return value if isinstance(value, int) else ffi.string(value)

@@ -1,0 +1,145 @@
+"""What a user says a simulated node has: ``A100-80G*4,T4``, or a TOML file for more.
+
+    version = 1
+    driver_version = "550.163.01"
+    cuda_version = "12.4"
+
+    [[card]]
+    model = "T4"
+    count = 2
+    context_mib = 120
+
+Also per card: memory_mib, name, uuid. Anything else is an error that names it.
+"""
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from fenka.hardware.models import MODELS, Model
+
+__all__ = ["DRIVER_VERSION", "MAX_CARDS", "BadSpec", "SimulatedCard", "parse_spec"]
+
+MAX_CARDS = 16
+"""Cards of one node, as the simulated driver's layout has it."""
+
+DRIVER_VERSION = "550.163.01"
+CUDA_VERSION = "12.4"
+MAX_MEMORY_MIB = 1 << 24
+_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_ITEM = re.compile(r"\s*([^*\s]+)\s*(?:\*\s*(\d{1,9})\s*)?")
+
+
+class BadSpec(Exception):
+    """A description of simulated cards means nothing; the message is one sentence that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedCard:
+    """One card to simulate."""
+
+    model: Model
+    memory_mib: int
+    name: str
+    uuid: str | None = None
+    """None = made from the node's directory, the card's index and its model."""
+    context_mib: int = 0
+    """Device memory that a process's first context on the card takes."""
+    driver_version: str = DRIVER_VERSION
+    """Of the node, and so the same on all its cards; the next one, too."""
+    cuda_version: str = CUDA_VERSION
+
+
+class _Card(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_CARDS)] = 1
+    memory_mib: Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMORY_MIB)] | None = None
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=63)] | None = None
+    uuid: str | None = None
+    context_mib: Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMORY_MIB)] = 0
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    version: Literal[1]
+    card: list[_Card]
+    driver_version: Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+)+\Z", max_length=79)] = (
+        DRIVER_VERSION
+    )
+    cuda_version: Annotated[str, msgspec.Meta(pattern=r"^\d{1,3}\.\d{1,2}\Z")] = CUDA_VERSION
+
+
+def parse_spec(text: str) -> tuple[SimulatedCard, ...]:
+    """The cards that a short form (``T4``, ``V100-16G*2``, ``A100-80G*4,T4``) or a path to a TOML
+    file describes, in order. Raises BadSpec.
+    """
+    if "/" in text or text.endswith(".toml"):
+        return _checked(_from_file(Path(text)))
+    cards: list[SimulatedCard] = []
+    for item in text.split(","):
+        match = _ITEM.fullmatch(item)
+        if match is None:
+            raise BadSpec(
+                f"cannot read {item.strip()!r} in {text!r}: write a model, or a model * a number, "
+                f"as in T4 or V100-16G*2"
+            )
+        count = int(match[2] or 1)
+        if not 1 <= count <= MAX_CARDS:
+            raise BadSpec(f"{item.strip()}: a node has 1 to {MAX_CARDS} cards")
+        model = _model(match[1])
+        cards += [SimulatedCard(model, model.memory_mib, model.name)] * count
+    return _checked(cards)
+
+
+def _model(key: str) -> Model:
+    by_key = {known.casefold(): model for known, model in MODELS.items()}
+    if model := by_key.get(key.casefold()):
+        return model
+    near = difflib.get_close_matches(key.casefold(), by_key, n=1, cutoff=0.4)
+    hint = f"did you mean {by_key[near[0]].key}? " if near else ""
+    raise BadSpec(f"no model is called {key}: {hint}Known are {', '.join(MODELS)}")
+
+
+def _from_file(path: Path) -> list[SimulatedCard]:
+    try:
+        said = msgspec.toml.decode(path.read_bytes(), type=_File)
+    except OSError as why:
+        raise BadSpec(f"cannot read {path}: {why.strerror}") from None
+    except (msgspec.MsgspecError, ValueError) as why:
+        raise BadSpec(f"{path}: {why}") from None
+    cards: list[SimulatedCard] = []
+    for entry in said.card:
+        if entry.uuid is not None and entry.count > 1:
+            raise BadSpec(f"{path}: one uuid cannot serve {entry.count} cards")
+        model = _model(entry.model)
+        card = SimulatedCard(
+            model,
+            entry.memory_mib or model.memory_mib,
+            entry.name or model.name,
+            entry.uuid,
+            entry.context_mib,
+            said.driver_version,
+            said.cuda_version,
+        )
+        cards += [card] * entry.count
+    return cards
+
+
+def _checked(cards: list[SimulatedCard]) -> tuple[SimulatedCard, ...]:
+    if not 1 <= len(cards) <= MAX_CARDS:
+        raise BadSpec(f"a node has 1 to {MAX_CARDS} cards, not {len(cards)}")
+    named = [card.uuid for card in cards if card.uuid is not None]
+    for uuid in named:
+        if not _UUID.fullmatch(uuid):
+            raise BadSpec(f"{uuid} is no card's UUID: it looks like GPU-{'x' * 8}-xxxx-…, in hex")
+        if named.count(uuid) > 1:
+            raise BadSpec(f"two cards cannot both be {uuid}")
+    for card in cards:
+        if len(card.name.encode()) > 63:
+            raise BadSpec(f"the name {card.name!r} is longer than 63 bytes")
+        if "\0" in card.name:
+            raise BadSpec("a card's name cannot hold a NUL character")
+    return tuple(cards)

@@ -194,12 +194,15 @@ def never_fits(request: Request, nodes: Collection[Node]) -> Rejected | None:
 
     Health and cordons pass: a request that only they keep out may wait.
     """
-    restored = [replace(node, cards=tuple(map(_restored, node.cards))) for node in nodes]
-    verdict = place(Empty(), request, "binpack", restored)
-    if isinstance(verdict, Placement):
-        return None
+    rejections: list[Rejection] = []
+    for node in nodes:
+        (verdict,) = evaluate(Empty(), request, "binpack", (_restored(node),))
+        if isinstance(verdict, Fit):
+            return None
+        rejections.append(verdict)
+    reasons = (reason for rejection in rejections for reason in rejection.reasons)
     models = (card.model for node in nodes for card in node.cards)
-    return Rejected(verdict.rejections, hint(request, verdict.reasons, models))
+    return Rejected(tuple(rejections), hint(request, reasons, models))
 
 
 def usable(request: Request, nodes: Collection[Node]) -> set[str]:
@@ -216,8 +219,11 @@ def usable(request: Request, nodes: Collection[Node]) -> set[str]:
     return waited_for
 
 
-def _restored(card: Card) -> Card:
-    return replace(card, healthy=True, cordoned=False)
+def _restored(node: Node) -> Node:
+    if all(card.healthy and not card.cordoned for card in node.cards):
+        return node
+    cards = (replace(card, healthy=True, cordoned=False) for card in node.cards)
+    return replace(node, cards=tuple(cards))
 
 
 def _counts_on_host(request: Request, node: Node) -> bool:

@@ -38,5 +38,13 @@ def format_units(units: float) -> str:
 
 
 def percent(part: float, whole: float) -> int:
-    """Truncated, as arena and gpushare print it: 12 of 14 are 85. Of nothing: 0."""
-    return int(part * 100 / whole) if whole else 0
+    """Truncated, as arena and gpushare print it: 12 of 14 are 85. Of nothing: 0.
+
+    Exact for ints; fractions of units are taken to a millionth of a percent, so that no float's last
+    digit makes 28 of 29.
+    """
+    if not whole:
+        return 0
+    if isinstance(part, int) and isinstance(whole, int):
+        return part * 100 // whole
+    return int(round(part * 100 / whole, 6))

@@ -1,0 +1,134 @@
+"""Cards, nodes and requests for the core's tests, by hand and by Hypothesis."""
+
+from collections.abc import Iterable
+
+from hypothesis import strategies as st
+
+from fenka.core.cards import Card, Node
+from fenka.core.evaluate import Used
+from fenka.core.ledger import Entry, Tally
+from fenka.core.requests import Memory, Placement, Request, Slice
+
+GIB = 1024
+T4_MIB, P4_MIB, V100_MIB = 15079, 7611, 16130
+SIZES = {"Tesla T4": T4_MIB, "Tesla P4": P4_MIB, "Tesla V100-SXM2-16GB": V100_MIB}
+
+
+def card(
+    index: int = 0,
+    memory_mib: int = T4_MIB,
+    *,
+    node: str = "a",
+    model: str = "Tesla T4",
+    healthy: bool = True,
+    cordoned: bool = False,
+) -> Card:
+    """A card; its UUID tells node and index."""
+    uuid = f"GPU-{node}-{index}"
+    return Card(index, uuid, model, memory_mib, healthy=healthy, cordoned=cordoned)
+
+
+def node(*sizes: int, name: str = "a", cpu: int | None = None, memory: int | None = None) -> Node:
+    """A node with cards of these sizes in MiB."""
+    cards = tuple(card(index, size, node=name) for index, size in enumerate(sizes))
+    return Node(name, cards, cpu, memory)
+
+
+def piece(index: int, mib: int, compute: int = 0, *, name: str = "a") -> Slice:
+    """A slice of a card of `node`."""
+    return Slice(index, f"GPU-{name}-{index}", mib, compute)
+
+
+def placement(*pieces: Slice, name: str = "a", whole: bool = False) -> Placement:
+    """Slices of one node."""
+    return Placement(name, pieces, whole=whole)
+
+
+def holding(*placements: Placement) -> Tally:
+    """A view in which these hold. It is not checked against any card."""
+    tally = Tally()
+    for each in placements:
+        tally.add(each)
+    return tally
+
+
+def units(amount: int, *, cards: int = 1, compute: int = 0) -> Request:
+    """GiB units on each of so many cards."""
+    return Request(Memory(amount, GIB), compute=compute, cards=cards)
+
+
+def exact(mib: int, *, cards: int = 1, compute: int = 0) -> Request:
+    """MiB on each of so many cards."""
+    return Request(Memory(mib), compute=compute, cards=cards)
+
+
+def whole(cards: int = 1) -> Request:
+    """Whole cards."""
+    return Request(whole=True, cards=cards)
+
+
+def recomputed(entries: Iterable[Entry]) -> dict[tuple[str, int], Used]:
+    """What is held of each card, from the entries alone and not with the ledger's code."""
+    found: dict[tuple[str, int], list[tuple[int, int, bool]]] = {}
+    for entry in entries:
+        for each in entry.placement.slices:
+            where = entry.placement.node, each.card
+            part = each.memory_mib, each.compute, entry.placement.whole
+            found.setdefault(where, []).append(part)
+    return {
+        where: Used(
+            sum(mib for mib, _, _ in parts),
+            sum(compute for _, compute, _ in parts),
+            len(parts),
+            any(taken for _, _, taken in parts),
+        )
+        for where, parts in found.items()
+    }
+
+
+@st.composite
+def clusters(draw: st.DrawFn, *, most_nodes: int = 3, most_cards: int = 4) -> tuple[Node, ...]:
+    """Nodes with cards of three models, a few of them unhealthy or cordoned, some hosts counted."""
+    nodes = []
+    for number in range(draw(st.integers(1, most_nodes))):
+        name = f"n{number}"
+        cards = []
+        for index in range(draw(st.integers(1, most_cards))):
+            model = draw(st.sampled_from(sorted(SIZES)))
+            state = draw(st.sampled_from(["well"] * 8 + ["unhealthy", "cordoned"]))
+            cards.append(
+                card(
+                    index,
+                    SIZES[model],
+                    node=name,
+                    model=model,
+                    healthy=state != "unhealthy",
+                    cordoned=state == "cordoned",
+                )
+            )
+        cpu = draw(st.none() | st.integers(0, 16000))
+        memory = draw(st.none() | st.integers(0, 64000))
+        nodes.append(Node(name, tuple(cards), cpu, memory))
+    return tuple(nodes)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    """Units, exact sizes, slices of compute alone, and whole cards."""
+    kind = draw(st.sampled_from(["units", "exact", "compute", "whole"]))
+    memory = None
+    if kind == "units":
+        memory = Memory(draw(st.integers(1, 16)), GIB)
+    elif kind == "exact":
+        memory = Memory(draw(st.integers(1, 17000)))
+    compute = {"compute": st.integers(1, 100), "whole": st.just(0)}.get(kind, st.integers(0, 60))
+    models = st.sets(st.sampled_from(sorted(SIZES)), min_size=1, max_size=2).map(frozenset)
+    return Request(
+        memory=memory,
+        compute=draw(compute),
+        cards=draw(st.sampled_from([1, 1, 1, 2, 3])),
+        whole=kind == "whole",
+        models=draw(st.just(frozenset[str]()) | models),
+        cpu_milli=draw(st.sampled_from([0, 0, 1000, 4000])),
+        host_memory_mib=draw(st.sampled_from([0, 0, 8000])),
+    )

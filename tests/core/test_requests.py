@@ -1,0 +1,115 @@
+"""What may be asked for, and the sentence for what may not."""
+
+from typing import Any
+
+import pytest
+from core_kit import GIB, P4_MIB, T4_MIB, V100_MIB
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fenka.core.requests import ABSURD_MIB, BadRequest, Memory, Request
+
+
+@pytest.mark.parametrize(
+    ("amount", "unit_mib", "sentence"),
+    [
+        (0, GIB, "GPU memory must be more than nothing, not 0"),
+        (-4, GIB, "GPU memory must be more than nothing, not -4"),
+        # 16 TiB are 16384 GiB; 16385 * 1024 = 16778240
+        (16385, GIB, "16778240 MiB of GPU memory is more than any card has"),
+        (ABSURD_MIB + 1, 1, "16777217 MiB of GPU memory is more than any card has"),
+        (4, 0, "a unit of GPU memory must be 1 MiB or more, not 0"),
+        (4, -1024, "a unit of GPU memory must be 1 MiB or more, not -1024"),
+    ],
+)
+def test_memory_that_means_nothing(amount: int, unit_mib: int, sentence: str) -> None:
+    """Each is refused with one sentence."""
+    with pytest.raises(BadRequest) as caught:
+        Memory(amount, unit_mib)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(("amount", "unit_mib"), [(1, 1), (16384, GIB), (ABSURD_MIB, 1)])
+def test_memory_at_the_limits(amount: int, unit_mib: int) -> None:
+    """The least and the most that may be asked for."""
+    assert Memory(amount, unit_mib).amount == amount
+
+
+@pytest.mark.parametrize(
+    ("memory", "card_mib", "expected"),
+    [
+        # S1: 15079 * 4 // 14
+        (Memory(4, GIB), T4_MIB, 4308),
+        # the same units are another size on another card: 7 units, 7611 * 4 // 7
+        (Memory(4, GIB), P4_MIB, 4349),
+        # exact sizes are not
+        (Memory(4096), T4_MIB, 4096),
+        (Memory(4096), P4_MIB, 4096),
+        # S5.1: 2 * 8065 = 16130
+        (Memory(8065), V100_MIB, 8065),
+        # a T4 has 14 units and 15079 MiB
+        (Memory(14, GIB), T4_MIB, 15079),
+        (Memory(15, GIB), T4_MIB, None),
+        (Memory(15079), T4_MIB, 15079),
+        (Memory(15080), T4_MIB, None),
+        # no unit at all
+        (Memory(1, GIB), 1023, None),
+    ],
+)
+def test_memory_on_a_card(memory: Memory, card_mib: int, expected: int | None) -> None:
+    """Units are the card's own, exact sizes everywhere the same; None where the card is too small."""
+    assert memory.on(card_mib) == expected
+
+
+@settings(deadline=None)
+@given(
+    amount=st.integers(1, 200), unit=st.sampled_from([1, 256, GIB]), size=st.integers(0, 200_000)
+)
+def test_memory_never_exceeds_the_card(amount: int, unit: int, size: int) -> None:
+    """What is granted is at most the card, and at least what the units say."""
+    mib = Memory(amount, unit).on(size)
+    if mib is not None:
+        assert amount * unit <= mib <= size
+
+
+FOUR = Memory(4, GIB)
+NEITHER = "a whole card comes with all its memory and compute: ask for neither"
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({}, "ask for GPU memory, for compute, or for whole cards"),
+        ({"memory": FOUR, "cards": 0}, "the number of cards must be 1 to 1024, not 0"),
+        ({"memory": FOUR, "cards": -1}, "the number of cards must be 1 to 1024, not -1"),
+        ({"whole": True, "cards": 1025}, "the number of cards must be 1 to 1024, not 1025"),
+        ({"compute": 101}, "compute is a percentage of one card, 0 to 100, not 101"),
+        ({"compute": -5}, "compute is a percentage of one card, 0 to 100, not -5"),
+        ({"memory": FOUR, "cpu_milli": -1}, "CPU and host memory cannot be negative"),
+        ({"memory": FOUR, "host_memory_mib": -1}, "CPU and host memory cannot be negative"),
+        ({"whole": True, "memory": FOUR}, NEITHER),
+        ({"whole": True, "compute": 30}, NEITHER),
+    ],
+)
+def test_requests_that_mean_nothing(fields: dict[str, Any], sentence: str) -> None:
+    """Each is refused with one sentence that says what would mean something."""
+    with pytest.raises(BadRequest) as caught:
+        Request(**fields)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"memory": FOUR},
+        {"memory": FOUR, "compute": 40, "cards": 2},
+        {"compute": 1},
+        {"compute": 100},
+        {"whole": True, "cards": 1024},
+        {"memory": FOUR, "models": frozenset({"Tesla T4"}), "cpu_milli": 1, "host_memory_mib": 1},
+    ],
+)
+def test_requests_that_are_taken(fields: dict[str, Any]) -> None:
+    """Memory, compute, both, or whole cards."""
+    request = Request(**fields)
+    assert {name: getattr(request, name) for name in fields} == fields

@@ -42,18 +42,21 @@ def parse_memory(text: str, unit_mib: int) -> Memory:
     amount = int(whole or 0)
     if sign or not (amount or fraction):
         raise BadSize(f"{_shown(text)} is no amount of memory: ask for more than nothing")
-    if fraction:
-        raise BadSize(_instead(text, amount, fraction, UNITS_MIB.get(suffix, unit_mib)))
     try:
+        if fraction:
+            mib = _rounded_down(amount, fraction, UNITS_MIB.get(suffix, unit_mib))
+            instead = Memory(max(mib, 1))
+            raise BadSize(
+                f"{_shown(text)} is not a whole number of units: write {instead.amount}MiB"
+            )
         return Memory(amount * UNITS_MIB[suffix]) if suffix else Memory(amount, unit_mib)
     except BadRequest as why:
         raise BadSize(f"{_shown(text)} is no amount of memory: {why}") from None
 
 
-def _instead(text: str, amount: int, fraction: str, unit_mib: int) -> str:
-    """A size in MiB, rounded down, for a fraction of a unit."""
-    mib = amount * unit_mib + int(fraction) * unit_mib // 10 ** len(fraction)
-    return f"{_shown(text)} is not a whole number of units: write {max(mib, 1)}MiB"
+def _rounded_down(amount: int, fraction: str, unit_mib: int) -> int:
+    """`amount`.`fraction` units in MiB."""
+    return amount * unit_mib + int(fraction) * unit_mib // 10 ** len(fraction)
 
 
 def _shown(text: str) -> str:

@@ -56,7 +56,8 @@ def parse_memory(text: str, unit_mib: int) -> Memory:
 
 def _rounded_down(amount: int, fraction: str, unit_mib: int) -> int:
     """`amount`.`fraction` units in MiB."""
-    return amount * unit_mib + int(fraction) * unit_mib // 10 ** len(fraction)
+    denominator: int = 10 ** len(fraction)
+    return amount * unit_mib + int(fraction) * unit_mib // denominator
 
 
 def _shown(text: str) -> str:

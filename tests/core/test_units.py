@@ -66,7 +66,7 @@ def test_three_shares_of_s1_leave_two_units() -> None:
 
 def test_a_card_smaller_than_a_unit_has_none() -> None:
     """Dividing by no units is an error that says so."""
-    with pytest.raises(ValueError, match="^a card of 512 MiB has no unit of 1024 MiB$"):
+    with pytest.raises(ValueError, match=r"^a card of 512 MiB has no unit of 1024 MiB$"):
         units_to_mib(1, 512, GIB)
     assert mib_to_units(512, 512, GIB) == 0
 

@@ -67,6 +67,8 @@ def run(caller: Path, environment: dict[str, str]) -> dict[str, float]:
         capture_output=True,
         text=True,
     )
+    # The dynamic linker only mumbles when it cannot preload, and the figures would be of the bare driver.
+    assert not out.stderr, out.stderr
     return {name: float(ns) for name, ns in (line.split() for line in out.stdout.splitlines())}
 
 

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "elf.h"
+#include "behind.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -47,10 +47,10 @@ static struct {
 
 /* Also called by the first who needs it: another library's constructor may run before ours. */
 __attribute__((constructor)) static void find_originals(void) {
-    original.dlsym = (__typeof__(original.dlsym))elf_next("dlsym");
-    original.dlvsym = (__typeof__(original.dlvsym))elf_next("dlvsym");
-    original.dlopen = (__typeof__(original.dlopen))elf_next("dlopen");
-    original.dlmopen = (__typeof__(original.dlmopen))elf_next("dlmopen");
+    original.dlsym = (__typeof__(original.dlsym))behind_us("dlsym");
+    original.dlvsym = (__typeof__(original.dlvsym))behind_us("dlvsym");
+    original.dlopen = (__typeof__(original.dlopen))behind_us("dlopen");
+    original.dlmopen = (__typeof__(original.dlmopen))behind_us("dlmopen");
 }
 
 CUresult resolve_no_cuda(void) {
@@ -101,7 +101,7 @@ static void adopt(enum function found, void *handle) {
 
 /* What follows this library in the program's search order. Not as a last call: jumped to, the original would
  * take our caller for its own. */
-static void *behind_us(const char *name) {
+static void *next_after_us(const char *name) {
     void *found = original.dlsym(RTLD_NEXT, name);
     __asm__ volatile("" : "+r"(found));
     return found;
@@ -114,7 +114,7 @@ void *resolve(enum function f) {
     if (handle) {
         adopt(f, handle);
         dlclose(handle);
-    } else if (behind_us(functions[f].name))
+    } else if (next_after_us(functions[f].name))
         adopt(f, RTLD_NEXT);
     return __atomic_load_n(&resolve_table[f], __ATOMIC_ACQUIRE);
 }
@@ -131,7 +131,7 @@ static void *replace(enum function f, void *handle, void *found) {
     }
     if (resolve_cached(f))
         return functions[f].ours;
-    return behind_us(functions[f].name); /* NULL, and dlerror says so */
+    return next_after_us(functions[f].name); /* NULL, and dlerror says so */
 }
 
 EXPORT void *dlsym(void *restrict handle, const char *restrict name) {

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "elf.h"
+#include "behind.h"
 
 #include <link.h>
 #include <stdbool.h>
@@ -19,7 +19,7 @@ struct search {
 };
 
 static bool is_us(const struct dl_phdr_info *object) {
-    uintptr_t here = (uintptr_t)&elf_next - object->dlpi_addr;
+    uintptr_t here = (uintptr_t)&behind_us - object->dlpi_addr;
     for (int i = 0; i < object->dlpi_phnum; i++) {
         const ElfW(Phdr) *p = &object->dlpi_phdr[i];
         if (p->p_type == PT_LOAD && here - p->p_vaddr < p->p_memsz)
@@ -100,7 +100,7 @@ static int visit(struct dl_phdr_info *object, size_t size, void *argument) {
     return s != NULL;
 }
 
-void *elf_next(const char *symbol) {
+void *behind_us(const char *symbol) {
     struct search after = {.symbol = symbol, .after_us = true}, before = {.symbol = symbol};
     dl_iterate_phdr(visit, &after);
     if (!after.found)

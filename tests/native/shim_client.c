@@ -57,16 +57,17 @@ static void *find(void *library, const char *name, const char *base) {
 #else
     (void)name;
     void *function = NULL;
+    int version = strcmp(base, "cuCtxCreate") ? 12090 : 4000; /* newer ones have other arguments */
     CUdriverProcAddressQueryResult status;
     if (STYLE == 3) {
         __typeof__(&cuGetProcAddress) get = dlsym(library, "cuGetProcAddress");
-        get(base, &function, 11040, 0);
+        get(base, &function, version, 0);
         return function;
     }
     /* As a runtime does: ask the function for itself, and go on with what it gave. */
     __typeof__(&cuGetProcAddress_v2) get = dlsym(library, "cuGetProcAddress_v2");
     get("cuGetProcAddress", (void **)&get, 12000, 0, &status);
-    get(base, &function, 12090, STYLE == 5 ? 2 : 0, &status);
+    get(base, &function, version, STYLE == 5 ? 2 : 0, &status);
     return function;
 #endif
 }

@@ -1,0 +1,154 @@
+"""The shim on the simulated driver, which keeps its own account of every byte."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shim_kit import CARDS, GIB, MIB, OUT_OF_MEMORY, STYLES, SYSTEM_NOT_READY, Lease
+
+from fenka.hardware.simulated import SimulatedNode, parse_spec
+from fenka.isolation.control import Limit
+
+LIST = """
+import json, pynvml as n
+n.nvmlInit()
+handles = [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]
+"""
+
+
+def python(node: SimulatedNode, text: str, **environment: str) -> Any:
+    """What a Python program prints on the node, as JSON."""
+    ran = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**environment, "LD_LIBRARY_PATH": str(node.library_dir)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(ran.stdout)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
+    """Three T4 of 15079 MiB."""
+    made = SimulatedNode.create(tmp_path_factory.mktemp("node"), parse_spec("T4*3"))
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def uuids(node: SimulatedNode) -> list[str]:
+    """Of the node's cards."""
+    found = python(node, LIST + "print(json.dumps([n.nvmlDeviceGetUUID(h) for h in handles]))")
+    assert len(found) == 3
+    return list(found)
+
+
+@pytest.fixture
+def lease(tmp_path: Path, uuids: list[str]) -> Iterator[Lease]:
+    """4 GiB of the second card, then 2 GiB of the first."""
+    limits = (Limit(uuids[1], 4 * GIB, 100 * MIB), Limit(uuids[0], 2 * GIB))
+    made = Lease(tmp_path / "lease", limits)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("style", [v for k, v in STYLES.items() if k != "dlvsym"])
+def test_limits_hold_on_a_driver_that_counts(node: SimulatedNode, lease: Lease, style: int) -> None:
+    """Both caps hold on their cards, the context is paid for, and freeing gives all back."""
+    client = lease.start(style, LD_LIBRARY_PATH=str(node.library_dir)).enter()
+    assert client.ask("info")[1:] == (4 * GIB - 100 * MIB, 4 * GIB)
+    assert client.ask("alloc", 4 * GIB).code == OUT_OF_MEMORY
+    pointer = client.ask("alloc", 3 * GIB).value
+    assert client.ask("info").value == GIB - 100 * MIB
+    assert client.ask("free", pointer).code == 0
+    assert client.ask("retain", 1).code == 0
+    assert client.ask("alloc", 2 * GIB + 1).code == OUT_OF_MEMORY
+    assert client.ask("alloc", 2 * GIB).code == 0
+    assert (lease.held(0), lease.held(1)) == (100 * MIB, 2 * GIB)
+
+
+def test_bindings_and_nvml_agree_under_another_order(
+    node: SimulatedNode, uuids: list[str], lease: Lease
+) -> None:
+    """With the devices swapped, cuda-bindings sees each cap on its card; NVML keeps the lease's order."""
+    seen = python(
+        node,
+        LIST
+        + """
+from cuda.bindings import driver as cu
+cu.cuInit(0)
+devices = [cu.cuDeviceGet(i)[1] for i in range(cu.cuDeviceGetCount()[1])]
+totals = [cu.cuDeviceTotalMem(d)[1] for d in devices]
+context = cu.cuDevicePrimaryCtxRetain(devices[0])[1]
+cu.cuCtxSetCurrent(context)
+codes = [int(cu.cuMemAlloc(size)[0]) for size in (2147483649, 1 << 30)]
+print(json.dumps([totals, codes, cu.cuMemGetInfo()[1:],
+    [n.nvmlDeviceGetUUID(h) for h in handles],
+    [[m.total, m.used, m.free] for m in map(n.nvmlDeviceGetMemoryInfo, handles)],
+    [[p.usedGpuMemory for p in n.nvmlDeviceGetComputeRunningProcesses(h)] for h in handles]]))
+""",
+        **lease.environment(CUDA_VISIBLE_DEVICES="1,0"),
+    )
+    assert seen == [
+        [2 * GIB, 4 * GIB],
+        [OUT_OF_MEMORY, 0],
+        [GIB, 2 * GIB],
+        [uuids[1], uuids[0]],
+        [[4 * GIB, 0, 4 * GIB], [2 * GIB, GIB, GIB]],
+        [[], [GIB]],
+    ]
+
+
+def test_a_stranger_s_process_is_not_seen(
+    node: SimulatedNode, uuids: list[str], lease: Lease, tmp_path: Path
+) -> None:
+    """Two leases on one card: each sees its own process only, and only its own memory as used."""
+    other = Lease(tmp_path / "other", (Limit(uuids[1], 8 * GIB),))
+    library = str(node.library_dir)
+    try:
+        other.start(1, LD_LIBRARY_PATH=library).enter().ask("alloc", 5 * GIB)
+        ours = lease.start(1, LD_LIBRARY_PATH=library).enter()
+        ours.ask("alloc", GIB)
+        seen = python(
+            node,
+            LIST
+            + """
+pids = [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(handles[0])]
+print(json.dumps([pids, n.nvmlDeviceGetMemoryInfo(handles[0]).used]))
+""",
+            **lease.environment(),
+        )
+        assert seen == [[ours.process.pid], GIB + 100 * MIB]
+    finally:
+        other.close()
+
+
+def test_free_is_never_more_than_there_is(
+    node: SimulatedNode, uuids: list[str], lease: Lease
+) -> None:
+    """Where the card itself is nearly full, the slice says so."""
+    hog = lease.start(1, LD_LIBRARY_PATH=str(node.library_dir), LD_PRELOAD="")
+    hog.enter(1)
+    assert hog.ask("alloc", 14 * GIB).code == 0
+    ours = lease.start(1, LD_LIBRARY_PATH=str(node.library_dir)).enter()
+    free, total = ours.ask("info")[1:]
+    assert (total, free) == (4 * GIB, (15079 - 14 * 1024) * MIB)
+
+
+def test_a_card_of_another_machine_shuts_the_gpu(
+    node: SimulatedNode, uuids: list[str], tmp_path: Path
+) -> None:
+    """A lease that names one card too many opens none."""
+    lease = Lease(tmp_path / "lease", (Limit(uuids[0], GIB), Limit(CARDS[0], GIB)))
+    refused = lease.start(1, LD_LIBRARY_PATH=str(node.library_dir))
+    try:
+        assert refused.ask("init").code == SYSTEM_NOT_READY
+        assert CARDS[0] in refused.finish()
+    finally:
+        lease.close()

@@ -1,0 +1,449 @@
+"""Predicates, policies, several cards, hosts, reservations: each rule by itself."""
+
+import pytest
+from core_kit import GIB, T4_MIB, card, exact, holding, node, piece, placement, units, whole
+
+from fenka.core.cards import Card, Node
+from fenka.core.evaluate import (
+    NOTHING,
+    POLICIES,
+    PREDICATES,
+    Candidate,
+    Empty,
+    Fit,
+    Used,
+    evaluate,
+    never_fits,
+    place,
+    usable,
+)
+from fenka.core.ledger import Tally
+from fenka.core.reasons import Reason, Rejected, Rejection, Why
+from fenka.core.requests import Memory, Placement, Request
+
+EIGHT, SIXTEEN = 8 * GIB, 16 * GIB
+COMPUTE = Request(compute=30)
+T4_ONLY = Request(Memory(4, GIB), models=frozenset({"Tesla T4"}))
+
+
+def first_reason(each: Card, used: Used, request: Request) -> Reason | None:
+    """The one card's reason on a node of its own, by way of `evaluate`."""
+
+    class One(Empty):
+        def used(self, node: str, card: int) -> Used:  # noqa: ARG002
+            return used
+
+    (verdict,) = evaluate(One(), request, "binpack", [Node("a", (each,))])
+    return None if isinstance(verdict, Fit) else verdict.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("each", "used", "request_", "why", "needed", "available"),
+    [
+        (card(healthy=False), NOTHING, units(4), Why.UNHEALTHY, 0, 0),
+        (card(cordoned=True), NOTHING, units(4), Why.CORDONED, 0, 0),
+        (card(model="Tesla P4"), NOTHING, T4_ONLY, Why.MODEL, 0, 0),
+        # whatever is asked for, a card taken whole admits nobody
+        (card(), Used(T4_MIB, 100, 1, 1), units(1), Why.WHOLE, 0, 0),
+        (card(), Used(T4_MIB, 100, 1, 1), COMPUTE, Why.WHOLE, 0, 0),
+        (card(), Used(T4_MIB, 100, 1, 1), whole(), Why.WHOLE, 0, 0),
+        # one MiB, or one percent, is enough to be in use
+        (card(), Used(1, 0, 1), whole(), Why.IN_USE, 0, 0),
+        (card(), Used(0, 1, 1), whole(), Why.IN_USE, 0, 0),
+        # 15079 - 10772 = 4307, one MiB short of the 4308 that 4 units are
+        (card(), Used(10772, 0, 1), units(4), Why.MEMORY, 4308, 4307),
+        # 15079 - 20000 < 0
+        (card(), Used(20000, 0, 2), exact(1), Why.MEMORY, 1, 0),
+        # 20 units are 20 x 1024 = 20480 MiB at the least, on a card that has 14
+        (card(), NOTHING, units(20), Why.MEMORY, 20480, T4_MIB),
+        (card(), NOTHING, exact(15080), Why.MEMORY, 15080, T4_MIB),
+        # 100 - 71 = 29 < 30
+        (card(), Used(0, 71, 1), COMPUTE, Why.COMPUTE, 30, 29),
+        (card(), Used(4308, 71, 1), units(4, compute=30), Why.COMPUTE, 30, 29),
+        # 100 - 130 < 0
+        (card(), Used(0, 130, 2), COMPUTE, Why.COMPUTE, 30, 0),
+        # another capacity than 100
+        (Card(0, "GPU-a-0", "T4", T4_MIB, compute=25), NOTHING, COMPUTE, Why.COMPUTE, 30, 25),
+    ],
+)
+def test_each_predicate_has_its_reason(
+    each: Card, used: Used, request_: Request, why: Why, needed: int, available: int
+) -> None:
+    """What keeps a request off a card, with the amounts where there are any."""
+    assert first_reason(each, used, request_) == Reason(why, 0, needed, available)
+
+
+@pytest.mark.parametrize(
+    ("each", "used", "request_"),
+    [
+        # 15079 - 10771 = 4308, exactly 4 units
+        (card(), Used(10771, 0, 3), units(4)),
+        (card(), NOTHING, units(14)),
+        (card(), NOTHING, exact(T4_MIB)),
+        (card(), NOTHING, whole()),
+        (card(), NOTHING, T4_ONLY),
+        # 100 - 70 = 30
+        (card(), Used(0, 70, 1), COMPUTE),
+        # compute alone needs no memory, memory alone needs no compute
+        (card(), Used(T4_MIB, 0, 1), COMPUTE),
+        (card(), Used(0, 100, 1), units(4)),
+        (card(), Used(20000, 0, 2), COMPUTE),
+    ],
+)
+def test_what_just_fits(each: Card, used: Used, request_: Request) -> None:
+    """To the last MiB and the last percent."""
+    assert first_reason(each, used, request_) is None
+
+
+def test_the_first_predicate_is_the_reason() -> None:
+    """A card with everything against it: mended one by one, the reasons come in the table's order."""
+    request = Request(whole=True, models=frozenset({"Tesla T4"}))
+    bad = card(healthy=False, cordoned=True, model="Tesla P4")
+    taken, in_use = Used(T4_MIB, 100, 1, 1), Used(1, 1, 1)
+    found = [
+        first_reason(each, used, request)
+        for each, used in [
+            (bad, taken),
+            (card(cordoned=True, model="Tesla P4"), taken),
+            (card(model="Tesla P4"), taken),
+            (card(), taken),
+            (card(), in_use),
+            # Somebody else's record may hold memory or compute in no slice.
+            (card(), Used(1, 1, 0)),
+            (card(), Used(0, 1, 0)),
+        ]
+    ]
+    assert [reason and reason.why for reason in found] == [
+        Why.UNHEALTHY,
+        Why.CORDONED,
+        Why.MODEL,
+        Why.WHOLE,
+        Why.IN_USE,
+        Why.MEMORY,
+        Why.COMPUTE,
+    ]
+    assert len(found) == len(PREDICATES)
+
+
+@pytest.mark.parametrize(
+    ("policy", "request_", "expected"),
+    [
+        # free memory 16, 12, 8, 12 GiB; free compute 100, 20, 100, 60
+        ("binpack", units(4), 2),
+        ("spread", units(4), 0),
+        # at least 9: 16, 12, 12; of the two with 12, the one with less free compute
+        ("binpack", units(9), 1),
+        ("spread", units(9), 0),
+        # with 50 % of compute: 16, 8, 12
+        ("binpack", units(9, compute=50), 3),
+        # by compute alone: at least 10 of 100, 20, 100, 60
+        ("binpack", Request(compute=10), 1),
+        ("binpack", Request(compute=21), 3),
+        # 100 twice: the one with less free memory packs, the one with more spreads
+        ("binpack", Request(compute=61), 2),
+        ("spread", Request(compute=10), 0),
+    ],
+)
+def test_policies_choose_cards(policy: str, request_: Request, expected: int) -> None:
+    """binpack takes the fullest that fits, spread the emptiest; by what is asked for."""
+    view = holding(placement(piece(1, 4 * GIB, 80), piece(2, EIGHT), piece(3, 4 * GIB, 40)))
+    cards = node(SIXTEEN, SIXTEEN, SIXTEEN, SIXTEEN)
+    verdict = place(view, request_, policy, [cards])
+    assert isinstance(verdict, Placement)
+    assert [each.card for each in verdict.slices] == [expected]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_equal_cards_go_by_index_and_equal_nodes_by_name(policy: str) -> None:
+    """No chance in it: whatever the order in which nodes are given, the same card is chosen."""
+    one, two = node(SIXTEEN, SIXTEEN, name="a"), node(SIXTEEN, SIXTEEN, name="b")
+    for nodes in ([one, two], [two, one]):
+        verdict = place(Empty(), units(4), policy, nodes)
+        assert isinstance(verdict, Placement)
+        assert (verdict.node, verdict.slices[0].card) == ("a", 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "sizes", "held", "expected"),
+    [
+        # a: 32 - 8 = 24 of 32 free = 0.75; b: 32 - 12 = 20 of 32 = 0.625: b is fuller, though a's
+        # card 0 with 8 free is tighter than b's cards with 10
+        ("binpack", ((SIXTEEN, SIXTEEN),) * 2, {"a": (8, 0), "b": (6, 6)}, ("b", 0)),
+        ("spread", ((SIXTEEN, SIXTEEN),) * 2, {"a": (8, 0), "b": (6, 6)}, ("a", 1)),
+        # a: 4 of 8 free = 0.5; b: 10 of 16 = 0.625: by share, not by amount
+        ("binpack", ((EIGHT,), (SIXTEEN,)), {"a": (4,), "b": (6,)}, ("a", 0)),
+        # a: 6 of 8 = 0.75; b: 8 of 16 = 0.5
+        ("binpack", ((EIGHT,), (SIXTEEN,)), {"a": (2,), "b": (8,)}, ("b", 0)),
+        ("spread", ((EIGHT,), (SIXTEEN,)), {"a": (2,), "b": (8,)}, ("a", 0)),
+        # the fullest that fits: a has 16 - 14 = 2 left, too little for 4
+        ("binpack", ((SIXTEEN,),) * 2, {"a": (14,), "b": (0,)}, ("b", 0)),
+        # both empty: the smaller card is the tighter, the larger the emptier
+        ("binpack", ((SIXTEEN,), (EIGHT,)), {}, ("b", 0)),
+        ("spread", ((EIGHT,), (SIXTEEN,)), {}, ("b", 0)),
+    ],
+)
+def test_policies_choose_nodes(
+    policy: str,
+    sizes: tuple[tuple[int, ...], ...],
+    held: dict[str, tuple[int, ...]],
+    expected: tuple[str, int],
+) -> None:
+    """By the share of the node that is free; equally full nodes by their best card."""
+    nodes = [node(*each, name=name) for name, each in zip("ab", sizes, strict=True)]
+    view = holding(
+        *(
+            placement(
+                *(piece(index, gib * GIB, name=name) for index, gib in enumerate(gibs) if gib),
+                name=name,
+            )
+            for name, gibs in held.items()
+        )
+    )
+    verdict = place(view, units(4), policy, nodes)
+    assert isinstance(verdict, Placement)
+    assert (verdict.node, verdict.slices[0].card) == expected
+
+
+def test_cards_that_admit_nobody_do_not_make_a_node_empty() -> None:
+    """A cordoned empty card is no reason to spread to its node, nor not to pack there."""
+    half = node(SIXTEEN, name="b")
+    cordoned = Node("a", (card(0, SIXTEEN), card(1, SIXTEEN, cordoned=True)))
+    # a: 16 - 12 = 4 of 16 free = 0.25 without the cordoned card, 20 of 32 = 0.625 with it;
+    # b: 16 - 8 = 8 of 16 = 0.5
+    view = holding(placement(piece(0, 12 * GIB)), placement(piece(0, EIGHT, name="b"), name="b"))
+    chosen = {policy: place(view, units(4), policy, [cordoned, half]) for policy in POLICIES}
+    assert {
+        policy: verdict.node for policy, verdict in chosen.items() if isinstance(verdict, Placement)
+    } == {"binpack": "a", "spread": "b"}
+
+
+def test_an_unknown_policy_is_an_error() -> None:
+    """And not some other policy."""
+    with pytest.raises(KeyError, match="random"):
+        evaluate(Empty(), units(4), "random", [node(SIXTEEN)])
+
+
+def test_slices_are_on_different_cards_in_the_order_of_index() -> None:
+    """Three slices, three cards, the tightest ones; never two on one card, however empty it is."""
+    # free 16, 12, 8, 12: the three tightest that are at least 4 are 2, 1 and 3
+    view = holding(placement(piece(1, 4 * GIB), piece(2, EIGHT), piece(3, 4 * GIB)))
+    cards = node(SIXTEEN, SIXTEEN, SIXTEEN, SIXTEEN)
+    verdict = place(view, units(4, cards=3), "binpack", [cards])
+    assert isinstance(verdict, Placement)
+    assert verdict.slices == (piece(1, 4 * GIB), piece(2, 4 * GIB), piece(3, 4 * GIB))
+    refused = place(Empty(), units(1, cards=2), "binpack", [node(SIXTEEN), node(SIXTEEN, name="b")])
+    assert isinstance(refused, Rejected)
+    # 2 are needed on one node, 1 is there
+    assert {(each.why, each.needed, each.available) for each in refused.reasons} == {
+        (Why.TOO_FEW, 2, 1)
+    }
+
+
+def test_each_slice_is_in_its_own_cards_units() -> None:
+    """4 units on a P4 and on a T4 are not the same MiB."""
+    # 7611 * 4 // 7 = 4349, 15079 * 4 // 14 = 4308
+    verdict = place(Empty(), units(4, cards=2, compute=10), "binpack", [node(7611, T4_MIB)])
+    assert isinstance(verdict, Placement)
+    assert verdict.slices == (piece(0, 4349, 10), piece(1, 4308, 10))
+
+
+def test_whole_cards_are_all_of_untouched_cards() -> None:
+    """Everything of each card, and of cards that nobody uses."""
+    view = holding(placement(piece(1, 1)))
+    verdict = place(view, whole(2), "binpack", [node(T4_MIB, T4_MIB, SIXTEEN)])
+    assert isinstance(verdict, Placement)
+    assert verdict.whole
+    assert verdict.slices == (piece(0, T4_MIB, 100), piece(2, SIXTEEN, 100))
+
+
+def test_a_slice_of_compute_alone_holds_no_memory() -> None:
+    """Memory is left to the others; the placement does not claim the card."""
+    verdict = place(Empty(), Request(compute=40), "binpack", [node(T4_MIB)])
+    assert verdict == placement(piece(0, 0, 40))
+
+
+@pytest.mark.parametrize(
+    ("cpu", "memory", "held", "expected"),
+    [
+        # 2000 + 2000 = 4000, and 4000 + 4000 = 8000: to the last one
+        (4000, 8000, (2000, 4000), None),
+        # 2001 + 2000 > 4000: 1999 are left
+        (4000, 8000, (2001, 4000), (Why.CPU, 2000, 1999)),
+        # 4001 + 4000 > 8000: 3999 are left
+        (4000, 8000, (2000, 4001), (Why.HOST_MEMORY, 4000, 3999)),
+        # overcommitted: 5000 of 4000
+        (4000, 8000, (5000, 0), (Why.CPU, 2000, 0)),
+        # not counted
+        (None, None, (10**6, 10**6), None),
+        (None, 8000, (10**6, 4001), (Why.HOST_MEMORY, 4000, 3999)),
+    ],
+)
+def test_hosts_are_judged_too(
+    cpu: int | None,
+    memory: int | None,
+    held: tuple[int, int],
+    expected: tuple[Why, int, int] | None,
+) -> None:
+    """CPU in thousandths of a core and host memory in MiB; None is not counted."""
+    host = node(T4_MIB, T4_MIB, cpu=cpu, memory=memory)
+    request = Request(Memory(4, GIB), cpu_milli=2000, host_memory_mib=4000)
+    (verdict,) = evaluate(holding(Placement("a", (), *held)), request, "binpack", [host])
+    if expected is None:
+        assert isinstance(verdict, Fit)
+        assert (verdict.placement.cpu_milli, verdict.placement.host_memory_mib) == (2000, 4000)
+    else:
+        assert isinstance(verdict, Rejection)
+        why, needed, available = expected
+        assert verdict.reasons == tuple(Reason(why, index, needed, available) for index in (0, 1))
+
+
+def test_a_request_that_needs_no_cpu_fits_on_an_overcommitted_host() -> None:
+    """Somebody else's overcommitment is no reason to refuse what adds nothing to it."""
+    host = node(T4_MIB, cpu=1000, memory=1000)
+    view = holding(Placement("a", (), 5000, 5000))
+    assert isinstance(place(view, units(4), "binpack", [host]), Placement)
+
+
+def test_verdicts_come_in_the_order_of_the_nodes() -> None:
+    """One for each, with all the cards that fit, best first."""
+    nodes = [node(EIGHT, SIXTEEN, name="b"), node(4 * GIB, name="a"), Node("c", ())]
+    verdicts = evaluate(Empty(), units(5), "spread", nodes)
+    assert [verdict.node for verdict in verdicts] == ["b", "a", "c"]
+    first, second, third = verdicts
+    assert isinstance(first, Fit)
+    assert [each.index for each in first.cards] == [1, 0]
+    # 5 x 1024 = 5120 of 4096
+    assert second == Rejection("a", (Reason(Why.MEMORY, 0, 5120, 4096),))
+    assert third == Rejection("c", ())
+
+
+def test_the_best_score_is_the_smallest() -> None:
+    """What `place` takes is the verdict with the smallest score."""
+    nodes = [node(SIXTEEN, name="a"), node(EIGHT, name="b"), node(4 * GIB, name="c")]
+    fits = [each for each in evaluate(Empty(), units(4), "binpack", nodes) if isinstance(each, Fit)]
+    assert min(fits, key=lambda fit: fit.score).placement == place(
+        Empty(), units(4), "binpack", nodes
+    )
+    assert [fit.node for fit in sorted(fits, key=lambda fit: fit.score)] == ["c", "b", "a"]
+
+
+def test_reserved_cards_are_kept() -> None:
+    """A card that others wait for is refused, and that is the reason only if nothing else is."""
+    cards = node(SIXTEEN, SIXTEEN, SIXTEEN)
+    view = holding(placement(piece(1, SIXTEEN)))
+    reserved = {"GPU-a-0", "GPU-a-1"}
+    verdict = place(view, units(4), "binpack", [cards], reserved)
+    assert isinstance(verdict, Placement)
+    assert verdict.slices[0].card == 2
+    refused = place(view, units(4, cards=2), "binpack", [cards], reserved)
+    assert isinstance(refused, Rejected)
+    assert [reason.why for reason in refused.reasons] == [Why.RESERVED, Why.MEMORY, Why.TOO_FEW]
+
+
+def test_amounts_of_a_candidate() -> None:
+    """What is free of a card, first in what the request asks for."""
+    used = Used(T4_MIB - 100, 60, 2)
+    assert Candidate(card(), used, 4308).free == (100, 40)
+    assert Candidate(card(), used, 0).free == (40, 100)
+    assert Candidate(card(), Used(10**6, 10**6, 1), 0).free == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "hint"),
+    [
+        # 15079 // 1024 = 14
+        (units(15), "the largest card has 14 units, ask for no more"),
+        (exact(15080), "the largest card has 15079 MiB, ask for no more"),
+        (units(8, cards=2), "ask for fewer cards, no node has more than 1 that fit"),
+        (units(4, cards=3), "ask for fewer cards, no node has more than 2 that fit"),
+        (whole(3), "ask for fewer cards, no node has more than 2 that fit"),
+        (
+            Request(Memory(4, GIB), cpu_milli=4001),
+            "the largest node has 4 CPU cores, ask for no more",
+        ),
+        (
+            Request(Memory(4, GIB), host_memory_mib=8001),
+            "the largest node has 8000 MiB of host memory, ask for no more",
+        ),
+        (
+            Request(Memory(4, GIB), models=frozenset({"A100"})),
+            "the models here are Tesla P4, Tesla T4",
+        ),
+        # of the cards of that model, not of all: 7611 // 1024 = 7
+        (
+            Request(Memory(8, GIB), models=frozenset({"Tesla P4"})),
+            "the largest card has 7 units, ask for no more",
+        ),
+    ],
+)
+def test_what_never_fits_says_what_would(request_: Request, hint: str) -> None:
+    """The nearest miss decides: what would have to be asked for instead."""
+    cards = (card(0, 7611, model="Tesla P4"), card(1))
+    verdict = never_fits(request_, [Node("a", cards, 4000, 8000)])
+    assert verdict is not None
+    assert verdict.hint == hint
+    assert verdict.sentence().endswith(f"; {hint}")
+
+
+def test_compute_that_no_card_has() -> None:
+    """Cards may have less than 100."""
+    small = Card(0, "GPU-a-0", "T4", T4_MIB, compute=25)
+    verdict = never_fits(COMPUTE, [Node("a", (small,))])
+    assert verdict is not None
+    assert verdict.hint == "no card gives more than 25 percent of compute, ask for no more"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [units(14), exact(T4_MIB), whole(2), units(1, cards=2), Request(compute=100), T4_ONLY],
+)
+def test_what_may_fit_some_day(request_: Request) -> None:
+    """Whatever is held now, unhealthy or cordoned, may be free, well and back."""
+    cards = (card(0, healthy=False), card(1, cordoned=True))
+    assert never_fits(request_, [Node("a", cards)]) is None
+
+
+def test_without_cards_nothing_fits() -> None:
+    """No node, or nodes without cards: that is the sentence."""
+    for nodes in ([], [Node("a", ())]):
+        verdict = never_fits(units(1), nodes)
+        assert verdict is not None
+        assert verdict.sentence() == "there is no GPU"
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        # a has a P4 with 7 units and a T4 with 14, b a T4 and a cordoned T4
+        (units(4), {"GPU-a-0", "GPU-a-1", "GPU-b-0"}),
+        (units(8), {"GPU-a-1", "GPU-b-0"}),
+        (units(15), set()),
+        # b has only one card that admits anybody
+        (units(4, cards=2), {"GPU-a-0", "GPU-a-1"}),
+        # a has only one with 8 units
+        (units(8, cards=2), set()),
+        (T4_ONLY, {"GPU-a-1", "GPU-b-0"}),
+        # b counts CPU: who needs it waits for all of b, because each card's program may take it
+        (
+            Request(Memory(8, GIB), cpu_milli=1000),
+            {"GPU-a-1", "GPU-b-0", "GPU-b-1"},
+        ),
+        # b has 4 cores
+        (Request(Memory(8, GIB), cpu_milli=4001), {"GPU-a-1"}),
+    ],
+)
+def test_usable_cards(request_: Request, expected: set[str]) -> None:
+    """The cards that a waiting request keeps others from."""
+    nodes = [
+        Node("a", (card(0, 7611, model="Tesla P4"), card(1))),
+        Node("b", (card(0, node="b"), card(1, node="b", cordoned=True)), cpu_milli=4000),
+    ]
+    assert usable(request_, nodes) == expected
+
+
+def test_a_view_may_be_anything_that_answers() -> None:
+    """Other nodes' holdings do not count, and a card nobody knows has nothing held."""
+    view = Tally()
+    view.add(placement(piece(0, T4_MIB, name="b"), name="b"))
+    assert view.used("a", 0) == NOTHING
+    assert isinstance(place(view, units(14), "binpack", [node(T4_MIB)]), Placement)

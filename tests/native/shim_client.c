@@ -6,6 +6,7 @@
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,6 +117,31 @@ static size_t fight(size_t bytes, long long times) {
     return granted;
 }
 
+static void *take_and_give(void *context) {
+    CUdeviceptr held[100] = {0};
+    p_cuCtxSetCurrent(context);
+    for (int i = 0; i < 50000; i++) {
+        CUdeviceptr *p = &held[i * 7919 % 100];
+        if (*p)
+            p_cuMemFree_v2(*p);
+        if (p_cuMemAlloc_v2(p, 4096 * (i % 50 + 1)))
+            *p = 0;
+    }
+    for (int i = 0; i < 100; i++)
+        if (held[i])
+            p_cuMemFree_v2(held[i]);
+    return NULL;
+}
+
+static CUresult in_threads(CUcontext context, int count) {
+    pthread_t threads[16];
+    for (int i = 0; i < count; i++)
+        pthread_create(&threads[i], NULL, take_and_give, context);
+    for (int i = 0; i < count; i++)
+        pthread_join(threads[i], NULL);
+    return CUDA_SUCCESS;
+}
+
 /* In a forked child: one allocation, its answer as the exit status. */
 static int in_child(size_t bytes) {
     pid_t child = fork();
@@ -200,7 +226,9 @@ static CUresult answer(const char *what, long long a, long long b, unsigned long
     } else if (!strcmp(what, "fight")) {
         first = fight((size_t)a, b);
         result = CUDA_SUCCESS;
-    } else if (!strcmp(what, "child"))
+    } else if (!strcmp(what, "threads"))
+        result = in_threads((CUcontext)a, (int)b);
+    else if (!strcmp(what, "child"))
         result = (CUresult)in_child((size_t)a);
     *x = p ? p : first;
     *y = second;

@@ -74,7 +74,12 @@ def client(style: int) -> Path:
     folder = built()
     library = [str(folder / "libcuda.so.1")] if style == 0 else []
     return compile_c(
-        HERE / "shim_client.c", folder / f"client{style}", f"-DSTYLE={style}", *library, "-ldl"
+        HERE / "shim_client.c",
+        folder / f"client{style}",
+        f"-DSTYLE={style}",
+        *library,
+        "-ldl",
+        "-pthread",
     )
 
 

@@ -101,6 +101,16 @@ def test_racing_processes_never_pass_the_cap(make_lease: Make, tmp_path: Path) -
     assert 500 * MIB < most <= 512 * MIB
 
 
+def test_threads_of_one_process_lose_nothing(lease: Lease) -> None:
+    """Eight threads that allocate and free at once leave the account at nothing."""
+    client = lease.start()
+    client.ask("init")
+    context = client.ask("context").value
+    assert client.ask("threads", context, 8).code == 0
+    assert lease.held() == 0
+    assert client.ask("alloc", 4 * GIB).code == 0
+
+
 def test_two_who_want_all_never_have_it_at_once(lease: Lease, tmp_path: Path) -> None:
     """Two who take and give back the whole cap as fast as they can are each granted it, but never both."""
     ledger = tmp_path / "ledger"

@@ -197,6 +197,9 @@ class Ledger:
             raise Conflict(f"there is no node {placement.node}")
         if len({piece.card for piece in placement.slices}) < len(placement.slices):
             raise Conflict("a placement has one slice on a card, not several")
+        amounts = [amount for it in placement.slices for amount in (it.memory_mib, it.compute)]
+        if min(placement.cpu_milli, placement.host_memory_mib, *amounts) < 0:
+            raise Conflict("nobody can hold less than nothing")
         for piece in placement.slices:
             self._check_card(placement, piece)
         cpu, memory = self.host_used(node.name)

@@ -1,0 +1,332 @@
+"""What may happen to an entry, what the ledger refuses, and that its totals are those of its entries."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+from core_kit import GIB, T4_MIB, node, piece, placement, recomputed, requests
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+)
+
+from fenka.core.cards import Card, Node
+from fenka.core.evaluate import NOTHING, Used, place
+from fenka.core.ledger import TRANSITIONS, Conflict, Entry, Event, Ledger, State, Tally
+from fenka.core.requests import Placement, Request
+
+FOUR = placement(piece(0, 4308))
+HOST = Placement("a", (), 2000, 4000)
+
+
+def ledger(*entries: tuple[str, Placement]) -> Ledger:
+    """One T4 with 4 cores and 8000 MiB of host memory, and confirmed entries."""
+    made = Ledger([node(T4_MIB, cpu=4000, memory=8000)])
+    for entry_id, each in entries:
+        made.adopt(entry_id, each)
+    return made
+
+
+def in_state(state: State) -> Ledger:
+    """A ledger in which x is in that state."""
+    made = ledger()
+    if state is not State.ABSENT:
+        made.assume("x", FOUR, 10)
+    if state is State.CONFIRMED:
+        made.confirm("x")
+    return made
+
+
+EVENTS: dict[Event, Callable[[Ledger], object]] = {
+    Event.ASSUME: lambda made: made.assume("x", placement(piece(0, 1)), 20),
+    Event.ADOPT: lambda made: made.adopt("x", placement(piece(0, 1))),
+    Event.CONFIRM: lambda made: made.confirm("x"),
+    Event.RELEASE: lambda made: made.release("x"),
+}
+"""What a caller can do to one id. EXPIRE comes by time, and passes over who does not expire."""
+
+
+@pytest.mark.parametrize(("state", "event"), itertools.product(State, EVENTS))
+def test_every_transition(state: State, event: Event) -> None:
+    """The table is all that can happen; everything else is a Conflict that changes nothing."""
+    made = in_state(state)
+    before = made.entries, made.used("a", 0)
+    if (state, event) in TRANSITIONS:
+        EVENTS[event](made)
+        assert made.state("x") is TRANSITIONS[state, event]
+    else:
+        with pytest.raises(Conflict, match=f"^cannot {event} x: it is {state}$"):
+            EVENTS[event](made)
+        assert (made.entries, made.used("a", 0)) == before
+
+
+@pytest.mark.parametrize(
+    ("state", "now", "expired"),
+    [
+        (State.ABSENT, 1e9, []),
+        # it expires at 10: not before, and then at once
+        (State.ASSUMED, 9.99, []),
+        (State.ASSUMED, 10, ["x"]),
+        (State.ASSUMED, 1e9, ["x"]),
+        (State.CONFIRMED, 1e9, []),
+    ],
+)
+def test_expiry(state: State, now: float, expired: list[str]) -> None:
+    """Only assumptions expire, and then hold nothing."""
+    made = in_state(state)
+    assert made.expire(now) == expired
+    assert made.state("x") is (State.ABSENT if expired else state)
+    assert (made.used("a", 0) == NOTHING) == (bool(expired) or state is State.ABSENT)
+    assert made.expire(now) == []
+
+
+def test_the_table_starts_and_ends_with_nothing_held() -> None:
+    """Each state can be reached from ABSENT, and left for it."""
+    for state in State:
+        assert state in TRANSITIONS.values()
+        assert any(old is state for old, _ in TRANSITIONS)
+    assert (State.CONFIRMED, Event.EXPIRE) not in TRANSITIONS
+
+
+def test_a_confirmed_entry_has_no_expiry() -> None:
+    """An assumed one has what it was given."""
+    made = in_state(State.ASSUMED)
+    assert made.entries == {"x": Entry(FOUR, State.ASSUMED, 10)}
+    made.confirm("x")
+    assert made.entries == {"x": Entry(FOUR, State.CONFIRMED, None)}
+
+
+def test_adopting_keeps_the_state() -> None:
+    """What expires was assumed and is assumed again; what does not was confirmed."""
+    made = ledger()
+    made.adopt("assumed", FOUR, 10)
+    made.adopt("confirmed", FOUR)
+    assert (made.state("assumed"), made.state("confirmed")) == (State.ASSUMED, State.CONFIRMED)
+    assert made.expire(10) == ["assumed"]
+
+
+def test_an_id_can_be_used_again() -> None:
+    """After its release it is as new, with another placement."""
+    made = ledger(("x", FOUR))
+    made.release("x")
+    made.assume("x", placement(piece(0, T4_MIB)), 10)
+    assert made.used("a", 0) == Used(T4_MIB, 0, 1)
+
+
+def test_the_copies_it_gives_are_not_the_ledger() -> None:
+    """Trying something out changes nothing."""
+    made = ledger(("x", FOUR))
+    made.entries.clear()
+    tally = made.tally()
+    tally.add(FOUR)
+    assert tally.used("a", 0) == Used(8616, 0, 2)
+    assert (made.state("x"), made.used("a", 0)) == (State.CONFIRMED, Used(4308, 0, 1))
+
+
+WHOLE = placement(piece(0, T4_MIB, 100), whole=True)
+
+
+@pytest.mark.parametrize(
+    ("held", "new"),
+    [
+        # 15079 - 4308 = 10771
+        (FOUR, placement(piece(0, 10771))),
+        (placement(piece(0, 1, 40)), placement(piece(0, 1, 60))),
+        # compute beside all memory, memory beside all compute
+        (placement(piece(0, T4_MIB)), placement(piece(0, 0, 100))),
+        (HOST, HOST),
+        (Placement("a", (), 4000, 8000), FOUR),
+        (placement(), WHOLE),
+    ],
+)
+def test_what_just_fits_is_held(held: Placement, new: Placement) -> None:
+    """To the last MiB, percent and core."""
+    made = ledger(("held", held))
+    made.assume("new", new, 10)
+    assert made.state("new") is State.ASSUMED
+
+
+NO_ROOM = "card 0 of a has no room for this slice"
+
+
+@pytest.mark.parametrize(
+    ("held", "new", "sentence"),
+    [
+        # 10772 + 4308 = 15080 = 15079 + 1
+        (FOUR, placement(piece(0, 10772)), NO_ROOM),
+        # 40 + 61 = 101
+        (placement(piece(0, 1, 40)), placement(piece(0, 1, 61)), NO_ROOM),
+        (WHOLE, placement(piece(0, 0, 0)), NO_ROOM),
+        (WHOLE, WHOLE, NO_ROOM),
+        (placement(piece(0, 1)), placement(piece(0, 1), whole=True), NO_ROOM),
+        # each alone fits, together they are 2 x 8000 = 16000 > 15079
+        (
+            placement(),
+            placement(piece(0, 8000), piece(0, 8000)),
+            "a placement has one slice on a card, not several",
+        ),
+        (placement(), placement(piece(1, 1)), "there is no card 1 (GPU-a-1) on a"),
+        # the card was exchanged: same index, another UUID
+        (placement(), placement(piece(0, 1, name="b")), "there is no card 0 (GPU-b-0) on a"),
+        (placement(), placement(piece(0, 1), name="b"), "there is no node b"),
+        # 2000 + 2001 > 4000, 4000 + 4001 > 8000
+        (HOST, Placement("a", (), 2001, 0), "a has too little CPU left"),
+        (HOST, Placement("a", (), 0, 4001), "a has too little host memory left"),
+    ],
+)
+def test_what_would_overcommit_is_refused(held: Placement, new: Placement, sentence: str) -> None:
+    """By a new assumption and by an adopted record alike; nothing is changed."""
+    made = ledger(("held", held))
+    before = made.entries, made.used("a", 0), made.host_used("a")
+    for refused in (
+        lambda: made.assume("new", new, 10),
+        lambda: made.adopt("new", new),
+        lambda: made.adopt("new", new, 10),
+    ):
+        with pytest.raises(Conflict) as caught:
+            refused()
+        assert str(caught.value) == sentence
+        assert (made.entries, made.used("a", 0), made.host_used("a")) == before
+
+
+def test_one_bad_slice_refuses_the_whole_placement() -> None:
+    """All slices or none: the first, which would fit, is not held either."""
+    made = Ledger([node(T4_MIB, T4_MIB)])
+    made.adopt("held", placement(piece(1, T4_MIB)))
+    with pytest.raises(Conflict, match="card 1"):
+        made.assume("new", placement(piece(0, 1), piece(1, 1)), 10)
+    assert made.used("a", 0) == NOTHING
+
+
+def test_a_host_that_is_not_counted_has_no_limit() -> None:
+    """None is not zero."""
+    made = Ledger([node(T4_MIB)])
+    made.assume("x", Placement("a", (), 10**9, 10**9), 10)
+    assert made.host_used("a") == (10**9, 10**9)
+
+
+def test_a_tally_takes_what_a_record_says() -> None:
+    """Two who both took a card whole, and one of them leaving: it is still taken."""
+    tally = Tally()
+    tally.add(WHOLE)
+    tally.add(WHOLE)
+    assert tally.used("a", 0) == Used(2 * T4_MIB, 200, 2, 2)
+    tally.remove(WHOLE)
+    assert tally.used("a", 0) == Used(T4_MIB, 100, 1, 1)
+    tally.add(FOUR)
+    tally.remove(FOUR)
+    assert tally.used("a", 0).whole
+
+
+def test_nothing_is_known_of_unknown_cards_and_nodes() -> None:
+    """They hold nothing."""
+    made = ledger(("x", FOUR))
+    assert made.used("a", 7) == made.used("b", 0) == NOTHING
+    assert made.host_used("b") == (0, 0)
+
+
+MIXED = (
+    Node(
+        "a",
+        (Card(0, "GPU-a-0", "Tesla T4", T4_MIB), Card(1, "GPU-a-1", "Tesla P4", 7611)),
+        cpu_milli=8000,
+        memory_mib=16000,
+    ),
+    Node("b", (Card(3, "GPU-b-3", "Tesla V100-SXM2-16GB", 16 * GIB, compute=80),)),
+)
+
+
+class Story(RuleBasedStateMachine):
+    """Requests placed, confirmed, released, expired, recovered from a record; in any order."""
+
+    held = Bundle("held")
+
+    @initialize()
+    def start(self) -> None:
+        """Nothing is held."""
+        self.ledger, self.now, self.number = Ledger(MIXED), 0.0, 0
+
+    @rule(target=held, request=requests(), policy=st.sampled_from(["binpack", "spread"]))
+    def assume(self, request: Request, policy: str) -> str:
+        """What `place` finds, the ledger takes."""
+        self.number += 1
+        verdict = place(self.ledger, request, policy, MIXED)
+        if isinstance(verdict, Placement):
+            self.ledger.assume(f"id{self.number}", verdict, self.now + 10)
+        return f"id{self.number}"
+
+    @rule(entry_id=held)
+    def confirm(self, entry_id: str) -> None:
+        """If it is assumed."""
+        if self.ledger.state(entry_id) is State.ASSUMED:
+            self.ledger.confirm(entry_id)
+
+    @rule(entry_id=consumes(held))
+    def release(self, entry_id: str) -> None:
+        """If it is held."""
+        if self.ledger.state(entry_id) is not State.ABSENT:
+            self.ledger.release(entry_id)
+
+    @rule(seconds=st.integers(1, 8))
+    def pass_time(self, seconds: int) -> None:
+        """Time goes on, and assumptions with it."""
+        self.now += seconds
+        self.ledger.expire(self.now)
+
+    @rule()
+    def recover(self) -> None:
+        """A new process adopts what the old one recorded."""
+        again = Ledger(MIXED)
+        for entry_id, entry in self.ledger.entries.items():
+            again.adopt(entry_id, entry.placement, entry.expires_at)
+        assert again.entries == self.ledger.entries
+        self.ledger = again
+
+    @invariant()
+    def totals_are_those_of_the_entries(self) -> None:
+        """Kept as entries come and go, they equal what the entries add up to."""
+        entries = self.ledger.entries.values()
+        expected = recomputed(entries)
+        for each in MIXED:
+            for card in each.cards:
+                found = self.ledger.used(each.name, card.index)
+                assert found == expected.get((each.name, card.index), NOTHING)
+            parts = [entry.placement for entry in entries if entry.placement.node == each.name]
+            assert self.ledger.host_used(each.name) == (
+                sum(part.cpu_milli for part in parts),
+                sum(part.host_memory_mib for part in parts),
+            )
+
+    @invariant()
+    def nothing_is_overcommitted(self) -> None:
+        """No card in memory or compute, no host, and nobody beside one who took a card whole."""
+        for each in MIXED:
+            for card in each.cards:
+                used = self.ledger.used(each.name, card.index)
+                assert used.memory_mib <= card.memory_mib
+                assert used.compute <= card.compute
+                assert used.whole <= 1
+                assert not used.whole or used.holders == 1
+        cpu, memory = self.ledger.host_used("a")
+        assert cpu <= 8000
+        assert memory <= 16000
+
+    @invariant()
+    def assumptions_are_in_the_future(self) -> None:
+        """And what is confirmed does not expire."""
+        for entry in self.ledger.entries.values():
+            if entry.state is State.ASSUMED:
+                assert entry.expires_at is not None
+                assert entry.expires_at > self.now
+            else:
+                assert (entry.state, entry.expires_at) == (State.CONFIRMED, None)
+
+
+TestStory = Story.TestCase
+TestStory.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,0 +1,408 @@
+"""Which card and which node: gpushare's recorded choices, the scenarios, and every reason not to."""
+
+from dataclasses import replace
+
+import pytest
+from core_kit import (
+    GIB,
+    P4_MIB,
+    T4_MIB,
+    V100_MIB,
+    card,
+    exact,
+    holding,
+    node,
+    piece,
+    placement,
+    units,
+    whole,
+)
+
+from fenka.core.cards import Card, Node
+from fenka.core.evaluate import POLICIES, Empty, Fit, evaluate, place
+from fenka.core.ledger import Ledger, Tally
+from fenka.core.reasons import Reason, Rejected, Rejection, Why
+from fenka.core.requests import Memory, Placement, Request, Slice
+
+SIXTEEN = 16 * GIB
+
+
+def held(*mib: int, name: str = "a") -> Tally:
+    """So much memory on card 0, 1, …; nothing where it is 0."""
+    pieces = (piece(index, size, name=name) for index, size in enumerate(mib) if size)
+    return holding(*(placement(each, name=name) for each in pieces))
+
+
+def chosen(verdict: Placement | Rejected) -> list[int]:
+    """The cards of a placement; none of a rejection."""
+    return [each.card for each in verdict.slices] if isinstance(verdict, Placement) else []
+
+
+def where(verdict: Placement | Rejected) -> str:
+    """The node of a placement."""
+    assert isinstance(verdict, Placement)
+    return verdict.node
+
+
+class TestGpushare:
+    """What the original extender was seen to choose."""
+
+    def test_four_cards_of_sixteen(self) -> None:
+        """The recorded run: 8, 12 and 4 GiB on cards of which 4, 8, 12 and 0 are used."""
+        four = node(*[SIXTEEN] * 4)
+        view = held(4 * GIB, 8 * GIB, 12 * GIB, 0)
+        for size, expected in (
+            # free 12/8/4/16: the smallest that is 8 or more is card 1
+            (8, 1),
+            # free 12/0/4/16: the smallest that is 12 or more is card 0
+            (12, 0),
+            # free 0/0/4/16: the smallest that is 4 or more is card 2
+            (4, 2),
+        ):
+            verdict = place(view, units(size), "binpack", [four])
+            assert chosen(verdict) == [expected]
+            assert isinstance(verdict, Placement)
+            view.add(verdict)
+
+    @pytest.mark.parametrize(
+        ("free", "request_mib", "expected"),
+        [
+            # gpushare's design: of 12207/8138/4069/16276 free, exactly 8138
+            ((12207, 8138, 4069, 16276), 8138, [1]),
+            # 8139: the next is 12207
+            ((12207, 8138, 4069, 16276), 8139, [0]),
+            # all of the largest
+            ((12207, 8138, 4069, 16276), 16276, [3]),
+            # 4069 + 4069 = 8138 are free, but on two cards
+            ((4069, 4069), 8138, []),
+            # equal: the lowest index
+            ((8138, 8138, 4069), 4070, [0]),
+        ],
+    )
+    def test_smallest_sufficient(
+        self, free: tuple[int, ...], request_mib: int, expected: list[int]
+    ) -> None:
+        """The card with the smallest sufficient free memory; slices are never split."""
+        view = held(*(16276 - mib for mib in free))
+        verdict = place(view, exact(request_mib), "binpack", [node(*[16276] * len(free))])
+        assert chosen(verdict) == expected
+
+    def test_empty_cards_are_filled_one_by_one(self) -> None:
+        """4 and 4 GiB on four empty cards are both on card 0."""
+        four, view = node(*[SIXTEEN] * 4), Tally()
+        for _ in range(4):
+            verdict = place(view, units(4), "binpack", [four])
+            assert chosen(verdict) == [0]
+            assert isinstance(verdict, Placement)
+            view.add(verdict)
+        # 4 * 4 = 16: card 0 is full
+        assert chosen(place(view, units(4), "binpack", [four])) == [1]
+
+    def test_an_overcommitted_card_has_nothing_free(self) -> None:
+        """20 of 16 used is no huge number free (gpushare's counters are unsigned): 100 are refused."""
+        view = held(20 * GIB)
+        verdict = place(view, units(1), "binpack", [node(SIXTEEN)])
+        assert verdict == Rejected((Rejection("a", (Reason(Why.MEMORY, 0, GIB, 0),)),))
+        assert chosen(place(view, units(100), "binpack", [node(SIXTEEN)])) == []
+        # Free are 0 and 16384, not -4096 and 16384: the other card is taken.
+        assert chosen(place(view, units(1), "binpack", [node(SIXTEEN, SIXTEEN)])) == [1]
+
+
+class TestScenarios:
+    """What the source articles show."""
+
+    def test_s1_three_notebooks_on_one_card(self) -> None:
+        """Three of 4 units fit on a T4, the fourth is told why not; 2 more units would fit."""
+        ledger, one = Ledger([node(T4_MIB)]), [node(T4_MIB)]
+        for name in "abc":
+            verdict = place(ledger, units(4), "binpack", one)
+            assert isinstance(verdict, Placement)
+            assert [each.memory_mib for each in verdict.slices] == [4308]
+            ledger.assume(name, verdict, 1)
+        # 15079 - 3 * 4308 = 2155 < 4308, and 15079 * 2 // 14 = 2154
+        fourth = place(ledger, units(4), "binpack", one)
+        assert fourth == Rejected((Rejection("a", (Reason(Why.MEMORY, 0, 4308, 2155),)),))
+        assert chosen(place(ledger, units(2), "binpack", one)) == [0]
+
+    def test_s2_binpack_on_two_nodes(self) -> None:
+        """The four steps end as in the article's table, with the two nodes in the other order."""
+        nodes = [node(T4_MIB, name="04"), node(T4_MIB, name="05")]
+        view, amounts = Tally(), {"04": 0, "05": 0}
+        for sizes, expected in (
+            # step 1: 1 x 2 -> 2/28
+            ([2], (2, 0)),
+            # step 2: 2 x 8: 2 + 8 = 10, and 8 more are not free beside 10 of 14 -> 18/28
+            ([8, 8], (10, 8)),
+            # step 3: 1 x 2 on the fuller one: 10 + 2 = 12 -> 20/28
+            ([2], (12, 8)),
+            # step 4: 1 x 5: 12 + 5 > 14, so 8 + 5 = 13 -> 25/28
+            ([5], (12, 13)),
+        ):
+            for size in sizes:
+                verdict = place(view, units(size), "binpack", nodes)
+                assert isinstance(verdict, Placement)
+                view.add(verdict)
+                amounts[verdict.node] += size
+            assert (amounts["04"], amounts["05"]) == expected
+
+    def test_s5_two_jobs_fill_card_0(self) -> None:
+        """Two jobs of 8065 MiB are on card 0 of two V100 together: 2 * 8065 = 16130."""
+        two, view = node(V100_MIB, V100_MIB), Tally()
+        for expected in ([0], [0], [1]):
+            verdict = place(view, exact(8065), "binpack", [two])
+            assert chosen(verdict) == expected
+            assert isinstance(verdict, Placement)
+            view.add(verdict)
+        assert view.used("a", 0).memory_mib == V100_MIB
+
+    def test_s5_compute_is_shared_beside_a_whole_card(self) -> None:
+        """job1 has a card alone; job2 (40 %, 24 units of 256 MiB) and job3 (30 %) share the other."""
+        two = [node(SIXTEEN, SIXTEEN)]
+        view = Tally()
+        for request, expected in (
+            (whole(), [0]),
+            (Request(Memory(24, 256), compute=40), [1]),
+            # 40 + 30 = 70 <= 100
+            (Request(Memory(24, 256), compute=30), [1]),
+            # 70 + 31 = 101 > 100
+            (Request(Memory(1, 256), compute=31), []),
+            # 70 + 30 = 100; memory 2 * 6144 + 4096 = 16384
+            (Request(Memory(16, 256), compute=30), [1]),
+        ):
+            verdict = place(view, request, "binpack", two)
+            assert chosen(verdict) == expected
+            if isinstance(verdict, Placement):
+                view.add(verdict)
+
+
+class TestPolicies:
+    """Which card and node come first, of those that fit."""
+
+    @pytest.mark.parametrize(
+        ("policy", "used", "request_mib", "expected"),
+        [
+            # free 8/12/16/12
+            ("binpack", (8, 4, 0, 4), 4 * GIB, [0]),
+            ("spread", (8, 4, 0, 4), 4 * GIB, [2]),
+            # ties go to the lowest index under both
+            ("binpack", (4, 4, 4, 4), 4 * GIB, [0]),
+            ("spread", (4, 4, 4, 4), 4 * GIB, [0]),
+            # only the emptiest is large enough: both agree
+            ("binpack", (8, 4, 0, 4), 16 * GIB, [2]),
+            ("spread", (8, 4, 0, 4), 16 * GIB, [2]),
+        ],
+    )
+    def test_cards(
+        self, policy: str, used: tuple[int, ...], request_mib: int, expected: list[int]
+    ) -> None:
+        """binpack takes the fullest card that suffices, spread the emptiest."""
+        view = held(*(gib * GIB for gib in used))
+        verdict = place(view, exact(request_mib), policy, [node(*[SIXTEEN] * 4)])
+        assert chosen(verdict) == expected
+
+    @pytest.mark.parametrize(
+        ("policy", "expected"),
+        [
+            # free 8/12/16/12: card 0, then 1 (lower than 3)
+            ("binpack", [0, 1]),
+            # card 2, then 1
+            ("spread", [1, 2]),
+        ],
+    )
+    def test_several_cards(self, policy: str, expected: list[int]) -> None:
+        """Slices of one request are on different cards, listed by index."""
+        view = held(8 * GIB, 4 * GIB, 0, 4 * GIB)
+        verdict = place(view, exact(GIB, cards=2), policy, [node(*[SIXTEEN] * 4)])
+        assert chosen(verdict) == expected
+
+    @pytest.mark.parametrize(("policy", "expected"), [("binpack", "b"), ("spread", "a")])
+    def test_nodes(self, policy: str, expected: str) -> None:
+        """binpack fills the fuller node, spread the emptier."""
+        nodes = [node(SIXTEEN), node(SIXTEEN, name="b")]
+        assert where(place(held(GIB, name="b"), exact(GIB), policy, nodes)) == expected
+
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_equal_nodes_go_by_name(self, policy: str) -> None:
+        """Not by the order in which they are listed: the choice is certain."""
+        nodes = [node(SIXTEEN, name="b"), node(SIXTEEN)]
+        assert where(place(Empty(), exact(GIB), policy, nodes)) == "a"
+        assert where(place(Empty(), exact(GIB), policy, nodes[::-1])) == "a"
+
+    def test_equal_memory_goes_to_less_free_compute(self) -> None:
+        """Of two cards with equal memory, binpack takes the one with less compute left."""
+        view = holding(placement(piece(0, GIB, 10)), placement(piece(1, GIB, 60)))
+        two = [node(SIXTEEN, SIXTEEN)]
+        assert chosen(place(view, exact(GIB), "binpack", two)) == [1]
+        assert chosen(place(view, exact(GIB), "spread", two)) == [0]
+
+    def test_slices_of_compute_are_packed_by_compute(self) -> None:
+        """Memory does not matter to who asks for none."""
+        # free compute 60 and 30, free memory 1 and 15 GiB
+        view = holding(placement(piece(0, 15 * GIB, 40)), placement(piece(1, GIB, 70)))
+        two = [node(SIXTEEN, SIXTEEN)]
+        assert chosen(place(view, Request(compute=20), "binpack", two)) == [1]
+        assert chosen(place(view, Request(compute=20), "spread", two)) == [0]
+        assert chosen(place(view, Request(compute=50), "binpack", two)) == [0]
+
+    def test_unknown_policy(self) -> None:
+        """A policy that nobody wrote is an error, not a default."""
+        with pytest.raises(KeyError, match="emptiest"):
+            evaluate(Empty(), exact(1), "emptiest", [])
+
+
+class TestCards:
+    """What a slice is on unequal cards."""
+
+    def test_units_are_each_cards_own(self) -> None:
+        """4 units on a P4 and a T4 are 7611 * 4 // 7 = 4349 and 15079 * 4 // 14 = 4308 MiB."""
+        verdict = place(Empty(), units(4, cards=2), "binpack", [node(P4_MIB, T4_MIB)])
+        assert isinstance(verdict, Placement)
+        assert [each.memory_mib for each in verdict.slices] == [4349, 4308]
+
+    def test_the_smaller_card_is_taken_first(self) -> None:
+        """As long as it suffices: 8 units are more than a P4's 7."""
+        two = [node(T4_MIB, P4_MIB)]
+        assert chosen(place(Empty(), units(7), "binpack", two)) == [1]
+        assert chosen(place(Empty(), units(8), "binpack", two)) == [0]
+
+    def test_a_card_without_units(self) -> None:
+        """A card smaller than one unit has room for exact sizes only."""
+        verdict = place(Empty(), units(1), "binpack", [node(512)])
+        assert verdict == Rejected((Rejection("a", (Reason(Why.MEMORY, 0, GIB, 512),)),))
+        assert chosen(place(Empty(), exact(512), "binpack", [node(512)])) == [0]
+
+    def test_a_card_without_memory(self) -> None:
+        """A card that reports no memory can be taken whole, and by nobody else; nothing is divided by it."""
+        assert chosen(place(Empty(), whole(), "binpack", [node(0)])) == [0]
+        assert chosen(place(Empty(), exact(1), "binpack", [node(0)])) == []
+
+    def test_a_whole_card_is_all_of_it(self) -> None:
+        """All memory, all compute, and the placement says so."""
+        verdict = place(Empty(), whole(), "binpack", [node(T4_MIB)])
+        assert verdict == placement(piece(0, T4_MIB, 100), whole=True)
+
+    @pytest.mark.parametrize("slice_of", [piece(0, 1), piece(0, 0, 1)])
+    def test_whole_cards_are_empty_cards(self, slice_of: Slice) -> None:
+        """A card of which anybody holds anything cannot be taken whole."""
+        view = holding(placement(slice_of))
+        verdict = place(view, whole(), "binpack", [node(T4_MIB)])
+        assert verdict == Rejected((Rejection("a", (Reason(Why.IN_USE, 0),)),))
+        assert chosen(place(view, whole(), "binpack", [node(T4_MIB, T4_MIB)])) == [1]
+
+    @pytest.mark.parametrize("request_", [exact(1), Request(compute=1), whole()])
+    def test_a_card_taken_whole_admits_nobody(self, request_: Request) -> None:
+        """Neither memory, nor compute, nor a second taker."""
+        view = holding(placement(piece(0, T4_MIB, 100), whole=True))
+        verdict = place(view, request_, "binpack", [node(T4_MIB)])
+        assert verdict == Rejected((Rejection("a", (Reason(Why.WHOLE, 0),)),))
+
+    def test_memory_alone_fits_where_compute_is_gone(self) -> None:
+        """Who asks for no compute is not kept out by those who hold all of it."""
+        view = holding(placement(piece(0, GIB, 100)))
+        assert chosen(place(view, exact(GIB), "binpack", [node(T4_MIB)])) == [0]
+        assert chosen(place(view, exact(GIB, compute=1), "binpack", [node(T4_MIB)])) == []
+
+    def test_models(self) -> None:
+        """Only cards of the models that are named; without names any."""
+        cards = (card(0, model="Tesla P4"), card(1, model="Tesla T4"))
+        two = [Node("a", cards)]
+        wanted = Request(Memory(GIB), models=frozenset({"Tesla T4", "Tesla V100"}))
+        assert chosen(place(Empty(), wanted, "binpack", two)) == [1]
+        assert chosen(place(Empty(), exact(GIB), "binpack", two)) == [0]
+        other = replace(wanted, models=frozenset({"A100"}))
+        verdict = place(Empty(), other, "binpack", two)
+        reasons = Reason(Why.MODEL, 0), Reason(Why.MODEL, 1)
+        assert verdict == Rejected((Rejection("a", reasons),))
+
+    @pytest.mark.parametrize(
+        ("out", "why"),
+        [
+            (card(0, healthy=False), Why.UNHEALTHY),
+            (card(0, cordoned=True), Why.CORDONED),
+            (card(0, healthy=False, cordoned=True), Why.UNHEALTHY),
+        ],
+    )
+    def test_cards_that_admit_nobody(self, out: Card, why: Why) -> None:
+        """Unhealthy and cordoned cards are passed over, even by who would fit best there."""
+        view = held(8 * GIB)
+        assert chosen(place(view, exact(GIB), "binpack", [Node("a", (out, card(1)))])) == [1]
+        verdict = place(view, exact(GIB), "binpack", [Node("a", (out,))])
+        assert verdict == Rejected((Rejection("a", (Reason(why, 0),)),))
+
+    def test_reserved_cards(self) -> None:
+        """Kept for others; that is the reason only where nothing else is."""
+        three = [node(T4_MIB, T4_MIB, 512)]
+        reserved = {"GPU-a-0", "GPU-a-2"}
+        assert chosen(place(Empty(), exact(GIB), "binpack", three, reserved)) == [1]
+        verdict = place(Empty(), exact(GIB, cards=2), "binpack", three, reserved)
+        reasons = (
+            Reason(Why.RESERVED, 0),
+            Reason(Why.TOO_FEW, 1, 2, 1),
+            Reason(Why.MEMORY, 2, GIB, 512),
+        )
+        assert verdict == Rejected((Rejection("a", reasons),))
+
+    def test_too_few_cards(self) -> None:
+        """Slices are all on one node: two nodes of one card are not two cards."""
+        nodes = [node(T4_MIB), node(T4_MIB, name="b")]
+        verdict = place(Empty(), exact(GIB, cards=2), "binpack", nodes)
+        assert isinstance(verdict, Rejected)
+        assert verdict.reasons == (Reason(Why.TOO_FEW, 0, 2, 1),) * 2
+
+
+class TestHosts:
+    """CPU and host memory of the node."""
+
+    @pytest.mark.parametrize(
+        ("cpu", "memory", "expected"),
+        [
+            # 6000 of 8000 and 24000 of 32000 are held: 2000 and 8000 are left
+            (2000, 8000, None),
+            (2001, 0, Reason(Why.CPU, 0, 2001, 2000)),
+            (0, 8001, Reason(Why.HOST_MEMORY, 0, 8001, 8000)),
+            (2001, 8001, Reason(Why.CPU, 0, 2001, 2000)),
+        ],
+    )
+    def test_what_is_left(self, cpu: int, memory: int, expected: Reason | None) -> None:
+        """A card that fits by itself is refused for its node's sake."""
+        view = holding(replace(placement(), cpu_milli=6000, host_memory_mib=24000))
+        request = Request(Memory(GIB), cpu_milli=cpu, host_memory_mib=memory)
+        verdict = place(view, request, "binpack", [node(T4_MIB, cpu=8000, memory=32000)])
+        if expected is None:
+            assert verdict == replace(
+                placement(piece(0, GIB)), cpu_milli=cpu, host_memory_mib=memory
+            )
+        else:
+            assert verdict == Rejected((Rejection("a", (expected,)),))
+
+    def test_hosts_that_are_not_counted(self) -> None:
+        """None is no limit."""
+        request = Request(Memory(GIB), cpu_milli=10**9, host_memory_mib=10**9)
+        assert chosen(place(Empty(), request, "binpack", [node(T4_MIB)])) == [0]
+
+    def test_who_needs_no_cpu_is_not_kept_out(self) -> None:
+        """An overcommitted host is no reason for a request that asks nothing of it."""
+        view = holding(replace(placement(), cpu_milli=9000))
+        assert chosen(place(view, exact(GIB), "binpack", [node(T4_MIB, cpu=8000)])) == [0]
+
+    def test_another_node_has_more(self) -> None:
+        """The best card is no use on a node without CPU."""
+        nodes = [node(GIB, cpu=0), node(T4_MIB, name="b", cpu=1000)]
+        request = Request(Memory(GIB), cpu_milli=1000)
+        assert where(place(Empty(), request, "binpack", nodes)) == "b"
+
+
+def test_evaluate_keeps_the_order_of_nodes() -> None:
+    """One verdict a node, in the order given; a fit tells all cards that would do."""
+    nodes = [node(512, name="b"), node(T4_MIB, T4_MIB)]
+    no, yes = evaluate(Empty(), exact(GIB), "binpack", nodes)
+    assert no == Rejection("b", (Reason(Why.MEMORY, 0, GIB, 512),))
+    assert isinstance(yes, Fit)
+    assert (yes.node, yes.cards) == ("a", nodes[1].cards)
+    assert yes.placement == placement(piece(0, GIB))
+
+
+def test_no_nodes_and_no_cards() -> None:
+    """Nothing to place on is a rejection without reasons."""
+    assert place(Empty(), exact(1), "binpack", []) == Rejected(())
+    assert place(Empty(), exact(1), "binpack", [node()]) == Rejected((Rejection("a", ()),))

@@ -1,0 +1,166 @@
+"""The sentences that are made of reasons, and what to ask instead."""
+
+from dataclasses import replace
+
+import pytest
+from core_kit import GIB, P4_MIB, T4_MIB, card, exact, node, units, whole
+
+from fenka.core.cards import Node
+from fenka.core.evaluate import Empty, never_fits, place
+from fenka.core.reasons import Reason, Rejected, Rejection, Why
+from fenka.core.requests import Memory, Request
+
+
+def rejected(*whys: Why, hint: str = "") -> Rejected:
+    """One card for each reason."""
+    reasons = tuple(Reason(why, index) for index, why in enumerate(whys))
+    return Rejected((Rejection("a", reasons),), hint)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sentence"),
+    [
+        # 5 + 2 + 1 = 8, most frequent first
+        (
+            rejected(Why.UNHEALTHY, *[Why.CORDONED] * 2, *[Why.MEMORY] * 5),
+            "0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy",
+        ),
+        # equals in the order in which they are declared
+        (
+            rejected(Why.CORDONED, Why.UNHEALTHY, Why.MEMORY),
+            "0/3 GPUs fit: 1 too little memory, 1 unhealthy, 1 cordoned",
+        ),
+        (
+            rejected(Why.RESERVED),
+            "0/1 GPUs fit: 1 reserved for requests that waited longer",
+        ),
+        (
+            rejected(Why.TOO_FEW, Why.WHOLE),
+            "0/2 GPUs fit: 1 taken whole, 1 without enough others beside it",
+        ),
+        (
+            rejected(Why.MEMORY, hint="ask for less"),
+            "0/1 GPUs fit: 1 too little memory; ask for less",
+        ),
+        (Rejected(()), "there is no GPU"),
+        (Rejected((Rejection("a", ()),), "buy one"), "there is no GPU; buy one"),
+    ],
+)
+def test_sentences(verdict: Rejected, sentence: str) -> None:
+    """Counts add up to the number of cards, over all nodes."""
+    assert verdict.sentence() == sentence
+
+
+def test_the_sentence_of_eight_cards() -> None:
+    """The house's example, decided and said: 4 cards on each of two nodes."""
+    cards = tuple(
+        card(index, 2 * GIB if index < 5 else T4_MIB, healthy=index != 7, cordoned=index in (5, 6))
+        for index in range(8)
+    )
+    nodes = [Node("a", cards[:4]), Node("b", cards[4:])]
+    verdict = place(Empty(), units(4), "binpack", nodes)
+    assert isinstance(verdict, Rejected)
+    assert verdict.sentence() == "0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy"
+
+
+def test_every_reason_has_its_wording() -> None:
+    """No two reasons read the same."""
+    assert len({why.value for why in Why}) == len(Why)
+
+
+T4S = frozenset({"Tesla T4"})
+NONE_SUCH = frozenset({"A100"})
+
+
+@pytest.mark.parametrize(
+    ("request_", "nodes", "hint"),
+    [
+        # 15079 // 1024 = 14
+        (units(15), [node(T4_MIB)], "the largest card has 14 units, ask for no more"),
+        (exact(15080), [node(T4_MIB)], "the largest card has 15079 MiB, ask for no more"),
+        # the largest of all nodes: 7611 // 1024 = 7
+        (
+            units(20),
+            [node(P4_MIB), node(P4_MIB, T4_MIB, name="b")],
+            "the largest card has 14 units, ask for no more",
+        ),
+        # in units of 256 MiB: 7611 // 256 = 29
+        (
+            Request(Memory(30, 256)),
+            [node(P4_MIB)],
+            "the largest card has 29 units, ask for no more",
+        ),
+        (
+            units(1, cards=3),
+            [node(T4_MIB, T4_MIB), node(T4_MIB, name="b")],
+            "ask for fewer cards, no node has more than 2 that fit",
+        ),
+        # 10 units fit on one card of three (7 units on the others): fewer cards, not less memory
+        (
+            units(10, cards=2),
+            [node(T4_MIB, P4_MIB, P4_MIB)],
+            "ask for fewer cards, no node has more than 1 that fit",
+        ),
+        (whole(2), [node(T4_MIB)], "ask for fewer cards, no node has more than 1 that fit"),
+        (
+            Request(Memory(4, GIB), models=NONE_SUCH),
+            [Node("a", (card(0), card(1), card(2, model="Tesla P4")))],
+            "the models here are Tesla P4, Tesla T4",
+        ),
+        # a larger card of another model is no advice: the T4 has 15079 // 1024 = 14
+        (
+            Request(Memory(20, GIB), models=T4S),
+            [Node("a", (card(0), card(1, 32 * GIB, model="V100")))],
+            "the largest card has 14 units, ask for no more",
+        ),
+        (
+            Request(Memory(4, GIB), cpu_milli=9000),
+            [node(T4_MIB, cpu=8000), node(T4_MIB, name="b", cpu=8500)],
+            "the largest node has 8.5 CPU cores, ask for no more",
+        ),
+        (
+            Request(Memory(4, GIB), host_memory_mib=64001),
+            [node(T4_MIB, memory=64000)],
+            "the largest node has 64000 MiB of host memory, ask for no more",
+        ),
+        (
+            Request(compute=60),
+            [Node("a", (replace(card(), compute=50),))],
+            "no card gives more than 50 percent of compute, ask for no more",
+        ),
+        (units(1), [], ""),
+    ],
+)
+def test_what_to_ask_instead(request_: Request, nodes: list[Node], hint: str) -> None:
+    """A request that nothing could satisfy is told what would come nearest."""
+    verdict = never_fits(request_, nodes)
+    assert verdict is not None
+    assert verdict.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("request_", "smaller"),
+    [
+        (units(15), units(14)),
+        (exact(20000), exact(15079)),
+        (units(10, cards=3), units(10, cards=1)),
+        (whole(4), whole(2)),
+    ],
+)
+def test_the_hint_is_right(request_: Request, smaller: Request) -> None:
+    """What the hint says to ask could be placed."""
+    nodes = [node(T4_MIB, P4_MIB)]
+    assert never_fits(request_, nodes) is not None
+    assert never_fits(smaller, nodes) is None
+
+
+@pytest.mark.parametrize("state", [{"healthy": False}, {"cordoned": True}])
+def test_health_and_cordons_pass(state: dict[str, bool]) -> None:
+    """Who is kept out by them alone may wait; who would not fit in any case may not."""
+    nodes = [Node("a", (replace(card(), **state),))]
+    assert never_fits(units(14), nodes) is None
+    verdict = never_fits(units(15), nodes)
+    assert verdict is not None
+    assert verdict.sentence() == (
+        "0/1 GPUs fit: 1 too little memory; the largest card has 14 units, ask for no more"
+    )

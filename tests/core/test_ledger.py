@@ -52,7 +52,7 @@ EVENTS: dict[Event, Callable[[Ledger], object]] = {
 """What a caller can do to one id. EXPIRE comes by time, and passes over who does not expire."""
 
 
-@pytest.mark.parametrize(("state", "event"), itertools.product(State, EVENTS))
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, EVENTS)))
 def test_every_transition(state: State, event: Event) -> None:
     """The table is all that can happen; everything else is a Conflict that changes nothing."""
     made = in_state(state)
@@ -184,11 +184,12 @@ def test_what_would_overcommit_is_refused(held: Placement, new: Placement, sente
     """By a new assumption and by an adopted record alike; nothing is changed."""
     made = ledger(("held", held))
     before = made.entries, made.used("a", 0), made.host_used("a")
-    for refused in (
+    ways: list[Callable[[], None]] = [
         lambda: made.assume("new", new, 10),
         lambda: made.adopt("new", new),
         lambda: made.adopt("new", new, 10),
-    ):
+    ]
+    for refused in ways:
         with pytest.raises(Conflict) as caught:
             refused()
         assert str(caught.value) == sentence

@@ -98,8 +98,9 @@ def _model(key: str) -> Model:
     by_key = {known.casefold(): model for known, model in MODELS.items()}
     if model := by_key.get(key.casefold()):
         return model
-    near = difflib.get_close_matches(key.casefold(), by_key, n=1, cutoff=0.4)
-    hint = f"did you mean {by_key[near[0]].key}? " if near else ""
+    begins = [known for known in by_key if known.startswith(key.casefold())]
+    near = begins or difflib.get_close_matches(key.casefold(), by_key, n=1, cutoff=0.4)
+    hint = f"did you mean {' or '.join(by_key[one].key for one in near)}? " if near else ""
     raise BadSpec(f"no model is called {key}: {hint}Known are {', '.join(MODELS)}")
 
 

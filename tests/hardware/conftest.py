@@ -1,0 +1,54 @@
+"""Simulated nodes and programs on them, made and ended per test."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gpu_kit import Client, MakeClient, MakeNode
+
+from fenka.hardware.simulated import SimulatedNode, parse_spec
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[MakeNode]:
+    """Running nodes from short specs; the second one of a test has a directory of its own."""
+    nodes: list[SimulatedNode] = []
+
+    def make(spec: str) -> SimulatedNode:
+        node = SimulatedNode.create(tmp_path / f"node{len(nodes)}", parse_spec(spec))
+        nodes.append(node)
+        node.start()
+        return node
+
+    yield make
+    for node in nodes:
+        node.stop()
+
+
+@pytest.fixture
+def node(make_node: MakeNode) -> SimulatedNode:
+    """One T4."""
+    return make_node("T4")
+
+
+@pytest.fixture
+def make_client(node: SimulatedNode) -> Iterator[MakeClient]:
+    """Programs on the node."""
+    clients: list[Client] = []
+
+    def make(on: SimulatedNode | None = None, **environment: str) -> Client:
+        clients.append(Client((on or node).library_dir, **environment))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.kill()
+        for pipe in (client.process.stdin, client.process.stdout):
+            if pipe is not None and not pipe.closed:
+                pipe.close()
+
+
+@pytest.fixture
+def client(make_client: MakeClient) -> Client:
+    """A program with a context on card 0."""
+    return make_client().enter()

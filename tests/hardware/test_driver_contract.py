@@ -1,0 +1,121 @@
+"""What fenka.hardware promises of any driver: run against the simulated one and, where there is one,
+against the machine's own."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+import pynvml
+import pytest
+from gpu_kit import MakeNode
+
+from fenka.hardware.nvml import Driver, NoDriver
+
+
+@pytest.fixture(params=["simulated", "real"])
+def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    """An open driver with at least one card."""
+    if request.param == "simulated":
+        make_node: MakeNode = request.getfixturevalue("make_node")
+        opened = Driver.open(make_node("T4,A100-80G").library_dir)
+    else:
+        try:
+            opened = Driver.open()
+        except NoDriver as why:
+            pytest.skip(f"no real driver here: {why}")
+    with opened as driver:
+        assert driver.simulated == (request.param == "simulated")
+        yield driver
+
+
+def test_versions_are_numbers_and_points(driver: Driver) -> None:
+    """The driver's version and the CUDA version parse."""
+    assert re.fullmatch(r"\d+(\.\d+)+", driver.version)
+    assert re.fullmatch(r"\d+\.\d+", driver.cuda_version)
+
+
+def test_cards_are_numbered_and_named(driver: Driver) -> None:
+    """Indices count from 0, UUIDs are distinct and well-formed, each card has a model and memory."""
+    cards = driver.cards()
+    assert [card.index for card in cards] == list(range(len(cards)))
+    assert len({card.uuid for card in cards}) == len(cards) > 0
+    for card in cards:
+        assert re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", card.uuid)
+        assert card.model
+        assert card.memory_mib > 0
+        assert card.healthy
+
+
+def test_readings_are_plausible(driver: Driver) -> None:
+    """One reading per card, in order, within what the card can do."""
+    cards, readings = driver.cards(), driver.readings()
+    assert [(r.uuid, r.total_mib) for r in readings] == [(c.uuid, c.memory_mib) for c in cards]
+    for reading in readings:
+        assert 0 <= reading.used_mib <= reading.total_mib
+        assert reading.utilisation is None or 0 <= reading.utilisation <= 100
+        assert reading.temperature_c is None or 0 < reading.temperature_c < 120
+        assert reading.power_w is None or 0 < reading.power_w < 2000
+        assert reading.power_limit_w is None or 0 < reading.power_limit_w < 2000
+
+
+def test_processes_are_on_cards(driver: Driver) -> None:
+    """Each process is on a card that exists, once, and holds no more than the card has."""
+    memory = {card.uuid: card.memory_mib for card in driver.cards()}
+    processes = driver.processes()
+    assert len({(process.uuid, process.pid) for process in processes}) == len(processes)
+    for process in processes:
+        assert process.pid > 0
+        assert process.used_mib is None or 0 <= process.used_mib <= memory[process.uuid]
+
+
+def test_opening_is_counted(driver: Driver) -> None:
+    """A second handle may close before and after the first; another directory is refused meanwhile."""
+    with Driver.open(driver._library_dir) as second:
+        assert second.cards() == driver.cards()
+    assert driver.cards()
+    driver.close()
+    driver.close()
+    with Driver.open(driver._library_dir) as third:
+        assert third.cards()
+
+
+def test_one_driver_at_a_time(make_node: MakeNode) -> None:
+    """While one node's driver is open another's is refused; afterwards it opens, with its own cards."""
+    one, other = make_node("T4"), make_node("L4")
+    with Driver.open(one.library_dir) as driver:
+        assert [card.model for card in driver.cards()] == ["Tesla T4"]
+        with pytest.raises(NoDriver, match="already uses the driver of"):
+            Driver.open(other.library_dir)
+    with Driver.open(other.library_dir) as driver:
+        assert [card.model for card in driver.cards()] == ["NVIDIA L4"]
+
+
+def test_a_directory_without_a_driver_is_refused(make_node: MakeNode) -> None:
+    """The sentence names the library and the directory."""
+    node = make_node("T4")
+    with pytest.raises(NoDriver, match=r"cannot load libnvidia-ml\.so\.1 from"):
+        Driver.open(node.directory)
+
+
+def test_what_a_card_does_not_say_is_none(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question that NVML does not support for the card gives None, and the rest is there."""
+
+    def unsupported(*arguments: object) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    for name in ("UtilizationRates", "PowerUsage", "Temperature", "EnforcedPowerLimit"):
+        monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", unsupported)
+    with Driver.open(make_node("T4").library_dir) as driver:
+        (reading,) = driver.readings()
+    said = dataclasses.asdict(reading)
+    del said["uuid"]
+    assert said == {
+        "used_mib": 0,
+        "total_mib": 15079,
+        "utilisation": None,
+        "temperature_c": None,
+        "power_w": None,
+        "power_limit_w": None,
+    }

@@ -1,0 +1,170 @@
+"""A simulated node's life: made, started, found running, ended, abandoned."""
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from gpu_kit import MakeClient, MakeNode, until
+
+from fenka.hardware.nvml import Driver, DriverLost, NoDriver
+from fenka.hardware.simulated import NodeError, SimulatedNode, parse_spec
+
+
+def server_pid(node: SimulatedNode) -> int:
+    """Of the node's card server, asked of the kernel."""
+    line = node._connect()
+    assert line is not None
+    with line:
+        return int.from_bytes(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), "little")
+
+
+def test_a_node_starts_and_stops(tmp_path: Path) -> None:
+    """Start and stop do what they say, twice is as once, and stopping leaves no socket."""
+    node = SimulatedNode.create(tmp_path / "node", parse_spec("T4"))
+    assert not node.running
+    node.start()
+    node.start()
+    assert node.running
+    node.stop()
+    node.stop()
+    assert not node.running
+    assert sorted(path.name for path in node.directory.iterdir()) == ["lib", "state"]
+
+
+def test_a_running_node_is_found_again(node: SimulatedNode) -> None:
+    """The same cards in the same directory are the same node: another handle uses its server."""
+    again = SimulatedNode.create(node.directory, parse_spec("T4"))
+    before = server_pid(node)
+    again.start()
+    assert server_pid(again) == before
+    again.stop()
+    assert not node.running
+
+
+def test_other_cards_in_a_running_node_are_refused(node: SimulatedNode) -> None:
+    """One sentence, and the running node keeps its cards."""
+    with pytest.raises(NodeError, match="already serves other cards"):
+        SimulatedNode.create(node.directory, parse_spec("T4*2"))
+    with Driver.open(node.library_dir) as driver:
+        assert len(driver.cards()) == 1
+
+
+def test_a_stopped_node_can_get_other_cards(node: SimulatedNode) -> None:
+    """Once its server has gone, the directory is free."""
+    node.stop()
+    other = SimulatedNode.create(node.directory, parse_spec("L4*2"))
+    other.start()
+    with Driver.open(other.library_dir) as driver:
+        assert [card.model for card in driver.cards()] == ["NVIDIA L4"] * 2
+    other.stop()
+
+
+def test_uuids_are_the_directorys_own(make_node: MakeNode) -> None:
+    """Two nodes share no UUID; the same node made again has the same ones."""
+    one, other = make_node("T4*2"), make_node("T4*2")
+    seen = []
+    for node in (one, other):
+        with Driver.open(node.library_dir) as driver:
+            seen += [card.uuid for card in driver.cards()]
+    assert len(set(seen)) == 4
+    one.stop()
+    SimulatedNode.create(one.directory, parse_spec("T4*2")).start()
+    with Driver.open(one.library_dir) as driver:
+        assert [card.uuid for card in driver.cards()] == seen[:2]
+
+
+def test_a_path_may_be_long(tmp_path: Path, make_client: MakeClient) -> None:
+    """The directory's path may be longer than the 108 bytes of a socket's address."""
+    node = SimulatedNode.create(tmp_path / ("long" * 50) / "node", parse_spec("T4"))
+    node.start()
+    try:
+        assert make_client(node).enter().free_bytes() == 15079 << 20
+    finally:
+        node.stop()
+
+
+def test_a_second_server_says_who_is_there(node: SimulatedNode) -> None:
+    """Started by hand on a served directory, it ends with one sentence."""
+    server = node.library_dir.joinpath("libcuda.so.1").resolve().with_name("fenka-cardserver")
+    second = subprocess.run([server, node.directory], capture_output=True, text=True, check=False)
+    assert second.returncode == 1
+    assert second.stderr == (
+        f"fenka-cardserver: another card server already serves {node.directory}.\n"
+    )
+
+
+def test_a_server_that_nobody_needs_ends(tmp_path: Path) -> None:
+    """Without any connection it ends after the time that it was given."""
+    node = SimulatedNode.create(tmp_path / "node", parse_spec("T4"))
+    node.start(idle_seconds=1)
+    assert node._line is not None
+    node._line.close()
+    node._line = None
+    assert node._server is not None
+    assert node._server.wait(10) == 0
+    assert not (node.directory / "server.sock").exists()
+
+
+def test_a_node_recovers_from_a_killed_server(node: SimulatedNode, make_client: MakeClient) -> None:
+    """After SIGKILL, what it left does not hinder the next one, which remembers no process."""
+    make_client().enter().do("ok(d.cuMemAlloc(1 << 30))", "0")
+    os.kill(server_pid(node), signal.SIGKILL)
+    until(lambda: not node.running)
+    again = SimulatedNode(node.directory)
+    again.start()
+    with Driver.open(node.library_dir) as driver:
+        assert driver.processes() == ()
+        assert driver.readings()[0].used_mib == 0
+    again.stop()
+
+
+def test_a_driver_without_its_server(node: SimulatedNode) -> None:
+    """An open driver says that it lost the cards; opening says what to do."""
+    with Driver.open(node.library_dir) as driver:
+        node.stop()
+
+        def lost() -> bool:
+            try:
+                driver.readings()
+            except DriverLost:
+                return True
+            return False
+
+        until(lost, within_s=1.0)
+    with pytest.raises(NoDriver, match="card server is not running, start the node"):
+        Driver.open(node.library_dir)
+
+
+def test_a_broken_node_is_refused(tmp_path: Path) -> None:
+    """A state of another version, and a directory that is no directory, get a sentence each."""
+    node = SimulatedNode.create(tmp_path / "node", parse_spec("T4"))
+    with (node.directory / "state").open("r+b") as state:
+        state.seek(8)
+        state.write(b"\xff")
+    with pytest.raises(NodeError, match="another version of fenka"):
+        node.start()
+    (tmp_path / "file").touch()
+    with pytest.raises(NodeError, match="cannot make a simulated node"):
+        SimulatedNode.create(tmp_path / "file", parse_spec("T4"))
+
+
+def test_contexts_cost_what_the_file_says(tmp_path: Path, make_client: MakeClient) -> None:
+    """With context_mib, a process's first context on a card is charged, and only the first."""
+    path = tmp_path / "cards.toml"
+    path.write_text('version = 1\n[[card]]\nmodel = "T4"\nmemory_mib = 1000\ncontext_mib = 100\n')
+    node = SimulatedNode.create(tmp_path / "node", parse_spec(str(path)))
+    node.start()
+    try:
+        client = make_client(node).enter()
+        assert client.free_bytes() == 900 << 20
+        client.do("own = ok(d.cuCtxCreate(0, 0))", "0")
+        assert client.free_bytes() == 900 << 20
+        other = make_client(node).enter()
+        assert other.free_bytes() == 800 << 20
+        other.end()
+        until(lambda: client.free_bytes() == 900 << 20)
+    finally:
+        node.stop()

@@ -1,0 +1,164 @@
+"""Device memory of a simulated card: counted over processes, refused when full, given back."""
+
+import pytest
+from gpu_kit import MIB, Client, MakeClient, until
+
+from fenka.hardware.nvml import Driver
+from fenka.hardware.simulated import SimulatedNode
+
+T4_BYTES = 15079 * MIB
+OUT_OF_MEMORY, INVALID_VALUE = 2, 1
+
+
+def test_two_programs_share_one_card(make_client: MakeClient) -> None:
+    """What one holds the other cannot have; the last byte can be had; a free gives back exactly."""
+    one, other = make_client().enter(), make_client().enter()
+    one.do(f"p = ok(d.cuMemAlloc({10000 * MIB}))", "int(p)")
+    # 15079 - 10000 = 5079 MiB are left
+    assert other.free_bytes() == 5079 * MIB
+    assert other.do(f"code(d.cuMemAlloc({5079 * MIB + 1}))") == OUT_OF_MEMORY
+    assert other.free_bytes() == 5079 * MIB
+    assert other.do(f"code(d.cuMemAlloc({5079 * MIB}))") == 0
+    assert one.free_bytes() == 0
+    assert one.do("code(d.cuMemAlloc(1))") == OUT_OF_MEMORY
+    assert one.do("code(d.cuMemFree(p))") == 0
+    assert other.free_bytes() == 10000 * MIB
+
+
+@pytest.mark.parametrize(
+    ("allocate", "free", "charged"),
+    [
+        ("ok(d.cuMemAlloc(1000))", "d.cuMemFree(p)", 1024),  # in granules of 512
+        ("ok(d.cuMemAlloc(4 << 30))", "d.cuMemFree(p)", 4096 * MIB),
+        # lines of 1000 bytes get a pitch of 1024
+        ("ok(d.cuMemAllocPitch(1000, 3, 4))[0]", "d.cuMemFree(p)", 3072),
+        ("ok(d.cuMemAllocManaged(1 << 30, 1))", "d.cuMemFree(p)", 1024 * MIB),
+        ("ok(d.cuMemAllocAsync(1 << 30, 0))", "d.cuMemFreeAsync(p, 0)", 1024 * MIB),
+        ("ok(d.cuMemAllocAsync(1 << 30, 0))", "d.cuMemFree(p)", 1024 * MIB),
+        (
+            "ok(d.cuMemAllocFromPoolAsync(1 << 20, ok(d.cuDeviceGetDefaultMemPool(0)), 0))",
+            "d.cuMemFreeAsync(p, 0)",
+            MIB,
+        ),
+        ("ok(d.cuMemHostAlloc(1 << 20, 0))", "d.cuMemFreeHost(p)", 0),
+    ],
+)
+def test_every_allocation_is_charged_once_and_freed_once(
+    client: Client, allocate: str, free: str, charged: int
+) -> None:
+    """The card's free memory falls by what was charged; a second free is an error, not a gift."""
+    client.do(f"p = {allocate}", "0")
+    assert client.free_bytes() == T4_BYTES - charged
+    assert client.do(f"code({free})") == 0
+    assert client.free_bytes() == T4_BYTES
+    assert client.do(f"code({free})") == INVALID_VALUE
+    assert client.free_bytes() == T4_BYTES
+
+
+def test_pools_count_what_was_taken_from_them(client: Client) -> None:
+    """The default pool says how much of it is in use, and its high-water mark stays."""
+    attribute = "d.CUmemPool_attribute.CU_MEMPOOL_ATTR_USED_MEM_"
+    client.do(
+        "pool = ok(d.cuDeviceGetDefaultMemPool(0))", "p = ok(d.cuMemAllocAsync(1 << 20, 0))", "0"
+    )
+    assert client.do(f"ok(d.cuMemPoolGetAttribute(pool, {attribute}CURRENT))") == MIB
+    client.do("ok(d.cuMemFreeAsync(p, 0))", "0")
+    assert client.do(f"ok(d.cuMemPoolGetAttribute(pool, {attribute}CURRENT))") == 0
+    assert client.do(f"ok(d.cuMemPoolGetAttribute(pool, {attribute}HIGH))") == MIB
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "d.cuMemFree(0x1234)",
+        "d.cuMemFree(int(p) + 256)",  # not the beginning
+        "d.cuMemAlloc(0)",
+        "d.cuMemcpyDtoH(bytearray(4097), p, 4097)",  # beyond the end
+        "d.cuMemcpyHtoD(int(p) + 4000, bytes(97), 97)",
+        "d.cuMemsetD8(p, 1, 4097)",
+        "d.cuMemsetD32(int(p) + 1, 1, 1)",  # not aligned
+        "d.cuMemFreeHost(p)",
+    ],
+)
+def test_wrong_addresses_are_refused(client: Client, call: str) -> None:
+    """Memory that is not what the call needs is an invalid value and no crash."""
+    client.do("p = ok(d.cuMemAlloc(4096))", "0")
+    assert client.do(f"code({call})") == INVALID_VALUE
+
+
+def test_a_context_takes_its_memory_with_it(client: Client) -> None:
+    """Destroying a context, and resetting a primary one, frees what was allocated in it only."""
+    client.do("first = ok(d.cuMemAlloc(1 << 30))", "own = ok(d.cuCtxCreate(0, 0))", "0")
+    client.do("second = ok(d.cuMemAlloc(2 << 30))", "0")
+    assert client.free_bytes() == T4_BYTES - 3072 * MIB
+    assert client.do("code(d.cuCtxDestroy(own))") == 0
+    assert client.do("code(d.cuCtxDestroy(own))") == 201  # CUDA_ERROR_INVALID_CONTEXT
+    assert client.free_bytes() == T4_BYTES - 1024 * MIB
+    assert client.do("code(d.cuDevicePrimaryCtxReset(0))") == 0
+    assert client.do("code(d.cuMemGetInfo())") == 709  # CUDA_ERROR_CONTEXT_IS_DESTROYED
+    client.enter()
+    assert client.free_bytes() == T4_BYTES
+
+
+def test_a_killed_program_is_forgotten_at_once(
+    make_client: MakeClient, node: SimulatedNode
+) -> None:
+    """Within a second of SIGKILL its memory is free again and NVML does not list it."""
+    client = make_client().enter()
+    client.do("p = ok(d.cuMemAlloc(8 << 30))", "0")
+    with Driver.open(node.library_dir) as driver:
+        assert [(p.pid, p.used_mib) for p in driver.processes()] == [(client.pid, 8192)]
+        client.process.kill()
+        until(lambda: driver.processes() == (), within_s=1.0)
+        assert driver.readings()[0].used_mib == 0
+
+
+def test_many_kills_leave_no_remainder(make_client: MakeClient, node: SimulatedNode) -> None:
+    """After several programs died while allocating, a newcomer can have the whole card."""
+    for _ in range(5):
+        clients = [make_client().enter() for _ in range(2)]
+        for client in clients:
+            assert client.process.stdin is not None
+            client.process.stdin.write(
+                '["while True: d.cuMemFree(d.cuMemAlloc(1 << 30)[1])", "0"]\n'
+            )
+            client.process.stdin.flush()
+        with Driver.open(node.library_dir) as driver:
+            until(lambda driver=driver: driver.readings()[0].used_mib > 0)
+        for client in clients:
+            client.kill()
+    last = make_client().enter()
+    until(lambda: last.free_bytes() == T4_BYTES, within_s=1.0)
+    assert last.do(f"code(d.cuMemAlloc({T4_BYTES}))") == 0
+
+
+def test_a_child_of_fork_starts_from_nothing(client: Client) -> None:
+    """A forked child is not initialised, can attach itself, and its end leaves the parent's memory."""
+    client.do("p = ok(d.cuMemAlloc(1 << 30))", "import os", "0")
+    status = client.do(
+        "def child():\n"
+        "    before = code(d.cuMemAlloc(1))\n"
+        "    ok(d.cuInit(0)); c = ok(d.cuDevicePrimaryCtxRetain(0)); ok(d.cuCtxSetCurrent(c))\n"
+        "    own = ok(d.cuMemAlloc(2 << 30))\n"
+        "    used = ok(d.cuMemGetInfo())[1] - ok(d.cuMemGetInfo())[0]\n"
+        "    os._exit(before if used == 3 << 30 else 99)",
+        "pid = os.fork() or child()",
+        "os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])",
+    )
+    assert status == 3  # CUDA_ERROR_NOT_INITIALIZED
+    until(lambda: client.free_bytes() == T4_BYTES - 1024 * MIB, within_s=1.0)
+
+
+def test_without_its_card_server_a_program_gets_errors(
+    make_client: MakeClient, node: SimulatedNode
+) -> None:
+    """Once the server has gone nothing is granted any more, and a restarted one knows nobody."""
+    client = make_client().enter()
+    client.do("p = ok(d.cuMemAlloc(1 << 30))", "0")
+    node.stop()
+    not_ready = 802  # CUDA_ERROR_SYSTEM_NOT_READY
+    until(lambda: client.do("code(d.cuMemAlloc(1 << 20))") == not_ready, within_s=1.0)
+    assert make_client().do("code(d.cuInit(0))") == not_ready
+    node.start()
+    assert client.do("code(d.cuMemAlloc(1 << 20))") == not_ready
+    assert make_client().enter().free_bytes() == T4_BYTES

@@ -1,5 +1,7 @@
 """Device memory of a simulated card: counted over processes, refused when full, given back."""
 
+import json
+
 import pytest
 from gpu_kit import MIB, Client, MakeClient, until
 
@@ -8,6 +10,7 @@ from fenka.hardware.simulated import SimulatedNode
 
 T4_BYTES = 15079 * MIB
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
+CHURN = "while True: d.cuMemFree(d.cuMemAlloc(1 << 30)[1])"
 
 
 def test_two_programs_share_one_card(make_client: MakeClient) -> None:
@@ -119,12 +122,10 @@ def test_many_kills_leave_no_remainder(make_client: MakeClient, node: SimulatedN
         clients = [make_client().enter() for _ in range(2)]
         for client in clients:
             assert client.process.stdin is not None
-            client.process.stdin.write(
-                '["while True: d.cuMemFree(d.cuMemAlloc(1 << 30)[1])", "0"]\n'
-            )
+            client.process.stdin.write(json.dumps([CHURN, "0"]) + "\n")
             client.process.stdin.flush()
         with Driver.open(node.library_dir) as driver:
-            until(lambda driver=driver: driver.readings()[0].used_mib > 0)
+            until(lambda: driver.readings()[0].used_mib > 0)
         for client in clients:
             client.kill()
     last = make_client().enter()

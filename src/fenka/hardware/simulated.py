@@ -152,14 +152,19 @@ class SimulatedNode:
             raise NodeError(f"cannot start the card server: {why.strerror}") from None
         pipe = self._server.stdout
         assert pipe is not None
+        said = b""
         with contextlib.closing(pipe), selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
-            said = os.read(pipe.fileno(), 4096) if selector.select(_DEADLINE_S) else b""
+            while not said.endswith(b"\n") and selector.select(_DEADLINE_S):
+                if not (more := os.read(pipe.fileno(), 4096)):
+                    break
+                said += more
         if said == b"ready\n":
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._server.wait(1.0)
-        return said.decode(errors="replace").strip() or "the card server ended without a word"
+        sentence = said.decode(errors="replace").strip().removeprefix("fenka-cardserver: ")
+        return sentence or "the card server ended without a word"
 
     def _connect(self) -> socket.socket | None:
         """A greeted connection, or None when no server answers within 10 s."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from core_kit import GIB, P4_MIB, T4_MIB, card, exact, node, units, whole
 
-from fenka.core.cards import Node
+from fenka.core.cards import Card, Node
 from fenka.core.evaluate import Empty, never_fits, place
 from fenka.core.reasons import Reason, Rejected, Rejection, Why
 from fenka.core.requests import Memory, Request
@@ -154,10 +154,10 @@ def test_the_hint_is_right(request_: Request, smaller: Request) -> None:
     assert never_fits(smaller, nodes) is None
 
 
-@pytest.mark.parametrize("state", [{"healthy": False}, {"cordoned": True}])
-def test_health_and_cordons_pass(state: dict[str, bool]) -> None:
+@pytest.mark.parametrize("out", [card(healthy=False), card(cordoned=True)])
+def test_health_and_cordons_pass(out: Card) -> None:
     """Who is kept out by them alone may wait; who would not fit in any case may not."""
-    nodes = [Node("a", (replace(card(), **state),))]
+    nodes = [Node("a", (out,))]
     assert never_fits(units(14), nodes) is None
     verdict = never_fits(units(15), nodes)
     assert verdict is not None

@@ -1,0 +1,251 @@
+"""What place and the queue promise, whatever the cards, the requests and their order."""
+
+from dataclasses import replace
+from itertools import combinations
+
+from core_kit import SIZES, card, clusters, requests
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fenka.core.cards import Node
+from fenka.core.evaluate import Empty, Fit, evaluate, never_fits, place, usable
+from fenka.core.ledger import Ledger, Tally
+from fenka.core.queue import Step, WaitingQueue
+from fenka.core.reasons import Why
+from fenka.core.requests import Placement, Request
+
+POLICIES = st.sampled_from(["binpack", "spread"])
+MANY = st.lists(requests(), max_size=12)
+
+
+def filled(nodes: tuple[Node, ...], asked: list[Request], policy: str) -> Ledger:
+    """A ledger in which of these requests all are held that fit, in order."""
+    ledger = Ledger(nodes)
+    for number, request in enumerate(asked):
+        verdict = place(ledger, request, policy, nodes)
+        if isinstance(verdict, Placement):
+            ledger.assume(str(number), verdict, 1)
+    return ledger
+
+
+def serve(
+    queued: list[Request], ledger: Ledger, policy: str, nodes: tuple[Node, ...]
+) -> tuple[WaitingQueue, Step]:
+    """Requests that joined in order of their number, served once."""
+    queue = WaitingQueue()
+    for number, request in enumerate(queued):
+        queue.add(str(number), request, number)
+    return queue, queue.serve(ledger, policy, nodes)
+
+
+@settings(deadline=None)
+@given(nodes=clusters(), asked=MANY, request=requests(), policy=POLICIES)
+def test_a_placement_is_what_was_asked_for(
+    nodes: tuple[Node, ...], asked: list[Request], request: Request, policy: str
+) -> None:
+    """As many different cards of one node as asked for, of a right model, that admit somebody."""
+    verdict = place(filled(nodes, asked, policy), request, policy, nodes)
+    if not isinstance(verdict, Placement):
+        return
+    (its_node,) = (each for each in nodes if each.name == verdict.node)
+    assert [each.card for each in verdict.slices] == sorted({each.card for each in verdict.slices})
+    assert len(verdict.slices) == request.cards
+    for each in verdict.slices:
+        on = its_node.cards[each.card]
+        assert on.uuid == each.uuid
+        assert on.healthy
+        assert not on.cordoned
+        assert not request.models or on.model in request.models
+        if request.whole:
+            assert (each.memory_mib, each.compute) == (on.memory_mib, 100)
+        else:
+            wanted = request.memory.on(on.memory_mib) if request.memory else 0
+            assert (each.memory_mib, each.compute) == (wanted, request.compute)
+
+
+@settings(deadline=None)
+@given(nodes=clusters(), asked=MANY, request=requests(), policy=POLICIES, data=st.data())
+def test_reasons_cover_every_card_once(
+    nodes: tuple[Node, ...],
+    asked: list[Request],
+    request: Request,
+    policy: str,
+    data: st.DataObject,
+) -> None:
+    """So that a sentence's counts add up to the number of cards."""
+    uuids = sorted(one.uuid for each in nodes for one in each.cards)
+    reserved = data.draw(st.sets(st.sampled_from(uuids)))
+    ledger = filled(nodes, asked, policy)
+    for each, verdict in zip(
+        nodes, evaluate(ledger, request, policy, nodes, reserved), strict=True
+    ):
+        assert verdict.node == each.name
+        if isinstance(verdict, Fit):
+            assert not reserved & {it.uuid for it in verdict.cards}
+            continue
+        assert [reason.card for reason in verdict.reasons] == [one.index for one in each.cards]
+        measured = {Why.MEMORY, Why.COMPUTE, Why.CPU, Why.HOST_MEMORY, Why.TOO_FEW}
+        for reason in verdict.reasons:
+            assert (reason.needed > reason.available >= 0) == (reason.why in measured)
+
+
+@settings(deadline=None)
+@given(nodes=clusters(), asked=MANY, request=requests(), policy=POLICIES, data=st.data())
+def test_another_card_never_hurts(
+    nodes: tuple[Node, ...],
+    asked: list[Request],
+    request: Request,
+    policy: str,
+    data: st.DataObject,
+) -> None:
+    """What could be placed can be placed when a node gets one more card, whatever it is."""
+    ledger = filled(nodes, asked, policy)
+    before = place(ledger, request, policy, nodes)
+    which = data.draw(st.integers(0, len(nodes) - 1))
+    grown, model = nodes[which], data.draw(st.sampled_from(sorted(SIZES)))
+    more = card(len(grown.cards), SIZES[model], node=grown.name, model=model)
+    larger = list(nodes)
+    larger[which] = replace(grown, cards=(*grown.cards, more))
+    if isinstance(before, Placement):
+        assert isinstance(place(ledger, request, policy, larger), Placement)
+
+
+@settings(deadline=None)
+@given(nodes=clusters(), asked=MANY, request=requests(), policy=POLICIES)
+def test_what_never_fits_does_not_fit(
+    nodes: tuple[Node, ...], asked: list[Request], request: Request, policy: str
+) -> None:
+    """Neither on cards in use nor on empty ones; and what fits now is never said not to."""
+    if never_fits(request, nodes):
+        assert not isinstance(place(Empty(), request, policy, nodes), Placement)
+        assert not isinstance(
+            place(filled(nodes, asked, policy), request, policy, nodes), Placement
+        )
+        assert usable(request, nodes) == set()
+
+
+@settings(deadline=None)
+@given(nodes=clusters(), request=requests())
+def test_usable_cards_are_those_of_some_placement(
+    nodes: tuple[Node, ...], request: Request
+) -> None:
+    """By trying every set of cards; hosts aside, on which a waiter counts for the whole node."""
+    asked = replace(request, cpu_milli=0, host_memory_mib=0)
+    found = {
+        one.uuid
+        for each in nodes
+        for cards in combinations(each.cards, asked.cards)
+        if isinstance(place(Empty(), asked, "binpack", [replace(each, cards=cards)]), Placement)
+        for one in cards
+    }
+    assert usable(asked, nodes) == found
+
+
+@settings(deadline=None)
+@given(nodes=clusters(), asked=MANY, queued=MANY, policy=POLICIES)
+def test_serving_keeps_the_order(
+    nodes: tuple[Node, ...], asked: list[Request], queued: list[Request], policy: str
+) -> None:
+    """Everybody is told once, in order; the ledger takes what is placed; nothing else has changed."""
+    ledger = filled(nodes, asked, policy)
+    before = ledger.entries
+    queue, step = serve(queued, ledger, policy, nodes)
+    placed = [int(name) for name, _ in step.placed]
+    waiting = [int(name) for name, _ in step.waiting]
+    assert placed == sorted(placed)
+    assert waiting == sorted(waiting)
+    assert sorted(placed + waiting) == list(range(len(queued)))
+    assert ledger.entries == before
+    assert [queue.position(str(number)) for number in range(len(queued))] == list(
+        range(1, len(queued) + 1)
+    )
+    assert queue.serve(ledger, policy, nodes) == step
+    for name, placement in step.placed:
+        ledger.assume(f"served-{name}", placement, 1)
+
+
+@settings(deadline=None)
+@given(nodes=clusters(), asked=MANY, queued=MANY, policy=POLICIES)
+def test_nobody_overtakes(
+    nodes: tuple[Node, ...], asked: list[Request], queued: list[Request], policy: str
+) -> None:
+    """No later request is placed on a card that an earlier one waits for."""
+    _, step = serve(queued, filled(nodes, asked, policy), policy, nodes)
+    for earlier, _ in step.waiting:
+        kept = usable(queued[int(earlier)], nodes)
+        for later, placement in step.placed:
+            if int(later) > int(earlier):
+                assert not kept & {each.uuid for each in placement.slices}
+
+
+@settings(deadline=None)
+@given(nodes=clusters(), asked=MANY, queued=MANY, policy=POLICIES)
+def test_the_first_is_placed_as_if_alone(
+    nodes: tuple[Node, ...], asked: list[Request], queued: list[Request], policy: str
+) -> None:
+    """Those behind make no difference to it."""
+    ledger = filled(nodes, asked, policy)
+    _, step = serve(queued, ledger, policy, nodes)
+    if queued:
+        alone = place(ledger, queued[0], policy, nodes)
+        assert (dict(step.placed) | dict(step.rejected))["0"] == alone
+
+
+@settings(deadline=None)
+@given(nodes=clusters(), asked=MANY, queued=MANY, request=requests(), policy=POLICIES)
+def test_asking_is_joining_last(
+    nodes: tuple[Node, ...],
+    asked: list[Request],
+    queued: list[Request],
+    request: Request,
+    policy: str,
+) -> None:
+    """What the queue answers to a question is what it would give to who joins behind all others."""
+    ledger = filled(nodes, asked, policy)
+    queue, _ = serve(queued, ledger, policy, nodes)
+    answer = queue.ask(request, ledger, policy, nodes)
+    assert len(queue) == len(queued)
+    queue.add("last", request, len(queued))
+    step = queue.serve(ledger, policy, nodes)
+    assert (dict(step.placed) | dict(step.rejected))["last"] == answer
+
+
+@settings(deadline=None, max_examples=50)
+@given(nodes=clusters(), request=requests(), stream=st.lists(requests(), min_size=8, max_size=8))
+def test_nobody_waits_for_ever(
+    nodes: tuple[Node, ...], request: Request, stream: list[Request]
+) -> None:
+    """However many come behind, who could ever be placed is, once those before have ended."""
+    if isinstance(place(Empty(), request, "binpack", nodes), Placement):
+        ledger, queue = filled(nodes, stream, "binpack"), WaitingQueue()
+        queue.add("patient", request, 0)
+        old = list(ledger.entries)
+        served: set[str] = set()
+        for turn, name in enumerate([*old, None]):
+            for number, each in enumerate(stream):
+                queue.add(f"{turn}-{number}", each, turn + 1)
+            step = queue.serve(ledger, "binpack", nodes)
+            for placed, placement in step.placed:
+                ledger.assume(placed, placement, 1)
+                queue.remove(placed)
+                served.add(placed)
+            if name:
+                ledger.release(name)
+        assert "patient" in served
+
+
+@settings(deadline=None)
+@given(nodes=clusters(), asked=MANY, policy=POLICIES)
+def test_counting_out_undoes_counting_in(
+    nodes: tuple[Node, ...], asked: list[Request], policy: str
+) -> None:
+    """In any order: totals end as nothing."""
+    placements = [each.placement for each in filled(nodes, asked, policy).entries.values()]
+    tally = Tally()
+    for each in placements:
+        tally.add(each)
+    for each in placements:
+        tally.remove(each)
+    for it in nodes:
+        assert tally.host_used(it.name) == (0, 0)
+        assert all(tally.used(it.name, one.index) == Empty().used("", 0) for one in it.cards)

@@ -1,0 +1,166 @@
+"""A ledger that is handed records of unknown worth stays right, whatever they say."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from core_kit import SIZES, T4_MIB, card, exact, node, piece, placement, recomputed, requests, whole
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fenka.core.cards import Node
+from fenka.core.evaluate import NOTHING, place
+from fenka.core.ledger import Conflict, Ledger, State
+from fenka.core.requests import Placement, Request
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        # 15079 - (-1) would be 15080 MiB for others
+        placement(piece(0, -1)),
+        # and 101 percent
+        placement(piece(0, 1, -1)),
+        replace(placement(piece(0, 1)), cpu_milli=-1),
+        replace(placement(piece(0, 1)), host_memory_mib=-1),
+    ],
+)
+def test_nobody_holds_less_than_nothing(record: Placement) -> None:
+    """Others would be given what the card does not have."""
+    ledger = Ledger([node(T4_MIB)])
+    with pytest.raises(Conflict) as caught:
+        ledger.adopt("x", record)
+    assert str(caught.value) == "nobody can hold less than nothing"
+    assert ledger.entries == {}
+    assert ledger.used("a", 0) == NOTHING
+
+
+@pytest.mark.parametrize("request_", [exact(100, cards=2), whole(2), Request(compute=3)])
+def test_release_undoes_place(request_: Request) -> None:
+    """Totals are as before, and the same request is placed the same again."""
+    two = node(T4_MIB, T4_MIB)
+    ledger = Ledger([two])
+    first = place(ledger, request_, "binpack", [two])
+    assert isinstance(first, Placement)
+    ledger.assume("x", first, 1)
+    assert ledger.used("a", 0) != NOTHING
+    ledger.release("x")
+    assert (ledger.used("a", 0), ledger.used("a", 1)) == (NOTHING, NOTHING)
+    assert place(ledger, request_, "binpack", [two]) == first
+
+
+def fleet_node(name: str, models: list[str], cpu: int | None, memory: int | None) -> Node:
+    """A node with cards of these models."""
+    cards = (card(index, SIZES[it], node=name, model=it) for index, it in enumerate(models))
+    return Node(name, tuple(cards), cpu, memory)
+
+
+NODES = (fleet_node("n0", sorted(SIZES), 8000, 20000), fleet_node("n1", ["Tesla T4"], None, None))
+IDS = st.sampled_from([f"id{number}" for number in range(6)])
+
+
+@st.composite
+def any_placements(draw: st.DrawFn) -> Placement:
+    """Also such as no policy would make: wrong nodes, cards, sizes."""
+    name = draw(st.sampled_from(["n0", "n0", "n1", "n2"]))
+    pieces = []
+    for _ in range(draw(st.integers(0, 3))):
+        mib = draw(st.integers(-9, 9) | st.integers(1, 17000))
+        index, compute = draw(st.integers(0, 3)), draw(st.integers(-1, 101))
+        pieces.append(piece(index, mib, compute, name=name))
+    return Placement(
+        name,
+        tuple(pieces),
+        draw(st.integers(-1, 5000)),
+        draw(st.integers(-1, 12000)),
+        draw(st.booleans()),
+    )
+
+
+class Bookkeeping(RuleBasedStateMachine):
+    """Whatever is asked of a ledger, it stays right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger(NODES)
+        self.now = 0.0
+
+    def shown(self) -> object:
+        """All that the ledger shows."""
+        cards = [self.ledger.used(it.name, one.index) for it in NODES for one in it.cards]
+        return self.ledger.entries, cards, [self.ledger.host_used(it.name) for it in NODES]
+
+    def attempt(self, change: Callable[[], object]) -> None:
+        """A change, of which a refusal leaves no trace but its sentence."""
+        before = self.shown()
+        refusal = None
+        try:
+            change()
+        except Conflict as why:
+            refusal = str(why)
+        assert refusal is None or (refusal and self.shown() == before)
+
+    @rule(name=IDS, request_=requests(), policy=st.sampled_from(["binpack", "spread"]))
+    def assume_what_is_placed(self, name: str, request_: Request, policy: str) -> None:
+        """What place finds, the ledger takes."""
+        verdict = place(self.ledger, request_, policy, NODES)
+        if isinstance(verdict, Placement) and self.ledger.state(name) is State.ABSENT:
+            self.ledger.assume(name, verdict, self.now + 5)
+
+    @rule(name=IDS, record=any_placements(), expires=st.none() | st.integers(0, 50))
+    def adopt_anything(self, name: str, record: Placement, expires: int | None) -> None:
+        """A record of unknown worth."""
+        self.attempt(lambda: self.ledger.adopt(name, record, expires))
+
+    @rule(name=IDS)
+    def confirm(self, name: str) -> None:
+        """Of any id."""
+        self.attempt(lambda: self.ledger.confirm(name))
+
+    @rule(name=IDS)
+    def release(self, name: str) -> None:
+        """Of any id."""
+        self.attempt(lambda: self.ledger.release(name))
+
+    @precondition(lambda self: self.ledger.entries)
+    @rule(seconds=st.floats(0, 10))
+    def pass_time(self, seconds: float) -> None:
+        """Assumptions expire at their time, and only they."""
+        self.now += seconds
+        before = self.ledger.entries
+        due = {
+            name
+            for name, entry in before.items()
+            if entry.expires_at is not None and entry.expires_at <= self.now
+        }
+        assert set(self.ledger.expire(self.now)) == due
+        assert set(self.ledger.entries) == set(before) - due
+
+    @invariant()
+    def totals_are_the_sum_of_entries(self) -> None:
+        """As recomputed from nothing."""
+        expected = recomputed(self.ledger.entries.values())
+        for it in NODES:
+            for one in it.cards:
+                where = it.name, one.index
+                assert self.ledger.used(*where) == expected.get(where, NOTHING)
+                assert self.ledger.tally().used(*where) == expected.get(where, NOTHING)
+
+    @invariant()
+    def nothing_is_overcommitted(self) -> None:
+        """Neither memory nor compute nor a whole card, nor the host."""
+        for it in NODES:
+            for one in it.cards:
+                used = self.ledger.used(it.name, one.index)
+                assert 0 <= used.memory_mib <= one.memory_mib
+                assert 0 <= used.compute <= one.compute
+                assert used.whole == 0 or (used.whole, used.holders) == (1, 1)
+            cpu, memory = self.ledger.host_used(it.name)
+            assert min(cpu, memory) >= 0
+            assert it.cpu_milli is None or cpu <= it.cpu_milli
+            assert it.memory_mib is None or memory <= it.memory_mib
+
+
+TestBookkeeping = Bookkeeping.TestCase
+TestBookkeeping.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

@@ -153,16 +153,6 @@ def test_policies_choose_cards(policy: str, request_: Request, expected: int) ->
     assert [each.card for each in verdict.slices] == [expected]
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_equal_cards_go_by_index_and_equal_nodes_by_name(policy: str) -> None:
-    """No chance in it: whatever the order in which nodes are given, the same card is chosen."""
-    one, two = node(SIXTEEN, SIXTEEN, name="a"), node(SIXTEEN, SIXTEEN, name="b")
-    for nodes in ([one, two], [two, one]):
-        verdict = place(Empty(), units(4), policy, nodes)
-        assert isinstance(verdict, Placement)
-        assert (verdict.node, verdict.slices[0].card) == ("a", 0)
-
-
 @pytest.mark.parametrize(
     ("policy", "sizes", "held", "expected"),
     [
@@ -217,12 +207,6 @@ def test_cards_that_admit_nobody_do_not_make_a_node_empty() -> None:
     } == {"binpack": "a", "spread": "b"}
 
 
-def test_an_unknown_policy_is_an_error() -> None:
-    """And not some other policy."""
-    with pytest.raises(KeyError, match="random"):
-        evaluate(Empty(), units(4), "random", [node(SIXTEEN)])
-
-
 def test_slices_are_on_different_cards_in_the_order_of_index() -> None:
     """Three slices, three cards, the tightest ones; never two on one card, however empty it is."""
     # free 16, 12, 8, 12: the three tightest that are at least 4 are 2, 1 and 3
@@ -237,14 +221,6 @@ def test_slices_are_on_different_cards_in_the_order_of_index() -> None:
     assert {(each.why, each.needed, each.available) for each in refused.reasons} == {
         (Why.TOO_FEW, 2, 1)
     }
-
-
-def test_each_slice_is_in_its_own_cards_units() -> None:
-    """4 units on a P4 and on a T4 are not the same MiB."""
-    # 7611 * 4 // 7 = 4349, 15079 * 4 // 14 = 4308
-    verdict = place(Empty(), units(4, cards=2, compute=10), "binpack", [node(7611, T4_MIB)])
-    assert isinstance(verdict, Placement)
-    assert verdict.slices == (piece(0, 4349, 10), piece(1, 4308, 10))
 
 
 def test_whole_cards_are_all_of_untouched_cards() -> None:
@@ -297,13 +273,6 @@ def test_hosts_are_judged_too(
         assert verdict.reasons == tuple(Reason(why, index, needed, available) for index in (0, 1))
 
 
-def test_a_request_that_needs_no_cpu_fits_on_an_overcommitted_host() -> None:
-    """Somebody else's overcommitment is no reason to refuse what adds nothing to it."""
-    host = node(T4_MIB, cpu=1000, memory=1000)
-    view = holding(Placement("a", (), 5000, 5000))
-    assert isinstance(place(view, units(4), "binpack", [host]), Placement)
-
-
 def test_verdicts_come_in_the_order_of_the_nodes() -> None:
     """One for each, with all the cards that fit, best first."""
     nodes = [node(EIGHT, SIXTEEN, name="b"), node(4 * GIB, name="a"), Node("c", ())]
@@ -327,70 +296,12 @@ def test_the_best_score_is_the_smallest() -> None:
     assert [fit.node for fit in sorted(fits, key=lambda fit: fit.score)] == ["c", "b", "a"]
 
 
-def test_reserved_cards_are_kept() -> None:
-    """A card that others wait for is refused, and that is the reason only if nothing else is."""
-    cards = node(SIXTEEN, SIXTEEN, SIXTEEN)
-    view = holding(placement(piece(1, SIXTEEN)))
-    reserved = {"GPU-a-0", "GPU-a-1"}
-    verdict = place(view, units(4), "binpack", [cards], reserved)
-    assert isinstance(verdict, Placement)
-    assert verdict.slices[0].card == 2
-    refused = place(view, units(4, cards=2), "binpack", [cards], reserved)
-    assert isinstance(refused, Rejected)
-    assert [reason.why for reason in refused.reasons] == [Why.RESERVED, Why.MEMORY, Why.TOO_FEW]
-
-
 def test_amounts_of_a_candidate() -> None:
     """What is free of a card, first in what the request asks for."""
     used = Used(T4_MIB - 100, 60, 2)
     assert Candidate(card(), used, 4308).free == (100, 40)
     assert Candidate(card(), used, 0).free == (40, 100)
     assert Candidate(card(), Used(10**6, 10**6, 1), 0).free == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("request_", "hint"),
-    [
-        # 15079 // 1024 = 14
-        (units(15), "the largest card has 14 units, ask for no more"),
-        (exact(15080), "the largest card has 15079 MiB, ask for no more"),
-        (units(8, cards=2), "ask for fewer cards, no node has more than 1 that fit"),
-        (units(4, cards=3), "ask for fewer cards, no node has more than 2 that fit"),
-        (whole(3), "ask for fewer cards, no node has more than 2 that fit"),
-        (
-            Request(Memory(4, GIB), cpu_milli=4001),
-            "the largest node has 4 CPU cores, ask for no more",
-        ),
-        (
-            Request(Memory(4, GIB), host_memory_mib=8001),
-            "the largest node has 8000 MiB of host memory, ask for no more",
-        ),
-        (
-            Request(Memory(4, GIB), models=frozenset({"A100"})),
-            "the models here are Tesla P4, Tesla T4",
-        ),
-        # of the cards of that model, not of all: 7611 // 1024 = 7
-        (
-            Request(Memory(8, GIB), models=frozenset({"Tesla P4"})),
-            "the largest card has 7 units, ask for no more",
-        ),
-    ],
-)
-def test_what_never_fits_says_what_would(request_: Request, hint: str) -> None:
-    """The nearest miss decides: what would have to be asked for instead."""
-    cards = (card(0, 7611, model="Tesla P4"), card(1))
-    verdict = never_fits(request_, [Node("a", cards, 4000, 8000)])
-    assert verdict is not None
-    assert verdict.hint == hint
-    assert verdict.sentence().endswith(f"; {hint}")
-
-
-def test_compute_that_no_card_has() -> None:
-    """Cards may have less than 100."""
-    small = Card(0, "GPU-a-0", "T4", T4_MIB, compute=25)
-    verdict = never_fits(COMPUTE, [Node("a", (small,))])
-    assert verdict is not None
-    assert verdict.hint == "no card gives more than 25 percent of compute, ask for no more"
 
 
 @pytest.mark.parametrize(

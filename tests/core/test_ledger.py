@@ -4,22 +4,11 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from core_kit import GIB, T4_MIB, node, piece, placement, recomputed, requests
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    initialize,
-    invariant,
-    rule,
-)
+from core_kit import T4_MIB, node, piece, placement
 
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import NOTHING, Used, place
+from fenka.core.evaluate import NOTHING, Used
 from fenka.core.ledger import TRANSITIONS, Conflict, Entry, Event, Ledger, State, Tally
-from fenka.core.requests import Placement, Request
+from fenka.core.requests import Placement
 
 FOUR = placement(piece(0, 4308))
 HOST = Placement("a", (), 2000, 4000)
@@ -230,104 +219,3 @@ def test_nothing_is_known_of_unknown_cards_and_nodes() -> None:
     made = ledger(("x", FOUR))
     assert made.used("a", 7) == made.used("b", 0) == NOTHING
     assert made.host_used("b") == (0, 0)
-
-
-MIXED = (
-    Node(
-        "a",
-        (Card(0, "GPU-a-0", "Tesla T4", T4_MIB), Card(1, "GPU-a-1", "Tesla P4", 7611)),
-        cpu_milli=8000,
-        memory_mib=16000,
-    ),
-    Node("b", (Card(3, "GPU-b-3", "Tesla V100-SXM2-16GB", 16 * GIB, compute=80),)),
-)
-
-
-class Story(RuleBasedStateMachine):
-    """Requests placed, confirmed, released, expired, recovered from a record; in any order."""
-
-    held = Bundle("held")
-
-    @initialize()
-    def start(self) -> None:
-        """Nothing is held."""
-        self.ledger, self.now, self.number = Ledger(MIXED), 0.0, 0
-
-    @rule(target=held, request=requests(), policy=st.sampled_from(["binpack", "spread"]))
-    def assume(self, request: Request, policy: str) -> str:
-        """What `place` finds, the ledger takes."""
-        self.number += 1
-        verdict = place(self.ledger, request, policy, MIXED)
-        if isinstance(verdict, Placement):
-            self.ledger.assume(f"id{self.number}", verdict, self.now + 10)
-        return f"id{self.number}"
-
-    @rule(entry_id=held)
-    def confirm(self, entry_id: str) -> None:
-        """If it is assumed."""
-        if self.ledger.state(entry_id) is State.ASSUMED:
-            self.ledger.confirm(entry_id)
-
-    @rule(entry_id=consumes(held))
-    def release(self, entry_id: str) -> None:
-        """If it is held."""
-        if self.ledger.state(entry_id) is not State.ABSENT:
-            self.ledger.release(entry_id)
-
-    @rule(seconds=st.integers(1, 8))
-    def pass_time(self, seconds: int) -> None:
-        """Time goes on, and assumptions with it."""
-        self.now += seconds
-        self.ledger.expire(self.now)
-
-    @rule()
-    def recover(self) -> None:
-        """A new process adopts what the old one recorded."""
-        again = Ledger(MIXED)
-        for entry_id, entry in self.ledger.entries.items():
-            again.adopt(entry_id, entry.placement, entry.expires_at)
-        assert again.entries == self.ledger.entries
-        self.ledger = again
-
-    @invariant()
-    def totals_are_those_of_the_entries(self) -> None:
-        """Kept as entries come and go, they equal what the entries add up to."""
-        entries = self.ledger.entries.values()
-        expected = recomputed(entries)
-        for each in MIXED:
-            for card in each.cards:
-                found = self.ledger.used(each.name, card.index)
-                assert found == expected.get((each.name, card.index), NOTHING)
-            parts = [entry.placement for entry in entries if entry.placement.node == each.name]
-            assert self.ledger.host_used(each.name) == (
-                sum(part.cpu_milli for part in parts),
-                sum(part.host_memory_mib for part in parts),
-            )
-
-    @invariant()
-    def nothing_is_overcommitted(self) -> None:
-        """No card in memory or compute, no host, and nobody beside one who took a card whole."""
-        for each in MIXED:
-            for card in each.cards:
-                used = self.ledger.used(each.name, card.index)
-                assert used.memory_mib <= card.memory_mib
-                assert used.compute <= card.compute
-                assert used.whole <= 1
-                assert not used.whole or used.holders == 1
-        cpu, memory = self.ledger.host_used("a")
-        assert cpu <= 8000
-        assert memory <= 16000
-
-    @invariant()
-    def assumptions_are_in_the_future(self) -> None:
-        """And what is confirmed does not expire."""
-        for entry in self.ledger.entries.values():
-            if entry.state is State.ASSUMED:
-                assert entry.expires_at is not None
-                assert entry.expires_at > self.now
-            else:
-                assert (entry.state, entry.expires_at) == (State.CONFIRMED, None)
-
-
-TestStory = Story.TestCase
-TestStory.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.cards import Card, Node
-from fenka.core.evaluate import never_fits, place, usable
+from fenka.core.evaluate import never_fits, place
 from fenka.core.ledger import Ledger
 from fenka.core.queue import WaitingQueue
 from fenka.core.reasons import Rejected, Why
@@ -180,63 +180,6 @@ def test_what_a_newcomer_would_get(
     else:
         assert [each.card for each in verdict.slices] == expected
     assert (len(made), ledger.entries) == (len(waiters), {})
-
-
-@settings(deadline=None)
-@given(cluster=clusters(), waiters=st.lists(requests(), max_size=6), newcomer=requests())
-def test_asking_is_joining(
-    cluster: tuple[Node, ...], waiters: list[Request], newcomer: Request
-) -> None:
-    """`ask` says what `serve` then does for the last in the queue."""
-    made, ledger = queue(*waiters), Ledger(cluster)
-    answer = made.ask(newcomer, ledger, "binpack", cluster)
-    made.add("new", newcomer, 1e9)
-    step = made.serve(ledger, "binpack", cluster)
-    assert {**dict(step.placed), **dict(step.rejected)}["new"] == answer
-
-
-@settings(deadline=None)
-@given(
-    cluster=clusters(),
-    waiters=st.lists(requests(), max_size=6),
-    policy=st.sampled_from(["binpack", "spread"]),
-)
-def test_what_is_served_can_be_held(
-    cluster: tuple[Node, ...], waiters: list[Request], policy: str
-) -> None:
-    """All of a step's placements together; everyone is either placed or told why not."""
-    made, ledger = queue(*waiters), Ledger(cluster)
-    step = made.serve(ledger, policy, cluster)
-    for name, found in step.placed:
-        ledger.assume(name, found, 10)
-    names = [name for name, _ in step.placed] + [name for name, _ in step.rejected]
-    assert sorted(names) == sorted(f"w{number}" for number in range(len(waiters)))
-
-
-@settings(deadline=None)
-@given(
-    cluster=clusters(),
-    held=st.lists(requests(), max_size=4),
-    waiters=st.lists(requests(), min_size=2, max_size=6),
-)
-def test_nobody_passes_on_a_card_that_is_waited_for(
-    cluster: tuple[Node, ...], held: list[Request], waiters: list[Request]
-) -> None:
-    """No placement is on a card that an earlier waiter, who got nothing, could use."""
-    ledger = Ledger(cluster)
-    for number, request in enumerate(held):
-        found = place(ledger, request, "spread", cluster)
-        if isinstance(found, Placement):
-            ledger.adopt(f"held{number}", found)
-    step = queue(*waiters).serve(ledger, "binpack", cluster)
-    placed = dict(step.placed)
-    waited_for: set[str] = set()
-    for number, request in enumerate(waiters):
-        found_here = placed.get(f"w{number}")
-        if found_here is None:
-            waited_for |= usable(request, cluster)
-        else:
-            assert waited_for.isdisjoint(each.uuid for each in found_here.slices)
 
 
 @settings(deadline=None)

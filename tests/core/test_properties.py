@@ -1,0 +1,248 @@
+"""What holds for every cluster, request and policy."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+from core_kit import T4_MIB, card, clusters, requests, units
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fenka.core.cards import Card, Node
+from fenka.core.evaluate import POLICIES, Empty, Fit, View, evaluate, place, usable
+from fenka.core.ledger import Conflict, Ledger
+from fenka.core.reasons import Rejected, Why
+from fenka.core.requests import Placement, Request
+
+POLICY = st.sampled_from(sorted(POLICIES))
+HELD = st.lists(requests(), max_size=8)
+MACHINES = settings(deadline=None, max_examples=80)
+
+
+def filled(cluster: tuple[Node, ...], held: list[Request], policy: str = "spread") -> Ledger:
+    """A ledger in which those of the requests that found room hold it."""
+    ledger = Ledger(cluster)
+    for number, request in enumerate(held):
+        verdict = place(ledger, request, policy, cluster)
+        if isinstance(verdict, Placement):
+            ledger.adopt(str(number), verdict)
+    return ledger
+
+
+@MACHINES
+@given(cluster=clusters(), held=HELD, data=st.data())
+def test_a_new_ledger_takes_over(
+    cluster: tuple[Node, ...], held: list[Request], data: st.DataObject
+) -> None:
+    """Killed at any moment, in whatever order it reads the record: the same entries and the same room."""
+    ledger = filled(cluster, held)
+    for entry_id, entry in ledger.entries.items():
+        if data.draw(st.booleans()):
+            ledger.release(entry_id)
+            ledger.assume(entry_id, entry.placement, data.draw(st.floats(0, 9)))
+    again = Ledger(cluster)
+    for entry_id, entry in data.draw(st.permutations(list(ledger.entries.items()))):
+        again.adopt(entry_id, entry.placement, entry.expires_at)
+    assert again.entries == ledger.entries
+    assert room(again, cluster) == room(ledger, cluster)
+    assert sorted(again.expire(5)) == sorted(ledger.expire(5))
+
+
+def room(view: View, cluster: Collection[Node]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Free memory and compute of each card, reckoned here and not by `evaluate`."""
+    return {
+        (node.name, card.index): (
+            card.memory_mib - view.used(node.name, card.index).memory_mib,
+            card.compute - view.used(node.name, card.index).compute,
+        )
+        for node in cluster
+        for card in node.cards
+    }
+
+
+@MACHINES
+@given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY)
+def test_a_placement_keeps_every_promise(
+    cluster: tuple[Node, ...], held: list[Request], request: Request, policy: str
+) -> None:
+    """So many different cards of one node, each willing, of the right model and with room, and a host."""
+    ledger = filled(cluster, held)
+    verdict = place(ledger, request, policy, cluster)
+    assume(isinstance(verdict, Placement))
+    assert isinstance(verdict, Placement)
+    (host,) = [node for node in cluster if node.name == verdict.node]
+    by_index = {each.index: each for each in host.cards}
+    assert len({piece.card for piece in verdict.slices}) == request.cards == len(verdict.slices)
+    free = room(ledger, cluster)
+    for piece in verdict.slices:
+        each = by_index[piece.card]
+        memory, compute = free[host.name, piece.card]
+        assert each.uuid == piece.uuid
+        assert each.healthy
+        assert not each.cordoned
+        assert not request.models or each.model in request.models
+        assert 0 <= piece.memory_mib <= memory
+        assert 0 <= piece.compute <= compute
+        if request.whole:
+            assert (piece.memory_mib, piece.compute) == (each.memory_mib, each.compute)
+        else:
+            assert piece.compute == request.compute
+            expected = request.memory.on(each.memory_mib) if request.memory else 0
+            assert piece.memory_mib == expected
+    cpu, memory = ledger.host_used(host.name)
+    assert host.cpu_milli is None or cpu + request.cpu_milli <= max(host.cpu_milli, cpu)
+    assert host.memory_mib is None or memory + request.host_memory_mib <= max(
+        host.memory_mib, memory
+    )
+    assert (verdict.cpu_milli, verdict.host_memory_mib) == (
+        request.cpu_milli,
+        request.host_memory_mib,
+    )
+
+
+@MACHINES
+@given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY)
+def test_release_undoes_place(
+    cluster: tuple[Node, ...], held: list[Request], request: Request, policy: str
+) -> None:
+    """All is as before: what is free, and what the next decision is, for this request and others."""
+    ledger = filled(cluster, held)
+    before = room(ledger, cluster), place(ledger, request, policy, cluster)
+    verdict = before[1]
+    assume(isinstance(verdict, Placement))
+    assert isinstance(verdict, Placement)
+    ledger.assume("new", verdict, 1)
+    assert room(ledger, cluster) != before[0] or not (request.whole or request.memory)
+    ledger.release("new")
+    assert (room(ledger, cluster), place(ledger, request, policy, cluster)) == before
+
+
+@MACHINES
+@given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY)
+def test_a_sentence_counts_every_card(
+    cluster: tuple[Node, ...], held: list[Request], request: Request, policy: str
+) -> None:
+    """The counts in it add up to the number of cards."""
+    verdict = place(filled(cluster, held), request, policy, cluster)
+    if isinstance(verdict, Rejected):
+        total = sum(len(node.cards) for node in cluster)
+        counts = verdict.sentence().removeprefix(f"0/{total} GPUs fit: ").split(", ")
+        assert sum(int(part.split()[0]) for part in counts) == total
+
+
+@MACHINES
+@given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY)
+def test_a_rejection_is_true(
+    cluster: tuple[Node, ...], held: list[Request], request: Request, policy: str
+) -> None:
+    """Nothing was overlooked: no set of cards of a rejected node is taken by the ledger either."""
+    ledger = filled(cluster, held)
+    for node, verdict in zip(cluster, evaluate(ledger, request, policy, cluster), strict=True):
+        if isinstance(verdict, Fit):
+            continue
+        willing = [
+            each
+            for each in node.cards
+            if each.healthy
+            and not each.cordoned
+            and (not request.models or each.model in request.models)
+        ]
+        taken = [each for each in willing if self_contained(ledger, node, each, request)]
+        if len(taken) >= request.cards:
+            # Only the host can be the reason then.
+            whys = {reason.why for reason in verdict.reasons}
+            assert whys & {Why.CPU, Why.HOST_MEMORY}
+
+
+def self_contained(ledger: Ledger, node: Node, each: Card, request: Request) -> bool:
+    """Whether the ledger takes one slice of this request on this card, host aside."""
+    mib = request.memory.on(each.memory_mib) if request.memory else 0
+    one = Request(whole=True) if request.whole else replace(request, cards=1)
+    if mib is None:
+        return False
+    found = place(
+        Empty(),
+        replace(one, cpu_milli=0, host_memory_mib=0),
+        "binpack",
+        [Node(node.name, (replace(each, healthy=True, cordoned=False),))],
+    )
+    if not isinstance(found, Placement):
+        return False
+    try:
+        ledger.adopt("probe", found)
+    except Conflict:
+        return False
+    ledger.release("probe")
+    return True
+
+
+@MACHINES
+@given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY)
+def test_the_same_question_has_the_same_answer(
+    cluster: tuple[Node, ...], held: list[Request], request: Request, policy: str
+) -> None:
+    """Whatever the order in which the nodes are listed: fenka breaks ties itself."""
+    ledger = filled(cluster, held)
+    verdict = place(ledger, request, policy, cluster)
+    backwards = place(ledger, request, policy, cluster[::-1])
+    if isinstance(verdict, Placement):
+        assert backwards == verdict
+    else:
+        assert isinstance(backwards, Rejected)
+        assert backwards.sentence() == verdict.sentence()
+
+
+@MACHINES
+@given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY)
+def test_policies_choose_and_never_refuse(
+    cluster: tuple[Node, ...], held: list[Request], request: Request, policy: str
+) -> None:
+    """What one policy can place, every other can place too."""
+    ledger = filled(cluster, held)
+    fits = {name: isinstance(place(ledger, request, name, cluster), Placement) for name in POLICIES}
+    assert len(set(fits.values())) == 1
+
+
+@MACHINES
+@given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY)
+def test_placements_are_on_usable_cards(
+    cluster: tuple[Node, ...], held: list[Request], request: Request, policy: str
+) -> None:
+    """The cards a request waits for are at least all those it can ever be given."""
+    for view in (Empty(), filled(cluster, held)):
+        verdict = place(view, request, policy, cluster)
+        if isinstance(verdict, Placement):
+            assert {piece.uuid for piece in verdict.slices} <= usable(request, cluster)
+
+
+@MACHINES
+@given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY, data=st.data())
+def test_reservations_only_take_away(
+    cluster: tuple[Node, ...],
+    held: list[Request],
+    request: Request,
+    policy: str,
+    data: st.DataObject,
+) -> None:
+    """A reserved card is not given, and reserving none changes nothing."""
+    ledger = filled(cluster, held)
+    uuids = [each.uuid for node in cluster for each in node.cards]
+    reserved = data.draw(st.sets(st.sampled_from(uuids)))
+    verdict = place(ledger, request, policy, cluster, reserved)
+    if isinstance(verdict, Placement):
+        assert reserved.isdisjoint(piece.uuid for piece in verdict.slices)
+        assert isinstance(place(ledger, request, policy, cluster), Placement)
+
+
+@pytest.mark.parametrize("amount", [1, 2, 5, 7])
+def test_binpack_leaves_whole_cards_that_spread_does_not(amount: int) -> None:
+    """Two requests that fit on one card together: binpack leaves the other card untouched."""
+    nodes = (Node("a", (card(0), card(1))),)
+    left = {}
+    for policy in POLICIES:
+        ledger = filled(nodes, [units(amount), units(amount)], policy)
+        left[policy] = sum(ledger.used("a", index).holders == 0 for index in (0, 1))
+        # Both hold the same: 15079 * amount // 14, twice.
+        held = sum(ledger.used("a", index).memory_mib for index in (0, 1))
+        assert held == 2 * (T4_MIB * amount // 14)
+    assert left == {"binpack": 1, "spread": 0}

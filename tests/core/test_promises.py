@@ -12,7 +12,7 @@ from fenka.core.evaluate import Empty, Fit, evaluate, never_fits, place, usable
 from fenka.core.ledger import Ledger, Tally
 from fenka.core.queue import Step, WaitingQueue
 from fenka.core.reasons import Why
-from fenka.core.requests import Placement, Request
+from fenka.core.requests import Memory, Placement, Request
 
 POLICIES = st.sampled_from(["binpack", "spread"])
 MANY = st.lists(requests(), max_size=12)
@@ -249,3 +249,19 @@ def test_counting_out_undoes_counting_in(
     for it in nodes:
         assert tally.host_used(it.name) == (0, 0)
         assert all(tally.used(it.name, one.index) == Empty().used("", 0) for one in it.cards)
+
+
+def test_nobody_is_overtaken_on_a_host() -> None:
+    """Who waits for a node's CPU is not starved by those who take it with the node's other cards."""
+    # 4000 in all, 2000 held: 3000 are too many, 2000 more would fit, on the T4
+    cards = card(0, SIZES["Tesla T4"]), card(1, SIZES["Tesla P4"], model="Tesla P4")
+    nodes = (Node("a", cards, cpu_milli=4000),)
+    two_cores = Request(Memory(100), models=frozenset({"Tesla T4"}), cpu_milli=2000)
+    ledger = filled(nodes, [two_cores], "binpack")
+    three_cores = Request(Memory(100), models=frozenset({"Tesla P4"}), cpu_milli=3000)
+    _, step = serve([three_cores, two_cores], ledger, "binpack", nodes)
+    assert step.placed == ()
+    assert step.waiting == (
+        ("0", "0/2 GPUs fit: 1 another model, 1 too little CPU"),
+        ("1", "0/2 GPUs fit: 1 another model, 1 reserved for requests that waited longer"),
+    )

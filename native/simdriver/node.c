@@ -59,22 +59,36 @@ static void after_fork(void)
         node_on_fork();
 }
 
+/* The last mapping stays and serves again while the file is the same: other threads may still read it,
+ * and a program may attach and detach every second for weeks. */
 static struct fenka_node *map_state(int directory)
 {
+    static struct fenka_node *mapped;
+    static dev_t device;
+    static ino_t inode;
     int file = openat(directory, "state", O_RDWR | O_CLOEXEC);
     if (file < 0)
         return NULL;
     struct stat found;
     struct fenka_node *state = MAP_FAILED;
-    if (fstat(file, &found) == 0 && (uint64_t)found.st_size >= sizeof *state)
+    if (fstat(file, &found) == 0 && (uint64_t)found.st_size >= sizeof *state) {
+        if (mapped && found.st_dev == device && found.st_ino == inode) {
+            close(file);
+            return mapped;
+        }
         state = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    }
     close(file);
     if (state == MAP_FAILED)
         return NULL;
-    if (state->magic == FENKA_NODE_MAGIC && state->version == FENKA_NODE_VERSION)
-        return state;
-    munmap(state, sizeof *state);
-    return NULL;
+    if (state->magic != FENKA_NODE_MAGIC || state->version != FENKA_NODE_VERSION) {
+        munmap(state, sizeof *state);
+        return NULL;
+    }
+    mapped = state;
+    device = found.st_dev;
+    inode = found.st_ino;
+    return state;
 }
 
 /* Two components up from the path this library was loaded by. The link is not resolved: it points
@@ -162,7 +176,6 @@ int node_attach(char hello)
     if (why != 0) {
         if (fd >= 0)
             close(fd);
-        munmap(state, sizeof *state);
         return why == ENOENT ? ECONNREFUSED : why;
     }
     line = fd;
@@ -175,11 +188,7 @@ int node_attach(char hello)
     return 0;
 }
 
-void node_detach(void)
-{
-    /* The mapping stays: another thread may still be reading it. It is a few touched pages. */
-    cut();
-}
+void node_detach(void) { cut(); }
 
 bool node_alive(void)
 {

@@ -16,7 +16,7 @@
 
 /* NVML_ERROR_UNINITIALIZED before nvmlInit, NVML_ERROR_GPU_IS_LOST once the card server has gone. */
 nvmlReturn_t nvml_ready(void);
-/* A device handle is the address of its card in the node's state. */
+/* A handle stays good over a fork and over a shutdown, as those of the real NVML do. */
 nvmlReturn_t nvml_card(nvmlDevice_t device, uint32_t *card);
 nvmlReturn_t nvml_text(char *to, unsigned length, const char *text);
 #endif

@@ -121,3 +121,20 @@ def test_nvml_shows_every_card_whatever_cuda_may_see(
     show = "print(n.nvmlDeviceGetCount(), n.nvmlDeviceGetComputeRunningProcesses(h))"
     hide = "import os; os.environ['CUDA_VISIBLE_DEVICES'] = '0';"
     assert run(node, "python", "-c", hide + ask + show) == "2 []\n"
+
+
+_FORK = """
+import os, pynvml as n
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+child = os.fork()
+if child == 0: os._exit(0 if n.nvmlDeviceGetName(h) == "Tesla T4" else 1)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+n.nvmlShutdown(); n.nvmlInit()
+print(status, n.nvmlDeviceGetName(h))
+"""
+
+
+def test_handles_outlive_a_fork_and_a_shutdown(node: SimulatedNode) -> None:
+    """As with the real NVML, a handle that was had before serves in the child and after reopening."""
+    assert run(node, "python", "-c", _FORK) == "0 Tesla T4\n"

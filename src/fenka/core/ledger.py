@@ -224,4 +224,4 @@ class Ledger:
 
 
 def _over(used: int, more: int, total: int | None) -> bool:
-    return total is not None and more > 0 and used + more > total
+    return total is not None and used + more > total

@@ -83,6 +83,7 @@ class WaitingQueue:
         """Leaves in `view` what is held then, and in `reserved` the cards that are waited for."""
         placed: list[tuple[str, Placement]] = []
         rejected: list[tuple[str, Rejected]] = []
+        waited_for: set[Request] = set()
         for waiter in self._order:
             request = self._requests[waiter.id]
             verdict = place(view, request, policy, nodes, reserved)
@@ -91,5 +92,8 @@ class WaitingQueue:
                 placed.append((waiter.id, verdict))
             else:
                 rejected.append((waiter.id, verdict))
-                reserved |= usable(request, nodes)
+                # Many who wait want the same, and then wait for the same cards.
+                if request not in waited_for:
+                    waited_for.add(request)
+                    reserved |= usable(request, nodes)
         return Step(tuple(placed), tuple(rejected))

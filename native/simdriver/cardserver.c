@@ -44,6 +44,26 @@ __attribute__((noreturn, format(printf, 1, 2))) static void fail(const char *sen
     exit(1);
 }
 
+static bool someone_answers(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = SOCKET_NAME};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool answered = fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0;
+    close(fd);
+    return answered;
+}
+
+/* A server that was killed may hold the lock for a moment longer than its socket. */
+static bool lock_unless_served(int file)
+{
+    for (int patience_ms = 1000; flock(file, LOCK_EX | LOCK_NB) != 0; patience_ms -= 10) {
+        if (patience_ms == 0 || someone_answers())
+            return false;
+        usleep(10000);
+    }
+    return true;
+}
+
 /* The lock is on the state file itself: whoever replaces the file must hold it, too. */
 static int lock_state(void)
 {
@@ -53,7 +73,7 @@ static int lock_state(void)
         if (file < 0)
             fail("%s is not a simulated node: cannot open its file `state`: %s.", directory,
                  strerror(errno));
-        if (flock(file, LOCK_EX | LOCK_NB) != 0)
+        if (!lock_unless_served(file))
             fail("another card server already serves %s.", directory);
         if (fstat(file, &locked) == 0 && stat("state", &current) == 0 &&
             locked.st_ino == current.st_ino)

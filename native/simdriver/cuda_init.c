@@ -19,6 +19,7 @@ static const struct {
 /* CUDA does not survive a fork: the child starts as a process that never called cuInit. */
 static void after_fork(void)
 {
+    node_forget();
     initialised = false;
     device_count = 0;
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -38,7 +39,9 @@ uint32_t environment_number(const char *name, uint32_t otherwise)
 
 static CUresult initialise(void)
 {
-    node_on_fork = after_fork;
+    static bool forks_watched; /* this library is never unloaded, see the Makefile */
+    if (!forks_watched)
+        forks_watched = pthread_atfork(NULL, NULL, after_fork) == 0;
     if (node_state)
         node_detach();
     int why = node_attach(NODE_HELLO_CUDA);

@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +19,6 @@
 
 struct fenka_node *node_state;
 uint32_t node_slot;
-void (*node_on_fork)(void);
 
 static int line = -1;
 static ino_t line_inode;
@@ -42,7 +40,7 @@ static bool line_is_ours(void)
     return line >= 0 && fstat(line, &found) == 0 && found.st_ino == line_inode;
 }
 
-static void cut(void)
+void node_detach(void)
 {
     if (line_is_ours())
         close(line);
@@ -51,12 +49,10 @@ static void cut(void)
     generation = 0;
 }
 
-static void after_fork(void)
+void node_forget(void)
 {
-    cut();
+    node_detach(); /* the child's copy of the descriptor; the parent's stays open */
     lost = false;
-    if (node_on_fork)
-        node_on_fork();
 }
 
 /* The last mapping stays and serves again while the file is the same: other threads may still read it,
@@ -157,11 +153,6 @@ static int greet(int fd, char hello, struct node_welcome *welcome)
 
 int node_attach(char hello)
 {
-    static bool forks_watched;
-    if (!forks_watched) {
-        pthread_atfork(NULL, NULL, after_fork);
-        forks_watched = true;
-    }
     struct fenka_node *state = NULL;
     int directory = open_directory(&state);
     if (directory < 0)
@@ -187,8 +178,6 @@ int node_attach(char hello)
     __atomic_store_n(&node_state, state, __ATOMIC_RELEASE);
     return 0;
 }
-
-void node_detach(void) { cut(); }
 
 bool node_alive(void)
 {

@@ -17,7 +17,7 @@ struct node_welcome {
     uint64_t generation;
 };
 
-/* NULL until node_attach succeeded, and again in a forked child. */
+/* NULL until node_attach succeeded, and again after node_detach and node_forget. */
 extern struct fenka_node *node_state;
 extern uint32_t node_slot;
 
@@ -33,8 +33,8 @@ bool node_alive(void);
 /* False where this process no longer owns its slot; then it must not write to it. */
 bool node_owns_slot(void);
 
-/* Called in a forked child after the tie to the parent's node was cut. */
-extern void (*node_on_fork)(void);
+/* For a forked child: what it inherited is the parent's tie, and it must make one of its own. */
+void node_forget(void);
 
 uint64_t node_now(void);
 #endif

@@ -3,18 +3,31 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "nvml_device.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned users; /* nvmlInit and nvmlShutdown are counted */
 
-/* The child goes on using NVML where the parent had it open; nvml_ready attaches it anew. */
-static void after_fork(void) { lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; }
+/* A child goes on using NVML where the parent had it open. It is recognised by its number and not by a
+ * handler: NVML may be unloaded, and a handler that is left behind would be called in every child. */
+static void enter(void)
+{
+    static pid_t owner;
+    pid_t self = getpid();
+    if (owner != self) {
+        if (owner != 0) {
+            lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+            node_forget();
+        }
+        owner = self;
+    }
+    pthread_mutex_lock(&lock);
+}
 
 static nvmlReturn_t attach(void)
 {
-    node_on_fork = after_fork;
     if (node_state)
         return NVML_SUCCESS;
     return node_attach(NODE_HELLO_NVML) == 0 ? NVML_SUCCESS : NVML_ERROR_DRIVER_NOT_LOADED;
@@ -23,7 +36,7 @@ static nvmlReturn_t attach(void)
 nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 {
     (void)flags;
-    pthread_mutex_lock(&lock);
+    enter();
     if (users == 0 && node_state)
         node_detach();
     nvmlReturn_t result = attach();
@@ -38,7 +51,7 @@ nvmlReturn_t nvmlInit(void) { return nvmlInitWithFlags(0); }
 
 nvmlReturn_t nvmlShutdown(void)
 {
-    pthread_mutex_lock(&lock);
+    enter();
     bool open = users > 0;
     if (open && --users == 0)
         node_detach();
@@ -48,7 +61,7 @@ nvmlReturn_t nvmlShutdown(void)
 
 nvmlReturn_t nvml_ready(void)
 {
-    pthread_mutex_lock(&lock);
+    enter();
     nvmlReturn_t result = users == 0 ? NVML_ERROR_UNINITIALIZED : attach();
     if (result == NVML_SUCCESS && !node_alive())
         result = NVML_ERROR_GPU_IS_LOST;

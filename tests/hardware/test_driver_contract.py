@@ -3,6 +3,8 @@ against the machine's own."""
 
 import dataclasses
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pynvml
@@ -119,3 +121,23 @@ def test_what_a_card_does_not_say_is_none(
         "power_w": None,
         "power_limit_w": None,
     }
+
+
+_FORK = """
+import os, sys
+from pathlib import Path
+from fenka.hardware.nvml import Driver
+with Driver.open(Path(sys.argv[1])): pass
+child = os.fork()
+if child == 0: os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_closed_driver_leaves_nothing_for_a_fork(make_node: MakeNode) -> None:
+    """After the library was unloaded a child starts unharmed: no handler of it is left to be called."""
+    library_dir = make_node("T4").library_dir
+    done = subprocess.run(
+        [sys.executable, "-c", _FORK, library_dir], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "0\n"

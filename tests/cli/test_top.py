@@ -8,9 +8,7 @@ from fenka.cli.top import CardRow, NodeRow, ProgramRow, details_screen, nodes_sc
 
 GOLDEN = Path(__file__).parent / "golden"
 
-MASTER = NodeRow(
-    "cn-zhangjiakou.192.168.0.138", "192.168.0.138", "master", "ready", False, 0, []
-)
+MASTER = NodeRow("cn-zhangjiakou.192.168.0.138", "192.168.0.138", "master", "ready", False, 0, [])
 GPU_NODE = NodeRow(
     "cn-zhangjiakou.192.168.3.184",
     "192.168.3.184",

@@ -124,9 +124,12 @@ class Workstation:
     def close(self) -> None:
         """End what this workstation started."""
         for program in self.programs:
-            if program.process.poll() is None:
-                program.process.kill()
-            program.process.communicate()
+            program.process.kill()
+            program.process.wait()
+            for pipe in (program.process.stdin, program.process.stdout, program.process.stderr):
+                assert pipe
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
         with contextlib.suppress(Exception):
             for name in self.jobs():
                 self.fenka("stop", "--grace", "1", name)

@@ -21,13 +21,13 @@ def refused(result: subprocess.CompletedProcess[str], code: int, sentence: str) 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--gpu-mem", "0"], r"'0': GPU memory must be more than nothing, not 0"),
-        (["--gpu-mem", "-4"], r"'-4': GPU memory must be more than nothing, not -4"),
+        (["--gpu-mem", "0"], r"'0' is no amount of memory: ask for more than nothing"),
+        (["--gpu-mem", "-4"], r"'-4' is no amount of memory: ask for more than nothing"),
         (["--gpu-mem", "much"], r"'much' is no size: write 4 for units of the card, or 4096MiB"),
         (["--gpu-mem", "nan"], r"'nan' is no size: write 4 for units of the card, or 4096MiB"),
-        (["--gpu-mem", "1.5"], r"'1.5' is a fraction of a unit: write 1536MiB"),
+        (["--gpu-mem", "1.5"], r"'1.5' is not a whole number of units: write 1536MiB"),
         (["--gpu-mem", "4GB"], r"'GB' in '4GB' is no unit: use MiB or GiB"),
-        (["--gpu-mem", "99999999"], r"'99999999': .* is more than any card has"),
+        (["--gpu-mem", "99999999"], r"'99999999' is no amount of memory: .* more than any card has.*"),
         (
             ["--gpu-mem", "15"],
             r"0/1 GPUs fit: 1 too little memory; the largest card has 14 units, ask for no more",
@@ -38,7 +38,7 @@ def refused(result: subprocess.CompletedProcess[str], code: int, sentence: str) 
         ),
         (
             ["--gpu-mem", "1", "--cards", "2"],
-            r"0/1 GPUs fit: 1 fits, but too few others do; ask for fewer cards, .*",
+            r"0/1 GPUs fit: 1 without enough others beside it; ask for fewer cards, .*",
         ),
         (["--gpu-mem", "1", "--cards", "0"], r"the number of cards must be 1 to 1024, not 0"),
         (
@@ -94,7 +94,7 @@ def test_no_gpu_and_no_simulation(station: Workstation) -> None:
     if result.returncode == 0:
         pytest.skip("there is a GPU here")
     assert result.returncode == 1
-    assert "fenka daemon --simulate T4" in result.stderr.splitlines()[-1]
+    assert "try simulated cards with --simulate T4" in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

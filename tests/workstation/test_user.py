@@ -56,7 +56,7 @@ def test_limits_cannot_be_written(user: Workstation) -> None:
     )
     result = user.fenka("run", "--gpu-mem", "4", "--", "sh", "-c", script)
     assert result.stdout == "1000\n"
-    assert result.stderr.count("Read-only file system") == 2
+    assert result.stderr.count("Read-only file system") == 2, result.stderr
     assert "umount" in result.stderr
 
 

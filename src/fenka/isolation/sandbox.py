@@ -14,13 +14,19 @@ again at the exec. What the program then sees:
 Fair sharing, not a security boundary: a program that is root can undo a mount.
 """
 
+import contextlib
 import ctypes
+import fcntl
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 INSIDE = Path("/run/fenka")
 """Where a program finds its lease."""
+
+SHIM = INSIDE / "lease" / "libfenka.so"
+"""The shim as a program finds it."""
 
 PRELOAD = Path("/etc/ld.so.preload")
 LINKER_CACHE = Path("/etc/ld.so.cache")
@@ -53,6 +59,42 @@ class Mounts:
 
 def enter(mounts: Mounts) -> None:
     """Move this (single-threaded) process into the lease. Raises CannotIsolate; then give up."""
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):
+            INSIDE.mkdir(exist_ok=True)
+    with _gate(fcntl.LOCK_SH):
+        _enter(mounts)
+
+
+def clean(in_use: Callable[[], bool]) -> None:
+    """Take away the empty /etc/ld.so.preload that `enter` may have made as root.
+
+    in_use: whether any process is in a lease of any daemon. Removing a file that is bound over takes
+    the mounts on it away everywhere, so this waits until nobody is entering a lease and then looks.
+    """
+    if os.geteuid() != 0:
+        return
+    with _gate(fcntl.LOCK_EX):
+        if PRELOAD.exists() and not PRELOAD.read_bytes() and not in_use():
+            PRELOAD.unlink()
+
+
+@contextlib.contextmanager
+def _gate(kind: int) -> Iterator[None]:
+    """Entering a lease (shared) and `clean` (exclusive) keep out of each other's way."""
+    try:
+        directory = os.open(INSIDE, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield  # Not root's machine: then nothing outside the lease is ever bound over.
+        return
+    try:
+        fcntl.flock(directory, kind)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _enter(mounts: Mounts) -> None:
     libc = _Libc()
     _unshare(libc)
     # Slave, not private: disks that are mounted later on the host still appear inside.
@@ -61,7 +103,7 @@ def enter(mounts: Mounts) -> None:
     layer = mounts.directory / "etc"
     _provide_inside(libc, mounts.directory / "run")
     libc.mount(mounts.directory / "lease", INSIDE / "lease", _MS_BIND)
-    libc.mount(mounts.shim, INSIDE / "lease" / "libfenka.so", _MS_BIND)
+    libc.mount(mounts.shim, SHIM, _MS_BIND)
     _read_only(libc, INSIDE / "lease")
     libc.mount(mounts.directory / "account", INSIDE / "account", _MS_BIND)
     _provide_etc(libc, layer, mounts.linker_cache)
@@ -109,7 +151,7 @@ def lease_of(pid: int) -> Path | None:
 
 def _preload_text() -> str:
     """The host's own preloads stay: someone wants them."""
-    ours = str(INSIDE / "lease" / "libfenka.so")
+    ours = str(SHIM)
     try:
         lines = PRELOAD.read_text().split()
     except FileNotFoundError:
@@ -172,8 +214,10 @@ def _provide_etc(libc: "_Libc", layer: Path, linker_cache: Path | None) -> None:
             _overlay_etc(libc, layer)
             return
     libc.mount(layer / PRELOAD.name, PRELOAD, _MS_BIND)
+    _read_only(libc, PRELOAD)
     if linker_cache is not None:
         libc.mount(layer / LINKER_CACHE.name, LINKER_CACHE, _MS_BIND)
+        _read_only(libc, LINKER_CACHE)
 
 
 def _overlay_etc(libc: "_Libc", layer: Path) -> None:

@@ -38,8 +38,16 @@ class Connection:
                 "`fenka daemon`"
             ) from None
         self._lines = self._socket.makefile("rb")
-        self.send(protocol.Hello())
-        protocol.check_hello(self._lines.readline(), runtime.socket)
+        try:
+            self.send(protocol.Hello())
+            hello = self._lines.readline()
+        except ConnectionError:
+            hello = b""
+        if not hello:
+            # It was killed after it had let us in.
+            self.close()
+            raise NoDaemon(f"the daemon at {runtime.socket} went away: try again")
+        protocol.check_hello(hello, runtime.socket)
 
     def send(self, message: msgspec.Struct) -> None:
         """Send one message."""

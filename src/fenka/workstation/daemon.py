@@ -147,8 +147,10 @@ class Daemon:
             pass  # Our Hello lets the other end say so.
         except msgspec.MsgspecError as why:
             client.send(protocol.Failure(f"not understood: {why}"))
-        except (ConnectionError, asyncio.LimitOverrunError, ValueError):
-            pass
+        except (ConnectionError, ValueError):
+            pass  # It went away, or its line has no end.
+        except asyncio.CancelledError:
+            pass  # We are going away; asyncio would print a traceback for it.
         finally:
             self._left(client)
             writer.close()

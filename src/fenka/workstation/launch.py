@@ -51,8 +51,7 @@ def acquire(
     connection = connect(runtime, announce)
     while True:
         try:
-            connection.send(ask)
-            return connection, _await_grant(connection, deadline, on_wait)
+            return connection, _await_grant(connection, ask, deadline, on_wait)
         except _Interrupted as lost:
             connection.close()
             ask = msgspec.structs.replace(ask, job=lost.job)
@@ -67,9 +66,16 @@ class _Interrupted(Exception):
 
 
 def _await_grant(
-    connection: Connection, deadline: float | None, on_wait: Callable[[protocol.Waiting], None]
+    connection: Connection,
+    ask: protocol.Ask,
+    deadline: float | None,
+    on_wait: Callable[[protocol.Waiting], None],
 ) -> protocol.Granted:
-    job, reason = "", ""
+    job, reason = ask.job, ""
+    try:
+        connection.send(ask)
+    except ConnectionError:
+        raise _Interrupted(job) from None
     while True:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.001)
         try:
@@ -116,20 +122,24 @@ def enter(
     # By UUID: right on a machine whose CUDA order differs from NVML's. The shim keeps to the lease's
     # cards whatever the program makes of this variable.
     environment["CUDA_VISIBLE_DEVICES"] = ",".join(granted.uuids)
+    shim = Path(granted.shim)
     if isolation == "namespace":
         sandbox.enter(
             sandbox.Mounts(
                 directory=Path(granted.directory),
-                shim=Path(granted.shim),
+                shim=shim,
                 hidden=tuple(map(Path, granted.hidden)),
                 linker_cache=Path(granted.linker_cache) if granted.linker_cache else None,
             )
         )
+        shim = sandbox.SHIM
     else:
         environment["FENKA_LEASE"] = granted.directory
-        _prepend(environment, "LD_PRELOAD", granted.shim)
-        if granted.library_dir:
-            _prepend(environment, "LD_LIBRARY_PATH", granted.library_dir)
+    # In a namespace a second line only: if somebody replaces /etc/ld.so.preload or the linker's cache
+    # on the host, the kernel drops the mounts over them in every namespace.
+    _prepend(environment, "LD_PRELOAD", str(shim))
+    if granted.library_dir:
+        _prepend(environment, "LD_LIBRARY_PATH", granted.library_dir)
     _confirm(runtime, connection, granted)
     return environment
 

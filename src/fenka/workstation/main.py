@@ -10,7 +10,8 @@ from fenka.core.evaluate import POLICIES
 from fenka.dialects.sizes import parse_unit
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode, parse_spec
-from fenka.workstation import files
+from fenka.isolation import sandbox
+from fenka.workstation import files, members
 from fenka.workstation.broker import Broker
 from fenka.workstation.daemon import Daemon, take_runtime
 from fenka.workstation.files import Config
@@ -60,6 +61,7 @@ def forget(runtime: Runtime) -> None:
         path.unlink(missing_ok=True)
     (runtime.root / "ld.so.cache").unlink(missing_ok=True)
     shutil.rmtree(runtime.simulated, ignore_errors=True)
+    sandbox.clean(lambda: bool(members.holders()))
 
 
 @contextlib.contextmanager

@@ -40,10 +40,10 @@ def snapshot(daemon: "Daemon") -> protocol.Snapshot:
                 model=card.model,
                 memory_mib=card.memory_mib,
                 leased_mib=leased,
-                used_mib=reading and reading.used_mib,
-                utilisation=reading and reading.utilisation,
-                temperature_c=reading and reading.temperature_c,
-                power_w=reading and reading.power_w,
+                used_mib=reading.used_mib if reading else None,
+                utilisation=reading.utilisation if reading else None,
+                temperature_c=reading.temperature_c if reading else None,
+                power_w=reading.power_w if reading else None,
             )
         )
     return protocol.Snapshot(

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,14 @@ def eventually(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
     return answer
+
+
+def refused(result: subprocess.CompletedProcess[str], code: int, sentence: str) -> None:
+    """One line, this code, this sentence."""
+    assert result.returncode == code, result.stderr
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert re.fullmatch(f"fenka: {sentence}", lines[0]), lines[0]
 
 
 class Program:

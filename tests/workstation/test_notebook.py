@@ -12,9 +12,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from tests.workstation.conftest import Workstation, eventually
 
 from fenka.jobs.kernel import Kernel, KernelFailed
-from tests.workstation.conftest import Workstation, eventually
 
 LOOK = (
     "from cuda.bindings import driver as cuda\n"
@@ -62,7 +62,9 @@ def test_foreground_prints_the_url_and_ends_with_its_server(t4: Workstation) -> 
         words, env=t4.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout
-        assert re.fullmatch(r"notebook: http://127\.0\.0\.1:\d+/lab\?token=\w+\n", process.stdout.readline())
+        assert re.fullmatch(
+            r"notebook: http://127\.0\.0\.1:\d+/lab\?token=\w+\n", process.stdout.readline()
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     eventually(lambda: not t4.jobs())

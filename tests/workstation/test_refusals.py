@@ -1,21 +1,12 @@
 """Bad input gets one clear sentence, the right exit code, and loses nothing."""
 
 import json
-import re
 import socket
 import subprocess
 import sys
 
 import pytest
-from tests.workstation.conftest import HOLD, Workstation, workstation_at
-
-
-def refused(result: subprocess.CompletedProcess[str], code: int, sentence: str) -> None:
-    """One line, this code, this sentence."""
-    assert result.returncode == code, result.stderr
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1, result.stderr
-    assert re.fullmatch(f"fenka: {sentence}", lines[0]), lines[0]
+from tests.workstation.conftest import HOLD, Workstation, refused, workstation_at
 
 
 @pytest.mark.parametrize(
@@ -27,7 +18,10 @@ def refused(result: subprocess.CompletedProcess[str], code: int, sentence: str) 
         (["--gpu-mem", "nan"], r"'nan' is no size: write 4 for units of the card, or 4096MiB"),
         (["--gpu-mem", "1.5"], r"'1.5' is not a whole number of units: write 1536MiB"),
         (["--gpu-mem", "4GB"], r"'GB' in '4GB' is no unit: use MiB or GiB"),
-        (["--gpu-mem", "99999999"], r"'99999999' is no amount of memory: .* more than any card has.*"),
+        (
+            ["--gpu-mem", "99999999"],
+            r"'99999999' is no amount of memory: .* more than any card has.*",
+        ),
         (
             ["--gpu-mem", "15"],
             r"0/1 GPUs fit: 1 too little memory; the largest card has 14 units, ask for no more",
@@ -192,20 +186,6 @@ def test_a_path_too_long_for_a_socket(station: Workstation) -> None:
     """Said in so many words, not as an OSError."""
     station.environment["FENKA_RUNTIME"] = str(station.root / ("x" * 120))
     refused(station.fenka("daemon", "--simulate", "T4"), 1, r"\S+ is too long a path .*")
-
-
-def test_no_isolation_possible(t4: Workstation) -> None:
-    """Where no mount namespace can be made nothing starts, and the sentence names the way out."""
-    # An unprivileged user in a user namespace that may have no further ones.
-    limit = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all "
-    limit += '--inh-caps=-all --reuid=1000 --regid=1000 --clear-groups "$@"'
-    prefix = ["unshare", "--user", "--map-root-user", "--map-users=auto", "sh", "-c", limit, "sh"]
-    probe = subprocess.run([*prefix, "true"], capture_output=True, check=False)
-    if probe.returncode != 0:
-        pytest.skip("this machine cannot make the namespaces that the test needs")
-    t4.prefix = prefix
-    result = t4.fenka("run", "--gpu-mem", "1", "--", "true")
-    refused(result, 1, r"no private mount namespace can be made here \(.*\): .*cooperative.*")
 
 
 def test_the_daemon_survives_nonsense(t4: Workstation) -> None:

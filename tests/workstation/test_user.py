@@ -1,43 +1,81 @@
 """One user without root: no capabilities, nothing writable in /run or /etc, user namespaces instead."""
 
+import contextlib
+import json
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from tests.workstation.conftest import HOLD, Workstation, eventually, workstation_at
+from tests.workstation.conftest import HOLD, Workstation, eventually, refused, workstation_at
 
-# /run and /etc read-only, then an ordinary user's identity; keeps both namespaces open until stdin ends.
-HOLDER = """
+# /run and /etc read-only, then an ordinary user's identity; the namespaces stay until stdin ends.
+ORDINARY = """
 mount --bind /run /run && mount -o remount,bind,ro /run &&
 mount --bind /etc /etc && mount -o remount,bind,ro /etc &&
 exec unshare --user --map-user=1000 --map-group=1000 sh -c 'echo ready; read end'
 """
 
+# The kernel lets nobody make a user namespace from within a chroot.
+CONFINED = """
+mount --rbind / "$1" &&
+exec unshare --user --map-user=1000 --map-group=1000 --keep-caps \\
+    chroot "$1" sh -c 'echo ready; read end'
+"""
 
-@pytest.fixture
-def user() -> Iterator[Workstation]:
+
+@contextlib.contextmanager
+def workstation_of_user(script: str, root: Path, *enter: str) -> Iterator[Workstation]:
     """A simulated T4 shared by a daemon that runs as an ordinary user."""
-    if os.geteuid() != 0:
-        with workstation_at([]) as station:
-            station.start("--simulate", "T4")
-            yield station
-        return
-    words = ["unshare", "--mount", "sh", "-c", HOLDER]
+    words = ["unshare", "--mount", "sh", "-c", script, "sh", str(root)]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdin
         assert holder.stdout
-        if holder.stdout.readline() != "ready\n":
-            assert holder.stderr
-            pytest.skip(f"no user namespaces here: {holder.stderr.read().strip()}")
-        inside = ["nsenter", "--target", str(holder.pid), "--mount", "--user"]
-        with workstation_at([*inside, "--preserve-credentials"]) as station:
-            assert station.fenka("run", "--gpu-mem", "1", "--", "true").returncode != 0
-            station.start("--simulate", "T4")
+        assert holder.stderr
+        try:
+            if holder.stdout.readline() != "ready\n":
+                pytest.skip(f"no user namespaces here: {holder.stderr.read().strip()}")
+            inside = ["nsenter", "--target", str(holder.pid), "--mount", "--user", *enter]
+            with workstation_at([*inside, "--preserve-credentials"]) as station:
+                station.start("--simulate", "T4")
+                yield station
+        finally:
+            holder.stdin.close()
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[Workstation]:
+    """Without root, but with user namespaces."""
+    if os.geteuid() == 0:
+        with workstation_of_user(ORDINARY, tmp_path) as station:
             yield station
-        holder.stdin.close()
+        return
+    with workstation_at([]) as station:
+        station.start("--simulate", "T4")
+        yield station
+
+
+def test_no_isolation_possible(tmp_path: Path) -> None:
+    """Where no mount namespace can be made nothing starts, and the sentence names the way out."""
+    if os.geteuid() != 0:
+        pytest.skip("confining a user takes root")
+    with workstation_of_user(CONFINED, tmp_path, "--root") as confined:
+        refused(
+            confined.fenka("run", "--gpu-mem", "1", "--", "echo", "started"),
+            1,
+            r"no private mount namespace can be made here \(Operation not permitted\): start the "
+            r"daemon and the program as root, .* --isolation=cooperative, .*",
+        )
+        eventually(lambda: not confined.jobs())
+        doctor = confined.fenka("doctor")
+        assert doctor.returncode == 1
+        assert "wrong  memory limit   no private mount namespace" in doctor.stdout
+        asked_for = ("run", "--gpu-mem", "4", "--isolation", "cooperative", "--")
+        limited = confined.fenka(*asked_for, *HOLD, "4400", input="")
+        assert json.loads(limited.stdout)["cards"][0]["result"] == 2
 
 
 def test_the_slice_is_enforced(user: Workstation) -> None:

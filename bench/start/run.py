@@ -24,7 +24,18 @@ NOW = "import time; print(time.time_ns())"
 
 def granted(environment: dict[str, str]) -> float:
     """Milliseconds from the grant to the program's first statement."""
-    words = [sys.executable, "-m", "fenka", "run", "--gpu-mem", "1", "--", sys.executable, "-SIc", LOOK]
+    words = [
+        sys.executable,
+        "-m",
+        "fenka",
+        "run",
+        "--gpu-mem",
+        "1",
+        "--",
+        sys.executable,
+        "-SIc",
+        LOOK,
+    ]
     return int(subprocess.check_output(words, env=environment)) / 1e6
 
 

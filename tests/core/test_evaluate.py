@@ -1,7 +1,18 @@
 """Predicates, policies, several cards, hosts, reservations: each rule by itself."""
 
 import pytest
-from core_kit import GIB, T4_MIB, card, exact, holding, node, piece, placement, units, whole
+from tests.core.core_kit import (
+    GIB,
+    T4_MIB,
+    card,
+    exact,
+    holding,
+    node,
+    piece,
+    placement,
+    units,
+    whole,
+)
 
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import (

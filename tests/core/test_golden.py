@@ -1,6 +1,6 @@
 """What the systems that fenka replaces decided, and the scenarios' pictures, decided by the core."""
 
-from core_kit import GIB, T4_MIB, holding, node, piece, placement, units
+from tests.core.core_kit import GIB, T4_MIB, holding, node, piece, placement, units
 
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import place

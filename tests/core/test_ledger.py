@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from core_kit import T4_MIB, node, piece, placement
+from tests.core.core_kit import T4_MIB, node, piece, placement
 
 from fenka.core.evaluate import NOTHING, Used
 from fenka.core.ledger import TRANSITIONS, Conflict, Entry, Event, Ledger, State, Tally

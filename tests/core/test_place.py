@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from core_kit import (
+from tests.core.core_kit import (
     GIB,
     P4_MIB,
     T4_MIB,

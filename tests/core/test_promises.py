@@ -3,9 +3,9 @@
 from dataclasses import replace
 from itertools import combinations
 
-from core_kit import SIZES, card, clusters, requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.core_kit import SIZES, card, clusters, requests
 
 from fenka.core.cards import Node
 from fenka.core.evaluate import Empty, Fit, evaluate, never_fits, place, usable

@@ -4,9 +4,9 @@ from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
-from core_kit import T4_MIB, card, clusters, requests, units
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.core.core_kit import T4_MIB, card, clusters, requests, units
 
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import POLICIES, Empty, Fit, View, evaluate, place, usable

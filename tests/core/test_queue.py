@@ -1,9 +1,20 @@
 """Who is served first, who waits for whom, and that nobody waits for ever."""
 
 import pytest
-from core_kit import GIB, T4_MIB, card, clusters, node, piece, placement, requests, units, whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.core_kit import (
+    GIB,
+    T4_MIB,
+    card,
+    clusters,
+    node,
+    piece,
+    placement,
+    requests,
+    units,
+    whole,
+)
 
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import never_fits, place

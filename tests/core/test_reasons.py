@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from core_kit import GIB, P4_MIB, T4_MIB, card, exact, node, units, whole
+from tests.core.core_kit import GIB, P4_MIB, T4_MIB, card, exact, node, units, whole
 
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import Empty, never_fits, place

@@ -4,10 +4,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from core_kit import SIZES, T4_MIB, card, exact, node, piece, placement, recomputed, requests, whole
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.core.core_kit import (
+    SIZES,
+    T4_MIB,
+    card,
+    exact,
+    node,
+    piece,
+    placement,
+    recomputed,
+    requests,
+    whole,
+)
 
 from fenka.core.cards import Node
 from fenka.core.evaluate import NOTHING, place

@@ -1,9 +1,9 @@
 """Units of card memory: S1's figures, and that no rounding overcommits a card."""
 
 import pytest
-from core_kit import GIB, T4_MIB, V100_MIB
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.core_kit import GIB, T4_MIB, V100_MIB
 
 from fenka.core.units import card_units, format_units, mib_to_units, percent, units_to_mib
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpu_kit import Client, MakeClient, MakeNode
+from tests.hardware.gpu_kit import Client, MakeClient, MakeNode
 
 from fenka.hardware.simulated import SimulatedNode, parse_spec
 

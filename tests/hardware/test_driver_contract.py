@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pynvml
 import pytest
-from gpu_kit import MakeNode
+from tests.hardware.gpu_kit import MakeNode
 
 from fenka.hardware.nvml import Driver, NoDriver
 

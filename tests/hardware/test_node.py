@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from gpu_kit import MakeClient, MakeNode, until
+from tests.hardware.gpu_kit import MakeClient, MakeNode, until
 
 from fenka.hardware.nvml import Driver, DriverLost, NoDriver
 from fenka.hardware.simulated import NodeError, SimulatedNode, parse_spec

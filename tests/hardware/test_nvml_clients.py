@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu_kit import MakeClient, MakeNode
+from tests.hardware.gpu_kit import MakeClient, MakeNode
 
 from fenka.hardware.simulated import SimulatedNode
 

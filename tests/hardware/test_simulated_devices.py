@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from gpu_kit import MakeClient, MakeNode
+from tests.hardware.gpu_kit import MakeClient, MakeNode
 
 from fenka.hardware.nvml import Driver
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from gpu_kit import MIB, Client, MakeClient, until
+from tests.hardware.gpu_kit import MIB, Client, MakeClient, until
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode

@@ -3,7 +3,7 @@
 from statistics import median
 
 import pytest
-from gpu_kit import MakeClient, until
+from tests.hardware.gpu_kit import MakeClient, until
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode

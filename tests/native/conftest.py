@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import shim_kit
+from tests.native import shim_kit
 
 from fenka.isolation.control import Limit
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from shim_kit import GIB, MIB, OUT_OF_MEMORY, Client, Lease
+from tests.native.shim_kit import GIB, MIB, OUT_OF_MEMORY, Client, Lease
 
 from fenka.isolation import account
 from fenka.isolation.layout import layout

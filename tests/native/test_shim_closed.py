@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from shim_kit import CARDS, GIB, OUT_OF_MEMORY, SYSTEM_NOT_READY, Client, Lease, client
+from tests.native.shim_kit import CARDS, GIB, OUT_OF_MEMORY, SYSTEM_NOT_READY, Client, Lease, client
 
 from fenka.isolation import account
 from fenka.isolation.layout import layout

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from shim_kit import CARDS, GIB, INVALID_DEVICE, MIB, OUT_OF_MEMORY, Client, Lease
+from tests.native.shim_kit import CARDS, GIB, INVALID_DEVICE, MIB, OUT_OF_MEMORY, Client, Lease
 
 from fenka.isolation import control
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from shim_kit import CARDS, GIB, Lease
+from tests.native.shim_kit import CARDS, GIB, Lease
 
 from fenka.isolation import control
 

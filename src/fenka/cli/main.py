@@ -83,7 +83,9 @@ def fenka(
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD", help="the program and its arguments")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- CMD", help="the program and its arguments")
+    ],
     gpu_mem: MemoryOption = "",
     gpu_core: CoreOption = "",
     cards: CardsOption = 1,

@@ -67,15 +67,18 @@ class SimulatedNode:
     by itself half a minute after the last program has gone.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, native: Path = _NATIVE) -> None:
+        self.directory, self._native = directory, native
         self._server: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
 
     @classmethod
-    def create(cls, directory: Path, spec: tuple[SimulatedCard, ...]) -> "SimulatedNode":
+    def create(
+        cls, directory: Path, spec: tuple[SimulatedCard, ...], native: Path = _NATIVE
+    ) -> "SimulatedNode":
         """Make the directory a node with these cards, or find that it is one already.
 
+        native: where the libraries and the card server are, readable by all who shall use the node.
         Raises NodeError when a running card server serves other cards there, or when the directory
         cannot be written.
         """
@@ -85,13 +88,13 @@ class SimulatedNode:
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "lib").mkdir(exist_ok=True)
             for name in _LIBRARIES:
-                _link(directory / "lib" / name, _NATIVE / name)
+                _link(directory / "lib" / name, native / name)
             _write_state(directory, bytes(_state(directory, spec)))
         except OSError as why:
             raise NodeError(
                 f"cannot make a simulated node in {directory}: {why.strerror}"
             ) from None
-        return cls(directory)
+        return cls(directory, native)
 
     @property
     def library_dir(self) -> Path:
@@ -138,7 +141,7 @@ class SimulatedNode:
         try:
             self._server = subprocess.Popen(
                 [
-                    _NATIVE / "fenka-cardserver",
+                    self._native / "fenka-cardserver",
                     self.directory,
                     "--idle-seconds",
                     str(idle_seconds),

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import POLICIES
@@ -44,7 +45,7 @@ def _serve(
     with contextlib.ExitStack() as held:
         native = files.install_native(runtime)
         if config.simulate:
-            held.enter_context(_simulated(runtime, config.simulate))
+            held.enter_context(_simulated(runtime, config.simulate, native))
         library_dir = runtime.simulated / "lib" if config.simulate else None
         driver = held.enter_context(Driver.open(library_dir))
         node = Node("localhost", _chosen(driver.cards(), config.only))
@@ -65,8 +66,8 @@ def forget(runtime: Runtime) -> None:
 
 
 @contextlib.contextmanager
-def _simulated(runtime: Runtime, spec: str) -> Iterator[SimulatedNode]:
-    node = SimulatedNode.create(runtime.simulated, parse_spec(spec))
+def _simulated(runtime: Runtime, spec: str, native: Path) -> Iterator[SimulatedNode]:
+    node = SimulatedNode.create(runtime.simulated, parse_spec(spec), native / "simulated")
     node.start()
     try:
         yield node

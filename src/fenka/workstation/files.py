@@ -18,6 +18,9 @@ from fenka.workstation.paths import Runtime
 NATIVE = Path(__file__).parent.parent / "_native"
 """What `make build` leaves: the shim and the simulated driver."""
 
+SYSTEM_NATIVE = Path("/var/lib/fenka")
+"""Where a system daemon keeps copies of them, in directories named by their content."""
+
 MIB = 1 << 20
 
 Loaded = TypeVar("Loaded")
@@ -104,7 +107,7 @@ def install_native(runtime: Runtime) -> Path:
         return NATIVE
     files = sorted(path for path in NATIVE.rglob("*") if path.is_file())
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
-    target = Path("/var/lib/fenka") / digest
+    target = SYSTEM_NATIVE / digest
     if not target.exists():
         fresh = target.with_suffix(f".{os.getpid()}")
         shutil.copytree(NATIVE, fresh)

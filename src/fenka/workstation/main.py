@@ -62,6 +62,8 @@ def forget(runtime: Runtime) -> None:
         path.unlink(missing_ok=True)
     (runtime.root / "ld.so.cache").unlink(missing_ok=True)
     shutil.rmtree(runtime.simulated, ignore_errors=True)
+    if runtime.system:
+        shutil.rmtree(files.SYSTEM_NATIVE, ignore_errors=True)
     sandbox.clean(lambda: bool(members.holders()))
 
 

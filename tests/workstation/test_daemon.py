@@ -3,10 +3,13 @@
 import json
 import os
 import signal
+import socket
 import sys
 
 import pytest
-from tests.workstation.conftest import HOLD, Workstation, eventually
+
+from fenka.workstation.hardware_lock import peer
+from tests.workstation.conftest import HOLD, Workstation, eventually, kill
 
 CAP = 4308
 """4 units of a T4: 15079 * 4 // 14 MiB."""
@@ -165,6 +168,18 @@ def test_stopping_one_that_waits(t4: Workstation) -> None:
     assert waiting.process.wait(10) == 2
     assert waiting.says() == "fenka: stopped while it waited"
     assert list(t4.jobs()) == ["all"]
+
+
+def test_a_killed_card_server_comes_back(t4: Workstation) -> None:
+    """The simulated driver's crash costs the programs on it, not the daemon and not the next program."""
+    on_it = t4.run("--gpu-mem", "4", "--name", "on-it", "--", *HOLD, "4000")
+    assert on_it.report()["cards"][0]["result"] == 0
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(str(t4.root / "simulated" / "server.sock"))
+        kill(peer(line)[0])
+    again = t4.run("--gpu-mem", "10", "--", *HOLD, "10000")
+    assert again.report()["cards"][0]["result"] == 0
+    assert next(iter(t4.jobs())) == "on-it"
 
 
 def test_two_cards_of_unequal_size(station: Workstation) -> None:

@@ -12,9 +12,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.workstation.conftest import Workstation, eventually
 
 from fenka.jobs.kernel import Kernel, KernelFailed
+from tests.workstation.conftest import Workstation, eventually
 
 LOOK = (
     "from cuda.bindings import driver as cuda\n"

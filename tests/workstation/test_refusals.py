@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from tests.workstation.conftest import HOLD, Workstation, refused, workstation_at
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.workstation.conftest import HOLD, Workstation, eventually, refused, workstation_at
 
 # /run and /etc read-only, then an ordinary user's identity; the namespaces stay until stdin ends.

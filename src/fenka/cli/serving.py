@@ -46,7 +46,7 @@ def daemon(given: Given, *, background: bool, resume: bool) -> None:
 
 def _announce(daemon: Daemon) -> None:
     cards = ", ".join(f"{card.model} {card.memory_mib}MiB" for card in daemon.broker.node.cards)
-    kind = "simulated cards" if daemon.driver.simulated else "cards"
+    kind = "simulated cards" if daemon.hardware.driver.simulated else "cards"
     print(f"fenka daemon: leasing {kind} {cards} at {daemon.runtime.socket}", flush=True)
 
 

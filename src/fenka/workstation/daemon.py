@@ -19,7 +19,8 @@ import msgspec
 from fenka.core.ledger import Conflict
 from fenka.core.requests import BadRequest, Request
 from fenka.dialects.sizes import BadSize, parse_memory
-from fenka.hardware.nvml import Driver
+from fenka.hardware.nvml import Driver, DriverLost, NoDriver, Reading
+from fenka.hardware.simulated import NodeError
 from fenka.workstation import files, members, protocol
 from fenka.workstation.broker import (
     GRANT_EXPIRES_S,
@@ -61,6 +62,30 @@ def take_runtime(runtime: Runtime) -> IO[str]:
     return lock
 
 
+class Hardware:
+    """The driver of this machine, opened again when it was lost."""
+
+    def __init__(
+        self, first: Callable[[], Driver], again: Callable[[], Driver] | None = None
+    ) -> None:
+        self._again = again or first
+        self.driver = first()
+
+    def readings(self) -> dict[str, Reading]:
+        """What each card does now, by UUID. Raises NoDriver."""
+        try:
+            readings = self.driver.readings()
+        except DriverLost:
+            self.driver.close()
+            self.driver = self._again()
+            readings = self.driver.readings()
+        return {reading.uuid: reading for reading in readings}
+
+    def close(self) -> None:
+        """Give the driver back."""
+        self.driver.close()
+
+
 class Client:
     """One connection: who is there, and the job it asks for."""
 
@@ -78,16 +103,16 @@ class Daemon:
     """Serves one node's cards on one socket."""
 
     def __init__(
-        self, runtime: Runtime, driver: Driver, broker: Broker, unit_mib: int, native: Path
+        self, runtime: Runtime, hardware: Hardware, broker: Broker, unit_mib: int, native: Path
     ) -> None:
-        self.runtime, self.driver, self.broker = runtime, driver, broker
+        self.runtime, self.hardware, self.broker = runtime, hardware, broker
         self.unit_mib, self.native = unit_mib, native
-        self.library_dir = runtime.simulated / "lib" if driver.simulated else None
+        simulated = hardware.driver.simulated
+        self.library_dir = runtime.simulated / "lib" if simulated else None
         self.cache: Path | None = None
         self._clients: dict[str, Client] = {}
         self._watches: dict[str, members.Watch] = {}
         self._stopped = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, ready: Callable[[], None]) -> None:
         """Until SIGTERM, SIGINT or a Shutdown. `ready` is called once clients can connect."""
@@ -141,7 +166,7 @@ class Daemon:
             client.send(protocol.Hello())
             protocol.check_hello(await reader.readline(), self.runtime.socket)
             while line := await reader.readline():
-                await self._message(client, protocol.decode_request(line))
+                await self._answer(client, protocol.decode_request(line))
                 await writer.drain()
         except protocol.OtherVersion:
             pass  # Our Hello lets the other end say so.
@@ -154,6 +179,12 @@ class Daemon:
         finally:
             self._left(client)
             writer.close()
+
+    async def _answer(self, client: Client, message: protocol.ToDaemon) -> None:
+        try:
+            await self._message(client, message)
+        except (NoDriver, NodeError) as why:
+            client.send(protocol.Failure(str(why)))
 
     async def _message(self, client: Client, message: protocol.ToDaemon) -> None:
         match message:
@@ -175,6 +206,8 @@ class Daemon:
             self._clients[known.id] = client
             self._carry_out(self.broker.resume(known.id), save=False)
             return
+        # No slice of a card that is not there.
+        self.hardware.readings()
         try:
             job = self._job(client, ask)
         except (BadSize, BadRequest) as why:
@@ -221,8 +254,12 @@ class Daemon:
             directory=ask.directory,
             kind=ask.kind,
             isolation=ask.isolation,
-            requested_at=time.time(),
+            requested_at=self._now(),
         )
+
+    def _now(self) -> float:
+        """The time of a request: later than all that wait, also when the clock was set back."""
+        return max([time.time(), *(job.requested_at + 1e-3 for job in self.broker.jobs.values())])
 
     def _confirm(self, client: Client) -> None:
         if client.job and self.broker.confirm(client.job, time.time()):

@@ -14,7 +14,7 @@ from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.isolation import sandbox
 from fenka.workstation import files, members
 from fenka.workstation.broker import Broker
-from fenka.workstation.daemon import Daemon, take_runtime
+from fenka.workstation.daemon import Daemon, Hardware, take_runtime
 from fenka.workstation.files import Config
 from fenka.workstation.hardware_lock import lock_cards
 from fenka.workstation.paths import Runtime
@@ -42,17 +42,13 @@ def _serve(
     runtime: Runtime, config: Config, unit_mib: int, ready: Callable[[Daemon], None]
 ) -> bool:
     """Until told to stop; whether leases are still held."""
-    with contextlib.ExitStack() as held:
-        native = files.install_native(runtime)
-        if config.simulate:
-            held.enter_context(_simulated(runtime, config.simulate, native))
-        library_dir = runtime.simulated / "lib" if config.simulate else None
-        driver = held.enter_context(Driver.open(library_dir))
-        node = Node("localhost", _chosen(driver.cards(), config.only))
-        held.enter_context(lock_cards(node.cards))
-        files.save_config(runtime, config)
-        daemon = Daemon(runtime, driver, Broker(node, config.policy), unit_mib, native)
-        asyncio.run(daemon.serve(lambda: ready(daemon)))
+    native = files.install_native(runtime)
+    with _hardware(runtime, config.simulate, native) as hardware:
+        node = Node("localhost", _chosen(hardware.driver.cards(), config.only))
+        with lock_cards(node.cards):
+            files.save_config(runtime, config)
+            daemon = Daemon(runtime, hardware, Broker(node, config.policy), unit_mib, native)
+            asyncio.run(daemon.serve(lambda: ready(daemon)))
         return bool(daemon.broker.jobs)
 
 
@@ -68,11 +64,23 @@ def forget(runtime: Runtime) -> None:
 
 
 @contextlib.contextmanager
-def _simulated(runtime: Runtime, spec: str, native: Path) -> Iterator[SimulatedNode]:
-    node = SimulatedNode.create(runtime.simulated, parse_spec(spec), native / "simulated")
+def _hardware(runtime: Runtime, simulate: str, native: Path) -> Iterator[Hardware]:
+    if not simulate:
+        with contextlib.closing(Hardware(Driver.open)) as hardware:
+            yield hardware
+        return
+    node = SimulatedNode.create(runtime.simulated, parse_spec(simulate), native / "simulated")
+
+    def start() -> Driver:
+        # Also after the card server was killed: what a reboot is for a real card.
+        node.stop()
+        node.start()
+        return Driver.open(node.library_dir)
+
     node.start()
     try:
-        yield node
+        with contextlib.closing(Hardware(lambda: Driver.open(node.library_dir), start)) as hardware:
+            yield hardware
     finally:
         # Programs in leases still compute on its cards, so it ends only when the last of them has.
         if not files.load_jobs(runtime):

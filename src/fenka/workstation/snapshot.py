@@ -19,9 +19,12 @@ MIB = 1 << 20
 
 
 def snapshot(daemon: "Daemon") -> protocol.Snapshot:
-    """Cards with the driver's readings, and jobs with their processes and what they hold."""
-    driver, broker = daemon.driver, daemon.broker
-    readings = {reading.uuid: reading for reading in driver.readings()}
+    """Cards with the driver's readings, and jobs with their processes and what they hold.
+
+    Raises NoDriver.
+    """
+    broker, readings = daemon.broker, daemon.hardware.readings()
+    driver = daemon.hardware.driver
     holders = members.holders()
     cards = []
     for card in broker.node.cards:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fenka.workstation.hardware_lock import peer
+from fenka.workstation.peers import peer
 from tests.workstation.conftest import HOLD, Workstation, eventually, kill
 
 CAP = 4308

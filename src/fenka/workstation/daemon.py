@@ -19,7 +19,7 @@ import msgspec
 from fenka.core.ledger import Conflict
 from fenka.core.requests import BadRequest, Request
 from fenka.dialects.sizes import BadSize, parse_memory
-from fenka.hardware.nvml import Driver, DriverLost, NoDriver, Reading
+from fenka.hardware.nvml import NoDriver
 from fenka.hardware.simulated import NodeError
 from fenka.workstation import files, members, protocol
 from fenka.workstation.broker import (
@@ -33,8 +33,9 @@ from fenka.workstation.broker import (
     UnknownJob,
     Wait,
 )
-from fenka.workstation.hardware_lock import peer, user_name
+from fenka.workstation.hardware import Hardware
 from fenka.workstation.paths import Runtime
+from fenka.workstation.peers import peer, user_name
 from fenka.workstation.snapshot import snapshot
 
 KILL_TAKES_S = 5.0
@@ -60,30 +61,6 @@ def take_runtime(runtime: Runtime) -> IO[str]:
     lock.write(str(os.getpid()))
     lock.flush()
     return lock
-
-
-class Hardware:
-    """The driver of this machine, opened again when it was lost."""
-
-    def __init__(
-        self, first: Callable[[], Driver], again: Callable[[], Driver] | None = None
-    ) -> None:
-        self._again = again or first
-        self.driver = first()
-
-    def readings(self) -> dict[str, Reading]:
-        """What each card does now, by UUID. Raises NoDriver."""
-        try:
-            readings = self.driver.readings()
-        except DriverLost:
-            self.driver.close()
-            self.driver = self._again()
-            readings = self.driver.readings()
-        return {reading.uuid: reading for reading in readings}
-
-    def close(self) -> None:
-        """Give the driver back."""
-        self.driver.close()
 
 
 class Client:
@@ -193,11 +170,16 @@ class Daemon:
             case protocol.Confirm():
                 self._confirm(client)
             case protocol.List():
-                client.send(snapshot(self))
+                client.send(self._snapshot())
             case protocol.Stop():
                 await self._stop(client, message)
             case protocol.Shutdown():
                 self._shutdown(client, message)
+
+    def _snapshot(self) -> protocol.Snapshot:
+        return snapshot(
+            self.hardware, self.broker, self.runtime, self.unit_mib, str(self.library_dir or "")
+        )
 
     def _ask(self, client: Client, ask: protocol.Ask) -> None:
         known = self._asked_before(client, ask.job)

@@ -14,9 +14,9 @@ from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.isolation import sandbox
 from fenka.workstation import files, members
 from fenka.workstation.broker import Broker
-from fenka.workstation.daemon import Daemon, Hardware, take_runtime
+from fenka.workstation.daemon import Daemon, take_runtime
 from fenka.workstation.files import Config
-from fenka.workstation.hardware_lock import lock_cards
+from fenka.workstation.hardware import Hardware, lock_cards
 from fenka.workstation.paths import Runtime
 
 

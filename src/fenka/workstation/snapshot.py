@@ -2,29 +2,29 @@
 
 import os
 import socket
-from typing import TYPE_CHECKING
 
 import psutil
 
 from fenka import __version__
 from fenka.isolation import account
 from fenka.workstation import members, protocol
-from fenka.workstation.broker import Job
-from fenka.workstation.hardware_lock import user_name
-
-if TYPE_CHECKING:
-    from fenka.workstation.daemon import Daemon
+from fenka.workstation.broker import Broker, Job
+from fenka.workstation.hardware import Hardware
+from fenka.workstation.paths import Runtime
+from fenka.workstation.peers import user_name
 
 MIB = 1 << 20
 
 
-def snapshot(daemon: "Daemon") -> protocol.Snapshot:
+def snapshot(
+    hardware: Hardware, broker: Broker, runtime: Runtime, unit_mib: int, library_dir: str
+) -> protocol.Snapshot:
     """Cards with the driver's readings, and jobs with their processes and what they hold.
 
     Raises NoDriver.
     """
-    broker, readings = daemon.broker, daemon.hardware.readings()
-    driver = daemon.hardware.driver
+    readings = hardware.readings()
+    driver = hardware.driver
     holders = members.holders()
     cards = []
     for card in broker.node.cards:
@@ -57,11 +57,13 @@ def snapshot(daemon: "Daemon") -> protocol.Snapshot:
         driver=driver.version,
         cuda=driver.cuda_version,
         simulated=driver.simulated,
-        library_dir=str(daemon.library_dir or ""),
+        library_dir=library_dir,
         policy=broker.policy,
-        unit_mib=daemon.unit_mib,
+        unit_mib=unit_mib,
         cards=cards,
-        jobs=[_job(daemon, job, holders.get(job.id, [])) for job in _in_order(broker.jobs)],
+        jobs=[
+            _job(broker, runtime, job, holders.get(job.id, [])) for job in _in_order(broker.jobs)
+        ],
     )
 
 
@@ -69,8 +71,8 @@ def _in_order(jobs: dict[str, Job]) -> list[Job]:
     return sorted(jobs.values(), key=lambda job: (job.state == "waiting", job.requested_at, job.id))
 
 
-def _job(daemon: "Daemon", job: Job, processes: list[int]) -> protocol.JobView:
-    standing = daemon.broker.standing(job.id)
+def _job(broker: Broker, runtime: Runtime, job: Job, processes: list[int]) -> protocol.JobView:
+    standing = broker.standing(job.id)
     return protocol.JobView(
         job=job.id,
         name=job.name,
@@ -86,18 +88,18 @@ def _job(daemon: "Daemon", job: Job, processes: list[int]) -> protocol.JobView:
         isolation=job.isolation,
         wanted=job.wanted,
         whole=job.request.whole,
-        slices=_slices(daemon, job),
+        slices=_slices(runtime, job),
         processes=processes,
         position=standing[0] if standing else None,
         reason=standing[1] if standing else "",
     )
 
 
-def _slices(daemon: "Daemon", job: Job) -> list[protocol.SliceView]:
+def _slices(runtime: Runtime, job: Job) -> list[protocol.SliceView]:
     if job.placement is None:
         return []
     try:
-        held = account.read(daemon.runtime.leases / job.id / "account" / "slots").memory_bytes
+        held = account.read(runtime.leases / job.id / "account" / "slots").memory_bytes
     except (OSError, account.BadAccount):
         held = ()
     return [

@@ -1,36 +1,44 @@
-"""One daemon owns a card on a machine.
+"""The cards of this machine, of which one daemon owns each.
 
-The lock is a listening Unix socket in the abstract namespace whose name holds the card's UUID: the
+The lock of a card is a listening Unix socket in the abstract namespace whose name holds the card's UUID: the
 kernel frees it when its owner dies, and whoever finds it taken can ask the kernel who holds it.
 """
 
 import contextlib
-import pwd
 import socket
-import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fenka.core.cards import Card
+from fenka.hardware.nvml import Driver, DriverLost, Reading
+from fenka.workstation.peers import peer, user_name
 
 
 class CardTaken(Exception):
     """Another daemon owns the card; the message says which process of whom."""
 
 
-def peer(connection: socket.socket) -> tuple[int, int, int]:
-    """PID, user id and group id of the other end, from the kernel."""
-    size = struct.calcsize("3i")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    pid, uid, gid = struct.unpack("3i", credentials)
-    return pid, uid, gid
+class Hardware:
+    """The driver of this machine, opened again when it was lost."""
 
+    def __init__(
+        self, first: Callable[[], Driver], again: Callable[[], Driver] | None = None
+    ) -> None:
+        self._again = again or first
+        self.driver = first()
 
-def user_name(uid: int) -> str:
-    """The user's name, or the number where it has none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    def readings(self) -> dict[str, Reading]:
+        """What each card does now, by UUID. Raises NoDriver."""
+        try:
+            readings = self.driver.readings()
+        except DriverLost:
+            self.driver.close()
+            self.driver = self._again()
+            readings = self.driver.readings()
+        return {reading.uuid: reading for reading in readings}
+
+    def close(self) -> None:
+        """Give the driver back."""
+        self.driver.close()
 
 
 def lock_cards(cards: Iterable[Card]) -> contextlib.ExitStack:

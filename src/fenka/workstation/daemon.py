@@ -114,13 +114,25 @@ class Daemon:
     # --- events -----------------------------------------------------------------------------------
 
     def _restore(self) -> None:
+        """Take over from the daemon before, which may have been killed at any moment.
+
+        Raises Unreadable if programs hold slices that cannot be accounted for on these cards.
+        """
         alive = members.holders()
-        kept: list[Job] = []
-        for job in files.load_jobs(self.runtime):
-            if members.start_ticks(job.pid) == job.start_ticks or job.id in alive:
-                kept.append(job)
-            elif job.placement is not None:
-                files.remove_lease(self._lease_dir(job.id))
+        kept = [
+            job
+            for job in files.load_jobs(self.runtime)
+            if members.start_ticks(job.pid) == job.start_ticks or job.id in alive
+        ]
+        for directory in self.runtime.leases.iterdir():
+            if directory.name in (job.id for job in kept):
+                continue
+            if directory.name in alive:
+                raise files.Unreadable(
+                    f"processes {alive[directory.name]} hold a slice that {self.runtime.state} does "
+                    "not know: end them first"
+                )
+            files.remove_lease(directory)
         try:
             effects = self.broker.restore(kept, time.time())
         except Conflict as why:

@@ -83,7 +83,7 @@ def _hardware(runtime: Runtime, simulate: str, native: Path) -> Iterator[Hardwar
             yield hardware
     finally:
         # Programs in leases still compute on its cards, so it ends only when the last of them has.
-        if not files.load_jobs(runtime):
+        if not any(runtime.leases.iterdir()):
             node.stop()
 
 

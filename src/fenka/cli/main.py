@@ -53,7 +53,7 @@ NameOption = Annotated[str, typer.Option("--name", help="how ps, logs and stop c
 NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="fail if nothing is free now")]
 TimeoutOption = Annotated[
     Optional[float],  # noqa: UP045
-    typer.Option("--timeout", metavar="SECONDS", help="wait no longer than this"),
+    typer.Option("--timeout", min=0, metavar="SECONDS", help="wait no longer than this"),
 ]
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="go on behind; see fenka logs")]
 IsolationOption = Annotated[
@@ -149,7 +149,7 @@ def logs(
 @app.command()
 def stop(
     names: Annotated[list[str], typer.Argument(metavar="NAME")],
-    grace: Annotated[float, typer.Option(help="seconds between SIGTERM and SIGKILL")] = 10.0,
+    grace: Annotated[float, typer.Option(min=0, help="seconds between SIGTERM and SIGKILL")] = 10.0,
 ) -> None:
     """End programs and give back their slices; also those that wait."""
     from fenka.cli import listing

@@ -41,7 +41,9 @@ def daemon(given: Given, *, background: bool, resume: bool) -> None:
     config = Config(given.simulate, given.policy, given.unit, list(given.only))
     if resume:
         config = files.load_config(runtime) or config
-    main.run(runtime, config, _announce)
+    left = main.run(runtime, config, _announce)
+    if left:
+        print(f"fenka daemon: ended; {', '.join(left)} go on, and the next daemon knows them")
 
 
 def _announce(daemon: Daemon) -> None:

@@ -24,8 +24,10 @@ class BadOption(Exception):
     """An option of the daemon means nothing; the message says what would."""
 
 
-def run(runtime: Runtime, config: Config, ready: Callable[[Daemon], None]) -> None:
-    """Serve until told to stop. `ready` is called once clients can connect.
+def run(runtime: Runtime, config: Config, ready: Callable[[Daemon], None]) -> list[str]:
+    """Serve until told to stop; the names of the jobs that are still there then.
+
+    `ready` is called once clients can connect.
 
     Raises AlreadyRunning, UnsafeDirectory, BadOption, BadSize, BadSpec, NoDriver, CardTaken,
     Unreadable, FileNotFoundError; each message is the sentence to show.
@@ -34,14 +36,15 @@ def run(runtime: Runtime, config: Config, ready: Callable[[Daemon], None]) -> No
     if config.policy not in POLICIES:
         raise BadOption(f"no policy is called {config.policy}: choose one of {', '.join(POLICIES)}")
     with take_runtime(runtime):
-        if not _serve(runtime, config, unit_mib, ready):
+        left = _serve(runtime, config, unit_mib, ready)
+        if not left:
             forget(runtime)
+        return left
 
 
 def _serve(
     runtime: Runtime, config: Config, unit_mib: int, ready: Callable[[Daemon], None]
-) -> bool:
-    """Until told to stop; whether leases are still held."""
+) -> list[str]:
     native = files.install_native(runtime)
     with _hardware(runtime, config.simulate, native) as hardware:
         node = Node("localhost", _chosen(hardware.driver.cards(), config.only))
@@ -49,7 +52,7 @@ def _serve(
             files.save_config(runtime, config)
             daemon = Daemon(runtime, hardware, Broker(node, config.policy), unit_mib, native)
             asyncio.run(daemon.serve(lambda: ready(daemon)))
-        return bool(daemon.broker.jobs)
+        return [job.name for job in daemon.broker.jobs.values()]
 
 
 def forget(runtime: Runtime) -> None:

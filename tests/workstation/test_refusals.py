@@ -43,7 +43,7 @@ from tests.workstation.conftest import HOLD, Workstation, refused, workstation_a
         ),
         (["--gpus", "1", "--gpu-mem", "4"], r"--gpus takes whole cards: .*"),
         (["--gpus", "-1"], r"the number of cards must be 1 to 1024, not -1"),
-        (["--gpu-mem", "1", "--timeout", "nan"], r"--timeout takes a number of seconds; .*"),
+        (["--gpu-mem", "1", "--timeout", "inf"], r"--timeout takes a number of seconds; .*"),
         ([], r"say how much: --gpu-mem 4 for a slice, or --gpus 1 for a card"),
         (["--gpu-mem", "1", "--gpu-core", "30"], r"--gpu-core is not available: compute .*"),
         (["--gpu-mem", "1", "--name", "../x"], r"'../x' is no name: use letters, .*"),

@@ -355,7 +355,9 @@ class Daemon:
         assert job.placement is not None  # Broker: only placed jobs start.
         directory = self._lease_dir(job.id)
         if not (directory / "lease" / "control").exists():
-            files.create_lease(directory, job.id, job.placement, self.cache)
+            files.create_lease(
+                directory, job.id, job.placement, self.hardware.context_mib, self.cache
+            )
         self._expire_later()
         if client:
             client.send(

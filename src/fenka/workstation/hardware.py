@@ -7,8 +7,10 @@ kernel frees it when its owner dies, and whoever finds it taken can ask the kern
 import contextlib
 import socket
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from fenka.core.cards import Card
+from fenka.hardware.context import context_mib
 from fenka.hardware.nvml import Driver, DriverLost, Reading
 from fenka.workstation.peers import peer, user_name
 
@@ -25,6 +27,18 @@ class Hardware:
     ) -> None:
         self._again = again or first
         self.driver = first()
+        self.context_mib: dict[str, int] = {}
+        """What a process's context takes, by card UUID; a card whose driver does not tell is not in it."""
+
+    def measure(self, cards: Iterable[Card], library_dir: Path | None) -> None:
+        """Find out what contexts take, once a model. Raises NoDriver."""
+        by_model: dict[str, int | None] = {}
+        for card in cards:
+            if card.model not in by_model:
+                by_model[card.model] = context_mib(self.driver, card, library_dir)
+            taken = by_model[card.model]
+            if taken is not None:
+                self.context_mib[card.uuid] = taken
 
     def readings(self) -> dict[str, Reading]:
         """What each card does now, by UUID. Raises NoDriver."""

@@ -49,6 +49,8 @@ def _serve(
     with _hardware(runtime, config.simulate, native) as hardware:
         node = Node("localhost", _chosen(hardware.driver.cards(), config.only))
         with lock_cards(node.cards):
+            library_dir = runtime.simulated / "lib" if config.simulate else None
+            hardware.measure(node.cards, library_dir)
             files.save_config(runtime, config)
             daemon = Daemon(runtime, hardware, Broker(node, config.policy), unit_mib, native)
             asyncio.run(daemon.serve(lambda: ready(daemon)))

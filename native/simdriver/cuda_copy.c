@@ -25,8 +25,8 @@ static CUresult copy(uintptr_t to, bool to_device, uintptr_t from, bool from_dev
 {
     if (bytes == 0)
         return CUDA_SUCCESS;
-    if (!to || !from || (to_device && !memory_holds(to, bytes)) ||
-        (from_device && !memory_holds(from, bytes)))
+    if (!to || !from || (to_device && !memory_holds(to, bytes, true)) ||
+        (from_device && !memory_holds(from, bytes, false)))
         return CUDA_ERROR_INVALID_VALUE;
     memmove((void *)to, (const void *)from, bytes);
     return CUDA_SUCCESS;

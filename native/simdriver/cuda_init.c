@@ -26,6 +26,7 @@ static void after_fork(void)
     objects_after_fork();
     contexts_after_fork();
     memory_after_fork();
+    mappings_after_fork();
     host_functions_after_fork();
 }
 

@@ -46,7 +46,7 @@ static void unlink_allocation(struct allocation *held)
         held->next->previous = held->previous;
 }
 
-static CUresult link_allocation(const struct allocation *filled)
+CUresult memory_link(const struct allocation *filled)
 {
     struct allocation *held = malloc(sizeof *held);
     if (!held)
@@ -72,6 +72,10 @@ static CUresult link_allocation(const struct allocation *filled)
 
 static void give_back(const struct allocation *held)
 {
+    if (held->kind == MEMORY_MAPPED) {
+        mapping_give_back(held);
+        return;
+    }
     if (held->mapped)
         munmap((void *)held->base, held->mapped);
     else if (held->kind != MEMORY_REGISTERED)
@@ -115,7 +119,7 @@ static CUresult make(CUcontext context, enum memory_kind kind, size_t bytes, uns
     }
     void *base = back(whole, &out->mapped);
     out->base = (uintptr_t)base;
-    CUresult result = base ? link_allocation(out) : CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = base ? memory_link(out) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS)
         give_back(out);
     return result;
@@ -142,7 +146,7 @@ CUresult memory_register(CUcontext context, void *base, size_t bytes, unsigned f
     struct allocation held = {.base = (uintptr_t)base, .size = bytes, .kind = MEMORY_REGISTERED,
                               .flags = flags, .context = context, .card = context->card,
                               .device = context->device};
-    return link_allocation(&held);
+    return memory_link(&held);
 }
 
 CUresult memory_drop(uintptr_t base, unsigned kinds)
@@ -184,10 +188,49 @@ bool memory_find(uintptr_t address, struct allocation *found)
     return held;
 }
 
-bool memory_holds(uintptr_t address, size_t bytes)
+static bool open_to(const struct allocation *held, bool write)
 {
-    struct allocation held;
-    return memory_find(address, &held) && bytes <= held.size - (address - held.base);
+    if (held->kind != MEMORY_MAPPED)
+        return true;
+    unsigned wanted = write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
+    for (unsigned who = 0; who <= HOST_ACCESS; who++)
+        if ((held->access[who] & wanted) == wanted)
+            return true;
+    return false;
+}
+
+bool memory_holds(uintptr_t address, size_t bytes, bool write)
+{
+    bool fits = false;
+    pthread_mutex_lock(&lock);
+    for (const struct allocation *held; (held = holding(address)) && open_to(held, write);) {
+        size_t rest = held->size - (address - held->base);
+        fits = bytes <= rest;
+        if (fits || held->kind != MEMORY_MAPPED)
+            break;
+        bytes -= rest;
+        address += rest;
+    }
+    pthread_mutex_unlock(&lock);
+    return fits;
+}
+
+CUresult memory_set_access(uintptr_t base, unsigned who, CUmemAccess_flags flags)
+{
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    struct allocation *held = holding(base);
+    if (held && held->base == base && held->kind == MEMORY_MAPPED) {
+        held->access[who] = (uint8_t)flags;
+        unsigned all = 0;
+        for (unsigned i = 0; i <= HOST_ACCESS; i++)
+            all |= held->access[i];
+        int protection = (all & 1 ? PROT_READ : 0) | (all & 2 ? PROT_WRITE : 0);
+        if (mprotect((void *)base, held->size, protection) == 0)
+            result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
 }
 
 /* The child inherits copies of the parent's pages, but none of its allocations. */
@@ -260,7 +303,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
     TRY(driver_ready());
     if (pointer == 0)
         return CUDA_SUCCESS;
-    if (memory_find(pointer, &held))
+    if (memory_find(pointer, &held) && held.context)
         timeline_wait(__atomic_load_n(&held.context->end_ns, __ATOMIC_ACQUIRE));
     return memory_drop(pointer, DEVICE_KINDS);
 }

@@ -6,7 +6,7 @@
 static CUresult attribute_of(const struct allocation *held, CUdeviceptr pointer,
                              CUpointer_attribute attribute, void *value)
 {
-    bool host = held->kind == MEMORY_HOST || held->kind == MEMORY_REGISTERED;
+    bool host = held->kind == MEMORY_HOST || held->kind == MEMORY_REGISTERED || held->device < 0;
     switch ((int)attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)value = held->context; break;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:

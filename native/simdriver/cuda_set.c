@@ -22,8 +22,9 @@ static void zero(uintptr_t at, size_t bytes)
 {
     uintptr_t from = (at + PAGE - 1) / PAGE * PAGE, to = (at + bytes) / PAGE * PAGE;
     struct allocation held;
-    bool ours = memory_find(at, &held) && held.mapped;
-    if (!ours || bytes < WORTH_DROPPING || madvise((void *)from, to - from, MADV_DONTNEED) != 0) {
+    bool ours = memory_find(at, &held) && (held.mapped || held.shared);
+    int drop = ours && held.shared ? MADV_REMOVE : MADV_DONTNEED;
+    if (!ours || bytes < WORTH_DROPPING || madvise((void *)from, to - from, drop) != 0) {
         memset((void *)at, 0, bytes);
         return;
     }
@@ -36,7 +37,7 @@ static CUresult fill(uintptr_t at, uint32_t pattern, size_t width, size_t count)
 {
     if (count == 0)
         return CUDA_SUCCESS;
-    if (at % width != 0 || count > SIZE_MAX / width || !memory_holds(at, count * width))
+    if (at % width != 0 || count > SIZE_MAX / width || !memory_holds(at, count * width, true))
         return CUDA_ERROR_INVALID_VALUE;
     if (pattern == 0)
         zero(at, count * width);

@@ -28,7 +28,7 @@ uint32_t environment_number(const char *name, uint32_t otherwise);
 int visible_cards(const char *wish, const struct fenka_node *node, uint32_t *cards);
 
 /* ---- objects.c: handles ---- */
-enum object_kind { STREAM = 1, EVENT, MODULE, FUNCTION, POOL, OBJECT_KINDS };
+enum object_kind { STREAM = 1, EVENT, MODULE, FUNCTION, POOL, HANDLE, OBJECT_KINDS };
 struct object {
     uint32_t kind; /* 0 = deleted */
     uint32_t life; /* of the context when this was made */
@@ -93,7 +93,9 @@ void host_functions_wait(CUcontext context);
 void host_functions_after_fork(void);
 
 /* ---- cuda_memory.c ---- */
-enum memory_kind { MEMORY_DEVICE, MEMORY_MANAGED, MEMORY_HOST, MEMORY_REGISTERED };
+enum memory_kind { MEMORY_DEVICE, MEMORY_MANAGED, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MAPPED };
+#define HOST_ACCESS FENKA_NODE_CARDS
+struct memory_handle;
 struct allocation {
     uintptr_t base;
     size_t size;    /* as asked for */
@@ -106,6 +108,10 @@ struct allocation {
     uint32_t card;
     CUdevice device;
     CUmemoryPool pool;
+    bool shared; /* pages of a memory file, which other mappings may show as well */
+    /* Of MEMORY_MAPPED, which belongs to no context: */
+    struct memory_handle *handle;
+    uint8_t access[FENKA_NODE_CARDS + 1]; /* CUmemAccess_flags by ordinal, last the host's */
     struct allocation *previous, *next;
 };
 CUresult memory_new(CUcontext context, enum memory_kind kind, size_t bytes, unsigned flags,
@@ -118,8 +124,17 @@ CUresult memory_drop(uintptr_t base, unsigned kinds);
 void memory_drop_context(CUcontext context);
 /* A copy, because another thread may free it; false where no allocation holds the address. */
 bool memory_find(uintptr_t address, struct allocation *found);
-bool memory_holds(uintptr_t address, size_t bytes);
+/* Whether all of it is allocated, in one piece or in neighbouring mappings, and open to this use. */
+bool memory_holds(uintptr_t address, size_t bytes, bool write);
+CUresult memory_link(const struct allocation *filled);
+/* How the device, or the host, may use the mapping that begins at `base`. */
+CUresult memory_set_access(uintptr_t base, unsigned who, CUmemAccess_flags flags);
 void memory_after_fork(void);
+
+/* ---- cuda_vmm.c ---- */
+int memory_file(const char *name);
+void mapping_give_back(const struct allocation *held);
+void mappings_after_fork(void);
 
 /* ---- cuda_pool.c ---- */
 void pool_account(CUmemoryPool pool, int64_t bytes);

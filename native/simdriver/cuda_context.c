@@ -64,8 +64,10 @@ static void end_life(CUcontext context)
     if (!node_owns_slot())
         return;
     uint64_t *held = &node_state->processes[node_slot].contexts[context->card];
-    if (__atomic_sub_fetch(held, 1, __ATOMIC_SEQ_CST) == 0)
-        account_release(context->card, node_state->cards[context->card].context_bytes);
+    if (__atomic_sub_fetch(held, 1, __ATOMIC_SEQ_CST) > 0)
+        return;
+    pools_card_left(context->card);
+    account_release(context->card, node_state->cards[context->card].context_bytes);
 }
 
 void contexts_after_fork(void)

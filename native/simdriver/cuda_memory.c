@@ -80,10 +80,10 @@ static void give_back(const struct allocation *held)
         munmap((void *)held->base, held->mapped);
     else if (held->kind != MEMORY_REGISTERED)
         free((void *)held->base);
-    if (held->charged)
-        account_release(held->card, held->charged);
     if (held->pool)
-        pool_account(held->pool, -(int64_t)held->charged);
+        pool_give_back(held->pool, held->charged);
+    else if (held->charged)
+        account_release(held->card, held->charged);
 }
 
 static void *back(size_t bytes, size_t *mapped)
@@ -110,12 +110,10 @@ static CUresult make(CUcontext context, enum memory_kind kind, size_t bytes, uns
     *out = (struct allocation){.size = bytes, .kind = kind, .flags = flags, .context = context,
                                .card = context->card, .device = context->device,
                                .pool = out->pool};
-    if (kind != MEMORY_HOST) {
-        if (!account_charge(context->card, whole))
+    if (kind != MEMORY_HOST || out->pool) {
+        if (!(out->pool ? pool_take(out->pool, whole) : account_charge(context->card, whole)))
             return node_owns_slot() ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_SYSTEM_NOT_READY;
         out->charged = whole;
-        if (out->pool)
-            pool_account(out->pool, (int64_t)whole);
     }
     void *base = back(whole, &out->mapped);
     out->base = (uintptr_t)base;
@@ -132,11 +130,11 @@ CUresult memory_new(CUcontext context, enum memory_kind kind, size_t bytes, unsi
     return make(context, kind, bytes, flags, out);
 }
 
-CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool,
+CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool, bool host,
                             struct allocation *out)
 {
     out->pool = pool;
-    return make(context, MEMORY_DEVICE, bytes, 0, out);
+    return make(context, host ? MEMORY_HOST : MEMORY_DEVICE, bytes, 0, out);
 }
 
 CUresult memory_register(CUcontext context, void *base, size_t bytes, unsigned flags)
@@ -303,9 +301,11 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
     TRY(driver_ready());
     if (pointer == 0)
         return CUDA_SUCCESS;
-    if (memory_find(pointer, &held) && held.context)
+    if (!memory_find(pointer, &held))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (held.context)
         timeline_wait(__atomic_load_n(&held.context->end_ns, __ATOMIC_ACQUIRE));
-    return memory_drop(pointer, DEVICE_KINDS);
+    return memory_drop(pointer, DEVICE_KINDS | (held.pool ? 1u << MEMORY_HOST : 0));
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr pointer)

@@ -99,7 +99,7 @@ struct memory_handle;
 struct allocation {
     uintptr_t base;
     size_t size;    /* as asked for */
-    size_t charged; /* to the card; 0 for host memory */
+    size_t charged; /* to the card, or to the pool; else 0 for host memory */
     size_t mapped;  /* 0 = from malloc */
     enum memory_kind kind;
     unsigned flags;
@@ -116,7 +116,7 @@ struct allocation {
 };
 CUresult memory_new(CUcontext context, enum memory_kind kind, size_t bytes, unsigned flags,
                     struct allocation *out);
-CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool,
+CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool, bool host,
                             struct allocation *out);
 CUresult memory_register(CUcontext context, void *base, size_t bytes, unsigned flags);
 /* Drops what begins at `base`, if it is of one of the kinds in the bit mask. */
@@ -137,7 +137,12 @@ void mapping_give_back(const struct allocation *held);
 void mappings_after_fork(void);
 
 /* ---- cuda_pool.c ---- */
-void pool_account(CUmemoryPool pool, int64_t bytes);
+/* False where the card, or the pool's own limit, would be exceeded. */
+bool pool_take(CUmemoryPool pool, uint64_t bytes);
+void pool_give_back(CUmemoryPool pool, uint64_t bytes);
+/* The process's last context on the card has gone: nothing is kept back there. */
+void pools_card_left(uint32_t card);
+void pools_after_fork(void);
 
 /* ---- cuda_module.c ---- */
 struct CUfunc_st {

@@ -180,6 +180,8 @@ bool memory_find(uintptr_t address, struct allocation *found)
 {
     pthread_mutex_lock(&lock);
     const struct allocation *held = holding(address);
+    if (held && held->kind == MEMORY_ARRAY)
+        held = NULL;
     if (held)
         *found = *held;
     pthread_mutex_unlock(&lock);
@@ -203,7 +205,7 @@ bool memory_holds(uintptr_t address, size_t bytes, bool write)
     pthread_mutex_lock(&lock);
     for (const struct allocation *held; (held = holding(address)) && open_to(held, write);) {
         size_t rest = held->size - (address - held->base);
-        fits = bytes <= rest;
+        fits = bytes <= rest && held->kind != MEMORY_ARRAY;
         if (fits || held->kind != MEMORY_MAPPED)
             break;
         bytes -= rest;

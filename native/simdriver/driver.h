@@ -28,7 +28,7 @@ uint32_t environment_number(const char *name, uint32_t otherwise);
 int visible_cards(const char *wish, const struct fenka_node *node, uint32_t *cards);
 
 /* ---- objects.c: handles ---- */
-enum object_kind { STREAM = 1, EVENT, MODULE, FUNCTION, POOL, HANDLE, OBJECT_KINDS };
+enum object_kind { STREAM = 1, EVENT, MODULE, FUNCTION, POOL, HANDLE, ARRAY, MIPMAP, OBJECT_KINDS };
 struct object {
     uint32_t kind; /* 0 = deleted */
     uint32_t life; /* of the context when this was made */
@@ -93,7 +93,14 @@ void host_functions_wait(CUcontext context);
 void host_functions_after_fork(void);
 
 /* ---- cuda_memory.c ---- */
-enum memory_kind { MEMORY_DEVICE, MEMORY_MANAGED, MEMORY_HOST, MEMORY_REGISTERED, MEMORY_MAPPED };
+enum memory_kind {
+    MEMORY_DEVICE,
+    MEMORY_MANAGED,
+    MEMORY_HOST,
+    MEMORY_REGISTERED,
+    MEMORY_MAPPED,
+    MEMORY_ARRAY, /* its address is nobody's business */
+};
 #define HOST_ACCESS FENKA_NODE_CARDS
 struct memory_handle;
 struct allocation {
@@ -135,6 +142,26 @@ void memory_after_fork(void);
 int memory_file(const char *name);
 void mapping_give_back(const struct allocation *held);
 void mappings_after_fork(void);
+
+/* ---- cuda_array.c ---- */
+struct CUarray_st {
+    struct object object;
+    CUDA_ARRAY3D_DESCRIPTOR shape;
+    uintptr_t base;
+    size_t row_bytes;
+    bool level; /* of a mipmapped array, which owns the memory */
+};
+struct array_view {
+    uintptr_t base;
+    size_t row_bytes, rows, slices;
+};
+CUresult array_side(CUarray handle, struct array_view *view);
+
+/* ---- cuda_box.c ---- */
+CUresult box_copy(const CUDA_MEMCPY3D *what);
+/* After all work before it; or in its turn on the stream. */
+CUresult box_copy_now(const CUDA_MEMCPY3D *what);
+CUresult box_copy_on(const CUDA_MEMCPY3D *what, CUstream stream);
 
 /* ---- cuda_pool.c ---- */
 /* False where the card, or the pool's own limit, would be exceeded. */

@@ -27,6 +27,8 @@ static void after_fork(void)
     contexts_after_fork();
     memory_after_fork();
     mappings_after_fork();
+    arena_after_fork();
+    ipc_after_fork();
     pools_after_fork();
     host_functions_after_fork();
 }

@@ -12,7 +12,7 @@
 #include "timeline.h"
 
 #define GRANULE 512       /* bytes; what a card gives out at least */
-#define MAP_FROM 65536    /* smaller ones share pages: a process may hold only so many mappings */
+#define MAP_FROM 65536    /* of the host's memory; smaller ones share pages: a process may hold only so many mappings */
 #define PITCH 512         /* bytes */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -76,7 +76,11 @@ static void give_back(const struct allocation *held)
         mapping_give_back(held);
         return;
     }
-    if (held->mapped)
+    if (held->kind == MEMORY_IMPORTED)
+        import_give_back(held->base, held->size);
+    else if (held->base && (held->kind == MEMORY_DEVICE || held->kind == MEMORY_ARRAY))
+        arena_give_back(held->base, held->charged, held->offset);
+    else if (held->mapped)
         munmap((void *)held->base, held->mapped);
     else if (held->kind != MEMORY_REGISTERED)
         free((void *)held->base);
@@ -115,9 +119,10 @@ static CUresult make(CUcontext context, enum memory_kind kind, size_t bytes, uns
             return node_owns_slot() ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_SYSTEM_NOT_READY;
         out->charged = whole;
     }
-    void *base = back(whole, &out->mapped);
-    out->base = (uintptr_t)base;
-    CUresult result = base ? memory_link(out) : CUDA_ERROR_OUT_OF_MEMORY;
+    out->shared = kind == MEMORY_DEVICE || kind == MEMORY_ARRAY;
+    out->base = out->shared ? arena_take(whole, &out->offset)
+                            : (uintptr_t)back(whole, &out->mapped);
+    CUresult result = out->base ? memory_link(out) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS)
         give_back(out);
     return result;

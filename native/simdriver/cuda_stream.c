@@ -1,15 +1,8 @@
-/* Streams and events. A stream is no queue: it is the time at which what was given to it is done. */
+/* Streams. A stream is no queue: it is the time at which what was given to it is done. */
 #include "driver.h"
 #include "timeline.h"
 
 static uint64_t last_id;
-
-struct CUevent_st {
-    struct object object;
-    unsigned flags;
-    bool recorded;
-    uint64_t at_ns;
-};
 
 CUresult stream_resolve(CUstream handle, CUcontext *context, CUstream *stream)
 {
@@ -172,82 +165,6 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
     TRY(stream_resolve(handle, &context, &stream));
     if (!object_get(event, EVENT))
         return CUDA_ERROR_INVALID_HANDLE;
-    stream_extend(context, stream, event->at_ns);
-    return CUDA_SUCCESS;
-}
-
-/* ---- events ---- */
-
-CUresult cuEventCreate(CUevent *event, unsigned int flags)
-{
-    CUcontext context;
-    TRY(context_current(&context));
-    if (!event || flags & ~7u)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUevent made = object_new(EVENT, sizeof *made, context);
-    if (!made)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    made->flags = flags;
-    *event = made;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuEventDestroy_v2(CUevent event)
-{
-    TRY(driver_ready());
-    if (!object_get(event, EVENT))
-        return CUDA_ERROR_INVALID_HANDLE;
-    object_delete(event);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags)
-{
-    CUcontext context;
-    CUstream stream;
-    (void)flags;
-    TRY(stream_resolve(handle, &context, &stream));
-    if (!object_get(event, EVENT) || event->object.context != context)
-        return CUDA_ERROR_INVALID_HANDLE;
-    uint64_t now = node_now(), end = stream_end(context, stream);
-    event->at_ns = end > now ? end : now;
-    event->recorded = true;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuEventRecord(CUevent event, CUstream stream)
-{
-    return cuEventRecordWithFlags(event, stream, 0);
-}
-
-CUresult cuEventQuery(CUevent event)
-{
-    TRY(driver_ready());
-    if (!object_get(event, EVENT))
-        return CUDA_ERROR_INVALID_HANDLE;
-    return event->at_ns <= node_now() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-}
-
-CUresult cuEventSynchronize(CUevent event)
-{
-    TRY(driver_ready());
-    if (!object_get(event, EVENT))
-        return CUDA_ERROR_INVALID_HANDLE;
-    timeline_wait(event->at_ns);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
-{
-    TRY(driver_ready());
-    if (!milliseconds)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (!object_get(start, EVENT) || !object_get(end, EVENT) || !start->recorded ||
-        !end->recorded || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)
-        return CUDA_ERROR_INVALID_HANDLE;
-    uint64_t now = node_now();
-    if (start->at_ns > now || end->at_ns > now)
-        return CUDA_ERROR_NOT_READY;
-    *milliseconds = (float)((double)(int64_t)(end->at_ns - start->at_ns) / 1e6);
+    stream_extend(context, stream, __atomic_load_n(&event->moment->at_ns, __ATOMIC_ACQUIRE));
     return CUDA_SUCCESS;
 }

@@ -1,21 +1,17 @@
 /* Virtual memory management: addresses, memory and the tie between the two are three things.
  *
- * Memory without a shareable type lies in one file of the process's own, because a program may make
- * tens of thousands of handles and may not have that many descriptors. Memory that can be shared has a
- * file of its own. Whoever was given such a file holds a lock on it, which the kernel drops with the
+ * Memory without a shareable type lies in the arena; memory that can be shared has a file of its own. Whoever was given such a file holds a lock on it, which the kernel drops with the
  * last descriptor and the last mapping, however their process ends: so its creator learns, and
  * only then discharges it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/falloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "account.h"
@@ -53,19 +49,11 @@ struct reservation {
 /* Taken before the lock of cuda_memory.c, where both are. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct reservation *reservations;
-static int arena = -1;
-static off_t arena_end;
-
-int memory_file(const char *name) { return (int)syscall(SYS_memfd_create, name, 1u /* CLOEXEC */); }
 
 void mappings_after_fork(void)
 {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     reservations = NULL;
-    if (arena >= 0)
-        close(arena);
-    arena = -1;
-    arena_end = 0;
 }
 
 /* ---- the memory ---- */
@@ -109,17 +97,10 @@ static bool back_with_own_file(struct memory_handle *handle)
     return false;
 }
 
-/* Addresses in the arena are not used twice; what is freed becomes a hole. */
 static bool back_with_arena(struct memory_handle *handle)
 {
-    if (arena < 0)
-        arena = memory_file("fenka-arena");
-    if (arena < 0 || ftruncate(arena, arena_end + (off_t)handle->size) != 0)
-        return false;
-    handle->file = arena;
-    handle->offset = arena_end;
-    arena_end += (off_t)handle->size;
-    return true;
+    handle->file = arena_reserve(handle->size, &handle->offset);
+    return handle->file >= 0;
 }
 
 static void *wait_for_importers(void *argument)
@@ -157,8 +138,7 @@ static void drop_if_unused(struct memory_handle *handle)
     if (handle->own_file)
         close(handle->file);
     else
-        fallocate(handle->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, handle->offset,
-                  (off_t)handle->size);
+        arena_punch(handle->offset, handle->size);
     if (handle->charged)
         account_release(handle->card, handle->charged);
     object_delete(handle);

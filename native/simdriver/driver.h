@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "node.h"
 
@@ -88,6 +89,23 @@ void stream_extend(CUcontext context, CUstream stream, uint64_t end_ns);
 void stream_wait(CUcontext context, CUstream stream);
 bool stream_done(CUcontext context, CUstream stream);
 
+/* ---- cuda_event.c ---- */
+/* What an event marks; in memory that other processes see where the event is theirs, too. */
+struct moment {
+    uint64_t at_ns;
+    uint64_t recorded;
+};
+struct CUevent_st {
+    struct object object;
+    unsigned flags;
+    bool imported;
+    off_t offset; /* in the arena, of an event for other processes */
+    struct moment *moment, own;
+};
+/* Where an event that was made for other processes keeps its moment. */
+CUresult event_offset(CUevent event, off_t *offset);
+CUresult event_from(CUevent *event, CUcontext context, struct moment *theirs);
+
 /* ---- cuda_host_function.c ---- */
 void host_functions_wait(CUcontext context);
 void host_functions_after_fork(void);
@@ -99,7 +117,8 @@ enum memory_kind {
     MEMORY_HOST,
     MEMORY_REGISTERED,
     MEMORY_MAPPED,
-    MEMORY_ARRAY, /* its address is nobody's business */
+    MEMORY_ARRAY,    /* its address is nobody's business */
+    MEMORY_IMPORTED, /* another process's, and charged to it */
 };
 #define HOST_ACCESS FENKA_NODE_CARDS
 struct memory_handle;
@@ -108,6 +127,7 @@ struct allocation {
     size_t size;    /* as asked for */
     size_t charged; /* to the card, or to the pool; else 0 for host memory */
     size_t mapped;  /* 0 = from malloc */
+    off_t offset;   /* of device memory in the arena, where it takes `charged` bytes */
     enum memory_kind kind;
     unsigned flags;
     uint64_t id;
@@ -138,8 +158,23 @@ CUresult memory_link(const struct allocation *filled);
 CUresult memory_set_access(uintptr_t base, unsigned who, CUmemAccess_flags flags);
 void memory_after_fork(void);
 
-/* ---- cuda_vmm.c ---- */
+/* ---- cuda_arena.c ---- */
+#define ARENA_MAPS_FROM 65536 /* smaller pieces share a mapping */
 int memory_file(const char *name);
+/* A piece, readable and writable; 0 where there is none to be had. */
+uintptr_t arena_take(size_t bytes, off_t *offset);
+void arena_give_back(uintptr_t base, size_t bytes, off_t offset);
+/* A range that the caller maps himself: the file, or -1. */
+int arena_reserve(size_t bytes, off_t *offset);
+void arena_punch(off_t offset, size_t bytes);
+int arena_file(void);
+void arena_after_fork(void);
+
+/* ---- cuda_ipc.c ---- */
+void import_give_back(uintptr_t base, size_t bytes);
+void ipc_after_fork(void);
+
+/* ---- cuda_vmm.c ---- */
 void mapping_give_back(const struct allocation *held);
 void mappings_after_fork(void);
 

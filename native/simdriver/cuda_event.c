@@ -1,0 +1,113 @@
+/* Events: the moment when what was given to a stream before them is done. */
+#include "driver.h"
+#include "timeline.h"
+
+#define FLAGS (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)
+
+CUresult event_from(CUevent *event, CUcontext context, struct moment *theirs)
+{
+    CUevent made = object_new(EVENT, sizeof *made, context);
+    if (!made)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    made->flags = CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+    made->imported = true;
+    made->moment = theirs;
+    *event = made;
+    return CUDA_SUCCESS;
+}
+
+CUresult event_offset(CUevent event, off_t *offset)
+{
+    if (!object_get(event, EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!(event->flags & CU_EVENT_INTERPROCESS) || event->imported)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *offset = event->offset;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventCreate(CUevent *event, unsigned int flags)
+{
+    CUcontext context;
+    TRY(context_current(&context));
+    bool shared = flags & CU_EVENT_INTERPROCESS;
+    if (!event || flags & ~(unsigned)FLAGS || (shared && !(flags & CU_EVENT_DISABLE_TIMING)))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUevent made = object_new(EVENT, sizeof *made, context);
+    if (!made)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    made->flags = flags;
+    made->moment = shared ? (struct moment *)arena_take(sizeof *made->moment, &made->offset)
+                          : &made->own;
+    if (!made->moment) {
+        object_delete(made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *made->moment = (struct moment){0};
+    *event = made;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy_v2(CUevent event)
+{
+    TRY(driver_ready());
+    if (!object_get(event, EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (event->imported)
+        import_give_back((uintptr_t)event->moment, sizeof *event->moment);
+    else if (event->flags & CU_EVENT_INTERPROCESS)
+        arena_give_back((uintptr_t)event->moment, sizeof *event->moment, event->offset);
+    object_delete(event);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags)
+{
+    CUcontext context;
+    CUstream stream;
+    (void)flags;
+    TRY(stream_resolve(handle, &context, &stream));
+    if (!object_get(event, EVENT) || event->object.context != context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    uint64_t now = node_now(), end = stream_end(context, stream);
+    __atomic_store_n(&event->moment->at_ns, end > now ? end : now, __ATOMIC_RELEASE);
+    event->moment->recorded = 1;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+    return cuEventRecordWithFlags(event, stream, 0);
+}
+
+CUresult cuEventQuery(CUevent event)
+{
+    TRY(driver_ready());
+    if (!object_get(event, EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    return event->moment->at_ns <= node_now() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventSynchronize(CUevent event)
+{
+    TRY(driver_ready());
+    if (!object_get(event, EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    timeline_wait(event->moment->at_ns);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+{
+    TRY(driver_ready());
+    if (!milliseconds)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!object_get(start, EVENT) || !object_get(end, EVENT) || !start->moment->recorded ||
+        !end->moment->recorded || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)
+        return CUDA_ERROR_INVALID_HANDLE;
+    uint64_t now = node_now();
+    if (start->moment->at_ns > now || end->moment->at_ns > now)
+        return CUDA_ERROR_NOT_READY;
+    *milliseconds = (float)((double)(int64_t)(end->moment->at_ns - start->moment->at_ns) / 1e6);
+    return CUDA_SUCCESS;
+}

@@ -1,7 +1,7 @@
 /* Copies of rectangles and boxes, and of pieces of arrays. */
 #include <string.h>
 
-#include "driver.h"
+#include "graph.h"
 
 struct side {
     uintptr_t base;
@@ -95,6 +95,7 @@ CUresult box_copy_now(const CUDA_MEMCPY3D *what)
 {
     CUcontext context;
     TRY(context_current(&context));
+    TRY(capture_unsafe());
     stream_wait(context, NULL); /* a copy that blocks comes after all the work before it */
     return box_copy(what);
 }
@@ -102,8 +103,11 @@ CUresult box_copy_now(const CUDA_MEMCPY3D *what)
 CUresult box_copy_on(const CUDA_MEMCPY3D *what, CUstream stream)
 {
     CUcontext context;
+    bool taken;
     TRY(stream_resolve(stream, &context, &stream));
-    return box_copy(what);
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEMCPY, .copy = *what};
+    TRY(capture_work(context, stream, &work, &taken));
+    return taken ? CUDA_SUCCESS : box_copy(what);
 }
 
 /* ---- three dimensions ---- */

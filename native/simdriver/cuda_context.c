@@ -308,6 +308,7 @@ CUresult cuCtxSynchronize(void)
 {
     CUcontext context;
     TRY(context_current(&context));
+    TRY(capture_all_refuse(context));
     stream_wait(context, NULL);
     return CUDA_SUCCESS;
 }

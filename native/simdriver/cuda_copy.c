@@ -11,6 +11,7 @@ static CUresult wait_for_work(void)
 {
     CUcontext context;
     TRY(context_current(&context));
+    TRY(capture_unsafe());
     stream_wait(context, NULL);
     return CUDA_SUCCESS;
 }

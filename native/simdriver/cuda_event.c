@@ -1,4 +1,6 @@
 /* Events: the moment when what was given to a stream before them is done. */
+#include <stdlib.h>
+
 #include "driver.h"
 #include "timeline.h"
 
@@ -57,6 +59,7 @@ CUresult cuEventDestroy_v2(CUevent event)
         import_give_back((uintptr_t)event->moment, sizeof *event->moment);
     else if (event->flags & CU_EVENT_INTERPROCESS)
         arena_give_back((uintptr_t)event->moment, sizeof *event->moment, event->offset);
+    free(event->tips.nodes);
     object_delete(event);
     return CUDA_SUCCESS;
 }
@@ -69,6 +72,8 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
     TRY(stream_resolve(handle, &context, &stream));
     if (!object_get(event, EVENT) || event->object.context != context)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (capture_record(event, stream))
+        return CUDA_SUCCESS;
     uint64_t now = node_now(), end = stream_end(context, stream);
     __atomic_store_n(&event->moment->at_ns, end > now ? end : now, __ATOMIC_RELEASE);
     event->moment->recorded = 1;
@@ -85,6 +90,8 @@ CUresult cuEventQuery(CUevent event)
     TRY(driver_ready());
     if (!object_get(event, EVENT))
         return CUDA_ERROR_INVALID_HANDLE;
+    if (capture_knows(event))
+        return CUDA_ERROR_CAPTURED_EVENT;
     return event->moment->at_ns <= node_now() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -93,6 +100,8 @@ CUresult cuEventSynchronize(CUevent event)
     TRY(driver_ready());
     if (!object_get(event, EVENT))
         return CUDA_ERROR_INVALID_HANDLE;
+    if (capture_knows(event))
+        return CUDA_ERROR_CAPTURED_EVENT;
     timeline_wait(event->moment->at_ns);
     return CUDA_SUCCESS;
 }

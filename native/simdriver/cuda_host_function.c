@@ -2,7 +2,7 @@
  * before it is done; who synchronises waits for them, too. */
 #include <stdlib.h>
 
-#include "driver.h"
+#include "graph.h"
 #include "timeline.h"
 
 struct call {
@@ -47,8 +47,13 @@ static CUresult enqueue(CUstream handle, CUhostFn function, CUstreamCallback cal
     CUcontext context;
     CUstream stream;
     TRY(stream_resolve(handle, &context, &stream));
-    if (!function && !callback)
-        return CUDA_ERROR_INVALID_VALUE;
+    bool taken;
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_HOST, .host = {function, data}};
+    if (callback) /* what a graph calls has another signature */
+        TRY(capture_refuse(context, stream));
+    TRY(capture_work(context, stream, &work, &taken));
+    if (taken)
+        return CUDA_SUCCESS;
     struct call *call = malloc(sizeof *call);
     if (!call)
         return CUDA_ERROR_OUT_OF_MEMORY;

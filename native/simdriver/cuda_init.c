@@ -29,6 +29,8 @@ static void after_fork(void)
     mappings_after_fork();
     arena_after_fork();
     ipc_after_fork();
+    captures_after_fork();
+    streams_after_fork();
     pools_after_fork();
     host_functions_after_fork();
 }

@@ -76,6 +76,10 @@ static void give_back(const struct allocation *held)
         mapping_give_back(held);
         return;
     }
+    if (held->kind == MEMORY_GRAPH) {
+        graph_give_back(held);
+        return;
+    }
     if (held->kind == MEMORY_IMPORTED)
         import_give_back(held->base, held->size);
     else if (held->base && (held->kind == MEMORY_DEVICE || held->kind == MEMORY_ARRAY))
@@ -248,7 +252,7 @@ void memory_after_fork(void)
 
 /* ---- the calls ---- */
 
-#define DEVICE_KINDS (1u << MEMORY_DEVICE | 1u << MEMORY_MANAGED)
+#define DEVICE_KINDS (1u << MEMORY_DEVICE | 1u << MEMORY_MANAGED | 1u << MEMORY_GRAPH)
 
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
@@ -268,6 +272,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
     CUcontext context;
     struct allocation made;
     TRY(context_current(&context));
+    TRY(capture_unsafe());
     if (!pointer)
         return CUDA_ERROR_INVALID_VALUE;
     TRY(memory_new(context, MEMORY_DEVICE, bytes, 0, &made));
@@ -308,6 +313,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
     TRY(driver_ready());
     if (pointer == 0)
         return CUDA_SUCCESS;
+    TRY(capture_unsafe());
     if (!memory_find(pointer, &held))
         return CUDA_ERROR_INVALID_VALUE;
     if (held.context)

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "account.h"
-#include "driver.h"
+#include "graph.h"
 
 struct CUmemPoolHandle_st {
     struct object object;
@@ -18,7 +18,7 @@ struct CUmemPoolHandle_st {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static CUmemoryPool standard[FENKA_NODE_CARDS], chosen[FENKA_NODE_CARDS];
+static CUmemoryPool standard[FENKA_NODE_CARDS], chosen[FENKA_NODE_CARDS], graphs[FENKA_NODE_CARDS];
 
 static CUmemoryPool pool_new(CUdevice device)
 {
@@ -41,6 +41,18 @@ static CUmemoryPool pool_of(CUmemoryPool *pools, CUdevice device)
     CUmemoryPool pool = pools[device] ? pools[device] : standard[device];
     pthread_mutex_unlock(&lock);
     return pool;
+}
+
+/* Keeps all it ever had, until it is trimmed. */
+CUmemoryPool pool_of_graphs(CUdevice device)
+{
+    pthread_mutex_lock(&lock);
+    if (!graphs[device] && (graphs[device] = pool_new(device))) {
+        graphs[device]->standard = true;
+        graphs[device]->attributes[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD] = UINT64_MAX;
+    }
+    pthread_mutex_unlock(&lock);
+    return graphs[device];
 }
 
 static CUmemoryPool pool_get(CUmemoryPool handle)
@@ -95,8 +107,12 @@ void pools_card_left(uint32_t card)
 {
     pthread_mutex_lock(&lock);
     for (CUdevice device = 0; device < device_count; device++)
-        if (device_cards[device] == card && standard[device])
-            shrink(standard[device], 0);
+        if (device_cards[device] == card) {
+            if (standard[device])
+                shrink(standard[device], 0);
+            if (graphs[device])
+                shrink(graphs[device], 0);
+        }
     pthread_mutex_unlock(&lock);
 }
 
@@ -105,6 +121,7 @@ void pools_after_fork(void)
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     memset(standard, 0, sizeof standard);
     memset(chosen, 0, sizeof chosen);
+    memset(graphs, 0, sizeof graphs);
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
@@ -287,6 +304,22 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
     return CUDA_SUCCESS;
 }
 
+static CUresult captured_allocation(CUdeviceptr *pointer, size_t bytes, CUcontext context,
+                                    CUstream stream)
+{
+    bool taken;
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
+    if (bytes == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(graph_memory_new(context->device, bytes, &work.taken.memory));
+    work.taken.asked.bytesize = bytes;
+    work.taken.asked.dptr = *pointer = work.taken.memory->base;
+    CUresult result = capture_work(context, stream, &work, &taken);
+    if (result != CUDA_SUCCESS)
+        graph_memory_hold(work.taken.memory, -1);
+    return result;
+}
+
 static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
     CUcontext context;
@@ -300,6 +333,8 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, 
         return CUDA_ERROR_INVALID_VALUE;
     if (pool->device >= 0 && pool->device != context->device)
         return CUDA_ERROR_INVALID_DEVICE;
+    if (stream_capturing(stream))
+        return captured_allocation(pointer, bytes, context, stream);
     TRY(memory_new_in_pool(context, bytes, pool, pool->device < 0, &made));
     *pointer = made.base;
     return CUDA_SUCCESS;
@@ -321,9 +356,15 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
 {
     CUcontext context;
     TRY(stream_resolve(stream, &context, &stream));
+    bool taken;
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .freed = pointer};
+    TRY(capture_work(context, stream, &work, &taken));
+    if (taken)
+        return CUDA_SUCCESS;
     /* Memory of the host comes from a pool only when it was allocated like this. */
     struct allocation held;
     bool pooled = memory_find(pointer, &held) && held.pool;
-    return pointer ? memory_drop(pointer, 1u << MEMORY_DEVICE | (pooled ? 1u << MEMORY_HOST : 0))
+    return pointer ? memory_drop(pointer, 1u << MEMORY_DEVICE | 1u << MEMORY_GRAPH |
+                                      (pooled ? 1u << MEMORY_HOST : 0))
                    : CUDA_SUCCESS;
 }

@@ -4,12 +4,46 @@
 
 static uint64_t last_id;
 
+/* ---- the thread's own streams, one per context ---- */
+
+static __thread CUstream own_streams;
+static pthread_key_t thread_end;
+static pthread_once_t thread_end_made = PTHREAD_ONCE_INIT;
+
+static void forget_own(void *first)
+{
+    for (CUstream stream = first, next; stream; stream = next) {
+        next = stream->sibling;
+        object_delete(stream);
+    }
+}
+
+static void make_thread_end(void) { pthread_key_create(&thread_end, forget_own); }
+
+static CUstream stream_of_thread(CUcontext context)
+{
+    for (CUstream stream = own_streams; stream; stream = stream->sibling)
+        if (stream->object.context == context && object_get(stream, STREAM))
+            return stream;
+    CUstream made = object_new(STREAM, sizeof *made, context);
+    if (!made)
+        return NULL;
+    made->id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED);
+    made->sibling = own_streams;
+    own_streams = made;
+    pthread_once(&thread_end_made, make_thread_end);
+    pthread_setspecific(thread_end, made);
+    return made;
+}
+
+void streams_after_fork(void) { own_streams = NULL; }
+
 CUresult stream_resolve(CUstream handle, CUcontext *context, CUstream *stream)
 {
     if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
         TRY(context_current(context));
-        *stream = NULL;
-        return CUDA_SUCCESS;
+        *stream = handle == CU_STREAM_PER_THREAD ? stream_of_thread(*context) : NULL;
+        return handle != CU_STREAM_PER_THREAD || *stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     }
     TRY(driver_ready());
     CUstream known = object_get(handle, STREAM);
@@ -70,6 +104,7 @@ CUresult cuStreamDestroy_v2(CUstream stream)
     TRY(driver_ready());
     if (!object_get(stream, STREAM))
         return CUDA_ERROR_INVALID_HANDLE;
+    capture_lose(stream);
     object_delete(stream);
     return CUDA_SUCCESS;
 }
@@ -79,6 +114,7 @@ CUresult cuStreamSynchronize(CUstream handle)
     CUcontext context;
     CUstream stream;
     TRY(stream_resolve(handle, &context, &stream));
+    TRY(capture_refuse(context, stream));
     stream_wait(context, stream);
     return CUDA_SUCCESS;
 }
@@ -88,6 +124,7 @@ CUresult cuStreamQuery(CUstream handle)
     CUcontext context;
     CUstream stream;
     TRY(stream_resolve(handle, &context, &stream));
+    TRY(capture_refuse(context, stream));
     return stream_done(context, stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -146,17 +183,6 @@ CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
-{
-    CUcontext context;
-    CUstream stream;
-    TRY(stream_resolve(handle, &context, &stream));
-    if (!status)
-        return CUDA_ERROR_INVALID_VALUE;
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return CUDA_SUCCESS;
-}
-
 CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
 {
     CUcontext context;
@@ -165,6 +191,10 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
     TRY(stream_resolve(handle, &context, &stream));
     if (!object_get(event, EVENT))
         return CUDA_ERROR_INVALID_HANDLE;
+    bool taken;
+    TRY(capture_wait(event, stream, &taken));
+    if (taken)
+        return CUDA_SUCCESS;
     stream_extend(context, stream, __atomic_load_n(&event->moment->at_ns, __ATOMIC_ACQUIRE));
     return CUDA_SUCCESS;
 }

@@ -29,7 +29,8 @@ uint32_t environment_number(const char *name, uint32_t otherwise);
 int visible_cards(const char *wish, const struct fenka_node *node, uint32_t *cards);
 
 /* ---- objects.c: handles ---- */
-enum object_kind { STREAM = 1, EVENT, MODULE, FUNCTION, POOL, HANDLE, ARRAY, MIPMAP, OBJECT_KINDS };
+enum object_kind { STREAM = 1, EVENT, MODULE, FUNCTION, POOL, HANDLE, ARRAY, MIPMAP, GRAPH, NODE, EXEC,
+                   OBJECT_KINDS };
 struct object {
     uint32_t kind; /* 0 = deleted */
     uint32_t life; /* of the context when this was made */
@@ -72,6 +73,35 @@ static inline void raise_to(uint64_t *at, uint64_t value)
         ;
 }
 
+/* ---- cuda_capture.c ---- */
+struct capture;
+struct graph_work;
+/* The last nodes of a captured stream, or those that an event stands for. */
+struct tips {
+    CUgraphNode *nodes;
+    size_t count;
+};
+bool stream_capturing(CUstream stream);
+/* *taken: the stream is being captured, and the work now belongs to the graph. */
+CUresult capture_work(CUcontext context, CUstream stream, const struct graph_work *work, bool *taken);
+/* An error where a call that may wait for the device would spoil a capture. */
+CUresult capture_unsafe(void);
+/* The same for questions to the stream, and for waiting for the whole context. */
+CUresult capture_refuse(CUcontext context, CUstream stream);
+CUresult capture_all_refuse(CUcontext context);
+/* True where the event now stands for a place in a graph. */
+bool capture_record(CUevent event, CUstream stream);
+CUresult capture_wait(CUevent event, CUstream stream, bool *taken);
+bool capture_knows(CUevent event);
+void capture_lose(CUstream stream);
+void captures_after_fork(void);
+
+/* ---- cuda_graph_exec.c ---- */
+struct allocation;
+void graph_give_back(const struct allocation *held);
+CUmemoryPool pool_of_graphs(CUdevice device);
+CUresult set_rows(const CUDA_MEMSET_NODE_PARAMS *what);
+
 /* ---- cuda_stream.c ---- */
 struct CUstream_st {
     struct object object;
@@ -79,14 +109,20 @@ struct CUstream_st {
     int priority;
     uint64_t id;
     uint64_t end_ns;
+    struct capture *capture;
+    struct tips tips;
+    CUstream member; /* the next stream of the capture */
+    CUstream sibling; /* the next of the thread's own streams */
 };
-/* NULL, legacy and per-thread handles mean the current context's own line: *stream is NULL. */
+/* NULL and the legacy handle mean the current context's own line: *stream is NULL. The per-thread
+ * handle means a stream that belongs to the calling thread. */
 CUresult stream_resolve(CUstream handle, CUcontext *context, CUstream *stream);
 uint64_t stream_end(CUcontext context, CUstream stream);
 void stream_extend(CUcontext context, CUstream stream, uint64_t end_ns);
 
 /* Sleeps until all that was given to the stream, or to the context, is done. */
 void stream_wait(CUcontext context, CUstream stream);
+void streams_after_fork(void);
 bool stream_done(CUcontext context, CUstream stream);
 
 /* ---- cuda_event.c ---- */
@@ -101,6 +137,8 @@ struct CUevent_st {
     bool imported;
     off_t offset; /* in the arena, of an event for other processes */
     struct moment *moment, own;
+    uint64_t capture_id; /* of the capture in which it was recorded last */
+    struct tips tips;
 };
 /* Where an event that was made for other processes keeps its moment. */
 CUresult event_offset(CUevent event, off_t *offset);
@@ -118,6 +156,7 @@ enum memory_kind {
     MEMORY_REGISTERED,
     MEMORY_MAPPED,
     MEMORY_ARRAY,    /* its address is nobody's business */
+    MEMORY_GRAPH,    /* of an allocation node */
     MEMORY_IMPORTED, /* another process's, and charged to it */
 };
 #define HOST_ACCESS FENKA_NODE_CARDS

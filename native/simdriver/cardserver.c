@@ -111,6 +111,9 @@ static void empty_slot(uint32_t slot)
         process->busy_ns[card] = 0;
         if (card < state->card_count)
             memset(state->busy[card][slot], 0, sizeof state->busy[card][slot]);
+        struct fenka_node_line *line = &state->lines[card][slot];
+        if (line->given || line->served || line->turns)
+            line->given = line->served = line->turns = 0;
     }
     process->pid = 0;
 }
@@ -123,7 +126,7 @@ static void forget_everyone(void)
         empty_slot(slot);
     __atomic_store_n(&state->slots_used, 0, __ATOMIC_RELEASE);
     for (uint32_t card = 0; card < FENKA_NODE_CARDS; card++)
-        state->cards[card].free_at_ns = 0;
+        state->cards[card].clock_ns = state->cards[card].lock = state->cards[card].turn_left_ns = 0;
 }
 
 static uint32_t take_slot(int32_t pid, uint64_t *generation)

@@ -46,7 +46,7 @@ static CUresult bring_to_life(CUcontext context, CUdevice device, unsigned flags
     context->device = device;
     context->flags = flags;
     context->id = ++last_id;
-    context->end_ns = 0;
+    context->end = 0;
     context->life++;
     memset(context->limits, 0, sizeof context->limits);
     context->limits[CU_LIMIT_STACK_SIZE] = 1024;

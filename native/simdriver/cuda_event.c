@@ -4,6 +4,79 @@
 #include "driver.h"
 #include "timeline.h"
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* Per card, those that were recorded before their time, first the earliest recorded. */
+static CUevent unsettled[FENKA_NODE_CARDS], unsettled_last[FENKA_NODE_CARDS];
+
+void events_after_fork(void)
+{
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    for (int card = 0; card < FENKA_NODE_CARDS; card++)
+        unsettled[card] = unsettled_last[card] = NULL;
+}
+
+/* Under the lock. */
+static void unlist(CUevent event)
+{
+    uint32_t card = event->moment->place.card;
+    if (!event->sooner && unsettled[card] != event)
+        return;
+    *(event->sooner ? &event->sooner->later : &unsettled[card]) = event->later;
+    *(event->later ? &event->later->sooner : &unsettled_last[card]) = event->sooner;
+    event->later = event->sooner = NULL;
+}
+
+/* Under the lock. */
+static bool settle(CUevent event)
+{
+    struct moment *moment = event->moment;
+    if (moment->at_ns != 0 || !moment->recorded)
+        return true;
+    if (!timeline_reached(moment->place))
+        return false;
+    if (moment->place.generation == node_generation)
+        moment->at_ns = timeline_time_of(moment->place.card, moment->place.position);
+    return true;
+}
+
+void events_settle(uint32_t card)
+{
+    if (!__atomic_load_n(&unsettled[card], __ATOMIC_RELAXED))
+        return;
+    pthread_mutex_lock(&lock);
+    while (unsettled[card] && settle(unsettled[card]))
+        unlist(unsettled[card]);
+    pthread_mutex_unlock(&lock);
+}
+
+static bool event_done(CUevent event)
+{
+    pthread_mutex_lock(&lock);
+    bool done = settle(event);
+    if (done && !event->imported)
+        unlist(event);
+    pthread_mutex_unlock(&lock);
+    return done;
+}
+
+/* What is idle already is reached now and not when its last work was done. */
+static void mark(CUevent event, uint32_t card, uint64_t position)
+{
+    struct timeline_place place = timeline_own(card, position);
+    pthread_mutex_lock(&lock);
+    unlist(event);
+    bool idle = timeline_reached(place);
+    event->moment->place = place;
+    event->moment->at_ns = idle ? node_now() : 0;
+    __atomic_store_n(&event->moment->recorded, 1, __ATOMIC_RELEASE);
+    if (!idle) {
+        event->sooner = unsettled_last[card];
+        *(event->sooner ? &event->sooner->later : &unsettled[card]) = event;
+        unsettled_last[card] = event;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 #define FLAGS (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)
 
 CUresult event_from(CUevent *event, CUcontext context, struct moment *theirs)
@@ -55,6 +128,10 @@ CUresult cuEventDestroy_v2(CUevent event)
     TRY(driver_ready());
     if (!object_get(event, EVENT))
         return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&lock);
+    if (!event->imported)
+        unlist(event);
+    pthread_mutex_unlock(&lock);
     if (event->imported)
         import_give_back((uintptr_t)event->moment, sizeof *event->moment);
     else if (event->flags & CU_EVENT_INTERPROCESS)
@@ -74,9 +151,7 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
         return CUDA_ERROR_INVALID_HANDLE;
     if (capture_record(event, stream))
         return CUDA_SUCCESS;
-    uint64_t now = node_now(), end = stream_end(context, stream);
-    __atomic_store_n(&event->moment->at_ns, end > now ? end : now, __ATOMIC_RELEASE);
-    event->moment->recorded = 1;
+    mark(event, context->card, stream_end(context, stream));
     return CUDA_SUCCESS;
 }
 
@@ -92,7 +167,7 @@ CUresult cuEventQuery(CUevent event)
         return CUDA_ERROR_INVALID_HANDLE;
     if (capture_knows(event))
         return CUDA_ERROR_CAPTURED_EVENT;
-    return event->moment->at_ns <= node_now() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return event_done(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuEventSynchronize(CUevent event)
@@ -102,7 +177,9 @@ CUresult cuEventSynchronize(CUevent event)
         return CUDA_ERROR_INVALID_HANDLE;
     if (capture_knows(event))
         return CUDA_ERROR_CAPTURED_EVENT;
-    timeline_wait(event->moment->at_ns);
+    if (event->moment->recorded)
+        timeline_wait(event->moment->place);
+    events_settle(event->moment->place.card);
     return CUDA_SUCCESS;
 }
 
@@ -114,8 +191,7 @@ CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
     if (!object_get(start, EVENT) || !object_get(end, EVENT) || !start->moment->recorded ||
         !end->moment->recorded || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)
         return CUDA_ERROR_INVALID_HANDLE;
-    uint64_t now = node_now();
-    if (start->moment->at_ns > now || end->moment->at_ns > now)
+    if (!event_done(start) || !event_done(end))
         return CUDA_ERROR_NOT_READY;
     *milliseconds = (float)((double)(int64_t)(end->moment->at_ns - start->moment->at_ns) / 1e6);
     return CUDA_SUCCESS;

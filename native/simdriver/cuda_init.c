@@ -31,6 +31,8 @@ static void after_fork(void)
     ipc_after_fork();
     captures_after_fork();
     streams_after_fork();
+    events_after_fork();
+    timeline_after_fork();
     pools_after_fork();
     host_functions_after_fork();
 }

@@ -317,7 +317,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
     if (!memory_find(pointer, &held))
         return CUDA_ERROR_INVALID_VALUE;
     if (held.context)
-        timeline_wait(__atomic_load_n(&held.context->end_ns, __ATOMIC_ACQUIRE));
+        timeline_wait(timeline_own(held.context->card, stream_end(held.context, NULL)));
     return memory_drop(pointer, DEVICE_KINDS | (held.pool ? 1u << MEMORY_HOST : 0));
 }
 

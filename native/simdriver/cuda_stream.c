@@ -1,4 +1,4 @@
-/* Streams. A stream is no queue: it is the time at which what was given to it is done. */
+/* Streams. A stream is no queue: it is the position on the card's line of what was given to it last. */
 #include "driver.h"
 #include "timeline.h"
 
@@ -56,25 +56,26 @@ CUresult stream_resolve(CUstream handle, CUcontext *context, CUstream *stream)
 
 uint64_t stream_end(CUcontext context, CUstream stream)
 {
-    return __atomic_load_n(stream ? &stream->end_ns : &context->end_ns, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(stream ? &stream->end : &context->end, __ATOMIC_ACQUIRE);
 }
 
-void stream_extend(CUcontext context, CUstream stream, uint64_t end_ns)
+void stream_extend(CUcontext context, CUstream stream, uint64_t end)
 {
     if (stream)
-        raise_to(&stream->end_ns, end_ns);
-    raise_to(&context->end_ns, end_ns);
+        raise_to(&stream->end, end);
+    raise_to(&context->end, end);
 }
 
 void stream_wait(CUcontext context, CUstream stream)
 {
-    timeline_wait(stream_end(context, stream));
+    timeline_wait(timeline_own(context->card, stream_end(context, stream)));
+    events_settle(context->card);
     host_functions_wait(context);
 }
 
 bool stream_done(CUcontext context, CUstream stream)
 {
-    return stream_end(context, stream) <= node_now() &&
+    return timeline_reached(timeline_own(context->card, stream_end(context, stream))) &&
            __atomic_load_n(&context->host_functions, __ATOMIC_ACQUIRE) == 0;
 }
 
@@ -195,6 +196,13 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
     TRY(capture_wait(event, stream, &taken));
     if (taken)
         return CUDA_SUCCESS;
-    stream_extend(context, stream, __atomic_load_n(&event->moment->at_ns, __ATOMIC_ACQUIRE));
+    if (!event->moment->recorded)
+        return CUDA_SUCCESS;
+    /* A line has no place for waiting for another line, so the caller waits. */
+    struct timeline_place place = event->moment->place;
+    if (place.card != context->card || place.generation != node_generation)
+        timeline_wait(place);
+    else
+        stream_extend(context, stream, place.position);
     return CUDA_SUCCESS;
 }

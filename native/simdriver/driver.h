@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include "node.h"
+#include "timeline.h"
 
 #define TRY(call)                                                                                  \
     do {                                                                                           \
@@ -57,7 +58,7 @@ struct CUctx_st {
     unsigned flags;
     unsigned references;
     uint64_t id;
-    uint64_t end_ns; /* when all that was given to it is done */
+    uint64_t end; /* position on the card's time line of all that was given to it */
     unsigned host_functions; /* asked for and not yet called */
     size_t limits[CONTEXT_LIMITS];
     struct CUctx_st *next;
@@ -108,7 +109,7 @@ struct CUstream_st {
     unsigned flags;
     int priority;
     uint64_t id;
-    uint64_t end_ns;
+    uint64_t end;
     struct capture *capture;
     struct tips tips;
     CUstream member; /* the next stream of the capture */
@@ -118,7 +119,7 @@ struct CUstream_st {
  * handle means a stream that belongs to the calling thread. */
 CUresult stream_resolve(CUstream handle, CUcontext *context, CUstream *stream);
 uint64_t stream_end(CUcontext context, CUstream stream);
-void stream_extend(CUcontext context, CUstream stream, uint64_t end_ns);
+void stream_extend(CUcontext context, CUstream stream, uint64_t end);
 
 /* Sleeps until all that was given to the stream, or to the context, is done. */
 void stream_wait(CUcontext context, CUstream stream);
@@ -128,7 +129,8 @@ bool stream_done(CUcontext context, CUstream stream);
 /* ---- cuda_event.c ---- */
 /* What an event marks; in memory that other processes see where the event is theirs, too. */
 struct moment {
-    uint64_t at_ns;
+    struct timeline_place place;
+    uint64_t at_ns; /* 0 until somebody has asked for it after it was reached */
     uint64_t recorded;
 };
 struct CUevent_st {
@@ -137,11 +139,15 @@ struct CUevent_st {
     bool imported;
     off_t offset; /* in the arena, of an event for other processes */
     struct moment *moment, own;
-    uint64_t capture_id; /* of the capture in which it was recorded last */
+    CUevent later, sooner; /* among those of the card whose time is not known yet */
+    uint64_t capture_id;   /* of the capture in which it was recorded last */
     struct tips tips;
 };
 /* Where an event that was made for other processes keeps its moment. */
 CUresult event_offset(CUevent event, off_t *offset);
+/* Writes down the time of what was reached meanwhile, before the time line forgets it. */
+void events_settle(uint32_t card);
+void events_after_fork(void);
 CUresult event_from(CUevent *event, CUcontext context, struct moment *theirs);
 
 /* ---- cuda_host_function.c ---- */

@@ -20,10 +20,10 @@
 
 struct fenka_node *node_state;
 uint32_t node_slot;
+uint64_t node_generation;
 
 static int line = -1;
 static ino_t line_inode;
-static uint64_t generation;
 static uint64_t checked_ns;
 static bool lost;
 
@@ -47,7 +47,7 @@ void node_detach(void)
         close(line);
     line = -1;
     node_state = NULL;
-    generation = 0;
+    node_generation = 0;
 }
 
 void node_forget(void)
@@ -173,7 +173,7 @@ int node_attach(char hello)
     line = fd;
     line_inode = found.st_ino;
     node_slot = welcome.slot;
-    generation = welcome.generation;
+    node_generation = welcome.generation;
     lost = false;
     checked_ns = node_now();
     __atomic_store_n(&node_state, state, __ATOMIC_RELEASE);
@@ -258,7 +258,7 @@ bool node_alive(void)
 
 bool node_owns_slot(void)
 {
-    return node_state && generation != 0 &&
+    return node_state && node_generation != 0 &&
            __atomic_load_n(&node_state->processes[node_slot].generation, __ATOMIC_ACQUIRE) ==
-               generation;
+               node_generation;
 }

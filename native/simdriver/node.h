@@ -25,6 +25,7 @@ struct node_welcome {
 /* NULL until node_attach succeeded, and again after node_detach and node_forget. */
 extern struct fenka_node *node_state;
 extern uint32_t node_slot;
+extern uint64_t node_generation;
 
 /* 0, or an errno: ENOENT = no node is where this library was loaded from; anything else = the
  * node's card server does not answer. Not thread-safe: callers hold their own lock. */

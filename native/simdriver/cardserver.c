@@ -33,6 +33,10 @@ static int events, listener, signals;
 static unsigned clients;
 /* By file descriptor: the slot that its client holds. */
 static uint32_t slot_of[MAX_CLIENTS];
+/* And the file that its client shares, -1 = none, with the name that others ask for it by. */
+static int file_of[MAX_CLIENTS];
+static uint8_t token_of[MAX_CLIENTS][NODE_TOKEN];
+static int highest; /* descriptor of a client, ever */
 
 __attribute__((noreturn, format(printf, 1, 2))) static void fail(const char *sentence, ...)
 {
@@ -107,6 +111,9 @@ static void empty_slot(uint32_t slot)
         process->busy_ns[card] = 0;
         if (card < state->card_count)
             memset(state->busy[card][slot], 0, sizeof state->busy[card][slot]);
+        struct fenka_node_line *line = &state->lines[card][slot];
+        if (line->given || line->served || line->turns)
+            line->given = line->served = line->turns = 0;
     }
     process->pid = 0;
 }
@@ -119,7 +126,7 @@ static void forget_everyone(void)
         empty_slot(slot);
     __atomic_store_n(&state->slots_used, 0, __ATOMIC_RELEASE);
     for (uint32_t card = 0; card < FENKA_NODE_CARDS; card++)
-        state->cards[card].free_at_ns = 0;
+        state->cards[card].clock_ns = state->cards[card].lock = state->cards[card].turn_left_ns = 0;
 }
 
 static uint32_t take_slot(int32_t pid, uint64_t *generation)
@@ -166,6 +173,8 @@ static void accept_clients(void)
             continue;
         }
         slot_of[fd] = NO_SLOT;
+        file_of[fd] = -1;
+        highest = fd > highest ? fd : highest;
         clients++;
         watch(fd);
     }
@@ -175,30 +184,100 @@ static void hang_up(int fd)
 {
     if (slot_of[fd] != NO_SLOT)
         empty_slot(slot_of[fd]);
+    slot_of[fd] = NO_SLOT;
+    if (file_of[fd] >= 0)
+        close(file_of[fd]);
+    file_of[fd] = -1;
     close(fd);
     clients--;
+}
+
+union descriptor_message {
+    char bytes[CMSG_SPACE(sizeof(int))];
+    struct cmsghdr header;
+};
+
+/* One byte, and the descriptor that came with it or -1. */
+static ssize_t receive(int fd, char *byte, int *file)
+{
+    union descriptor_message beside;
+    struct iovec text = {byte, 1};
+    struct msghdr message = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = beside.bytes,
+                             .msg_controllen = sizeof beside.bytes};
+    ssize_t got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+    struct cmsghdr *first = got == 1 ? CMSG_FIRSTHDR(&message) : NULL;
+    *file = -1;
+    if (first && first->cmsg_type == SCM_RIGHTS)
+        memcpy(file, CMSG_DATA(first), sizeof *file);
+    return got;
+}
+
+static int shared_as(const uint8_t *token)
+{
+    for (int fd = 0; fd <= highest; fd++)
+        if (file_of[fd] >= 0 && memcmp(token_of[fd], token, NODE_TOKEN) == 0)
+            return file_of[fd];
+    return -1;
+}
+
+static bool answer(int fd, const struct node_welcome *welcome, int file)
+{
+    union descriptor_message beside = {
+        .header = {.cmsg_len = CMSG_LEN(sizeof file), .cmsg_level = SOL_SOCKET,
+                   .cmsg_type = SCM_RIGHTS}};
+    memcpy(CMSG_DATA(&beside.header), &file, sizeof file);
+    struct iovec text = {(void *)(uintptr_t)welcome, sizeof *welcome};
+    struct msghdr message = {.msg_iov = &text, .msg_iovlen = 1};
+    if (file >= 0) {
+        message.msg_control = beside.bytes;
+        message.msg_controllen = sizeof beside.bytes;
+    }
+    return sendmsg(fd, &message, MSG_NOSIGNAL) == (ssize_t)sizeof *welcome;
+}
+
+/* Takes the file in, or finds it. The token came in one piece with the first byte. */
+static bool exchange(int fd, char hello, int given, struct node_welcome *welcome)
+{
+    uint8_t token[NODE_TOKEN];
+    bool whole = recv(fd, token, sizeof token, 0) == (ssize_t)sizeof token;
+    if (hello == NODE_HELLO_FETCH) {
+        int file = whole ? shared_as(token) : -1;
+        welcome->ok = file >= 0;
+        return answer(fd, welcome, file);
+    }
+    welcome->ok = whole && given >= 0 && file_of[fd] < 0 && shared_as(token) < 0;
+    if (!welcome->ok)
+        return false;
+    file_of[fd] = given;
+    memcpy(token_of[fd], token, sizeof token);
+    return answer(fd, welcome, -1);
 }
 
 static void hear(int fd)
 {
     char hello;
-    ssize_t got = recv(fd, &hello, 1, 0);
+    int given;
+    ssize_t got = receive(fd, &hello, &given);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    if (got != 1 || slot_of[fd] != NO_SLOT) {
-        hang_up(fd);
-        return;
-    }
+    bool fits = got == 1 && slot_of[fd] == NO_SLOT && file_of[fd] < 0;
     struct node_welcome welcome = {.ok = 1};
-    if (hello == NODE_HELLO_CUDA) {
-        struct ucred peer = {.pid = 0};
-        socklen_t size = sizeof peer;
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size);
-        slot_of[fd] = take_slot(peer.pid, &welcome.generation);
-        welcome.slot = slot_of[fd];
-        welcome.ok = slot_of[fd] != NO_SLOT;
+    if (fits && (hello == NODE_HELLO_SHARE || hello == NODE_HELLO_FETCH)) {
+        fits = exchange(fd, hello, given, &welcome);
+    } else if (fits) {
+        if (hello == NODE_HELLO_CUDA) {
+            struct ucred peer = {.pid = 0};
+            socklen_t size = sizeof peer;
+            getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size);
+            slot_of[fd] = take_slot(peer.pid, &welcome.generation);
+            welcome.slot = slot_of[fd];
+            welcome.ok = slot_of[fd] != NO_SLOT;
+        }
+        fits = answer(fd, &welcome, -1);
     }
-    if (send(fd, &welcome, sizeof welcome, MSG_NOSIGNAL) != (ssize_t)sizeof welcome)
+    if (given >= 0 && given != file_of[fd])
+        close(given);
+    if (!fits)
         hang_up(fd);
 }
 
@@ -253,6 +332,7 @@ int main(int argc, char **argv)
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);
     }
+    memset(file_of, -1, sizeof file_of);
     open_state();
     events = epoll_create1(EPOLL_CLOEXEC);
     forget_everyone();

@@ -46,7 +46,7 @@ static CUresult bring_to_life(CUcontext context, CUdevice device, unsigned flags
     context->device = device;
     context->flags = flags;
     context->id = ++last_id;
-    context->end_ns = 0;
+    context->end = 0;
     context->life++;
     memset(context->limits, 0, sizeof context->limits);
     context->limits[CU_LIMIT_STACK_SIZE] = 1024;
@@ -64,8 +64,10 @@ static void end_life(CUcontext context)
     if (!node_owns_slot())
         return;
     uint64_t *held = &node_state->processes[node_slot].contexts[context->card];
-    if (__atomic_sub_fetch(held, 1, __ATOMIC_SEQ_CST) == 0)
-        account_release(context->card, node_state->cards[context->card].context_bytes);
+    if (__atomic_sub_fetch(held, 1, __ATOMIC_SEQ_CST) > 0)
+        return;
+    pools_card_left(context->card);
+    account_release(context->card, node_state->cards[context->card].context_bytes);
 }
 
 void contexts_after_fork(void)
@@ -306,6 +308,7 @@ CUresult cuCtxSynchronize(void)
 {
     CUcontext context;
     TRY(context_current(&context));
+    TRY(capture_all_refuse(context));
     stream_wait(context, NULL);
     return CUDA_SUCCESS;
 }

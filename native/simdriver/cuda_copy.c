@@ -11,22 +11,17 @@ static CUresult wait_for_work(void)
 {
     CUcontext context;
     TRY(context_current(&context));
+    TRY(capture_unsafe());
     stream_wait(context, NULL);
     return CUDA_SUCCESS;
-}
-
-static CUresult on_stream(CUstream stream)
-{
-    CUcontext context;
-    return stream_resolve(stream, &context, &stream);
 }
 
 static CUresult copy(uintptr_t to, bool to_device, uintptr_t from, bool from_device, size_t bytes)
 {
     if (bytes == 0)
         return CUDA_SUCCESS;
-    if (!to || !from || (to_device && !memory_holds(to, bytes)) ||
-        (from_device && !memory_holds(from, bytes)))
+    if (!to || !from || (to_device && !memory_holds(to, bytes, true)) ||
+        (from_device && !memory_holds(from, bytes, false)))
         return CUDA_ERROR_INVALID_VALUE;
     memmove((void *)to, (const void *)from, bytes);
     return CUDA_SUCCESS;
@@ -72,92 +67,42 @@ CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CU
     return copy(to, DEVICE, from, DEVICE, bytes);
 }
 
+/* ---- in a stream's turn ---- */
+
+static CUresult copy_on(CUmemorytype to_type, uintptr_t to, CUmemorytype from_type, uintptr_t from,
+                        size_t bytes, CUstream stream)
+{
+    CUDA_MEMCPY3D what = {.srcMemoryType = from_type, .srcHost = (void *)from, .srcDevice = from,
+                          .dstMemoryType = to_type, .dstHost = (void *)to, .dstDevice = to,
+                          .WidthInBytes = bytes, .Height = 1, .Depth = 1};
+    return box_copy_on(&what, stream);
+}
+
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
-    TRY(on_stream(stream));
-    return copy(to, DEVICE, (uintptr_t)from, HOST, bytes);
+    return copy_on(CU_MEMORYTYPE_DEVICE, to, CU_MEMORYTYPE_HOST, (uintptr_t)from, bytes, stream);
 }
 
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
-    TRY(on_stream(stream));
-    return copy((uintptr_t)to, HOST, from, DEVICE, bytes);
+    return copy_on(CU_MEMORYTYPE_HOST, (uintptr_t)to, CU_MEMORYTYPE_DEVICE, from, bytes, stream);
 }
 
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
-    TRY(on_stream(stream));
-    return copy(to, DEVICE, from, DEVICE, bytes);
+    return copy_on(CU_MEMORYTYPE_DEVICE, to, CU_MEMORYTYPE_DEVICE, from, bytes, stream);
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
-    TRY(on_stream(stream));
-    return copy_unified(to, from, bytes);
+    return copy_on(CU_MEMORYTYPE_UNIFIED, to, CU_MEMORYTYPE_UNIFIED, from, bytes, stream);
 }
 
 CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                            CUcontext from_context, size_t bytes, CUstream stream)
 {
-    TRY(on_stream(stream));
+    TRY(driver_ready());
     if (!context_valid(to_context) || !context_valid(from_context))
         return CUDA_ERROR_INVALID_CONTEXT;
-    return copy(to, DEVICE, from, DEVICE, bytes);
-}
-
-/* ---- rectangles ---- */
-
-struct side {
-    uintptr_t base;
-    size_t pitch;
-    bool device;
-};
-
-static CUresult resolve_side(CUmemorytype type, const void *host, CUdeviceptr device, size_t pitch,
-                             size_t x, size_t y, size_t width, struct side *side)
-{
-    struct allocation held;
-    if (type == CU_MEMORYTYPE_ARRAY)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    side->base = type == CU_MEMORYTYPE_HOST ? (uintptr_t)host : (uintptr_t)device;
-    side->device = type == CU_MEMORYTYPE_DEVICE ||
-                   (type == CU_MEMORYTYPE_UNIFIED && memory_find(side->base, &held));
-    side->pitch = pitch ? pitch : width;
-    if (!side->base || side->pitch < x + width)
-        return CUDA_ERROR_INVALID_VALUE;
-    side->base += y * side->pitch + x;
-    return CUDA_SUCCESS;
-}
-
-static CUresult copy_rectangle(const CUDA_MEMCPY2D *what)
-{
-    struct side to, from;
-    if (!what)
-        return CUDA_ERROR_INVALID_VALUE;
-    TRY(resolve_side(what->dstMemoryType, what->dstHost, what->dstDevice, what->dstPitch,
-                     what->dstXInBytes, what->dstY, what->WidthInBytes, &to));
-    TRY(resolve_side(what->srcMemoryType, what->srcHost, what->srcDevice, what->srcPitch,
-                     what->srcXInBytes, what->srcY, what->WidthInBytes, &from));
-    for (size_t row = 0; row < what->Height; row++)
-        TRY(copy(to.base + row * to.pitch, to.device, from.base + row * from.pitch, from.device,
-                 what->WidthInBytes));
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *what)
-{
-    TRY(wait_for_work());
-    return copy_rectangle(what);
-}
-
-CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *what)
-{
-    TRY(wait_for_work());
-    return copy_rectangle(what);
-}
-
-CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *what, CUstream stream)
-{
-    TRY(on_stream(stream));
-    return copy_rectangle(what);
+    return cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
 }

@@ -2,11 +2,11 @@
  * before it is done; who synchronises waits for them, too. */
 #include <stdlib.h>
 
-#include "driver.h"
+#include "graph.h"
 #include "timeline.h"
 
 struct call {
-    uint64_t at_ns;
+    struct timeline_place at;
     CUcontext context;
     CUstream stream;
     CUhostFn function;
@@ -17,7 +17,7 @@ struct call {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct call *queue; /* by time; equal times in the order of asking */
+static struct call *queue; /* by position; what is equal in the order of asking */
 static bool running;
 
 static void *serve(void *unused)
@@ -29,7 +29,7 @@ static void *serve(void *unused)
         struct call *call = queue;
         queue = call->next;
         pthread_mutex_unlock(&lock);
-        timeline_wait(call->at_ns);
+        timeline_wait(call->at);
         if (call->callback)
             call->callback(call->stream, CUDA_SUCCESS, call->data);
         else
@@ -47,12 +47,17 @@ static CUresult enqueue(CUstream handle, CUhostFn function, CUstreamCallback cal
     CUcontext context;
     CUstream stream;
     TRY(stream_resolve(handle, &context, &stream));
-    if (!function && !callback)
-        return CUDA_ERROR_INVALID_VALUE;
+    bool taken;
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_HOST, .host = {function, data}};
+    if (callback) /* what a graph calls has another signature */
+        TRY(capture_refuse(context, stream));
+    TRY(capture_work(context, stream, &work, &taken));
+    if (taken)
+        return CUDA_SUCCESS;
     struct call *call = malloc(sizeof *call);
     if (!call)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *call = (struct call){stream_end(context, stream), context, handle, function, callback, data,
+    *call = (struct call){timeline_own(context->card, stream_end(context, stream)), context, handle, function, callback, data,
                           NULL};
     pthread_mutex_lock(&lock);
     pthread_t thread;
@@ -62,7 +67,8 @@ static CUresult enqueue(CUstream handle, CUhostFn function, CUstreamCallback cal
     }
     if (running) {
         struct call **place = &queue;
-        while (*place && (*place)->at_ns <= call->at_ns)
+        while (*place && ((*place)->at.card != call->at.card ||
+                          (*place)->at.position <= call->at.position))
             place = &(*place)->next;
         call->next = *place;
         *place = call;

@@ -26,6 +26,14 @@ static void after_fork(void)
     objects_after_fork();
     contexts_after_fork();
     memory_after_fork();
+    mappings_after_fork();
+    arena_after_fork();
+    ipc_after_fork();
+    captures_after_fork();
+    streams_after_fork();
+    events_after_fork();
+    timeline_after_fork();
+    pools_after_fork();
     host_functions_after_fork();
 }
 

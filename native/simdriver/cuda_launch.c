@@ -1,21 +1,28 @@
 /* Launches take time on the card's line, and the questions one asks before launching. */
-#include "driver.h"
+#include "graph.h"
 #include "timeline.h"
 
 #define MAX_THREADS 1024
 #define WARP 32
 
-static CUresult launch(const void *handle, uint64_t blocks, uint64_t threads, CUstream stream_handle)
+static CUresult launch(const CUDA_KERNEL_NODE_PARAMS *what, CUstream stream_handle)
 {
     CUcontext context;
     CUstream stream;
     struct CUfunc_st *function;
     TRY(stream_resolve(stream_handle, &context, &stream));
-    TRY(function_resolve(handle, &function));
+    TRY(function_resolve(what->func, &function));
+    uint64_t blocks = (uint64_t)what->gridDimX * what->gridDimY * what->gridDimZ;
+    uint64_t threads = (uint64_t)what->blockDimX * what->blockDimY * what->blockDimZ;
     if (blocks == 0 || threads == 0 || threads > MAX_THREADS)
         return CUDA_ERROR_INVALID_VALUE;
-    stream_extend(context, stream,
-                  timeline_add(context->card, stream_end(context, stream), function->duration_ns));
+    bool taken;
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .kernel = *what};
+    TRY(capture_work(context, stream, &work, &taken));
+    if (taken)
+        return CUDA_SUCCESS;
+    stream_extend(context, stream, timeline_add(context->card, function->duration_ns));
+    events_settle(context->card);
     return CUDA_SUCCESS;
 }
 
@@ -24,20 +31,30 @@ CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int g
                         unsigned int block_z, unsigned int shared_bytes, CUstream stream,
                         void **parameters, void **extra)
 {
-    (void)shared_bytes, (void)parameters, (void)extra;
-    return launch(function, (uint64_t)grid_x * grid_y * grid_z,
-                  (uint64_t)block_x * block_y * block_z, stream);
+    CUDA_KERNEL_NODE_PARAMS what = {function, grid_x,  grid_y,       grid_z,     block_x, block_y,
+                                    block_z,  shared_bytes, parameters, extra, NULL,    NULL};
+    return launch(&what, stream);
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
                           void **extra)
 {
-    (void)parameters, (void)extra;
     if (!config)
         return CUDA_ERROR_INVALID_VALUE;
-    return launch(function, (uint64_t)config->gridDimX * config->gridDimY * config->gridDimZ,
-                  (uint64_t)config->blockDimX * config->blockDimY * config->blockDimZ,
-                  config->hStream);
+    return cuLaunchKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ,
+                          config->blockDimX, config->blockDimY, config->blockDimZ,
+                          config->sharedMemBytes, config->hStream, parameters, extra);
+}
+
+/* By hand, because the stream is in the struct. */
+CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                               void **extra)
+{
+    if (!config)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUlaunchConfig own = *config;
+    own.hStream = own.hStream ? own.hStream : CU_STREAM_PER_THREAD;
+    return cuLaunchKernelEx(&own, function, parameters, extra);
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,

@@ -12,7 +12,7 @@
 #include "timeline.h"
 
 #define GRANULE 512       /* bytes; what a card gives out at least */
-#define MAP_FROM 65536    /* smaller ones share pages: a process may hold only so many mappings */
+#define MAP_FROM 65536    /* of the host's memory; smaller ones share pages: a process may hold only so many mappings */
 #define PITCH 512         /* bytes */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -46,7 +46,7 @@ static void unlink_allocation(struct allocation *held)
         held->next->previous = held->previous;
 }
 
-static CUresult link_allocation(const struct allocation *filled)
+CUresult memory_link(const struct allocation *filled)
 {
     struct allocation *held = malloc(sizeof *held);
     if (!held)
@@ -72,14 +72,26 @@ static CUresult link_allocation(const struct allocation *filled)
 
 static void give_back(const struct allocation *held)
 {
-    if (held->mapped)
+    if (held->kind == MEMORY_MAPPED) {
+        mapping_give_back(held);
+        return;
+    }
+    if (held->kind == MEMORY_GRAPH) {
+        graph_give_back(held);
+        return;
+    }
+    if (held->kind == MEMORY_IMPORTED)
+        import_give_back(held->base, held->size);
+    else if (held->base && (held->kind == MEMORY_DEVICE || held->kind == MEMORY_ARRAY))
+        arena_give_back(held->base, held->charged, held->offset);
+    else if (held->mapped)
         munmap((void *)held->base, held->mapped);
     else if (held->kind != MEMORY_REGISTERED)
         free((void *)held->base);
-    if (held->charged)
-        account_release(held->card, held->charged);
     if (held->pool)
-        pool_account(held->pool, -(int64_t)held->charged);
+        pool_give_back(held->pool, held->charged);
+    else if (held->charged)
+        account_release(held->card, held->charged);
 }
 
 static void *back(size_t bytes, size_t *mapped)
@@ -106,16 +118,15 @@ static CUresult make(CUcontext context, enum memory_kind kind, size_t bytes, uns
     *out = (struct allocation){.size = bytes, .kind = kind, .flags = flags, .context = context,
                                .card = context->card, .device = context->device,
                                .pool = out->pool};
-    if (kind != MEMORY_HOST) {
-        if (!account_charge(context->card, whole))
+    if (kind != MEMORY_HOST || out->pool) {
+        if (!(out->pool ? pool_take(out->pool, whole) : account_charge(context->card, whole)))
             return node_owns_slot() ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_SYSTEM_NOT_READY;
         out->charged = whole;
-        if (out->pool)
-            pool_account(out->pool, (int64_t)whole);
     }
-    void *base = back(whole, &out->mapped);
-    out->base = (uintptr_t)base;
-    CUresult result = base ? link_allocation(out) : CUDA_ERROR_OUT_OF_MEMORY;
+    out->shared = kind == MEMORY_DEVICE || kind == MEMORY_ARRAY;
+    out->base = out->shared ? arena_take(whole, &out->offset)
+                            : (uintptr_t)back(whole, &out->mapped);
+    CUresult result = out->base ? memory_link(out) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS)
         give_back(out);
     return result;
@@ -128,11 +139,11 @@ CUresult memory_new(CUcontext context, enum memory_kind kind, size_t bytes, unsi
     return make(context, kind, bytes, flags, out);
 }
 
-CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool,
+CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool, bool host,
                             struct allocation *out)
 {
     out->pool = pool;
-    return make(context, MEMORY_DEVICE, bytes, 0, out);
+    return make(context, host ? MEMORY_HOST : MEMORY_DEVICE, bytes, 0, out);
 }
 
 CUresult memory_register(CUcontext context, void *base, size_t bytes, unsigned flags)
@@ -142,7 +153,7 @@ CUresult memory_register(CUcontext context, void *base, size_t bytes, unsigned f
     struct allocation held = {.base = (uintptr_t)base, .size = bytes, .kind = MEMORY_REGISTERED,
                               .flags = flags, .context = context, .card = context->card,
                               .device = context->device};
-    return link_allocation(&held);
+    return memory_link(&held);
 }
 
 CUresult memory_drop(uintptr_t base, unsigned kinds)
@@ -178,16 +189,57 @@ bool memory_find(uintptr_t address, struct allocation *found)
 {
     pthread_mutex_lock(&lock);
     const struct allocation *held = holding(address);
+    if (held && held->kind == MEMORY_ARRAY)
+        held = NULL;
     if (held)
         *found = *held;
     pthread_mutex_unlock(&lock);
     return held;
 }
 
-bool memory_holds(uintptr_t address, size_t bytes)
+static bool open_to(const struct allocation *held, bool write)
 {
-    struct allocation held;
-    return memory_find(address, &held) && bytes <= held.size - (address - held.base);
+    if (held->kind != MEMORY_MAPPED)
+        return true;
+    unsigned wanted = write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
+    for (unsigned who = 0; who <= HOST_ACCESS; who++)
+        if ((held->access[who] & wanted) == wanted)
+            return true;
+    return false;
+}
+
+bool memory_holds(uintptr_t address, size_t bytes, bool write)
+{
+    bool fits = false;
+    pthread_mutex_lock(&lock);
+    for (const struct allocation *held; (held = holding(address)) && open_to(held, write);) {
+        size_t rest = held->size - (address - held->base);
+        fits = bytes <= rest && held->kind != MEMORY_ARRAY;
+        if (fits || held->kind != MEMORY_MAPPED)
+            break;
+        bytes -= rest;
+        address += rest;
+    }
+    pthread_mutex_unlock(&lock);
+    return fits;
+}
+
+CUresult memory_set_access(uintptr_t base, unsigned who, CUmemAccess_flags flags)
+{
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    struct allocation *held = holding(base);
+    if (held && held->base == base && held->kind == MEMORY_MAPPED) {
+        held->access[who] = (uint8_t)flags;
+        unsigned all = 0;
+        for (unsigned i = 0; i <= HOST_ACCESS; i++)
+            all |= held->access[i];
+        int protection = (all & 1 ? PROT_READ : 0) | (all & 2 ? PROT_WRITE : 0);
+        if (mprotect((void *)base, held->size, protection) == 0)
+            result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
 }
 
 /* The child inherits copies of the parent's pages, but none of its allocations. */
@@ -200,7 +252,7 @@ void memory_after_fork(void)
 
 /* ---- the calls ---- */
 
-#define DEVICE_KINDS (1u << MEMORY_DEVICE | 1u << MEMORY_MANAGED)
+#define DEVICE_KINDS (1u << MEMORY_DEVICE | 1u << MEMORY_MANAGED | 1u << MEMORY_GRAPH)
 
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
@@ -220,6 +272,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
     CUcontext context;
     struct allocation made;
     TRY(context_current(&context));
+    TRY(capture_unsafe());
     if (!pointer)
         return CUDA_ERROR_INVALID_VALUE;
     TRY(memory_new(context, MEMORY_DEVICE, bytes, 0, &made));
@@ -260,9 +313,12 @@ CUresult cuMemFree_v2(CUdeviceptr pointer)
     TRY(driver_ready());
     if (pointer == 0)
         return CUDA_SUCCESS;
-    if (memory_find(pointer, &held))
-        timeline_wait(__atomic_load_n(&held.context->end_ns, __ATOMIC_ACQUIRE));
-    return memory_drop(pointer, DEVICE_KINDS);
+    TRY(capture_unsafe());
+    if (!memory_find(pointer, &held))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (held.context)
+        timeline_wait(timeline_own(held.context->card, stream_end(held.context, NULL)));
+    return memory_drop(pointer, DEVICE_KINDS | (held.pool ? 1u << MEMORY_HOST : 0));
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr pointer)

@@ -6,7 +6,7 @@
 static CUresult attribute_of(const struct allocation *held, CUdeviceptr pointer,
                              CUpointer_attribute attribute, void *value)
 {
-    bool host = held->kind == MEMORY_HOST || held->kind == MEMORY_REGISTERED;
+    bool host = held->kind == MEMORY_HOST || held->kind == MEMORY_REGISTERED || held->device < 0;
     switch ((int)attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)value = held->context; break;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
@@ -22,7 +22,9 @@ static CUresult attribute_of(const struct allocation *held, CUdeviceptr pointer,
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)value = held->id; break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(int *)value = held->kind == MEMORY_MANAGED; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)value = held->device; break;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)value = 0; break;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        *(int *)value = held->kind == MEMORY_DEVICE && !held->pool;
+        break;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)value = held->base; break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)value = held->size; break;
     case CU_POINTER_ATTRIBUTE_MAPPED: *(int *)value = 1; break;

@@ -1,18 +1,24 @@
-/* Stream-ordered allocation. A pool keeps nothing back: what is freed is free at once. */
+/* Stream-ordered allocation. What is freed stays with the pool, and charged, up to its release
+ * threshold; beyond that it is given back at once and not only at the next synchronisation. A pool's
+ * memory has no pieces: any of it serves any later request. */
 #include <string.h>
 
-#include "driver.h"
+#include "account.h"
+#include "graph.h"
 
 struct CUmemPoolHandle_st {
     struct object object;
-    CUdevice device;
+    CUdevice device; /* -1: host memory, which is not charged */
+    uint32_t card;
     bool standard;
-    int64_t used, high;
+    bool doomed; /* destroyed, with allocations outstanding */
+    uint64_t used, used_high, reserved, reserved_high, limit;
     uint64_t attributes[16];
+    uint8_t access[FENKA_NODE_CARDS];
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static CUmemoryPool standard[FENKA_NODE_CARDS], chosen[FENKA_NODE_CARDS];
+static CUmemoryPool standard[FENKA_NODE_CARDS], chosen[FENKA_NODE_CARDS], graphs[FENKA_NODE_CARDS];
 
 static CUmemoryPool pool_new(CUdevice device)
 {
@@ -20,6 +26,7 @@ static CUmemoryPool pool_new(CUdevice device)
     if (!pool)
         return NULL;
     pool->device = device;
+    pool->card = device >= 0 ? device_cards[device] : 0;
     pool->attributes[CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES] = 1;
     pool->attributes[CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC] = 1;
     pool->attributes[CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES] = 1;
@@ -36,11 +43,85 @@ static CUmemoryPool pool_of(CUmemoryPool *pools, CUdevice device)
     return pool;
 }
 
-void pool_account(CUmemoryPool pool, int64_t bytes)
+/* Keeps all it ever had, until it is trimmed. */
+CUmemoryPool pool_of_graphs(CUdevice device)
 {
-    int64_t used = __atomic_add_fetch(&pool->used, bytes, __ATOMIC_RELAXED);
-    if (used > pool->high)
-        pool->high = used;
+    pthread_mutex_lock(&lock);
+    if (!graphs[device] && (graphs[device] = pool_new(device))) {
+        graphs[device]->standard = true;
+        graphs[device]->attributes[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD] = UINT64_MAX;
+    }
+    pthread_mutex_unlock(&lock);
+    return graphs[device];
+}
+
+static CUmemoryPool pool_get(CUmemoryPool handle)
+{
+    CUmemoryPool pool = object_get(handle, POOL);
+    return pool && !pool->doomed ? pool : NULL;
+}
+
+/* Under the lock. */
+static void shrink(CUmemoryPool pool, uint64_t keep)
+{
+    if (keep < pool->used)
+        keep = pool->used;
+    if (pool->reserved <= keep)
+        return;
+    if (pool->device >= 0)
+        account_release(pool->card, pool->reserved - keep);
+    pool->reserved = keep;
+}
+
+bool pool_take(CUmemoryPool pool, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t wanted = pool->used + bytes;
+    bool granted = !pool->limit || wanted <= pool->limit;
+    if (granted && wanted > pool->reserved) {
+        granted = pool->device < 0 || account_charge(pool->card, wanted - pool->reserved);
+        pool->reserved = granted ? wanted : pool->reserved;
+    }
+    if (granted)
+        pool->used = wanted;
+    if (pool->used > pool->used_high)
+        pool->used_high = pool->used;
+    if (pool->reserved > pool->reserved_high)
+        pool->reserved_high = pool->reserved;
+    pthread_mutex_unlock(&lock);
+    return granted;
+}
+
+void pool_give_back(CUmemoryPool pool, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    pool->used -= bytes;
+    shrink(pool, pool->doomed ? 0 : pool->attributes[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD]);
+    bool last = pool->doomed && pool->used == 0;
+    pthread_mutex_unlock(&lock);
+    if (last)
+        object_delete(pool);
+}
+
+void pools_card_left(uint32_t card)
+{
+    pthread_mutex_lock(&lock);
+    for (CUdevice device = 0; device < device_count; device++)
+        if (device_cards[device] == card) {
+            if (standard[device])
+                shrink(standard[device], 0);
+            if (graphs[device])
+                shrink(graphs[device], 0);
+        }
+    pthread_mutex_unlock(&lock);
+}
+
+void pools_after_fork(void)
+{
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    memset(standard, 0, sizeof standard);
+    memset(chosen, 0, sizeof chosen);
+    memset(graphs, 0, sizeof graphs);
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
@@ -67,7 +148,7 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 {
     uint32_t card;
     TRY(device_card(device, &card));
-    if (!object_get(pool, POOL) || pool->device != device)
+    if (!pool_get(pool) || pool->device != device)
         return CUDA_ERROR_INVALID_VALUE;
     chosen[device] = pool;
     return CUDA_SUCCESS;
@@ -76,33 +157,86 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
 {
     uint32_t card;
-    if (!pool || !properties)
+    TRY(driver_ready());
+    if (!pool || !properties || properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
-    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    TRY(device_card(properties->location.id, &card));
-    *pool = pool_new(properties->location.id);
-    return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE)
+        return CUDA_ERROR_NOT_SUPPORTED; /* pools are not shared between processes */
+    CUmemLocationType where = properties->location.type;
+    bool host = where >= CU_MEM_LOCATION_TYPE_HOST && where <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+    if (!host && where != CU_MEM_LOCATION_TYPE_DEVICE)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!host)
+        TRY(device_card(properties->location.id, &card));
+    *pool = pool_new(host ? -1 : properties->location.id);
+    if (!*pool)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    (*pool)->limit = properties->maxSize;
+    return CUDA_SUCCESS;
 }
 
+/* With allocations outstanding it ends with the last of them. */
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     TRY(driver_ready());
-    if (!object_get(pool, POOL) || pool->standard)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (chosen[pool->device] == pool)
-        chosen[pool->device] = NULL;
-    /* With allocations outstanding it stays, unseen: they still count down when they are freed. */
-    if (__atomic_load_n(&pool->used, __ATOMIC_RELAXED) == 0)
+    pthread_mutex_lock(&lock);
+    bool fits = pool_get(pool) && !pool->standard, empty = false;
+    if (fits) {
+        for (CUdevice device = 0; device < device_count; device++)
+            if (chosen[device] == pool)
+                chosen[device] = NULL;
+        pool->doomed = true;
+        shrink(pool, 0);
+        empty = pool->used == 0;
+    }
+    pthread_mutex_unlock(&lock);
+    if (empty)
         object_delete(pool);
-    return CUDA_SUCCESS;
+    return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
-    (void)keep; /* nothing is kept back */
     TRY(driver_ready());
-    return object_get(pool, POOL) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (!pool_get(pool))
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    shrink(pool, keep);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+/* Kept and answered; all simulated memory is the host's, so every device can reach it. */
+CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *wishes, size_t count)
+{
+    uint32_t card;
+    TRY(driver_ready());
+    if (!pool_get(pool) || !wishes)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; i++) {
+        if (wishes[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+            return CUDA_ERROR_INVALID_VALUE;
+        TRY(device_card(wishes[i].location.id, &card));
+        bool own = wishes[i].location.id == pool->device;
+        if (wishes[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE &&
+            (own || wishes[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE))
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    for (size_t i = 0; i < count; i++)
+        pool->access[wishes[i].location.id] = (uint8_t)wishes[i].flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *location)
+{
+    uint32_t card;
+    TRY(driver_ready());
+    if (!flags || !pool_get(pool) || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(device_card(location->id, &card));
+    *flags = location->id == pool->device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                          : (CUmemAccess_flags)pool->access[location->id];
+    return CUDA_SUCCESS;
 }
 
 static bool is_flag(CUmemPool_attribute attribute)
@@ -112,41 +246,78 @@ static bool is_flag(CUmemPool_attribute attribute)
            attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
 }
 
+static CUresult set_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, const void *value)
+{
+    if (is_flag(attribute)) {
+        pool->attributes[attribute] = *(const int *)value != 0;
+        return CUDA_SUCCESS;
+    }
+    cuuint64_t number = *(const cuuint64_t *)value;
+    switch (attribute) {
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+        pool->attributes[attribute] = number;
+        shrink(pool, number);
+        return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+        if (number != 0) /* the high-water marks may be reset, and only to zero */
+            return CUDA_ERROR_INVALID_VALUE;
+        if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+            pool->used_high = pool->used;
+        else
+            pool->reserved_high = pool->reserved;
+        return CUDA_SUCCESS;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
     TRY(driver_ready());
-    if (!object_get(pool, POOL) || !value || (unsigned)attribute >= 16)
+    if (!pool_get(pool) || !value)
         return CUDA_ERROR_INVALID_VALUE;
-    if (is_flag(attribute))
-        pool->attributes[attribute] = (uint64_t)*(int *)value;
-    else if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
-        pool->attributes[attribute] = *(cuuint64_t *)value;
-    else if (*(cuuint64_t *)value == 0) /* the high-water marks may be reset, and only to zero */
-        pool->high = pool->used;
-    else
-        return CUDA_ERROR_INVALID_VALUE;
-    return CUDA_SUCCESS;
+    pthread_mutex_lock(&lock);
+    CUresult result = set_attribute(pool, attribute, value);
+    pthread_mutex_unlock(&lock);
+    return result;
 }
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
     TRY(driver_ready());
-    if (!object_get(pool, POOL) || !value || (unsigned)attribute >= 16)
+    if (!pool_get(pool) || !value)
         return CUDA_ERROR_INVALID_VALUE;
+    cuuint64_t number;
     switch (attribute) {
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
-    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *(cuuint64_t *)value = (cuuint64_t)pool->used; break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *(cuuint64_t *)value = (cuuint64_t)pool->high; break;
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
-        *(cuuint64_t *)value = pool->attributes[attribute];
-        break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: number = pool->reserved; break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: number = pool->reserved_high; break;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: number = pool->used; break;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: number = pool->used_high; break;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: number = pool->attributes[attribute]; break;
     default:
         if (!is_flag(attribute))
             return CUDA_ERROR_INVALID_VALUE;
         *(int *)value = (int)pool->attributes[attribute];
+        return CUDA_SUCCESS;
     }
+    *(cuuint64_t *)value = number;
     return CUDA_SUCCESS;
+}
+
+static CUresult captured_allocation(CUdeviceptr *pointer, size_t bytes, CUcontext context,
+                                    CUstream stream)
+{
+    bool taken;
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
+    if (bytes == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(graph_memory_new(context->device, bytes, &work.taken.memory));
+    work.taken.asked.bytesize = bytes;
+    work.taken.asked.dptr = *pointer = work.taken.memory->base;
+    CUresult result = capture_work(context, stream, &work, &taken);
+    if (result != CUDA_SUCCESS)
+        graph_memory_hold(work.taken.memory, -1);
+    return result;
 }
 
 static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
@@ -158,11 +329,13 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, 
         return CUDA_ERROR_INVALID_VALUE;
     if (!pool)
         pool = pool_of(chosen, context->device);
-    if (!object_get(pool, POOL))
+    if (!pool_get(pool))
         return CUDA_ERROR_INVALID_VALUE;
-    if (pool->device != context->device)
+    if (pool->device >= 0 && pool->device != context->device)
         return CUDA_ERROR_INVALID_DEVICE;
-    TRY(memory_new_in_pool(context, bytes, pool, &made));
+    if (stream_capturing(stream))
+        return captured_allocation(pointer, bytes, context, stream);
+    TRY(memory_new_in_pool(context, bytes, pool, pool->device < 0, &made));
     *pointer = made.base;
     return CUDA_SUCCESS;
 }
@@ -175,7 +348,7 @@ CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool,
                                  CUstream stream)
 {
-    return object_get(pool, POOL) ? allocate(pointer, bytes, pool, stream)
+    return pool_get(pool) ? allocate(pointer, bytes, pool, stream)
                                   : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -183,5 +356,15 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
 {
     CUcontext context;
     TRY(stream_resolve(stream, &context, &stream));
-    return pointer ? memory_drop(pointer, 1u << MEMORY_DEVICE) : CUDA_SUCCESS;
+    bool taken;
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .freed = pointer};
+    TRY(capture_work(context, stream, &work, &taken));
+    if (taken)
+        return CUDA_SUCCESS;
+    /* Memory of the host comes from a pool only when it was allocated like this. */
+    struct allocation held;
+    bool pooled = memory_find(pointer, &held) && held.pool;
+    return pointer ? memory_drop(pointer, 1u << MEMORY_DEVICE | 1u << MEMORY_GRAPH |
+                                      (pooled ? 1u << MEMORY_HOST : 0))
+                   : CUDA_SUCCESS;
 }

@@ -2,17 +2,17 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "driver.h"
+#include "graph.h"
 
 #define PAGE 4096
 #define WORTH_DROPPING (1u << 20)
 
-static CUresult ready(bool wait, CUstream stream)
+static CUresult ready(void)
 {
     CUcontext context;
-    TRY(stream_resolve(stream, &context, &stream));
-    if (wait)
-        stream_wait(context, NULL);
+    TRY(context_current(&context));
+    TRY(capture_unsafe());
+    stream_wait(context, NULL);
     return CUDA_SUCCESS;
 }
 
@@ -22,8 +22,9 @@ static void zero(uintptr_t at, size_t bytes)
 {
     uintptr_t from = (at + PAGE - 1) / PAGE * PAGE, to = (at + bytes) / PAGE * PAGE;
     struct allocation held;
-    bool ours = memory_find(at, &held) && held.mapped;
-    if (!ours || bytes < WORTH_DROPPING || madvise((void *)from, to - from, MADV_DONTNEED) != 0) {
+    bool ours = memory_find(at, &held) && (held.mapped || held.shared);
+    int drop = ours && held.shared ? MADV_REMOVE : MADV_DONTNEED;
+    if (!ours || bytes < WORTH_DROPPING || madvise((void *)from, to - from, drop) != 0) {
         memset((void *)at, 0, bytes);
         return;
     }
@@ -36,7 +37,7 @@ static CUresult fill(uintptr_t at, uint32_t pattern, size_t width, size_t count)
 {
     if (count == 0)
         return CUDA_SUCCESS;
-    if (at % width != 0 || count > SIZE_MAX / width || !memory_holds(at, count * width))
+    if (at % width != 0 || count > SIZE_MAX / width || !memory_holds(at, count * width, true))
         return CUDA_ERROR_INVALID_VALUE;
     if (pattern == 0)
         zero(at, count * width);
@@ -58,28 +59,45 @@ static CUresult fill_rows(uintptr_t at, size_t pitch, uint32_t pattern, size_t w
     return CUDA_SUCCESS;
 }
 
+CUresult set_rows(const CUDA_MEMSET_NODE_PARAMS *what)
+{
+    size_t width = what->elementSize;
+    uint32_t mask = width == 4 ? UINT32_MAX : (1u << width * 8) - 1;
+    return fill_rows(what->dst, what->pitch, what->value & mask, width, what->width, what->height);
+}
+
+static CUresult fill_on(CUdeviceptr at, size_t pitch, uint32_t pattern, unsigned width,
+                        size_t columns, size_t rows, CUstream stream)
+{
+    CUcontext context;
+    bool taken;
+    TRY(stream_resolve(stream, &context, &stream));
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEMSET,
+                              .set = {at, pitch, pattern, width, columns, rows}};
+    TRY(capture_work(context, stream, &work, &taken));
+    return taken ? CUDA_SUCCESS : set_rows(&work.set);
+}
+
 #define DEFINE(bits, type)                                                                         \
     CUresult cuMemsetD##bits##_v2(CUdeviceptr at, type value, size_t count)                        \
     {                                                                                              \
-        TRY(ready(true, NULL));                                                                    \
+        TRY(ready());                                                                              \
         return fill(at, value, sizeof value, count);                                               \
     }                                                                                              \
     CUresult cuMemsetD##bits##Async(CUdeviceptr at, type value, size_t count, CUstream stream)     \
     {                                                                                              \
-        TRY(ready(false, stream));                                                                 \
-        return fill(at, value, sizeof value, count);                                               \
+        return fill_on(at, 0, value, sizeof value, count, 1, stream);                              \
     }                                                                                              \
     CUresult cuMemsetD2D##bits##_v2(CUdeviceptr at, size_t pitch, type value, size_t width,        \
                                     size_t height)                                                 \
     {                                                                                              \
-        TRY(ready(true, NULL));                                                                    \
+        TRY(ready());                                                                              \
         return fill_rows(at, pitch, value, sizeof value, width, height);                           \
     }                                                                                              \
     CUresult cuMemsetD2D##bits##Async(CUdeviceptr at, size_t pitch, type value, size_t width,      \
                                       size_t height, CUstream stream)                              \
     {                                                                                              \
-        TRY(ready(false, stream));                                                                 \
-        return fill_rows(at, pitch, value, sizeof value, width, height);                           \
+        return fill_on(at, pitch, value, sizeof value, width, height, stream);                     \
     }
 
 DEFINE(8, unsigned char)

@@ -1,22 +1,49 @@
-/* Streams and events. A stream is no queue: it is the time at which what was given to it is done. */
+/* Streams. A stream is no queue: it is the position on the card's line of what was given to it last. */
 #include "driver.h"
 #include "timeline.h"
 
 static uint64_t last_id;
 
-struct CUevent_st {
-    struct object object;
-    unsigned flags;
-    bool recorded;
-    uint64_t at_ns;
-};
+/* ---- the thread's own streams, one per context ---- */
+
+static __thread CUstream own_streams;
+static pthread_key_t thread_end;
+static pthread_once_t thread_end_made = PTHREAD_ONCE_INIT;
+
+static void forget_own(void *first)
+{
+    for (CUstream stream = first, next; stream; stream = next) {
+        next = stream->sibling;
+        object_delete(stream);
+    }
+}
+
+static void make_thread_end(void) { pthread_key_create(&thread_end, forget_own); }
+
+static CUstream stream_of_thread(CUcontext context)
+{
+    for (CUstream stream = own_streams; stream; stream = stream->sibling)
+        if (stream->object.context == context && object_get(stream, STREAM))
+            return stream;
+    CUstream made = object_new(STREAM, sizeof *made, context);
+    if (!made)
+        return NULL;
+    made->id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED);
+    made->sibling = own_streams;
+    own_streams = made;
+    pthread_once(&thread_end_made, make_thread_end);
+    pthread_setspecific(thread_end, made);
+    return made;
+}
+
+void streams_after_fork(void) { own_streams = NULL; }
 
 CUresult stream_resolve(CUstream handle, CUcontext *context, CUstream *stream)
 {
     if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
         TRY(context_current(context));
-        *stream = NULL;
-        return CUDA_SUCCESS;
+        *stream = handle == CU_STREAM_PER_THREAD ? stream_of_thread(*context) : NULL;
+        return handle != CU_STREAM_PER_THREAD || *stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     }
     TRY(driver_ready());
     CUstream known = object_get(handle, STREAM);
@@ -29,25 +56,26 @@ CUresult stream_resolve(CUstream handle, CUcontext *context, CUstream *stream)
 
 uint64_t stream_end(CUcontext context, CUstream stream)
 {
-    return __atomic_load_n(stream ? &stream->end_ns : &context->end_ns, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(stream ? &stream->end : &context->end, __ATOMIC_ACQUIRE);
 }
 
-void stream_extend(CUcontext context, CUstream stream, uint64_t end_ns)
+void stream_extend(CUcontext context, CUstream stream, uint64_t end)
 {
     if (stream)
-        raise_to(&stream->end_ns, end_ns);
-    raise_to(&context->end_ns, end_ns);
+        raise_to(&stream->end, end);
+    raise_to(&context->end, end);
 }
 
 void stream_wait(CUcontext context, CUstream stream)
 {
-    timeline_wait(stream_end(context, stream));
+    timeline_wait(timeline_own(context->card, stream_end(context, stream)));
+    events_settle(context->card);
     host_functions_wait(context);
 }
 
 bool stream_done(CUcontext context, CUstream stream)
 {
-    return stream_end(context, stream) <= node_now() &&
+    return timeline_reached(timeline_own(context->card, stream_end(context, stream))) &&
            __atomic_load_n(&context->host_functions, __ATOMIC_ACQUIRE) == 0;
 }
 
@@ -77,6 +105,7 @@ CUresult cuStreamDestroy_v2(CUstream stream)
     TRY(driver_ready());
     if (!object_get(stream, STREAM))
         return CUDA_ERROR_INVALID_HANDLE;
+    capture_lose(stream);
     object_delete(stream);
     return CUDA_SUCCESS;
 }
@@ -86,6 +115,7 @@ CUresult cuStreamSynchronize(CUstream handle)
     CUcontext context;
     CUstream stream;
     TRY(stream_resolve(handle, &context, &stream));
+    TRY(capture_refuse(context, stream));
     stream_wait(context, stream);
     return CUDA_SUCCESS;
 }
@@ -95,6 +125,7 @@ CUresult cuStreamQuery(CUstream handle)
     CUcontext context;
     CUstream stream;
     TRY(stream_resolve(handle, &context, &stream));
+    TRY(capture_refuse(context, stream));
     return stream_done(context, stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -153,17 +184,6 @@ CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status)
-{
-    CUcontext context;
-    CUstream stream;
-    TRY(stream_resolve(handle, &context, &stream));
-    if (!status)
-        return CUDA_ERROR_INVALID_VALUE;
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return CUDA_SUCCESS;
-}
-
 CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
 {
     CUcontext context;
@@ -172,82 +192,17 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
     TRY(stream_resolve(handle, &context, &stream));
     if (!object_get(event, EVENT))
         return CUDA_ERROR_INVALID_HANDLE;
-    stream_extend(context, stream, event->at_ns);
-    return CUDA_SUCCESS;
-}
-
-/* ---- events ---- */
-
-CUresult cuEventCreate(CUevent *event, unsigned int flags)
-{
-    CUcontext context;
-    TRY(context_current(&context));
-    if (!event || flags & ~7u)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUevent made = object_new(EVENT, sizeof *made, context);
-    if (!made)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    made->flags = flags;
-    *event = made;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuEventDestroy_v2(CUevent event)
-{
-    TRY(driver_ready());
-    if (!object_get(event, EVENT))
-        return CUDA_ERROR_INVALID_HANDLE;
-    object_delete(event);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags)
-{
-    CUcontext context;
-    CUstream stream;
-    (void)flags;
-    TRY(stream_resolve(handle, &context, &stream));
-    if (!object_get(event, EVENT) || event->object.context != context)
-        return CUDA_ERROR_INVALID_HANDLE;
-    uint64_t now = node_now(), end = stream_end(context, stream);
-    event->at_ns = end > now ? end : now;
-    event->recorded = true;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuEventRecord(CUevent event, CUstream stream)
-{
-    return cuEventRecordWithFlags(event, stream, 0);
-}
-
-CUresult cuEventQuery(CUevent event)
-{
-    TRY(driver_ready());
-    if (!object_get(event, EVENT))
-        return CUDA_ERROR_INVALID_HANDLE;
-    return event->at_ns <= node_now() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-}
-
-CUresult cuEventSynchronize(CUevent event)
-{
-    TRY(driver_ready());
-    if (!object_get(event, EVENT))
-        return CUDA_ERROR_INVALID_HANDLE;
-    timeline_wait(event->at_ns);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
-{
-    TRY(driver_ready());
-    if (!milliseconds)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (!object_get(start, EVENT) || !object_get(end, EVENT) || !start->recorded ||
-        !end->recorded || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)
-        return CUDA_ERROR_INVALID_HANDLE;
-    uint64_t now = node_now();
-    if (start->at_ns > now || end->at_ns > now)
-        return CUDA_ERROR_NOT_READY;
-    *milliseconds = (float)((double)(int64_t)(end->at_ns - start->at_ns) / 1e6);
+    bool taken;
+    TRY(capture_wait(event, stream, &taken));
+    if (taken)
+        return CUDA_SUCCESS;
+    if (!event->moment->recorded)
+        return CUDA_SUCCESS;
+    /* A line has no place for waiting for another line, so the caller waits. */
+    struct timeline_place place = event->moment->place;
+    if (place.card != context->card || place.generation != node_generation)
+        timeline_wait(place);
+    else
+        stream_extend(context, stream, place.position);
     return CUDA_SUCCESS;
 }

@@ -6,8 +6,10 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "node.h"
+#include "timeline.h"
 
 #define TRY(call)                                                                                  \
     do {                                                                                           \
@@ -28,7 +30,8 @@ uint32_t environment_number(const char *name, uint32_t otherwise);
 int visible_cards(const char *wish, const struct fenka_node *node, uint32_t *cards);
 
 /* ---- objects.c: handles ---- */
-enum object_kind { STREAM = 1, EVENT, MODULE, FUNCTION, POOL, OBJECT_KINDS };
+enum object_kind { STREAM = 1, EVENT, MODULE, FUNCTION, POOL, HANDLE, ARRAY, MIPMAP, GRAPH, NODE, EXEC,
+                   OBJECT_KINDS };
 struct object {
     uint32_t kind; /* 0 = deleted */
     uint32_t life; /* of the context when this was made */
@@ -55,7 +58,7 @@ struct CUctx_st {
     unsigned flags;
     unsigned references;
     uint64_t id;
-    uint64_t end_ns; /* when all that was given to it is done */
+    uint64_t end; /* position on the card's time line of all that was given to it */
     unsigned host_functions; /* asked for and not yet called */
     size_t limits[CONTEXT_LIMITS];
     struct CUctx_st *next;
@@ -71,34 +74,105 @@ static inline void raise_to(uint64_t *at, uint64_t value)
         ;
 }
 
+/* ---- cuda_capture.c ---- */
+struct capture;
+struct graph_work;
+/* The last nodes of a captured stream, or those that an event stands for. */
+struct tips {
+    CUgraphNode *nodes;
+    size_t count;
+};
+bool stream_capturing(CUstream stream);
+/* *taken: the stream is being captured, and the work now belongs to the graph. */
+CUresult capture_work(CUcontext context, CUstream stream, const struct graph_work *work, bool *taken);
+/* An error where a call that may wait for the device would spoil a capture. */
+CUresult capture_unsafe(void);
+/* The same for questions to the stream, and for waiting for the whole context. */
+CUresult capture_refuse(CUcontext context, CUstream stream);
+CUresult capture_all_refuse(CUcontext context);
+/* True where the event now stands for a place in a graph. */
+bool capture_record(CUevent event, CUstream stream);
+CUresult capture_wait(CUevent event, CUstream stream, bool *taken);
+bool capture_knows(CUevent event);
+void capture_lose(CUstream stream);
+void captures_after_fork(void);
+
+/* ---- cuda_graph_exec.c ---- */
+struct allocation;
+void graph_give_back(const struct allocation *held);
+CUmemoryPool pool_of_graphs(CUdevice device);
+CUresult set_rows(const CUDA_MEMSET_NODE_PARAMS *what);
+
 /* ---- cuda_stream.c ---- */
 struct CUstream_st {
     struct object object;
     unsigned flags;
     int priority;
     uint64_t id;
-    uint64_t end_ns;
+    uint64_t end;
+    struct capture *capture;
+    struct tips tips;
+    CUstream member; /* the next stream of the capture */
+    CUstream sibling; /* the next of the thread's own streams */
 };
-/* NULL, legacy and per-thread handles mean the current context's own line: *stream is NULL. */
+/* NULL and the legacy handle mean the current context's own line: *stream is NULL. The per-thread
+ * handle means a stream that belongs to the calling thread. */
 CUresult stream_resolve(CUstream handle, CUcontext *context, CUstream *stream);
 uint64_t stream_end(CUcontext context, CUstream stream);
-void stream_extend(CUcontext context, CUstream stream, uint64_t end_ns);
+void stream_extend(CUcontext context, CUstream stream, uint64_t end);
 
 /* Sleeps until all that was given to the stream, or to the context, is done. */
 void stream_wait(CUcontext context, CUstream stream);
+void streams_after_fork(void);
 bool stream_done(CUcontext context, CUstream stream);
+
+/* ---- cuda_event.c ---- */
+/* What an event marks; in memory that other processes see where the event is theirs, too. */
+struct moment {
+    struct timeline_place place;
+    uint64_t at_ns; /* 0 until somebody has asked for it after it was reached */
+    uint64_t recorded;
+};
+struct CUevent_st {
+    struct object object;
+    unsigned flags;
+    bool imported;
+    off_t offset; /* in the arena, of an event for other processes */
+    struct moment *moment, own;
+    CUevent later, sooner; /* among those of the card whose time is not known yet */
+    uint64_t capture_id;   /* of the capture in which it was recorded last */
+    struct tips tips;
+};
+/* Where an event that was made for other processes keeps its moment. */
+CUresult event_offset(CUevent event, off_t *offset);
+/* Writes down the time of what was reached meanwhile, before the time line forgets it. */
+void events_settle(uint32_t card);
+void events_after_fork(void);
+CUresult event_from(CUevent *event, CUcontext context, struct moment *theirs);
 
 /* ---- cuda_host_function.c ---- */
 void host_functions_wait(CUcontext context);
 void host_functions_after_fork(void);
 
 /* ---- cuda_memory.c ---- */
-enum memory_kind { MEMORY_DEVICE, MEMORY_MANAGED, MEMORY_HOST, MEMORY_REGISTERED };
+enum memory_kind {
+    MEMORY_DEVICE,
+    MEMORY_MANAGED,
+    MEMORY_HOST,
+    MEMORY_REGISTERED,
+    MEMORY_MAPPED,
+    MEMORY_ARRAY,    /* its address is nobody's business */
+    MEMORY_GRAPH,    /* of an allocation node */
+    MEMORY_IMPORTED, /* another process's, and charged to it */
+};
+#define HOST_ACCESS FENKA_NODE_CARDS
+struct memory_handle;
 struct allocation {
     uintptr_t base;
     size_t size;    /* as asked for */
-    size_t charged; /* to the card; 0 for host memory */
+    size_t charged; /* to the card, or to the pool; else 0 for host memory */
     size_t mapped;  /* 0 = from malloc */
+    off_t offset;   /* of device memory in the arena, where it takes `charged` bytes */
     enum memory_kind kind;
     unsigned flags;
     uint64_t id;
@@ -106,11 +180,15 @@ struct allocation {
     uint32_t card;
     CUdevice device;
     CUmemoryPool pool;
+    bool shared; /* pages of a memory file, which other mappings may show as well */
+    /* Of MEMORY_MAPPED, which belongs to no context: */
+    struct memory_handle *handle;
+    uint8_t access[FENKA_NODE_CARDS + 1]; /* CUmemAccess_flags by ordinal, last the host's */
     struct allocation *previous, *next;
 };
 CUresult memory_new(CUcontext context, enum memory_kind kind, size_t bytes, unsigned flags,
                     struct allocation *out);
-CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool,
+CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool, bool host,
                             struct allocation *out);
 CUresult memory_register(CUcontext context, void *base, size_t bytes, unsigned flags);
 /* Drops what begins at `base`, if it is of one of the kinds in the bit mask. */
@@ -118,11 +196,60 @@ CUresult memory_drop(uintptr_t base, unsigned kinds);
 void memory_drop_context(CUcontext context);
 /* A copy, because another thread may free it; false where no allocation holds the address. */
 bool memory_find(uintptr_t address, struct allocation *found);
-bool memory_holds(uintptr_t address, size_t bytes);
+/* Whether all of it is allocated, in one piece or in neighbouring mappings, and open to this use. */
+bool memory_holds(uintptr_t address, size_t bytes, bool write);
+CUresult memory_link(const struct allocation *filled);
+/* How the device, or the host, may use the mapping that begins at `base`. */
+CUresult memory_set_access(uintptr_t base, unsigned who, CUmemAccess_flags flags);
 void memory_after_fork(void);
 
+/* ---- cuda_arena.c ---- */
+#define ARENA_MAPS_FROM 65536 /* smaller pieces share a mapping */
+int memory_file(const char *name);
+/* A piece, readable and writable; 0 where there is none to be had. */
+uintptr_t arena_take(size_t bytes, off_t *offset);
+void arena_give_back(uintptr_t base, size_t bytes, off_t offset);
+/* A range that the caller maps himself: the file, or -1. */
+int arena_reserve(size_t bytes, off_t *offset);
+void arena_punch(off_t offset, size_t bytes);
+int arena_file(void);
+void arena_after_fork(void);
+
+/* ---- cuda_ipc.c ---- */
+void import_give_back(uintptr_t base, size_t bytes);
+void ipc_after_fork(void);
+
+/* ---- cuda_vmm.c ---- */
+void mapping_give_back(const struct allocation *held);
+void mappings_after_fork(void);
+
+/* ---- cuda_array.c ---- */
+struct CUarray_st {
+    struct object object;
+    CUDA_ARRAY3D_DESCRIPTOR shape;
+    uintptr_t base;
+    size_t row_bytes;
+    bool level; /* of a mipmapped array, which owns the memory */
+};
+struct array_view {
+    uintptr_t base;
+    size_t row_bytes, rows, slices;
+};
+CUresult array_side(CUarray handle, struct array_view *view);
+
+/* ---- cuda_box.c ---- */
+CUresult box_copy(const CUDA_MEMCPY3D *what);
+/* After all work before it; or in its turn on the stream. */
+CUresult box_copy_now(const CUDA_MEMCPY3D *what);
+CUresult box_copy_on(const CUDA_MEMCPY3D *what, CUstream stream);
+
 /* ---- cuda_pool.c ---- */
-void pool_account(CUmemoryPool pool, int64_t bytes);
+/* False where the card, or the pool's own limit, would be exceeded. */
+bool pool_take(CUmemoryPool pool, uint64_t bytes);
+void pool_give_back(CUmemoryPool pool, uint64_t bytes);
+/* The process's last context on the card has gone: nothing is kept back there. */
+void pools_card_left(uint32_t card);
+void pools_after_fork(void);
 
 /* ---- cuda_module.c ---- */
 struct CUfunc_st {

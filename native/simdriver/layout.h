@@ -1,7 +1,7 @@
 /* The shared memory of a simulated node: the file `state` in the node's directory.
  *
  * One card server owns who is in a slot; the process in a slot is the only writer of that slot's
- * counters; the time line of a card is written by everyone, by compare-and-swap. Nothing holds a
+ * counters; the time line of a card is written by everyone, under the card's lock. Nothing holds a
  * total: memory in use is the sum of the slots, so that a killed process can leave no remainder.
  *
  * This header is the only definition of the layout: C includes it and fenka.hardware.simulated
@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define FENKA_NODE_MAGIC 0x45444f4e414b4e46 /* "FNKANODE" */
-#define FENKA_NODE_VERSION 1
+#define FENKA_NODE_VERSION 2
 #define FENKA_NODE_CARDS 16
 #define FENKA_NODE_SLOTS 1024
 /* The idle time of a card: 2.56 s in buckets of 10 ms. */
@@ -25,6 +25,13 @@
 #define FENKA_NODE_BUSY_BUCKET_NS 100000000
 /* A bucket is one word: its ordinal << 27 | nanoseconds, so that a stale one is seen as empty. */
 #define FENKA_NODE_BUCKET_SHIFT 27
+
+/* How long one process has the card while others want it. */
+#define FENKA_NODE_SLICE_NS 2000000
+/* What is remembered of when a process had the card: the last turns. */
+#define FENKA_NODE_TURNS 64
+/* The lock of a card: its holder's generation << 10 | slot, so that a dead one's is recognised. */
+#define FENKA_NODE_LOCK_SHIFT 10
 
 struct fenka_node_card {
     /* Fixed when the node is created. */
@@ -42,8 +49,11 @@ struct fenka_node_card {
     uint32_t max_sm_clock_mhz;
     uint32_t max_memory_clock_mhz;
     uint32_t fan_percent; /* 0 = the card has no fan */
-    /* The time line: the end of the last kernel that was given to the card. */
-    uint64_t free_at_ns;
+    /* The time line. */
+    uint64_t lock;
+    uint64_t clock_ns; /* up to here is written down who had the card */
+    uint64_t turn;     /* the slot that had it last */
+    uint64_t turn_left_ns;
     uint64_t idle[256]; /* FENKA_NODE_IDLE_BUCKETS */
 };
 
@@ -52,7 +62,17 @@ struct fenka_node_process {
     int32_t pid;         /* as the server sees it */
     uint32_t reserved;
     uint64_t contexts[16]; /* FENKA_NODE_CARDS: contexts on each card */
-    uint64_t busy_ns[16];  /* device time given to each card's time line since the slot was taken */
+    uint64_t busy_ns[16];  /* device time had on each card since the slot was taken */
+};
+
+/* The work of one process on one card, as positions: nanoseconds of work since the slot was taken. */
+struct fenka_node_line {
+    uint64_t given;  /* the end of what was launched */
+    uint64_t served; /* the end of what is done */
+    uint64_t turns;  /* that were ever written into the ring */
+    /* [FENKA_NODE_TURNS]: at the end of each turn, the position and the time */
+    uint64_t turn_position[64];
+    uint64_t turn_ns[64];
 };
 
 struct fenka_node {
@@ -67,6 +87,7 @@ struct fenka_node {
     struct fenka_node_card cards[16];           /* FENKA_NODE_CARDS */
     struct fenka_node_process processes[1024];  /* FENKA_NODE_SLOTS */
     uint64_t memory[16][1024];                  /* bytes of device memory held: [card][slot] */
+    struct fenka_node_line lines[16][1024];     /* [card][slot] */
     uint64_t busy[16][1024][64];                /* [card][slot][FENKA_NODE_BUSY_BUCKETS] */
 };
 

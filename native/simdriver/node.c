@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,10 +20,10 @@
 
 struct fenka_node *node_state;
 uint32_t node_slot;
+uint64_t node_generation;
 
 static int line = -1;
 static ino_t line_inode;
-static uint64_t generation;
 static uint64_t checked_ns;
 static bool lost;
 
@@ -46,7 +47,7 @@ void node_detach(void)
         close(line);
     line = -1;
     node_state = NULL;
-    generation = 0;
+    node_generation = 0;
 }
 
 void node_forget(void)
@@ -172,11 +173,71 @@ int node_attach(char hello)
     line = fd;
     line_inode = found.st_ino;
     node_slot = welcome.slot;
-    generation = welcome.generation;
+    node_generation = welcome.generation;
     lost = false;
     checked_ns = node_now();
     __atomic_store_n(&node_state, state, __ATOMIC_RELEASE);
     return 0;
+}
+
+/* A connection besides the process's own, which must stay silent. */
+static int call_again(void)
+{
+    struct fenka_node *state = NULL;
+    int directory = open_directory(&state);
+    if (directory < 0)
+        return -1;
+    int fd = call_server(directory);
+    close(directory);
+    return fd;
+}
+
+union descriptor_message {
+    char bytes[CMSG_SPACE(sizeof(int))];
+    struct cmsghdr header;
+};
+
+int node_share(int file, uint8_t *token)
+{
+    uint8_t said[1 + NODE_TOKEN] = {NODE_HELLO_SHARE};
+    union descriptor_message beside = {
+        .header = {.cmsg_len = CMSG_LEN(sizeof file), .cmsg_level = SOL_SOCKET,
+                   .cmsg_type = SCM_RIGHTS}};
+    memcpy(CMSG_DATA(&beside.header), &file, sizeof file);
+    struct iovec text = {said, sizeof said};
+    struct msghdr message = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = beside.bytes,
+                             .msg_controllen = sizeof beside.bytes};
+    struct node_welcome welcome = {.ok = 0};
+    if (syscall(SYS_getrandom, token, NODE_TOKEN, 0) != NODE_TOKEN)
+        return -1;
+    memcpy(said + 1, token, NODE_TOKEN);
+    int fd = call_again();
+    if (fd >= 0 && sendmsg(fd, &message, MSG_NOSIGNAL) == (ssize_t)sizeof said &&
+        recv(fd, &welcome, sizeof welcome, MSG_WAITALL) == (ssize_t)sizeof welcome && welcome.ok)
+        return fd;
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+int node_open_shared(const uint8_t *token)
+{
+    uint8_t said[1 + NODE_TOKEN] = {NODE_HELLO_FETCH};
+    struct node_welcome welcome = {.ok = 0};
+    union descriptor_message beside;
+    struct iovec text = {&welcome, sizeof welcome};
+    struct msghdr message = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = beside.bytes,
+                             .msg_controllen = sizeof beside.bytes};
+    memcpy(said + 1, token, NODE_TOKEN);
+    int fd = call_again(), file = -1;
+    if (fd < 0)
+        return -1;
+    if (send(fd, said, sizeof said, MSG_NOSIGNAL) == (ssize_t)sizeof said &&
+        recvmsg(fd, &message, MSG_WAITALL | MSG_CMSG_CLOEXEC) == (ssize_t)sizeof welcome &&
+        welcome.ok && CMSG_FIRSTHDR(&message))
+        memcpy(&file, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof file);
+    close(fd);
+    return file;
 }
 
 bool node_alive(void)
@@ -197,7 +258,7 @@ bool node_alive(void)
 
 bool node_owns_slot(void)
 {
-    return node_state && generation != 0 &&
+    return node_state && node_generation != 0 &&
            __atomic_load_n(&node_state->processes[node_slot].generation, __ATOMIC_ACQUIRE) ==
-               generation;
+               node_generation;
 }

@@ -10,6 +10,11 @@
 /* What a client says first; the server answers with a node_welcome. */
 #define NODE_HELLO_CUDA 'C' /* wants a slot */
 #define NODE_HELLO_NVML 'N' /* reads only */
+/* Both followed by a token; with the first comes a descriptor, which the server keeps while the
+ * connection is open and gives to those who ask for it by the second. */
+#define NODE_HELLO_SHARE 'S'
+#define NODE_HELLO_FETCH 'F'
+#define NODE_TOKEN 16
 
 struct node_welcome {
     uint32_t ok;
@@ -20,6 +25,7 @@ struct node_welcome {
 /* NULL until node_attach succeeded, and again after node_detach and node_forget. */
 extern struct fenka_node *node_state;
 extern uint32_t node_slot;
+extern uint64_t node_generation;
 
 /* 0, or an errno: ENOENT = no node is where this library was loaded from; anything else = the
  * node's card server does not answer. Not thread-safe: callers hold their own lock. */
@@ -35,6 +41,11 @@ bool node_owns_slot(void);
 
 /* For a forked child: what it inherited is the parent's tie, and it must make one of its own. */
 void node_forget(void);
+
+/* A line that keeps the file shared under a new secret token; or -1. */
+int node_share(int file, uint8_t *token);
+/* What was shared under the token: a descriptor of one's own; or -1. */
+int node_open_shared(const uint8_t *token);
 
 uint64_t node_now(void);
 #endif

@@ -1,9 +1,11 @@
-/* Utilisation is read from idle time, not from busy time. A card becomes idle in the past, when its
- * queue had run dry before the next launch; so idle time can be written down exactly when it is known,
- * while busy time would have to be written for kernels that lie ahead, without bound. */
+/* Whoever touches a card's time line first brings it up to date: who had the card, slice by slice, from
+ * where the last one left off. Nothing else moves it, no server and no clock, and so nothing runs while
+ * nobody looks. */
 #include "timeline.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <sched.h>
 #include <time.h>
 
 #include "node.h"
@@ -57,50 +59,246 @@ static uint64_t ring_sum(const uint64_t *ring, uint64_t count, uint64_t width, u
     return sooner(sum, WINDOW_NS);
 }
 
-uint64_t timeline_add(uint32_t card, uint64_t earliest_ns, uint64_t duration_ns)
+/* ---- the card's lock ---- */
+
+#define PATIENCE_NS 100000000ull
+#define SLOT_MASK ((1ull << FENKA_NODE_LOCK_SHIFT) - 1)
+
+static pthread_mutex_t own_threads = PTHREAD_MUTEX_INITIALIZER;
+
+void timeline_after_fork(void) { own_threads = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER; }
+
+static uint64_t own_word(void) { return node_generation << FENKA_NODE_LOCK_SHIFT | node_slot; }
+
+static bool holder_is_gone(uint64_t word)
+{
+    const struct fenka_node_process *process = &node_state->processes[word & SLOT_MASK];
+    return __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE) !=
+           word >> FENKA_NODE_LOCK_SHIFT;
+}
+
+/* False for who has no slot. A dead holder's lock is taken over, and that of one that does not move
+ * for long, because it may have been stopped: it finds out before its next step. */
+static bool lock_card(struct fenka_node_card *card)
+{
+    if (!node_owns_slot())
+        return false;
+    pthread_mutex_lock(&own_threads);
+    uint64_t begin = 0, seen = 0, stuck = 0;
+    while (!__atomic_compare_exchange_n(&card->lock, &seen, own_word(), false, __ATOMIC_ACQUIRE,
+                                        __ATOMIC_RELAXED)) {
+        uint64_t now = node_now();
+        if (seen != stuck)
+            stuck = seen, begin = now;
+        if (!holder_is_gone(seen) && now - begin < PATIENCE_NS) {
+            sched_yield();
+            seen = 0;
+        }
+    }
+    return true;
+}
+
+static bool still_ours(const struct fenka_node_card *card)
+{
+    return __atomic_load_n(&card->lock, __ATOMIC_RELAXED) == own_word();
+}
+
+static void unlock_card(struct fenka_node_card *card)
+{
+    uint64_t ours = own_word();
+    __atomic_compare_exchange_n(&card->lock, &ours, 0, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&own_threads);
+}
+
+/* ---- turns ---- */
+
+static uint64_t pending(const struct fenka_node_line *line)
+{
+    uint64_t given = __atomic_load_n(&line->given, __ATOMIC_ACQUIRE);
+    uint64_t served = __atomic_load_n(&line->served, __ATOMIC_ACQUIRE);
+    return given > served ? given - served : 0;
+}
+
+/* The slots that want the card, in the order of their turns: the one whose turn it is comes first. */
+static unsigned waiting(uint32_t card, uint16_t *slots)
+{
+    uint32_t used = __atomic_load_n(&node_state->slots_used, __ATOMIC_ACQUIRE);
+    if (used > FENKA_NODE_SLOTS)
+        used = FENKA_NODE_SLOTS;
+    unsigned count = 0;
+    uint64_t turn = node_state->cards[card].turn;
+    for (uint32_t step = 0; step < used; step++) {
+        uint32_t slot = (uint32_t)((turn + step) % used);
+        if (pending(&node_state->lines[card][slot]) > 0)
+            slots[count++] = (uint16_t)slot;
+    }
+    return count;
+}
+
+static void remember(struct fenka_node_line *line, uint64_t from_ns, uint64_t run, uint64_t position)
+{
+    uint64_t last = (line->turns + FENKA_NODE_TURNS - 1) % FENKA_NODE_TURNS;
+    if (line->turns == 0 || line->turn_ns[last] != from_ns)
+        last = line->turns++ % FENKA_NODE_TURNS;
+    line->turn_position[last] = position;
+    line->turn_ns[last] = from_ns + run;
+}
+
+static void serve(uint32_t card, uint32_t slot, uint64_t from_ns, uint64_t run)
+{
+    struct fenka_node_line *line = &node_state->lines[card][slot];
+    remember(line, from_ns, run, line->served + run);
+    ring_add(node_state->busy[card][slot], FENKA_NODE_BUSY_BUCKETS, FENKA_NODE_BUSY_BUCKET_NS,
+             from_ns, from_ns + run);
+    __atomic_fetch_add(&node_state->processes[slot].busy_ns[card], run, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&line->served, run, __ATOMIC_RELEASE);
+}
+
+/* Under the lock: writes down who had the card until now. The clock goes first, so that a process that
+ * is killed in between loses time and never invents some. */
+static void advance(uint32_t index, uint64_t now)
+{
+    struct fenka_node_card *card = &node_state->cards[index];
+    uint16_t slots[FENKA_NODE_SLOTS];
+    unsigned count = waiting(index, slots), at = 0;
+    uint64_t clock = card->clock_ns;
+    if (count > 0 && slots[0] != card->turn)
+        card->turn_left_ns = FENKA_NODE_SLICE_NS;
+    while (clock < now && count > 0 && still_ours(card)) {
+        uint32_t slot = slots[at];
+        uint64_t rest = pending(&node_state->lines[index][slot]);
+        uint64_t run = sooner(rest, now - clock);
+        if (count > 1)
+            run = sooner(run, card->turn_left_ns);
+        card->turn = slot;
+        __atomic_store_n(&card->clock_ns, clock + run, __ATOMIC_RELEASE);
+        card->turn_left_ns -= sooner(run, card->turn_left_ns);
+        if (run > 0)
+            serve(index, slot, clock, run);
+        clock += run;
+        bool done = run >= rest;
+        if (done) {
+            for (unsigned i = at + 1; i < count; i++)
+                slots[i - 1] = slots[i];
+            count--;
+        }
+        if (done || card->turn_left_ns == 0) {
+            at = count ? (done ? at : at + 1) % count : 0;
+            card->turn_left_ns = FENKA_NODE_SLICE_NS;
+            if (count > 0)
+                card->turn = slots[at];
+        }
+    }
+    if (clock < now && count == 0) {
+        __atomic_store_n(&card->clock_ns, now, __ATOMIC_RELEASE);
+        ring_add(card->idle, FENKA_NODE_IDLE_BUCKETS, FENKA_NODE_IDLE_BUCKET_NS, clock, now);
+    }
+}
+
+uint64_t timeline_add(uint32_t card, uint64_t duration_ns)
 {
     struct fenka_node_card *device = &node_state->cards[card];
-    uint64_t free_at = __atomic_load_n(&device->free_at_ns, __ATOMIC_ACQUIRE);
-    uint64_t start, end;
-    do {
-        start = later(later(node_now(), earliest_ns), free_at);
-        end = start + duration_ns;
-    } while (!__atomic_compare_exchange_n(&device->free_at_ns, &free_at, end, false,
-                                          __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
-    if (start > free_at)
-        ring_add(device->idle, FENKA_NODE_IDLE_BUCKETS, FENKA_NODE_IDLE_BUCKET_NS, free_at, start);
-    if (node_owns_slot()) {
-        ring_add(node_state->busy[card][node_slot], FENKA_NODE_BUSY_BUCKETS,
-                 FENKA_NODE_BUSY_BUCKET_NS, start, end);
-        __atomic_fetch_add(&node_state->processes[node_slot].busy_ns[card], duration_ns,
-                           __ATOMIC_RELAXED);
-    }
+    if (!lock_card(device))
+        return 0;
+    advance(card, node_now());
+    uint64_t end = __atomic_add_fetch(&node_state->lines[card][node_slot].given, duration_ns,
+                                      __ATOMIC_ACQ_REL);
+    unlock_card(device);
     return end;
 }
 
-void timeline_wait(uint64_t until_ns)
+struct timeline_place timeline_own(uint32_t card, uint64_t position)
 {
-    if (node_now() >= until_ns)
-        return;
-    struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000),
-                             .tv_nsec = (long)(until_ns % 1000000000)};
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR)
-        ;
+    return (struct timeline_place){card, node_slot, node_generation, position};
+}
+
+static bool is_past(struct timeline_place place)
+{
+    const struct fenka_node_process *process = &node_state->processes[place.slot];
+    return __atomic_load_n(&node_state->lines[place.card][place.slot].served, __ATOMIC_ACQUIRE) >=
+               place.position ||
+           __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE) != place.generation;
+}
+
+/* Nanoseconds that have to go by at least before the place is reached; 0 = it is. */
+static uint64_t distance(struct timeline_place place)
+{
+    struct fenka_node_card *card = &node_state->cards[place.card];
+    if (is_past(place) || !lock_card(card))
+        return 0;
+    advance(place.card, node_now());
+    uint64_t least = 0;
+    if (!is_past(place)) {
+        const struct fenka_node_line *lines = node_state->lines[place.card];
+        least = place.position - lines[place.slot].served;
+        if (card->turn != place.slot)
+            least += sooner(card->turn_left_ns, pending(&lines[card->turn]));
+    }
+    unlock_card(card);
+    return least;
+}
+
+bool timeline_reached(struct timeline_place place) { return distance(place) == 0; }
+
+void timeline_wait(struct timeline_place place)
+{
+    for (uint64_t least; (least = distance(place)) > 0;) {
+        struct timespec rest = {.tv_sec = (time_t)(least / 1000000000),
+                                .tv_nsec = (long)(least % 1000000000)};
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &rest, NULL);
+    }
+}
+
+uint64_t timeline_time_of(uint32_t card, uint64_t position)
+{
+    struct fenka_node_card *device = &node_state->cards[card];
+    const struct fenka_node_line *line = &node_state->lines[card][node_slot];
+    uint64_t found = node_now();
+    if (!lock_card(device))
+        return found;
+    uint64_t first = line->turns > FENKA_NODE_TURNS ? line->turns - FENKA_NODE_TURNS : 0;
+    for (uint64_t turn = first; turn < line->turns; turn++) {
+        uint64_t at = turn % FENKA_NODE_TURNS;
+        if (line->turn_position[at] >= position) {
+            found = line->turn_ns[at] - (line->turn_position[at] - position);
+            break;
+        }
+    }
+    unlock_card(device);
+    return found;
+}
+
+/* ---- readers, who may have no slot and take no lock ---- */
+
+static uint64_t unwritten(uint32_t card, uint64_t now)
+{
+    uint64_t clock = __atomic_load_n(&node_state->cards[card].clock_ns, __ATOMIC_ACQUIRE);
+    return now > clock ? now - clock : 0;
 }
 
 uint64_t timeline_card_busy(uint32_t card)
 {
     const struct fenka_node_card *device = &node_state->cards[card];
-    uint64_t free_at = __atomic_load_n(&device->free_at_ns, __ATOMIC_ACQUIRE), now = node_now();
+    uint16_t slots[FENKA_NODE_SLOTS];
+    uint64_t now = node_now(), lag = unwritten(card, now), work = 0;
+    unsigned count = waiting(card, slots);
+    for (unsigned i = 0; i < count; i++)
+        work += pending(&node_state->lines[card][slots[i]]);
     uint64_t idle =
         ring_sum(device->idle, FENKA_NODE_IDLE_BUCKETS, FENKA_NODE_IDLE_BUCKET_NS, now);
-    if (free_at < now)
-        idle += now - free_at;
+    if (lag > work)
+        idle += lag - work;
     return WINDOW_NS - sooner(idle, WINDOW_NS);
 }
 
+/* Of what is not written down yet, each that wants the card is taken to have had its share. */
 uint64_t timeline_process_busy(uint32_t card, uint32_t slot)
 {
-    return ring_sum(node_state->busy[card][slot], FENKA_NODE_BUSY_BUCKETS,
-                    FENKA_NODE_BUSY_BUCKET_NS, node_now());
+    uint16_t slots[FENKA_NODE_SLOTS];
+    uint64_t now = node_now(), lag = unwritten(card, now);
+    unsigned count = waiting(card, slots);
+    uint64_t since = sooner(pending(&node_state->lines[card][slot]), count ? lag / count : 0);
+    uint64_t written = ring_sum(node_state->busy[card][slot], FENKA_NODE_BUSY_BUCKETS,
+                                FENKA_NODE_BUSY_BUCKET_NS, now);
+    return sooner(written + since, WINDOW_NS);
 }

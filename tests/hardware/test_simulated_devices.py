@@ -119,8 +119,8 @@ def test_what_is_not_simulated_says_so(make_node: MakeNode) -> None:
     """A function without an implementation answers CUDA_ERROR_NOT_SUPPORTED, and so does NVML's."""
     node = make_node("T4")
     driver = ctypes.CDLL(str(node.library_dir / "libcuda.so.1"))
-    assert driver.cuGraphCreate() == 801
-    assert driver.cuMemcpy3DPeer_ptds() == 801
+    assert driver.cuTexObjectCreate() == 801
+    assert driver.cuMemcpyBatchAsync_ptsz() == 801
     with Driver.open(node.library_dir):
         import pynvml
 

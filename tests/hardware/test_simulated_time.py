@@ -1,12 +1,14 @@
 """Kernels on a simulated card take their time, one after another, and NVML reports it."""
 
+import json
+import signal
 from statistics import median
 
 import pytest
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
-from tests.hardware.gpu_kit import MakeClient, until
+from tests.hardware.gpu_kit import MakeClient, MakeNode, until
 
 KERNEL = "module = ok(d.cuModuleLoadData(b'an image'))"
 LAUNCH = "ok(d.cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, {stream}, 0, 0))"
@@ -85,10 +87,10 @@ def test_a_kernel_takes_as_long_as_its_name_says(
     assert elapsed == pytest.approx(20 * milliseconds, abs=0.01)
 
 
-def test_programs_take_turns_on_one_card(make_client: MakeClient) -> None:
-    """What one program launched delays the other's kernel."""
+def test_a_short_kernel_does_not_wait_for_a_long_one(make_client: MakeClient) -> None:
+    """Programs take turns: 1 ms beside 2 s of another's takes about a slice more, not seconds."""
     one, other = make_client().enter(), make_client().enter()
-    one.do(KERNEL, kernel("k_us400000"), "0")
+    one.do(KERNEL, kernel("k_us2000000"), "0")
     other.do(KERNEL, kernel("k_us1000"), "import time", "0")
     one.do(LAUNCH.format(stream=0), "0")
     waited = other.do(
@@ -97,8 +99,90 @@ def test_programs_take_turns_on_one_card(make_client: MakeClient) -> None:
         "ok(d.cuCtxSynchronize())",
         "str(time.monotonic() - begin)",
     )
-    assert float(waited) > 0.2
-    assert one.do("code(d.cuStreamQuery(0))") == 0
+    assert 0.001 <= float(waited) < 1.0
+    assert one.do("code(d.cuStreamQuery(0))") == 600  # NOT_READY
+
+
+def test_programs_share_a_card_evenly(make_client: MakeClient, node: SimulatedNode) -> None:
+    """Kernels of 20 ms and of 0.2 ms, queued side by side: each program has half of the card, and what
+    each has had is known exactly."""
+    large, small = make_client().enter(), make_client().enter()
+    large.do(KERNEL, kernel("k_us20000"), "0")
+    small.do(KERNEL, kernel("k_us200"), "a, b = (ok(d.cuEventCreate(0)) for _ in 'ab')", "0")
+    large.do(f"for _ in range(200): {LAUNCH.format(stream=0)}", "0")
+    before = node.busy_ns()
+    small.do(
+        "ok(d.cuEventRecord(a, 0))",
+        f"for _ in range(2500): {LAUNCH.format(stream=0)}",
+        "ok(d.cuEventRecord(b, 0))",
+        "ok(d.cuEventSynchronize(b))",
+        "0",
+    )
+    after = node.busy_ns()
+    # 2500 kernels of 0.2 ms are 500 ms, and take twice as long
+    assert after[small.pid] == 500_000_000
+    assert float(small.do("str(ok(d.cuEventElapsedTime(a, b)))")) == pytest.approx(1000, rel=0.1)
+    assert after[large.pid] - before[large.pid] == pytest.approx(500_000_000, rel=0.15)
+
+
+def test_alone_a_program_has_all_of_the_card(make_client: MakeClient, node: SimulatedNode) -> None:
+    """When the other one is killed its queue goes with it, and its turns."""
+    hog, program = make_client().enter(), make_client().enter()
+    hog.do(KERNEL, kernel("k_us60000000"), LAUNCH.format(stream=0), "0")
+    program.do(
+        KERNEL, kernel("k_us50000"), LAUNCH.format(stream=0), "ok(d.cuCtxSynchronize())", "0"
+    )
+    hog.kill()
+    until(lambda: list(node.busy_ns()) == [program.pid], within_s=2.0)
+    program.do("a, b = (ok(d.cuEventCreate(0)) for _ in 'ab')", "ok(d.cuEventRecord(a, 0))", "0")
+    program.do(f"for _ in range(4): {LAUNCH.format(stream=0)}", "ok(d.cuEventRecord(b, 0))", "0")
+    program.do("ok(d.cuEventSynchronize(b))", "0")
+    # 4 x 50 ms, and nothing in between; recording and launching are some time apart
+    assert float(program.do("str(ok(d.cuEventElapsedTime(a, b)))")) == pytest.approx(200, abs=40)
+    assert node.busy_ns() == {program.pid: 250_000_000}
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_nobody_waits_for_a_program_that_was_struck_down(
+    make_client: MakeClient, sign: signal.Signals
+) -> None:
+    """Programs are killed or stopped while they launch as fast as they can, so wherever they are in
+    the driver; the others' kernels go on."""
+    survivor = make_client().enter()
+    survivor.do(KERNEL, kernel("k_us100"), "import time", "0")
+    for _ in range(6):
+        struck = make_client().enter()
+        struck.do(KERNEL, kernel("k_us0"), "0")
+        assert struck.process.stdin is not None
+        struck.process.stdin.write(
+            json.dumps([f"while True: {LAUNCH.format(stream=0)}", "0"]) + "\n"
+        )
+        struck.process.stdin.flush()
+        survivor.do(LAUNCH.format(stream=0), "ok(d.cuCtxSynchronize())", "0")
+        struck.process.send_signal(sign)
+        waited = survivor.do(
+            "begin = time.monotonic()",
+            f"for _ in range(20): {LAUNCH.format(stream=0)}",
+            "ok(d.cuCtxSynchronize())",
+            "str(time.monotonic() - begin)",
+        )
+        assert float(waited) < 5.0
+
+
+def test_waiting_for_another_cards_event_waits(
+    make_node: MakeNode, make_client: MakeClient
+) -> None:
+    """A stream of card 1 told to wait for card 0's work starts after it."""
+    client = make_client(make_node("T4*2")).enter()
+    client.do(KERNEL, kernel("k_us200000"), "e = ok(d.cuEventCreate(0))", "import time", "0")
+    client.do("begin = time.monotonic()", LAUNCH.format(stream=0), "ok(d.cuEventRecord(e, 0))", "0")
+    client.do(
+        "ok(d.cuCtxSetCurrent(ok(d.cuDevicePrimaryCtxRetain(1))))", KERNEL, kernel("k_us0"), "0"
+    )
+    client.do(
+        "ok(d.cuStreamWaitEvent(0, e, 0))", LAUNCH.format(stream=0), "ok(d.cuCtxSynchronize())", "0"
+    )
+    assert client.do("time.monotonic() - begin >= 0.2") == 1
 
 
 def test_half_the_time_reads_as_half_the_utilisation(

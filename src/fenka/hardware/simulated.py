@@ -6,6 +6,7 @@ shared memory is the C header's, read through cffi: there is no second descripti
 
 import contextlib
 import fcntl
+import mmap
 import os
 import re
 import selectors
@@ -135,6 +136,21 @@ class SimulatedNode:
         if self._server is not None:
             self._server.wait(_DEADLINE_S)
             self._server = None
+
+    def busy_ns(self, card: int = 0) -> dict[int, int]:
+        """Device time that each attached process has had on the card, by process id as the card server
+        sees it: exact, as far as the time line has been brought up to date by whoever used it last."""
+        ffi, _ = _layout()
+        with (
+            (self.directory / "state").open("rb") as file,
+            mmap.mmap(
+                file.fileno(), ffi.sizeof("struct fenka_node"), prot=mmap.PROT_READ
+            ) as content,
+            ffi.from_buffer(content) as held,
+        ):
+            state = ffi.cast("struct fenka_node *", held)
+            slots = [state.processes[slot] for slot in range(state.slots_used)]
+            return {slot.pid: slot.busy_ns[card] for slot in slots if slot.generation != 0}
 
     def _launch(self, idle_seconds: int) -> str | None:
         """Start a server and wait for its first word; its complaint, or None when it is ready."""

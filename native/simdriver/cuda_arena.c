@@ -1,0 +1,160 @@
+/* Where device memory lies: one file of the process's own, mapped piece by piece. A file, so that
+ * another process can be shown any of it (IPC), and one file only, because a program may make tens of
+ * thousands of allocations and may not have that many descriptors.
+ *
+ * Offsets are not used twice, what is given back becomes a hole. Pieces below 64 KiB share blocks of
+ * one size each, since a process may not have that many mappings either. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <string.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "driver.h"
+
+#define FILE_BYTES (1ll << 62)
+#define BLOCK (2u << 20)
+#define SMALLEST 512
+#define CLASSES 8 /* 512 bytes … 64 KiB */
+
+struct block {
+    uintptr_t base;
+    off_t offset;
+    unsigned used, count;
+    struct block *next;
+    uint64_t taken[BLOCK / SMALLEST / 64];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int file = -1;
+static off_t end;
+static struct block *blocks[CLASSES];
+
+int memory_file(const char *name) { return (int)syscall(SYS_memfd_create, name, 1u /* CLOEXEC */); }
+
+/* The child has its own file, and the parent's pieces are none of its business. */
+void arena_after_fork(void)
+{
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    if (file >= 0)
+        close(file);
+    file = -1;
+    end = 0;
+    memset(blocks, 0, sizeof blocks);
+}
+
+static off_t reserve(size_t bytes)
+{
+    if (file < 0 && (file = memory_file("fenka-device-memory")) >= 0 &&
+        ftruncate(file, FILE_BYTES) != 0) {
+        close(file);
+        file = -1;
+    }
+    if (file < 0 || (off_t)bytes > FILE_BYTES - end)
+        return -1;
+    off_t offset = end;
+    end += (off_t)((bytes + BLOCK - 1) / BLOCK * BLOCK);
+    return offset;
+}
+
+int arena_reserve(size_t bytes, off_t *offset)
+{
+    pthread_mutex_lock(&lock);
+    *offset = reserve(bytes);
+    int found = *offset < 0 ? -1 : file;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+int arena_file(void) { return file; }
+
+void arena_punch(off_t offset, size_t bytes)
+{
+    fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, (off_t)bytes);
+}
+
+static unsigned class_of(size_t bytes)
+{
+    unsigned class = 0;
+    while (((size_t)SMALLEST << class) < bytes)
+        class++;
+    return class;
+}
+
+static struct block *block_new(unsigned class)
+{
+    struct block *block = calloc(1, sizeof *block);
+    off_t offset = block ? reserve(BLOCK) : -1;
+    void *base = offset < 0 ? MAP_FAILED
+                            : mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
+    if (base == MAP_FAILED) {
+        free(block);
+        return NULL;
+    }
+    block->base = (uintptr_t)base;
+    block->offset = offset;
+    block->count = BLOCK / (SMALLEST << class);
+    block->next = blocks[class];
+    return blocks[class] = block;
+}
+
+static uintptr_t small_take(unsigned class, off_t *offset)
+{
+    struct block *block = blocks[class];
+    while (block && block->used == block->count)
+        block = block->next;
+    if (!block && !(block = block_new(class)))
+        return 0;
+    unsigned index = 0;
+    while (block->taken[index / 64] == UINT64_MAX)
+        index += 64;
+    index += (unsigned)__builtin_ctzll(~block->taken[index / 64]);
+    block->taken[index / 64] |= 1ull << index % 64;
+    block->used++;
+    size_t at = (size_t)index * SMALLEST << class;
+    *offset = block->offset + (off_t)at;
+    return block->base + at;
+}
+
+uintptr_t arena_take(size_t bytes, off_t *offset)
+{
+    uintptr_t base = 0;
+    pthread_mutex_lock(&lock);
+    if (bytes < ARENA_MAPS_FROM) {
+        base = small_take(class_of(bytes), offset);
+    } else if ((*offset = reserve(bytes)) >= 0) {
+        void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file,
+                            *offset);
+        base = mapped == MAP_FAILED ? 0 : (uintptr_t)mapped;
+    }
+    pthread_mutex_unlock(&lock);
+    return base;
+}
+
+/* An empty block stays for the next small piece. */
+static void small_give_back(unsigned class, uintptr_t base)
+{
+    struct block *block = blocks[class];
+    while (block && base - block->base >= BLOCK)
+        block = block->next;
+    if (!block)
+        return;
+    unsigned index = (unsigned)((base - block->base) / ((size_t)SMALLEST << class));
+    block->taken[index / 64] &= ~(1ull << index % 64);
+    block->used--;
+}
+
+void arena_give_back(uintptr_t base, size_t bytes, off_t offset)
+{
+    pthread_mutex_lock(&lock);
+    if (bytes < ARENA_MAPS_FROM) {
+        small_give_back(class_of(bytes), base);
+    } else {
+        munmap((void *)base, bytes);
+        arena_punch(offset, bytes);
+    }
+    pthread_mutex_unlock(&lock);
+}

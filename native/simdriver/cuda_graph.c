@@ -1,0 +1,292 @@
+/* Building graphs. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph.h"
+
+CUgraph graph_new(void) { return object_new(GRAPH, sizeof(struct CUgraph_st), NULL); }
+
+void graph_delete(CUgraph graph)
+{
+    for (CUgraphNode node = graph->first, next; node; node = next) {
+        next = node->next;
+        if (node->work.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+            graph_memory_hold(node->work.taken.memory, -1);
+        free(node->needs);
+        object_delete(node);
+    }
+    object_delete(graph);
+}
+
+static bool needs_fit(CUgraph graph, const CUgraphNode *needs, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!object_get(needs[i], NODE) || needs[i]->graph != graph)
+            return false;
+    return count == 0 || needs;
+}
+
+CUresult graph_add(CUgraph graph, const CUgraphNode *needs, size_t count,
+                   const struct graph_work *work, CUgraphNode *out)
+{
+    if (!object_get(graph, GRAPH) || !needs_fit(graph, needs, count))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUgraphNode node = object_new(NODE, sizeof *node, NULL);
+    CUgraphNode *copy = count ? calloc(count, sizeof *copy) : NULL;
+    if (!node || (count && !copy)) {
+        if (node)
+            object_delete(node);
+        free(copy);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (count)
+        memcpy(copy, needs, count * sizeof *copy);
+    node->graph = graph;
+    node->work = *work;
+    node->needs = copy;
+    node->needs_count = count;
+    if (graph->last)
+        graph->last->next = node;
+    else
+        graph->first = node;
+    graph->last = node;
+    graph->count++;
+    if (out)
+        *out = node;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphCreate(CUgraph *graph, unsigned int flags)
+{
+    TRY(driver_ready());
+    if (!graph || flags != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    *graph = graph_new();
+    return *graph ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuGraphDestroy(CUgraph graph)
+{
+    TRY(driver_ready());
+    if (!object_get(graph, GRAPH))
+        return CUDA_ERROR_INVALID_VALUE;
+    graph_delete(graph);
+    return CUDA_SUCCESS;
+}
+
+/* ---- nodes ---- */
+
+CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
+                                 size_t count, const CUDA_KERNEL_NODE_PARAMS *what)
+{
+    struct CUfunc_st *function;
+    TRY(driver_ready());
+    if (!node || !what)
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(function_resolve(what->func ? (void *)what->func : (void *)what->kern, &function));
+    if ((uint64_t)what->gridDimX * what->gridDimY * what->gridDimZ == 0 ||
+        (uint64_t)what->blockDimX * what->blockDimY * what->blockDimZ == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_KERNEL, .kernel = *what};
+    work.kernel.func = function;
+    return graph_add(graph, needs, count, &work, node);
+}
+
+CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
+                              size_t count, const CUDA_KERNEL_NODE_PARAMS_v1 *what)
+{
+    CUDA_KERNEL_NODE_PARAMS full = {0};
+    if (!what)
+        return CUDA_ERROR_INVALID_VALUE;
+    memcpy(&full, what, sizeof *what); /* the older struct is the newer one's beginning */
+    return cuGraphAddKernelNode_v2(node, graph, needs, count, &full);
+}
+
+CUresult cuGraphAddMemcpyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
+                              size_t count, const CUDA_MEMCPY3D *what, CUcontext context)
+{
+    TRY(driver_ready());
+    if (!node || !what || !context_valid(context))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEMCPY, .copy = *what};
+    return graph_add(graph, needs, count, &work, node);
+}
+
+CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
+                              size_t count, const CUDA_MEMSET_NODE_PARAMS *what, CUcontext context)
+{
+    TRY(driver_ready());
+    if (!node || !what || !context_valid(context) ||
+        (what->elementSize != 1 && what->elementSize != 2 && what->elementSize != 4))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEMSET, .set = *what};
+    return graph_add(graph, needs, count, &work, node);
+}
+
+CUresult cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
+                            size_t count, const CUDA_HOST_NODE_PARAMS *what)
+{
+    TRY(driver_ready());
+    if (!node || !what || !what->fn)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_HOST, .host = *what};
+    return graph_add(graph, needs, count, &work, node);
+}
+
+CUresult cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
+                             size_t count)
+{
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_EMPTY};
+    TRY(driver_ready());
+    return node ? graph_add(graph, needs, count, &work, node) : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult add_event(CUgraphNodeType type, CUgraphNode *node, CUgraph graph,
+                          const CUgraphNode *needs, size_t count, CUevent event)
+{
+    struct graph_work work = {.type = type, .event = event};
+    TRY(driver_ready());
+    if (!object_get(event, EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    return node ? graph_add(graph, needs, count, &work, node) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGraphAddEventRecordNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
+                                   size_t count, CUevent event)
+{
+    return add_event(CU_GRAPH_NODE_TYPE_EVENT_RECORD, node, graph, needs, count, event);
+}
+
+CUresult cuGraphAddEventWaitNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
+                                 size_t count, CUevent event)
+{
+    return add_event(CU_GRAPH_NODE_TYPE_WAIT_EVENT, node, graph, needs, count, event);
+}
+
+CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
+                                size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *what)
+{
+    uint32_t card;
+    TRY(driver_ready());
+    if (!node || !what || what->bytesize == 0 ||
+        what->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        what->poolProps.handleTypes != CU_MEM_HANDLE_TYPE_NONE)
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(device_card(what->poolProps.location.id, &card));
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
+    TRY(graph_memory_new(what->poolProps.location.id, what->bytesize, &work.taken.memory));
+    what->dptr = work.taken.memory->base;
+    work.taken.asked = *what;
+    CUresult result = graph_add(graph, needs, count, &work, node);
+    if (result != CUDA_SUCCESS)
+        graph_memory_hold(work.taken.memory, -1);
+    return result;
+}
+
+CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *what)
+{
+    TRY(driver_ready());
+    if (!what || !object_get(node, NODE) || node->work.type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        return CUDA_ERROR_INVALID_VALUE;
+    *what = node->work.taken.asked;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
+                               size_t count, CUdeviceptr pointer)
+{
+    struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .freed = pointer};
+    TRY(driver_ready());
+    return node && pointer ? graph_add(graph, needs, count, &work, node) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *pointer)
+{
+    TRY(driver_ready());
+    if (!pointer || !object_get(node, NODE) || node->work.type != CU_GRAPH_NODE_TYPE_MEM_FREE)
+        return CUDA_ERROR_INVALID_VALUE;
+    *pointer = node->work.freed;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *what)
+{
+    TRY(driver_ready());
+    if (!what || !object_get(node, NODE) || node->work.type != CU_GRAPH_NODE_TYPE_KERNEL)
+        return CUDA_ERROR_INVALID_VALUE;
+    *what = node->work.kernel;
+    return CUDA_SUCCESS;
+}
+
+/* ---- questions ---- */
+
+CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
+{
+    TRY(driver_ready());
+    if (!type || !object_get(node, NODE))
+        return CUDA_ERROR_INVALID_VALUE;
+    *type = node->work.type;
+    return CUDA_SUCCESS;
+}
+
+/* As all lists here: without an array the count is told; what is beyond the list is NULL. */
+static CUresult tell(const CUgraphNode *found, size_t count, CUgraphNode *nodes, size_t *room)
+{
+    for (size_t i = 0; nodes && i < *room; i++)
+        nodes[i] = i < count ? found[i] : NULL;
+    *room = !nodes || count < *room ? count : *room;
+    return CUDA_SUCCESS;
+}
+
+static CUresult list(CUgraph graph, CUgraphNode *nodes, size_t *room, bool roots_only)
+{
+    TRY(driver_ready());
+    if (!room || !object_get(graph, GRAPH))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUgraphNode *found = calloc(graph->count + 1, sizeof *found);
+    if (!found)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    size_t count = 0;
+    for (CUgraphNode node = graph->first; node; node = node->next)
+        if (!roots_only || node->needs_count == 0)
+            found[count++] = node;
+    CUresult result = tell(found, count, nodes, room);
+    free(found);
+    return result;
+}
+
+CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *room)
+{
+    return list(graph, nodes, room, false);
+}
+
+CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *room)
+{
+    return list(graph, nodes, room, true);
+}
+
+CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *room)
+{
+    TRY(driver_ready());
+    if (!room || !object_get(node, NODE))
+        return CUDA_ERROR_INVALID_VALUE;
+    return tell(node->needs, node->needs_count, nodes, room);
+}
+
+CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to,
+                                size_t count)
+{
+    TRY(driver_ready());
+    if (!object_get(graph, GRAPH) || !needs_fit(graph, from, count) || !needs_fit(graph, to, count))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; i++) {
+        size_t held = to[i]->needs_count;
+        CUgraphNode *more = realloc(to[i]->needs, (held + 1) * sizeof *more);
+        if (!more)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        more[held] = from[i];
+        to[i]->needs = more;
+        to[i]->needs_count = held + 1;
+    }
+    return CUDA_SUCCESS;
+}

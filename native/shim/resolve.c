@@ -26,7 +26,7 @@ static const struct {
     uint8_t length, family, per_thread;
     int since;
 } functions[FUNCTIONS] = {
-#define CUDA_HOOK(name, base, since, per_thread) \
+#define CUDA_HOOK(role, name, base, since, per_thread) \
     {#name, #base, (void *)&name, sizeof #name - 1, CUDA, per_thread, since},
 #define CUDA_USE(name) {#name, "", NULL, sizeof #name - 1, CUDA, 0, 0},
 #define NVML_HOOK(name) {#name, "", (void *)&name, sizeof #name - 1, NVML, 0, 0},

@@ -1,6 +1,6 @@
 /* What may stand in the control page and in the account, as a target of libFuzzer.
  *
- * The input's first byte chooses the page. For the control page the rest is a list of bytes to change in a
+ * The input's first byte chooses the page, and how many cards there are. For the control page the rest is a list of bytes to change in a
  * good one; for the account, a list of words to write between calls. Without libFuzzer's runtime, STANDALONE
  * adds a main that feeds it the same inputs in every run: a folder for the pages, and how many inputs. */
 #define _GNU_SOURCE
@@ -43,14 +43,14 @@ static void *made(char *path, const char *name, size_t bytes) {
     return address;
 }
 
-static void good_pages(void) {
+static void good_pages(unsigned cards) {
     struct fenka_control *c = (void *)control_file;
     struct fenka_account *a = (void *)account_file;
     memset(control_file, 0, FENKA_CONTROL_BYTES);
     memset(account_file, 0, sizeof *a);
-    *c = (struct fenka_control){FENKA_CONTROL_MAGIC, FENKA_LAYOUT_VERSION, FENKA_CONTROL_BYTES, 2, "fuzz", 2, {0}, {{{0}, 0, 0, 0, {0}}}};
-    for (unsigned card = 0; card < 2; card++) {
-        snprintf(c->cards[card].uuid, sizeof c->cards[card].uuid, UUID "%u", card);
+    *c = (struct fenka_control){FENKA_CONTROL_MAGIC, FENKA_LAYOUT_VERSION, FENKA_CONTROL_BYTES, 2, "fuzz", cards, {0}, {{{0}, 0, 0, 0, {0}}}};
+    for (unsigned card = 0; card < cards; card++) {
+        snprintf(c->cards[card].uuid, sizeof c->cards[card].uuid, UUID "%x", card);
         c->cards[card].memory_bytes = 1 << 30;
         c->cards[card].compute_percent = 100;
     }
@@ -59,7 +59,7 @@ static void good_pages(void) {
     a->slot_count = FENKA_MAX_SLOTS;
 }
 
-static void begin(void) {
+static void begin(unsigned cards) {
     if (!control_file) {
         control_file = made(control_path, "control", FENKA_CONTROL_BYTES);
         account_file = made(account_path, "slots", sizeof(struct fenka_account));
@@ -71,7 +71,7 @@ static void begin(void) {
     control_page = NULL;
     account_page = NULL;
     account_forget();
-    good_pages();
+    good_pages(cards);
 }
 
 static uint64_t number(const uint8_t **data, size_t *size, size_t bytes) {
@@ -89,7 +89,7 @@ static void fuzz_control(const uint8_t *data, size_t size) {
     for (bool open = false; size; open = true) {
         for (unsigned n = (unsigned)number(&data, &size, 1) % 8; n && size; n--) {
             size_t at = number(&data, &size, 2);
-            control_file[at % FENKA_CONTROL_BYTES] = (uint8_t)number(&data, &size, 1);
+            control_file[at % (at & 0x4000 ? 128 : FENKA_CONTROL_BYTES)] = (uint8_t)number(&data, &size, 1);
         }
         /* Half written pages are waited for, which would take all the time there is. */
         if (!open)
@@ -139,7 +139,7 @@ static void fuzz_account(const uint8_t *data, size_t size) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < 2)
         return 0;
-    begin();
+    begin(data[0] & 2 ? FENKA_MAX_CARDS : 2);
     (data[0] & 1 ? fuzz_control : fuzz_account)(data + 1, size - 1);
     return 0;
 }

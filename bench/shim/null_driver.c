@@ -1,10 +1,14 @@
 /* A libcuda.so.1 whose calls do nothing, so that what remains of a measurement is the shim.
  *
  * FENKA_NULL_CARDS holds the UUIDs of its cards, comma-separated; it heeds CUDA_VISIBLE_DEVICES when that holds
- * UUIDs. Link it with -Bsymbolic, as a driver is: its own calls must not come back through the shim. Allocation moves a counter; nothing is ever refused, so that every refusal seen is the shim's. */
+ * UUIDs. Link it with -Bsymbolic, as a driver is: its own calls must not come back through the shim. Allocation
+ * moves a counter; nothing is refused, so that every refusal seen is the shim's, unless FENKA_NULL_FAIL is set:
+ * then every call that takes memory answers CUDA_ERROR_NOT_SUPPORTED. Missing arguments are refused as by the
+ * real one. */
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +22,8 @@ static char uuids[MAX_CARDS][41];
 static int count;
 static CUdeviceptr next_pointer = 0x7f0000000000;
 static __thread CUcontext current;
+static bool failing;
+static CUgraph captured; /* what every stream but the default one is captured into */
 static int active[MAX_CARDS];
 
 /* A context's address tells its card. */
@@ -26,6 +32,15 @@ static char contexts[MAX_CARDS][64];
 static CUdevice card_of(CUcontext context) {
     return (CUdevice)(((char *)context - contexts[0]) / (long)sizeof contexts[0]);
 }
+
+/* Where a call takes memory: nothing, or why not. */
+#define NEED(argument)                            \
+    do {                                          \
+        if (!(argument))                          \
+            return CUDA_ERROR_INVALID_VALUE;      \
+        if (failing)                              \
+            return CUDA_ERROR_NOT_SUPPORTED;      \
+    } while (0)
 
 static CUdeviceptr take(size_t bytes) {
     return __atomic_fetch_add(&next_pointer, (bytes + 511) & ~511ull, __ATOMIC_RELAXED);
@@ -58,6 +73,7 @@ CUresult cuInit(unsigned int flags) {
     char list[4096];
     (void)flags;
     open_ledger();
+    failing = getenv("FENKA_NULL_FAIL") != NULL;
     count = 0;
     snprintf(list, sizeof list, "%s", visible ? visible : all ? all : "");
     for (char *uuid = strtok(list, ","); uuid && count < MAX_CARDS; uuid = strtok(NULL, ",")) {
@@ -69,16 +85,22 @@ CUresult cuInit(unsigned int flags) {
 }
 
 CUresult cuDriverGetVersion(int *version) {
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
     *version = 12090;
     return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetCount(int *out) {
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
     *out = count;
     return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGet(CUdevice *device, int ordinal) {
+    if (!device)
+        return CUDA_ERROR_INVALID_VALUE;
     *device = ordinal;
     return ordinal >= 0 && ordinal < count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
@@ -97,6 +119,8 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
 }
 
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
+    if (!bytes)
+        return CUDA_ERROR_INVALID_VALUE;
     (void)device;
     *bytes = CARD_BYTES;
     return CUDA_SUCCESS;
@@ -111,6 +135,7 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
 }
 
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
+    NEED(context && device >= 0 && device < count);
     (void)flags;
     *context = current = (CUcontext)(contexts[device] + 32);
     return CUDA_SUCCESS;
@@ -123,6 +148,7 @@ CUresult cuCtxDestroy_v2(CUcontext context) {
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+    NEED(context);
     active[device]++;
     *context = (CUcontext)contexts[device];
     return CUDA_SUCCESS;
@@ -150,16 +176,21 @@ CUresult cuCtxSetCurrent(CUcontext context) {
 }
 
 CUresult cuCtxGetCurrent(CUcontext *context) {
+    if (!context)
+        return CUDA_ERROR_INVALID_VALUE;
     *context = current;
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetDevice(CUdevice *device) {
+    if (!device)
+        return CUDA_ERROR_INVALID_VALUE;
     *device = card_of(current);
     return current ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
+    NEED(pointer && bytes);
     *pointer = ledger ? enter(bytes) : take(bytes);
     return CUDA_SUCCESS;
 }
@@ -170,6 +201,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flag
 }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element) {
+    NEED(pointer && pitch);
     (void)element;
     *pitch = (width + 1023) & ~(size_t)1023; /* wider than the shim assumes */
     return cuMemAlloc_v2(pointer, *pitch * height);
@@ -202,6 +234,7 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
 }
 
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
+    NEED(pool && properties);
     (void)properties;
     *pool = (CUmemoryPool)take(512);
     return CUDA_SUCCESS;
@@ -220,6 +253,7 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPoo
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
                      unsigned long long flags) {
+    NEED(handle && properties);
     (void)properties;
     (void)flags;
     return cuMemAlloc_v2(handle, bytes);
@@ -242,12 +276,14 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
 }
 
 CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d) {
+    NEED(array && d);
     (void)d;
     *array = (CUarray)take(512);
     return CUDA_SUCCESS;
 }
 
 CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d) {
+    NEED(array && d);
     (void)d;
     *array = (CUarray)take(512);
     return CUDA_SUCCESS;
@@ -259,6 +295,7 @@ CUresult cuArrayDestroy(CUarray array) {
 }
 
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) {
+    NEED(array && d);
     (void)d, (void)levels;
     *array = (CUmipmappedArray)take(512);
     return CUDA_SUCCESS;
@@ -271,10 +308,13 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
 
 CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t n,
                                 CUDA_MEM_ALLOC_NODE_PARAMS *p) {
+    NEED(node && p);
     (void)graph, (void)dependencies, (void)n;
     *node = (CUgraphNode)take(512);
     return cuMemAlloc_v2(&p->dptr, p->bytesize);
 }
+
+#include "null_more.h"
 
 CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
                         unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **parameters,
@@ -326,6 +366,52 @@ static const struct {
     ENTRY(cuMipmappedArrayCreate),
     ENTRY(cuMipmappedArrayDestroy),
     ENTRY(cuGraphAddMemAllocNode),
+    ENTRY(cuDeviceTotalMem),
+    ENTRY(cuMemGetInfo),
+    ENTRY(cuMemAlloc),
+    ENTRY(cuMemAllocPitch),
+    ENTRY(cuMemFree),
+    ENTRY(cuMemAllocFromPoolAsync_ptsz),
+    ENTRY(cuMemPoolSetAttribute),
+    ENTRY(cuMemPoolTrimTo),
+    ENTRY(cuDeviceGetDefaultMemPool),
+    ENTRY(cuDeviceGetMemPool),
+    ENTRY(cuMemRetainAllocationHandle),
+    ENTRY(cuMemImportFromShareableHandle),
+    ENTRY(cuMemMapArrayAsync),
+    ENTRY(cuMemMapArrayAsync_ptsz),
+    ENTRY(cuIpcOpenMemHandle_v2),
+    ENTRY(cuIpcCloseMemHandle),
+    ENTRY(cuArrayCreate),
+    ENTRY(cuArray3DCreate),
+    ENTRY(cuGraphCreate),
+    ENTRY(cuGraphAddNode),
+    ENTRY(cuGraphAddNode_v2),
+    ENTRY(cuGraphInstantiateWithFlags),
+    ENTRY(cuGraphInstantiate),
+    ENTRY(cuGraphInstantiate_v2),
+    ENTRY(cuGraphInstantiateWithParams),
+    ENTRY(cuGraphInstantiateWithParams_ptsz),
+    ENTRY(cuGraphDestroy),
+    ENTRY(cuGraphExecDestroy),
+    ENTRY(cuStreamBeginCaptureToGraph),
+    ENTRY(cuStreamEndCapture),
+    ENTRY(cuStreamGetCaptureInfo_v2),
+    ENTRY(cuStreamGetCaptureInfo_v2_ptsz),
+    ENTRY(cuStreamGetCtx),
+    ENTRY(cuCtxPushCurrent_v2),
+    ENTRY(cuCtxPopCurrent_v2),
+    ENTRY(cuCtxCreate),
+    ENTRY(cuCtxCreate_v3),
+    ENTRY(cuCtxCreate_v4),
+    ENTRY(cuCtxDestroy),
+    ENTRY(cuCtxAttach),
+    ENTRY(cuCtxDetach),
+    ENTRY(cuCtxSetLimit),
+    ENTRY(cuGreenCtxCreate),
+    ENTRY(cuGreenCtxDestroy),
+    ENTRY(cuDevicePrimaryCtxRelease),
+    ENTRY(cuDevicePrimaryCtxReset),
     ENTRY(cuLaunchKernel),
     ENTRY(cuGetProcAddress),
     ENTRY(cuGetProcAddress_v2),
@@ -346,6 +432,8 @@ static CUresult internal_alloc(CUdeviceptr *pointer, size_t bytes) {
 
 CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult *status) {
+    if (!symbol || !function)
+        return CUDA_ERROR_INVALID_VALUE;
     static const char *const per_thread[] = {"", "_ptsz"};
     char name[128];
     *function = NULL;

@@ -28,7 +28,9 @@ static unsigned slots_used(void) {
     return used < FENKA_MAX_SLOTS ? ((unsigned)used + 7) & ~7u : FENKA_MAX_SLOTS;
 }
 
-static uint64_t sum(unsigned card) {
+/* Plain loads, for atomic ones would not be vectorised: an aligned word is read whole on every machine that we
+ * build for, and the fence before is what makes it recent enough. */
+__attribute__((no_sanitize("thread"))) static uint64_t sum(unsigned card) {
     const uint64_t *held = page->memory[card];
     uint64_t total = 0;
     for (unsigned i = 0, n = slots_used(); i < n; i++)
@@ -69,6 +71,8 @@ static bool dead(uint64_t id, bool quickly) {
     if (namespace_of(id) != namespace_of(identity) || namespace_of(id) == FENKA_MAX_NAMESPACES)
         return false;
     uint32_t pid = id & PID_MASK;
+    if (pid == 0)
+        return true;
     return quickly ? os_gone_quickly(pid) : os_gone(pid, id >> FENKA_IDENTITY_START, START_MASK);
 }
 
@@ -85,12 +89,13 @@ static bool reap(bool quickly) {
     return any;
 }
 
-/* The same where it matters for one card: judging costs some microseconds a process, and many hold nothing. */
+/* The same where it matters for one card: judging costs some microseconds a process, and many hold nothing.
+ * A slot that is nobody's holds nothing either, unless a program has scribbled there. */
 static bool reap_on(unsigned card) {
     bool any = false;
     for (unsigned i = 0, n = slots_used(); i < n; i++)
         if (__atomic_load_n(&page->memory[card][i], __ATOMIC_RELAXED))
-            any |= reap_slot(i, false);
+            any |= reap_slot(i, false) || (!page->identity[i] && empty(i, 0));
     return any;
 }
 
@@ -118,6 +123,7 @@ static bool take_slot(void) {
             continue;
         raise_mark(i + 1);
         if (swap_identity(i, 0, identity)) {
+            zero(i);
             slot = i;
             return true;
         }
@@ -184,7 +190,7 @@ static bool try_charge(unsigned card, uint64_t bytes, uint64_t cap, bool *collid
     os_fence_after_update();
     if (__builtin_expect(sum(card) <= cap, 1))
         return true;
-    __atomic_fetch_sub(own, bytes, __ATOMIC_SEQ_CST);
+    account_discharge(card, bytes);
     *collided = true;
     return false;
 }
@@ -212,9 +218,14 @@ bool account_charge(unsigned card, uint64_t bytes) {
     return try_charge(card, bytes, cap, &collided) || charge_again(card, bytes, collided);
 }
 
+/* Never below nothing: another program may have written into the slot, and an underflow would fill the card. */
 void account_discharge(unsigned card, uint64_t bytes) {
-    if (slot != NO_SLOT)
-        __atomic_fetch_sub(&page->memory[card][slot], bytes, __ATOMIC_SEQ_CST);
+    if (slot == NO_SLOT)
+        return;
+    uint64_t *own = &page->memory[card][slot], seen = __atomic_load_n(own, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(own, &seen, seen > bytes ? seen - bytes : 0, true, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST))
+        ;
 }
 
 uint64_t account_used(unsigned card) {

@@ -4,7 +4,8 @@
 #include <link.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <string.h>
+
+#include "text.h"
 
 struct tables {
     const ElfW(Sym) * symbols;
@@ -12,34 +13,14 @@ struct tables {
     const uint32_t *gnu_hash, *sysv_hash;
 };
 
-struct search {
-    const char *symbol;
-    bool past_us, after_us;
-    void *found;
-};
-
-static bool is_us(const struct dl_phdr_info *object) {
-    uintptr_t here = (uintptr_t)&behind_us - object->dlpi_addr;
-    for (int i = 0; i < object->dlpi_phnum; i++) {
-        const ElfW(Phdr) *p = &object->dlpi_phdr[i];
-        if (p->p_type == PT_LOAD && here - p->p_vaddr < p->p_memsz)
-            return true;
-    }
-    return false;
-}
-
 /* glibc has turned these into addresses, musl and the kernel's vDSO have not. */
-static const void *pointer(const struct dl_phdr_info *object, ElfW(Addr) value) {
-    return (const void *)(value < object->dlpi_addr ? value + object->dlpi_addr : value);
+static const void *pointer(const struct link_map *object, ElfW(Addr) value) {
+    return (const void *)(value < object->l_addr ? value + object->l_addr : value);
 }
 
-static bool read_tables(const struct dl_phdr_info *object, struct tables *t) {
-    const ElfW(Dyn) *d = NULL;
-    for (int i = 0; i < object->dlpi_phnum; i++)
-        if (object->dlpi_phdr[i].p_type == PT_DYNAMIC)
-            d = (const void *)(object->dlpi_addr + object->dlpi_phdr[i].p_vaddr);
-    memset(t, 0, sizeof *t);
-    for (; d && d->d_tag != DT_NULL; d++) {
+static bool read_tables(const struct link_map *object, struct tables *t) {
+    *t = (struct tables){0};
+    for (const ElfW(Dyn) *d = object->l_ld; d && d->d_tag != DT_NULL; d++) {
         const void *at = pointer(object, d->d_un.d_ptr);
         if (d->d_tag == DT_SYMTAB)
             t->symbols = at;
@@ -55,7 +36,7 @@ static bool read_tables(const struct dl_phdr_info *object, struct tables *t) {
 
 static const ElfW(Sym) * matches(const struct tables *t, uint32_t index, const char *name) {
     const ElfW(Sym) *s = &t->symbols[index];
-    return s->st_shndx != SHN_UNDEF && !strcmp(t->strings + s->st_name, name) ? s : NULL;
+    return s->st_shndx != SHN_UNDEF && text_equal(t->strings + s->st_name, name) ? s : NULL;
 }
 
 static const ElfW(Sym) * by_gnu_hash(const struct tables *t, const char *name) {
@@ -82,28 +63,32 @@ static const ElfW(Sym) * by_scan(const struct tables *t, const char *name) {
     return NULL;
 }
 
-static int visit(struct dl_phdr_info *object, size_t size, void *argument) {
-    struct search *search = argument;
+static void *defined_in(const struct link_map *object, const char *name) {
     struct tables t;
-    (void)size;
-    if (is_us(object)) {
-        search->past_us = true;
-        return 0;
-    }
-    if (search->after_us != search->past_us || !read_tables(object, &t))
-        return 0;
-    const ElfW(Sym) *s = t.gnu_hash    ? by_gnu_hash(&t, search->symbol)
-                         : t.sysv_hash ? by_scan(&t, search->symbol)
-                                       : NULL;
-    if (s)
-        search->found = (void *)(object->dlpi_addr + s->st_value);
-    return s != NULL;
+    if (!read_tables(object, &t))
+        return NULL;
+    const ElfW(Sym) *s = t.gnu_hash ? by_gnu_hash(&t, name) : t.sysv_hash ? by_scan(&t, name) : NULL;
+    return s ? (void *)(object->l_addr + s->st_value) : NULL;
 }
 
+/* What the dynamic linker keeps for debuggers: glibc's name for it, and musl's. dl_iterate_phdr would be the
+ * proper way, but sanitizers replace that too, and theirs does not work before they have called our dlsym.
+ * Unlocked, then: this runs before the program's first line, when nobody loads anything beside us. */
+extern struct r_debug _r_debug __attribute__((weak));
+extern struct r_debug *_dl_debug_addr __attribute__((weak));
+extern ElfW(Dyn) _DYNAMIC[] __attribute__((visibility("hidden"))); /* this library's own */
+
 void *behind_us(const char *symbol) {
-    struct search after = {.symbol = symbol, .after_us = true}, before = {.symbol = symbol};
-    dl_iterate_phdr(visit, &after);
-    if (!after.found)
-        dl_iterate_phdr(visit, &before);
-    return after.found ? after.found : before.found;
+    const struct r_debug *linker = &_r_debug ? &_r_debug : &_dl_debug_addr ? _dl_debug_addr : NULL;
+    void *before = NULL, *after = NULL;
+    bool past_us = false;
+    for (const struct link_map *o = linker ? linker->r_map : NULL; o && !after; o = o->l_next) {
+        if (o->l_ld == _DYNAMIC)
+            past_us = true;
+        else if (past_us)
+            after = defined_in(o, symbol);
+        else if (!before)
+            before = defined_in(o, symbol);
+    }
+    return after ? after : before;
 }

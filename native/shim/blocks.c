@@ -26,27 +26,45 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     return result;
 }
 
+/* One that left this process and came back under the same handle has one reference more; under another, it
+ * is not charged a second time. */
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+                                        CUmemAllocationHandleType type) {
+    CUresult result = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
+    if (result == CUDA_SUCCESS)
+        holdings_refer(BLOCK, *handle);
+    return result;
+}
+
+static void unrefer(CUmemGenericAllocationHandle handle) {
+    struct holding block;
+    bool last = release(BLOCK, handle, &block);
+    released(CUDA_SUCCESS, last, &block);
+}
+
+/* Referred to before the driver is asked: another thread may release the handle as soon as it is mapped. */
 CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags) {
     struct holding mapping = {.key = address, .bytes = bytes, .references = 1, .kind = MAPPING, .card = NO_CARD};
     struct holding old;
-    CUresult result = REAL(cuMemMap)(address, bytes, offset, handle, flags);
-    if (result != CUDA_SUCCESS)
-        return result;
     mapping.owner = holdings_refer(BLOCK, handle) ? handle : 0;
-    holdings_put(mapping, &old);
+    CUresult result = REAL(cuMemMap)(address, bytes, offset, handle, flags);
+    if (result == CUDA_SUCCESS)
+        holdings_put(mapping, &old);
+    else if (mapping.owner)
+        unrefer(handle);
     return result;
 }
 
 /* One call may unmap several mappings that lie side by side, and only whole ones. */
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
-    struct holding mapping, block;
+    struct holding mapping;
     CUresult result = REAL(cuMemUnmap)(address, bytes);
     if (result != CUDA_SUCCESS)
         return result;
     for (CUdeviceptr at = address; at < address + bytes && release(MAPPING, at, &mapping); at += mapping.bytes) {
-        bool last = mapping.owner && release(BLOCK, mapping.owner, &block);
-        released(CUDA_SUCCESS, last, &block);
+        if (mapping.owner)
+            unrefer(mapping.owner);
     }
     return result;
 }

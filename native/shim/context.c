@@ -55,9 +55,9 @@ static void drop_all_of(uint64_t context) {
         account_discharge(gone.card, gone.bytes);
 }
 
-static CUresult created(CUresult result, const struct place *place, CUcontext *context) {
+static CUresult created(CUresult result, const struct place *place, void *context) {
     if (result == CUDA_SUCCESS)
-        return settle(result, place, 0, CONTEXT, (uint64_t)*context);
+        return settle(result, place, 0, CONTEXT, *(uint64_t *)context);
     end(place->card);
     return result;
 }
@@ -86,23 +86,60 @@ CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsig
     CREATE(device, REAL(cuCtxCreate_v4)(context, parameters, flags, device));
 }
 
-static CUresult destroy(CUresult (*real)(CUcontext), CUcontext context) {
-    struct holding holding;
-    bool ours = release(CONTEXT, (uint64_t)context, &holding);
-    CUresult result = released(real(context), ours, &holding);
-    if (result == CUDA_SUCCESS && ours) {
-        drop_all_of((uint64_t)context);
-        end(holding.card);
+/* A context without a current one of its own, but it takes the card's memory all the same. */
+CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
+    CREATE(device, REAL(cuGreenCtxCreate)(context, resources, device, flags));
+}
+
+static CUresult ended(CUresult result, bool ours, const struct holding *holding) {
+    if (released(result, ours, holding) == CUDA_SUCCESS && ours) {
+        drop_all_of(holding->key);
+        end(holding->card);
     }
     return result;
 }
 
+/* Destroyed, however often it was attached. */
+#define DESTROY(call)                                                   \
+    do {                                                                \
+        struct holding holding_;                                        \
+        bool ours_ = holdings_take(CONTEXT, (uint64_t)context, &holding_); \
+        return ended(call, ours_, &holding_);                           \
+    } while (0)
+
 CUresult cuCtxDestroy(CUcontext context) {
-    return destroy(REAL(cuCtxDestroy), context);
+    DESTROY(REAL(cuCtxDestroy)(context));
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context) {
-    return destroy(REAL(cuCtxDestroy_v2), context);
+    DESTROY(REAL(cuCtxDestroy_v2)(context));
+}
+
+CUresult cuGreenCtxDestroy(CUgreenCtx context) {
+    DESTROY(REAL(cuGreenCtxDestroy)(context));
+}
+
+CUresult cuCtxAttach(CUcontext *context, unsigned int flags) {
+    CUresult result = REAL(cuCtxAttach)(context, flags);
+    if (result == CUDA_SUCCESS)
+        holdings_refer(CONTEXT, (uint64_t)*context);
+    return result;
+}
+
+CUresult cuCtxDetach(CUcontext context) {
+    struct holding holding;
+    bool last = release(CONTEXT, (uint64_t)context, &holding);
+    return ended(REAL(cuCtxDetach)(context), last, &holding);
+}
+
+/* Of all limits this one alone is memory of any size that a program likes: the heap of its kernels' malloc.
+ * Setting it again asks for room beside the old one for the length of the call. */
+CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
+    struct place place;
+    if (limit != CU_LIMIT_MALLOC_HEAP_SIZE)
+        return REAL(cuCtxSetLimit)(limit, value);
+    CHARGE_OR_RETURN(&place, place_current(&place), value);
+    return settle(REAL(cuCtxSetLimit)(limit, value), &place, value, HEAP, place.owner);
 }
 
 /* Every retain counts as a context while the driver is asked; only the first of them stays counted. */

@@ -108,12 +108,12 @@ bool holdings_refer(enum kind kind, uint64_t key) {
     return e != NULL;
 }
 
-bool holdings_drop(enum kind kind, uint64_t key, struct holding *gone) {
+static inline bool drop(enum kind kind, uint64_t key, bool all, struct holding *gone) {
     uint64_t h = hash(kind, key);
     struct shard *s = shard_of(h);
     os_lock(&s->lock);
     struct holding *e = find(s, h, kind, key);
-    bool last = e && --e->references == 0;
+    bool last = e && (all || --e->references == 0);
     if (last) {
         *gone = *e;
         erase(s, e);
@@ -122,8 +122,16 @@ bool holdings_drop(enum kind kind, uint64_t key, struct holding *gone) {
     return last;
 }
 
+bool holdings_drop(enum kind kind, uint64_t key, struct holding *gone) {
+    return drop(kind, key, false, gone);
+}
+
+bool holdings_take(enum kind kind, uint64_t key, struct holding *gone) {
+    return drop(kind, key, true, gone);
+}
+
 static bool owned(const struct holding *e, uint64_t owner) {
-    return e->owner == owner && (e->kind == POINTER || e->kind == ARRAY || e->kind == MIPMAP);
+    return e->owner == owner && e->kind >= POINTER && e->kind <= NODE;
 }
 
 static bool take_owned(struct shard *s, uint64_t owner, struct holding *gone) {

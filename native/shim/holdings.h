@@ -7,14 +7,15 @@
 #include <stdint.h>
 
 /* Objects of different kinds may have equal handles. */
-enum kind { NOTHING, POINTER, ARRAY, MIPMAP, BLOCK, MAPPING, POOL, CONTEXT };
+enum kind { NOTHING, POINTER, ARRAY, MIPMAP, HEAP, NODE, BLOCK, MAPPING, POOL, CONTEXT, GRAPH, EXEC };
 
 #define NO_CARD 255 /* known, but no card's memory: host pools */
 
 struct holding {
     uint64_t key;
     uint64_t bytes;
-    uint64_t owner; /* POINTER, ARRAY, MIPMAP: the context it dies with; MAPPING: its BLOCK; 0 = none */
+    uint64_t owner; /* POINTER, ARRAY, MIPMAP, HEAP: the context that it dies with; NODE, EXEC: the graph;
+                       MAPPING: its BLOCK; 0 = none */
     uint32_t references;
     uint8_t kind, card;
 };
@@ -28,7 +29,10 @@ bool holdings_refer(enum kind kind, uint64_t key);
 /* Drops one reference; true when it was the last and the holding is gone. */
 bool holdings_drop(enum kind kind, uint64_t key, struct holding *gone);
 
-/* Removes what belongs to the owner, one at a time, `*shard` starting at 0; false when there is no more. */
+/* Removes it, however many references it has; false when it is not there. */
+bool holdings_take(enum kind kind, uint64_t key, struct holding *gone);
+
+/* Removes memory that belongs to the owner, one at a time, `*shard` starting at 0; false when there is no more. */
 bool holdings_take_owned(unsigned *shard, uint64_t owner, struct holding *gone);
 
 void holdings_forget(void); /* in a child after fork */

@@ -1,5 +1,6 @@
-/* Linear memory: plain, pitched, managed, stream-ordered, and memory nodes of graphs. */
+/* Linear memory: plain, pitched, managed and stream-ordered. */
 #include "charge.h"
+#include "graphs.h"
 
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     struct place place;
@@ -88,18 +89,35 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
     return released(REAL(cuMemFreeAsync_ptsz)(pointer, stream), ours, &holding);
 }
 
+/* The graph that the stream's calls become part of, if they do. The plain default stream never captures. */
+static CUgraph capturing(__typeof__(&cuStreamGetCaptureInfo_v2) ask, CUstream stream) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUgraph graph = NULL;
+    CUresult result = ask(stream, &status, NULL, &graph, NULL, NULL);
+    return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? graph : NULL;
+}
+
+#define CAPTURING(stream, suffix) \
+    (stream || sizeof #suffix > 1 ? capturing(REAL(cuStreamGetCaptureInfo_v2##suffix), stream) : NULL)
+
+static CUresult settle_ordered(CUresult result, struct place *place, uint64_t bytes, CUdeviceptr pointer,
+                               CUgraph graph) {
+    return graph ? graphs_settle(result, place, bytes, graph, pointer)
+                 : settle(result, place, bytes, POINTER, pointer);
+}
+
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
     struct place place;
     CHARGE_OR_RETURN(&place, place_stream(&place, stream), bytes);
     CUresult result = REAL(cuMemAllocAsync)(pointer, bytes, stream);
-    return settle(result, &place, bytes, POINTER, result ? 0 : *pointer);
+    return settle_ordered(result, &place, bytes, result ? 0 : *pointer, CAPTURING(stream, ));
 }
 
 CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
     struct place place;
     CHARGE_OR_RETURN(&place, place_stream(&place, stream), bytes);
     CUresult result = REAL(cuMemAllocAsync_ptsz)(pointer, bytes, stream);
-    return settle(result, &place, bytes, POINTER, result ? 0 : *pointer);
+    return settle_ordered(result, &place, bytes, result ? 0 : *pointer, CAPTURING(stream, _ptsz));
 }
 
 /* A pool that we did not see created may be a device's default one. */
@@ -123,14 +141,14 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPoo
     struct place place;
     CHARGE_OR_RETURN(&place, place_pool(&place, pool), bytes);
     CUresult result = REAL(cuMemAllocFromPoolAsync)(pointer, bytes, pool, stream);
-    return settle(result, &place, bytes, POINTER, result ? 0 : *pointer);
+    return settle_ordered(result, &place, bytes, result ? 0 : *pointer, CAPTURING(stream, ));
 }
 
 CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
     struct place place;
     CHARGE_OR_RETURN(&place, place_pool(&place, pool), bytes);
     CUresult result = REAL(cuMemAllocFromPoolAsync_ptsz)(pointer, bytes, pool, stream);
-    return settle(result, &place, bytes, POINTER, result ? 0 : *pointer);
+    return settle_ordered(result, &place, bytes, result ? 0 : *pointer, CAPTURING(stream, _ptsz));
 }
 
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
@@ -144,35 +162,4 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     struct holding holding;
     bool ours = release(POOL, (uint64_t)pool, &holding);
     return released(REAL(cuMemPoolDestroy)(pool), ours, &holding);
-}
-
-/* A graph keeps its memory from its making on; charged until the pointer is freed, or the process ends. */
-CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
-                                CUDA_MEM_ALLOC_NODE_PARAMS *p) {
-    struct place place;
-    if (!p)
-        return CUDA_ERROR_INVALID_VALUE;
-    CHARGE_OR_RETURN(&place, place_location(&place, p->poolProps.location), p->bytesize);
-    CUresult result = REAL(cuGraphAddMemAllocNode)(node, graph, dependencies, count, p);
-    return settle(result, &place, p->bytesize, POINTER, result ? 0 : p->dptr);
-}
-
-CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
-                        CUgraphNodeParams *p) {
-    struct place place;
-    if (!p || p->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-        return REAL(cuGraphAddNode)(node, graph, dependencies, count, p);
-    CHARGE_OR_RETURN(&place, place_location(&place, p->alloc.poolProps.location), p->alloc.bytesize);
-    CUresult result = REAL(cuGraphAddNode)(node, graph, dependencies, count, p);
-    return settle(result, &place, p->alloc.bytesize, POINTER, result ? 0 : p->alloc.dptr);
-}
-
-CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
-                           const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *p) {
-    struct place place;
-    if (!p || p->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-        return REAL(cuGraphAddNode_v2)(node, graph, dependencies, edges, count, p);
-    CHARGE_OR_RETURN(&place, place_location(&place, p->alloc.poolProps.location), p->alloc.bytesize);
-    CUresult result = REAL(cuGraphAddNode_v2)(node, graph, dependencies, edges, count, p);
-    return settle(result, &place, p->alloc.bytesize, POINTER, result ? 0 : p->alloc.dptr);
 }

@@ -8,9 +8,9 @@
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <string.h>
 
 #include "behind.h"
+#include "text.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -26,7 +26,7 @@ static const struct {
     uint8_t length, family, per_thread;
     int since;
 } functions[FUNCTIONS] = {
-#define CUDA_HOOK(name, base, since, per_thread) \
+#define CUDA_HOOK(role, name, base, since, per_thread) \
     {#name, #base, (void *)&name, sizeof #name - 1, CUDA, per_thread, since},
 #define CUDA_USE(name) {#name, "", NULL, sizeof #name - 1, CUDA, 0, 0},
 #define NVML_HOOK(name) {#name, "", (void *)&name, sizeof #name - 1, NVML, 0, 0},
@@ -64,11 +64,11 @@ nvmlReturn_t resolve_no_nvml(void) {
 /* Our function of that name, or FUNCTIONS. Nearly all names that programs look up end at the first test. */
 static enum function named(const char *name) {
     bool cuda = name && name[0] == 'c' && name[1] == 'u';
-    if (!cuda && !(name && !strncmp(name, "nvmlD", 5)))
+    if (!cuda && !(name && text_begins(name, "nvmlD")))
         return FUNCTIONS;
-    size_t length = strlen(name);
+    size_t length = text_length(name);
     for (enum function f = 0; f < FUNCTIONS; f++)
-        if (functions[f].length == length && functions[f].ours && !memcmp(functions[f].name, name, length))
+        if (functions[f].length == length && functions[f].ours && text_equal(functions[f].name, name))
             return f;
     return FUNCTIONS;
 }
@@ -180,9 +180,9 @@ static void *substitute(const char *symbol, void *real, int version, cuuint64_t 
     for (enum function f = 0; f < FUNCTIONS; f++) {
         if (!functions[f].ours || functions[f].family != CUDA)
             continue;
-        if (!strcmp(functions[f].name, symbol) && strcmp(functions[f].base, symbol))
+        if (text_equal(functions[f].name, symbol) && !text_equal(functions[f].base, symbol))
             best = f;
-        else if (!strcmp(functions[f].base, symbol) && functions[f].since <= version &&
+        else if (text_equal(functions[f].base, symbol) && functions[f].since <= version &&
                  (!functions[f].per_thread || per_thread))
             best = f;
     }

@@ -12,7 +12,7 @@
 #pragma GCC visibility pop
 
 enum function {
-#define CUDA_HOOK(name, base, since, per_thread) FUNCTION_##name,
+#define CUDA_HOOK(role, name, base, since, per_thread) FUNCTION_##name,
 #define CUDA_USE(name) FUNCTION_##name,
 #define NVML_HOOK(name) FUNCTION_##name,
 #define NVML_USE(name) FUNCTION_##name,

@@ -154,6 +154,19 @@ static int in_child(size_t bytes) {
     return WEXITSTATUS(status);
 }
 
+/* Children forked while other threads are in the middle of everything: how many of them got their memory. */
+static size_t children_of_threads(CUcontext context, int count) {
+    pthread_t threads[4];
+    size_t granted = 0;
+    for (int i = 0; i < 4; i++)
+        pthread_create(&threads[i], NULL, take_and_give, context);
+    for (int i = 0; i < count; i++)
+        granted += in_child(1 << 20) == CUDA_SUCCESS;
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    return granted;
+}
+
 static CUresult answer(const char *what, long long a, long long b, unsigned long long *x, unsigned long long *y) {
     CUdeviceptr p = 0;
     CUcontext context = NULL;
@@ -228,7 +241,10 @@ static CUresult answer(const char *what, long long a, long long b, unsigned long
         result = CUDA_SUCCESS;
     } else if (!strcmp(what, "threads"))
         result = in_threads((CUcontext)a, (int)b);
-    else if (!strcmp(what, "child"))
+    else if (!strcmp(what, "children")) {
+        first = children_of_threads((CUcontext)a, (int)b);
+        result = CUDA_SUCCESS;
+    } else if (!strcmp(what, "child"))
         result = (CUresult)in_child((size_t)a);
     *x = p ? p : first;
     *y = second;

@@ -83,6 +83,13 @@ def client(style: int) -> Path:
     )
 
 
+@functools.cache
+def rows_client() -> Path:
+    """The client with one function for each row of the shim's table."""
+    library = str(built() / "libcuda.so.1")
+    return compile_c(HERE / "shim_rows.c", built() / "rows", library)
+
+
 class Answer(NamedTuple):
     """The driver's result code, and up to two numbers."""
 
@@ -134,6 +141,13 @@ class Lease:
         """A client in the lease; it ends with the test."""
         started = Client(client(style), self.environment(**environment))
         self.clients.append(started)
+        return started
+
+    def start_rows(self, **environment: str) -> "Client":
+        """A client that has every row of the table, and has initialised the driver."""
+        started = Client(rows_client(), self.environment(**environment))
+        self.clients.append(started)
+        assert started.ask("init -").code == 0
         return started
 
     def close(self) -> None:

@@ -65,11 +65,11 @@ def test_a_stopped_process_keeps_its_memory_and_hinders_nobody(lease: Lease) -> 
     os.kill(one.process.pid, signal.SIGCONT)
 
 
-def test_two_hundred_kills_leak_nothing(lease: Lease) -> None:
+def test_five_hundred_kills_leak_nothing(lease: Lease) -> None:
     """Killed at any moment of their churn, processes leave no byte behind and no slot taken."""
     chance = random.Random(1)
     running: list[Client] = []
-    for killed in range(200):
+    for killed in range(500):
         while len(running) < 4:
             client = lease.start()
             client.enter()

@@ -26,7 +26,6 @@ KINDS: dict[str, tuple[tuple[str, int, int], int, str]] = {
     "array": (("array", 100, 10), 16_000, "array-destroy"),
     # 64 x 64 + 32 x 32 + 16 x 16 texels of 4 floats
     "mipmap": (("mipmap", 64, 64), (4096 + 1024 + 256) * 16, "mipmap-destroy"),
-    "graph node": (("graph", GIB, 0), GIB, "free"),
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fenka.isolation.layout import constant, layout
 
-__all__ = ["BadControl", "Control", "Limit", "read", "update", "write"]
+__all__ = ["BadControl", "Control", "Limit", "current", "read", "update", "write"]
 
 _UUID_CHARACTERS = 40
 
@@ -159,12 +159,13 @@ def update(path: Path, control: Control) -> Control:
     """Changes the limits of programs that run, in place; returns what is in force, with its generation.
 
     The cards must stay the same and in the same order (BadControl otherwise): programs know them by their
-    number. One writer at a time. A writer that was killed half-way leaves an odd generation, under which
-    programs keep the last limits they saw; the next update repairs it.
+    number. One writer at a time. What programs hold is not looked at: that is
+    :func:`fenka.isolation.resize.resize`. A writer that was killed half-way leaves an odd generation, under
+    which programs keep the last limits they saw; the next update repairs it.
     """
     _checked(replace(control, generation=0), "control")
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as page:
-        before = _before(page, path)
+        before = _whole(bytes(page), path)
         if [c.uuid for c in before.limits] != [c.uuid for c in control.limits]:
             raise BadControl(f"{path}: an update cannot change which cards a lease has")
         if before.lease != control.lease:
@@ -180,9 +181,15 @@ def update(path: Path, control: Control) -> Control:
     return after
 
 
-def _before(page: mmap.mmap, path: Path) -> Control:
-    """The page's control, also when a killed writer left its generation odd."""
+def current(path: Path) -> Control:
+    """As :func:`read`, but also of a page that a killed writer left half written."""
+    with path.open("rb") as file:
+        return _whole(file.read(constant("FENKA_CONTROL_BYTES") + 1), path)
+
+
+def _whole(page: bytes, path: Path) -> Control:
     data = bytearray(page)
     offset = layout().offsetof("struct fenka_control", "generation")
-    data[offset] &= 0xFE
+    if offset < len(data):
+        data[offset] &= 0xFE
     return decode(bytes(data), str(path))

@@ -1,0 +1,98 @@
+/* Memory nodes of graphs, added one by one or by capturing a stream.
+ *
+ * Every launch takes the memory again, whatever was freed after the last one, and the device keeps it between
+ * launches; so it stays charged until the graph and its executable forms are gone. The driver allows one such
+ * form at a time, and neither clones nor removes such nodes: owners need no more than a count. */
+#include "graphs.h"
+
+CUresult graphs_settle(CUresult result, struct place *place, uint64_t bytes, CUgraph graph, CUdeviceptr pointer) {
+    struct holding old, seen = {.key = (uint64_t)graph, .references = 1, .kind = GRAPH, .card = NO_CARD};
+    if (result == CUDA_SUCCESS && !holdings_find(GRAPH, (uint64_t)graph, &old))
+        holdings_put(seen, &old);
+    place->owner = (uint64_t)graph;
+    return settle(result, place, bytes, NODE, pointer);
+}
+
+CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                                CUDA_MEM_ALLOC_NODE_PARAMS *p) {
+    struct place place;
+    if (!p)
+        return CUDA_ERROR_INVALID_VALUE;
+    CHARGE_OR_RETURN(&place, place_location(&place, p->poolProps.location), p->bytesize);
+    CUresult result = REAL(cuGraphAddMemAllocNode)(node, graph, dependencies, count, p);
+    return graphs_settle(result, &place, p->bytesize, graph, result ? 0 : p->dptr);
+}
+
+#define ADD(p, call)                                                                                 \
+    do {                                                                                             \
+        struct place place_;                                                                         \
+        if (!p || p->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)                                           \
+            return call;                                                                             \
+        CHARGE_OR_RETURN(&place_, place_location(&place_, p->alloc.poolProps.location), p->alloc.bytesize); \
+        CUresult result_ = call;                                                                     \
+        return graphs_settle(result_, &place_, p->alloc.bytesize, graph, result_ ? 0 : p->alloc.dptr); \
+    } while (0)
+
+CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                        CUgraphNodeParams *p) {
+    ADD(p, REAL(cuGraphAddNode)(node, graph, dependencies, count, p));
+}
+
+CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                           const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *p) {
+    ADD(p, REAL(cuGraphAddNode_v2)(node, graph, dependencies, edges, count, p));
+}
+
+static CUresult instantiated(CUresult result, CUgraphExec *exec, CUgraph graph) {
+    struct holding old, made = {.owner = (uint64_t)graph, .references = 1, .kind = EXEC, .card = NO_CARD};
+    if (result != CUDA_SUCCESS || !holdings_refer(GRAPH, (uint64_t)graph))
+        return result;
+    made.key = (uint64_t)*exec;
+    holdings_put(made, &old);
+    return result;
+}
+
+CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t room) {
+    return instantiated(REAL(cuGraphInstantiate)(exec, graph, error, log, room), exec, graph);
+}
+
+CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t room) {
+    return instantiated(REAL(cuGraphInstantiate_v2)(exec, graph, error, log, room), exec, graph);
+}
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
+    return instantiated(REAL(cuGraphInstantiateWithFlags)(exec, graph, flags), exec, graph);
+}
+
+CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p) {
+    return instantiated(REAL(cuGraphInstantiateWithParams)(exec, graph, p), exec, graph);
+}
+
+CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p) {
+    return instantiated(REAL(cuGraphInstantiateWithParams_ptsz)(exec, graph, p), exec, graph);
+}
+
+static void unrefer(uint64_t graph) {
+    struct holding gone;
+    unsigned shard = 0;
+    if (!release(GRAPH, graph, &gone))
+        return;
+    while (holdings_take_owned(&shard, graph, &gone))
+        released(CUDA_SUCCESS, true, &gone);
+}
+
+CUresult cuGraphDestroy(CUgraph graph) {
+    CUresult result = REAL(cuGraphDestroy)(graph);
+    if (result == CUDA_SUCCESS)
+        unrefer((uint64_t)graph);
+    return result;
+}
+
+CUresult cuGraphExecDestroy(CUgraphExec exec) {
+    struct holding holding;
+    bool ours = release(EXEC, (uint64_t)exec, &holding);
+    CUresult result = released(REAL(cuGraphExecDestroy)(exec), ours, &holding);
+    if (result == CUDA_SUCCESS && ours)
+        unrefer(holding.owner);
+    return result;
+}

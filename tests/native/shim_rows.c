@@ -1,0 +1,252 @@
+/* A client with one function for each row of the shim's table (native/shim/hooks.h) that changes the account:
+ * a hook that has none does not compile. One command a line: "take NAME BYTES DEVICE", "give NAME HANDLE",
+ * "keep NAME HANDLE", "null NAME", "use DEVICE"; one answer a line: the driver's result, and a handle. */
+#define _GNU_SOURCE
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef unsigned long long u64;
+
+CUresult cuNullContext(CUcontext *context, int device); /* of the null driver only */
+
+static CUmemLocation at(int device) {
+    return (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
+}
+
+/* --- TAKES: so many bytes of a device -------------------------------------------------------------------- */
+#define TAKE(name) static CUresult take_##name(u64 bytes, int device, u64 *out)
+#define STREAM ((CUstream)0x100) /* not the default one */
+
+TAKE(cuMemAlloc) { return cuMemAlloc((CUdeviceptr_v1 *)out, (unsigned)bytes); }
+TAKE(cuMemAlloc_v2) { return cuMemAlloc_v2((CUdeviceptr *)out, bytes); }
+TAKE(cuMemAllocManaged) { return cuMemAllocManaged((CUdeviceptr *)out, bytes, CU_MEM_ATTACH_GLOBAL); }
+TAKE(cuMemAllocAsync) { return cuMemAllocAsync((CUdeviceptr *)out, bytes, STREAM); }
+TAKE(cuMemAllocAsync_ptsz) { return cuMemAllocAsync_ptsz((CUdeviceptr *)out, bytes, NULL); }
+
+TAKE(cuMemAllocPitch) {
+    unsigned pitch;
+    return cuMemAllocPitch((CUdeviceptr_v1 *)out, &pitch, 1024, (unsigned)(bytes / 1024), 4);
+}
+
+TAKE(cuMemAllocPitch_v2) {
+    size_t pitch;
+    return cuMemAllocPitch_v2((CUdeviceptr *)out, &pitch, 1024, bytes / 1024, 4);
+}
+
+static CUmemoryPool usual(int device) {
+    CUmemoryPool pool = NULL;
+    cuDeviceGetDefaultMemPool(&pool, device);
+    return pool;
+}
+
+TAKE(cuMemAllocFromPoolAsync) { return cuMemAllocFromPoolAsync((CUdeviceptr *)out, bytes, usual(device), STREAM); }
+
+TAKE(cuMemAllocFromPoolAsync_ptsz) {
+    CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = at(device)};
+    CUmemoryPool pool;
+    CUresult result = cuMemPoolCreate(&pool, &properties);
+    return result ? result : cuMemAllocFromPoolAsync_ptsz((CUdeviceptr *)out, bytes, pool, NULL);
+}
+
+TAKE(cuMemCreate) {
+    CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = at(device)};
+    return cuMemCreate((CUmemGenericAllocationHandle *)out, bytes, &properties, 0);
+}
+
+#define SHAPE .Width = bytes / 1024, .Height = 1024, .NumChannels = 1, .Format = CU_AD_FORMAT_UNSIGNED_INT8
+TAKE(cuArrayCreate) { return cuArrayCreate((CUarray *)out, &(CUDA_ARRAY_DESCRIPTOR_v1){SHAPE}); }
+TAKE(cuArrayCreate_v2) { return cuArrayCreate_v2((CUarray *)out, &(CUDA_ARRAY_DESCRIPTOR){SHAPE}); }
+TAKE(cuArray3DCreate) { return cuArray3DCreate((CUarray *)out, &(CUDA_ARRAY3D_DESCRIPTOR_v1){SHAPE}); }
+TAKE(cuArray3DCreate_v2) { return cuArray3DCreate_v2((CUarray *)out, &(CUDA_ARRAY3D_DESCRIPTOR){SHAPE}); }
+TAKE(cuMipmappedArrayCreate) {
+    return cuMipmappedArrayCreate((CUmipmappedArray *)out, &(CUDA_ARRAY3D_DESCRIPTOR){SHAPE}, 1);
+}
+
+TAKE(cuGraphAddMemAllocNode) {
+    CUgraphNode node;
+    CUDA_MEM_ALLOC_NODE_PARAMS p = {.bytesize = bytes, .poolProps.location = at(device)};
+    cuGraphCreate((CUgraph *)out, 0);
+    return cuGraphAddMemAllocNode(&node, *(CUgraph *)out, NULL, 0, &p);
+}
+
+#define NODE_OF_ALLOCATION {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, \
+                            .alloc = {.bytesize = bytes, .poolProps.location = at(device)}}
+TAKE(cuGraphAddNode) {
+    CUgraphNode node;
+    CUgraphNodeParams p = NODE_OF_ALLOCATION;
+    cuGraphCreate((CUgraph *)out, 0);
+    return cuGraphAddNode(&node, *(CUgraph *)out, NULL, 0, &p);
+}
+
+TAKE(cuGraphAddNode_v2) {
+    CUgraphNode node;
+    CUgraphNodeParams p = NODE_OF_ALLOCATION;
+    cuGraphCreate((CUgraph *)out, 0);
+    return cuGraphAddNode_v2(&node, *(CUgraph *)out, NULL, NULL, 0, &p);
+}
+
+TAKE(cuCtxCreate) { return cuCtxCreate((CUcontext *)out, 0, device); }
+TAKE(cuCtxCreate_v2) { return cuCtxCreate_v2((CUcontext *)out, 0, device); }
+TAKE(cuCtxCreate_v3) { return cuCtxCreate_v3((CUcontext *)out, NULL, 0, 0, device); }
+TAKE(cuCtxCreate_v4) { return cuCtxCreate_v4((CUcontext *)out, NULL, 0, device); }
+TAKE(cuGreenCtxCreate) { return cuGreenCtxCreate((CUgreenCtx *)out, NULL, device, CU_GREEN_CTX_DEFAULT_STREAM); }
+TAKE(cuCtxSetLimit) {
+    cuCtxGetCurrent((CUcontext *)out);
+    return cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, bytes);
+}
+
+TAKE(cuDevicePrimaryCtxRetain) {
+    CUcontext context;
+    *out = (u64)device;
+    return cuDevicePrimaryCtxRetain(&context, device);
+}
+
+/* --- GIVES: what was taken ------------------------------------------------------------------------------- */
+#define GIVE(name, type, ...) \
+    static CUresult give_##name(u64 handle) { return name((type)handle, ##__VA_ARGS__); }
+GIVE(cuMemFree, CUdeviceptr_v1)
+GIVE(cuMemFree_v2, CUdeviceptr)
+GIVE(cuMemFreeAsync, CUdeviceptr, STREAM)
+GIVE(cuMemFreeAsync_ptsz, CUdeviceptr, NULL)
+GIVE(cuMemRelease, CUmemGenericAllocationHandle)
+GIVE(cuMemUnmap, CUdeviceptr, 1 << 20)
+GIVE(cuArrayDestroy, CUarray)
+GIVE(cuMipmappedArrayDestroy, CUmipmappedArray)
+GIVE(cuGraphDestroy, CUgraph)
+GIVE(cuGraphExecDestroy, CUgraphExec)
+GIVE(cuCtxDestroy, CUcontext)
+GIVE(cuCtxDestroy_v2, CUcontext)
+GIVE(cuCtxDetach, CUcontext)
+GIVE(cuGreenCtxDestroy, CUgreenCtx)
+GIVE(cuDevicePrimaryCtxRelease, CUdevice)
+GIVE(cuDevicePrimaryCtxRelease_v2, CUdevice)
+GIVE(cuDevicePrimaryCtxReset, CUdevice)
+GIVE(cuDevicePrimaryCtxReset_v2, CUdevice)
+
+/* --- KEEPS: a second claim on what was taken ------------------------------------------------------------- */
+#define KEEP(name) static CUresult keep_##name(u64 handle, u64 *out)
+KEEP(cuMemMap) { return cuMemMap(*out = 0x700000000000, 1 << 20, 0, handle, 0); }
+KEEP(cuMemRetainAllocationHandle) { return cuMemRetainAllocationHandle((CUmemGenericAllocationHandle *)out, (void *)handle); }
+KEEP(cuMemImportFromShareableHandle) {
+    return cuMemImportFromShareableHandle((CUmemGenericAllocationHandle *)out, (void *)handle,
+                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+}
+#define TILE(handle) &(CUarrayMapInfo){.memOperationType = CU_MEM_OPERATION_TYPE_MAP, .memHandle.memHandle = handle}
+KEEP(cuMemMapArrayAsync) { return cuMemMapArrayAsync(TILE(*out = handle), 1, NULL); }
+KEEP(cuMemMapArrayAsync_ptsz) { return cuMemMapArrayAsync_ptsz(TILE(*out = handle), 1, NULL); }
+KEEP(cuCtxAttach) { return cuCtxAttach((CUcontext *)out, 0); }
+KEEP(cuGraphInstantiate) { return cuGraphInstantiate((CUgraphExec *)out, (CUgraph)handle, NULL, NULL, 0); }
+KEEP(cuGraphInstantiate_v2) { return cuGraphInstantiate_v2((CUgraphExec *)out, (CUgraph)handle, NULL, NULL, 0); }
+KEEP(cuGraphInstantiateWithFlags) { return cuGraphInstantiateWithFlags((CUgraphExec *)out, (CUgraph)handle, 0); }
+static CUDA_GRAPH_INSTANTIATE_PARAMS how;
+KEEP(cuGraphInstantiateWithParams) { return cuGraphInstantiateWithParams((CUgraphExec *)out, (CUgraph)handle, &how); }
+KEEP(cuGraphInstantiateWithParams_ptsz) {
+    return cuGraphInstantiateWithParams_ptsz((CUgraphExec *)out, (CUgraph)handle, &how);
+}
+
+/* --- the table ------------------------------------------------------------------------------------------- */
+#define ROW_TAKES(name) {#name, (void *)name, take_##name, NULL, NULL},
+#define ROW_GIVES(name) {#name, (void *)name, NULL, give_##name, NULL},
+#define ROW_KEEPS(name) {#name, (void *)name, NULL, NULL, keep_##name},
+#define ROW_NOTES(name) {#name, (void *)name, NULL, NULL, NULL},
+#define ROW_TELLS(name) ROW_NOTES(name)
+#define ROW_DOOR(name) ROW_NOTES(name)
+
+static const struct row {
+    const char *name;
+    void *function;
+    CUresult (*take)(u64, int, u64 *);
+    CUresult (*give)(u64);
+    CUresult (*keep)(u64, u64 *);
+} rows[] = {
+#define CUDA_HOOK(role, name, base, since, per_thread) ROW_##role(name)
+#include "../../native/shim/hooks.h"
+};
+
+static const struct row *row(const char *name) {
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (!strcmp(rows[i].name, name))
+            return &rows[i];
+    return NULL;
+}
+
+static CUcontext contexts[16];
+
+static CUresult use(int device) {
+    CUresult result = contexts[device] ? CUDA_SUCCESS : cuCtxCreate_v2(&contexts[device], 0, device);
+    return result ? result : cuCtxSetCurrent(contexts[device]);
+}
+
+/* A context of the driver that the shim has not seen made. */
+static CUresult current(int device) {
+    CUcontext context;
+    CUresult result = cuNullContext(&context, device);
+    return result ? result : cuCtxSetCurrent(context);
+}
+
+/* Nothing for every argument: no hook has more than eight, and none takes a structure by value. */
+static CUresult with_nothing(void *function) {
+    typedef CUresult (*any)(long, long, long, long, long, long, long, long);
+    return ((any)function)(0, 0, 0, 0, 0, 0, 0, 0);
+}
+
+static CUresult answer(const char *what, const char *name, u64 a, int b, u64 *out) {
+    const struct row *r = row(name);
+    if (!strcmp(what, "init"))
+        return cuInit(0);
+    if (!strcmp(what, "use"))
+        return use((int)a);
+    if (!strcmp(what, "current"))
+        return current((int)a);
+    if (!strcmp(what, "capture"))
+        return cuStreamBeginCaptureToGraph(STREAM, (CUgraph)a, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    if (!strcmp(what, "captured"))
+        return cuStreamEndCapture(STREAM, (CUgraph *)out);
+    if (!strcmp(what, "graph"))
+        return cuGraphCreate((CUgraph *)out, 0);
+    if (!strcmp(what, "ipc")) {
+        CUipcMemHandle handle = {{0}};
+        memcpy(handle.reserved, &a, sizeof a);
+        return cuIpcOpenMemHandle_v2((CUdeviceptr *)out, handle, 0);
+    }
+    if (!strcmp(what, "ipc-close"))
+        return cuIpcCloseMemHandle(a);
+    if (!strcmp(what, "map"))
+        return cuMemMap((CUdeviceptr)b << 20, 1 << 20, 0, a, 0);
+    if (!strcmp(what, "pool")) {
+        CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = at((int)a)};
+        return cuMemPoolCreate((CUmemoryPool *)out, &properties);
+    }
+    if (!strcmp(what, "from-pool"))
+        return cuMemAllocFromPoolAsync((CUdeviceptr *)out, (size_t)b, (CUmemoryPool)a, NULL);
+    if (!strcmp(what, "pool-set"))
+        return cuMemPoolSetAttribute((CUmemoryPool)a, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &a);
+    if (!strcmp(what, "pool-trim"))
+        return cuMemPoolTrimTo((CUmemoryPool)a, 0);
+    if (!strcmp(what, "pool-destroy"))
+        return cuMemPoolDestroy((CUmemoryPool)a);
+    if (!r)
+        return CUDA_ERROR_UNKNOWN;
+    if (!strcmp(what, "take"))
+        return r->take(a, b, out);
+    if (!strcmp(what, "give"))
+        return r->give(a);
+    if (!strcmp(what, "keep"))
+        return r->keep(a, out);
+    return !strcmp(what, "null") ? with_nothing(r->function) : CUDA_ERROR_UNKNOWN;
+}
+
+int main(void) {
+    char line[160], what[32], name[64];
+    while (fgets(line, sizeof line, stdin)) {
+        u64 a = 0, out = 0;
+        int b = 0;
+        sscanf(line, "%31s %63s %llu %d", what, name, &a, &b);
+        CUresult result = answer(what, name, a, b, &out);
+        printf("%d %llu 0\n", (int)result, out);
+        fflush(stdout);
+    }
+    return 0;
+}

@@ -1,0 +1,203 @@
+"""What lives longer than the call that frees it: blocks and their mappings, pools, graphs, imports."""
+
+from collections.abc import Callable, Iterator
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.native import shim_kit
+from tests.native.shim_kit import GIB, MIB, OUT_OF_MEMORY, Client, Lease
+
+from fenka.isolation.control import Limit
+
+Make = Callable[..., Lease]
+
+
+@pytest.fixture
+def client(lease: Lease) -> Client:
+    """One client with all rows of the table, on the first card."""
+    started = lease.start_rows()
+    assert started.ask("use -").code == 0
+    return started
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lease, Client]]:
+    """A lease and a client for many examples, each of which gives back all that it took."""
+    folder: Path = tmp_path_factory.mktemp("lifetimes") / "lease"
+    lease = Lease(folder, (Limit(shim_kit.CARDS[0], 4 * GIB),))
+    client = lease.start_rows()
+    assert client.ask("use -").code == 0
+    yield lease, client
+    lease.close()
+
+
+class Blocks:
+    """What the driver's documentation says of blocks: alive while a handle or a mapping refers to them."""
+
+    def __init__(self, lease: Lease, client: Client) -> None:
+        self.lease, self.client = lease, client
+        self.handles: dict[int, int] = {}
+        """How many references the program holds, by block."""
+        self.mappings: dict[int, int] = {}
+        """Block, by place."""
+        self.sizes: dict[int, int] = {}
+
+    def create(self, size: int) -> None:
+        """A new block, with one handle."""
+        code, block, _ = self.client.ask("take cuMemCreate", size)
+        assert code == 0
+        self.handles[block], self.sizes[block] = 1, size
+
+    def act(self, what: str, number: int) -> None:
+        """One step with one of the blocks; nothing where the driver would not allow it."""
+        alive = [b for b in self.sizes if self.alive(b)]
+        if not alive:
+            return
+        block = alive[number % len(alive)]
+        place = number % 5 + 1
+        if what == "release" and self.handles[block]:
+            assert self.client.ask("give cuMemRelease", block).code == 0
+            self.handles[block] -= 1
+        elif what == "retain":
+            assert self.client.ask("keep cuMemRetainAllocationHandle", block).code == 0
+            self.handles[block] += 1
+        elif what == "import" and self.handles[block]:
+            assert self.client.ask("keep cuMemImportFromShareableHandle", block).code == 0
+            self.handles[block] += 1
+        elif what == "map" and self.handles[block] and place not in self.mappings:
+            assert self.client.ask("map -", block, place).code == 0
+            self.mappings[place] = block
+        elif what == "unmap" and place in self.mappings:
+            assert self.client.ask("give cuMemUnmap", place << 20).code == 0
+            del self.mappings[place]
+
+    def alive(self, block: int) -> bool:
+        """Whether anything refers to it."""
+        return bool(self.handles[block]) or block in self.mappings.values()
+
+    def expect(self) -> None:
+        """The account says what the documentation says."""
+        assert self.lease.held() == sum(s for b, s in self.sizes.items() if self.alive(b))
+
+    def end(self) -> None:
+        """Gives all back."""
+        for place in list(self.mappings):
+            self.act("unmap", place - 1)
+        for block, references in self.handles.items():
+            for _ in range(references):
+                assert self.client.ask("give cuMemRelease", block).code == 0
+        self.handles = dict.fromkeys(self.handles, 0)
+        self.expect()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["create", "release", "retain", "import", "map", "unmap"]),
+            st.integers(0, 9),
+        ),
+        max_size=40,
+    )
+)
+def test_blocks_are_charged_while_anything_refers_to_them(
+    shared: tuple[Lease, Client], steps: list[tuple[str, int]]
+) -> None:
+    """Whatever order of create, retain, import, map, unmap and release a program chooses."""
+    blocks = Blocks(*shared)
+    blocks.create(MIB)
+    for what, number in steps:
+        if what == "create":
+            blocks.create((number + 1) * MIB)
+        else:
+            blocks.act(what, number)
+        blocks.expect()
+    blocks.end()
+
+
+@pytest.mark.parametrize(
+    "order", sorted(set(permutations(["release", "release", "unmap", "unmap"])))
+)
+def test_the_last_reference_gives_a_block_back(
+    shared: tuple[Lease, Client], order: tuple[str, ...]
+) -> None:
+    """Two handles and two mappings of one block: charged once, until the last of the four is gone."""
+    lease, client = shared
+    block = client.ask("take cuMemCreate", GIB).value
+    client.ask("keep cuMemRetainAllocationHandle", block)
+    places = [1, 2]
+    for place in places:
+        client.ask("map -", block, place)
+    for what in order:
+        assert lease.held() == GIB
+        if what == "unmap":
+            client.ask("give cuMemUnmap", places.pop() << 20)
+        else:
+            client.ask("give cuMemRelease", block)
+    assert lease.held() == 0
+
+
+def test_an_import_is_not_charged_twice(make_lease: Make) -> None:
+    """A block or pointer of another process counts there; leaving it here changes nothing."""
+    lease = make_lease(4)
+    owner, guest = lease.start_rows(), lease.start_rows()
+    for one in (owner, guest):
+        one.ask("use -")
+    block = owner.ask("take cuMemCreate", GIB).value
+    pointer = owner.ask("take cuMemAlloc_v2", GIB).value
+    assert guest.ask("keep cuMemImportFromShareableHandle", block).value == block
+    assert guest.ask("map -", block, 1).code == 0
+    assert guest.ask("ipc -", pointer).value == pointer
+    assert lease.held() == 2 * GIB
+    assert guest.ask("give cuMemRelease", block).code == 0
+    assert guest.ask("give cuMemUnmap", 1 << 20).code == 0
+    assert guest.ask("ipc-close -", pointer).code == 0
+    assert lease.held() == 2 * GIB
+    owner.ask("give cuMemRelease", block)
+    owner.ask("give cuMemFree_v2", pointer)
+    assert lease.held() == 0
+
+
+def test_a_pool_s_memory_outlives_the_pool(lease: Lease, client: Client) -> None:
+    """Attributes and trimming change no sum; a pool destroyed leaves what is still allocated charged."""
+    pool = client.ask("pool -").value
+    pointer = client.ask("from-pool -", pool, GIB).value
+    assert lease.held() == GIB
+    assert client.ask("pool-set -", pool).code == 0
+    assert client.ask("pool-trim -", pool).code == 0
+    assert lease.held() == GIB
+    assert client.ask("pool-destroy -", pool).code == 0
+    assert lease.held() == GIB
+    assert client.ask("give cuMemFreeAsync", pointer).code == 0
+    assert lease.held() == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync"]
+)
+def test_what_a_capture_takes_is_the_graph_s(lease: Lease, client: Client, name: str) -> None:
+    """Every launch takes again what the graph frees: charged until graph and executable are gone."""
+    graph = client.ask("graph -").value
+    assert client.ask("capture -", graph).code == 0
+    pointer = client.ask(f"take {name}", 3 * GIB).value
+    assert client.ask("give cuMemFreeAsync", pointer).code == 0
+    assert client.ask("captured -").value == graph
+    assert lease.held() == 3 * GIB
+    executable = client.ask("keep cuGraphInstantiate_v2", graph).value
+    assert client.ask("give cuGraphDestroy", graph).code == 0
+    assert client.ask("take cuMemAlloc_v2", 2 * GIB).code == OUT_OF_MEMORY
+    assert client.ask("give cuGraphExecDestroy", executable).code == 0
+    assert lease.held() == 0
+    assert client.ask(f"take {name}", GIB).code == 0
+
+
+def test_graphs_without_memory_charge_nothing(lease: Lease, client: Client) -> None:
+    """Instantiated and destroyed in any order."""
+    graph = client.ask("graph -").value
+    executable = client.ask("keep cuGraphInstantiateWithFlags", graph).value
+    client.ask("give cuGraphDestroy", graph)
+    client.ask("give cuGraphExecDestroy", executable)
+    assert lease.held() == 0

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -30,16 +31,24 @@ struct block {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int file = -1;
+static ino_t inode;
 static off_t end;
 static struct block *blocks[CLASSES];
 
 int memory_file(const char *name) { return (int)syscall(SYS_memfd_create, name, 1u /* CLOEXEC */); }
 
+/* The descriptor may meanwhile be someone else's: a program may close what it did not open. */
+static bool file_is_ours(void)
+{
+    struct stat found;
+    return file >= 0 && fstat(file, &found) == 0 && found.st_ino == inode;
+}
+
 /* The child has its own file, and the parent's pieces are none of its business. */
 void arena_after_fork(void)
 {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    if (file >= 0)
+    if (file_is_ours())
         close(file);
     file = -1;
     end = 0;
@@ -48,12 +57,16 @@ void arena_after_fork(void)
 
 static off_t reserve(size_t bytes)
 {
-    if (file < 0 && (file = memory_file("fenka-device-memory")) >= 0 &&
-        ftruncate(file, FILE_BYTES) != 0) {
-        close(file);
-        file = -1;
+    struct stat made;
+    if (file < 0 && (file = memory_file("fenka-device-memory")) >= 0) {
+        if (ftruncate(file, FILE_BYTES) == 0 && fstat(file, &made) == 0) {
+            inode = made.st_ino;
+        } else {
+            close(file);
+            file = -1;
+        }
     }
-    if (file < 0 || (off_t)bytes > FILE_BYTES - end)
+    if (!file_is_ours() || (off_t)bytes > FILE_BYTES - end)
         return -1;
     off_t offset = end;
     end += (off_t)((bytes + BLOCK - 1) / BLOCK * BLOCK);
@@ -69,11 +82,13 @@ int arena_reserve(size_t bytes, off_t *offset)
     return found;
 }
 
-int arena_file(void) { return file; }
+int arena_file(void) { return file_is_ours() ? file : -1; }
 
 void arena_punch(off_t offset, size_t bytes)
 {
-    fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, (off_t)bytes);
+    if (file_is_ours())
+        fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset,
+                  (off_t)bytes);
 }
 
 static unsigned class_of(size_t bytes)

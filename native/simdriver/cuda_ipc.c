@@ -35,9 +35,7 @@ void ipc_after_fork(void)
 {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     imports = NULL;
-    if (line >= 0)
-        close(line);
-    line = -1;
+    line = -1; /* not closed: the number may be someone else's by now, and the parent's line stays */
 }
 
 static bool publish(struct handle *handle)

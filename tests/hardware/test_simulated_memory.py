@@ -1,6 +1,7 @@
 """Device memory of a simulated card: counted over processes, refused when full, given back."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -148,6 +149,27 @@ def test_a_child_of_fork_starts_from_nothing(client: Client) -> None:
     )
     assert status == 3  # CUDA_ERROR_NOT_INITIALIZED
     until(lambda: client.free_bytes() == T4_BYTES - 1024 * MIB, within_s=1.0)
+
+
+def test_a_program_that_closes_all_descriptors_loses_nothing_of_its_own(
+    client: Client, tmp_path: Path
+) -> None:
+    """As daemons do it: the driver gives up, and touches no file that got one of its numbers since."""
+    kept = tmp_path / "kept"
+    kept.write_bytes(b"x" * 8192)
+    client.do("import os", "p = ok(d.cuMemAlloc(1 << 20))", "os.closerange(3, 100)", "0")
+    client.do(f"files = [open({str(kept)!r}, 'r+b') for _ in range(90)]", "0")
+    client.do("[d.cuMemFree(p), d.cuMemAlloc(1 << 20), d.cuMemAlloc(8)]", "0")
+    status = client.do(
+        "def child():\n"
+        "    try: [os.fstat(file.fileno()) for file in files]\n"
+        "    except OSError: os._exit(1)\n"
+        "    os._exit(0)",
+        "pid = os.fork() or child()",
+        "os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])",
+    )
+    assert status == 0
+    assert kept.read_bytes() == b"x" * 8192
 
 
 def test_without_its_card_server_a_program_gets_errors(

@@ -1,18 +1,6 @@
 """Predicates, policies, several cards, hosts, reservations: each rule by itself."""
 
 import pytest
-from tests.core.core_kit import (
-    GIB,
-    T4_MIB,
-    card,
-    exact,
-    holding,
-    node,
-    piece,
-    placement,
-    units,
-    whole,
-)
 
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import (
@@ -31,6 +19,18 @@ from fenka.core.evaluate import (
 from fenka.core.ledger import Tally
 from fenka.core.reasons import Reason, Rejected, Rejection, Why
 from fenka.core.requests import Memory, Placement, Request
+from tests.core.core_kit import (
+    GIB,
+    T4_MIB,
+    card,
+    exact,
+    holding,
+    node,
+    piece,
+    placement,
+    units,
+    whole,
+)
 
 EIGHT, SIXTEEN = 8 * GIB, 16 * GIB
 COMPUTE = Request(compute=30)

@@ -1,13 +1,12 @@
 """What the systems that fenka replaces decided, and the scenarios' pictures, decided by the core."""
 
-from tests.core.core_kit import GIB, T4_MIB, holding, node, piece, placement, units
-
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import place
 from fenka.core.ledger import Ledger, Tally
 from fenka.core.reasons import Rejected
 from fenka.core.requests import Placement, Request
 from fenka.core.units import mib_to_units, percent
+from tests.core.core_kit import GIB, T4_MIB, holding, node, piece, placement, units
 
 SIXTEEN = 16 * GIB
 

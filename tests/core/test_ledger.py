@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from tests.core.core_kit import T4_MIB, node, piece, placement
 
 from fenka.core.evaluate import NOTHING, Used
 from fenka.core.ledger import TRANSITIONS, Conflict, Entry, Event, Ledger, State, Tally
 from fenka.core.requests import Placement
+from tests.core.core_kit import T4_MIB, node, piece, placement
 
 FOUR = placement(piece(0, 4308))
 HOST = Placement("a", (), 2000, 4000)

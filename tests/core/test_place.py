@@ -3,6 +3,12 @@
 from dataclasses import replace
 
 import pytest
+
+from fenka.core.cards import Card, Node
+from fenka.core.evaluate import POLICIES, Empty, Fit, evaluate, place
+from fenka.core.ledger import Ledger, Tally
+from fenka.core.reasons import Reason, Rejected, Rejection, Why
+from fenka.core.requests import Memory, Placement, Request, Slice
 from tests.core.core_kit import (
     GIB,
     P4_MIB,
@@ -17,12 +23,6 @@ from tests.core.core_kit import (
     units,
     whole,
 )
-
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import POLICIES, Empty, Fit, evaluate, place
-from fenka.core.ledger import Ledger, Tally
-from fenka.core.reasons import Reason, Rejected, Rejection, Why
-from fenka.core.requests import Memory, Placement, Request, Slice
 
 SIXTEEN = 16 * GIB
 

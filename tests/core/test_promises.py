@@ -5,7 +5,6 @@ from itertools import combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.core_kit import SIZES, card, clusters, requests
 
 from fenka.core.cards import Node
 from fenka.core.evaluate import Empty, Fit, evaluate, never_fits, place, usable
@@ -13,6 +12,7 @@ from fenka.core.ledger import Ledger, Tally
 from fenka.core.queue import Step, WaitingQueue
 from fenka.core.reasons import Why
 from fenka.core.requests import Memory, Placement, Request
+from tests.core.core_kit import SIZES, card, clusters, requests
 
 POLICIES = st.sampled_from(["binpack", "spread"])
 MANY = st.lists(requests(), max_size=12)

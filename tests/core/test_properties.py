@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.core.core_kit import T4_MIB, card, clusters, requests, units
 
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import POLICIES, Empty, Fit, View, evaluate, place, usable
 from fenka.core.ledger import Conflict, Ledger
 from fenka.core.reasons import Rejected, Why
 from fenka.core.requests import Placement, Request
+from tests.core.core_kit import T4_MIB, card, clusters, requests, units
 
 POLICY = st.sampled_from(sorted(POLICIES))
 HELD = st.lists(requests(), max_size=8)

@@ -3,6 +3,13 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fenka.core.cards import Card, Node
+from fenka.core.evaluate import never_fits, place
+from fenka.core.ledger import Ledger
+from fenka.core.queue import WaitingQueue
+from fenka.core.reasons import Rejected, Why
+from fenka.core.requests import Memory, Placement, Request, Slice
 from tests.core.core_kit import (
     GIB,
     T4_MIB,
@@ -15,13 +22,6 @@ from tests.core.core_kit import (
     units,
     whole,
 )
-
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import never_fits, place
-from fenka.core.ledger import Ledger
-from fenka.core.queue import WaitingQueue
-from fenka.core.reasons import Rejected, Why
-from fenka.core.requests import Memory, Placement, Request, Slice
 
 T4 = node(T4_MIB)
 TWO = Node("a", (card(0, 7611, model="Tesla P4"), card(1)))

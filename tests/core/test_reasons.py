@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from tests.core.core_kit import GIB, P4_MIB, T4_MIB, card, exact, node, units, whole
 
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import Empty, never_fits, place
 from fenka.core.reasons import Reason, Rejected, Rejection, Why
 from fenka.core.requests import Memory, Request
+from tests.core.core_kit import GIB, P4_MIB, T4_MIB, card, exact, node, units, whole
 
 
 def rejected(*whys: Why, hint: str = "") -> Rejected:

@@ -7,6 +7,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fenka.core.cards import Node
+from fenka.core.evaluate import NOTHING, place
+from fenka.core.ledger import Conflict, Ledger, State
+from fenka.core.requests import Placement, Request
 from tests.core.core_kit import (
     SIZES,
     T4_MIB,
@@ -19,11 +24,6 @@ from tests.core.core_kit import (
     requests,
     whole,
 )
-
-from fenka.core.cards import Node
-from fenka.core.evaluate import NOTHING, place
-from fenka.core.ledger import Conflict, Ledger, State
-from fenka.core.requests import Placement, Request
 
 
 @pytest.mark.parametrize(

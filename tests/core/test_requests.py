@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.core_kit import GIB, P4_MIB, T4_MIB, V100_MIB
 
 from fenka.core.requests import ABSURD_MIB, BadRequest, Memory, Request
+from tests.core.core_kit import GIB, P4_MIB, T4_MIB, V100_MIB
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.core_kit import GIB, T4_MIB, V100_MIB
 
 from fenka.core.units import card_units, format_units, mib_to_units, percent, units_to_mib
+from tests.core.core_kit import GIB, T4_MIB, V100_MIB
 
 CARDS = st.integers(1, 200_000)
 UNITS = st.sampled_from([1, 100, 256, GIB])

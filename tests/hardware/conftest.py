@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.hardware.gpu_kit import Client, MakeClient, MakeNode
 
 from fenka.hardware.simulated import SimulatedNode, parse_spec
+from tests.hardware.gpu_kit import Client, MakeClient, MakeNode
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pynvml
 import pytest
-from tests.hardware.gpu_kit import MakeNode
 
 from fenka.hardware.nvml import Driver, NoDriver
+from tests.hardware.gpu_kit import MakeNode
 
 
 @pytest.fixture(params=["simulated", "real"])

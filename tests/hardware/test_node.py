@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.hardware.gpu_kit import MakeClient, MakeNode, until
 
 from fenka.hardware.nvml import Driver, DriverLost, NoDriver
 from fenka.hardware.simulated import NodeError, SimulatedNode, parse_spec
+from tests.hardware.gpu_kit import MakeClient, MakeNode, until
 
 
 def server_pid(node: SimulatedNode) -> int:

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.hardware.gpu_kit import MakeClient, MakeNode
 
 from fenka.hardware.simulated import SimulatedNode
+from tests.hardware.gpu_kit import MakeClient, MakeNode
 
 
 def run(node: SimulatedNode, *command: str) -> str:

@@ -1,6 +1,7 @@
 """Copies and fills on a simulated card are real."""
 
 import pytest
+
 from tests.hardware.gpu_kit import Client
 
 READ = "(d.cuMemcpyDtoH(out, p, len(out)), bytes(out).hex())[1]"

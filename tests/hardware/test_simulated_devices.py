@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from tests.hardware.gpu_kit import MakeClient, MakeNode
 
 from fenka.hardware.nvml import Driver
+from tests.hardware.gpu_kit import MakeClient, MakeNode
 
 NO_DEVICE = 100
 

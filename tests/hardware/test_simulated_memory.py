@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from tests.hardware.gpu_kit import MIB, Client, MakeClient, until
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
+from tests.hardware.gpu_kit import MIB, Client, MakeClient, until
 
 T4_BYTES = 15079 * MIB
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1

@@ -3,10 +3,10 @@
 from statistics import median
 
 import pytest
-from tests.hardware.gpu_kit import MakeClient, until
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
+from tests.hardware.gpu_kit import MakeClient, until
 
 KERNEL = "module = ok(d.cuModuleLoadData(b'an image'))"
 LAUNCH = "ok(d.cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, {stream}, 0, 0))"

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.native import shim_kit
 
 from fenka.isolation.control import Limit
+from tests.native import shim_kit
 
 MakeLease = Callable[..., shim_kit.Lease]
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from tests.native.shim_kit import CARDS, GIB, SHIM, Lease, built, client, compile_c
 
 PROGRAM = f"""

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from tests.native.shim_kit import _include
 from tests.native.test_shim_rows import HOOKS
 

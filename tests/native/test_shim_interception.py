@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.native.shim_kit import CARDS, GIB, OUT_OF_MEMORY, SHIM, STYLES, Lease, built, compile_c
 
 TOO_MUCH = int(4.1 * GIB)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.native import shim_kit
-from tests.native.shim_kit import GIB, MIB, OUT_OF_MEMORY, Client, Lease
 
 from fenka.isolation.control import Limit
+from tests.native import shim_kit
+from tests.native.shim_kit import GIB, MIB, OUT_OF_MEMORY, Client, Lease
 
 Make = Callable[..., Lease]
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import pytest
-from tests.native.shim_kit import CARDS, GIB, INVALID_DEVICE, MIB, OUT_OF_MEMORY, Client, Lease
 
 from fenka.isolation import control
+from tests.native.shim_kit import CARDS, GIB, INVALID_DEVICE, MIB, OUT_OF_MEMORY, Client, Lease
 
 Make = Callable[..., Lease]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.native.shim_kit import CARDS, GIB, Lease
 
 from fenka.isolation import control
+from tests.native.shim_kit import CARDS, GIB, Lease
 
 Make = Callable[..., Lease]
 

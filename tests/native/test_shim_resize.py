@@ -5,11 +5,11 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from tests.native.shim_kit import CARDS, GIB, OUT_OF_MEMORY, Lease
 
 from fenka.isolation import control
 from fenka.isolation.control import Limit
 from fenka.isolation.resize import InUse, resize
+from tests.native.shim_kit import CARDS, GIB, OUT_OF_MEMORY, Lease
 
 Make = Callable[..., Lease]
 

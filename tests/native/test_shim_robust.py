@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.native.shim_kit import GIB, MIB, OUT_OF_MEMORY, Client, Lease, client
 
 from fenka.isolation import account
 from fenka.isolation.layout import layout
+from tests.native.shim_kit import GIB, MIB, OUT_OF_MEMORY, Client, Lease, client
 
 Make = Callable[..., Lease]
 

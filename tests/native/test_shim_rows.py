@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.native.shim_kit import MIB, OUT_OF_MEMORY, Answer, Client, Lease
 
 from fenka.isolation import account
+from tests.native.shim_kit import MIB, OUT_OF_MEMORY, Answer, Client, Lease
 
 Make = Callable[..., Lease]
 

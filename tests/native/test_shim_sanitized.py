@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from tests.native.shim_kit import CARDS, HERE, Lease, built, compile_c
 
 SHIM_SOURCE = HERE.parent.parent / "native" / "shim"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.native.shim_kit import CARDS, GIB, MIB, OUT_OF_MEMORY, STYLES, SYSTEM_NOT_READY, Lease
 
 from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.isolation.control import Limit
+from tests.native.shim_kit import CARDS, GIB, MIB, OUT_OF_MEMORY, STYLES, SYSTEM_NOT_READY, Lease
 
 LIST = """
 import json, pynvml as n

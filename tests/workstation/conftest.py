@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,15 @@ def eventually(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
     return answer
+
+
+def kill(pid: int) -> None:
+    """kill -9, and wait until it is gone."""
+    ending = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    gone, _, _ = select.select([ending], [], [], PATIENCE_S)
+    os.close(ending)
+    assert gone
 
 
 def refused(result: subprocess.CompletedProcess[str], code: int, sentence: str) -> None:
@@ -124,11 +134,7 @@ class Workstation:
 
     def kill_daemon(self) -> None:
         """kill -9, and wait until it is gone."""
-        pid = self.daemon_pid()
-        ending = os.pidfd_open(pid)
-        os.kill(pid, signal.SIGKILL)
-        eventually(lambda: _ended(ending))
-        os.close(ending)
+        kill(self.daemon_pid())
 
     def close(self) -> None:
         """End what this workstation started."""
@@ -143,12 +149,6 @@ class Workstation:
             for name in self.jobs():
                 self.fenka("stop", "--grace", "1", name)
         self.fenka("daemon", "--stop", "--force")
-
-
-def _ended(descriptor: int) -> bool:
-    import select
-
-    return bool(select.select([descriptor], [], [], 0)[0])
 
 
 @contextlib.contextmanager

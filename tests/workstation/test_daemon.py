@@ -3,10 +3,14 @@
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 
 import pytest
-from tests.workstation.conftest import HOLD, Workstation, eventually
+
+from fenka.workstation.peers import peer
+from tests.workstation.conftest import HOLD, Workstation, eventually, kill
 
 CAP = 4308
 """4 units of a T4: 15079 * 4 // 14 MiB."""
@@ -167,6 +171,31 @@ def test_stopping_one_that_waits(t4: Workstation) -> None:
     assert list(t4.jobs()) == ["all"]
 
 
+def test_a_killed_card_server_comes_back(t4: Workstation) -> None:
+    """The simulated driver's crash costs the programs on it, not the daemon and not the next program."""
+    on_it = t4.run("--gpu-mem", "4", "--name", "on-it", "--", *HOLD, "4000")
+    assert on_it.report()["cards"][0]["result"] == 0
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(str(t4.root / "simulated" / "server.sock"))
+        kill(peer(line)[0])
+    again = t4.run("--gpu-mem", "10", "--", *HOLD, "10000")
+    assert again.report()["cards"][0]["result"] == 0
+    assert next(iter(t4.jobs())) == "on-it"
+
+
+def test_contexts_are_part_of_the_slice(station: Workstation) -> None:
+    """What the driver takes for each process counts: slices full to the last MiB fit the card."""
+    spec = station.root / "cards.toml"
+    spec.write_text('version = 1\n[[card]]\nmodel = "T4"\ncontext_mib = 300\n')
+    station.start("--simulate", str(spec))
+    # 7 of 14 units are 15079 * 7 // 14 = 7539 MiB, of which 300 go to the context.
+    program = station.run("--gpu-mem", "7", "--", *HOLD, "7239")
+    assert program.report() == {"cards": [{"result": 0, "free": 0, "total": 7539}]}
+    assert "context 300 MiB a process" in station.ok("doctor")
+    neighbour = station.run("--gpu-mem", "7", "--", *HOLD, "7240")
+    assert neighbour.report() == {"cards": [{"result": 2, "free": 7239, "total": 7539}]}
+
+
 def test_two_cards_of_unequal_size(station: Workstation) -> None:
     """--cards 2 is a slice on each; its program sees both, each with its own cap."""
     station.start("--simulate", "T4,P4")
@@ -204,6 +233,19 @@ def test_cooperative_isolation_must_be_asked_for(t4: Workstation) -> None:
     assert "a program could undo its limit: loose" in t4.ok("doctor")
     assert program.end() == 0
     eventually(lambda: not t4.jobs())
+
+
+def test_doctor_notes_who_is_outside(t4: Workstation) -> None:
+    """A program that was started past fenka is no lease, and its memory is nobody's slice."""
+    environment = t4.environment | {"LD_LIBRARY_PATH": str(t4.root / "simulated" / "lib")}
+    with subprocess.Popen(
+        [*HOLD, "1000"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as outside:
+        assert outside.stdin
+        assert outside.stdout
+        outside.stdout.readline()
+        assert "programs outside any lease hold 1000 MiB or more" in t4.ok("doctor")
+        outside.stdin.close()
 
 
 def test_leases_do_not_nest(t4: Workstation) -> None:

@@ -7,14 +7,15 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.workstation.conftest import Workstation, eventually
 
 from fenka.jobs.kernel import Kernel, KernelFailed
+from tests.workstation.conftest import Workstation, eventually
 
 LOOK = (
     "from cuda.bindings import driver as cuda\n"
@@ -51,7 +52,7 @@ def test_password_is_asked_for(t4: Workstation) -> None:
     printed = t4.ok("notebook", "--gpu-mem", "4", "--name", "nb", "--detach")
     url = printed.removeprefix("nb: ").strip()
     assert "token" not in url
-    assert _login(url, "wrong") is None
+    assert _login(url, "wrong") == 401
     assert _login(url, "mypassw0rd") == []
 
 
@@ -70,6 +71,27 @@ def test_foreground_prints_the_url_and_ends_with_its_server(t4: Workstation) -> 
     eventually(lambda: not t4.jobs())
 
 
+def test_notebooks_that_start_at_once_do_not_collide(t4: Workstation) -> None:
+    """Each gets a port of its own, and its own URL."""
+    fenka = [sys.executable, "-m", "fenka", "notebook", "--gpu-mem", "2", "--detach", "--name"]
+    starting = [
+        subprocess.Popen(
+            [*fenka, name],
+            env=t4.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("a", "b", "c")
+    ]
+    printed = [process.communicate(timeout=60) for process in starting]
+    assert [error for _, error in printed] == ["", "", ""]
+    ports = {urllib.parse.urlsplit(line.split(": ")[1]).port for line, _ in printed}
+    assert len(ports) == 3
+    for line, _ in printed:
+        Kernel(line.split(": ")[1].strip()).close()
+
+
 def test_no_directory_no_notebook(t4: Workstation) -> None:
     """A directory that is not there is said so before anything starts."""
     result = t4.fenka("notebook", "--gpu-mem", "1", "--directory", "/no/such")
@@ -77,7 +99,7 @@ def test_no_directory_no_notebook(t4: Workstation) -> None:
 
 
 def _login(url: str, password: str) -> object:
-    """The list of running kernels after logging in with the password; None if that is refused."""
+    """The list of running kernels after logging in with the password; else the HTTP status."""
     parts = urllib.parse.urlsplit(url)
     base = f"http://{parts.netloc}"
     jar = http.cookiejar.CookieJar()
@@ -89,5 +111,5 @@ def _login(url: str, password: str) -> object:
         opener.open(f"{base}/login", data=form, timeout=30).read()
         with opener.open(f"{base}/api/kernels", timeout=30) as answer:
             return json.load(answer)
-    except urllib.error.HTTPError:
-        return None
+    except urllib.error.HTTPError as why:
+        return why.code

@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+
+from fenka.hardware.simulated import SimulatedNode
 from tests.workstation.conftest import HOLD, Workstation, refused, workstation_at
 
 
@@ -41,6 +43,7 @@ from tests.workstation.conftest import HOLD, Workstation, refused, workstation_a
         ),
         (["--gpus", "1", "--gpu-mem", "4"], r"--gpus takes whole cards: .*"),
         (["--gpus", "-1"], r"the number of cards must be 1 to 1024, not -1"),
+        (["--gpu-mem", "1", "--timeout", "inf"], r"--timeout takes a number of seconds; .*"),
         ([], r"say how much: --gpu-mem 4 for a slice, or --gpus 1 for a card"),
         (["--gpu-mem", "1", "--gpu-core", "30"], r"--gpu-core is not available: compute .*"),
         (["--gpu-mem", "1", "--name", "../x"], r"'../x' is no name: use letters, .*"),
@@ -88,7 +91,8 @@ def test_no_gpu_and_no_simulation(station: Workstation) -> None:
     if result.returncode == 0:
         pytest.skip("there is a GPU here")
     assert result.returncode == 1
-    assert "try simulated cards with --simulate T4" in result.stderr.splitlines()[-1]
+    last = result.stderr.splitlines()[-1]
+    assert "`fenka daemon --background --simulate T4`" in last
 
 
 @pytest.mark.parametrize(
@@ -97,6 +101,10 @@ def test_no_gpu_and_no_simulation(station: Workstation) -> None:
         (["--simulate", "T5"], r".*T5.*T4.*"),
         (["--simulate", "/no/such/file.toml"], r".*/no/such/file.toml.*"),
         (["--simulate", "T4", "--unit", "KiB"], r"'KiB' is no unit: use GiB or MiB"),
+        (
+            ["--simulate", "T4", "--policy", "x"],
+            r"no policy is called x: choose one of binpack, spread",
+        ),
         (["--simulate", "T4", "--only", "7"], r"no card is called 7: here are 0 \(GPU-.*\)"),
     ],
 )
@@ -173,6 +181,23 @@ def test_damaged_state_is_not_guessed_at(t4: Workstation) -> None:
         t4.fenka("daemon", "--simulate", "T4"), 1, r"\S+/state.json is not understood \(.*\): .*"
     )
     (t4.root / "state.json").unlink()
+
+
+def test_slices_that_nobody_recorded_are_not_given_away(t4: Workstation) -> None:
+    """With its state removed, a daemon finds the program in its slice and does not hand it out again."""
+    program = t4.run("--gpu-mem", "14", "--", *HOLD, "14000")
+    program.report()
+    t4.kill_daemon()
+    (t4.root / "state.json").unlink()
+    refused(
+        t4.fenka("daemon", "--simulate", "T4"),
+        1,
+        rf"processes \[{program.pid}\] hold a slice that \S+/state.json does not know: .*",
+    )
+    assert SimulatedNode(t4.root / "simulated").running, "the program still computes on its card"
+    assert program.end() == 0
+    t4.start("--simulate", "T4")
+    assert list((t4.root / "leases").iterdir()) == []
 
 
 def test_directory_of_somebody_else(station: Workstation) -> None:

@@ -25,6 +25,7 @@ from fenka.workstation.client import Connection
 
 GIB_MIB = 1024
 CHUNK_MIB = 256
+NAMES = ("tf-notebook", "tf-notebook-2", "tf-notebook-3", "tf-notebook-4")
 APPEARS_WITHIN_S = 60.0
 
 PRELUDE = """
@@ -51,9 +52,6 @@ def fill(chunk):
         while (answer := allocate(step)) == "CUDA_SUCCESS":
             pass
     return answer
-def release():
-    while held:
-        ok(cuda.cuMemFree(held.pop()[0]))
 """
 
 LOOK = """
@@ -142,9 +140,10 @@ def demo(*, check: bool) -> None:
     checks = Checks()
     signal.signal(signal.SIGTERM, _interrupt)
     with _world(private=check) as world:
-        size, names = _start(world)
-        _look(world, checks, size, names)
-        _hand_over(world, checks, names)
+        size = _start(world)
+        _look(world, checks)
+        _compute(world, checks, size)
+        _hand_over(world, checks)
         if checks.failed:
             raise Problem(f"{len(checks.failed)} checks failed: {'; '.join(checks.failed)}")
         print("\nAll as it should be.")
@@ -192,40 +191,43 @@ def _clean(world: World) -> None:
         jobs = [job.name for job in world.snapshot().jobs]
         if jobs:
             world.fenka("stop", "--grace", "3", *reversed(jobs))
-        for name in jobs:
-            shutil.rmtree(paths.jobs_directory() / name, ignore_errors=True)
         world.fenka("daemon", "--stop")
+    for name in NAMES:
+        shutil.rmtree(paths.jobs_directory() / name, ignore_errors=True)
 
 
-def _start(world: World) -> tuple[int, list[str]]:
-    """Four notebooks of which three fit. Their size in MiB, and their names."""
+def _start(world: World) -> int:
+    """Four notebooks of which three fit; their size in MiB."""
     card = world.snapshot().cards[0]
     units = card_units(card.memory_mib, GIB_MIB)
-    # The smallest size of which three fit and four do not: 4 of a T4's 14.
-    each = units // 4 + 1
-    names = ["tf-notebook", "tf-notebook-2", "tf-notebook-3", "tf-notebook-4"]
-    for name in names:
+    each = notebook_units(units)
+    for name in NAMES:
         world.fenka("notebook", "--gpu-mem", str(each), "--name", name, "--detach")
-    return units_to_mib(each, card.memory_mib, GIB_MIB), names
+    return units_to_mib(each, card.memory_mib, GIB_MIB)
 
 
-def _look(world: World, checks: Checks, size: int, names: list[str]) -> None:
-    """The three tables, and what each notebook's own program sees."""
-    card = world.snapshot().cards[0]
-    units, each = (
-        card_units(card.memory_mib, GIB_MIB),
-        card_units(card.memory_mib, GIB_MIB) // 4 + 1,
-    )
+def notebook_units(units: int) -> int:
+    """The smallest size of which a card holds three and not four: 4 of a T4's 14."""
+    return units // 4 + 1
+
+
+def _look(world: World, checks: Checks) -> None:
+    """The three tables of the article, and the one that waits."""
+    units = card_units(world.snapshot().cards[0].memory_mib, GIB_MIB)
+    allocated = f"{3 * notebook_units(units)}/{units}"
     world.fenka("top", "node")
     share = world.fenka("top", "node", "-s")
     world.fenka("top", "node", "-s", "-d")
     print("\nOn the card:")
-    checks.expect(f"{3 * each}/{units} allocated", f"{3 * each}/{units} (GiB)" in share, True)
-    waiting = world.job(names[3])
+    checks.expect(f"{allocated} allocated", f"{allocated} (GiB)" in share, True)
+    waiting = world.job(NAMES[3])
     checks.expect(f"the fourth waits: {waiting.reason}", waiting.state, "waiting")
 
+
+def _compute(world: World, checks: Checks, size: int) -> None:
+    """What each notebook's own program sees, and where it is refused while its neighbours go on."""
     print("\nIn the notebooks:")
-    kernels = {name: Kernel(url_of(name)) for name in names[:3]}
+    kernels = {name: Kernel(url_of(name)) for name in NAMES[:3]}
     for name, kernel in kernels.items():
         seen = json.loads(kernel.run(PRELUDE + LOOK))
         checks.expect(f"{name} sees a card of {size} MiB (CUDA)", seen["cuda"], size)
@@ -235,31 +237,42 @@ def _look(world: World, checks: Checks, size: int, names: list[str]) -> None:
         checks.expect(f"{name} is refused beyond it", filled["refusal"], "CUDA_ERROR_OUT_OF_MEMORY")
         text = f"{name} got {filled['held']} MiB of {size} before that"
         checks.expect(text, size - CHUNK_MIB <= filled["held"] <= size, True)
+        # Room for its own computation, when it is a neighbour.
         kernel.run("ok(cuda.cuMemFree(held.pop()[0]))")
         for value, (other, neighbour) in enumerate(kernels.items(), start=1):
             if other != name:
                 done = json.loads(neighbour.run(COMPUTE % (value, value)))
                 checks.expect(f"meanwhile {other} computes on", done, True)
-        if name != names[2]:
-            kernel.run("release()")
     for kernel in kernels.values():
         kernel.close()
-    after = world.snapshot().cards[0]
-    print(f"\nFrom outside: {after.model}, {after.used_mib} MiB of {after.memory_mib} MiB in use")
+    _from_outside(world)
     world.fenka("ps")
 
 
-def _hand_over(world: World, checks: Checks, names: list[str]) -> None:
+def _from_outside(world: World) -> None:
+    """The whole card, as the driver shows it to the host."""
+    seen = world.snapshot()
+    card = seen.cards[0]
+    names = {pid: job.name for job in seen.jobs for pid in job.processes}
+    print(f"\nFrom outside: {card.model}, {card.used_mib} MiB of {card.memory_mib} MiB in use")
+    with Driver.open(Path(seen.library_dir) if seen.library_dir else None) as driver:
+        for process in driver.processes():
+            if process.uuid == card.uuid:
+                owner = names.get(process.pid, "not in a lease")
+                print(f"  process {process.pid} ({owner}): {process.used_mib} MiB")
+
+
+def _hand_over(world: World, checks: Checks) -> None:
     """One goes; the fourth starts by itself."""
-    world.fenka("stop", names[0])
+    world.fenka("stop", NAMES[0])
     deadline = time.monotonic() + APPEARS_WITHIN_S
-    while url_of(names[3]) == "" and time.monotonic() < deadline:
+    while url_of(NAMES[3]) == "" and time.monotonic() < deadline:
         time.sleep(0.1)
     world.fenka("ps")
     print("\nThe fourth:")
-    checks.expect("started by itself", world.job(names[3]).state, "running")
-    kernel = Kernel(url_of(names[3]))
-    size = world.job(names[3]).slices[0].memory_mib
+    checks.expect("started by itself", world.job(NAMES[3]).state, "running")
+    kernel = Kernel(url_of(NAMES[3]))
+    size = world.job(NAMES[3]).slices[0].memory_mib
     checks.expect(f"sees {size} MiB", json.loads(kernel.run(PRELUDE + LOOK))["cuda"], size)
     kernel.close()
 

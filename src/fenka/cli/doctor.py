@@ -93,9 +93,16 @@ def _driver(version: str, cuda: str, *, simulated: bool, library_dir: str = "") 
 
 def _card(card: protocol.CardView, unit_mib: int) -> Check:
     units = card_units(card.memory_mib, unit_mib)
-    detail = f"{card.model}, {card.memory_mib} MiB = {units} units, {card.leased_mib} MiB leased, {card.uuid}"
-    over = card.used_mib is not None and card.leased_mib and card.used_mib > card.memory_mib
-    return Check(f"card {card.index}", "wrong" if over else "ok", detail)
+    context = "unknown" if card.context_mib is None else f"{card.context_mib} MiB"
+    detail = (
+        f"{card.model}, {card.memory_mib} MiB = {units} units, {card.leased_mib} MiB leased, "
+        f"context {context} a process, {card.uuid}"
+    )
+    if card.used_mib is not None and card.used_mib > card.leased_mib:
+        over = card.used_mib - card.leased_mib
+        why = f"programs outside any lease hold {over} MiB or more"
+        return Check(f"card {card.index}", "note", f"{detail}; {why}")
+    return Check(f"card {card.index}", "ok", detail)
 
 
 def _leases(world: protocol.Snapshot) -> Check:

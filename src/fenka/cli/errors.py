@@ -54,7 +54,7 @@ def _code(why: Exception) -> int | None:
     from fenka.workstation.client import NoDaemon
     from fenka.workstation.daemon import AlreadyRunning
     from fenka.workstation.files import Unreadable
-    from fenka.workstation.hardware_lock import CardTaken
+    from fenka.workstation.hardware import CardTaken
     from fenka.workstation.launch import NestedLease, NotGranted
     from fenka.workstation.main import BadOption
     from fenka.workstation.paths import UnsafeDirectory

@@ -1,5 +1,6 @@
 """`fenka run` and `fenka notebook`."""
 
+import math
 import os
 import re
 import secrets
@@ -55,6 +56,8 @@ class Wanted:
             raise Problem(
                 "say how much: --gpu-mem 4 for a slice, or --gpus 1 for a card", BAD_INPUT
             )
+        if how.timeout_s is not None and not math.isfinite(how.timeout_s):
+            raise Problem("--timeout takes a number of seconds; leave it out to wait", BAD_INPUT)
         if self.name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", self.name):
             raise Problem(
                 f"{self.name!r} is no name: use letters, digits, dots, dashes and underscores, 63 at most",

@@ -35,13 +35,6 @@ class Isolation(StrEnum):
     cooperative = "cooperative"
 
 
-class Policy(StrEnum):
-    """Which card is chosen of those that fit."""
-
-    binpack = "binpack"
-    spread = "spread"
-
-
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, json or yaml")]
 MemoryOption = Annotated[
     str,
@@ -60,7 +53,7 @@ NameOption = Annotated[str, typer.Option("--name", help="how ps, logs and stop c
 NoWaitOption = Annotated[bool, typer.Option("--no-wait", help="fail if nothing is free now")]
 TimeoutOption = Annotated[
     Optional[float],  # noqa: UP045
-    typer.Option("--timeout", metavar="SECONDS", help="wait no longer than this"),
+    typer.Option("--timeout", min=0, metavar="SECONDS", help="wait no longer than this"),
 ]
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="go on behind; see fenka logs")]
 IsolationOption = Annotated[
@@ -156,7 +149,7 @@ def logs(
 @app.command()
 def stop(
     names: Annotated[list[str], typer.Argument(metavar="NAME")],
-    grace: Annotated[float, typer.Option(help="seconds between SIGTERM and SIGKILL")] = 10.0,
+    grace: Annotated[float, typer.Option(min=0, help="seconds between SIGTERM and SIGKILL")] = 10.0,
 ) -> None:
     """End programs and give back their slices; also those that wait."""
     from fenka.cli import listing
@@ -191,7 +184,9 @@ def daemon(
     simulate: Annotated[
         str, typer.Option(metavar="SPEC", help="simulated cards: T4, 'V100-16G*2', FILE.toml")
     ] = "",
-    policy: Annotated[Policy, typer.Option(help="which card is chosen")] = Policy.binpack,
+    policy: Annotated[
+        str, typer.Option(help="which card comes first: binpack or spread")
+    ] = "binpack",
     unit: Annotated[str, typer.Option(help="what --gpu-mem 4 counts: GiB or MiB")] = "GiB",
     only: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -210,7 +205,7 @@ def daemon(
     if stop:
         serving.stop(force=force)
     else:
-        given = serving.Given(simulate, policy.value, unit, tuple(only or ()))
+        given = serving.Given(simulate, policy, unit, tuple(only or ()))
         serving.daemon(given, background=background, resume=resume)
 
 

@@ -41,12 +41,14 @@ def daemon(given: Given, *, background: bool, resume: bool) -> None:
     config = Config(given.simulate, given.policy, given.unit, list(given.only))
     if resume:
         config = files.load_config(runtime) or config
-    main.run(runtime, config, _announce)
+    left = main.run(runtime, config, _announce)
+    if left:
+        print(f"fenka daemon: ended; {', '.join(left)} go on, and the next daemon knows them")
 
 
 def _announce(daemon: Daemon) -> None:
     cards = ", ".join(f"{card.model} {card.memory_mib}MiB" for card in daemon.broker.node.cards)
-    kind = "simulated cards" if daemon.driver.simulated else "cards"
+    kind = "simulated cards" if daemon.hardware.driver.simulated else "cards"
     print(f"fenka daemon: leasing {kind} {cards} at {daemon.runtime.socket}", flush=True)
 
 

@@ -232,11 +232,12 @@ def _refusal(why: pynvml.NVMLError, library_dir: Path | None) -> str:
     if isinstance(why, pynvml.NVMLError_LibraryNotFound):
         return (
             f"this machine has no NVIDIA driver ({_SONAME} was not found): "
-            f"install it, or try simulated cards with --simulate T4"
+            f"install it, or try simulated cards: `fenka daemon --background --simulate T4`"
         )
     return (
         f"the NVIDIA driver does not answer ({why}): "
-        f"see whether nvidia-smi works, or try simulated cards with --simulate T4"
+        f"see whether nvidia-smi works, or try simulated cards: "
+        f"`fenka daemon --background --simulate T4`"
     )
 
 

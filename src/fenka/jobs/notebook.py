@@ -8,16 +8,18 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
+FIRST_PORT = 8888
 
 
 class NoJupyter(Exception):
-    """There is no Jupyter to start; the message says what to install."""
+    """There is no Jupyter to start; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +28,25 @@ class Notebook:
 
     command: list[str]
     environment: dict[str, str]
+    port_lock: socket.socket
+    """Keeps the port from fenka's other notebooks while the server, which inherits it, lives."""
 
 
 def render(job_dir: Path, root_dir: Path, password: str, address: str = LOOPBACK) -> Notebook:
-    """The server for one job. It takes the first free port from 8888 on, as Jupyter does.
+    """The server for one job, on the first free port from 8888 on.
 
     password: asked for at login; empty for a random token in the URL. Raises NoJupyter.
     """
     program = find()
+    port, port_lock = _reserve_port(address)
     settings: dict[str, dict[str, object]] = {
         "ServerApp": {
             "ip": address,
             "open_browser": False,
             "root_dir": str(root_dir),
             "allow_root": os.geteuid() == 0,
-            "port_retries": 200,
+            "port": port,
+            "port_retries": 50,
         }
     }
     if password:
@@ -52,6 +58,7 @@ def render(job_dir: Path, root_dir: Path, password: str, address: str = LOOPBACK
     return Notebook(
         command=[*program, f"--config={configuration}"],
         environment={"JUPYTER_RUNTIME_DIR": str(job_dir / "runtime")},
+        port_lock=port_lock,
     )
 
 
@@ -65,6 +72,23 @@ def url(job_dir: Path) -> str | None:
         token = server.get("token")
         return f"{server['url']}lab" + (f"?token={token}" if token else "")
     return None
+
+
+def _reserve_port(address: str) -> tuple[int, socket.socket]:
+    """Jupyter tries a port, lets it go and takes it later: two that start at once would collide."""
+    for port in range(FIRST_PORT, 65536):
+        lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                lock.bind(f"\0fenka/port/{port}")
+                trial.bind((address, port))
+            except OSError:
+                lock.close()
+                continue
+        lock.set_inheritable(True)
+        return port, lock
+    raise NoJupyter(f"no port from {FIRST_PORT} on is free for a notebook")
 
 
 def find() -> list[str]:

@@ -19,7 +19,8 @@ import msgspec
 from fenka.core.ledger import Conflict
 from fenka.core.requests import BadRequest, Request
 from fenka.dialects.sizes import BadSize, parse_memory
-from fenka.hardware.nvml import Driver
+from fenka.hardware.nvml import NoDriver
+from fenka.hardware.simulated import NodeError
 from fenka.workstation import files, members, protocol
 from fenka.workstation.broker import (
     GRANT_EXPIRES_S,
@@ -32,8 +33,9 @@ from fenka.workstation.broker import (
     UnknownJob,
     Wait,
 )
-from fenka.workstation.hardware_lock import peer, user_name
+from fenka.workstation.hardware import Hardware
 from fenka.workstation.paths import Runtime
+from fenka.workstation.peers import peer, user_name
 from fenka.workstation.snapshot import snapshot
 
 KILL_TAKES_S = 5.0
@@ -78,16 +80,16 @@ class Daemon:
     """Serves one node's cards on one socket."""
 
     def __init__(
-        self, runtime: Runtime, driver: Driver, broker: Broker, unit_mib: int, native: Path
+        self, runtime: Runtime, hardware: Hardware, broker: Broker, unit_mib: int, native: Path
     ) -> None:
-        self.runtime, self.driver, self.broker = runtime, driver, broker
+        self.runtime, self.hardware, self.broker = runtime, hardware, broker
         self.unit_mib, self.native = unit_mib, native
-        self.library_dir = runtime.simulated / "lib" if driver.simulated else None
+        simulated = hardware.driver.simulated
+        self.library_dir = runtime.simulated / "lib" if simulated else None
         self.cache: Path | None = None
         self._clients: dict[str, Client] = {}
         self._watches: dict[str, members.Watch] = {}
         self._stopped = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, ready: Callable[[], None]) -> None:
         """Until SIGTERM, SIGINT or a Shutdown. `ready` is called once clients can connect."""
@@ -112,13 +114,25 @@ class Daemon:
     # --- events -----------------------------------------------------------------------------------
 
     def _restore(self) -> None:
+        """Take over from the daemon before, which may have been killed at any moment.
+
+        Raises Unreadable if programs hold slices that cannot be accounted for on these cards.
+        """
         alive = members.holders()
-        kept: list[Job] = []
-        for job in files.load_jobs(self.runtime):
-            if members.start_ticks(job.pid) == job.start_ticks or job.id in alive:
-                kept.append(job)
-            elif job.placement is not None:
-                files.remove_lease(self._lease_dir(job.id))
+        kept = [
+            job
+            for job in files.load_jobs(self.runtime)
+            if members.start_ticks(job.pid) == job.start_ticks or job.id in alive
+        ]
+        for directory in self.runtime.leases.iterdir():
+            if directory.name in (job.id for job in kept):
+                continue
+            if directory.name in alive:
+                raise files.Unreadable(
+                    f"processes {alive[directory.name]} hold a slice that {self.runtime.state} does "
+                    "not know: end them first"
+                )
+            files.remove_lease(directory)
         try:
             effects = self.broker.restore(kept, time.time())
         except Conflict as why:
@@ -141,7 +155,7 @@ class Daemon:
             client.send(protocol.Hello())
             protocol.check_hello(await reader.readline(), self.runtime.socket)
             while line := await reader.readline():
-                await self._message(client, protocol.decode_request(line))
+                await self._answer(client, protocol.decode_request(line))
                 await writer.drain()
         except protocol.OtherVersion:
             pass  # Our Hello lets the other end say so.
@@ -155,6 +169,12 @@ class Daemon:
             self._left(client)
             writer.close()
 
+    async def _answer(self, client: Client, message: protocol.ToDaemon) -> None:
+        try:
+            await self._message(client, message)
+        except (NoDriver, NodeError) as why:
+            client.send(protocol.Failure(str(why)))
+
     async def _message(self, client: Client, message: protocol.ToDaemon) -> None:
         match message:
             case protocol.Ask():
@@ -162,11 +182,16 @@ class Daemon:
             case protocol.Confirm():
                 self._confirm(client)
             case protocol.List():
-                client.send(snapshot(self))
+                client.send(self._snapshot())
             case protocol.Stop():
                 await self._stop(client, message)
             case protocol.Shutdown():
                 self._shutdown(client, message)
+
+    def _snapshot(self) -> protocol.Snapshot:
+        return snapshot(
+            self.hardware, self.broker, self.runtime, self.unit_mib, str(self.library_dir or "")
+        )
 
     def _ask(self, client: Client, ask: protocol.Ask) -> None:
         known = self._asked_before(client, ask.job)
@@ -175,6 +200,8 @@ class Daemon:
             self._clients[known.id] = client
             self._carry_out(self.broker.resume(known.id), save=False)
             return
+        # No slice of a card that is not there.
+        self.hardware.readings()
         try:
             job = self._job(client, ask)
         except (BadSize, BadRequest) as why:
@@ -221,8 +248,12 @@ class Daemon:
             directory=ask.directory,
             kind=ask.kind,
             isolation=ask.isolation,
-            requested_at=time.time(),
+            requested_at=self._now(),
         )
+
+    def _now(self) -> float:
+        """The time of a request: later than all that wait, also when the clock was set back."""
+        return max([time.time(), *(job.requested_at + 1e-3 for job in self.broker.jobs.values())])
 
     def _confirm(self, client: Client) -> None:
         if client.job and self.broker.confirm(client.job, time.time()):
@@ -324,7 +355,9 @@ class Daemon:
         assert job.placement is not None  # Broker: only placed jobs start.
         directory = self._lease_dir(job.id)
         if not (directory / "lease" / "control").exists():
-            files.create_lease(directory, job.id, job.placement, self.cache)
+            files.create_lease(
+                directory, job.id, job.placement, self.hardware.context_mib, self.cache
+            )
         self._expire_later()
         if client:
             client.send(

@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -127,8 +128,17 @@ def build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
     return cache
 
 
-def create_lease(directory: Path, job: str, placement: Placement, cache: Path | None) -> None:
-    """The control page, the account file and what the sandbox binds."""
+def create_lease(
+    directory: Path,
+    job: str,
+    placement: Placement,
+    contexts_mib: Mapping[str, int],
+    cache: Path | None,
+) -> None:
+    """The control page, the account file and what the sandbox binds.
+
+    contexts_mib: what a process's context takes, by card UUID.
+    """
     shutil.rmtree(directory, ignore_errors=True)
     for part in (directory, directory / "lease", directory / "account"):
         part.mkdir(mode=0o755)
@@ -136,6 +146,7 @@ def create_lease(directory: Path, job: str, placement: Placement, cache: Path | 
         Limit(
             uuid=piece.uuid,
             memory_bytes=piece.memory_mib * MIB,
+            context_bytes=contexts_mib.get(piece.uuid, 0) * MIB,
             compute_percent=piece.compute or 100,
         )
         for piece in placement.slices

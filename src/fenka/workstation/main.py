@@ -16,7 +16,7 @@ from fenka.workstation import files, members
 from fenka.workstation.broker import Broker
 from fenka.workstation.daemon import Daemon, take_runtime
 from fenka.workstation.files import Config
-from fenka.workstation.hardware_lock import lock_cards
+from fenka.workstation.hardware import Hardware, lock_cards
 from fenka.workstation.paths import Runtime
 
 
@@ -24,8 +24,10 @@ class BadOption(Exception):
     """An option of the daemon means nothing; the message says what would."""
 
 
-def run(runtime: Runtime, config: Config, ready: Callable[[Daemon], None]) -> None:
-    """Serve until told to stop. `ready` is called once clients can connect.
+def run(runtime: Runtime, config: Config, ready: Callable[[Daemon], None]) -> list[str]:
+    """Serve until told to stop; the names of the jobs that are still there then.
+
+    `ready` is called once clients can connect.
 
     Raises AlreadyRunning, UnsafeDirectory, BadOption, BadSize, BadSpec, NoDriver, CardTaken,
     Unreadable, FileNotFoundError; each message is the sentence to show.
@@ -34,26 +36,25 @@ def run(runtime: Runtime, config: Config, ready: Callable[[Daemon], None]) -> No
     if config.policy not in POLICIES:
         raise BadOption(f"no policy is called {config.policy}: choose one of {', '.join(POLICIES)}")
     with take_runtime(runtime):
-        if not _serve(runtime, config, unit_mib, ready):
+        left = _serve(runtime, config, unit_mib, ready)
+        if not left:
             forget(runtime)
+        return left
 
 
 def _serve(
     runtime: Runtime, config: Config, unit_mib: int, ready: Callable[[Daemon], None]
-) -> bool:
-    """Until told to stop; whether leases are still held."""
-    with contextlib.ExitStack() as held:
-        native = files.install_native(runtime)
-        if config.simulate:
-            held.enter_context(_simulated(runtime, config.simulate, native))
-        library_dir = runtime.simulated / "lib" if config.simulate else None
-        driver = held.enter_context(Driver.open(library_dir))
-        node = Node("localhost", _chosen(driver.cards(), config.only))
-        held.enter_context(lock_cards(node.cards))
-        files.save_config(runtime, config)
-        daemon = Daemon(runtime, driver, Broker(node, config.policy), unit_mib, native)
-        asyncio.run(daemon.serve(lambda: ready(daemon)))
-        return bool(daemon.broker.jobs)
+) -> list[str]:
+    native = files.install_native(runtime)
+    with _hardware(runtime, config.simulate, native) as hardware:
+        node = Node("localhost", _chosen(hardware.driver.cards(), config.only))
+        with lock_cards(node.cards):
+            library_dir = runtime.simulated / "lib" if config.simulate else None
+            hardware.measure(node.cards, library_dir)
+            files.save_config(runtime, config)
+            daemon = Daemon(runtime, hardware, Broker(node, config.policy), unit_mib, native)
+            asyncio.run(daemon.serve(lambda: ready(daemon)))
+        return [job.name for job in daemon.broker.jobs.values()]
 
 
 def forget(runtime: Runtime) -> None:
@@ -68,14 +69,26 @@ def forget(runtime: Runtime) -> None:
 
 
 @contextlib.contextmanager
-def _simulated(runtime: Runtime, spec: str, native: Path) -> Iterator[SimulatedNode]:
-    node = SimulatedNode.create(runtime.simulated, parse_spec(spec), native / "simulated")
+def _hardware(runtime: Runtime, simulate: str, native: Path) -> Iterator[Hardware]:
+    if not simulate:
+        with contextlib.closing(Hardware(Driver.open)) as hardware:
+            yield hardware
+        return
+    node = SimulatedNode.create(runtime.simulated, parse_spec(simulate), native / "simulated")
+
+    def start() -> Driver:
+        # Also after the card server was killed: what a reboot is for a real card.
+        node.stop()
+        node.start()
+        return Driver.open(node.library_dir)
+
     node.start()
     try:
-        yield node
+        with contextlib.closing(Hardware(lambda: Driver.open(node.library_dir), start)) as hardware:
+            yield hardware
     finally:
         # Programs in leases still compute on its cards, so it ends only when the last of them has.
-        if not files.load_jobs(runtime):
+        if not any(runtime.leases.iterdir()):
             node.stop()
 
 

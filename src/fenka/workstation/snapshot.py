@@ -2,26 +2,29 @@
 
 import os
 import socket
-from typing import TYPE_CHECKING
 
 import psutil
 
 from fenka import __version__
 from fenka.isolation import account
 from fenka.workstation import members, protocol
-from fenka.workstation.broker import Job
-from fenka.workstation.hardware_lock import user_name
-
-if TYPE_CHECKING:
-    from fenka.workstation.daemon import Daemon
+from fenka.workstation.broker import Broker, Job
+from fenka.workstation.hardware import Hardware
+from fenka.workstation.paths import Runtime
+from fenka.workstation.peers import user_name
 
 MIB = 1 << 20
 
 
-def snapshot(daemon: "Daemon") -> protocol.Snapshot:
-    """Cards with the driver's readings, and jobs with their processes and what they hold."""
-    driver, broker = daemon.driver, daemon.broker
-    readings = {reading.uuid: reading for reading in driver.readings()}
+def snapshot(
+    hardware: Hardware, broker: Broker, runtime: Runtime, unit_mib: int, library_dir: str
+) -> protocol.Snapshot:
+    """Cards with the driver's readings, and jobs with their processes and what they hold.
+
+    Raises NoDriver.
+    """
+    readings = hardware.readings()
+    driver = hardware.driver
     holders = members.holders()
     cards = []
     for card in broker.node.cards:
@@ -39,6 +42,7 @@ def snapshot(daemon: "Daemon") -> protocol.Snapshot:
                 uuid=card.uuid,
                 model=card.model,
                 memory_mib=card.memory_mib,
+                context_mib=hardware.context_mib.get(card.uuid),
                 leased_mib=leased,
                 used_mib=reading.used_mib if reading else None,
                 utilisation=reading.utilisation if reading else None,
@@ -54,11 +58,13 @@ def snapshot(daemon: "Daemon") -> protocol.Snapshot:
         driver=driver.version,
         cuda=driver.cuda_version,
         simulated=driver.simulated,
-        library_dir=str(daemon.library_dir or ""),
+        library_dir=library_dir,
         policy=broker.policy,
-        unit_mib=daemon.unit_mib,
+        unit_mib=unit_mib,
         cards=cards,
-        jobs=[_job(daemon, job, holders.get(job.id, [])) for job in _in_order(broker.jobs)],
+        jobs=[
+            _job(broker, runtime, job, holders.get(job.id, [])) for job in _in_order(broker.jobs)
+        ],
     )
 
 
@@ -66,8 +72,8 @@ def _in_order(jobs: dict[str, Job]) -> list[Job]:
     return sorted(jobs.values(), key=lambda job: (job.state == "waiting", job.requested_at, job.id))
 
 
-def _job(daemon: "Daemon", job: Job, processes: list[int]) -> protocol.JobView:
-    standing = daemon.broker.standing(job.id)
+def _job(broker: Broker, runtime: Runtime, job: Job, processes: list[int]) -> protocol.JobView:
+    standing = broker.standing(job.id)
     return protocol.JobView(
         job=job.id,
         name=job.name,
@@ -83,18 +89,18 @@ def _job(daemon: "Daemon", job: Job, processes: list[int]) -> protocol.JobView:
         isolation=job.isolation,
         wanted=job.wanted,
         whole=job.request.whole,
-        slices=_slices(daemon, job),
+        slices=_slices(runtime, job),
         processes=processes,
         position=standing[0] if standing else None,
         reason=standing[1] if standing else "",
     )
 
 
-def _slices(daemon: "Daemon", job: Job) -> list[protocol.SliceView]:
+def _slices(runtime: Runtime, job: Job) -> list[protocol.SliceView]:
     if job.placement is None:
         return []
     try:
-        held = account.read(daemon.runtime.leases / job.id / "account" / "slots").memory_bytes
+        held = account.read(runtime.leases / job.id / "account" / "slots").memory_bytes
     except (OSError, account.BadAccount):
         held = ()
     return [

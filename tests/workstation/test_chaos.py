@@ -1,0 +1,97 @@
+"""Any process may be killed at any time: nothing leaks, no card is overcommitted, nobody is stuck."""
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fenka.hardware.nvml import Driver
+from tests.workstation.conftest import HOLD, Program, Workstation, eventually
+
+KILLS = 30
+CARD_MIB = 15079
+
+
+def leased(station: Workstation) -> list[int]:
+    """MiB by card, from the control pages on disk, which is what the shims enforce."""
+    from fenka.isolation import control
+
+    held: dict[str, int] = {}
+    for page in (station.root / "leases").glob("*/lease/control"):
+        try:
+            limits = control.read(page).limits
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # It was given back while we looked.
+        for limit in limits:
+            held[limit.uuid] = held.get(limit.uuid, 0) + (limit.memory_bytes >> 20)
+    return list(held.values())
+
+
+def start(station: Workstation, chance: random.Random, number: int) -> Program:
+    """A program of a random size that fills its slice to the half."""
+    units = chance.choice([1, 2, 4, 7, 14])
+    mib = str(units * 500)
+    words = ["--gpu-mem", str(units), "--name", f"p{number}", "--", *HOLD, mib]
+    return station.run(*words)
+
+
+def strike(station: Workstation, chance: random.Random) -> None:
+    """kill -9 the daemon, or a client or program, or end one in peace."""
+    alive = [program for program in station.programs if program.process.poll() is None]
+    kind = chance.choice(["daemon", "program", "program", "peace"])
+    if kind == "daemon":
+        try:
+            station.kill_daemon()
+        except (ProcessLookupError, ValueError, FileNotFoundError):
+            return  # It is dead already, and the next one has not come up yet.
+    elif alive and kind == "program":
+        os.kill(chance.choice(alive).pid, signal.SIGKILL)
+    elif alive:
+        chosen = chance.choice(alive).process
+        assert chosen.stdin
+        chosen.stdin.close()
+
+
+def settle(program: Program) -> None:
+    """Until it reports that it holds its memory, or says that it waits."""
+    pipes = [pipe for pipe in (program.process.stdout, program.process.stderr) if pipe]
+    select.select(pipes, [], [], 5)
+
+
+@pytest.mark.parametrize(("seed", "calm"), [(1, False), (2, False), (3, True), (4, True)])
+def test_random_kills(station: Workstation, seed: int, calm: bool) -> None:
+    """After every blow the slices fit the cards; after the last one everything is free again."""
+    chance = random.Random(seed)
+    station.start("--simulate", "T4*2")
+    for number in range(KILLS):
+        if len([it for it in station.programs if it.process.poll() is None]) < 6:
+            program = start(station, chance, number)
+            if calm:
+                settle(program)
+        strike(station, chance)
+        assert all(mib <= CARD_MIB for mib in leased(station))
+    for program in station.programs:
+        program.process.kill()
+        program.process.wait()
+    subprocess.run(
+        [sys.executable, "-m", "fenka", "daemon", "--background", "--simulate", "T4*2"],
+        env=station.environment,
+        capture_output=True,
+        check=False,  # One of the programs may have started it again.
+    )
+    eventually(lambda: station.fenka("ps", "-o", "json").stdout.strip() == "[]")
+    assert list((station.root / "leases").iterdir()) == []
+    assert json.loads(station.ok("top", "node", "-o", "json"))[0]["cards"] == [
+        {"allocated": 0, "total": 14},
+        {"allocated": 0, "total": 14},
+    ]
+    with Driver.open(Path(station.root / "simulated" / "lib")) as driver:
+        eventually(lambda: [reading.used_mib for reading in driver.readings()] == [0, 0])
+    whole = [station.run("--gpu-mem", "14", "--", *HOLD, "14000") for _ in range(2)]
+    assert [it.report()["cards"][0]["result"] for it in whole] == [0, 0]

@@ -1,0 +1,47 @@
+"""Programs that people use, unchanged, inside a lease and beside one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.workstation.conftest import HOLD, PROGRAMS, Workstation
+
+BIN = Path(sys.executable).parent
+
+
+def test_numba_compiles_launches_and_is_limited(t4: Workstation) -> None:
+    """NVVM and the linker's code are NVIDIA's own; the driver under them is simulated, and the cap holds."""
+    result = t4.fenka(
+        "run", "--gpu-mem", "4", "--", sys.executable, str(PROGRAMS / "numba_client.py")
+    )
+    # 0 + 1 + … + 1023 = 1023 * 1024 / 2
+    assert json.loads(result.stdout) == {"back": 523776.0, "total": 4308, "refused": True}, (
+        result.stderr
+    )
+
+
+def test_nvitop_shows_the_slice_inside_and_the_card_outside(t4: Workstation) -> None:
+    """The article's 4308MiB in the notebook, 15079MiB on the host, and who holds what."""
+    program = t4.run("--gpu-mem", "4", "--", *HOLD, "1000")
+    program.report()
+    inside = t4.ok("run", "--gpu-mem", "4", "--", str(BIN / "nvitop"), "--once", "--ascii")
+    assert "0B / 4308MiB" in inside
+    assert str(program.pid) not in inside
+    outside = subprocess.run(
+        [BIN / "nvitop", "--once", "--ascii"],
+        env=os.environ | {"LD_LIBRARY_PATH": str(t4.root / "simulated" / "lib")},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "1000MiB / 15079MiB" in outside
+    assert str(program.pid) in outside
+
+
+def test_gpustat_shows_the_slice_inside(t4: Workstation) -> None:
+    """Used and total are those of the slice."""
+    seen = json.loads(t4.ok("run", "--gpu-mem", "4", "--", str(BIN / "gpustat"), "--json"))
+    (card,) = seen["gpus"]
+    assert (card["memory.total"], card["memory.used"]) == (4308, 0)

@@ -12,11 +12,17 @@
 #define NO_SLOT UINT32_MAX
 #define ATTEMPTS 16
 
+/* Some programs ask how much is free before every step; judging costs microseconds a process. An allocation
+ * that finds too little judges at once, however recently that was done. */
+#define JUDGE_EVERY_MS 50
+
 _Static_assert(sizeof(((struct fenka_account *)0)->identity) == 8 * FENKA_MAX_SLOTS, "lease.h agrees with itself");
 
 static struct fenka_account *page;
 static uint64_t identity; /* this process */
 static uint32_t slot = NO_SLOT;
+static uint64_t last_sum[FENKA_MAX_CARDS]; /* as this process saw it when it charged last */
+static uint64_t judged[FENKA_MAX_CARDS];   /* when the living were last told from the dead for a query */
 
 static unsigned namespace_of(uint64_t id) {
     return (id >> FENKA_IDENTITY_NAMESPACE) & 0xff;
@@ -54,9 +60,11 @@ static bool swap_identity(unsigned i, uint64_t seen, uint64_t next) {
                                        __ATOMIC_SEQ_CST);
 }
 
+/* Each card's row is another page, and a write to what is zero already would be 16 page faults in every start. */
 static void zero(unsigned i) {
     for (unsigned card = 0; card < FENKA_MAX_CARDS; card++)
-        __atomic_store_n(&page->memory[card][i], 0, __ATOMIC_RELAXED);
+        if (__atomic_load_n(&page->memory[card][i], __ATOMIC_RELAXED))
+            __atomic_store_n(&page->memory[card][i], 0, __ATOMIC_RELAXED);
 }
 
 /* A slot is zeroed only by the one who has put its own name on it, and only then free for others. */
@@ -180,15 +188,20 @@ void account_forget(void) {
     slot = NO_SLOT;
 }
 
-/* Looking before adding keeps a request that is too big from disturbing others for an instant; looking
- * again after adding is what makes the limit hold when several ask at once. */
+/* Looking before adding keeps a request that is too big from disturbing others for an instant; where the last
+ * sum left more than enough, that is skipped. Looking after adding is what makes the limit hold when several
+ * ask at once. */
 static bool try_charge(unsigned card, uint64_t bytes, uint64_t cap, bool *collided) {
-    uint64_t *own = &page->memory[card][slot];
-    if (sum(card) > cap - bytes)
+    uint64_t *own = &page->memory[card][slot], plenty = cap / 2;
+    bool look = bytes > plenty || __atomic_load_n(&last_sum[card], __ATOMIC_RELAXED) > plenty - bytes;
+    if (look && sum(card) > cap - bytes)
         return false;
     __atomic_fetch_add(own, bytes, __ATOMIC_SEQ_CST);
     os_fence_after_update();
-    if (__builtin_expect(sum(card) <= cap, 1))
+    uint64_t total = sum(card);
+    if (__atomic_load_n(&last_sum[card], __ATOMIC_RELAXED) != total)
+        __atomic_store_n(&last_sum[card], total, __ATOMIC_RELAXED);
+    if (__builtin_expect(total <= cap, 1))
         return true;
     account_discharge(card, bytes);
     *collided = true;
@@ -228,8 +241,14 @@ void account_discharge(unsigned card, uint64_t bytes) {
         ;
 }
 
-uint64_t account_used(unsigned card) {
+void account_judge(unsigned card) {
+    __atomic_store_n(&judged[card], os_milliseconds(), __ATOMIC_RELAXED);
     reap_on(card);
+}
+
+uint64_t account_used(unsigned card) {
+    if (os_milliseconds() - __atomic_load_n(&judged[card], __ATOMIC_RELAXED) >= JUDGE_EVERY_MS)
+        account_judge(card);
     return sum(card);
 }
 

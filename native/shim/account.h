@@ -21,8 +21,11 @@ void account_forget(void);
 bool account_charge(unsigned card, uint64_t bytes);
 void account_discharge(unsigned card, uint64_t bytes);
 
-/* Bytes held on the card by all processes of the lease that still live. */
+/* Bytes held on the card by all processes of the lease that lived some 50 milliseconds ago. */
 uint64_t account_used(unsigned card);
+
+/* Takes what the dead held out of the sum now, where that is to be seen at once. */
+void account_judge(unsigned card);
 
 /* Walks the processes that can be named here, in this PID namespace: the next slot at or after `slot` that
  * has one, with its PID and bytes on the card; -1 = no more. */

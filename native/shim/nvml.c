@@ -129,7 +129,7 @@ static void keep_ours(struct list *list, unsigned card, bool compute) {
     uint32_t pid;
     uint64_t bytes;
     int slot = -1;
-    account_used(card);
+    account_judge(card);
     while ((slot = account_next((unsigned)(slot + 1), card, &pid, &bytes)) >= 0 && list->count < MAX_PROCESSES) {
         const char *known = in_driver(list, pid);
         if (!known && !(compute && bytes))

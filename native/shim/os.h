@@ -32,6 +32,9 @@ bool os_exists(const char *path); /* also when it is there but must not be read 
 void os_unmap(void *address, size_t bytes);
 void *os_pages(size_t bytes); /* zeroed; NULL when there are none */
 
+/* Some clock that never goes back, in milliseconds; coarse, for it is asked in every query. */
+uint64_t os_milliseconds(void);
+
 void os_yield(void);
 void os_say(const char *line); /* to standard error, in one write */
 

@@ -92,12 +92,16 @@ static void remember(enum function f, void *real) {
 static bool behind_proxy[2];
 static const char *const proxy_exports[] = {[CUDA] = "fenka_cuda_driver", [NVML] = "fenka_nvml_driver"};
 
+static bool is_behind_proxy(enum function f) {
+    return __atomic_load_n(&behind_proxy[functions[f].family], __ATOMIC_ACQUIRE);
+}
+
 /* Takes all functions of the family from where one was found. A proxy is looked through, also one of another
  * namespace, or each call would be charged here and once more there. The library must stay loaded from now on, for
  * our functions go on calling it. No lock: dlsym runs inside the dynamic linker's own. */
 static void adopt(enum function found, void *handle) {
     Dl_info info;
-    if (__atomic_load_n(&resolve_table[found], __ATOMIC_RELAXED) || behind_proxy[functions[found].family])
+    if (__atomic_load_n(&resolve_table[found], __ATOMIC_RELAXED) || is_behind_proxy(found))
         return;
     proxy_driver *proxied = (proxy_driver *)original.dlsym(handle, proxy_exports[functions[found].family]);
     for (enum function f = 0; f < FUNCTIONS; f++)
@@ -119,7 +123,7 @@ void *fenka_behind_proxy(void *driver, const char *name) {
     for (enum function f = 0; f < FUNCTIONS; f++)
         if (text_equal(functions[f].name, name)) {
             remember(f, real);
-            behind_proxy[functions[f].family] = true;
+            __atomic_store_n(&behind_proxy[functions[f].family], true, __ATOMIC_RELEASE);
             return real && functions[f].ours ? functions[f].ours : real;
         }
     return real;
@@ -136,7 +140,7 @@ static void *next_after_us(const char *name) {
 void *resolve(enum function f) {
     if (!original.dlsym)
         find_originals();
-    if (behind_proxy[functions[f].family])
+    if (is_behind_proxy(f))
         return __atomic_load_n(&resolve_table[f], __ATOMIC_ACQUIRE);
     void *handle = original.dlopen(libraries[functions[f].family], RTLD_LAZY | RTLD_NOLOAD);
     if (handle) {

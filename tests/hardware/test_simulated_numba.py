@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 from tests.hardware.gpu_kit import MakeNode
 
 PROGRAM = """

@@ -108,13 +108,21 @@ static bool reap_on(unsigned card) {
 }
 
 /* After exec the new program finds its predecessor's slots under its own name: the kernel has closed what
- * the predecessor held, so the slots start again from nothing. */
-static void drop_predecessor(void) {
+ * the predecessor held, so the slots start again from nothing. But the name may also be that of another copy
+ * of this library, loaded by dlmopen into a namespace of its own: that one has the account mapped in this very
+ * process, and then the two share its slot. */
+static bool share_or_drop(void) {
     for (unsigned i = 0, n = slots_used(); i < n; i++) {
         uint64_t seen = __atomic_load_n(&page->identity[i], __ATOMIC_ACQUIRE);
-        if ((seen & ~EMPTYING) == identity)
-            empty(i, seen);
+        if ((seen & ~EMPTYING) != identity)
+            continue;
+        if (seen == identity && os_times_mapped(page) > 1) {
+            slot = i;
+            return true;
+        }
+        empty(i, seen);
     }
+    return false;
 }
 
 static void raise_mark(uint64_t needed) {
@@ -177,9 +185,9 @@ const char *account_open(const char *path) {
         return "cannot be used: /proc does not show this process";
     identity = ((self.start_time & START_MASK) << FENKA_IDENTITY_START) |
                ((uint64_t)namespace_index(self.namespace) << FENKA_IDENTITY_NAMESPACE) | self.pid;
-    drop_predecessor();
+    bool shared = share_or_drop();
     reap(true);
-    if (take_slot() || (reap(false) && take_slot()))
+    if (shared || take_slot() || (reap(false) && take_slot()))
         return NULL;
     return "has no free slot left";
 }

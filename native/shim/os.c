@@ -98,6 +98,30 @@ void os_unmap(void *address, size_t bytes) {
     munmap(address, bytes);
 }
 
+/* A line of /proc/self/maps: "start-end rwxp offset device inode path"; what follows the permissions tells the
+ * file and the place in it. */
+unsigned os_times_mapped(const void *address) {
+    char line[4352], file[96] = "";
+    unsigned times = 0;
+    /* Twice: our own line need not be the first. */
+    for (int pass = 0; pass < 2; pass++) {
+        FILE *maps = fopen("/proc/self/maps", "re");
+        while (maps && fgets(line, sizeof line, maps)) {
+            unsigned long start;
+            char offset[20], device[16], inode[24], found[96];
+            if (sscanf(line, "%lx-%*x %*4s %19s %15s %23s", &start, offset, device, inode) != 4)
+                continue;
+            snprintf(found, sizeof found, "%s %s %s", offset, device, inode);
+            if (pass == 0 && start == (unsigned long)address)
+                strcpy(file, found);
+            times += pass == 1 && !strcmp(file, found);
+        }
+        if (maps)
+            fclose(maps);
+    }
+    return times;
+}
+
 void *os_pages(size_t bytes) {
     void *pages = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return pages == MAP_FAILED ? NULL : pages;

@@ -30,6 +30,8 @@ enum os_result { OS_OK, OS_MISSING, OS_UNREADABLE, OS_WRONG_SIZE };
 enum os_result os_map(const char *path, size_t bytes, bool writable, void **address);
 bool os_exists(const char *path); /* also when it is there but must not be read */
 void os_unmap(void *address, size_t bytes);
+/* How often this process has the file mapped that is mapped from its beginning at `address`; 0 = unknown. */
+unsigned os_times_mapped(const void *address);
 void *os_pages(size_t bytes); /* zeroed; NULL when there are none */
 
 /* Some clock that never goes back, in milliseconds; coarse, for it is asked in every query. */

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "behind.h"
+#include "proxy/proxy.h"
 #include "text.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -86,17 +87,46 @@ static void remember(enum function f, void *real) {
         __atomic_compare_exchange_n(&resolve_table[f], &none, real, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }
 
-/* Takes all functions of the family from where one was found. The library must stay loaded from now on, for
+/* A proxy stands under the driver's name and has handed over what is behind it: the driver is not looked for
+ * by name any more, for that name is the proxy. */
+static bool behind_proxy[2];
+static const char *const proxy_exports[] = {[CUDA] = "fenka_cuda_driver", [NVML] = "fenka_nvml_driver"};
+
+static bool is_behind_proxy(enum function f) {
+    return __atomic_load_n(&behind_proxy[functions[f].family], __ATOMIC_ACQUIRE);
+}
+
+/* Takes all functions of the family from where one was found. A proxy is looked through, also one of another
+ * namespace, or each call would be charged here and once more there. The library must stay loaded from now on, for
  * our functions go on calling it. No lock: dlsym runs inside the dynamic linker's own. */
 static void adopt(enum function found, void *handle) {
     Dl_info info;
-    if (__atomic_load_n(&resolve_table[found], __ATOMIC_RELAXED))
+    if (__atomic_load_n(&resolve_table[found], __ATOMIC_RELAXED) || is_behind_proxy(found))
         return;
+    proxy_driver *proxied = (proxy_driver *)original.dlsym(handle, proxy_exports[functions[found].family]);
     for (enum function f = 0; f < FUNCTIONS; f++)
         if (functions[f].family == functions[found].family)
-            remember(f, original.dlsym(handle, functions[f].name));
+            remember(f, proxied ? proxied(functions[f].name) : original.dlsym(handle, functions[f].name));
     if (resolve_table[found] && dladdr(resolve_table[found], &info))
         original.dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+    dlerror(); /* what was not found here is no failure of what the program asked for */
+}
+
+void *fenka_driver_function(void *driver, const char *name) {
+    if (!original.dlsym)
+        find_originals();
+    return original.dlsym(driver, name);
+}
+
+void *fenka_behind_proxy(void *driver, const char *name) {
+    void *real = fenka_driver_function(driver, name);
+    for (enum function f = 0; f < FUNCTIONS; f++)
+        if (text_equal(functions[f].name, name)) {
+            remember(f, real);
+            __atomic_store_n(&behind_proxy[functions[f].family], true, __ATOMIC_RELEASE);
+            return real && functions[f].ours ? functions[f].ours : real;
+        }
+    return real;
 }
 
 /* What follows this library in the program's search order. Not as a last call: jumped to, the original would
@@ -110,6 +140,8 @@ static void *next_after_us(const char *name) {
 void *resolve(enum function f) {
     if (!original.dlsym)
         find_originals();
+    if (is_behind_proxy(f))
+        return __atomic_load_n(&resolve_table[f], __ATOMIC_ACQUIRE);
     void *handle = original.dlopen(libraries[functions[f].family], RTLD_LAZY | RTLD_NOLOAD);
     if (handle) {
         adopt(f, handle);

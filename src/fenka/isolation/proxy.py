@@ -1,0 +1,138 @@
+"""Place the proxy in front of a driver, and say what the driver has that the proxy does not know.
+
+The proxy is the shim under the driver's name (docs/proxy.md). Its list of names was made when it was built;
+a newer driver has more. Those stay reachable, because the driver stands behind the proxy in the dynamic
+linker's search, so nothing has to be generated on the node. What a node's owner must know is whether
+one of them is a new version of a function that fenka limits: that is what `fenka-proxy check` is for.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fenka.isolation.elf import NotALibrary, exported, versioned
+from fenka.isolation.layout import HEADER
+
+__all__ = ["LIBRARIES", "Unknown", "main", "place", "unknown"]
+
+LIBRARIES: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
+
+_NATIVE: Final = HEADER.parent
+_SHIM: Final = "libfenka.so"
+_BEHIND: Final = ("libfenka-behind-cuda.so", "libfenka-behind-nvml.so")
+_VERSION: Final = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
+
+_ROOM: Final = re.compile(rb"/nowhere/fenka-proxy-place/x+")
+"""What the build leaves for the driver's place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """What a driver's library exports and its proxy does not.
+
+    passed: reaches the driver as it is; fenka has nothing to do with such functions.
+    unlimited: new versions of functions that fenka replaces: memory taken by calling them by their own
+    name is not charged. (By cuGetProcAddress they are: there a function is known by its base name.)
+    """
+
+    passed: tuple[str, ...]
+    unlimited: tuple[str, ...]
+
+
+def unknown(library: Path, native: Path = _NATIVE) -> Unknown:
+    """Compare a driver's library with the proxy of the same name.
+
+    library: named as in LIBRARIES. Raises NotALibrary, or OSError when a file cannot be read.
+    """
+    missing = sorted(exported(library) - exported(native / "proxy" / library.name))
+    hooked = {_base(name) for name in exported(native / _SHIM) if name.startswith(("cu", "nvml"))}
+    return Unknown(
+        passed=tuple(name for name in missing if _base(name) not in hooked),
+        unlimited=tuple(name for name in missing if _base(name) in hooked),
+    )
+
+
+def _base(name: str) -> str:
+    return _VERSION.sub("", name)
+
+
+def place(directory: Path, driver: Path, native: Path = _NATIVE) -> None:
+    """Make `directory` one that programs find the driver in, through the proxy.
+
+    driver: where the real libraries are. A driver that a lease has in /run/fenka/driver comes before it.
+    Each file is replaced in one step, so that programs may start meanwhile. Raises OSError, and
+    ValueError when the path is too long to be written into the proxy.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fenka-", dir=directory) as new:
+        shutil.copy(native / _SHIM, new)
+        for behind, library in zip(_BEHIND, LIBRARIES, strict=True):
+            _write_place(native / "proxy" / behind, Path(new) / behind, driver.absolute() / library)
+            shutil.copy(native / "proxy" / library, new)
+        # The proxies last: whoever finds one finds all that it needs.
+        for name in (_SHIM, *_BEHIND, *LIBRARIES):
+            os.replace(Path(new) / name, directory / name)
+
+
+def _write_place(behind: Path, output: Path, library: Path) -> None:
+    """Copy `behind` with the driver's place in it: once for the linker, once for the proxy."""
+    path = os.fsencode(library)
+
+    def fill(room: re.Match[bytes]) -> bytes:
+        if len(path) > len(room[0]):
+            raise ValueError(f"{library} is longer than {len(room[0])} bytes")
+        return path.ljust(len(room[0]), b"\0")
+
+    data, times = _ROOM.subn(fill, behind.read_bytes())
+    if times != 2:
+        raise ValueError(f"{behind} was not built with room for the driver's place")
+    output.write_bytes(data)
+    output.chmod(0o755)
+
+
+def _check(driver: Path) -> int:
+    """Print a report; 1 when a limit can be passed by."""
+    code = 0
+    for name in LIBRARIES:
+        found = unknown(driver / name)
+        print(f"{name}: {len(found.passed)} functions unknown to the proxy, passed through")
+        for function in found.passed:
+            print(f"  {function}")
+        if versioned(driver / name):
+            code = 1
+            print(f"{name}: its symbols have versions: dlvsym leads past the proxy, NOT LIMITED")
+        for function in found.unlimited:
+            code = 1
+            print(f"  {function}: a newer version of a limited function, NOT LIMITED by this name")
+    return code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`fenka-proxy`: 0 = done, 1 = a limit can be passed by, 2 = it could not be done."""
+    parser = argparse.ArgumentParser("fenka-proxy", description="The shim under the driver's name.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="what a driver has that the proxy does not know")
+    check.add_argument("driver", type=Path, help="directory of the real libraries")
+    placing = commands.add_parser("place", help="put the proxy in front of a driver")
+    placing.add_argument("directory", type=Path, help="where programs shall find the driver")
+    placing.add_argument("driver", type=Path, help="directory of the real libraries")
+    chosen = parser.parse_args(arguments)
+    try:
+        if chosen.command == "check":
+            return _check(chosen.driver)
+        place(chosen.directory, chosen.driver)
+    except (OSError, ValueError, NotALibrary) as why:
+        print(f"fenka-proxy: {why}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -179,6 +179,27 @@ int node_attach(char hello)
     return 0;
 }
 
+int node_call(char hello)
+{
+    struct fenka_node *state = NULL;
+    struct node_welcome welcome;
+    int directory = open_directory(&state);
+    if (directory < 0)
+        return -1;
+    int fd = call_server(directory);
+    close(directory);
+    if (fd >= 0 && greet(fd, hello, &welcome) != 0) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+bool node_card_lost(uint32_t card)
+{
+    return __atomic_load_n(&node_state->faults[card].lost, __ATOMIC_ACQUIRE) != 0;
+}
+
 bool node_alive(void)
 {
     if (lost || !node_state)

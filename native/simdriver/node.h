@@ -10,11 +10,32 @@
 /* What a client says first; the server answers with a node_welcome. */
 #define NODE_HELLO_CUDA 'C' /* wants a slot */
 #define NODE_HELLO_NVML 'N' /* reads only */
+#define NODE_HELLO_EVENTS 'E'  /* is sent a node_event for each event from now on */
+#define NODE_HELLO_COMMAND 'F' /* sends one node_command after another, is sent a node_answer to each */
 
 struct node_welcome {
     uint32_t ok;
     uint32_t slot;
     uint64_t generation;
+};
+
+struct node_event {
+    uint64_t number; /* 1, 2, …; as in event_count */
+    uint64_t type;   /* NVML's bit */
+    uint64_t data;   /* an XID's number; 0 with other events */
+    uint32_t card;
+    uint32_t reserved;
+};
+
+struct node_command {
+    uint32_t act; /* FENKA_NODE_TEMPERATURE, … */
+    uint32_t card;
+    int64_t value;
+};
+
+struct node_answer {
+    int32_t error; /* an errno: ENODEV = no such card, EOPNOTSUPP = it has no ECC, EPERM, EINVAL */
+    uint32_t reserved;
 };
 
 /* NULL until node_attach succeeded, and again after node_detach and node_forget. */
@@ -35,6 +56,11 @@ bool node_owns_slot(void);
 
 /* For a forked child: what it inherited is the parent's tie, and it must make one of its own. */
 void node_forget(void);
+
+/* A greeted connection of the caller's own, or -1. */
+int node_call(char hello);
+
+bool node_card_lost(uint32_t card);
 
 uint64_t node_now(void);
 #endif

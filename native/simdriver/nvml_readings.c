@@ -215,6 +215,28 @@ nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device,
     return NVML_SUCCESS;
 }
 
+nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons)
+{
+    return nvmlDeviceGetCurrentClocksThrottleReasons(device, reasons);
+}
+
+nvmlReturn_t nvmlDeviceGetSupportedClocksEventReasons(nvmlDevice_t device,
+                                                      unsigned long long *reasons)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!reasons)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *reasons = nvmlClocksThrottleReasonGpuIdle;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device,
+                                                         unsigned long long *reasons)
+{
+    return nvmlDeviceGetSupportedClocksEventReasons(device, reasons);
+}
+
 nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned int *percent)
 {
     uint32_t card;

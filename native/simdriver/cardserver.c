@@ -26,17 +26,25 @@
 #define SOCKET_NAME "server.sock"
 #define MAX_CLIENTS 65536
 #define NO_SLOT UINT32_MAX
+/* As nvml.h numbers them, which this program is not compiled with. */
+#define EVENT_SINGLE_BIT 1
+#define EVENT_DOUBLE_BIT 2
+#define EVENT_XID 8
+/* What NVIDIA's driver reports beside an uncorrected error, and of a card that left the bus. */
+#define XID_DOUBLE_BIT 48
+#define XID_LOST 79
 
 static const char *directory;
 static struct fenka_node *state;
 static int events, listener, signals;
 static unsigned clients;
-/* By file descriptor: the slot that its client holds. */
+/* By file descriptor: the slot that its client holds, and what it said that it is; 0 = nothing yet. */
 static uint32_t slot_of[MAX_CLIENTS];
 /* And the file that its client shares, -1 = none, with the name that others ask for it by. */
 static int file_of[MAX_CLIENTS];
 static uint8_t token_of[MAX_CLIENTS][NODE_TOKEN];
 static int highest; /* descriptor of a client, ever */
+static char hello_of[MAX_CLIENTS];
 
 __attribute__((noreturn, format(printf, 1, 2))) static void fail(const char *sentence, ...)
 {
@@ -118,15 +126,25 @@ static void empty_slot(uint32_t slot)
     process->pid = 0;
 }
 
-/* Nobody is connected to a server that just started, whatever its predecessor left. */
+static void recover(struct fenka_node_faults *faults)
+{
+    memset(faults->ecc_volatile, 0, sizeof faults->ecc_volatile);
+    __atomic_store_n(&faults->lost, 0, __ATOMIC_RELEASE);
+}
+
+/* Nobody is connected to a server that just started, whatever its predecessor left; and a start is a
+ * reboot: of what was provoked, only the aggregate counters stay. */
 static void forget_everyone(void)
 {
     uint32_t used = state->slots_used;
     for (uint32_t slot = 0; slot < used && slot < FENKA_NODE_SLOTS; slot++)
         empty_slot(slot);
     __atomic_store_n(&state->slots_used, 0, __ATOMIC_RELEASE);
-    for (uint32_t card = 0; card < FENKA_NODE_CARDS; card++)
+    for (uint32_t card = 0; card < FENKA_NODE_CARDS; card++) {
         state->cards[card].clock_ns = state->cards[card].lock = state->cards[card].turn_left_ns = 0;
+        recover(&state->faults[card]);
+        state->faults[card].hot = 0;
+    }
 }
 
 static uint32_t take_slot(int32_t pid, uint64_t *generation)
@@ -174,6 +192,7 @@ static void accept_clients(void)
         }
         slot_of[fd] = NO_SLOT;
         file_of[fd] = -1;
+        hello_of[fd] = 0;
         highest = fd > highest ? fd : highest;
         clients++;
         watch(fd);
@@ -188,6 +207,7 @@ static void hang_up(int fd)
     if (file_of[fd] >= 0)
         close(file_of[fd]);
     file_of[fd] = -1;
+    hello_of[fd] = 0;
     close(fd);
     clients--;
 }
@@ -253,14 +273,107 @@ static bool exchange(int fd, char hello, int given, struct node_welcome *welcome
     return answer(fd, welcome, -1);
 }
 
+/* A listener that does not read loses what its queue has no room for. */
+static void tell(uint64_t type, uint32_t card, uint64_t data)
+{
+    struct node_event event = {state->event_count + 1, type, data, card, 0};
+    __atomic_store_n(&state->event_count, event.number, __ATOMIC_RELEASE);
+    for (int fd = 0; fd <= highest; fd++)
+        if (hello_of[fd] == NODE_HELLO_EVENTS)
+            send(fd, &event, sizeof event, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static int count_ecc(uint32_t card, int kind, int64_t errors)
+{
+    struct fenka_node_faults *faults = &state->faults[card];
+    if (!faults->ecc)
+        return EOPNOTSUPP;
+    if (errors < 1 || errors > UINT32_MAX)
+        return EINVAL;
+    __atomic_fetch_add(&faults->ecc_volatile[kind], (uint64_t)errors, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&faults->ecc_aggregate[kind], (uint64_t)errors, __ATOMIC_RELAXED);
+    tell(kind ? EVENT_DOUBLE_BIT : EVENT_SINGLE_BIT, card, 0);
+    if (kind)
+        tell(EVENT_XID, card, XID_DOUBLE_BIT);
+    return 0;
+}
+
+static int set_temperature(struct fenka_node_faults *faults, int64_t celsius)
+{
+    if (celsius < 0 || celsius > 200)
+        return EINVAL;
+    faults->temperature_c = (int32_t)celsius;
+    __atomic_store_n(&faults->hot, 1, __ATOMIC_RELEASE);
+    return 0;
+}
+
+static int provoke(const struct node_command *command)
+{
+    uint32_t card = command->card;
+    if (card >= state->card_count)
+        return ENODEV;
+    struct fenka_node_faults *faults = &state->faults[card];
+    switch (command->act) {
+    case FENKA_NODE_TEMPERATURE: return set_temperature(faults, command->value);
+    case FENKA_NODE_NO_TEMPERATURE: __atomic_store_n(&faults->hot, 0, __ATOMIC_RELEASE); return 0;
+    case FENKA_NODE_ECC_CORRECTED: return count_ecc(card, 0, command->value);
+    case FENKA_NODE_ECC_UNCORRECTED: return count_ecc(card, 1, command->value);
+    case FENKA_NODE_XID:
+        if (command->value < 1 || command->value > UINT16_MAX)
+            return EINVAL;
+        tell(EVENT_XID, card, (uint64_t)command->value);
+        return 0;
+    case FENKA_NODE_LOSE:
+        if (!__atomic_exchange_n(&faults->lost, 1, __ATOMIC_ACQ_REL))
+            tell(EVENT_XID, card, XID_LOST);
+        return 0;
+    case FENKA_NODE_RECOVER:
+        if (faults->lost)
+            recover(faults);
+        return 0;
+    default: return EINVAL;
+    }
+}
+
+/* Breaking a card is for whom the node belongs to, and for root. */
+static bool may_provoke(int fd)
+{
+    struct ucred peer = {.uid = (uid_t)-1};
+    socklen_t size = sizeof peer;
+    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size);
+    return peer.uid == 0 || peer.uid == geteuid();
+}
+
+static void obey(int fd)
+{
+    struct node_command command;
+    ssize_t got = recv(fd, &command, sizeof command, 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (got != (ssize_t)sizeof command) {
+        hang_up(fd);
+        return;
+    }
+    struct node_answer answer = {.error = may_provoke(fd) ? provoke(&command) : EPERM};
+    if (send(fd, &answer, sizeof answer, MSG_NOSIGNAL) != (ssize_t)sizeof answer)
+        hang_up(fd);
+}
+
 static void hear(int fd)
 {
+    if (hello_of[fd] == NODE_HELLO_COMMAND) {
+        obey(fd);
+        return;
+    }
     char hello;
     int given;
     ssize_t got = receive(fd, &hello, &given);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    bool fits = got == 1 && slot_of[fd] == NO_SLOT && file_of[fd] < 0;
+    bool fits = got == 1 && slot_of[fd] == NO_SLOT && file_of[fd] < 0 &&
+                hello_of[fd] != NODE_HELLO_EVENTS;
+    if (fits)
+        hello_of[fd] = hello;
     struct node_welcome welcome = {.ok = 1};
     if (fits && (hello == NODE_HELLO_SHARE || hello == NODE_HELLO_FETCH)) {
         fits = exchange(fd, hello, given, &welcome);

@@ -28,6 +28,7 @@ CUresult context_current(CUcontext *context)
     if (depth == 0 || !stack[depth - 1])
         return CUDA_ERROR_INVALID_CONTEXT;
     *context = stack[depth - 1];
+    TRY(card_ready((*context)->card));
     return (*context)->alive ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 

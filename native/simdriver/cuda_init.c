@@ -92,7 +92,7 @@ CUresult device_card(CUdevice device, uint32_t *card)
     if (device < 0 || device >= device_count)
         return CUDA_ERROR_INVALID_DEVICE;
     *card = device_cards[device];
-    return CUDA_SUCCESS;
+    return card_ready(*card);
 }
 
 /* Answers before cuInit, too, as the real one does; then from what this was built against. */

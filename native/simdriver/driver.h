@@ -25,6 +25,11 @@ extern uint32_t device_cards[FENKA_NODE_CARDS];
 /* Not initialised, or the card server has gone: the error to answer with. */
 CUresult driver_ready(void);
 CUresult device_card(CUdevice device, uint32_t *card);
+/* CUDA_ERROR_UNKNOWN where the card has fallen off the bus, which CUDA knows no better name for. */
+static inline CUresult card_ready(uint32_t card)
+{
+    return node_card_lost(card) ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+}
 uint32_t environment_number(const char *name, uint32_t otherwise);
 /* cuda_visible.c */
 int visible_cards(const char *wish, const struct fenka_node *node, uint32_t *cards);

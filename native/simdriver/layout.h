@@ -25,6 +25,14 @@
 #define FENKA_NODE_BUSY_BUCKET_NS 100000000
 /* A bucket is one word: its ordinal << 27 | nanoseconds, so that a stale one is seen as empty. */
 #define FENKA_NODE_BUCKET_SHIFT 27
+/* What a card server can be told to do to a card, see node_command in node.h. */
+#define FENKA_NODE_TEMPERATURE 1 /* value: degrees Celsius */
+#define FENKA_NODE_NO_TEMPERATURE 2
+#define FENKA_NODE_XID 3           /* value: the XID's number */
+#define FENKA_NODE_ECC_CORRECTED 4 /* value: how many errors more, as below */
+#define FENKA_NODE_ECC_UNCORRECTED 5
+#define FENKA_NODE_LOSE 6
+#define FENKA_NODE_RECOVER 7
 
 /* How long one process has the card while others want it. */
 #define FENKA_NODE_SLICE_NS 2000000
@@ -75,6 +83,16 @@ struct fenka_node_line {
     uint64_t turn_ns[64];
 };
 
+/* What was provoked on a card. Written by the card server alone, on command. */
+struct fenka_node_faults {
+    uint32_t ecc;             /* 1 = the model has ECC memory. Fixed when the node is created */
+    uint32_t lost;            /* 1 = the card has fallen off the bus */
+    uint32_t hot;             /* 1 = temperature_c holds instead of what the load would give */
+    int32_t temperature_c;
+    uint64_t ecc_volatile[2]; /* corrected, uncorrected errors since the node was started */
+    uint64_t ecc_aggregate[2];
+};
+
 struct fenka_node {
     uint64_t magic;
     uint32_t version;
@@ -89,6 +107,8 @@ struct fenka_node {
     uint64_t memory[16][1024];                  /* bytes of device memory held: [card][slot] */
     struct fenka_node_line lines[16][1024];     /* [card][slot] */
     uint64_t busy[16][1024][64];                /* [card][slot][FENKA_NODE_BUSY_BUCKETS] */
+    struct fenka_node_faults faults[16];        /* FENKA_NODE_CARDS */
+    uint64_t event_count;                       /* the number of the last event; the server's */
 };
 
 #endif

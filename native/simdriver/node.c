@@ -240,6 +240,22 @@ int node_open_shared(const uint8_t *token)
     return file;
 }
 
+int node_call(char hello)
+{
+    struct node_welcome welcome;
+    int fd = call_again();
+    if (fd >= 0 && greet(fd, hello, &welcome) != 0) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+bool node_card_lost(uint32_t card)
+{
+    return __atomic_load_n(&node_state->faults[card].lost, __ATOMIC_ACQUIRE) != 0;
+}
+
 bool node_alive(void)
 {
     if (lost || !node_state)

@@ -15,11 +15,32 @@
 #define NODE_HELLO_SHARE 'S'
 #define NODE_HELLO_FETCH 'F'
 #define NODE_TOKEN 16
+#define NODE_HELLO_EVENTS 'E'  /* is sent a node_event for each event from now on */
+#define NODE_HELLO_COMMAND 'X' /* sends one node_command after another, is sent a node_answer to each */
 
 struct node_welcome {
     uint32_t ok;
     uint32_t slot;
     uint64_t generation;
+};
+
+struct node_event {
+    uint64_t number; /* 1, 2, …; as in event_count */
+    uint64_t type;   /* NVML's bit */
+    uint64_t data;   /* an XID's number; 0 with other events */
+    uint32_t card;
+    uint32_t reserved;
+};
+
+struct node_command {
+    uint32_t act; /* FENKA_NODE_TEMPERATURE, … */
+    uint32_t card;
+    int64_t value;
+};
+
+struct node_answer {
+    int32_t error; /* an errno: ENODEV = no such card, EOPNOTSUPP = it has no ECC, EPERM, EINVAL */
+    uint32_t reserved;
 };
 
 /* NULL until node_attach succeeded, and again after node_detach and node_forget. */
@@ -46,6 +67,10 @@ void node_forget(void);
 int node_share(int file, uint8_t *token);
 /* What was shared under the token: a descriptor of one's own; or -1. */
 int node_open_shared(const uint8_t *token);
+/* A greeted connection of the caller's own, or -1. */
+int node_call(char hello);
+
+bool node_card_lost(uint32_t card);
 
 uint64_t node_now(void);
 #endif

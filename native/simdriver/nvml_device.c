@@ -16,12 +16,16 @@ nvmlReturn_t nvml_card(nvmlDevice_t device, uint32_t *card)
     if (number >= node_state->card_count)
         return NVML_ERROR_INVALID_ARGUMENT;
     *card = (uint32_t)number;
-    return NVML_SUCCESS;
+    return node_card_lost(*card) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
+
+nvmlDevice_t nvml_handle(uint32_t card) { return (nvmlDevice_t)(void *)&handles[card]; }
 
 static nvmlReturn_t give(nvmlDevice_t *device, uint32_t card)
 {
-    *device = (nvmlDevice_t)(void *)&handles[card];
+    if (node_card_lost(card))
+        return NVML_ERROR_GPU_IS_LOST;
+    *device = nvml_handle(card);
     return NVML_SUCCESS;
 }
 

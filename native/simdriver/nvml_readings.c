@@ -75,7 +75,22 @@ nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensor
     TRY(nvml_card(device, &card));
     if (!celsius || sensor != NVML_TEMPERATURE_GPU)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *celsius = between(IDLE_C, BUSY_C, load_of(card));
+    const struct fenka_node_faults *faults = &node_state->faults[card];
+    *celsius = __atomic_load_n(&faults->hot, __ATOMIC_ACQUIRE)
+                   ? (unsigned)faults->temperature_c
+                   : between(IDLE_C, BUSY_C, load_of(card));
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature)
+{
+    unsigned celsius;
+    if (!temperature)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (temperature->version != nvmlTemperature_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    TRY(nvmlDeviceGetTemperature(device, temperature->sensorType, &celsius));
+    temperature->temperature = (int)celsius;
     return NVML_SUCCESS;
 }
 
@@ -198,6 +213,28 @@ nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device,
         return NVML_ERROR_INVALID_ARGUMENT;
     *reasons = load_of(card) > 0 ? nvmlClocksThrottleReasonNone : nvmlClocksThrottleReasonGpuIdle;
     return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons)
+{
+    return nvmlDeviceGetCurrentClocksThrottleReasons(device, reasons);
+}
+
+nvmlReturn_t nvmlDeviceGetSupportedClocksEventReasons(nvmlDevice_t device,
+                                                      unsigned long long *reasons)
+{
+    uint32_t card;
+    TRY(nvml_card(device, &card));
+    if (!reasons)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *reasons = nvmlClocksThrottleReasonGpuIdle;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device,
+                                                         unsigned long long *reasons)
+{
+    return nvmlDeviceGetSupportedClocksEventReasons(device, reasons);
 }
 
 nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned int *percent)

@@ -53,8 +53,10 @@ nvmlReturn_t nvmlShutdown(void)
 {
     enter();
     bool open = users > 0;
-    if (open && --users == 0)
+    if (open && --users == 0) {
+        nvml_events_end();
         node_detach();
+    }
     pthread_mutex_unlock(&lock);
     return open ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
 }

@@ -209,6 +209,39 @@ def daemon(
         serving.daemon(given, background=background, resume=resume)
 
 
+@app.command("simulate-card")
+def simulate_card(
+    card: Annotated[str, typer.Argument(help="by index or UUID")],
+    temperature: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--temperature", metavar="C", help="what the card says, whatever it does"),
+    ] = None,
+    no_temperature: Annotated[
+        bool, typer.Option("--no-temperature", help="back to what its load gives")
+    ] = False,
+    xid: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--xid", metavar="N", help="report this error of the driver"),
+    ] = None,
+    ecc_errors: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--ecc-errors", metavar="N", help="count uncorrected memory errors"),
+    ] = None,
+    corrected: Annotated[
+        bool, typer.Option("--corrected", help="with --ecc-errors: errors that ECC has corrected")
+    ] = False,
+    lose: Annotated[bool, typer.Option("--lose", help="the card falls off the bus")] = False,
+    recover: Annotated[bool, typer.Option("--recover", help="a lost card comes back")] = False,
+) -> None:
+    """Provoke faults and readings of a simulated card."""
+    from fenka.cli import simulating
+
+    simulating.simulate_card(
+        card,
+        simulating.Wish(temperature, no_temperature, xid, ecc_errors, corrected, lose, recover),
+    )
+
+
 @app.command()
 def demo(
     check: Annotated[bool, typer.Option("--check", help="end after the checks")] = False,

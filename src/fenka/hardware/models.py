@@ -24,6 +24,8 @@ class Model:
     memory_clock_mhz: int
     fan_percent: int = 0
     """At idle; 0 = the chassis cools it, and NVML says "not supported"."""
+    ecc: bool = True
+    """Whether its memory counts bit errors; NVML says "not supported" where it does not."""
 
 
 _TABLE = (
@@ -39,7 +41,9 @@ _TABLE = (
     Model("L4", "NVIDIA L4", 23034, 58, (8, 9), 72, 12, 2040, 6251),
     Model("H100-80G", "NVIDIA H100 80GB HBM3", 81559, 132, (9, 0), 700, 70, 1980, 2619),
     Model("H200", "NVIDIA H200", 143771, 132, (9, 0), 700, 75, 1980, 3201),
-    Model("RTX4090", "NVIDIA GeForce RTX 4090", 24564, 128, (8, 9), 450, 20, 3105, 10501, 30),
+    Model(
+        "RTX4090", "NVIDIA GeForce RTX 4090", 24564, 128, (8, 9), 450, 20, 3105, 10501, 30, False
+    ),
 )
 
 MODELS = {model.key: model for model in _TABLE}

@@ -5,6 +5,7 @@ shared memory is the C header's, read through cffi: there is no second descripti
 """
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -26,7 +27,7 @@ from cffi import FFI
 
 from fenka.hardware.spec import BadSpec, SimulatedCard, parse_spec
 
-__all__ = ["BadSpec", "NodeError", "SimulatedCard", "SimulatedNode", "parse_spec"]
+__all__ = ["BadSpec", "NoSuchCard", "NodeError", "SimulatedCard", "SimulatedNode", "parse_spec"]
 
 _NATIVE: Final = Path(__file__).parent.parent / "_native" / "simulated"
 _LIBRARIES: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
@@ -40,10 +41,23 @@ _FIXED: Final = (
 _DEADLINE_S: Final = 10.0
 _HELLO: Final = b"N"
 _WELCOME_BYTES: Final = 16
+# node.h: struct node_command and struct node_answer.
+_HELLO_COMMAND: Final = b"X"
+_COMMAND: Final = struct.Struct("=IIq")
+_ANSWER: Final = struct.Struct("=iI")
+_REFUSALS: Final = {
+    errno.EOPNOTSUPP: "card {card} has no ECC memory, which could count errors",
+    errno.EINVAL: "{value} is not possible for that: XIDs are 1 to 65535, temperatures 0 to 200",
+    errno.EPERM: "only the user whose simulated node it is may change its cards",
+}
 
 
 class NodeError(Exception):
     """The simulated node cannot be made, started or stopped; one sentence that says why."""
+
+
+class NoSuchCard(NodeError):
+    """The simulated node has no card of that index or UUID."""
 
 
 @cache
@@ -152,6 +166,72 @@ class SimulatedNode:
             slots = [state.processes[slot] for slot in range(state.slots_used)]
             return {slot.pid: slot.busy_ns[card] for slot in slots if slot.generation != 0}
 
+    def find(self, card: str) -> int:
+        """Index of a card, by its index or UUID. Raises NoSuchCard, and NodeError without a node."""
+        ffi, _ = _layout()
+        try:
+            content = (self.directory / "state").read_bytes()
+        except OSError:
+            raise NodeError(f"there is no simulated node in {self.directory}") from None
+        if len(content) < ffi.sizeof("struct fenka_node"):
+            raise NodeError(f"the simulated node in {self.directory} is another version of fenka's")
+        state = ffi.cast("struct fenka_node *", ffi.from_buffer(content))
+        for index in range(state.card_count):
+            uuid = ffi.string(state.cards[index].uuid).decode()
+            if card == str(index) or card.casefold() == uuid.casefold():
+                return index
+        raise NoSuchCard(
+            f"the simulated node has no card {card}: it has {state.card_count}, counted from 0"
+        )
+
+    def set_temperature(self, card: int, celsius: int | None) -> None:
+        """Have the card say this temperature, or with None again what its load gives.
+
+        This and the next ones raise NodeError with a sentence when the node cannot do it.
+        """
+        if celsius is None:
+            self._command("NO_TEMPERATURE", card)
+        else:
+            self._command("TEMPERATURE", card, celsius)
+
+    def raise_xid(self, card: int, number: int) -> None:
+        """Report an XID, the driver's word for an error of a card, to all who listen."""
+        self._command("XID", card, number)
+
+    def add_ecc_errors(self, card: int, count: int, *, corrected: bool = False) -> None:
+        """Count errors of the card's memory, and report them; uncorrected ones with XID 48, too."""
+        self._command("ECC_CORRECTED" if corrected else "ECC_UNCORRECTED", card, count)
+
+    def lose(self, card: int) -> None:
+        """Have the card fall off the bus: XID 79, and from then on nothing but errors."""
+        self._command("LOSE", card)
+
+    def recover(self, card: int) -> None:
+        """Have a lost card back, its volatile ECC counters at zero."""
+        self._command("RECOVER", card)
+
+    def _command(self, act: str, card: int, value: int = 0) -> None:
+        line = self._connect(_HELLO_COMMAND)
+        if line is None:
+            raise NodeError(
+                f"no simulated node runs in {self.directory}: start one, as with "
+                f"`fenka daemon --background --simulate T4`"
+            )
+        _, constants = _layout()
+        try:
+            with line:
+                line.sendall(_COMMAND.pack(constants[f"FENKA_NODE_{act}"], card, value))
+                answer = line.recv(_ANSWER.size, socket.MSG_WAITALL)
+        except OSError:
+            answer = b""
+        if len(answer) != _ANSWER.size:
+            raise NodeError(f"the card server of {self.directory} has gone while it was asked")
+        why = _ANSWER.unpack(answer)[0]
+        if why == errno.ENODEV:
+            raise NoSuchCard(f"the simulated node has no card {card}")
+        if why:
+            raise NodeError(_REFUSALS.get(why, os.strerror(why)).format(card=card, value=value))
+
     def _launch(self, idle_seconds: int) -> str | None:
         """Start a server and wait for its first word; its complaint, or None when it is ready."""
         try:
@@ -185,7 +265,7 @@ class SimulatedNode:
         sentence = said.decode(errors="replace").strip().removeprefix("fenka-cardserver: ")
         return sentence or "the card server ended without a word"
 
-    def _connect(self) -> socket.socket | None:
+    def _connect(self, hello: bytes = _HELLO) -> socket.socket | None:
         """A greeted connection, or None when no server answers within 10 s."""
         try:
             directory = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -196,7 +276,7 @@ class SimulatedNode:
             line.settimeout(_DEADLINE_S)
             # By descriptor: a socket's address holds 108 bytes, and a path may be longer.
             line.connect(f"/proc/self/fd/{directory}/server.sock")
-            line.sendall(_HELLO)
+            line.sendall(hello)
             welcomed = len(line.recv(_WELCOME_BYTES, socket.MSG_WAITALL)) == _WELCOME_BYTES
         except OSError:
             welcomed = False
@@ -254,6 +334,7 @@ def _state(directory: Path, spec: tuple[SimulatedCard, ...]) -> Any:
     state.cuda_version = int(major) * 1000 + int(minor) * 10
     for index, card in enumerate(spec):
         _fill(state.cards[index], directory, index, card)
+        state.faults[index].ecc = card.model.ecc
     return ffi.buffer(state)
 
 

@@ -1,0 +1,327 @@
+"""What can go wrong with a card, provoked: heat, memory errors, XIDs, a card that is lost."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from fenka.hardware.nvml import Driver
+from fenka.hardware.simulated import NodeError, NoSuchCard, SimulatedNode, parse_spec
+from tests.hardware.gpu_kit import DEADLINE_S, MakeClient, MakeNode
+
+XID = pynvml.nvmlEventTypeXidCriticalError
+ONE_BIT = pynvml.nvmlEventTypeSingleBitEccError
+TWO_BITS = pynvml.nvmlEventTypeDoubleBitEccError
+UNKNOWN = 999  # CUDA_ERROR_UNKNOWN
+
+
+@pytest.fixture
+def cards(make_node: MakeNode) -> Iterator[tuple[SimulatedNode, list[Any]]]:
+    """A node with a T4 and an RTX 4090, which has no ECC, and their handles."""
+    node = make_node("T4,RTX4090")
+    with Driver.open(node.library_dir):
+        yield node, [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)]
+
+
+@contextlib.contextmanager
+def listening(*wishes: tuple[Any, int]) -> Iterator[Any]:
+    """An event set for these cards and types."""
+    events = pynvml.nvmlEventSetCreate()
+    for handle, types in wishes:
+        pynvml.nvmlDeviceRegisterEvents(handle, types, events)
+    yield events
+    pynvml.nvmlEventSetFree(events)
+
+
+def heard(events: Any, timeout_ms: int = 5000) -> tuple[int, int, int]:
+    """The next event: card, type, data."""
+    event = pynvml.nvmlEventSetWait_v2(events, timeout_ms)
+    return pynvml.nvmlDeviceGetIndex(event.device), event.eventType, event.eventData
+
+
+def silent(events: Any) -> bool:
+    """Whether there is nothing to hear."""
+    try:
+        pynvml.nvmlEventSetWait_v2(events, 0)
+    except pynvml.NVMLError_Timeout:
+        return True
+    return False
+
+
+def counters(handle: Any) -> list[int]:
+    """Corrected and uncorrected since the start, then in the card's life."""
+    return [
+        pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, since)
+        for since in (pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC)
+        for kind in (
+            pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
+            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+        )
+    ]
+
+
+def test_a_temperature_can_be_set(cards: tuple[SimulatedNode, list[Any]]) -> None:
+    """The card says it until it is taken back; the other card keeps its own."""
+    node, handles = cards
+
+    def celsius() -> list[int]:
+        return [pynvml.nvmlDeviceGetTemperature(handle, 0) for handle in handles]
+
+    assert celsius() == [30, 30]
+    node.set_temperature(0, 91)
+    assert celsius() == [91, 30]
+    assert pynvml.nvmlDeviceGetTemperatureV(handles[0], 0) == 91
+    node.set_temperature(0, None)
+    assert celsius() == [30, 30]
+
+
+def test_ecc_errors_are_counted(cards: tuple[SimulatedNode, list[Any]]) -> None:
+    """By kind, in the volatile and the aggregate counter, all of them the device memory's."""
+    node, (handle, _) = cards
+    assert pynvml.nvmlDeviceGetEccMode(handle) == [1, 1]
+    node.add_ecc_errors(0, 3, corrected=True)
+    node.add_ecc_errors(0, 2)
+    assert counters(handle) == [3, 2, 3, 2]
+    where = [pynvml.NVML_MEMORY_LOCATION_DEVICE_MEMORY, pynvml.NVML_MEMORY_LOCATION_L2_CACHE]
+    assert [pynvml.nvmlDeviceGetMemoryErrorCounter(handle, 1, 0, place) for place in where] == [
+        2,
+        0,
+    ]
+
+
+def test_a_model_without_ecc(cards: tuple[SimulatedNode, list[Any]]) -> None:
+    """It has no counters, no such events, and none can be provoked."""
+    node, (_, handle) = cards
+    for ask in (pynvml.nvmlDeviceGetEccMode, counters):
+        with pytest.raises(pynvml.NVMLError_NotSupported):
+            ask(handle)
+    assert pynvml.nvmlDeviceGetSupportedEventTypes(handle) == XID
+    with pytest.raises(pynvml.NVMLError_NotSupported), listening((handle, XID | ONE_BIT)):
+        pass
+    with pytest.raises(NodeError, match="card 1 has no ECC memory"):
+        node.add_ecc_errors(1, 1)
+
+
+def test_a_restart_keeps_only_the_aggregate_counters(tmp_path: Path) -> None:
+    """As a reboot does: the card is back, cool, and has counted nothing since."""
+    node = SimulatedNode.create(tmp_path / "node", parse_spec("T4"))
+    node.start()
+    node.add_ecc_errors(0, 5)
+    node.set_temperature(0, 91)
+    node.lose(0)
+    node.stop()
+    node.start()
+    try:
+        with Driver.open(node.library_dir) as driver:
+            assert counters(pynvml.nvmlDeviceGetHandleByIndex(0)) == [0, 0, 0, 5]
+            assert driver.readings()[0].temperature_c == 30
+    finally:
+        node.stop()
+
+
+def test_events_are_heard_by_whom_they_concern(cards: tuple[SimulatedNode, list[Any]]) -> None:
+    """Every set gets what it asked for, in order, from when it asked, and nothing else."""
+    node, (first, second) = cards
+    assert pynvml.nvmlDeviceGetSupportedEventTypes(first) == XID | ONE_BIT | TWO_BITS
+    with (
+        listening((first, XID | ONE_BIT | TWO_BITS), (second, XID)) as everything,
+        listening((second, XID)) as one_card,
+        listening((first, ONE_BIT)) as one_type,
+    ):
+        node.raise_xid(0, 31)
+        node.raise_xid(1, 43)
+        with listening((first, XID)) as late:
+            node.add_ecc_errors(0, 7, corrected=True)
+            node.add_ecc_errors(0, 1)
+            assert heard(late) == (0, XID, 48)
+            assert silent(late)
+        assert [heard(everything) for _ in range(5)] == [
+            (0, XID, 31),
+            (1, XID, 43),
+            (0, ONE_BIT, 0),
+            (0, TWO_BITS, 0),
+            (0, XID, 48),
+        ]
+        assert heard(one_card) == (1, XID, 43)
+        assert heard(one_type) == (0, ONE_BIT, 0)
+        assert all(silent(events) for events in (everything, one_card, one_type))
+
+
+def test_a_registration_does_not_reach_back(cards: tuple[SimulatedNode, list[Any]]) -> None:
+    """What a set could have heard before it asked for it is not given later."""
+    node, (first, second) = cards
+    with listening((first, XID)) as events:
+        node.raise_xid(1, 43)
+        pynvml.nvmlDeviceRegisterEvents(second, XID, events)
+        assert silent(events)
+        node.raise_xid(1, 44)
+        assert heard(events) == (1, XID, 44)
+
+
+def test_a_waiting_program_is_woken(cards: tuple[SimulatedNode, list[Any]]) -> None:
+    """Two programs and a thread wait on without a core; all hear of an XID within 0.2 s."""
+    node, (first, _) = cards
+    program = (
+        "import sys, time, pynvml as n; n.nvmlInit(); s = n.nvmlEventSetCreate();"
+        "n.nvmlDeviceRegisterEvents(n.nvmlDeviceGetHandleByIndex(0), 8, s);"
+        "print('waiting', flush=True); before = time.process_time();"
+        "e = n.nvmlEventSetWait_v2(s, 30000); at = time.monotonic();"
+        "print(e.eventData, at, time.process_time() - before)"
+    )
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env={"LD_LIBRARY_PATH": str(node.library_dir)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for other in others:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "waiting\n"
+    with listening((first, XID)) as events:
+        woken: list[float] = []
+
+        def wait() -> None:
+            assert heard(events, 30000) == (0, XID, 79)
+            woken.append(time.monotonic())
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        begin = time.monotonic()
+        # An XID for another card, which nobody asked for, ends nobody's wait.
+        node.raise_xid(1, 13)
+        node.raise_xid(0, 79)
+        thread.join(DEADLINE_S)
+        said = [other.communicate(timeout=DEADLINE_S)[0].split() for other in others]
+    assert [xid for xid, _, _ in said] == ["79", "79"]
+    assert all(at - begin < 0.2 for at in (*woken, *(float(at) for _, at, _ in said)))
+    assert len(woken) == 1
+    assert all(float(cpu) < 0.05 for _, _, cpu in said)
+
+
+def test_a_wait_ends_when_its_time_is_over(cards: tuple[SimulatedNode, list[Any]]) -> None:
+    """Not before, not much after, and without having used a core, though others' events come in."""
+    node, (first, _) = cards
+    with listening((first, XID)) as events:
+        node.raise_xid(1, 13)
+        begin, used = time.monotonic(), time.thread_time()
+        with pytest.raises(pynvml.NVMLError_Timeout):
+            pynvml.nvmlEventSetWait_v2(events, 300)
+        assert 0.3 <= time.monotonic() - begin < 2.0
+        assert time.thread_time() - used < 0.1
+
+
+def test_a_set_that_is_gone_is_no_set(cards: tuple[SimulatedNode, list[Any]]) -> None:
+    """Freed, it is an invalid argument; and who waits for a server that ends is told."""
+    node, (first, _) = cards
+    with listening((first, XID)) as events:
+        pass
+    gone: list[Callable[[], object]] = [
+        lambda: pynvml.nvmlEventSetWait_v2(events, 0),
+        lambda: pynvml.nvmlEventSetFree(events),
+        lambda: pynvml.nvmlDeviceRegisterEvents(first, XID, events),
+    ]
+    for use in gone:
+        with pytest.raises(pynvml.NVMLError_InvalidArgument):
+            use()
+    events = pynvml.nvmlEventSetCreate()
+    pynvml.nvmlDeviceRegisterEvents(first, XID, events)
+    thread = threading.Thread(target=node.stop)
+    thread.start()
+    with pytest.raises(pynvml.NVMLError_GpuIsLost):
+        pynvml.nvmlEventSetWait_v2(events, 20000)
+    thread.join(DEADLINE_S)
+
+
+def test_a_lost_card_answers_nothing(make_node: MakeNode, make_client: MakeClient) -> None:
+    """NVML says lost, CUDA fails on it, XID 79 is heard; the other card works on; recovery ends it."""
+    node = make_node("T4*2")
+    client = make_client(node).enter(0)
+    client.do("p = ok(d.cuMemAlloc(1 << 30))", "0")
+    with Driver.open(node.library_dir):
+        first, second = (pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2))
+        uuid = pynvml.nvmlDeviceGetUUID(first)
+        lost: list[Callable[[], object]] = [
+            lambda: pynvml.nvmlDeviceGetMemoryInfo(first),
+            lambda: pynvml.nvmlDeviceGetUUID(first),
+            lambda: pynvml.nvmlDeviceGetHandleByIndex(0),
+            lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid),
+            lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(first),
+        ]
+        with listening((first, XID)) as events:
+            node.lose(0)
+            node.lose(0)
+            for ask in lost:
+                with pytest.raises(pynvml.NVMLError_GpuIsLost):
+                    ask()
+            event = pynvml.nvmlEventSetWait_v2(events, 5000)
+            assert (event.eventType, event.eventData) == (XID, 79)
+            assert silent(events)
+        assert pynvml.nvmlDeviceGetCount() == 2
+        assert pynvml.nvmlDeviceGetMemoryInfo(second).used == 0
+        assert client.do("code(d.cuMemAlloc(1 << 20))") == UNKNOWN
+        assert client.do("code(d.cuCtxSynchronize())") == UNKNOWN
+        assert client.do("code(d.cuDevicePrimaryCtxRetain(0))") == UNKNOWN
+        assert client.enter(1).do("code(d.cuMemAlloc(1 << 20))") == 0
+        node.recover(0)
+        for ask in lost:
+            ask()
+        assert make_client(node).enter(0).free_bytes() == (15079 - 1024) << 20
+
+
+def test_what_the_node_refuses(node: SimulatedNode, tmp_path: Path) -> None:
+    """An unknown card, an impossible number, no node: a sentence each."""
+    with Driver.open(node.library_dir) as driver:
+        uuid = driver.cards()[0].uuid
+    assert (node.find("0"), node.find(uuid), node.find(uuid.upper())) == (0, 0, 0)
+    for name in ("1", "-1", "GPU-", "", "T4"):
+        with pytest.raises(NoSuchCard, match=f"has no card {name}"):
+            node.find(name)
+    with pytest.raises(NoSuchCard):
+        node.lose(1)
+    for number in (0, -1, 65536):
+        with pytest.raises(NodeError, match="XIDs are 1 to 65535"):
+            node.raise_xid(0, number)
+    with pytest.raises(NodeError, match="temperatures 0 to 200"):
+        node.set_temperature(0, 201)
+    node.stop()
+    with pytest.raises(NodeError, match="no simulated node runs in"):
+        node.lose(0)
+    with pytest.raises(NodeError, match="there is no simulated node in"):
+        SimulatedNode(tmp_path / "nowhere").find("0")
+
+
+def test_a_forked_child_does_not_take_its_parents_events(node: SimulatedNode) -> None:
+    """A set is its maker's: the child may not wait in it, and its end leaves the set as it was."""
+    program = (
+        "import json, os, sys, pynvml as n; n.nvmlInit(); s = n.nvmlEventSetCreate();"
+        "n.nvmlDeviceRegisterEvents(n.nvmlDeviceGetHandleByIndex(0), 8, s);child = os.fork()\n"
+        "if child == 0:\n"
+        " try: n.nvmlEventSetWait_v2(s, 0)\n"
+        " except n.NVMLError_InvalidArgument: n.nvmlShutdown(); os._exit(7)\n"
+        " os._exit(1)\n"
+        "status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "print('forked', flush=True); sys.stdin.readline()\n"
+        "print(json.dumps([status, n.nvmlEventSetWait_v2(s, 10000).eventData]))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={"LD_LIBRARY_PATH": str(node.library_dir)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "forked\n"
+        node.raise_xid(0, 61)
+        assert json.loads(parent.communicate("\n", timeout=DEADLINE_S)[0]) == [7, 61]

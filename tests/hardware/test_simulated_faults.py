@@ -253,6 +253,28 @@ def test_who_does_not_listen_hinders_nobody(cards: tuple[SimulatedNode, list[Any
         assert heard(deaf) == (0, XID, 3000)
 
 
+def test_a_program_may_close_what_it_did_not_open(node: SimulatedNode) -> None:
+    """Then the set is lost, and what has its descriptor's number now is neither read nor closed."""
+    program = (
+        "import os, socket, pynvml as n; n.nvmlInit(); s = n.nvmlEventSetCreate();"
+        "os.closerange(3, 64); pairs = [socket.socketpair() for _ in range(8)]\n"
+        "for one, other in pairs: one.send(b'x' * 64); other.send(b'y' * 64)\n"
+        "try: n.nvmlEventSetWait_v2(s, 20000)\n"
+        "except n.NVMLError_GpuIsLost: print('lost')\n"
+        "n.nvmlShutdown()\n"
+        "print(all(len(end.recv(99)) == 64 for pair in pairs for end in pair))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"LD_LIBRARY_PATH": str(node.library_dir)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (said.stdout, said.stderr) == ("lost\nTrue\n", "")
+
+
 def test_a_wait_ends_when_its_time_is_over(cards: tuple[SimulatedNode, list[Any]]) -> None:
     """Not before, not much after, and without having used a core, though others' events come in."""
     node, (first, _) = cards

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "nvml_device.h"
@@ -18,6 +19,7 @@
 
 struct nvmlEventSet_st {
     int line;
+    ino_t inode; /* a program may close what it did not open, and the number then is another's */
     pid_t owner; /* a forked child has the parent's line and must not read from it */
     unsigned waiting;
     bool freed;
@@ -53,18 +55,29 @@ static struct nvmlEventSet_st **find(nvmlEventSet_t set)
     return at;
 }
 
+static bool line_is_ours(const struct nvmlEventSet_st *set)
+{
+    struct stat found;
+    return fstat(set->line, &found) == 0 && found.st_ino == set->inode;
+}
+
+static void destroy(struct nvmlEventSet_st *set)
+{
+    if (line_is_ours(set))
+        close(set->line);
+    free(set);
+}
+
 /* Under the lock. Whoever waits in it frees it. */
 static void take_out(struct nvmlEventSet_st **at)
 {
     struct nvmlEventSet_st *set = *at;
     *at = set->next;
     set->freed = true;
-    if (set->owner == getpid())
+    if (set->owner == getpid() && line_is_ours(set))
         shutdown(set->line, SHUT_RDWR);
-    if (set->waiting == 0 || set->owner != getpid()) {
-        close(set->line);
-        free(set);
-    }
+    if (set->waiting == 0 || set->owner != getpid())
+        destroy(set);
 }
 
 void nvml_events_end(void)
@@ -98,11 +111,13 @@ nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
     struct nvmlEventSet_st *made = calloc(1, sizeof *made);
     if (!made)
         return NVML_ERROR_MEMORY;
+    struct stat found;
     made->line = node_call(NODE_HELLO_EVENTS);
-    if (made->line < 0) {
+    if (made->line < 0 || fstat(made->line, &found) != 0) {
         free(made);
         return NVML_ERROR_UNKNOWN;
     }
+    made->inode = found.st_ino;
     made->owner = getpid();
     for (uint32_t card = 0; card < FENKA_NODE_CARDS; card++)
         for (int type = 0; type < TYPES; type++)
@@ -159,14 +174,15 @@ static nvmlReturn_t take_one(struct nvmlEventSet_st *set, nvmlEventData_t *data)
 {
     struct node_event event;
     enter();
-    ssize_t got = recv(set->line, &event, sizeof event, MSG_DONTWAIT);
+    bool ours = line_is_ours(set);
+    ssize_t got = ours ? recv(set->line, &event, sizeof event, MSG_DONTWAIT) : 0;
     bool none = got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
     bool freed = set->freed, asked = got == (ssize_t)sizeof event && wanted(set, &event);
     leave();
     if (freed)
         return NVML_ERROR_UNINITIALIZED;
     if (!none && got != (ssize_t)sizeof event)
-        return NVML_ERROR_GPU_IS_LOST; /* the server has gone */
+        return NVML_ERROR_GPU_IS_LOST; /* the server has gone, or the line to it */
     if (!asked)
         return NVML_ERROR_NO_DATA;
     *data = (nvmlEventData_t){.device = nvml_handle(event.card), .eventType = event.type,
@@ -210,10 +226,8 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsi
     enter();
     bool last = --set->waiting == 0 && set->freed;
     leave();
-    if (last) {
-        close(set->line);
-        free(set);
-    }
+    if (last)
+        destroy(set);
     return result;
 }
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import queue
 import subprocess
 import sys
 import threading
@@ -47,13 +48,17 @@ def heard(events: Any, timeout_ms: int = 5000) -> tuple[int, int, int]:
     return pynvml.nvmlDeviceGetIndex(event.device), event.eventType, event.eventData
 
 
+def heard_or_none(events: Any) -> int | None:
+    """The data of the event that is there now, if any."""
+    try:
+        return int(pynvml.nvmlEventSetWait_v2(events, 0).eventData)
+    except pynvml.NVMLError_Timeout:
+        return None
+
+
 def silent(events: Any) -> bool:
     """Whether there is nothing to hear."""
-    try:
-        pynvml.nvmlEventSetWait_v2(events, 0)
-    except pynvml.NVMLError_Timeout:
-        return True
-    return False
+    return heard_or_none(events) is None
 
 
 def counters(handle: Any) -> list[int]:
@@ -207,6 +212,67 @@ def test_a_waiting_program_is_woken(cards: tuple[SimulatedNode, list[Any]]) -> N
     assert all(at - begin < 0.2 for at in (*woken, *(float(at) for _, at, _ in said)))
     assert len(woken) == 1
     assert all(float(cpu) < 0.05 for _, _, cpu in said)
+
+
+def test_threads_share_a_set(cards: tuple[SimulatedNode, list[Any]]) -> None:
+    """Each event goes to one of those that wait in it; freeing the set ends the waits that are left."""
+    node, (first, _) = cards
+    events = pynvml.nvmlEventSetCreate()
+    pynvml.nvmlDeviceRegisterEvents(first, XID, events)
+    got: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+    def wait() -> None:
+        try:
+            got.put(heard(events, 60000)[2])
+        except (pynvml.NVMLError_Uninitialized, pynvml.NVMLError_InvalidArgument):
+            got.put(None)
+
+    threads = [threading.Thread(target=wait) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for number in (11, 12, 13):
+        node.raise_xid(0, number)
+    assert sorted(got.get(timeout=DEADLINE_S) or 0 for _ in range(3)) == [11, 12, 13]
+    pynvml.nvmlEventSetFree(events)
+    assert [got.get(timeout=DEADLINE_S) for _ in range(2)] == [None, None]
+    for thread in threads:
+        thread.join(DEADLINE_S)
+
+
+def test_who_does_not_listen_hinders_nobody(cards: tuple[SimulatedNode, list[Any]]) -> None:
+    """A set that nobody reads loses what it has no room for: the node and other sets go on."""
+    node, (first, _) = cards
+    with listening((first, XID)) as deaf, listening((first, XID)) as other:
+        for number in range(1, 2001):
+            node.raise_xid(0, number)
+            assert heard(other) == (0, XID, number)
+        kept = list(iter(lambda: heard_or_none(deaf), None))
+        assert kept == list(range(1, len(kept) + 1))
+        assert 1 < len(kept) < 2000
+        node.raise_xid(0, 3000)
+        assert heard(deaf) == (0, XID, 3000)
+
+
+def test_a_program_may_close_what_it_did_not_open(node: SimulatedNode) -> None:
+    """Then the set is lost, and what has its descriptor's number now is neither read nor closed."""
+    program = (
+        "import os, socket, pynvml as n; n.nvmlInit(); s = n.nvmlEventSetCreate();"
+        "os.closerange(3, 64); pairs = [socket.socketpair() for _ in range(8)]\n"
+        "for one, other in pairs: one.send(b'x' * 64); other.send(b'y' * 64)\n"
+        "try: n.nvmlEventSetWait_v2(s, 20000)\n"
+        "except n.NVMLError_GpuIsLost: print('lost')\n"
+        "n.nvmlShutdown()\n"
+        "print(all(len(end.recv(99)) == 64 for pair in pairs for end in pair))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"LD_LIBRARY_PATH": str(node.library_dir)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (said.stdout, said.stderr) == ("lost\nTrue\n", "")
 
 
 def test_a_wait_ends_when_its_time_is_over(cards: tuple[SimulatedNode, list[Any]]) -> None:

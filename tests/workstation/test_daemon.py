@@ -183,6 +183,23 @@ def test_a_killed_card_server_comes_back(t4: Workstation) -> None:
     assert next(iter(t4.jobs())) == "on-it"
 
 
+def test_a_lost_card_is_left_out_until_it_is_back(station: Workstation) -> None:
+    """Programs on the other card notice nothing; who waits for the lost one gets it when it recovers."""
+    station.start("--simulate", "T4*2")
+    other = station.run("--gpu-mem", "14", "--name", "other", "--", *HOLD, "14000")
+    assert other.report()["cards"][0]["result"] == 0
+    assert station.jobs()["other"]["slices"][0]["card"] == 0
+    station.ok("simulate-card", "1", "--lose")
+    assert "the driver has lost it" in station.fenka("doctor").stdout
+    refused = station.fenka("run", "--gpu-mem", "4", "--no-wait", "--", "true")
+    assert refused.stderr == "fenka: 0/2 GPUs fit: 1 too little memory, 1 unhealthy\n"
+    waiting = station.run("--gpu-mem", "4", "--", *HOLD, "100")
+    assert "1 unhealthy" in waiting.says()
+    station.ok("simulate-card", "1", "--recover")
+    assert waiting.report()["cards"][0]["result"] == 0
+    assert other.end() == 0
+
+
 def test_contexts_are_part_of_the_slice(station: Workstation) -> None:
     """What the driver takes for each process counts: slices full to the last MiB fit the card."""
     spec = station.root / "cards.toml"

@@ -98,6 +98,8 @@ def _card(card: protocol.CardView, unit_mib: int) -> Check:
         f"{card.model}, {card.memory_mib} MiB = {units} units, {card.leased_mib} MiB leased, "
         f"context {context} a process, {card.uuid}"
     )
+    if not card.healthy:
+        return Check(f"card {card.index}", "wrong", f"{detail}; the driver has lost it")
     if card.used_mib is not None and card.used_mib > card.leased_mib:
         over = card.used_mib - card.leased_mib
         why = f"programs outside any lease hold {over} MiB or more"

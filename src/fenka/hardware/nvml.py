@@ -147,7 +147,7 @@ class Driver:
 
     @_answered()
     def readings(self) -> tuple[Reading, ...]:
-        """What each card does just now, by index."""
+        """What each card does just now, by index; a card that has fallen off the bus is left out."""
         return tuple(_reading(handle) for _, handle in _handles())
 
     @_answered()
@@ -242,8 +242,15 @@ def _refusal(why: pynvml.NVMLError, library_dir: Path | None) -> str:
 
 
 def _handles() -> Iterator[tuple[int, Any]]:
+    # Fails if it is the driver that has gone, and not one card.
+    pynvml.nvmlSystemGetDriverVersion()
     for index in range(pynvml.nvmlDeviceGetCount()):
-        yield index, pynvml.nvmlDeviceGetHandleByIndex(index)
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            pynvml.nvmlDeviceGetMemoryInfo(handle)
+        except pynvml.NVMLError_GpuIsLost:
+            continue
+        yield index, handle
 
 
 def _or_none(ask: Callable[..., _Value], *arguments: object) -> _Value | None:

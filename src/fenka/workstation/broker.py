@@ -145,6 +145,13 @@ class Broker:
             self.ledger.adopt(job.id, job.placement, job.expires_at)
         return self._serve(now)
 
+    def renew(self, node: Node, now: float) -> list[Effect]:
+        """The same cards, of which some have fallen sick or recovered. Who holds a slice keeps it."""
+        if node == self.node:
+            return []
+        self.node = node
+        return self._serve(now)
+
     def resume(self, job_id: str) -> list[Effect]:
         """A client that waited, or was granted, when the daemon went away is back: say it again."""
         job = self.jobs[job_id]

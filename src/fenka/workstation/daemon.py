@@ -5,12 +5,14 @@ their leases without it, and the next one finds them again (members.py).
 """
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import secrets
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -37,6 +39,9 @@ from fenka.workstation.hardware import Hardware
 from fenka.workstation.paths import Runtime
 from fenka.workstation.peers import peer, user_name
 from fenka.workstation.snapshot import snapshot
+
+LOOK_EVERY_S = 5.0
+"""A card that fell off the bus is noticed within that."""
 
 KILL_TAKES_S = 5.0
 """SIGKILL ends a process at once, unless it waits for a device."""
@@ -105,8 +110,10 @@ class Daemon:
         if self.runtime.system:
             self.runtime.socket.chmod(0o666)
         ready()
+        looking = asyncio.create_task(self._keep_looking())
         async with server:
             await self._stopped.wait()
+        looking.cancel()
         self.runtime.socket.unlink(missing_ok=True)
         for watch in self._watches.values():
             watch.close()
@@ -188,7 +195,22 @@ class Daemon:
             case protocol.Shutdown():
                 self._shutdown(client, message)
 
+    def _look(self) -> None:
+        """See which cards are there: no slice of one that is not. Raises NoDriver, NodeError."""
+        here = self.hardware.readings()
+        node = self.broker.node
+        cards = tuple(replace(card, healthy=card.uuid in here) for card in node.cards)
+        self._carry_out(self.broker.renew(replace(node, cards=cards), time.time()), save=False)
+
+    async def _keep_looking(self) -> None:
+        """So that those who wait for a card get it when it comes back, and not when somebody asks."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            with contextlib.suppress(NoDriver, NodeError):
+                self._look()
+
     def _snapshot(self) -> protocol.Snapshot:
+        self._look()
         return snapshot(
             self.hardware, self.broker, self.runtime, self.unit_mib, str(self.library_dir or "")
         )
@@ -200,8 +222,7 @@ class Daemon:
             self._clients[known.id] = client
             self._carry_out(self.broker.resume(known.id), save=False)
             return
-        # No slice of a card that is not there.
-        self.hardware.readings()
+        self._look()
         try:
             job = self._job(client, ask)
         except (BadSize, BadRequest) as why:
@@ -337,7 +358,7 @@ class Daemon:
     # --- effects ----------------------------------------------------------------------------------
 
     def _carry_out(self, effects: list[Effect], *, save: bool = True) -> None:
-        if save:
+        if save or effects:
             self._save()
         for effect in effects:
             client = self._clients.get(effect.job.id)

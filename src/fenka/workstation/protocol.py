@@ -155,6 +155,7 @@ class CardView(msgspec.Struct, frozen=True):
     uuid: str
     model: str
     memory_mib: int
+    healthy: bool
     context_mib: int | None
     leased_mib: int
     used_mib: int | None

@@ -42,6 +42,7 @@ def snapshot(
                 uuid=card.uuid,
                 model=card.model,
                 memory_mib=card.memory_mib,
+                healthy=card.healthy,
                 context_mib=hardware.context_mib.get(card.uuid),
                 leased_mib=leased,
                 used_mib=reading.used_mib if reading else None,

@@ -43,6 +43,7 @@ CUDA_HOOK(GIVES, cuMemFreeAsync, cuMemFreeAsync, 11020, 0)
 CUDA_HOOK(GIVES, cuMemFreeAsync_ptsz, cuMemFreeAsync, 11020, 1)
 CUDA_HOOK(NOTES, cuMemPoolCreate, cuMemPoolCreate, 11020, 0)
 CUDA_HOOK(NOTES, cuMemPoolDestroy, cuMemPoolDestroy, 11020, 0)
+CUDA_HOOK(NOTES, cuMemPoolSetAttribute, cuMemPoolSetAttribute, 11020, 0)
 
 CUDA_HOOK(TAKES, cuMemCreate, cuMemCreate, 10020, 0)
 CUDA_HOOK(GIVES, cuMemRelease, cuMemRelease, 10020, 0)

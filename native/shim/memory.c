@@ -163,3 +163,12 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     bool ours = release(POOL, (uint64_t)pool, &holding);
     return released(REAL(cuMemPoolDestroy)(pool), ours, &holding);
 }
+
+/* Memory is charged from allocation to free, so a pool must not keep what was freed: beside a full pool of
+ * freed memory a program could take its whole slice once more. The driver gives back at the next
+ * synchronisation what is beyond the threshold, which programs may only wish to be more than nothing. */
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
+    cuuint64_t nothing = 0;
+    bool threshold = attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD && value;
+    return REAL(cuMemPoolSetAttribute)(pool, attribute, threshold ? &nothing : value);
+}

@@ -137,7 +137,6 @@ ALLOWED = {
     "cuMemPoolImportFromShareableHandle": ANOTHER,
     "cuMemPoolImportPointer": ANOTHER,
     "cuMemPoolSetAccess": ADDRESSES,
-    "cuMemPoolSetAttribute": POOL,
     "cuMemPoolTrimTo": POOL,
     "cuMemPrefetchAsync": MANAGED,
     "cuMemSetAccess": ADDRESSES,

@@ -118,7 +118,8 @@ COVERED_ELSEWHERE = {
         "cuGetProcAddress",
         "cuGetProcAddress_v2",
     },  # test_shim_interception, _closed
-    "NOTES": {"cuMemPoolCreate", "cuMemPoolDestroy"},  # below
+    # below, and test_shim_simulated
+    "NOTES": {"cuMemPoolCreate", "cuMemPoolDestroy", "cuMemPoolSetAttribute"},
     "TELLS": {  # test_shim_memory
         "cuMemGetInfo",
         "cuMemGetInfo_v2",

@@ -105,6 +105,30 @@ print(json.dumps([totals, codes, cu.cuMemGetInfo()[1:],
     ]
 
 
+def test_a_pool_keeps_nothing_that_nobody_pays_for(node: SimulatedNode, lease: Lease) -> None:
+    """However high the threshold that a program sets, what it freed is off the card too."""
+    seen = python(
+        node,
+        LIST
+        + """
+from cuda.bindings import driver as cu
+cu.cuInit(0)
+cu.cuCtxSetCurrent(cu.cuDevicePrimaryCtxRetain(0)[1])
+pool = cu.cuDeviceGetDefaultMemPool(0)[1]
+attribute = cu.CUmemPool_attribute
+codes = [int(cu.cuMemPoolSetAttribute(pool, attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+    cu.cuuint64_t(2**63))[0])]
+code, pointer = cu.cuMemAllocAsync(3 << 30, 0)
+codes += [int(code), int(cu.cuMemFreeAsync(pointer, 0)[0]), int(cu.cuCtxSynchronize()[0])]
+reserved = cu.cuMemPoolGetAttribute(pool, attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)[1]
+codes += [int(cu.cuMemAlloc(3 << 30)[0])]
+print(json.dumps([codes, int(reserved)]))
+""",
+        **lease.environment(),
+    )
+    assert seen == [[0, 0, 0, 0, 0], 0]
+
+
 def test_a_stranger_s_process_is_not_seen(
     node: SimulatedNode, uuids: list[str], lease: Lease, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ from tests.workstation.conftest import HOLD, Workstation, refused, workstation_a
             ["--gpu-mem", "1", "--model", "H100"],
             r"0/1 GPUs fit: 1 another model; the models here are Tesla T4",
         ),
+        (["--gpu-mem", "1", "--cards", "17"], r"one lease has at most 16 cards, not 17"),
         (["--gpus", "1", "--gpu-mem", "4"], r"--gpus takes whole cards: .*"),
         (["--gpus", "-1"], r"the number of cards must be 1 to 1024, not -1"),
         (["--gpu-mem", "1", "--timeout", "inf"], r"--timeout takes a number of seconds; .*"),

@@ -23,6 +23,7 @@ from fenka.core.requests import BadRequest, Request
 from fenka.dialects.sizes import BadSize, parse_memory
 from fenka.hardware.nvml import NoDriver
 from fenka.hardware.simulated import NodeError
+from fenka.isolation.layout import constant
 from fenka.workstation import files, members, protocol
 from fenka.workstation.broker import (
     GRANT_EXPIRES_S,
@@ -252,6 +253,9 @@ class Daemon:
         )
         if any(name in (job.name, job.id) for job in self.broker.jobs.values()):
             raise BadRequest(f"a job called {name} is already here: choose another --name")
+        most = constant("FENKA_MAX_CARDS")
+        if ask.cards > most:
+            raise BadRequest(f"one lease has at most {most} cards, not {ask.cards}")
         ticks = members.start_ticks(client.pid)
         if ticks is None:
             raise BadRequest("the process that asked is gone")

@@ -201,6 +201,16 @@ def test_slices_that_nobody_recorded_are_not_given_away(t4: Workstation) -> None
     assert list((t4.root / "leases").iterdir()) == []
 
 
+def test_a_lease_that_cannot_be_written_is_not_given(t4: Workstation) -> None:
+    """As on a full disk, here with the directory removed: one sentence, and nothing is held."""
+    (t4.root / "leases").rmdir()
+    result = t4.fenka("run", "--gpu-mem", "4", "--", "true")
+    assert result.returncode != 0
+    assert "leases" in result.stderr.splitlines()[-1]
+    (t4.root / "leases").mkdir()
+    assert t4.ok("run", "--gpu-mem", "14", "--no-wait", "--", "echo", "free") == "free\n"
+
+
 def test_directory_of_somebody_else(station: Workstation) -> None:
     """A runtime directory that others can write is not trusted."""
     station.root.chmod(0o777)

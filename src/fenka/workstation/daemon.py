@@ -180,7 +180,8 @@ class Daemon:
     async def _answer(self, client: Client, message: protocol.ToDaemon) -> None:
         try:
             await self._message(client, message)
-        except (NoDriver, NodeError) as why:
+        except (NoDriver, NodeError, OSError) as why:
+            # A lost driver, or a full disk: the client gives up its place by leaving.
             client.send(protocol.Failure(str(why)))
 
     async def _message(self, client: Client, message: protocol.ToDaemon) -> None:

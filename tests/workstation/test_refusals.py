@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fenka.hardware.simulated import SimulatedNode
-from tests.workstation.conftest import HOLD, Workstation, refused, workstation_at
+from tests.workstation.conftest import HOLD, Workstation, eventually, refused, workstation_at
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,17 @@ def test_a_name_is_used_once(t4: Workstation) -> None:
         2,
         "a job called twin is already here: choose another --name",
     )
+
+
+def test_a_used_name_costs_nobody_their_log(t4: Workstation) -> None:
+    """The second of a name is refused before it touches what the first has written."""
+    detach = ("run", "--gpu-mem", "1", "--name", "night", "--detach", "--")
+    t4.ok(*detach, "sh", "-c", "echo begun; exec sleep 1000")
+    eventually(lambda: t4.ok("logs", "night") == "begun\n")
+    sentence = "a job called night is already here: choose another --name"
+    refused(t4.fenka(*detach, "true"), 2, sentence)
+    refused(t4.fenka("notebook", "--gpu-mem", "1", "--name", "night", "--detach"), 2, sentence)
+    assert t4.ok("logs", "night") == "begun\n"
 
 
 def test_unknown_jobs(t4: Workstation) -> None:

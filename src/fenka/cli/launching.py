@@ -18,6 +18,7 @@ import msgspec
 
 from fenka.cli import tables
 from fenka.cli.errors import BAD_INPUT, NO_PROGRAM, Problem, complain, sentences
+from fenka.cli.listing import running_names
 from fenka.jobs import notebook as jupyter
 from fenka.workstation import launch, paths, protocol
 
@@ -221,7 +222,12 @@ def _found(command: list[str]) -> list[str]:
 
 
 def _job_dir(name: str) -> Path:
-    """A fresh directory for a job's log and files; an older job's of the same name goes."""
+    """A fresh directory for a job's log and files; that of a job of this name that has ended goes.
+
+    Raises Problem if one of this name is still here: its log is being written.
+    """
+    if name in running_names():
+        raise Problem(f"a job called {name} is already here: choose another --name", BAD_INPUT)
     directory = paths.jobs_directory() / name
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(mode=0o700, parents=True)

@@ -69,7 +69,7 @@ def logs(name: str, *, follow: bool) -> None:
         raise Problem(_no_log(name))
     with log.open(errors="replace") as file:
         while True:
-            ended = not follow or name not in _running()
+            ended = not follow or name not in running_names()
             while chunk := file.read(65536):
                 print(chunk, end="", flush=True)
             if ended:
@@ -77,7 +77,8 @@ def logs(name: str, *, follow: bool) -> None:
             time.sleep(FOLLOW_EVERY_S)
 
 
-def _running() -> set[str]:
+def running_names() -> set[str]:
+    """Of all jobs that hold a slice or wait for one; none where no daemon answers."""
     try:
         return {job.name for job in current().jobs}
     except NoDaemon:
@@ -85,7 +86,7 @@ def _running() -> set[str]:
 
 
 def _no_log(name: str) -> str:
-    if name in _running():
+    if name in running_names():
         return f"{name} prints to the terminal it was started from: --detach would keep a log"
     return f"no job called {name} has left a log: `fenka ps` lists jobs"
 

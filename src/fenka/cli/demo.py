@@ -18,12 +18,13 @@ from pathlib import Path
 
 from fenka.cli.errors import Problem
 from fenka.core.units import card_units, units_to_mib
+from fenka.dialects.sizes import UNITS_MIB
 from fenka.hardware.nvml import Driver, NoDriver
 from fenka.jobs.kernel import Kernel
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import Connection
 
-GIB_MIB = 1024
+GIB_MIB = UNITS_MIB["GiB"]
 CHUNK_MIB = 256
 NAMES = ("tf-notebook", "tf-notebook-2", "tf-notebook-3", "tf-notebook-4")
 APPEARS_WITHIN_S = 60.0

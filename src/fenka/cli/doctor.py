@@ -8,6 +8,7 @@ import msgspec
 from fenka.cli import tables
 from fenka.cli.listing import current
 from fenka.core.units import card_units
+from fenka.dialects.sizes import UNITS_MIB
 from fenka.hardware.nvml import Driver, NoDriver
 from fenka.isolation import sandbox
 from fenka.workstation import files, paths, protocol
@@ -55,7 +56,7 @@ def _daemon() -> list[Check]:
         ]
     except protocol.OtherVersion as why:
         return [Check("daemon", "wrong", str(why))]
-    unit = "GiB" if world.unit_mib == 1024 else f"{world.unit_mib} MiB"
+    unit = "GiB" if world.unit_mib == UNITS_MIB["GiB"] else f"{world.unit_mib} MiB"
     return [
         Check(
             "daemon",

@@ -94,7 +94,7 @@ def run(wanted: Wanted, how: How, command: list[str]) -> None:
     if how.detach:
         job_dir = _job_dir(ask.name)
         _detached(ask, how, job_dir, {})
-    _become(ask, how, {}, _on_stderr)
+    _become(ask, how, {}, complain)
 
 
 def notebook(wanted: Wanted, how: How, password: str, directory: Path) -> None:
@@ -109,7 +109,7 @@ def notebook(wanted: Wanted, how: How, password: str, directory: Path) -> None:
         _detached(ask, how, job_dir, server.environment)
     child = os.fork()
     if child == 0:
-        _in_child(lambda: _become(ask, how, server.environment, _on_stderr))
+        _in_child(lambda: _become(ask, how, server.environment, complain))
     # The terminal interrupts the server too, which asks whether it was meant.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
@@ -244,9 +244,3 @@ def _redirect(log: Path) -> None:
     os.dup2(descriptors[1], 2)
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def _on_stderr(text: str) -> None:
-    """Progress is not output."""
-    sys.stderr.write(f"fenka: {text}\n")
-    sys.stderr.flush()

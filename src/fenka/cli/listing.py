@@ -17,7 +17,7 @@ def current() -> protocol.Snapshot:
     with Connection(paths.current()) as connection:
         answer = connection.call(protocol.List())
     if not isinstance(answer, protocol.Snapshot):
-        raise Problem(getattr(answer, "reason", "the daemon answered nonsense"))
+        raise Problem(protocol.refusal(answer))
     return answer
 
 
@@ -100,6 +100,6 @@ def stop(names: list[str], grace_s: float) -> None:
         if isinstance(answer, protocol.Done):
             print(f"{answer.text}: stopped")
         else:
-            failures.append(getattr(answer, "reason", "the daemon answered nonsense"))
+            failures.append(protocol.refusal(answer))
     if failures:
         raise Problem("; ".join(failures))

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from fenka.cli import tables
 from fenka.cli.listing import current
 from fenka.core.units import card_units, format_units, mib_to_units, percent
+from fenka.dialects.sizes import UNITS_MIB
 from fenka.workstation import protocol
 
 NODE_RULE = "-" * 96
-GIB_MIB = 1024
+GIB_MIB = UNITS_MIB["GiB"]
 
 
 @dataclass(frozen=True, slots=True)

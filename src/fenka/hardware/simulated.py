@@ -9,7 +9,6 @@ import errno
 import fcntl
 import mmap
 import os
-import re
 import selectors
 import signal
 import socket
@@ -23,13 +22,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from cffi import FFI
-
+from fenka import native as built
 from fenka.hardware.spec import BadSpec, SimulatedCard, parse_spec
 
 __all__ = ["BadSpec", "NoSuchCard", "NodeError", "SimulatedCard", "SimulatedNode", "parse_spec"]
 
-_NATIVE: Final = Path(__file__).parent.parent / "_native" / "simulated"
+_NATIVE: Final = built.DIRECTORY / "simulated"
 _LIBRARIES: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
 _FIXED: Final = (
     "uuid", "name", "serial", "pci_bus_id", "memory_bytes", "context_bytes", "sm_count",
@@ -64,15 +62,11 @@ class NoSuchCard(NodeError):
 def _layout() -> tuple[Any, dict[str, int]]:
     """The header's structs as a cffi ``FFI``, and its integer constants."""
     try:
-        text = (_NATIVE / "layout.h").read_text()
+        return built.read_header(_NATIVE / "layout.h")
     except FileNotFoundError:
         raise NodeError(
             "the simulated driver is not built: run `make -C native` in fenka's source tree"
         ) from None
-    defines = re.findall(r"#define\s+(\w+)\s+(0x[0-9a-fA-F]+|\d+)\b", text)
-    ffi = FFI()
-    ffi.cdef("\n".join(line for line in text.splitlines() if not line.startswith("#")))
-    return ffi, {name: int(value, 0) for name, value in defines}
 
 
 class SimulatedNode:

@@ -21,7 +21,7 @@ import msgspec
 from fenka.core.ledger import Conflict
 from fenka.core.requests import BadRequest, Request
 from fenka.dialects.sizes import BadSize, parse_memory
-from fenka.hardware.nvml import NoDriver
+from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.simulated import NodeError
 from fenka.isolation.layout import constant
 from fenka.workstation import files, members, protocol
@@ -197,12 +197,13 @@ class Daemon:
             case protocol.Shutdown():
                 self._shutdown(client, message)
 
-    def _look(self) -> None:
+    def _look(self) -> dict[str, Reading]:
         """See which cards are there: no slice of one that is not. Raises NoDriver, NodeError."""
         here = self.hardware.readings()
         node = self.broker.node
         cards = tuple(replace(card, healthy=card.uuid in here) for card in node.cards)
         self._carry_out(self.broker.renew(replace(node, cards=cards), time.time()), save=False)
+        return here
 
     async def _keep_looking(self) -> None:
         """So that those who wait for a card get it when it comes back, and not when somebody asks."""
@@ -212,9 +213,14 @@ class Daemon:
                 self._look()
 
     def _snapshot(self) -> protocol.Snapshot:
-        self._look()
+        readings = self._look()
         return snapshot(
-            self.hardware, self.broker, self.runtime, self.unit_mib, str(self.library_dir or "")
+            self.hardware,
+            readings,
+            self.broker,
+            self.runtime,
+            self.unit_mib,
+            str(self.library_dir or ""),
         )
 
     def _ask(self, client: Client, ask: protocol.Ask) -> None:

@@ -10,14 +10,14 @@ from typing import TypeVar
 
 import msgspec
 
+from fenka import native
 from fenka.core.requests import Placement
 from fenka.isolation import account, control, sandbox
 from fenka.isolation.control import Control, Limit
 from fenka.workstation.broker import Job
 from fenka.workstation.paths import Runtime
 
-NATIVE = Path(__file__).parent.parent / "_native"
-"""What `make build` leaves: the shim and the simulated driver."""
+NATIVE = native.DIRECTORY
 
 SYSTEM_NATIVE = Path("/var/lib/fenka")
 """Where a system daemon keeps copies of them, in directories named by their content."""

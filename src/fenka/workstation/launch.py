@@ -93,9 +93,7 @@ def _await_grant(
                 job, reason = answer.job, answer.reason
                 on_wait(answer)
             case _:
-                raise NotGranted(
-                    getattr(answer, "reason", "the daemon answered nonsense"), final=True
-                )
+                raise NotGranted(protocol.refusal(answer), final=True)
 
 
 def _reconnect(runtime: Runtime, deadline: float | None) -> Connection:
@@ -165,7 +163,7 @@ def _confirm(runtime: Runtime, connection: Connection, granted: protocol.Granted
             connection.call(protocol.Ask(command=[], job=granted.job))
     connection.close()
     if not isinstance(answer, protocol.Done):
-        raise NotGranted(getattr(answer, "reason", "the daemon answered nonsense"), final=False)
+        raise NotGranted(protocol.refusal(answer), final=False)
 
 
 def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:

@@ -200,6 +200,11 @@ def decode_answer(line: bytes) -> FromDaemon:
     return cast("FromDaemon", _answers.decode(line))
 
 
+def refusal(answer: FromDaemon) -> str:
+    """Why the daemon did not do what was asked; also for an answer that does not fit the question."""
+    return getattr(answer, "reason", "the daemon answered nonsense")
+
+
 class OtherVersion(Exception):
     """The other end speaks another version; the message says which and what to do."""
 

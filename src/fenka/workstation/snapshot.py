@@ -2,10 +2,12 @@
 
 import os
 import socket
+from collections.abc import Mapping
 
 import psutil
 
 from fenka import __version__
+from fenka.hardware.nvml import Reading
 from fenka.isolation import account
 from fenka.workstation import members, protocol
 from fenka.workstation.broker import Broker, Job
@@ -17,13 +19,14 @@ MIB = 1 << 20
 
 
 def snapshot(
-    hardware: Hardware, broker: Broker, runtime: Runtime, unit_mib: int, library_dir: str
+    hardware: Hardware,
+    readings: Mapping[str, Reading],
+    broker: Broker,
+    runtime: Runtime,
+    unit_mib: int,
+    library_dir: str,
 ) -> protocol.Snapshot:
-    """Cards with the driver's readings, and jobs with their processes and what they hold.
-
-    Raises NoDriver.
-    """
-    readings = hardware.readings()
+    """Cards with the driver's readings (by UUID), and jobs with their processes and what they hold."""
     driver = hardware.driver
     holders = members.holders()
     cards = []

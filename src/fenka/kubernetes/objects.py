@@ -1,0 +1,198 @@
+"""What fenka reads of Kubernetes' objects: just the fields it needs, decoded by msgspec.
+
+Unknown fields are passed over, so that newer servers are no trouble; nothing is ever written back whole.
+"""
+
+from typing import Any
+
+import msgspec
+
+from fenka.dialects.gpushare import MEMORY, Ask, Kind, quantity
+
+
+class Object(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
+    """Kubernetes' names are in camel case."""
+
+
+class Owner(Object):
+    """Who made an object."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool = False
+
+
+class Meta(Object):
+    """metadata."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[Owner] = []
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+
+
+class Resources(Object):
+    """Of a container. Quantities are strings, seldom numbers."""
+
+    limits: dict[str, str | int] = {}
+    requests: dict[str, str | int] = {}
+
+
+class Container(Object):
+    """A container as it is asked for."""
+
+    name: str = ""
+    image: str = ""
+    resources: Resources = msgspec.field(default_factory=Resources)
+    restart_policy: str | None = None
+
+
+class PodSpec(Object):
+    """spec of a pod."""
+
+    node_name: str = ""
+    scheduler_name: str = ""
+    runtime_class_name: str | None = None
+    priority: int | None = None
+    priority_class_name: str = ""
+    active_deadline_seconds: int | None = None
+    containers: list[Container] = []
+    init_containers: list[Container] = []
+
+
+class Condition(Object):
+    """Of a node or a pod."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerStatus(Object):
+    """A container as it runs."""
+
+    name: str = ""
+    container_id: str = msgspec.field(default="", name="containerID")
+    ready: bool = False
+    restart_count: int = 0
+
+
+class PodStatus(Object):
+    """status of a pod."""
+
+    phase: str = ""
+    reason: str = ""
+    conditions: list[Condition] = []
+    container_statuses: list[ContainerStatus] = []
+    init_container_statuses: list[ContainerStatus] = []
+
+
+class Pod(Object):
+    """A pod."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+    @property
+    def finished(self) -> bool:
+        """It holds nothing any more."""
+        return self.status.phase in ("Succeeded", "Failed")
+
+    @property
+    def asks(self) -> list[Ask]:
+        """Units of `aliyun.com/gpu-mem`, container by container. Raises Unreadable."""
+        return [
+            *(
+                Ask(it.name, limit(it, MEMORY), Kind.SIDECAR if _stays(it) else Kind.INIT)
+                for it in self.spec.init_containers
+            ),
+            *(Ask(it.name, limit(it, MEMORY)) for it in self.spec.containers),
+        ]
+
+    @property
+    def full_name(self) -> str:
+        """namespace/name."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+
+def _stays(init: Container) -> bool:
+    return init.restart_policy == "Always"
+
+
+def limit(container: Container, resource: str) -> int:
+    """The container's limit of an extended resource, 0 for none. Raises Unreadable."""
+    return quantity(container.resources.limits.get(resource, 0))
+
+
+class Taint(Object):
+    """Of a node."""
+
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class NodeSpec(Object):
+    """spec of a node."""
+
+    unschedulable: bool = False
+    taints: list[Taint] = []
+
+
+class Address(Object):
+    """Of a node."""
+
+    type: str = ""
+    address: str = ""
+
+
+class NodeStatus(Object):
+    """status of a node."""
+
+    capacity: dict[str, str] = {}
+    allocatable: dict[str, str] = {}
+    addresses: list[Address] = []
+    conditions: list[Condition] = []
+
+
+class Node(Object):
+    """A node."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
+    status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+
+    @property
+    def ready(self) -> bool:
+        """What its Ready condition says."""
+        return any(it.type == "Ready" and it.status == "True" for it in self.status.conditions)
+
+    @property
+    def address(self) -> str:
+        """Its InternalIP, or `unknown`."""
+        found = (it.address for it in self.status.addresses if it.type == "InternalIP")
+        return next(found, "unknown")
+
+
+class ConfigMap(Object):
+    """A ConfigMap."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    data: dict[str, str] = {}
+
+
+class Status(Object):
+    """How the API server says no."""
+
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+    details: dict[str, Any] | None = None

@@ -1,0 +1,204 @@
+"""The cluster as the core sees it: sharing nodes, and what pods hold of their cards.
+
+The truth is in the API server; this is a reading of it, kept up by whole objects in any order. It is keyed
+by UID: a pod that was deleted and made again under the same name is another pod.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fenka.core.evaluate import Used
+from fenka.core.ledger import Tally
+from fenka.core.requests import Placement
+from fenka.dialects import gpushare
+from fenka.dialects.gpushare import Share, Unreadable
+from fenka.kubernetes.objects import Node, Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a pod holds of its node. `trouble` says why its record could not be read; then it is taken to
+    hold what it asked for on every card."""
+
+    pod: Pod
+    placement: Placement
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A pod on a node, as the API server or (assumed) the scheduler itself says."""
+
+    pod: Pod
+    node: str
+    placement: Placement | None = None
+    """Of an assumption."""
+
+
+class World:
+    """A View for `evaluate`. Everything is in memory and nothing waits."""
+
+    def __init__(self, nodes: Iterable[Node] = (), pods: Iterable[Pod] = ()) -> None:
+        self._objects: dict[str, Node] = {}
+        self._shares: dict[str, Share] = {}
+        self._troubles: dict[str, str] = {}
+        self._sick: dict[str, frozenset[int]] = {}
+        self._claims: dict[str, _Claim] = {}
+        self._by_node: dict[str, set[str]] = {}
+        self._holdings: dict[str, Holding] = {}
+        self._tally = Tally()
+        for node in nodes:
+            self.set_node(node)
+        for pod in pods:
+            self.set_pod(pod)
+
+    # ---- a View ----
+
+    def used(self, node: str, card: int) -> Used:
+        """What is held of this card."""
+        return self._tally.used(node, card)
+
+    def host_used(self, node: str) -> tuple[int, int]:
+        """kube-scheduler counts CPU and host memory itself."""
+        return self._tally.host_used(node)
+
+    # ---- what is there ----
+
+    def share(self, node: str) -> Share | None:
+        """The sharing node of that name."""
+        return self._shares.get(node)
+
+    def shares(self) -> list[Share]:
+        """All sharing nodes, by name."""
+        return [self._shares[name] for name in sorted(self._shares)]
+
+    def node(self, name: str) -> Node | None:
+        """As the API server has it."""
+        return self._objects.get(name)
+
+    def nodes(self) -> list[Node]:
+        """All nodes, by name."""
+        return [self._objects[name] for name in sorted(self._objects)]
+
+    def node_trouble(self, name: str) -> str | None:
+        """Why a node that seems to share cannot be used."""
+        return self._troubles.get(name)
+
+    def holding(self, uid: str) -> Holding | None:
+        """What the pod with this UID holds of a sharing node."""
+        return self._holdings.get(uid)
+
+    def holdings(self, node: str) -> list[Holding]:
+        """Of this sharing node, by namespace and name of the pod."""
+        found = (
+            self._holdings[uid] for uid in self._by_node.get(node, ()) if uid in self._holdings
+        )
+        return sorted(found, key=lambda it: (it.pod.metadata.namespace, it.pod.metadata.name))
+
+    # ---- what happens ----
+
+    def set_node(self, node: Node) -> None:
+        """The node is new, or is so now."""
+        self._objects[node.metadata.name] = node
+        self._reread(node.metadata.name)
+
+    def forget_node(self, name: str) -> None:
+        """The node is gone. Its pods' claims stay until they go too."""
+        self._objects.pop(name, None)
+        self._reread(name)
+
+    def set_sick(self, node: str, indexes: frozenset[int]) -> None:
+        """Cards that a health daemon other than fenka's has named."""
+        if indexes:
+            self._sick[node] = indexes
+        else:
+            self._sick.pop(node, None)
+        self._reread(node)
+
+    def set_pod(self, pod: Pod) -> None:
+        """The pod is new, or is so now. What was assumed of it holds until the server shows it bound."""
+        uid, known = pod.metadata.uid, self._claims.get(pod.metadata.uid)
+        if pod.finished:
+            self.forget_pod(uid)
+        elif pod.spec.node_name:
+            self._claim(_Claim(pod, pod.spec.node_name))
+        elif known is None or known.placement is None:
+            self.forget_pod(uid)
+
+    def forget_pod(self, uid: str) -> None:
+        """The pod is gone, and all that it held."""
+        claim = self._claims.pop(uid, None)
+        if claim is not None:
+            self._by_node[claim.node].discard(uid)
+            self._drop(uid)
+
+    def assume(self, pod: Pod, placement: Placement) -> None:
+        """The pod will be bound so. Undone by `retract`, replaced by what the server says."""
+        self._claim(_Claim(pod, placement.node, placement))
+
+    def retract(self, uid: str) -> None:
+        """The pod was not bound after all; nothing happens if the server has shown it bound meanwhile."""
+        claim = self._claims.get(uid)
+        if claim is not None and claim.placement is not None:
+            self.forget_pod(uid)
+
+    def _claim(self, claim: _Claim) -> None:
+        self.forget_pod(claim.pod.metadata.uid)
+        self._claims[claim.pod.metadata.uid] = claim
+        self._by_node.setdefault(claim.node, set()).add(claim.pod.metadata.uid)
+        self._hold(claim)
+
+    def _hold(self, claim: _Claim) -> None:
+        holding = self._holding_of(claim)
+        if holding is not None:
+            self._holdings[claim.pod.metadata.uid] = holding
+            self._tally.add(holding.placement)
+
+    def _drop(self, uid: str) -> None:
+        holding = self._holdings.pop(uid, None)
+        if holding is not None:
+            self._tally.remove(holding.placement)
+
+    def _holding_of(self, claim: _Claim) -> Holding | None:
+        share = self._shares.get(claim.node)
+        if share is None:
+            return None
+        if claim.placement is not None:
+            return Holding(claim.pod, claim.placement)
+        return read_holding(share, claim.pod)
+
+    def _reread(self, name: str) -> None:
+        """The node's cards or units may be others now: read its pods' records again."""
+        before = self._shares.pop(name, None)
+        self._troubles.pop(name, None)
+        node = self._objects.get(name)
+        if node is not None:
+            try:
+                share = gpushare.read_node(name, node.metadata.annotations, node.status.allocatable)
+                if share is not None:
+                    self._shares[name] = gpushare.without(share, self._sick.get(name, frozenset()))
+            except Unreadable as why:
+                self._troubles[name] = str(why)
+        if self._shares.get(name) != before:
+            for uid in self._by_node.get(name, ()):
+                self._drop(uid)
+                self._hold(self._claims[uid])
+
+
+def read_holding(share: Share, pod: Pod) -> Holding | None:
+    """What a pod on a sharing node holds of it; None for a pod that asks for nothing there."""
+    try:
+        asks = pod.asks
+    except Unreadable as why:
+        return Holding(pod, gpushare.hold_everywhere(share, share.total), str(why))
+    units = gpushare.demand(asks)
+    try:
+        placement = gpushare.read_placement(share, pod.metadata.annotations, asks)
+    except Unreadable as why:
+        return Holding(pod, gpushare.hold_everywhere(share, units), str(why)) if units else None
+    if placement is not None and (units or placement.slices):
+        return Holding(pod, placement)
+    if not units:
+        return None
+    trouble = "no record says on which card the pod is: it was not placed by fenka's scheduler"
+    return Holding(pod, gpushare.hold_everywhere(share, units), trouble)

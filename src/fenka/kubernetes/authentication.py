@@ -1,0 +1,50 @@
+"""How to reach the API server and as whom: kubernetes-asyncio's reading of kubeconfigs and Pod tokens.
+
+Only its configuration and connection are wanted. Its package would import a class for every kind of object
+that Kubernetes has, which takes well over a second of each command; so the two packages in between are
+entered here without their `__init__`.
+"""
+
+import importlib.util
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+
+def _without_init(name: str, folder: Path) -> ModuleType:
+    module = sys.modules.get(name)
+    if module is None:
+        module = ModuleType(name)
+        module.__path__ = [str(folder)]
+        module.__spec__ = ModuleSpec(name, None, is_package=True)
+        sys.modules[name] = module
+    return module
+
+
+def load() -> SimpleNamespace:
+    """`Configuration`, `RESTClientObject`, `ConfigException`, `load_incluster_config`, `load_kube_config`."""
+    if "kubernetes_asyncio" not in sys.modules:
+        spec = importlib.util.find_spec("kubernetes_asyncio")
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(
+                "kubernetes_asyncio is not installed", name="kubernetes_asyncio"
+            )
+        folder = Path(spec.origin).parent
+        _without_init("kubernetes_asyncio", folder)
+        client: Any = _without_init("kubernetes_asyncio.client", folder / "client")
+        client.Configuration = import_module(
+            "kubernetes_asyncio.client.configuration"
+        ).Configuration
+        client.ApiClient = object  # named there, needed only by what fenka does not use
+    incluster = import_module("kubernetes_asyncio.config.incluster_config")
+    kubeconfig = import_module("kubernetes_asyncio.config.kube_config")
+    return SimpleNamespace(
+        Configuration=import_module("kubernetes_asyncio.client.configuration").Configuration,
+        RESTClientObject=import_module("kubernetes_asyncio.client.rest").RESTClientObject,
+        ConfigException=import_module("kubernetes_asyncio.config.config_exception").ConfigException,
+        load_incluster_config=incluster.load_incluster_config,
+        load_kube_config=kubeconfig.load_kube_config,
+    )

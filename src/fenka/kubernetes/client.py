@@ -1,0 +1,270 @@
+"""Requests to the API server: kubernetes-asyncio finds it and says who we are, msgspec decodes.
+
+Objects are decoded into just the fields that are asked for (`objects.py`), and nothing is ever written back
+whole: changes are patches, so that fields unknown here survive.
+"""
+
+import os
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+
+from fenka.kubernetes.authentication import load
+from fenka.kubernetes.objects import Meta, Status
+
+T = TypeVar("T")
+
+TIMEOUT_S = 10.0
+"""For one request, from connecting to its last byte; watches have none."""
+
+MERGE = "application/merge-patch+json"
+JSON = "application/json"
+
+_PAGE = 500
+
+_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+
+
+class NoCluster(Exception):
+    """The API server cannot be reached or found; the message says where it was looked for."""
+
+
+class Refused(Exception):
+    """The API server says no.
+
+    status: HTTP's. reason: Kubernetes's word for it ("Conflict", "NotFound", "Expired").
+    """
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+
+class Page(msgspec.Struct, Generic[T]):
+    """A list, or a part of one."""
+
+    items: list[T] | None = None
+    metadata: dict[str, Any] = {}
+
+
+class _Raw(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _Versioned(msgspec.Struct):
+    metadata: Meta = msgspec.field(default_factory=Meta)
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[T]):
+    """What a watch says. object: None for a bookmark."""
+
+    type: str
+    """ADDED, MODIFIED, DELETED or BOOKMARK."""
+    object: T | None
+    version: str
+    """To go on from."""
+
+
+class Api:
+    """A connection to one API server, to be used in one event loop. `async with` closes it."""
+
+    def __init__(self, configuration: Any) -> None:
+        self._configuration = configuration
+        self._rest = load().RESTClientObject(configuration)
+        self._session: aiohttp.ClientSession = self._rest.pool_manager
+
+    @classmethod
+    async def connect(cls, kubeconfig: Path | None = None, context: str | None = None) -> Self:
+        """By the kubeconfig given, else the pod's own service account, else $KUBECONFIG or ~/.kube/config.
+
+        Nothing is asked of the server yet. Raises NoCluster.
+        """
+        library = load()
+        configuration = library.Configuration()
+        try:
+            if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ and _TOKEN.exists():
+                library.load_incluster_config(client_configuration=configuration)
+            else:
+                await library.load_kube_config(
+                    config_file=str(kubeconfig) if kubeconfig else None,
+                    context=context,
+                    client_configuration=configuration,
+                )
+            return cls(configuration)
+        except (library.ConfigException, OSError, ssl.SSLError) as why:
+            where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+            raise NoCluster(f"no cluster can be reached by {where}: {why}") from None
+
+    @property
+    def server(self) -> str:
+        """Its URL."""
+        return str(self._configuration.host)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def get(self, path: str, kind: type[T], **query: str | int) -> T:
+        """The object at this path. Raises Refused, NoCluster."""
+        return _decoded(await self._call("GET", path, query), kind)
+
+    async def list(self, path: str, kind: type[T], **query: str | int) -> tuple[list[T], str]:
+        """All objects of a collection, page by page, and the version to watch from.
+
+        It is as of now: the server asks its own store, no cache. Raises Refused, NoCluster.
+        """
+        items: list[T] = []
+        query.setdefault("limit", _PAGE)
+        while True:
+            page = _decoded(await self._call("GET", path, query), Page[kind])  # type: ignore[valid-type]
+            items += page.items or []
+            if not page.metadata.get("continue"):
+                return items, str(page.metadata.get("resourceVersion", ""))
+            query["continue"] = page.metadata["continue"]
+
+    async def watch(
+        self, path: str, kind: type[T], version: str, *, seconds: int = 300, **query: str | int
+    ) -> AsyncIterator[Change[T]]:
+        """What changes from this version on, until the server ends the watch after so many seconds.
+
+        Raises Refused (status 410: the version is too old, list again), NoCluster.
+        """
+        query |= {
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": seconds,
+        }
+        # A server that went away without a word must not be waited for for ever.
+        patience = aiohttp.ClientTimeout(
+            total=None, sock_connect=TIMEOUT_S, sock_read=float(seconds) + TIMEOUT_S
+        )
+        try:
+            async with await self._send("GET", path, query, timeout=patience) as answer:
+                await _refuse(answer)
+                async for line in _lines(answer.content):
+                    yield _change(line, kind)
+        except (aiohttp.ClientError, TimeoutError, OSError) as why:
+            raise NoCluster(f"the watch of {self.server}{path} broke off: {why}") from None
+
+    async def patch(
+        self, path: str, kind: type[T], body: Mapping[str, Any], content_type: str = MERGE
+    ) -> T:
+        """Change parts of an object; with metadata.resourceVersion, only of that version.
+
+        Raises Refused, NoCluster.
+        """
+        return _decoded(await self._call("PATCH", path, {}, body, content_type), kind)
+
+    async def create(self, path: str, kind: type[T], body: Mapping[str, Any]) -> T:
+        """Add an object to a collection, or post to a subresource. Raises Refused, NoCluster."""
+        return _decoded(await self._call("POST", path, {}, body), kind)
+
+    async def replace(self, path: str, kind: type[T], body: Mapping[str, Any]) -> T:
+        """Put an object of fenka's own in place of what is there. Raises Refused, NoCluster."""
+        return _decoded(await self._call("PUT", path, {}, body), kind)
+
+    async def delete(self, path: str, body: Mapping[str, Any] | None = None) -> None:
+        """Remove an object; `body` may hold preconditions. Raises Refused, NoCluster."""
+        await self._call("DELETE", path, {}, body)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str | int],
+        body: Mapping[str, Any] | None = None,
+        content_type: str = JSON,
+    ) -> bytes:
+        try:
+            async with await self._send(method, path, query, body, content_type) as answer:
+                await _refuse(answer)
+                return await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as why:
+            said = str(why) or "no answer in time"
+            raise NoCluster(f"the API server {self.server} does not answer: {said}") from None
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str | int],
+        body: Mapping[str, Any] | None = None,
+        content_type: str = JSON,
+        timeout: aiohttp.ClientTimeout | None = None,
+    ) -> aiohttp.ClientResponse:
+        headers = {"Accept": JSON}
+        for setting in (await self._configuration.auth_settings()).values():
+            if setting["in"] == "header" and setting["value"]:
+                headers[setting["key"]] = setting["value"]
+        if body is not None:
+            headers["Content-Type"] = content_type
+        proxy = {"proxy": self._rest.proxy} if self._rest.proxy else {}
+        return await self._session.request(
+            method,
+            f"{self.server}{path}" + (f"?{urlencode(query)}" if query else ""),
+            headers=headers,
+            data=None if body is None else msgspec.json.encode(body),
+            timeout=timeout or aiohttp.ClientTimeout(total=TIMEOUT_S),
+            server_hostname=self._rest.server_hostname,
+            **proxy,
+        )
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as why:
+        raise Refused(
+            0, "Unreadable", f"the API server's answer is not understood: {why}"
+        ) from None
+
+
+async def _refuse(answer: aiohttp.ClientResponse) -> None:
+    if answer.status < 400:
+        return
+    raise _refusal(answer.status, await answer.read())
+
+
+def _refusal(code: int, data: bytes) -> Refused:
+    try:
+        status = msgspec.json.decode(data, type=Status)
+    except msgspec.MsgspecError:
+        status = Status(message=data[:200].decode(errors="replace"))
+    return Refused(
+        code or status.code, status.reason, status.message or f"the API server answers {code}"
+    )
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Of any length: aiohttp's own line reader gives up at its buffer's size."""
+    rest = b""
+    async for block in content.iter_any():
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            if line:
+                yield line
+
+
+def _change(line: bytes, kind: type[T]) -> Change[T]:
+    raw = _decoded(line, _Raw)
+    if raw.type == "ERROR":
+        raise _refusal(0, bytes(raw.object))
+    version = _decoded(bytes(raw.object), _Versioned).metadata.resource_version
+    if raw.type == "BOOKMARK":
+        return Change(raw.type, None, version)
+    return Change(raw.type, _decoded(bytes(raw.object), kind), version)

@@ -1,0 +1,1 @@
+"""The program on every GPU node: device plugin, leases, health, usage."""

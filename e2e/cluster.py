@@ -7,14 +7,17 @@
         cluster.node("sd-cluster-04").restart_kubelet()
 """
 
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from ipaddress import ip_interface
 from pathlib import Path
@@ -28,6 +31,7 @@ from e2e.programs import BuildError, directories
 
 STATE = Path("/var/tmp/fenka-e2e")
 CONTROL_PLANE = "control-plane"
+NUMBERS = itertools.count(1)
 NEEDED = (
     "unshare",
     "nsenter",
@@ -382,6 +386,20 @@ class Cluster:
         return written
 
     # For tests.
+
+    @contextmanager
+    def namespace(self, name: str) -> Iterator[str]:
+        """A new namespace, in which pods can be created; at the end its pods are gone, at once."""
+        chosen = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] + f"-{next(NUMBERS)}"
+        self.kubectl("create", "namespace", chosen)
+        try:
+            self.wait_for_service_account(chosen)
+            yield chosen
+        finally:
+            kinds = "deployments,daemonsets,statefulsets,replicasets,jobs,pods"
+            at_once = ("--grace-period=0", "--force", "--timeout=30s")
+            self.kubectl("-n", chosen, "delete", kinds, "--all", *at_once)
+            self.kubectl("delete", "namespace", chosen, "--wait=false")
 
     @property
     def kubeconfig(self) -> Path:

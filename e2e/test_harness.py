@@ -1,0 +1,230 @@
+"""The cluster that the other tests rely on: is it one?"""
+
+import json
+from pathlib import Path
+from textwrap import dedent
+
+import yaml
+
+from e2e.cluster import Cluster, wait_until
+from e2e.images import BUSYBOX, WORKLOAD
+
+FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
+ASK_THE_API = """
+import os, ssl, urllib.request
+folder = "/var/run/secrets/kubernetes.io/serviceaccount"
+url = f"https://{os.environ['KUBERNETES_SERVICE_HOST']}/api/v1/namespaces/default/services/kubernetes"
+request = urllib.request.Request(url, headers={"Authorization": "Bearer " + open(folder + "/token").read()})
+context = ssl.create_default_context(cafile=folder + "/ca.crt")
+print(urllib.request.urlopen(request, context=context, timeout=5).status)
+"""
+
+
+def pod(name: str, image: str, node: str, command: list[str], **spec: object) -> str:
+    """A pod of one container, on a given node."""
+    container = {"name": "main", "image": image, "imagePullPolicy": "Never", "command": command}
+    container |= spec.pop("container", {})  # type: ignore[arg-type]
+    return yaml.safe_dump(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": {"app": name}},
+            "spec": {
+                "nodeSelector": {"kubernetes.io/hostname": node},
+                "terminationGracePeriodSeconds": 0,
+                "containers": [container],
+                **spec,
+            },
+        }
+    )
+
+
+def web(name: str, node: str) -> str:
+    """A pod that says its own name to whoever asks port 8080."""
+    serve = "mkdir /www && echo $HOSTNAME > /www/index.html && exec python3 -m http.server -d /www 8080"
+    return pod(name, WORKLOAD, node, ["sh", "-c", serve])
+
+
+def test_both_nodes_are_ready_at_their_addresses(cluster: Cluster) -> None:
+    for node in cluster.nodes:
+        found = cluster.get("node", node.name)
+        addresses = {each["type"]: each["address"] for each in found["status"]["addresses"]}
+        assert node.is_ready()
+        assert addresses["InternalIP"] == node.address
+        assert found["status"]["nodeInfo"]["kubeletVersion"].startswith("v1.37.")
+        assert found["status"]["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://2.")
+
+
+def test_pods_reach_each_other_across_nodes_by_address_and_by_service(
+    cluster: Cluster, namespace: str
+) -> None:
+    four, five = (node.name for node in cluster.nodes)
+    service = dedent(
+        """
+        apiVersion: v1
+        kind: Service
+        metadata: {name: five}
+        spec:
+          type: NodePort
+          selector: {app: five}
+          ports: [{port: 80, targetPort: 8080, nodePort: 32080}]
+        """
+    )
+    for text in (web("four", four), web("five", five), service):
+        cluster.apply(text, namespace)
+    addresses = {}
+    for name in ("four", "five"):
+        addresses[name] = cluster.wait_for_pod(name, namespace)["status"]["podIP"]
+    cluster_ip = cluster.get("service", "five", namespace)["spec"]["clusterIP"]
+
+    def answer(caller: str, url: str) -> str:
+        inside = ("-n", namespace, "exec", caller, "--", "python3", "-c", FETCH, url)
+        return cluster.kubectl(*inside).strip()
+
+    for caller, other in (("four", "five"), ("five", "four"), ("five", "five")):
+        url = f"http://{addresses[other]}:8080/"
+        wait_until(url, lambda c=caller, u=url, o=other: answer(c, u) == o)
+    for caller in ("four", "five"):  # of these, five asks a service that it serves itself
+        wait_until("ClusterIP", lambda c=caller: answer(c, f"http://{cluster_ip}/") == "five")
+    # As the scheduler reaches its extender: from the control plane, on any node's port and its own.
+    for host in (*(node.address for node in cluster.nodes), "127.0.0.1"):
+        url = f"http://{host}:32080/"
+        wait_until(
+            url, lambda u=url: cluster.run("python3", "-c", FETCH, u).strip() == "five"
+        )
+    wait_until(
+        "ClusterIP from the control plane",
+        lambda: cluster.run("python3", "-c", FETCH, f"http://{cluster_ip}/").strip() == "five",
+    )
+
+
+def test_a_pods_token_opens_the_api_as_far_as_its_role_goes(
+    cluster: Cluster, namespace: str
+) -> None:
+    binding = ("create", "clusterrolebinding", f"{namespace}-view", "--clusterrole=view")
+    asking = ["python3", "-c", ASK_THE_API]
+    cluster.apply(pod("stranger", WORKLOAD, cluster.nodes[0].name, asking, restartPolicy="Never"), namespace)
+    cluster.wait_for_pod("stranger", namespace, "Failed")
+    assert "403" in cluster.kubectl("-n", namespace, "logs", "stranger")
+    cluster.kubectl(*binding, f"--serviceaccount={namespace}:default")
+    try:
+        cluster.apply(
+            pod("friend", WORKLOAD, cluster.nodes[1].name, asking, restartPolicy="Never"), namespace
+        )
+        cluster.wait_for_pod("friend", namespace, "Succeeded")
+        assert cluster.kubectl("-n", namespace, "logs", "friend").strip() == "200"
+    finally:
+        cluster.kubectl("delete", "clusterrolebinding", f"{namespace}-view")
+
+
+def test_a_device_of_cdi_reaches_the_container(cluster: Cluster, namespace: str) -> None:
+    node = cluster.nodes[0]
+    spec = {
+        "cdiVersion": "0.6.0",
+        "kind": "fenka.io/harness",
+        "devices": [
+            {
+                "name": "one",
+                "containerEdits": {
+                    "env": ["SEEN=yes"],
+                    "deviceNodes": [{"path": "/dev/harness", "hostPath": "/dev/null"}],
+                },
+            }
+        ],
+    }
+    node.run("mkdir", "-p", "/var/run/cdi")
+    node.run("tee", "/var/run/cdi/harness.json", stdin=json.dumps(spec))
+    # Without a device plugin, an annotation is how a pod names a device of CDI.
+    text = yaml.safe_load(
+        pod("cdi", BUSYBOX, node.name, ["sh", "-c", "echo $SEEN; ls /dev/harness"], restartPolicy="Never")
+    )
+    text["metadata"]["annotations"] = {"cdi.k8s.io/harness": "fenka.io/harness=one"}
+    cluster.apply(yaml.safe_dump(text), namespace)
+    cluster.wait_for_pod("cdi", namespace, "Succeeded")
+    assert cluster.kubectl("-n", namespace, "logs", "cdi").split() == ["yes", "/dev/harness"]
+
+
+def test_a_privileged_pod_sees_its_own_node_and_no_other(cluster: Cluster, namespace: str) -> None:
+    four, five = cluster.nodes
+    for node in (four, five):
+        host = yaml.safe_load(
+            pod(
+                f"host-{node.number}",
+                BUSYBOX,
+                node.name,
+                ["sleep", "1000"],
+                hostPID=True,
+                hostNetwork=True,
+                volumes=[{"name": "lib", "hostPath": {"path": "/var/lib/fenka"}}],
+                container={
+                    "securityContext": {"privileged": True},
+                    "volumeMounts": [{"name": "lib", "mountPath": "/lib-of-node"}],
+                },
+            )
+        )
+        cluster.apply(yaml.safe_dump(host), namespace)
+    cluster.apply(pod("guest", BUSYBOX, five.name, ["sleep", "4321"]), namespace)
+    for name in ("host-0", "host-1", "guest"):
+        cluster.wait_for_pod(name, namespace)
+
+    def inside(name: str, *argv: str) -> str:
+        return cluster.kubectl("-n", namespace, "exec", name, "--", *argv)
+
+    assert "sleep 4321" in inside("host-1", "ps", "-o", "args")
+    assert "sleep 4321" not in inside("host-0", "ps", "-o", "args")
+    assert "kubelet" in inside("host-0", "ps", "-o", "args")
+    inside("host-0", "sh", "-c", "echo mine > /lib-of-node/note")
+    assert four.run("cat", "/var/lib/fenka/note") == "mine\n"
+    assert five.run("ls", "/var/lib/fenka") == ""
+    assert not Path("/var/lib/fenka/note").exists()
+    four.run("rm", "/var/lib/fenka/note")
+
+
+def test_pods_live_through_restarts_of_kubelet_containerd_and_apiserver(
+    cluster: Cluster, namespace: str
+) -> None:
+    node = cluster.nodes[1]
+    cluster.apply(pod("steady", BUSYBOX, node.name, ["sleep", "1000"]), namespace)
+    before = cluster.wait_for_pod("steady", namespace)["status"]["containerStatuses"][0]
+    node.restart_kubelet()
+    node.restart_containerd()
+    cluster.restart_apiserver()
+    cluster.apply(pod("after", BUSYBOX, node.name, ["sleep", "1000"]), namespace)
+    cluster.wait_for_pod("after", namespace)
+    now = cluster.wait_for_pod("steady", namespace)["status"]["containerStatuses"][0]
+    assert (now["containerID"], now["restartCount"]) == (before["containerID"], 0)
+    assert cluster.kubectl("-n", namespace, "exec", "steady", "--", "echo", "hi") == "hi\n"
+
+
+def test_a_node_that_loses_power_comes_back_with_its_disk(cluster: Cluster, namespace: str) -> None:
+    node = cluster.nodes[1]
+    cluster.apply(pod("survivor", BUSYBOX, node.name, ["sleep", "1000"]), namespace)
+    cluster.wait_for_pod("survivor", namespace)
+    node.run("touch", "/var/lib/fenka/on-disk", "/run/in-memory")
+    node.reboot()
+    assert node.run("ls", "/var/lib/fenka") == "on-disk\n"
+    assert "in-memory" not in node.run("ls", "/run")
+    node.run("rm", "/var/lib/fenka/on-disk")
+
+    def restarted() -> bool:
+        status = cluster.get("pod", "survivor", namespace)["status"]
+        return bool(status["containerStatuses"][0]["restartCount"])
+
+    wait_until("the pod's next life", restarted, 60, node.log("kubelet"))
+    cluster.wait_for_pod("survivor", namespace)
+
+
+def test_the_scheduler_takes_another_configuration(cluster: Cluster, namespace: str) -> None:
+    text = """
+    apiVersion: kubescheduler.config.k8s.io/v1
+    kind: KubeSchedulerConfiguration
+    profiles: [{schedulerName: of-the-harness}]
+    """
+    job = yaml.safe_load(pod("picky", BUSYBOX, cluster.nodes[0].name, ["sleep", "1000"]))
+    job["spec"]["schedulerName"] = "of-the-harness"
+    cluster.set_scheduler_configuration(text)
+    try:
+        cluster.apply(yaml.safe_dump(job), namespace)
+        cluster.wait_for_pod("picky", namespace)
+    finally:
+        cluster.set_scheduler_configuration(None)

@@ -1,10 +1,10 @@
 """The cluster: a control plane and nodes, each a machine of its own, on one network.
 
-    with Cluster(state) as cluster:
-        cluster.apply(text)
-        cluster.wait_for_pod("web")
-        print(cluster.kubectl("get", "pods", "-A"))
-        cluster.node("sd-cluster-04").restart_kubelet()
+with Cluster(state) as cluster:
+    cluster.apply(text)
+    cluster.wait_for_pod("web")
+    print(cluster.kubectl("get", "pods", "-A"))
+    cluster.node("sd-cluster-04").restart_kubelet()
 """
 
 import itertools
@@ -150,7 +150,9 @@ class Node(Machine):
             return False
         if not since:
             return True
-        answer = self.run("sh", "-c", "kill -0 $(cat \"$1\") && echo yes", "sh", str(self.pid_file("kubelet")))
+        answer = self.run(
+            "sh", "-c", 'kill -0 $(cat "$1") && echo yes', "sh", str(self.pid_file("kubelet"))
+        )
         return answer.strip() == "yes" and self.registered_since(since)
 
     def registered_since(self, since: float) -> bool:
@@ -200,7 +202,9 @@ class Cluster:
         try:
             record = json.loads((state / "layout.json").read_text())
         except FileNotFoundError as error:
-            raise ClusterError(f"no cluster in {state}: start one with `python -m e2e up`") from error
+            raise ClusterError(
+                f"no cluster in {state}: start one with `python -m e2e up`"
+            ) from error
         specs = tuple(NodeSpec(**each) for each in record["nodes"])
         return cls(state, Layout(specs, record["control_plane"]))
 
@@ -218,7 +222,8 @@ class Cluster:
         with ThreadPoolExecutor() as together:
             certificates = together.submit(self.make_certificates)
             machines = [
-                together.submit(each.power_on, self.owner) for each in (self.control_plane, *self.nodes)
+                together.submit(each.power_on, self.owner)
+                for each in (self.control_plane, *self.nodes)
             ]
             for each in machines:
                 each.result()
@@ -245,7 +250,9 @@ class Cluster:
         """End every process; take away namespaces, mounts, cgroups and kernel settings. Logs stay."""
         names = [each.parent.name for each in self.state.glob("machines/*/machine.json")]
         with ThreadPoolExecutor() as together:
-            list(together.map(lambda name: Machine(self.state, name, "").power_off(), sorted(names)))
+            list(
+                together.map(lambda name: Machine(self.state, name, "").power_off(), sorted(names))
+            )
         shutil.rmtree(self.state / "machines", ignore_errors=True)
         shutil.rmtree(self.state / "etcd", ignore_errors=True)
         (self.state / "layout.json").unlink(missing_ok=True)
@@ -271,7 +278,9 @@ class Cluster:
         if subprocess.run(probe, capture_output=True, check=False).returncode:
             raise ClusterError("this machine allows no namespaces (`unshare --net` is refused)")
         if "memory" not in hierarchies():
-            raise ClusterError("this machine has no cgroup v1 `memory` hierarchy, the only kind tried")
+            raise ClusterError(
+                "this machine has no cgroup v1 `memory` hierarchy, the only kind tried"
+            )
         try:
             directories()
         except BuildError as error:
@@ -291,9 +300,7 @@ class Cluster:
         masters = "system:masters"
         authority.client("admin", "admin", masters, server)
         authority.client("apiserver-kubelet-client", "apiserver", masters, server)
-        authority.client(
-            "controller-manager", "system:kube-controller-manager", None, server
-        )
+        authority.client("controller-manager", "system:kube-controller-manager", None, server)
         authority.client("scheduler", "system:kube-scheduler", None, server)
         authority.client("kube-proxy", "system:kube-proxy", None, server)
         for node in self.layout.nodes:
@@ -309,6 +316,8 @@ class Cluster:
             "link add lan type bridge",
             f"address add {self.control_plane.address}/24 dev lan",
             "link set lan up",
+            # Any way out will do: kube-proxy sends it to a pod before it leaves.
+            f"route add {configuration.SERVICES} dev lan",
         )
         # The control plane's kernel forwards nothing, but its kube-proxy answers on 127.0.0.1 too.
         set_kernel(self.control_plane, "net.ipv4.ip_forward", "1")
@@ -360,8 +369,13 @@ class Cluster:
         # it takes a node's name only because it waits half a minute for one that does not exist.
         self.start_kube_proxy(plane, self.layout.nodes[0].name)
         role = self.kubectl
-        role("create", "clusterrolebinding", "e2e:kubelet-api", "--clusterrole=system:node-proxier",
-             "--user=system:kube-proxy")
+        role(
+            "create",
+            "clusterrolebinding",
+            "e2e:kubelet-api",
+            "--clusterrole=system:node-proxier",
+            "--user=system:kube-proxy",
+        )
 
     def start_kube_proxy(self, machine: Machine, node: str) -> None:
         """Services of the cluster work on this machine."""
@@ -457,7 +471,9 @@ class Cluster:
         )
         return found
 
-    def list(self, kind: str, namespace: str = "default", selector: str = "") -> Sequence[dict[str, Any]]:
+    def list(
+        self, kind: str, namespace: str = "default", selector: str = ""
+    ) -> Sequence[dict[str, Any]]:
         """All objects of a kind in a namespace, or those that a label selector names."""
         arguments = ("-n", namespace, "get", kind, "-o", "json", "-l", selector)
         items: Sequence[dict[str, Any]] = json.loads(self.kubectl(*arguments))["items"]
@@ -467,7 +483,9 @@ class Cluster:
         """The messages of the events about one object, oldest first."""
         chosen = f"--field-selector=involvedObject.name={name}"
         found = self.kubectl("-n", namespace, "get", "events", chosen, "-o", "json")
-        return [event.get("message") or event.get("note", "") for event in json.loads(found)["items"]]
+        return [
+            event.get("message") or event.get("note", "") for event in json.loads(found)["items"]
+        ]
 
     def wait_for_pod(
         self, name: str, namespace: str = "default", phase: str = "Running", seconds: float = 60

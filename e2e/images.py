@@ -121,7 +121,10 @@ def busybox() -> Path:
 
 
 def image_of(
-    name: str, config: Mapping[str, object], files: Mapping[str, bytes], links: tuple[str, ...] | list[str]
+    name: str,
+    config: Mapping[str, object],
+    files: Mapping[str, bytes],
+    links: tuple[str, ...] | list[str],
 ) -> bytes:
     """A docker archive with one layer: files, and links in bin/ to bin/busybox."""
     layer = io.BytesIO()

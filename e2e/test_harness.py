@@ -1,8 +1,10 @@
 """The cluster that the other tests rely on: is it one?"""
 
 import json
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import yaml
 
@@ -20,10 +22,10 @@ print(urllib.request.urlopen(request, context=context, timeout=5).status)
 """
 
 
-def pod(name: str, image: str, node: str, command: list[str], **spec: object) -> str:
+def pod(name: str, image: str, node: str, command: list[str], **spec: Any) -> str:
     """A pod of one container, on a given node."""
-    container = {"name": "main", "image": image, "imagePullPolicy": "Never", "command": command}
-    container |= spec.pop("container", {})  # type: ignore[arg-type]
+    container: dict[str, Any] = {"name": "main", "image": image, "imagePullPolicy": "Never", "command": command}
+    container |= spec.pop("container", {})
     return yaml.safe_dump(
         {
             "apiVersion": "v1",
@@ -41,7 +43,9 @@ def pod(name: str, image: str, node: str, command: list[str], **spec: object) ->
 
 def web(name: str, node: str) -> str:
     """A pod that says its own name to whoever asks port 8080."""
-    serve = "mkdir /www && echo $HOSTNAME > /www/index.html && exec python3 -m http.server -d /www 8080"
+    serve = (
+        "mkdir /www && echo $HOSTNAME > /www/index.html && exec python3 -m http.server -d /www 8080"
+    )
     return pod(name, WORKLOAD, node, ["sh", "-c", serve])
 
 
@@ -77,25 +81,24 @@ def test_pods_reach_each_other_across_nodes_by_address_and_by_service(
         addresses[name] = cluster.wait_for_pod(name, namespace)["status"]["podIP"]
     cluster_ip = cluster.get("service", "five", namespace)["spec"]["clusterIP"]
 
-    def answer(caller: str, url: str) -> str:
+    def answers(caller: str, url: str, expected: str) -> bool:
         inside = ("-n", namespace, "exec", caller, "--", "python3", "-c", FETCH, url)
-        return cluster.kubectl(*inside).strip()
+        return cluster.kubectl(*inside).strip() == expected
 
-    for caller, other in (("four", "five"), ("five", "four"), ("five", "five")):
+    for caller, other in (("four", "five"), ("five", "four")):
         url = f"http://{addresses[other]}:8080/"
-        wait_until(url, lambda c=caller, u=url, o=other: answer(c, u) == o)
+        wait_until(f"{caller} → {url}", partial(answers, caller, url, other))
     for caller in ("four", "five"):  # of these, five asks a service that it serves itself
-        wait_until("ClusterIP", lambda c=caller: answer(c, f"http://{cluster_ip}/") == "five")
-    # As the scheduler reaches its extender: from the control plane, on any node's port and its own.
-    for host in (*(node.address for node in cluster.nodes), "127.0.0.1"):
-        url = f"http://{host}:32080/"
-        wait_until(
-            url, lambda u=url: cluster.run("python3", "-c", FETCH, u).strip() == "five"
-        )
-    wait_until(
-        "ClusterIP from the control plane",
-        lambda: cluster.run("python3", "-c", FETCH, f"http://{cluster_ip}/").strip() == "five",
-    )
+        url = f"http://{cluster_ip}/"
+        wait_until(f"{caller} → {url}", partial(answers, caller, url, "five"))
+
+    def answers_the_control_plane(url: str) -> bool:
+        return cluster.run("python3", "-c", FETCH, url).strip() == "five"
+
+    # As the scheduler reaches its extender: on any node's port, on its own machine's, by the service.
+    hosts = [f"{host}:32080" for host in (*(node.address for node in cluster.nodes), "127.0.0.1")]
+    for host in (*hosts, cluster_ip):
+        wait_until(host, partial(answers_the_control_plane, f"http://{host}/"))
 
 
 def test_a_pods_token_opens_the_api_as_far_as_its_role_goes(
@@ -103,7 +106,9 @@ def test_a_pods_token_opens_the_api_as_far_as_its_role_goes(
 ) -> None:
     binding = ("create", "clusterrolebinding", f"{namespace}-view", "--clusterrole=view")
     asking = ["python3", "-c", ASK_THE_API]
-    cluster.apply(pod("stranger", WORKLOAD, cluster.nodes[0].name, asking, restartPolicy="Never"), namespace)
+    cluster.apply(
+        pod("stranger", WORKLOAD, cluster.nodes[0].name, asking, restartPolicy="Never"), namespace
+    )
     cluster.wait_for_pod("stranger", namespace, "Failed")
     assert "403" in cluster.kubectl("-n", namespace, "logs", "stranger")
     cluster.kubectl(*binding, f"--serviceaccount={namespace}:default")
@@ -136,7 +141,13 @@ def test_a_device_of_cdi_reaches_the_container(cluster: Cluster, namespace: str)
     node.run("tee", "/var/run/cdi/harness.json", stdin=json.dumps(spec))
     # Without a device plugin, an annotation is how a pod names a device of CDI.
     text = yaml.safe_load(
-        pod("cdi", BUSYBOX, node.name, ["sh", "-c", "echo $SEEN; ls /dev/harness"], restartPolicy="Never")
+        pod(
+            "cdi",
+            BUSYBOX,
+            node.name,
+            ["sh", "-c", "echo $SEEN; ls /dev/harness"],
+            restartPolicy="Never",
+        )
     )
     text["metadata"]["annotations"] = {"cdi.k8s.io/harness": "fenka.io/harness=one"}
     cluster.apply(yaml.safe_dump(text), namespace)

@@ -7,6 +7,7 @@ with Cluster(state) as cluster:
     cluster.node("sd-cluster-04").restart_kubelet()
 """
 
+import hashlib
 import itertools
 import json
 import os
@@ -24,12 +25,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from e2e import configuration
-from e2e.keeper import hierarchies, save_kernel_settings
+from e2e.keeper import REPOSITORY, hierarchies
 from e2e.machine import ClusterError, Machine, missing_programs, run, tail, wait_until
 from e2e.pki import Authority
 from e2e.programs import BuildError, directories
 
-STATE = Path("/var/tmp/fenka-e2e")
+# Of this checkout: clusters of several checkouts may run side by side.
+STATE = Path(f"/var/tmp/fenka-e2e-{hashlib.sha256(str(REPOSITORY).encode()).hexdigest()[:6]}")
 CONTROL_PLANE = "control-plane"
 NUMBERS = itertools.count(1)
 NEEDED = (
@@ -218,7 +220,6 @@ class Cluster:
         shutil.rmtree(self.state, ignore_errors=True)
         self.state.mkdir(parents=True)
         (self.state / "layout.json").write_text(json.dumps(asdict(self.layout)))
-        save_kernel_settings(self.state)
         with ThreadPoolExecutor() as together:
             certificates = together.submit(self.make_certificates)
             machines = [

@@ -71,7 +71,7 @@ def archive(name: str, key: str, make: Callable[[Path], None]) -> Path:
     return found
 
 
-def forget_old(folder: Path, name: str, keep: int = 3) -> None:
+def forget_old(folder: Path, name: str, keep: int = 6) -> None:
     """Every change of the source makes an archive of 150 MB: the oldest go."""
     made = sorted(folder.glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime)
     for old in made[:-keep]:

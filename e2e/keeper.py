@@ -6,9 +6,11 @@ happened. Should the keeper itself be killed, the kernel ends the machine, and `
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +31,10 @@ KERNEL_SETTINGS = (
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
 )
+# One kernel, so one record of its settings and of the machines that need them changed, whatever
+# state directories their clusters have.
+SHARED = Path("/run/fenka-e2e")
+LOCK = Path("/run/fenka-e2e.lock")
 NAMESPACES = ("--mount", "--net", "--pid", "--ipc", "--uts", "--cgroup")
 
 
@@ -79,8 +85,13 @@ class Place:
 
     @property
     def cgroup(self) -> str:
-        """Its name in every hierarchy."""
-        return f"fenka-e2e-{self.name}"
+        """Its name in every hierarchy: no other cluster on this machine has it."""
+        return f"fenka-e2e-{hashlib.sha256(str(self.state).encode()).hexdigest()[:6]}-{self.name}"
+
+    @property
+    def marker(self) -> Path:
+        """Exists while the kernel's settings are changed for this machine."""
+        return SHARED / "machines" / self.cgroup
 
     def processes(self) -> tuple[Process, Process] | None:
         """Keeper and first process, or None when the machine is off."""
@@ -147,28 +158,31 @@ def remove_cgroups(place: Place, seconds: float = 10) -> None:
         time.sleep(0.05)
 
 
-def save_kernel_settings(state: Path) -> None:
+def save_kernel_settings(place: Place) -> None:
     """Remember what the kubelets are going to change, unless that is remembered already."""
-    saved = state / "kernel-settings.json"
-    if not saved.exists():
-        present = [each for each in KERNEL_SETTINGS if Path("/proc/sys", each).exists()]
-        values = {each: Path("/proc/sys", each).read_text().strip() for each in present}
-        saved.write_text(json.dumps(values))
+    with only_one(LOCK):
+        place.marker.parent.mkdir(parents=True, exist_ok=True)
+        place.marker.touch()
+        saved = SHARED / "kernel-settings.json"
+        if not saved.exists():
+            present = [each for each in KERNEL_SETTINGS if Path("/proc/sys", each).exists()]
+            values = {each: Path("/proc/sys", each).read_text().strip() for each in present}
+            saved.write_text(json.dumps(values))
 
 
 def clean_up(place: Place) -> None:
     """After the last process of a machine: its cgroups, and with the last machine the settings."""
     remove_cgroups(place)
-    with only_one(place.state / "cleaning.lock"):
-        place.record.unlink(missing_ok=True)
-        place.ready.unlink(missing_ok=True)
-        if any(place.state.glob("machines/*/machine.json")):
+    place.record.unlink(missing_ok=True)
+    place.ready.unlink(missing_ok=True)
+    with only_one(LOCK):
+        place.marker.unlink(missing_ok=True)
+        if any((SHARED / "machines").iterdir()):
             return
-        saved = place.state / "kernel-settings.json"
-        if saved.exists():
-            for name, value in json.loads(saved.read_text()).items():
-                Path("/proc/sys", name).write_text(value)
-            saved.unlink()
+        saved = SHARED / "kernel-settings.json"
+        for name, value in json.loads(saved.read_text()).items():
+            Path("/proc/sys", name).write_text(value)
+        shutil.rmtree(SHARED)
 
 
 def unshare(place: Place) -> tuple[subprocess.Popen[bytes], Process]:
@@ -191,7 +205,7 @@ def unshare(place: Place) -> tuple[subprocess.Popen[bytes], Process]:
         ["setpriv", "--pdeathsig", "KILL", "--", "unshare", *NAMESPACES, "--fork", "--kill-child"]
         + ["--", *first, str(place.folder / "init.json")],
         stdin=subprocess.DEVNULL,
-        preexec_fn=lambda: enter_cgroups(place),
+        preexec_fn=lambda: enter_cgroups(place),  # noqa: PLW1509 - the keeper has one thread
     )
     children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
     while not children.read_text().split():
@@ -224,6 +238,7 @@ def main() -> None:
     place = Place(Path(sys.argv[1]), sys.argv[2])
     owners = [Process.of(int(pid)) for pid in sys.argv[3:]]
     signal.signal(signal.SIGTERM, stop)
+    save_kernel_settings(place)
     make_cgroups(place)
     child, first = unshare(place)
     try:

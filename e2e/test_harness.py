@@ -1,6 +1,10 @@
 """The cluster that the other tests rely on: is it one?"""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
@@ -8,8 +12,11 @@ from typing import Any
 
 import yaml
 
+from e2e import device_plugin
 from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX, WORKLOAD
+from e2e.keeper import CGROUPS, REPOSITORY, Place, Process, hierarchies
+from e2e.machine import Machine
 
 FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
 ASK_THE_API = """
@@ -24,7 +31,12 @@ print(urllib.request.urlopen(request, context=context, timeout=5).status)
 
 def pod(name: str, image: str, node: str, command: list[str], **spec: Any) -> str:
     """A pod of one container, on a given node."""
-    container: dict[str, Any] = {"name": "main", "image": image, "imagePullPolicy": "Never", "command": command}
+    container: dict[str, Any] = {
+        "name": "main",
+        "image": image,
+        "imagePullPolicy": "Never",
+        "command": command,
+    }
     container |= spec.pop("container", {})
     return yaml.safe_dump(
         {
@@ -50,6 +62,7 @@ def web(name: str, node: str) -> str:
 
 
 def test_both_nodes_are_ready_at_their_addresses(cluster: Cluster) -> None:
+    """Kubelet and containerd are of the versions that were built."""
     for node in cluster.nodes:
         found = cluster.get("node", node.name)
         addresses = {each["type"]: each["address"] for each in found["status"]["addresses"]}
@@ -62,6 +75,7 @@ def test_both_nodes_are_ready_at_their_addresses(cluster: Cluster) -> None:
 def test_pods_reach_each_other_across_nodes_by_address_and_by_service(
     cluster: Cluster, namespace: str
 ) -> None:
+    """Also a pod on its own node, and the control plane, which runs no pods."""
     four, five = (node.name for node in cluster.nodes)
     service = dedent(
         """
@@ -104,6 +118,7 @@ def test_pods_reach_each_other_across_nodes_by_address_and_by_service(
 def test_a_pods_token_opens_the_api_as_far_as_its_role_goes(
     cluster: Cluster, namespace: str
 ) -> None:
+    """Without a role 403, with one 200: tokens are good, and RBAC is on."""
     binding = ("create", "clusterrolebinding", f"{namespace}-view", "--clusterrole=view")
     asking = ["python3", "-c", ASK_THE_API]
     cluster.apply(
@@ -123,6 +138,7 @@ def test_a_pods_token_opens_the_api_as_far_as_its_role_goes(
 
 
 def test_a_device_of_cdi_reaches_the_container(cluster: Cluster, namespace: str) -> None:
+    """Through a device plugin; older versions of containerd drop such a device and say nothing."""
     node = cluster.nodes[0]
     spec = {
         "cdiVersion": "0.6.0",
@@ -139,23 +155,26 @@ def test_a_device_of_cdi_reaches_the_container(cluster: Cluster, namespace: str)
     }
     node.run("mkdir", "-p", "/var/run/cdi")
     node.run("tee", "/var/run/cdi/harness.json", stdin=json.dumps(spec))
-    # Without a device plugin, an annotation is how a pod names a device of CDI.
-    text = yaml.safe_load(
-        pod(
-            "cdi",
-            BUSYBOX,
-            node.name,
-            ["sh", "-c", "echo $SEEN; ls /dev/harness"],
-            restartPolicy="Never",
+    resource, device = "harness.fenka.io/device", "fenka.io/harness=one"
+    node.start("plugin", [sys.executable, device_plugin.__file__, resource, device])
+    try:
+        wait_until(
+            "the device plugin's device",
+            lambda: cluster.get("node", node.name)["status"]["allocatable"].get(resource) == "1",
+            log=node.log("plugin"),
         )
-    )
-    text["metadata"]["annotations"] = {"cdi.k8s.io/harness": "fenka.io/harness=one"}
-    cluster.apply(yaml.safe_dump(text), namespace)
-    cluster.wait_for_pod("cdi", namespace, "Succeeded")
-    assert cluster.kubectl("-n", namespace, "logs", "cdi").split() == ["yes", "/dev/harness"]
+        look = ["sh", "-c", "echo $SEEN; ls /dev/harness"]
+        limits = {"resources": {"limits": {resource: 1}}}
+        text = pod("cdi", BUSYBOX, node.name, look, restartPolicy="Never", container=limits)
+        cluster.apply(text, namespace)
+        cluster.wait_for_pod("cdi", namespace, "Succeeded")
+        assert cluster.kubectl("-n", namespace, "logs", "cdi").split() == ["yes", "/dev/harness"]
+    finally:
+        node.kill("plugin")
 
 
 def test_a_privileged_pod_sees_its_own_node_and_no_other(cluster: Cluster, namespace: str) -> None:
+    """Processes and files of the host are the node's, not this machine's."""
     four, five = cluster.nodes
     for node in (four, five):
         host = yaml.safe_load(
@@ -194,6 +213,7 @@ def test_a_privileged_pod_sees_its_own_node_and_no_other(cluster: Cluster, names
 def test_pods_live_through_restarts_of_kubelet_containerd_and_apiserver(
     cluster: Cluster, namespace: str
 ) -> None:
+    """Killed hard, one after another."""
     node = cluster.nodes[1]
     cluster.apply(pod("steady", BUSYBOX, node.name, ["sleep", "1000"]), namespace)
     before = cluster.wait_for_pod("steady", namespace)["status"]["containerStatuses"][0]
@@ -208,6 +228,7 @@ def test_pods_live_through_restarts_of_kubelet_containerd_and_apiserver(
 
 
 def test_a_node_that_loses_power_comes_back_with_its_disk(cluster: Cluster, namespace: str) -> None:
+    """What was in memory is gone; its pods start again."""
     node = cluster.nodes[1]
     cluster.apply(pod("survivor", BUSYBOX, node.name, ["sleep", "1000"]), namespace)
     cluster.wait_for_pod("survivor", namespace)
@@ -226,6 +247,7 @@ def test_a_node_that_loses_power_comes_back_with_its_disk(cluster: Cluster, name
 
 
 def test_the_scheduler_takes_another_configuration(cluster: Cluster, namespace: str) -> None:
+    """It schedules for the profile that the new text names."""
     text = """
     apiVersion: kubescheduler.config.k8s.io/v1
     kind: KubeSchedulerConfiguration
@@ -239,3 +261,47 @@ def test_the_scheduler_takes_another_configuration(cluster: Cluster, namespace: 
         cluster.wait_for_pod("picky", namespace)
     finally:
         cluster.set_scheduler_configuration(None)
+
+
+def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
+    """A second cluster, without its programs: machines are what could be left behind."""
+    text = """if True:
+        import os, sys, time
+        from pathlib import Path
+        from e2e.machine import Machine
+        machine = Machine(Path(sys.argv[1]), "lonely", "192.0.2.1")
+        machine.power_on(os.getpid())
+        machine.start("sleeper", ["sleep", "1000"])
+        print(machine.first_process, flush=True)
+        time.sleep(1000)
+    """
+    command = [sys.executable, "-c", text, str(tmp_path)]
+    owner = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout
+    first = Process.of(int(owner.stdout.readline()))
+    place = Place(tmp_path, "lonely")
+    groups = [CGROUPS / hierarchy / place.cgroup for hierarchy in hierarchies()]
+    assert groups
+    assert all(group.exists() for group in groups)
+    owner.kill()
+    owner.wait()
+    wait_until("the machine's end", lambda: not first.alive() and not place.record.exists())
+    assert not any(group.exists() for group in groups)
+    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+
+
+def test_a_killed_keeper_takes_its_machine_along(tmp_path: Path) -> None:
+    """What the kernel cannot clean up, `down` does."""
+    machine = Machine(tmp_path, "orphan", "192.0.2.1")
+    machine.power_on()
+    keeper, first = machine.place.processes() or (None, None)
+    assert keeper
+    assert first
+    os.kill(keeper.pid, signal.SIGKILL)
+    wait_until("the machine's end", lambda: not first.alive())
+    Cluster(tmp_path).down()
+    assert not [
+        hierarchy
+        for hierarchy in hierarchies()
+        if (CGROUPS / hierarchy / machine.place.cgroup).exists()
+    ]

@@ -44,7 +44,7 @@ def act(arguments: argparse.Namespace, rest: list[str]) -> int:
             layout = Layout(tuple(specs)) if specs else Layout()
             cluster = Cluster(arguments.state, layout, say=print)
             config = arguments.scheduler_config
-            cluster.up(images.all_images(), config.read_text() if config else None)
+            cluster.up(images.image_store(), config.read_text() if config else None)
         case "down":
             Cluster(arguments.state).down()
         case "status":

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from e2e import configuration
+from e2e.images import copy_store
 from e2e.keeper import REPOSITORY, hierarchies
 from e2e.machine import ClusterError, Machine, missing_programs, run, tail, wait_until
 from e2e.pki import Authority
@@ -212,8 +213,12 @@ class Cluster:
 
     # Up and down.
 
-    def up(self, images: Sequence[Path] = (), scheduler_configuration: str | None = None) -> None:
-        """Start everything; returns when all nodes are Ready and pods can be created."""
+    def up(self, images: Path | None = None, scheduler_configuration: str | None = None) -> None:
+        """Start everything; returns when all nodes are Ready and pods can be created.
+
+        `images` is what e2e.images.image_store() returns. A cluster that runs in this state directory
+        is taken down first.
+        """
         self.began = time.monotonic()
         self.require()
         self.down()
@@ -238,7 +243,7 @@ class Cluster:
             self.start_controllers(scheduler_configuration)
             for future in loaded:
                 future.result()
-            self.timeline("containerd ready, images imported")
+            self.timeline("containerd ready")
             for node in self.nodes:
                 node.start_kubelet()
             for node in self.nodes:
@@ -262,11 +267,11 @@ class Cluster:
         """Say how far it is."""
         self.say(f"{time.monotonic() - self.began:6.2f} s  {what}")
 
-    def prepare(self, node: Node, images: Sequence[Path]) -> None:
+    def prepare(self, node: Node, images: Path | None) -> None:
         """What a node can do before there is an apiserver."""
+        if images:
+            copy_store(images, node.place.folder / "disk" / "var" / "lib" / "containerd")
         node.start_containerd()
-        for image in images:
-            node.import_image(image)
 
     @staticmethod
     def require() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import STATE, Cluster
-from e2e.images import all_images
+from e2e.images import image_store
 from e2e.machine import ClusterError
 
 HERE = Path(__file__).parent
@@ -36,7 +36,7 @@ def cluster() -> Iterator[Cluster]:
     state = Path(os.environ.get("FENKA_E2E_STATE") or STATE)
     cluster = Cluster(state, owner=None if keep else os.getpid(), say=print)
     try:
-        cluster.up(all_images())
+        cluster.up(image_store())
         yield cluster
     finally:
         if not keep:

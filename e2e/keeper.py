@@ -201,9 +201,11 @@ def unshare(place: Place) -> tuple[subprocess.Popen[bytes], Process]:
     (place.folder / "init.json").write_text(json.dumps(config))
     place.ready.unlink(missing_ok=True)
     first = [sys.executable, "-I", "-S", str(REPOSITORY / "e2e" / "init.py")]
+    # Each ends with its parent: the keeper, setpriv that becomes unshare, the first process.
+    command = ["setpriv", "--pdeathsig", "KILL", "--"]
+    command += ["unshare", *NAMESPACES, "--fork", "--kill-child", "--"]
     child = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", "--", "unshare", *NAMESPACES, "--fork", "--kill-child"]
-        + ["--", *first, str(place.folder / "init.json")],
+        [*command, *first, str(place.folder / "init.json")],
         stdin=subprocess.DEVNULL,
         preexec_fn=lambda: enter_cgroups(place),  # noqa: PLW1509 - the keeper has one thread
     )

@@ -14,7 +14,7 @@ import yaml
 
 from e2e import device_plugin
 from e2e.cluster import Cluster, wait_until
-from e2e.images import BUSYBOX, WORKLOAD
+from e2e.images import BUSYBOX, FENKA, WORKLOAD
 from e2e.keeper import CGROUPS, REPOSITORY, Place, Process, hierarchies
 from e2e.machine import Machine
 
@@ -27,6 +27,10 @@ request = urllib.request.Request(url, headers={"Authorization": "Bearer " + open
 context = ssl.create_default_context(cafile=folder + "/ca.crt")
 print(urllib.request.urlopen(request, context=context, timeout=5).status)
 """
+FIND_LIBRARY = (
+    "import fenka, pathlib;"
+    'print((pathlib.Path(fenka.__file__).parent / "_native" / "libfenka.so").exists())'
+)
 
 
 def pod(name: str, image: str, node: str, command: list[str], **spec: Any) -> str:
@@ -135,6 +139,44 @@ def test_a_pods_token_opens_the_api_as_far_as_its_role_goes(
         assert cluster.kubectl("-n", namespace, "logs", "friend").strip() == "200"
     finally:
         cluster.kubectl("delete", "clusterrolebinding", f"{namespace}-view")
+
+
+def test_fenkas_image_works_for_nobody_on_a_read_only_root(
+    cluster: Cluster, namespace: str
+) -> None:
+    """And it carries the native libraries, which the node program installs."""
+    script = f"set -e; id -u; fenka --help > /dev/null; python3 -c '{FIND_LIBRARY}'; ! touch /opt/x"
+    text = pod(
+        "fenka",
+        FENKA,
+        cluster.nodes[0].name,
+        ["sh", "-c", script],
+        restartPolicy="Never",
+        container={
+            "securityContext": {
+                "runAsNonRoot": True,
+                "readOnlyRootFilesystem": True,
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            }
+        },
+    )
+    cluster.apply(text, namespace)
+    cluster.wait_for_pod("fenka", namespace, "Succeeded")
+    user, library, *_ = cluster.kubectl("-n", namespace, "logs", "fenka").split()
+    assert (user, library) == ("65532", "True")
+
+
+def test_the_workloads_image_has_clients_of_both_driver_libraries(
+    cluster: Cluster, namespace: str
+) -> None:
+    """They are there; what they say without a driver is not this test's business."""
+    script = "import cuda.bindings.driver, pynvml; print(pynvml.__name__)"
+    run = ["python3", "-c", script]
+    text = pod("workload", WORKLOAD, cluster.nodes[1].name, run, restartPolicy="Never")
+    cluster.apply(text, namespace)
+    cluster.wait_for_pod("workload", namespace, "Succeeded")
+    assert cluster.kubectl("-n", namespace, "logs", "workload") == "pynvml\n"
 
 
 def test_a_device_of_cdi_reaches_the_container(cluster: Cluster, namespace: str) -> None:

@@ -133,6 +133,21 @@ def gathered(
     return Cluster(nodes, pods, world)
 
 
+def namespace(where: Where) -> str:
+    """The one that the kubeconfig's context names."""
+    import yaml
+
+    named = _kubeconfig(where) or Path("~/.kube/config").expanduser()
+    files = [Path(it).expanduser() for it in str(named).split(os.pathsep)]
+    configs = [yaml.safe_load(it.read_text()) or {} for it in files if it.is_file()]
+    wanted = where.context or next(filter(None, (it.get("current-context") for it in configs)), "")
+    for config in configs:
+        for context in config.get("contexts") or []:
+            if context.get("name") == wanted:
+                return str((context.get("context") or {}).get("namespace") or "default")
+    return "default"
+
+
 def _of(node: str | None) -> str:
     return HOLDING if node is None else f"{HOLDING},spec.nodeName={node}"
 

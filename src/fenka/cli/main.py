@@ -255,11 +255,11 @@ def why(
     output: OutputOption = Output.table,
 ) -> None:
     """Say why a pod is pending, node by node, and what would help."""
-    from fenka.cli import why as answer
+    from fenka.cli import why as answers
     from fenka.cli.cluster import Where
 
     where = Where(cluster=True, kubeconfig=kubeconfig, context=context)
-    answer.why(where, pod, namespace, output=output.value)
+    answers.explain(where, pod, namespace, output=output.value)
 
 
 @app.command()

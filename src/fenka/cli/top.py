@@ -311,6 +311,9 @@ def whole_cards(pod: Pod, resource: str) -> int:
 
 
 def _limit(container: Container, resource: str) -> int:
+    # Most containers have none; that need not be parsed.
+    if resource not in container.resources.limits:
+        return 0
     try:
         return limit(container, resource)
     except Unreadable:

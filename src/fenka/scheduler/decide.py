@@ -27,10 +27,12 @@ _SHAPES = 64
 
 @dataclass(frozen=True, slots=True)
 class No:
-    """Why a node does not do. hopeless: nor would it if its pods of lower priority were gone."""
+    """Why a node does not do. hopeless: nor would it if nothing were held there."""
 
     sentence: str
     hopeless: bool
+    rejection: Rejection | None = None
+    """Card by card, where that is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,31 +113,26 @@ class Judge:
         return verdicts
 
     def why(self, pod: Pod) -> str | None:
-        """One sentence over all sharing nodes; None where one fits, or nothing is asked for."""
-        wanted = _Wanted(pod)
-        if wanted.nothing:
+        """One sentence over all sharing nodes, for a pod that waits; None where one fits."""
+        names = [share.node.name for share in self._world.shares()]
+        verdicts = [verdict for _, verdict in self.judge(pod, names)]
+        noes = [verdict for verdict in verdicts if isinstance(verdict, No)]
+        if len(noes) < len(verdicts):
             return None
-        if wanted.trouble is not None:
-            return wanted.trouble
-        rejections: list[Rejection] = []
+        rejections = tuple(no.rejection for no in noes if no.rejection is not None)
+        if noes and not rejections:
+            return noes[0].sentence
         hint = ""
-        for share in self._world.shares():
-            if self._world.node_trouble(share.node.name) is not None:
-                continue
-            try:
-                request = wanted.request(share.unit_mib)
-            except Unreadable as why:
-                return str(why)
-            (verdict,) = evaluate(self._world, request, self._policy, (share.node,))
-            if isinstance(verdict, Fit):
-                return None
-            rejections.append(verdict)
-            never = never_fits(request, (share.node,))
-            if never is None:
-                hint = "-"
-            elif hint == "":
-                hint = never.hint
-        return Rejected(tuple(rejections), "" if hint == "-" else hint).sentence()
+        if all(no.hopeless for no in noes) and not (wanted := _Wanted(pod)).nothing:
+            # Nothing that is held is to blame: say what could ever be had.
+            usable = [
+                it for it in self._world.shares() if not self._world.node_trouble(it.node.name)
+            ]
+            for unit in {share.unit_mib for share in usable}:
+                nodes = [share.node for share in usable if share.unit_mib == unit]
+                never = never_fits(wanted.request(unit), nodes)
+                hint = never.hint if never else hint
+        return Rejected(rejections, hint).sentence()
 
     def preempt(
         self, pod: Pod, node: str, victims: Collection[str], pods: Mapping[str, Pod]
@@ -143,8 +140,8 @@ class Judge:
         """UIDs of the pods that must go so that this one fits on the node's cards; None where none help.
 
         victims: whom kube-scheduler would evict for its own reasons; they all stay victims. Others of lower
-        priority are added where the cards need it: those of the least priority, and as few as do. pods: all, by
-        UID.
+        priority are added where the cards need it: those of the least priority, and as few as do.
+        pods: all, by UID.
         """
         if any(uid in pods and _priority(pods[uid]) >= _priority(pod) for uid in victims):
             return None
@@ -205,7 +202,7 @@ class Judge:
         (verdict,) = evaluate(self._world, request, self._policy, (node,))
         if isinstance(verdict, Rejection):
             (alone,) = evaluate(Empty(), request, self._policy, (node,))
-            return No(sentence(verdict), hopeless=isinstance(alone, Rejection))
+            return No(sentence(verdict), isinstance(alone, Rejection), verdict)
         policy = self._card_policy(node.name)
         if policy == self._policy:
             return verdict

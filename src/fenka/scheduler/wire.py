@@ -9,7 +9,6 @@ import msgspec
 
 from fenka.kubernetes.objects import Pod
 
-
 T = TypeVar("T")
 
 

@@ -302,6 +302,33 @@ def daemon(
         serving.daemon(given, background=background, resume=resume)
 
 
+@app.command()
+def scheduler(
+    policy: Annotated[
+        str, typer.Option(help="which node and card come first: binpack or spread")
+    ] = "binpack",
+    address: Annotated[str, typer.Option(help="to listen on")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(envvar="PORT", help="to listen on")] = 12345,
+    kubeconfig: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="else the pod's service account, $KUBECONFIG or ~/.kube/config"),
+    ] = None,
+    namespace: Annotated[
+        str, typer.Option(envvar="POD_NAMESPACE", help="of the replicas' lease")
+    ] = "kube-system",
+    lease: Annotated[
+        str, typer.Option(help="by which replicas agree on a leader")
+    ] = "fenka-scheduler",
+    name: Annotated[
+        str, typer.Option(envvar="POD_NAME", help="of this replica, else the host's name")
+    ] = "",
+) -> None:
+    """Serve kube-scheduler as its extender (runs in a cluster)."""
+    from fenka.cli import serving_cluster
+
+    serving_cluster.scheduler((address, port, kubeconfig), policy, (namespace, lease), name)
+
+
 @app.command("simulate-card")
 def simulate_card(
     card: Annotated[str, typer.Argument(help="by index or UUID")],

@@ -12,21 +12,23 @@ import ctypes
 import json
 import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 MIB = 1 << 20
 cuda = ctypes.CDLL("libcuda.so.1")
 nvml = ctypes.CDLL("libnvidia-ml.so.1")
-taken = []
+taken: list[ctypes.c_uint64] = []
+Query = dict[str, list[str]]
 
 
-def must(result):
+def must(result: int) -> None:
     """CUDA's or NVML's word for success is 0."""
     if result:
         raise RuntimeError(f"the driver answers {result}")
 
 
-def start():
+def start() -> ctypes.c_void_p:
     """A context on the first card, current in every thread that asks."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     must(cuda.cuInit(0))
@@ -39,11 +41,11 @@ def start():
 CONTEXT = start()
 
 
-def memory(_query):
+def memory(_query: Query) -> dict[str, Any]:
     """Total and free by both."""
 
     class Memory(ctypes.Structure):
-        _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+        _fields_ = tuple((name, ctypes.c_ulonglong) for name in ("total", "free", "used"))
 
     free, total, of_nvml, handle = ctypes.c_size_t(), ctypes.c_size_t(), Memory(), ctypes.c_void_p()
     must(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
@@ -55,7 +57,7 @@ def memory(_query):
     }
 
 
-def take(query):
+def take(query: Query) -> dict[str, Any]:
     """As cuMemAlloc answers."""
     address = ctypes.c_uint64()
     result = cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(query["mib"][0]) * MIB))
@@ -64,14 +66,14 @@ def take(query):
     return {"result": result}
 
 
-def give(_query):
+def give(_query: Query) -> dict[str, Any]:
     """Everything."""
     while taken:
         must(cuda.cuMemFree_v2(taken.pop()))
     return {"result": 0}
 
 
-def copy(_query):
+def copy(_query: Query) -> dict[str, Any]:
     """A round trip of some bytes."""
     address, sent, got = ctypes.c_uint64(), os.urandom(4096), ctypes.create_string_buffer(4096)
     must(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4096)))
@@ -81,18 +83,24 @@ def copy(_query):
     return {"same": got.raw == sent}
 
 
-def environment(_query):
+def environment(_query: Query) -> dict[str, Any]:
     """All of it."""
     return dict(os.environ)
 
 
-CELLS = {"/memory": memory, "/take": take, "/give": give, "/copy": copy, "/environment": environment}
+CELLS = {
+    "/memory": memory,
+    "/take": take,
+    "/give": give,
+    "/copy": copy,
+    "/environment": environment,
+}
 
 
 class Notebook(BaseHTTPRequestHandler):
     """One cell a request."""
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         """Run the cell, if the password is right."""
         url = urlsplit(self.path)
         query = parse_qs(url.query)
@@ -106,7 +114,7 @@ class Notebook(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer)
 
-    def log_message(self, *_words):
+    def log_message(self, *_words: object) -> None:
         """Nothing."""
 
 

@@ -23,9 +23,7 @@ def node(world: World) -> Iterator[str]:
     world.label("sd-cluster-05", "gpushare-", "cgpu-")
     world.label(NODE, "gpushare-", "cgpu=false")
     world.wait_for_allocatable(NODE, MEMORY, 0)
-    world.cluster.kubectl(
-        "create", "configmap", "notebook", f"--from-file={HERE / 'notebook.py'}"
-    )
+    world.cluster.kubectl("create", "configmap", "notebook", f"--from-file={HERE / 'notebook.py'}")
     yield NODE
     world.cluster.kubectl("delete", "deployment,service,configmap,pod", "--all", "--now")
     world.label(NODE, "cgpu-")
@@ -36,7 +34,9 @@ def cell(world: World, name: str, path: str, **query: str | int) -> Any:
     service = world.cluster.get("service", name)
     address = service["spec"]["clusterIP"]
     url = f"http://{address}/{path}?{urlencode({'password': 'mypassw0rd', **query})}"
-    fetch = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read().decode())"
+    fetch = (
+        "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read().decode())"
+    )
     return json.loads(world.cluster.run("python3", "-c", fetch, url))
 
 
@@ -50,7 +50,9 @@ def test_one_card_is_one_pod_where_cards_are_not_shared(world: World, node: str)
     message = world.wait_for_event(name, "Insufficient nvidia.com/gpu")
     assert message.startswith("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")
     total = world.fenka("top", "node")
-    assert re.search(rf"^{node} +192\.168\.1\.214 +<none> +ready +1 +1 ", total, re.MULTILINE), total
+    assert re.search(rf"^{node} +192\.168\.1\.214 +<none> +ready +1 +1 ", total, re.MULTILINE), (
+        total
+    )
     assert "1/1 (100%)" in total
 
 

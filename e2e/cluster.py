@@ -186,7 +186,11 @@ class Cluster:
         self.nodes = [Node(self, spec, number) for number, spec in enumerate(self.layout.nodes)]
 
     def __enter__(self) -> Self:
-        self.up()
+        try:
+            self.up()
+        except BaseException:
+            self.down()
+            raise
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -257,6 +257,50 @@ CUresult cuDevicePrimaryCtxReset(CUdevice device) {
     return cuDevicePrimaryCtxReset_v2(device);
 }
 
+CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+    NEED(module && image);
+    *module = (CUmodule)take(512);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoad(CUmodule *module, const char *path) {
+    return cuModuleLoadData(module, path);
+}
+
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int n, CUjit_option *options, void **values) {
+    (void)n, (void)options, (void)values;
+    return cuModuleLoadData(module, image);
+}
+
+CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) {
+    return cuModuleLoadData(module, image);
+}
+
+CUresult cuModuleUnload(CUmodule module) {
+    return module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* As FENKA_NULL_LAZY says. */
+CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
+    *mode = getenv("FENKA_NULL_LAZY") ? CU_MODULE_LAZY_LOADING : CU_MODULE_EAGER_LOADING;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *a, void **b, unsigned int c,
+                           CUlibraryOption *d, void **e, unsigned int f) {
+    (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
+    return cuModuleLoadData((CUmodule *)library, image);
+}
+
+CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *a, void **b, unsigned int c,
+                               CUlibraryOption *d, void **e, unsigned int f) {
+    return cuLibraryLoadData(library, path, a, b, c, d, e, f);
+}
+
+CUresult cuLibraryUnload(CUlibrary library) {
+    return cuModuleUnload((CUmodule)library);
+}
+
 /* No function of a driver's: a context that was made where nobody saw it, for tests. */
 CUresult cuNullContext(CUcontext *context, int device) {
     *context = (CUcontext)(contexts[device] + 32);

@@ -7,14 +7,14 @@
 #include <stdint.h>
 
 /* Objects of different kinds may have equal handles. */
-enum kind { NOTHING, POINTER, ARRAY, MIPMAP, HEAP, NODE, BLOCK, MAPPING, POOL, CONTEXT, GRAPH, EXEC };
+enum kind { NOTHING, POINTER, ARRAY, MIPMAP, HEAP, MODULE, NODE, BLOCK, MAPPING, POOL, CONTEXT, GRAPH, EXEC, LIBRARY };
 
 #define NO_CARD 255 /* known, but no card's memory: host pools */
 
 struct holding {
     uint64_t key;
     uint64_t bytes;
-    uint64_t owner; /* POINTER, ARRAY, MIPMAP, HEAP: the context that it dies with; NODE, EXEC: the graph;
+    uint64_t owner; /* POINTER, ARRAY, MIPMAP, HEAP, MODULE: the context that it dies with; NODE, EXEC: the graph;
                        MAPPING: its BLOCK; 0 = none */
     uint32_t references;
     uint8_t kind, card;

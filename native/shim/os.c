@@ -90,6 +90,17 @@ enum os_result os_map(const char *path, size_t bytes, bool writable, void **addr
     return result;
 }
 
+enum os_result os_map_file(const char *path, size_t *bytes, void **address) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return errno == ENOENT || errno == ENOTDIR ? OS_MISSING : OS_UNREADABLE;
+    off_t end = lseek(fd, 0, SEEK_END);
+    *address = end > 0 ? mmap(NULL, (size_t)end, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+    *bytes = end > 0 ? (size_t)end : 0;
+    close(fd);
+    return *address == MAP_FAILED ? OS_UNREADABLE : OS_OK;
+}
+
 bool os_exists(const char *path) {
     return access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }

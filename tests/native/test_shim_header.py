@@ -36,7 +36,7 @@ NO_MEMORY = "takes none of the card's memory, or some hundred bytes of the conte
 HOST = "memory of the host"
 ADDRESSES = "addresses only: what is put behind them was charged when it was taken"
 ANOTHER = "memory that another process or another API took, and is charged for"
-CODE = "code and its constants: part of what a context costs"
+CODE = "code that was charged when its module or library was loaded"
 ORDERED = "uses what was taken before"
 NODE = "adds to a graph what takes no memory of its own"
 POOL = "moves memory between a pool and the card; charged from allocation to free"
@@ -112,9 +112,6 @@ ALLOWED = {
     "cuLaunchHostFunc": ORDERED,
     "cuLaunchKernel": ORDERED,
     "cuLaunchKernelEx": ORDERED,
-    "cuLibraryLoadData": CODE,
-    "cuLibraryLoadFromFile": CODE,
-    "cuLibraryUnload": CODE,
     "cuLinkAddData": HOST,
     "cuLinkAddFile": HOST,
     "cuLinkComplete": HOST,
@@ -144,11 +141,6 @@ ALLOWED = {
     "cuMipmappedArrayGetMemoryRequirements": NO_MEMORY,
     "cuMipmappedArrayGetSparseProperties": NO_MEMORY,
     "cuModuleGetLoadingMode": NO_MEMORY,
-    "cuModuleLoad": CODE,
-    "cuModuleLoadData": CODE,
-    "cuModuleLoadDataEx": CODE,
-    "cuModuleLoadFatBinary": CODE,
-    "cuModuleUnload": CODE,
     "cuMulticastAddDevice": NO_MEMORY,
     "cuMulticastBindAddr": ADDRESSES,
     "cuMulticastBindMem": ADDRESSES,

@@ -378,6 +378,8 @@ static const struct {
     ENTRY(cuDeviceGetMemPool),
     ENTRY(cuMemRetainAllocationHandle),
     ENTRY(cuMemImportFromShareableHandle),
+    ENTRY(cuMemExportToShareableHandle),
+    ENTRY(cuMemGetAllocationPropertiesFromHandle),
     ENTRY(cuMemMapArrayAsync),
     ENTRY(cuMemMapArrayAsync_ptsz),
     ENTRY(cuIpcOpenMemHandle_v2),

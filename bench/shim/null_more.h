@@ -74,6 +74,19 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
     return cuMemRetainAllocationHandle(handle, shareable);
 }
 
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags) {
+    (void)shareable, (void)type, (void)flags;
+    return handle ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* All lie on the current context's device. */
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *out, CUmemGenericAllocationHandle handle) {
+    (void)handle;
+    *out = (CUmemAllocationProp){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = card_of(current)}};
+    return CUDA_SUCCESS;
+}
+
 CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int n, CUstream stream) {
     (void)n, (void)stream;
     return list ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

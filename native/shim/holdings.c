@@ -108,6 +108,34 @@ bool holdings_refer(enum kind kind, uint64_t key) {
     return e != NULL;
 }
 
+bool holdings_export(uint64_t key, struct holding *out) {
+    uint64_t h = hash(BLOCK, key);
+    struct shard *s = shard_of(h);
+    os_lock(&s->lock);
+    struct holding *e = find(s, h, BLOCK, key);
+    bool first = e && e->shared == OWN;
+    if (first) {
+        e->shared = EXPORTED;
+        *out = *e;
+    }
+    os_unlock(&s->lock);
+    return first;
+}
+
+uint64_t holdings_grow(uint64_t key, uint8_t card, uint64_t bytes) {
+    uint64_t h = hash(BLOCK, key), grown = 0;
+    struct shard *s = shard_of(h);
+    os_lock(&s->lock);
+    struct holding *e = find(s, h, BLOCK, key);
+    if (e && e->shared == IMPORTED && e->bytes < bytes) {
+        grown = bytes - e->bytes;
+        e->bytes = bytes;
+        e->card = card;
+    }
+    os_unlock(&s->lock);
+    return grown;
+}
+
 static inline bool drop(enum kind kind, uint64_t key, bool all, struct holding *gone) {
     uint64_t h = hash(kind, key);
     struct shard *s = shard_of(h);

@@ -18,13 +18,21 @@ struct holding {
                        MAPPING: its BLOCK; 0 = none */
     uint32_t references;
     uint8_t kind, card;
+    uint8_t shared; /* BLOCK */
 };
+
+enum { OWN, EXPORTED, IMPORTED }; /* what a BLOCK is */
 
 /* Replaces one of the same key and kind, which the program must have freed where nobody saw it, and gives it
  * back in `old`. False without host memory: the charge then stays, which errs on the safe side. */
 bool holdings_put(struct holding new, struct holding *old);
 bool holdings_find(enum kind kind, uint64_t key, struct holding *out);
 bool holdings_refer(enum kind kind, uint64_t key);
+
+/* A BLOCK of one's own becomes EXPORTED: true for the first who says so. */
+bool holdings_export(uint64_t key, struct holding *out);
+/* An IMPORTED block turns out to be of this size; the bytes by which it was thought smaller. */
+uint64_t holdings_grow(uint64_t key, uint8_t card, uint64_t bytes);
 
 /* Drops one reference; true when it was the last and the holding is gone. */
 bool holdings_drop(enum kind kind, uint64_t key, struct holding *gone);

@@ -121,7 +121,6 @@ ALLOWED = {
     "cuMemAdvise": MANAGED,
     "cuMemAllocHost": HOST,
     "cuMemBatchDecompressAsync": ORDERED,
-    "cuMemExportToShareableHandle": NO_MEMORY,
     "cuMemFreeHost": HOST,
     "cuMemGetAllocationGranularity": NO_MEMORY,
     "cuMemGetAllocationPropertiesFromHandle": NO_MEMORY,

@@ -124,8 +124,13 @@ COVERED_ELSEWHERE = {
         "cuGetProcAddress",
         "cuGetProcAddress_v2",
     },  # test_shim_interception, _closed
-    # below, and test_shim_simulated
-    "NOTES": {"cuMemPoolCreate", "cuMemPoolDestroy", "cuMemPoolSetAttribute"},
+    # below, test_shim_lifetimes and test_shim_simulated
+    "NOTES": {
+        "cuMemExportToShareableHandle",
+        "cuMemPoolCreate",
+        "cuMemPoolDestroy",
+        "cuMemPoolSetAttribute",
+    },
     "TELLS": {  # test_shim_memory
         "cuMemGetInfo",
         "cuMemGetInfo_v2",

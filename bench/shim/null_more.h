@@ -164,6 +164,23 @@ CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUD
     return cuGraphInstantiateWithParams(exec, graph, p);
 }
 
+CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t n,
+                               CUdeviceptr pointer) {
+    NEED(node);
+    (void)graph, (void)dependencies, (void)n, (void)pointer;
+    *node = (CUgraphNode)take(512);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+    (void)stream;
+    return exec ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
+    return cuGraphLaunch(exec, stream);
+}
+
 CUresult cuGraphDestroy(CUgraph graph) {
     return graph ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -111,11 +111,15 @@ TAKE(cuLibraryLoadFromFile) {
     return cuLibraryLoadFromFile((CUlibrary *)out, file_of(bytes), NULL, NULL, 0, NULL, NULL, 0);
 }
 
+static CUdeviceptr node_pointer; /* the second number of an answer */
+
 TAKE(cuGraphAddMemAllocNode) {
     CUgraphNode node;
     CUDA_MEM_ALLOC_NODE_PARAMS p = {.bytesize = bytes, .poolProps.location = at(device)};
     cuGraphCreate((CUgraph *)out, 0);
-    return cuGraphAddMemAllocNode(&node, *(CUgraph *)out, NULL, 0, &p);
+    CUresult result = cuGraphAddMemAllocNode(&node, *(CUgraph *)out, NULL, 0, &p);
+    node_pointer = p.dptr;
+    return result;
 }
 
 #define NODE_OF_ALLOCATION {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, \
@@ -255,6 +259,16 @@ static CUresult answer(const char *what, const char *name, u64 a, int b, u64 *ou
         return cuStreamEndCapture(STREAM, (CUgraph *)out);
     if (!strcmp(what, "graph"))
         return cuGraphCreate((CUgraph *)out, 0);
+    if (!strcmp(what, "launch"))
+        return b ? cuGraphLaunch_ptsz((CUgraphExec)a, NULL) : cuGraphLaunch((CUgraphExec)a, STREAM);
+    if (!strcmp(what, "free-node")) {
+        CUgraphNode node;
+        CUgraphNodeParams p = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .free.dptr = node_pointer};
+        CUgraph graph = (CUgraph)a;
+        return b == 0   ? cuGraphAddMemFreeNode(&node, graph, NULL, 0, node_pointer)
+               : b == 1 ? cuGraphAddNode(&node, graph, NULL, 0, &p)
+                        : cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &p);
+    }
     if (!strcmp(what, "ipc")) {
         CUipcMemHandle handle = {{0}};
         memcpy(handle.reserved, &a, sizeof a);
@@ -296,7 +310,7 @@ int main(void) {
         int b = 0;
         sscanf(line, "%31s %63s %llu %d", what, name, &a, &b);
         CUresult result = answer(what, name, a, b, &out);
-        printf("%d %llu 0\n", (int)result, out);
+        printf("%d %llu %llu\n", (int)result, out, (u64)node_pointer);
         fflush(stdout);
     }
     return 0;

@@ -286,6 +286,103 @@ def test_what_a_capture_takes_is_the_graph_s(lease: Lease, client: Client, name:
     assert client.ask(f"take {name}", GIB).code == 0
 
 
+class Graph:
+    """One of 3 GiB in a lease of 4, and its executable form."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        code, self.graph, self.pointer = client.ask("take cuGraphAddMemAllocNode", 3 * GIB)
+        assert code == 0
+        self.executable = 0
+
+    def instantiate(self) -> "Graph":
+        """From here on it can be launched."""
+        self.executable = self.client.ask("keep cuGraphInstantiateWithFlags", self.graph).value
+        return self
+
+    def launch(self, per_thread: int = 0) -> None:
+        """Once."""
+        assert self.client.ask("launch -", self.executable, per_thread).code == 0
+
+    def destroy(self) -> None:
+        """Both forms."""
+        assert self.client.ask("give cuGraphExecDestroy", self.executable).code == 0
+        assert self.client.ask("give cuGraphDestroy", self.graph).code == 0
+
+
+@pytest.mark.parametrize("per_thread", [0, 1])
+@pytest.mark.parametrize("free", ["cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeAsync_ptsz"])
+def test_what_a_launch_took_outlives_the_graph(
+    lease: Lease, client: Client, free: str, per_thread: int
+) -> None:
+    """Launched, not freed, destroyed: it stays charged until the program frees it."""
+    graph = Graph(client).instantiate()
+    graph.launch(per_thread)
+    graph.destroy()
+    assert lease.held() == 3 * GIB
+    assert client.ask("take cuMemAlloc_v2", 2 * GIB).code == OUT_OF_MEMORY
+    assert client.ask(f"give {free}", graph.pointer).code == 0
+    assert lease.held() == 0
+
+
+@pytest.mark.parametrize("free", ["cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeAsync_ptsz"])
+def test_what_was_freed_after_the_last_launch_goes_with_the_graph(
+    lease: Lease, client: Client, free: str
+) -> None:
+    """Three times launched, and freed each time."""
+    graph = Graph(client).instantiate()
+    for _ in range(2):
+        graph.launch()
+        assert client.ask(f"give {free}", graph.pointer).code == 0
+        assert lease.held() == 3 * GIB  # the graph keeps it for its next launch
+    graph.launch()
+    assert client.ask(f"give {free}", graph.pointer).code == 0
+    graph.destroy()
+    assert lease.held() == 0
+
+
+def test_a_launch_after_a_free_takes_again(lease: Lease, client: Client) -> None:
+    """Of three launches two were freed."""
+    graph = Graph(client).instantiate()
+    for free in ("cuMemFree_v2", "cuMemFreeAsync"):
+        graph.launch()
+        assert client.ask(f"give {free}", graph.pointer).code == 0
+    graph.launch()
+    graph.destroy()
+    assert lease.held() == 3 * GIB
+    assert client.ask("give cuMemFreeAsync", graph.pointer).code == 0
+    assert lease.held() == 0
+
+
+@pytest.mark.parametrize("how", [0, 1, 2])
+def test_what_a_node_frees_goes_with_the_graph(lease: Lease, client: Client, how: int) -> None:
+    """A graph that frees what it takes leaves nothing behind, however the node was added."""
+    graph = Graph(client)
+    assert client.ask("free-node -", graph.graph, how).code == 0
+    graph.instantiate()
+    graph.launch()
+    graph.destroy()
+    assert lease.held() == 0
+
+
+def test_what_a_capture_frees_goes_with_the_graph(lease: Lease, client: Client) -> None:
+    """The same by capturing a stream, which is how frameworks make graphs."""
+    graph = Graph(client)
+    assert client.ask("capture -", graph.graph).code == 0
+    assert client.ask("give cuMemFreeAsync", graph.pointer).code == 0
+    assert client.ask("captured -").code == 0
+    graph.instantiate()
+    graph.launch()
+    graph.destroy()
+    assert lease.held() == 0
+
+
+def test_a_graph_that_never_ran_leaves_nothing(lease: Lease, client: Client) -> None:
+    """Its address was reserved, and there was no memory."""
+    Graph(client).instantiate().destroy()
+    assert lease.held() == 0
+
+
 def test_graphs_without_memory_charge_nothing(lease: Lease, client: Client) -> None:
     """Instantiated and destroyed in any order."""
     graph = client.ask("graph -").value

@@ -126,6 +126,9 @@ COVERED_ELSEWHERE = {
     },  # test_shim_interception, _closed
     # below, test_shim_lifetimes and test_shim_simulated
     "NOTES": {
+        "cuGraphAddMemFreeNode",
+        "cuGraphLaunch",
+        "cuGraphLaunch_ptsz",
         "cuMemExportToShareableHandle",
         "cuMemPoolCreate",
         "cuMemPoolDestroy",

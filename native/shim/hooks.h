@@ -146,7 +146,10 @@ NVML_HOOK(nvmlDeviceGetGraphicsRunningProcesses_v3)
 NVML_HOOK(nvmlDeviceGetMPSComputeRunningProcesses)
 NVML_HOOK(nvmlDeviceGetMPSComputeRunningProcesses_v2)
 NVML_HOOK(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+NVML_HOOK(nvmlInternalGetExportTable)
 NVML_USE(nvmlDeviceGetUUID)
+NVML_USE(nvmlSystemGetDriverVersion)
+NVML_USE(fenka_simulated_nvml)
 
 #undef CUDA_HOOK
 #undef CUDA_USE

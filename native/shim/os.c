@@ -74,6 +74,15 @@ bool os_gone(uint32_t pid, uint64_t start_time, uint64_t start_mask) {
     return (line.state == 'Z' || line.state == 'X') && line.threads <= 1;
 }
 
+bool os_program(uint32_t pid, char *path, size_t room) {
+    char link[32];
+    snprintf(link, sizeof link, "/proc/%u/exe", pid);
+    ssize_t n = readlink(link, path, room - 1);
+    if (n > 0)
+        path[n] = 0;
+    return n > 0;
+}
+
 enum os_result os_map(const char *path, size_t bytes, bool writable, void **address) {
     int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)

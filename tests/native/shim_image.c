@@ -1,4 +1,4 @@
-/* What the shim reads out of an image: a file, "data" (all but its size is known, as from a driver's caller) or
+/* With FUZZ a target of libFuzzer. Else what the shim reads out of an image: a file, "data" (all but its size is known, as from a driver's caller) or
  * "file", and "eager" or "lazy". Prints the bytes. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,6 +6,16 @@
 
 #include "image.h"
 
+#ifdef FUZZ
+#include <stdint.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    uint64_t eager = image_bytes(data, size, 0), lazy = image_bytes(data, size, 1);
+    if (lazy > eager)
+        abort();
+    return 0;
+}
+#else
 int main(int argc, char **argv) {
     FILE *file = argc == 4 ? fopen(argv[1], "rb") : NULL;
     char *image = NULL;
@@ -26,3 +36,4 @@ int main(int argc, char **argv) {
     free(image);
     return 0;
 }
+#endif

@@ -170,14 +170,15 @@ CUresult cuCtxDetach(CUcontext context) {
     return ended(REAL(cuCtxDetach)(context), last, &holding);
 }
 
-/* Of all limits this one alone is memory of any size that a program likes: the heap of its kernels' malloc.
- * Setting it again asks for room beside the old one for the length of the call. */
+/* Of all limits these two are memory of any size that a program likes: the heap of its kernels' malloc, and the
+ * buffer of their printf. Setting one again asks for room beside the old one for the length of the call. */
 CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     struct place place;
-    if (limit != CU_LIMIT_MALLOC_HEAP_SIZE)
+    if (limit != CU_LIMIT_MALLOC_HEAP_SIZE && limit != CU_LIMIT_PRINTF_FIFO_SIZE)
         return REAL(cuCtxSetLimit)(limit, value);
     CHARGE_OR_RETURN(&place, place_current(&place), value);
-    return settle(REAL(cuCtxSetLimit)(limit, value), &place, value, HEAP, place.owner);
+    return settle(REAL(cuCtxSetLimit)(limit, value), &place, value, HEAP,
+                  place.owner + (limit == CU_LIMIT_PRINTF_FIFO_SIZE));
 }
 
 /* Every retain counts as a context while the driver is asked; only the first of them stays counted. */

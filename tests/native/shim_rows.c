@@ -257,6 +257,8 @@ static CUresult answer(const char *what, const char *name, u64 a, int b, u64 *ou
         return cuStreamBeginCaptureToGraph(STREAM, (CUgraph)a, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_GLOBAL);
     if (!strcmp(what, "captured"))
         return cuStreamEndCapture(STREAM, (CUgraph *)out);
+    if (!strcmp(what, "printf"))
+        return cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, a);
     if (!strcmp(what, "graph"))
         return cuGraphCreate((CUgraph *)out, 0);
     if (!strcmp(what, "launch"))

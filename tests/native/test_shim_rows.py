@@ -320,6 +320,22 @@ def test_a_smaller_heap_takes_less(make_lease: Make) -> None:
         on.expect(size)
 
 
+def test_kernels_malloc_and_printf_take_beside_each_other(make_lease: Make) -> None:
+    """Of 100 MiB a context of 64 leaves 36 for both, which go with it."""
+    on = scene(make_lease, Takes(context=True))
+    context = on.take("cuCtxCreate_v2").value
+    on.expect(SIZE)
+    assert on.actor.ask("printf -", 37 * MIB).code == OUT_OF_MEMORY
+    assert on.actor.ask("printf -", 20 * MIB).code == 0
+    assert on.take("cuCtxSetLimit", 17 * MIB).code == OUT_OF_MEMORY
+    assert on.take("cuCtxSetLimit", 16 * MIB).code == 0
+    on.expect(SIZE + 36 * MIB)
+    assert on.actor.ask("printf -", 0).code == 0
+    on.expect(SIZE + 16 * MIB)
+    assert on.actor.ask("give cuCtxDestroy_v2", context).code == 0
+    on.expect(0)
+
+
 def test_a_context_destroyed_is_gone_however_often_attached(make_lease: Make) -> None:
     """cuCtxDestroy does not count attachments, as cuCtxDetach does."""
     on = scene(make_lease, TAKES["cuCtxCreate_v2"])

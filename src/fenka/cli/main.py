@@ -363,6 +363,55 @@ def simulate_card(
 
 
 @app.command()
+def node(
+    name: Annotated[
+        str, typer.Option("--name", envvar="NODE_NAME", help="this node's name in the cluster")
+    ],
+    unit: Annotated[
+        str, typer.Option(help="what aliyun.com/gpu-mem: 4 counts: GiB, MiB, 256MiB …")
+    ] = "GiB",
+    simulated: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIRECTORY", help="simulated cards, kept by fenka simulate-node"),
+    ] = None,
+    host_root: Annotated[
+        Path, typer.Option(help="where this process sees the node's own root")
+    ] = Path("/"),
+    kubeconfig: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="instead of the pod's service account"),
+    ] = None,
+    exclusive: Annotated[
+        bool, typer.Option(help="serve nvidia.com/gpu while the node is not shared")
+    ] = True,
+    assume_cdi: Annotated[
+        bool, typer.Option("--assume-cdi", help="containerd 1.7 has enable_cdi set")
+    ] = False,
+) -> None:
+    """Serve this node's cards to its kubelet (runs in a DaemonSet)."""
+    from fenka.cli import nodes
+
+    nodes.node(nodes.Given(name, unit, simulated, host_root, kubeconfig, exclusive, assume_cdi))
+
+
+@app.command("simulate-node")
+def simulate_node(
+    spec: Annotated[str, typer.Argument(help="T4, 'V100-16G*2', FILE.toml")],
+    directory: Annotated[Path, typer.Option(help="where programs find the cards")] = Path(
+        "/run/fenka/simulated"
+    ),
+    name: Annotated[
+        str,
+        typer.Option("--name", envvar="NODE_NAME", help="makes the cards' UUIDs; default: host"),
+    ] = "",
+) -> None:
+    """Keep a node's simulated cards until told to stop."""
+    from fenka.cli import nodes
+
+    nodes.simulate(spec, directory, name)
+
+
+@app.command()
 def demo(
     check: Annotated[bool, typer.Option("--check", help="end after the checks")] = False,
 ) -> None:

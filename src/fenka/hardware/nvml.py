@@ -151,6 +151,12 @@ class Driver:
         return tuple(_reading(handle) for _, handle in _handles())
 
     @_answered()
+    def minor(self, uuid: str) -> int:
+        """N of the card's /dev/nvidiaN, which need not be its index."""
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        return int(pynvml.nvmlDeviceGetMinorNumber(handle))
+
+    @_answered()
     def processes(self) -> tuple[GpuProcess, ...]:
         """Who has a context on which card, by card and process id; each pair once."""
         found: dict[tuple[int, int], GpuProcess] = {}

@@ -74,7 +74,8 @@ def held_by(processes: Collection[Process]) -> tuple[int, ...]:
     )
 
 
-def _size() -> int:
+def size() -> int:
+    """Bytes of the file."""
     return int(layout().sizeof("struct fenka_account"))
 
 
@@ -91,7 +92,7 @@ def create(path: Path) -> None:
     """Makes an empty account that every user may write; FileExistsError when there is a file already."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        os.posix_fallocate(fd, 0, _size())
+        os.posix_fallocate(fd, 0, size())
         os.pwrite(fd, _header(), 0)
         os.fchmod(fd, 0o666)
     finally:

@@ -1,5 +1,6 @@
 """fenka on the cluster, installed through its chart as a user would."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ CHART = Path(__file__).parents[2] / "deploy" / "chart"
 RELEASE = "fenka"
 VALUES = """
 image: {repository: localhost/fenka, tag: e2e, pullPolicy: Never}
-node: {metrics: {enabled: true}}
+node: {metrics: {enabled: false}}
 simulatedCards:
 - {nodeSelector: {fenka.io/simulated: t4}, spec: T4}
 """
@@ -30,6 +31,8 @@ def world(cluster: Cluster) -> Iterator[World]:
     cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
     wait_until("the extender", lambda: ready(cluster), 90)
     yield World(cluster)
+    if os.environ.get("FENKA_E2E_KEEP"):
+        return
     cluster.helm("uninstall", RELEASE, "-n", RELEASE, "--wait")
     cluster.set_scheduler_configuration(None)
 

@@ -1,7 +1,7 @@
 # `make` lists the targets. Each does all its own set-up, into this folder only.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run test check bench clean
+.PHONY: help build run test e2e check bench clean
 
 UV_VERSION := 0.13.8
 UV  := .tools/bin/uv
@@ -22,6 +22,10 @@ run: build ## three notebooks share one card, a fourth waits (CHECK=1: end after
 test: build .venv/.test check ## everything that can be checked on this machine
 	$(BIN)/pytest -n $${FENKA_TEST_WORKERS:-2} --dist worksteal
 	$(BIN)/fenka demo --check
+
+e2e: build .venv/.test ## a real Kubernetes with two nodes, and the tests on it (root; the first time builds it)
+	$(BIN)/python -m e2e build
+	$(BIN)/pytest e2e $${FENKA_E2E_TESTS:-}
 
 check: build .venv/.test ## format, lint, types, who imports whom
 	$(BIN)/ruff format --check --quiet .

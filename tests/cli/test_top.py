@@ -47,7 +47,9 @@ def test_rule_grows_with_the_first_row() -> None:
 
 def test_nodes_with_fewer_cards_show_none() -> None:
     """Unequal nodes line up: a card that is not there is 0/0."""
-    two = NodeRow("b", "10.0.0.2", "<none>", "ready", True, 0, [CardRow(1, 8), CardRow(2.5, 8)])
+    two = NodeRow(
+        "b", "10.0.0.2", "<none>", "ready", True, 0, [CardRow(1, 8), CardRow(2.5, 8, index=1)]
+    )
     one = NodeRow("a", "10.0.0.1", "<none>", "ready", True, 0, [CardRow(0, 4)])
     lines = share_screen([one, two], "GiB")
     assert lines[:3] == [

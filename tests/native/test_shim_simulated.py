@@ -129,6 +129,38 @@ print(json.dumps([codes, int(reserved)]))
     assert seen == [[0, 0, 0, 0, 0], 0]
 
 
+def test_loaded_code_is_charged_as_the_card_does(
+    node: SimulatedNode, uuids: list[str], lease: Lease
+) -> None:
+    """A module and a library with 1 GiB of variables each: what the lease says is what the card says."""
+    text = ".version 7.0 .target sm_75 .global .b8 big[1073741824]; .visible .entry k() { ret; }"
+    used = f"n.nvmlDeviceGetHandleByUUID({uuids[1]!r})"
+    program = f"""
+from cuda.bindings import driver as cu
+cu.cuInit(0)
+cu.cuCtxSetCurrent(cu.cuDevicePrimaryCtxRetain(0)[1])
+text = {text!r}.encode()
+steps = [cu.cuModuleLoadData(text), cu.cuLibraryLoadData(text, [], [], 0, [], [], 0)]
+steps += [cu.cuModuleLoadData(text), cu.cuModuleLoadData(text)]
+free = cu.cuMemGetInfo()[1]
+cu.cuModuleUnload(steps[0][1]); cu.cuLibraryUnload(steps[1][1])
+print(json.dumps([[int(s[0]) for s in steps], free, cu.cuMemGetInfo()[1],
+    n.nvmlDeviceGetMemoryInfo({used}).used]))
+"""
+    gone = 3 * (GIB + len(text))
+    environment = lease.environment()
+    assert python(node, LIST + program, **environment) == [
+        [0, 0, 0, OUT_OF_MEMORY],
+        4 * GIB - 100 * MIB - gone,
+        4 * GIB - 100 * MIB - gone // 3,
+        100 * MIB + gone // 3,
+    ]
+    del environment["LD_PRELOAD"]
+    environment["CUDA_VISIBLE_DEVICES"] = uuids[1]
+    codes, *_, used_there = python(node, LIST + program, **environment)
+    assert (codes, used_there) == ([0, 0, 0, 0], 2 * (GIB + len(text)))
+
+
 def test_a_stranger_s_process_is_not_seen(
     node: SimulatedNode, uuids: list[str], lease: Lease, tmp_path: Path
 ) -> None:

@@ -28,6 +28,26 @@ class Output(StrEnum):
     yaml = "yaml"
 
 
+class Layout(StrEnum):
+    """Of `fenka top node`."""
+
+    fenka = "fenka"
+    arena = "arena"
+
+
+class Mode(StrEnum):
+    """Kinds of nodes, by arena's letters and words."""
+
+    n = "n"
+    none = "none"
+    e = "e"
+    exclusive = "exclusive"
+    t = "t"
+    topology = "topology"
+    s = "s"
+    share = "share"
+
+
 class Isolation(StrEnum):
     """How a slice is enforced."""
 
@@ -59,6 +79,20 @@ DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="go on behind
 IsolationOption = Annotated[
     Isolation,
     typer.Option("--isolation", help="cooperative: by environment alone, a program can undo it"),
+]
+
+
+LocalOption = Annotated[
+    bool, typer.Option("--local", help="this machine, whatever cluster there is")
+]
+ClusterOption = Annotated[bool, typer.Option("--cluster", help="the kubeconfig's cluster")]
+KubeconfigOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--kubeconfig", metavar="FILE", help="else $KUBECONFIG, else ~/.kube/config"),
+]
+ContextOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--context", metavar="NAME", help="of the kubeconfig"),
 ]
 
 
@@ -159,14 +193,73 @@ def stop(
 
 @top.command("node")
 def top_node(
+    names: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[NODE]...", help="only these nodes"),
+    ] = None,
     share: Annotated[bool, typer.Option("-s", "--share", help="memory of shared cards")] = False,
     details: Annotated[bool, typer.Option("-d", "--details", help="one line a program")] = False,
+    layout: Annotated[
+        Layout, typer.Option("--layout", help="arena: as arena 0.7 and later print it")
+    ] = Layout.fenka,
+    mode: Annotated[
+        Optional[Mode],  # noqa: UP045
+        typer.Option("-m", "--mode", help="with --layout arena: nodes of one kind"),
+    ] = None,
+    local: LocalOption = False,
+    cluster: ClusterOption = False,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Show the cards and what is allocated on them."""
+    """Show the cards and what is allocated on them: this machine's, else the cluster's."""
     from fenka.cli import top as screens
+    from fenka.cli.cluster import Where
 
-    screens.node(share=share, details=details, output=output.value)
+    where = Where(local, cluster, kubeconfig, context)
+    look = screens.Look(
+        share=share,
+        details=details,
+        arena=layout is Layout.arena,
+        mode=mode.value if mode else "",
+        names=tuple(names or ()),
+        output=output.value,
+    )
+    screens.node(where, look)
+
+
+@app.command()
+def inspect(
+    node: Annotated[str, typer.Argument(metavar="[NODE]", help="only this node")] = "",
+    details: Annotated[bool, typer.Option("-d", "--details", help="one line a pod")] = False,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Show how a cluster's GPU memory is shared, as `kubectl inspect gpushare` does."""
+    from fenka.cli import inspect as screens
+    from fenka.cli.cluster import Where
+
+    where = Where(cluster=True, kubeconfig=kubeconfig, context=context)
+    screens.inspect(where, node or None, details=details, output=output.value)
+
+
+@app.command()
+def why(
+    pod: Annotated[str, typer.Argument(metavar="POD", help="its name, or NAMESPACE/NAME")],
+    namespace: Annotated[
+        str, typer.Option("-n", "--namespace", help="of the pod; else the context's")
+    ] = "",
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Say why a pod is pending, node by node, and what would help."""
+    from fenka.cli import why as answers
+    from fenka.cli.cluster import Where
+
+    where = Where(cluster=True, kubeconfig=kubeconfig, context=context)
+    answers.explain(where, pod, namespace, output=output.value)
 
 
 @app.command()
@@ -207,6 +300,33 @@ def daemon(
     else:
         given = serving.Given(simulate, policy, unit, tuple(only or ()))
         serving.daemon(given, background=background, resume=resume)
+
+
+@app.command()
+def scheduler(
+    policy: Annotated[
+        str, typer.Option(help="which node and card come first: binpack or spread")
+    ] = "binpack",
+    address: Annotated[str, typer.Option(help="to listen on")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(envvar="PORT", help="to listen on")] = 12345,
+    kubeconfig: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="else the pod's service account, $KUBECONFIG or ~/.kube/config"),
+    ] = None,
+    namespace: Annotated[
+        str, typer.Option(envvar="POD_NAMESPACE", help="of the replicas' lease")
+    ] = "kube-system",
+    lease: Annotated[
+        str, typer.Option(help="by which replicas agree on a leader")
+    ] = "fenka-scheduler",
+    name: Annotated[
+        str, typer.Option(envvar="POD_NAME", help="of this replica, else the host's name")
+    ] = "",
+) -> None:
+    """Serve kube-scheduler as its extender (runs in a cluster)."""
+    from fenka.cli import serving_cluster
+
+    serving_cluster.scheduler((address, port, kubeconfig), policy, (namespace, lease), name)
 
 
 @app.command("simulate-card")

@@ -48,3 +48,23 @@ def show(data: object, output: str) -> bool:
         encoded = msgspec.yaml.encode(data).decode().rstrip("\n")
     print(encoded)
     return True
+
+
+def elastic(lines: Sequence[str]) -> list[str]:
+    """Lines with tabs as Go's tabwriter aligns them (padding 2), which kubectl's and arena's screens show.
+
+    A cell is what a tab ends; a column is a run of lines that have such a cell. What follows the last tab
+    of a line belongs to no column.
+    """
+    cells = [line.split("\t") for line in lines]
+    for column in range(max((len(row) - 1 for row in cells), default=0)):
+        run: list[list[str]] = []
+        for row in [*cells, [""]]:
+            if len(row) > column + 1:
+                run.append(row)
+                continue
+            width = max((len(it[column]) for it in run), default=0) + 2
+            for it in run:
+                it[column] = it[column].ljust(width)
+            run = []
+    return ["".join(row) for row in cells]

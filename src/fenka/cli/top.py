@@ -1,18 +1,39 @@
 """`fenka top node`: arena's layouts (v0.3 to v0.6), columns two blanks apart, in a stable order.
 
-The layouts are drawn from `NodeRow`s, which know nothing of where the numbers come from.
+The layouts are drawn from `NodeRow`s, which know nothing of where the numbers come from: this machine's
+daemon or a cluster's API server. Today's arena's are in `arena.py`, drawn from the same rows.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from fenka.cli import tables
-from fenka.cli.listing import current
+from fenka.cli.cluster import Cluster, Where
+from fenka.cli.errors import Problem
 from fenka.core.units import card_units, format_units, mib_to_units, percent
+from fenka.dialects import gpushare
+from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.sizes import UNITS_MIB
+from fenka.kubernetes.objects import Container, Node, Pod, limit
+from fenka.kubernetes.world import Holding
 from fenka.workstation import protocol
 
-NODE_RULE = "-" * 96
 GIB_MIB = UNITS_MIB["GiB"]
+
+RULE, UNHEALTHY_RULE, SHAREABLE_RULE, BOTH_RULE = 89, 99, 96, 107
+"""Lengths of arena's rule, by the optional columns above it."""
+
+TOPOLOGY = "aliyun.com/gpu"
+"""Extended resource: whole cards, chosen by how they are linked."""
+TOPOLOGY_LABEL = "ack.node.gpu.schedule"
+
+Mode = Literal["none", "exclusive", "topology", "share"]
+MODES: tuple[Mode, ...] = ("none", "exclusive", "topology", "share")
+RESOURCES: dict[Mode, str] = {
+    "exclusive": gpushare.WHOLE,
+    "topology": TOPOLOGY,
+    "share": gpushare.MEMORY,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +42,31 @@ class CardRow:
 
     allocated: float
     total: int
+    index: int = 0
+    healthy: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramRow:
-    """A program (a pod) and its units by card index."""
+    """A program (a pod), its units by card index, and the cards it takes whole.
+
+    pending: units of which no record says on which card they are.
+    """
 
     name: str
     namespace: str
     allocated: dict[int, float]
+    whole: int = 0
+    pending: float = 0
+    status: str = "Running"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A node. `whole` counts its cards that are taken whole."""
+    """A node. `whole` counts its cards that are taken whole, `exclusive` those that only go whole.
+
+    unhealthy: cards that admit nobody. ready: None where the node has not been heard of.
+    """
 
     name: str
     address: str
@@ -44,31 +76,89 @@ class NodeRow:
     whole: int
     cards: list[CardRow]
     programs: list[ProgramRow] = field(default_factory=list)
+    exclusive: int = 0
+    unhealthy: int = 0
+    unit_mib: int = GIB_MIB
+    mode: Mode = "share"
+    ready: bool | None = True
+    schedulable: bool = True
+    trouble: str = ""
 
     @property
     def allocated(self) -> float:
         """Units over all cards."""
-        return sum(card.allocated for card in self.cards)
+        return sum(card.allocated for card in self.cards) + self.pending
+
+    @property
+    def pending(self) -> float:
+        """Units whose card nobody knows."""
+        return sum(program.pending for program in self.programs)
 
     @property
     def total(self) -> int:
         """Units over all cards."""
         return sum(card.total for card in self.cards)
 
+    @property
+    def count(self) -> int:
+        """Its cards, whichever way they are given out."""
+        return max(len(self.cards), self.exclusive)
 
-def node(*, share: bool, details: bool, output: str) -> None:
-    """Print one of the three screens, or the data behind all of them."""
-    world = current()
-    rows, unit = [local_node(world)], "GiB" if world.unit_mib == GIB_MIB else "MiB"
-    if tables.show(rows, output):
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What to show and how; `mode` is a word of arena's or its first letter, "" for all nodes."""
+
+    share: bool = False
+    details: bool = False
+    arena: bool = False
+    mode: str = ""
+    names: tuple[str, ...] = ()
+    output: str = "table"
+
+
+def node(where: Where, look: Look) -> None:
+    """Print a screen, or the data behind it. Raises Problem for nodes that are not there."""
+    rows = rows_of(where)
+    if look.names:
+        missing = set(look.names) - {row.name for row in rows}
+        if missing:
+            raise Problem(f"there is no node {', '.join(sorted(missing))}")
+        rows = [row for row in rows if row.name in look.names]
+    if look.arena:
+        from fenka.cli import arena
+
+        arena.show(rows, look)
         return
-    if not share and not details:
-        lines = nodes_screen(rows)
-    elif details:
-        lines = details_screen(rows, unit)
-    else:
-        lines = share_screen(rows, unit)
-    print("\n".join(lines))
+    if tables.show(rows, look.output):
+        return
+    print("\n".join(_screen(rows, look)))
+    for row in rows:
+        if row.trouble:
+            print(f"{row.name}: {row.trouble}")
+
+
+def _screen(rows: list[NodeRow], look: Look) -> list[str]:
+    unit = unit_name(next((row.unit_mib for row in rows if row.shareable), GIB_MIB))
+    if look.share:
+        return details_screen(rows, unit) if look.details else share_screen(rows, unit)
+    return nodes_details_screen(rows) if look.details else nodes_screen(rows)
+
+
+def unit_name(unit_mib: int) -> str:
+    """As people write it."""
+    return {GIB_MIB: "GiB", 1: "MiB"}.get(unit_mib, f"{unit_mib}MiB")
+
+
+def rows_of(where: Where) -> list[NodeRow]:
+    """The nodes of the world that these options mean, by name."""
+    from fenka.cli import cluster
+
+    here = cluster.local(where)
+    return [local_node(here)] if here is not None else cluster_nodes(cluster.read(where))
+
+
+# ---- this machine ----
 
 
 def local_node(world: protocol.Snapshot) -> NodeRow:
@@ -82,6 +172,7 @@ def local_node(world: protocol.Snapshot) -> NodeRow:
                 piece.card: mib_to_units(piece.memory_mib, sizes[piece.card], world.unit_mib)
                 for piece in job.slices
             },
+            whole=len(job.slices) if job.whole else 0,
         )
         for job in sorted(world.jobs, key=lambda job: job.name)
         if job.slices
@@ -92,56 +183,227 @@ def local_node(world: protocol.Snapshot) -> NodeRow:
         role="<none>",
         status="ready",
         shareable=True,
-        whole=sum(len(job.slices) for job in world.jobs if job.whole),
+        whole=sum(program.whole for program in programs),
         cards=[
             CardRow(
                 sum(program.allocated.get(card.index, 0) for program in programs),
                 card_units(card.memory_mib, world.unit_mib),
+                card.index,
+                card.healthy,
             )
             for card in world.cards
         ],
         programs=programs,
+        unhealthy=sum(not card.healthy for card in world.cards),
+        unit_mib=world.unit_mib,
     )
+
+
+# ---- a cluster ----
+
+
+def cluster_nodes(cluster: Cluster) -> list[NodeRow]:
+    """All nodes, by name; those without a card too."""
+    pods: dict[str, list[Pod]] = {}
+    for pod in cluster.pods:
+        pods.setdefault(pod.spec.node_name, []).append(pod)
+    return [
+        _shared(cluster, it, share, pods.get(it.metadata.name, []))
+        if (share := cluster.world.share(it.metadata.name)) is not None
+        else _whole_cards(cluster, it, pods.get(it.metadata.name, []))
+        for it in cluster.nodes
+    ]
+
+
+def _shared(cluster: Cluster, it: Node, share: Share, pods: list[Pod]) -> NodeRow:
+    programs = [_program(share, held) for held in cluster.world.holdings(share.node.name)]
+    return _row(
+        cluster,
+        it,
+        mode="share",
+        shareable=True,
+        whole=sum(whole_cards(pod, gpushare.WHOLE) for pod in pods),
+        cards=[
+            CardRow(
+                sum(program.allocated.get(card.index, 0) for program in programs),
+                share.units(card.index),
+                card.index,
+                card.healthy,
+            )
+            for card in share.node.cards
+        ],
+        programs=programs,
+        unhealthy=sum(not card.healthy for card in share.node.cards),
+        unit_mib=share.unit_mib,
+    )
+
+
+def _whole_cards(cluster: Cluster, it: Node, pods: list[Pod]) -> NodeRow:
+    topology = it.metadata.labels.get(TOPOLOGY_LABEL) == "topology"
+    mode: Mode = "topology" if topology else "exclusive"
+    resource = RESOURCES[mode]
+    total = _quantity(it.status.allocatable, resource)
+    there = _quantity(it.status.capacity, resource)
+    holders = [
+        ProgramRow(
+            pod.metadata.name, pod.metadata.namespace, {}, whole=count, status=pod.status.phase
+        )
+        for pod in pods
+        if (count := whole_cards(pod, resource))
+    ]
+    return _row(
+        cluster,
+        it,
+        mode=mode if max(total, there) else "none",
+        shareable=False,
+        whole=sum(holder.whole for holder in holders),
+        cards=[],
+        programs=holders,
+        exclusive=max(total, there),
+        unhealthy=max(there - total, 0),
+    )
+
+
+def _row(cluster: Cluster, it: Node, **what: object) -> NodeRow:
+    ready = next((c.status for c in it.status.conditions if c.type == "Ready"), "Unknown")
+    fields: dict[str, object] = {
+        "name": it.metadata.name,
+        "address": it.address,
+        "role": role(it),
+        "status": "ready" if it.ready else "notReady",
+        "ready": {"True": True, "False": False}.get(ready),
+        "schedulable": not it.spec.unschedulable,
+        "trouble": cluster.world.node_trouble(it.metadata.name) or "",
+    }
+    return NodeRow(**{**fields, **what})  # type: ignore[arg-type]
+
+
+def _program(share: Share, holding: Holding) -> ProgramRow:
+    pod = holding.pod
+    name, namespace, phase = pod.metadata.name, pod.metadata.namespace, pod.status.phase
+    if holding.trouble is None:
+        units = gpushare.shown_units(share, holding.placement)
+        return ProgramRow(name, namespace, units, status=phase)
+    return ProgramRow(name, namespace, {}, pending=demanded(share, pod), status=phase)
+
+
+def demanded(share: Share, pod: Pod) -> int:
+    """Units that the pod asks for; all of the node's where that cannot be read."""
+    try:
+        return gpushare.demand(pod.asks)
+    except Unreadable:
+        return share.total
+
+
+def role(node: Node) -> str:
+    """From its labels, as kubectl tells it: `node-role.kubernetes.io/master`."""
+    prefix = "node-role.kubernetes.io/"
+    labels = node.metadata.labels
+    roles = {label.removeprefix(prefix) for label in labels if label.startswith(prefix)}
+    roles.add(labels.get("kubernetes.io/role", ""))
+    return ",".join(sorted(roles - {""})) or "<none>"
+
+
+def whole_cards(pod: Pod, resource: str) -> int:
+    """Cards that the pod takes whole, by its limits: its containers' together, or an init container's."""
+    apps = sum(_limit(it, resource) for it in pod.spec.containers)
+    return max([apps, *(_limit(it, resource) for it in pod.spec.init_containers)])
+
+
+def _limit(container: Container, resource: str) -> int:
+    # Most containers have none; that need not be parsed.
+    if resource not in container.resources.limits:
+        return 0
+    try:
+        return limit(container, resource)
+    except Unreadable:
+        return 0
+
+
+def _quantity(of: dict[str, str], resource: str) -> int:
+    try:
+        return gpushare.quantity(of.get(resource, 0))
+    except Unreadable:
+        return 0
+
+
+# ---- the screens ----
 
 
 def nodes_screen(nodes: list[NodeRow]) -> list[str]:
     """Which nodes have cards, and how many are taken whole."""
-    header = (
-        "NAME",
-        "IPADDRESS",
-        "ROLE",
-        "STATUS",
-        "GPU(Total)",
-        "GPU(Allocated)",
-        "GPU(Shareable)",
-    )
+    sick = any(node.unhealthy for node in nodes)
+    share = any(node.shareable for node in nodes)
+    header = ["NAME", "IPADDRESS", "ROLE", "STATUS", "GPU(Total)", "GPU(Allocated)"]
+    header += ["GPU(Unhealthy)"] if sick else []
+    header += ["GPU(Shareable)"] if share else []
     rows = [
-        (
-            node.name,
-            node.address,
-            node.role,
-            node.status,
-            str(len(node.cards)),
-            str(node.whole),
-            "Yes" if node.shareable else "No",
-        )
+        [
+            *(node.name, node.address, node.role, node.status),
+            *(str(node.count), str(node.whole)),
+            *([str(node.unhealthy)] if sick else []),
+            *(["Yes" if node.shareable else "No"] if share else []),
+        ]
         for node in nodes
     ]
-    taken, total = sum(node.whole for node in nodes), sum(len(node.cards) for node in nodes)
-    return [
+    rule = {
+        (False, False): RULE,
+        (True, False): UNHEALTHY_RULE,
+        (False, True): SHAREABLE_RULE,
+        (True, True): BOTH_RULE,
+    }[sick, share]
+    active = [node for node in nodes if node.status == "ready"]
+    lines = [
         *tables.columns([header, *rows]),
-        NODE_RULE,
+        "-" * rule,
         "Allocated/Total GPUs In Cluster:",
-        f"{taken}/{total} ({percent(taken, total)}%)",
+        _of(sum(node.whole for node in nodes), sum(node.count for node in nodes)),
     ]
+    if len(active) < len(nodes):
+        lines += [
+            "Allocated/Total GPUs(Active) In Cluster:",
+            _of(sum(node.whole for node in active), sum(node.count for node in active)),
+        ]
+    if sick:
+        lines += [
+            "Unhealthy/Total GPUs In Cluster:",
+            _of(sum(node.unhealthy for node in nodes), sum(node.count for node in nodes)),
+        ]
+    return lines
+
+
+def nodes_details_screen(nodes: list[NodeRow]) -> list[str]:
+    """Each node with cards, and who takes them whole."""
+    lines: list[str] = ["", ""]
+    for node in nodes:
+        if not node.count:
+            continue
+        holders = [program for program in node.programs if program.whole]
+        table = [
+            ("NAMESPACE", "NAME", "GPU REQUESTS"),
+            *((holder.namespace, holder.name, str(holder.whole)) for holder in holders),
+        ]
+        summary = [
+            (f"Total GPUs In Node {node.name}:", str(node.count)),
+            (f"Allocated GPUs In Node {node.name}:", _share_of(node.whole, node.count)),
+        ]
+        summary += [("If Node is Shareable :", "Yes")] if node.shareable else []
+        head = [("NAME:", node.name), ("IPADDRESS:", node.address), ("ROLE:", node.role)]
+        lines += [*tables.columns(head), ""]
+        lines += [*tables.columns(table), ""] if holders else []
+        lines += [*tables.columns(summary), "-" * RULE, ""]
+    taken, total = sum(node.whole for node in nodes), sum(node.count for node in nodes)
+    return [*lines, f"Allocated/Total GPUs In Cluster:  {_of(taken, total)}"]
 
 
 def share_screen(nodes: list[NodeRow], unit: str) -> list[str]:
     """Each sharing node's cards: units allocated of units there are."""
     shared = [node for node in nodes if node.shareable]
-    most = max((len(node.cards) for node in shared), default=0)
+    most = max((_width(node) for node in shared), default=0)
     header = ["NAME", "IPADDRESS", *(f"GPU{index}(Allocated/Total)" for index in range(most))]
-    rows = [_share_cells(node, most) for node in shared]
+    pending = any(node.pending for node in shared)
+    header += ["PENDING(Allocated)"] if pending else []
+    rows = [_share_cells(node, most, pending=pending) for node in shared]
     return [*tables.columns([header, *rows]), *_total(shared, unit, most)]
 
 
@@ -150,17 +412,21 @@ def details_screen(nodes: list[NodeRow], unit: str) -> list[str]:
     shared = [node for node in nodes if node.shareable]
     lines: list[str] = []
     for node in shared:
-        indexes = range(len(node.cards))
+        indexes = range(_width(node))
         header = ["NAME", "NAMESPACE", *(f"GPU{index}(Allocated)" for index in indexes)]
+        header += ["Pending(Allocated)"] if node.pending else []
         rows = [
             [
                 program.name,
                 program.namespace,
                 *(format_units(program.allocated.get(index, 0)) for index in indexes),
+                *([format_units(program.pending)] if node.pending else []),
             ]
             for program in node.programs
         ]
         share = percent(node.allocated, node.total)
+        # One node looks as in arena; the next begins a line below.
+        lines += [""] if lines else []
         lines += [
             *tables.columns([["NAME:", node.name], ["IPADDRESS:", node.address]]),
             "",
@@ -172,17 +438,26 @@ def details_screen(nodes: list[NodeRow], unit: str) -> list[str]:
                 ]
             ),
         ]
-    return [*lines, *_total(shared, unit, max((len(node.cards) for node in shared), default=0))]
+    return [*lines, *_total(shared, unit, max((_width(node) for node in shared), default=0))]
 
 
-def _share_cells(node: NodeRow, width: int) -> list[str]:
-    cards = [f"{format_units(card.allocated)}/{card.total}" for card in node.cards]
-    return [node.name, node.address, *cards, *["0/0"] * (width - len(cards))]
+def _width(node: NodeRow) -> int:
+    """Columns that its cards take."""
+    return max((card.index + 1 for card in node.cards), default=0)
+
+
+def _share_cells(node: NodeRow, width: int, *, pending: bool = False) -> list[str]:
+    cells = ["0/0"] * width
+    for card in node.cards:
+        cells[card.index] = f"{format_units(card.allocated)}/{card.total}"
+    unplaced = [format_units(node.pending) if node.pending else ""] if pending else []
+    return [node.name, node.address, *cells, *unplaced]
 
 
 def _total(nodes: list[NodeRow], unit: str, width: int) -> list[str]:
     """The rule is arena's: the first row's cells, each ended by a tab, a newline, and 20."""
-    first = _share_cells(nodes[0], width) if nodes else []
+    pending = any(node.pending for node in nodes)
+    first = _share_cells(nodes[0], width, pending=pending) if nodes else []
     rule = sum(len(cell) + 1 for cell in first) + 1 + 20
     allocated, total = sum(node.allocated for node in nodes), sum(node.total for node in nodes)
     return [
@@ -190,3 +465,11 @@ def _total(nodes: list[NodeRow], unit: str, width: int) -> list[str]:
         "Allocated/Total GPU Memory In GPUShare Node:",
         f"{format_units(allocated)}/{total} ({unit}) ({percent(allocated, total)}%)",
     ]
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part}/{whole} ({percent(part, whole)}%)"
+
+
+def _share_of(part: int, whole: int) -> str:
+    return f"{part} ({percent(part, whole)}%)"

@@ -17,7 +17,7 @@ from enum import Enum, auto
 from fractions import Fraction
 
 from fenka.core.cards import Card, Node
-from fenka.core.requests import Placement, Slice
+from fenka.core.requests import BadRequest, Memory, Placement, Request, Slice
 from fenka.core.units import card_units, mib_to_units, units_to_mib
 
 MEMORY = "aliyun.com/gpu-mem"
@@ -113,6 +113,34 @@ def demand(asks: Iterable[Ask]) -> int:
     return max(peak, sidecars + apps)
 
 
+def card_count(labels: Mapping[str, str]) -> int:
+    """Cards that a pod wants its units shared out over, by its label `aliyun.com/gpu-count`; else 1.
+
+    Raises Unreadable.
+    """
+    text = labels.get(COUNT, "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise Unreadable(f"label {COUNT} is {text!r}, not a number of cards")
+    return int(text)
+
+
+def read_request(asks: Sequence[Ask], labels: Mapping[str, str], unit_mib: int) -> Request | None:
+    """What a pod asks for on nodes whose unit this is; None if it asks for nothing.
+
+    Raises Unreadable, also where units cannot be shared out over the cards evenly.
+    """
+    units = demand(asks)
+    if units == 0:
+        return None
+    cards = card_count(labels)
+    if any(ask.units % cards for ask in asks):
+        raise Unreadable(f"its units cannot be shared out evenly over {cards} cards")
+    try:
+        return Request(Memory(units // cards, unit_mib), cards=cards)
+    except BadRequest as why:
+        raise Unreadable(str(why)) from None
+
+
 # ---- nodes ----
 
 
@@ -152,6 +180,16 @@ def sharing(labels: Mapping[str, str]) -> bool:
         written = " and ".join(f"{label}={value}" for label, value in said.items())
         raise Unreadable(f"the labels {written} contradict each other: keep one of them")
     return "true" in said.values()
+
+
+def admits(labels: Mapping[str, str]) -> None:
+    """Raises Unreadable, with the reason, where a node's labels turn new pods away.
+
+    A node without any of the labels admits: gpushare's extender never looked at them.
+    """
+    if any(label in labels for label in SHARING_LABELS) and not sharing(labels):
+        said = next(label for label in SHARING_LABELS if label in labels)
+        raise Unreadable(f"its label {said}={labels[said]} takes it out of sharing")
 
 
 def write_inventory(cards: Sequence[Card], unit_mib: int) -> str:
@@ -291,21 +329,28 @@ def _units(value: object) -> int:
     return value
 
 
-def units_by_card(allocation: Allocation, asks: Sequence[Ask]) -> dict[int, int]:
+def units_by_card(
+    allocation: Allocation, asks: Sequence[Ask], cards: Iterable[int] = ()
+) -> dict[int, int]:
     """Units that the pod holds of each card, at its peak.
 
-    Init containers are in no record: on one card the pod holds what the most demanding moment needs.
+    Init containers and sidecars are in no record: what they need beyond it is shared out over the pod's cards
+    where these hold alike, else counted on each. `cards` are the pod's where its record names none.
+    Raises Unreadable.
     """
     total: dict[int, int] = {}
-    for cards in allocation.values():
-        for index, units in cards.items():
+    for by_card in allocation.values():
+        for index, units in by_card.items():
             total[index] = total.get(index, 0) + units
-    if len(total) == 1:
-        (index,) = total
-        return {index: max(total[index], demand(asks))}
-    if not total and (peak := demand(asks)):
-        raise Unreadable(f"the record names no card, the pod needs {peak} units")
-    return {index: units for index, units in total.items() if units}
+    peak = demand(asks)
+    if not total and peak:
+        total = dict.fromkeys(cards, 0)
+        if not total:
+            raise Unreadable(f"the record names no card, the pod needs {peak} units")
+    beyond = max(peak - sum(total.values()), 0)
+    if len(set(total.values())) == 1:
+        beyond = -(-beyond // len(total))
+    return {index: units + beyond for index, units in total.items() if units + beyond}
 
 
 def read_placement(
@@ -321,7 +366,8 @@ def read_placement(
     cards = {card.index: card for card in share.node.cards}
     uuids = _read_uuids(annotations.get(CARDS, "{}"))
     slices = []
-    for index, units in sorted(units_by_card(allocation, asks).items()):
+    named = uuids or ([int(annotations[IDX])] if annotations.get(IDX, "").isdecimal() else [])
+    for index, units in sorted(units_by_card(allocation, asks, named).items()):
         card = cards.get(index)
         if card is None:
             raise Unreadable(f"the pod's card {index} is not one of the {len(cards)} of its node")

@@ -26,6 +26,9 @@ TIMEOUT_S = 10.0
 MERGE = "application/merge-patch+json"
 JSON = "application/json"
 
+SILENCE_S = 90.0
+"""A watch that says nothing for so long is taken to be broken: servers send a bookmark about every minute."""
+
 _PAGE = 500
 
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
@@ -151,7 +154,7 @@ class Api:
         }
         # A server that went away without a word must not be waited for for ever.
         patience = aiohttp.ClientTimeout(
-            total=None, sock_connect=TIMEOUT_S, sock_read=float(seconds) + TIMEOUT_S
+            total=None, sock_connect=TIMEOUT_S, sock_read=min(float(seconds), SILENCE_S) + TIMEOUT_S
         )
         try:
             async with await self._send("GET", path, query, timeout=patience) as answer:
@@ -162,17 +165,31 @@ class Api:
             raise NoCluster(f"the watch of {self.server}{path} broke off: {why}") from None
 
     async def patch(
-        self, path: str, kind: type[T], body: Mapping[str, Any], content_type: str = MERGE
+        self,
+        path: str,
+        kind: type[T],
+        body: Mapping[str, Any],
+        content_type: str = MERGE,
+        within_s: float | None = None,
     ) -> T:
         """Change parts of an object; with metadata.resourceVersion, only of that version.
 
         Raises Refused, NoCluster.
         """
-        return _decoded(await self._call("PATCH", path, {}, body, content_type), kind)
+        data = await self._call("PATCH", path, {}, body, content_type, within_s=within_s)
+        return _decoded(data, kind)
 
-    async def create(self, path: str, kind: type[T], body: Mapping[str, Any]) -> T:
-        """Add an object to a collection, or post to a subresource. Raises Refused, NoCluster."""
-        return _decoded(await self._call("POST", path, {}, body), kind)
+    async def create(
+        self, path: str, kind: type[T], body: Mapping[str, Any], within_s: float | None = None
+    ) -> T:
+        """Add an object to a collection, or post to a subresource.
+
+        within_s: how long to wait, and how long the server may go on trying: afterwards nothing more happens.
+        Raises Refused, NoCluster.
+        """
+        # The server counts whole milliseconds as Go writes them; its own limit is the same as ours.
+        query = {} if within_s is None else {"timeout": f"{max(int(within_s * 1000), 1)}ms"}
+        return _decoded(await self._call("POST", path, query, body, within_s=within_s), kind)
 
     async def replace(self, path: str, kind: type[T], body: Mapping[str, Any]) -> T:
         """Put an object of fenka's own in place of what is there. Raises Refused, NoCluster."""
@@ -189,9 +206,11 @@ class Api:
         query: Mapping[str, str | int],
         body: Mapping[str, Any] | None = None,
         content_type: str = JSON,
+        within_s: float | None = None,
     ) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=within_s or TIMEOUT_S)
         try:
-            async with await self._send(method, path, query, body, content_type) as answer:
+            async with await self._send(method, path, query, body, content_type, timeout) as answer:
                 await _refuse(answer)
                 return await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as why:

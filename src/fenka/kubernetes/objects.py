@@ -3,6 +3,7 @@
 Unknown fields are passed over, so that newer servers are no trouble; nothing is ever written back whole.
 """
 
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -196,3 +197,8 @@ class Status(Object):
     reason: str = ""
     code: int = 0
     details: dict[str, Any] | None = None
+
+
+def micro_time(moment: datetime) -> str:
+    """As Kubernetes writes a MicroTime; the moment is in UTC."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

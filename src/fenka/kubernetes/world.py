@@ -47,6 +47,7 @@ class World:
         self._by_node: dict[str, set[str]] = {}
         self._holdings: dict[str, Holding] = {}
         self._tally = Tally()
+        self._generations: dict[str, int] = {}
         for node in nodes:
             self.set_node(node)
         for pod in pods:
@@ -81,8 +82,17 @@ class World:
         return [self._objects[name] for name in sorted(self._objects)]
 
     def node_trouble(self, name: str) -> str | None:
-        """Why a node that seems to share cannot be used."""
+        """Why nothing new may be placed on a node that seems to share: its record, or its labels."""
         return self._troubles.get(name)
+
+    def generation(self, node: str) -> int:
+        """Changes whenever anything does that a judgement of this node depends on."""
+        return self._generations.get(node, 0)
+
+    def is_assumed(self, uid: str) -> bool:
+        """Whether the pod holds by an assumption that the server has not shown bound yet."""
+        claim = self._claims.get(uid)
+        return claim is not None and claim.placement is not None
 
     def holding(self, uid: str) -> Holding | None:
         """What the pod with this UID holds of a sharing node."""
@@ -99,8 +109,12 @@ class World:
 
     def set_node(self, node: Node) -> None:
         """The node is new, or is so now."""
-        self._objects[node.metadata.name] = node
-        self._reread(node.metadata.name)
+        name = node.metadata.name
+        known = self._objects.get(name)
+        self._objects[name] = node
+        if known is None or known.metadata.labels != node.metadata.labels:
+            self._touch(name)
+        self._reread(name)
 
     def forget_node(self, name: str) -> None:
         """The node is gone. Its pods' claims stay until they go too."""
@@ -142,6 +156,24 @@ class World:
         if claim is not None and claim.placement is not None:
             self.forget_pod(uid)
 
+    def resync_pods(self, pods: Iterable[Pod]) -> None:
+        """These are all pods there are: what others held is free. Assumptions of pods that are there stay."""
+        pods = list(pods)
+        there = {pod.metadata.uid for pod in pods}
+        for uid in [uid for uid in self._claims if uid not in there]:
+            self.forget_pod(uid)
+        for pod in pods:
+            self.set_pod(pod)
+
+    def resync_nodes(self, nodes: Iterable[Node]) -> None:
+        """These are all nodes there are."""
+        nodes = list(nodes)
+        there = {node.metadata.name for node in nodes}
+        for name in [name for name in self._objects if name not in there]:
+            self.forget_node(name)
+        for node in nodes:
+            self.set_node(node)
+
     def _claim(self, claim: _Claim) -> None:
         self.forget_pod(claim.pod.metadata.uid)
         self._claims[claim.pod.metadata.uid] = claim
@@ -153,11 +185,16 @@ class World:
         if holding is not None:
             self._holdings[claim.pod.metadata.uid] = holding
             self._tally.add(holding.placement)
+            self._touch(claim.node)
 
     def _drop(self, uid: str) -> None:
         holding = self._holdings.pop(uid, None)
         if holding is not None:
             self._tally.remove(holding.placement)
+            self._touch(holding.placement.node)
+
+    def _touch(self, node: str) -> None:
+        self._generations[node] = self._generations.get(node, 0) + 1
 
     def _holding_of(self, claim: _Claim) -> Holding | None:
         share = self._shares.get(claim.node)
@@ -169,16 +206,19 @@ class World:
 
     def _reread(self, name: str) -> None:
         """The node's cards or units may be others now: read its pods' records again."""
-        before = self._shares.pop(name, None)
-        self._troubles.pop(name, None)
+        before, trouble = self._shares.pop(name, None), self._troubles.pop(name, None)
         node = self._objects.get(name)
         if node is not None:
             try:
                 share = gpushare.read_node(name, node.metadata.annotations, node.status.allocatable)
                 if share is not None:
                     self._shares[name] = gpushare.without(share, self._sick.get(name, frozenset()))
+                    # Its labels may turn new pods away; what is held stays held.
+                    gpushare.admits(node.metadata.labels)
             except Unreadable as why:
                 self._troubles[name] = str(why)
+        if self._shares.get(name) != before or self._troubles.get(name) != trouble:
+            self._touch(name)
         if self._shares.get(name) != before:
             for uid in self._by_node.get(name, ()):
                 self._drop(uid)

@@ -1,0 +1,556 @@
+"""The cluster: a control plane and nodes, each a machine of its own, on one network.
+
+with Cluster(state) as cluster:
+    cluster.apply(text)
+    cluster.wait_for_pod("web")
+    print(cluster.kubectl("get", "pods", "-A"))
+    cluster.node("sd-cluster-04").restart_kubelet()
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from ipaddress import ip_interface
+from pathlib import Path
+from typing import Any, Self
+
+from e2e import configuration
+from e2e.images import copy_store
+from e2e.keeper import REPOSITORY, hierarchies
+from e2e.machine import ClusterError, Machine, missing_programs, run, tail, wait_until
+from e2e.pki import Authority
+from e2e.programs import BuildError, directories
+
+# Of this checkout: clusters of several checkouts may run side by side.
+STATE = Path(f"/var/tmp/fenka-e2e-{hashlib.sha256(str(REPOSITORY).encode()).hexdigest()[:6]}")
+CONTROL_PLANE = "control-plane"
+NUMBERS = itertools.count(1)
+NEEDED = (
+    "unshare",
+    "nsenter",
+    "setpriv",
+    "pivot_root",
+    "ip",
+    "iptables",
+    "openssl",
+    "runc",
+)
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """The name and the address of a node. All addresses are in one /24 with the control plane's."""
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which machines there are."""
+
+    nodes: tuple[NodeSpec, ...] = (
+        NodeSpec("sd-cluster-04", "192.168.1.214"),
+        NodeSpec("sd-cluster-05", "192.168.1.215"),
+    )
+    control_plane: str = "192.168.1.200"
+
+    def pods(self, number: int) -> str:
+        """The pod subnet of one node."""
+        return f"10.77.{number + 1}.0/24"
+
+
+class Node(Machine):
+    """A node: containerd, kubelet and kube-proxy in namespaces of their own.
+
+    Its pid namespace is what a hostPID pod sees, its root what a hostPath volume shows. Daemons are
+    "containerd", "kubelet" and "kube-proxy"; see Machine for kill, start_again, restart, log and run.
+    """
+
+    def __init__(self, cluster: "Cluster", spec: NodeSpec, number: int) -> None:
+        super().__init__(cluster.state, spec.name, spec.address)
+        self.cluster = cluster
+        self.number = number
+
+    def ctr(self, *argv: str, timeout: float = 60) -> str:
+        """Run ctr in the namespace that the kubelet's containers are in."""
+        command = ("ctr", "--address", configuration.CONTAINERD, "-n", "k8s.io", *argv)
+        return self.run(*command, timeout=timeout)
+
+    def import_image(self, archive: Path, timeout: float = 120) -> None:
+        """Load a docker or OCI archive, so that pods can use it without a registry."""
+        self.ctr("images", "import", str(archive.resolve()), timeout=timeout)
+
+    def start_containerd(self) -> None:
+        """Start it and wait for its answer."""
+        cni, runc = directories()[0], shutil.which("runc", path="/usr/sbin:/usr/bin:/sbin:/bin")
+        settings = self.place.folder / "containerd.toml"
+        settings.write_text(configuration.containerd(cni, runc or "runc"))
+        network = self.place.folder / "disk" / "etc" / "cni" / "net.d" / "10-pods.conflist"
+        network.parent.mkdir(parents=True, exist_ok=True)
+        network.write_text(configuration.pod_network(self.cluster.layout.pods(self.number)))
+        self.start("containerd", ["containerd", "--config", str(settings)])
+        self.wait_for_containerd()
+
+    def wait_for_containerd(self) -> None:
+        """Until it answers."""
+
+        def answers() -> bool:
+            try:
+                self.ctr("version")
+            except ClusterError:
+                return False
+            return True
+
+        wait_until(f"{self.name}: containerd", answers, 30, self.log("containerd"))
+
+    def start_kubelet(self) -> None:
+        """Start the kubelet and kube-proxy."""
+        pki = self.cluster.state / "pki"
+        settings = self.place.folder / "kubelet.yaml"
+        settings.write_text(configuration.kubelet(pki, self.name))
+        kubelet = ["kubelet", f"--config={settings}", f"--node-ip={self.address}"]
+        kubelet += [f"--kubeconfig={pki}/kubelet-{self.name}.kubeconfig"]
+        self.start("kubelet", [*kubelet, f"--hostname-override={self.name}"])
+        self.cluster.start_kube_proxy(self, self.name)
+
+    def restart_kubelet(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kill the kubelet and start it again; returns when it has reported the node Ready again."""
+        began = time.time()
+        self.restart("kubelet", number)
+        self.wait_until_ready(since=began)
+
+    def restart_containerd(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kill containerd and start it again; containers live on."""
+        self.restart("containerd", number)
+        self.wait_for_containerd()
+
+    def reboot(self) -> None:
+        """Switch the node off and on; returns when it is Ready again."""
+        owner = self.cluster.owner
+        self.power_off()
+        self.power_on(owner)
+        self.cluster.connect(self)
+        self.start_containerd()
+        began = time.time()
+        self.start_kubelet()
+        self.wait_until_ready(since=began)
+
+    def is_ready(self, since: float = 0) -> bool:
+        """Whether the node is Ready, and its kubelet has been heard after `since` (by time.time)."""
+        path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
+        if self.cluster.kubectl("get", "node", self.name, "-o", path) != "True":
+            return False
+        if not since:
+            return True
+        lease = self.cluster.get("lease", self.name, "kube-node-lease")
+        renewed = datetime.fromisoformat(lease["spec"]["renewTime"])
+        return self.runs("kubelet") and renewed.timestamp() >= since
+
+    def wait_until_ready(self, seconds: float = 60, since: float = 0) -> None:
+        """Until the node is Ready."""
+        what = f"{self.name}: Ready"
+        wait_until(what, lambda: self.is_ready(since), seconds, self.log("kubelet"))
+
+
+class Cluster:
+    """A whole cluster in one state directory; `with` starts it and takes it down again.
+
+    `owner` is a process: when it is gone, by whatever death, so is the cluster.
+    """
+
+    def __init__(
+        self,
+        state: Path = STATE,
+        layout: Layout | None = None,
+        owner: int | None = None,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self.state = state.resolve()
+        self.layout = layout or Layout()
+        self.owner = owner
+        self.say = say
+        self.began = time.monotonic()
+        self.control_plane = Machine(self.state, CONTROL_PLANE, self.layout.control_plane)
+        self.nodes = [Node(self, spec, number) for number, spec in enumerate(self.layout.nodes)]
+
+    def __enter__(self) -> Self:
+        try:
+            self.up()
+        except BaseException:
+            self.down()
+            raise
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.down()
+
+    @classmethod
+    def attach(cls, state: Path = STATE) -> Self:
+        """The cluster that runs in a state directory, started by whomever."""
+        try:
+            record = json.loads((state / "layout.json").read_text())
+        except FileNotFoundError as error:
+            raise ClusterError(
+                f"no cluster in {state}: start one with `python -m e2e up`"
+            ) from error
+        specs = tuple(NodeSpec(**each) for each in record["nodes"])
+        return cls(state, Layout(specs, record["control_plane"]))
+
+    # Up and down.
+
+    def up(self, images: Path | None = None, scheduler_configuration: str | None = None) -> None:
+        """Start everything; returns when all nodes are Ready and pods can be created.
+
+        `images` is what e2e.images.image_store() returns. A cluster that runs in this state directory
+        is taken down first.
+        """
+        self.began = time.monotonic()
+        self.require()
+        self.down()
+        shutil.rmtree(self.state, ignore_errors=True)
+        self.state.mkdir(parents=True)
+        (self.state / "layout.json").write_text(json.dumps(asdict(self.layout)))
+        with ThreadPoolExecutor() as together:
+            certificates = together.submit(self.make_certificates)
+            machines = [
+                together.submit(each.power_on, self.owner)
+                for each in (self.control_plane, *self.nodes)
+            ]
+            for each in machines:
+                each.result()
+            self.timeline("namespaces")
+            self.make_network()
+            certificates.result()
+            self.timeline("certificates and network")
+            loaded = [together.submit(self.prepare, node, images) for node in self.nodes]
+            self.start_apiserver()
+            self.timeline("apiserver ready")
+            self.start_controllers(scheduler_configuration)
+            for future in loaded:
+                future.result()
+            self.timeline("containerd ready")
+            for node in self.nodes:
+                node.start_kubelet()
+            for node in self.nodes:
+                node.wait_until_ready()
+            self.timeline("nodes Ready")
+            self.wait_for_service_account("default")
+        self.timeline("up")
+
+    def down(self) -> None:
+        """End every process; take away namespaces, mounts, cgroups and kernel settings. Logs stay."""
+        names = [each.parent.name for each in self.state.glob("machines/*/machine.json")]
+        with ThreadPoolExecutor() as together:
+            list(
+                together.map(lambda name: Machine(self.state, name, "").power_off(), sorted(names))
+            )
+        shutil.rmtree(self.state / "machines", ignore_errors=True)
+        shutil.rmtree(self.state / "etcd", ignore_errors=True)
+        (self.state / "layout.json").unlink(missing_ok=True)
+
+    def timeline(self, what: str) -> None:
+        """Say how far it is."""
+        self.say(f"{time.monotonic() - self.began:6.2f} s  {what}")
+
+    def prepare(self, node: Node, images: Path | None) -> None:
+        """What a node can do before there is an apiserver."""
+        if images:
+            copy_store(images, node.place.folder / "disk" / "var" / "lib" / "containerd")
+        node.start_containerd()
+
+    @staticmethod
+    def require() -> None:
+        """ClusterError with one clear sentence when this machine cannot run a cluster."""
+        if os.geteuid() != 0:
+            raise ClusterError("a cluster in namespaces needs root")
+        if missing := missing_programs(*NEEDED):
+            raise ClusterError(f"not installed: {', '.join(missing)}")
+        probe = ["unshare", "--net", "--pid", "--mount", "--fork", "true"]
+        if subprocess.run(probe, capture_output=True, check=False).returncode:
+            raise ClusterError("this machine allows no namespaces (`unshare --net` is refused)")
+        if "memory" not in hierarchies():
+            raise ClusterError(
+                "this machine has no cgroup v1 `memory` hierarchy, the only kind tried"
+            )
+        try:
+            directories()
+        except BuildError as error:
+            raise ClusterError(str(error)) from error
+
+    # The parts.
+
+    def make_certificates(self) -> None:
+        """Everybody's identity; real RBAC applies, so a missing right shows."""
+        address = self.layout.control_plane
+        server = f"https://{address}:6443"
+        authority = Authority(self.state / "pki")
+        authority.token_keys()
+        names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"]
+        names.append("kubernetes.default.svc.cluster.local")
+        authority.server("apiserver", names, ["127.0.0.1", configuration.API_SERVICE, address])
+        masters = "system:masters"
+        authority.client("admin", "admin", masters, server)
+        authority.client("apiserver-kubelet-client", "apiserver", masters, server)
+        authority.client("controller-manager", "system:kube-controller-manager", None, server)
+        authority.client("scheduler", "system:kube-scheduler", None, server)
+        authority.client("kube-proxy", "system:kube-proxy", None, server)
+        for node in self.layout.nodes:
+            serving = f"kubelet-serving-{node.name}"
+            authority.server(serving, [node.name], [node.address, "127.0.0.1"])
+            user = f"system:node:{node.name}"
+            authority.client(f"kubelet-{node.name}", user, "system:nodes", server)
+
+    def make_network(self) -> None:
+        """One bridge, in the control plane's machine, is the wire that all machines share."""
+        batch(
+            self.control_plane,
+            "link add lan type bridge",
+            f"address add {self.control_plane.address}/24 dev lan",
+            "link set lan up",
+            # Any way out will do: kube-proxy sends it to a pod before it leaves.
+            f"route add {configuration.SERVICES} dev lan",
+        )
+        # The control plane's kernel forwards nothing, but its kube-proxy answers on 127.0.0.1 too.
+        set_kernel(self.control_plane, "net.ipv4.ip_forward", "1")
+        for node in self.nodes:
+            self.connect(node)
+
+    def connect(self, node: Node) -> None:
+        """Plug a node into the wire and tell it, and the control plane, where everybody's pods are."""
+        link = f"node{node.number}"
+        batch(
+            self.control_plane,
+            f"link add {link} type veth peer name eth0 netns {node.first_process}",
+            f"link set {link} master lan",
+            f"link set {link} up",
+            f"route replace {self.layout.pods(node.number)} via {node.address} onlink dev lan",
+        )
+        others = [each for each in self.nodes if each is not node]
+        batch(
+            node,
+            f"address add {ip_interface(node.address + '/24')} dev eth0",
+            "link set eth0 up",
+            f"route add default via {self.control_plane.address}",
+            *(f"route add {self.layout.pods(each.number)} via {each.address}" for each in others),
+        )
+        set_kernel(node, "net.ipv4.ip_forward", "1")
+
+    def start_apiserver(self) -> None:
+        """Start etcd and the apiserver; wait until it is ready."""
+        plane, pki = self.control_plane, self.state / "pki"
+        plane.start("etcd", configuration.etcd(self.state / "etcd"))
+        plane.start("kube-apiserver", configuration.apiserver(pki, plane.address))
+        self.wait_for_apiserver()
+
+    def wait_for_apiserver(self) -> None:
+        """Until it says that it is ready."""
+
+        def ready() -> bool:
+            return self.kubectl("get", "--raw=/readyz") == "ok"
+
+        wait_until("the apiserver", ready, 60, self.control_plane.log("kube-apiserver"))
+
+    def start_controllers(self, scheduler_configuration: str | None) -> None:
+        """Start the controller manager, the scheduler and the control plane's kube-proxy."""
+        plane, pki = self.control_plane, self.state / "pki"
+        plane.start("kube-controller-manager", configuration.controller_manager(pki))
+        written = self.write_scheduler_configuration(scheduler_configuration)
+        plane.start("kube-scheduler", ["kube-scheduler", f"--config={written}", "--v=2"])
+        # The control plane is no node of its own. kube-proxy there serves the scheduler and the tests:
+        # it takes a node's name only because it waits half a minute for one that does not exist.
+        self.start_kube_proxy(plane, self.layout.nodes[0].name)
+        role = self.kubectl
+        role(
+            "create",
+            "clusterrolebinding",
+            "e2e:kubelet-api",
+            "--clusterrole=system:node-proxier",
+            "--user=system:kube-proxy",
+        )
+
+    def start_kube_proxy(self, machine: Machine, node: str) -> None:
+        """Services of the cluster work on this machine."""
+        settings = machine.place.folder / "kube-proxy.yaml"
+        kubeconfig = self.state / "pki" / "kube-proxy.kubeconfig"
+        settings.write_text(configuration.kube_proxy(kubeconfig, node))
+        machine.start("kube-proxy", ["kube-proxy", f"--config={settings}"])
+
+    def wait_for_service_account(self, namespace: str) -> None:
+        """Until pods may be created in a namespace."""
+
+        def there() -> bool:
+            return bool(self.get("serviceaccount", "default", namespace))
+
+        wait_until(f"the default ServiceAccount of {namespace}", there)
+
+    def write_scheduler_configuration(self, text: str | None) -> Path:
+        """Put it where the scheduler reads it."""
+        written = self.state / "scheduler.yaml"
+        kubeconfig = self.state / "pki" / "scheduler.kubeconfig"
+        written.write_text(configuration.scheduler(kubeconfig, text))
+        return written
+
+    # For tests.
+
+    @contextmanager
+    def namespace(self, name: str) -> Iterator[str]:
+        """A new namespace, in which pods can be created; at the end its pods are gone, at once."""
+        chosen = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] + f"-{next(NUMBERS)}"
+        self.kubectl("create", "namespace", chosen)
+        try:
+            self.wait_for_service_account(chosen)
+            yield chosen
+        finally:
+            kinds = "deployments,daemonsets,statefulsets,replicasets,jobs,pods"
+            at_once = ("--grace-period=0", "--force", "--timeout=30s")
+            self.kubectl("-n", chosen, "delete", kinds, "--all", *at_once)
+            self.kubectl("delete", "namespace", chosen, "--wait=false")
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's; it works from the control plane and from the nodes."""
+        return self.state / "pki" / "admin.kubeconfig"
+
+    def node(self, name: str) -> Node:
+        """The node of that name."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)
+
+    def command(self, *argv: str) -> list[str]:
+        """For subprocess.Popen: argv in the control plane's network; give it environment()."""
+        return self.control_plane.network_command(*argv)
+
+    def environment(self) -> dict[str, str]:
+        """PATH with kubectl and helm, and the administrator's KUBECONFIG."""
+        return self.control_plane.environment()
+
+    def run(
+        self,
+        *argv: str,
+        stdin: str | None = None,
+        timeout: float = 60,
+        environment: Mapping[str, str] | None = None,
+    ) -> str:
+        """Run a program as an administrator would: files and working folder are this machine's, the network
+        is the control plane's. What it printed; ClusterError carries its complaint."""
+        full = self.environment() | dict(environment or {})
+        return run(self.command(*argv), full, stdin, timeout)
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 60) -> str:
+        """What kubectl prints; ClusterError carries its complaint."""
+        return self.run("kubectl", *arguments, stdin=stdin, timeout=timeout)
+
+    def helm(self, *arguments: str, timeout: float = 120) -> str:
+        """What helm prints."""
+        return self.run("helm", *arguments, timeout=timeout)
+
+    def apply(self, text: str, namespace: str = "default") -> None:
+        """Create or change the objects of a YAML text."""
+        self.kubectl("-n", namespace, "apply", "-f", "-", stdin=text)
+
+    def delete(self, text: str, namespace: str = "default") -> None:
+        """Remove the objects of a YAML text, at once."""
+        options = ("--ignore-not-found", "--grace-period=0", "--force")
+        self.kubectl("-n", namespace, "delete", "-f", "-", *options, stdin=text)
+
+    def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
+        """One object."""
+        found: dict[str, Any] = json.loads(
+            self.kubectl("-n", namespace, "get", kind, name, "-o", "json")
+        )
+        return found
+
+    def list(
+        self, kind: str, namespace: str = "default", selector: str = ""
+    ) -> Sequence[dict[str, Any]]:
+        """All objects of a kind in a namespace, or those that a label selector names."""
+        arguments = ("-n", namespace, "get", kind, "-o", "json", "-l", selector)
+        items: Sequence[dict[str, Any]] = json.loads(self.kubectl(*arguments))["items"]
+        return items
+
+    def events(self, name: str, namespace: str = "default") -> Sequence[str]:
+        """The messages of the events about one object, oldest first."""
+        chosen = f"--field-selector=involvedObject.name={name}"
+        found = self.kubectl("-n", namespace, "get", "events", chosen, "-o", "json")
+        return [
+            event.get("message") or event.get("note", "") for event in json.loads(found)["items"]
+        ]
+
+    def wait_for_pod(
+        self, name: str, namespace: str = "default", phase: str = "Running", seconds: float = 60
+    ) -> dict[str, Any]:
+        """Until the pod has the phase (for Running: is Ready too); the pod."""
+        seen: dict[str, Any] = {}
+
+        def there() -> bool:
+            seen.update(self.get("pod", name, namespace))
+            status = seen["status"]
+            conditions = {each["type"]: each["status"] for each in status.get("conditions", [])}
+            if status.get("phase") != phase:
+                return False
+            return phase != "Running" or conditions.get("Ready") == "True"
+
+        try:
+            wait_until(f"pod {name}: {phase}", there, seconds)
+        except ClusterError as error:
+            last = "\n".join(self.events(name, namespace)[-5:])
+            raise ClusterError(f"{error}; it is {seen.get('status')}\nevents:\n{last}") from error
+        return seen
+
+    def import_image(self, archive: Path) -> None:
+        """Load an image archive into every node."""
+        with ThreadPoolExecutor() as together:
+            list(together.map(lambda node: node.import_image(archive), self.nodes))
+
+    def restart_apiserver(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kill the apiserver and start it again; returns when it is ready."""
+        self.control_plane.restart("kube-apiserver", number)
+        self.wait_for_apiserver()
+
+    def set_scheduler_configuration(self, text: str | None) -> None:
+        """Start the scheduler anew with a KubeSchedulerConfiguration (None: the default scheduler).
+
+        The text is what a user would paste; this cluster's kubeconfig is added to it.
+        """
+        self.write_scheduler_configuration(text)
+        self.control_plane.restart("kube-scheduler", signal.SIGTERM)
+
+        def ready() -> bool:
+            return self.run("python3", "-c", SCHEDULER_READY).strip() == "ok"
+
+        wait_until("the scheduler", ready, 30, self.control_plane.log("kube-scheduler"))
+
+
+SCHEDULER_READY = """\
+import ssl, urllib.request
+context = ssl._create_unverified_context()
+print(urllib.request.urlopen("https://127.0.0.1:10259/readyz", context=context).read().decode())
+"""
+
+
+def batch(machine: Machine, *lines: str) -> None:
+    """Run ip commands in a machine's network, but in this machine's process numbers."""
+    command = machine.network_command("ip", "-batch", "-")
+    run(command, machine.environment(), "\n".join(lines))
+
+
+def set_kernel(machine: Machine, name: str, value: str) -> None:
+    """A kernel setting of the machine's own network."""
+    run(machine.network_command("sysctl", "-qw", f"{name}={value}"), machine.environment())
+
+
+__all__ = ["STATE", "Cluster", "ClusterError", "Layout", "Node", "NodeSpec", "tail", "wait_until"]

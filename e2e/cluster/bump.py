@@ -1,0 +1,73 @@
+"""Write go.mod for another Kubernetes: ``python3 bump.py v1.37.1``, then `go mod tidy`.
+
+Kubernetes' own go.mod points its parts (k8s.io/api and so on) at folders beside it, which counts only in
+the main module: whoever depends on it must name the published version of each part.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+CONTAINERD = "github.com/containerd/containerd/v2"
+CNI = "github.com/containernetworking/plugins"
+TOOLS = (
+    f"{CONTAINERD}/cmd/containerd",
+    f"{CONTAINERD}/cmd/containerd-shim-runc-v2",
+    f"{CONTAINERD}/cmd/ctr",
+    f"{CNI}/plugins/ipam/host-local",
+    f"{CNI}/plugins/main/ptp",
+    f"{CNI}/plugins/meta/portmap",
+)
+
+
+def go(*arguments: str) -> str:
+    """What a go command prints."""
+    return subprocess.run(["go", *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def pinned(module: str) -> str:
+    """The version that go.mod names now; edit it there before bumping to raise it."""
+    found = re.search(rf"{re.escape(module)} (v\S+)", (HERE / "go.mod").read_text())
+    if not found:
+        raise SystemExit(f"go.mod names no version of {module}")
+    return found[1]
+
+
+def main() -> None:
+    """Rewrite go.mod; go.sum follows from `go mod tidy`."""
+    version = sys.argv[1]
+    major, minor_and_patch = version.removeprefix("v").split(".", 1)
+    staging = f"v0.{minor_and_patch}"
+    assert major == "1"
+    module = json.loads(go("mod", "download", "-json", f"k8s.io/kubernetes@{version}"))
+    upstream = json.loads(go("mod", "edit", "-json", module["GoMod"]))
+    lines = [
+        "module fenka.io/e2e/cluster",
+        "",
+        f"go {upstream['Go']}",
+        "",
+        "godebug default=go1.26",
+        "",
+    ]
+    lines += ["tool (", *(f"\t{tool}" for tool in TOOLS), ")", ""]
+    lines += ["require (", f"\tk8s.io/kubernetes {version}"]
+    lines += [
+        f"\t{CONTAINERD} {pinned(CONTAINERD)}",
+        f"\t{CNI} {pinned(CNI)}",
+        ")",
+        "",
+        "replace (",
+    ]
+    for replaced in upstream["Replace"]:
+        old, new = replaced["Old"], replaced["New"]
+        if new["Path"].startswith("./staging/"):
+            lines.append(f"\t{old['Path']} => {old['Path']} {staging}")
+    (HERE / "go.mod").write_text("\n".join([*lines, ")", ""]))
+    print("now: go mod tidy; python3 ../programs.py; and run the tests")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Build the cluster's programs once: they stay in a cache, under the hash of what they are made from.
+
+``python3 e2e/programs.py`` builds what is missing. It needs Go and nothing else, so that it can start
+before anything is set up; a second run waits for the first.
+"""
+
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+KUBERNETES = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kube-proxy",
+    "kubelet",
+    "kubectl",
+)
+COMPLETE = "complete"
+
+
+class BuildError(Exception):
+    """A program could not be built; the text names the log."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """One folder with a go.mod: what is built from it, and with which versions stamped into it."""
+
+    name: str
+    packages: tuple[str, ...]
+    stamps: tuple[tuple[str, str], ...]
+    links: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Where go.mod stands."""
+        return HERE / self.name
+
+    def version(self, module: str) -> str:
+        """The version of a Go module, as go.mod pins it."""
+        found = re.search(rf"^\s*{re.escape(module)} (v\S+)", self.go_mod(), re.MULTILINE)
+        if not found:
+            raise BuildError(f"{self.folder}/go.mod requires no {module}")
+        return found[1]
+
+    def go_mod(self) -> str:
+        """The text of go.mod."""
+        return (self.folder / "go.mod").read_text()
+
+    def linker_flags(self) -> str:
+        """Without the stamps, every program would call itself a development version."""
+        flags = ["-s", "-w"]
+        for variable, module in self.stamps:
+            version = self.version(module)
+            flags += ["-X", f"{variable}={version}"]
+            if variable.endswith(".gitVersion"):
+                package = variable.removesuffix(".gitVersion")
+                major, minor = version.removeprefix("v").split(".")[:2]
+                flags += ["-X", f"{package}.gitMajor={major}", "-X", f"{package}.gitMinor={minor}"]
+        return " ".join(flags)
+
+    def key(self) -> str:
+        """Changes with everything that goes into the build."""
+        digest = hashlib.sha256()
+        for part in [go("env", "GOVERSION", "GOARCH"), self.linker_flags(), repr(self)]:
+            digest.update(part.encode() + b"\0")
+        for source in sorted(self.folder.iterdir()):
+            if source.suffix in {".mod", ".sum", ".go"}:
+                digest.update(source.name.encode() + b"\0" + source.read_bytes())
+        return digest.hexdigest()[:16]
+
+    def directory(self) -> Path:
+        """Where its programs are, or will be."""
+        return cache() / f"{self.name}-{self.key()}"
+
+
+MODULES = (
+    Module(
+        "cluster",
+        (".", "tool"),
+        (
+            ("k8s.io/component-base/version.gitVersion", "k8s.io/kubernetes"),
+            ("k8s.io/client-go/pkg/version.gitVersion", "k8s.io/kubernetes"),
+            (
+                "github.com/containerd/containerd/v2/version.Version",
+                "github.com/containerd/containerd/v2",
+            ),
+        ),
+        KUBERNETES,
+    ),
+    Module(
+        "helm",
+        ("tool",),
+        (("helm.sh/helm/v4/internal/version.version", "helm.sh/helm/v4"),),
+    ),
+)
+
+
+def cache() -> Path:
+    """What is kept between runs, on this machine."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fenka-e2e"
+    return Path(os.environ.get("FENKA_E2E_CACHE") or default)
+
+
+def go(*arguments: str) -> str:
+    """What a short go command prints."""
+    if not shutil.which("go"):
+        raise BuildError("the cluster is built with Go 1.26 or newer, and there is no `go` here")
+    return subprocess.run(
+        ["go", *arguments], check=True, capture_output=True, text=True, cwd=HERE / "cluster"
+    ).stdout.strip()
+
+
+@contextmanager
+def only_one(lock: Path) -> Iterator[None]:
+    """Hold a lock file; whoever comes second waits."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def missing() -> list[Module]:
+    """What has not been built yet."""
+    return [module for module in MODULES if not (module.directory() / COMPLETE).exists()]
+
+
+@functools.cache
+def directories() -> list[Path]:
+    """Where the programs are; BuildError when they are not there yet."""
+    if missing():
+        raise BuildError("the cluster's programs are not built: run `python3 e2e/programs.py`")
+    return [module.directory() / "bin" for module in MODULES]
+
+
+def build(module: Module) -> None:
+    """Build one module into the cache unless it is there."""
+    target = module.directory()
+    with only_one(target.with_suffix(".lock")):
+        if (target / COMPLETE).exists():
+            return
+        shutil.rmtree(target, ignore_errors=True)
+        (target / "bin").mkdir(parents=True)
+        for package in module.packages:
+            compile_package(module, package, target)
+        for name in module.links:
+            (target / "bin" / name).symlink_to("kubernetes")
+        (target / COMPLETE).touch()
+
+
+def compile_package(module: Module, package: str, target: Path) -> None:
+    """Run go build; it says little, so the log is read only when it fails."""
+    began = time.monotonic()
+    print(f"building {module.name} ({package}) …", flush=True)
+    out = target / "bin" / ("kubernetes" if package == "." else "")
+    command = ["nice", "go", "build", "-mod=readonly", "-trimpath"]
+    command += ["-ldflags", module.linker_flags(), "-o", f"{out}/" if package != "." else str(out)]
+    log = target / "build.log"
+    with log.open("ab") as output:
+        done = subprocess.run(
+            [*command, package],
+            cwd=module.folder,
+            env=os.environ | {"CGO_ENABLED": "0"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if done.returncode:
+        tail = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-10:])
+        raise BuildError(f"building {module.name} failed; {log} ends with:\n{tail}")
+    print(f"built {module.name} ({package}) in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def main() -> int:
+    """Build everything that is missing, one after another: memory is what is short."""
+    try:
+        for module in MODULES:
+            build(module)
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

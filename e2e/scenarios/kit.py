@@ -1,0 +1,141 @@
+"""What the scenarios share: fenka as installed by its chart, and the manifests that users write."""
+
+import json
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster import Cluster, wait_until
+
+HERE = Path(__file__).parent
+WORKLOAD = "localhost/fenka-workload:e2e"
+MEMORY, WHOLE = "aliyun.com/gpu-mem", "nvidia.com/gpu"
+
+
+@dataclass(frozen=True)
+class World:
+    """A cluster with fenka on it."""
+
+    cluster: Cluster
+
+    def fenka(self, *arguments: str) -> str:
+        """`fenka …` as a user of the cluster runs it, on the control plane's network."""
+        return self.cluster.run(sys.executable, "-m", "fenka", *arguments)
+
+    def inspect(self, *arguments: str) -> str:
+        """`kubectl inspect gpushare …`: kubectl finds the plugin by its name."""
+        path = f"{Path(sys.executable).parent}:{self.cluster.environment()['PATH']}"
+        return self.cluster.run(
+            "kubectl", "inspect", "gpushare", *arguments, environment={"PATH": path}
+        )
+
+    def label(self, node: str, *labels: str) -> None:
+        """As `kubectl label node`, over what is there."""
+        self.cluster.kubectl("label", "--overwrite", "node", node, *labels)
+
+    def allocatable(self, node: str, resource: str) -> int:
+        """Of an extended resource; 0 where the node has none."""
+        status = self.cluster.get("node", node)["status"]
+        return int(status.get("allocatable", {}).get(resource, 0))
+
+    def wait_for_allocatable(self, node: str, resource: str, units: int) -> None:
+        """Until the kubelet offers just so much."""
+        wait_until(
+            f"{node}: {units} of {resource}",
+            lambda: self.allocatable(node, resource) == units,
+            90,
+        )
+
+    def pods(self, app: str) -> list[dict[str, Any]]:
+        """The pods of a Deployment that are not being deleted, by name."""
+        found = self.cluster.list("pods", selector=f"app={app}")
+        alive = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        return sorted(alive, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def wait_for_running(self, app: str, replicas: int) -> list[dict[str, Any]]:
+        """Until so many pods of a Deployment run; they."""
+
+        def running() -> bool:
+            return len(self._running(app)) == replicas
+
+        try:
+            wait_until(f"{app}: {replicas} running", running, 90)
+        except Exception as error:
+            names = [str(pod["metadata"]["name"]) for pod in self.pods(app)]
+            told = [line for name in names for line in self.cluster.events(name)[-4:]]
+            raise AssertionError("\n".join([str(error), *told])) from error
+        return self._running(app)
+
+    def _running(self, app: str) -> list[dict[str, Any]]:
+        return [pod for pod in self.pods(app) if pod["status"]["phase"] == "Running"]
+
+    def wait_for_event(self, pod: str, *parts: str) -> str:
+        """Until an event of the pod holds all these words; the event's message."""
+        found: list[str] = []
+
+        def there() -> bool:
+            found[:] = [
+                line for line in self.cluster.events(pod) if all(part in line for part in parts)
+            ]
+            return bool(found)
+
+        wait_until(f"an event of {pod} with {parts}", there, 60)
+        return found[0]
+
+
+def deployment(name: str, resource: str, units: int, replicas: int = 1, command: str = "") -> str:
+    """A Deployment of pods that ask for `units` of `resource` and run a shell command (or sleep)."""
+    return textwrap.dedent(f"""\
+        apiVersion: apps/v1
+        kind: Deployment
+        metadata: {{name: {name}}}
+        spec:
+          replicas: {replicas}
+          selector: {{matchLabels: {{app: {name}}}}}
+          template:
+            metadata: {{labels: {{app: {name}}}}}
+            spec:
+              terminationGracePeriodSeconds: 0
+              containers:
+              - name: {name}
+                image: {WORKLOAD}
+                imagePullPolicy: Never
+                command: [sh, -c, {json.dumps(command or "exec sleep 100000")}]
+                resources: {{limits: {{{resource}: {units}}}}}
+        """)
+
+
+def notebook(name: str, units: int) -> str:
+    """What the article applies: a Deployment and a Service of type LoadBalancer, port 80 to 8888."""
+    return textwrap.dedent(f"""\
+        apiVersion: apps/v1
+        kind: Deployment
+        metadata: {{name: {name}, labels: {{app: {name}}}}}
+        spec:
+          selector: {{matchLabels: {{app: {name}}}}}
+          template:
+            metadata: {{labels: {{app: {name}}}}}
+            spec:
+              terminationGracePeriodSeconds: 0
+              containers:
+              - name: {name}
+                image: {WORKLOAD}
+                imagePullPolicy: Never
+                command: [python3, /notebook/notebook.py]
+                env: [{{name: PASSWORD, value: mypassw0rd}}]
+                ports: [{{containerPort: 8888}}]
+                readinessProbe: {{tcpSocket: {{port: 8888}}, periodSeconds: 1}}
+                resources: {{limits: {{{MEMORY}: {units}}}}}
+                volumeMounts: [{{name: notebook, mountPath: /notebook}}]
+              volumes: [{{name: notebook, configMap: {{name: notebook}}}}]
+        ---
+        apiVersion: v1
+        kind: Service
+        metadata: {{name: {name}}}
+        spec:
+          type: LoadBalancer
+          selector: {{app: {name}}}
+          ports: [{{port: 80, targetPort: 8888}}]
+        """)

@@ -1,0 +1,121 @@
+"""What stands in for a notebook: a web server in a pod, whose cells are requests.
+
+GET /memory    what NVML and the CUDA driver say that the card has, in MiB
+GET /take?mib=N    takes N MiB of device memory and keeps it; the driver's CUresult
+GET /give      frees all that was taken
+GET /copy      writes and reads back a little device memory: whether the program is well
+GET /environment
+Each asks for ?password=$PASSWORD, as a notebook would.
+"""
+
+import ctypes
+import json
+import os
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+MIB = 1 << 20
+cuda = ctypes.CDLL("libcuda.so.1")
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+taken: list[ctypes.c_uint64] = []
+Query = dict[str, list[str]]
+
+
+def must(result: int) -> None:
+    """CUDA's or NVML's word for success is 0."""
+    if result:
+        raise RuntimeError(f"the driver answers {result}")
+
+
+def start() -> ctypes.c_void_p:
+    """A context on the first card, current in every thread that asks."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    must(cuda.cuInit(0))
+    must(cuda.cuDeviceGet(ctypes.byref(device), 0))
+    must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    must(nvml.nvmlInit_v2())
+    return context
+
+
+CONTEXT = start()
+
+
+def memory(_query: Query) -> dict[str, Any]:
+    """Total and free by both."""
+
+    class Memory(ctypes.Structure):
+        _fields_ = tuple((name, ctypes.c_ulonglong) for name in ("total", "free", "used"))
+
+    free, total, of_nvml, handle = ctypes.c_size_t(), ctypes.c_size_t(), Memory(), ctypes.c_void_p()
+    must(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+    must(nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)))
+    must(nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(of_nvml)))
+    return {
+        "cuda": {"total": total.value // MIB, "free": free.value // MIB},
+        "nvml": {"total": of_nvml.total // MIB, "used": of_nvml.used // MIB},
+    }
+
+
+def take(query: Query) -> dict[str, Any]:
+    """As cuMemAlloc answers."""
+    address = ctypes.c_uint64()
+    result = cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(query["mib"][0]) * MIB))
+    if result == 0:
+        taken.append(address)
+    return {"result": result}
+
+
+def give(_query: Query) -> dict[str, Any]:
+    """Everything."""
+    while taken:
+        must(cuda.cuMemFree_v2(taken.pop()))
+    return {"result": 0}
+
+
+def copy(_query: Query) -> dict[str, Any]:
+    """A round trip of some bytes."""
+    address, sent, got = ctypes.c_uint64(), os.urandom(4096), ctypes.create_string_buffer(4096)
+    must(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4096)))
+    must(cuda.cuMemcpyHtoD_v2(address, sent, ctypes.c_size_t(4096)))
+    must(cuda.cuMemcpyDtoH_v2(got, address, ctypes.c_size_t(4096)))
+    must(cuda.cuMemFree_v2(address))
+    return {"same": got.raw == sent}
+
+
+def environment(_query: Query) -> dict[str, Any]:
+    """All of it."""
+    return dict(os.environ)
+
+
+CELLS = {
+    "/memory": memory,
+    "/take": take,
+    "/give": give,
+    "/copy": copy,
+    "/environment": environment,
+}
+
+
+class Notebook(BaseHTTPRequestHandler):
+    """One cell a request."""
+
+    def do_GET(self) -> None:
+        """Run the cell, if the password is right."""
+        url = urlsplit(self.path)
+        query = parse_qs(url.query)
+        if query.get("password") != [os.environ["PASSWORD"]]:
+            self.send_error(403)
+            return
+        must(cuda.cuCtxSetCurrent(CONTEXT))
+        answer = json.dumps(CELLS[url.path](query)).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_words: object) -> None:
+        """Nothing."""
+
+
+ThreadingHTTPServer(("", 8888), Notebook).serve_forever()

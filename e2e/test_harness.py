@@ -1,0 +1,358 @@
+"""The cluster that the other tests rely on: is it one?"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import yaml
+
+from e2e import device_plugin
+from e2e.cluster import Cluster, wait_until
+from e2e.images import BUSYBOX, FENKA, WORKLOAD
+from e2e.keeper import CGROUPS, REPOSITORY, Place, Process, hierarchies
+from e2e.machine import Machine
+
+FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
+ASK_THE_API = """
+import os, ssl, urllib.request
+folder = "/var/run/secrets/kubernetes.io/serviceaccount"
+url = f"https://{os.environ['KUBERNETES_SERVICE_HOST']}/api/v1/namespaces/default/services/kubernetes"
+request = urllib.request.Request(url, headers={"Authorization": "Bearer " + open(folder + "/token").read()})
+context = ssl.create_default_context(cafile=folder + "/ca.crt")
+print(urllib.request.urlopen(request, context=context, timeout=5).status)
+"""
+FIND_LIBRARY = (
+    "import fenka, pathlib;"
+    'print((pathlib.Path(fenka.__file__).parent / "_native" / "libfenka.so").exists())'
+)
+
+
+def pod(name: str, image: str, node: str, command: list[str], **spec: Any) -> str:
+    """A pod of one container, on a given node."""
+    container: dict[str, Any] = {
+        "name": "main",
+        "image": image,
+        "imagePullPolicy": "Never",
+        "command": command,
+    }
+    container |= spec.pop("container", {})
+    return yaml.safe_dump(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": {"app": name}},
+            "spec": {
+                "nodeSelector": {"kubernetes.io/hostname": node},
+                "terminationGracePeriodSeconds": 0,
+                "containers": [container],
+                **spec,
+            },
+        }
+    )
+
+
+def web(name: str, node: str) -> str:
+    """A pod that says its own name to whoever asks port 8080."""
+    serve = (
+        "mkdir /www && echo $HOSTNAME > /www/index.html && exec python3 -m http.server -d /www 8080"
+    )
+    return pod(name, WORKLOAD, node, ["sh", "-c", serve])
+
+
+def test_both_nodes_are_ready_at_their_addresses(cluster: Cluster) -> None:
+    """Kubelet and containerd are of the versions that were built."""
+    for node in cluster.nodes:
+        found = cluster.get("node", node.name)
+        addresses = {each["type"]: each["address"] for each in found["status"]["addresses"]}
+        assert node.is_ready()
+        assert addresses["InternalIP"] == node.address
+        assert found["status"]["nodeInfo"]["kubeletVersion"].startswith("v1.37.")
+        assert found["status"]["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://2.")
+
+
+def test_pods_reach_each_other_across_nodes_by_address_and_by_service(
+    cluster: Cluster, namespace: str
+) -> None:
+    """Also a pod on its own node, and the control plane, which runs no pods."""
+    four, five = (node.name for node in cluster.nodes)
+    service = dedent(
+        """
+        apiVersion: v1
+        kind: Service
+        metadata: {name: five}
+        spec:
+          type: NodePort
+          selector: {app: five}
+          ports: [{port: 80, targetPort: 8080, nodePort: 32080}]
+        """
+    )
+    for text in (web("four", four), web("five", five), service):
+        cluster.apply(text, namespace)
+    addresses = {}
+    for name in ("four", "five"):
+        addresses[name] = cluster.wait_for_pod(name, namespace)["status"]["podIP"]
+    cluster_ip = cluster.get("service", "five", namespace)["spec"]["clusterIP"]
+
+    def answers(caller: str, url: str, expected: str) -> bool:
+        inside = ("-n", namespace, "exec", caller, "--", "python3", "-c", FETCH, url)
+        return cluster.kubectl(*inside).strip() == expected
+
+    for caller, other in (("four", "five"), ("five", "four")):
+        url = f"http://{addresses[other]}:8080/"
+        wait_until(f"{caller} → {url}", partial(answers, caller, url, other))
+    for caller in ("four", "five"):  # of these, five asks a service that it serves itself
+        url = f"http://{cluster_ip}/"
+        wait_until(f"{caller} → {url}", partial(answers, caller, url, "five"))
+
+    def answers_the_control_plane(url: str) -> bool:
+        return cluster.run("python3", "-c", FETCH, url).strip() == "five"
+
+    # As the scheduler reaches its extender: on any node's port, on its own machine's, by the service.
+    hosts = [f"{host}:32080" for host in (*(node.address for node in cluster.nodes), "127.0.0.1")]
+    for host in (*hosts, cluster_ip):
+        wait_until(host, partial(answers_the_control_plane, f"http://{host}/"))
+
+
+def test_a_pods_token_opens_the_api_as_far_as_its_role_goes(
+    cluster: Cluster, namespace: str
+) -> None:
+    """Without a role 403, with one 200: tokens are good, and RBAC is on."""
+    binding = ("create", "clusterrolebinding", f"{namespace}-view", "--clusterrole=view")
+    asking = ["python3", "-c", ASK_THE_API]
+    cluster.apply(
+        pod("stranger", WORKLOAD, cluster.nodes[0].name, asking, restartPolicy="Never"), namespace
+    )
+    cluster.wait_for_pod("stranger", namespace, "Failed")
+    assert "403" in cluster.kubectl("-n", namespace, "logs", "stranger")
+    cluster.kubectl(*binding, f"--serviceaccount={namespace}:default")
+    try:
+        cluster.apply(
+            pod("friend", WORKLOAD, cluster.nodes[1].name, asking, restartPolicy="Never"), namespace
+        )
+        cluster.wait_for_pod("friend", namespace, "Succeeded")
+        assert cluster.kubectl("-n", namespace, "logs", "friend").strip() == "200"
+    finally:
+        cluster.kubectl("delete", "clusterrolebinding", f"{namespace}-view")
+
+
+def test_fenkas_image_works_for_nobody_on_a_read_only_root(
+    cluster: Cluster, namespace: str
+) -> None:
+    """And it carries the native libraries, which the node program installs."""
+    script = f"set -e; id -u; fenka --help > /dev/null; python3 -c '{FIND_LIBRARY}'; ! touch /opt/x"
+    text = pod(
+        "fenka",
+        FENKA,
+        cluster.nodes[0].name,
+        ["sh", "-c", script],
+        restartPolicy="Never",
+        container={
+            "securityContext": {
+                "runAsNonRoot": True,
+                "readOnlyRootFilesystem": True,
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            }
+        },
+    )
+    cluster.apply(text, namespace)
+    cluster.wait_for_pod("fenka", namespace, "Succeeded")
+    user, library, *_ = cluster.kubectl("-n", namespace, "logs", "fenka").split()
+    assert (user, library) == ("65532", "True")
+
+
+def test_the_workloads_image_has_clients_of_both_driver_libraries(
+    cluster: Cluster, namespace: str
+) -> None:
+    """They are there; what they say without a driver is not this test's business."""
+    script = "import cuda.bindings.driver, pynvml; print(pynvml.__name__)"
+    run = ["python3", "-c", script]
+    text = pod("workload", WORKLOAD, cluster.nodes[1].name, run, restartPolicy="Never")
+    cluster.apply(text, namespace)
+    cluster.wait_for_pod("workload", namespace, "Succeeded")
+    assert cluster.kubectl("-n", namespace, "logs", "workload") == "pynvml\n"
+
+
+def test_a_device_of_cdi_reaches_the_container(cluster: Cluster, namespace: str) -> None:
+    """Through a device plugin; older versions of containerd drop such a device and say nothing."""
+    node = cluster.nodes[0]
+    spec = {
+        "cdiVersion": "0.6.0",
+        "kind": "fenka.io/harness",
+        "devices": [
+            {
+                "name": "one",
+                "containerEdits": {
+                    "env": ["SEEN=yes"],
+                    "deviceNodes": [{"path": "/dev/harness", "hostPath": "/dev/null"}],
+                },
+            }
+        ],
+    }
+    node.run("mkdir", "-p", "/var/run/cdi")
+    node.run("tee", "/var/run/cdi/harness.json", stdin=json.dumps(spec))
+    resource, device = "harness.fenka.io/device", "fenka.io/harness=one"
+    node.start("plugin", [sys.executable, device_plugin.__file__, resource, device])
+    try:
+        wait_until(
+            "the device plugin's device",
+            lambda: cluster.get("node", node.name)["status"]["allocatable"].get(resource) == "1",
+            log=node.log("plugin"),
+        )
+        look = ["sh", "-c", "echo $SEEN; ls /dev/harness"]
+        limits = {"resources": {"limits": {resource: 1}}}
+        text = pod("cdi", BUSYBOX, node.name, look, restartPolicy="Never", container=limits)
+        cluster.apply(text, namespace)
+        cluster.wait_for_pod("cdi", namespace, "Succeeded")
+        assert cluster.kubectl("-n", namespace, "logs", "cdi").split() == ["yes", "/dev/harness"]
+    finally:
+        node.kill("plugin")
+
+
+def test_a_privileged_pod_sees_its_own_node_and_no_other(cluster: Cluster, namespace: str) -> None:
+    """Processes and files of the host are the node's, not this machine's."""
+    four, five = cluster.nodes
+    for node in (four, five):
+        host = yaml.safe_load(
+            pod(
+                f"host-{node.number}",
+                BUSYBOX,
+                node.name,
+                ["sleep", "1000"],
+                hostPID=True,
+                hostNetwork=True,
+                volumes=[{"name": "lib", "hostPath": {"path": "/var/lib/fenka"}}],
+                container={
+                    "securityContext": {"privileged": True},
+                    "volumeMounts": [{"name": "lib", "mountPath": "/lib-of-node"}],
+                },
+            )
+        )
+        cluster.apply(yaml.safe_dump(host), namespace)
+    cluster.apply(pod("guest", BUSYBOX, five.name, ["sleep", "4321"]), namespace)
+    for name in ("host-0", "host-1", "guest"):
+        cluster.wait_for_pod(name, namespace)
+
+    def inside(name: str, *argv: str) -> str:
+        return cluster.kubectl("-n", namespace, "exec", name, "--", *argv)
+
+    assert "sleep 4321" in inside("host-1", "ps", "-o", "args")
+    assert "sleep 4321" not in inside("host-0", "ps", "-o", "args")
+    assert "kubelet" in inside("host-0", "ps", "-o", "args")
+    inside("host-0", "sh", "-c", "echo mine > /lib-of-node/note")
+    assert four.run("cat", "/var/lib/fenka/note") == "mine\n"
+    assert five.run("ls", "/var/lib/fenka") == ""
+    assert not Path("/var/lib/fenka/note").exists()
+    four.run("rm", "/var/lib/fenka/note")
+
+
+def test_pods_live_through_restarts_of_kubelet_containerd_and_apiserver(
+    cluster: Cluster, namespace: str
+) -> None:
+    """Killed hard, one after another."""
+    node = cluster.nodes[1]
+    cluster.apply(pod("steady", BUSYBOX, node.name, ["sleep", "1000"]), namespace)
+    before = cluster.wait_for_pod("steady", namespace)["status"]["containerStatuses"][0]
+    node.restart_kubelet()
+    node.restart_containerd()
+    cluster.restart_apiserver()
+    cluster.apply(pod("after", BUSYBOX, node.name, ["sleep", "1000"]), namespace)
+    cluster.wait_for_pod("after", namespace)
+    now = cluster.wait_for_pod("steady", namespace)["status"]["containerStatuses"][0]
+    assert (now["containerID"], now["restartCount"]) == (before["containerID"], 0)
+    assert cluster.kubectl("-n", namespace, "exec", "steady", "--", "echo", "hi") == "hi\n"
+
+
+def test_a_node_that_loses_power_comes_back_with_its_disk(cluster: Cluster, namespace: str) -> None:
+    """What was in memory is gone; its pods start again."""
+    node = cluster.nodes[1]
+    cluster.apply(pod("survivor", BUSYBOX, node.name, ["sleep", "1000"]), namespace)
+    cluster.wait_for_pod("survivor", namespace)
+    node.run("touch", "/var/lib/fenka/on-disk", "/run/in-memory")
+    node.reboot()
+    assert node.run("ls", "/var/lib/fenka") == "on-disk\n"
+    assert "in-memory" not in node.run("ls", "/run")
+    node.run("rm", "/var/lib/fenka/on-disk")
+
+    def restarted() -> bool:
+        status = cluster.get("pod", "survivor", namespace)["status"]
+        return bool(status["containerStatuses"][0]["restartCount"])
+
+    wait_until("the pod's next life", restarted, 60, node.log("kubelet"))
+    cluster.wait_for_pod("survivor", namespace)
+
+
+def test_the_scheduler_takes_another_configuration(cluster: Cluster, namespace: str) -> None:
+    """It schedules for the profile that the new text names."""
+    text = """
+    apiVersion: kubescheduler.config.k8s.io/v1
+    kind: KubeSchedulerConfiguration
+    profiles: [{schedulerName: of-the-harness}]
+    """
+    job = yaml.safe_load(pod("picky", BUSYBOX, cluster.nodes[0].name, ["sleep", "1000"]))
+    job["spec"]["schedulerName"] = "of-the-harness"
+    cluster.set_scheduler_configuration(text)
+    try:
+        cluster.apply(yaml.safe_dump(job), namespace)
+        cluster.wait_for_pod("picky", namespace)
+    finally:
+        cluster.set_scheduler_configuration(None)
+
+
+def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
+    """A second cluster, without its programs: machines are what could be left behind."""
+    text = """if True:
+        import os, sys, time
+        from pathlib import Path
+        from e2e.machine import Machine
+        machine = Machine(Path(sys.argv[1]), "lonely", "192.0.2.1")
+        machine.power_on(os.getpid())
+        machine.start("sleeper", ["sleep", "1000"])
+        print(machine.first_process, flush=True)
+        time.sleep(1000)
+    """
+    command = [sys.executable, "-c", text, str(tmp_path)]
+    owner = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout
+    first = Process.of(int(owner.stdout.readline()))
+    place = Place(tmp_path, "lonely")
+    groups = [CGROUPS / hierarchy / place.cgroup for hierarchy in hierarchies()]
+    assert groups
+    assert all(group.exists() for group in groups)
+    owner.kill()
+    owner.wait()
+    wait_until("the machine's end", lambda: not first.alive() and not place.record.exists())
+    assert not any(group.exists() for group in groups)
+    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
+
+
+def test_a_killed_keeper_takes_its_machine_along(tmp_path: Path) -> None:
+    """What the kernel cannot clean up, `down` does."""
+    machine = Machine(tmp_path, "orphan", "192.0.2.1")
+    machine.power_on()
+    keeper, first = machine.place.processes() or (None, None)
+    assert keeper
+    assert first
+    os.kill(keeper.pid, signal.SIGKILL)
+    wait_until("the machine's end", lambda: not first.alive())
+    Cluster(tmp_path).down()
+    assert not [
+        hierarchy
+        for hierarchy in hierarchies()
+        if (CGROUPS / hierarchy / machine.place.cgroup).exists()
+    ]
+
+
+def test_every_image_is_built_with_the_uv_that_this_repository_uses() -> None:
+    """The version stands in three places."""
+    makefile = (REPOSITORY / "Makefile").read_text()
+    version = next(line for line in makefile.splitlines() if line.startswith("UV_VERSION"))
+    number = version.split(":=")[1].strip()
+    for dockerfile in ("deploy/Dockerfile", "e2e/containers/workload.Dockerfile"):
+        assert f"ARG UV_VERSION={number}\n" in (REPOSITORY / dockerfile).read_text()

@@ -1,0 +1,322 @@
+"""`fenka top node --layout arena`: what arena 0.7 and later print, drawn from `top.NodeRow`.
+
+Columns, feet and JSON keys are arena's, the order of rows is stable, and what is a slip there is right
+here: roles of GPU nodes, memory of nodes that count in MiB, `-m n`.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from fenka.cli import tables
+from fenka.cli.top import MODES, RESOURCES, Look, Mode, NodeRow, ProgramRow
+from fenka.core.units import format_units
+
+RULE, SHARE_RULE = 99, 107
+MIB = 1024 * 1024
+
+TYPES: dict[Mode, str] = {
+    "none": "Normal",
+    "exclusive": "GPUExclusive",
+    "topology": "GPUTopology",
+    "share": "GPUShare",
+}
+KEYS: dict[Mode, str] = {
+    "exclusive": "gpuExclusiveNodes",
+    "share": "gpuShareNodes",
+    "topology": "gpuTopologyNodes",
+    "none": "normalNodes",
+}
+DESCRIPTIONS: dict[Mode, tuple[str, ...]] = {
+    "none": ("This node has none gpu devices",),
+    "exclusive": (
+        "1.This node is enabled gpu exclusive mode.",
+        "2.Pods can request resource 'nvidia.com/gpu' to use gpu exclusive feature on this node",
+    ),
+    "topology": (
+        "1.This node is enabled gpu topology mode.",
+        "2.Pods can request resource 'aliyun.com/gpu' to use gpu topology feature on this node",
+    ),
+    "share": (
+        "1.This node is enabled gpu sharing mode.",
+        # arena's blank at the end of this line is there too.
+        "2.Pods can request resource 'aliyun.com/gpu-mem' to use gpu sharing feature on this node ",
+    ),
+}
+
+
+def show(rows: Sequence[NodeRow], look: Look) -> None:
+    """Print the nodes of the kind looked for, or all."""
+    mode = next((it for it in MODES if look.mode and it.startswith(look.mode)), None)
+    rows = sorted(
+        (row for row in rows if mode in (None, row.mode)),
+        key=lambda row: (MODES.index(row.mode), row.name),
+    )
+    if look.output == "json":
+        # As arena: four blanks, no newline at the end.
+        print(msgspec.json.format(msgspec.json.encode(document(rows)), indent=4).decode(), end="")
+    elif not tables.show(document(rows), look.output):
+        lines = details(rows) if look.details else summary(rows, foot=not look.names)
+        print("\n".join(lines))
+
+
+def summary(rows: Sequence[NodeRow], *, foot: bool = True) -> list[str]:
+    """One line a node: of one kind with that kind's columns, else with all kinds'."""
+    modes = {row.mode for row in rows}
+    if modes == {"share"}:
+        return _share_summary(rows, foot=foot)
+    kinds, sick = modes - {"none"}, any(row.unhealthy for row in rows)
+    header = ["NAME", "IPADDRESS", "ROLE", "STATUS", "GPU(Total)", "GPU(Allocated)"]
+    header += ["GPU(Mode)"] if len(kinds) > 1 else []
+    header += ["UNHEALTHY"] if sick else []
+    table = [
+        [
+            *(row.name, row.address, row.role, _status(row)),
+            *(str(row.count), _number(_cards_taken(row))),
+            *([row.mode] if len(kinds) > 1 else []),
+            *([str(row.unhealthy)] if sick else []),
+        ]
+        for row in rows
+    ]
+    own = f"of nodes which own resource {RESOURCES[rows[0].mode]} " if _one_kind(modes) else ""
+    return [
+        *tables.columns([header, *table]),
+        "-" * RULE,
+        *(_foot(f"GPUs {own}", _taken(rows), _count(rows)) if foot else []),
+        *(_foot("GPUs ", _sick(rows), _count(rows), "Unhealthy") if foot and sick else []),
+    ]
+
+
+def _one_kind(modes: set[Mode]) -> bool:
+    return len(modes) == 1 and modes != {"none"}
+
+
+def _share_summary(rows: Sequence[NodeRow], *, foot: bool) -> list[str]:
+    header = [
+        *("NAME", "IPADDRESS", "ROLE", "STATUS", "GPUs(Allocated/Total)"),
+        *("GPU_MEMORY(Allocated/Total)", "GPU_CORE(Allocated/Total)"),
+    ]
+    table = [
+        [
+            *(row.name, row.address, row.role, _status(row)),
+            f"{_number(_cards_taken(row))}/{row.count}",
+            f"{_allocated_gib(row):.1f}/{_total_gib(row):.1f} GiB",
+            "__",
+        ]
+        for row in rows
+    ]
+    own = f"of nodes which own resource {RESOURCES['share']}"
+    allocated, total = sum(map(_allocated_gib, rows)), sum(map(_total_gib, rows))
+    feet = [
+        *_foot(f"GPUs {own} ", _taken(rows), _count(rows)),
+        f"Allocated/Total GPU Memory {own} In Cluster:",
+        f"{allocated:.1f}/{total:.1f} GiB({_percent(allocated, total)})",
+        *(_foot("GPUs ", _sick(rows), _count(rows), "Unhealthy") if _sick(rows) else []),
+    ]
+    return [*tables.columns([header, *table]), "-" * SHARE_RULE, *(feet if foot else [])]
+
+
+def _foot(of: str, part: float, whole: int, what: str = "Allocated") -> list[str]:
+    share = _percent(part, whole)
+    return [f"{what}/Total {of}In Cluster:", f"{_number(part)}/{whole} ({share})"]
+
+
+def details(rows: Sequence[NodeRow]) -> list[str]:
+    """A block a node."""
+    lines: list[str] = []
+    for row in rows:
+        head = [
+            ("Name:", row.name),
+            ("Status:", _status(row)),
+            ("Role:", row.role),
+            ("Type:", TYPES[row.mode]),
+            ("Address:", row.address),
+        ]
+        lines += [
+            "",
+            *(f"{label:<9}{value}" for label, value in head),
+            "Description:",
+            *(f"  {line}" for line in DESCRIPTIONS[row.mode]),
+            *_DETAILS[row.mode](row),
+            "",
+        ]
+    return lines
+
+
+def _no_details(_: NodeRow) -> list[str]:
+    return []
+
+
+def _share_details(row: NodeRow) -> list[str]:
+    gib = row.unit_mib / 1024
+    pods = [
+        (
+            *(pod.namespace, pod.name, f"{_units(pod) * gib:.1f} GiB"),
+            ",".join(
+                f"gpu{index}({units * gib:.1f}GiB)"
+                for index, units in sorted(pod.allocated.items())
+            ),
+        )
+        for pod in row.programs
+    ]
+    cards = [
+        (
+            str(card.index),
+            f"{format_units(card.total * gib)} GiB",
+            f"{format_units(card.allocated * gib)} GiB({_percent(card.allocated, card.total)})",
+        )
+        for card in row.cards
+    ]
+    return [
+        *_table(
+            "Instances:", ("NAMESPACE", "NAME", "GPU_MEM(Requested)", "GPU_MEM(Allocated)"), pods
+        ),
+        *_table("GPUs:", ("INDEX", "MEMORY(Total)", "MEMORY(Allocated)"), cards),
+        "GPU Summary:",
+        f"  Total GPUs: {row.count}",
+        f"  Allocated GPUs: {_number(_cards_taken(row))}",
+        f"  Unhealthy GPUs: {row.unhealthy}",
+        f"  Total GPU Memory: {_total_gib(row):.1f} GiB",
+        f"  Allocated GPU Memory: {_allocated_gib(row):.1f} GiB",
+        "",
+    ]
+
+
+def _whole_details(row: NodeRow) -> list[str]:
+    pods = [(pod.namespace, pod.name, pod.status, str(pod.whole)) for pod in row.programs]
+    return [
+        *_table("Instances:", ("NAMESPACE", "NAME", "STATUS", "GPU(Requested)"), pods),
+        "GPU Summary:",
+        f"  Total GPUs:     {row.count}",
+        f"  Allocated GPUs: {row.whole}",
+        f"  Unhealthy GPUs: {row.unhealthy}",
+    ]
+
+
+_DETAILS = {
+    "none": _no_details,
+    "exclusive": _whole_details,
+    "topology": _whole_details,
+    "share": _share_details,
+}
+
+
+def _table(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    if not rows:
+        return []
+    rules = tuple("-" * len(cell) for cell in header)
+    return [title, *(f"  {line}" for line in tables.columns([header, rules, *rows]))]
+
+
+def document(rows: Sequence[NodeRow]) -> dict[str, list[dict[str, object]]]:
+    """What `-o json|yaml` shows: arena's keys, nodes by kind. Memory is in bytes."""
+    kinds: dict[str, list[dict[str, object]]] = {KEYS[mode]: [] for mode in KEYS}
+    for row in rows:
+        kinds[KEYS[row.mode]].append(_item(row))
+    return kinds
+
+
+def _item(row: NodeRow) -> dict[str, object]:
+    head: dict[str, object] = {
+        "name": row.name,
+        "description": "\n".join(DESCRIPTIONS[row.mode]),
+        "ip": row.address,
+        "status": _status(row),
+        "role": row.role,
+        "type": TYPES[row.mode],
+    }
+    if row.mode == "none":
+        return head
+    cards: dict[str, object] = {
+        "totalGPUs": row.count,
+        "allocatedGPUs": _cards_taken(row),
+        "unhealthyGPUs": row.unhealthy,
+        "gpuMetrics": [],
+    }
+    if row.mode != "share":
+        holders = [
+            {
+                "name": pod.name,
+                "namespace": pod.namespace,
+                "status": pod.status,
+                "requestGPUs": pod.whole,
+            }
+            for pod in row.programs
+        ]
+        return {"instances": holders, **cards, **head}
+    unit = row.unit_mib * MIB
+    return {
+        "instances": [_instance(pod) for pod in row.programs],
+        "totalGPUMemory": row.total * unit,
+        "allocatedGPUMemory": int(row.allocated * unit),
+        "totalGPUCore": 0,
+        "allocatedGPUCore": 0,
+        "devices": [
+            {
+                "id": str(card.index),
+                "totalGPUMemory": card.total * unit,
+                "allocatedGPUMemory": int(card.allocated * unit),
+                "totalGPUCore": 0,
+                "allocatedGPUCore": 0,
+            }
+            for card in row.cards
+        ],
+        **cards,
+        **head,
+    }
+
+
+def _instance(pod: ProgramRow) -> dict[str, object]:
+    return {
+        "name": pod.name,
+        "namespace": pod.namespace,
+        "status": pod.status,
+        "requestGPUMemory": _units(pod),
+        "requestGPUCore": 0,
+        "gpuMemoryAllocation": {str(index): units for index, units in pod.allocated.items()},
+        "gpuCoreAllocation": {},
+    }
+
+
+def _units(pod: ProgramRow) -> float:
+    return sum(pod.allocated.values()) + pod.pending
+
+
+def _cards_taken(row: NodeRow) -> float:
+    """Of a sharing node: how many cards its units would fill, to a tenth."""
+    if row.mode != "share":
+        return row.whole
+    return round(sum(card.allocated / card.total for card in row.cards if card.total), 1)
+
+
+def _allocated_gib(row: NodeRow) -> float:
+    return row.allocated * row.unit_mib / 1024
+
+
+def _total_gib(row: NodeRow) -> float:
+    return row.total * row.unit_mib / 1024
+
+
+def _taken(rows: Sequence[NodeRow]) -> float:
+    return round(sum(map(_cards_taken, rows)), 1)
+
+
+def _count(rows: Sequence[NodeRow]) -> int:
+    return sum(row.count for row in rows)
+
+
+def _sick(rows: Sequence[NodeRow]) -> int:
+    return sum(row.unhealthy for row in rows)
+
+
+def _status(row: NodeRow) -> str:
+    ready = {True: "Ready", False: "NotReady", None: "Unknown"}[row.ready]
+    return ready if row.schedulable else f"{ready},SchedulingDisabled"
+
+
+def _number(value: float) -> str:
+    return f"{value:g}"
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{part / whole * 100 if whole else 0:.1f}%"

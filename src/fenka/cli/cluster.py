@@ -1,0 +1,167 @@
+"""Which world a screen shows, and the cluster's as it is now.
+
+The local daemon's if its socket answers, else the kubeconfig's cluster; options say otherwise. Lists, no
+watches: a screen is looked at once.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from fenka.cli.errors import BAD_INPUT, Problem
+from fenka.dialects import gpushare
+from fenka.kubernetes.client import Api, NoCluster, Refused
+from fenka.kubernetes.objects import ConfigMap, Node, Pod
+from fenka.kubernetes.world import World
+from fenka.workstation import paths, protocol
+from fenka.workstation.client import NoDaemon
+
+T = TypeVar("T")
+
+PAGE = 2000
+"""Objects a page: a round trip costs more than the server's memory for so many."""
+
+HOLDING = "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="
+"""Field selector of the pods that can hold anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The options that say which world. Raises Problem where they contradict each other."""
+
+    local: bool = False
+    cluster: bool = False
+    kubeconfig: Path | None = None
+    context: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.local and self.of_cluster:
+            raise Problem("--local is this machine, the other options are a cluster", BAD_INPUT)
+
+    @property
+    def of_cluster(self) -> bool:
+        """Whether a cluster was asked for."""
+        return self.cluster or self.kubeconfig is not None or self.context is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What the API server says: all nodes and the pods that can hold something of them."""
+
+    nodes: list[Node]
+    pods: list[Pod]
+    world: World
+
+
+def local(where: Where) -> protocol.Snapshot | None:
+    """This machine's world; None where the cluster is to be shown. Raises NoDaemon, OtherVersion."""
+    from fenka.cli.listing import current
+
+    if where.of_cluster:
+        return None
+    try:
+        return current()
+    except NoDaemon:
+        if where.local:
+            raise
+        return None
+
+
+def ask(where: Where, question: Callable[[Api], Awaitable[T]]) -> T:
+    """Ask the API server. Raises Problem, in one sentence, where there is none or it refuses."""
+
+    async def conversation() -> T:
+        async with await Api.connect(_kubeconfig(where), where.context) as api:
+            return await question(api)
+
+    try:
+        return asyncio.run(conversation())
+    except NoCluster as why:
+        raise Problem(str(why) if where.of_cluster else _neither(why)) from None
+    except Refused as why:
+        raise Problem(str(why)) from None
+
+
+def read(where: Where) -> Cluster:
+    """Nodes, pods and the cards that a health daemon calls sick."""
+    return ask(where, _read)
+
+
+async def nodes_and_pods(api: Api, node: str | None = None) -> tuple[list[Node], list[Pod]]:
+    """Of all nodes, or of one."""
+    pods = api.list("/api/v1/pods", Pod, limit=PAGE, fieldSelector=_of(node))
+    if node is None:
+        (nodes, _), (found, _) = await asyncio.gather(
+            api.list("/api/v1/nodes", Node, limit=PAGE), pods
+        )
+        return nodes, found
+    one, (found, _) = await asyncio.gather(api.get(f"/api/v1/nodes/{node}", Node), pods)
+    return [one], found
+
+
+async def sick(api: Api) -> dict[str, frozenset[int]]:
+    """Cards by node that gpushare's health daemon has named. Who may not read that knows of none."""
+    try:
+        maps, _ = await api.list("/api/v1/namespaces/kube-system/configmaps", ConfigMap)
+    except Refused:
+        return {}
+    prefix = gpushare.UNHEALTHY_CONFIG_MAP
+    return {
+        it.metadata.name.removeprefix(prefix): gpushare.read_indexes(it.data.get("gpus", ""))
+        for it in maps
+        if it.metadata.name.startswith(prefix)
+    }
+
+
+async def _read(api: Api) -> Cluster:
+    (nodes, pods), named = await asyncio.gather(nodes_and_pods(api), sick(api))
+    return gathered(nodes, pods, named)
+
+
+def gathered(
+    nodes: list[Node], pods: list[Pod], sick_cards: dict[str, frozenset[int]] | None = None
+) -> Cluster:
+    """The objects, in the order of all screens, and what they mean."""
+    nodes = sorted(nodes, key=lambda it: it.metadata.name)
+    pods = sorted(pods, key=lambda it: (it.metadata.namespace, it.metadata.name))
+    world = World(nodes, pods)
+    for name, indexes in (sick_cards or {}).items():
+        world.set_sick(name, indexes)
+    return Cluster(nodes, pods, world)
+
+
+def namespace(where: Where) -> str:
+    """The one that the kubeconfig's context names."""
+    import yaml
+
+    named = _kubeconfig(where) or Path("~/.kube/config").expanduser()
+    files = [Path(it).expanduser() for it in str(named).split(os.pathsep)]
+    configs = [yaml.safe_load(it.read_text()) or {} for it in files if it.is_file()]
+    wanted = where.context or next(filter(None, (it.get("current-context") for it in configs)), "")
+    for config in configs:
+        for context in config.get("contexts") or []:
+            if context.get("name") == wanted:
+                return str((context.get("context") or {}).get("namespace") or "default")
+    return "default"
+
+
+def _of(node: str | None) -> str:
+    return HOLDING if node is None else f"{HOLDING},spec.nodeName={node}"
+
+
+def _kubeconfig(where: Where) -> Path | None:
+    """A kubeconfig that somebody named counts for more than a pod's own service account."""
+    if where.kubeconfig is not None:
+        return where.kubeconfig
+    named = os.environ.get("KUBECONFIG")
+    return Path(named) if named else None
+
+
+def _neither(why: NoCluster) -> str:
+    return (
+        f"there is nothing to show: no fenka daemon answers at {paths.current().socket} (`fenka daemon` "
+        f"starts one), and {why}"
+    )

@@ -1,0 +1,207 @@
+"""`kubectl inspect gpushare [node] [-d]`, and `fenka inspect`: gpushare's layouts, in a stable order.
+
+It reads what gpushare itself writes, so it shows clusters that run the original just as well. As there,
+what a node has is its allocatable; what a pod has is what its containers' limits say, and a pod whose
+record names no card is pending.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fenka.cli import tables
+from fenka.cli.cluster import Cluster, Where, ask, gathered, nodes_and_pods
+from fenka.cli.errors import Problem
+from fenka.core.units import format_units, percent
+from fenka.dialects import gpushare
+from fenka.dialects.gpushare import Share
+from fenka.kubernetes.client import Api
+from fenka.kubernetes.world import Holding
+
+USAGE = "The node to show, all if none is named."
+
+
+@dataclass(frozen=True, slots=True)
+class PodUnits:
+    """What a pod holds: units by card index, and those whose card nobody knows."""
+
+    name: str
+    namespace: str
+    cards: dict[int, float] = field(default_factory=dict)
+    pending: float = 0
+
+    @property
+    def units(self) -> float:
+        """All of it."""
+        return sum(self.cards.values()) + self.pending
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUnits:
+    """A sharing node: units by card index, those of the kubelet, and who holds them."""
+
+    name: str
+    address: str
+    unit: str
+    cards: dict[int, int]
+    total: int
+    pods: list[PodUnits]
+
+    def used(self, card: int) -> float:
+        """Units of this card."""
+        return sum(pod.cards.get(card, 0) for pod in self.pods)
+
+    @property
+    def pending(self) -> float:
+        """Units whose card nobody knows."""
+        return sum(pod.pending for pod in self.pods)
+
+    @property
+    def allocated(self) -> float:
+        """Units of all pods."""
+        return sum(pod.units for pod in self.pods)
+
+    @property
+    def width(self) -> int:
+        """Columns that its cards take: by index."""
+        return max(self.cards, default=-1) + 1
+
+
+def inspect(where: Where, node: str | None, *, details: bool, output: str = "table") -> None:
+    """Print one of the two screens, or the data behind them. Raises Problem."""
+
+    async def question(api: Api) -> Cluster:
+        return gathered(*await nodes_and_pods(api, node))
+
+    nodes = read_nodes(ask(where, question))
+    if tables.show(nodes, output):
+        return
+    lines = details_screen(nodes) if details else summary_screen(nodes)
+    sys.stdout.write("\n".join([*lines, ""]))
+
+
+def read_nodes(cluster: Cluster) -> list[NodeUnits]:
+    """All sharing nodes, by name."""
+    return [_node(cluster, share) for share in cluster.world.shares()]
+
+
+def _node(cluster: Cluster, share: Share) -> NodeUnits:
+    node = cluster.world.node(share.node.name)
+    return NodeUnits(
+        name=share.node.name,
+        address=node.address if node else "unknown",
+        unit=share.unit,
+        cards={card.index: share.units(card.index) for card in share.node.cards},
+        total=gpushare.quantity(node.status.allocatable.get(gpushare.MEMORY, 0)) if node else 0,
+        pods=[_pod(share, holding) for holding in cluster.world.holdings(share.node.name)],
+    )
+
+
+def _pod(share: Share, holding: Holding) -> PodUnits:
+    meta = holding.pod.metadata
+    if holding.trouble is None:
+        return PodUnits(meta.name, meta.namespace, gpushare.shown_units(share, holding.placement))
+    try:
+        pending = gpushare.demand(holding.pod.asks)
+    except gpushare.Unreadable:
+        pending = share.total
+    return PodUnits(meta.name, meta.namespace, pending=pending)
+
+
+def summary_screen(nodes: Sequence[NodeUnits]) -> list[str]:
+    """One line a node: allocated of total, card by card."""
+    width = max((node.width for node in nodes), default=0)
+    pending = any(node.pending for node in nodes)
+    header = [
+        *("NAME", "IPADDRESS"),
+        *(f"GPU{index}(Allocated/Total)" for index in range(width)),
+        *(["PENDING(Allocated)"] if pending else []),
+        f"GPU Memory({nodes[0].unit if nodes else 'GiB'})",
+    ]
+    rows = ["\t".join(_cells(node, width, pending=pending)) for node in nodes]
+    allocated, total = _sums(nodes)
+    return tables.elastic(
+        [
+            "\t".join(header),
+            *rows,
+            "-" * ((len(rows[0]) + 1 if rows else 0) + 20),
+            "Allocated/Total GPU Memory In Cluster:",
+            f"{format_units(allocated)}/{total} ({percent(allocated, total)}%)\t",
+        ]
+    )
+
+
+def _cells(node: NodeUnits, width: int, *, pending: bool) -> list[str]:
+    cards = [f"{format_units(node.used(it))}/{node.cards.get(it, 0)}" for it in range(width)]
+    unplaced = [format_units(node.pending) if node.pending else ""] if pending else []
+    return [
+        node.name,
+        node.address,
+        *cards,
+        *unplaced,
+        f"{format_units(node.allocated)}/{node.total}",
+    ]
+
+
+def details_screen(nodes: Sequence[NodeUnits]) -> list[str]:
+    """A block a node, one line a pod."""
+    lines: list[str] = []
+    # The rule under every node is as long as the first one's pods, and 10.
+    rule = sum(len(row) + 1 for row in _pod_rows(nodes[0])) + 10 if nodes else 0
+    for node in nodes:
+        share = percent(node.allocated, node.total)
+        columns = [f"GPU{index}(Allocated)" for index in range(node.width)]
+        columns += ["Pending(Allocated)"] if node.pending else []
+        lines += [
+            "",
+            f"NAME:\t{node.name}",
+            f"IPADDRESS:\t{node.address}",
+            "",
+            "".join(f"{cell}\t" for cell in ("NAME", "NAMESPACE", *columns)),
+            *_pod_rows(node),
+            f"Allocated :\t{format_units(node.allocated)} ({share}%)\t",
+            f"Total :\t{node.total} \t",
+            "-" * rule,
+        ]
+    allocated, total = _sums(nodes)
+    share = percent(allocated, total)
+    last = f"{format_units(allocated)}/{total} ({share}%)\t"
+    return tables.elastic([*lines, "", "", f"Allocated/Total GPU Memory In Cluster:\t{last}"])
+
+
+def _pod_rows(node: NodeUnits) -> list[str]:
+    rows = []
+    for pod in node.pods:
+        units = [format_units(pod.cards.get(index, 0)) for index in range(node.width)]
+        units += [format_units(pod.pending)] if node.pending else []
+        rows.append("".join(f"{cell}\t" for cell in (pod.name, pod.namespace, *units)))
+    return rows
+
+
+def _sums(nodes: Sequence[NodeUnits]) -> tuple[float, int]:
+    return sum(node.allocated for node in nodes), sum(node.total for node in nodes)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The kubectl plugin `kubectl-inspect-gpushare`."""
+    parser = argparse.ArgumentParser(
+        prog="kubectl inspect gpushare", description="Show how GPU memory is shared."
+    )
+    parser.add_argument("node", nargs="?", help=USAGE)
+    parser.add_argument("-d", "--details", action="store_true", help="one line a pod")
+    parser.add_argument("--kubeconfig", type=Path, help="else $KUBECONFIG, else ~/.kube/config")
+    parser.add_argument("--context", help="of the kubeconfig")
+    parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+    given = parser.parse_args(arguments)
+    try:
+        where = Where(cluster=True, kubeconfig=given.kubeconfig, context=given.context)
+        inspect(where, given.node, details=given.details, output=given.output)
+    except Problem as why:
+        # Where gpushare's plugin says it, and as it begins.
+        print(f"Failed due to {why}")
+        sys.exit(1)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)

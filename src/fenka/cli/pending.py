@@ -1,0 +1,457 @@
+"""What keeps a pod from each node, and what would help: values in, values out. `why.py` asks and prints.
+
+Cards are judged by `core.evaluate`, as the scheduler does. Of kube-scheduler's own rules those are repeated
+that are about nodes as such (cordons, taints, selectors) and about GPU resources; for all others its
+message on the pod stands.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fenka.cli.cluster import Cluster
+from fenka.cli.top import demanded, whole_cards
+from fenka.core.evaluate import Fit, evaluate, never_fits
+from fenka.core.reasons import Reason, Rejected, Rejection, Why
+from fenka.core.requests import BadRequest, Memory, Request
+from fenka.core.units import card_units, format_units, mib_to_units
+from fenka.dialects import gpushare
+from fenka.dialects.gpushare import Share, Unreadable
+from fenka.kubernetes.objects import ContainerStatus, Node, Object, Pod, PodSpec, PodStatus, Taint
+from fenka.kubernetes.world import World
+
+POLICY = "binpack"
+"""Which card comes first is of no account here: only whether one fits."""
+
+HELPERS = 3
+"""Pods to name whose end would make room."""
+
+
+# ---- the pod, more of it than screens read ----
+
+
+class Toleration(Object):
+    """Of a pod."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def covers(self, taint: Taint) -> bool:
+        """Whether the pod does not mind this taint."""
+        return (
+            (not self.key or self.key == taint.key)
+            and (not self.effect or self.effect == taint.effect)
+            and (self.operator == "Exists" or self.value == taint.value)
+        )
+
+
+class Expression(Object):
+    """One condition on a label."""
+
+    key: str = ""
+    operator: str = ""
+    values: list[str] = msgspec.field(default_factory=list)
+
+    def holds(self, labels: dict[str, str]) -> bool:
+        """As Kubernetes judges it; True for an operator that is not known here."""
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case "Gt" | "Lt" if value is not None and self.values:
+                low, high = sorted((value, self.values[0]), key=_number)
+                return low != high and high == (value if self.operator == "Gt" else self.values[0])
+        return self.operator not in ("Gt", "Lt")
+
+
+def _number(text: str) -> int:
+    return int(text) if text.lstrip("-").isdecimal() else 0
+
+
+class Term(Object):
+    """Conditions that hold together."""
+
+    match_expressions: list[Expression] = msgspec.field(default_factory=list)
+
+
+class Selector(Object):
+    """Terms of which one must hold."""
+
+    node_selector_terms: list[Term] = msgspec.field(default_factory=list)
+
+
+class NodeAffinity(Object):
+    """Which nodes a pod wants."""
+
+    required_during_scheduling_ignored_during_execution: Selector | None = None
+
+
+class Affinity(Object):
+    """Of a pod."""
+
+    node_affinity: NodeAffinity | None = None
+
+
+class Gate(Object):
+    """Whoever put it there keeps the pod from being scheduled."""
+
+    name: str = ""
+
+
+class FullSpec(PodSpec):
+    """spec of a pod, with what decides about nodes."""
+
+    scheduling_gates: list[Gate] = msgspec.field(default_factory=list)
+    tolerations: list[Toleration] = msgspec.field(default_factory=list)
+    node_selector: dict[str, str] = msgspec.field(default_factory=dict)
+    affinity: Affinity | None = None
+
+
+class Said(Object):
+    """Why a container waits, or how it ended."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class State(Object):
+    """Of a container."""
+
+    waiting: Said | None = None
+    terminated: Said | None = None
+
+
+class FullContainerStatus(ContainerStatus):
+    """A container as it runs, or why it does not."""
+
+    state: State = msgspec.field(default_factory=State)
+
+
+class FullStatus(PodStatus):
+    """status of a pod, with its containers' states."""
+
+    message: str = ""
+    container_statuses: list[FullContainerStatus] = msgspec.field(default_factory=list)  # type: ignore[assignment]
+    init_container_statuses: list[FullContainerStatus] = msgspec.field(default_factory=list)  # type: ignore[assignment]
+
+
+class FullPod(Pod):
+    """A pod, as much of it as tells why it waits."""
+
+    spec: FullSpec = msgspec.field(default_factory=FullSpec)
+    status: FullStatus = msgspec.field(default_factory=FullStatus)
+
+    @property
+    def units(self) -> int:
+        """Of GPU memory, at its peak. Raises Unreadable."""
+        return gpushare.demand(self.asks)
+
+    @property
+    def cards(self) -> int:
+        """Cards that its units are spread over, by its label. Raises Unreadable."""
+        return gpushare.quantity(self.metadata.labels.get(gpushare.COUNT, 1))
+
+    @property
+    def whole(self) -> int:
+        """Cards that it takes whole."""
+        return whole_cards(self, gpushare.WHOLE)
+
+
+def request(pod: FullPod, unit_mib: int) -> Request:
+    """What the pod asks of a node that counts in this unit. Raises Unreadable, BadRequest."""
+    units, cards = pod.units, pod.cards
+    if cards < 1 or units % cards:
+        raise BadRequest(
+            f"{units} units do not divide over {cards} cards, which its label {gpushare.COUNT} asks for"
+        )
+    return Request(Memory(units // cards, unit_mib), cards=cards)
+
+
+# ---- verdicts ----
+
+
+class NodeVerdict(msgspec.Struct):
+    """What keeps the pod from a node: nothing, or all of these."""
+
+    node: str
+    fits: bool
+    reasons: list[str]
+    gpu: bool
+    """Whether it has what the pod asks for at all."""
+
+
+@dataclass(slots=True)
+class Judgement:
+    """Of all nodes, by name."""
+
+    nodes: list[NodeVerdict] = field(default_factory=list)
+    sentence: str = ""
+    """The core's, over all cards."""
+    notes: list[str] = field(default_factory=list)
+    """What is wrong in the cluster's records."""
+    help: list[str] = field(default_factory=list)
+
+
+def judge(pod: FullPod, cluster: Cluster) -> Judgement:
+    """Node by node, and what would help."""
+    judgement, world = Judgement(), cluster.world
+    if pod.whole:
+        holders = _whole_holders(cluster.pods)
+        judgement.nodes = [_judge_whole(pod, node, holders) for node in cluster.nodes]
+        judgement.help = _when_whole_cards_end(pod, cluster.nodes, holders)
+        return judgement
+    rejections: list[Rejection] = []
+    for node in cluster.nodes:
+        verdict, rejection = _judge_node(pod, node, world)
+        judgement.nodes.append(verdict)
+        rejections += [rejection] if rejection else []
+    shares = world.shares()
+    if rejections and len(rejections) == len(shares):
+        judgement.sentence = Rejected(tuple(rejections)).sentence()
+    judgement.notes = [note for share in shares for note in _wrong(share, world)]
+    judgement.help = _help(pod, world, judgement.nodes)
+    return judgement
+
+
+Holders = dict[str, list[tuple[str, int]]]
+"""Pods that take cards whole and how many, by node."""
+
+
+def _whole_holders(pods: Iterable[Pod]) -> Holders:
+    holders: Holders = {}
+    for pod in pods:
+        if count := whole_cards(pod, gpushare.WHOLE):
+            holders.setdefault(pod.spec.node_name, []).append((pod.full_name, count))
+    return holders
+
+
+def _judge_whole(pod: FullPod, node: Node, holders: Holders) -> NodeVerdict:
+    reasons, name = _as_a_node(pod, node), node.metadata.name
+    total = _units(node, gpushare.WHOLE)
+    free = max(total - sum(count for _, count in holders.get(name, ())), 0)
+    if total < 1:
+        reasons.append(f"offers no {gpushare.WHOLE}")
+    elif pod.whole > free:
+        reasons.append(f"whole cards: {pod.whole} asked, {free} of {total} free")
+    return NodeVerdict(name, not reasons, reasons, gpu=total > 0)
+
+
+def _judge_node(pod: FullPod, node: Node, world: World) -> tuple[NodeVerdict, Rejection | None]:
+    reasons = _as_a_node(pod, node)
+    name = node.metadata.name
+    share = world.share(name)
+    if share is None:
+        reasons.append(_nothing_to_share(node, world))
+        return NodeVerdict(name, fits=False, reasons=reasons, gpu=False), None
+    try:
+        (verdict,) = evaluate(world, request(pod, share.unit_mib), POLICY, [share.node])
+    except (BadRequest, Unreadable) as why:
+        reasons.append(str(why))
+        return NodeVerdict(name, fits=False, reasons=reasons, gpu=True), None
+    rejection = None if isinstance(verdict, Fit) else verdict
+    # Where a card says no, it says it better than the kubelet's sum.
+    reasons += (
+        card_reasons(share, rejection.reasons)
+        if rejection
+        else _kubelets_units(pod, node, share, world)
+    )
+    return NodeVerdict(name, not reasons, reasons, gpu=True), rejection
+
+
+def _as_a_node(pod: FullPod, node: Node) -> list[str]:
+    """What keeps the pod out, whatever GPUs there are."""
+    reasons = []
+    if node.spec.unschedulable:
+        reasons.append("cordoned")
+    if not node.ready:
+        reasons.append("not ready")
+    for taint in node.spec.taints:
+        # The node controller's own taints repeat what was said.
+        said = taint.key.startswith("node.kubernetes.io/") and reasons
+        strict = taint.effect in ("NoSchedule", "NoExecute")
+        if strict and not said and not any(it.covers(taint) for it in pod.spec.tolerations):
+            value = f"={taint.value}" if taint.value else ""
+            reasons.append(f"taint {taint.key}{value}:{taint.effect} is not tolerated")
+    labels = node.metadata.labels
+    missing = [
+        f"{key}={value}"
+        for key, value in pod.spec.node_selector.items()
+        if labels.get(key) != value
+    ]
+    if missing:
+        reasons.append(f"the pod wants nodes labelled {', '.join(missing)}")
+    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity else None
+    if required and not any(
+        all(it.holds(labels) for it in term.match_expressions)
+        for term in required.node_selector_terms
+    ):
+        reasons.append("the pod's node affinity excludes it")
+    return reasons
+
+
+def _nothing_to_share(node: Node, world: World) -> str:
+    trouble = world.node_trouble(node.metadata.name)
+    if trouble:
+        return trouble
+    try:
+        labelled = gpushare.sharing(node.metadata.labels)
+    except Unreadable as why:
+        return str(why)
+    if labelled:
+        return f"is labelled to share, but its kubelet offers no {gpushare.MEMORY}: see fenka's node pod"
+    return f"shares no GPU ({gpushare.MEMORY} is 0)"
+
+
+def _kubelets_units(pod: FullPod, node: Node, share: Share, world: World) -> list[str]:
+    """kube-scheduler's NodeResourcesFit: it knows sums of units, no cards."""
+    total, free = _units(node, gpushare.MEMORY), max(_units_left(share, world), 0)
+    if pod.units <= free:
+        return []
+    return [f"{gpushare.MEMORY}: {pod.units} asked, {free} of {total} free by the kubelet's count"]
+
+
+def _units(node: Node, resource: str) -> int:
+    try:
+        return gpushare.quantity(node.status.allocatable.get(resource, 0))
+    except Unreadable:
+        return 0
+
+
+def card_reasons(share: Share, reasons: Iterable[Reason]) -> list[str]:
+    """One sentence for the cards that have the same reason, in the node's units."""
+    grouped: dict[str, list[int]] = {}
+    for reason in reasons:
+        grouped.setdefault(_sentence(share, reason), []).append(reason.card)
+    return [
+        f"card{'s' if len(cards) > 1 else ''} {','.join(map(str, cards))}: {sentence}"
+        for sentence, cards in grouped.items()
+    ]
+
+
+def _sentence(share: Share, reason: Reason) -> str:
+    if reason.why is Why.TOO_FEW:
+        return f"{reason.why.value}: {reason.needed} cards asked, {reason.available} fit"
+    if reason.why is not Why.MEMORY:
+        return reason.why.value
+    size = next(it.memory_mib for it in share.node.cards if it.index == reason.card)
+    free = int(mib_to_units(reason.available, size, share.unit_mib))
+    total = card_units(size, share.unit_mib)
+    return f"{reason.why.value} ({free} of {total} units free)"
+
+
+def _wrong(share: Share, world: World) -> list[str]:
+    """Records of this node that cannot be, or that cannot be read."""
+    notes = [
+        f"{held.pod.full_name} on {share.node.name}: {held.trouble}; until it ends its units count on "
+        "every card of the node"
+        for held in world.holdings(share.node.name)
+        if held.trouble
+    ]
+    # One pod that counts everywhere may fill a card twice without anybody's having overcommitted it.
+    if not notes:
+        notes = [
+            f"card {card.index} of {share.node.name} is overcommitted: {used} of {card.memory_mib} MiB"
+            for card in share.node.cards
+            if (used := world.used(share.node.name, card.index).memory_mib) > card.memory_mib
+        ]
+    return notes
+
+
+# ---- what would help ----
+
+
+def _help(pod: FullPod, world: World, verdicts: Sequence[NodeVerdict]) -> list[str]:
+    if not world.shares():
+        labels = " or ".join(f"{label}=true" for label in gpushare.SHARING_LABELS)
+        return [f"no node shares its GPUs: label one {labels}"]
+    never = _never(pod, world.shares())
+    if never is not None:
+        return [never]
+    fitting = [it.node for it in verdicts if it.fits]
+    if fitting:
+        return [
+            f"{fitting[0]} has room by what fenka knows: if the pod is not placed within a minute, "
+            "kube-scheduler's message above, or its log, has the reason"
+        ]
+    ending = _when_pods_end(pod, world, {it.node for it in verdicts if _only_full(it)})
+    return ending or ["no single pod's end makes room: free cards, or add a node"]
+
+
+def _only_full(verdict: NodeVerdict) -> bool:
+    """Whether the pod would be let in, were there room."""
+    return (
+        verdict.gpu
+        and not verdict.fits
+        and all(it.startswith(("card", gpushare.MEMORY)) for it in verdict.reasons)
+    )
+
+
+def _never(pod: FullPod, shares: Sequence[Share]) -> str | None:
+    """The core's hint where the pod cannot be placed even on empty cards."""
+    hints = []
+    for unit in sorted({share.unit_mib for share in shares}):
+        nodes = [share.node for share in shares if share.unit_mib == unit]
+        try:
+            never = never_fits(request(pod, unit), nodes)
+        except (BadRequest, Unreadable) as why:
+            return str(why)
+        if never is None:
+            return None
+        hints.append(never.hint)
+    said = next((hint for hint in hints if hint), "no card here is what it asks for")
+    return f"it can never start as it is: {said}"
+
+
+def _when_pods_end(pod: FullPod, world: World, nodes: set[str]) -> list[str]:
+    """Pods each of which would make room by ending alone, those that hold least first."""
+    found: list[tuple[float, str]] = []
+    for share in world.shares():
+        if share.node.name not in nodes:
+            continue
+        wanted = request(pod, share.unit_mib)
+        left = _units_left(share, world)
+        for held in world.holdings(share.node.name):
+            uid, units = held.pod.metadata.uid, demanded(share, held.pod)
+            kubelet = left + units >= pod.units
+            world.forget_pod(uid)
+            (verdict,) = evaluate(world, wanted, POLICY, [share.node])
+            world.set_pod(held.pod)
+            if isinstance(verdict, Fit) and kubelet:
+                cards = ",".join(str(it.card) for it in held.placement.slices)
+                where = f"{format_units(units)} units on card {cards} of {share.node.name}"
+                found.append((units, f"it starts when {held.pod.full_name} ends ({where})"))
+    return [sentence for _, sentence in sorted(found)[:HELPERS]]
+
+
+def _units_left(share: Share, world: World) -> int:
+    """Units that the kubelet has left."""
+    node = world.node(share.node.name)
+    held = sum(demanded(share, it.pod) for it in world.holdings(share.node.name))
+    return (_units(node, gpushare.MEMORY) if node else 0) - held
+
+
+def _when_whole_cards_end(pod: FullPod, nodes: Sequence[Node], holders: Holders) -> list[str]:
+    found: list[tuple[int, str]] = []
+    most = 0
+    for node in nodes:
+        name, total = node.metadata.name, _units(node, gpushare.WHOLE)
+        most = max(most, total)
+        free = total - sum(count for _, count in holders.get(name, ()))
+        found += [
+            (count, f"it starts when {holder} ends ({count} whole cards of {name})")
+            for holder, count in holders.get(name, ())
+            if free < pod.whole <= free + count
+        ]
+    if most < pod.whole:
+        return [f"it can never start as it is: no node has more than {most} cards to give whole"]
+    return [sentence for _, sentence in sorted(found)[:HELPERS]]

@@ -1,0 +1,170 @@
+"""Who of several replicas may write: a Lease of the API server, held by renewing it.
+
+Fenced by time: another replica takes the lease at the earliest LEASE_S after it saw the last renewal, which
+was written after its request was begun. So whoever counts from the beginning of its last successful request
+and stops earlier never writes beside another.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from fenka.kubernetes.client import Api, NoCluster, Refused
+from fenka.kubernetes.objects import Meta, Object, micro_time
+
+LEASE_S = 15
+"""How long a lease lasts that nobody renews."""
+RENEW_WITHIN_S = 10.0
+"""A leader that has not renewed for so long does not lead any more."""
+RETRY_S = 2.0
+"""Between attempts to renew or to take the lease."""
+FENCE_S = 13.0
+"""Every write has ended so long after the beginning of the last renewal."""
+
+
+class LeaseSpec(Object):
+    """spec of a Lease."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(Object):
+    """coordination.k8s.io/v1."""
+
+    metadata: Meta
+    spec: LeaseSpec
+
+
+class Election:
+    """A candidate. `run` keeps it standing; `leading` says whether it may begin to write."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        api: Api,
+        namespace: str,
+        name: str,
+        identity: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._api, self._name, self._namespace = api, name, namespace
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self.identity = identity
+        self._clock, self._now, self._sleep = clock, now, sleep
+        self._renewed: float | None = None
+        self._seen: tuple[str, float] | None = None
+        self.leader = ""
+        """Who led when it was last looked at; empty for nobody."""
+        self.trouble: str | None = None
+        """Why the last attempt failed."""
+
+    @property
+    def leading(self) -> bool:
+        """Whether a write may begin now."""
+        return self._renewed is not None and self._clock() < self._renewed + RENEW_WITHIN_S
+
+    @property
+    def time_left_s(self) -> float:
+        """Within so many seconds a write that begins now must have ended; 0 or less: it must not begin."""
+        return self._renewed + FENCE_S - self._clock() if self.leading and self._renewed else 0.0
+
+    async def run(self) -> None:
+        """Stand for election until cancelled."""
+        while True:
+            await self.attempt()
+            await self._sleep(RETRY_S)
+
+    async def attempt(self) -> bool:
+        """Take or renew the lease if that is possible now; whether this replica leads then."""
+        begun = self._clock()
+        try:
+            held = await self._try()
+        except (Refused, NoCluster) as why:
+            # Leading goes on until its time is over: the lease is ours as long as nobody could take it.
+            self.trouble = str(why)
+            return self.leading
+        self.trouble = None
+        self._renewed = begun if held else None
+        return self.leading
+
+    async def release(self) -> None:
+        """Let others lead at once. Nothing may be written after this is called."""
+        was_leading, self._renewed = self.leading, None
+        if not was_leading:
+            return
+        try:
+            lease = await self._api.get(f"{self._collection}/{self._name}", Lease)
+            if lease.spec.holder_identity == self.identity:
+                await self._write(lease, holder="", seconds=1, transition=False)
+        except (Refused, NoCluster) as why:
+            # Others wait until it runs out.
+            self.trouble = str(why)
+
+    async def _try(self) -> bool:
+        try:
+            lease = await self._api.get(f"{self._collection}/{self._name}", Lease)
+        except Refused as why:
+            if why.status != 404:
+                raise
+            return await self._create()
+        holder = lease.spec.holder_identity or ""
+        if holder == self.identity:
+            await self._write(lease, holder=holder, seconds=LEASE_S, transition=False)
+        elif not holder or self._run_out(lease):
+            await self._write(lease, holder=self.identity, seconds=LEASE_S, transition=True)
+        else:
+            self.leader = holder
+            return False
+        self.leader = self.identity
+        return True
+
+    def _run_out(self, lease: Lease) -> bool:
+        """By this replica's own clock, since it saw this version: clocks of two machines differ."""
+        if self._seen is None or self._seen[0] != lease.metadata.resource_version:
+            self._seen = lease.metadata.resource_version, self._clock()
+        duration = lease.spec.lease_duration_seconds or LEASE_S
+        return self._clock() >= self._seen[1] + duration
+
+    async def _create(self) -> bool:
+        stamp = micro_time(self._now())
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name, "namespace": self._namespace},
+            "spec": {
+                "holderIdentity": self.identity,
+                "leaseDurationSeconds": LEASE_S,
+                "acquireTime": stamp,
+                "renewTime": stamp,
+                "leaseTransitions": 0,
+            },
+        }
+        await self._api.create(self._collection, Lease, body, within_s=RENEW_WITHIN_S / 2)
+        self.leader = self.identity
+        return True
+
+    async def _write(self, lease: Lease, *, holder: str, seconds: int, transition: bool) -> None:
+        stamp = micro_time(self._now())
+        spec: dict[str, Any] = {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": seconds,
+            "renewTime": stamp,
+        }
+        if transition:
+            spec["acquireTime"] = stamp
+            spec["leaseTransitions"] = (lease.spec.lease_transitions or 0) + 1
+        # With its version: whoever was quicker wins, the other is told 409.
+        body = {
+            "metadata": {"resourceVersion": lease.metadata.resource_version},
+            "spec": spec,
+        }
+        path = f"{self._collection}/{self._name}"
+        await self._api.patch(path, Lease, body, within_s=RENEW_WITHIN_S / 2)

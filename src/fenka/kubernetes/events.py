@@ -1,0 +1,149 @@
+"""Events on objects: what `kubectl describe` shows. The same event again is counted, not repeated.
+
+Best effort: an event that cannot be written is dropped, and nothing else fails by it.
+"""
+
+import asyncio
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from fenka.kubernetes.client import Api, NoCluster, Refused
+from fenka.kubernetes.objects import Meta, Node, Object, Pod, micro_time
+
+LONGEST_NOTE = 1024
+"""Characters: the API server refuses more."""
+
+BURST, PER_SECOND = 50, 5.0
+"""So many events at once, and so many a second in the long run; what is more is dropped."""
+
+SERIES_S = 60.0
+"""The same event is counted up at most so often."""
+_KNOWN = 5_000
+_QUEUE = 500
+
+
+class _Event(Object):
+    metadata: Meta
+
+
+@dataclass(slots=True)
+class _Series:
+    name: str | None
+    """None while the first one is on its way."""
+    count: int
+    written_at: float
+
+
+_Key = tuple[str, str, str]
+
+
+class Recorder:
+    """Writes events in the background: `run` is its task."""
+
+    def __init__(
+        self,
+        api: Api,
+        component: str,
+        instance: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._api, self._component, self._instance = api, component, instance
+        self._clock, self._now = clock, now
+        self._series: OrderedDict[_Key, _Series] = OrderedDict()
+        self._queue: asyncio.Queue[tuple[_Key, str, dict[str, Any] | None]] = asyncio.Queue(_QUEUE)
+        self._tokens, self._filled_at = float(BURST), clock()
+        self.dropped = 0
+        """Events that were not written, by the bounds or by the server's answer."""
+
+    def on_pod(self, pod: Pod, reason: str, note: str, *, warning: bool = True) -> None:
+        """An event on a pod. reason: one word in CamelCase; note: a sentence."""
+        meta = pod.metadata
+        regarding = {"kind": "Pod", "namespace": meta.namespace, "apiVersion": "v1"}
+        self._record(meta, regarding, reason, note, warning)
+
+    def on_node(self, node: Node, reason: str, note: str, *, warning: bool = True) -> None:
+        """An event on a node."""
+        regarding = {"kind": "Node", "apiVersion": "v1"}
+        self._record(node.metadata, regarding, reason, note, warning)
+
+    async def run(self) -> None:
+        """Write what is recorded, until cancelled."""
+        while True:
+            await self._write(*await self._queue.get())
+            self._queue.task_done()
+
+    def _record(
+        self, meta: Meta, regarding: dict[str, str], reason: str, note: str, warning: bool
+    ) -> None:
+        note = note if len(note) <= LONGEST_NOTE else note[: LONGEST_NOTE - 1] + "…"
+        key = meta.uid or meta.name, reason, note
+        namespace = meta.namespace or "default"
+        series = self._series.get(key)
+        if series is not None:
+            series.count += 1
+            self._series.move_to_end(key)
+            if series.name is None or self._clock() < series.written_at + SERIES_S:
+                return
+            self._put(key, namespace, None)
+            return
+        stamp = micro_time(self._now())
+        body = {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {
+                "name": f"{meta.name[:220]}.{uuid.uuid4().hex[:16]}",
+                "namespace": namespace,
+            },
+            "eventTime": stamp,
+            "reportingController": self._component,
+            "reportingInstance": self._instance[:128],
+            "action": "Scheduling",
+            "reason": reason,
+            "note": note,
+            "type": "Warning" if warning else "Normal",
+            "regarding": {**regarding, "name": meta.name, "uid": meta.uid},
+        }
+        if self._put(key, namespace, body):
+            self._series[key] = _Series(None, 1, self._clock())
+            if len(self._series) > _KNOWN:
+                self._series.popitem(last=False)
+
+    def _put(self, key: _Key, namespace: str, body: dict[str, Any] | None) -> bool:
+        if not self._token() or self._queue.full():
+            self.dropped += 1
+            return False
+        self._queue.put_nowait((key, namespace, body))
+        return True
+
+    def _token(self) -> bool:
+        now = self._clock()
+        self._tokens = min(self._tokens + (now - self._filled_at) * PER_SECOND, float(BURST))
+        self._filled_at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    async def _write(self, key: _Key, namespace: str, body: dict[str, Any] | None) -> None:
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        series = self._series.get(key)
+        try:
+            if body is not None:
+                event = await self._api.create(path, _Event, body)
+                if series is not None:
+                    series.name = event.metadata.name
+            elif series is not None and series.name is not None:
+                series.written_at = self._clock()
+                counted = {"count": series.count, "lastObservedTime": micro_time(self._now())}
+                await self._api.patch(f"{path}/{series.name}", _Event, {"series": counted})
+        except (Refused, NoCluster):
+            self.dropped += 1
+            # The next one begins anew: this one expired, or was never written.
+            self._series.pop(key, None)

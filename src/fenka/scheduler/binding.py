@@ -1,0 +1,240 @@
+"""Binding: assumed in memory first, then one request that binds and records at once, then known for certain.
+
+The order is the safety: what is assumed is held against everybody else from that moment, without a lock and
+without waiting; it is given up only when the pod is certainly not bound.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fenka.core.requests import Placement
+from fenka.dialects import gpushare
+from fenka.dialects.gpushare import Unreadable
+from fenka.kubernetes.client import Api, NoCluster, Refused
+from fenka.kubernetes.objects import Pod, Status
+from fenka.kubernetes.watch import Backoff
+from fenka.kubernetes.world import World
+from fenka.scheduler.decide import Judge, No
+from fenka.scheduler.wire import Binding
+
+BIND_WITHIN_S = 3.0
+"""For the one request; less where the lease ends earlier."""
+
+ANSWER_WITHIN_S = 4.5
+"""kube-scheduler waits 5 s for an extender, unless it is told to wait longer."""
+
+SETTLED_S = 1.0
+"""So long after its deadline the API server has certainly stopped trying."""
+
+CONFLICT, TOO_MANY = 409, 429
+
+
+class Leadership(Protocol):
+    """Whether this replica may write."""
+
+    @property
+    def time_left_s(self) -> float:
+        """Within so many seconds a write must have ended; 0 or less: it must not begin."""
+
+    @property
+    def leader(self) -> str:
+        """Who may, if not this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """A binding that was sent, and when the server gives up on it at the latest."""
+
+    pod: Pod
+    placement: Placement | None
+    node: str
+    over_at: float
+
+
+class Binder:
+    """Binds pods, each at its own pace. pods: those that the watch knows, by UID."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        api: Api,
+        world: World,
+        judge: Judge,
+        leadership: Leadership,
+        pods: Callable[[], Mapping[str, Pod]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now_ns: Callable[[], int] = time.time_ns,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._api, self._world, self._judge = api, world, judge
+        self._leadership, self._pods = leadership, pods
+        self._clock, self._now_ns, self._sleep = clock, now_ns, sleep
+        self._running: dict[tuple[str, str, str], asyncio.Task[str]] = {}
+        self.outcomes: dict[str, int] = {}
+        """How often binding ended how: bound, refused, failed, unknown."""
+
+    async def bind(self, wanted: Binding) -> str:
+        """Empty if the pod is bound to that node, else why not.
+
+        The same binding asked for again while it runs is the same binding. Cancelling does not end it.
+        """
+        key = wanted.namespace, wanted.name, wanted.uid
+        task = self._running.get(key)
+        if task is None:
+            task = asyncio.create_task(self._bind(wanted))
+            self._running[key] = task
+            task.add_done_callback(lambda _: self._running.pop(key, None))
+        done, _ = await asyncio.wait((task,), timeout=ANSWER_WITHIN_S)
+        if done:
+            return task.result()
+        return f"whether the pod {wanted.name} was bound to {wanted.node} is not known yet"
+
+    @property
+    def busy(self) -> bool:
+        """Whether a binding runs."""
+        return bool(self._running)
+
+    async def drain(self, within_s: float) -> None:
+        """Wait for bindings that run, but not for ever."""
+        if self._running:
+            await asyncio.wait(list(self._running.values()), timeout=within_s)
+
+    async def _bind(self, wanted: Binding) -> str:
+        try:
+            sent = await self._send(wanted)
+            if isinstance(sent, _Try):
+                self._count("unknown")
+                return await self._find_out(sent)
+        except (Refused, NoCluster) as why:
+            # Before anything was assumed: the pod could not even be read.
+            self._count("failed")
+            return str(why)
+        self._count("refused" if sent else "bound")
+        return sent
+
+    def _count(self, outcome: str) -> None:
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    async def _send(self, wanted: Binding) -> str | _Try:
+        """Why not, empty if it is bound; or what was sent and is not known."""
+        pod = self._pods().get(wanted.uid) or await self._read(wanted)
+        # From here to `assume` nothing waits: no other binding can come in between.
+        trouble = self._unfit(pod, wanted)
+        if trouble is not None:
+            return trouble
+        placement = self._judge.placement(pod, wanted.node)
+        if isinstance(placement, No):
+            which = f"the pod {wanted.name} in ns {wanted.namespace}"
+            return f"The node {wanted.node} can't place {which}: {placement.sentence}"
+        within_s = min(BIND_WITHIN_S, self._leadership.time_left_s)
+        body = self._body(pod, wanted.node, placement)
+        if placement is not None:
+            self._world.assume(pod, placement)
+        sent = _Try(pod, placement, wanted.node, self._clock() + within_s + SETTLED_S)
+        try:
+            await self._api.create(f"{_path(pod)}/binding", Status, body, within_s=within_s)
+        except NoCluster:
+            return sent
+        except Refused as why:
+            if why.status >= 500 or why.status in (0, CONFLICT):
+                # It may be done all the same; a conflict may be with our own earlier attempt.
+                return sent
+            self._world.retract(pod.metadata.uid)
+            return str(why)
+        return ""
+
+    def _unfit(self, pod: Pod, wanted: Binding) -> str | None:
+        """Why this pod is not to be bound now; empty if that is done already."""
+        meta = pod.metadata
+        trouble: str | None = None
+        if self._leadership.time_left_s <= 0:
+            trouble = f"not the leader: that is {self._leadership.leader or 'nobody yet'}"
+        elif wanted.uid and meta.uid != wanted.uid:
+            trouble = _another(pod, wanted.uid)
+        elif pod.finished or meta.deletion_timestamp is not None:
+            trouble = f"the pod {meta.name} in ns {meta.namespace} is ending"
+        elif pod.spec.node_name:
+            trouble = _already(pod, wanted.node)
+        elif self._world.is_assumed(meta.uid):
+            trouble = f"whether the pod {meta.name} was bound before is not known yet"
+        return trouble
+
+    async def _read(self, wanted: Binding) -> Pod:
+        path = f"/api/v1/namespaces/{wanted.namespace}/pods/{wanted.name}"
+        return await self._api.get(path, Pod)
+
+    def _body(self, pod: Pod, node: str, placement: Placement | None) -> dict[str, Any]:
+        annotations = {}
+        if placement is not None:
+            share = self._world.share(node)
+            assert share is not None
+            annotations = gpushare.write_placement(share, placement, pod.asks, self._now_ns())
+        meta = pod.metadata
+        return {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {
+                "name": meta.name,
+                "namespace": meta.namespace,
+                "uid": meta.uid,
+                "annotations": annotations,
+            },
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+
+    async def _find_out(self, sent: _Try) -> str:
+        """Ask until the answer is certain; the assumption holds meanwhile."""
+        backoff, meta = Backoff(), sent.pod.metadata
+        while True:
+            last = self._clock() >= sent.over_at
+            try:
+                pod = await self._api.get(_path(sent.pod), Pod)
+            except Refused as why:
+                if why.status == 404:
+                    self._world.retract(meta.uid)
+                    return f'pods "{meta.name}" not found'
+            except NoCluster:
+                pass
+            else:
+                if pod.metadata.uid != meta.uid:
+                    self._world.retract(meta.uid)
+                    return _another(pod, meta.uid)
+                if pod.spec.node_name:
+                    if pod.spec.node_name != sent.node:
+                        self._world.retract(meta.uid)
+                    # On this node the assumption is what the watch will bring, or has brought.
+                    return _already(pod, sent.node)
+                if pod.metadata.deletion_timestamp is not None or last:
+                    self._world.retract(meta.uid)
+                    return f"the pod {meta.name} was not bound to {sent.node}"
+            await self._sleep(backoff.next_s())
+
+
+def _path(pod: Pod) -> str:
+    return f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
+
+
+def _another(pod: Pod, expected: str) -> str:
+    """gpushare's words."""
+    meta = pod.metadata
+    return (
+        f"The pod {meta.name} in ns {meta.namespace}'s uid is {meta.uid}, "
+        f"and it's not equal with expected {expected}"
+    )
+
+
+def _already(pod: Pod, node: str) -> str:
+    """Bound before: that is success if it is what was wanted and recorded."""
+    name, where = pod.metadata.name, pod.spec.node_name
+    if where != node:
+        return f"the pod {name} is already bound to {where}"
+    try:
+        recorded = gpushare.ALLOCATION in pod.metadata.annotations or not gpushare.demand(pod.asks)
+    except Unreadable:
+        recorded = False
+    return (
+        "" if recorded else f"the pod {name} was bound to {where} by somebody else, without a card"
+    )

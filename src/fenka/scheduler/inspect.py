@@ -1,0 +1,41 @@
+"""gpushare's `/inspect`: nodes, their cards and who holds what of them, in units."""
+
+from math import ceil
+from typing import Any
+
+from fenka.dialects import gpushare
+from fenka.dialects.gpushare import Share
+from fenka.kubernetes.world import World
+
+
+def inspect(world: World, name: str | None = None) -> dict[str, Any] | None:
+    """All sharing nodes, or the one of that name; None where there is none."""
+    if name is None:
+        return {"nodes": [_node(world, share) for share in world.shares()]}
+    share = world.share(name)
+    return None if share is None else {"nodes": [_node(world, share)]}
+
+
+def _node(world: World, share: Share) -> dict[str, Any]:
+    node = share.node
+    pods: dict[int, list[dict[str, Any]]] = {card.index: [] for card in node.cards}
+    for holding in world.holdings(node.name):
+        for index, units in gpushare.shown_units(share, holding.placement).items():
+            meta = holding.pod.metadata
+            held = {"name": meta.name, "namespace": meta.namespace, "usedGPU": ceil(units)}
+            pods[index].append(held)
+    devices = [
+        {
+            "id": card.index,
+            "totalGPU": share.units(card.index),
+            "usedGPU": sum(it["usedGPU"] for it in pods[card.index]),
+            "pods": pods[card.index],
+        }
+        for card in node.cards
+    ]
+    return {
+        "name": node.name,
+        "totalGPU": share.total,
+        "usedGPU": sum(it["usedGPU"] for it in devices),
+        "devs": devices,
+    }

@@ -1,0 +1,124 @@
+"""What Prometheus is told. Names and meaning are listed in docs/scheduler.md."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fenka.dialects import gpushare
+from fenka.dialects.gpushare import Unreadable
+from fenka.kubernetes.objects import Pod
+from fenka.kubernetes.world import World
+from fenka.scheduler.binding import Binder
+from fenka.scheduler.cluster import Cluster
+
+MIB = 1024 * 1024
+BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Metrics:
+    """One replica's."""
+
+    def __init__(self, state: Collector) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(state)
+        self.requests = Histogram(
+            "fenka_scheduler_request_seconds",
+            "Time to answer kube-scheduler, by verb",
+            ["verb"],
+            buckets=BUCKETS,
+            registry=self._registry,
+        )
+
+    def text(self) -> bytes:
+        """In Prometheus' format."""
+        return generate_latest(self._registry)
+
+
+class State(Collector):
+    """Read from the world when Prometheus asks; nothing is counted twice."""
+
+    def __init__(
+        self, world: World, cluster: Cluster, binder: Binder, leading: Callable[[], bool]
+    ) -> None:
+        self._world, self._cluster, self._binder = world, cluster, binder
+        self._leading = leading
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing before there is a world."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything."""
+        yield from self._cards()
+        yield from self._queue()
+        binds = CounterMetricFamily(
+            "fenka_scheduler_binds", "Bindings by how they ended", labels=["outcome"]
+        )
+        for outcome, count in self._binder.outcomes.items():
+            binds.add_metric([outcome], count)
+        yield binds
+        ages = GaugeMetricFamily(
+            "fenka_scheduler_watch_age_seconds",
+            "Since the API server was last heard about a collection",
+            labels=["collection"],
+        )
+        for name, watch in self._cluster.watches.items():
+            ages.add_metric([name], watch.age_s)
+        yield ages
+        yield GaugeMetricFamily(
+            "fenka_scheduler_leading", "1 on the replica that binds", value=int(self._leading())
+        )
+
+    def _cards(self) -> Iterator[Metric]:
+        labels = ["node", "index", "uuid", "model"]
+        total = GaugeMetricFamily(
+            "fenka_scheduler_card_memory_bytes", "Memory of a card", labels=labels
+        )
+        held = GaugeMetricFamily(
+            "fenka_scheduler_card_memory_allocated_bytes",
+            "Memory of a card that pods hold",
+            labels=labels,
+        )
+        usable = GaugeMetricFamily(
+            "fenka_scheduler_card_usable", "0 for a sick or cordoned card", labels=labels
+        )
+        for share in self._world.shares():
+            for card in share.node.cards:
+                values = [share.node.name, str(card.index), card.uuid, card.model]
+                total.add_metric(values, card.memory_mib * MIB)
+                used = self._world.used(share.node.name, card.index)
+                held.add_metric(values, used.memory_mib * MIB)
+                usable.add_metric(values, int(card.healthy and not card.cordoned))
+        return iter((total, held, usable))
+
+    def _queue(self) -> Iterator[Metric]:
+        now = time.time()
+        ages = [now - _created(it) for it in self._cluster.pods.objects.values() if _waits(it)]
+        yield GaugeMetricFamily(
+            "fenka_scheduler_waiting_pods", "Pods that want a slice and have none", value=len(ages)
+        )
+        yield GaugeMetricFamily(
+            "fenka_scheduler_waiting_oldest_seconds",
+            "Age of the oldest of them",
+            value=max(ages, default=0.0),
+        )
+
+
+def _waits(pod: Pod) -> bool:
+    if pod.spec.node_name or pod.finished:
+        return False
+    try:
+        return gpushare.demand(pod.asks) > 0
+    except Unreadable:
+        return True
+
+
+def _created(pod: Pod) -> float:
+    try:
+        return datetime.fromisoformat(pod.metadata.creation_timestamp).timestamp()
+    except ValueError:
+        return time.time()

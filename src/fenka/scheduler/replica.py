@@ -1,0 +1,104 @@
+"""One replica of the extender: what it knows, whether it may write, and how it starts and ends."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from fenka.core.evaluate import Policy
+from fenka.kubernetes.client import Api
+from fenka.kubernetes.election import RETRY_S, Election
+from fenka.kubernetes.events import Recorder
+from fenka.kubernetes.world import World
+from fenka.scheduler.binding import BIND_WITHIN_S, SETTLED_S, Binder
+from fenka.scheduler.cluster import Cluster
+from fenka.scheduler.decide import Judge
+from fenka.scheduler.telling import Teller
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = BIND_WITHIN_S + SETTLED_S + 1
+"""By then every binding that was sent is known, or can do no harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """namespace, lease: of the Lease by which replicas agree. identity: of this process alone."""
+
+    identity: str
+    policy: Policy = "binpack"
+    namespace: str = "kube-system"
+    lease: str = "fenka-scheduler"
+
+
+class Replica:
+    """Everything but HTTP. `run` keeps it going, `stop` ends it in order."""
+
+    def __init__(
+        self,
+        api: Api,
+        settings: Settings,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.world = World()
+        self.judge = Judge(self.world, settings.policy)
+        self.recorder = Recorder(api, "fenka-scheduler", settings.identity)
+        self.election = Election(api, settings.namespace, settings.lease, settings.identity)
+        self.teller = Teller(self.world, self.judge, self.recorder, lambda: self.election.leading)
+        self.cluster = Cluster(api, self.world, self.teller)
+        self.binder = Binder(api, self.world, self.judge, self, lambda: self.cluster.pods.objects)
+        self._sleep = sleep
+        self._fresh = self._ending = False
+        self._refreshing: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether kube-scheduler shall be sent here: it leads, and knows all that its predecessor bound."""
+        return self.time_left_s > 0 and self.cluster.synced
+
+    @property
+    def time_left_s(self) -> float:
+        """As the election says, but not before everything was read anew, nor once it ends."""
+        return self.election.time_left_s if self._fresh and not self._ending else 0.0
+
+    @property
+    def leader(self) -> str:
+        """Who leads."""
+        return self.election.leader
+
+    async def run(self) -> None:
+        """Until cancelled; an exception is a bug, and the process is better begun anew."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.cluster.run())
+            group.create_task(self.recorder.run())
+            group.create_task(self._stand(group))
+
+    async def stop(self) -> None:
+        """Begin nothing new, finish what runs, let another lead at once."""
+        self._ending = True
+        await self.binder.drain(DRAIN_S)
+        if not self.binder.busy:
+            await self.election.release()
+
+    async def _stand(self, group: asyncio.TaskGroup) -> None:
+        """The lease first: it must be renewed however long reading takes."""
+        while not self._ending:
+            led, trouble = self.election.leading, self.election.trouble
+            if not await self.election.attempt():
+                self._fresh = False
+            if self.election.leading != led:
+                log.info("leading" if self.election.leading else "leading no more")
+            if self.election.trouble not in (None, trouble):
+                log.warning("the lease: %s", self.election.trouble)
+            if self.election.leading and not self._fresh and self._refreshing is None:
+                self._refreshing = group.create_task(self._refresh())
+            await self._sleep(RETRY_S)
+
+    async def _refresh(self) -> None:
+        """What the former leader bound last may not have come by the watch yet."""
+        try:
+            await self.cluster.relist()
+            self._fresh = self.election.leading
+        finally:
+            self._refreshing = None

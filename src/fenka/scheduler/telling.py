@@ -1,0 +1,117 @@
+"""Events that the leader writes where people look: on pods that wait or cannot be read, and on nodes.
+
+Each is told once per object and sentence; the recorder counts and bounds the rest.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
+
+from fenka.dialects import gpushare
+from fenka.dialects.gpushare import Unreadable
+from fenka.kubernetes.objects import Node, Pod
+from fenka.kubernetes.world import World
+from fenka.scheduler.decide import Judge
+
+WAITING, UNREADABLE, NODE = "FenkaUnschedulable", "FenkaUnreadable", "FenkaNode"
+
+_REMEMBERED = 10_000
+
+K = TypeVar("K")
+
+
+class Recorder(Protocol):
+    """Where events go."""
+
+    def on_pod(self, pod: Pod, reason: str, note: str) -> None:
+        """On a pod."""
+
+    def on_node(self, node: Node, reason: str, note: str) -> None:
+        """On a node."""
+
+
+class Teller:
+    """Says what people would not be told otherwise. Silent on a replica that does not lead."""
+
+    def __init__(
+        self, world: World, judge: Judge, recorder: Recorder, leading: Callable[[], bool]
+    ) -> None:
+        self._world, self._judge, self._recorder, self._leading = world, judge, recorder, leading
+        self._asked: OrderedDict[str, None] = OrderedDict()
+        self._told: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def asked(self, pod: Pod) -> None:
+        """kube-scheduler asked about this pod: its own event has the reasons."""
+        _remember(self._asked, pod.metadata.uid)
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone."""
+        self._asked.pop(uid, None)
+
+    def resync(self, pods: Iterable[Pod]) -> None:
+        """These are all pods, and the world knows them."""
+        # Pods that wait are of few sizes, and all wait for the same nodes.
+        whys: dict[tuple[object, ...], str | None] = {}
+        for pod in pods:
+            self.pod(pod, whys)
+
+    def pod(self, pod: Pod, whys: dict[tuple[object, ...], str | None] | None = None) -> None:
+        """The pod is so now, and the world knows it. whys: answers that hold for the moment."""
+        if not self._leading():
+            return
+        holding = self._world.holding(pod.metadata.uid)
+        if holding is not None and holding.trouble is not None:
+            if self._first(pod.metadata.uid, holding.trouble):
+                note = (
+                    f"fenka: {holding.trouble}; the pod counts as holding its units of every card"
+                )
+                self._recorder.on_pod(pod, UNREADABLE, note)
+        elif _waits(pod) and pod.metadata.uid not in self._asked:
+            whys = {} if whys is None else whys
+            size = (*pod.asks, pod.metadata.labels.get(gpushare.COUNT))
+            if size not in whys:
+                whys[size] = self._judge.why(pod)
+            why = whys[size]
+            if why is not None:
+                self._recorder.on_pod(pod, WAITING, f"fenka: {why}")
+        if _waits(pod):
+            # The next time that it is found unschedulable counts anew.
+            self._asked.pop(pod.metadata.uid, None)
+
+    def node(self, node: Node) -> None:
+        """The node is so now, and the world knows it."""
+        name = node.metadata.name
+        trouble = self._world.node_trouble(name)
+        if trouble is None or not self._leading():
+            return
+        held = len(self._world.holdings(name))
+        stay = f"; the slices of its {held} pods stay until they end" if held else ""
+        if self._first(node.metadata.uid, trouble):
+            self._recorder.on_node(node, NODE, f"fenka: admits no new pods: {trouble}{stay}")
+
+    def _first(self, uid: str, sentence: str) -> bool:
+        return _remember(self._told, (uid, sentence))
+
+
+def _remember(known: "OrderedDict[K, None]", key: K) -> bool:
+    """Whether it is new."""
+    new = key not in known
+    known[key] = None
+    known.move_to_end(key)
+    if len(known) > _REMEMBERED:
+        known.popitem(last=False)
+    return new
+
+
+def _waits(pod: Pod) -> bool:
+    """kube-scheduler has found no node for it, and it wants a slice."""
+    if pod.spec.node_name or pod.finished or pod.metadata.deletion_timestamp is not None:
+        return False
+    unschedulable = any(
+        it.type == "PodScheduled" and it.status == "False" and it.reason == "Unschedulable"
+        for it in pod.status.conditions
+    )
+    try:
+        return unschedulable and gpushare.demand(pod.asks) > 0
+    except Unreadable:
+        return False

@@ -1,0 +1,148 @@
+"""`kubectl inspect gpushare`: the original's screens, byte for byte, in a stable order."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fenka.cli import inspect
+from fenka.core.cards import Card
+from fenka.dialects.gpushare import write_inventory
+from tests.cli.api_kit import Server, node, on_card, pod, serving, sharing, units
+
+WIRE = Path(__file__).parent / "golden" / "wire"
+
+
+def run(server: Server, folder: Path, *arguments: str) -> None:
+    """The plugin, asking this server."""
+    with serving(server, folder) as kubeconfig:
+        inspect.main([*arguments, "--kubeconfig", str(kubeconfig)])
+
+
+@pytest.mark.parametrize("scene", ["s1", "s2"])
+@pytest.mark.parametrize("details", [False, True])
+def test_screen_is_the_originals(
+    scene: str, details: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Given what the original was given, fenka prints what it printed."""
+    given = json.loads((WIRE / f"inspect-{scene}.json").read_text())
+    run(Server(**given), tmp_path, *(["-d"] if details else []))
+    golden = WIRE / f"inspect-{scene}{'-d' if details else ''}.txt"
+    assert capsys.readouterr().out == golden.read_text()
+
+
+def test_binpack_on_two_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last table of the article's binpack test."""
+    nodes = [
+        sharing("sd-cluster-05", address="192.168.1.215"),
+        sharing("sd-cluster-04", address="192.168.1.214"),
+    ]
+    pods = [
+        pod("a", units(8), node="sd-cluster-04", annotations=on_card(0, 8)),
+        pod("b", units(5), node="sd-cluster-04", annotations=on_card(0, 5)),
+        pod("c", units(12), node="sd-cluster-05", annotations=on_card(0, 12)),
+        pod("over", units(2), node="sd-cluster-05", annotations=on_card(0, 2), phase="Succeeded"),
+    ]
+    run(Server(nodes=nodes, pods=pods), tmp_path)
+    assert capsys.readouterr().out == (WIRE / "inspect-binpack.txt").read_text()
+
+
+def test_pending_and_unequal_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Units without a card have a column of their own; cards that are not there are 0/0."""
+    nodes = [sharing("a", cards=2), sharing("b")]
+    pods = [
+        pod("lost", units(3), node="a"),
+        pod("odd", units(4), node="a", annotations={"ALIYUN_COM_GPU_MEM_IDX": "x"}),
+        pod("fine", units(5), node="b", annotations=on_card(0, 5)),
+    ]
+    run(Server(nodes=nodes, pods=pods), tmp_path)
+    # a, its address, two cards, 7 pending, 7/28: "a\t10.0.0.1\t0/14\t0/14\t7\t7/28\n" is 28 + 20 long.
+    assert capsys.readouterr().out.splitlines() == [
+        "NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  "
+        "GPU Memory(GiB)",
+        "a     10.0.0.1   0/14                   0/14                   7                   7/28",
+        "b     10.0.0.1   5/14                   0/0                                        5/14",
+        "-" * 48,
+        "Allocated/Total GPU Memory In Cluster:",
+        "12/42 (28%)  ",
+    ]
+
+
+def test_pending_in_details(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pod without a card is in the last column."""
+    run(Server(nodes=[sharing("a")], pods=[pod("lost", units(3), node="a")]), tmp_path, "-d", "a")
+    assert capsys.readouterr().out.splitlines()[4:6] == [
+        "NAME         NAMESPACE  GPU0(Allocated)  Pending(Allocated)  ",
+        "lost         default    0                3                   ",
+    ]
+
+
+def test_units_of_mib_and_unequal_cards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An inventory tells what each card has; the kubelet's sum is the node's."""
+    cards = [Card(0, "GPU-a", "T4", 15079), Card(1, "GPU-b", "P4", 7611)]
+    inventory = {"fenka.io/cards": write_inventory(cards, 1)}
+    nodes = [node("m", resources={"aliyun.com/gpu-mem": 22690}, annotations=inventory)]
+    pods = [pod("p", units(8065), node="m", annotations=on_card(0, 8065, 15079))]
+    run(Server(nodes=nodes, pods=pods), tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("GPU Memory(MiB)")
+    assert lines[1].split() == ["m", "10.0.0.1", "8065/15079", "0/7611", "8065/22690"]
+
+
+def test_nothing_is_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty table, no crash."""
+    run(Server(nodes=[node("cpu")]), tmp_path)
+    assert capsys.readouterr().out.splitlines()[-1] == "0/0 (0%)  "
+
+
+@pytest.mark.parametrize(
+    ("node_name", "forbidden", "sentence"),
+    [
+        ("nobody", set(), 'Failed due to nodes "nobody" not found'),
+        (
+            "a",
+            {"pods"},
+            "Failed due to pods is forbidden: User cannot list resource",
+        ),
+    ],
+)
+def test_errors_are_told_where_the_original_tells_them(
+    node_name: str,
+    forbidden: set[str],
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On stdout, with exit code 1."""
+    server = Server(nodes=[sharing("a")])
+    server.forbidden = forbidden
+    with pytest.raises(SystemExit) as ended:
+        run(server, tmp_path, node_name)
+    assert ended.value.code == 1
+    assert capsys.readouterr().out == f"{sentence}\n"
+
+
+def test_no_kubeconfig(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence that names the file."""
+    with pytest.raises(SystemExit):
+        inspect.main(["--kubeconfig", str(tmp_path / "none")])
+    out = capsys.readouterr().out
+    assert out.startswith("Failed due to no cluster can be reached by")
+    assert str(tmp_path / "none") in out
+
+
+def test_kubeconfig_of_the_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """$KUBECONFIG, as for kubectl."""
+    with serving(Server(nodes=[sharing("a")]), tmp_path) as kubeconfig:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        inspect.main(["-o", "json"])
+    assert json.loads(capsys.readouterr().out)[0]["name"] == "a"
+
+
+def test_pages_are_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """More nodes than a page has are all shown, by name."""
+    names = [f"n{number}" for number in range(7)]
+    run(Server(nodes=[sharing(name) for name in reversed(names)]), tmp_path)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:8]] == names

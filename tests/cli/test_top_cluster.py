@@ -1,0 +1,201 @@
+"""`fenka top node` on a cluster: arena's screens, of both its generations."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fenka.cli.errors import sentences
+from fenka.cli.main import app
+from tests.cli.api_kit import Server, node, on_card, pod, serving, sharing, units
+
+GOLDEN = Path(__file__).parent / "golden"
+WIRE = GOLDEN / "wire"
+
+MASTER = node(
+    "cn-zhangjiakou.192.168.0.138",
+    address="192.168.0.138",
+    labels={"node-role.kubernetes.io/master": ""},
+)
+T4 = sharing("cn-zhangjiakou.192.168.3.184", address="192.168.3.184")
+NOTEBOOKS = [
+    pod(name, units(4), node=T4["metadata"]["name"], annotations=on_card(0, 4))
+    for name in (
+        "tf-notebook-7cf4575d78-9gxzd",
+        "tf-notebook-2-7b4d68d8f7-wxlff",
+        "tf-notebook-3-86c48d4c7d-lk9h8",
+    )
+]
+
+
+@pytest.fixture(autouse=True)
+def no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No daemon and no kubeconfig but what a test names."""
+    monkeypatch.setenv("FENKA_RUNTIME", str(tmp_path / "no-daemon"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+
+
+def run(server: Server, folder: Path, *arguments: str) -> str:
+    """What `fenka` prints, asking this server."""
+    with serving(server, folder) as kubeconfig:
+        result = CliRunner().invoke(
+            app, [*arguments, "--kubeconfig", str(kubeconfig)], catch_exceptions=False
+        )
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "golden"),
+    [
+        (["-s"], "top-node-s.txt"),
+        (["-s", "-d"], "top-node-s-d.txt"),
+        ([], "top-node.txt"),
+    ],
+)
+def test_screens_of_the_article(arguments: list[str], golden: str, tmp_path: Path) -> None:
+    """Three notebooks on one T4, read from a cluster that runs gpushare itself."""
+    server = Server(nodes=[T4, MASTER], pods=NOTEBOOKS)
+    assert run(server, tmp_path, "top", "node", *arguments) == (GOLDEN / golden).read_text()
+
+
+def given() -> Server:
+    """What arena was given when its golden screens were taken."""
+    return Server(**json.loads((WIRE / "arena-top.json").read_text()))
+
+
+def stable(golden: str) -> str:
+    """arena's screen with its pods by name: `multi-1` before `svc-1`."""
+    lines = golden.splitlines(keepends=True)
+    for number in range(len(lines) - 1):
+        if "svc-1" in lines[number] and "multi-1" in lines[number + 1]:
+            lines[number : number + 2] = [lines[number + 1], lines[number]]
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "golden"),
+    [
+        ([], "arena-top-node.txt"),
+        (["-d"], "arena-top-node-d.txt"),
+        (["-m", "s"], "arena-top-node-m-s.txt"),
+    ],
+)
+def test_screen_is_todays_arenas(arguments: list[str], golden: str, tmp_path: Path) -> None:
+    """Given what arena was given, fenka prints what it printed."""
+    screen = run(given(), tmp_path, "top", "node", "--layout", "arena", *arguments)
+    assert screen == stable((WIRE / golden).read_text())
+
+
+def test_arenas_exclusive_nodes(tmp_path: Path) -> None:
+    """One kind: its own foot, and no column that tells kinds apart."""
+    screen = run(given(), tmp_path, "top", "node", "--layout", "arena", "-m", "e")
+    assert screen.splitlines() == [
+        "NAME    IPADDRESS  ROLE    STATUS  GPU(Total)  GPU(Allocated)",
+        "excl-1  10.0.0.21  <none>  Ready   8           2",
+        "-" * 99,
+        "Allocated/Total GPUs of nodes which own resource nvidia.com/gpu In Cluster:",
+        "2/8 (25.0%)",
+    ]
+
+
+def test_arenas_normal_nodes_are_those_without_a_card(tmp_path: Path) -> None:
+    """arena lists every node there; that is a slip."""
+    screen = run(given(), tmp_path, "top", "node", "--layout", "arena", "-m", "none")
+    assert [line.split()[0] for line in screen.splitlines()[:2]] == ["NAME", "cpu-1"]
+
+
+def test_arenas_json(tmp_path: Path) -> None:
+    """arena's keys, memory in bytes, no newline at the end."""
+    text = run(given(), tmp_path, "top", "node", "--layout", "arena", "-o", "json")
+    assert text == (GOLDEN / "top-node-arena.json").read_text()
+    shown = json.loads(text)
+    assert list(shown) == ["gpuExclusiveNodes", "gpuShareNodes", "gpuTopologyNodes", "normalNodes"]
+    share = shown["gpuShareNodes"][0]
+    # 15 GiB = 16106127360 bytes
+    assert share["devices"][3]["totalGPUMemory"] == 16106127360
+    assert share["instances"][1]["gpuMemoryAllocation"] == {"0": 2, "1": 2, "2": 2, "3": 2}
+
+
+def test_mib_nodes_are_shown_in_gib(tmp_path: Path) -> None:
+    """arena takes every number for GiB; a T4 in MiB has 14.7 of them."""
+    screen = run(Server(nodes=[sharing("m", 15079)]), tmp_path, "top", "node", "--layout", "arena")
+    assert "0.0/14.7 GiB" in screen
+
+
+def test_exclusive_nodes_sick_cards_and_nodes_that_are_away(tmp_path: Path) -> None:
+    """The optional columns and feet of the old layout."""
+    whole = node("whole", resources={"nvidia.com/gpu": 3}, capacity={"nvidia.com/gpu": 4})
+    away = node("away", resources={"nvidia.com/gpu": 2}, ready="False")
+    pods = [pod("train", {"nvidia.com/gpu": 2}, node="whole")]
+    screen = run(Server(nodes=[whole, away], pods=pods), tmp_path, "top", "node")
+    assert screen.splitlines() == [
+        "NAME   IPADDRESS  ROLE    STATUS    GPU(Total)  GPU(Allocated)  GPU(Unhealthy)",
+        "away   10.0.0.1   <none>  notReady  2           0               0",
+        "whole  10.0.0.1   <none>  ready     4           2               1",
+        "-" * 99,
+        "Allocated/Total GPUs In Cluster:",
+        "2/6 (33%)",
+        "Allocated/Total GPUs(Active) In Cluster:",
+        "2/4 (50%)",
+        "Unhealthy/Total GPUs In Cluster:",
+        "1/6 (16%)",
+    ]
+
+
+def test_details_of_whole_cards(tmp_path: Path) -> None:
+    """Who takes cards whole, and the share of the node that is taken."""
+    nodes = [node("whole", resources={"nvidia.com/gpu": 4}), node("cpu")]
+    pods = [pod("train", {"nvidia.com/gpu": 1}, node="whole")]
+    screen = run(Server(nodes=nodes, pods=pods), tmp_path, "top", "node", "-d")
+    assert screen == (GOLDEN / "top-node-d.txt").read_text()
+
+
+def test_a_health_daemons_words_count(tmp_path: Path) -> None:
+    """Cards that gpushare's ConfigMap names are unhealthy."""
+    named = {
+        "metadata": {"name": "unhealthy-gpu-a", "namespace": "kube-system"},
+        "data": {"gpus": "1"},
+    }
+    server = Server(nodes=[sharing("a", cards=2)], configmaps=[named])
+    assert json.loads(run(server, tmp_path, "top", "node", "-o", "json"))[0]["unhealthy"] == 1
+    server.forbidden = {"configmaps"}
+    assert json.loads(run(server, tmp_path, "top", "node", "-o", "json"))[0]["unhealthy"] == 0
+
+
+def test_unreadable_inventory_is_said(tmp_path: Path) -> None:
+    """A node whose record is not understood is shown, with the reason."""
+    broken = sharing("a", annotations={"fenka.io/cards": "{"})
+    screen = run(Server(nodes=[broken]), tmp_path, "top", "node")
+    assert "a: annotation fenka.io/cards of node a is not understood" in screen
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:
+    """Exit code and sentence of a command that cannot be done."""
+    with pytest.raises(SystemExit) as ended, sentences():
+        app(arguments)
+    return ended.value.code, capsys.readouterr().err
+
+
+def test_neither_daemon_nor_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence that names both."""
+    code, sentence = refused(capsys, "top", "node")
+    assert code == 1
+    assert sentence.count("\n") == 1
+    assert "no fenka daemon answers at" in sentence
+    assert "no cluster can be reached by ~/.kube/config" in sentence
+
+
+def test_local_means_local(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --local no cluster is asked; with a cluster's options that is a contradiction."""
+    assert refused(capsys, "top", "node", "--local")[1].startswith("fenka: no fenka daemon answers")
+    assert refused(capsys, "top", "node", "--local", "--context", "x")[0] == 2
+
+
+def test_unknown_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Named nodes must be there."""
+    with serving(Server(nodes=[T4]), tmp_path) as kubeconfig:
+        code, sentence = refused(capsys, "top", "node", "b", "--kubeconfig", str(kubeconfig))
+    assert (code, sentence) == (1, "fenka: there is no node b\n")

@@ -1,0 +1,316 @@
+"""`fenka why POD`: what keeps a pod waiting, and what would help."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fenka.cli.errors import sentences
+from fenka.cli.main import app
+from tests.cli.api_kit import Json, Server, node, on_card, pod, serving, sharing, units
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def ask(server: Server, folder: Path, *arguments: str) -> str:
+    """What `fenka why` prints."""
+    with serving(server, folder) as kubeconfig:
+        result = CliRunner().invoke(
+            app, ["why", *arguments, "--kubeconfig", str(kubeconfig)], catch_exceptions=False
+        )
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def data(server: Server, folder: Path, *arguments: str) -> dict[str, Any]:
+    """The same as data."""
+    answer: dict[str, Any] = json.loads(ask(server, folder, *arguments, "-o", "json"))
+    return answer
+
+
+def said(message: str) -> Json:
+    """kube-scheduler's message on a pod."""
+    return {
+        "conditions": [
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": message,
+            }
+        ]
+    }
+
+
+def notebooks(on: str) -> list[Json]:
+    """Three pods of 4 units on a card of 14."""
+    return [
+        pod(f"notebook-{number}", units(4), node=on, annotations=on_card(0, 4))
+        for number in (1, 2, 3)
+    ]
+
+
+def test_the_fourth_notebook(tmp_path: Path) -> None:
+    """The whole screen of scenario S1's fourth pod."""
+    message = (
+        "0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem. preemption: 0/2 nodes are "
+        "available: 2 No preemption victims found for incoming pod."
+    )
+    event = {
+        "metadata": {
+            "name": "e",
+            "namespace": "default",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "involvedObject": {"name": "notebook-4", "uid": "u-default-notebook-4"},
+        "type": "Warning",
+        "reason": "FailedScheduling",
+        "message": message,
+    }
+    server = Server(
+        nodes=[sharing("gpu-1"), node("master")],
+        pods=[*notebooks("gpu-1"), pod("notebook-4", units(4), status=said(message))],
+        events=[event],
+    )
+    assert ask(server, tmp_path, "notebook-4", "-n", "default") == (GOLDEN / "why.txt").read_text()
+
+
+def waiting(count: int = 4, **given: Any) -> Json:
+    """The pod that is asked about."""
+    return pod("p", units(count), **given)
+
+
+def verdicts(answer: dict[str, Any]) -> dict[str, list[str]]:
+    """Reasons by node."""
+    return {it["node"]: it["reasons"] for it in answer["nodes"]}
+
+
+def test_each_node_has_its_reason(tmp_path: Path) -> None:
+    """Every rule about nodes says its own sentence."""
+    taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
+    nodes = [
+        sharing("away", ready="Unknown"),
+        sharing("both", labels={"cgpu": "false"}, resources={"aliyun.com/gpu-mem": 0}),
+        sharing("cordoned", unschedulable=True),
+        sharing("fits"),
+        node("labelled", labels={"cgpu": "true"}),
+        node("plain"),
+        sharing("sick", annotations={"fenka.io/cordoned": "0"}, cards=2),
+        sharing("tainted", taints=[taint]),
+        sharing("unreadable", annotations={"fenka.io/cards": "[]"}),
+    ]
+    pods = [waiting(), pod("q", units(12), node="sick", annotations=on_card(1, 12))]
+    found = verdicts(data(Server(nodes=nodes, pods=pods), tmp_path, "default/p"))
+    assert {name: reasons for name, reasons in found.items() if name != "unreadable"} == {
+        "away": ["not ready"],
+        "both": ["the labels gpushare=true and cgpu=false contradict each other: keep one of them"],
+        "cordoned": ["cordoned"],
+        "fits": [],
+        "labelled": [
+            "is labelled to share, but its kubelet offers no aliyun.com/gpu-mem: see fenka's node pod"
+        ],
+        "plain": ["shares no GPU (aliyun.com/gpu-mem is 0)"],
+        "sick": ["card 0: cordoned", "card 1: too little memory (2 of 14 units free)"],
+        "tainted": ["taint gpu=yes:NoSchedule is not tolerated"],
+    }
+    assert "annotation fenka.io/cards of node unreadable" in found["unreadable"][0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "fits"),
+    [
+        ({"tolerations": [{"key": "gpu", "operator": "Exists"}]}, True),
+        ({"tolerations": [{"key": "gpu", "value": "no"}]}, False),
+        ({"tolerations": [{"operator": "Exists"}], "nodeSelector": {"zone": "a"}}, True),
+        ({"tolerations": [{"operator": "Exists"}], "nodeSelector": {"zone": "b"}}, False),
+    ],
+)
+def test_tolerations_and_selectors(spec: Json, fits: bool, tmp_path: Path) -> None:
+    """As kube-scheduler judges them."""
+    taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
+    nodes = [sharing("a", taints=[taint], labels={"zone": "a"})]
+    answer = data(Server(nodes=nodes, pods=[waiting(spec=spec)]), tmp_path, "default/p")
+    assert answer["nodes"][0]["fits"] is fits
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "fits"),
+    [
+        ("In", ["8", "9"], True),
+        ("NotIn", ["8"], False),
+        ("Exists", [], True),
+        ("DoesNotExist", [], False),
+        ("Gt", ["7"], True),
+        ("Gt", ["8"], False),
+        ("Lt", ["10"], True),
+        ("Lt", ["8"], False),
+    ],
+)
+def test_node_affinity(operator: str, values: list[str], fits: bool, tmp_path: Path) -> None:
+    """Each operator, on a node labelled gen=8."""
+    term = {"matchExpressions": [{"key": "gen", "operator": operator, "values": values}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    spec = {"affinity": {"nodeAffinity": required}}
+    server = Server(nodes=[sharing("a", labels={"gen": "8"})], pods=[waiting(spec=spec)])
+    assert data(server, tmp_path, "default/p")["nodes"][0]["fits"] is fits
+
+
+def test_what_helps_is_the_smallest_pod_that_makes_room(tmp_path: Path) -> None:
+    """Of two cards that are full, the one where less must end; the kubelet's count would do."""
+    pods = [
+        waiting(6),
+        pod("big", units(10), node="a", annotations=on_card(0, 10)),
+        pod("mid", units(6), node="a", annotations=on_card(1, 6)),
+        pod("small", units(3), node="a", annotations=on_card(1, 3)),
+    ]
+    answer = data(Server(nodes=[sharing("a", cards=2)], pods=pods), tmp_path, "default/p")
+    # Card 0: 4 free, card 1: 5 free; 9 by the sum.
+    assert answer["sentence"] == "0/2 GPUs fit: 2 too little memory"
+    assert answer["help"] == [
+        "it starts when default/small ends (3 units on card 1 of a)",
+        "it starts when default/mid ends (6 units on card 1 of a)",
+        "it starts when default/big ends (10 units on card 0 of a)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "help_"),
+    [
+        (waiting(15), "the largest card has 14 units, ask for no more"),
+        (
+            waiting(9, labels={"aliyun.com/gpu-count": "3"}),
+            "ask for fewer cards, no node has more than 2 that fit",
+        ),
+        (waiting(9, labels={"aliyun.com/gpu-count": "2"}), "9 units do not divide over 2 cards"),
+    ],
+)
+def test_what_can_never_start(given: Json, help_: str, tmp_path: Path) -> None:
+    """No end of any pod would help: what to ask instead."""
+    server = Server(nodes=[sharing("a", cards=2)], pods=[given])
+    (found,) = data(server, tmp_path, "default/p")["help"]
+    assert help_ in found
+
+
+def test_no_node_shares(tmp_path: Path) -> None:
+    """The first thing a newcomer forgets."""
+    (found,) = data(Server(nodes=[node("a")], pods=[waiting()]), tmp_path, "default/p")["help"]
+    assert found == "no node shares its GPUs: label one gpushare=true or cgpu=true"
+
+
+def test_gates(tmp_path: Path) -> None:
+    """A gated pod is not the scheduler's."""
+    gated = waiting(spec={"schedulingGates": [{"name": "team/quota"}]})
+    answer = data(Server(nodes=[sharing("a")], pods=[gated]), tmp_path, "default/p")
+    assert answer["state"] == "gated"
+    assert answer["help"] == [
+        "whoever put its scheduling gates there must take them away: team/quota"
+    ]
+
+
+def test_whole_cards(tmp_path: Path) -> None:
+    """Scenario S1's first screen: one card, two replicas."""
+    pods = [
+        pod("first", {"nvidia.com/gpu": 1}, node="a"),
+        pod("p", {"nvidia.com/gpu": 1}),
+    ]
+    nodes = [node("a", resources={"nvidia.com/gpu": 1}), node("cpu")]
+    answer = data(Server(nodes=nodes, pods=pods), tmp_path, "default/p")
+    assert verdicts(answer) == {
+        "a": ["whole cards: 1 asked, 0 of 1 free"],
+        "cpu": ["offers no nvidia.com/gpu"],
+    }
+    assert answer["help"] == ["it starts when default/first ends (1 whole cards of a)"]
+
+
+def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """It counts on every card, which is why the others wait."""
+    pods = [waiting(), pod("odd", units(12), node="a", annotations={"ALIYUN_COM_GPU_MEM_IDX": "?"})]
+    answer = data(Server(nodes=[sharing("a", cards=2)], pods=pods), tmp_path, "default/p")
+    (_, note) = answer["notes"]
+    assert note.startswith("default/odd on a: annotation ALIYUN_COM_GPU_MEM_IDX is '?'")
+
+
+def test_overcommitted_card(tmp_path: Path) -> None:
+    """What gpushare takes for a huge free card."""
+    pods = [
+        waiting(),
+        *(pod(f"o{n}", units(10), node="a", annotations=on_card(0, 10)) for n in (1, 2)),
+    ]
+    answer = data(Server(nodes=[sharing("a")], pods=pods), tmp_path, "default/p")
+    assert "card 0 of a is overcommitted: 20480 of 14336 MiB" in answer["notes"]
+
+
+def test_a_running_pod_says_where_it_is(tmp_path: Path) -> None:
+    """Not pending: then where are its slices?"""
+    answer = data(Server(nodes=[sharing("a")], pods=notebooks("a")), tmp_path, "default/notebook-1")
+    assert answer["state"] == "running"
+    assert answer["slices"] == ["4 units (4096 MiB) of card 0 on a"]
+
+
+def test_a_container_that_waits(tmp_path: Path) -> None:
+    """The node's own sentence, from before the container's start."""
+    waits = {
+        "reason": "CreateContainerConfigError",
+        "message": "card 0 is still held by default/old",
+    }
+    status = {"containerStatuses": [{"name": "main", "state": {"waiting": waits}}]}
+    started = waiting(node="a", phase="Pending", annotations=on_card(0, 4), status=status)
+    answer = data(Server(nodes=[sharing("a")], pods=[started]), tmp_path, "default/p")
+    assert answer["state"] == "starting"
+    assert answer["containers"] == [
+        "main: CreateContainerConfigError: card 0 is still held by default/old"
+    ]
+
+
+def test_a_pod_that_the_extender_has_not_seen(tmp_path: Path) -> None:
+    """kube-scheduler is not configured, or the pod names its node itself."""
+    server = Server(nodes=[sharing("a")], pods=[waiting(node="a", phase="Pending")])
+    answer = data(server, tmp_path, "default/p")
+    assert "it was not placed by fenka's scheduler" in answer["notes"][1]
+
+
+def test_a_pod_without_gpu(tmp_path: Path) -> None:
+    """Not ours: said so."""
+    answer = data(Server(nodes=[sharing("a")], pods=[pod("p")]), tmp_path, "default/p")
+    assert answer["summary"].endswith(
+        "asks for no GPU (aliyun.com/gpu-mem in no container's limits)."
+    )
+    assert answer["help"] == ["nothing of fenka's keeps it: the scheduler's message has the reason"]
+
+
+def test_a_failed_pod(tmp_path: Path) -> None:
+    """The kubelet's words."""
+    status = {"reason": "UnexpectedAdmissionError", "message": "no healthy devices present"}
+    server = Server(pods=[waiting(node="a", phase="Failed", status=status)])
+    answer = data(server, tmp_path, "default/p")
+    assert (answer["state"], answer["notes"]) == (
+        "failed",
+        ["UnexpectedAdmissionError no healthy devices present"],
+    )
+
+
+def test_many_nodes_share_a_line(tmp_path: Path) -> None:
+    """Nodes with the same reason are counted."""
+    nodes = [sharing(f"n{number}", 2) for number in range(5)]
+    screen = ask(Server(nodes=nodes, pods=[waiting()]), tmp_path, "default/p")
+    assert "n0, n1, n2 and 2 more  card 0: too little memory (2 of 2 units free)" in screen
+
+
+def test_namespace_of_the_context(tmp_path: Path) -> None:
+    """As kubectl: the context's namespace, unless one is named."""
+    server = Server(nodes=[sharing("a")], pods=[waiting(namespace="team")])
+    assert data(server, tmp_path, "p")["namespace"] == "team"
+
+
+def test_no_such_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The API server's own sentence."""
+    with (
+        serving(Server(), tmp_path) as kubeconfig,
+        pytest.raises(SystemExit) as ended,
+        sentences(),
+    ):
+        app(["why", "nobody", "--kubeconfig", str(kubeconfig)])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == 'fenka: pods "nobody" not found\n'

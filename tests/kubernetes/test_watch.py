@@ -1,0 +1,263 @@
+"""The collection in memory ends up as the server's, whatever happens on the way."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from aiohttp import web
+
+from fenka.kubernetes.objects import Pod
+from fenka.kubernetes.watch import Backoff, Watch, newer
+from tests.kubernetes.api_server import ApiServer, Json, api_server, until
+
+
+class Mirror:
+    """What a listener knows: names by UID."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.resyncs = self.sets = 0
+
+    def on_resync(self, objects: Sequence[Pod]) -> None:
+        self.resyncs += 1
+        self.names = {it.metadata.uid: it.metadata.name for it in objects}
+
+    def on_set(self, thing: Pod) -> None:
+        self.sets += 1
+        self.names[thing.metadata.uid] = thing.metadata.name
+
+    def on_forget(self, thing: Pod) -> None:
+        del self.names[thing.metadata.uid]
+
+
+def pod(name: str, node: str = "") -> Json:
+    return {
+        "metadata": {"name": name, "namespace": "d"},
+        "spec": {"nodeName": node, "containers": []},
+    }
+
+
+async def at_once(_: float) -> None:
+    await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def watching(
+    server: ApiServer, query: dict[str, str] | None = None
+) -> AsyncIterator[tuple[Watch[Pod], Mirror]]:
+    mirror = Mirror()
+    async with server.api() as api:
+        watch = Watch(api, "/api/v1/pods", Pod, mirror, query=query, sleep=at_once)
+        task = asyncio.create_task(watch.run())
+        try:
+            await asyncio.wait_for(watch.synced.wait(), 10)
+            await until(lambda: server.watches)
+            yield watch, mirror
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def agrees(server: ApiServer, mirror: Mirror) -> bool:
+    return mirror.names == {
+        it["metadata"]["uid"]: it["metadata"]["name"] for it in server.all("pods")
+    }
+
+
+def run(scenario: object) -> None:
+    asyncio.run(scenario)  # type: ignore[arg-type]
+
+
+def test_objects_come_change_and_go() -> None:
+    async def scenario() -> None:
+        async with api_server() as server:
+            server.put("pods", pod("a"))
+            async with watching(server) as (watch, mirror):
+                server.put("pods", pod("b"))
+                server.put("pods", pod("a", "n"))
+                server.remove("pods", "b", "d")
+                await until(lambda: mirror.sets == 2 and agrees(server, mirror))
+                assert mirror.resyncs == 1
+                assert [it.spec.node_name for it in watch.objects.values()] == ["n"]
+                assert watch.age_s < 60
+
+    run(scenario())
+
+
+def test_more_than_a_page_is_listed() -> None:
+    async def scenario() -> None:
+        async with api_server() as server:
+            for number in range(1203):
+                server.put("pods", pod(f"p{number}"))
+            async with watching(server) as (_, mirror):
+                assert len(mirror.names) == 1203
+
+    run(scenario())
+
+
+def test_a_version_that_is_gone_means_another_list() -> None:
+    async def scenario() -> None:
+        async with api_server() as server:
+            server.put("pods", pod("a"))
+            async with watching(server) as (_, mirror):
+                await server.stop()
+                server.remove("pods", "a", "d")
+                server.put("pods", pod("b"))
+                server.compact()
+                await server.start()
+                await until(lambda: mirror.resyncs == 2 and agrees(server, mirror))
+
+    run(scenario())
+
+
+def test_an_error_in_the_stream_means_another_list() -> None:
+    async def scenario() -> None:
+        async with api_server() as server, watching(server) as (_, mirror):
+            server.send("pods", "ERROR", {"code": 500, "message": "etcd", "metadata": {}})
+            await until(lambda: mirror.resyncs == 2)
+            server.put("pods", pod("a"))
+            await until(lambda: agrees(server, mirror))
+
+    run(scenario())
+
+
+def test_a_restarted_server_is_taken_up_where_it_was_left() -> None:
+    async def scenario() -> None:
+        async with api_server() as server:
+            server.put("pods", pod("a"))
+            async with watching(server) as (watch, mirror):
+                await server.stop()
+                await until(lambda: watch.trouble)
+                server.put("pods", pod("b"))
+                server.remove("pods", "a", "d")
+                await server.start()
+                await until(lambda: agrees(server, mirror))
+                assert mirror.resyncs == 1
+                assert watch.trouble is None
+
+    run(scenario())
+
+
+def test_a_watch_that_ends_goes_on_from_its_last_bookmark() -> None:
+    async def scenario() -> None:
+        async with api_server() as server, watching(server) as (_, mirror):
+            server.version = 500
+            server.send("pods", "BOOKMARK", {"metadata": {"resourceVersion": "500"}})
+            server.put("pods", pod("a"))
+            await until(lambda: agrees(server, mirror))
+            server.oldest = 400  # too new for the list's version
+            server.end_watches()
+            before = len(server.requests)
+            await until(lambda: len(server.requests) > before and server.watches)
+            server.put("pods", pod("b"))
+            await until(lambda: agrees(server, mirror))
+            assert mirror.resyncs == 1
+
+    run(scenario())
+
+
+def test_duplicates_and_old_news_change_nothing() -> None:
+    async def scenario() -> None:
+        async with api_server() as server, watching(server) as (watch, mirror):
+            old = {**server.put("pods", pod("a"))}
+            new = server.put("pods", pod("a", "n"))
+            gone = server.put("pods", pod("gone"))
+            server.remove("pods", "gone", "d")
+            for thing in (old, new, old, gone):
+                server.send("pods", "MODIFIED", thing)
+            server.put("pods", pod("last"))
+            await until(lambda: "last" in mirror.names.values())
+            assert agrees(server, mirror)
+            assert watch.objects[new["metadata"]["uid"]].spec.node_name == "n"
+
+    run(scenario())
+
+
+def test_a_name_that_is_used_again_is_another_object() -> None:
+    async def scenario() -> None:
+        async with api_server() as server:
+            server.put("pods", pod("a"))
+            async with watching(server) as (_, mirror):
+                first = next(iter(mirror.names))
+                server.remove("pods", "a", "d")
+                server.put("pods", pod("a"))
+                await until(lambda: agrees(server, mirror) and first not in mirror.names)
+                # The first one's end, told again, does not end the second.
+                dead = {"metadata": {"name": "a", "namespace": "d", "uid": first}}
+                server.send("pods", "DELETED", dead)
+                server.put("pods", pod("b"))
+                await until(lambda: len(mirror.names) == 2)
+
+    run(scenario())
+
+
+def test_a_selector_narrows_list_and_watch() -> None:
+    async def scenario() -> None:
+        async with api_server() as server:
+            server.put("pods", pod("elsewhere", "m"))
+            server.put("pods", pod("here", "n"))
+            async with watching(server, {"fieldSelector": "spec.nodeName=n"}) as (_, mirror):
+                server.put("pods", pod("there", "m"))
+                server.put("pods", pod("too", "n"))
+                await until(lambda: len(mirror.names) == 2)
+                assert set(mirror.names.values()) == {"here", "too"}
+
+    run(scenario())
+
+
+def test_relist_reads_what_is_there_after_it_was_called() -> None:
+    async def scenario() -> None:
+        async with api_server() as server, watching(server) as (watch, mirror):
+            watches = server.watches
+            server.watches = set()  # the watch is deaf
+            server.put("pods", pod("a"))
+            await asyncio.wait_for(watch.relist(), 10)
+            assert agrees(server, mirror)
+            server.watches = watches
+
+    run(scenario())
+
+
+def test_a_relist_during_a_list_waits_for_the_next_one() -> None:
+    async def scenario() -> None:
+        async with api_server() as server:
+            listing, go_on = asyncio.Event(), asyncio.Event()
+
+            async def slow(_: web.Request) -> web.StreamResponse | None:
+                listing.set()
+                await go_on.wait()
+                return None
+
+            mirror = Mirror()
+            async with server.api() as api:
+                watch = Watch(api, "/api/v1/pods", Pod, mirror, sleep=at_once)
+                server.after = slow  # the first list is answered from before
+                task = asyncio.create_task(watch.run())
+                await listing.wait()
+                server.after = None
+                again = asyncio.create_task(watch.relist())
+                await asyncio.sleep(0)
+                server.put("pods", pod("a"))
+                go_on.set()
+                await asyncio.wait_for(again, 10)
+                assert mirror.resyncs == 2
+                assert agrees(server, mirror)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    run(scenario())
+
+
+def test_backoff_doubles_up_to_its_limit_and_starts_again() -> None:
+    backoff = Backoff(0.1, 5, draw=lambda _, most: most)
+    assert [backoff.next_s() for _ in range(8)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5]
+    backoff.reset()
+    assert backoff.next_s() == 0.1
+    assert all(0.05 <= Backoff().next_s() <= 0.1 for _ in range(100))
+
+
+def test_versions_are_numbers_where_they_can_be() -> None:
+    assert newer("10", "9")
+    assert newer("9", "9")
+    assert not newer("9", "10")
+    assert newer("opaque", "10")

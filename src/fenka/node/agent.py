@@ -142,7 +142,9 @@ class Agent:
             except (OSError, BadControl, NoDriverFiles) as why:
                 _LOG.error("not everything could be done, it is tried again: %s", why)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), RECONCILE_S)
+                # Not wait_for: Python 3.11's may swallow a cancellation.
+                async with asyncio.timeout(RECONCILE_S):
+                    await self._wanted.wait()
 
     async def reconcile(self) -> None:
         """Do all that is missing."""

@@ -100,7 +100,7 @@ class Plugin:
             await server.stop(grace=None)
 
     def _handlers(self) -> grpc.GenericRpcHandler:
-        def unary(method: Any, kind: Any) -> grpc.RpcMethodHandler[Any, Any]:
+        def unary(method: Any, kind: Any) -> "grpc.RpcMethodHandler[Any, Any]":
             return grpc.unary_unary_rpc_method_handler(method, kind.FromString, _serialize)
 
         return grpc.method_handlers_generic_handler(

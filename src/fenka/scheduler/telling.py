@@ -85,7 +85,7 @@ class Teller:
         if trouble is None or not self._leading():
             return
         held = len(self._world.holdings(name))
-        stay = f"; the slices of its {held} pods stay until they end" if held else ""
+        stay = f"; what {held} of its pods hold stays theirs until they end" if held else ""
         if self._first(node.metadata.uid, trouble):
             self._recorder.on_node(node, NODE, f"fenka: admits no new pods: {trouble}{stay}")
 

@@ -15,6 +15,7 @@ static struct {
     unsigned contexts;
     uint64_t charged, primary;
 } on_card[FENKA_MAX_CARDS];
+#define NO_CARD_HOLDS ((uint64_t)1 << 50)
 static uint64_t in_all; /* code that every context has */
 
 uint64_t context_primary(unsigned card) {
@@ -62,6 +63,8 @@ CUresult context_load(uint64_t bytes) {
     CUresult result = lease_ready() ? CUDA_SUCCESS : LEASE_BROKEN;
     unsigned card = 0;
     os_lock(&counting);
+    if (result == CUDA_SUCCESS && (bytes > NO_CARD_HOLDS || in_all + bytes > NO_CARD_HOLDS))
+        result = CUDA_ERROR_OUT_OF_MEMORY;
     for (; card < FENKA_MAX_CARDS && result == CUDA_SUCCESS; card++) {
         if (!on_card[card].contexts)
             continue;

@@ -302,6 +302,16 @@ def test_a_library_that_one_card_cannot_hold_is_on_none(make_lease: Make, name: 
     assert (lease.held(0), lease.held(1)) == (60 * MIB, 0)
 
 
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_that_no_card_can_hold_is_refused(make_lease: Make, name: str) -> None:
+    """Also before there is a context that it would not fit: 2^64 - 1 bytes are not added to anything."""
+    actor = make_lease(1).start_rows()
+    for _ in range(2):
+        assert actor.ask(f"take {name}", 2**64 - 1).code == OUT_OF_MEMORY
+    assert actor.ask(f"take {name}", MIB).code == 0
+    assert actor.ask("take cuCtxCreate_v2").code == 0
+
+
 def test_a_module_dies_with_its_context(make_lease: Make) -> None:
     """What was loaded into a context is given back with it, without an unload."""
     on = scene(make_lease, Takes(context=True))

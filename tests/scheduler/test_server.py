@@ -90,6 +90,9 @@ def test_filter_by_names_and_by_nodes_in_any_case() -> None:
         assert answer["NodeNames"] == ["n"]
         assert answer["Nodes"] is None
         assert answer["FailedAndUnresolvableNodes"] == {"m": 'node "m" not found'}
+        # As Go writes what was never set.
+        nulls = {"metadata": {"name": "p", "creationTimestamp": None}, "spec": {"containers": None}}
+        assert (await one.post("filter", {"Pod": nulls, "NodeNames": ["x"]}))["NodeNames"] == ["x"]
         sent = {"metadata": {"name": "n"}, "unknown": {"kept": 1}}
         other = {"metadata": {"name": "m"}}
         answer = await one.post("filter", {"Pod": pod, "Nodes": {"items": [sent, other]}})

@@ -452,7 +452,7 @@ class Rig:
         self.agent = Agent(settings, parts)
         work = (cluster.run(), self.agent.units.run(), self.agent.whole.run(), self.agent.run())
         self._tasks = [asyncio.create_task(it) for it in work]
-        await cluster.synced.wait()
+        await until(lambda: cluster.synced)
 
     async def kill(self) -> None:
         """As SIGKILL does, for what can be seen from outside."""

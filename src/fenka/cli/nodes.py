@@ -4,7 +4,7 @@ import logging
 import signal
 import socket
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fenka.cli.errors import BAD_INPUT, Problem
@@ -17,31 +17,9 @@ SIMULATED_NATIVE = Path("/var/lib/fenka/simulated")
 """Where the node's libraries are copied to: programs in containers cannot see this program's own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """The options as typed."""
-
-    name: str
-    unit: str
-    simulated: Path | None
-    host_root: Path
-    kubeconfig: Path | None
-    exclusive: bool
-    assume_cdi: bool
-
-
-def node(given: Given) -> None:
+def node(config: Config) -> None:
     """Serve until told to stop."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    config = Config(
-        node=given.name,
-        unit=given.unit,
-        simulated=given.simulated,
-        host=given.host_root,
-        kubeconfig=given.kubeconfig,
-        exclusive=given.exclusive,
-        assume_cdi=given.assume_cdi,
-    )
     try:
         main.run(config)
     except CannotServe as why:

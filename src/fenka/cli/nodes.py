@@ -9,12 +9,8 @@ from pathlib import Path
 
 from fenka.cli.errors import BAD_INPUT, Problem
 from fenka.hardware.simulated import SimulatedCard, SimulatedNode, parse_spec
-from fenka.isolation.files import install_native
 from fenka.node import main
 from fenka.node.main import CannotServe, Config
-
-SIMULATED_NATIVE = Path("/var/lib/fenka/simulated")
-"""Where the node's libraries are copied to: programs in containers cannot see this program's own."""
 
 
 def node(config: Config) -> None:
@@ -29,8 +25,7 @@ def node(config: Config) -> None:
 def simulate(spec: str, directory: Path, name: str) -> None:
     """Have a card server until SIGTERM or SIGINT."""
     cards = _named(parse_spec(spec), name or socket.gethostname())
-    native = install_native(SIMULATED_NATIVE)
-    simulated = SimulatedNode.create(directory, cards, native / "simulated")
+    simulated = SimulatedNode.create(directory, cards)
     simulated.start(idle_seconds=0)
     signals = {signal.SIGTERM, signal.SIGINT}
     # Now and not before: the card server would inherit it.

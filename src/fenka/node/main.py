@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import re
 import signal
 import time
@@ -15,7 +16,7 @@ from fenka.core.requests import Slice
 from fenka.core.units import card_units
 from fenka.dialects.sizes import parse_unit
 from fenka.hardware.machine import Hardware
-from fenka.hardware.nvml import Driver, DriverLost, Events, GpuProcess, NoDriver
+from fenka.hardware.nvml import Driver, DriverLost, Events, GpuProcess
 from fenka.hardware.simulated import SimulatedNode
 from fenka.isolation.files import install_native
 from fenka.kubernetes.client import Api, NoCluster, Refused
@@ -76,10 +77,10 @@ def run(config: Config) -> None:
         if value not in known:
             raise CannotServe(f"{option} is {' or '.join(known)}, not {value}")
     library = install_native(config.state / "lib", edits.prepare_library)
-    with hardware(config) as machine:
+    with hardware(config, library) as machine:
         cards = Cards(machine)
         check_unit(cards, unit_mib)
-        machine.measure(cards.known, config.simulated and config.simulated / "lib")
+        machine.measure(cards.known, _libraries(config, library))
         settings = Settings(
             unit_mib,
             library,
@@ -138,25 +139,27 @@ def _driver(
     return real
 
 
+def _libraries(config: Config, library: Path) -> Path | None:
+    return library / "simulated" if config.simulated else edits.nvml_directory(config.host)
+
+
 @contextlib.contextmanager
-def hardware(config: Config) -> Iterator[Hardware]:
-    """The driver, real or simulated; a simulated node's keeper may be started after this."""
-    if config.simulated is None:
-        directory = edits.nvml_directory(config.host)
-        with contextlib.closing(Hardware(lambda: Driver.open(directory))) as machine:
-            yield machine
-        return
-    node = SimulatedNode(config.simulated)
-
-    def start() -> Driver:
-        if not node.running:
-            raise NoDriver(
-                f"no simulated node runs in {config.simulated}: start `fenka simulate-node` there"
-            )
-        return Driver.open(node.library_dir)
-
-    with contextlib.closing(Hardware(start)) as machine:
+def hardware(config: Config, library: Path) -> Iterator[Hardware]:
+    """The driver, real or simulated; waits for the keeper of a simulated node."""
+    directory = _libraries(config, library)
+    if config.simulated is not None:
+        # By this program's own copy of the driver: the keeper's is in another container.
+        os.environ["FENKA_SIMULATED_NODE"] = str(config.simulated)
+        _wait_for(SimulatedNode(config.simulated))
+    with contextlib.closing(Hardware(lambda: Driver.open(directory))) as machine:
         yield machine
+
+
+def _wait_for(node: SimulatedNode) -> None:
+    if not node.running:
+        _LOG.warning("waiting for `fenka simulate-node` in %s", node.directory)
+    while not node.running:
+        time.sleep(WAIT_S)
 
 
 async def _serve(config: Config, settings: Settings, cards: Cards, machine: Hardware) -> None:

@@ -8,7 +8,7 @@ import json
 import shutil
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -433,7 +433,7 @@ class Rig:
 
     async def start(self) -> None:
         """The agent, as after a crash: from what is on the disk."""
-        store = Store(self.root / "state")
+        store = Store(self.root / "state", clock=lambda: self.now)
         store.load()
         leases = Leases(self.root / "leases", self.root / "cdi", lambda *_: None, _nothing_there)
         leases.prepare()
@@ -452,13 +452,14 @@ class Rig:
         self.agent = Agent(settings, parts)
         work = (cluster.run(), self.agent.units.run(), self.agent.whole.run(), self.agent.run())
         self._tasks = [asyncio.create_task(it) for it in work]
-        await cluster.synced.wait()
+        await until(lambda: cluster.synced)
 
     async def kill(self) -> None:
         """As SIGKILL does, for what can be seen from outside."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.kubelet.devices.clear()
 
     async def ready(self, resource: str = gpushare.MEMORY) -> None:
         """The kubelet has the resource."""
@@ -481,11 +482,10 @@ class Rig:
         self.api.put(path, {**old, "metadata": {**old["metadata"], "labels": labels}})
 
     def annotate(self, **annotations: str) -> None:
-        """More annotations on the node; __ stands for /."""
+        """More annotations on the node."""
         path = f"/api/v1/nodes/{NODE}"
         old = self.api.objects[path]
-        said = {name.replace("__", "/"): it for name, it in annotations.items()}
-        meta = {**old["metadata"], "annotations": {**old["metadata"]["annotations"], **said}}
+        meta = {**old["metadata"], "annotations": {**old["metadata"]["annotations"], **annotations}}
         self.api.put(path, {**old, "metadata": meta})
 
     def pod(
@@ -583,8 +583,3 @@ async def rig(
 def installed(target: Path) -> Path:
     """The native libraries, prepared for leases."""
     return install_native(target / "lib", edits.prepare_library)
-
-
-def lines(of: Mapping[str, str]) -> Iterator[str]:
-    """For messages of failing tests."""
-    yield from (f"{name}={value}" for name, value in sorted(of.items()))

@@ -387,11 +387,35 @@ def node(
     assume_cdi: Annotated[
         bool, typer.Option("--assume-cdi", help="containerd 1.7 has enable_cdi set")
     ] = False,
+    over_limit: Annotated[
+        str, typer.Option(help="a pod that gets round its limit: report or evict")
+    ] = "report",
+    unshimmed: Annotated[
+        str, typer.Option(help="a leased pod's program without fenka's library: kill or report")
+    ] = "kill",
+    metrics_port: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="PORT", help="serve /metrics, /healthz and /readyz"),
+    ] = None,
 ) -> None:
     """Serve this node's cards to its kubelet (runs in a DaemonSet)."""
     from fenka.cli import nodes
+    from fenka.node.main import Config
 
-    nodes.node(nodes.Given(name, unit, simulated, host_root, kubeconfig, exclusive, assume_cdi))
+    nodes.node(
+        Config(
+            node=name,
+            unit=unit,
+            simulated=simulated,
+            host=host_root,
+            kubeconfig=kubeconfig,
+            exclusive=exclusive,
+            assume_cdi=assume_cdi,
+            over_limit=over_limit,
+            unshimmed=unshimmed,
+            metrics_port=metrics_port,
+        )
+    )
 
 
 @app.command("simulate-node")

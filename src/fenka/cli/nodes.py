@@ -4,44 +4,18 @@ import logging
 import signal
 import socket
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fenka.cli.errors import BAD_INPUT, Problem
 from fenka.hardware.simulated import SimulatedCard, SimulatedNode, parse_spec
-from fenka.isolation.files import install_native
 from fenka.node import main
 from fenka.node.main import CannotServe, Config
 
-SIMULATED_NATIVE = Path("/var/lib/fenka/simulated")
-"""Where the node's libraries are copied to: programs in containers cannot see this program's own."""
 
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """The options as typed."""
-
-    name: str
-    unit: str
-    simulated: Path | None
-    host_root: Path
-    kubeconfig: Path | None
-    exclusive: bool
-    assume_cdi: bool
-
-
-def node(given: Given) -> None:
+def node(config: Config) -> None:
     """Serve until told to stop."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    config = Config(
-        node=given.name,
-        unit=given.unit,
-        simulated=given.simulated,
-        host=given.host_root,
-        kubeconfig=given.kubeconfig,
-        exclusive=given.exclusive,
-        assume_cdi=given.assume_cdi,
-    )
     try:
         main.run(config)
     except CannotServe as why:
@@ -51,8 +25,7 @@ def node(given: Given) -> None:
 def simulate(spec: str, directory: Path, name: str) -> None:
     """Have a card server until SIGTERM or SIGINT."""
     cards = _named(parse_spec(spec), name or socket.gethostname())
-    native = install_native(SIMULATED_NATIVE)
-    simulated = SimulatedNode.create(directory, cards, native / "simulated")
+    simulated = SimulatedNode.create(directory, cards)
     simulated.start(idle_seconds=0)
     signals = {signal.SIGTERM, signal.SIGINT}
     # Now and not before: the card server would inherit it.

@@ -148,13 +148,13 @@ class Agent:
 
     async def reconcile(self) -> None:
         """Do all that is missing."""
-        await self._choose()
+        self._choose()
         await self._describe()
         try:
             claims = await self.kubelet.claims()
         except KubeletAway:
             claims = None
-        if claims is not None and self.cluster.synced.is_set():
+        if claims is not None and self.cluster.synced:
             await self._adopt(claims)
             for token in list(self.store.tokens.values()):
                 with contextlib.suppress(Refused):
@@ -164,20 +164,20 @@ class Agent:
 
     # ---- sharing or exclusive ----
 
-    async def _choose(self) -> None:
+    def _choose(self) -> None:
         node = self.cluster.node
         if node is None:
             return
         try:
             wanted = gpushare.sharing(node.metadata.labels)
         except Unreadable as why:
-            await self.cluster.node_event("FenkaLabels", f"{why}; until then nothing changes")
+            self.cluster.node_event("FenkaLabels", f"{why}; until then nothing changes")
             return
         held = [it for it in self.store.tokens.values() if it.resource == gpushare.MEMORY]
         self._draining = not wanted and bool(held)
         if self._draining:
             pods = sorted({f"{it.lease.namespace}/{it.lease.pod}" for it in held if it.lease})
-            await self.cluster.node_event(
+            self.cluster.node_event(
                 "FenkaStillShared",
                 f"the node stays shared while {', '.join(pods) or 'pods'} hold slices of its cards; "
                 f"no new ones are given",

@@ -3,25 +3,19 @@
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from fenka.dialects import gpushare
 from fenka.kubernetes.client import Api, NoCluster, Refused
+from fenka.kubernetes.events import Recorder
 from fenka.kubernetes.objects import Meta, Node, Object, Pod
+from fenka.kubernetes.watch import Watch
 from fenka.node.store import Lease
 
 _LOG = logging.getLogger(__name__)
-
-RETRY_S = 1.0
-REPEAT_S = 600.0
-"""The same event is not posted again within this time."""
-
-_Thing = TypeVar("_Thing", Pod, Node)
 
 
 class _Anything(Object):
@@ -44,67 +38,63 @@ class _InfoNode(Object):
     status: _InfoStatus = msgspec.field(default_factory=_InfoStatus)
 
 
+class _Nudge:
+    """Tells that something has changed; what, is in the Watch."""
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster = cluster
+
+    def on_resync(self, _: Sequence[object]) -> None:
+        """As Listener."""
+        self._cluster.changed()
+
+    def on_set(self, _: object) -> None:
+        """As Listener."""
+        self._cluster.changed()
+
+    def on_forget(self, _: object) -> None:
+        """As Listener."""
+        self._cluster.changed()
+
+
 class Cluster:
     """This node's objects, kept up by watches while `run` runs. changed: called after every change."""
 
-    def __init__(self, api: Api, node: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._api, self.name, self._clock = api, node, clock
-        self.pods: dict[str, Pod] = {}
-        """Of this node, by UID."""
-        self.node: Node | None = None
-        self.synced = asyncio.Event()
-        """Set once both are known."""
+    def __init__(self, api: Api, node: str) -> None:
+        self._api, self.name = api, node
         self.changed: Callable[[], object] = lambda: None
+        listener = _Nudge(self)
+        self._pods = Watch(
+            api, "/api/v1/pods", Pod, listener, query={"fieldSelector": f"spec.nodeName={node}"}
+        )
+        self._nodes = Watch(
+            api, "/api/v1/nodes", Node, listener, query={"fieldSelector": f"metadata.name={node}"}
+        )
+        self._events = Recorder(api, "fenka-node", node)
         self._handlers: dict[str, str] = {}
-        self._posted: dict[tuple[str, str, str], float] = {}
 
     @property
     def _path(self) -> str:
         return f"/api/v1/nodes/{self.name}"
 
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        """Of this node, by UID."""
+        return self._pods.objects
+
+    @property
+    def node(self) -> Node | None:
+        """This node; None before it was seen."""
+        return next(iter(self._nodes.objects.values()), None)
+
+    @property
+    def synced(self) -> bool:
+        """Whether both have been read once."""
+        return self._pods.synced.is_set() and self.node is not None
+
     async def run(self) -> None:
-        """Keep `pods` and `node` up until cancelled."""
-        await asyncio.gather(
-            self._follow("/api/v1/pods", Pod, f"spec.nodeName={self.name}", self._set_pods),
-            self._follow("/api/v1/nodes", Node, f"metadata.name={self.name}", self._set_nodes),
-        )
-
-    async def _follow(
-        self,
-        path: str,
-        kind: type[_Thing],
-        selector: str,
-        take: Callable[[dict[str, _Thing]], None],
-    ) -> None:
-        while True:
-            try:
-                listed, version = await self._api.list(path, kind, fieldSelector=selector)
-                things = {it.metadata.uid: it for it in listed}
-                take(things)
-                async for change in self._api.watch(path, kind, version, fieldSelector=selector):
-                    if change.object is None:
-                        continue
-                    if change.type == "DELETED":
-                        things.pop(change.object.metadata.uid, None)
-                    else:
-                        things[change.object.metadata.uid] = change.object
-                    take(things)
-            except (Refused, NoCluster) as why:
-                _LOG.info("%s is read again: %s", path, why)
-            await asyncio.sleep(RETRY_S)
-
-    def _set_pods(self, pods: dict[str, Pod]) -> None:
-        self.pods = dict(pods)
-        self._tell()
-
-    def _set_nodes(self, nodes: dict[str, Node]) -> None:
-        self.node = next(iter(nodes.values()), None)
-        self._tell()
-
-    def _tell(self) -> None:
-        if self.node is not None:
-            self.synced.set()
-        self.changed()
+        """Keep everything up, and write events, until cancelled."""
+        await asyncio.gather(self._pods.run(), self._nodes.run(), self._events.run())
 
     async def runtime(self) -> str:
         """The container runtime as the kubelet names it: "containerd://2.1.0". Raises Refused, NoCluster."""
@@ -160,51 +150,15 @@ class Cluster:
         }
         await self._api.create(path, _Anything, body)
 
-    async def node_event(self, reason: str, message: str) -> None:
-        """A warning on the node."""
-        # The kubelet's own events about a node have its name for a UID; `kubectl describe` looks for that.
-        about = {"kind": "Node", "apiVersion": "v1", "name": self.name, "uid": self.name}
-        await self._event("default", about, reason, message)
+    def node_event(self, reason: str, note: str) -> None:
+        """A warning on the node. The same again is counted."""
+        if self.node is not None:
+            _LOG.warning("%s", note)
+            self._events.on_node(self.node, reason, note)
 
-    async def pod_event(self, lease: Lease, reason: str, message: str) -> None:
+    def pod_event(self, uid: str, reason: str, note: str) -> None:
         """A warning on a pod."""
-        about = {
-            "kind": "Pod",
-            "apiVersion": "v1",
-            "name": lease.pod,
-            "namespace": lease.namespace,
-            "uid": lease.uid,
-        }
-        await self._event(lease.namespace, about, reason, message)
-
-    async def _event(
-        self, namespace: str, about: Mapping[str, str], reason: str, message: str
-    ) -> None:
-        key, now = (about["uid"], reason, message), self._clock()
-        if now - self._posted.get(key, -REPEAT_S) < REPEAT_S:
-            return
-        self._posted = {k: at for k, at in self._posted.items() if now - at < REPEAT_S}
-        self._posted[key] = now
-        _LOG.warning("%s %s: %s", about["kind"], about["name"], message)
-        moment = datetime.now(UTC)
-        stamp = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-        body = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {
-                "name": f"{about['name']}.{moment.timestamp():.6f}".replace(".", "-"),
-                "namespace": namespace,
-            },
-            "involvedObject": dict(about),
-            "type": "Warning",
-            "reason": reason,
-            "message": message[:1024],
-            "source": {"component": "fenka-node", "host": self.name},
-            "reportingComponent": "fenka-node",
-            "reportingInstance": self.name,
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
-            "count": 1,
-        }
-        with contextlib.suppress(Refused, NoCluster):
-            await self._api.create(f"/api/v1/namespaces/{namespace}/events", _Anything, body)
+        pod = self.pods.get(uid)
+        if pod is not None:
+            _LOG.warning("%s: %s", pod.full_name, note)
+            self._events.on_pod(pod, reason, note)

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import logging
+import os
 import re
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from fenka.core.requests import Slice
 from fenka.core.units import card_units
 from fenka.dialects.sizes import parse_unit
 from fenka.hardware.machine import Hardware
-from fenka.hardware.nvml import Driver, NoDriver
+from fenka.hardware.nvml import Driver, DriverLost, Events, GpuProcess
 from fenka.hardware.simulated import SimulatedNode
 from fenka.isolation.files import install_native
 from fenka.kubernetes.client import Api, NoCluster, Refused
@@ -24,7 +26,10 @@ from fenka.node.cards import Cards
 from fenka.node.cluster import Cluster
 from fenka.node.kubelet import Kubelet
 from fenka.node.leases import Leases
+from fenka.node.metrics import Exporter, serve
 from fenka.node.store import Store
+from fenka.node.usage import BusyNs, Usage
+from fenka.node.watching import Watcher
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,6 +59,9 @@ class Config:
     state: Path = Path("/var/lib/fenka")
     exclusive: bool = True
     assume_cdi: bool = False
+    over_limit: str = "report"
+    unshimmed: str = "kill"
+    metrics_port: int | None = None
 
 
 def run(config: Config) -> None:
@@ -62,11 +70,17 @@ def run(config: Config) -> None:
     Raises CannotServe, BadSize, NoDriver, NoCluster, FileNotFoundError; each message is the sentence to show.
     """
     unit_mib = parse_unit(config.unit)
+    for option, value, known in (
+        ("--over-limit", config.over_limit, ("report", "evict")),
+        ("--unshimmed", config.unshimmed, ("report", "kill")),
+    ):
+        if value not in known:
+            raise CannotServe(f"{option} is {' or '.join(known)}, not {value}")
     library = install_native(config.state / "lib", edits.prepare_library)
-    with hardware(config) as machine:
+    with hardware(config, library) as machine:
         cards = Cards(machine)
         check_unit(cards, unit_mib)
-        machine.measure(cards.known, config.simulated and config.simulated / "lib")
+        machine.measure(cards.known, _libraries(config, library))
         settings = Settings(
             unit_mib,
             library,
@@ -74,7 +88,7 @@ def run(config: Config) -> None:
             _driver(config, machine, library),
             config.exclusive,
         )
-        asyncio.run(_serve(config, settings, cards))
+        asyncio.run(_serve(config, settings, cards, machine))
 
 
 def check_unit(cards: Cards, unit_mib: int) -> None:
@@ -125,28 +139,30 @@ def _driver(
     return real
 
 
+def _libraries(config: Config, library: Path) -> Path | None:
+    return library / "simulated" if config.simulated else edits.nvml_directory(config.host)
+
+
 @contextlib.contextmanager
-def hardware(config: Config) -> Iterator[Hardware]:
-    """The driver, real or simulated; a simulated node's keeper may be started after this."""
-    if config.simulated is None:
-        directory = edits.nvml_directory(config.host)
-        with contextlib.closing(Hardware(lambda: Driver.open(directory))) as machine:
-            yield machine
-        return
-    node = SimulatedNode(config.simulated)
-
-    def start() -> Driver:
-        if not node.running:
-            raise NoDriver(
-                f"no simulated node runs in {config.simulated}: start `fenka simulate-node` there"
-            )
-        return Driver.open(node.library_dir)
-
-    with contextlib.closing(Hardware(start)) as machine:
+def hardware(config: Config, library: Path) -> Iterator[Hardware]:
+    """The driver, real or simulated; waits for the keeper of a simulated node."""
+    directory = _libraries(config, library)
+    if config.simulated is not None:
+        # By this program's own copy of the driver: the keeper's is in another container.
+        os.environ["FENKA_SIMULATED_NODE"] = str(config.simulated)
+        _wait_for(SimulatedNode(config.simulated))
+    with contextlib.closing(Hardware(lambda: Driver.open(directory))) as machine:
         yield machine
 
 
-async def _serve(config: Config, settings: Settings, cards: Cards) -> None:
+def _wait_for(node: SimulatedNode) -> None:
+    if not node.running:
+        _LOG.warning("waiting for `fenka simulate-node` in %s", node.directory)
+    while not node.running:
+        time.sleep(WAIT_S)
+
+
+async def _serve(config: Config, settings: Settings, cards: Cards, machine: Hardware) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -158,13 +174,84 @@ async def _serve(config: Config, settings: Settings, cards: Cards) -> None:
             _LOG.error("%s", complaint)
         leases = Leases(config.leases, config.cdi)
         leases.prepare()
-        parts = Parts(cluster, Kubelet(config.plugins, config.pod_resources), cards, store, leases)
-        agent = Agent(settings, parts)
-        async with _tasks(cluster.run(), agent.units.run(), agent.whole.run(), agent.run()) as all_:
+        kubelet_ = Kubelet(config.plugins, config.pod_resources)
+        agent = Agent(settings, Parts(cluster, kubelet_, cards, store, leases))
+
+        def running() -> Sequence[GpuProcess]:
+            # Not bound once: the driver may have been opened again.
+            return machine.driver.processes()
+
+        usage = Usage(
+            running,
+            leases,
+            machine.context_mib,
+            _busy(config, machine, cards),
+        )
+        exporter = Exporter(config.node)
+        watcher = Watcher(
+            agent,
+            usage,
+            exporter,
+            evict=config.over_limit == "evict",
+            kill=config.unshimmed == "kill",
+        )
+        work = (
+            cluster.run(),
+            agent.units.run(),
+            agent.whole.run(),
+            agent.run(),
+            watcher.run(),
+            watcher.listen(Events),
+        )
+        async with _listening(exporter, config.metrics_port, agent), _tasks(*work) as tasks:
             ending = asyncio.create_task(stop.wait())
-            done, _ = await asyncio.wait({ending, *all_}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({ending, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+
+
+def _busy(config: Config, machine: Hardware, cards: Cards) -> BusyNs:
+    """Simulated cards count exactly; real ones say percents of a moment, which are added up."""
+    if config.simulated is not None:
+        node = SimulatedNode(config.simulated)
+        return lambda: {
+            (card.uuid, pid): ns
+            for card in cards.known
+            for pid, ns in node.busy_ns(card.index).items()
+        }
+    total: dict[tuple[str, int], int] = {}
+    last = time.time_ns()
+
+    def added() -> dict[tuple[str, int], int]:
+        nonlocal total, last
+        try:
+            percents = machine.driver.busy_percent(last // 1000)
+        except DriverLost:
+            percents = {}
+        now = time.time_ns()
+        total = {
+            key: total.get(key, 0) + percent * (now - last) // 100
+            for key, percent in percents.items()
+        }
+        last = now
+        return total
+
+    return added
+
+
+@contextlib.asynccontextmanager
+async def _listening(exporter: Exporter, port: int | None, agent: Agent) -> AsyncIterator[None]:
+    if port is None:
+        yield
+        return
+    offered = (agent.units, agent.whole)
+    runner = await serve(
+        exporter, port, lambda: any(it.registered.is_set() for it in offered if it.devices)
+    )
+    try:
+        yield
+    finally:
+        await runner.cleanup()
 
 
 @contextlib.asynccontextmanager

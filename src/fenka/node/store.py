@@ -43,9 +43,12 @@ class Store:
     """All tokens of the node, in memory and on the disk."""
 
     def __init__(
-        self, directory: Path, draw: Callable[[], str] = lambda: secrets.token_hex(16)
+        self,
+        directory: Path,
+        draw: Callable[[], str] = lambda: secrets.token_hex(16),
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._directory, self._draw = directory, draw
+        self._directory, self._draw, self._clock = directory, draw, clock
         self.tokens: dict[str, Token] = {}
 
     def load(self) -> list[str]:
@@ -63,7 +66,7 @@ class Store:
 
     def issue(self, resource: str, ids: Iterable[str], name: str = "") -> Token:
         """A new token for these ids, safe on the disk. name: of one that the kubelet still knows."""
-        token = Token(name or self._draw(), resource, sorted(ids), time.time())
+        token = Token(name or self._draw(), resource, sorted(ids), self._clock())
         self.put(token)
         return token
 

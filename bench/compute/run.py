@@ -27,8 +27,20 @@ from fenka.isolation.layout import HEADER
 HERE = Path(__file__).parent
 SHIM = HEADER.parent / "libfenka.so"
 LIMITS = (10, 20, 30, 50, 70)
-KERNELS = {"0.05 ms": "50", "0.2 ms": "200", "2 ms": "2000", "20 ms": "20000", "mix": "50,500,5000,30000"}
-SLOWER = {"50": "500", "200": "2000", "2000": "20000", "20000": "200000", "50,500,5000,30000": "50000"}
+KERNELS = {
+    "0.05 ms": "50",
+    "0.2 ms": "200",
+    "2 ms": "2000",
+    "20 ms": "20000",
+    "mix": "50,500,5000,30000",
+}
+SLOWER = {
+    "50": "500",
+    "200": "2000",
+    "2000": "20000",
+    "20000": "200000",
+    "50,500,5000,30000": "50000",
+}
 BESIDE = ("alone", "an equal", "an unlimited one", "10 times longer kernels")
 CARDS = 8
 SETTLE_S = 2.0
@@ -42,7 +54,16 @@ def build(folder: Path, library_dir: Path) -> Path:
     assert spec and spec.submodule_search_locations, "nvidia-cuda-runtime-cu12 is not installed"
     include = Path(spec.submodule_search_locations[0]) / "include"
     program = folder / "load"
-    command = ["gcc", "-O2", "-w", "-isystem", str(include), "-o", str(program), str(HERE / "load.c")]
+    command = [
+        "gcc",
+        "-O2",
+        "-w",
+        "-isystem",
+        str(include),
+        "-o",
+        str(program),
+        str(HERE / "load.c"),
+    ]
     subprocess.run([*command, str(library_dir / "libcuda.so.1"), "-pthread"], check=True)
     return program
 
@@ -265,7 +286,9 @@ def main() -> int:
                 for percent in limits:
                     result = by[Case(percent, kernels, beside)]
                     short = result.wanted < percent - 0.05
-                    cells.append(f"{result.got:.2f}" + (f" of {result.wanted:.2f}" if short else ""))
+                    cells.append(
+                        f"{result.got:.2f}" + (f" of {result.wanted:.2f}" if short else "")
+                    )
                 print(f"| {beside} | {kernels} | {' | '.join(cells)} |")
         errors = [result.error for result in results]
         print(f"\nMean error {statistics.mean(errors):.2f} points, worst {max(errors):.2f}.")

@@ -8,7 +8,8 @@
  *              several who wait cannot all go at once; and what is owed is never more than what one launch each
  *              has cost, also when the one who launched was killed. It is one word: there is nothing to lock.
  *              It lags behind the clock by BURST_NS at most, which makes up for sleeping too long and is all
- *              that an idle program may save.
+ *              that an idle program may save. And it may lie ahead by AHEAD_NS: who wakes up late then finds that
+ *              the card has had something to do.
  *
  * What a launch costs is measured (kernels.c), but of a sample of launches only, and by a clock on the stream
  * that also runs while other programs have the card. So the agent tells what the driver has measured of the
@@ -20,6 +21,9 @@
  *              time exactly, whatever the estimates are worth; they only say who goes when. A launch that is
  *              charged but not executed is part of the excess until it is, hence only a part. Less than half a
  *              point of the time in between is not held against the estimates: so coarse are the percents.
+ *
+ *   scale      What estimates are multiplied by, so that little excess arises: kernels that were never seen but
+ *              beside others look too long by the time that those had.
  *
  * Without readings (no agent, or a driver that measures no processes) the estimates alone decide.
  *
@@ -34,11 +38,14 @@
 #include "os.h"
 
 #define BURST_NS 100000000ull
+#define AHEAD_NS 10000000ull
 #define STEP_NS 5000000ull        /* no longer asleep than this without looking whether the limits have changed */
 #define SILENT_NS 1000000000ull   /* told so long ago, it is not known any more */
 #define MOST_OWED_NS 600000000000ull /* a later ready_at was scribbled by somebody */
 #define COARSE 0.005
 #define PER_SECOND 2.0 /* of the excess */
+#define FORGET 0.05    /* of what is recent, and as much of the ratio goes into the scale, with each reading */
+#define SCALE_UNIT 65536.0
 
 static bool fresh(const struct control_told *told, uint64_t now) {
     return now < told->at + SILENT_NS;
@@ -88,6 +95,23 @@ static double within(double value, double limit) {
     return value > limit ? limit : value < -limit ? -limit : value;
 }
 
+static double scale_of(const struct fenka_spending *on) {
+    uint64_t scale = load(&on->scale);
+    return scale ? (double)scale / SCALE_UNIT : 1;
+}
+
+static void rescale(struct fenka_spending *on, int64_t busy, int64_t estimated) {
+    double had = (double)load(&on->recent_busy) * (1 - FORGET) + (double)busy;
+    double charged = (double)load(&on->recent_charged) * (1 - FORGET) + (double)estimated;
+    store(&on->recent_busy, (uint64_t)had);
+    store(&on->recent_charged, (uint64_t)charged);
+    if (charged < 1e7 || had < 1e7) /* too little to tell */
+        return;
+    double step = 1 + FORGET * within(had / charged - 1, 1), next = scale_of(on) * step;
+    next = next < 0.05 ? 0.05 : next > 4 ? 4 : next;
+    store(&on->scale, (uint64_t)(next * SCALE_UNIT));
+}
+
 /* One of those who see a new reading compares; whom the kill hits in between has lost one comparison. */
 static void compare(struct fenka_spending *on, const struct control_told *told, double share, uint64_t now) {
     uint64_t seen = load(&on->told);
@@ -101,6 +125,8 @@ static void compare(struct fenka_spending *on, const struct control_told *told, 
     store(&on->then_busy, told->busy_ns);
     store(&on->then_charged, charged);
     bool follows = then && seconds > 0 && seconds < 2 && busy >= 0 && estimated >= 0;
+    if (follows)
+        rescale(on, busy, estimated);
     double excess = follows ? (double)__atomic_load_n(&on->excess, __ATOMIC_RELAXED) + (double)(estimated - busy) : 0;
     excess -= within(excess, COARSE * seconds * 1e9);
     double part = share < 1 ? excess * within(PER_SECOND * seconds, 0.5) : excess;
@@ -122,17 +148,19 @@ void compute_take(unsigned card, uint64_t cost) {
         if (told.told && fresh(&told, now))
             compare(on, &told, share, now);
         uint64_t seen = load(&on->ready_at), ready = sensible(seen, now);
-        if (share < 1 && ready > now) {
-            os_sleep_until(ready < now + STEP_NS ? ready : now + STEP_NS);
+        if (share < 1 && ready > now + AHEAD_NS) {
+            os_sleep_until(ready - AHEAD_NS < now + STEP_NS ? ready - AHEAD_NS : now + STEP_NS);
             kernels_look();
             continue;
         }
         /* Without a limit nothing is owed, nor is anything saved for a moment when there is one again. */
-        uint64_t next = share < 1 ? ready + (uint64_t)((double)cost / share) : now;
-        if (swap(&on->ready_at, seen, next))
-            break;
+        double scaled = (double)cost * scale_of(on);
+        uint64_t next = share < 1 ? ready + (uint64_t)(scaled / share) : now;
+        if (!swap(&on->ready_at, seen, next))
+            continue;
+        __atomic_fetch_add(&on->charged, (uint64_t)scaled, __ATOMIC_RELAXED);
+        return;
     }
-    __atomic_fetch_add(&on->charged, cost, __ATOMIC_RELAXED);
 }
 
 void compute_adjust(unsigned card, int64_t cost) {
@@ -143,8 +171,8 @@ void compute_adjust(unsigned card, int64_t cost) {
         return;
     if (!control_told(card, &told))
         told = (struct control_told){0};
-    double share = share_of(card, &told, now);
-    __atomic_fetch_add(&on->charged, (uint64_t)cost, __ATOMIC_RELAXED);
+    double share = share_of(card, &told, now), scaled = (double)cost * scale_of(on);
+    __atomic_fetch_add(&on->charged, (uint64_t)(int64_t)scaled, __ATOMIC_RELAXED);
     if (share < 1)
-        move(on, (double)cost / share, now);
+        move(on, scaled / share, now);
 }

@@ -81,8 +81,11 @@ struct fenka_spending {
     uint64_t told_at;
     uint64_t then_busy;
     uint64_t then_charged;
-    int64_t excess; /* charged beyond what was measured, and not given back yet */
-    uint64_t reserved;
+    int64_t excess;           /* charged beyond what was measured, and not given back yet */
+    uint64_t recent_busy;     /* measured and charged of late, */
+    uint64_t recent_charged;
+    uint64_t scale;           /* and what their ratio has made of the estimates: 1/65536, 0 = never compared */
+    uint64_t reserved[6];
 };
 
 /* Blocks of memory that processes hand to each other (cuMemExportToShareableHandle, cuMemImport…) are charged to

@@ -178,7 +178,7 @@ class Driver:
             samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
         except pynvml.NVMLError_NotFound:
             return since_us, {}
-        except pynvml.NVMLError_NotSupported:
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
             return None
         newest: dict[int, tuple[int, int]] = {}
         for it in samples:

@@ -6,6 +6,7 @@ of its own, so several run at once; none is measured by the wall clock of a prog
 """
 
 import argparse
+import importlib.util
 import statistics
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode, parse_spec
@@ -48,10 +50,9 @@ SETTLE_S = 2.0
 
 def build(folder: Path, library_dir: Path) -> Path:
     """Compiles the program that gives the card work."""
-    import importlib.util
-
     spec = importlib.util.find_spec("nvidia.cuda_runtime")
-    assert spec and spec.submodule_search_locations, "nvidia-cuda-runtime-cu12 is not installed"
+    assert spec, "nvidia-cuda-runtime-cu12 is not installed"
+    assert spec.submodule_search_locations
     include = Path(spec.submodule_search_locations[0]) / "include"
     program = folder / "load"
     command = [
@@ -81,6 +82,7 @@ class World:
 
     @contextmanager
     def running(self) -> Iterator["World"]:
+        """Until the end of the block."""
         self.node = SimulatedNode.create(self.folder / "node", parse_spec(f"T4*{self.cards}"))
         self.node.start()
         self.program = build(self.folder, self.node.library_dir)
@@ -89,7 +91,7 @@ class World:
         self._made = 0
         with Driver.open(self.node.library_dir) as driver:
             self.uuids = tuple(card.uuid for card in driver.cards())
-            self.teller = telling.Teller(driver.busy_samples, lambda pid: self._leases.get(pid))
+            self.teller = telling.Teller(driver.busy_samples, self._leases.get)
             stop = threading.Event()
             thread = threading.Thread(target=self._tell, args=(stop,))
             if self.measured:
@@ -122,6 +124,7 @@ class World:
         return folder
 
     def end(self, lease: Path) -> None:
+        """Nobody is in it any more."""
         with self._lock:
             self.teller.forget(lease.name)
 
@@ -145,7 +148,8 @@ class World:
         )
         with self._lock:
             self._leases[process.pid] = lease.name
-        assert process.stdout and process.stdout.readline() == "ready\n"
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
         made = Load(process)
         if working:
             made.switch()
@@ -158,6 +162,8 @@ class World:
 
 @dataclass
 class Load:
+    """A running program."""
+
     process: "subprocess.Popen[str]"
 
     def switch(self) -> None:
@@ -167,62 +173,112 @@ class Load:
         self.process.stdin.flush()
 
 
-def shares(
-    world: World, card: int, programs: Sequence[tuple[int, Mode, str]], seconds: float
-) -> list[float]:
-    """Percent of the card that each of some programs gets: its limit, mode, and kernels."""
+@dataclass(frozen=True)
+class Program:
+    """What runs in one lease, and what it may have."""
+
+    kernels: str
+    percent: int = 100
+    mode: Mode = "hard"
+    threads: int = 1
+    graph: bool = False
+    processes: int = 1
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """For load.c."""
+        return (str(self.threads), *(["graph"] if self.graph else []))
+
+
+def shares(world: World, card: int, programs: Sequence[Program], seconds: float) -> list[float]:
+    """Percent of the card that each of some programs gets."""
     with ExitStack() as stack:
-        leases = [world.lease(card, percent, mode) for percent, mode, _ in programs]
-        loads = [
-            stack.enter_context(world.load(lease, kernels))
-            for lease, (_, _, kernels) in zip(leases, programs, strict=True)
-        ]
+        pids = [_start(world, card, program, stack) for program in programs]
         time.sleep(SETTLE_S)
-        before, began = world.busy(card), time.monotonic()
-        time.sleep(seconds)
-        after, took = world.busy(card), time.monotonic() - began
-        pids = [load.process.pid for load in loads]
-        result = [(after[pid] - before[pid]) / took / 1e7 for pid in pids]
-    for lease in leases:
-        world.end(lease)
-    return result
+        return _had(world, card, pids, seconds)
+
+
+def _start(
+    world: World, card: int, program: Program, stack: ExitStack, *, working: bool = True
+) -> list["Load"]:
+    lease = world.lease(card, program.percent, program.mode)
+    stack.callback(world.end, lease)
+    return [
+        stack.enter_context(world.load(lease, program.kernels, *program.arguments, working=working))
+        for _ in range(program.processes)
+    ]
+
+
+def _had(world: World, card: int, leases: Sequence[list["Load"]], seconds: float) -> list[float]:
+    before, began = world.busy(card), time.monotonic()
+    time.sleep(seconds)
+    after, took = world.busy(card), time.monotonic() - began
+    return [
+        sum(after[it.process.pid] - before[it.process.pid] for it in loads) / took / 1e7
+        for loads in leases
+    ]
+
+
+def waking(world: World, card: int, kernels: str, times: int = 10) -> list[float]:
+    """Percent that a program limited to 50 gets, which pauses and wakes beside a soft one of 30; in the half
+    second that begins 200 ms after each waking, and then, last, what it gets in the long run."""
+    with ExitStack() as stack:
+        soft = _start(world, card, Program(kernels, 30, "soft"), stack)
+        hard = _start(world, card, Program(kernels, 50), stack, working=False)
+        found = []
+        for _ in range(times):
+            time.sleep(1.5)
+            hard[0].switch()
+            time.sleep(0.2)
+            found += _had(world, card, [hard], 0.5)
+            hard[0].switch()
+        hard[0].switch()
+        time.sleep(SETTLE_S)
+        assert soft
+        return [*found, *_had(world, card, [hard], 5)]
 
 
 @dataclass(frozen=True)
 class Case:
+    """One cell of the table."""
+
     percent: int
     kernels: str
     beside: str
 
-    def programs(self, *, limited: bool = True) -> list[tuple[int, Mode, str]]:
-        own = KERNELS[self.kernels]
-        first: tuple[int, Mode, str] = (self.percent if limited else 100, "hard", own)
-        others: dict[str, list[tuple[int, Mode, str]]] = {
+    def programs(self, *, limited: bool = True) -> list[Program]:
+        """The one that is measured comes first."""
+        own, percent = KERNELS[self.kernels], self.percent if limited else 100
+        first = Program(own, percent)
+        others = {
             "alone": [],
             "an equal": [first],
-            "an unlimited one": [(100, "hard", own)],
-            "10 times longer kernels": [(self.percent if limited else 100, "hard", SLOWER[own])],
+            "an unlimited one": [Program(own)],
+            "10 times longer kernels": [Program(SLOWER[own], percent)],
         }
         return [first, *others[self.beside]]
 
 
 @dataclass(frozen=True)
 class Result:
+    """What a case got, and what it should have got."""
+
     case: Case
     got: float
     wanted: float
 
     @property
     def error(self) -> float:
+        """In points."""
         return abs(self.got - self.wanted)
 
 
-def in_parallel(cards: int, jobs: Sequence[Callable[[int], object]]) -> list[object]:
+def in_parallel(cards: int, jobs: Sequence[Callable[[int], Any]]) -> list[Any]:
     """Runs each on a card that is free."""
     free = list(range(cards))
     lock = threading.Lock()
 
-    def run(job: Callable[[int], object]) -> object:
+    def run(job: Callable[[int], Any]) -> Any:
         with lock:
             card = free.pop()
         try:
@@ -239,19 +295,97 @@ def table(world: World, cases: Sequence[Case], seconds: float, cards: int) -> li
     """What each case gets; what it should: its limit, or what an unlimited program gets in its place."""
     places = sorted({(case.kernels, case.beside) for case in cases})
 
-    def unlimited(place: tuple[str, str]) -> Callable[[int], object]:
+    def unlimited(place: tuple[str, str]) -> Callable[[int], Any]:
         programs = Case(100, *place).programs(limited=False)
         return lambda card: shares(world, card, programs, min(seconds, 5))[0]
 
-    def limited(case: Case) -> Callable[[int], object]:
+    def limited(case: Case) -> Callable[[int], Any]:
         return lambda card: shares(world, card, case.programs(), seconds)[0]
 
     most = dict(zip(places, in_parallel(cards, [unlimited(p) for p in places]), strict=True))
     got = in_parallel(cards, [limited(case) for case in cases])
     return [
-        Result(case, float(g), min(case.percent, float(most[case.kernels, case.beside])))
+        Result(case, g, min(case.percent, most[case.kernels, case.beside]))
         for case, g in zip(cases, got, strict=True)
     ]
+
+
+TOGETHER: tuple[tuple[str, tuple[Program, ...], tuple[float, ...]], ...] = (
+    ("40 % and 30 %, 2 ms", (Program("2000", 40), Program("2000", 30)), (40, 30)),
+    ("40 % and 30 %, 20 and 0.2 ms", (Program("20000", 40), Program("200", 30)), (40, 30)),
+    ("40 % and 30 %, mixes", (Program(KERNELS["mix"], 40), Program(KERNELS["mix"], 30)), (40, 30)),
+    ("30 %, four threads", (Program("2000", 30, threads=4),), (30,)),
+    ("30 %, three processes", (Program("2000", 30, processes=3),), (30,)),
+    ("30 %, graphs of 5.5 ms", (Program("500,5000", 30, graph=True),), (30,)),
+    (
+        "30 %, graphs, beside an unlimited one",
+        (Program("500,5000", 30, graph=True), Program("2000")),
+        (30, 70),
+    ),
+    ("soft 30 % beside hard 40 %", (Program("2000", 30, "soft"), Program("2000", 40)), (60, 40)),
+    (
+        "soft 30 % beside an unlimited one",
+        (Program("2000", 30, "soft"), Program("2000")),
+        (30, 70),
+    ),
+    (
+        "weights 75 and 25",
+        (Program("2000", 75, "weight"), Program("2000", 25, "weight")),
+        (75, 25),
+    ),
+    ("weight 25 alone", (Program("2000", 25, "weight"),), (100,)),
+)
+
+
+def together(world: World, seconds: float, cards: int) -> list[Result]:
+    """Prints what programs get beside each other, in all modes."""
+
+    def measured(programs: Sequence[Program]) -> Callable[[int], Any]:
+        return lambda card: shares(world, card, programs, seconds)
+
+    got = in_parallel(cards, [measured(programs) for _, programs, _ in TOGETHER])
+    print("\n| programs | wanted % | got % |\n|---|---|---|")
+    results = []
+    for (what, _, wanted), found in zip(TOGETHER, got, strict=True):
+        print(f"| {what} | {_numbers(wanted)} | {_numbers(found)} |")
+        results += [
+            Result(Case(0, what, ""), g, w) for g, w in zip(found, wanted, strict=True) if w < 100
+        ]
+    return results
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values)
+
+
+def soft(world: World, seconds: float, cards: int) -> bool:
+    """Prints what a soft program gets alone, and what it leaves; whether that is enough."""
+
+    def alone(program: Program) -> Callable[[int], Any]:
+        return lambda card: shares(world, card, [program], seconds)[0]
+
+    def woken(kernels: str) -> Callable[[int], Any]:
+        return lambda card: waking(world, card, kernels)
+
+    free = in_parallel(cards, [alone(Program(k)) for k in KERNELS.values()])
+    held = in_parallel(cards, [alone(Program(k, 30, "soft")) for k in KERNELS.values()])
+    print("\n| kernels | unlimited, alone % | soft 30 %, alone | of it |\n|---|---|---|---|")
+    good = True
+    for name, one, other in zip(KERNELS, free, held, strict=True):
+        good &= other / one >= 0.97
+        print(f"| {name} | {one:.2f} | {other:.2f} | {other / one:.1%} |")
+    print(
+        "\nA program with 50 % pauses and wakes beside a soft one of 30 %; what it gets in the half second "
+        "that begins 200 ms after waking:\n\n| kernels | each time % | in the long run |\n|---|---|---|"
+    )
+    for name, found in zip(
+        ("0.2 ms", "2 ms", "20 ms"),
+        in_parallel(cards, [woken(KERNELS[name]) for name in ("0.2 ms", "2 ms", "20 ms")]),
+        strict=True,
+    ):
+        good &= statistics.mean(found[:-1]) >= 0.95 * found[-1]
+        print(f"| {name} | {', '.join(f'{x:.1f}' for x in found[:-1])} | {found[-1]:.2f} |")
+    return good
 
 
 def main() -> int:
@@ -263,8 +397,9 @@ def main() -> int:
     parser.add_argument("--beside", default=",".join(BESIDE))
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--unmeasured", action="store_true", help="without the agent's readings")
+    parser.add_argument("--only-table", action="store_true", help="and not the modes")
     chosen = parser.parse_args()
-    missed = 0
+    missed = False
     with (
         tempfile.TemporaryDirectory() as temporary,
         World(Path(temporary), chosen.at_once, not chosen.unmeasured).running() as world,
@@ -292,7 +427,11 @@ def main() -> int:
                 print(f"| {beside} | {kernels} | {' | '.join(cells)} |")
         errors = [result.error for result in results]
         print(f"\nMean error {statistics.mean(errors):.2f} points, worst {max(errors):.2f}.")
-        missed += statistics.mean(errors) > 1 or max(errors) > 3
+        missed |= statistics.mean(errors) > 1 or max(errors) > 3
+        if not chosen.only_table:
+            beside_each_other = [it.error for it in together(world, chosen.seconds, chosen.at_once)]
+            missed |= max(beside_each_other) > 2
+            missed |= not soft(world, chosen.seconds, chosen.at_once)
     return 1 if missed else 0
 
 

@@ -70,7 +70,8 @@ def lease(folder: Path, percent: int = 100) -> Path:
     (folder / "lease").mkdir(parents=True)
     (folder / "account").mkdir()
     control.write(
-        folder / "lease" / "control", control.Control("bench", (control.Limit(CARD, 4 << 30, 0, percent),))
+        folder / "lease" / "control",
+        control.Control("bench", (control.Limit(CARD, 4 << 30, 0, percent),)),
     )
     account.create(folder / "account" / "slots")
     return folder

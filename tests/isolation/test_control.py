@@ -60,10 +60,13 @@ def test_what_is_encoded_is_decoded(some: Control) -> None:
 def is_told(offset: int) -> bool:
     """Whether the byte is of what the agent tells ten times a second, which is no limit."""
     ffi = layout()
-    first, size = ffi.offsetof("struct fenka_control", "cards"), ffi.sizeof("struct fenka_card_limit")
+    first, size = (
+        ffi.offsetof("struct fenka_control", "cards"),
+        ffi.sizeof("struct fenka_card_limit"),
+    )
     begin, end = (ffi.offsetof("struct fenka_card_limit", name) for name in ("told", "reserved"))
     card, within = divmod(offset - first, size)
-    return 0 <= card < len(SAMPLE.limits) and begin <= within < end
+    return bool(0 <= card < len(SAMPLE.limits) and begin <= within < end)
 
 
 @given(st.integers(0, 4095), st.integers(0, 7))

@@ -25,7 +25,8 @@
  *   scale      What estimates are multiplied by, so that little excess arises: kernels that were never seen but
  *              beside others look too long by the time that those had.
  *
- * Without readings (no agent, or a driver that measures no processes) the estimates alone decide.
+ * Without readings (no agent, or a driver that measures no processes or does not know whose they are: MIG, MPS)
+ * the estimates alone decide.
  *
  * Hard, soft, and weight differ in s only. For the latter two the agent tells how much may be had now; where it
  * has been silent, soft is held to its share, and weight not at all, for it is no limit. */
@@ -43,7 +44,8 @@
 #define SILENT_NS 1000000000ull   /* told so long ago, it is not known any more */
 #define MOST_OWED_NS 600000000000ull /* a later ready_at was scribbled by somebody */
 #define COARSE 0.005
-#define PER_SECOND 2.0 /* of the excess */
+#define PER_SECOND 1.0 /* of the excess: slow against the age of readings, which may be half a second on real cards */
+#define PATIENCE 2.0   /* seconds between two readings that can be compared */
 #define FORGET 0.05    /* of what is recent, and as much of the ratio goes into the scale, with each reading */
 #define SCALE_UNIT 65536.0
 
@@ -121,10 +123,14 @@ static void compare(struct fenka_spending *on, const struct control_told *told, 
     double seconds = (double)(int64_t)(told->at - then) / 1e9;
     int64_t busy = (int64_t)(told->busy_ns - load(&on->then_busy));
     int64_t estimated = (int64_t)(charged - load(&on->then_charged));
+    bool follows = then && seconds > 0 && seconds < PATIENCE && busy >= 0 && estimated >= 0;
+    /* Either nothing has run yet of what was charged, or the driver does not know whose work it is (as with MPS):
+     * nothing measured is no reason to give all back. */
+    if (follows && !busy)
+        return;
     store(&on->told_at, told->at);
     store(&on->then_busy, told->busy_ns);
     store(&on->then_charged, charged);
-    bool follows = then && seconds > 0 && seconds < 2 && busy >= 0 && estimated >= 0;
     if (follows)
         rescale(on, busy, estimated);
     double excess = follows ? (double)__atomic_load_n(&on->excess, __ATOMIC_RELAXED) + (double)(estimated - busy) : 0;
@@ -151,6 +157,7 @@ void compute_take(unsigned card, uint64_t cost) {
         if (share < 1 && ready > now + AHEAD_NS) {
             os_sleep_until(ready - AHEAD_NS < now + STEP_NS ? ready - AHEAD_NS : now + STEP_NS);
             kernels_look();
+            control_limits_compute(); /* takes in what has changed */
             continue;
         }
         /* Without a limit nothing is owed, nor is anything saved for a moment when there is one again. */

@@ -35,18 +35,28 @@ os.execv("/tmp/linker", ["/tmp/linker", sys.executable, "-c", program])
 """
 
 
-@pytest.fixture
-def node(world: World) -> Iterator[str]:
-    """A sharing node; afterwards nothing of a lease is left on it."""
+@pytest.fixture(scope="module")
+def sharing(world: World) -> Iterator[str]:
+    """A sharing node, for all tests here: without the label the agent would end each time."""
     world.label("sd-cluster-04", "gpushare-", "cgpu-")
     world.label(NODE, "cgpu-", "gpushare=true")
-    world.wait_for_allocatable(NODE, MEMORY, 14)
     yield NODE
-    world.cluster.kubectl("delete", "deployment,pod", "--all", "--now")
-    machine = world.cluster.node(NODE)
-    wait_until("nothing is left", lambda: not machine.run("ls", "-A", *FILES).split()[2:], 60)
-    assert "fenka" not in machine.run("ls", "/var/run/cdi")
     world.label(NODE, "gpushare-")
+
+
+@pytest.fixture
+def node(world: World, sharing: str) -> Iterator[str]:
+    """The sharing node, empty; afterwards nothing of a lease is left on it."""
+    world.wait_for_allocatable(sharing, MEMORY, 14)
+    yield sharing
+    world.cluster.kubectl("delete", "deployment,pod", "--all", "--now")
+    machine = world.cluster.node(sharing)
+
+    def left() -> list[str]:
+        return [it for it in machine.run("ls", "-A", *FILES).split() if it[:-1] not in FILES]
+
+    wait_until("nothing is left", lambda: not left(), 60)
+    assert "fenka" not in machine.run("ls", "/var/run/cdi")
 
 
 def pod(name: str, containers: str, **spec: str) -> str:

@@ -86,6 +86,13 @@ def cap(world: World, name: str, container: str) -> int:
     return int(told)
 
 
+def agent(world: World, node: str) -> str:
+    """The node's agent; empty while there is none."""
+    found = world.cluster.list("pods", "fenka", selector="component=gpushare-device-plugin")
+    names = [it["metadata"]["name"] for it in found if it["spec"]["nodeName"] == node]
+    return str(names[0]) if names else ""
+
+
 @pytest.mark.usefixtures("node")
 def test_several_containers_and_init_containers(world: World) -> None:
     """Each has its own slice, and an init container may use the ids that an app container gets again."""
@@ -126,12 +133,18 @@ def test_kubelet_and_agent_come_and_go(world: World, node: str) -> None:
     world.wait_for_allocatable(node, MEMORY, 14)
     world.cluster.apply(pod("second", "x=4:"))
     world.cluster.wait_for_pod("second")
-    agents = [
-        it["metadata"]["name"]
-        for it in world.cluster.list("pods", "fenka", selector="component=gpushare-device-plugin")
-        if it["spec"]["nodeName"] == node
-    ]
-    world.cluster.kubectl("-n", "fenka", "delete", "pod", *agents, "--force", "--grace-period=0")
+    before = agent(world, node)
+    world.cluster.kubectl("-n", "fenka", "delete", "pod", before, "--force", "--grace-period=0")
+
+    def back() -> bool:
+        now = agent(world, node)
+        return now not in ("", before) and "is registered" in world.cluster.kubectl(
+            "-n", "fenka", "logs", now
+        )
+
+    # Without its plugin the kubelet fails a pod at once that the scheduler still sends.
+    wait_until("another agent", back, 60)
+    world.wait_for_allocatable(node, MEMORY, 14)
     world.cluster.apply(pod("third", "x=4:"))
     world.cluster.wait_for_pod("third")
     assert [cap(world, it, "x") for it in ("stays", "second", "third")] == [4308, 4308, 4308]

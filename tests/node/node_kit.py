@@ -560,7 +560,7 @@ def _nothing_there(_: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def rig(
-    *cards: Card, library: Path, unit_mib: int = 1024, **labels: str
+    *cards: Card, library: Path, labels: Mapping[str, str] | None = None
 ) -> AsyncIterator[Rig]:
     """A node that shares its cards unless told otherwise, with its agent."""
     # A socket's path is short: pytest's own folders are too deep.
@@ -570,7 +570,6 @@ async def rig(
         kubelet = StandInKubelet(root, root / "cdi")
         await kubelet.start()
         made = Rig(root, StandInApi(), kubelet, StandInHardware(cards or (card(0),)), library)
-        made.unit_mib = unit_mib
         made.node(**(labels or {"gpushare": "true"}))
         await made.start()
         try:

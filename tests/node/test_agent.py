@@ -20,12 +20,12 @@ from tests.node.node_kit import (
 )
 
 
-def on(library: Path, story: Callable[[Rig], Awaitable[None]], *cards: int, **options: str) -> None:
+def on(library: Path, story: Callable[[Rig], Awaitable[None]], *cards: int, **labels: str) -> None:
     """Run a story on a node with cards of these sizes."""
 
     async def whole() -> None:
         made = [card(index, mib) for index, mib in enumerate(cards)]
-        async with rig(*made, library=library, **options) as node:
+        async with rig(*made, library=library, labels=labels) as node:
             await story(node)
 
     play(whole())

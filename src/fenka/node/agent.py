@@ -41,7 +41,7 @@ RECONCILE_S = 5.0
 PATIENCE_S = 8.0
 """How long a container's start waits for what is on its way; the kubelet gives up after 30 s."""
 _ASK_AGAIN_S = 0.1
-UNCLAIMED_S = 60.0
+UNCLAIMED_S = 30.0
 """A token that nobody holds after this long belongs to no pod: its pod was deleted or refused meanwhile."""
 
 

@@ -72,6 +72,7 @@ class Cluster:
         )
         self._events = Recorder(api, "fenka-node", node)
         self._handlers: dict[str, str] = {}
+        self._said: dict[str, str] = {}
 
     @property
     def _path(self) -> str:
@@ -153,7 +154,9 @@ class Cluster:
     def node_event(self, reason: str, note: str) -> None:
         """A warning on the node. The same again is counted."""
         if self.node is not None:
-            _LOG.warning("%s", note)
+            if self._said.get(reason) != note:
+                _LOG.warning("%s", note)
+            self._said[reason] = note
             self._events.on_node(self.node, reason, note)
 
     def pod_event(self, uid: str, reason: str, note: str) -> None:

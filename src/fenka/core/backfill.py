@@ -5,6 +5,7 @@ free. Those behind it use other cards; the named ones only if they prove that th
 a stream of small requests does not starve a large one, and a large one does not empty the cluster.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -14,8 +15,8 @@ from fenka.core.evaluate import Empty, Fit, Policy, Used, evaluate, fits_card
 from fenka.core.gangs import plan_gang
 from fenka.core.ledger import Tally
 from fenka.core.reasons import Rejected
-from fenka.core.requests import Placement, Request
-from fenka.core.verdicts import Verdicts
+from fenka.core.requests import Placement, Request, Slice
+from fenka.core.verdicts import SHAPES, Verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def in_order(
 
 
 class Backfill:
-    """Serves the waiting. It remembers verdicts on nodes whose state has not changed since; nothing else.
+    """Serves the waiting. What it remembers are answers that have not changed since, nothing else.
 
     depth: so many of the waiters that do not fit name cards. The others are held up by nothing but their
     order, and name cards once they have moved up.
@@ -128,26 +129,21 @@ class Backfill:
     ) -> None:
         self._nodes, self._policy, self._depth = tuple(nodes), policy, depth
         self._fairness = fairness or Fairness()
-        self._verdicts = Verdicts(self._nodes, policy)
+        self._verdicts, self._ends = Verdicts(self._nodes, policy), _Ends()
 
     def serve(self, waiting: Iterable[Waiting], held: Iterable[Held], now: float) -> Round:
         """Place in order what fits now, each on what those before it leave; name cards for who does not."""
-        holding = list(held)
-        users: dict[str, int] = {}
-        for it in holding:
-            users[it.user] = users.get(it.user, 0) + 1
-        turn = _Turn(self._nodes, holding, self._verdicts, self._policy, now)
+        turn = _Turn(self._nodes, self._policy, self._verdicts, self._ends, now)
+        turns = turn.begin(held)
         placed: list[tuple[str, tuple[Placement, ...]]] = []
         standings: list[Standing] = []
         reservations: list[Reservation] = []
-        for it in in_order(waiting, users, self._fairness):
+        for it in in_order(waiting, turns, self._fairness):
             ends_by = None if it.runs_for is None else now + it.runs_for
             barred = frozenset[str]().union(*(r.cards for r in reservations if r.bars(ends_by)))
             verdict = turn.place(it.requests, barred)
             if isinstance(verdict, Rejected):
-                reservation = None
-                if len(reservations) < self._depth:
-                    reservation = turn.name_cards(it)
+                reservation = turn.name_cards(it) if len(reservations) < self._depth else None
                 if reservation is not None:
                     reservations.append(reservation)
                 standings.append(Standing(it.id, len(standings) + 1, verdict, reservation))
@@ -162,40 +158,42 @@ class _Turn:
     """One serving: what is held, by whom and until when, as placements come to it."""
 
     def __init__(
-        self,
-        nodes: Sequence[Node],
-        held: Iterable[Held],
-        verdicts: Verdicts,
-        policy: Policy,
-        now: float,
+        self, nodes: Sequence[Node], policy: Policy, verdicts: Verdicts, ends: "_Ends", now: float
     ) -> None:
         self._nodes, self._policy, self._now = nodes, policy, now
-        self._verdicts, self._tally = verdicts, Tally()
+        self._verdicts, self._ends, self._tally = verdicts, ends, Tally()
         self._by_node: dict[str, list[Held]] = {}
+        self._named: dict[str, list[Held]] = {}
+        """What will hold named cards, by node."""
+        self._changed: dict[str, dict[Request, list[_Cost]]] = {}
+        """Costs on nodes that are no more as they were when the turn began."""
+        self._refused: dict[tuple[tuple[Request, ...], frozenset[str]], tuple[int, Rejected]] = {}
+        self._placed = 0
+
+    def begin(self, held: Iterable[Held]) -> dict[str, int]:
+        """Take in what is held; how many placements each user has."""
+        users: dict[str, int] = {}
         for it in held:
             self._tally.add(it.placement)
             self._by_node.setdefault(it.placement.node, []).append(it)
-        self._future: dict[str, list[Held]] = {}
-        self._costs: dict[Request, dict[str, list[_Cost]]] = {}
-        self._refused: dict[tuple[tuple[Request, ...], frozenset[str]], tuple[int, Rejected]] = {}
-        self._placed = 0
-        verdicts.renew(self._tally)
+            users[it.user] = users.get(it.user, 0) + 1
+        self._verdicts.renew(self._tally)
+        self._ends.renew(self._by_node)
+        return users
 
     def hold(self, held: Held) -> None:
+        """From now on."""
         node = held.placement.node
         self._tally.add(held.placement)
         self._by_node.setdefault(node, []).append(held)
-        self._forget_costs(node)
+        self._changed[node] = {}
         self._verdicts.forget(node)
         self._placed += 1
-
-    def _forget_costs(self, node: str) -> None:
-        for by_node in self._costs.values():
-            by_node.pop(node, None)
 
     def place(
         self, requests: tuple[Request, ...], barred: frozenset[str]
     ) -> tuple[Placement, ...] | Rejected:
+        """All of them or none, on what is held now."""
         # Who wants the same is refused for the same reasons until something else is placed.
         known = self._refused.get((requests, barred))
         if known is not None and known[0] == self._placed:
@@ -215,134 +213,167 @@ class _Turn:
 
         None for who could not even be placed if nothing were held.
         """
-        cards: set[str] = set()
-        starts, chosen = self._now, list[tuple[Node, _Choice]]()
+        choices: list[_Choice] = []
         for request in waiting.requests:
-            found = self._cheapest(request)
-            if found is None:
-                for node, choice in chosen:
-                    self._future[node.name].remove(choice.future)
-                    self._forget_costs(node.name)
+            choice = self._cheapest(request)
+            if choice is None:
+                for earlier in choices:
+                    self._unname(earlier)
                 return None
-            node, choice = found
-            cards |= {card.uuid for card in choice.named}
-            starts = max(starts, choice.at)
-            chosen.append(found)
-            self._future.setdefault(node.name, []).append(choice.future)
-            self._forget_costs(node.name)
-        if starts < inf and waiting.runs_for is not None:
-            for node, choice in chosen:
-                futures = self._future[node.name]
-                futures[futures.index(choice.future)] = Held(
-                    choice.future.placement, starts + waiting.runs_for
+            choices.append(choice)
+            self._name(choice)
+        at = max(choice.at for choice in choices)
+        if at < inf and waiting.runs_for is not None:
+            for choice in choices:
+                self._unname(choice)
+                self._name(
+                    replace(choice, held=replace(choice.held, ends_by=at + waiting.runs_for))
                 )
-        return Reservation(frozenset(cards), starts if starts < inf else None)
+        cards = frozenset(card.uuid for choice in choices for card in choice.cards)
+        return Reservation(cards, at if at < inf else None)
 
-    def _cheapest(self, request: Request) -> "tuple[Node, _Choice] | None":
-        by_node = self._costs.setdefault(request, {})
+    def _name(self, choice: "_Choice") -> None:
+        self._named.setdefault(choice.held.placement.node, []).append(choice.held)
+        self._changed[choice.held.placement.node] = {}
+
+    def _unname(self, choice: "_Choice") -> None:
+        self._named[choice.held.placement.node].remove(choice.held)
+        self._changed[choice.held.placement.node] = {}
+
+    def _cheapest(self, request: Request) -> "_Choice | None":
+        known = self._ends.of_shape(request)
         best: tuple[tuple[float, int, str], Node, list[_Cost]] | None = None
         for node in self._nodes:
-            costs = by_node.get(node.name)
+            mine = self._changed.get(node.name)
+            costs = known.get(node.name) if mine is None else mine.get(request)
             if costs is None:
-                costs = by_node[node.name] = self._node_costs(request, node)
+                held = [*self._by_node.get(node.name, ()), *self._named.get(node.name, ())]
+                costs = _costs(request, node, held)
+                if mine is None:
+                    known[node.name] = costs
+                else:
+                    mine[request] = costs
             if len(costs) < request.cards:
                 continue
-            # Sorted: with any time not certain, those of the fewest uncertain ends come first.
             needed = costs[: request.cards]
-            price = needed[-1].at, sum(it.uncertain for it in needed), node.name
+            at = max(self._now, needed[-1].at)
+            price = at, sum(it.uncertain for it in needed), node.name
             if best is None or price < best[0]:
                 best = price, node, needed
         if best is None:
             return None
         (at, _, _), node, needed = best
-        chosen = tuple(it.card for it in needed)
-        (alone,) = evaluate(Empty(), request, self._policy, (replace(node, cards=chosen),))
+        cards = tuple(it.card for it in needed)
+        (alone,) = evaluate(Empty(), request, self._policy, (replace(node, cards=cards),))
         assert isinstance(alone, Fit)
-        named = node.cards if _on_host(request, node) else chosen
-        return node, _Choice(named, at, Held(alone.placement))
+        named = node.cards if _on_host(request, node) else cards
+        return _Choice(named, at, Held(alone.placement))
 
-    def _node_costs(self, request: Request, node: Node) -> "list[_Cost]":
-        """Of its cards that could do, the earliest first; empty if the node cannot."""
-        if _on_host(request, node):
-            (alone,) = evaluate(Empty(), request, self._policy, (node,))
-            if not isinstance(alone, Fit):
-                return []
-        held = sorted(
-            [*self._by_node.get(node.name, ()), *self._future.get(node.name, ())],
-            key=lambda it: (_end(it), -_largest(it)),
-        )
-        host_at, host_uncertain = self._host(request, node, held)
-        costs = []
-        for card in node.cards:
-            found = self._when(request, card, held)
-            if found is not None:
-                at, uncertain = found
-                costs.append(_Cost(max(at, host_at), uncertain + host_uncertain, card.index, card))
-        return sorted(costs, key=lambda it: (it.at, it.uncertain, it.index))
 
-    def _when(self, request: Request, card: Card, held: Sequence[Held]) -> tuple[float, int] | None:
-        """When the card will do, and after how many ends that nobody can tell; None: never."""
-        pieces = [
-            (it, piece) for it in held for piece in it.placement.slices if piece.card == card.index
+class _Ends:
+    """Remembers what waiting for cards comes to, for nodes that the same hold as before."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, list[Held]] = {}
+        self._known: OrderedDict[Request, dict[str, list[_Cost]]] = OrderedDict()
+
+    def renew(self, held: Mapping[str, Sequence[Held]]) -> None:
+        """Forget the nodes on which others hold something, or until other times, than before."""
+        changed = [
+            name for name in self._held.keys() | held if self._held.get(name) != held.get(name)
         ]
-        used = Used(
-            sum(piece.memory_mib for _, piece in pieces),
-            sum(piece.compute for _, piece in pieces),
-            len(pieces),
-            sum(it.placement.whole for it, _ in pieces),
-        )
-        at, uncertain = self._now, 0
-        for it, piece in pieces:
-            if fits_card(card, used, request):
-                return at, uncertain
-            used = Used(
-                used.memory_mib - piece.memory_mib,
-                used.compute - piece.compute,
-                used.holders - 1,
-                used.whole - it.placement.whole,
-            )
-            at = max(at, _end(it))
-            uncertain += it.ends_by is None
-        return (at, uncertain) if fits_card(card, used, request) else None
+        for name in changed:
+            for by_node in self._known.values():
+                by_node.pop(name, None)
+        # Copies: the turn goes on to add to its own.
+        self._held.update((name, list(held[name])) for name in changed if name in held)
+        for name in self._held.keys() - held.keys():
+            del self._held[name]
 
-    def _host(self, request: Request, node: Node, held: Sequence[Held]) -> tuple[float, int]:
-        """When the host has what is asked of it, and after how many ends that nobody can tell."""
-        if not _on_host(request, node):
-            return self._now, 0
-        cpu, memory = (
-            sum(it.placement.cpu_milli for it in held),
-            sum(it.placement.host_memory_mib for it in held),
-        )
-        at, uncertain = self._now, 0
-        for it in held:
-            enough_cpu = node.cpu_milli is None or cpu + request.cpu_milli <= node.cpu_milli
-            enough = node.memory_mib is None or memory + request.host_memory_mib <= node.memory_mib
-            if enough_cpu and enough:
-                break
-            cpu -= it.placement.cpu_milli
-            memory -= it.placement.host_memory_mib
-            at = max(at, _end(it))
-            uncertain += it.ends_by is None
-        return at, uncertain
+    def of_shape(self, request: Request) -> "dict[str, list[_Cost]]":
+        """By node, the costs of its cards, the earliest first."""
+        by_node = self._known.setdefault(request, {})
+        self._known.move_to_end(request)
+        if len(self._known) > SHAPES:
+            self._known.popitem(last=False)
+        return by_node
 
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """What waiting for a card comes to."""
+    """When a card will do, and after how many ends that nobody can tell (then `at` is infinite)."""
 
     at: float
     uncertain: int
-    index: int
     card: Card
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Cards named, when they will do, and what will then hold them."""
+    """Cards named, when they will do, and what will hold them then."""
 
-    named: tuple[Card, ...]
+    cards: tuple[Card, ...]
     at: float
-    future: Held
+    held: Held
+
+
+def _costs(request: Request, node: Node, held: Sequence[Held]) -> list[_Cost]:
+    """Of the node's cards that could do, the earliest first; empty if the node cannot."""
+    on_host = _on_host(request, node)
+    if on_host:
+        (alone,) = evaluate(Empty(), request, "binpack", (node,))
+        if not isinstance(alone, Fit):
+            return []
+    # They go as their time comes; of those whose end nobody can tell the largest first, so that they are few.
+    going = sorted(held, key=lambda it: (_end(it), -_largest(it)))
+    on_card: dict[int, list[tuple[Held, Slice]]] = {card.index: [] for card in node.cards}
+    for it in going:
+        for piece in it.placement.slices:
+            if piece.card in on_card:
+                on_card[piece.card].append((it, piece))
+    host_at, host_uncertain = _when_host(request, node, going) if on_host else (-inf, 0)
+    costs = []
+    for card in node.cards:
+        found = _when(request, card, on_card[card.index])
+        if found is not None:
+            costs.append(_Cost(max(found[0], host_at), found[1] + host_uncertain, card))
+    return sorted(costs, key=lambda it: (it.at, it.uncertain, it.card.index))
+
+
+def _when(
+    request: Request, card: Card, going: Sequence[tuple[Held, Slice]]
+) -> tuple[float, int] | None:
+    """When the card will do; None: never."""
+    memory = sum(piece.memory_mib for _, piece in going)
+    compute = sum(piece.compute for _, piece in going)
+    holders, whole = len(going), sum(it.placement.whole for it, _ in going)
+    at, uncertain = -inf, 0
+    for it, piece in going:
+        if fits_card(card, Used(memory, compute, holders, whole), request):
+            return at, uncertain
+        memory, compute = memory - piece.memory_mib, compute - piece.compute
+        holders, whole = holders - 1, whole - it.placement.whole
+        at, uncertain = max(at, _end(it)), uncertain + (it.ends_by is None)
+    return (at, uncertain) if fits_card(card, Used(), request) else None
+
+
+def _when_host(request: Request, node: Node, going: Sequence[Held]) -> tuple[float, int]:
+    """When the host has what is asked of it. Empty it has."""
+    cpu = sum(it.placement.cpu_milli for it in going)
+    memory = sum(it.placement.host_memory_mib for it in going)
+    at, uncertain = -inf, 0
+    for it in going:
+        if _room(cpu, request.cpu_milli, node.cpu_milli) and _room(
+            memory, request.host_memory_mib, node.memory_mib
+        ):
+            break
+        cpu, memory = cpu - it.placement.cpu_milli, memory - it.placement.host_memory_mib
+        at, uncertain = max(at, _end(it)), uncertain + (it.ends_by is None)
+    return at, uncertain
+
+
+def _room(used: int, needed: int, total: int | None) -> bool:
+    return total is None or needed == 0 or used + needed <= total
 
 
 def _end(held: Held) -> float:

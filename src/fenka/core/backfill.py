@@ -165,6 +165,8 @@ class _Turn:
         self._by_node: dict[str, list[Held]] = {}
         self._named: dict[str, list[Held]] = {}
         """What will hold named cards, by node."""
+        self._barred: dict[str, float] = {}
+        """Until when named cards, by UUID, are kept from those who name cards later."""
         self._changed: dict[str, dict[Request, list[_Cost]]] = {}
         """Costs on nodes that are no more as they were when the turn began."""
         self._refused: dict[tuple[tuple[Request, ...], frozenset[str]], tuple[int, Rejected]] = {}
@@ -230,6 +232,8 @@ class _Turn:
                     replace(choice, held=replace(choice.held, ends_by=at + waiting.runs_for))
                 )
         cards = frozenset(card.uuid for choice in choices for card in choice.cards)
+        for uuid in cards:
+            self._barred[uuid] = max(at, self._barred.get(uuid, at))
         return Reservation(cards, at if at < inf else None)
 
     def _name(self, choice: "_Choice") -> None:
@@ -252,7 +256,7 @@ class _Turn:
                 if mine is None:
                     known[node.name] = costs
                 else:
-                    mine[request] = costs
+                    costs = mine[request] = self._after_bars(costs)
             if len(costs) < request.cards:
                 continue
             needed = costs[: request.cards]
@@ -268,6 +272,17 @@ class _Turn:
         assert isinstance(alone, Fit)
         named = node.cards if _on_host(request, node) else cards
         return _Choice(named, at, Held(alone.placement))
+
+    def _after_bars(self, costs: "list[_Cost]") -> "list[_Cost]":
+        """Also a card that would do now is kept for who named it, until that has started."""
+        barred = [(it, self._barred.get(it.card.uuid, -inf)) for it in costs]
+        return sorted(
+            (
+                _Cost(max(it.at, until), it.uncertain + (until == inf), it.card)
+                for it, until in barred
+            ),
+            key=_Cost.order,
+        )
 
 
 class _Ends:
@@ -307,6 +322,10 @@ class _Cost:
     uncertain: int
     card: Card
 
+    def order(self) -> tuple[float, int, int]:
+        """The cheapest first."""
+        return self.at, self.uncertain, self.card.index
+
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
@@ -337,7 +356,7 @@ def _costs(request: Request, node: Node, held: Sequence[Held]) -> list[_Cost]:
         found = _when(request, card, on_card[card.index])
         if found is not None:
             costs.append(_Cost(max(found[0], host_at), found[1] + host_uncertain, card))
-    return sorted(costs, key=lambda it: (it.at, it.uncertain, it.card.index))
+    return sorted(costs, key=_Cost.order)
 
 
 def _when(

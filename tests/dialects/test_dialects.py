@@ -90,7 +90,7 @@ def test_whole_cards_by_container() -> None:
 
 
 NAMES = sorted({name for dialect in WITH_HAMI for name in dialect.RESOURCES})
-AMOUNTS = st.sampled_from(
+AMOUNTS: st.SearchStrategy[str | int] = st.sampled_from(
     [0, 1, 2, 5, 10, 24, 30, 50, 99, 100, 101, 200, -1, 10**9, "4", "1k", "4Gi", "x", ""]
 )
 KEYS = [
@@ -134,7 +134,9 @@ TEXTS = st.sampled_from(
 @st.composite
 def manifests(draw: st.DrawFn, names: tuple[str, ...]) -> Manifest:
     """Anything that an API server might let through, and more."""
-    limits = st.dictionaries(st.sampled_from(names), AMOUNTS, max_size=3)
+    limits: st.SearchStrategy[dict[str, str | int]] = st.dictionaries(
+        st.sampled_from(names), AMOUNTS, max_size=3
+    )
     containers = [
         Limits(f"c{number}", each, kind)
         for number, (each, kind) in enumerate(
@@ -157,6 +159,12 @@ def manifests(draw: st.DrawFn, names: tuple[str, ...]) -> Manifest:
 @given(asked=manifests(tuple(NAMES)))
 def test_no_combination_crashes(asked: Manifest) -> None:
     """It is understood, or refused in one sentence."""
+    sentence = refusal(asked)
+    assert sentence is None or (sentence and "\n" not in sentence)
+
+
+def refusal(asked: Manifest) -> str | None:
+    """What the pod is told, by whoever reads it first."""
     node = share(T4_MIB, V100_MIB)
     try:
         dialect = recognise(asked, WITH_HAMI)
@@ -166,8 +174,40 @@ def test_no_combination_crashes(asked: Manifest) -> None:
             dialect.read(asked, node)
             ack.admits(asked.labels, parts)
     except Unreadable as why:
-        assert str(why)
-        assert "\n" not in str(why)
+        return str(why)
+    return None
+
+
+@pytest.mark.parametrize(
+    "text", ["1e400", "NaN", "[[]]", '{"c0":[1e400]}', '{"0":{"0":1e400}}', '{"0":{"0":-1}}', "²"]
+)
+@pytest.mark.parametrize(
+    ("limits", "annotations"),
+    [
+        ({GPU: 1}, [whole_cards.RECORD]),
+        (
+            {MEM: 4, ack.CORE: 30},
+            [
+                ack.CORES,
+                "scheduler.framework.gpushare.allocation",
+                "fenka.io/cards",
+                "ALIYUN_COM_GPU_MEM_IDX",
+            ],
+        ),
+        (
+            {gpu_manager.CORE: 30, gpu_manager.MEMORY: 4},
+            [f"{gpu_manager.INDEXES}0", gpu_manager.CEILING],
+        ),
+        ({hami.MEMORY: 3000}, [hami.ALLOCATED]),
+    ],
+)
+def test_what_is_no_record_at_all(
+    text: str, limits: dict[str, int | str], annotations: list[str]
+) -> None:
+    """Each annotation by itself, beside one that says where the pod is."""
+    for name in annotations:
+        said = {"ALIYUN_COM_GPU_MEM_IDX": "0"} | {name: text}
+        assert refusal(pod(limits, annotations=said)), name
 
 
 @settings(deadline=None, max_examples=300)
@@ -192,7 +232,7 @@ def test_there_and_back(data: st.DataObject, which: Dialect, unit: int) -> None:
     if not isinstance(found, tuple):
         return
     written = dialect.write(asked, node, found, 1)
-    again = Manifest(asked.containers, asked.labels, asked.annotations | written)
+    again = Manifest(asked.containers, asked.labels, {**asked.annotations, **written})
     assert dialect.read(again, node) == found
     assert recognise(again, WITH_HAMI) is recognise(asked, WITH_HAMI)
     for part, placement in zip(parts, found, strict=True):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fenka.core.requests import Placement
 from fenka.dialects import gpushare
 from fenka.dialects.gpushare import COUNT, MEMORY, Share, Unreadable
-from fenka.dialects.requests import Manifest, Part
+from fenka.dialects.requests import Manifest, Part, counted
 
 NAME = "gpushare"
 
@@ -178,7 +178,7 @@ def _recorded(annotations: Mapping[str, str]) -> dict[int, int]:
     try:
         for cards in json.loads(annotations.get(CORES, "{}")).values():
             for card, percent in cards.items():
-                total[int(card)] = total.get(int(card), 0) + int(percent)
+                total[int(card)] = total.get(int(card), 0) + counted(percent)
     except (ValueError, TypeError, AttributeError) as why:
         raise Unreadable(f"annotation {CORES} is not understood: {why}") from None
     return total

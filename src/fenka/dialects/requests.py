@@ -203,6 +203,13 @@ def check_uuids(annotations: Mapping[str, str], placements: Iterable[Placement])
             raise Unreadable(f"the pod's card {it.card} was {was} and is now {it.uuid}")
 
 
+def counted(value: object) -> int:
+    """A number of a JSON record. Raises ValueError for what is not whole, or below 0."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no number")
+    return value
+
+
 def of_container(
     parts: Sequence[Part], placements: Sequence[Placement], container: str
 ) -> tuple[Part, Placement] | None:

@@ -10,6 +10,7 @@ from fenka.dialects.requests import (
     Manifest,
     Part,
     check_uuids,
+    counted,
     each_container,
     of_container,
     placed_on,
@@ -63,7 +64,7 @@ def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
         return None
     try:
         record = {
-            str(name): [int(card) for card in cards]
+            str(name): [counted(card) for card in cards]
             for name, cards in json.loads(pod.annotations[RECORD]).items()
         }
     except (ValueError, TypeError, AttributeError) as why:

@@ -269,6 +269,23 @@ def test_what_is_remembered_makes_no_difference() -> None:
         assert seasoned.serve(waiting, holding, 100) == fresh
 
 
+def test_nodes_that_come_go_and_fall_sick() -> None:
+    """It goes by the nodes as they are now."""
+    scheduler = Backfill([TWO], "binpack", PLAIN)
+    waiting, holding = queue(units(8)), [held(0, 14, 300), held(1, 14, 200)]
+    assert named(scheduler.serve(waiting, holding, 100)) == {"w0": (["GPU-a-1"], 200)}
+    sick = Node("a", (card(0), card(1, healthy=False)))
+    scheduler.set_nodes([sick])
+    assert named(scheduler.serve(waiting, holding, 100)) == {"w0": (["GPU-a-0"], 300)}
+    scheduler.set_nodes([sick, OTHER])
+    step = scheduler.serve(waiting, holding, 100)
+    assert [placed[0].node for _, placed in step.placed] == ["b"]
+    scheduler.set_nodes([])
+    assert [it.reason for it in scheduler.serve(waiting, holding, 100).waiting] == [
+        "there is no GPU"
+    ]
+
+
 # ---- on a virtual clock ----
 
 

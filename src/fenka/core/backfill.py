@@ -131,6 +131,12 @@ class Backfill:
         self._fairness = fairness or Fairness()
         self._verdicts, self._ends = Verdicts(self._nodes, policy), _Ends()
 
+    def set_nodes(self, nodes: Sequence[Node]) -> None:
+        """The nodes, or the health of their cards, are these from now on."""
+        self._nodes = tuple(nodes)
+        for name in self._verdicts.set_nodes(self._nodes):
+            self._ends.forget(name)
+
     def serve(self, waiting: Iterable[Waiting], held: Iterable[Held], now: float) -> Round:
         """Place in order what fits now, each on what those before it leave; name cards for who does not."""
         turn = _Turn(self._nodes, self._policy, self._verdicts, self._ends, now)
@@ -298,12 +304,16 @@ class _Ends:
             name for name in self._held.keys() | held if self._held.get(name) != held.get(name)
         ]
         for name in changed:
-            for by_node in self._known.values():
-                by_node.pop(name, None)
+            self.forget(name)
         # Copies: the turn goes on to add to its own.
         self._held.update((name, list(held[name])) for name in changed if name in held)
         for name in self._held.keys() - held.keys():
             del self._held[name]
+
+    def forget(self, node: str) -> None:
+        """Its cards may be others now."""
+        for by_node in self._known.values():
+            by_node.pop(node, None)
 
     def of_shape(self, request: Request) -> "dict[str, list[_Cost]]":
         """By node, the costs of its cards, the earliest first."""

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable
 
 from fenka.core.cards import Node
-from fenka.core.evaluate import Fit, Policy, Used, Verdict, View, evaluate
+from fenka.core.evaluate import Policy, Used, Verdict, View, evaluate
 from fenka.core.reasons import Rejected, Rejection
 from fenka.core.requests import Placement, Request
 
@@ -18,13 +18,23 @@ _State = tuple[tuple[int, int], tuple[Used, ...]]
 
 
 class Verdicts:
-    """Remembers verdicts on these nodes, which do not change. Raises KeyError for an unknown policy."""
+    """Remembers verdicts on these nodes. Placing raises KeyError for an unknown policy."""
 
     def __init__(self, nodes: Iterable[Node], policy: Policy) -> None:
         self._nodes, self._policy = tuple(nodes), policy
-        self._home = {card.uuid: node.name for node in self._nodes for card in node.cards}
+        self._home = _home(self._nodes)
         self._states: dict[str, _State] = {}
         self._known: OrderedDict[Request, dict[str, Verdict]] = OrderedDict()
+
+    def set_nodes(self, nodes: Iterable[Node]) -> set[str]:
+        """The nodes are these now; the names of those that came, went or changed."""
+        before, after = set(self._nodes), tuple(nodes)
+        changed = {node.name for node in before.symmetric_difference(after)}
+        for name in changed:
+            self.forget(name)
+        if changed:
+            self._nodes, self._home = after, _home(after)
+        return changed
 
     def renew(self, view: View) -> None:
         """Forget the nodes of which something else is held than when this was last called."""
@@ -52,11 +62,11 @@ class Verdicts:
         rejections: list[Rejection] = []
         for node in self._nodes:
             verdict = by_node.get(node.name)
-            if verdict is None:
+            if node.name in kept_from:
+                (verdict,) = evaluate(view, request, self._policy, (node,), reserved)
+            elif verdict is None:
                 (verdict,) = evaluate(view, request, self._policy, (node,))
                 by_node[node.name] = verdict
-            if node.name in kept_from and isinstance(verdict, Fit):
-                (verdict,) = evaluate(view, request, self._policy, (node,), reserved)
             if isinstance(verdict, Rejection):
                 rejections.append(verdict)
             elif best is None or (verdict.score, node.name) < best:
@@ -69,3 +79,8 @@ class Verdicts:
         if len(self._known) > SHAPES:
             self._known.popitem(last=False)
         return by_node
+
+
+def _home(nodes: Iterable[Node]) -> dict[str, str]:
+    """The name of each card's node."""
+    return {card.uuid: node.name for node in nodes for card in node.cards}

@@ -390,6 +390,20 @@ def test_nobody_starves_in_a_stream_of_others(
     assert (f"j{len(jobs) - 1:03}" in started) == fits
 
 
+@pytest.mark.parametrize("deadline", [False, True])
+def test_staggered_small_ones_do_not_keep_a_card_busy_for_ever(deadline: bool) -> None:
+    """Each second one of 4 units comes, for 3 seconds: 12 of 14 units are always held, and 14 are wanted.
+
+    The large one comes at 6, behind the small one of that second, which ends at 9. It is served then, and
+    those that came since when it has ended.
+    """
+    jobs = [Job(now, units(4), 3, deadline) for now in range(30)]
+    jobs.append(Job(6, units(14), 3, deadline=False))
+    started, _ = replay((T4,), jobs, until=20)
+    assert started["j030"] == 9
+    assert started["j007"] == 12
+
+
 def test_bars() -> None:
     """Who ends when the head starts is out of its way."""
     reservation = Reservation(frozenset({"GPU-a-0"}), 200)

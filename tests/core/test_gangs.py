@@ -77,6 +77,13 @@ def test_when_no_order_by_size_does_the_search_finds_it() -> None:
     assert where(found) == ["a1", "a0", "a1", "a0", "a1"]
 
 
+def test_equal_members_may_share_a_card() -> None:
+    """8000 and 13000 MiB free, 5 + 4 + 4 + 4 + 4 thousand: 5 → 8 and all is lost; 4 + 4 | 5 + 4 + 4."""
+    members = [exact(5000)] + [exact(4000)] * 4
+    found = plan_gang(Empty(), members, "binpack", [node(8000, 13000)])
+    assert where(found) == ["a1", "a0", "a0", "a1", "a1"]
+
+
 def test_a_gang_that_does_not_fit_says_how_much_of_it_would() -> None:
     """The reasons are those of the first that found no place."""
     found = plan_gang(Empty(), [units(8)] * 5, "binpack", [A, B])

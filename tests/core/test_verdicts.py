@@ -26,7 +26,7 @@ def test_as_if_placed_afresh(
     uuids = sorted(card.uuid for node in nodes for card in node.cards)
     for number in range(12):
         busy = sorted(ledger.entries)
-        if busy and data.draw(st.booleans()):
+        if data.draw(st.booleans()) and busy:
             ledger.release(data.draw(st.sampled_from(busy)))
         verdicts.renew(ledger)
         for _ in range(2):

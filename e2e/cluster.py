@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from ipaddress import ip_interface
 from pathlib import Path
 from typing import Any, Self
@@ -82,14 +83,14 @@ class Node(Machine):
         self.cluster = cluster
         self.number = number
 
-    def crictl_like(self, *argv: str) -> str:
+    def ctr(self, *argv: str, timeout: float = 60) -> str:
         """Run ctr in the namespace that the kubelet's containers are in."""
-        return self.run("ctr", "--address", configuration.CONTAINERD, "-n", "k8s.io", *argv)
+        command = ("ctr", "--address", configuration.CONTAINERD, "-n", "k8s.io", *argv)
+        return self.run(*command, timeout=timeout)
 
     def import_image(self, archive: Path, timeout: float = 120) -> None:
         """Load a docker or OCI archive, so that pods can use it without a registry."""
-        command = ("ctr", "--address", configuration.CONTAINERD, "-n", "k8s.io")
-        self.run(*command, "images", "import", str(archive.resolve()), timeout=timeout)
+        self.ctr("images", "import", str(archive.resolve()), timeout=timeout)
 
     def start_containerd(self) -> None:
         """Start it and wait for its answer."""
@@ -107,7 +108,7 @@ class Node(Machine):
 
         def answers() -> bool:
             try:
-                self.crictl_like("version")
+                self.ctr("version")
             except ClusterError:
                 return False
             return True
@@ -147,23 +148,15 @@ class Node(Machine):
         self.wait_until_ready(since=began)
 
     def is_ready(self, since: float = 0) -> bool:
-        """Whether its kubelet says so, and has been heard after `since` (its lease is renewed)."""
+        """Whether the node is Ready, and its kubelet has been heard after `since` (by time.time)."""
         path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
         if self.cluster.kubectl("get", "node", self.name, "-o", path) != "True":
             return False
         if not since:
             return True
-        answer = self.run(
-            "sh", "-c", 'kill -0 $(cat "$1") && echo yes', "sh", str(self.pid_file("kubelet"))
-        )
-        return answer.strip() == "yes" and self.registered_since(since)
-
-    def registered_since(self, since: float) -> bool:
-        """Whether a kubelet has set the node's lease after `since`."""
         lease = self.cluster.get("lease", self.name, "kube-node-lease")
-        renewed = lease["spec"]["renewTime"].rstrip("Z").partition(".")
-        moment = time.mktime(time.strptime(renewed[0], "%Y-%m-%dT%H:%M:%S")) - time.timezone
-        return moment + float("0." + (renewed[2] or "0")) >= since
+        renewed = datetime.fromisoformat(lease["spec"]["renewTime"])
+        return self.runs("kubelet") and renewed.timestamp() >= since
 
     def wait_until_ready(self, seconds: float = 60, since: float = 0) -> None:
         """Until the node is Ready."""
@@ -193,7 +186,11 @@ class Cluster:
         self.nodes = [Node(self, spec, number) for number, spec in enumerate(self.layout.nodes)]
 
     def __enter__(self) -> Self:
-        self.up()
+        try:
+            self.up()
+        except BaseException:
+            self.down()
+            raise
         return self
 
     def __exit__(self, *_error: object) -> None:

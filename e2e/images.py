@@ -81,21 +81,32 @@ def image_store() -> Path:
     """containerd's folder with every image unpacked: a node starts with it, and imports nothing."""
     archives = all_images()
     programs = directories()[0]
-    store = cache() / f"store-{hash_of(programs.parent.name, *(each.name for each in archives))}"
+    version = programs.parent.name
+    store = cache() / f"store-{hash_of(version, *(each.name for each in archives))}"
     with only_one(cache() / "images.lock"):
         if (store / COMPLETE).exists():
+            os.utime(store)
             return store
         began = time.monotonic()
         shutil.rmtree(store, ignore_errors=True)
-        made = sorted(cache().glob("store-*"), key=lambda path: path.stat().st_mtime)
-        for old in made[:-2]:
-            shutil.rmtree(old)
-        store.mkdir(parents=True)
+        # The last one has most of the images already.
+        earlier = sorted(cache().glob("store-*"), key=lambda path: path.stat().st_mtime)
+        there: list[str] = []
+        if earlier and (earlier[-1] / COMPLETE).exists():
+            made_by, *names = (earlier[-1] / COMPLETE).read_text().split()
+            if made_by == version:
+                copy_store(earlier[-1], store)
+                (store / COMPLETE).unlink()
+                there = names
+        store.mkdir(parents=True, exist_ok=True)
+        missing = [each for each in archives if each.name not in there]
         # In a mount namespace: it mounts what it unpacks.
         alone = ["unshare", "--mount", "sh", "-euc", UNPACK, "sh", str(programs), str(store)]
-        checked([*alone, *map(str, archives)], timeout=300)
-        (store / COMPLETE).touch()
-    print(f"unpacked the images in {time.monotonic() - began:.1f} s", flush=True)
+        checked([*alone, *map(str, missing)], timeout=300)
+        (store / COMPLETE).write_text("\n".join([version, *(each.name for each in archives)]))
+        for old in earlier[:-2]:
+            shutil.rmtree(old)
+    print(f"unpacked {len(missing)} images in {time.monotonic() - began:.1f} s", flush=True)
     return store
 
 

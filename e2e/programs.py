@@ -5,6 +5,7 @@ before anything is set up; a second run waits for the first.
 """
 
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -137,6 +138,7 @@ def missing() -> list[Module]:
     return [module for module in MODULES if not (module.directory() / COMPLETE).exists()]
 
 
+@functools.cache
 def directories() -> list[Path]:
     """Where the programs are; BuildError when they are not there yet."""
     if missing():

@@ -347,3 +347,12 @@ def test_a_killed_keeper_takes_its_machine_along(tmp_path: Path) -> None:
         for hierarchy in hierarchies()
         if (CGROUPS / hierarchy / machine.place.cgroup).exists()
     ]
+
+
+def test_every_image_is_built_with_the_uv_that_this_repository_uses() -> None:
+    """The version stands in three places."""
+    makefile = (REPOSITORY / "Makefile").read_text()
+    version = next(line for line in makefile.splitlines() if line.startswith("UV_VERSION"))
+    number = version.split(":=")[1].strip()
+    for dockerfile in ("deploy/Dockerfile", "e2e/containers/workload.Dockerfile"):
+        assert f"ARG UV_VERSION={number}\n" in (REPOSITORY / dockerfile).read_text()

@@ -74,6 +74,19 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
     return cuMemRetainAllocationHandle(handle, shareable);
 }
 
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags) {
+    (void)shareable, (void)type, (void)flags;
+    return handle ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* All lie on the current context's device. */
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *out, CUmemGenericAllocationHandle handle) {
+    (void)handle;
+    *out = (CUmemAllocationProp){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = card_of(current)}};
+    return CUDA_SUCCESS;
+}
+
 CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int n, CUstream stream) {
     (void)n, (void)stream;
     return list ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
@@ -149,6 +162,23 @@ CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRA
 
 CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *p) {
     return cuGraphInstantiateWithParams(exec, graph, p);
+}
+
+CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t n,
+                               CUdeviceptr pointer) {
+    NEED(node);
+    (void)graph, (void)dependencies, (void)n, (void)pointer;
+    *node = (CUgraphNode)take(512);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+    (void)stream;
+    return exec ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
+    return cuGraphLaunch(exec, stream);
 }
 
 CUresult cuGraphDestroy(CUgraph graph) {
@@ -255,6 +285,50 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
 
 CUresult cuDevicePrimaryCtxReset(CUdevice device) {
     return cuDevicePrimaryCtxReset_v2(device);
+}
+
+CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+    NEED(module && image);
+    *module = (CUmodule)take(512);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoad(CUmodule *module, const char *path) {
+    return cuModuleLoadData(module, path);
+}
+
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int n, CUjit_option *options, void **values) {
+    (void)n, (void)options, (void)values;
+    return cuModuleLoadData(module, image);
+}
+
+CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) {
+    return cuModuleLoadData(module, image);
+}
+
+CUresult cuModuleUnload(CUmodule module) {
+    return module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* As FENKA_NULL_LAZY says. */
+CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
+    *mode = getenv("FENKA_NULL_LAZY") ? CU_MODULE_LAZY_LOADING : CU_MODULE_EAGER_LOADING;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *a, void **b, unsigned int c,
+                           CUlibraryOption *d, void **e, unsigned int f) {
+    (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
+    return cuModuleLoadData((CUmodule *)library, image);
+}
+
+CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *a, void **b, unsigned int c,
+                               CUlibraryOption *d, void **e, unsigned int f) {
+    return cuLibraryLoadData(library, path, a, b, c, d, e, f);
+}
+
+CUresult cuLibraryUnload(CUlibrary library) {
+    return cuModuleUnload((CUmodule)library);
 }
 
 /* No function of a driver's: a context that was made where nobody saw it, for tests. */

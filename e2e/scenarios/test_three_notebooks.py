@@ -50,7 +50,7 @@ def test_one_card_is_one_pod_where_cards_are_not_shared(world: World, node: str)
     message = world.wait_for_event(name, "Insufficient nvidia.com/gpu")
     assert message.startswith("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")
     total = world.fenka("top", "node")
-    assert re.search(rf"^{node} +192\.168\.1\.214 +<none> +ready +1 +1 ", total, re.MULTILINE), (
+    assert re.search(rf"^{node} +192\.168\.1\.214 +<none> +ready +1 +1\b", total, re.MULTILINE), (
         total
     )
     assert "1/1 (100%)" in total
@@ -100,15 +100,18 @@ def test_three_notebooks_share_a_card_and_a_fourth_waits(world: World, node: str
     wait_until("a fourth pod", lambda: len(world.pods("tf-notebook-4")) == 1)
     (fourth,) = world.pods("tf-notebook-4")
     name = fourth["metadata"]["name"]
-    world.wait_for_event(name, "GPU memory")
+    world.wait_for_event(name, "Insufficient aliyun.com/gpu-mem")
+    world.wait_for_event(name, "fenka:", "too little memory")
     why = world.fenka("why", name)
-    assert "GPU memory" in why
+    assert "too little memory" in why
     world.cluster.kubectl("delete", "deployment", "tf-notebook-2", "--now")
     world.wait_for_running("tf-notebook-4", 1)
 
     # The label goes to false while slices are held: nothing is taken from who has it.
     world.label(node, "cgpu=false")
+    cell(world, "tf-notebook", "give")
     assert cell(world, "tf-notebook", "copy")["same"]
+    assert world.allocatable(node, WHOLE) == 0
     world.cluster.kubectl("delete", "deployment", "--all", "--now")
     world.wait_for_allocatable(node, MEMORY, 0)
     world.wait_for_allocatable(node, WHOLE, 1)

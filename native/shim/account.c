@@ -34,6 +34,21 @@ static unsigned slots_used(void) {
     return used < FENKA_MAX_SLOTS ? ((unsigned)used + 7) & ~7u : FENKA_MAX_SLOTS;
 }
 
+static bool shares(unsigned card) {
+    return __builtin_expect(__atomic_load_n(&page->shared_cards, __ATOMIC_RELAXED) >> card & 1, 0);
+}
+
+/* Imported memory whose maker has gone. */
+__attribute__((noinline, cold)) static uint64_t orphans(unsigned card) {
+    uint64_t exported = 0, largest = 0;
+    for (unsigned i = 0, n = slots_used(); i < n; i++) {
+        uint64_t imported = __atomic_load_n(&page->imported[card][i], __ATOMIC_RELAXED);
+        exported += __atomic_load_n(&page->exported[card][i], __ATOMIC_RELAXED);
+        largest = imported > largest ? imported : largest;
+    }
+    return largest > exported ? largest - exported : 0;
+}
+
 /* Plain loads, for atomic ones would not be vectorised: an aligned word is read whole on every machine that we
  * build for, and the fence before is what makes it recent enough. */
 __attribute__((no_sanitize("thread"))) static uint64_t sum(unsigned card) {
@@ -41,7 +56,7 @@ __attribute__((no_sanitize("thread"))) static uint64_t sum(unsigned card) {
     uint64_t total = 0;
     for (unsigned i = 0, n = slots_used(); i < n; i++)
         total += held[i];
-    return total;
+    return shares(card) ? total + orphans(card) : total;
 }
 
 static unsigned namespace_index(uint64_t inode) {
@@ -60,11 +75,21 @@ static bool swap_identity(unsigned i, uint64_t seen, uint64_t next) {
                                        __ATOMIC_SEQ_CST);
 }
 
-/* Each card's row is another page, and a write to what is zero already would be 16 page faults in every start. */
+static void clear(uint64_t *word) {
+    if (__atomic_load_n(word, __ATOMIC_RELAXED))
+        __atomic_store_n(word, 0, __ATOMIC_RELAXED);
+}
+
+/* Each card's row is another page, and a write to what is zero already would be 16 page faults in every start.
+ * Exports first: what others hold of them is then counted twice for a moment, and not for a moment at all. */
 static void zero(unsigned i) {
-    for (unsigned card = 0; card < FENKA_MAX_CARDS; card++)
-        if (__atomic_load_n(&page->memory[card][i], __ATOMIC_RELAXED))
-            __atomic_store_n(&page->memory[card][i], 0, __ATOMIC_RELAXED);
+    for (unsigned card = 0; card < FENKA_MAX_CARDS; card++) {
+        if (shares(card)) {
+            clear(&page->exported[card][i]);
+            clear(&page->imported[card][i]);
+        }
+        clear(&page->memory[card][i]);
+    }
 }
 
 /* A slot is zeroed only by the one who has put its own name on it, and only then free for others. */
@@ -102,7 +127,8 @@ static bool reap(bool quickly) {
 static bool reap_on(unsigned card) {
     bool any = false;
     for (unsigned i = 0, n = slots_used(); i < n; i++)
-        if (__atomic_load_n(&page->memory[card][i], __ATOMIC_RELAXED))
+        if (__atomic_load_n(&page->memory[card][i], __ATOMIC_RELAXED) ||
+            (shares(card) && __atomic_load_n(&page->imported[card][i], __ATOMIC_RELAXED)))
             any |= reap_slot(i, false) || (!page->identity[i] && empty(i, 0));
     return any;
 }
@@ -150,7 +176,7 @@ static bool take_slot(void) {
 static const char *page_fault(void) {
     if (page->magic != FENKA_ACCOUNT_MAGIC)
         return "is not an account";
-    if (page->version != FENKA_LAYOUT_VERSION)
+    if (page->version != FENKA_ACCOUNT_VERSION)
         return "is of a version that this library does not write";
     return page->slot_count == FENKA_MAX_SLOTS ? NULL : "states a number of slots that is not its own";
 }
@@ -240,13 +266,50 @@ bool account_charge(unsigned card, uint64_t bytes) {
 }
 
 /* Never below nothing: another program may have written into the slot, and an underflow would fill the card. */
-void account_discharge(unsigned card, uint64_t bytes) {
-    if (slot == NO_SLOT)
-        return;
-    uint64_t *own = &page->memory[card][slot], seen = __atomic_load_n(own, __ATOMIC_RELAXED);
+static inline void subtract(uint64_t *own, uint64_t bytes) {
+    uint64_t seen = __atomic_load_n(own, __ATOMIC_RELAXED);
     while (!__atomic_compare_exchange_n(own, &seen, seen > bytes ? seen - bytes : 0, true, __ATOMIC_SEQ_CST,
                                         __ATOMIC_SEQ_CST))
         ;
+}
+
+void account_discharge(unsigned card, uint64_t bytes) {
+    if (slot != NO_SLOT)
+        subtract(&page->memory[card][slot], bytes);
+}
+
+static void share(unsigned card, uint64_t *own, uint64_t bytes) {
+    __atomic_fetch_or(&page->shared_cards, (uint64_t)1 << card, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(own, bytes, __ATOMIC_SEQ_CST);
+}
+
+void account_export(unsigned card, uint64_t bytes) {
+    if (slot != NO_SLOT)
+        share(card, &page->exported[card][slot], bytes);
+}
+
+void account_unexport(unsigned card, uint64_t bytes) {
+    if (slot != NO_SLOT)
+        subtract(&page->exported[card][slot], bytes);
+}
+
+/* What changes no sum is let in, also where a lowered cap leaves less than nothing. */
+bool account_import(unsigned card, uint64_t bytes) {
+    if (slot == NO_SLOT)
+        return true;
+    uint64_t before = orphans(card);
+    share(card, &page->imported[card][slot], bytes);
+    if (orphans(card) <= before || sum(card) <= control_cap(card))
+        return true;
+    if (reap_on(card) && sum(card) <= control_cap(card))
+        return true;
+    account_unimport(card, bytes);
+    return false;
+}
+
+void account_unimport(unsigned card, uint64_t bytes) {
+    if (slot != NO_SLOT)
+        subtract(&page->imported[card][slot], bytes);
 }
 
 void account_judge(unsigned card) {

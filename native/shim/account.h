@@ -21,6 +21,13 @@ void account_forget(void);
 bool account_charge(unsigned card, uint64_t bytes);
 void account_discharge(unsigned card, uint64_t bytes);
 
+/* Counts what is handed to other processes, and what comes from them: see lease.h. An import is refused where
+ * memory whose maker has gone would not fit. */
+void account_export(unsigned card, uint64_t bytes);
+void account_unexport(unsigned card, uint64_t bytes);
+bool account_import(unsigned card, uint64_t bytes);
+void account_unimport(unsigned card, uint64_t bytes);
+
 /* Bytes held on the card by all processes of the lease that lived some 50 milliseconds ago. */
 uint64_t account_used(unsigned card);
 

@@ -1,5 +1,6 @@
 /* Virtual memory management: physical blocks, and their mappings, which keep a block alive after its handle
  * has been released. */
+#include "account.h"
 #include "charge.h"
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
@@ -12,11 +13,23 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
     return settle(result, &place, bytes, BLOCK, result ? 0 : *handle);
 }
 
-/* Handles that came from another process are not held here: their memory is charged where it was created. */
+/* Exports go first: see lease.h. What came from another process is charged there. */
+static CUresult given_up(CUresult result, bool last, const struct holding *block) {
+    if (last && result == CUDA_SUCCESS && block->card != NO_CARD) {
+        if (block->shared == EXPORTED)
+            account_unexport(block->card, block->bytes);
+        if (block->shared == IMPORTED) {
+            account_unimport(block->card, block->bytes);
+            return result;
+        }
+    }
+    return released(result, last, block);
+}
+
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     struct holding holding;
     bool last = release(BLOCK, handle, &holding);
-    return released(REAL(cuMemRelease)(handle), last, &holding);
+    return given_up(REAL(cuMemRelease)(handle), last, &holding);
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
@@ -26,20 +39,49 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     return result;
 }
 
-/* One that left this process and came back under the same handle has one reference more; under another, it
- * is not charged a second time. */
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags) {
+    struct holding block;
+    CUresult result = REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
+    if (result == CUDA_SUCCESS && holdings_export(handle, &block) && block.card != NO_CARD)
+        account_export(block.card, block.bytes);
+    return result;
+}
+
+/* One that left this process and came back under the same handle has one reference more; another's is of
+ * unknown size until it is mapped. */
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
                                         CUmemAllocationHandleType type) {
+    struct holding old, imported = {.references = 1, .kind = BLOCK, .card = NO_CARD, .shared = IMPORTED};
     CUresult result = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
-    if (result == CUDA_SUCCESS)
-        holdings_refer(BLOCK, *handle);
+    if (result != CUDA_SUCCESS || holdings_refer(BLOCK, *handle))
+        return result;
+    imported.key = *handle;
+    holdings_put(imported, &old);
     return result;
 }
 
 static void unrefer(CUmemGenericAllocationHandle handle) {
     struct holding block;
     bool last = release(BLOCK, handle, &block);
-    released(CUDA_SUCCESS, last, &block);
+    given_up(CUDA_SUCCESS, last, &block);
+}
+
+/* The first mapping tells how large an imported block is at least; mappings begin where it begins. */
+static CUresult import_sized(CUmemGenericAllocationHandle handle, uint64_t bytes) {
+    struct holding block;
+    struct place place;
+    CUmemAllocationProp properties;
+    if (!holdings_find(BLOCK, handle, &block) || block.shared != IMPORTED || block.bytes >= bytes)
+        return CUDA_SUCCESS;
+    if (REAL(cuMemGetAllocationPropertiesFromHandle)(&properties, handle) != CUDA_SUCCESS ||
+        place_location(&place, properties.location) != CUDA_SUCCESS || place.card == NO_CARD)
+        return CUDA_SUCCESS;
+    uint64_t wanted = bytes - block.bytes;
+    if (!account_import(place.card, wanted))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    account_unimport(place.card, wanted - holdings_grow(handle, place.card, bytes));
+    return CUDA_SUCCESS;
 }
 
 /* Referred to before the driver is asked: another thread may release the handle as soon as it is mapped. */
@@ -48,7 +90,9 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
     struct holding mapping = {.key = address, .bytes = bytes, .references = 1, .kind = MAPPING, .card = NO_CARD};
     struct holding old;
     mapping.owner = holdings_refer(BLOCK, handle) ? handle : 0;
-    CUresult result = REAL(cuMemMap)(address, bytes, offset, handle, flags);
+    CUresult result = mapping.owner ? import_sized(handle, bytes) : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS)
+        result = REAL(cuMemMap)(address, bytes, offset, handle, flags);
     if (result == CUDA_SUCCESS)
         holdings_put(mapping, &old);
     else if (mapping.owner)

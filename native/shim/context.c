@@ -15,6 +15,8 @@ static struct {
     unsigned contexts;
     uint64_t charged, primary;
 } on_card[FENKA_MAX_CARDS];
+#define NO_CARD_HOLDS ((uint64_t)1 << 50)
+static uint64_t in_all; /* code that every context has */
 
 uint64_t context_primary(unsigned card) {
     return __atomic_load_n(&on_card[card].primary, __ATOMIC_RELAXED);
@@ -22,6 +24,7 @@ uint64_t context_primary(unsigned card) {
 
 void context_forget(void) {
     memset(on_card, 0, sizeof on_card);
+    in_all = 0;
     counting.held = 0;
 }
 
@@ -32,7 +35,7 @@ static CUresult begin(CUdevice device, struct place *place) {
         return result;
     os_lock(&counting);
     if (on_card[place->card].contexts == 0) {
-        on_card[place->card].charged = control_context_bytes(place->card);
+        on_card[place->card].charged = control_context_bytes(place->card) + in_all;
         result = charge(place, on_card[place->card].charged);
     }
     on_card[place->card].contexts += result == CUDA_SUCCESS;
@@ -44,6 +47,44 @@ static void end(unsigned card) {
     os_lock(&counting);
     if (--on_card[card].contexts == 0)
         account_discharge(card, on_card[card].charged);
+    os_unlock(&counting);
+}
+
+/* Under the lock, of the cards before `cards`. */
+static void unload(uint64_t bytes, unsigned cards) {
+    for (unsigned card = 0; card < cards; card++)
+        if (on_card[card].contexts) {
+            on_card[card].charged -= bytes;
+            account_discharge(card, bytes);
+        }
+}
+
+CUresult context_load(uint64_t bytes) {
+    CUresult result = lease_ready() ? CUDA_SUCCESS : LEASE_BROKEN;
+    unsigned card = 0;
+    os_lock(&counting);
+    if (result == CUDA_SUCCESS && (bytes > NO_CARD_HOLDS || in_all + bytes > NO_CARD_HOLDS))
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    for (; card < FENKA_MAX_CARDS && result == CUDA_SUCCESS; card++) {
+        if (!on_card[card].contexts)
+            continue;
+        result = charge(&(struct place){.card = (uint8_t)card}, bytes);
+        if (result != CUDA_SUCCESS)
+            break;
+        on_card[card].charged += bytes;
+    }
+    if (result == CUDA_SUCCESS)
+        in_all += bytes;
+    else
+        unload(bytes, card);
+    os_unlock(&counting);
+    return result;
+}
+
+void context_unload(uint64_t bytes) {
+    os_lock(&counting);
+    in_all -= bytes;
+    unload(bytes, FENKA_MAX_CARDS);
     os_unlock(&counting);
 }
 
@@ -132,14 +173,15 @@ CUresult cuCtxDetach(CUcontext context) {
     return ended(REAL(cuCtxDetach)(context), last, &holding);
 }
 
-/* Of all limits this one alone is memory of any size that a program likes: the heap of its kernels' malloc.
- * Setting it again asks for room beside the old one for the length of the call. */
+/* Of all limits these two are memory of any size that a program likes: the heap of its kernels' malloc, and the
+ * buffer of their printf. Setting one again asks for room beside the old one for the length of the call. */
 CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     struct place place;
-    if (limit != CU_LIMIT_MALLOC_HEAP_SIZE)
+    if (limit != CU_LIMIT_MALLOC_HEAP_SIZE && limit != CU_LIMIT_PRINTF_FIFO_SIZE)
         return REAL(cuCtxSetLimit)(limit, value);
     CHARGE_OR_RETURN(&place, place_current(&place), value);
-    return settle(REAL(cuCtxSetLimit)(limit, value), &place, value, HEAP, place.owner);
+    return settle(REAL(cuCtxSetLimit)(limit, value), &place, value, HEAP,
+                  place.owner + (limit == CU_LIMIT_PRINTF_FIFO_SIZE));
 }
 
 /* Every retain counts as a context while the driver is asked; only the first of them stays counted. */

@@ -2,13 +2,22 @@
  *
  * Every launch takes the memory again, whatever was freed after the last one, and the device keeps it between
  * launches; so it stays charged until the graph and its executable forms are gone. The driver allows one such
- * form at a time, and neither clones nor removes such nodes: owners need no more than a count. */
+ * form at a time, and neither clones nor removes such nodes: owners need no more than a count.
+ *
+ * What a launch took and nobody freed outlives the graph, and is then memory like any other. Freed it is by a node
+ * of the same graph, or after the launch by the program; a node of another graph counts as if it had run. */
 #include "graphs.h"
+
+#include "context.h"
+
+static bool any; /* graph with memory was ever made: else launches and frees are none of our business */
 
 CUresult graphs_settle(CUresult result, struct place *place, uint64_t bytes, CUgraph graph, CUdeviceptr pointer) {
     struct holding old, seen = {.key = (uint64_t)graph, .references = 1, .kind = GRAPH, .card = NO_CARD};
     if (result == CUDA_SUCCESS && !holdings_find(GRAPH, (uint64_t)graph, &old))
         holdings_put(seen, &old);
+    if (result == CUDA_SUCCESS)
+        __atomic_store_n(&any, true, __ATOMIC_RELAXED);
     place->owner = (uint64_t)graph;
     return settle(result, place, bytes, NODE, pointer);
 }
@@ -23,11 +32,22 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphN
     return graphs_settle(result, &place, p->bytesize, graph, result ? 0 : p->dptr);
 }
 
+static CUresult added(CUresult result, CUdeviceptr freed) {
+    if (result == CUDA_SUCCESS && freed)
+        holdings_freed(freed, IN_EACH_LAUNCH);
+    return result;
+}
+
+CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                               CUdeviceptr pointer) {
+    return added(REAL(cuGraphAddMemFreeNode)(node, graph, dependencies, count, pointer), pointer);
+}
+
 #define ADD(p, call)                                                                                 \
     do {                                                                                             \
         struct place place_;                                                                         \
         if (!p || p->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)                                           \
-            return call;                                                                             \
+            return added(call, p && p->type == CU_GRAPH_NODE_TYPE_MEM_FREE ? p->free.dptr : 0);      \
         CHARGE_OR_RETURN(&place_, place_location(&place_, p->alloc.poolProps.location), p->alloc.bytesize); \
         CUresult result_ = call;                                                                     \
         return graphs_settle(result_, &place_, p->alloc.bytesize, graph, result_ ? 0 : p->alloc.dptr); \
@@ -72,13 +92,48 @@ CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUD
     return instantiated(REAL(cuGraphInstantiateWithParams_ptsz)(exec, graph, p), exec, graph);
 }
 
+static CUresult launched(CUresult result, CUgraphExec exec) {
+    struct holding holding;
+    if (__builtin_expect(__atomic_load_n(&any, __ATOMIC_RELAXED), 0) && result == CUDA_SUCCESS &&
+        holdings_find(EXEC, (uint64_t)exec, &holding))
+        holdings_launch(holding.owner);
+    return result;
+}
+
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+    return launched(REAL(cuGraphLaunch)(exec, stream), exec);
+}
+
+CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
+    return launched(REAL(cuGraphLaunch_ptsz)(exec, stream), exec);
+}
+
+void graphs_freed(CUdeviceptr pointer, CUgraph captured) {
+    struct holding node, graph;
+    if (!__atomic_load_n(&any, __ATOMIC_RELAXED) || !holdings_find(NODE, pointer, &node))
+        return;
+    if (captured)
+        holdings_freed(pointer, IN_EACH_LAUNCH);
+    else if (holdings_find(GRAPH, node.owner, &graph))
+        holdings_freed(pointer, (uint32_t)graph.bytes);
+}
+
+/* What is still there of a node's last launch becomes memory of its own. */
+static void node_gone(const struct holding *node, uint64_t launches) {
+    struct place place = {.owner = context_primary(node->card), .card = node->card};
+    if (node->card != NO_CARD && launches >= node->references)
+        settle(CUDA_SUCCESS, &place, node->bytes, POINTER, node->key);
+    else
+        released(CUDA_SUCCESS, true, node);
+}
+
 static void unrefer(uint64_t graph) {
-    struct holding gone;
+    struct holding gone, node;
     unsigned shard = 0;
     if (!release(GRAPH, graph, &gone))
         return;
-    while (holdings_take_owned(&shard, graph, &gone))
-        released(CUDA_SUCCESS, true, &gone);
+    while (holdings_take_owned(&shard, graph, &node))
+        node_gone(&node, gone.bytes);
 }
 
 CUresult cuGraphDestroy(CUgraph graph) {

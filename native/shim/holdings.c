@@ -108,6 +108,54 @@ bool holdings_refer(enum kind kind, uint64_t key) {
     return e != NULL;
 }
 
+void holdings_launch(uint64_t graph) {
+    uint64_t h = hash(GRAPH, graph);
+    struct shard *s = shard_of(h);
+    os_lock(&s->lock);
+    struct holding *e = find(s, h, GRAPH, graph);
+    if (e)
+        e->bytes++;
+    os_unlock(&s->lock);
+}
+
+void holdings_freed(uint64_t node, uint32_t launches) {
+    uint64_t h = hash(NODE, node);
+    struct shard *s = shard_of(h);
+    os_lock(&s->lock);
+    struct holding *e = find(s, h, NODE, node);
+    if (e && e->references != IN_EACH_LAUNCH)
+        e->references = launches == IN_EACH_LAUNCH ? launches : launches + 1;
+    os_unlock(&s->lock);
+}
+
+bool holdings_export(uint64_t key, struct holding *out) {
+    uint64_t h = hash(BLOCK, key);
+    struct shard *s = shard_of(h);
+    os_lock(&s->lock);
+    struct holding *e = find(s, h, BLOCK, key);
+    bool first = e && e->shared == OWN;
+    if (first) {
+        e->shared = EXPORTED;
+        *out = *e;
+    }
+    os_unlock(&s->lock);
+    return first;
+}
+
+uint64_t holdings_grow(uint64_t key, uint8_t card, uint64_t bytes) {
+    uint64_t h = hash(BLOCK, key), grown = 0;
+    struct shard *s = shard_of(h);
+    os_lock(&s->lock);
+    struct holding *e = find(s, h, BLOCK, key);
+    if (e && e->shared == IMPORTED && e->bytes < bytes) {
+        grown = bytes - e->bytes;
+        e->bytes = bytes;
+        e->card = card;
+    }
+    os_unlock(&s->lock);
+    return grown;
+}
+
 static inline bool drop(enum kind kind, uint64_t key, bool all, struct holding *gone) {
     uint64_t h = hash(kind, key);
     struct shard *s = shard_of(h);

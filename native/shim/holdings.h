@@ -7,24 +7,38 @@
 #include <stdint.h>
 
 /* Objects of different kinds may have equal handles. */
-enum kind { NOTHING, POINTER, ARRAY, MIPMAP, HEAP, NODE, BLOCK, MAPPING, POOL, CONTEXT, GRAPH, EXEC };
+enum kind { NOTHING, POINTER, ARRAY, MIPMAP, HEAP, MODULE, NODE, BLOCK, MAPPING, POOL, CONTEXT, GRAPH, EXEC, LIBRARY };
 
 #define NO_CARD 255 /* known, but no card's memory: host pools */
 
 struct holding {
     uint64_t key;
-    uint64_t bytes;
-    uint64_t owner; /* POINTER, ARRAY, MIPMAP, HEAP: the context that it dies with; NODE, EXEC: the graph;
+    uint64_t bytes; /* GRAPH: how often it was launched */
+    uint64_t owner; /* POINTER, ARRAY, MIPMAP, HEAP, MODULE: the context that it dies with; NODE, EXEC: the graph;
                        MAPPING: its BLOCK; 0 = none */
-    uint32_t references;
+    uint32_t references; /* NODE: 1 + launches that the graph had seen when this was freed last */
     uint8_t kind, card;
+    uint8_t shared; /* BLOCK */
 };
+
+enum { OWN, EXPORTED, IMPORTED }; /* what a BLOCK is */
 
 /* Replaces one of the same key and kind, which the program must have freed where nobody saw it, and gives it
  * back in `old`. False without host memory: the charge then stays, which errs on the safe side. */
 bool holdings_put(struct holding new, struct holding *old);
 bool holdings_find(enum kind kind, uint64_t key, struct holding *out);
 bool holdings_refer(enum kind kind, uint64_t key);
+
+/* A BLOCK of one's own becomes EXPORTED: true for the first who says so. */
+bool holdings_export(uint64_t key, struct holding *out);
+/* An IMPORTED block turns out to be of this size; the bytes by which it was thought smaller. */
+uint64_t holdings_grow(uint64_t key, uint8_t card, uint64_t bytes);
+
+/* One launch of a GRAPH. */
+void holdings_launch(uint64_t graph);
+/* The memory of a NODE is freed: after so many launches, or in each of them. */
+#define IN_EACH_LAUNCH UINT32_MAX
+void holdings_freed(uint64_t node, uint32_t launches);
 
 /* Drops one reference; true when it was the last and the holding is gone. */
 bool holdings_drop(enum kind kind, uint64_t key, struct holding *gone);

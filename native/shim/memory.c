@@ -64,29 +64,23 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned 
     return settle_pitch(result, &place, bytes, ok ? (uint64_t)*pitch * height : 0, ok ? *pointer : 0);
 }
 
+/* What is not held as a pointer may be of a graph, which is told where the memory has gone. */
+static CUresult freed(CUresult result, bool ours, const struct holding *holding, CUdeviceptr pointer) {
+    if (__builtin_expect(!ours, 0) && result == CUDA_SUCCESS)
+        graphs_freed(pointer, NULL);
+    return released(result, ours, holding);
+}
+
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
     struct holding holding;
     bool ours = release(POINTER, pointer, &holding);
-    return released(REAL(cuMemFree_v2)(pointer), ours, &holding);
+    return freed(REAL(cuMemFree_v2)(pointer), ours, &holding, pointer);
 }
 
 CUresult cuMemFree(CUdeviceptr_v1 pointer) {
     struct holding holding;
     bool ours = release(POINTER, pointer, &holding);
-    return released(REAL(cuMemFree)(pointer), ours, &holding);
-}
-
-/* Discharged when the free is ordered, not when the stream gets there or the pool gives memory back. */
-CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
-    struct holding holding;
-    bool ours = release(POINTER, pointer, &holding);
-    return released(REAL(cuMemFreeAsync)(pointer, stream), ours, &holding);
-}
-
-CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
-    struct holding holding;
-    bool ours = release(POINTER, pointer, &holding);
-    return released(REAL(cuMemFreeAsync_ptsz)(pointer, stream), ours, &holding);
+    return freed(REAL(cuMemFree)(pointer), ours, &holding, pointer);
 }
 
 /* The graph that the stream's calls become part of, if they do. The plain default stream never captures. */
@@ -99,6 +93,25 @@ static CUgraph capturing(__typeof__(&cuStreamGetCaptureInfo_v2) ask, CUstream st
 
 #define CAPTURING(stream, suffix) \
     (stream || sizeof #suffix > 1 ? capturing(REAL(cuStreamGetCaptureInfo_v2##suffix), stream) : NULL)
+
+/* Discharged when the free is ordered, not when the stream gets there or the pool gives memory back. */
+#define FREE_ORDERED(suffix)                                                       \
+    do {                                                                           \
+        struct holding holding_;                                                   \
+        bool ours_ = release(POINTER, pointer, &holding_);                         \
+        CUresult result_ = REAL(cuMemFreeAsync##suffix)(pointer, stream);          \
+        if (__builtin_expect(!ours_, 0) && result_ == CUDA_SUCCESS)                \
+            graphs_freed(pointer, CAPTURING(stream, suffix));                      \
+        return released(result_, ours_, &holding_);                                \
+    } while (0)
+
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
+    FREE_ORDERED();
+}
+
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
+    FREE_ORDERED(_ptsz);
+}
 
 static CUresult settle_ordered(CUresult result, struct place *place, uint64_t bytes, CUdeviceptr pointer,
                                CUgraph graph) {

@@ -5,12 +5,11 @@
 #include "account.h"
 #include "control.h"
 #include "lease.h"
+#include "processes.h"
 #include "query.h"
 
-#define MAX_PROCESSES 1024
-#define BROKEN NVML_ERROR_NO_PERMISSION
 
-static int card_of_handle(nvmlDevice_t device) {
+int nvml_card(nvmlDevice_t device) {
     char uuid[96];
     if (REAL_NVML(nvmlDeviceGetUUID)(device, uuid, sizeof uuid) != NVML_SUCCESS || strlen(uuid) < 40)
         return -1;
@@ -45,7 +44,7 @@ static nvmlReturn_t if_ours(nvmlReturn_t result, nvmlDevice_t *device) {
         return result;
     if (!lease_ready())
         return BROKEN;
-    return card_of_handle(*device) < 0 ? NVML_ERROR_NOT_FOUND : NVML_SUCCESS;
+    return nvml_card(*device) < 0 ? NVML_ERROR_NOT_FOUND : NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
@@ -70,7 +69,7 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvmlDevice_t *dev
 
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index) {
     nvmlReturn_t result = lease_ready() ? REAL_NVML(nvmlDeviceGetIndex)(device, index) : BROKEN;
-    int card = result == NVML_SUCCESS ? card_of_handle(device) : -1;
+    int card = result == NVML_SUCCESS ? nvml_card(device) : -1;
     if (card >= 0)
         *index = (unsigned int)card;
     return result;
@@ -79,7 +78,7 @@ nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index) {
 static nvmlReturn_t slice(nvmlReturn_t result, nvmlDevice_t device, uint64_t *free, uint64_t *total, uint64_t *used) {
     if (result != NVML_SUCCESS)
         return result;
-    int card = lease_ready() ? card_of_handle(device) : -1;
+    int card = lease_ready() ? nvml_card(device) : -1;
     if (card < 0)
         return BROKEN;
     query_slice((unsigned)card, free, total);
@@ -100,21 +99,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     return slice(result, device, (uint64_t *)&memory->free, (uint64_t *)&memory->total, (uint64_t *)&memory->used);
 }
 
-/* All versions of a process begin alike; the rest (MIG instances) is all ones where it does not apply. */
-struct process {
-    unsigned int pid;
-    unsigned long long bytes;
-};
-
-typedef nvmlReturn_t (*list_function)(nvmlDevice_t, unsigned int *, void *);
-
-struct list {
-    char *driver, *kept;
-    size_t stride;
-    unsigned int in_driver, count;
-};
-
-static const char *in_driver(const struct list *list, uint32_t pid) {
+static const char *in_driver(const struct process_list *list, uint32_t pid) {
     for (unsigned int i = 0; i < list->in_driver; i++) {
         const char *entry = list->driver + i * list->stride;
         if (((const struct process *)entry)->pid == pid)
@@ -125,7 +110,7 @@ static const char *in_driver(const struct list *list, uint32_t pid) {
 
 /* The driver names processes as the host does, which in a container are other numbers: there the account
  * alone knows who they are. Memory is the account's in any case, so that the lines add up to `used`. */
-static void keep_ours(struct list *list, unsigned card, bool compute) {
+void processes_keep_ours(struct process_list *list, unsigned card, bool compute) {
     uint32_t pid;
     uint64_t bytes;
     int slot = -1;
@@ -144,7 +129,7 @@ static void keep_ours(struct list *list, unsigned card, bool compute) {
     }
 }
 
-static nvmlReturn_t answer(const struct list *list, unsigned int *count, void *out) {
+static nvmlReturn_t answer(const struct process_list *list, unsigned int *count, void *out) {
     unsigned int room = *count;
     *count = list->count;
     if (room < list->count || (!out && list->count))
@@ -154,18 +139,18 @@ static nvmlReturn_t answer(const struct list *list, unsigned int *count, void *o
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t processes(list_function real, nvmlDevice_t device, unsigned int *count, void *out, size_t stride,
+static nvmlReturn_t processes(process_function real, nvmlDevice_t device, unsigned int *count, void *out, size_t stride,
                               bool compute) {
-    int card = lease_ready() ? card_of_handle(device) : -1;
+    int card = lease_ready() ? nvml_card(device) : -1;
     if (card < 0)
         return BROKEN;
     if (!count)
         return NVML_ERROR_INVALID_ARGUMENT;
     char *room = malloc(2 * MAX_PROCESSES * stride);
-    struct list list = {room, room + MAX_PROCESSES * stride, stride, MAX_PROCESSES, 0};
+    struct process_list list = {room, room + MAX_PROCESSES * stride, stride, MAX_PROCESSES, 0};
     nvmlReturn_t result = room ? real(device, &list.in_driver, room) : NVML_ERROR_MEMORY;
     if (result == NVML_SUCCESS) {
-        keep_ours(&list, (unsigned)card, compute);
+        processes_keep_ours(&list, (unsigned)card, compute);
         result = answer(&list, count, out);
     }
     free(room);
@@ -175,7 +160,7 @@ static nvmlReturn_t processes(list_function real, nvmlDevice_t device, unsigned 
 #define PROCESS_LIST(name, type, compute)                                                                  \
     nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, type *out) {                               \
         _Static_assert(offsetof(type, usedGpuMemory) == offsetof(struct process, bytes), "they begin alike"); \
-        return processes((list_function)REAL_NVML(name), device, count, out, sizeof *out, compute);       \
+        return processes((process_function)REAL_NVML(name), device, count, out, sizeof *out, compute);       \
     }
 
 PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t, true)

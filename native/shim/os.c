@@ -74,6 +74,15 @@ bool os_gone(uint32_t pid, uint64_t start_time, uint64_t start_mask) {
     return (line.state == 'Z' || line.state == 'X') && line.threads <= 1;
 }
 
+bool os_program(uint32_t pid, char *path, size_t room) {
+    char link[32];
+    snprintf(link, sizeof link, "/proc/%u/exe", pid);
+    ssize_t n = readlink(link, path, room - 1);
+    if (n > 0)
+        path[n] = 0;
+    return n > 0;
+}
+
 enum os_result os_map(const char *path, size_t bytes, bool writable, void **address) {
     int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
@@ -88,6 +97,17 @@ enum os_result os_map(const char *path, size_t bytes, bool writable, void **addr
     }
     close(fd);
     return result;
+}
+
+enum os_result os_map_file(const char *path, size_t *bytes, void **address) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return errno == ENOENT || errno == ENOTDIR ? OS_MISSING : OS_UNREADABLE;
+    off_t end = lseek(fd, 0, SEEK_END);
+    *address = end > 0 ? mmap(NULL, (size_t)end, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+    *bytes = end > 0 ? (size_t)end : 0;
+    close(fd);
+    return *address == MAP_FAILED ? OS_UNREADABLE : OS_OK;
 }
 
 bool os_exists(const char *path) {

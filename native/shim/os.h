@@ -26,8 +26,13 @@ bool os_gone_quickly(uint32_t pid);
 
 enum os_result { OS_OK, OS_MISSING, OS_UNREADABLE, OS_WRONG_SIZE };
 
+/* The path of the program that a process runs; false where that cannot be known. */
+bool os_program(uint32_t pid, char *path, size_t room);
+
 /* Maps a file of exactly `bytes` bytes, shared. */
 enum os_result os_map(const char *path, size_t bytes, bool writable, void **address);
+/* Maps a file of any size but nothing, to be read by this process alone. */
+enum os_result os_map_file(const char *path, size_t *bytes, void **address);
 bool os_exists(const char *path); /* also when it is there but must not be read */
 void os_unmap(void *address, size_t bytes);
 /* How often this process has the file mapped that is mapped from its beginning at `address`; 0 = unknown. */

@@ -65,7 +65,7 @@ nvmlReturn_t resolve_no_nvml(void) {
 /* Our function of that name, or FUNCTIONS. Nearly all names that programs look up end at the first test. */
 static enum function named(const char *name) {
     bool cuda = name && name[0] == 'c' && name[1] == 'u';
-    if (!cuda && !(name && text_begins(name, "nvmlD")))
+    if (!cuda && !(name && (text_begins(name, "nvmlD") || text_begins(name, "nvmlInt"))))
         return FUNCTIONS;
     size_t length = text_length(name);
     for (enum function f = 0; f < FUNCTIONS; f++)

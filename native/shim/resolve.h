@@ -9,7 +9,11 @@
 #pragma GCC visibility push(default)
 #include <cuda.h>
 #include <nvml.h>
+/* In no header: see nvml_table.c. */
+nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id);
 #pragma GCC visibility pop
+
+void fenka_simulated_nvml(void);
 
 enum function {
 #define CUDA_HOOK(role, name, base, since, per_thread) FUNCTION_##name,

@@ -65,7 +65,9 @@ static void end_life(CUcontext context)
     if (!node_owns_slot())
         return;
     uint64_t *held = &node_state->processes[node_slot].contexts[context->card];
-    if (__atomic_sub_fetch(held, 1, __ATOMIC_SEQ_CST) > 0)
+    bool last = __atomic_sub_fetch(held, 1, __ATOMIC_SEQ_CST) == 0;
+    modules_drop(context, last);
+    if (!last)
         return;
     pools_card_left(context->card);
     account_release(context->card, node_state->cards[context->card].context_bytes);

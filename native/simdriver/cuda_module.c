@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "account.h"
 #include "driver.h"
+#include "image.h"
 
 #define DEFAULT_KERNEL_US 50
 
@@ -15,7 +17,63 @@ struct CUmod_st {
     char *source;
     pthread_mutex_t lock;
     struct CUfunc_st *functions;
+    uint64_t bytes;
+    /* Of a module, that of its context; of a library, all on which a context needed it. */
+    bool on_card[FENKA_NODE_CARDS];
+    struct CUmod_st *next, **place;
 };
+
+/* All that are loaded. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static CUmodule loaded;
+
+void modules_after_fork(void)
+{
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    for (CUmodule module = loaded, next; module; module = next) {
+        next = module->next;
+        memset(module->on_card, 0, sizeof module->on_card);
+        module->next = NULL;
+        module->place = &module->next;
+    }
+    loaded = NULL;
+}
+
+static CUresult load_on(CUmodule module, uint32_t card)
+{
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&lock);
+    if (!module->on_card[card] && !account_charge(card, module->bytes))
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    else
+        module->on_card[card] = true;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+/* Where a context is current, a library is loaded there. */
+static CUresult load_here(CUmodule library)
+{
+    CUcontext context;
+    return context_current(&context) == CUDA_SUCCESS ? load_on(library, context->card) : CUDA_SUCCESS;
+}
+
+/* Under the lock. */
+static void leave(CUmodule module, uint32_t card)
+{
+    if (module->on_card[card])
+        account_release(card, module->bytes);
+    module->on_card[card] = false;
+}
+
+void modules_drop(CUcontext context, bool last_on_card)
+{
+    pthread_mutex_lock(&lock);
+    for (CUmodule module = loaded; module; module = module->next)
+        if (module->object.context ? module->object.context == context : last_on_card)
+            leave(module, context->card);
+    pthread_mutex_unlock(&lock);
+}
 
 static uint64_t duration_of(const char *name)
 {
@@ -29,7 +87,7 @@ static uint64_t duration_of(const char *name)
     return (uint64_t)us * 1000;
 }
 
-static CUresult load(CUmodule *module, const void *image, CUcontext context)
+static CUresult load(CUmodule *module, const void *image, size_t size, CUcontext context)
 {
     if (!module || !image)
         return CUDA_ERROR_INVALID_VALUE;
@@ -42,6 +100,22 @@ static CUresult load(CUmodule *module, const void *image, CUcontext context)
     made->text = !elf && !fat && strstr(image, ".version") && strstr(image, ".entry");
     made->source = made->text ? strdup(image) : NULL;
     pthread_mutex_init(&made->lock, NULL);
+    made->bytes = image_bytes(image, size, false);
+    if (made->bytes == IMAGE_UNKNOWN) /* tests' word for an image, which no card would take */
+        made->bytes = 0;
+    CUresult result = context ? load_on(made, context->card) : load_here(made);
+    if (result != CUDA_SUCCESS) {
+        free(made->source);
+        object_delete(made);
+        return result;
+    }
+    pthread_mutex_lock(&lock);
+    made->next = loaded;
+    made->place = &loaded;
+    if (loaded)
+        loaded->place = &made->next;
+    loaded = made;
+    pthread_mutex_unlock(&lock);
     *module = made;
     return CUDA_SUCCESS;
 }
@@ -52,6 +126,13 @@ static void unload(CUmodule module)
         next = function->sibling;
         object_delete(function);
     }
+    pthread_mutex_lock(&lock);
+    for (uint32_t card = 0; card < FENKA_NODE_CARDS; card++)
+        leave(module, card);
+    *module->place = module->next;
+    if (module->next)
+        module->next->place = module->place;
+    pthread_mutex_unlock(&lock);
     free(module->source);
     module->source = NULL;
     module->functions = NULL;
@@ -94,7 +175,7 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
     CUcontext context;
     TRY(context_current(&context));
-    return load(module, image, context);
+    return load(module, image, IMAGE_UNBOUNDED, context);
 }
 
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count,
@@ -109,10 +190,8 @@ CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
     return cuModuleLoadData(module, image);
 }
 
-CUresult cuModuleLoad(CUmodule *module, const char *path)
+static CUresult load_file(CUmodule *module, const char *path, CUcontext context)
 {
-    CUcontext context;
-    TRY(context_current(&context));
     if (!path)
         return CUDA_ERROR_INVALID_VALUE;
     FILE *file = fopen(path, "rb");
@@ -122,9 +201,16 @@ CUresult cuModuleLoad(CUmodule *module, const char *path)
     size_t size = 0;
     ssize_t got = getdelim(&image, &size, EOF, file); /* the whole file, NUL-terminated */
     fclose(file);
-    CUresult result = got > 4 ? load(module, image, context) : CUDA_ERROR_INVALID_IMAGE;
+    CUresult result = got > 4 ? load(module, image, (size_t)got, context) : CUDA_ERROR_INVALID_IMAGE;
     free(image);
     return result;
+}
+
+CUresult cuModuleLoad(CUmodule *module, const char *path)
+{
+    CUcontext context;
+    TRY(context_current(&context));
+    return load_file(module, path, context);
 }
 
 CUresult cuModuleUnload(CUmodule module)
@@ -169,7 +255,16 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *j
 {
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     TRY(driver_ready());
-    return load((CUmodule *)library, code, NULL);
+    return load((CUmodule *)library, code, IMAGE_UNBOUNDED, NULL);
+}
+
+CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit,
+                               void **jit_values, unsigned int jit_count, CUlibraryOption *options,
+                               void **values, unsigned int count)
+{
+    (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+    TRY(driver_ready());
+    return load_file((CUmodule *)library, path, NULL);
 }
 
 CUresult cuLibraryUnload(CUlibrary library)
@@ -184,9 +279,10 @@ CUresult cuLibraryUnload(CUlibrary library)
 CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
 {
     TRY(driver_ready());
-    return object_get(library, MODULE)
-               ? function_in((CUmodule)library, name, (struct CUfunc_st **)kernel)
-               : CUDA_ERROR_INVALID_HANDLE;
+    if (!object_get(library, MODULE))
+        return CUDA_ERROR_INVALID_HANDLE;
+    TRY(load_here((CUmodule)library));
+    return function_in((CUmodule)library, name, (struct CUfunc_st **)kernel);
 }
 
 CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
@@ -197,6 +293,7 @@ CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
         return CUDA_ERROR_INVALID_HANDLE;
     if (!module)
         return CUDA_ERROR_INVALID_VALUE;
+    TRY(load_on((CUmodule)library, context->card));
     *module = (CUmodule)library;
     return CUDA_SUCCESS;
 }
@@ -209,6 +306,7 @@ CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
     TRY(function_resolve(kernel, &known));
     if (!function)
         return CUDA_ERROR_INVALID_VALUE;
+    TRY(load_on(known->module, context->card));
     *function = known;
     return CUDA_SUCCESS;
 }

@@ -257,6 +257,9 @@ void pools_card_left(uint32_t card);
 void pools_after_fork(void);
 
 /* ---- cuda_module.c ---- */
+/* The context ends: its modules' memory is free, and with the last one on the card that of libraries. */
+void modules_drop(CUcontext context, bool last_on_card);
+void modules_after_fork(void);
 struct CUfunc_st {
     struct object object;
     CUmodule module;

@@ -17,6 +17,8 @@
 
 #define ANSWER_WITHIN_S 5
 #define CHECK_EVERY_NS 10000000
+/* In a container each library is bound alone to a path of the system, with no node beside it. */
+#define NODE_IN_CONTAINER "/run/fenka/simulated"
 
 struct fenka_node *node_state;
 uint32_t node_slot;
@@ -107,19 +109,23 @@ static int open_own_directory(void)
     return open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
 }
 
-static int open_directory(struct fenka_node **state)
+/* Takes over the descriptor; -1 where that directory is no node. */
+static int if_node(int directory, struct fenka_node **state)
 {
-    int directory = open_own_directory();
-    if (directory >= 0 && (*state = map_state(directory)))
-        return directory;
-    if (directory >= 0)
-        close(directory);
-    const char *named = getenv("FENKA_SIMULATED_NODE");
-    directory = named ? open(named, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
     if (directory >= 0 && !(*state = map_state(directory))) {
         close(directory);
         directory = -1;
     }
+    return directory;
+}
+
+static int open_directory(struct fenka_node **state)
+{
+    const char *const elsewhere[] = {getenv("FENKA_SIMULATED_NODE"), NODE_IN_CONTAINER};
+    int directory = if_node(open_own_directory(), state);
+    for (int i = 0; directory < 0 && i < 2; i++)
+        if (elsewhere[i])
+            directory = if_node(open(elsewhere[i], O_PATH | O_DIRECTORY | O_CLOEXEC), state);
     return directory;
 }
 

@@ -48,8 +48,9 @@ extern struct fenka_node *node_state;
 extern uint32_t node_slot;
 extern uint64_t node_generation;
 
-/* 0, or an errno: ENOENT = no node is where this library was loaded from; anything else = the
- * node's card server does not answer. Not thread-safe: callers hold their own lock. */
+/* 0, or an errno: ENOENT = no node is where this library was loaded from, nor where
+ * FENKA_SIMULATED_NODE says, nor at /run/fenka/simulated; anything else = the node's card server does
+ * not answer. Not thread-safe: callers hold their own lock. */
 int node_attach(char hello);
 void node_detach(void);
 

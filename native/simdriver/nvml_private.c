@@ -67,8 +67,8 @@ static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned *count)
 
 static nvmlReturn_t not_known(void) { return NVML_ERROR_NOT_SUPPORTED; }
 
-__attribute__((visibility("default"))) nvmlReturn_t nvmlInternalGetExportTable(const void **table,
-                                                                              const void *id);
+void fenka_simulated_nvml(void) {}
+
 nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id)
 {
     static const void *slots[SLOTS];

@@ -94,6 +94,7 @@ def test_each_node_has_its_reason(tmp_path: Path) -> None:
         sharing("away", ready="Unknown"),
         sharing("both", labels={"cgpu": "false"}, resources={"aliyun.com/gpu-mem": 0}),
         sharing("cordoned", unschedulable=True),
+        sharing("crowded", resources={"pods": 1}),
         sharing("fits"),
         node("labelled", labels={"cgpu": "true"}),
         node("plain"),
@@ -101,12 +102,17 @@ def test_each_node_has_its_reason(tmp_path: Path) -> None:
         sharing("tainted", taints=[taint]),
         sharing("unreadable", annotations={"fenka.io/cards": "[]"}),
     ]
-    pods = [waiting(), pod("q", units(12), node="sick", annotations=on_card(1, 12))]
+    pods = [
+        waiting(),
+        pod("q", units(12), node="sick", annotations=on_card(1, 12)),
+        pod("r", node="crowded"),
+    ]
     found = verdicts(data(Server(nodes=nodes, pods=pods), tmp_path, "default/p"))
     assert {name: reasons for name, reasons in found.items() if name != "unreadable"} == {
         "away": ["not ready"],
         "both": ["the labels gpushare=true and cgpu=false contradict each other: keep one of them"],
         "cordoned": ["cordoned"],
+        "crowded": ["has 1 of 1 pods"],
         "fits": [],
         "labelled": [
             "is labelled to share, but its kubelet offers no aliyun.com/gpu-mem: see fenka's node pod"
@@ -314,3 +320,43 @@ def test_no_such_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         app(["why", "nobody", "--kubeconfig", str(kubeconfig)])
     assert ended.value.code == 1
     assert capsys.readouterr().err == 'fenka: pods "nobody" not found\n'
+
+
+def warning(reason: str, message: str, minute: int) -> Json:
+    """An event of the pod."""
+    return {
+        "metadata": {"name": f"{reason}{minute}", "namespace": "default"},
+        "involvedObject": {"name": "p", "uid": "u-default-p"},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": f"2026-01-01T00:{minute:02}:00Z",
+    }
+
+
+def test_events_are_the_newest_of_each_reason(tmp_path: Path) -> None:
+    """What the scheduler says now is not told twice, and once a node is found it is over."""
+    events = [
+        warning("FailedScheduling", "0/2 nodes, before", 1),
+        warning("FailedScheduling", "0/1 nodes, now", 2),
+        warning("FenkaUnschedulable", "fenka: 0/1 GPUs fit", 3),
+    ]
+    pending = waiting(status=said("0/1 nodes, now"))
+    server = Server(nodes=[sharing("a", 2)], pods=[pending], events=events)
+    assert data(server, tmp_path, "default/p")["events"] == [
+        "FenkaUnschedulable: fenka: 0/1 GPUs fit"
+    ]
+    placed = waiting(node="a", phase="Pending", annotations=on_card(0, 4))
+    server = Server(
+        nodes=[sharing("a")],
+        pods=[placed],
+        events=[*events, warning("FailedMount", "no such volume", 4)],
+    )
+    assert data(server, tmp_path, "default/p")["events"] == ["FailedMount: no such volume"]
+
+
+def test_the_extender_was_asked(tmp_path: Path) -> None:
+    """Its sentence in kube-scheduler's message tells."""
+    message = "0/1 nodes are available: 1 0/2 GPUs fit: 2 too little memory."
+    server = Server(nodes=[sharing("a")], pods=[waiting(status=said(message))])
+    assert data(server, tmp_path, "default/p")["asked"] == "the extender was asked, and says no"

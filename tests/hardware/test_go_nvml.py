@@ -26,18 +26,23 @@ NO_NETWORK = (
 )
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Go client, built; skips where there is no Go, no C compiler, or no way to the modules."""
+def build(client: Path, built: Path, *, cgo: bool) -> Path:
+    """A Go program of these tests; skips where there is no Go, no C compiler, or no way to the modules."""
     go = shutil.which("go")
-    if go is None or not any(shutil.which(name) for name in ("gcc", "cc", "clang")):
-        pytest.skip("the Go client needs go and a C compiler, which this machine has not")
-    built = tmp_path_factory.mktemp("go") / "client"
+    if go is None:
+        pytest.skip("the Go client needs go, which this machine has not")
+    if cgo and not any(shutil.which(name) for name in ("gcc", "cc", "clang")):
+        pytest.skip("the Go client needs a C compiler, which this machine has not")
     try:
         done = subprocess.run(
             [go, "build", "-mod=readonly", "-o", built, "."],
-            cwd=CLIENT,
-            env={**os.environ, "CGO_ENABLED": "1", "GOFLAGS": "", "GOTOOLCHAIN": "local"},
+            cwd=client,
+            env={
+                **os.environ,
+                "CGO_ENABLED": "1" if cgo else "0",
+                "GOFLAGS": "",
+                "GOTOOLCHAIN": "local",
+            },
             capture_output=True,
             text=True,
             timeout=BUILT_WITHIN_S,
@@ -46,9 +51,15 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except subprocess.TimeoutExpired:
         pytest.skip(f"the Go client was not built within {BUILT_WITHIN_S} s")
     if done.returncode != 0 and any(sign in done.stderr for sign in NO_NETWORK):
-        pytest.skip(f"go-nvml cannot be fetched here: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"its modules cannot be fetched here: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
     return built
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client over go-nvml, built."""
+    return build(CLIENT, tmp_path_factory.mktemp("go") / "client", cgo=True)
 
 
 def run(program: Path, node: SimulatedNode) -> subprocess.CompletedProcess[str]:

@@ -44,8 +44,8 @@ def held(*by_card: int) -> tuple[int, ...]:
 def test_the_empty_account_s_bytes_are_these(path: Path) -> None:
     """The shim of another version must know the file: its header and size do not change."""
     data = path.read_bytes()
-    assert data[:24] == b"FNKACCNT" + struct.pack("<IIQ", 1, 1024, 0)
-    assert len(data) == 64 + 8 * 256 + 8 * 1024 + 16 * 8 * 1024
+    assert data[:24] == b"FNKACCNT" + struct.pack("<IIQ", 2, 1024, 0)
+    assert len(data) == 64 + 8 * 256 + 8 * 1024 + 3 * 16 * 8 * 1024
     assert not any(data[24:])
 
 
@@ -126,12 +126,26 @@ def test_no_content_can_break_the_reader(
     assert all(p.suspect for p in said.processes if not p.pid)
 
 
+def test_blocks_without_a_maker_are_counted_once(path: Path) -> None:
+    """Of 5 + 7 bytes that two hold, 4 are exported; another two imported 6 and 3: max(6, 3) - 4 = 2 more."""
+    put(path, "slots_used", 0, 8)
+    put(path, "shared_cards", 0, 1)
+    for slot, (memory, exported, imported) in enumerate([(5, 4, 0), (7, 0, 6), (0, 0, 3)]):
+        put(path, "identity", slot, identity(100 + slot, 5000))
+        put(path, "memory", slot, memory)
+        put(path, "exported", slot, exported)
+        put(path, "imported", slot, imported)
+    assert account.read(path).memory_bytes == held(5 + 7 + 2)
+    put(path, "exported", 1, 3)
+    assert account.read(path).memory_bytes == held(5 + 7)
+
+
 NOT_ACCOUNTS = {
     "empty": b"",
     "short": b"FNKACCNT",
     "another magic": struct.pack("<QII", 1, 1, 1024),
-    "another version": b"FNKACCNT" + struct.pack("<II", 2, 1024),
-    "another number of slots": b"FNKACCNT" + struct.pack("<II", 1, 64),
+    "another version": b"FNKACCNT" + struct.pack("<II", 1, 1024),
+    "another number of slots": b"FNKACCNT" + struct.pack("<II", 2, 64),
 }
 
 

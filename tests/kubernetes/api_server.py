@@ -61,6 +61,8 @@ class ApiServer:
     """May answer instead of the server."""
     after: Fault | None = None
     """May answer after the server has done what was asked: so that the answer is lost."""
+    mute: bool = False
+    """Watches that run hear nothing any more."""
     port: int = 0
     runner: web.AppRunner | None = None
 
@@ -149,7 +151,7 @@ class ApiServer:
             return await self.after(request) or answer
         return answer
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, request: web.Request) -> web.StreamResponse:  # noqa: PLR0911
         match = _PATH.fullmatch(request.path)
         if match is None:
             raise Trouble(404, "NotFound", "no such path")
@@ -262,7 +264,7 @@ class ApiServer:
 
     def _say(self, happened: Happened) -> None:
         self.history.append(happened)
-        for queue in self.watches:
+        for queue in () if self.mute else self.watches:
             queue.put_nowait(happened)
 
 

@@ -96,3 +96,22 @@ LIST(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t)
 LIST(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
 LIST(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t)
 LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
+
+/* FENKA_NULL_TABLE: the driver's version, and the bytes that its private table says it has. */
+nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int room) {
+    const char *said = getenv("FENKA_NULL_TABLE");
+    snprintf(version, room, "%.*s", said ? (int)strcspn(said, ":") : 0, said ? said : "");
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id) {
+    static void *slots[1024];
+    const char *said = getenv("FENKA_NULL_TABLE");
+    if (!said || !table || !id)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    slots[0] = (void *)strtoul(said + strcspn(said, ":") + 1, NULL, 10);
+    for (size_t i = 1; i < 1024; i++)
+        slots[i] = (void *)i;
+    *table = slots;
+    return NVML_SUCCESS;
+}

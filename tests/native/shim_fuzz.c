@@ -55,7 +55,7 @@ static void good_pages(unsigned cards) {
         c->cards[card].compute_percent = 100;
     }
     a->magic = FENKA_ACCOUNT_MAGIC;
-    a->version = FENKA_LAYOUT_VERSION;
+    a->version = FENKA_ACCOUNT_VERSION;
     a->slot_count = FENKA_MAX_SLOTS;
 }
 

@@ -18,11 +18,14 @@ NULL_DRIVER = HERE.parent.parent / "bench" / "shim" / "null_driver.c"
 SHIM = HEADER.parent / "libfenka.so"
 
 
-def _include(wheel: str) -> str:
+def wheel_folder(wheel: str) -> Path:
+    """Where one of NVIDIA's wheels is; a folder that does not exist where it is not installed."""
     spec = importlib.util.find_spec(f"nvidia.{wheel}")
-    assert spec
-    assert spec.submodule_search_locations
-    return f"-isystem{spec.submodule_search_locations[0]}/include"
+    return Path(((spec and spec.submodule_search_locations) or ["/nowhere"])[0])
+
+
+def _include(wheel: str) -> str:
+    return f"-isystem{wheel_folder(wheel)}/include"
 
 
 GIB = 1 << 30

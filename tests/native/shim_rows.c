@@ -4,8 +4,12 @@
 #define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
+#include <elf.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 typedef unsigned long long u64;
 
@@ -64,11 +68,58 @@ TAKE(cuMipmappedArrayCreate) {
     return cuMipmappedArrayCreate((CUmipmappedArray *)out, &(CUDA_ARRAY3D_DESCRIPTOR){SHAPE}, 1);
 }
 
+/* A cubin with nothing but one variable without a first value: it takes what the section says, not the file. */
+static const char names[] = "\0.shstrtab\0.nv.global";
+static struct {
+    Elf64_Ehdr header;
+    Elf64_Shdr sections[3];
+    char names[sizeof names];
+} cubin;
+
+static const void *cubin_of(u64 bytes) {
+    memcpy(cubin.header.e_ident, ELFMAG, SELFMAG);
+    cubin.header.e_ident[EI_CLASS] = ELFCLASS64;
+    cubin.header.e_machine = 190; /* EM_CUDA */
+    cubin.header.e_shoff = offsetof(__typeof__(cubin), sections);
+    cubin.header.e_shentsize = sizeof *cubin.sections;
+    cubin.header.e_shnum = 3;
+    cubin.header.e_shstrndx = 1;
+    memcpy(cubin.names, names, sizeof names);
+    cubin.sections[1] = (Elf64_Shdr){.sh_name = 1, .sh_type = SHT_STRTAB, .sh_size = sizeof names,
+                                     .sh_offset = offsetof(__typeof__(cubin), names)};
+    cubin.sections[2] = (Elf64_Shdr){.sh_name = 11, .sh_type = SHT_NOBITS, .sh_size = bytes,
+                                     .sh_flags = SHF_ALLOC | SHF_WRITE};
+    return &cubin;
+}
+
+static const char *file_of(u64 bytes) {
+    static char path[64];
+    int fd = memfd_create("cubin", 0); /* as long as the process lives: the driver may read it later */
+    write(fd, cubin_of(bytes), sizeof cubin);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return path;
+}
+
+TAKE(cuModuleLoad) { return cuModuleLoad((CUmodule *)out, file_of(bytes)); }
+TAKE(cuModuleLoadData) { return cuModuleLoadData((CUmodule *)out, cubin_of(bytes)); }
+TAKE(cuModuleLoadDataEx) { return cuModuleLoadDataEx((CUmodule *)out, cubin_of(bytes), 0, NULL, NULL); }
+TAKE(cuModuleLoadFatBinary) { return cuModuleLoadFatBinary((CUmodule *)out, cubin_of(bytes)); }
+TAKE(cuLibraryLoadData) {
+    return cuLibraryLoadData((CUlibrary *)out, cubin_of(bytes), NULL, NULL, 0, NULL, NULL, 0);
+}
+TAKE(cuLibraryLoadFromFile) {
+    return cuLibraryLoadFromFile((CUlibrary *)out, file_of(bytes), NULL, NULL, 0, NULL, NULL, 0);
+}
+
+static CUdeviceptr node_pointer; /* the second number of an answer */
+
 TAKE(cuGraphAddMemAllocNode) {
     CUgraphNode node;
     CUDA_MEM_ALLOC_NODE_PARAMS p = {.bytesize = bytes, .poolProps.location = at(device)};
     cuGraphCreate((CUgraph *)out, 0);
-    return cuGraphAddMemAllocNode(&node, *(CUgraph *)out, NULL, 0, &p);
+    CUresult result = cuGraphAddMemAllocNode(&node, *(CUgraph *)out, NULL, 0, &p);
+    node_pointer = p.dptr;
+    return result;
 }
 
 #define NODE_OF_ALLOCATION {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, \
@@ -114,6 +165,8 @@ GIVE(cuMemRelease, CUmemGenericAllocationHandle)
 GIVE(cuMemUnmap, CUdeviceptr, 1 << 20)
 GIVE(cuArrayDestroy, CUarray)
 GIVE(cuMipmappedArrayDestroy, CUmipmappedArray)
+GIVE(cuModuleUnload, CUmodule)
+GIVE(cuLibraryUnload, CUlibrary)
 GIVE(cuGraphDestroy, CUgraph)
 GIVE(cuGraphExecDestroy, CUgraphExec)
 GIVE(cuCtxDestroy, CUcontext)
@@ -204,8 +257,20 @@ static CUresult answer(const char *what, const char *name, u64 a, int b, u64 *ou
         return cuStreamBeginCaptureToGraph(STREAM, (CUgraph)a, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_GLOBAL);
     if (!strcmp(what, "captured"))
         return cuStreamEndCapture(STREAM, (CUgraph *)out);
+    if (!strcmp(what, "printf"))
+        return cuCtxSetLimit(CU_LIMIT_PRINTF_FIFO_SIZE, a);
     if (!strcmp(what, "graph"))
         return cuGraphCreate((CUgraph *)out, 0);
+    if (!strcmp(what, "launch"))
+        return b ? cuGraphLaunch_ptsz((CUgraphExec)a, NULL) : cuGraphLaunch((CUgraphExec)a, STREAM);
+    if (!strcmp(what, "free-node")) {
+        CUgraphNode node;
+        CUgraphNodeParams p = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .free.dptr = node_pointer};
+        CUgraph graph = (CUgraph)a;
+        return b == 0   ? cuGraphAddMemFreeNode(&node, graph, NULL, 0, node_pointer)
+               : b == 1 ? cuGraphAddNode(&node, graph, NULL, 0, &p)
+                        : cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &p);
+    }
     if (!strcmp(what, "ipc")) {
         CUipcMemHandle handle = {{0}};
         memcpy(handle.reserved, &a, sizeof a);
@@ -213,6 +278,8 @@ static CUresult answer(const char *what, const char *name, u64 a, int b, u64 *ou
     }
     if (!strcmp(what, "ipc-close"))
         return cuIpcCloseMemHandle(a);
+    if (!strcmp(what, "export"))
+        return cuMemExportToShareableHandle(out, a, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     if (!strcmp(what, "map"))
         return cuMemMap((CUdeviceptr)b << 20, 1 << 20, 0, a, 0);
     if (!strcmp(what, "pool")) {
@@ -245,7 +312,7 @@ int main(void) {
         int b = 0;
         sscanf(line, "%31s %63s %llu %d", what, name, &a, &b);
         CUresult result = answer(what, name, a, b, &out);
-        printf("%d %llu 0\n", (int)result, out);
+        printf("%d %llu %llu\n", (int)result, out, (u64)node_pointer);
         fflush(stdout);
     }
     return 0;

@@ -80,7 +80,7 @@ BAD_ACCOUNTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "short": (resized(4096), "does not have the size of an account"),
     "foreign": (patch("struct fenka_account", "magic", "<Q", 1), "is not an account"),
     "newer": (
-        patch("struct fenka_account", "version", "<I", 2),
+        patch("struct fenka_account", "version", "<I", 9),
         "is of a version that this library does not write",
     ),
     "misnumbered": (

@@ -36,7 +36,7 @@ NO_MEMORY = "takes none of the card's memory, or some hundred bytes of the conte
 HOST = "memory of the host"
 ADDRESSES = "addresses only: what is put behind them was charged when it was taken"
 ANOTHER = "memory that another process or another API took, and is charged for"
-CODE = "code and its constants: part of what a context costs"
+CODE = "code that was charged when its module or library was loaded"
 ORDERED = "uses what was taken before"
 NODE = "adds to a graph what takes no memory of its own"
 POOL = "moves memory between a pool and the card; charged from allocation to free"
@@ -81,13 +81,11 @@ ALLOWED = {
     "cuGraphAddExternalSemaphoresWaitNode": NODE,
     "cuGraphAddHostNode": NODE,
     "cuGraphAddKernelNode": NODE,
-    "cuGraphAddMemFreeNode": "a graph's memory stays charged with the graph",
     "cuGraphAddMemcpyNode": NODE,
     "cuGraphAddMemsetNode": NODE,
     "cuGraphClone": "graphs with memory nodes cannot be cloned",
     "cuGraphConditionalHandleCreate": NO_MEMORY,
     "cuGraphCreate": NO_MEMORY,
-    "cuGraphLaunch": "a graph's memory is charged from its making on",
     "cuGraphMemAllocNodeGetParams": NO_MEMORY,
     "cuGraphNodeFindInClone": NO_MEMORY,
     "cuGraphRetainUserObject": NO_MEMORY,
@@ -112,9 +110,6 @@ ALLOWED = {
     "cuLaunchHostFunc": ORDERED,
     "cuLaunchKernel": ORDERED,
     "cuLaunchKernelEx": ORDERED,
-    "cuLibraryLoadData": CODE,
-    "cuLibraryLoadFromFile": CODE,
-    "cuLibraryUnload": CODE,
     "cuLinkAddData": HOST,
     "cuLinkAddFile": HOST,
     "cuLinkComplete": HOST,
@@ -124,7 +119,6 @@ ALLOWED = {
     "cuMemAdvise": MANAGED,
     "cuMemAllocHost": HOST,
     "cuMemBatchDecompressAsync": ORDERED,
-    "cuMemExportToShareableHandle": NO_MEMORY,
     "cuMemFreeHost": HOST,
     "cuMemGetAllocationGranularity": NO_MEMORY,
     "cuMemGetAllocationPropertiesFromHandle": NO_MEMORY,
@@ -144,11 +138,6 @@ ALLOWED = {
     "cuMipmappedArrayGetMemoryRequirements": NO_MEMORY,
     "cuMipmappedArrayGetSparseProperties": NO_MEMORY,
     "cuModuleGetLoadingMode": NO_MEMORY,
-    "cuModuleLoad": CODE,
-    "cuModuleLoadData": CODE,
-    "cuModuleLoadDataEx": CODE,
-    "cuModuleLoadFatBinary": CODE,
-    "cuModuleUnload": CODE,
     "cuMulticastAddDevice": NO_MEMORY,
     "cuMulticastBindAddr": ADDRESSES,
     "cuMulticastBindMem": ADDRESSES,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fenka.isolation.control import Limit
 from tests.native import shim_kit
 from tests.native.shim_kit import GIB, MIB, OUT_OF_MEMORY, Client, Lease
+from tests.native.test_shim_robust import offset, put
 
 Make = Callable[..., Lease]
 
@@ -148,6 +149,7 @@ def test_an_import_is_not_charged_twice(make_lease: Make) -> None:
         one.ask("use -")
     block = owner.ask("take cuMemCreate", GIB).value
     pointer = owner.ask("take cuMemAlloc_v2", GIB).value
+    assert owner.ask("export -", block).code == 0
     assert guest.ask("keep cuMemImportFromShareableHandle", block).value == block
     assert guest.ask("map -", block, 1).code == 0
     assert guest.ask("ipc -", pointer).value == pointer
@@ -159,6 +161,96 @@ def test_an_import_is_not_charged_twice(make_lease: Make) -> None:
     owner.ask("give cuMemRelease", block)
     owner.ask("give cuMemFree_v2", pointer)
     assert lease.held() == 0
+
+
+class Sharing:
+    """Processes of one lease of 4 GiB that hand blocks of 1 MiB around: a mapping is as large."""
+
+    def __init__(self, lease: Lease, guests: int) -> None:
+        self.lease = lease
+        self.owner, *self.guests = (lease.start_rows() for _ in range(1 + guests))
+        for one in (self.owner, *self.guests):
+            assert one.ask("use -").code == 0
+
+    def export(self) -> int:
+        """A new block of the owner's that others may have."""
+        block = self.owner.ask("take cuMemCreate", MIB).value
+        assert self.owner.ask("export -", block).code == 0
+        return block
+
+    def map(self, guest: Client, block: int, place: int = 1) -> int:
+        """In a guest; what the driver says to the mapping."""
+        assert guest.ask("keep cuMemImportFromShareableHandle", block).code == 0
+        return guest.ask("map -", block, place).code
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("guests", [1, 2])
+def test_what_outlives_its_maker_is_charged(make_lease: Make, guests: int, killed: bool) -> None:
+    """Two blocks of 1 MiB: 2 MiB with their maker and without it, until the last that holds them is gone."""
+    on = Sharing(make_lease(4), guests)
+    blocks = [on.export(), on.export()]
+    for guest in on.guests:
+        for place, block in enumerate(blocks, start=1):
+            assert on.map(guest, block, place) == 0
+    assert on.lease.held() == 2 * MIB
+    if killed:
+        on.owner.kill()
+    else:
+        for block in blocks:
+            assert on.owner.ask("give cuMemRelease", block).code == 0
+    # Seen by the shim at once, by who allocates next; and by the account's reader.
+    assert on.guests[0].ask("take cuMemAlloc_v2", 4 * GIB).code == OUT_OF_MEMORY
+    rest = on.guests[0].ask("take cuMemAlloc_v2", 4 * GIB - 2 * MIB)
+    assert rest.code == 0
+    assert on.lease.held() == 4 * GIB
+    assert on.guests[0].ask("give cuMemFree_v2", rest.value).code == 0
+    for guest in on.guests:
+        assert on.lease.held() == 2 * MIB
+        for place, block in enumerate(blocks, start=1):
+            assert guest.ask("give cuMemRelease", block).code == 0
+            assert guest.ask("give cuMemUnmap", place << 20).code == 0
+    assert on.lease.held() == 0
+
+
+def test_the_last_importer_s_end_gives_back(make_lease: Make) -> None:
+    """Killed, both of them: nothing is held."""
+    on = Sharing(make_lease(4), 1)
+    assert on.map(on.guests[0], on.export()) == 0
+    on.owner.kill()
+    on.guests[0].kill()
+    last = on.lease.start().enter()
+    assert last.ask("alloc", 4 * GIB).code == 0
+    assert on.lease.held() == 4 * GIB
+
+
+def test_what_another_lease_made_must_fit(make_lease: Make) -> None:
+    """Of 2 GiB that are full but for 1 MiB a second block of a stranger's is too much; room lets it in."""
+    on = Sharing(make_lease(4), 1)
+    blocks = [on.export(), on.export()]
+    small = make_lease(2).start_rows()
+    assert small.ask("use -").code == 0
+    full = small.ask("take cuMemAlloc_v2", 2 * GIB - MIB).value
+    assert on.map(small, blocks[0]) == 0
+    assert on.map(small, blocks[1], 2) == OUT_OF_MEMORY
+    assert small.ask("give cuMemFree_v2", full).code == 0
+    assert small.ask("map -", blocks[1], 2).code == 0
+    assert on.lease.held() == 2 * MIB
+
+
+def test_scribbles_among_imports_end_with_their_writer(make_lease: Make) -> None:
+    """A word of nobody's there keeps the card from no one."""
+    lease = make_lease(4)
+    one = lease.start_rows()
+    assert one.ask("use -").code == 0
+    for field, index, word in (
+        ("slots_used", 0, 16),
+        ("shared_cards", 0, 1),
+        ("imported", 9, 3 * GIB),
+    ):
+        put(lease.account, offset(field, index), word)
+    assert one.ask("take cuMemAlloc_v2", 4 * GIB).code == 0
+    assert lease.held() == 4 * GIB
 
 
 def test_a_pool_s_memory_outlives_the_pool(lease: Lease, client: Client) -> None:
@@ -192,6 +284,103 @@ def test_what_a_capture_takes_is_the_graph_s(lease: Lease, client: Client, name:
     assert client.ask("give cuGraphExecDestroy", executable).code == 0
     assert lease.held() == 0
     assert client.ask(f"take {name}", GIB).code == 0
+
+
+class Graph:
+    """One of 3 GiB in a lease of 4, and its executable form."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        code, self.graph, self.pointer = client.ask("take cuGraphAddMemAllocNode", 3 * GIB)
+        assert code == 0
+        self.executable = 0
+
+    def instantiate(self) -> "Graph":
+        """From here on it can be launched."""
+        self.executable = self.client.ask("keep cuGraphInstantiateWithFlags", self.graph).value
+        return self
+
+    def launch(self, per_thread: int = 0) -> None:
+        """Once."""
+        assert self.client.ask("launch -", self.executable, per_thread).code == 0
+
+    def destroy(self) -> None:
+        """Both forms."""
+        assert self.client.ask("give cuGraphExecDestroy", self.executable).code == 0
+        assert self.client.ask("give cuGraphDestroy", self.graph).code == 0
+
+
+@pytest.mark.parametrize("per_thread", [0, 1])
+@pytest.mark.parametrize("free", ["cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeAsync_ptsz"])
+def test_what_a_launch_took_outlives_the_graph(
+    lease: Lease, client: Client, free: str, per_thread: int
+) -> None:
+    """Launched, not freed, destroyed: it stays charged until the program frees it."""
+    graph = Graph(client).instantiate()
+    graph.launch(per_thread)
+    graph.destroy()
+    assert lease.held() == 3 * GIB
+    assert client.ask("take cuMemAlloc_v2", 2 * GIB).code == OUT_OF_MEMORY
+    assert client.ask(f"give {free}", graph.pointer).code == 0
+    assert lease.held() == 0
+
+
+@pytest.mark.parametrize("free", ["cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeAsync_ptsz"])
+def test_what_was_freed_after_the_last_launch_goes_with_the_graph(
+    lease: Lease, client: Client, free: str
+) -> None:
+    """Three times launched, and freed each time."""
+    graph = Graph(client).instantiate()
+    for _ in range(2):
+        graph.launch()
+        assert client.ask(f"give {free}", graph.pointer).code == 0
+        assert lease.held() == 3 * GIB  # the graph keeps it for its next launch
+    graph.launch()
+    assert client.ask(f"give {free}", graph.pointer).code == 0
+    graph.destroy()
+    assert lease.held() == 0
+
+
+def test_a_launch_after_a_free_takes_again(lease: Lease, client: Client) -> None:
+    """Of three launches two were freed."""
+    graph = Graph(client).instantiate()
+    for free in ("cuMemFree_v2", "cuMemFreeAsync"):
+        graph.launch()
+        assert client.ask(f"give {free}", graph.pointer).code == 0
+    graph.launch()
+    graph.destroy()
+    assert lease.held() == 3 * GIB
+    assert client.ask("give cuMemFreeAsync", graph.pointer).code == 0
+    assert lease.held() == 0
+
+
+@pytest.mark.parametrize("how", [0, 1, 2])
+def test_what_a_node_frees_goes_with_the_graph(lease: Lease, client: Client, how: int) -> None:
+    """A graph that frees what it takes leaves nothing behind, however the node was added."""
+    graph = Graph(client)
+    assert client.ask("free-node -", graph.graph, how).code == 0
+    graph.instantiate()
+    graph.launch()
+    graph.destroy()
+    assert lease.held() == 0
+
+
+def test_what_a_capture_frees_goes_with_the_graph(lease: Lease, client: Client) -> None:
+    """The same by capturing a stream, which is how frameworks make graphs."""
+    graph = Graph(client)
+    assert client.ask("capture -", graph.graph).code == 0
+    assert client.ask("give cuMemFreeAsync", graph.pointer).code == 0
+    assert client.ask("captured -").code == 0
+    graph.instantiate()
+    graph.launch()
+    graph.destroy()
+    assert lease.held() == 0
+
+
+def test_a_graph_that_never_ran_leaves_nothing(lease: Lease, client: Client) -> None:
+    """Its address was reserved, and there was no memory."""
+    Graph(client).instantiate().destroy()
+    assert lease.held() == 0
 
 
 def test_graphs_without_memory_charge_nothing(lease: Lease, client: Client) -> None:

@@ -24,10 +24,10 @@ uuid = lambda h: h if isinstance(h, str) else n.nvmlDeviceGetUUID(h)
 """
 
 
-def nvml(lease: Lease, expression: str, **environment: str) -> Any:
+def nvml(lease: Lease, expression: str, prelude: str = "", **environment: str) -> Any:
     """What an expression over pynvml gives in the lease."""
     ran = subprocess.run(
-        [sys.executable, "-c", f"{PRELUDE}print(json.dumps({expression}))"],
+        [sys.executable, "-c", f"{PRELUDE}{prelude}print(json.dumps({expression}))"],
         env=lease.environment(**environment),
         capture_output=True,
         text=True,
@@ -120,6 +120,40 @@ def test_a_list_without_room_says_how_much_it_needs(lease: Lease) -> None:
         FENKA_NULL_PIDS="1",
     )
     assert seen == [7, 2]
+
+
+TABLE = """
+import ctypes as c
+n.nvmlInit()
+ask = n._nvmlGetFunctionPointer("nvmlInternalGetExportTable")
+def table(id):
+    found = c.POINTER(c.c_size_t)()
+    code = ask(c.byref(found), id)
+    return [code, [i for i in range(1, min(512, found[0] // 8)) if found[i] != i] if found else None]
+smi = bytes.fromhex("c4fe3e6cc98f6c4ea327ee696e12f7c4")
+"""
+
+OURS = [81, 213, 214, 215]
+TABLES = {
+    "of the driver that is known": ("535.309.01:4096", OURS),
+    "with no more than is replaced": ("535.54:1728", OURS),
+    "of another driver": ("560.35.05:4096", []),
+    "of a driver that does not say": (":4096", []),
+    "that ends before": ("535.309.01:1720", []),
+    "that is larger than any": ("535.309.01:8200", []),
+    "whose first word is no size": ("535.309.01:18446744073709551615", []),
+}
+
+
+@pytest.mark.parametrize(("table", "replaced"), TABLES.values(), ids=TABLES)
+def test_the_private_table_is_changed_where_it_is_known(
+    lease: Lease, table: str, replaced: list[int]
+) -> None:
+    """1728 bytes are 216 words, 0 to 215. What is not known goes through as it is, word for word."""
+    said = nvml(lease, "[table(smi), table(b'x' * 16), ask(None, smi), ask(c.byref(c.c_void_p()), None)]",
+                prelude=TABLE, FENKA_NULL_TABLE=table)  # fmt: skip
+    invalid = 2
+    assert said == [[0, replaced], [0, []], invalid, invalid]
 
 
 def test_without_a_lease_nothing_is_shown(lease: Lease) -> None:

@@ -66,6 +66,12 @@ TAKES = {
     "cuArray3DCreate": Takes(("cuArrayDestroy",)),
     "cuArray3DCreate_v2": Takes(("cuArrayDestroy",)),
     "cuMipmappedArrayCreate": Takes(("cuMipmappedArrayDestroy",)),
+    "cuModuleLoad": Takes(("cuModuleUnload",)),
+    "cuModuleLoadData": Takes(("cuModuleUnload",)),
+    "cuModuleLoadDataEx": Takes(("cuModuleUnload",)),
+    "cuModuleLoadFatBinary": Takes(("cuModuleUnload",)),
+    "cuLibraryLoadData": Takes(("cuLibraryUnload",)),
+    "cuLibraryLoadFromFile": Takes(("cuLibraryUnload",)),
     "cuGraphAddMemAllocNode": Takes(("cuGraphDestroy",), located=True),
     "cuGraphAddNode": Takes(("cuGraphDestroy",), located=True),
     "cuGraphAddNode_v2": Takes(("cuGraphDestroy",), located=True),
@@ -118,8 +124,16 @@ COVERED_ELSEWHERE = {
         "cuGetProcAddress",
         "cuGetProcAddress_v2",
     },  # test_shim_interception, _closed
-    # below, and test_shim_simulated
-    "NOTES": {"cuMemPoolCreate", "cuMemPoolDestroy", "cuMemPoolSetAttribute"},
+    # below, test_shim_lifetimes and test_shim_simulated
+    "NOTES": {
+        "cuGraphAddMemFreeNode",
+        "cuGraphLaunch",
+        "cuGraphLaunch_ptsz",
+        "cuMemExportToShareableHandle",
+        "cuMemPoolCreate",
+        "cuMemPoolDestroy",
+        "cuMemPoolSetAttribute",
+    },
     "TELLS": {  # test_shim_memory
         "cuMemGetInfo",
         "cuMemGetInfo_v2",
@@ -249,12 +263,87 @@ def test_missing_arguments_hurt_nobody(make_lease: Make, name: str) -> None:
     on.expect(0)
 
 
+LIBRARIES = ("cuLibraryLoadData", "cuLibraryLoadFromFile")
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_is_loaded_into_contexts_to_come(make_lease: Make, name: str) -> None:
+    """100 MiB on each card: a library of 30 is charged where there is a context, then where one begins."""
+    mib = 100 / 1024
+    lease = make_lease(mib, mib, context_bytes=20 * MIB)
+    actor = lease.start_rows()
+    _, library, _ = actor.ask(f"take {name}", 30 * MIB)
+    assert (lease.held(0), lease.held(1)) == (0, 0)
+    first = actor.ask("take cuCtxCreate_v2", 0, 1).value
+    assert (lease.held(0), lease.held(1)) == (0, 50 * MIB)
+    _, second, _ = actor.ask(f"take {name}", 25 * MIB)
+    actor.ask("take cuDevicePrimaryCtxRetain", 0, 0)
+    assert (lease.held(0), lease.held(1)) == (75 * MIB, 75 * MIB)
+    assert actor.ask("give cuLibraryUnload", library).code == 0
+    assert (lease.held(0), lease.held(1)) == (45 * MIB, 45 * MIB)
+    assert actor.ask("give cuCtxDestroy_v2", first).code == 0
+    assert (lease.held(0), lease.held(1)) == (45 * MIB, 0)
+    assert actor.ask("give cuLibraryUnload", second).code == 0
+    assert (lease.held(0), lease.held(1)) == (20 * MIB, 0)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_that_one_card_cannot_hold_is_on_none(make_lease: Make, name: str) -> None:
+    """100 MiB of the first card and 50 of the second: 60 are too much for both, and for a context."""
+    lease = make_lease(100 / 1024, 50 / 1024)
+    actor = lease.start_rows()
+    for device in (0, 1):
+        assert actor.ask("take cuDevicePrimaryCtxRetain", 0, device).code == 0
+    assert actor.ask(f"take {name}", 60 * MIB).code == OUT_OF_MEMORY
+    assert (lease.held(0), lease.held(1)) == (0, 0)
+    assert actor.ask("give cuDevicePrimaryCtxRelease_v2", 1).code == 0
+    assert actor.ask(f"take {name}", 60 * MIB).code == 0
+    assert actor.ask("take cuDevicePrimaryCtxRetain", 0, 1).code == OUT_OF_MEMORY
+    assert (lease.held(0), lease.held(1)) == (60 * MIB, 0)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_that_no_card_can_hold_is_refused(make_lease: Make, name: str) -> None:
+    """Also before there is a context that it would not fit: 2^64 - 1 bytes are not added to anything."""
+    actor = make_lease(1).start_rows()
+    for _ in range(2):
+        assert actor.ask(f"take {name}", 2**64 - 1).code == OUT_OF_MEMORY
+    assert actor.ask(f"take {name}", MIB).code == 0
+    assert actor.ask("take cuCtxCreate_v2").code == 0
+
+
+def test_a_module_dies_with_its_context(make_lease: Make) -> None:
+    """What was loaded into a context is given back with it, without an unload."""
+    on = scene(make_lease, Takes(context=True))
+    context = on.take("cuCtxCreate_v2").value
+    assert on.take("cuModuleLoadData", 32 * MIB).code == 0
+    on.expect(SIZE + 32 * MIB)
+    assert on.actor.ask("give cuCtxDestroy_v2", context).code == 0
+    on.expect(0)
+
+
 def test_a_smaller_heap_takes_less(make_lease: Make) -> None:
     """Setting the heap of the kernels' malloc again replaces the charge of before."""
     on = scene(make_lease, TAKES["cuCtxSetLimit"])
     for size in (SIZE // 2, SIZE // 4, 0):
         assert on.take("cuCtxSetLimit", size).code == 0
         on.expect(size)
+
+
+def test_kernels_malloc_and_printf_take_beside_each_other(make_lease: Make) -> None:
+    """Of 100 MiB a context of 64 leaves 36 for both, which go with it."""
+    on = scene(make_lease, Takes(context=True))
+    context = on.take("cuCtxCreate_v2").value
+    on.expect(SIZE)
+    assert on.actor.ask("printf -", 37 * MIB).code == OUT_OF_MEMORY
+    assert on.actor.ask("printf -", 20 * MIB).code == 0
+    assert on.take("cuCtxSetLimit", 17 * MIB).code == OUT_OF_MEMORY
+    assert on.take("cuCtxSetLimit", 16 * MIB).code == 0
+    on.expect(SIZE + 36 * MIB)
+    assert on.actor.ask("printf -", 0).code == 0
+    on.expect(SIZE + 16 * MIB)
+    assert on.actor.ask("give cuCtxDestroy_v2", context).code == 0
+    on.expect(0)
 
 
 def test_a_context_destroyed_is_gone_however_often_attached(make_lease: Make) -> None:

@@ -1,6 +1,7 @@
 """The shim on the simulated driver, which keeps its own account of every byte."""
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -127,6 +128,95 @@ print(json.dumps([codes, int(reserved)]))
         **lease.environment(),
     )
     assert seen == [[0, 0, 0, 0, 0], 0]
+
+
+def test_loaded_code_is_charged_as_the_card_does(
+    node: SimulatedNode, uuids: list[str], lease: Lease
+) -> None:
+    """A module and a library with 1 GiB of variables each: what the lease says is what the card says."""
+    text = ".version 7.0 .target sm_75 .global .b8 big[1073741824]; .visible .entry k() { ret; }"
+    used = f"n.nvmlDeviceGetHandleByUUID({uuids[1]!r})"
+    program = f"""
+from cuda.bindings import driver as cu
+cu.cuInit(0)
+cu.cuCtxSetCurrent(cu.cuDevicePrimaryCtxRetain(0)[1])
+text = {text!r}.encode()
+steps = [cu.cuModuleLoadData(text), cu.cuLibraryLoadData(text, [], [], 0, [], [], 0)]
+steps += [cu.cuModuleLoadData(text), cu.cuModuleLoadData(text)]
+free = cu.cuMemGetInfo()[1]
+cu.cuModuleUnload(steps[0][1]); cu.cuLibraryUnload(steps[1][1])
+print(json.dumps([[int(s[0]) for s in steps], free, cu.cuMemGetInfo()[1],
+    n.nvmlDeviceGetMemoryInfo({used}).used]))
+"""
+    gone = 3 * (GIB + len(text))
+    environment = lease.environment()
+    assert python(node, LIST + program, **environment) == [
+        [0, 0, 0, OUT_OF_MEMORY],
+        4 * GIB - 100 * MIB - gone,
+        4 * GIB - 100 * MIB - gone // 3,
+        100 * MIB + gone // 3,
+    ]
+    del environment["LD_PRELOAD"]
+    environment["CUDA_VISIBLE_DEVICES"] = uuids[1]
+    codes, *_, used_there = python(node, LIST + program, **environment)
+    assert (codes, used_there) == ([0, 0, 0, 0], 2 * (GIB + len(text)))
+
+
+SHARING = """
+import json, signal, socket, sys
+from cuda.bindings import driver as cu
+fd = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+line = socket.socket(fileno=int(sys.argv[1]))
+cu.cuInit(0)
+cu.cuCtxSetCurrent(cu.cuDevicePrimaryCtxRetain(0)[1])
+"""
+MAKER = """
+p = cu.CUmemAllocationProp()
+p.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+p.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+p.requestedHandleTypes = fd
+block = cu.cuMemCreate(1 << 30, p, 0)[1]
+socket.send_fds(line, [b"x"], [int(cu.cuMemExportToShareableHandle(block, fd, 0)[1])])
+signal.pause()
+"""
+GUEST = """
+block = cu.cuMemImportFromShareableHandle(socket.recv_fds(line, 1, 1)[1][0], fd)[1]
+at = cu.cuMemAddressReserve(1 << 30, 0, 0, 0)[1]
+def free(): return cu.cuMemGetInfo()[1] >> 20
+said = [int(cu.cuMemMap(at, 1 << 30, 0, block, 0)[0]), free()]
+print(flush=True)
+sys.stdin.readline()
+code, rest = cu.cuMemAlloc(2972 << 20)
+said += [int(cu.cuMemAlloc(1)[0]), int(code), int(cu.cuMemFree(rest)[0]), free()]
+said += [int(cu.cuMemUnmap(at, 1 << 30)[0]), int(cu.cuMemRelease(block)[0]), free()]
+print(json.dumps(said), flush=True)
+"""
+
+
+def test_a_block_whose_maker_was_killed_is_still_charged(node: SimulatedNode, lease: Lease) -> None:
+    """A descriptor crosses to another process, which maps 1 GiB. Of 4096 MiB each process has 100 for its
+    context: with both 4096 - 200 - 1024 = 2872 are free; with the maker killed 4096 - 100 - 1024 = 2972."""
+
+    def start(program: str, line: socket.socket) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-c", SHARING + program, str(line.fileno())],
+            env=lease.environment(LD_LIBRARY_PATH=str(node.library_dir)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[line.fileno()],
+            text=True,
+        )
+
+    ends = socket.socketpair()
+    maker, guest = start(MAKER, ends[0]), start(GUEST, ends[1])
+    for end in ends:
+        end.close()
+    assert guest.stdout
+    assert guest.stdout.readline() == "\n"
+    maker.kill()
+    maker.communicate()
+    said = json.loads(guest.communicate("go on\n")[0])
+    assert said == [0, 2872, OUT_OF_MEMORY, 0, 0, 2972, 0, 0, 3996]
 
 
 def test_a_stranger_s_process_is_not_seen(

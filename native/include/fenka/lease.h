@@ -15,7 +15,8 @@
 
 #define FENKA_CONTROL_MAGIC 0x4c5254434b4e4546 /* "FENKCTRL" */
 #define FENKA_ACCOUNT_MAGIC 0x544e4343414b4e46 /* "FNKACCNT" */
-#define FENKA_LAYOUT_VERSION 1
+#define FENKA_LAYOUT_VERSION 1 /* of the control page */
+#define FENKA_ACCOUNT_VERSION 2
 #define FENKA_CONTROL_BYTES 4096
 #define FENKA_MAX_CARDS 16
 #define FENKA_MAX_SLOTS 1024
@@ -58,15 +59,26 @@ struct fenka_control {
 #define FENKA_IDENTITY_START 31
 #define FENKA_MAX_NAMESPACES 255 /* the index 255 = no room was left: nobody judges that owner */
 
+/* Blocks of memory that processes hand to each other (cuMemExportToShareableHandle, cuMemImport…) are charged to
+ * their maker. When it gives one up or dies while another still holds it, nothing in the importer's hand says
+ * whose it was. So both sides count apart what they hold of such blocks, and what one importer holds beyond all
+ * that is still exported has lost its maker:
+ *
+ *   held on a card = sum of memory + max(0, the largest of imported - sum of exported)
+ *
+ * No block is counted twice by that; of blocks without maker in several importers' hands some may be missed. */
 struct fenka_account {
     uint64_t magic;
     uint32_t version;
     uint32_t slot_count;          /* FENKA_MAX_SLOTS */
     uint64_t slots_used;          /* slots from here on were never owned; only grows */
-    uint64_t reserved[5];
+    uint64_t shared_cards;        /* bit = card: something there was exported or imported once */
+    uint64_t reserved[4];
     uint64_t pid_namespaces[256]; /* inodes of /proc/self/ns/pid; an entry, once set, stays */
     uint64_t identity[1024];      /* FENKA_MAX_SLOTS */
     uint64_t memory[16][1024];    /* bytes of device memory held: [card of control][slot] */
+    uint64_t exported[16][1024];  /* of these, bytes that other processes may hold as well */
+    uint64_t imported[16][1024];  /* bytes held of blocks that another process made, not in `memory` */
 };
 
 #endif

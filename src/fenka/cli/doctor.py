@@ -5,13 +5,14 @@ from typing import Literal
 
 import msgspec
 
+from fenka import native
 from fenka.cli import tables
 from fenka.cli.listing import current
 from fenka.core.units import card_units
 from fenka.dialects.sizes import UNITS_MIB
 from fenka.hardware.nvml import Driver, NoDriver
 from fenka.isolation import sandbox
-from fenka.workstation import files, paths, protocol
+from fenka.workstation import paths, protocol
 from fenka.workstation.client import NoDaemon
 
 
@@ -37,7 +38,7 @@ def doctor(output: str) -> None:
 
 
 def _libraries() -> Check:
-    shim = files.NATIVE / "libfenka.so"
+    shim = native.DIRECTORY / "libfenka.so"
     if shim.exists():
         return Check("shim", "ok", str(shim))
     return Check("shim", "wrong", f"{shim} is missing: run `make build`")

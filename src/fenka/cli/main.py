@@ -363,6 +363,79 @@ def simulate_card(
 
 
 @app.command()
+def node(
+    name: Annotated[
+        str, typer.Option("--name", envvar="NODE_NAME", help="this node's name in the cluster")
+    ],
+    unit: Annotated[
+        str, typer.Option(help="what aliyun.com/gpu-mem: 4 counts: GiB, MiB, 256MiB …")
+    ] = "GiB",
+    simulated: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIRECTORY", help="simulated cards, kept by fenka simulate-node"),
+    ] = None,
+    host_root: Annotated[
+        Path, typer.Option(help="where this process sees the node's own root")
+    ] = Path("/"),
+    kubeconfig: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="instead of the pod's service account"),
+    ] = None,
+    exclusive: Annotated[
+        bool, typer.Option(help="serve nvidia.com/gpu while the node is not shared")
+    ] = True,
+    assume_cdi: Annotated[
+        bool, typer.Option("--assume-cdi", help="containerd 1.7 has enable_cdi set")
+    ] = False,
+    over_limit: Annotated[
+        str, typer.Option(help="a pod that gets round its limit: report or evict")
+    ] = "report",
+    unshimmed: Annotated[
+        str, typer.Option(help="a leased pod's program without fenka's library: kill or report")
+    ] = "kill",
+    metrics_port: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="PORT", help="serve /metrics, /healthz and /readyz"),
+    ] = None,
+) -> None:
+    """Serve this node's cards to its kubelet (runs in a DaemonSet)."""
+    from fenka.cli import nodes
+    from fenka.node.main import Config
+
+    nodes.node(
+        Config(
+            node=name,
+            unit=unit,
+            simulated=simulated,
+            host=host_root,
+            kubeconfig=kubeconfig,
+            exclusive=exclusive,
+            assume_cdi=assume_cdi,
+            over_limit=over_limit,
+            unshimmed=unshimmed,
+            metrics_port=metrics_port,
+        )
+    )
+
+
+@app.command("simulate-node")
+def simulate_node(
+    spec: Annotated[str, typer.Argument(help="T4, 'V100-16G*2', FILE.toml")],
+    directory: Annotated[Path, typer.Option(help="where programs find the cards")] = Path(
+        "/run/fenka/simulated"
+    ),
+    name: Annotated[
+        str,
+        typer.Option("--name", envvar="NODE_NAME", help="makes the cards' UUIDs; default: host"),
+    ] = "",
+) -> None:
+    """Keep a node's simulated cards until told to stop."""
+    from fenka.cli import nodes
+
+    nodes.simulate(spec, directory, name)
+
+
+@app.command()
 def demo(
     check: Annotated[bool, typer.Option("--check", help="end after the checks")] = False,
 ) -> None:

@@ -5,6 +5,7 @@ that are about nodes as such (cordons, taints, selectors) and about GPU resource
 message on the pod stands.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -204,14 +205,15 @@ class Judgement:
 def judge(pod: FullPod, cluster: Cluster) -> Judgement:
     """Node by node, and what would help."""
     judgement, world = Judgement(), cluster.world
+    crowds = Counter(it.spec.node_name for it in cluster.pods)
     if pod.whole:
         holders = _whole_holders(cluster.pods)
-        judgement.nodes = [_judge_whole(pod, node, holders) for node in cluster.nodes]
+        judgement.nodes = [_judge_whole(pod, it, holders, crowds) for it in cluster.nodes]
         judgement.help = _when_whole_cards_end(pod, cluster.nodes, holders)
         return judgement
     rejections: list[Rejection] = []
     for node in cluster.nodes:
-        verdict, rejection = _judge_node(pod, node, world)
+        verdict, rejection = _judge_node(pod, node, world, crowds)
         judgement.nodes.append(verdict)
         rejections += [rejection] if rejection else []
     shares = world.shares()
@@ -234,8 +236,8 @@ def _whole_holders(pods: Iterable[Pod]) -> Holders:
     return holders
 
 
-def _judge_whole(pod: FullPod, node: Node, holders: Holders) -> NodeVerdict:
-    reasons, name = _as_a_node(pod, node), node.metadata.name
+def _judge_whole(pod: FullPod, node: Node, holders: Holders, crowds: Counter[str]) -> NodeVerdict:
+    reasons, name = _as_a_node(pod, node, crowds), node.metadata.name
     total = _units(node, gpushare.WHOLE)
     free = max(total - sum(count for _, count in holders.get(name, ())), 0)
     if total < 1:
@@ -245,8 +247,10 @@ def _judge_whole(pod: FullPod, node: Node, holders: Holders) -> NodeVerdict:
     return NodeVerdict(name, not reasons, reasons, gpu=total > 0)
 
 
-def _judge_node(pod: FullPod, node: Node, world: World) -> tuple[NodeVerdict, Rejection | None]:
-    reasons = _as_a_node(pod, node)
+def _judge_node(
+    pod: FullPod, node: Node, world: World, crowds: Counter[str]
+) -> tuple[NodeVerdict, Rejection | None]:
+    reasons = _as_a_node(pod, node, crowds)
     name = node.metadata.name
     share = world.share(name)
     if share is None:
@@ -267,13 +271,16 @@ def _judge_node(pod: FullPod, node: Node, world: World) -> tuple[NodeVerdict, Re
     return NodeVerdict(name, not reasons, reasons, gpu=True), rejection
 
 
-def _as_a_node(pod: FullPod, node: Node) -> list[str]:
+def _as_a_node(pod: FullPod, node: Node, crowds: Counter[str]) -> list[str]:
     """What keeps the pod out, whatever GPUs there are."""
     reasons = []
     if node.spec.unschedulable:
         reasons.append("cordoned")
     if not node.ready:
         reasons.append("not ready")
+    pods = _units(node, "pods")
+    if 0 < pods <= crowds[node.metadata.name]:
+        reasons.append(f"has {crowds[node.metadata.name]} of {pods} pods")
     for taint in node.spec.taints:
         # The node controller's own taints repeat what was said.
         said = taint.key.startswith("node.kubernetes.io/") and reasons

@@ -21,6 +21,9 @@ NAMES = 3
 EVENTS = 5
 """The newest warnings to show."""
 
+SCHEDULING = ("FailedScheduling", "FenkaUnschedulable")
+"""Reasons of events that are over once the pod is on a node."""
+
 EXTENDERS_WORDS = ("GPUs fit", "Insufficient GPU Memory in one device", "is not for GPU share")
 """What fenka's extender, or gpushare's, says in kube-scheduler's message."""
 
@@ -115,7 +118,7 @@ def answer(pod: FullPod, around: Cluster, events: Iterable[Event]) -> Answer:
         f"{pod.full_name} is {state}: it asks for {asks}.",
         scheduler=pod.spec.scheduler_name,
         containers=_containers(pod),
-        events=_warnings(events),
+        events=_warnings(events, placed=bool(pod.spec.node_name)),
     )
     if pod.finished:
         said = " ".join(filter(None, (pod.status.reason, pod.status.message)))
@@ -161,11 +164,14 @@ def _containers(pod: FullPod) -> list[str]:
     ]
 
 
-def _warnings(events: Iterable[Event]) -> list[str]:
-    """The newest first, each message once."""
-    newest = sorted((it for it in events if it.type == "Warning"), key=lambda it: it.at)
-    told = {f"{it.reason}: {it.message}": None for it in reversed(newest)}
-    return list(told)[:EVENTS]
+def _warnings(events: Iterable[Event], *, placed: bool) -> list[str]:
+    """The newest first, one of each reason: what the scheduler said before it found a node is over."""
+    newest: dict[str, Event] = {}
+    for it in sorted(events, key=lambda event: event.at):
+        if it.type == "Warning" and not (placed and it.reason in SCHEDULING):
+            newest[it.reason] = it
+    ordered = sorted(newest.values(), key=lambda event: event.at, reverse=True)
+    return [f"{it.reason}: {it.message}" for it in ordered[:EVENTS]]
 
 
 def _add_place(result: Answer, pod: FullPod, around: Cluster) -> None:

@@ -13,6 +13,8 @@ UNITS_MIB = {"MiB": 1, "Mi": 1, "GiB": 1024, "Gi": 1024}
 
 _SIZE = re.compile(r"(-?)([0-9]*)(?:\.([0-9]+))?\s*([A-Za-z]*)")
 
+_UNIT = re.compile(r"([0-9]{0,6})\s*(MiB|Mi|GiB|Gi)")
+
 _DIGITS = 12
 """No size needs more on either side of the point, and Python refuses to read very long numbers."""
 
@@ -22,10 +24,11 @@ class BadSize(Exception):
 
 
 def parse_unit(text: str) -> int:
-    """The unit of a world in MiB. Raises BadSize."""
-    if text not in ("GiB", "MiB"):
-        raise BadSize(f"{text!r} is no unit: use GiB or MiB")
-    return UNITS_MIB[text]
+    """The unit of a world in MiB: GiB, MiB, or so many of them. Raises BadSize."""
+    match = _UNIT.fullmatch(text.strip())
+    if match is None or (match[1] and int(match[1]) == 0):
+        raise BadSize(f"{_shown(text)} is no unit: use GiB, MiB, or a number of them as 256MiB")
+    return int(match[1] or 1) * UNITS_MIB[match[2]]
 
 
 def parse_memory(text: str, unit_mib: int) -> Memory:

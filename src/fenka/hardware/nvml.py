@@ -18,7 +18,7 @@ import pynvml
 
 from fenka.core.cards import Card
 
-__all__ = ["Driver", "DriverLost", "GpuProcess", "NoDriver", "Reading"]
+__all__ = ["Driver", "DriverLost", "Events", "GpuProcess", "NoDriver", "Reading"]
 
 _SONAME = "libnvidia-ml.so.1"
 _MIB = 1 << 20
@@ -151,6 +151,28 @@ class Driver:
         return tuple(_reading(handle) for _, handle in _handles())
 
     @_answered()
+    def busy_percent(self, since_us: int) -> dict[tuple[str, int], int]:
+        """Percent of a card's time that a process has had, by UUID and process id, in the newest sample
+        after this moment (microseconds since the epoch); nothing of cards that do not tell."""
+        found: dict[tuple[str, int], tuple[int, int]] = {}
+        for _, handle in _handles():
+            uuid = pynvml.nvmlDeviceGetUUID(handle)
+            try:
+                samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+            except (pynvml.NVMLError_NotFound, pynvml.NVMLError_NotSupported):
+                continue
+            for it in samples:
+                key, newest = (uuid, it.pid), (it.timeStamp, it.smUtil)
+                found[key] = max(found.get(key, newest), newest)
+        return {key: percent for key, (_, percent) in found.items()}
+
+    @_answered()
+    def minor(self, uuid: str) -> int:
+        """N of the card's /dev/nvidiaN, which need not be its index."""
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        return int(pynvml.nvmlDeviceGetMinorNumber(handle))
+
+    @_answered()
     def processes(self) -> tuple[GpuProcess, ...]:
         """Who has a context on which card, by card and process id; each pair once."""
         found: dict[tuple[int, int], GpuProcess] = {}
@@ -166,6 +188,44 @@ class Driver:
                         uuid, process.pid, None if used is None else used // _MIB
                     )
         return tuple(found[key] for key in sorted(found))
+
+
+class Events:
+    """XIDs, the driver's word for an error of a card, of all cards that tell. `with` ends it.
+
+    Raises DriverLost.
+    """
+
+    @_answered()
+    def __init__(self) -> None:
+        self._waiting = threading.Lock()
+        self._set = pynvml.nvmlEventSetCreate()
+        for _, handle in _handles():
+            # A card that cannot tell is no reason not to hear the others.
+            _or_none(
+                pynvml.nvmlDeviceRegisterEvents,
+                handle,
+                pynvml.nvmlEventTypeXidCriticalError,
+                self._set,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Another thread may still wait in it, for no longer than it said.
+        with self._waiting, contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlEventSetFree(self._set)
+
+    @_answered()
+    def wait(self, milliseconds: int) -> tuple[str, int] | None:
+        """UUID of a card and its XID; None if there was none in this time."""
+        try:
+            with self._waiting:
+                event = pynvml.nvmlEventSetWait_v2(self._set, milliseconds)
+            return pynvml.nvmlDeviceGetUUID(event.device), int(event.eventData)
+        except (pynvml.NVMLError_Timeout, pynvml.NVMLError_GpuIsLost):
+            return None
 
 
 def _acquire(library_dir: Path | None) -> None:

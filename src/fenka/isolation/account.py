@@ -7,13 +7,13 @@ crash. It is read by ``pread``: a program may shorten the file, and reading a sh
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fenka.isolation.layout import constant, layout
 
-__all__ = ["Account", "BadAccount", "Process", "create", "read"]
+__all__ = ["Account", "BadAccount", "Process", "create", "held_by", "read"]
 
 IMPLAUSIBLE_BYTES = 1 << 50
 """No card has a pebibyte of memory; a process that says so is marked and counted as holding nothing."""
@@ -37,6 +37,10 @@ class Process:
     """Held, by number of the card in the lease."""
     suspect: bool = False
     """Holds what cannot be: an impossible number of bytes, or memory without an owner."""
+    exported_bytes: tuple[int, ...] = ()
+    """Of memory_bytes, what other processes may hold as well."""
+    imported_bytes: tuple[int, ...] = ()
+    """Held of blocks that another process made, on top of memory_bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +52,7 @@ class Account:
     @property
     def memory_bytes(self) -> tuple[int, ...]:
         """Totals, by number of the card in the lease."""
-        held = (process.memory_bytes for process in self.processes)
-        none = (0,) * constant("FENKA_MAX_CARDS")
-        return tuple(map(sum, zip(none, *held, strict=True)))
+        return held_by(self.processes)
 
     @property
     def suspect(self) -> bool:
@@ -58,7 +60,22 @@ class Account:
         return any(process.suspect for process in self.processes)
 
 
-def _size() -> int:
+def held_by(processes: Collection[Process]) -> tuple[int, ...]:
+    """What they hold together, by number of the card; shared blocks as lease.h says."""
+    none = (0,) * constant("FENKA_MAX_CARDS")
+
+    def rows(field: str) -> Iterator[tuple[int, ...]]:
+        rows = [getattr(process, field) or none for process in processes]
+        return zip(none, *rows, strict=True)
+
+    each = zip(rows("memory_bytes"), rows("exported_bytes"), rows("imported_bytes"), strict=True)
+    return tuple(
+        sum(held) + max(0, max(imported) - sum(exported)) for held, exported, imported in each
+    )
+
+
+def size() -> int:
+    """Bytes of the file."""
     return int(layout().sizeof("struct fenka_account"))
 
 
@@ -66,7 +83,7 @@ def _header() -> bytes:
     return struct.pack(
         "<QII",
         constant("FENKA_ACCOUNT_MAGIC"),
-        constant("FENKA_LAYOUT_VERSION"),
+        constant("FENKA_ACCOUNT_VERSION"),
         constant("FENKA_MAX_SLOTS"),
     )
 
@@ -75,7 +92,7 @@ def create(path: Path) -> None:
     """Makes an empty account that every user may write; FileExistsError when there is a file already."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        os.posix_fallocate(fd, 0, _size())
+        os.posix_fallocate(fd, 0, size())
         os.pwrite(fd, _header(), 0)
         os.fchmod(fd, 0o666)
     finally:
@@ -86,7 +103,7 @@ def _array(fd: int, field: str, row: int = 0) -> tuple[int, ...]:
     """One row of 64-bit words; what a program has cut off reads as zero."""
     ffi = layout()
     kind = dict(ffi.typeof("struct fenka_account").fields)[field].type
-    words = kind.item if field == "memory" else kind
+    words = kind.item if kind.item.kind == "array" else kind
     offset = ffi.offsetof("struct fenka_account", field) + row * ffi.sizeof(words)
     data = os.pread(fd, ffi.sizeof(words), offset).ljust(ffi.sizeof(words), b"\0")
     return struct.unpack(f"<{words.length}Q", data)
@@ -95,26 +112,36 @@ def _array(fd: int, field: str, row: int = 0) -> tuple[int, ...]:
 def _processes(fd: int) -> Iterator[Process]:
     before = _array(fd, "identity")
     cards = range(constant("FENKA_MAX_CARDS"))
-    held = zip(*(_array(fd, "memory", card) for card in cards), strict=True)
+    memory, exported, imported = (
+        zip(*(_array(fd, field, card) for card in cards), strict=True)
+        for field in ("memory", "exported", "imported")
+    )
     identities = _array(fd, "identity")
     namespaces = _array(fd, "pid_namespaces")
     start = constant("FENKA_IDENTITY_START")
     namespace = constant("FENKA_IDENTITY_NAMESPACE")
     pid_bits = constant("FENKA_IDENTITY_EMPTYING")
-    for earlier, identity, slot in zip(before, identities, held, strict=True):
-        if not identity and (earlier or not any(slot)):
+    for earlier, identity, *held in zip(
+        before, identities, memory, exported, imported, strict=True
+    ):
+        if not identity and (earlier or not any(map(any, held))):
             continue  # free, or given up while we read
         if identity >> pid_bits & 1:
             continue  # the owner is dead, and what it held is being taken out of the sum right now
         pid = identity & (1 << pid_bits) - 1
         index = identity >> namespace & (1 << start - namespace) - 1
-        impossible = max(slot) >= IMPLAUSIBLE_BYTES
+        impossible = max(map(max, held)) >= IMPLAUSIBLE_BYTES
+        slot, given, taken = (
+            tuple(0 if b >= IMPLAUSIBLE_BYTES else b for b in row) for row in held
+        )
         yield Process(
             pid,
             identity >> start,
             namespaces[index] if index < constant("FENKA_MAX_NAMESPACES") else 0,
-            tuple(0 if b >= IMPLAUSIBLE_BYTES else b for b in slot),
+            slot,
             impossible or not pid,
+            given if any(given) else (),
+            taken if any(taken) else (),
         )
 
 

@@ -43,9 +43,8 @@ def resize(page: Path, slots: Path, limits: tuple[Limit, ...]) -> Control:
 
 def _check(slots: Path, before: tuple[Limit, ...], wanted: tuple[Limit, ...]) -> None:
     said = account.read(slots)
-    held = [p.memory_bytes for p in said.processes if not _gone(p)]
-    for card, (old, new) in enumerate(zip(before, wanted, strict=False)):
-        used = sum(of_process[card] for of_process in held)
+    held = account.held_by([p for p in said.processes if not _gone(p)])
+    for old, new, used in zip(before, wanted, held, strict=False):
         if new.memory_bytes < old.memory_bytes and new.memory_bytes < used:
             raise InUse(
                 f"{new.uuid} cannot shrink to {new.memory_bytes // _MIB} MiB: the lease's programs hold "

@@ -15,12 +15,13 @@ Fair sharing, not a security boundary: a program that is root can undo a mount.
 """
 
 import contextlib
-import ctypes
 import fcntl
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from fenka.isolation import mounting
 
 INSIDE = Path("/run/fenka")
 """Where a program finds its lease."""
@@ -33,8 +34,6 @@ LINKER_CACHE = Path("/etc/ld.so.cache")
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
-_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC = 1, 32, 4096, 16384
-_MS_SLAVE = 1 << 19
 
 
 class CannotIsolate(Exception):
@@ -95,20 +94,19 @@ def _gate(kind: int) -> Iterator[None]:
 
 
 def _enter(mounts: Mounts) -> None:
-    libc = _Libc()
-    _unshare(libc)
+    _unshare()
     # Slave, not private: disks that are mounted later on the host still appear inside.
-    libc.mount(None, Path("/"), _MS_REC | _MS_SLAVE)
+    _mount(None, Path("/"), mounting.RECURSIVE | mounting.SLAVE)
     preload = _preload_text()
     layer = mounts.directory / "etc"
-    _provide_inside(libc, mounts.directory / "run")
-    libc.mount(mounts.directory / "lease", INSIDE / "lease", _MS_BIND)
-    libc.mount(mounts.shim, SHIM, _MS_BIND)
-    _read_only(libc, INSIDE / "lease")
-    libc.mount(mounts.directory / "account", INSIDE / "account", _MS_BIND)
-    _provide_etc(libc, layer, mounts.linker_cache)
+    _provide_inside(mounts.directory / "run")
+    _mount(mounts.directory / "lease", INSIDE / "lease", mounting.BIND)
+    _mount(mounts.shim, SHIM, mounting.BIND)
+    _read_only(INSIDE / "lease")
+    _mount(mounts.directory / "account", INSIDE / "account", mounting.BIND)
+    _provide_etc(layer, mounts.linker_cache)
     for hidden in mounts.hidden:
-        libc.mount(None, hidden, _MS_RDONLY, kind="tmpfs", data="mode=0755,size=4k")
+        _mount(None, hidden, mounting.RDONLY, kind="tmpfs", data="mode=0755,size=4k")
     if PRELOAD.read_text() != preload:
         raise CannotIsolate(f"{PRELOAD} could not be put in place; see `fenka doctor`")
 
@@ -132,7 +130,7 @@ def probe() -> str | None:
     child = os.fork()
     if child == 0:
         try:
-            _unshare(_Libc())
+            _unshare()
         except CannotIsolate as why:
             os.write(send, str(why).encode())
         os._exit(0)
@@ -159,37 +157,37 @@ def _preload_text() -> str:
     return "\n".join([*(line for line in lines if line != ours), ours]) + "\n"
 
 
-def _unshare(libc: "_Libc") -> None:
+def _unshare() -> None:
     if os.geteuid() == 0:
-        libc.unshare(_CLONE_NEWNS)
+        _unshare_or_say(_CLONE_NEWNS)
         return
     uid, gid = os.geteuid(), os.getegid()
-    libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS)
+    _unshare_or_say(_CLONE_NEWUSER | _CLONE_NEWNS)
     # The kernel wants setgroups denied before an unprivileged process may map its group.
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
 
 
-def _provide_inside(libc: "_Libc", layer: Path) -> None:
+def _provide_inside(layer: Path) -> None:
     """Make /run/fenka/lease and /run/fenka/account exist."""
     try:
         for name in ("lease", "account"):
             (INSIDE / name).mkdir(parents=True, exist_ok=True)
     except OSError:
         if INSIDE.is_dir():
-            libc.mount(layer, INSIDE, _MS_BIND)
+            _mount(layer, INSIDE, mounting.BIND)
         else:
-            _rebuild_run(libc, layer)
+            _rebuild_run(layer)
 
 
-def _rebuild_run(libc: "_Libc", layer: Path) -> None:
+def _rebuild_run(layer: Path) -> None:
     """Without the right to write to /run: a /run of our own, with every entry of the old one in it."""
     run = INSIDE.parent
     entries = list(os.scandir(run))
     # The old /run is reached through this descriptor once the new one covers it.
     old = os.open(run, os.O_PATH | os.O_DIRECTORY)
-    libc.mount(None, run, 0, kind="tmpfs", data="mode=0755,size=1m")
+    _mount(None, run, 0, kind="tmpfs", data="mode=0755,size=1m")
     for entry in entries:
         source, target = Path(f"/proc/self/fd/{old}/{entry.name}"), run / entry.name
         if entry.is_symlink():
@@ -199,35 +197,35 @@ def _rebuild_run(libc: "_Libc", layer: Path) -> None:
             target.mkdir()
         else:
             target.touch()
-        libc.mount(source, target, _MS_BIND | _MS_REC)
+        _mount(source, target, mounting.BIND | mounting.RECURSIVE)
     os.close(old)
     INSIDE.mkdir()
-    libc.mount(layer, INSIDE, _MS_BIND)
+    _mount(layer, INSIDE, mounting.BIND)
 
 
-def _provide_etc(libc: "_Libc", layer: Path, linker_cache: Path | None) -> None:
+def _provide_etc(layer: Path, linker_cache: Path | None) -> None:
     """Bind over what exists; where ld.so.preload does not, and may not be made, overlay /etc."""
     if not PRELOAD.exists():
         try:
             PRELOAD.touch(mode=0o644)
         except OSError:
-            _overlay_etc(libc, layer)
+            _overlay_etc(layer)
             return
-    libc.mount(layer / PRELOAD.name, PRELOAD, _MS_BIND)
-    _read_only(libc, PRELOAD)
+    _mount(layer / PRELOAD.name, PRELOAD, mounting.BIND)
+    _read_only(PRELOAD)
     if linker_cache is not None:
-        libc.mount(layer / LINKER_CACHE.name, LINKER_CACHE, _MS_BIND)
-        _read_only(libc, LINKER_CACHE)
+        _mount(layer / LINKER_CACHE.name, LINKER_CACHE, mounting.BIND)
+        _read_only(LINKER_CACHE)
 
 
-def _overlay_etc(libc: "_Libc", layer: Path) -> None:
+def _overlay_etc(layer: Path) -> None:
     """Read-only, which takes nothing from a program that may not write to /etc anyway."""
     etc = PRELOAD.parent
     below = [point for point in _mount_points() if etc in point.parents]
     kept = [(point, os.open(point, os.O_PATH)) for point in below]
-    libc.mount("overlay", etc, _MS_RDONLY, kind="overlay", data=f"lowerdir={layer}:{etc}")
+    _mount("overlay", etc, mounting.RDONLY, kind="overlay", data=f"lowerdir={layer}:{etc}")
     for point, descriptor in kept:
-        libc.mount(Path(f"/proc/self/fd/{descriptor}"), point, _MS_BIND)
+        _mount(Path(f"/proc/self/fd/{descriptor}"), point, mounting.BIND)
         os.close(descriptor)
 
 
@@ -237,40 +235,29 @@ def _mount_points() -> list[Path]:
     return [Path(field) for field in fields]
 
 
-def _read_only(libc: "_Libc", target: Path) -> None:
+def _read_only(target: Path) -> None:
     # A remount inside a user namespace must repeat the flags that the mount is locked with.
-    inherited = os.statvfs(target).f_flag & ~_MS_RDONLY & 0xF
-    libc.mount(None, target, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | inherited)
+    inherited = os.statvfs(target).f_flag & ~mounting.RDONLY & 0xF
+    _mount(None, target, mounting.BIND | mounting.REMOUNT | mounting.RDONLY | inherited)
 
 
-class _Libc:
-    """The two calls that Python 3.11 lacks."""
+def _unshare_or_say(flags: int) -> None:
+    try:
+        mounting.unshare(flags)
+    except OSError as why:
+        raise CannotIsolate(
+            f"no private mount namespace can be made here ({why.strerror}): start the daemon and the "
+            "program as root, allow unprivileged user namespaces, or ask for "
+            "--isolation=cooperative, which a program can undo"
+        ) from None
 
-    def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
 
-    def unshare(self, flags: int) -> None:
-        if self._libc.unshare(flags) != 0:
-            reason = os.strerror(ctypes.get_errno())
-            raise CannotIsolate(
-                f"no private mount namespace can be made here ({reason}): start the daemon and the "
-                "program as root, allow unprivileged user namespaces, or ask for "
-                "--isolation=cooperative, which a program can undo"
-            )
-
-    def mount(
-        self, source: Path | str | None, target: Path, flags: int, kind: str = "", data: str = ""
-    ) -> None:
-        origin = os.fsencode(source) if source is not None else (kind or "none").encode()
-        result = self._libc.mount(
-            origin,
-            os.fsencode(target),
-            kind.encode() or None,
-            ctypes.c_ulong(flags),
-            data.encode() or None,
-        )
-        if result != 0:
-            reason = os.strerror(ctypes.get_errno())
-            raise CannotIsolate(
-                f"cannot mount {target} for the lease: {reason}; see `fenka doctor`"
-            )
+def _mount(
+    source: Path | str | None, target: Path, flags: int, kind: str = "", data: str = ""
+) -> None:
+    try:
+        mounting.mount(source, target, flags, kind, data)
+    except OSError as why:
+        raise CannotIsolate(
+            f"cannot mount {target} for the lease: {why.strerror}; see `fenka doctor`"
+        ) from None

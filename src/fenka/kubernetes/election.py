@@ -20,6 +20,8 @@ RENEW_WITHIN_S = 10.0
 """A leader that has not renewed for so long does not lead any more."""
 RETRY_S = 2.0
 """Between attempts to renew or to take the lease."""
+ATTEMPT_S = 4.0
+"""For one attempt, so that a connection that died without a word leaves time for a second one."""
 FENCE_S = 13.0
 """Every write has ended so long after the beginning of the last renewal."""
 
@@ -86,10 +88,11 @@ class Election:
         """Take or renew the lease if that is possible now; whether this replica leads then."""
         begun = self._clock()
         try:
-            held = await self._try()
-        except (Refused, NoCluster) as why:
+            async with asyncio.timeout(ATTEMPT_S):
+                held = await self._try()
+        except (Refused, NoCluster, TimeoutError) as why:
             # Leading goes on until its time is over: the lease is ours as long as nobody could take it.
-            self.trouble = str(why)
+            self.trouble = str(why) or "the API server does not answer in time"
             return self.leading
         self.trouble = None
         self._renewed = begun if held else None
@@ -147,7 +150,7 @@ class Election:
                 "leaseTransitions": 0,
             },
         }
-        await self._api.create(self._collection, Lease, body, within_s=RENEW_WITHIN_S / 2)
+        await self._api.create(self._collection, Lease, body)
         self.leader = self.identity
         return True
 
@@ -167,4 +170,4 @@ class Election:
             "spec": spec,
         }
         path = f"{self._collection}/{self._name}"
-        await self._api.patch(path, Lease, body, within_s=RENEW_WITHIN_S / 2)
+        await self._api.patch(path, Lease, body)

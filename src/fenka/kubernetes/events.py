@@ -59,6 +59,7 @@ class Recorder:
         self._series: OrderedDict[_Key, _Series] = OrderedDict()
         self._queue: asyncio.Queue[tuple[_Key, str, dict[str, Any] | None]] = asyncio.Queue(_QUEUE)
         self._tokens, self._filled_at = float(BURST), clock()
+        self._writing = False
         self.dropped = 0
         """Events that were not written, by the bounds or by the server's answer."""
 
@@ -76,8 +77,15 @@ class Recorder:
     async def run(self) -> None:
         """Write what is recorded, until cancelled."""
         while True:
-            await self._write(*await self._queue.get())
-            self._queue.task_done()
+            waiting = await self._queue.get()
+            self._writing = True
+            await self._write(*waiting)
+            self._writing = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything recorded so far was written or dropped."""
+        return self._queue.empty() and not self._writing
 
     def _record(
         self, meta: Meta, regarding: dict[str, str], reason: str, note: str, warning: bool

@@ -20,7 +20,8 @@ class Pods:
     def on_resync(self, objects: Sequence[Pod]) -> None:
         """All pods there are."""
         self._world.resync_pods(objects)
-        self._teller.resync(objects)
+        for pod in objects:
+            self._teller.pod(pod)
 
     def on_set(self, thing: Pod) -> None:
         """A pod is so now."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -39,15 +40,26 @@ class Replica:
         api: Api,
         settings: Settings,
         *,
+        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.world = World()
         self.judge = Judge(self.world, settings.policy)
         self.recorder = Recorder(api, "fenka-scheduler", settings.identity)
-        self.election = Election(api, settings.namespace, settings.lease, settings.identity)
+        self.election = Election(
+            api, settings.namespace, settings.lease, settings.identity, clock=clock
+        )
         self.teller = Teller(self.world, self.judge, self.recorder, lambda: self.election.leading)
         self.cluster = Cluster(api, self.world, self.teller)
-        self.binder = Binder(api, self.world, self.judge, self, lambda: self.cluster.pods.objects)
+        self.binder = Binder(
+            api,
+            self.world,
+            self.judge,
+            self,
+            lambda: self.cluster.pods.objects,
+            clock=clock,
+            sleep=sleep,
+        )
         self._sleep = sleep
         self._fresh = self._ending = False
         self._refreshing: asyncio.Task[None] | None = None

@@ -3,8 +3,9 @@
 Each is told once per object and sentence; the recorder counts and bounds the rest.
 """
 
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from fenka.dialects import gpushare
@@ -15,6 +16,7 @@ from fenka.scheduler.decide import Judge
 
 WAITING, UNREADABLE, NODE = "FenkaUnschedulable", "FenkaUnreadable", "FenkaNode"
 
+MOMENT_S = 1.0
 _REMEMBERED = 10_000
 
 K = TypeVar("K")
@@ -34,9 +36,16 @@ class Teller:
     """Says what people would not be told otherwise. Silent on a replica that does not lead."""
 
     def __init__(
-        self, world: World, judge: Judge, recorder: Recorder, leading: Callable[[], bool]
+        self,
+        world: World,
+        judge: Judge,
+        recorder: Recorder,
+        leading: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._world, self._judge, self._recorder, self._leading = world, judge, recorder, leading
+        self._clock, self._since = clock, clock()
+        self._whys: dict[tuple[object, ...], str | None] = {}
         self._asked: OrderedDict[str, None] = OrderedDict()
         self._told: OrderedDict[tuple[str, str], None] = OrderedDict()
 
@@ -48,15 +57,8 @@ class Teller:
         """The pod is gone."""
         self._asked.pop(uid, None)
 
-    def resync(self, pods: Iterable[Pod]) -> None:
-        """These are all pods, and the world knows them."""
-        # Pods that wait are of few sizes, and all wait for the same nodes.
-        whys: dict[tuple[object, ...], str | None] = {}
-        for pod in pods:
-            self.pod(pod, whys)
-
-    def pod(self, pod: Pod, whys: dict[tuple[object, ...], str | None] | None = None) -> None:
-        """The pod is so now, and the world knows it. whys: answers that hold for the moment."""
+    def pod(self, pod: Pod) -> None:
+        """The pod is so now, and the world knows it."""
         if not self._leading():
             return
         holding = self._world.holding(pod.metadata.uid)
@@ -67,11 +69,7 @@ class Teller:
                 )
                 self._recorder.on_pod(pod, UNREADABLE, note)
         elif _waits(pod) and pod.metadata.uid not in self._asked:
-            whys = {} if whys is None else whys
-            size = (*pod.asks, pod.metadata.labels.get(gpushare.COUNT))
-            if size not in whys:
-                whys[size] = self._judge.why(pod)
-            why = whys[size]
+            why = self._why(pod)
             if why is not None:
                 self._recorder.on_pod(pod, WAITING, f"fenka: {why}")
         if _waits(pod):
@@ -85,9 +83,19 @@ class Teller:
         if trouble is None or not self._leading():
             return
         held = len(self._world.holdings(name))
-        stay = f"; the slices of its {held} pods stay until they end" if held else ""
+        stay = f"; what {held} of its pods hold stays theirs until they end" if held else ""
         if self._first(node.metadata.uid, trouble):
             self._recorder.on_node(node, NODE, f"fenka: admits no new pods: {trouble}{stay}")
+
+    def _why(self, pod: Pod) -> str | None:
+        """Pods that wait come by the hundred, of few sizes: an answer holds for a moment."""
+        if self._clock() >= self._since + MOMENT_S:
+            self._whys.clear()
+            self._since = self._clock()
+        size = (*pod.asks, pod.metadata.labels.get(gpushare.COUNT))
+        if size not in self._whys:
+            self._whys[size] = self._judge.why(pod)
+        return self._whys[size]
 
     def _first(self, uid: str, sentence: str) -> bool:
         return _remember(self._told, (uid, sentence))

@@ -139,10 +139,29 @@ def _fields(body: bytes) -> dict[str, msgspec.Raw]:
 
 
 def _pod(fields: dict[str, msgspec.Raw]) -> Pod:
-    pod = _maybe(fields, "pod", Pod)
-    if pod is None:
+    raw = fields.get("pod")
+    if raw is None or bytes(raw) == b"null":
         raise NotUnderstood("arg or pod is nil")
-    return pod
+    try:
+        return _decoded(bytes(raw), Pod)
+    except NotUnderstood:
+        # Go writes null for a time or a list that was never set.
+        return _without_nulls(bytes(raw))
+
+
+def _without_nulls(data: bytes) -> Pod:
+    try:
+        return msgspec.convert(_dropped(_decoded(data, dict[str, Any])), Pod)
+    except msgspec.MsgspecError as why:
+        raise NotUnderstood(str(why)) from None
+
+
+def _dropped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _dropped(it) for name, it in value.items() if it is not None}
+    if isinstance(value, list):
+        return [_dropped(it) for it in value if it is not None]
+    return value
 
 
 def _maybe(fields: dict[str, msgspec.Raw], name: str, kind: type[T]) -> T | None:

@@ -21,6 +21,7 @@ import msgspec
 from fenka.core.ledger import Conflict
 from fenka.core.requests import BadRequest, Request
 from fenka.dialects.sizes import BadSize, parse_memory
+from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.simulated import NodeError
 from fenka.isolation.layout import constant
@@ -36,7 +37,6 @@ from fenka.workstation.broker import (
     UnknownJob,
     Wait,
 )
-from fenka.workstation.hardware import Hardware
 from fenka.workstation.paths import Runtime
 from fenka.workstation.peers import peer, user_name
 from fenka.workstation.snapshot import snapshot

@@ -1,7 +1,5 @@
 """The files of a workstation's daemon: what it remembers, and what a lease is made of."""
 
-import hashlib
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -12,17 +10,14 @@ import msgspec
 
 from fenka import native
 from fenka.core.requests import Placement
-from fenka.isolation import account, control, sandbox
-from fenka.isolation.control import Control, Limit
+from fenka.isolation import files as isolation_files
+from fenka.isolation import sandbox
+from fenka.isolation.files import write_atomically
 from fenka.workstation.broker import Job
 from fenka.workstation.paths import Runtime
 
-NATIVE = native.DIRECTORY
-
-SYSTEM_NATIVE = Path("/var/lib/fenka")
+SYSTEM_NATIVE = Path("/var/lib/fenka/workstation")
 """Where a system daemon keeps copies of them, in directories named by their content."""
-
-MIB = 1 << 20
 
 Loaded = TypeVar("Loaded")
 
@@ -51,16 +46,6 @@ class Unreadable(Exception):
 def boot_id() -> str:
     """The kernel's id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Readers and a crash see the old content or the new one, nothing between."""
-    temporary = path.with_suffix(".new")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def load_config(runtime: Runtime) -> Config | None:
@@ -99,21 +84,12 @@ def _load(path: Path, kind: type[Loaded]) -> Loaded | None:
 def install_native(runtime: Runtime) -> Path:
     """A directory with the native libraries that every user of the daemon can read.
 
-    A system daemon may run from a home directory closed to others, so it copies them to a place named
-    by their content; never below /run, which is often mounted noexec. Raises FileNotFoundError.
+    A system daemon may run from a home directory closed to others. Raises FileNotFoundError.
     """
-    if not (NATIVE / "libfenka.so").exists():
-        raise FileNotFoundError(f"{NATIVE / 'libfenka.so'} is missing: run `make build`")
-    if not runtime.system:
-        return NATIVE
-    files = sorted(path for path in NATIVE.rglob("*") if path.is_file())
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
-    target = SYSTEM_NATIVE / digest
-    if not target.exists():
-        fresh = target.with_suffix(f".{os.getpid()}")
-        shutil.copytree(NATIVE, fresh)
-        fresh.rename(target)
-    return target
+    if runtime.system:
+        return isolation_files.install_native(SYSTEM_NATIVE)
+    isolation_files.require_native()
+    return native.DIRECTORY
 
 
 def build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
@@ -142,17 +118,7 @@ def create_lease(
     shutil.rmtree(directory, ignore_errors=True)
     for part in (directory, directory / "lease", directory / "account"):
         part.mkdir(mode=0o755)
-    limits = tuple(
-        Limit(
-            uuid=piece.uuid,
-            memory_bytes=piece.memory_mib * MIB,
-            context_bytes=contexts_mib.get(piece.uuid, 0) * MIB,
-            compute_percent=piece.compute or 100,
-        )
-        for piece in placement.slices
-    )
-    control.write(directory / "lease" / "control", Control(lease=job, limits=limits, generation=0))
-    account.create(directory / "account" / "slots")
+    isolation_files.create_lease(directory, job, placement.slices, contexts_mib)
     sandbox.prepare(directory, cache)
 
 

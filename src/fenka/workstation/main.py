@@ -9,6 +9,7 @@ from pathlib import Path
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import POLICIES
 from fenka.dialects.sizes import parse_unit
+from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.isolation import sandbox
@@ -16,7 +17,7 @@ from fenka.workstation import files, members
 from fenka.workstation.broker import Broker
 from fenka.workstation.daemon import Daemon, take_runtime
 from fenka.workstation.files import Config
-from fenka.workstation.hardware import Hardware, lock_cards
+from fenka.workstation.hardware import lock_cards
 from fenka.workstation.paths import Runtime
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import psutil
 
 from fenka import __version__
+from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import Reading
 from fenka.isolation import account
 from fenka.workstation import members, protocol
 from fenka.workstation.broker import Broker, Job
-from fenka.workstation.hardware import Hardware
 from fenka.workstation.paths import Runtime
 from fenka.workstation.peers import user_name
 

@@ -1,0 +1,46 @@
+"""fenka on the cluster, installed through its chart as a user would."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import Cluster, wait_until
+from e2e.scenarios.kit import World
+
+CHART = Path(__file__).parents[2] / "deploy" / "chart"
+RELEASE = "fenka"
+VALUES = """
+image: {repository: localhost/fenka, tag: e2e, pullPolicy: Never}
+node: {metrics: {enabled: false}}
+simulatedCards:
+- {nodeSelector: {fenka.io/simulated: t4}, spec: T4}
+"""
+
+
+@pytest.fixture(scope="session")
+def world(cluster: Cluster) -> Iterator[World]:
+    """Two nodes with a simulated T4 each, fenka's chart, and the scheduler configured as the chart says."""
+    for node in cluster.nodes:
+        cluster.kubectl("label", "--overwrite", "node", node.name, "fenka.io/simulated=t4")
+    values = cluster.state / "values.yaml"
+    values.write_text(VALUES)
+    chart = ("-n", RELEASE, "--create-namespace", "-f", str(values))
+    cluster.helm("upgrade", "--install", RELEASE, str(CHART), *chart)
+    cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
+    wait_until("the extender", lambda: ready(cluster), 90)
+    yield World(cluster)
+    if os.environ.get("FENKA_E2E_KEEP"):
+        return
+    cluster.helm("uninstall", RELEASE, "-n", RELEASE, "--wait")
+    cluster.set_scheduler_configuration(None)
+
+
+def ready(cluster: Cluster) -> bool:
+    """Whether the leader answers where kube-scheduler will ask."""
+    fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:32766/readyz').read().decode())"
+    try:
+        return cluster.run("python3", "-c", fetch).strip() == "ok"
+    except Exception:
+        return False

@@ -1,0 +1,49 @@
+"""The system calls around mounts that Python 3.11 lacks. Each raises OSError."""
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, RECURSIVE = 1, 2, 4, 8, 32, 4096, 16384
+SLAVE = 1 << 19
+DETACH = 2
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, *names: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), *names)
+
+
+def unshare(flags: int) -> None:
+    """Leave some of the namespaces that this process shares with its parent."""
+    _check(_libc().unshare(flags))
+
+
+def mount(
+    source: Path | str | None, target: Path, flags: int, kind: str = "", data: str = ""
+) -> None:
+    """mount(2). kind and data: of a file system that is made anew."""
+    origin = os.fsencode(source) if source is not None else (kind or "none").encode()
+    _check(
+        _libc().mount(
+            origin,
+            os.fsencode(target),
+            kind.encode() or None,
+            ctypes.c_ulong(flags),
+            data.encode() or None,
+        ),
+        str(target),
+    )
+
+
+def unmount(target: Path) -> None:
+    """Take the mount away now; whoever has it open keeps what is open."""
+    _check(_libc().umount2(os.fsencode(target), DETACH), str(target))

@@ -1,0 +1,356 @@
+"""The node's life: leases bound and taken back, cards offered and withdrawn.
+
+Everything is level-triggered: `reconcile` looks at what is there (the store, the kubelet, the API server,
+the cards) and does what is missing, in any order of events and after any crash. Whatever cannot be done
+now is done by the next pass.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fenka.core.cards import Card, Node
+from fenka.core.requests import Slice
+from fenka.dialects import gpushare
+from fenka.dialects.gpushare import Share, Unreadable
+from fenka.isolation.control import BadControl
+from fenka.kubernetes.client import NoCluster
+from fenka.kubernetes.client import Refused as ApiRefused
+from fenka.kubernetes.objects import Pod
+from fenka.node import binding, offer, processes
+from fenka.node.binding import NotYet, Refused
+from fenka.node.cards import Cards
+from fenka.node.cluster import Cluster
+from fenka.node.edits import Edits, NoDriverFiles
+from fenka.node.kubelet import Claim, Kubelet, KubeletAway
+from fenka.node.leases import Leases
+from fenka.node.plugin import Plugin
+from fenka.node.store import Lease, Store, Token
+
+_LOG = logging.getLogger(__name__)
+
+RECONCILE_S = 5.0
+PATIENCE_S = 8.0
+"""How long a container's start waits for what is on its way; the kubelet gives up after 30 s."""
+_ASK_AGAIN_S = 0.1
+UNCLAIMED_S = 30.0
+"""A token that nobody holds after this long belongs to no pod: its pod was deleted or refused meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the agent is told at its start.
+
+    library: the native libraries, prepared for leases. contexts_mib: what a context takes, by card UUID.
+    exclusive: whether nvidia.com/gpu is served while the node is not shared.
+    """
+
+    unit_mib: int
+    library: Path
+    contexts_mib: Mapping[str, int]
+    driver: Callable[[Sequence[Slice]], Edits]
+    exclusive: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the agent works on. living: UIDs of pods that have processes. clock: seconds since the epoch."""
+
+    cluster: Cluster
+    kubelet: Kubelet
+    cards: Cards
+    store: Store
+    leases: Leases
+    living: Callable[[], set[str]] = processes.living_pods
+    clock: Callable[[], float] = time.time
+
+
+class Agent:
+    """A Lessor for both resources of one node."""
+
+    def __init__(self, settings: Settings, parts: Parts) -> None:
+        self.settings = settings
+        self.cluster, self.kubelet, self.cards = parts.cluster, parts.kubelet, parts.cards
+        self.store, self.leases = parts.store, parts.leases
+        self._living, self._clock = parts.living, parts.clock
+        self.units = Plugin(gpushare.MEMORY, "fenka-gpu-mem.sock", self.kubelet, self)
+        self.whole = Plugin(gpushare.WHOLE, "fenka-gpu.sock", self.kubelet, self)
+        self.sharing: bool | None = None
+        """Which of the two resources is offered; None while the labels have said nothing."""
+        self._draining = False
+        self._binding = asyncio.Lock()
+        self._wanted = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- what the kubelet asks ----
+
+    async def allocate(self, resource: str, ids: Sequence[str]) -> str:
+        """A token, on the disk before the kubelet hears of it."""
+        token = await asyncio.to_thread(self.store.issue, resource, ids)
+        self.nudge()
+        return token.name
+
+    async def prepare(self, resource: str, ids: Sequence[str]) -> None:
+        """Waits a moment for what is on its way, since every refusal costs the pod some 10 s."""
+        deadline = self._clock() + PATIENCE_S
+        while True:
+            try:
+                await self._serve(resource, frozenset(ids))
+            except NotYet:
+                if self._clock() >= deadline:
+                    raise
+                await asyncio.sleep(_ASK_AGAIN_S)
+            else:
+                return
+
+    async def _serve(self, resource: str, ids: frozenset[str]) -> None:
+        try:
+            claims = await self.kubelet.claims()
+        except KubeletAway as why:
+            raise NotYet(f"fenka: {why}") from None
+        await self._adopt(claims)
+        served = False
+        for token in list(self.store.tokens.values()):
+            if token.resource == resource and ids == set(token.ids):
+                served |= await self._ensure(token, claims)
+        if not served:
+            raise NotYet(
+                "fenka: neither PodResources nor the kubelet's checkpoint says which pod these units are for"
+            )
+
+    # ---- one pass over everything ----
+
+    def nudge(self) -> None:
+        """Have a pass soon."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Until cancelled: passes when something happens, and every few seconds."""
+        self.cluster.changed = self.nudge
+        while True:
+            self._wanted.clear()
+            try:
+                await self.reconcile()
+            except (OSError, BadControl, NoDriverFiles) as why:
+                _LOG.error("not everything could be done, it is tried again: %s", why)
+            with contextlib.suppress(TimeoutError):
+                # Not wait_for: Python 3.11's may swallow a cancellation.
+                async with asyncio.timeout(RECONCILE_S):
+                    await self._wanted.wait()
+
+    async def reconcile(self) -> None:
+        """Do all that is missing."""
+        self._choose()
+        await self._describe()
+        try:
+            claims = await self.kubelet.claims()
+        except KubeletAway:
+            claims = None
+        if claims is not None and self.cluster.synced:
+            await self._adopt(claims)
+            for token in list(self.store.tokens.values()):
+                with contextlib.suppress(Refused):
+                    await self._ensure(token, claims)
+            await self._collect(claims)
+        await self._offer(claims or [])
+
+    # ---- sharing or exclusive ----
+
+    def _choose(self) -> None:
+        node = self.cluster.node
+        if node is None:
+            return
+        try:
+            wanted = gpushare.sharing(node.metadata.labels)
+        except Unreadable as why:
+            self.cluster.node_event("FenkaLabels", f"{why}; until then nothing changes")
+            return
+        held = [it for it in self.store.tokens.values() if it.resource == gpushare.MEMORY]
+        self._draining = not wanted and bool(held)
+        if self._draining:
+            pods = sorted({f"{it.lease.namespace}/{it.lease.pod}" for it in held if it.lease})
+            self.cluster.node_event(
+                "FenkaStillShared",
+                f"the node stays shared while {', '.join(pods) or 'pods'} hold slices of its cards; "
+                f"no new ones are given",
+            )
+        self.sharing = wanted or self._draining
+
+    async def _describe(self) -> None:
+        cards = self.now()
+        inventory = gpushare.write_inventory(cards, self.settings.unit_mib)
+        try:
+            await self.cluster.describe(inventory, len(cards) if self.sharing else 0)
+        except (ApiRefused, NoCluster) as why:
+            _LOG.warning("the node's cards could not be written: %s", why)
+
+    def now(self) -> tuple[Card, ...]:
+        """The cards with their health, cordoned as the node's annotation says."""
+        annotations = self.cluster.node.metadata.annotations if self.cluster.node else {}
+        return self.cards.now(gpushare.read_indexes(annotations.get(gpushare.CORDONED, "")))
+
+    def share(self) -> Share:
+        """The node as gpushare's dialect has it."""
+        return Share(Node(self.cluster.name, self.now()), self.settings.unit_mib)
+
+    async def _offer(self, claims: Sequence[Claim]) -> None:
+        if self.sharing is None:
+            return
+        cards, tokens = self.now(), list(self.store.tokens.values())
+        whole = {one for it in tokens if it.resource == gpushare.WHOLE for one in it.ids}
+        whole |= {one for it in claims if it.resource == gpushare.WHOLE for one in it.ids}
+        if self.sharing:
+            held = [
+                offer.Held(tuple(it.ids), tuple(it.lease.slices) if it.lease else ())
+                for it in tokens
+                if it.resource == gpushare.MEMORY
+            ]
+            withheld = {card.uuid for card in cards} if self._draining else whole
+            units = offer.units(cards, self.settings.unit_mib, held, withheld)
+            await self.units.offer(units)
+            await self.whole.offer([])
+        else:
+            await self.units.offer([])
+            if self.settings.exclusive:
+                await self.whole.offer(offer.whole(cards, whole, ()))
+
+    # ---- leases ----
+
+    async def _adopt(self, claims: Sequence[Claim]) -> None:
+        """Tokens that the kubelet remembers and the store does not: the store was lost."""
+        for claim in claims:
+            ours = claim.resource in (gpushare.MEMORY, gpushare.WHOLE) and claim.token
+            if ours and claim.token not in self.store.tokens and self._runs(claim.uid):
+                await asyncio.to_thread(
+                    self.store.issue, claim.resource, claim.ids, name=claim.token
+                )
+
+    async def _ensure(self, token: Token, claims: Sequence[Claim]) -> bool:
+        """Have the token's lease if a pod holds it; whether one does. Raises Refused, OSError."""
+        pods = list(self.cluster.pods.values())
+        claim = binding.claim_of(token, claims, pods)
+        if claim is None:
+            return False
+        if token.lease is None:
+            pod = binding.pod_of(claim, pods)
+            if pod is None:
+                raise NotYet("fenka: the API server has not shown this node the pod yet")
+            if pod.finished:
+                return False
+            token = await self._bind(token, pod, claim.container, claims)
+        async with self._binding:
+            if token.name in self.store.tokens and token.lease is not None:
+                await asyncio.to_thread(self._make, token.name, token.lease)
+        return True
+
+    async def _bind(self, token: Token, pod: Pod, container: str, claims: Sequence[Claim]) -> Token:
+        runtime_class = pod.spec.runtime_class_name
+        handler = await self.cluster.handler(runtime_class) if runtime_class else ""
+        async with self._binding:
+            token = self.store.tokens.get(token.name, token)
+            if token.lease is not None:
+                return token
+            binding.check_pod(pod, handler)
+            lease = self._decided(token, pod, container)
+            binding.veto(lease, self._held(claims), self.now(), self._names())
+            lease = msgspec.structs.replace(lease, library=str(self.settings.library))
+            token = msgspec.structs.replace(token, lease=lease)
+            await asyncio.to_thread(self.store.put, token)
+        _LOG.info(
+            "%s/%s container %s holds %s",
+            lease.namespace,
+            lease.pod,
+            container,
+            ", ".join(f"{it.memory_mib} MiB of card {it.card}" for it in lease.slices),
+        )
+        if token.resource == gpushare.MEMORY:
+            self._later(self.cluster.assigned(lease))
+        return token
+
+    def _decided(self, token: Token, pod: Pod, container: str) -> Lease:
+        if token.resource == gpushare.WHOLE:
+            return binding.whole_lease(self.now(), pod, container, token.ids)
+        return binding.share_lease(self.share(), pod, container, len(token.ids))
+
+    def _make(self, name: str, lease: Lease) -> None:
+        if not self.leases.complete(name):
+            edits = self.settings.driver(lease.slices)
+            self.leases.make(name, lease, self.settings.contexts_mib, edits)
+
+    def _held(self, claims: Sequence[Claim]) -> dict[str, list[Slice]]:
+        """What pods hold, by UID; whole cards that another plugin has given away, by the pod's name."""
+        held: dict[str, dict[str, Slice]] = {}
+        for token in self.store.tokens.values():
+            if token.lease is not None:
+                # All tokens of a pod speak of the same slices, and of different whole cards.
+                of_pod = held.setdefault(token.lease.uid, {})
+                of_pod.update({piece.uuid: piece for piece in token.lease.holds})
+        ours = {one for it in self.store.tokens.values() for one in it.ids}
+        cards = {card.uuid: card for card in self.cards.known}
+        for claim in claims:
+            for one in claim.ids - ours if claim.resource == gpushare.WHOLE else ():
+                if (card := cards.get(one)) is not None and claim.pod:
+                    of_pod = held.setdefault(f"{claim.namespace}/{claim.pod}", {})
+                    of_pod[one] = Slice(card.index, one, card.memory_mib, 0)
+        return {uid: list(slices.values()) for uid, slices in held.items()}
+
+    def _names(self) -> dict[str, str]:
+        leases = (it.lease for it in self.store.tokens.values() if it.lease)
+        return {it.uid: f"{it.namespace}/{it.pod}" for it in leases}
+
+    async def _collect(self, claims: Sequence[Claim]) -> None:
+        """Take away what nobody holds any more: leases of dead pods, files without a token, old libraries."""
+        dead = [it for it in self.store.tokens.values() if not self._shown(it, claims)]
+        if dead:
+            living = await asyncio.to_thread(self._living)
+            for token in dead:
+                if token.lease is None or token.lease.uid not in living:
+                    await self._remove(token)
+        async with self._binding:
+            await asyncio.to_thread(self._sweep, set(self.store.tokens))
+
+    def _shown(self, token: Token, claims: Sequence[Claim]) -> bool:
+        """Whether the kubelet or the API server still speaks of whoever holds it."""
+        if token.lease is None:
+            if self._clock() - token.made_at < UNCLAIMED_S:
+                return True
+            claim = binding.claim_of(token, claims, list(self.cluster.pods.values()))
+            return claim is not None and (not claim.uid or self._runs(claim.uid))
+        if self._runs(token.lease.uid):
+            return True
+        claim = binding.claim_of(token, claims, list(self.cluster.pods.values()))
+        # PodResources shows pods that the kubelet still ends; the checkpoint also those that it has ended.
+        return claim is not None and not claim.uid and token.lease.uid not in self.cluster.pods
+
+    def _runs(self, uid: str) -> bool:
+        pod = self.cluster.pods.get(uid)
+        return pod is not None and not pod.finished
+
+    async def _remove(self, token: Token) -> None:
+        async with self._binding:
+            await asyncio.to_thread(self.leases.remove, token.name)
+            await asyncio.to_thread(self.store.drop, token.name)
+        if token.lease is not None:
+            _LOG.info("%s/%s has ended", token.lease.namespace, token.lease.pod)
+
+    def _sweep(self, known: Collection[str]) -> None:
+        for name in self.leases.strays(known):
+            self.leases.remove(name)
+        kept = {str(self.settings.library), *self.leases.libraries()}
+        kept |= {it.lease.library for it in self.store.tokens.values() if it.lease}
+        for library in self.settings.library.parent.iterdir():
+            if str(library) not in kept:
+                shutil.rmtree(library, ignore_errors=True)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,197 @@
+"""Whose a token is and what it gives: read from what the scheduler decided, never decided again.
+
+Values in, values out; what is refused is refused with the sentence that the pod's user sees.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from fenka.core.cards import Card
+from fenka.core.requests import Placement, Slice
+from fenka.core.units import units_to_mib
+from fenka.dialects import gpushare
+from fenka.dialects.gpushare import Ask, Kind, Share, Unreadable
+from fenka.kubernetes.objects import Pod
+from fenka.node.kubelet import Claim
+from fenka.node.store import Lease, Token
+
+_MIRROR = "kubernetes.io/config.mirror"
+_FOREIGN_KERNELS = ("gvisor", "runsc", "kata")
+
+
+class Refused(Exception):
+    """The container gets no lease now; one sentence for the pod's user."""
+
+
+class NotYet(Refused):
+    """Nobody can say yet whose the token is; ask again in a moment."""
+
+
+def claim_of(token: Token, claims: Iterable[Claim], pods: Collection[Pod]) -> Claim | None:
+    """The claim that says whose this token is; None if none does.
+
+    The kubelet may give ids to a new pod while an old token with the same ids is still remembered: what
+    names the token itself counts first, then what names a UID. A token that has an owner has no other.
+    """
+    mine = [it for it in claims if it.resource == token.resource and it.ids == set(token.ids)]
+    exact = [it for it in mine if it.token == token.name]
+    # Where the kubelet repeats tokens, a claim with another token is somebody else's.
+    loose = [it for it in mine if not it.token]
+    if any(it.token for it in mine) and not exact:
+        named = {(it.uid, it.container) for it in mine if it.token}
+        loose = [it for it in loose if not _covered(it, named, pods)]
+    found = sorted(exact or loose, key=lambda it: not it.uid)
+    if token.lease is not None:
+        found = [it for it in found if _same_pod(it, token.lease, pods)]
+    return found[0] if found else None
+
+
+def _covered(claim: Claim, named: set[tuple[str, str]], pods: Collection[Pod]) -> bool:
+    pod = pod_of(claim, pods)
+    return pod is not None and (pod.metadata.uid, claim.container) in named
+
+
+def _same_pod(claim: Claim, lease: Lease, pods: Collection[Pod]) -> bool:
+    if claim.uid:
+        return claim.uid == lease.uid
+    pod = pod_of(claim, pods)
+    return (claim.namespace, claim.pod) == (lease.namespace, lease.pod) and (
+        pod is None or pod.metadata.uid == lease.uid
+    )
+
+
+def pod_of(claim: Claim, pods: Collection[Pod]) -> Pod | None:
+    """The pod that a claim speaks of, if the API server has shown it."""
+    for pod in pods:
+        meta = pod.metadata
+        if claim.uid and claim.uid in (meta.uid, meta.annotations.get(_MIRROR)):
+            return pod
+        if not claim.uid and (claim.namespace, claim.pod) == (meta.namespace, meta.name):
+            return pod
+    return None
+
+
+def check_pod(pod: Pod, handler: str) -> None:
+    """Raises Refused for a pod that cannot hold a lease. handler: of its runtime class, or empty."""
+    if _MIRROR in pod.metadata.annotations:
+        raise Refused(
+            "fenka: a static pod cannot have a GPU, since no scheduler places it: "
+            "make it an ordinary pod, a DaemonSet's for example"
+        )
+    runtime = f"{pod.spec.runtime_class_name or ''} {handler}".casefold()
+    if any(kernel in runtime for kernel in _FOREIGN_KERNELS):
+        raise Refused(
+            f"fenka: programs of runtime class {pod.spec.runtime_class_name} run on another kernel, where "
+            f"a slice cannot be enforced: leave runtimeClassName out"
+        )
+
+
+def share_lease(share: Share, pod: Pod, container: str, units: int) -> Lease:
+    """What a container with so many units of `aliyun.com/gpu-mem` holds, as its pod's record says.
+
+    Raises Refused.
+    """
+    try:
+        asks = pod.asks
+        allocation = gpushare.read_allocation(pod.metadata.annotations, asks)
+        placement = gpushare.read_placement(share, pod.metadata.annotations, asks)
+    except Unreadable as why:
+        raise Refused(f"fenka: {why}: delete the pod, so that it is placed anew") from None
+    if allocation is None or placement is None:
+        by = pod.spec.scheduler_name or "nobody"
+        raise Refused(
+            f"fenka: no record says on which card this pod is, so it was not placed by fenka's scheduler "
+            f"extender (schedulerName {by}; nodeName set by hand?): delete it and let a scheduler that "
+            f"asks fenka place it"
+        )
+    own = _units_by_card(allocation, placement, asks, container)
+    if sum(own.values()) != units:
+        raise Refused(
+            f"fenka: the pod's record gives container {container} {sum(own.values())} units and the "
+            f"kubelet {units}: delete the pod, so that it is placed anew"
+        )
+    pieces = {piece.card: piece for piece in placement.slices}
+    slices = [
+        replace(pieces[index], memory_mib=_mib(share, index, amount))
+        for index, amount in sorted(own.items())
+    ]
+    total = sum(ask.units for ask in asks if ask.kind is Kind.APP)
+    environment = gpushare.environment(
+        share, Placement(placement.node, tuple(slices)), total, units
+    )
+    meta = pod.metadata
+    return Lease(
+        meta.uid, meta.namespace, meta.name, container, slices, list(placement.slices), environment
+    )
+
+
+def _units_by_card(
+    allocation: gpushare.Allocation, placement: Placement, asks: Sequence[Ask], container: str
+) -> dict[int, int]:
+    kinds = {ask.name: ask for ask in asks}
+    ask = kinds.get(container)
+    if ask is None:
+        raise Refused(f"fenka: the pod has no container {container}")
+    if ask.kind is Kind.APP:
+        apps = [one.name for one in asks if one.kind is Kind.APP]
+        found = allocation.get(apps.index(container), {})
+        return {index: units for index, units in found.items() if units}
+    # Init containers and sidecars are in no record: they are on their pod's cards, equally.
+    cards = [piece.card for piece in placement.slices]
+    if not cards or ask.units % len(cards):
+        raise Refused(
+            f"fenka: the {ask.units} units of container {container} cannot be shared out evenly over "
+            f"the pod's {len(cards)} cards"
+        )
+    return {index: ask.units // len(cards) for index in cards}
+
+
+def _mib(share: Share, index: int, units: int) -> int:
+    memory = next(card.memory_mib for card in share.node.cards if card.index == index)
+    try:
+        return units_to_mib(units, memory, share.unit_mib)
+    except ValueError as why:
+        raise Refused(f"fenka: {why}") from None
+
+
+def whole_lease(cards: Collection[Card], pod: Pod, container: str, ids: Iterable[str]) -> Lease:
+    """What a container holds that was given these cards, named by UUID. Raises Refused."""
+    by_uuid = {card.uuid: card for card in cards}
+    wanted = sorted(set(ids))
+    if missing := [one for one in wanted if one not in by_uuid]:
+        raise Refused(f"fenka: card {missing[0]} is not on this node any more")
+    chosen = sorted((by_uuid[one] for one in wanted), key=lambda card: card.index)
+    slices = [Slice(card.index, card.uuid, card.memory_mib, 0) for card in chosen]
+    environment = {"NVIDIA_VISIBLE_DEVICES": ",".join(card.uuid for card in chosen)}
+    meta = pod.metadata
+    return Lease(meta.uid, meta.namespace, meta.name, container, slices, slices, environment)
+
+
+def veto(
+    lease: Lease,
+    others: Mapping[str, Sequence[Slice]],
+    cards: Collection[Card],
+    names: Mapping[str, str],
+) -> None:
+    """The node's last word: what lives on a card and this lease must fit it. Raises Refused.
+
+    others: what other pods hold here, by their UID, as long as anything of them lives. names: how to call
+    them. So neither a pod that was deleted by force and still runs, nor two schedulers that decide at
+    once, can overcommit a card.
+    """
+    known = {card.uuid: card for card in cards}
+    for piece in lease.holds:
+        card = known.get(piece.uuid)
+        if card is None or not card.healthy:
+            raise Refused(f"fenka: card {piece.card} ({piece.uuid}) of this node does not work now")
+        held = {
+            uid: sum(it.memory_mib for it in slices if it.uuid == piece.uuid)
+            for uid, slices in others.items()
+            if uid != lease.uid
+        }
+        if sum(held.values()) + piece.memory_mib > card.memory_mib:
+            who = ", ".join(sorted(names.get(uid, uid) for uid, mib in held.items() if mib))
+            raise Refused(
+                f"fenka: card {piece.card} has {card.memory_mib} MiB, of which {sum(held.values())} MiB "
+                f"are still held by {who}: these {piece.memory_mib} MiB must wait until they end"
+            )

@@ -1,0 +1,167 @@
+"""What the node sees of the cluster, and the little that it writes there: its own node, its own pods."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from fenka.dialects import gpushare
+from fenka.kubernetes.client import Api, NoCluster, Refused
+from fenka.kubernetes.events import Recorder
+from fenka.kubernetes.objects import Meta, Node, Object, Pod
+from fenka.kubernetes.watch import Watch
+from fenka.node.store import Lease
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Anything(Object):
+    metadata: Meta = msgspec.field(default_factory=Meta)
+
+
+class _RuntimeClass(Object):
+    handler: str = ""
+
+
+class _NodeInfo(Object):
+    container_runtime_version: str = ""
+
+
+class _InfoStatus(Object):
+    node_info: _NodeInfo = msgspec.field(default_factory=_NodeInfo)
+
+
+class _InfoNode(Object):
+    status: _InfoStatus = msgspec.field(default_factory=_InfoStatus)
+
+
+class _Nudge:
+    """Tells that something has changed; what, is in the Watch."""
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster = cluster
+
+    def on_resync(self, _: Sequence[object]) -> None:
+        """As Listener."""
+        self._cluster.changed()
+
+    def on_set(self, _: object) -> None:
+        """As Listener."""
+        self._cluster.changed()
+
+    def on_forget(self, _: object) -> None:
+        """As Listener."""
+        self._cluster.changed()
+
+
+class Cluster:
+    """This node's objects, kept up by watches while `run` runs. changed: called after every change."""
+
+    def __init__(self, api: Api, node: str) -> None:
+        self._api, self.name = api, node
+        self.changed: Callable[[], object] = lambda: None
+        listener = _Nudge(self)
+        self._pods = Watch(
+            api, "/api/v1/pods", Pod, listener, query={"fieldSelector": f"spec.nodeName={node}"}
+        )
+        self._nodes = Watch(
+            api, "/api/v1/nodes", Node, listener, query={"fieldSelector": f"metadata.name={node}"}
+        )
+        self._events = Recorder(api, "fenka-node", node)
+        self._handlers: dict[str, str] = {}
+        self._said: dict[str, str] = {}
+
+    @property
+    def _path(self) -> str:
+        return f"/api/v1/nodes/{self.name}"
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        """Of this node, by UID."""
+        return self._pods.objects
+
+    @property
+    def node(self) -> Node | None:
+        """This node; None before it was seen."""
+        return next(iter(self._nodes.objects.values()), None)
+
+    @property
+    def synced(self) -> bool:
+        """Whether both have been read once."""
+        return self._pods.synced.is_set() and self.node is not None
+
+    async def run(self) -> None:
+        """Keep everything up, and write events, until cancelled."""
+        await asyncio.gather(self._pods.run(), self._nodes.run(), self._events.run())
+
+    async def runtime(self) -> str:
+        """The container runtime as the kubelet names it: "containerd://2.1.0". Raises Refused, NoCluster."""
+        found = await self._api.get(self._path, _InfoNode)
+        return found.status.node_info.container_runtime_version
+
+    async def handler(self, runtime_class: str) -> str:
+        """What the container runtime calls this class; empty where nobody says."""
+        if runtime_class not in self._handlers:
+            try:
+                found = await self._api.get(
+                    f"/apis/node.k8s.io/v1/runtimeclasses/{runtime_class}", _RuntimeClass
+                )
+            except (Refused, NoCluster):
+                return ""
+            self._handlers[runtime_class] = found.handler
+        return self._handlers[runtime_class]
+
+    async def describe(self, inventory: str, count: int) -> None:
+        """Write the node's cards where schedulers and screens read them. Raises Refused, NoCluster."""
+        node = self.node
+        if node is None:
+            return
+        if node.metadata.annotations.get(gpushare.CARDS) != inventory:
+            body: dict[str, Any] = {"metadata": {"annotations": {gpushare.CARDS: inventory}}}
+            await self._api.patch(self._path, _Anything, body)
+        shown = (
+            node.status.capacity.get(gpushare.COUNT),
+            node.status.allocatable.get(gpushare.COUNT),
+        )
+        if shown != (str(count), str(count)) and (count or any(shown)):
+            counted = {gpushare.COUNT: str(count)}
+            body = {"status": {"capacity": counted, "allocatable": counted}}
+            await self._api.patch(f"{self._path}/status", _Anything, body)
+
+    async def assigned(self, lease: Lease) -> None:
+        """Say on the pod that it has what it was promised, as gpushare's plugin did. Best effort."""
+        body = {
+            "metadata": {"uid": lease.uid, "annotations": {gpushare.ASSIGNED: "true"}},
+        }
+        with contextlib.suppress(Refused, NoCluster):
+            path = f"/api/v1/namespaces/{lease.namespace}/pods/{lease.pod}"
+            await self._api.patch(path, _Anything, body)
+
+    async def evict(self, lease: Lease) -> None:
+        """End the pod, as a drain would. Raises Refused, NoCluster."""
+        path = f"/api/v1/namespaces/{lease.namespace}/pods/{lease.pod}/eviction"
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": lease.pod, "namespace": lease.namespace},
+            "deleteOptions": {"preconditions": {"uid": lease.uid}},
+        }
+        await self._api.create(path, _Anything, body)
+
+    def node_event(self, reason: str, note: str) -> None:
+        """A warning on the node. The same again is counted."""
+        if self.node is not None:
+            if self._said.get(reason) != note:
+                _LOG.warning("%s", note)
+            self._said[reason] = note
+            self._events.on_node(self.node, reason, note)
+
+    def pod_event(self, uid: str, reason: str, note: str) -> None:
+        """A warning on a pod."""
+        pod = self.pods.get(uid)
+        if pod is not None:
+            _LOG.warning("%s: %s", pod.full_name, note)
+            self._events.on_pod(pod, reason, note)

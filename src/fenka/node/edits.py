@@ -1,0 +1,183 @@
+"""CDI: what a container is given, as one specification; and where the driver's own part comes from.
+
+The shim, the proxy, the limits, the driver and the card come together or not at all.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fenka.isolation import proxy
+from fenka.isolation.sandbox import INSIDE, SHIM
+from fenka.node.kubelet import LEASE_KIND
+
+CDI_VERSION = "0.6.0"
+
+BEHIND = ("libfenka-behind-cuda.so", "libfenka-behind-nvml.so")
+DRIVER = INSIDE / "driver"
+"""Where the proxies find the driver's own libraries."""
+
+PRELOADS = (Path("/etc/ld.so.preload"), Path("/etc/ld-nix.so.preload"))
+LIBRARY_DIRECTORIES = (Path(f"/usr/lib/{os.uname().machine}-linux-gnu"), Path("/usr/lib64"))
+"""Where dynamic linkers look by themselves: Debian's and Red Hat's."""
+
+_READ_ONLY = ("ro", "nosuid", "nodev", "bind")
+_SIMULATED = INSIDE / "simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """source: on the host. target: in the container."""
+
+    source: Path
+    target: Path
+    options: tuple[str, ...] = _READ_ONLY
+
+    def spec(self) -> dict[str, Any]:
+        """As CDI writes it."""
+        return {
+            "hostPath": str(self.source),
+            "containerPath": str(self.target),
+            "options": list(self.options),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What the driver's part is. libraries: its libcuda and libnvidia-ml, by the names in proxy.LIBRARIES."""
+
+    libraries: Mapping[str, Path]
+    mounts: tuple[Mount, ...] = ()
+    devices: tuple[Path, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def specification(
+    token: str, directory: Path, library: Path, driver: Edits, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """The lease's CDI specification. directory: the lease's own. library: as `prepare_library` left it."""
+    mounts = [
+        Mount(directory / "lease", INSIDE / "lease"),
+        Mount(library / SHIM.name, SHIM),
+        *(Mount(library / "placed" / name, SHIM.parent / name) for name in BEHIND),
+        Mount(
+            directory / "account", INSIDE / "account", ("rw", "nosuid", "nodev", "noexec", "bind")
+        ),
+        *(Mount(library / "ld.so.preload", preload) for preload in PRELOADS),
+        *(Mount(path, DRIVER / name) for name, path in driver.libraries.items()),
+        *(
+            Mount(library / "placed" / name, place / name)
+            for place in LIBRARY_DIRECTORIES
+            for name in proxy.LIBRARIES
+        ),
+        *driver.mounts,
+    ]
+    edits: dict[str, Any] = {
+        "env": [f"{name}={value}" for name, value in {**driver.environment, **environment}.items()],
+        "mounts": [mount.spec() for mount in mounts],
+    }
+    if driver.devices:
+        edits["deviceNodes"] = [
+            {"path": str(path), "hostPath": str(path)} for path in driver.devices
+        ]
+    return {
+        "cdiVersion": CDI_VERSION,
+        "kind": LEASE_KIND,
+        "devices": [{"name": token, "containerEdits": edits}],
+    }
+
+
+def prepare_library(library: Path) -> None:
+    """Add to a copy of the native libraries what leases mount besides: the proxy, and who is preloaded."""
+    proxy.place(library / "placed", DRIVER, library)
+    (library / "ld.so.preload").write_text(f"{SHIM}\n")
+
+
+def mount_points() -> tuple[str, ...]:
+    """Files that must stand in the lease's own directory, to be mounted over: it is read-only inside."""
+    return (SHIM.name, *BEHIND)
+
+
+# ---- simulated cards ----
+
+
+def simulated(library: Path, node: Path) -> Edits:
+    """node: the simulated node's directory. No device nodes: there is no device."""
+    return Edits(
+        {name: library / "simulated" / name for name in proxy.LIBRARIES},
+        (Mount(node, _SIMULATED, ("rw", "nosuid", "nodev", "noexec", "bind")),),
+    )
+
+
+# ---- real cards ----
+
+_DRIVER_LIBRARY = re.compile(
+    r"lib(cuda|cudadebugger|nvcuvid|nvidia-(allocator|cfg|encode|fbc|gpucomp|ml|nvvm|nvvm70|opencl|"
+    r"opticalflow|pkcs11|pkcs11-openssl3|ptxjitcompiler|sandboxutils|tileiras)|nvoptix)\.so\.[\d.]+"
+)
+_COMMON_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+_PROGRAMS = ("nvidia-smi", "nvidia-debugdump")
+
+
+class NoDriverFiles(Exception):
+    """The driver's files are not where they should be; one sentence."""
+
+
+def real(minors: Iterable[int], version: str, host: Path = Path("/")) -> Edits:
+    """The chosen cards' device nodes and the driver's files, as `nvidia-ctk cdi generate` lists them.
+
+    minors: N of /dev/nvidiaN. version: the driver's. host: where this process sees the node's own root.
+    Raises NoDriverFiles.
+    """
+    found = _driver_directory(version, host)
+    if found is None:
+        raise NoDriverFiles(
+            f"no libcuda.so.{version} in {host}'s {' or '.join(map(str, LIBRARY_DIRECTORIES))}: is the "
+            f"driver installed there?"
+        )
+    inside = Path("/") / found.relative_to(host)
+    files = sorted(
+        path.name
+        for path in found.iterdir()
+        if _DRIVER_LIBRARY.fullmatch(path.name) and path.name.endswith(version)
+    )
+    proxied = {
+        name: inside / f"{name.partition('.so')[0]}.so.{version}" for name in proxy.LIBRARIES
+    }
+    others = [name for name in files if inside / name not in proxied.values()]
+    mounts = [
+        Mount(inside / name, place / alias)
+        for name in others
+        for place in LIBRARY_DIRECTORIES
+        for alias in dict.fromkeys((name, f"{name.partition('.so')[0]}.so.1"))
+    ]
+    mounts += [
+        Mount(Path("/usr/bin") / name, Path("/usr/bin") / name)
+        for name in _PROGRAMS
+        if (host / "usr/bin" / name).exists()
+    ]
+    devices = [Path("/dev") / f"nvidia{minor}" for minor in sorted(minors)]
+    devices += [Path("/dev") / name for name in _COMMON_DEVICES if (host / "dev" / name).exists()]
+    return Edits(proxied, tuple(mounts), tuple(devices))
+
+
+def _driver_directory(version: str, host: Path) -> Path | None:
+    for place in LIBRARY_DIRECTORIES:
+        directory = host / place.relative_to("/")
+        if (directory / f"libcuda.so.{version}").exists():
+            return directory
+    return None
+
+
+def nvml_directory(host: Path) -> Path | None:
+    """Where NVML is below another root; None for the system's own, which is found by name."""
+    if host == Path("/"):
+        return None
+    for place in LIBRARY_DIRECTORIES:
+        directory = host / place.relative_to("/")
+        if (directory / "libnvidia-ml.so.1").exists():
+            return directory
+    return None

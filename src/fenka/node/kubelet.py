@@ -1,0 +1,203 @@
+"""The kubelet's sockets and its checkpoint: how a plugin registers, and who holds which device ids.
+
+The kubelet names no pod when it allocates. Afterwards two sources tell: PodResources, its public API, which
+knows neither UIDs nor init containers; and the checkpoint, an internal file, which knows both, and even
+repeats what the plugin answered. What the checkpoint says counts where it can be read.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import msgspec
+from google.protobuf.message import DecodeError, Message
+
+from fenka.node import deviceplugin_pb2 as plugin_api
+from fenka.node import podresources_pb2 as resources_api
+
+API_VERSION = "v1beta1"
+MESSAGE_BYTES = 4 << 20
+"""The kubelet reads no longer message."""
+
+HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+LEASE_KIND = "fenka.io/lease"
+"""CDI's kind; a device of it is a token."""
+
+_TIMEOUT_S = 5.0
+_UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
+
+
+class KubeletAway(Exception):
+    """The kubelet does not answer on a socket; the message says on which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """That a container holds these ids of a resource. What a source does not tell is empty."""
+
+    resource: str
+    ids: frozenset[str]
+    container: str
+    namespace: str = ""
+    pod: str = ""
+    uid: str = ""
+    token: str = ""
+
+
+class Kubelet:
+    """The kubelet of this node, which may be away or be restarted at any time."""
+
+    def __init__(self, plugins: Path, pod_resources: Path) -> None:
+        self.plugins, self.pod_resources = plugins, pod_resources
+
+    @property
+    def socket(self) -> Path:
+        """Where plugins register."""
+        return self.plugins / "kubelet.sock"
+
+    async def register(self, endpoint: str, resource: str) -> None:
+        """Say that `resource` is served on the socket of that name. Raises KubeletAway."""
+        request = plugin_api.RegisterRequest(
+            version=API_VERSION,
+            endpoint=endpoint,
+            resource_name=resource,
+            options=plugin_api.DevicePluginOptions(pre_start_required=True),
+        )
+        await _call(self.socket, "/v1beta1.Registration/Register", request, plugin_api.Empty)
+
+    async def claims(self) -> list[Claim]:
+        """Who holds what, from both sources. Raises KubeletAway."""
+        answer = await _call(
+            self.pod_resources,
+            "/v1.PodResourcesLister/List",
+            resources_api.ListPodResourcesRequest(),
+            resources_api.ListPodResourcesResponse,
+        )
+        listed = [
+            Claim(resource, frozenset(ids), container.name, pod.namespace, pod.name)
+            for pod in answer.pod_resources
+            for container in pod.containers
+            for resource, ids in _by_resource(container.devices).items()
+        ]
+        return [*read_checkpoint(self.plugins / "kubelet_internal_checkpoint"), *listed]
+
+
+def _by_resource(devices: Sequence[Any]) -> dict[str, set[str]]:
+    """The kubelet lists a resource once for each NUMA node."""
+    found: dict[str, set[str]] = {}
+    for part in devices:
+        found.setdefault(part.resource_name, set()).update(part.device_ids)
+    return found
+
+
+async def _call(socket: Path, method: str, request: Message, kind: type[Any]) -> Any:
+    async with grpc.aio.insecure_channel(f"unix://{socket}", options=_UNLIMITED) as channel:
+        ask = channel.unary_unary(
+            method,
+            request_serializer=_serialize,
+            response_deserializer=kind.FromString,
+        )
+        try:
+            return await ask(request, timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as why:
+            raise KubeletAway(f"the kubelet does not answer on {socket}: {why.details()}") from None
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+# ---- the checkpoint ----
+
+
+class _Entry(msgspec.Struct):
+    uid: str = msgspec.field(name="PodUID")
+    container: str = msgspec.field(name="ContainerName")
+    resource: str = msgspec.field(name="ResourceName")
+    ids: dict[str, list[str] | None] = msgspec.field(name="DeviceIDs")
+    answer: str = msgspec.field(name="AllocResp", default="")
+
+
+class _Data(msgspec.Struct):
+    entries: list[_Entry] | None = msgspec.field(name="PodDeviceEntries", default=None)
+
+
+class _Checkpoint(msgspec.Struct):
+    data: _Data = msgspec.field(name="Data")
+
+
+def read_checkpoint(path: Path) -> list[Claim]:
+    """What the kubelet last wrote down; nothing where it is not understood: it is the kubelet's own."""
+    try:
+        entries = msgspec.json.decode(path.read_bytes(), type=_Checkpoint).data.entries or []
+    except (OSError, msgspec.MsgspecError):
+        return []
+    return [
+        Claim(
+            entry.resource,
+            frozenset(one for ids in entry.ids.values() for one in ids or ()),
+            entry.container,
+            uid=entry.uid,
+            token=_token(entry.answer),
+        )
+        for entry in entries
+    ]
+
+
+def _token(answer: str) -> str:
+    try:
+        decoded = plugin_api.ContainerAllocateResponse.FromString(base64.b64decode(answer))
+    except (DecodeError, binascii.Error):
+        return ""
+    for device in decoded.cdi_devices:
+        kind, _, token = device.name.partition("=")
+        if kind == LEASE_KIND:
+            return token
+    return ""
+
+
+# ---- how much fits into a message ----
+
+
+def unit_id(number: int) -> str:
+    """The id of a unit: short, for there may be a hundred thousand."""
+    return f"u{number}"
+
+
+def listing(devices: Sequence[tuple[str, bool]]) -> plugin_api.ListAndWatchResponse:
+    """Ids and whether they can be used, as the kubelet wants them."""
+    return plugin_api.ListAndWatchResponse(
+        devices=[
+            plugin_api.Device(ID=one, health=HEALTHY if healthy else UNHEALTHY)
+            for one, healthy in devices
+        ]
+    )
+
+
+def largest_bytes(units: int) -> int:
+    """Of the message that lists so many units, all of them unhealthy."""
+    total, first, digits = 0, 0, 1
+    while first < units:
+        last = min(10**digits, units)
+        total += (last - first) * _entry_bytes(unit_id(first))
+        first, digits = last, digits + 1
+    return total
+
+
+def _entry_bytes(one: str) -> int:
+    return listing([(one, False)]).ByteSize()
+
+
+def fitting_unit(unit_mib: int, units_with: Callable[[int], int]) -> int:
+    """The unit to use instead: `unit_mib` itself if its units fit into a message, else the next double.
+
+    units_with: how many units the node has by a unit.
+    """
+    while largest_bytes(units_with(unit_mib)) > MESSAGE_BYTES:
+        unit_mib *= 2
+    return unit_mib

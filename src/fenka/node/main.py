@@ -1,0 +1,274 @@
+"""Wires the node's program: the only place that names its concrete parts."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fenka.core.requests import Slice
+from fenka.core.units import card_units
+from fenka.dialects.sizes import parse_unit
+from fenka.hardware.machine import Hardware
+from fenka.hardware.nvml import Driver, DriverLost, Events, GpuProcess
+from fenka.hardware.simulated import SimulatedNode
+from fenka.isolation.files import install_native
+from fenka.kubernetes.client import Api, NoCluster, Refused
+from fenka.node import edits, kubelet
+from fenka.node.agent import Agent, Parts, Settings
+from fenka.node.cards import Cards
+from fenka.node.cluster import Cluster
+from fenka.node.kubelet import Kubelet
+from fenka.node.leases import Leases
+from fenka.node.metrics import Exporter, serve
+from fenka.node.store import Store
+from fenka.node.usage import BusyNs, Usage
+from fenka.node.watching import Watcher
+
+_LOG = logging.getLogger(__name__)
+
+WAIT_S = 1.0
+"""Between two looks for a driver, or for the API server, that is not there yet."""
+
+_RUNTIME = re.compile(r"([\w-]+)://v?(\d+)\.(\d+)")
+
+
+class CannotServe(Exception):
+    """This node cannot share cards as it is; one sentence that says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The program's options. Directories are the node's own, at the same paths in this process."""
+
+    node: str
+    unit: str = "GiB"
+    simulated: Path | None = None
+    host: Path = Path("/")
+    kubeconfig: Path | None = None
+    plugins: Path = Path("/var/lib/kubelet/device-plugins")
+    pod_resources: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    cdi: Path = Path("/var/run/cdi")
+    leases: Path = Path("/run/fenka/leases")
+    state: Path = Path("/var/lib/fenka")
+    exclusive: bool = True
+    assume_cdi: bool = False
+    over_limit: str = "report"
+    unshimmed: str = "kill"
+    metrics_port: int | None = None
+
+
+def run(config: Config) -> None:
+    """Serve until told to stop.
+
+    Raises CannotServe, BadSize, NoDriver, NoCluster, FileNotFoundError; each message is the sentence to show.
+    """
+    unit_mib = parse_unit(config.unit)
+    for option, value, known in (
+        ("--over-limit", config.over_limit, ("report", "evict")),
+        ("--unshimmed", config.unshimmed, ("report", "kill")),
+    ):
+        if value not in known:
+            raise CannotServe(f"{option} is {' or '.join(known)}, not {value}")
+    library = install_native(config.state / "lib", edits.prepare_library)
+    with hardware(config, library) as machine:
+        cards = Cards(machine)
+        check_unit(cards, unit_mib)
+        machine.measure(cards.known, _libraries(config, library))
+        settings = Settings(
+            unit_mib,
+            library,
+            machine.context_mib,
+            _driver(config, machine, library),
+            config.exclusive,
+        )
+        asyncio.run(_serve(config, settings, cards, machine))
+
+
+def check_unit(cards: Cards, unit_mib: int) -> None:
+    """Raises CannotServe if the kubelet cannot be told of so many units, or if there are none."""
+
+    def units(mib: int) -> int:
+        return sum(card_units(card.memory_mib, mib) for card in cards.known)
+
+    fitting = kubelet.fitting_unit(unit_mib, units)
+    if fitting != unit_mib:
+        raise CannotServe(
+            f"units of {unit_mib} MiB are {units(unit_mib)} on this node, which the kubelet cannot be told: "
+            f"the list would be {kubelet.largest_bytes(units(unit_mib))} bytes, and it reads "
+            f"{kubelet.MESSAGE_BYTES}; use --unit {fitting}MiB or larger"
+        )
+    if not units(unit_mib):
+        raise CannotServe(f"no card of this node has {unit_mib} MiB: use a smaller --unit")
+
+
+def check_runtime(version: str, *, assume_cdi: bool) -> None:
+    """Raises CannotServe for a container runtime that would leave out a lease without a word."""
+    match = _RUNTIME.match(version)
+    if match is None:
+        _LOG.warning("container runtime %s is not known: it must serve CDI devices", version)
+        return
+    name, release = match[1], (int(match[2]), int(match[3]))
+    if name == "containerd" and (release < (1, 7) or (release < (2, 0) and not assume_cdi)):
+        raise CannotServe(
+            f"{version} starts containers without the CDI devices that a lease is made of, and says "
+            f"nothing: use containerd 2.0 or newer"
+            + ("" if release < (1, 7) else ", or set enable_cdi and start with --assume-cdi")
+        )
+    if name == "docker":
+        raise CannotServe(f"{version} serves no CDI devices to the kubelet: use containerd 2.0")
+
+
+def _driver(
+    config: Config, machine: Hardware, library: Path
+) -> Callable[[Sequence[Slice]], edits.Edits]:
+    if config.simulated is not None:
+        simulated = edits.simulated(library, config.simulated)
+        return lambda _: simulated
+
+    def real(slices: Sequence[Slice]) -> edits.Edits:
+        minors = [machine.driver.minor(piece.uuid) for piece in slices]
+        return edits.real(minors, machine.driver.version, config.host)
+
+    return real
+
+
+def _libraries(config: Config, library: Path) -> Path | None:
+    return library / "simulated" if config.simulated else edits.nvml_directory(config.host)
+
+
+@contextlib.contextmanager
+def hardware(config: Config, library: Path) -> Iterator[Hardware]:
+    """The driver, real or simulated; waits for the keeper of a simulated node."""
+    directory = _libraries(config, library)
+    if config.simulated is not None:
+        # By this program's own copy of the driver: the keeper's is in another container.
+        os.environ["FENKA_SIMULATED_NODE"] = str(config.simulated)
+        _wait_for(SimulatedNode(config.simulated))
+    with contextlib.closing(Hardware(lambda: Driver.open(directory))) as machine:
+        yield machine
+
+
+def _wait_for(node: SimulatedNode) -> None:
+    if not node.running:
+        _LOG.warning("waiting for `fenka simulate-node` in %s", node.directory)
+    while not node.running:
+        time.sleep(WAIT_S)
+
+
+async def _serve(config: Config, settings: Settings, cards: Cards, machine: Hardware) -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with await Api.connect(config.kubeconfig) as api:
+        cluster = Cluster(api, config.node)
+        check_runtime(await _patiently(cluster.runtime), assume_cdi=config.assume_cdi)
+        store = Store(config.state / "node")
+        for complaint in store.load():
+            _LOG.error("%s", complaint)
+        leases = Leases(config.leases, config.cdi)
+        leases.prepare()
+        kubelet_ = Kubelet(config.plugins, config.pod_resources)
+        agent = Agent(settings, Parts(cluster, kubelet_, cards, store, leases))
+
+        def running() -> Sequence[GpuProcess]:
+            # Not bound once: the driver may have been opened again.
+            return machine.driver.processes()
+
+        usage = Usage(
+            running,
+            leases,
+            machine.context_mib,
+            _busy(config, machine, cards),
+        )
+        exporter = Exporter(config.node)
+        watcher = Watcher(
+            agent,
+            usage,
+            exporter,
+            evict=config.over_limit == "evict",
+            kill=config.unshimmed == "kill",
+        )
+        work = (
+            cluster.run(),
+            agent.units.run(),
+            agent.whole.run(),
+            agent.run(),
+            watcher.run(),
+            watcher.listen(Events),
+        )
+        async with _listening(exporter, config.metrics_port, agent), _tasks(*work) as tasks:
+            ending = asyncio.create_task(stop.wait())
+            done, _ = await asyncio.wait({ending, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+
+
+def _busy(config: Config, machine: Hardware, cards: Cards) -> BusyNs:
+    """Simulated cards count exactly; real ones say percents of a moment, which are added up."""
+    if config.simulated is not None:
+        node = SimulatedNode(config.simulated)
+        return lambda: {
+            (card.uuid, pid): ns
+            for card in cards.known
+            for pid, ns in node.busy_ns(card.index).items()
+        }
+    total: dict[tuple[str, int], int] = {}
+    last = time.time_ns()
+
+    def added() -> dict[tuple[str, int], int]:
+        nonlocal total, last
+        try:
+            percents = machine.driver.busy_percent(last // 1000)
+        except DriverLost:
+            percents = {}
+        now = time.time_ns()
+        total = {
+            key: total.get(key, 0) + percent * (now - last) // 100
+            for key, percent in percents.items()
+        }
+        last = now
+        return total
+
+    return added
+
+
+@contextlib.asynccontextmanager
+async def _listening(exporter: Exporter, port: int | None, agent: Agent) -> AsyncIterator[None]:
+    if port is None:
+        yield
+        return
+    offered = (agent.units, agent.whole)
+    runner = await serve(
+        exporter, port, lambda: any(it.registered.is_set() for it in offered if it.devices)
+    )
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _tasks(*work: Coroutine[Any, Any, None]) -> AsyncIterator[set["asyncio.Task[None]"]]:
+    tasks = {asyncio.create_task(it) for it in work}
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _patiently(ask: Callable[[], Awaitable[str]]) -> str:
+    while True:
+        try:
+            return await ask()
+        except (Refused, NoCluster) as why:
+            _LOG.warning("waiting for the API server: %s", why)
+            await asyncio.sleep(WAIT_S)

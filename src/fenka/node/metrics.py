@@ -1,0 +1,119 @@
+"""Prometheus' view of the node: /metrics, /healthz and /readyz."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fenka.core.cards import Card
+from fenka.node.usage import MIB, Look, Use
+
+_CONTAINER = ("namespace", "pod", "container", "uuid", "index", "model", "node")
+_CARD = ("uuid", "index", "model", "node")
+
+
+class Exporter(Collector):
+    """Renders the last look. offences: how often each kind of offence was reported."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self.look = Look()
+        self.offences = {"over_limit": 0, "unshimmed": 0}
+
+    def collect(self) -> Iterable[Metric]:
+        """As prometheus_client wants it."""
+        yield from self._containers()
+        yield from self._cards()
+        offences = CounterMetricFamily(
+            "fenka_node_offences", "Programs that got round their limit, by how.", labels=("kind",)
+        )
+        for kind, count in self.offences.items():
+            offences.add_metric((kind,), count)
+        yield offences
+
+    def _containers(self) -> Iterator[Metric]:
+        columns: Sequence[tuple[str, str, Callable[[Use], float | None]]] = (
+            ("memory_limit_bytes", "Card memory that it may hold.", lambda it: it.limit_bytes),
+            ("memory_held_bytes", "Card memory by its own account.", lambda it: it.held_bytes),
+            ("memory_used_bytes", "Card memory by the driver's account.", lambda it: it.used_bytes),
+            ("utilization_ratio", "Share of the card's time, 0 to 1.", lambda it: it.compute),
+            ("processes", "Processes on the card.", lambda it: it.processes),
+        )
+        cards = {card.uuid: card for card in self.look.cards}
+        for name, text, value in columns:
+            family = GaugeMetricFamily(f"fenka_container_gpu_{name}", text, labels=_CONTAINER)
+            for use in self.look.uses:
+                lease, card, amount = use.token.lease, cards.get(use.uuid), value(use)
+                if lease is not None and card is not None and amount is not None:
+                    labels = (lease.namespace, lease.pod, lease.container, *self._of(card))
+                    family.add_metric(labels, amount)
+            yield family
+
+    def _cards(self) -> Iterator[Metric]:
+        allocated: dict[str, int] = {}
+        for use in self.look.uses:
+            allocated[use.uuid] = allocated.get(use.uuid, 0) + use.limit_bytes
+
+        def reading(name: str, scale: float = 1) -> Callable[[Card], float | None]:
+            def of(card: Card) -> float | None:
+                found = self.look.readings.get(card.uuid)
+                value = None if found is None else getattr(found, name)
+                return None if value is None else value * scale
+
+            return of
+
+        columns: Sequence[tuple[str, str, Callable[[Card], float | None]]] = (
+            ("memory_total_bytes", "All of its memory.", lambda card: card.memory_mib * MIB),
+            ("memory_used_bytes", "Memory in use, whoever uses it.", reading("used_mib", MIB)),
+            (
+                "memory_allocated_bytes",
+                "Sum of its containers' limits.",
+                lambda card: allocated.get(card.uuid, 0),
+            ),
+            ("utilization_ratio", "Share of time with a kernel.", reading("utilisation", 0.01)),
+            ("temperature_celsius", "Temperature.", reading("temperature_c")),
+            ("power_watts", "Power drawn.", reading("power_w")),
+            ("healthy", "1 if it can be used.", lambda card: float(card.healthy)),
+            ("cordoned", "1 if it admits nobody.", lambda card: float(card.cordoned)),
+        )
+        for name, text, value in columns:
+            family = GaugeMetricFamily(f"fenka_card_{name}", text, labels=_CARD)
+            for card in self.look.cards:
+                amount = value(card)
+                if amount is not None:
+                    family.add_metric(self._of(card), amount)
+            yield family
+
+    def _of(self, card: Card) -> tuple[str, str, str, str]:
+        return card.uuid, str(card.index), card.model, self._node
+
+
+async def serve(exporter: Exporter, port: int, ready: Callable[[], bool]) -> web.AppRunner:
+    """Listen on all addresses; the result's `cleanup` ends it. Raises OSError."""
+    registry = CollectorRegistry()
+    registry.register(exporter)
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(registry),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    async def healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        if ready():
+            return web.Response(text="ok\n")
+        return web.Response(text="not registered with the kubelet\n", status=503)
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/readyz", readyz)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, None, port).start()
+    return runner

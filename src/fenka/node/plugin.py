@@ -1,0 +1,169 @@
+"""One resource towards the kubelet: registered whenever the kubelet is there, answered from the agent."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from fenka.node import deviceplugin_pb2 as api
+from fenka.node.binding import Refused
+from fenka.node.kubelet import LEASE_KIND, Kubelet, KubeletAway, listing
+
+_LOG = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""Between two looks at whether the kubelet was restarted; it removes all plugins' sockets then."""
+
+
+class Lessor(Protocol):
+    """Whoever gives leases."""
+
+    async def allocate(self, resource: str, ids: Sequence[str]) -> str:
+        """A token for these ids. Raises OSError."""
+
+    async def prepare(self, resource: str, ids: Sequence[str]) -> None:
+        """Have the lease of whoever holds these ids, before a container starts. Raises Refused."""
+
+
+class Plugin:
+    """A device plugin for one resource. endpoint: name of its socket, beside the kubelet's."""
+
+    def __init__(self, resource: str, endpoint: str, kubelet: Kubelet, lessor: Lessor) -> None:
+        self.resource = resource
+        self._endpoint, self._kubelet, self._lessor = endpoint, kubelet, lessor
+        self._devices: list[tuple[str, bool]] = []
+        self._offers = 0
+        self._offered = asyncio.Condition()
+        self.registered = asyncio.Event()
+        """Set while the kubelet knows of us, as far as can be told."""
+
+    @property
+    def devices(self) -> list[tuple[str, bool]]:
+        """What is offered now: ids, and whether they can be used."""
+        return self._devices
+
+    async def offer(self, devices: list[tuple[str, bool]]) -> None:
+        """Have the kubelet know these devices. A resource that never had one is not registered."""
+        if devices == self._devices:
+            return
+        async with self._offered:
+            self._devices = devices
+            self._offers += 1
+            self._offered.notify_all()
+
+    async def run(self) -> None:
+        """Serve until cancelled, and register again whenever the kubelet has been restarted."""
+        async with self._offered:
+            await self._offered.wait_for(lambda: self._offers > 0)
+        quiet = False
+        while True:
+            try:
+                await self._serve()
+                quiet = False
+            except (KubeletAway, OSError, RuntimeError) as why:
+                # Its absence is ordinary, and not worth a line every second.
+                _LOG.log(
+                    logging.DEBUG if quiet else logging.WARNING,
+                    "%s is not registered: %s",
+                    self.resource,
+                    why,
+                )
+                quiet = True
+            finally:
+                self.registered.clear()
+            await asyncio.sleep(LOOK_S)
+
+    async def _serve(self) -> None:
+        path = self._kubelet.plugins / self._endpoint
+        kubelet = _identity(self._kubelet.socket)
+        if kubelet is None:
+            raise KubeletAway(f"there is no {self._kubelet.socket}")
+        path.unlink(missing_ok=True)
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((self._handlers(),))
+        server.add_insecure_port(f"unix://{path}")
+        await server.start()
+        try:
+            mine = _identity(path)
+            await self._kubelet.register(self._endpoint, self.resource)
+            _LOG.info("%s is registered with the kubelet", self.resource)
+            self.registered.set()
+            while (_identity(self._kubelet.socket), _identity(path)) == (kubelet, mine):
+                await asyncio.sleep(LOOK_S)
+            _LOG.info("the kubelet was restarted: %s registers again", self.resource)
+        finally:
+            await server.stop(grace=None)
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        def unary(method: Any, kind: Any) -> "grpc.RpcMethodHandler[Any, Any]":
+            return grpc.unary_unary_rpc_method_handler(method, kind.FromString, _serialize)
+
+        return grpc.method_handlers_generic_handler(
+            "v1beta1.DevicePlugin",
+            {
+                "GetDevicePluginOptions": unary(self._options, api.Empty),
+                "GetPreferredAllocation": unary(self._prefer, api.PreferredAllocationRequest),
+                "Allocate": unary(self._allocate, api.AllocateRequest),
+                "PreStartContainer": unary(self._prestart, api.PreStartContainerRequest),
+                "ListAndWatch": grpc.unary_stream_rpc_method_handler(
+                    self._list, api.Empty.FromString, _serialize
+                ),
+            },
+        )
+
+    async def _options(self, _: Any, __: Any) -> api.DevicePluginOptions:
+        return api.DevicePluginOptions(pre_start_required=True)
+
+    async def _prefer(self, _: Any, __: Any) -> api.PreferredAllocationResponse:
+        return api.PreferredAllocationResponse()
+
+    async def _list(self, _: Any, __: Any) -> AsyncIterator[api.ListAndWatchResponse]:
+        seen = 0
+        while True:
+            async with self._offered:
+                await self._offered.wait_for(lambda last=seen: self._offers != last)  # type: ignore[misc]
+                seen, devices = self._offers, self._devices
+            yield listing(devices)
+
+    async def _allocate(self, request: api.AllocateRequest, _: Any) -> api.AllocateResponse:
+        """Decides nothing: it runs inside the kubelet's admission of a pod, before anybody can tell whose."""
+        return api.AllocateResponse(
+            container_responses=[
+                self._answer(await self._lessor.allocate(self.resource, wanted.devices_ids))
+                for wanted in request.container_requests
+            ]
+        )
+
+    @staticmethod
+    def _answer(token: str) -> api.ContainerAllocateResponse:
+        return api.ContainerAllocateResponse(
+            envs={"NVIDIA_VISIBLE_DEVICES": "void"},
+            cdi_devices=[api.CDIDevice(name=f"{LEASE_KIND}={token}")],
+        )
+
+    async def _prestart(
+        self, request: api.PreStartContainerRequest, context: Any
+    ) -> api.PreStartContainerResponse:
+        try:
+            await self._lessor.prepare(self.resource, request.devices_ids)
+        except Refused as why:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(why))
+        return api.PreStartContainerResponse()
+
+
+def _serialize(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        # The inode of a removed socket is soon used again.
+        return found.st_dev, found.st_ino, found.st_ctime_ns
+    return None

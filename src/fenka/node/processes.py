@@ -1,0 +1,42 @@
+"""Which pods have processes here, by the one thing that a container cannot change: its cgroup."""
+
+import os
+import re
+from pathlib import Path
+
+_POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
+_CONTAINER = re.compile(r"[0-9a-f]{64}")
+
+
+def place_of(pid: int, proc: Path = Path("/proc")) -> tuple[str, str]:
+    """UID of the pod and id of the container that a process is in; empty strings for one of the host.
+
+    systemd's cgroup driver writes _ for -, and a static pod's UID has neither.
+    """
+    try:
+        text = (proc / str(pid) / "cgroup").read_text()
+    except OSError:
+        return "", ""
+    pod = _POD.search(text)
+    if pod is None:
+        return "", ""
+    containers = _CONTAINER.findall(text, pod.end())
+    return pod[1].replace("_", "-"), containers[0] if containers else ""
+
+
+def living_pods(proc: Path = Path("/proc")) -> set[str]:
+    """UIDs of the pods that have a process that is not a zombie."""
+    found: set[str] = set()
+    for name in os.listdir(proc):
+        if name.isdecimal():
+            uid, _ = place_of(int(name), proc)
+            if uid and uid not in found and not _dead(proc / name):
+                found.add(uid)
+    return found
+
+
+def _dead(process: Path) -> bool:
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (OSError, IndexError):
+        return True

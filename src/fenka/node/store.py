@@ -1,0 +1,82 @@
+"""What the node remembers of each Allocate, one file a token: which ids it was for, and whose it became.
+
+Written before anybody acts on it, so that an agent killed at any moment goes on where it was.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from fenka.core.requests import Slice
+from fenka.isolation.files import fsync_directory, write_atomically
+
+
+class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whose a token became, and what it gives. Slices are of this container, `holds` of its whole pod."""
+
+    uid: str
+    namespace: str
+    pod: str
+    container: str
+    slices: list[Slice]
+    holds: list[Slice]
+    environment: dict[str, str]
+    library: str = ""
+    """Directory of the shim that its programs have mapped."""
+
+
+class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One answer to the kubelet. made_at: seconds since the epoch."""
+
+    name: str
+    resource: str
+    ids: list[str]
+    made_at: float
+    lease: Lease | None = None
+    version: int = 1
+
+
+class Store:
+    """All tokens of the node, in memory and on the disk."""
+
+    def __init__(
+        self,
+        directory: Path,
+        draw: Callable[[], str] = lambda: secrets.token_hex(16),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory, self._draw, self._clock = directory, draw, clock
+        self.tokens: dict[str, Token] = {}
+
+    def load(self) -> list[str]:
+        """Read what is on the disk; sentences about what could not be understood, which is put aside."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        complaints = []
+        for path in sorted(self._directory.glob("*.json")):
+            try:
+                token = msgspec.json.decode(path.read_bytes(), type=Token)
+                self.tokens[token.name] = token
+            except msgspec.MsgspecError as why:
+                path.rename(path.with_suffix(".damaged"))
+                complaints.append(f"{path} is not understood and was put aside: {why}")
+        return complaints
+
+    def issue(self, resource: str, ids: Iterable[str], name: str = "") -> Token:
+        """A new token for these ids, safe on the disk. name: of one that the kubelet still knows."""
+        token = Token(name or self._draw(), resource, sorted(ids), self._clock())
+        self.put(token)
+        return token
+
+    def put(self, token: Token) -> None:
+        """Remember it as it is now."""
+        write_atomically(self._directory / f"{token.name}.json", msgspec.json.encode(token))
+        fsync_directory(self._directory)
+        self.tokens[token.name] = token
+
+    def drop(self, name: str) -> None:
+        """Forget it."""
+        (self._directory / f"{name}.json").unlink(missing_ok=True)
+        self.tokens.pop(name, None)

@@ -1,0 +1,126 @@
+"""Watches cards and programs, tells the agent, and does what was asked for about those who cheat."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from fenka.hardware.nvml import DriverLost, Events
+from fenka.kubernetes.client import NoCluster, Refused
+from fenka.node import cheating
+from fenka.node.agent import Agent
+from fenka.node.cards import APPLICATION_XIDS, LOST_XID, NOTES_XIDS
+from fenka.node.metrics import Exporter
+from fenka.node.usage import MIB, Usage
+
+_LOG = logging.getLogger(__name__)
+
+LOOK_S = 4.0
+"""Three looks are within the 15 s in which a cheat is reported."""
+_LISTEN_MS = 1000
+
+
+class Watcher:
+    """evict, kill: what happens to a pod over its limit, and to a process without the shim."""
+
+    def __init__(
+        self, agent: Agent, usage: Usage, exporter: Exporter, *, evict: bool, kill: bool
+    ) -> None:
+        self._agent, self._usage, self._exporter = agent, usage, exporter
+        self._evict, self._kill = evict, kill
+
+    async def run(self) -> None:
+        """Look every few seconds until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Once."""
+        agent = self._agent
+        before = agent.now()
+        await asyncio.to_thread(agent.cards.refresh)
+        if agent.now() != before:
+            self._tell_health()
+        look = await asyncio.to_thread(
+            self._usage.look,
+            list(agent.store.tokens.values()),
+            self._names(),
+            agent.now(),
+            agent.cards.readings,
+        )
+        self._exporter.look = look
+        for use in look.over:
+            await self._over(use.token.name, use.uuid, use.used_bytes, use.limit_bytes)
+        for found in look.unshimmed:
+            self._unshimmed(found.token.name, found.pid)
+
+    def _names(self) -> dict[str, str]:
+        """Containers' names by their runtime's ids."""
+        return {
+            status.container_id.rpartition("/")[2]: status.name
+            for pod in self._agent.cluster.pods.values()
+            for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
+        }
+
+    def _tell_health(self) -> None:
+        for card in self._agent.now():
+            why = self._agent.cards.why(card.uuid)
+            if why is not None:
+                note = f"card {card.index} ({card.model}, {card.uuid}) is not used: {why}"
+                self._agent.cluster.node_event("FenkaCardUnhealthy", note)
+        self._agent.nudge()
+
+    async def _over(self, name: str, uuid: str, used: int, limit: int) -> None:
+        lease = self._agent.store.tokens[name].lease if name in self._agent.store.tokens else None
+        if lease is None:
+            return
+        self._exporter.offences["over_limit"] += 1
+        ends = "; the pod is evicted" if self._evict else ""
+        self._agent.cluster.pod_event(
+            lease.uid,
+            "FenkaOverLimit",
+            # Without the exact number, so that the same event is counted and not repeated.
+            f"container {lease.container} holds more than its {limit // MIB} MiB of {uuid}, by the "
+            f"driver's account{ends}",
+        )
+        _LOG.warning("%s/%s holds %d MiB", lease.namespace, lease.pod, used // MIB)
+        if self._evict:
+            with contextlib.suppress(Refused, NoCluster):
+                await self._agent.cluster.evict(lease)
+
+    def _unshimmed(self, name: str, pid: int) -> None:
+        lease = self._agent.store.tokens[name].lease if name in self._agent.store.tokens else None
+        if lease is None:
+            return
+        self._exporter.offences["unshimmed"] += 1
+        ended = self._kill and cheating.kill(pid, lease.uid)
+        self._agent.cluster.pod_event(
+            lease.uid,
+            "FenkaUnlimited",
+            f"a program in container {lease.container} used the GPU without fenka's library, so without "
+            f"its limit" + ("; it was ended" if ended else ""),
+        )
+
+    async def listen(self, events: Callable[[], Events]) -> None:
+        """Hear of XIDs until cancelled; a driver that was lost is listened to again."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                with await asyncio.to_thread(events) as heard:
+                    while True:
+                        event = await loop.run_in_executor(None, heard.wait, _LISTEN_MS)
+                        if event is not None:
+                            await self._xid(*event)
+            except DriverLost as why:
+                _LOG.info("XIDs are not heard now: %s", why)
+            await asyncio.sleep(LOOK_S)
+
+    async def _xid(self, uuid: str, xid: int) -> None:
+        harmless = APPLICATION_XIDS.get(xid) or NOTES_XIDS.get(xid)
+        _LOG.warning("XID %d of %s%s", xid, uuid, f": {harmless}" if harmless else "")
+        self._agent.cards.report(uuid, xid)
+        if xid == LOST_XID:
+            await asyncio.to_thread(self._agent.cards.refresh)
+        if harmless is None:
+            self._tell_health()

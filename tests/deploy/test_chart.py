@@ -1,0 +1,261 @@
+"""The Helm chart: what it renders, and what it refuses. Needs helm; its cluster tests are in e2e."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy" / "chart"
+
+Json = dict[str, Any]
+
+
+def find_helm() -> str | None:
+    """On the PATH, or as `make e2e` has built it."""
+    built = sorted(Path("~/.cache/fenka-e2e").expanduser().glob("helm-*/bin/helm"))
+    return os.environ.get("HELM") or shutil.which("helm") or next(map(str, built), None)
+
+
+HELM = find_helm()
+needs_helm = pytest.mark.skipif(
+    HELM is None, reason="no helm on the PATH, and `make e2e` has not built one"
+)
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it."""
+    assert HELM
+    return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
+
+
+def render(**values: Any) -> list[Json]:
+    """The chart's objects with these values."""
+    given = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
+    done = helm("template", "fenka", str(CHART), "--namespace", "gpu", *given)
+    assert done.returncode == 0, done.stderr
+    return [it for it in yaml.safe_load_all(done.stdout) if it]
+
+
+def one(objects: list[Json], kind: str, name: str) -> Json:
+    """The object of this kind and name."""
+    (found,) = (it for it in objects if (it["kind"], it["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def pod_of(workload: Json) -> Json:
+    """The pod that a workload makes."""
+    pod: Json = workload["spec"]["template"]["spec"]
+    return pod
+
+
+T4 = {"nodeSelector": {"fenka.io/simulated": "t4"}, "spec": "T4"}
+
+
+@needs_helm
+def test_lint() -> None:
+    """No warnings, with everything turned on too."""
+    everything = [
+        "secondScheduler.enabled=true",
+        "serviceMonitor.enabled=true",
+        "dashboard.enabled=true",
+        "node.metrics.enabled=true",
+    ]
+    for given in ([], [f"--set={it}" for it in everything]):
+        done = helm("lint", "--strict", str(CHART), *given)
+        assert done.returncode == 0, done.stdout
+
+
+@needs_helm
+def test_scheduler_is_nobody_on_a_read_only_root() -> None:
+    """It needs no rights on its node, and no GPU memory."""
+    pod = pod_of(one(render(), "Deployment", "fenka-scheduler"))
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsUser"] == 65532
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert "volumes" not in pod
+    assert set(container["resources"]["limits"]) == {"memory"}
+    assert pod["enableServiceLinks"] is False
+
+
+@needs_helm
+def test_service_is_gpushares() -> None:
+    """NodePort 32766 to 12345: configurations that name gpushare's extender find fenka's."""
+    service = one(render(), "Service", "fenka-scheduler")["spec"]
+    (port,) = service["ports"]
+    assert (service["type"], port["nodePort"], port["port"]) == ("NodePort", 32766, 12345)
+    assert service["publishNotReadyAddresses"] is False
+
+
+RULES = {
+    "fenka-scheduler": {
+        ("", "nodes"): {"get", "list", "watch"},
+        ("", "pods"): {"get", "list", "watch"},
+        ("", "pods/binding"): {"create"},
+        ("", "events"): {"create", "patch"},
+        ("events.k8s.io", "events"): {"create", "patch"},
+    },
+    "fenka-node": {
+        ("", "nodes"): {"get", "list", "watch", "patch"},
+        ("", "nodes/status"): {"patch"},
+        ("", "pods"): {"get", "list", "watch", "patch"},
+        ("node.k8s.io", "runtimeclasses"): {"get"},
+        ("", "events"): {"create", "patch"},
+        ("events.k8s.io", "events"): {"create", "patch"},
+    },
+}
+
+
+@needs_helm
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_rights(name: str) -> None:
+    """Just these, in the whole cluster; nothing reads secrets, nothing writes all of a pod."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for rule in one(render(), "ClusterRole", name)["rules"]:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                found.setdefault((group, resource), set()).update(rule["verbs"])
+    assert found == RULES[name]
+
+
+@needs_helm
+def test_eviction_is_a_right_only_where_it_is_wanted() -> None:
+    """node.overLimit=evict."""
+    role = one(render(**{"node.overLimit": "evict"}), "ClusterRole", "fenka-node")
+    assert {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]} in role["rules"]
+
+
+@needs_helm
+def test_rights_outside_nodes_and_pods_are_of_one_namespace() -> None:
+    """Leases where the replicas are, ConfigMaps where the health daemon writes."""
+    objects = render()
+    leader = one(objects, "Role", "fenka-scheduler-leader")
+    health = one(objects, "Role", "fenka-scheduler-health")
+    assert leader["metadata"]["namespace"] == "gpu"
+    assert leader["rules"][1]["resourceNames"] == ["fenka-scheduler"]
+    assert health["metadata"]["namespace"] == "kube-system"
+
+
+def terms(workload: Json) -> list[Json]:
+    """The alternatives of its node affinity."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    found: list[Json] = pod_of(workload)["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"]
+    return found
+
+
+@needs_helm
+def test_node_program_is_on_labelled_nodes() -> None:
+    """Either label, whatever it says: `false` turns sharing off and the exclusive plugin on."""
+    found = terms(one(render(), "DaemonSet", "fenka-node"))
+    assert [term["matchExpressions"] for term in found] == [
+        [{"key": "gpushare", "operator": "Exists"}],
+        [{"key": "cgpu", "operator": "Exists"}],
+    ]
+    everywhere = one(render(**{"node.allNodes": True}), "DaemonSet", "fenka-node")
+    assert "affinity" not in pod_of(everywhere)
+
+
+@needs_helm
+def test_slices_outlive_the_node_program() -> None:
+    """What running pods have of it is on the node."""
+    pod = pod_of(one(render(), "DaemonSet", "fenka-node"))
+    (container,) = pod["containers"]
+    paths = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
+    mounts = {it["name"]: it["mountPath"] for it in container["volumeMounts"]}
+    # The runtime finds them on the node by the paths that the program knows.
+    for name in ("cdi", "run", "state"):
+        assert paths[name] == mounts[name]
+    (run,) = (it for it in container["volumeMounts"] if it["name"] == "run")
+    assert run["mountPropagation"] == "Bidirectional"
+    assert pod["hostPID"] is True
+
+
+@needs_helm
+def test_simulated_cards_stay_while_fenka_is_upgraded() -> None:
+    """Their DaemonSet waits for OnDelete, and each node has one node program."""
+    objects = render(simulatedCards=[T4])
+    cards = one(objects, "DaemonSet", "fenka-cards-0")
+    assert cards["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    (container,) = pod_of(cards)["containers"]
+    assert container["args"] == ["simulate-node", "T4", "--directory", "/run/fenka/simulated"]
+    simulated = pod_of(one(objects, "DaemonSet", "fenka-node-simulated-0"))
+    assert "--simulated=/run/fenka/simulated" in simulated["containers"][0]["args"]
+    assert simulated["nodeSelector"] == T4["nodeSelector"]
+    excluded = {"key": "fenka.io/simulated", "operator": "NotIn", "values": ["t4"]}
+    for term in terms(one(objects, "DaemonSet", "fenka-node")):
+        assert excluded in term["matchExpressions"]
+
+
+def extenders() -> Json:
+    """As the file to paste has them."""
+    written = yaml.safe_load((CHART / "files" / "scheduler-config.yaml").read_text())
+    (found,) = written["extenders"]
+    assert isinstance(found, dict)
+    return found
+
+
+@needs_helm
+def test_second_scheduler_asks_the_same_extender() -> None:
+    """By the Service's name, otherwise as in the file to paste."""
+    objects = render(**{"secondScheduler.enabled": True})
+    text = one(objects, "ConfigMap", "fenka-second-scheduler")["data"]["config.yaml"]
+    (extender,) = yaml.safe_load(text)["extenders"]
+    url = "http://fenka-scheduler.gpu.svc:12345/gpushare-scheduler"
+    assert extender == {**extenders(), "urlPrefix": url}
+
+
+def test_guide_shows_the_file_to_paste() -> None:
+    """Word for word."""
+    guide = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert (CHART / "files" / "scheduler-config.yaml").read_text() in guide
+
+
+def read_dashboard() -> Json:
+    """As it is in the chart."""
+    found: Json = json.loads((CHART / "files" / "dashboard.json").read_text())
+    return found
+
+
+def test_dashboard_shows_pods_and_cards() -> None:
+    """Scenario S1, 8: memory used and allowed and utilisation of pods; temperature, power of cards."""
+    shown = " ".join(
+        target["expr"] for it in read_dashboard()["panels"] for target in it["targets"]
+    )
+    for metric in (
+        "fenka_container_gpu_memory_used_bytes",
+        "fenka_container_gpu_memory_limit_bytes",
+        "fenka_container_gpu_utilization_ratio",
+        "fenka_card_temperature_celsius",
+        "fenka_card_power_watts",
+    ):
+        assert metric in shown
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"node.unit": "GB"},
+        {"scheduler.policy": "best"},
+        {"scheduler.replica": 3},
+        {"simulatedCards": [{"spec": "T4"}]},
+        {"node.overLimit": "kill"},
+    ],
+    ids=str,
+)
+def test_values_that_mean_nothing_are_refused(wrong: Json) -> None:
+    """The schema says what is wrong before anything is installed."""
+    given = [f"--set-json={key}={json.dumps(value)}" for key, value in wrong.items()]
+    done = helm("template", "fenka", str(CHART), *given)
+    assert done.returncode != 0
+    assert "schema" in done.stderr

@@ -1,0 +1,224 @@
+"""gpushare's records, read and written: tables, and what is written is what is read."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fenka.core.cards import Card, Node
+from fenka.core.evaluate import Empty, Fit, evaluate
+from fenka.core.requests import Memory, Request
+from fenka.dialects.gpushare import (
+    ALLOCATION,
+    CARDS,
+    IDX,
+    POD,
+    Ask,
+    Kind,
+    Share,
+    Unreadable,
+    admits,
+    demand,
+    quantity,
+    read_indexes,
+    read_node,
+    read_placement,
+    read_request,
+    sharing,
+    units_by_card,
+    write_inventory,
+    write_placement,
+)
+
+T4_MIB = 15079
+GIB = 1024
+
+
+def share(*sizes: int, unit_mib: int = GIB) -> Share:
+    """Of a node with cards of these sizes."""
+    cards = tuple(Card(i, f"GPU-{i}", "Tesla T4", mib) for i, mib in enumerate(sizes))
+    return Share(Node("n", cards), unit_mib)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4", 4),
+        (4, 4),
+        ("8k", 8000),
+        ("1Ki", 1024),
+        ("1500m", 2),
+        ("1e3", 1000),
+        ("0", 0),
+        ("2.5", 3),
+    ],
+)
+def test_quantities(text: str | int, value: int) -> None:
+    """Whole numbers, rounded up as Kubernetes does."""
+    assert quantity(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "x", "4 GiB", "1e", "--1", "1e999", "0x10", "٤x"])
+def test_what_is_no_quantity(text: str) -> None:
+    """Never 0."""
+    with pytest.raises(Unreadable):
+        quantity(text)
+
+
+@pytest.mark.parametrize(
+    ("asks", "units"),
+    [
+        ([], 0),
+        ([Ask("a", 3), Ask("b", 1)], 4),
+        ([Ask("i", 6, Kind.INIT), Ask("a", 4)], 6),
+        ([Ask("i", 2, Kind.INIT), Ask("a", 4)], 4),
+        # A sidecar runs beside the init containers after it and beside all apps.
+        ([Ask("s", 2, Kind.SIDECAR), Ask("i", 3, Kind.INIT), Ask("a", 4)], 6),
+        ([Ask("i", 3, Kind.INIT), Ask("s", 2, Kind.SIDECAR), Ask("a", 1)], 3),
+        ([Ask("s", 2, Kind.SIDECAR), Ask("i", 5, Kind.INIT), Ask("a", 4)], 7),
+    ],
+)
+def test_demand_is_the_peak(asks: list[Ask], units: int) -> None:
+    """As the scheduler counts."""
+    assert demand(asks) == units
+
+
+@pytest.mark.parametrize(
+    ("allocation", "asks", "cards", "held"),
+    [
+        ({0: {1: 4}}, [Ask("a", 4)], [], {1: 4}),
+        ({0: {1: 1}, 1: {1: 7}}, [Ask("a", 1), Ask("b", 7)], [], {1: 8}),
+        ({0: {0: 2, 2: 2}}, [Ask("a", 4)], [], {0: 2, 2: 2}),
+        # An init container of 6 on the card of an app of 4.
+        ({0: {1: 4}}, [Ask("i", 6, Kind.INIT), Ask("a", 4)], [], {1: 6}),
+        # 10 over two cards that hold alike: 5 on each.
+        ({0: {0: 2, 2: 2}}, [Ask("i", 10, Kind.INIT), Ask("a", 4)], [], {0: 5, 2: 5}),
+        # Cards that hold unlike: nobody knows where the 2 more are.
+        ({0: {0: 1, 1: 7}}, [Ask("i", 10, Kind.INIT), Ask("a", 8)], [], {0: 3, 1: 9}),
+        # Init containers alone: the record names no card, another annotation does.
+        ({}, [Ask("i", 6, Kind.INIT), Ask("a", 0)], [2], {2: 6}),
+        ({}, [Ask("i", 6, Kind.INIT), Ask("a", 0)], [0, 1], {0: 3, 1: 3}),
+        ({}, [Ask("a", 0)], [], {}),
+    ],
+)
+def test_units_by_card(
+    allocation: dict[int, dict[int, int]],
+    asks: list[Ask],
+    cards: list[int],
+    held: dict[int, int],
+) -> None:
+    """Containers together, at their peak."""
+    assert units_by_card(allocation, asks, cards) == held
+
+
+@given(
+    apps=st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    init=st.integers(0, 20),
+    cards=st.integers(1, 3),
+    unit=st.sampled_from([GIB, 256, 1]),
+)
+def test_what_is_written_is_what_is_read(apps: list[int], init: int, cards: int, unit: int) -> None:
+    """Whatever the containers: the placement comes back from the annotations."""
+    node = share(T4_MIB, T4_MIB, 16 * GIB, unit_mib=unit)
+    asks = [Ask("i", init * cards, Kind.INIT)]
+    asks += [Ask(f"a{i}", units * cards) for i, units in enumerate(apps)]
+    request = read_request(asks, {"aliyun.com/gpu-count": str(cards)}, unit)
+    if request is None:
+        assert demand(asks) == 0
+        return
+    (verdict,) = evaluate(Empty(), request, "binpack", (node.node,))
+    if isinstance(verdict, Fit):
+        written = write_placement(node, verdict.placement, asks, 1)
+        assert read_placement(node, written, asks) == verdict.placement
+
+
+def test_requests() -> None:
+    """Units of the node, over so many cards."""
+    assert read_request([Ask("a", 4)], {}, GIB) == Request(Memory(4, GIB))
+    two = {"aliyun.com/gpu-count": "2"}
+    assert read_request([Ask("a", 4)], two, GIB) == Request(Memory(2, GIB), cards=2)
+    assert read_request([Ask("a", 0)], {}, GIB) is None
+    for labels, asks in (
+        (two, [Ask("a", 3)]),
+        (two, [Ask("a", 3), Ask("b", 1)]),
+        ({"aliyun.com/gpu-count": "0"}, [Ask("a", 4)]),
+        ({"aliyun.com/gpu-count": "-2"}, [Ask("a", 4)]),
+        ({"aliyun.com/gpu-count": "9999"}, [Ask("a", 9999)]),
+        ({}, [Ask("a", 10**9)]),
+        ({}, [Ask("a", -4)]),
+    ):
+        if demand(asks) > 0:
+            with pytest.raises(Unreadable):
+                read_request(asks, labels, GIB)
+
+
+def test_the_second_generation_counts_before_the_first() -> None:
+    """Where both are there."""
+    annotations = {IDX: "0", POD: "4", ALLOCATION: '{"0":{"1":4}}'}
+    placement = read_placement(share(T4_MIB, T4_MIB), annotations, [Ask("a", 4)])
+    assert placement is not None
+    assert [(it.card, it.memory_mib) for it in placement.slices] == [(1, T4_MIB * 4 // 14)]
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {IDX: "x"},
+        {IDX: "-1"},
+        {IDX: "7"},
+        {ALLOCATION: "{"},
+        {ALLOCATION: "[]"},
+        {ALLOCATION: '{"0":{"0":-4}}'},
+        {ALLOCATION: '{"0":{"-1":4}}'},
+        {ALLOCATION: '{"0":{"0":true}}'},
+        {ALLOCATION: '{"0":{"0":"4"}}'},
+        {ALLOCATION: "{}"},
+        {IDX: "0", CARDS: "["},
+        {IDX: "0", CARDS: '{"0":"GPU-exchanged"}'},
+    ],
+)
+def test_unreadable_records(annotations: dict[str, str]) -> None:
+    """Said, never taken for card 0 and never for nothing."""
+    with pytest.raises(Unreadable):
+        read_placement(share(T4_MIB), annotations, [Ask("a", 4)])
+
+
+def test_a_node_with_an_inventory_and_one_without() -> None:
+    """Unequal cards are read as they are; gpushare's are equal parts, in the unit that its screens guess."""
+    cards = share(T4_MIB, 7611).node.cards
+    annotations = {CARDS: write_inventory(cards, GIB), "fenka.io/cordoned": "1"}
+    found = read_node("n", annotations, {"aliyun.com/gpu-mem": "21"})
+    assert found is not None
+    assert [(it.memory_mib, it.cordoned) for it in found.node.cards] == [
+        (T4_MIB, False),
+        (7611, True),
+    ]
+    assert found.total == 21
+    four = {"aliyun.com/gpu-mem": "64", "aliyun.com/gpu-count": "4"}
+    plain = read_node("n", {}, four)
+    assert plain is not None
+    assert [it.memory_mib for it in plain.node.cards] == [16 * GIB] * 4
+    assert not plain.recorded
+    mib = read_node("n", {}, {"aliyun.com/gpu-mem": "16276", "aliyun.com/gpu-count": "1"})
+    assert mib is not None
+    assert mib.unit == "MiB"
+    assert read_node("n", annotations, {}) is None
+
+
+def test_labels() -> None:
+    """True shares, false does not, both are a contradiction; none admits, as gpushare's extender does."""
+    assert sharing({"gpushare": "true"})
+    assert sharing({"cgpu": "true", "gpushare": "true"})
+    assert not sharing({})
+    admits({})
+    admits({"cgpu": "true"})
+    with pytest.raises(Unreadable, match="cgpu=false takes it out"):
+        admits({"cgpu": "false"})
+    with pytest.raises(Unreadable, match="contradict"):
+        admits({"gpushare": "true", "cgpu": "false"})
+
+
+def test_indexes_as_people_write_them() -> None:
+    """gpushare took what it could not read for card 0."""
+    assert read_indexes("0,2") == {0, 2}
+    assert read_indexes("") == frozenset()
+    assert read_indexes("x, 1;3,,-1, 2") == {2}

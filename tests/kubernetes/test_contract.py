@@ -1,0 +1,170 @@
+"""What the client and the scheduler rely on in an API server: of the stand-in, and of a real one.
+
+FENKA_E2E_KUBECONFIG names the kubeconfig of a cluster in which pods and nodes may be made and removed.
+"""
+
+import asyncio
+import contextlib
+import os
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fenka.kubernetes.client import Api, Refused
+from fenka.kubernetes.objects import Pod, Status
+from fenka.kubernetes.watch import newer
+from tests.kubernetes.api_server import api_server
+
+KUBECONFIG = os.environ.get("FENKA_E2E_KUBECONFIG", "")
+PODS = "/api/v1/namespaces/default/pods"
+
+
+@contextlib.asynccontextmanager
+async def connected(which: str) -> AsyncIterator[Api]:
+    """To the stand-in or to the real one."""
+    if which == "real":
+        async with await Api.connect(Path(KUBECONFIG)) as api:
+            yield api
+    else:
+        async with api_server() as server, server.api() as api:
+            yield api
+
+
+Scenario = Callable[[Callable[[Api], Awaitable[None]]], None]
+
+
+@pytest.fixture(params=["stand-in", "real"])
+def cluster(request: pytest.FixtureRequest) -> Scenario:
+    """Runs a scenario against it."""
+    if request.param == "real" and not KUBECONFIG:
+        pytest.skip("FENKA_E2E_KUBECONFIG names no cluster")
+
+    def run(scenario: Callable[[Api], Awaitable[None]]) -> None:
+        async def go() -> None:
+            async with connected(request.param) as api:
+                await scenario(api)
+
+        asyncio.run(go())
+
+    return run
+
+
+@contextlib.asynccontextmanager
+async def a_pod(api: Api) -> AsyncIterator[Pod]:
+    """A pod that no scheduler minds."""
+    name = f"contract-{uuid.uuid4().hex[:8]}"
+    body: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": {"own": "kept"}},
+        "spec": {"schedulerName": "none", "containers": [{"name": "c", "image": "busybox"}]},
+    }
+    pod = await api.create(PODS, Pod, body)
+    try:
+        yield pod
+    finally:
+        with contextlib.suppress(Refused):
+            await api.delete(f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+
+
+def binding(pod: Pod, node: str, uid: str | None = None) -> dict[str, Any]:
+    """With an annotation."""
+    meta = {
+        "name": pod.metadata.name,
+        "namespace": "default",
+        "uid": uid or pod.metadata.uid,
+        "annotations": {"fenka.io/tried": "yes"},
+    }
+    target = {"apiVersion": "v1", "kind": "Node", "name": node}
+    return {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
+
+
+def test_a_binding_copies_annotations_and_is_guarded_by_uid(cluster: Scenario) -> None:
+    """Bound and recorded at once, once."""
+
+    async def run(api: Api) -> None:
+        async with a_pod(api) as pod:
+            path = f"{PODS}/{pod.metadata.name}/binding"
+            with pytest.raises(Refused) as refused:
+                await api.create(path, Status, binding(pod, "nowhere", str(uuid.uuid4())))
+            assert refused.value.status == 409
+            await api.create(path, Status, binding(pod, "nowhere"), within_s=3.0)
+            found = await api.get(f"{PODS}/{pod.metadata.name}", Pod)
+            assert found.spec.node_name == "nowhere"
+            assert found.metadata.annotations == {"own": "kept", "fenka.io/tried": "yes"}
+            with pytest.raises(Refused) as again:
+                await api.create(path, Status, binding(pod, "elsewhere"))
+            assert again.value.status == 409
+
+    cluster(run)
+
+
+def test_a_pod_that_is_gone_is_404(cluster: Scenario) -> None:
+    """To be read, and to be bound."""
+
+    async def run(api: Api) -> None:
+        async with a_pod(api) as pod:
+            await api.delete(f"{PODS}/{pod.metadata.name}", {"gracePeriodSeconds": 0})
+            for call in (
+                api.get(f"{PODS}/{pod.metadata.name}", Pod),
+                api.create(f"{PODS}/{pod.metadata.name}/binding", Status, binding(pod, "n")),
+            ):
+                with pytest.raises(Refused) as refused:
+                    await call
+                assert refused.value.status == 404
+
+    cluster(run)
+
+
+def test_a_watch_tells_what_came_after_the_list(cluster: Scenario) -> None:
+    """In versions that can be compared."""
+
+    async def run(api: Api) -> None:
+        _, version = await api.list("/api/v1/pods", Pod)
+        async with a_pod(api) as pod:
+            changes = api.watch("/api/v1/pods", Pod, version, seconds=30)
+            async with asyncio.timeout(20), contextlib.aclosing(changes):  # type: ignore[type-var]
+                async for change in changes:
+                    if change.object and change.object.metadata.uid == pod.metadata.uid:
+                        assert change.type == "ADDED"
+                        assert newer(change.version, version)
+                        assert not newer(version, change.version)
+                        break
+
+    cluster(run)
+
+
+def test_a_patch_of_another_version_is_409(cluster: Scenario) -> None:
+    """By which leaders are told apart."""
+
+    async def run(api: Api) -> None:
+        async with a_pod(api) as pod:
+            path = f"{PODS}/{pod.metadata.name}"
+            meta = {
+                "resourceVersion": pod.metadata.resource_version,
+                "labels": {"x": "1"},
+            }
+            await api.patch(path, Pod, {"metadata": meta})
+            with pytest.raises(Refused) as refused:
+                await api.patch(path, Pod, {"metadata": {**meta, "labels": {"x": "2"}}})
+            assert refused.value.status == 409
+
+    cluster(run)
+
+
+def test_pages_and_selectors(cluster: Scenario) -> None:
+    """A page of one, and one node's pods alone."""
+
+    async def run(api: Api) -> None:
+        async with a_pod(api) as one, a_pod(api) as two:
+            await api.create(f"{PODS}/{one.metadata.name}/binding", Status, binding(one, "here"))
+            everything, _ = await api.list(PODS, Pod, limit=1)
+            uids = {it.metadata.uid for it in everything}
+            assert {one.metadata.uid, two.metadata.uid} <= uids
+            mine, _ = await api.list(PODS, Pod, fieldSelector="spec.nodeName=here")
+            assert [it.metadata.uid for it in mine] == [one.metadata.uid]
+
+    cluster(run)

@@ -1,0 +1,127 @@
+"""Events are written once, counted after that, bounded, and never in the way."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from fenka.kubernetes.events import BURST, LONGEST_NOTE, SERIES_S, Recorder
+from tests.kubernetes.api_server import ApiServer, Json, api_server, until
+from tests.kubernetes.test_election import Clock
+from tests.scheduler.objects_kit import a_node, a_pod
+
+
+def scenario(run: Callable[[ApiServer, Recorder, Clock], Awaitable[None]]) -> None:
+    """With a recorder that runs."""
+
+    async def go() -> None:
+        clock = Clock()
+        async with api_server() as server, server.api() as api:
+            recorder = Recorder(api, "fenka-scheduler", "replica", clock=clock)
+            task = asyncio.create_task(recorder.run())
+            await run(server, recorder, clock)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(go())
+
+
+def events(server: ApiServer) -> list[Json]:
+    """Those that were written."""
+    return server.all("events")
+
+
+def test_an_event_says_what_kubectl_shows() -> None:
+    """On pods in their namespace, on nodes in default."""
+
+    async def run(server: ApiServer, recorder: Recorder, _: Clock) -> None:
+        pod = a_pod("p", 4)
+        recorder.on_pod(pod, "Why", "fenka: 0/1 GPUs fit")
+        recorder.on_node(a_node("n", 15079), "Node", "x" * 2000)
+        await until(lambda: len(events(server)) == 2)
+        first, second = events(server)
+        assert first["regarding"] == {
+            "kind": "Pod",
+            "namespace": "default",
+            "apiVersion": "v1",
+            "name": "p",
+            "uid": pod.metadata.uid,
+        }
+        assert (first["reason"], first["type"]) == ("Why", "Warning")
+        assert first["note"] == "fenka: 0/1 GPUs fit"
+        assert second["metadata"]["namespace"] == "default"
+        assert len(second["note"]) == LONGEST_NOTE
+
+    scenario(run)
+
+
+def test_the_same_event_is_counted() -> None:
+    """At most once a minute, with all that came between."""
+
+    async def run(server: ApiServer, recorder: Recorder, clock: Clock) -> None:
+        pod = a_pod("p", 4)
+        recorder.on_pod(pod, "Why", "so")
+        await until(lambda: len(events(server)) == 1)
+        await until(lambda: recorder.idle)
+        for _ in range(9):
+            recorder.on_pod(pod, "Why", "so")
+        clock.now += SERIES_S
+        recorder.on_pod(pod, "Why", "so")
+        await until(lambda: "series" in events(server)[0])
+        assert events(server)[0]["series"]["count"] == 11
+        assert len(events(server)) == 1
+        assert len([it for it in server.requests if it.startswith("PATCH")]) == 1
+
+    scenario(run)
+
+
+def test_too_many_are_dropped() -> None:
+    """All at once: the burst is written, the rest is counted."""
+
+    async def run(server: ApiServer, recorder: Recorder, clock: Clock) -> None:
+        for number in range(200):
+            recorder.on_pod(a_pod(f"p{number}", 4), "Why", "so")
+        await until(lambda: len(events(server)) == BURST)
+        assert recorder.dropped == 200 - BURST
+        clock.now += 1
+        for number in range(200):
+            recorder.on_pod(a_pod(f"q{number}", 4), "Why", "so")
+        await until(lambda: len(events(server)) == BURST + 5)
+
+    scenario(run)
+
+
+def test_a_server_that_refuses_is_nobodys_trouble() -> None:
+    """And the next time it is written anew."""
+
+    async def run(server: ApiServer, recorder: Recorder, _: Clock) -> None:
+        async def refuse(_: web.Request) -> web.StreamResponse:
+            return web.Response(status=403)
+
+        server.before = refuse
+        pod = a_pod("p", 4)
+        recorder.on_pod(pod, "Why", "so")
+        await until(lambda: recorder.dropped == 1)
+        server.before = None
+        recorder.on_pod(pod, "Why", "so")
+        await until(lambda: len(events(server)) == 1)
+
+    scenario(run)
+
+
+def test_an_event_that_expired_is_written_anew() -> None:
+    """The server keeps events for an hour."""
+
+    async def run(server: ApiServer, recorder: Recorder, clock: Clock) -> None:
+        pod = a_pod("p", 4)
+        recorder.on_pod(pod, "Why", "so")
+        await until(lambda: len(events(server)) == 1 and recorder.idle)
+        name = events(server)[0]["metadata"]["name"]
+        server.remove("events", name, "default")
+        clock.now += SERIES_S
+        recorder.on_pod(pod, "Why", "so")
+        await until(lambda: recorder.dropped == 1)
+        recorder.on_pod(pod, "Why", "so")
+        await until(lambda: len(events(server)) == 1)
+
+    scenario(run)

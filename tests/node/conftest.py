@@ -1,0 +1,13 @@
+"""What all tests of the node's program share."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.node.node_kit import installed
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The native libraries, prepared for leases."""
+    return installed(tmp_path_factory.mktemp("native"))

@@ -1,0 +1,584 @@
+"""A kubelet and an API server with state, as the node's program meets them, and the program on them."""
+
+import asyncio
+import base64
+import contextlib
+import errno
+import json
+import shutil
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import msgspec
+
+from fenka.core.cards import Card
+from fenka.core.cards import Node as CoreNode
+from fenka.core.requests import Placement, Slice
+from fenka.core.units import units_to_mib
+from fenka.dialects import gpushare
+from fenka.dialects.gpushare import Ask, Share
+from fenka.hardware.nvml import Reading
+from fenka.isolation.files import install_native
+from fenka.kubernetes.client import Change, Refused
+from fenka.node import deviceplugin_pb2 as api
+from fenka.node import edits
+from fenka.node import podresources_pb2 as resources
+from fenka.node.agent import Agent, Parts, Settings
+from fenka.node.cards import Cards
+from fenka.node.cluster import Cluster
+from fenka.node.kubelet import HEALTHY, Kubelet
+from fenka.node.leases import Leases
+from fenka.node.store import Store
+
+NODE = "n1"
+DEADLINE_S = 10.0
+T4_MIB = 15079
+Json = dict[str, Any]
+
+
+_RUNNER = asyncio.Runner()
+"""One event loop for all tests: grpc.aio's poller does not survive its loop well."""
+
+
+def play(story: Coroutine[Any, Any, None]) -> None:
+    """Run it to its end."""
+    _RUNNER.run(asyncio.wait_for(story, 60))
+
+
+async def until(condition: Callable[[], object], why: str = "") -> None:
+    """Wait until it holds."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+class StandInApi:
+    """The part of `Api` that the node uses, on objects in memory."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Json] = {}
+        self.events: list[Json] = []
+        self.patches: list[tuple[str, Json]] = []
+        self.away = False
+        self._version = 0
+        self._changed = asyncio.Condition()
+        self.log: list[tuple[str, str, Json]] = []
+
+    def put(self, path: str, thing: Json) -> None:
+        """As if somebody had written it."""
+        self._version += 1
+        thing.setdefault("metadata", {})["resourceVersion"] = str(self._version)
+        self.log.append(("MODIFIED", path, json.loads(json.dumps(thing))))
+        self.objects[path] = thing
+        asyncio.get_running_loop().create_task(self._tell())
+
+    def drop(self, path: str) -> None:
+        """As if somebody had deleted it."""
+        self.log.append(("DELETED", path, self.objects.pop(path)))
+        asyncio.get_running_loop().create_task(self._tell())
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def get(self, path: str, kind: type[Any], **_: Any) -> Any:
+        """As `Api.get`."""
+        if path not in self.objects:
+            raise Refused(404, "NotFound", f"{path} not found")
+        return msgspec.convert(self.objects[path], kind)
+
+    async def list(self, path: str, kind: type[Any], **_: Any) -> tuple[list[Any], str]:
+        """As `Api.list`."""
+        found = [it for at, it in self.objects.items() if _collection(at) == path]
+        return [msgspec.convert(it, kind) for it in found], str(len(self.log))
+
+    async def watch(self, path: str, kind: type[Any], version: str, **_: Any) -> AsyncIterator[Any]:
+        """As `Api.watch`."""
+        seen = int(version)
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: len(self.log) > seen)  # noqa: B023
+            while seen < len(self.log):
+                change, at, thing = self.log[seen]
+                seen += 1
+                if _collection(at) == path:
+                    yield Change(change, msgspec.convert(thing, kind), str(seen))
+
+    async def patch(self, path: str, kind: type[Any], body: Json, *_: Any) -> Any:
+        """As `Api.patch`."""
+        self.patches.append((path, body))
+        target = path.removesuffix("/status")
+        if target not in self.objects:
+            raise Refused(404, "NotFound", f"{target} not found")
+        wanted = body.get("metadata", {}).get("uid")
+        if wanted not in (None, self.objects[target]["metadata"]["uid"]):
+            raise Refused(409, "Conflict", "another uid")
+        self.put(target, _merged(self.objects[target], body))
+        return msgspec.convert(self.objects[target], kind)
+
+    async def create(self, path: str, kind: type[Any], body: Json) -> Any:
+        """As `Api.create`."""
+        if path.endswith("/events"):
+            self.events.append(body)
+        elif path.endswith("/eviction"):
+            self.patches.append((path, body))
+        return msgspec.convert(body, kind)
+
+
+def _collection(path: str) -> str:
+    parts = path.split("/")
+    return "/api/v1/pods" if "pods" in parts else "/".join(parts[:-1])
+
+
+def _merged(old: Json, new: Json) -> Json:
+    merged = dict(old)
+    for key, value in new.items():
+        if isinstance(value, dict):
+            merged[key] = _merged(merged.get(key) or {}, value)
+        elif value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = value
+    return merged
+
+
+class ContainerFailed(Exception):
+    """CreateContainerConfigError or what the runtime says; the message is what the user sees."""
+
+
+class AdmissionFailed(Exception):
+    """UnexpectedAdmissionError."""
+
+
+@dataclass
+class _Entry:
+    uid: str
+    namespace: str
+    pod: str
+    container: str
+    init: bool
+    resource: str
+    ids: list[str]
+    answer: bytes
+
+
+@dataclass
+class StandInKubelet:
+    """The kubelet's device manager, as its sources have it, and a container runtime that resolves CDI."""
+
+    root: Path
+    cdi: Path
+    entries: list[_Entry] = field(default_factory=list)
+    devices: dict[str, dict[str, str]] = field(default_factory=dict)
+    endpoints: dict[str, str] = field(default_factory=dict)
+    checkpoint: bool = True
+    hide_answers: bool = False
+    _server: Any = None
+    _lists: list["asyncio.Task[None]"] = field(default_factory=list)
+
+    @property
+    def plugins(self) -> Path:
+        """Where plugins' sockets are."""
+        return self.root / "device-plugins"
+
+    @property
+    def pod_resources(self) -> Path:
+        """Socket of PodResources."""
+        return self.root / "pr.sock"
+
+    async def start(self) -> None:
+        """Empties its folder, as the real one does, and listens."""
+        shutil.rmtree(self.plugins, ignore_errors=True)
+        self.plugins.mkdir(parents=True)
+        self._write_checkpoint()
+        self.endpoints, self.devices = {}, {}
+        self._server = grpc.aio.server()
+
+        def unary(method: Any, kind: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(
+                method, kind.FromString, lambda it: it.SerializeToString()
+            )
+
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(
+                    "v1beta1.Registration", {"Register": unary(self._register, api.RegisterRequest)}
+                ),
+                grpc.method_handlers_generic_handler(
+                    "v1.PodResourcesLister",
+                    {"List": unary(self._list, resources.ListPodResourcesRequest)},
+                ),
+            )
+        )
+        self._server.add_insecure_port(f"unix://{self.plugins / 'kubelet.sock'}")
+        self._server.add_insecure_port(f"unix://{self.pod_resources}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Goes away; what it has written down stays."""
+        for task in self._lists:
+            task.cancel()
+        await asyncio.gather(*self._lists, return_exceptions=True)
+        self._lists.clear()
+        await self._server.stop(grace=None)
+
+    async def restart(self) -> None:
+        """Comes back."""
+        await self.stop()
+        await self.start()
+
+    async def _register(self, request: Any, _: Any) -> Any:
+        assert request.version == "v1beta1"
+        assert request.options.pre_start_required
+        self.endpoints[request.resource_name] = request.endpoint
+        self._lists.append(asyncio.create_task(self._follow(request.resource_name)))
+        return api.Empty()
+
+    async def _follow(self, resource: str) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async with self._channel(resource) as channel:
+                stream = channel.unary_stream(
+                    "/v1beta1.DevicePlugin/ListAndWatch",
+                    request_serializer=lambda it: it.SerializeToString(),
+                    response_deserializer=api.ListAndWatchResponse.FromString,
+                )
+                async for answer in stream(api.Empty()):
+                    self.devices[resource] = {it.ID: it.health for it in answer.devices}
+
+    def _channel(self, resource: str) -> Any:
+        return grpc.aio.insecure_channel(f"unix://{self.plugins / self.endpoints[resource]}")
+
+    async def _ask(self, resource: str, method: str, request: Any, kind: Any) -> Any:
+        async with self._channel(resource) as channel:
+            call = channel.unary_unary(
+                f"/v1beta1.DevicePlugin/{method}",
+                request_serializer=lambda it: it.SerializeToString(),
+                response_deserializer=kind.FromString,
+            )
+            return await call(request, timeout=30)
+
+    async def _list(self, _: Any, __: Any) -> Any:
+        pods: dict[tuple[str, str], Any] = {}
+        for it in self.entries:
+            if it.init:
+                continue
+            pod = pods.setdefault(
+                (it.namespace, it.pod), resources.PodResources(namespace=it.namespace, name=it.pod)
+            )
+            pod.containers.append(
+                resources.ContainerResources(
+                    name=it.container,
+                    devices=[
+                        resources.ContainerDevices(resource_name=it.resource, device_ids=it.ids)
+                    ],
+                )
+            )
+        return resources.ListPodResourcesResponse(pod_resources=list(pods.values()))
+
+    def _write_checkpoint(self) -> None:
+        if not self.checkpoint:
+            return
+        entries = [
+            {
+                "PodUID": it.uid,
+                "ContainerName": it.container,
+                "ResourceName": it.resource,
+                "DeviceIDs": {"-1": it.ids},
+                "AllocResp": "" if self.hide_answers else base64.b64encode(it.answer).decode(),
+            }
+            for it in self.entries
+        ]
+        data = {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 1}
+        (self.plugins / "kubelet_internal_checkpoint").write_text(json.dumps(data))
+
+    def free(self, resource: str = gpushare.MEMORY) -> list[str]:
+        """Healthy ids that nobody holds."""
+        taken = {one for it in self.entries if it.resource == resource for one in it.ids}
+        return [
+            one
+            for one, health in self.devices.get(resource, {}).items()
+            if health == HEALTHY and one not in taken
+        ]
+
+    async def admit(self, pod: Json, resource: str = gpushare.MEMORY) -> None:
+        """Allocate for all containers; app containers use their init containers' ids again."""
+        meta, spec = pod["metadata"], pod["spec"]
+        reusable: list[str] = []
+        for init, container in [
+            *((True, it) for it in spec.get("initContainers", ())),
+            *((False, it) for it in spec["containers"]),
+        ]:
+            wanted = int(container["resources"]["limits"].get(resource, 0))
+            if not wanted:
+                continue
+            ids = [*reusable, *(one for one in self.free(resource) if one not in reusable)][:wanted]
+            if len(ids) < wanted:
+                raise AdmissionFailed(f"requested {wanted}, available {len(ids)}")
+            request = api.AllocateRequest(
+                container_requests=[api.ContainerAllocateRequest(devices_ids=ids[::-1])]
+            )
+            answer = await self._ask(resource, "Allocate", request, api.AllocateResponse)
+            stays = container.get("restartPolicy") == "Always"
+            self.entries.append(
+                _Entry(
+                    meta["uid"],
+                    meta["namespace"],
+                    meta["name"],
+                    container["name"],
+                    init and not stays,
+                    resource,
+                    ids,
+                    answer.container_responses[0].SerializeToString(),
+                )
+            )
+            reusable = sorted({*reusable, *ids}) if init else [x for x in reusable if x not in ids]
+        self._write_checkpoint()
+
+    async def start_container(self, pod: Json, name: str) -> Json:
+        """PreStart, then the runtime: the container's edits."""
+        (entry,) = (
+            it for it in self.entries if (it.uid, it.container) == (pod["metadata"]["uid"], name)
+        )
+        if entry.resource in self.endpoints:
+            request = api.PreStartContainerRequest(devices_ids=entry.ids)
+            try:
+                await self._ask(
+                    entry.resource, "PreStartContainer", request, api.PreStartContainerResponse
+                )
+            except grpc.aio.AioRpcError as why:
+                raise ContainerFailed(why.details()) from None
+        answer = api.ContainerAllocateResponse.FromString(entry.answer)
+        kind, _, device = answer.cdi_devices[0].name.partition("=")
+        for path in self.cdi.glob("*.json"):
+            spec = json.loads(path.read_text())
+            for it in spec["devices"]:
+                if (spec["kind"], it["name"]) == (kind, device):
+                    return self._edited(answer, it["containerEdits"])
+        raise ContainerFailed(f"unresolvable CDI devices {kind}={device}")
+
+    @staticmethod
+    def _edited(answer: Any, found: Json) -> Json:
+        environment = {**answer.envs, **dict(line.split("=", 1) for line in found["env"])}
+        for mount in found["mounts"]:
+            assert Path(mount["hostPath"]).exists(), mount
+        return {
+            "env": environment,
+            "mounts": {it["containerPath"]: it["hostPath"] for it in found["mounts"]},
+            "devices": [it["path"] for it in found.get("deviceNodes", ())],
+        }
+
+    def forget(self, pod: Json) -> None:
+        """The pod has ended."""
+        self.entries = [it for it in self.entries if it.uid != pod["metadata"]["uid"]]
+        self._write_checkpoint()
+
+
+@dataclass
+class StandInDriver:
+    """What it shows."""
+
+    shown: tuple[Card, ...]
+
+    def cards(self) -> tuple[Card, ...]:
+        """As `Driver.cards`."""
+        return self.shown
+
+
+@dataclass
+class StandInHardware:
+    """Cards without a driver."""
+
+    cards: tuple[Card, ...]
+    lost: set[str] = field(default_factory=set)
+
+    @property
+    def driver(self) -> "StandInDriver":
+        """As `Hardware.driver`."""
+        return StandInDriver(self.cards)
+
+    def readings(self) -> Any:
+        """As `Hardware.readings`."""
+        return {
+            card.uuid: Reading(card.uuid, 0, card.memory_mib, 0, 40, 10.0, 70.0)
+            for card in self.cards
+            if card.uuid not in self.lost
+        }
+
+
+def card(index: int, memory_mib: int = T4_MIB) -> Card:
+    """A T4, or what has this memory."""
+    return Card(index, f"GPU-{uuid.UUID(int=index + 1)}", "Tesla T4", memory_mib)
+
+
+@dataclass
+class Rig:
+    """One node: its kubelet, its API server, its agent."""
+
+    root: Path
+    api: StandInApi
+    kubelet: StandInKubelet
+    hardware: StandInHardware
+    library: Path
+    unit_mib: int = 1024
+    living: set[str] = field(default_factory=set)
+    now: float = 1e9
+    agent: Agent = field(init=False)
+    _tasks: list["asyncio.Task[Any]"] = field(default_factory=list)
+
+    async def start(self) -> None:
+        """The agent, as after a crash: from what is on the disk."""
+        store = Store(self.root / "state", clock=lambda: self.now)
+        store.load()
+        leases = Leases(self.root / "leases", self.root / "cdi", lambda *_: None, _nothing_there)
+        leases.prepare()
+        cluster = Cluster(self.api, NODE)  # type: ignore[arg-type]
+        simulated = edits.simulated(self.library, self.root / "node")
+        settings = Settings(self.unit_mib, self.library, {}, lambda _: simulated)
+        parts = Parts(
+            cluster,
+            Kubelet(self.kubelet.plugins, self.kubelet.pod_resources),
+            Cards(self.hardware),  # type: ignore[arg-type]
+            store,
+            leases,
+            lambda: self.living,
+            lambda: self.now,
+        )
+        self.agent = Agent(settings, parts)
+        work = (cluster.run(), self.agent.units.run(), self.agent.whole.run(), self.agent.run())
+        self._tasks = [asyncio.create_task(it) for it in work]
+        await until(lambda: cluster.synced)
+
+    async def kill(self) -> None:
+        """As SIGKILL does, for what can be seen from outside."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.kubelet.devices.clear()
+
+    async def ready(self, resource: str = gpushare.MEMORY) -> None:
+        """The kubelet has the resource."""
+        await until(lambda: self.kubelet.devices.get(resource))
+
+    def node(self, **labels: str) -> None:
+        """The node with these labels."""
+        self.api.put(
+            f"/api/v1/nodes/{NODE}",
+            {
+                "metadata": {"name": NODE, "uid": "node-uid", "labels": labels, "annotations": {}},
+                "status": {"capacity": {}, "allocatable": {}},
+            },
+        )
+
+    def label(self, **labels: str) -> None:
+        """Other labels."""
+        path = f"/api/v1/nodes/{NODE}"
+        old = self.api.objects[path]
+        self.api.put(path, {**old, "metadata": {**old["metadata"], "labels": labels}})
+
+    def annotate(self, **annotations: str) -> None:
+        """More annotations on the node."""
+        path = f"/api/v1/nodes/{NODE}"
+        old = self.api.objects[path]
+        meta = {**old["metadata"], "annotations": {**old["metadata"]["annotations"], **annotations}}
+        self.api.put(path, {**old, "metadata": meta})
+
+    def pod(
+        self,
+        name: str,
+        units: Mapping[str, int] | int,
+        on: int | tuple[int, ...] | None = 0,
+        init: Mapping[str, int] | None = None,
+        resource: str = gpushare.MEMORY,
+        **spec: Any,
+    ) -> Json:
+        """A pod bound to this node, placed on a card (None: by nobody who says where)."""
+        apps = {"main": units} if isinstance(units, int) else dict(units)
+        asks = [Ask(at, number) for at, number in apps.items()]
+        peak = max(sum(apps.values()), *(init or {"": 0}).values())
+        annotations: dict[str, str] = {}
+        if on is not None and resource == gpushare.MEMORY:
+            places = (on,) if isinstance(on, int) else on
+            cards = {it.index: it for it in self.hardware.cards}
+            share = Share(CoreNode(NODE, self.hardware.cards), self.unit_mib)
+            slices = tuple(
+                Slice(
+                    at,
+                    cards[at].uuid,
+                    units_to_mib(peak // len(places), cards[at].memory_mib, self.unit_mib),
+                    0,
+                )
+                for at in places
+            )
+            annotations = gpushare.write_placement(share, Placement(NODE, slices), asks, 1)
+
+        def container(at: str, number: int) -> Json:
+            return {"name": at, "resources": {"limits": {resource: str(number)}}}
+
+        pod = {
+            "metadata": {
+                "name": name,
+                "namespace": "default",
+                "uid": str(uuid.uuid4()),
+                "annotations": annotations,
+            },
+            "spec": {
+                "nodeName": NODE,
+                "schedulerName": "default-scheduler",
+                "containers": [container(*it) for it in apps.items()],
+                "initContainers": [container(*it) for it in (init or {}).items()],
+                **spec,
+            },
+            "status": {"phase": "Pending"},
+        }
+        self.api.put(f"/api/v1/namespaces/default/pods/{name}", pod)
+        return pod
+
+    def delete(self, pod: Json) -> None:
+        """From the API server."""
+        self.api.drop(f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}")
+
+    async def run(self, pod: Json, resource: str = gpushare.MEMORY) -> Json:
+        """Admit the pod and start its first app container."""
+        await self.kubelet.admit(pod, resource)
+        return await self.kubelet.start_container(pod, pod["spec"]["containers"][0]["name"])
+
+    def files(self) -> list[str]:
+        """All that leases have on the disk."""
+        found = [*(self.root / "leases").iterdir(), *(self.root / "cdi").iterdir()]
+        return sorted(it.name for it in found)
+
+
+def _nothing_there(_: Path) -> None:
+    raise OSError(errno.EINVAL, "nothing is mounted there")
+
+
+@contextlib.asynccontextmanager
+async def rig(
+    *cards: Card, library: Path, labels: Mapping[str, str] | None = None
+) -> AsyncIterator[Rig]:
+    """A node that shares its cards unless told otherwise, with its agent."""
+    # A socket's path is short: pytest's own folders are too deep.
+    with tempfile.TemporaryDirectory(prefix="fenka-") as folder:
+        root = Path(folder)
+        (root / "node").mkdir()
+        kubelet = StandInKubelet(root, root / "cdi")
+        await kubelet.start()
+        made = Rig(root, StandInApi(), kubelet, StandInHardware(cards or (card(0),)), library)
+        made.node(**(labels or {"gpushare": "true"}))
+        await made.start()
+        try:
+            yield made
+        finally:
+            await made.kill()
+            await kubelet.stop()
+
+
+def installed(target: Path) -> Path:
+    """The native libraries, prepared for leases."""
+    return install_native(target / "lib", edits.prepare_library)

@@ -1,0 +1,521 @@
+"""A lease for whoever holds the ids: every row of the table of cases, against a stand-in kubelet."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from fenka.dialects import gpushare
+from fenka.isolation import account, control
+from tests.node.node_kit import (
+    AdmissionFailed,
+    ContainerFailed,
+    Json,
+    Rig,
+    card,
+    play,
+    rig,
+    until,
+)
+
+
+def on(library: Path, story: Callable[[Rig], Awaitable[None]], *cards: int, **labels: str) -> None:
+    """Run a story on a node with cards of these sizes."""
+
+    async def whole() -> None:
+        made = [card(index, mib) for index, mib in enumerate(cards)]
+        async with rig(*made, library=library, labels=labels) as node:
+            await story(node)
+
+    play(whole())
+
+
+def cap(given: Json) -> list[tuple[str, int]]:
+    """Cards and MiB of a started container, from its control page."""
+    page = control.read(Path(given["mounts"]["/run/fenka/lease"]) / "control")
+    return [(it.uuid, it.memory_bytes >> 20) for it in page.limits]
+
+
+def test_registers_and_starts_a_pod(library: Path) -> None:
+    """S1's first pod: 4 units of a T4 are 4308 MiB, with the contract's environment."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        assert len(node.kubelet.free()) == 14
+        pod = node.pod("a", 4)
+        given = await node.run(pod)
+        assert cap(given) == [(card(0).uuid, 4308)]
+        assert given["env"] == {
+            "NVIDIA_VISIBLE_DEVICES": card(0).uuid,
+            "ALIYUN_COM_GPU_MEM_IDX": "0",
+            "ALIYUN_COM_GPU_MEM_POD": "4",
+            "ALIYUN_COM_GPU_MEM_DEV": "14",
+            "ALIYUN_COM_GPU_MEM_CONTAINER": "4",
+        }
+        mounts = given["mounts"]
+        assert Path(mounts["/etc/ld.so.preload"]).read_text() == "/run/fenka/lease/libfenka.so\n"
+        assert mounts["/etc/ld-nix.so.preload"] == mounts["/etc/ld.so.preload"]
+        assert account.read(Path(mounts["/run/fenka/account"]) / "slots").processes == ()
+        path = "/api/v1/namespaces/default/pods/a"
+        await until(
+            lambda: node.api.objects[path]["metadata"]["annotations"][gpushare.ASSIGNED] == "true"
+        )
+
+    on(library, story)
+
+
+def test_equal_pods_do_not_swap_cards(library: Path) -> None:
+    """Two pods of equal size, admitted in the other order than they were placed."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        a, b = node.pod("a", 4, on=0), node.pod("b", 4, on=1)
+        await node.kubelet.admit(b)
+        await node.kubelet.admit(a)
+        for pod, index in ((a, 0), (b, 1)):
+            given = await node.kubelet.start_container(pod, "main")
+            assert cap(given) == [(card(index).uuid, 4308)]
+
+    on(library, story, 15079, 15079)
+
+
+def test_two_gpu_containers_in_one_pod(library: Path) -> None:
+    """Each its own slice; gpushare's plugin cannot do this."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        pod = node.pod("two", {"x": 4, "y": 2})
+        await node.kubelet.admit(pod)
+        first = await node.kubelet.start_container(pod, "x")
+        second = await node.kubelet.start_container(pod, "y")
+        assert [cap(first), cap(second)] == [[(card(0).uuid, 4308)], [(card(0).uuid, 2154)]]
+        assert [it["env"]["ALIYUN_COM_GPU_MEM_CONTAINER"] for it in (first, second)] == ["4", "2"]
+        assert [it["env"]["ALIYUN_COM_GPU_MEM_POD"] for it in (first, second)] == ["6", "6"]
+        assert first["mounts"]["/run/fenka/account"] != second["mounts"]["/run/fenka/account"]
+
+    on(library, story)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_init_and_app_share_ids(library: Path, answers: bool) -> None:
+    """Both tokens are served, whether the checkpoint repeats them or tells ids alone."""
+
+    async def story(node: Rig) -> None:
+        node.kubelet.hide_answers = not answers
+        await node.ready()
+        pod = node.pod("init", 4, init={"prepare": 4})
+        await node.kubelet.admit(pod)
+        for name in ("prepare", "main"):
+            assert cap(await node.kubelet.start_container(pod, name)) == [(card(0).uuid, 4308)]
+        assert len(node.agent.store.tokens) == 2
+
+    on(library, story)
+
+
+def test_init_with_other_ids_than_its_app(library: Path) -> None:
+    """A larger one, of which the app container uses a part again."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        pod = node.pod("init", 2, init={"prepare": 6})
+        await node.kubelet.admit(pod)
+        assert cap(await node.kubelet.start_container(pod, "prepare")) == [(card(0).uuid, 6462)]
+        assert cap(await node.kubelet.start_container(pod, "main")) == [(card(0).uuid, 2154)]
+
+    on(library, story)
+
+
+def test_several_cards(library: Path) -> None:
+    """A placement on two cards is two limits, in the order of the cards."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        given = await node.run(node.pod("wide", 8, on=(0, 1)))
+        assert cap(given) == [(card(0).uuid, 4308), (card(1).uuid, 4096)]
+        assert given["env"]["NVIDIA_VISIBLE_DEVICES"] == f"{card(0).uuid},{card(1).uuid}"
+
+    on(library, story, 15079, 16384)
+
+
+def test_a_container_restart_has_the_same_lease(library: Path) -> None:
+    """The spec is written once."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        pod = node.pod("a", 4)
+        given = await node.run(pod)
+        spec = next(node.kubelet.cdi.glob("*.json")).stat()
+        assert await node.kubelet.start_container(pod, "main") == given
+        assert next(node.kubelet.cdi.glob("*.json")).stat() == spec
+
+    on(library, story)
+
+
+def test_without_checkpoint_podresources_is_enough(library: Path) -> None:
+    """The checkpoint is the kubelet's own file."""
+
+    async def story(node: Rig) -> None:
+        node.kubelet.checkpoint = False
+        (node.kubelet.plugins / "kubelet_internal_checkpoint").unlink()
+        await node.ready()
+        assert cap(await node.run(node.pod("a", 4))) == [(card(0).uuid, 4308)]
+
+    on(library, story)
+
+
+def test_a_pod_deleted_before_its_token_was_bound(library: Path) -> None:
+    """Its ids go to another pod; the old token is nobody's, is not served, and is collected."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        node.api.away = True
+        gone = node.pod("gone", 4, on=None)
+        await node.kubelet.admit(gone)
+        node.delete(gone)
+        node.kubelet.forget(gone)
+        b = node.pod("b", 4, on=1)
+        assert cap(await node.run(b)) == [(card(1).uuid, 4308)]
+        assert len(node.agent.store.tokens) == 2
+        node.now += 61
+        node.agent.nudge()
+        await until(lambda: len(node.agent.store.tokens) == 1)
+        assert cap(await node.kubelet.start_container(b, "main")) == [(card(1).uuid, 4308)]
+
+    on(library, story, 15079, 15079)
+
+
+def test_a_removed_pod_leaves_nothing(library: Path) -> None:
+    """Files go when the pod is gone and no process of it lives."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        pod = node.pod("a", 4)
+        await node.run(pod)
+        node.living.add(pod["metadata"]["uid"])
+        node.delete(pod)
+        node.kubelet.forget(pod)
+        await node.agent.reconcile()
+        assert node.files()
+        node.living.clear()
+        node.agent.nudge()
+        await until(lambda: not node.files())
+        assert not list((node.root / "state").iterdir())
+
+    on(library, story)
+
+
+def test_a_finished_pod_gives_back_and_is_not_adopted_again(library: Path) -> None:
+    """A Job's pod stays in the API server, and in the kubelet's checkpoint, after its end."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        pod = node.pod("job", 4)
+        await node.run(pod)
+        node.api.put(
+            "/api/v1/namespaces/default/pods/job", {**pod, "status": {"phase": "Succeeded"}}
+        )
+        await until(lambda: not node.files())
+        await node.agent.reconcile()
+        assert not node.files()
+        assert not node.agent.store.tokens
+
+    on(library, story)
+
+
+def test_force_deleted_but_alive_keeps_the_card(library: Path) -> None:
+    """The node's veto: a lease that lives on must fit, and the refusal heals when it has ended."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        old = node.pod("old", 14, on=0)
+        await node.run(old)
+        node.living.add(old["metadata"]["uid"])
+        node.delete(old)
+        node.kubelet.forget(old)
+        new = node.pod("new", 4, on=0)
+        await node.kubelet.admit(new)
+        with pytest.raises(ContainerFailed, match="still held by default/old"):
+            await node.kubelet.start_container(new, "main")
+        node.living.clear()
+        await node.agent.reconcile()
+        assert cap(await node.kubelet.start_container(new, "main")) == [(card(0).uuid, 4308)]
+
+    on(library, story, 15079, 15079)
+
+
+def test_two_schedulers_cannot_overcommit_a_card(library: Path) -> None:
+    """Both placed onto card 0 what only one of them can have."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        await node.run(node.pod("a", 10, on=0))
+        with pytest.raises(ContainerFailed, match="must wait until they end"):
+            await node.run(node.pod("b", 10, on=0))
+
+    on(library, story, 15079, 15079)
+
+
+@pytest.mark.parametrize(
+    ("spec", "annotations", "sentence"),
+    [
+        (
+            {"schedulerName": "other"},
+            None,
+            "not placed by fenka's scheduler extender (schedulerName other",
+        ),
+        ({}, {"ALIYUN_COM_GPU_MEM_IDX": "7"}, "card 7 is not one of the 1 of its node"),
+        ({}, {"ALIYUN_COM_GPU_MEM_IDX": "x"}, "not the index of a card"),
+        ({"runtimeClassName": "gvisor"}, {"ALIYUN_COM_GPU_MEM_IDX": "0"}, "another kernel"),
+        ({"runtimeClassName": "safe"}, {"ALIYUN_COM_GPU_MEM_IDX": "0"}, "another kernel"),
+        (
+            {},
+            {"ALIYUN_COM_GPU_MEM_IDX": "0", "kubernetes.io/config.mirror": "m"},
+            "static pod",
+        ),
+        (
+            {},
+            {"scheduler.framework.gpushare.allocation": '{"0":{"0":3}}'},
+            "gives container main 3 units and the kubelet 4",
+        ),
+    ],
+)
+def test_refused_with_a_sentence(
+    library: Path, spec: Json, annotations: Json | None, sentence: str
+) -> None:
+    """What the user reads in the pod's event."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        node.api.objects["/apis/node.k8s.io/v1/runtimeclasses/safe"] = {
+            "metadata": {},
+            "handler": "kata-qemu",
+        }
+        pod = node.pod("p", 4, on=None, **spec)
+        pod["metadata"]["annotations"] = annotations or {}
+        node.api.put("/api/v1/namespaces/default/pods/p", pod)
+        with pytest.raises(ContainerFailed) as refused:
+            await node.run(pod)
+        assert sentence in str(refused.value)
+        assert not list(node.kubelet.cdi.glob("*.json"))
+
+    on(library, story)
+
+
+def test_kubelet_restart(library: Path) -> None:
+    """The plugin registers again; running pods' leases stay; while it is away, containers start by theirs."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        pod = node.pod("a", 4)
+        given = await node.run(pod)
+        await node.kubelet.restart()
+        assert await node.kubelet.start_container(pod, "main") == given
+        await node.ready()
+        assert len(node.kubelet.free()) == 10
+        assert await node.kubelet.start_container(pod, "main") == given
+
+    on(library, story)
+
+
+def test_agent_restart(library: Path) -> None:
+    """It reads its store, and goes on."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        pod = node.pod("a", 4)
+        given = await node.run(pod)
+        await node.kill()
+        await node.start()
+        await node.ready()
+        assert await node.kubelet.start_container(pod, "main") == given
+
+    on(library, story)
+
+
+def test_a_lost_store_is_rebuilt_from_the_checkpoint(library: Path) -> None:
+    """The kubelet repeats what the plugin answered, and with it the token."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        pod = node.pod("a", 4)
+        given = await node.run(pod)
+        await node.kill()
+        for path in (node.root / "state").iterdir():
+            path.write_text("half")
+        await node.start()
+        await node.ready()
+        assert await node.kubelet.start_container(pod, "main") == given
+
+    on(library, story)
+
+
+def test_after_a_reboot_leases_are_made_again(library: Path) -> None:
+    """/run is empty then, the store is not."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        pod = node.pod("a", 4)
+        given = await node.run(pod)
+        await node.kill()
+        for path in node.kubelet.cdi.iterdir():
+            path.unlink()
+        for path in sorted((node.root / "leases").rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        await node.start()
+        await node.ready()
+        assert await node.kubelet.start_container(pod, "main") == given
+
+    on(library, story)
+
+
+def test_many_starts_at_once(library: Path) -> None:
+    """A hundred pods, admitted one after the other as the kubelet does, started all at once."""
+
+    async def story(node: Rig) -> None:
+        node.kubelet.hide_answers = False
+        await node.ready()
+        pods = [node.pod(f"p{n}", 1, on=n % 2) for n in range(100)]
+        for pod in pods:
+            await node.kubelet.admit(pod)
+        given = await asyncio.gather(*(node.kubelet.start_container(it, "main") for it in pods))
+        for n, it in enumerate(given):
+            assert cap(it) == [(card(n % 2).uuid, 1024)]
+
+    on(library, story, 51200, 51200)
+
+
+def test_a_sick_card(library: Path) -> None:
+    """The ids of its pods and as many free ones go; the inventory says so; both come back with the card."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        pod = node.pod("a", 4, on=1)
+        await node.run(pod)
+        node.hardware.lost.add(card(1).uuid)
+        node.agent.cards.refresh()
+        node.agent.nudge()
+        held = set(node.kubelet.entries[0].ids)
+        await until(
+            lambda: (
+                sum(it == "Healthy" for it in node.kubelet.devices[gpushare.MEMORY].values()) == 14
+            )
+        )
+        assert all(node.kubelet.devices[gpushare.MEMORY][one] == "Unhealthy" for one in held)
+        path = "/api/v1/nodes/n1"
+        said = node.api.objects[path]["metadata"]["annotations"][gpushare.CARDS]
+        assert '"healthy":false' in said
+        with pytest.raises(ContainerFailed, match="does not work now"):
+            await node.run(node.pod("b", 2, on=1))
+        node.hardware.lost.clear()
+        node.agent.cards.refresh()
+        node.agent.nudge()
+        await until(
+            lambda: all(it == "Healthy" for it in node.kubelet.devices[gpushare.MEMORY].values())
+        )
+
+    on(library, story, 15079, 15079)
+
+
+def test_a_cordoned_card(library: Path) -> None:
+    """Its pods stay, its free units go."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        await node.run(node.pod("a", 4, on=1))
+        node.annotate(**{"fenka.io/cordoned": "1"})
+        await until(
+            lambda: (
+                sum(it == "Healthy" for it in node.kubelet.devices[gpushare.MEMORY].values()) == 18
+            )
+        )
+        held = node.kubelet.entries[0].ids
+        assert all(node.kubelet.devices[gpushare.MEMORY][one] == "Healthy" for one in held)
+
+    on(library, story, 15079, 15079)
+
+
+def test_exclusive_node(library: Path) -> None:
+    """Without a label whole cards are served; the lease is the card."""
+
+    async def story(node: Rig) -> None:
+        await node.ready(gpushare.WHOLE)
+        assert gpushare.MEMORY not in node.kubelet.devices
+        pod = node.pod("a", 1, resource=gpushare.WHOLE)
+        given = await node.run(pod, gpushare.WHOLE)
+        (uuid,) = node.kubelet.entries[0].ids
+        assert cap(given) == [(uuid, 15079)]
+        assert given["env"] == {"NVIDIA_VISIBLE_DEVICES": uuid}
+
+    on(library, story, 15079, 15079, gpushare="false")
+
+
+def test_a_label_turns_the_node(library: Path) -> None:
+    """Whole cards go, units come; a card that is still held whole is not shared until it is released."""
+
+    async def story(node: Rig) -> None:
+        await node.ready(gpushare.WHOLE)
+        pod = node.pod("a", 1, resource=gpushare.WHOLE)
+        await node.run(pod, gpushare.WHOLE)
+        node.label(gpushare="true")
+        await node.ready()
+        await until(lambda: not node.kubelet.devices[gpushare.WHOLE])
+        await until(lambda: len(node.kubelet.free()) == 14)
+        (held,) = node.kubelet.entries[0].ids
+        index = 0 if held == card(0).uuid else 1
+        with pytest.raises(ContainerFailed, match="still held by default/a"):
+            await node.run(node.pod("b", 4, on=index))
+        node.delete(pod)
+        node.kubelet.forget(pod)
+        await until(lambda: len(node.kubelet.free()) == 24)
+
+    on(library, story, 15079, 15079, gpushare="false")
+
+
+def test_no_label_while_slices_are_held(library: Path) -> None:
+    """The node stays shared for those who are there, takes nobody new, says so, and turns afterwards."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        pod = node.pod("a", 4)
+        given = await node.run(pod)
+        node.label(gpushare="false")
+        await until(lambda: not node.kubelet.free())
+        await until(lambda: [it for it in node.api.events if it["reason"] == "FenkaStillShared"])
+        assert await node.kubelet.start_container(pod, "main") == given
+        with pytest.raises(AdmissionFailed):
+            await node.run(node.pod("b", 4))
+        node.delete(pod)
+        node.kubelet.forget(pod)
+        await node.ready(gpushare.WHOLE)
+        await until(lambda: not node.kubelet.devices[gpushare.MEMORY])
+
+    on(library, story)
+
+
+def test_labels_that_contradict_each_other(library: Path) -> None:
+    """Nothing changes, and an event says what to do."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        node.label(gpushare="true", cgpu="false")
+        await until(lambda: [it for it in node.api.events if it["reason"] == "FenkaLabels"])
+        assert len(node.kubelet.free()) == 14
+
+    on(library, story)
+
+
+def test_the_node_is_described(library: Path) -> None:
+    """Inventory and number of cards, also when somebody else takes them away."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        path = "/api/v1/nodes/n1"
+        await until(
+            lambda: node.api.objects[path]["status"]["allocatable"].get(gpushare.COUNT) == "2"
+        )
+        node.node(gpushare="true")
+        await until(lambda: node.api.objects[path]["status"]["capacity"].get(gpushare.COUNT) == "2")
+        await until(lambda: gpushare.CARDS in node.api.objects[path]["metadata"]["annotations"])
+
+    on(library, story, 15079, 16384)

@@ -1,0 +1,176 @@
+"""Usage, cheating and metrics: from files of processes, accounts that tenants may ruin, and cards."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from fenka.core.requests import Slice
+from fenka.hardware.nvml import GpuProcess, Reading
+from fenka.isolation.files import create_lease
+from fenka.node import cheating, processes
+from fenka.node.leases import Leases
+from fenka.node.metrics import Exporter
+from fenka.node.store import Lease, Token
+from fenka.node.usage import MIB, Look, Usage
+from tests.node.node_kit import card
+
+POD = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1"
+CONTAINER = "ab" * 32
+CGROUP_V1 = f"4:memory:/kubepods/besteffort/pod{POD}/{CONTAINER}\n"
+CGROUP_SYSTEMD = (
+    "0::/kubepods.slice/kubepods-besteffort.slice/"
+    f"kubepods-besteffort-pod{POD.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope\n"
+)
+
+
+@pytest.mark.parametrize("text", [CGROUP_V1, CGROUP_SYSTEMD, "0::/../.." + CGROUP_V1[10:]])
+def test_a_process_is_placed_by_its_cgroup(tmp_path: Path, text: str) -> None:
+    """Both cgroup versions, both of the kubelet's drivers, and seen from another cgroup namespace."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cgroup").write_text(text)
+    (tmp_path / "7" / "stat").write_text("7 (a) b) S 1")
+    assert processes.place_of(7, tmp_path) == (POD, CONTAINER)
+    assert processes.living_pods(tmp_path) == {POD}
+    (tmp_path / "7" / "stat").write_text("7 (a) b) Z 1")
+    assert processes.living_pods(tmp_path) == set()
+    assert processes.place_of(8, tmp_path) == ("", "")
+
+
+def test_a_process_of_the_host_is_in_no_pod(tmp_path: Path) -> None:
+    """Nor one whose cgroup merely looks alike."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cgroup").write_text("0::/system.slice/podman.service\n")
+    assert processes.place_of(7, tmp_path) == ("", "")
+
+
+def test_accused_after_three_samples_in_a_row() -> None:
+    """And forgotten with the lease."""
+    over, key = cheating.OverLimit(), ("t", "GPU-1")
+    assert [over.observe({key: True}) for _ in range(3)] == [set(), set(), {key}]
+    assert over.observe({key: True}) == {key}
+    assert over.observe({key: False}) == set()
+    assert over.observe({key: True}) == set()
+    assert over.observe({}) == set()
+
+
+def test_the_shim_is_known_by_its_inode(library: Path, tmp_path: Path) -> None:
+    """A file of the same name elsewhere is none."""
+    false = tmp_path / "libfenka.so"
+    false.write_bytes((library / "libfenka.so").read_bytes())
+    for path, expected in ((library / "libfenka.so", True), (false, False)):
+        program = (
+            "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(flush=True); sys.stdin.read()"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as child:
+            assert child.stdout is not None
+            assert child.stdin is not None
+            child.stdout.readline()
+            assert cheating.has_shim(child.pid, library) is expected
+            child.stdin.close()
+    assert cheating.has_shim(child.pid, library) is None
+
+
+def test_nobody_is_ended_who_is_not_in_the_pod() -> None:
+    """The process number may be another's by now."""
+    assert not cheating.kill(os.getpid(), POD)
+
+
+@pytest.fixture
+def token(tmp_path: Path, library: Path) -> Token:
+    """A lease of 100 MiB of card 0, with files."""
+    slices = [Slice(0, card(0).uuid, 100, 0)]
+    lease = Lease(POD, "default", "a", "main", slices, slices, {}, str(library))
+    for part in ("lease", "account"):
+        (tmp_path / "leases" / "t" / part).mkdir(parents=True)
+    create_lease(tmp_path / "leases" / "t", "t", slices, {})
+    return Token("t", "aliyun.com/gpu-mem", ["u0"], 0.0, lease)
+
+
+def usage(tmp_path: Path, used_mib: int, clock: Iterator[float]) -> Usage:
+    """Of one process in the pod."""
+    (tmp_path / "proc" / "7").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "proc" / "7" / "cgroup").write_text(CGROUP_V1)
+    (tmp_path / "proc" / "7" / "maps").write_text("")
+    busy = iter(range(0, 10**12, 10**9))
+    uuid = card(0).uuid
+    return Usage(
+        lambda: [GpuProcess(uuid, 7, used_mib), GpuProcess(uuid, 8, 999)],
+        Leases(tmp_path / "leases", tmp_path / "cdi"),
+        {uuid: 20},
+        lambda: {(uuid, 7): next(busy)},
+        tmp_path / "proc",
+        lambda: next(clock),
+    )
+
+
+def test_over_the_limit(tmp_path: Path, token: Token) -> None:
+    """Limit, one context and five percent are 126 MiB; 127 in three looks are too much."""
+    for used, expected in ((126, [0, 0, 0]), (127, [0, 0, 1])):
+        looks = usage(tmp_path, used, iter(range(0, 100, 4)))
+        found = [
+            len(looks.look([token], {CONTAINER: "main"}, (card(0),), {}).over) for _ in range(3)
+        ]
+        assert found == expected
+
+
+@pytest.mark.parametrize("ruin", ["", "short", "x" * 200_000, "\xff" * 150_000])
+def test_a_ruined_account_hurts_nobody(tmp_path: Path, token: Token, ruin: str) -> None:
+    """It is the tenant's to write."""
+    (tmp_path / "leases" / "t" / "account" / "slots").write_text(ruin)
+    (use,) = usage(tmp_path, 50, iter(range(100))).look([token], {}, (card(0),), {}).uses
+    assert (use.held_bytes, use.used_bytes) == (0, 50 * MIB)
+
+
+def test_a_ruined_account_is_not_followed(tmp_path: Path, token: Token) -> None:
+    """A link or a pipe in its place is not read."""
+    slots = tmp_path / "leases" / "t" / "account" / "slots"
+    slots.unlink()
+    os.mkfifo(slots)
+    (use,) = usage(tmp_path, 50, iter(range(100))).look([token], {}, (card(0),), {}).uses
+    assert use.held_bytes == 0
+
+
+def test_metrics(tmp_path: Path, token: Token) -> None:
+    """Labels and names are part of what users build on."""
+    looks = usage(tmp_path, 50, iter(range(0, 100, 4)))
+    looks.look([token], {}, (card(0),), {})
+    exporter = Exporter("n1")
+    readings = {card(0).uuid: Reading(card(0).uuid, 60, 15079, 30, 41, 33.5, 70.0)}
+    exporter.look = looks.look([token], {CONTAINER: "main"}, (card(0),), readings)
+    registry = CollectorRegistry()
+    registry.register(exporter)
+    text = generate_latest(registry).decode()
+    of_card = f'uuid="{card(0).uuid}"'
+    pod = 'namespace="default",node="n1",pod="a"'
+    container = f'{{container="main",index="0",model="Tesla T4",{pod},{of_card}}}'
+    alone = f'{{index="0",model="Tesla T4",node="n1",{of_card}}}'
+    values = {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line[0] != "#"
+    }
+    assert values == {
+        f"fenka_container_gpu_memory_limit_bytes{container}": 100 * MIB,
+        f"fenka_container_gpu_memory_held_bytes{container}": 0,
+        f"fenka_container_gpu_memory_used_bytes{container}": 50 * MIB,
+        f"fenka_container_gpu_utilization_ratio{container}": 0.25,
+        f"fenka_container_gpu_processes{container}": 1,
+        f"fenka_card_memory_total_bytes{alone}": 15079 * MIB,
+        f"fenka_card_memory_used_bytes{alone}": 60 * MIB,
+        f"fenka_card_memory_allocated_bytes{alone}": 100 * MIB,
+        f"fenka_card_utilization_ratio{alone}": 0.3,
+        f"fenka_card_temperature_celsius{alone}": 41,
+        f"fenka_card_power_watts{alone}": 33.5,
+        f"fenka_card_healthy{alone}": 1,
+        f"fenka_card_cordoned{alone}": 0,
+        'fenka_node_offences_total{kind="over_limit"}': 0,
+        'fenka_node_offences_total{kind="unshimmed"}': 0,
+    }
+    assert Look().uses == ()

@@ -1,0 +1,109 @@
+"""Replicas of the extender over HTTP, beside an API server that stands in."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from fenka.scheduler.replica import Replica, Settings
+from fenka.scheduler.server import PREFIX, Server
+from tests.kubernetes.api_server import ApiServer, api_server, until
+from tests.kubernetes.test_election import Clock
+from tests.scheduler.objects_kit import Json, pod_json
+
+
+async def briefly(_: float) -> None:
+    """Instead of waiting for seconds."""
+    await asyncio.sleep(0.002)
+
+
+@dataclass
+class Extender:
+    """One replica, and a client of it as kube-scheduler is one."""
+
+    replica: Replica
+    session: aiohttp.ClientSession
+    url: str
+    clock: Clock
+    task: asyncio.Task[None]
+
+    async def post(self, verb: str, body: Any) -> Any:
+        """The answer to a verb, which is always 200."""
+        async with self.session.post(f"{self.url}{PREFIX}/{verb}", json=body) as answer:
+            assert answer.status == 200
+            return await answer.json()
+
+    async def filter(self, pod: Json, *nodes: str) -> Json:
+        """As kube-scheduler asks it."""
+        found: Json = await self.post("filter", {"Pod": pod, "Nodes": None, "NodeNames": nodes})
+        return found
+
+    async def bind(self, pod: Json, node: str) -> str:
+        """The error, empty if it is bound."""
+        meta = pod["metadata"]
+        body = {
+            "PodName": meta["name"],
+            "PodNamespace": meta["namespace"],
+            "PodUID": meta["uid"],
+            "Node": node,
+        }
+        error: str = (await self.post("bind", body))["Error"]
+        return error
+
+    def held(self, node: str, card: int = 0) -> int:
+        """MiB, by this replica's world."""
+        return self.replica.world.used(node, card).memory_mib
+
+    def knows(self, *pods: Json) -> bool:
+        """Whether the watch has brought them."""
+        there = self.replica.cluster.pods.objects
+        return all(it["metadata"]["uid"] in there for it in pods)
+
+    async def die(self) -> None:
+        """Without a word."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def extender(
+    server: ApiServer, name: str = "one", clock: Clock | None = None
+) -> AsyncIterator[Extender]:
+    """A replica that runs while the block does."""
+    clock = clock or Clock()
+    async with server.api() as api, aiohttp.ClientSession() as session:
+        replica = Replica(api, Settings(name), clock=clock, sleep=briefly)
+        runner = web.AppRunner(Server(replica).app(), shutdown_timeout=0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        task = asyncio.create_task(replica.run())
+        try:
+            yield Extender(replica, session, url, clock, task)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await runner.cleanup()
+
+
+def scenario(run: Callable[[ApiServer, Extender], Awaitable[None]], *nodes: Json) -> None:
+    """With a server that has these nodes, and one replica that leads."""
+
+    async def go() -> None:
+        async with api_server() as server:
+            for node in nodes:
+                server.put("nodes", node)
+            async with extender(server) as one:
+                await until(lambda: one.replica.ready)
+                await run(server, one)
+
+    asyncio.run(go())
+
+
+def put_pod(server: ApiServer, name: str, *units: int | str, **rest: Any) -> Json:
+    """A pod that the server has."""
+    return server.put("pods", pod_json(name, *units, **rest))

@@ -1,0 +1,371 @@
+"""Binding: what is on the server and what is held in memory agree, whatever fails in between."""
+
+import asyncio
+import json
+
+from aiohttp import web
+
+from fenka.dialects import gpushare
+from tests.kubernetes.api_server import ApiServer, Json, api_server, until
+from tests.kubernetes.test_election import Clock
+from tests.scheduler.objects_kit import T4_MIB, node_json
+from tests.scheduler.replica_kit import Extender, extender, put_pod, scenario
+
+NODE = node_json("n", T4_MIB, T4_MIB)
+FOUR = T4_MIB * 4 // 14
+
+
+def bound(server: ApiServer, pod: Json) -> str | None:
+    """Where the server has it."""
+    node: str | None = server.get("pods", pod["metadata"]["name"], "default")["spec"].get(
+        "nodeName"
+    )
+    return node
+
+
+def test_one_request_binds_and_records() -> None:
+    """The pod's own annotations stay; the other replica's tools read both generations."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pod = put_pod(server, "p", 3, 1, annotations={"own": "kept"})
+        assert await one.bind(pod, "n") == ""
+        writes = [it for it in server.requests if not it.startswith("GET") and "leases" not in it]
+        assert writes == ["POST /api/v1/namespaces/default/pods/p/binding"]
+        found = server.get("pods", "p", "default")["metadata"]["annotations"]
+        assert found["own"] == "kept"
+        assert found[gpushare.IDX] == "0"
+        assert found[gpushare.POD] == "4"
+        assert found[gpushare.DEV] == "14"
+        assert found[gpushare.ASSIGNED] == "false"
+        assert found[gpushare.ASSUME_TIME].isdecimal()
+        assert json.loads(found[gpushare.ALLOCATION]) == {"0": {"0": 3}, "1": {"0": 1}}
+        assert json.loads(found[gpushare.CARDS]) == {"0": "GPU-n-0"}
+        await until(lambda: not one.replica.world.is_assumed(pod["metadata"]["uid"]))
+        assert one.held("n") == FOUR
+
+    scenario(run, NODE)
+
+
+def test_what_is_assumed_is_held_before_the_server_answers() -> None:
+    """And filter sees it."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        go_on, begun = asyncio.Event(), asyncio.Event()
+
+        async def slow(request: web.Request) -> None:
+            if request.path.endswith("binding"):
+                begun.set()
+                await go_on.wait()
+
+        server.before = slow
+        pods = [put_pod(server, f"p{i}", 14) for i in range(3)]
+        tasks = [asyncio.create_task(one.bind(pod, "n")) for pod in pods]
+        await begun.wait()
+        await until(lambda: one.held("n", 0) == one.held("n", 1) == T4_MIB)
+        answer = await one.filter(pods[2], "n")
+        assert answer["NodeNames"] == []
+        go_on.set()
+        errors = await asyncio.gather(*tasks)
+        assert sorted(map(bool, errors)) == [False, False, True]
+        assert "Insufficient GPU Memory in one device" in max(errors)
+
+    scenario(run, NODE)
+
+
+def test_many_at_once_never_overcommit() -> None:
+    """gpushare's defect (e): 40 pods of 4 units for two cards of 14, all at once: 3 each, and no lock."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pods = [put_pod(server, f"p{i}", 4) for i in range(40)]
+        await until(lambda: one.knows(*pods))
+        errors = await asyncio.gather(*(one.bind(pod, "n") for pod in pods))
+        assert sum(not it for it in errors) == 6
+        cards = [
+            server.get("pods", f"p{i}", "default")["metadata"]["annotations"].get(gpushare.IDX)
+            for i in range(40)
+        ]
+        assert cards.count("0") == cards.count("1") == 3
+        assert one.held("n", 0) == one.held("n", 1) == 3 * FOUR
+
+    scenario(run, NODE)
+
+
+def test_a_refused_binding_leaves_nothing() -> None:
+    """403, 404, 422: certainly not done."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pod = put_pod(server, "p", 4)
+        for status in (403, 404, 422, 429):
+
+            async def refuse(request: web.Request, code: int = status) -> web.Response | None:
+                if request.path.endswith("binding"):
+                    return web.json_response({"message": f"no: {code}"}, status=code)
+                return None
+
+            server.before = refuse
+            assert await one.bind(pod, "n") == f"no: {status}"
+            assert one.held("n") == 0
+        server.before = None
+        assert await one.bind(pod, "n") == ""
+
+    scenario(run, NODE)
+
+
+def test_a_lost_answer_is_found_out() -> None:
+    """The server did it and then broke the connection, or said 504: the pod is bound, and once."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        for name, status in (("broken", 0), ("timeout", 504)):
+
+            async def lose(request: web.Request, code: int = status) -> web.Response | None:
+                if not request.path.endswith("binding"):
+                    return None
+                if code:
+                    return web.json_response({"message": "timeout"}, status=code)
+                assert request.transport is not None
+                request.transport.abort()
+                return web.Response()
+
+            pod = put_pod(server, name, 4)
+            server.after = lose
+            assert await one.bind(pod, "n") == ""
+            server.after = None
+            assert bound(server, pod) == "n"
+        assert one.held("n") == 2 * FOUR
+
+    scenario(run, NODE)
+
+
+def test_a_binding_that_was_never_done_is_held_until_that_is_certain() -> None:
+    """Not bound now may be bound in a second: only after the server's deadline it is given up."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        gets = 0
+
+        async def lose(request: web.Request) -> web.Response | None:
+            nonlocal gets
+            if request.path.endswith("binding"):
+                return web.json_response({"message": "etcd"}, status=500)
+            if request.path.endswith("pods/p"):
+                gets += 1
+                assert one.held("n") == FOUR
+                if gets == 5:
+                    one.clock.now += 4.1
+            return None
+
+        server.before = lose
+        pod = put_pod(server, "p", 4)
+        await until(lambda: one.knows(pod))
+        assert await one.bind(pod, "n") == "the pod p was not bound to n"
+        assert gets == 6
+        assert one.held("n") == 0
+
+    scenario(run, NODE)
+
+
+def test_a_pod_that_went_meanwhile_holds_nothing() -> None:
+    """Deleted, or another of its name."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pod = put_pod(server, "p", 4)
+        await until(lambda: one.knows(pod))
+
+        async def deleted(request: web.Request) -> web.Response | None:
+            if request.path.endswith("binding"):
+                server.remove("pods", "p", "default")
+            return None
+
+        server.before = deleted
+        assert await one.bind(pod, "n") == 'pods "p" not found'
+        server.before = None
+        assert one.held("n") == 0
+        again = put_pod(server, "p", 4)
+        await until(lambda: one.knows(again))
+        error = await one.bind(pod, "n")
+        assert error == (
+            f"The pod p in ns default's uid is {again['metadata']['uid']}, "
+            f"and it's not equal with expected {pod['metadata']['uid']}"
+        )
+        assert one.held("n") == 0
+
+    scenario(run, NODE)
+
+
+def test_the_same_binding_again_is_the_same() -> None:
+    """kube-scheduler asks again after its timeout: while it runs, and after it."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pod = put_pod(server, "p", 4)
+        first, second = await asyncio.gather(one.bind(pod, "n"), one.bind(pod, "n"))
+        assert first == second == ""
+        await until(lambda: not one.replica.world.is_assumed(pod["metadata"]["uid"]))
+        assert await one.bind(pod, "n") == ""
+        assert len([it for it in server.requests if it.endswith("binding")]) == 1
+        assert await one.bind(pod, "m") == "the pod p is already bound to n"
+        assert one.held("n") == FOUR
+
+    scenario(run, NODE)
+
+
+def test_who_bound_it_otherwise_is_told() -> None:
+    """Another scheduler, without a card."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pod = put_pod(server, "p", 4, node="n")
+        await until(lambda: one.knows(pod))
+        assert "by somebody else, without a card" in await one.bind(pod, "n")
+        # Nobody knows where it is: it is held on both.
+        assert one.held("n", 0) == one.held("n", 1) == FOUR
+
+    scenario(run, NODE)
+
+
+def test_a_node_that_is_unknown_or_closed_is_refused() -> None:
+    """Each with its sentence."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pod = put_pod(server, "p", 4)
+        assert 'node "m" not found' in await one.bind(pod, "m")
+        server.put("nodes", node_json("n", T4_MIB, labels={"gpushare": "false"}))
+        await until(lambda: one.replica.world.node_trouble("n"))
+        assert "takes it out of sharing" in await one.bind(pod, "n")
+        assert bound(server, pod) is None
+
+    scenario(run, NODE)
+
+
+def test_a_pod_without_a_limit_is_bound_without_a_card() -> None:
+    """gpushare's defect (c): a limit of 0 passed filter, and bind answered 500."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pod = put_pod(server, "p", 0)
+        answer = await one.filter(pod, "n")
+        assert answer["NodeNames"] == ["n"]
+        assert await one.bind(pod, "n") == ""
+        assert server.get("pods", "p", "default")["metadata"]["annotations"] == {}
+        assert one.held("n") == 0
+
+    scenario(run, NODE)
+
+
+def test_a_name_used_again_gives_the_units_back() -> None:
+    """gpushare's defect (f), through the watch: force-deleted and made again at once."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        for _ in range(10):
+            pod = put_pod(server, "web-0", 14)
+            assert await one.bind(pod, "n") == ""
+            server.remove("pods", "web-0", "default")
+        await until(lambda: one.held("n", 0) == one.held("n", 1) == 0)
+
+    scenario(run, NODE)
+
+
+# ---- two replicas ----
+
+
+def test_only_the_leader_binds_and_the_other_ends_the_connection() -> None:
+    """So that kube-scheduler's kept connection finds the leader by the Service."""
+
+    async def go() -> None:
+        async with api_server() as server:
+            server.put("nodes", NODE)
+            async with extender(server, "one") as one:
+                await until(lambda: one.replica.ready)
+                async with extender(server, "two") as two:
+                    await until(lambda: two.replica.cluster.synced and two.replica.leader)
+                    pod = put_pod(server, "p", 4)
+                    assert await two.bind(pod, "n") == "not the leader: that is one"
+                    url = f"{two.url}/gpushare-scheduler/filter"
+                    body = {"Pod": pod, "NodeNames": ["n"]}
+                    async with two.session.post(url, json=body) as answer:
+                        assert answer.headers["Connection"] == "close"
+                    async with two.session.get(f"{two.url}/readyz") as answer:
+                        assert answer.status == 503
+                        assert "the leader is one" in await answer.text()
+                    assert await one.bind(pod, "n") == ""
+
+    asyncio.run(go())
+
+
+def test_takeover_after_death_loses_nothing() -> None:
+    """The old leader's last binding had not come by the watch: the new one reads it before it binds."""
+
+    async def go() -> None:
+        async with api_server() as server:
+            server.put("nodes", node_json("n", T4_MIB))
+            clock = Clock()
+            async with (
+                extender(server, "one", clock) as one,
+                extender(server, "two", clock) as two,
+            ):
+                await until(lambda: one.replica.ready or two.replica.ready)
+                old, new = (one, two) if one.replica.ready else (two, one)
+                await until(lambda: new.replica.cluster.synced)
+                server.mute = True
+                first, second = put_pod(server, "a", 10), put_pod(server, "b", 10)
+                assert await old.bind(first, "n") == ""
+                await old.die()
+                assert new.held("n") == 0
+                assert "not the leader" in await new.bind(second, "n")
+                clock.now += 15
+                await until(lambda: new.replica.ready)
+                assert new.held("n") == T4_MIB * 10 // 14
+                assert "Insufficient GPU Memory" in await new.bind(second, "n")
+
+    asyncio.run(go())
+
+
+def test_stopping_in_order_hands_over_at_once() -> None:
+    """What runs is finished, nothing new is begun, and no lease has to run out."""
+
+    async def go() -> None:
+        async with api_server() as server:
+            server.put("nodes", NODE)
+            clock = Clock()
+            async with extender(server, "one", clock) as one:
+                await until(lambda: one.replica.ready)
+                async with extender(server, "two", clock) as two:
+                    await until(lambda: two.replica.leader == "one")
+                    go_on, begun = asyncio.Event(), asyncio.Event()
+
+                    async def slow(request: web.Request) -> web.StreamResponse | None:
+                        if request.path.endswith("binding"):
+                            begun.set()
+                            await go_on.wait()
+                        return None
+
+                    server.before = slow
+                    pod = put_pod(server, "p", 4)
+                    binding = asyncio.create_task(one.bind(pod, "n"))
+                    await begun.wait()
+                    stopping = asyncio.create_task(one.replica.stop())
+                    await until(lambda: not one.replica.ready)
+                    assert "not the leader" in await one.bind(put_pod(server, "q", 4), "n")
+                    assert not two.replica.ready
+                    go_on.set()
+                    assert await binding == ""
+                    await stopping
+                    await until(lambda: two.replica.ready)
+                    assert two.held("n") == FOUR
+
+    asyncio.run(go())
+
+
+def test_a_lost_lease_stops_binding_by_time() -> None:
+    """The API server answers reads of pods, but the lease cannot be renewed."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        async def no_leases(request: web.Request) -> web.StreamResponse | None:
+            return web.Response(status=503) if "leases" in request.path else None
+
+        server.before = no_leases
+        pod = put_pod(server, "p", 4)
+        one.clock.now += 10
+        assert "not the leader" in await one.bind(pod, "n")
+        assert bound(server, pod) is None
+        server.before = None
+        await until(lambda: one.replica.ready)
+        assert await one.bind(pod, "n") == ""
+
+    scenario(run, NODE)

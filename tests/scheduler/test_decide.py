@@ -1,0 +1,303 @@
+"""What the extender answers, as tables."""
+
+import pytest
+
+from fenka.kubernetes.objects import Pod
+from fenka.kubernetes.world import World
+from fenka.scheduler.decide import Judge, No
+from tests.scheduler.objects_kit import GIB, T4_MIB, a_node, a_pod, on_card
+
+UNITS_16 = 16 * GIB
+
+
+def placed(world: World, judge: Judge, pod: Pod) -> str | None:
+    """Schedule as kube-scheduler does, by scores alone, and bind: the node; None where nothing fits."""
+    fitting = judge.filter(pod, [it.metadata.name for it in world.nodes()]).fitting
+    if not fitting:
+        return None
+    name, best = max(judge.prioritize(pod, fitting), key=lambda it: it[1])
+    assert best == 10
+    placement = judge.placement(pod, name)
+    assert placement is not None
+    assert not isinstance(placement, No)
+    world.assume(pod, placement)
+    return name
+
+
+def held(world: World, node: str, card: int = 0) -> int:
+    """MiB."""
+    return world.used(node, card).memory_mib
+
+
+def test_binpack_on_two_nodes_as_in_the_scenario() -> None:
+    """2; 8 and 8; 2; 5 GiB on two T4 of 14: 4 units are 15079 * 4 // 14 MiB."""
+    world = World([a_node("04", T4_MIB), a_node("05", T4_MIB)])
+    judge = Judge(world, "binpack")
+
+    def units(node: str) -> float:
+        return round(held(world, node) * 14 / T4_MIB)
+
+    rows = [
+        ([2], {2, 0}),
+        ([8, 8], {10, 8}),
+        ([2], {12, 8}),
+        ([5], {12, 13}),
+    ]
+    for step, (sizes, after) in enumerate(rows):
+        for number, size in enumerate(sizes):
+            assert placed(world, judge, a_pod(f"binpack-{step}-{number}", size))
+        assert {units("04"), units("05")} == after
+    assert units("04") + units("05") == 25
+    assert placed(world, judge, a_pod("too-much", 3)) is None
+
+
+@pytest.mark.parametrize(
+    ("held_units", "asked", "card"),
+    [
+        ((4, 8, 12, 0), 8, 1),
+        ((4, 16, 12, 0), 12, 0),
+        ((16, 16, 12, 0), 4, 2),
+        ((0, 0, 0, 0), 4, 0),
+    ],
+)
+def test_gpusharees_card(held_units: tuple[int, ...], asked: int, card: int) -> None:
+    """The smallest sufficient free memory; ties to the lowest index. 4 cards of 16."""
+    pods = [
+        a_pod(f"p{i}", units, node="n", annotations=on_card(i, units))
+        for i, units in enumerate(held_units)
+        if units
+    ]
+    judge = Judge(World([a_node("n", *[UNITS_16] * 4)], pods), "binpack")
+    placement = judge.placement(a_pod("new", asked), "n")
+    assert placement is not None
+    assert not isinstance(placement, No)
+    assert [it.card for it in placement.slices] == [card]
+
+
+def test_a_node_may_have_a_policy_of_its_own() -> None:
+    """spread takes the empty card where binpack would fill the other up."""
+    for label, card in (("spread", 1), ("binpack", 0), ("nonsense", 0)):
+        node = a_node("n", T4_MIB, T4_MIB, labels={"ack.node.gpu.placement": label})
+        pod = a_pod("old", 4, node="n", annotations=on_card(0, 4))
+        placement = Judge(World([node], [pod]), "binpack").placement(a_pod("new", 4), "n")
+        assert placement is not None
+        assert not isinstance(placement, No)
+        assert [it.card for it in placement.slices] == [card]
+
+
+def test_a_label_that_changes_the_policy_is_seen() -> None:
+    """Verdicts are remembered, but not beyond a change."""
+    world = World([a_node("n", T4_MIB, T4_MIB)])
+    judge = Judge(world, "binpack")
+    world.set_pod(a_pod("old", 4, node="n", annotations=on_card(0, 4)))
+    assert judge.placement(a_pod("new", 4), "n").slices[0].card == 0  # type: ignore[union-attr]
+    world.set_node(a_node("n", T4_MIB, T4_MIB, labels={"ack.node.gpu.placement": "spread"}))
+    assert judge.placement(a_pod("new", 4), "n").slices[0].card == 1  # type: ignore[union-attr]
+
+
+def test_reasons_by_node() -> None:
+    """gpushare's words where they say the same; what preemption cannot help is told apart."""
+    full = a_pod("full", 12, node="full", annotations=on_card(0, 12))
+    world = World(
+        [
+            a_node("full", T4_MIB),
+            a_node("small", 8 * GIB),
+            a_node("plain"),
+            a_node("leaving", T4_MIB, labels={"gpushare": "false"}),
+            a_node("torn", T4_MIB, labels={"gpushare": "true", "cgpu": "false"}),
+            a_node("broken", T4_MIB, annotations={"fenka.io/cards": "{"}),
+            a_node("sick", T4_MIB),
+            a_node("shut", T4_MIB, annotations={"fenka.io/cordoned": "0"}),
+            a_node("good", T4_MIB),
+        ],
+        [full],
+    )
+    world.set_sick("sick", frozenset({0}))
+    names = [it.metadata.name for it in world.nodes()]
+    found = Judge(world, "binpack").filter(a_pod("p", 10), [*names, "gone"])
+    assert found.fitting == ["good"]
+    assert found.failed == {
+        "full": "Insufficient GPU Memory in one device: 0/1 GPUs fit: 1 too little memory"
+    }
+    expected = {
+        "small": "Insufficient GPU Memory in one device: 0/1 GPUs fit: 1 too little memory",
+        "plain": "The node plain is not for GPU share, need skip",
+        "leaving": "its label gpushare=false takes it out of sharing",
+        "sick": "0/1 GPUs fit: 1 unhealthy",
+        "shut": "0/1 GPUs fit: 1 cordoned",
+        "gone": 'node "gone" not found',
+    }
+    assert {name: found.hopeless[name] for name in expected} == expected
+    assert "contradict" in found.hopeless["torn"]
+    assert "fenka.io/cards" in found.hopeless["broken"]
+
+
+def test_a_pod_that_asks_for_nothing_passes() -> None:
+    """Also a limit of 0, and any node."""
+    judge = Judge(World([a_node("n", T4_MIB), a_node("plain")]), "binpack")
+    for pod in (a_pod("zero", 0), a_pod("none")):
+        assert judge.filter(pod, ["n", "plain", "gone"]).fitting == ["n", "plain", "gone"]
+        assert judge.prioritize(pod, ["n", "plain"]) == [("n", 0), ("plain", 0)]
+        assert judge.placement(pod, "n") is None
+
+
+def test_a_pod_that_makes_no_sense_says_so_on_every_node() -> None:
+    """Nothing that is evicted helps it."""
+    judge = Judge(World([a_node("n", T4_MIB)]), "binpack")
+    for pod, said in (
+        (a_pod("p", "four"), "'four' is no quantity"),
+        (a_pod("p", 5, labels={"aliyun.com/gpu-count": "2"}), "evenly over 2 cards"),
+        (a_pod("p", 4, labels={"aliyun.com/gpu-count": "x"}), "not a number of cards"),
+    ):
+        found = judge.filter(pod, ["n"])
+        assert said in found.hopeless["n"]
+        assert said in (judge.why(pod) or "")
+
+
+def test_several_cards_of_one_node() -> None:
+    """8 units over two cards: 4 on each, in both generations of annotations."""
+    world = World([a_node("n", T4_MIB, T4_MIB, T4_MIB)])
+    judge = Judge(world, "binpack")
+    pod = a_pod("p", 8, labels={"aliyun.com/gpu-count": "2"})
+    assert placed(world, judge, pod) == "n"
+    assert [held(world, "n", i) for i in range(3)] == [4308, 4308, 0]
+    found = judge.filter(a_pod("q", 24, labels={"aliyun.com/gpu-count": "2"}), ["n"])
+    assert found.failed["n"].endswith("2 too little memory, 1 without enough others beside it")
+
+
+def test_unequal_cards_are_counted_each() -> None:
+    """gpushare's defect (d): 14 + 7 units are not 2 of 10."""
+    judge = Judge(World([a_node("n", T4_MIB, 7611)]), "binpack")
+    assert judge.placement(a_pod("p", 12), "n").slices[0].card == 0  # type: ignore[union-attr]
+    assert judge.placement(a_pod("p", 6), "n").slices[0].card == 1  # type: ignore[union-attr]
+    assert judge.filter(a_pod("p", 15), ["n"]).fitting == []
+
+
+def test_an_overcommitted_card_has_nothing_free() -> None:
+    """gpushare's defect (a): 16 in all, 20 used, and a request of 100."""
+    pods = [a_pod(f"p{i}", 10, node="n", annotations=on_card(0, 10)) for i in range(2)]
+    judge = Judge(World([a_node("n", UNITS_16)], pods), "binpack")
+    assert judge.filter(a_pod("p", 100), ["n"]).fitting == []
+    assert judge.filter(a_pod("p", 1), ["n"]).fitting == []
+
+
+def test_a_node_that_shrinks_is_seen_at_once() -> None:
+    """gpushare's defect (b): 4 cards become 2, with and without an inventory."""
+    for inventory in (True, False):
+        world = World([a_node("n", *[UNITS_16] * 4, inventory=inventory)])
+        judge = Judge(world, "binpack")
+        for index in range(2):
+            world.set_pod(a_pod(f"p{index}", 16, node="n", annotations=on_card(index, 16)))
+        assert judge.filter(a_pod("p", 4), ["n"]).fitting == ["n"]
+        world.set_node(a_node("n", *[UNITS_16] * 2, inventory=inventory))
+        assert judge.filter(a_pod("p", 4), ["n"]).fitting == []
+
+
+def test_a_name_that_is_used_again_leaks_nothing() -> None:
+    """gpushare's defect (f): force-deleted and made again under the same name; whatever comes first."""
+    world = World([a_node("n", UNITS_16)])
+    judge = Judge(world, "binpack")
+    for turn in range(20):
+        first = a_pod("web-0", 16, node="n", uid=f"a{turn}", annotations=on_card(0, 16))
+        second = a_pod("web-0", 16, uid=f"b{turn}")
+        world.set_pod(first)
+        world.set_pod(second)
+        assert judge.filter(second, ["n"]).fitting == []
+        world.forget_pod(first.metadata.uid)
+        assert judge.filter(second, ["n"]).fitting == ["n"]
+        world.forget_pod(second.metadata.uid)
+
+
+def test_scores_make_the_best_node_certain() -> None:
+    """10 for the best alone, then 8 down to 0; equal nodes by name, whatever the order asked in."""
+    world = World([a_node(name, T4_MIB) for name in "edcba"])
+    judge = Judge(world, "binpack")
+    world.set_pod(a_pod("p", 2, node="c", annotations=on_card(0, 2)))
+    scores = dict(judge.prioritize(a_pod("new", 2), list("bedac")))
+    assert scores == {"c": 10, "a": 8, "b": 5, "d": 2, "e": 0}
+    assert judge.prioritize(a_pod("new", 2), ["a"]) == [("a", 10)]
+    assert judge.prioritize(a_pod("new", 2), ["a", "b"]) == [("a", 10), ("b", 0)]
+
+
+def test_spread_takes_the_emptiest_node() -> None:
+    """The reverse."""
+    world = World([a_node("a", T4_MIB), a_node("b", T4_MIB)])
+    world.set_pod(a_pod("p", 2, node="a", annotations=on_card(0, 2)))
+    assert placed(world, Judge(world, "spread"), a_pod("new", 2)) == "b"
+
+
+# ---- preempt ----
+
+
+def running(name: str, units: int, card: int, priority: int) -> Pod:
+    """A pod on node n."""
+    return a_pod(
+        name, units, node="n", uid=name, priority=priority, annotations=on_card(card, units)
+    )
+
+
+def preempted(pods: list[Pod], new: Pod, victims: list[str], *sizes: int) -> list[str] | None:
+    """Who goes of a node with these cards."""
+    world = World([a_node("n", *(sizes or (T4_MIB, T4_MIB)))], pods)
+    known = {it.metadata.uid: it for it in pods}
+    return Judge(world, "binpack").preempt(new, "n", victims, known)
+
+
+NEW = a_pod("new", 10, priority=100)
+
+
+def test_victims_that_are_enough_stay_as_they_are() -> None:
+    """kube-scheduler's choice, where its cards do."""
+    pods = [running("a", 10, 0, 1), running("b", 10, 1, 1)]
+    assert preempted(pods, NEW, ["a"]) == ["a"]
+
+
+def test_victims_on_different_cards_are_made_enough_on_one() -> None:
+    """5 + 5 on two cards: kube-scheduler evicts one of each, which frees no card of 10."""
+    pods = [running(f"p{card}{i}", 5, card, 1) for card in (0, 1) for i in (0, 1)]
+    # 14 - 5 = 9 < 10 on each card after p00 and p10; one more of either card is needed.
+    assert preempted(pods, NEW, ["p00", "p10"]) == ["p00", "p10", "p01"]
+
+
+def test_the_least_important_card_is_emptied_and_no_more_than_needed() -> None:
+    """Card 1's pods are less important; of them 14 - 10 = 4 units may stay: the 3 do."""
+    pods = [
+        running("vip", 12, 0, 50),
+        running("a", 6, 1, 1),
+        running("b", 5, 1, 2),
+        running("c", 3, 1, 3),
+    ]
+    assert set(preempted(pods, NEW, []) or ()) == {"a", "b"}
+
+
+@pytest.mark.parametrize("priority", [100, 101])
+def test_nobody_as_important_goes(priority: int) -> None:
+    """Neither as an addition nor as kube-scheduler's victim."""
+    pods = [running("a", 10, 0, priority)]
+    assert preempted(pods, NEW, [], T4_MIB) is None
+    assert preempted(pods, NEW, ["a"], T4_MIB) is None
+
+
+def test_preempting_for_several_cards() -> None:
+    """10 units on two cards, 5 each, of 14: 12 on each must go, the third card's pod may stay."""
+    pods = [running(f"p{card}", 12, card, card) for card in range(3)]
+    new = a_pod("new", 10, priority=100, labels={"aliyun.com/gpu-count": "2"})
+    assert set(preempted(pods, new, [], T4_MIB, T4_MIB, T4_MIB) or ()) == {"p0", "p1"}
+
+
+def test_a_card_that_is_too_small_is_no_use() -> None:
+    """7 units cannot become 10."""
+    assert preempted([running("a", 7, 0, 1)], NEW, [], 7611) is None
+
+
+def test_the_sentence_over_all_nodes() -> None:
+    """For kube-scheduler's own refusals; with a hint only where nothing that is held is to blame."""
+    world = World([a_node("a", T4_MIB), a_node("b", 7611)])
+    judge = Judge(world, "binpack")
+    assert judge.why(a_pod("p", 4)) is None
+    assert judge.why(a_pod("p", 20)) == (
+        "0/2 GPUs fit: 2 too little memory; the largest card has 14 units, ask for no more"
+    )
+    world.set_pod(a_pod("old", 10, node="a", annotations=on_card(0, 10)))
+    assert judge.why(a_pod("p", 10)) == "0/2 GPUs fit: 2 too little memory"
+    assert Judge(World(), "binpack").why(a_pod("p", 4)) == "there is no GPU"

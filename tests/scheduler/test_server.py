@@ -1,0 +1,309 @@
+"""The extender over HTTP, edge by edge as gpushare's contract has them, and what it says besides."""
+
+import json
+from typing import Any
+
+import pytest
+
+from fenka import __version__
+from fenka.dialects import gpushare
+from tests.kubernetes.api_server import ApiServer, until
+from tests.scheduler.objects_kit import T4_MIB, node_json, on_card, pod_json
+from tests.scheduler.replica_kit import Extender, put_pod, scenario
+
+NODE = node_json("n", T4_MIB)
+PREFIX = "/gpushare-scheduler"
+
+
+async def raw(one: Extender, method: str, path: str, body: bytes | None = None) -> tuple[int, str]:
+    """Status and text."""
+    url = one.url + path
+    async with one.session.request(method, url, data=body, allow_redirects=False) as answer:
+        return answer.status, await answer.text()
+
+
+def test_edges_of_the_contract() -> None:
+    """Paths, methods and bodies that are no requests."""
+
+    async def run(_: ApiServer, one: Extender) -> None:
+        rows: list[tuple[str, str, bytes | None, int]] = [
+            ("GET", f"{PREFIX}/filter", None, 405),
+            ("GET", f"{PREFIX}/bind", None, 405),
+            ("POST", f"{PREFIX}/inspect", b"{}", 405),
+            ("POST", f"{PREFIX}/filter/", b"{}", 307),
+            ("GET", "/", None, 404),
+            ("GET", f"{PREFIX}/nothing", None, 404),
+            ("POST", f"{PREFIX}/filter", None, 400),
+            ("POST", f"{PREFIX}/bind", None, 400),
+            ("POST", f"{PREFIX}/prioritize", b"{", 400),
+            ("POST", f"{PREFIX}/preempt", b"[]", 400),
+            ("GET", "/healthz", None, 200),
+            ("GET", "/readyz", None, 200),
+        ]
+        for method, path, body, status in rows:
+            assert (await raw(one, method, path, body))[0] == status, (method, path)
+        assert await raw(one, "GET", "/version") == (200, __version__)
+        assert (await raw(one, "POST", f"{PREFIX}/filter"))[1] == "Please send a request body"
+
+    scenario(run, NODE)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("{", "truncated"),
+        ("[]", "Expected `object`"),
+        ("{}", "arg or pod is nil"),
+        ('{"Pod": null}', "arg or pod is nil"),
+        ('{"Pod": {}}', "cannot get node names"),
+        ('{"Pod": {"spec": []}, "NodeNames": []}', "Expected `object`"),
+        ('{"Pod": {}, "NodeNames": [1]}', "Expected `str`"),
+        ("[" * 5000, "Expected"),
+        ("\x00", "malformed"),
+    ],
+)
+def test_filter_answers_200_with_an_error(body: str, error: str) -> None:
+    """Whatever came."""
+
+    async def run(_: ApiServer, one: Extender) -> None:
+        status, text = await raw(one, "POST", f"{PREFIX}/filter", body.encode())
+        answer = json.loads(text)
+        assert status == 200
+        assert list(answer) == [
+            "Nodes",
+            "NodeNames",
+            "FailedNodes",
+            "FailedAndUnresolvableNodes",
+            "Error",
+        ]
+        assert error in answer["Error"]
+
+    scenario(run, NODE)
+
+
+def test_filter_by_names_and_by_nodes_in_any_case() -> None:
+    """Nodes come back as they were sent."""
+
+    async def run(_: ApiServer, one: Extender) -> None:
+        pod = pod_json("p", 4)
+        answer = await one.post("filter", {"pod": pod, "NODENAMES": ["n", "m"]})
+        assert answer["NodeNames"] == ["n"]
+        assert answer["Nodes"] is None
+        assert answer["FailedAndUnresolvableNodes"] == {"m": 'node "m" not found'}
+        # As Go writes what was never set.
+        nulls = {"metadata": {"name": "p", "creationTimestamp": None}, "spec": {"containers": None}}
+        assert (await one.post("filter", {"Pod": nulls, "NodeNames": ["x"]}))["NodeNames"] == ["x"]
+        sent = {"metadata": {"name": "n"}, "unknown": {"kept": 1}}
+        other = {"metadata": {"name": "m"}}
+        answer = await one.post("filter", {"Pod": pod, "Nodes": {"items": [sent, other]}})
+        assert answer["Nodes"] == {"metadata": {}, "items": [sent]}
+
+    scenario(run, NODE)
+
+
+def test_prioritize_over_http() -> None:
+    """A list of host and score."""
+
+    async def run(_: ApiServer, one: Extender) -> None:
+        body = {"Pod": pod_json("p", 4), "NodeNames": ["b", "a"]}
+        assert await one.post("prioritize", body) == [
+            {"Host": "b", "Score": 0},
+            {"Host": "a", "Score": 10},
+        ]
+
+    scenario(run, node_json("a", T4_MIB), node_json("b", T4_MIB))
+
+
+def test_preempt_over_http_by_uid_and_whole() -> None:
+    """Nodes where it does not help are left out; the counted disruptions stay."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        low = put_pod(
+            server, "low", 12, node="n", uid="low", priority=1, annotations=on_card(0, 12)
+        )
+        high = put_pod(
+            server, "high", 12, node="m", uid="high", priority=9, annotations=on_card(0, 12)
+        )
+        await until(lambda: one.knows(low, high))
+        pod = pod_json("new", 10, priority=5)
+        body: dict[str, Any] = {
+            "Pod": pod,
+            "NodeNameToMetaVictims": {
+                "n": {"Pods": [{"UID": "low"}], "NumPDBViolations": 2},
+                "m": {"Pods": [{"UID": "high"}], "NumPDBViolations": 0},
+            },
+        }
+        expected = {
+            "NodeNameToMetaVictims": {"n": {"Pods": [{"UID": "low"}], "NumPDBViolations": 2}}
+        }
+        assert await one.post("preempt", body) == expected
+        whole = {
+            "n": {"Pods": [low], "NumPDBViolations": 2},
+            "m": {"Pods": [high], "NumPDBViolations": 0},
+        }
+        assert await one.post("preempt", {"pod": pod, "nodenametovictims": whole}) == expected
+
+    scenario(run, NODE, node_json("m", T4_MIB))
+
+
+def test_inspect_shows_nodes_cards_and_pods() -> None:
+    """Also a card that is overcommitted by somebody else's record."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pods = [
+            put_pod(server, f"p{i}", 10, node="n", annotations=on_card(0, 10)) for i in range(2)
+        ]
+        await until(lambda: one.knows(*pods))
+        held = [{"name": f"p{i}", "namespace": "default", "usedGPU": 10} for i in range(2)]
+        device = {"id": 0, "totalGPU": 14, "usedGPU": 20, "pods": held}
+        node = {"name": "n", "totalGPU": 14, "usedGPU": 20, "devs": [device]}
+        for path in ("inspect", "inspect/n"):
+            status, text = await raw(one, "GET", f"{PREFIX}/{path}")
+            assert (status, json.loads(text)) == (200, {"nodes": [node]})
+        status, text = await raw(one, "GET", f"{PREFIX}/inspect/gone")
+        assert status == 404
+        assert json.loads(text) == {"nodes": [], "error": 'node "gone" not found'}
+
+    scenario(run, NODE, node_json("plain"))
+
+
+def test_a_bug_is_told_to_one_pod_alone() -> None:
+    """Never 5xx."""
+
+    async def run(_: ApiServer, one: Extender) -> None:
+        def broken(*_: object) -> None:
+            raise RuntimeError("bug")
+
+        judge, right = one.replica.judge, one.replica.judge.filter
+        judge.filter = broken  # type: ignore[method-assign,assignment]
+        answer = await one.filter(pod_json("p", 4), "n")
+        assert "its log says why" in answer["Error"]
+        judge.filter = right  # type: ignore[method-assign]
+        assert (await one.filter(pod_json("p", 4), "n"))["NodeNames"] == ["n"]
+
+    scenario(run, NODE)
+
+
+def test_metrics() -> None:
+    """By name, as the page lists them."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pod, waiting = put_pod(server, "p", 4), put_pod(server, "w", 4)
+        await until(lambda: one.knows(pod, waiting))
+        assert await one.bind(pod, "n") == ""
+        _, text = await raw(one, "GET", "/metrics")
+        card = '{index="0",model="Tesla T4",node="n",uuid="GPU-n-0"}'
+        for line in (
+            f"fenka_scheduler_card_memory_bytes{card} {float(T4_MIB * 2**20)!r}",
+            'fenka_scheduler_binds_total{outcome="bound"} 1.0',
+            'fenka_scheduler_request_seconds_count{verb="bind"} 1.0',
+            "fenka_scheduler_leading 1.0",
+        ):
+            name, value = line.rsplit(" ", 1)
+            found = [it for it in text.splitlines() if it.startswith(name)]
+            assert found, name
+            assert float(found[0].rsplit(" ", 1)[1]) == float(value)
+        assert "fenka_scheduler_waiting_oldest_seconds" in text
+        assert 'fenka_scheduler_watch_age_seconds{collection="pods"}' in text
+
+    scenario(run, NODE)
+
+
+# ---- what people are told by events ----
+
+
+def notes(server: ApiServer, name: str) -> list[str]:
+    """Of the events on one object."""
+    return [it["note"] for it in server.all("events") if it["regarding"]["name"] == name]
+
+
+UNSCHEDULABLE = {
+    "phase": "Pending",
+    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}],
+}
+
+
+def test_a_pod_that_the_extender_was_never_asked_about_is_told_why() -> None:
+    """NodeResourcesFit says no first. One that was asked about has kube-scheduler's own event."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        asked = pod_json("asked", 20)
+        await one.filter(asked, "n")
+        for pod in (asked, pod_json("never", 20), pod_json("nothing", 0), pod_json("fits", 4)):
+            server.put("pods", {**pod, "status": UNSCHEDULABLE})
+        await until(lambda: notes(server, "never"))
+        assert notes(server, "never") == [
+            "fenka: 0/1 GPUs fit: 1 too little memory; the largest card has 14 units, ask for no more"
+        ]
+        assert len(server.all("events")) == 1
+
+    scenario(run, NODE)
+
+
+def test_unreadable_records_are_told_once_and_held_everywhere() -> None:
+    """Never as card 0, never as free."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        bad = pod_json("bad", 4, node="n", annotations={gpushare.IDX: "x"})
+        for _ in range(3):
+            server.put("pods", bad)
+        await until(lambda: notes(server, "bad"))
+        (note,) = notes(server, "bad")
+        assert "ALIYUN_COM_GPU_MEM_IDX is 'x'" in note
+        assert one.held("n", 0) == one.held("n", 1) == T4_MIB * 4 // 14
+
+    scenario(run, node_json("n", T4_MIB, T4_MIB))
+
+
+def test_a_label_that_flips_while_slices_are_held_is_told() -> None:
+    """Existing pods stay."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pod = put_pod(server, "p", 4)
+        assert await one.bind(pod, "n") == ""
+        server.put("nodes", node_json("n", T4_MIB, labels={"gpushare": "false"}))
+        await until(lambda: notes(server, "n"))
+        (note,) = notes(server, "n")
+        assert (
+            "gpushare=false takes it out of sharing; what 1 of its pods hold stays theirs" in note
+        )
+        assert one.held("n") == T4_MIB * 4 // 14
+
+    scenario(run, NODE)
+
+
+def test_sick_cards_by_gpushares_config_map() -> None:
+    """What is no index is no card, not card 0; and without the ConfigMap all are well again."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        def config_map(gpus: str) -> None:
+            meta = {"name": "unhealthy-gpu-n", "namespace": "kube-system"}
+            server.put("configmaps", {"metadata": meta, "data": {"gpus": gpus}})
+
+        def healthy() -> list[bool]:
+            share = one.replica.world.share("n")
+            assert share is not None
+            return [it.healthy for it in share.node.cards]
+
+        config_map("1,x,")
+        await until(lambda: healthy() == [True, False])
+        config_map("0, 1")
+        await until(lambda: healthy() == [False, False])
+        server.remove("configmaps", "unhealthy-gpu-n", "kube-system")
+        await until(lambda: healthy() == [True, True])
+
+    scenario(run, node_json("n", T4_MIB, T4_MIB))
+
+
+def test_a_node_that_is_made_again_is_another_node() -> None:
+    """Its UID tells."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        server.remove("nodes", "n")
+        await until(lambda: one.replica.world.node("n") is None)
+        again = node_json("n", T4_MIB)
+        again["metadata"]["uid"] = "another"
+        server.put("nodes", again)
+        await until(lambda: one.replica.world.share("n") is not None)
+
+    scenario(run, NODE)

@@ -179,7 +179,7 @@ def _recorded(annotations: Mapping[str, str]) -> dict[int, int]:
         for cards in json.loads(annotations.get(CORES, "{}")).values():
             for card, percent in cards.items():
                 total[int(card)] = total.get(int(card), 0) + counted(percent)
-    except (ValueError, TypeError, AttributeError) as why:
+    except (ValueError, TypeError, AttributeError, RecursionError) as why:
         raise Unreadable(f"annotation {CORES} is not understood: {why}") from None
     return total
 

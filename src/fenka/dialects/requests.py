@@ -195,7 +195,7 @@ def check_uuids(annotations: Mapping[str, str], placements: Iterable[Placement])
     """Raises Unreadable where a card of the pod is not the one that it was given."""
     try:
         uuids = dict(json.loads(annotations.get(CARDS, "{}")).items())
-    except (ValueError, AttributeError) as why:
+    except (ValueError, AttributeError, RecursionError) as why:
         raise Unreadable(f"annotation {CARDS} of the pod is not understood: {why}") from None
     for it in (piece for placement in placements for piece in placement.slices):
         was = uuids.get(str(it.card), it.uuid)

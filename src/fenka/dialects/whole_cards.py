@@ -67,7 +67,7 @@ def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
             str(name): [counted(card) for card in cards]
             for name, cards in json.loads(pod.annotations[RECORD]).items()
         }
-    except (ValueError, TypeError, AttributeError) as why:
+    except (ValueError, TypeError, AttributeError, RecursionError) as why:
         raise Unreadable(f"annotation {RECORD} is not understood: {why}") from None
     placements = tuple(
         placed_on(share.node, part.request, record.get(part.containers[0], []))

@@ -179,7 +179,18 @@ def refusal(asked: Manifest) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "text", ["1e400", "NaN", "[[]]", '{"c0":[1e400]}', '{"0":{"0":1e400}}', '{"0":{"0":-1}}', "²"]
+    "text",
+    [
+        "1e400",
+        "NaN",
+        "[[]]",
+        '{"c0":[1e400]}',
+        '{"0":{"0":1e400}}',
+        '{"0":{"0":-1}}',
+        "²",
+        "9" * 5000,
+        "[" * 99999,
+    ],
 )
 @pytest.mark.parametrize(
     ("limits", "annotations"),

@@ -97,7 +97,8 @@ def cheapest_victims(
     units = [unit for unit in _units(holders) if unit.priority < claim.priority]
     best: tuple[Cost, Victims] | None = None
     for scope, in_reach in _scopes(gang, units, nodes):
-        found = _in_scope(_Attempt(view, gang, policy, scope, reserved), in_reach)
+        attempt = _Attempt(view, gang, policy, scope, reserved)
+        found = _in_scope(attempt, in_reach, best[0] if best else None)
         if found is not None and (best is None or found[0] < best[0]):
             best = found
     return best[1] if best else None
@@ -167,24 +168,35 @@ class _Attempt:
         return None if isinstance(found, Rejected) else found
 
 
-def _in_scope(attempt: _Attempt, units: Sequence[_Unit]) -> tuple[Cost, Victims] | None:
+def _in_scope(
+    attempt: _Attempt, units: Sequence[_Unit], limit: Cost | None
+) -> tuple[Cost, Victims] | None:
+    """The cheapest set there; None if there is none, or none cheaper than the limit."""
     different = list(dict.fromkeys(units))
     if attempt.without(different) is None:
         return None
-
     if len(different) <= EXACT:
-        chosen = _exact(attempt, different)
+        chosen = _exact(attempt, different, limit)
     else:
         chosen = _kept_dearest_first(attempt, different)
+    if chosen is None:
+        return None
     placements = attempt.without(chosen)
     assert placements is not None
     price = _cost(chosen)
     return price, Victims(price[-1], placements, price[0])
 
 
-def _exact(attempt: _Attempt, units: Sequence[_Unit]) -> tuple[_Unit, ...]:
+def _exact(
+    attempt: _Attempt, units: Sequence[_Unit], limit: Cost | None
+) -> tuple[_Unit, ...] | None:
     sets = (some for count in range(len(units) + 1) for some in combinations(units, count))
-    return next(some for some in sorted(sets, key=_cost) if attempt.without(some) is not None)
+    for some in sorted(sets, key=_cost):
+        if limit is not None and _cost(some) >= limit:
+            return None
+        if attempt.without(some) is not None:
+            return some
+    return None
 
 
 def _kept_dearest_first(attempt: _Attempt, units: Sequence[_Unit]) -> tuple[_Unit, ...]:

@@ -83,16 +83,24 @@ class WaitingQueue:
         """Leaves in `view` what is held then, and in `reserved` the cards that are waited for."""
         placed: list[tuple[str, Placement]] = []
         rejected: list[tuple[str, Rejected]] = []
+        # Many who wait want the same. They wait for the same cards, and are refused for the same reasons
+        # as long as nothing else was placed or reserved since: so much was when the refusal was made.
         waited_for: set[Request] = set()
+        refused: dict[Request, tuple[tuple[int, int], Rejected]] = {}
         for waiter in self._order:
             request = self._requests[waiter.id]
+            known = refused.get(request)
+            if known is not None and known[0] == (len(placed), len(reserved)):
+                rejected.append((waiter.id, known[1]))
+                continue
+            state = len(placed), len(reserved)
             verdict = place(view, request, policy, nodes, reserved)
             if isinstance(verdict, Placement):
                 view.add(verdict)
                 placed.append((waiter.id, verdict))
             else:
                 rejected.append((waiter.id, verdict))
-                # Many who wait want the same, and then wait for the same cards.
+                refused[request] = state, verdict
                 if request not in waited_for:
                     waited_for.add(request)
                     reserved |= usable(request, nodes)

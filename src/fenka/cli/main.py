@@ -215,9 +215,10 @@ def top_node(
     """Show the cards and what is allocated on them: this machine's, else the cluster's."""
     from fenka.cli import top as screens
     from fenka.cli.cluster import Where
+    from fenka.cli.rows import Look
 
     where = Where(local, cluster, kubeconfig, context)
-    look = screens.Look(
+    look = Look(
         share=share,
         details=details,
         arena=layout is Layout.arena,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fenka.cli.cluster import Cluster
-from fenka.cli.top import demanded, whole_cards
+from fenka.cli.rows import demanded, whole_cards
 from fenka.core.evaluate import Fit, evaluate, never_fits
 from fenka.core.reasons import Reason, Rejected, Rejection, Why
 from fenka.core.requests import BadRequest, Memory, Request

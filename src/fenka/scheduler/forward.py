@@ -1,7 +1,7 @@
 """A replica that does not lead passes kube-scheduler's calls on to the one that does.
 
-So it is all one which replica the Service picks, and a node with any of them can be drained. Once only: a call
-that was passed on is answered where it arrives, whoever leads by then.
+So it is all one which replica the Service picks, and a node with any of them can be drained. Once only: a
+call that was passed on is answered where it arrives, whoever leads by then.
 """
 
 from collections.abc import AsyncIterator

@@ -1,7 +1,7 @@
 """The extender over HTTP, at the paths of gpushare's.
 
-kube-scheduler is answered with 200, and trouble in `Error`; where a verb's answer has no place for it, trouble
-is 503, and 400 what is no request of the protocol. The leader decides; other replicas pass the verbs on to it.
+kube-scheduler is answered with 200, and trouble in `Error`; where a verb's answer has no place for that, with
+503, or with 400 for what is no request of the protocol. The leader decides; others pass the verbs on to it.
 """
 
 import logging

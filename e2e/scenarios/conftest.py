@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import Cluster, wait_until
-from e2e.scenarios.kit import World
+from e2e.scenarios.kit import MEMORY, World
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
 RELEASE = "fenka"
@@ -35,6 +35,17 @@ def world(cluster: Cluster) -> Iterator[World]:
         return
     cluster.helm("uninstall", RELEASE, "-n", RELEASE, "--wait")
     cluster.set_scheduler_configuration(None)
+
+
+@pytest.fixture
+def shared(world: World) -> Iterator[World]:
+    """Both nodes share their card."""
+    for node in world.cluster.nodes:
+        world.label(node.name, "cgpu-", "gpushare=true")
+    for node in world.cluster.nodes:
+        world.wait_for_allocatable(node.name, MEMORY, 14)
+    yield world
+    world.cluster.kubectl("delete", "deployment", "--all", "--now")
 
 
 def ready(cluster: Cluster) -> bool:

@@ -99,18 +99,16 @@ def test_service_is_gpushares() -> None:
 
 RULES = {
     "fenka-scheduler": {
-        ("", "nodes"): {"get", "list", "watch"},
+        ("", "nodes"): {"list", "watch"},
         ("", "pods"): {"get", "list", "watch"},
         ("", "pods/binding"): {"create"},
-        ("", "events"): {"create", "patch"},
         ("events.k8s.io", "events"): {"create", "patch"},
     },
     "fenka-node": {
         ("", "nodes"): {"get", "list", "watch", "patch"},
         ("", "nodes/status"): {"patch"},
-        ("", "pods"): {"get", "list", "watch", "patch"},
+        ("", "pods"): {"list", "watch", "patch"},
         ("node.k8s.io", "runtimeclasses"): {"get"},
-        ("", "events"): {"create", "patch"},
         ("events.k8s.io", "events"): {"create", "patch"},
     },
 }

@@ -1,6 +1,7 @@
 """Everything that fenka asks of the API server, with whatever rights a kubeconfig gives.
 
-`rights.py scheduler|node KUBECONFIG NAMESPACE` prints what was refused, by what was tried. It is fenka's own code that asks, so a right that it does not need is seen by nobody's missing it.
+`rights.py scheduler|node KUBECONFIG NAMESPACE` prints what was refused, by what was tried. It is fenka's own
+code that asks, so a right that it does not need is seen by nobody's missing it.
 """
 
 import asyncio

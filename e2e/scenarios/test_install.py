@@ -41,7 +41,11 @@ def rendered(cluster: Cluster, which: str, namespace: str) -> list[Json]:
         *("template", "rights", str(CHART), "-n", namespace, "--show-only", only),
         "--set=node.overLimit=evict",
     )
-    return [it for it in yaml.safe_load_all(text) if it]
+    objects = [it for it in yaml.safe_load_all(text) if it]
+    for it in objects:
+        if not it["kind"].startswith("Cluster"):
+            it["metadata"].setdefault("namespace", namespace)
+    return objects
 
 
 def single_verbs(objects: list[Json]) -> Iterator[tuple[str, Json]]:
@@ -51,6 +55,7 @@ def single_verbs(objects: list[Json]) -> Iterator[tuple[str, Json]]:
             for verb in rule["verbs"]:
                 less = deepcopy(role)
                 less["rules"][number]["verbs"].remove(verb)
+                less["rules"] = [it for it in less["rules"] if it["verbs"]]
                 (resource,) = rule["resources"]
                 yield f"{verb} {resource}", less
 
@@ -108,12 +113,13 @@ def test_each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_
 
     cluster.apply(THINGS)
     try:
-        cluster.apply(as_text(objects), namespace)
+        cluster.kubectl("apply", "-f", "-", stdin=as_text(objects))
         kubeconfig_of(cluster, f"rights-fenka-{which}", namespace, kubeconfig)
         wait_until("the rights are there", lambda: refused() == {}, 30)
         needless = []
         for what, less in single_verbs(objects):
-            cluster.apply(as_text([*objects, less]), namespace)
+            roles = [it for it in objects if "rules" in it]
+            cluster.kubectl("apply", "-f", "-", stdin=as_text([*roles, less]))
             verb, resource = what.split()
             sentence = f'cannot {verb} resource "{resource}"'
 
@@ -125,7 +131,7 @@ def test_each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_
                 needless.append(what)
         assert needless == []
     finally:
-        cluster.delete(as_text(objects), namespace)
+        cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=as_text(objects))
         cluster.delete(THINGS)
 
 

@@ -13,10 +13,16 @@ from e2e.images import BUSYBOX, FENKA
 from e2e.keeper import REPOSITORY
 from e2e.scenarios.conftest import RELEASE, install
 from e2e.scenarios.kit import MEMORY, World
+from e2e.scenarios.paper import Paper, node_object
+from fenka.dialects import gpushare
 
 GUIDE = (REPOSITORY / "docs" / "kubernetes.md").read_text()
 NAMESPACE = "fenka-system"
 NODE = "sd-cluster-04"
+MIGRATE = """\
+helm install fenka deploy/chart --namespace fenka-system --create-namespace \\
+  --set image.repository=registry.example.com/fenka --set node.unit=GiB
+"""
 PLUGIN = """
 apiVersion: apps/v1
 kind: DaemonSet
@@ -117,6 +123,64 @@ def test_the_guide(shell: Shell, world: World) -> None:
     node = cluster.get("node", NODE)["metadata"]
     assert not {"gpushare", "cgpu"} & set(node["labels"])
     assert "fenka.io/cards" not in node["annotations"]
+
+
+GPUSHARE = """
+apiVersion: v1
+kind: Service
+metadata: {name: gpushare-schd-extender, namespace: kube-system}
+spec: {type: NodePort, ports: [{port: 12345, nodePort: 32766}]}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: gpushare-schd-extender, namespace: kube-system}
+spec:
+  replicas: 0
+  selector: {matchLabels: {app: gpushare-schd-extender}}
+  template:
+    metadata: {labels: {app: gpushare-schd-extender}}
+    spec: {containers: [{name: c, image: localhost/busybox:e2e}]}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: gpushare-device-plugin-ds, namespace: kube-system}
+spec:
+  selector: {matchLabels: {app: gpushare-device-plugin-ds}}
+  template:
+    metadata: {labels: {app: gpushare-device-plugin-ds}}
+    spec:
+      nodeSelector: {gpushare: "true"}
+      containers: [{name: c, image: localhost/busybox:e2e}]
+"""
+
+
+def test_moving_from_gpushare(shell: Shell, world: World, namespace: str) -> None:
+    """Its pods keep their cards, new ones are placed beside them, and nothing of it is left."""
+    cluster, paper = shell.cluster, Paper(world, namespace)
+    cluster.kubectl("apply", "-f", "-", stdin=GPUSHARE)
+    for name in ("gpushare-schd-extender", "gpushare-device-plugin"):
+        cluster.kubectl("create", "clusterrole", name, "--verb=get", "--resource=pods")
+        cluster.kubectl("-n", "kube-system", "create", "serviceaccount", name)
+        account = f"--serviceaccount=kube-system:{name}"
+        cluster.kubectl("create", "clusterrolebinding", name, f"--clusterrole={name}", account)
+    paper.add(2, node_object("old", 2, {}, inventory=False))
+    record = {gpushare.IDX: "1", gpushare.POD: "10", gpushare.DEV: "16", gpushare.ASSIGNED: "true"}
+    paper.create(paper.pod("old-pod", 10, nodeName="old", annotations=record))
+    try:
+        shell(block("kubectl -n kube-system delete service gpushare-schd-extender"))
+        shell(block(MIGRATE))
+        shell(f"kubectl -n {NAMESPACE} rollout status deployment/fenka-scheduler --timeout=60s")
+        cluster.set_scheduler_configuration(block("apiVersion: kubescheduler.config.k8s.io/v1"))
+        assert ["old-pod", namespace, "0", "10"] in words(shell("kubectl inspect gpushare -d"))
+        wait_until("it knows the node", lambda: paper.inspect() == {"old": {"1": 10}}, 20)
+        paper.create(paper.pod("new-pod", 10))
+        assert paper.wait_for_placed(2)["new-pod"] == ("old", "0")
+        shell(block("kubectl delete clusterrolebinding gpushare-schd-extender"))
+        left = cluster.kubectl("get", "all,sa,clusterrole,clusterrolebinding", "-A", "-o", "name")
+        assert "gpushare-" not in left
+    finally:
+        cluster.kubectl("-n", namespace, "delete", "pods", "--all", "--grace-period=0", "--force")
+        cluster.kubectl("delete", "node", "old")
 
 
 def words(text: str) -> list[list[str]]:

@@ -257,3 +257,19 @@ def test_values_that_mean_nothing_are_refused(wrong: Json) -> None:
     done = helm("template", "fenka", str(CHART), *given)
     assert done.returncode != 0
     assert "schema" in done.stderr
+
+
+@needs_helm
+def test_replicas_are_replaced_and_drained_one_at_a_time() -> None:
+    """Both are ready, whoever leads; one alone stays until its successor is ready, and never bars a drain."""
+    objects = render()
+    deployment = one(objects, "Deployment", "fenka-scheduler")
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 1}
+    budget = one(objects, "PodDisruptionBudget", "fenka-scheduler")["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["selector"] == deployment["spec"]["selector"]
+    (container,) = pod_of(deployment)["containers"]
+    fields = {it["name"]: it["valueFrom"]["fieldRef"]["fieldPath"] for it in container["env"]}
+    assert fields["POD_IP"] == "status.podIP"
+    alone = one(render(**{"scheduler.replicas": 1}), "Deployment", "fenka-scheduler")
+    assert alone["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}

@@ -323,11 +323,15 @@ def scheduler(
     name: Annotated[
         str, typer.Option(envvar="POD_NAME", help="of this replica, else the host's name")
     ] = "",
+    advertise: Annotated[
+        str, typer.Option(envvar="POD_IP", help="the IP at which other replicas reach this one")
+    ] = "",
 ) -> None:
     """Serve kube-scheduler as its extender (runs in a cluster)."""
     from fenka.cli import serving_cluster
 
-    serving_cluster.scheduler((address, port, kubeconfig), policy, (namespace, lease), name)
+    place = address, port, kubeconfig
+    serving_cluster.scheduler(place, policy, (namespace, lease), name, advertise)
 
 
 @app.command("simulate-card")

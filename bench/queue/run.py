@@ -2,9 +2,9 @@
 
 ``python bench/queue/run.py`` fills the cluster, then lets one lease end at a time and serves: the backfill
 queue, which remembers what has not changed, and as the baseline a first serving of the workstation's
-`WaitingQueue`, which judges every node for each size that waits. They decide differently by design (the baseline keeps all
-cards that a waiter could ever use), so the figures compare time alone. Prints a Markdown table of medians;
-exits 1 when the backfill queue misses its target.
+`WaitingQueue`, which judges every node for each size that waits. They decide
+differently by design (the baseline keeps all cards that a waiter could ever use), so the figures compare
+time alone. Prints a Markdown table of medians; exits 1 when the backfill queue misses its target.
 """
 
 import os

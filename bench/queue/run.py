@@ -1,10 +1,10 @@
 """How long serving a cluster's queue once takes: 1,000 nodes of 8 cards, 200 requests that wait.
 
 ``python bench/queue/run.py`` fills the cluster, then lets one lease end at a time and serves: the backfill
-queue, which remembers what has not changed, and as the baseline the workstation's `WaitingQueue`, which
-judges every node afresh for each size that waits. They decide differently by design (the baseline keeps all
-cards that a waiter could ever use), so the figures compare time alone. Prints a Markdown table of medians;
-exits 1 when the backfill queue misses its target.
+queue, which remembers what has not changed, and as the baseline a first serving of the workstation's
+`WaitingQueue`, which judges every node for each size that waits. They decide
+differently by design (the baseline keeps all cards that a waiter could ever use), so the figures compare
+time alone. Prints a Markdown table of medians; exits 1 when the backfill queue misses its target.
 """
 
 import os
@@ -107,7 +107,7 @@ def backfill(nodes: tuple[Node, ...], case: Case) -> tuple[float, float]:
 
 
 def baseline(nodes: tuple[Node, ...], case: Case) -> float:
-    """Seconds of serving once after a lease has ended; one event, it remembers nothing."""
+    """Seconds of serving once after a lease has ended; one event, nothing to remember."""
     chance = random.Random(1)
     ledger = Ledger(nodes)
     for name, it in leases(nodes, case, chance).items():

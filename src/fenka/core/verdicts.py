@@ -24,7 +24,8 @@ class Verdicts:
         self._nodes, self._policy = tuple(nodes), policy
         self._home = _home(self._nodes)
         self._states: dict[str, _State] = {}
-        self._known: OrderedDict[Request, dict[str, Verdict]] = OrderedDict()
+        self._known: OrderedDict[Request, dict[str, tuple[frozenset[str], Verdict]]] = OrderedDict()
+        """By shape and node, with the cards that were reserved there then."""
 
     def set_nodes(self, nodes: Iterable[Node]) -> set[str]:
         """The nodes are these now; the names of those that came, went or changed."""
@@ -32,8 +33,9 @@ class Verdicts:
         changed = {node.name for node in before.symmetric_difference(after)}
         for name in changed:
             self.forget(name)
+        self._nodes = after
         if changed:
-            self._nodes, self._home = after, _home(after)
+            self._home = _home(after)
         return changed
 
     def renew(self, view: View) -> None:
@@ -56,24 +58,28 @@ class Verdicts:
     ) -> Placement | Rejected:
         """As `evaluate.place`. `view` must be the one that it was renewed with, but for nodes forgotten."""
         by_node = self._of_shape(request)
-        kept_from = {self._home[uuid] for uuid in reserved if uuid in self._home}
+        kept: dict[str, set[str]] = {}
+        for uuid in reserved:
+            if uuid in self._home:
+                kept.setdefault(self._home[uuid], set()).add(uuid)
         best: tuple[tuple[float, ...], str] | None = None
         found: Placement | None = None
         rejections: list[Rejection] = []
         for node in self._nodes:
-            verdict = by_node.get(node.name)
-            if node.name in kept_from:
-                (verdict,) = evaluate(view, request, self._policy, (node,), reserved)
-            elif verdict is None:
-                (verdict,) = evaluate(view, request, self._policy, (node,))
-                by_node[node.name] = verdict
+            here = frozenset(kept.get(node.name, ()))
+            known = by_node.get(node.name)
+            if known is None or known[0] != here:
+                (verdict,) = evaluate(view, request, self._policy, (node,), here)
+                by_node[node.name] = here, verdict
+            else:
+                verdict = known[1]
             if isinstance(verdict, Rejection):
                 rejections.append(verdict)
             elif best is None or (verdict.score, node.name) < best:
                 best, found = (verdict.score, node.name), verdict.placement
         return found or Rejected(tuple(rejections))
 
-    def _of_shape(self, request: Request) -> dict[str, Verdict]:
+    def _of_shape(self, request: Request) -> dict[str, tuple[frozenset[str], Verdict]]:
         by_node = self._known.setdefault(request, {})
         self._known.move_to_end(request)
         if len(self._known) > SHAPES:

@@ -51,8 +51,8 @@ class Settings:
 
     library: the native libraries, prepared for leases. contexts_mib: what a context takes, by card UUID.
     exclusive: whether nvidia.com/gpu is served while the node is not shared.
-    labelled_only: but only while it has a label at all: without one this program is about to be taken away, and
-    the kubelet remembers for minutes what it was offered.
+    labelled_only: but only while it has a label at all: without one this program is about to be taken away,
+    and the kubelet remembers for minutes what it was offered.
     """
 
     unit_mib: int

@@ -108,11 +108,11 @@ def test_the_guide(shell: Shell, world: World) -> None:
     upgrade, rollback = block(
         "helm upgrade fenka deploy/chart -n fenka-system --reuse-values --set image.tag"
     ).splitlines()
-    before = cluster.get("pod", "first")["status"]["containerStatuses"]
+    before = container(cluster)
     for command in (upgrade.replace("…", "0.1.1"), rollback):
         shell(command)
         shell(rollout)
-    assert cluster.get("pod", "first")["status"]["containerStatuses"] == before
+    assert container(cluster) == before
 
     cluster.kubectl("delete", "pod", "first", "--now")
     cluster.set_scheduler_configuration(None)
@@ -123,6 +123,12 @@ def test_the_guide(shell: Shell, world: World) -> None:
     node = cluster.get("node", NODE)["metadata"]
     assert not {"gpushare", "cgpu"} & set(node["labels"])
     assert "fenka.io/cards" not in node["annotations"]
+
+
+def container(cluster: Cluster) -> tuple[str, int]:
+    """Which one the first pod has, and how often it was started again."""
+    (status,) = cluster.get("pod", "first")["status"]["containerStatuses"]
+    return status["containerID"], status["restartCount"]
 
 
 GPUSHARE = """

@@ -426,6 +426,7 @@ class Rig:
     hardware: StandInHardware
     library: Path
     unit_mib: int = 1024
+    labelled_only: bool = False
     living: set[str] = field(default_factory=set)
     now: float = 1e9
     agent: Agent = field(init=False)
@@ -439,7 +440,13 @@ class Rig:
         leases.prepare()
         cluster = Cluster(self.api, NODE)  # type: ignore[arg-type]
         simulated = edits.simulated(self.library, self.root / "node")
-        settings = Settings(self.unit_mib, self.library, {}, lambda _: simulated)
+        settings = Settings(
+            self.unit_mib,
+            self.library,
+            {},
+            lambda _: simulated,
+            labelled_only=self.labelled_only,
+        )
         parts = Parts(
             cluster,
             Kubelet(self.kubelet.plugins, self.kubelet.pod_resources),

@@ -472,6 +472,23 @@ def test_a_label_turns_the_node(library: Path) -> None:
     on(library, story, 15079, 15079, gpushare="false")
 
 
+def test_a_label_that_is_taken_away_offers_no_whole_cards(library: Path) -> None:
+    """Where the program runs on labelled nodes only, it is ended in a moment; the kubelet would remember."""
+
+    async def story(node: Rig) -> None:
+        node.labelled_only = True
+        await node.kill()
+        await node.start()
+        await node.ready()
+        node.label()
+        await until(lambda: not node.kubelet.free())
+        assert not node.kubelet.devices.get(gpushare.WHOLE)
+        node.label(gpushare="false")
+        await node.ready(gpushare.WHOLE)
+
+    on(library, story, 15079, gpushare="true")
+
+
 def test_no_label_while_slices_are_held(library: Path) -> None:
     """The node stays shared for those who are there, takes nobody new, says so, and turns afterwards."""
 

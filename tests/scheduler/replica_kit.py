@@ -65,6 +65,15 @@ class Extender:
         there = self.replica.cluster.pods.objects
         return all(it["metadata"]["uid"] in there for it in pods)
 
+    async def takes_over(self) -> None:
+        """Time passes until it leads: the lease lasts from when this one last saw it renewed."""
+
+        def leads() -> bool:
+            self.clock.now += 0.2
+            return self.replica.leading
+
+        await until(leads)
+
     async def die(self) -> None:
         """Without a word."""
         self.task.cancel()

@@ -284,8 +284,7 @@ def test_takeover_after_death_loses_nothing() -> None:
                 await old.die()
                 assert new.held("n") == 0
                 assert "does not answer" in await new.bind(second, "n")
-                clock.now += 15
-                await until(lambda: new.replica.leading)
+                await new.takes_over()
                 assert new.held("n") == T4_MIB * 10 // 14
                 assert "Insufficient GPU Memory" in await new.bind(second, "n")
 

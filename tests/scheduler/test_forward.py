@@ -112,12 +112,7 @@ def test_a_leader_that_does_not_answer_is_named() -> None:
         status, text = await post(two, "prioritize", {"Pod": {}, "NodeNames": []})
         assert status == 503
         assert "the leader one does not answer" in text
-
-        def leads() -> bool:
-            two.clock.now += 0.2
-            return two.replica.leading
-
-        await until(leads)
+        await two.takes_over()
         assert (await two.filter(pod_json("p", 4), "n"))["NodeNames"] == ["n"]
 
     two_replicas(run)

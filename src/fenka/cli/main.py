@@ -389,6 +389,9 @@ def node(
     exclusive: Annotated[
         bool, typer.Option(help="serve nvidia.com/gpu while the node is not shared")
     ] = True,
+    labelled_only: Annotated[
+        bool, typer.Option("--labelled-only", help="but not while it has neither label")
+    ] = False,
     assume_cdi: Annotated[
         bool, typer.Option("--assume-cdi", help="containerd 1.7 has enable_cdi set")
     ] = False,
@@ -415,6 +418,7 @@ def node(
             host=host_root,
             kubeconfig=kubeconfig,
             exclusive=exclusive,
+            labelled_only=labelled_only,
             assume_cdi=assume_cdi,
             over_limit=over_limit,
             unshimmed=unshimmed,

@@ -51,6 +51,8 @@ class Settings:
 
     library: the native libraries, prepared for leases. contexts_mib: what a context takes, by card UUID.
     exclusive: whether nvidia.com/gpu is served while the node is not shared.
+    labelled_only: but only while it has a label at all: without one this program is about to be taken away,
+    and the kubelet remembers for minutes what it was offered.
     """
 
     unit_mib: int
@@ -58,6 +60,7 @@ class Settings:
     contexts_mib: Mapping[str, int]
     driver: Callable[[Sequence[Slice]], Edits]
     exclusive: bool = True
+    labelled_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,11 @@ class Agent:
             )
         self.sharing = wanted or self._draining
 
+    @property
+    def _labelled(self) -> bool:
+        labels = self.cluster.node.metadata.labels if self.cluster.node else {}
+        return any(label in labels for label in gpushare.SHARING_LABELS)
+
     async def _describe(self) -> None:
         cards = self.now()
         inventory = gpushare.write_inventory(cards, self.settings.unit_mib)
@@ -219,7 +227,7 @@ class Agent:
             await self.whole.offer([])
         else:
             await self.units.offer([])
-            if self.settings.exclusive:
+            if self.settings.exclusive and (self._labelled or not self.settings.labelled_only):
                 await self.whole.offer(offer.whole(cards, whole, ()))
 
     # ---- leases ----

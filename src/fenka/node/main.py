@@ -58,6 +58,7 @@ class Config:
     leases: Path = Path("/run/fenka/leases")
     state: Path = Path("/var/lib/fenka")
     exclusive: bool = True
+    labelled_only: bool = False
     assume_cdi: bool = False
     over_limit: str = "report"
     unshimmed: str = "kill"
@@ -87,6 +88,7 @@ def run(config: Config) -> None:
             machine.context_mib,
             _driver(config, machine, library),
             config.exclusive,
+            config.labelled_only,
         )
         asyncio.run(_serve(config, settings, cards, machine))
 

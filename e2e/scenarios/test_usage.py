@@ -60,7 +60,8 @@ def measured(world: World, sharing: str) -> Iterator[str]:
         yield sharing
 
 
-def test_metrics_of_pods_and_cards(world: World, measured: str, node: str) -> None:
+@pytest.mark.usefixtures("measured")
+def test_metrics_of_pods_and_cards(world: World, node: str) -> None:
     """Per pod, container and card; what the dashboard draws is there; what ends is gone."""
     for name, units in (("a", 4), ("b", 2)):
         world.cluster.apply(pod(name, f'x={units}:python3 -c "{TAKE}"\ny=1:'))
@@ -184,7 +185,7 @@ def test_over_the_limit_evicts_where_that_is_asked_for(
 
 
 def test_a_node_that_does_not_isolate(world: World, node: str) -> None:
-    """cGPU's label: programs may use the whole card, and are told so; the booking stays, and an event says it."""
+    """cGPU's label: programs may use the whole card and are told so, the node's events say it."""
     world.label(node, "cgpu.disable.isolation=true")
     try:
         world.cluster.apply(deployment("free", MEMORY, 4, command="env; exec sleep 100000"))

@@ -1,4 +1,4 @@
-"""What the node must be like: no runtime that hands out cards unasked, mounts that are seen, cards of its own."""
+"""What the node must be like: no cards handed out unasked, mounts that are seen, cards of its own."""
 
 import os
 import socket

@@ -1,8 +1,9 @@
 """The node's cards and their health: what the driver shows, and what it has reported since."""
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,9 @@ class Cards:
         # One that came back does so only by a reset.
         back = self._lost - lost
         self._note(lambda sick: _without(sick, back))
+        if back:
+            with contextlib.suppress(NoDriver):
+                self._returned([it for it in self._cards if it.uuid in back])
         self._lost = lost
 
     def now(self, cordoned: Collection[int]) -> tuple[Card, ...]:

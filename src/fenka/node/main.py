@@ -87,9 +87,12 @@ def run(config: Config) -> None:
         raise CannotServe(complaint)
     library = install_native(config.state / "lib", edits.prepare_library)
     with hardware(config, library) as machine, contextlib.ExitStack() as held:
-        cards = Cards(machine, config.leases.parent / "health.json")
+        cards = Cards(
+            machine,
+            config.leases.parent / "health.json",
+            lambda cards: machine.measure(cards, _libraries(config, library)),
+        )
         held.enter_context(_owned(cards))
-        check_unit(cards, unit_mib)
         machine.measure(cards.known, _libraries(config, library))
         settings = Settings(
             unit_mib,

@@ -47,10 +47,16 @@ class Cards:
 
     One that is lost stays known, and may come back. notes: a file for what cards have reported, which this
     process's successor must know; in a place that a reboot empties, since that resets every card.
+    returned: told of cards that are back. It may raise NoDriver.
     """
 
-    def __init__(self, hardware: Hardware, notes: Path | None = None) -> None:
-        self._hardware, self._notes = hardware, notes
+    def __init__(
+        self,
+        hardware: Hardware,
+        notes: Path | None = None,
+        returned: Callable[[Sequence[Card]], None] = lambda _: None,
+    ) -> None:
+        self._hardware, self._notes, self._returned = hardware, notes, returned
         self._cards = hardware.driver.cards()
         self._sick = _read(notes)
         self._noting = threading.Lock()

@@ -120,10 +120,9 @@ def settle(world: World, node: str, units: int) -> None:
         )
 
     wait_until("the release's own agents", current, 90)
-    name = agent(world, node)
-    wait_until(
-        "a registered agent",
-        lambda: "is registered" in world.cluster.kubectl("-n", "fenka", "logs", name),
-        60,
-    )
+
+    def registered() -> bool:
+        return "is registered" in world.cluster.kubectl("-n", "fenka", "logs", agent(world, node))
+
+    wait_until("a registered agent", registered, 60)
     world.wait_for_allocatable(node, MEMORY, units)

@@ -8,12 +8,13 @@ import pytest
 
 from e2e.cluster import Cluster, wait_until
 from e2e.scenarios.kit import MEMORY, World
+from e2e.scenarios.lease_kit import wait_for_none_left
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
 RELEASE = "fenka"
 VALUES = """
 image: {repository: localhost/fenka, tag: e2e, pullPolicy: Never}
-node: {metrics: {enabled: false}}
+node: {metrics: {enabled: true}}
 simulatedCards:
 - {nodeSelector: {fenka.io/simulated: t4}, spec: T4}
 """
@@ -60,3 +61,22 @@ def ready(cluster: Cluster) -> bool:
         return cluster.run("python3", "-c", fetch).strip() == "ok"
     except Exception:
         return False
+
+
+@pytest.fixture(scope="module")
+def sharing(world: World) -> Iterator[str]:
+    """A sharing node, for all tests of a module: without the label the agent would end each time."""
+    name = "sd-cluster-05"
+    world.label("sd-cluster-04", "gpushare-", "cgpu-")
+    world.label(name, "cgpu-", "gpushare=true")
+    yield name
+    world.label(name, "gpushare-")
+
+
+@pytest.fixture
+def node(world: World, sharing: str) -> Iterator[str]:
+    """The sharing node, empty; afterwards nothing of a lease is left on it."""
+    world.wait_for_allocatable(sharing, MEMORY, 14)
+    yield sharing
+    world.cluster.kubectl("delete", "deployment,pod", "--all", "--now")
+    wait_for_none_left(world, sharing)

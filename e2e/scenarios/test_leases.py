@@ -1,96 +1,12 @@
 """The cases of a lease on a real kubelet and containerd: whose slice it is, and what outlives what."""
 
-import json
 import textwrap
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from e2e.cluster import wait_until
-from e2e.scenarios.kit import MEMORY, WORKLOAD, World, deployment
-
-NODE = "sd-cluster-05"
-FILES = ("/run/fenka/leases", "/var/lib/fenka/node")
-CAP = (
-    "import ctypes as c; d=c.CDLL('libcuda.so.1'); x=c.c_void_p(); t=c.c_size_t(); f=c.c_size_t(); "
-    "d.cuInit(0); d.cuDevicePrimaryCtxRetain(c.byref(x),0); d.cuCtxSetCurrent(x); "
-    "d.cuMemGetInfo_v2(c.byref(f),c.byref(t)); print(t.value>>20)"
-)
-# A dynamic linker that reads another file than /etc/ld.so.preload, and the driver by its own path.
-CHEAT = """
-import os, sys
-linker = open("/lib64/ld-linux-x86-64.so.2", "rb").read()
-open("/tmp/linker", "wb").write(linker.replace(b"/etc/ld.so.preload", b"/etc/ld.so.nothing"))
-os.chmod("/tmp/linker", 0o755)
-program = '''
-import ctypes as c, time
-d = c.CDLL("/run/fenka/driver/libcuda.so.1")
-x, p = c.c_void_p(), c.c_void_p()
-print(d.cuInit(0), d.cuDevicePrimaryCtxRetain(c.byref(x), 0), d.cuCtxSetCurrent(x),
-      d.cuMemAlloc_v2(c.byref(p), c.c_size_t(6 << 30)), flush=True)
-time.sleep(1000)
-'''
-os.execv("/tmp/linker", ["/tmp/linker", sys.executable, "-c", program])
-"""
-
-
-@pytest.fixture(scope="module")
-def sharing(world: World) -> Iterator[str]:
-    """A sharing node, for all tests here: without the label the agent would end each time."""
-    world.label("sd-cluster-04", "gpushare-", "cgpu-")
-    world.label(NODE, "cgpu-", "gpushare=true")
-    yield NODE
-    world.label(NODE, "gpushare-")
-
-
-@pytest.fixture
-def node(world: World, sharing: str) -> Iterator[str]:
-    """The sharing node, empty; afterwards nothing of a lease is left on it."""
-    world.wait_for_allocatable(sharing, MEMORY, 14)
-    yield sharing
-    world.cluster.kubectl("delete", "deployment,pod", "--all", "--now")
-    machine = world.cluster.node(sharing)
-
-    def left() -> list[str]:
-        return [it for it in machine.run("ls", "-A", *FILES).split() if it[:-1] not in FILES]
-
-    wait_until("nothing is left", lambda: not left(), 60)
-    assert "fenka" not in machine.run("ls", "/var/run/cdi")
-
-
-def pod(name: str, containers: str, **spec: str) -> str:
-    """A pod of containers `name=units:command` (init containers begin with `init-`)."""
-    listed: dict[str, list[Any]] = {"containers": [], "initContainers": []}
-    for line in containers.splitlines():
-        at, _, rest = line.strip().partition("=")
-        units, _, command = rest.partition(":")
-        kind = "initContainers" if at.startswith("init-") else "containers"
-        listed[kind].append(
-            {
-                "name": at,
-                "image": WORKLOAD,
-                "imagePullPolicy": "Never",
-                "command": ["sh", "-c", command or "exec sleep 100000"],
-                "resources": {"limits": {MEMORY: int(units)}},
-            }
-        )
-    body = {"terminationGracePeriodSeconds": 0, **listed, **spec}
-    made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body}
-    return json.dumps(made)
-
-
-def cap(world: World, name: str, container: str) -> int:
-    """MiB that a program in the container sees."""
-    told = world.cluster.kubectl("exec", name, "-c", container, "--", "python3", "-c", CAP)
-    return int(told)
-
-
-def agent(world: World, node: str) -> str:
-    """The node's agent; empty while there is none."""
-    found = world.cluster.list("pods", "fenka", selector="component=gpushare-device-plugin")
-    names = [it["metadata"]["name"] for it in found if it["spec"]["nodeName"] == node]
-    return str(names[0]) if names else ""
+from e2e.scenarios.kit import MEMORY, World, deployment
+from e2e.scenarios.lease_kit import CAP, CHEAT, agent, cap, pod, quoted
 
 
 @pytest.mark.usefixtures("node")
@@ -190,12 +106,8 @@ def test_who_leaves_the_library_out_is_ended(world: World) -> None:
         "--",
         "sh",
         "-c",
-        f"python3 -c '{_quoted(CHEAT)}'; echo ended $?",
+        f"python3 -c '{quoted(CHEAT)}'; echo ended $?",
         timeout=40,
     )
     assert told.split() == ["0", "0", "0", "0", "ended", "137"]
     world.wait_for_event("cheat", "without fenka's library")
-
-
-def _quoted(program: str) -> str:
-    return program.replace("'", "'\"'\"'")

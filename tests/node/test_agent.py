@@ -435,6 +435,62 @@ def test_a_cordoned_card(library: Path) -> None:
     on(library, story, 15079, 15079)
 
 
+def test_a_reset_card_and_one_that_was_taken_out(library: Path) -> None:
+    """Both by annotations: the agent takes the first away, and what a missing inventory held is forgotten."""
+
+    async def story(node: Rig) -> None:
+        path = "/api/v1/nodes/n1"
+
+        def annotations() -> dict[str, str]:
+            found: dict[str, str] = node.api.objects[path]["metadata"]["annotations"]
+            return found
+
+        await node.ready()
+        node.agent.cards.refresh()
+        node.agent.cards.report(card(1).uuid, 48)
+        node.agent.nudge()
+        await until(lambda: len(node.kubelet.free()) == 14)
+        node.annotate(**{"fenka.io/reset": "1"})
+        await until(lambda: len(node.kubelet.free()) == 28)
+        await until(lambda: "fenka.io/reset" not in annotations())
+        node.hardware.lost.add(card(1).uuid)
+        node.agent.cards.refresh()
+        node.agent.nudge()
+        await until(lambda: '"healthy":false' in annotations().get(gpushare.CARDS, ""))
+        old = node.api.objects[path]
+        kept = {key: text for key, text in annotations().items() if key != gpushare.CARDS}
+        node.api.put(path, {**old, "metadata": {**old["metadata"], "annotations": kept}})
+        await until(lambda: gpushare.CARDS in annotations())
+        assert card(1).uuid not in annotations()[gpushare.CARDS]
+        await until(lambda: len(node.kubelet.devices[gpushare.MEMORY]) == 14)
+
+    on(library, story, 15079, 15079)
+
+
+def test_a_node_that_does_not_isolate(library: Path) -> None:
+    """cGPU's label: all of the card, the program is told, the booking stays; a second one fits beside it."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        node.label(gpushare="true", **{"cgpu.disable.isolation": "true"})
+        await until(
+            lambda: (
+                node.agent.cluster.node
+                and "cgpu.disable.isolation" in node.agent.cluster.node.metadata.labels
+            )
+        )
+        for name in ("a", "b"):
+            given = await node.run(node.pod(name, 7))
+            assert cap(given) == [(card(0).uuid, 15079)]
+            assert given["env"]["CGPU_DISABLE"] == "true"
+            assert given["env"]["ALIYUN_COM_GPU_MEM_CONTAINER"] == "7"
+        assert len(node.kubelet.free()) == 0
+        await until(lambda: node.api.events)
+        assert node.api.events[0]["reason"] == "FenkaNotIsolated"
+
+    on(library, story)
+
+
 def test_exclusive_node(library: Path) -> None:
     """Without a label whole cards are served; the lease is the card."""
 

@@ -1,5 +1,6 @@
 """The CDI specification: all or nothing, and only the chosen cards."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,40 @@ def test_a_card_that_was_sick_is_well_after_it_was_lost_and_found() -> None:
     assert cards.why(card(0).uuid) is None
     assert [it.cordoned for it in cards.now({1})] == [False, True]
     assert isinstance(cards.readings[card(0).uuid], Reading)
+
+
+def test_what_a_card_reported_outlives_the_agent(tmp_path: Path) -> None:
+    """Until it was reset: somebody says so, or it was away, or the node started anew."""
+    notes = tmp_path / "health.json"
+    hardware = StandInHardware((card(0), card(1)))
+
+    def started() -> Cards:
+        cards = Cards(hardware, notes)  # type: ignore[arg-type]
+        cards.refresh()
+        return cards
+
+    started().report(None, 48)
+    assert [started().why(card(n).uuid) for n in (0, 1)] == ["XID 48"] * 2
+    started().reset({1, 7})
+    assert [started().why(card(n).uuid) for n in (0, 1)] == ["XID 48", None]
+    notes.unlink()
+    assert started().why(card(0).uuid) is None
+    notes.write_text("[]")
+    assert started().why(card(0).uuid) is None
+
+
+def test_a_card_that_was_lost_before_the_start() -> None:
+    """Known from what is written on the node; not where another card has its place."""
+    hardware = StandInHardware((card(0),))
+    cards = Cards(hardware)  # type: ignore[arg-type]
+    elsewhere = replace(card(2), index=0)
+    cards.remember([elsewhere, card(0), card(1)])
+    cards.refresh()
+    assert [(it.index, it.healthy) for it in cards.now(())] == [(0, True), (1, False)]
+    hardware.cards = (card(0), card(1))
+    cards.refresh()
+    assert all(it.healthy for it in cards.now(()))
+    hardware.lost.add(card(1).uuid)
+    cards.refresh()
+    cards.forget_lost()
+    assert cards.known == (card(0),)

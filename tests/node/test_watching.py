@@ -29,7 +29,9 @@ class StandInUsage:
         """As `Usage.look`."""
         uuid = card(0).uuid
         return Look(
-            over=tuple(Use(it, uuid, 100 << 20, 0, 300 << 20, 1, None) for it in self.over),
+            over=tuple(
+                Use(it, uuid, 100 << 20, 100 << 20, 0, 300 << 20, 1, None) for it in self.over
+            ),
             unshimmed=tuple(Unshimmed(it, 1) for it in self.unshimmed),
         )
 

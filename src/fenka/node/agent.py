@@ -28,7 +28,7 @@ from fenka.kubernetes.objects import Pod
 from fenka.node import binding, offer, processes
 from fenka.node.binding import NotYet, Refused
 from fenka.node.cards import Cards
-from fenka.node.cluster import Cluster
+from fenka.node.cluster import RESET, Cluster
 from fenka.node.edits import Edits, NoDriverFiles
 from fenka.node.kubelet import Claim, Kubelet, KubeletAway
 from fenka.node.leases import Leases
@@ -89,6 +89,7 @@ class Agent:
         self.sharing: bool | None = None
         """Which of the two resources is offered; None while the labels have said nothing."""
         self._draining = False
+        self._inventory_seen = False
         self._binding = asyncio.Lock()
         self._wanted = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -152,6 +153,7 @@ class Agent:
     async def reconcile(self) -> None:
         """Do all that is missing."""
         self._choose()
+        await self._heed()
         await self._describe()
         try:
             claims = await self.kubelet.claims()
@@ -191,6 +193,24 @@ class Agent:
     def _labelled(self) -> bool:
         labels = self.cluster.node.metadata.labels if self.cluster.node else {}
         return any(label in labels for label in gpushare.SHARING_LABELS)
+
+    async def _heed(self) -> None:
+        """What people have written on the node about its cards."""
+        node = self.cluster.node
+        if node is None:
+            return
+        written = node.metadata.annotations
+        if self._inventory_seen and gpushare.CARDS not in written:
+            _LOG.info(
+                "annotation %s was removed: cards that are lost are forgotten", gpushare.CARDS
+            )
+            self.cards.forget_lost()
+        self._inventory_seen = gpushare.CARDS in written
+        if RESET in written:
+            _LOG.info("annotation %s=%s: these cards are used again", RESET, written[RESET])
+            await asyncio.to_thread(self.cards.reset, gpushare.read_indexes(written[RESET]))
+            with contextlib.suppress(ApiRefused, NoCluster):
+                await self.cluster.take_reset()
 
     async def _describe(self) -> None:
         cards = self.now()
@@ -286,7 +306,20 @@ class Agent:
     def _decided(self, token: Token, pod: Pod, container: str) -> Lease:
         if token.resource == gpushare.WHOLE:
             return binding.whole_lease(self.now(), pod, container, token.ids)
-        return binding.share_lease(self.share(), pod, container, len(token.ids))
+        lease = binding.share_lease(self.share(), pod, container, len(token.ids))
+        return lease if self._isolated() else binding.unlimited(lease, self.now())
+
+    def _isolated(self) -> bool:
+        """A limit that cannot be enforced is an error; this label asks for none."""
+        labels = self.cluster.node.metadata.labels if self.cluster.node else {}
+        if labels.get(gpushare.DISABLE_ISOLATION_LABEL) != "true":
+            return True
+        self.cluster.node_event(
+            "FenkaNotIsolated",
+            f"label {gpushare.DISABLE_ISOLATION_LABEL}=true: containers that start here may use all of "
+            f"their card's memory, whatever they asked for",
+        )
+        return False
 
     def _make(self, name: str, lease: Lease) -> None:
         if not self.leases.complete(name):

@@ -23,7 +23,8 @@ ASK_THE_API = """
 import os, ssl, urllib.request
 folder = "/var/run/secrets/kubernetes.io/serviceaccount"
 # A kubelet that has just been restarted starts pods before it knows of services.
-url = f"https://{os.environ.get('KUBERNETES_SERVICE_HOST', '10.96.0.1')}/api/v1/namespaces/default/services/kubernetes"
+host = os.environ.get("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+url = f"https://{host}/api/v1/namespaces/default/services/kubernetes"
 request = urllib.request.Request(url, headers={"Authorization": "Bearer " + open(folder + "/token").read()})
 context = ssl.create_default_context(cafile=folder + "/ca.crt")
 print(urllib.request.urlopen(request, context=context, timeout=5).status)

@@ -115,7 +115,7 @@ async def node(api: Api, namespace: str) -> dict[str, str]:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     for what, call in (
-        ("runtime", cluster.runtime()),
+        ("runtime", cluster.first_look()),
         (
             "inventory",
             cluster.describe(json.dumps([str(uuid.uuid4())]), int(time.time()) % 1000 + 1),

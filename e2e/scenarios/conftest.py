@@ -45,13 +45,18 @@ def install(cluster: Cluster) -> None:
 
 @pytest.fixture
 def shared(world: World) -> Iterator[World]:
-    """Both nodes share their card."""
+    """Both nodes share their card; afterwards none does."""
     for node in world.cluster.nodes:
         world.label(node.name, "cgpu-", "gpushare=true")
     for node in world.cluster.nodes:
         world.wait_for_allocatable(node.name, MEMORY, 14)
     yield world
     world.cluster.kubectl("delete", "deployment", "--all", "--now")
+    for node in world.cluster.nodes:
+        world.label(node.name, "gpushare-")
+    # What the next test waits for must not be what the kubelet still says of this one.
+    for node in world.cluster.nodes:
+        world.wait_for_allocatable(node.name, MEMORY, 0)
 
 
 def ready(cluster: Cluster) -> bool:

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from e2e.cluster import wait_until
 from e2e.scenarios.kit import MEMORY, WORKLOAD, World
-from e2e.scenarios.lease_kit import cap, installed_with, settle, wait_for_none_left
+from e2e.scenarios.lease_kit import agent, cap, installed_with, settle, wait_for_none_left
 
 NODE = "sd-cluster-04"
 PODS, CONTAINERS = 50, 2
@@ -30,6 +31,8 @@ def two_cards(world: World) -> Iterator[str]:
         world.cluster.kubectl("delete", "deployment,pod", "--all", "--now", timeout=120)
         wait_for_none_left(world, NODE)
         world.label(NODE, "gpushare-", "ack.node.gpu.placement-", "fenka.io/simulated=t4")
+        wait_until("no agent", lambda: not agent(world, NODE), 60)
+        # The second card is gone for good.
         world.cluster.kubectl("annotate", "node", NODE, "fenka.io/cards-")
 
 

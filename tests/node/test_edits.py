@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fenka.core.cards import Card
 from fenka.hardware.nvml import Reading
 from fenka.node import edits, main
 from fenka.node.cards import Cards
@@ -159,11 +160,10 @@ def test_what_a_card_reported_outlives_the_agent(tmp_path: Path) -> None:
 
 
 def test_a_card_that_was_lost_before_the_start() -> None:
-    """Known from what is written on the node; not where another card has its place."""
+    """Known from what is written on the node."""
     hardware = StandInHardware((card(0),))
     cards = Cards(hardware)  # type: ignore[arg-type]
-    elsewhere = replace(card(2), index=0)
-    cards.remember([elsewhere, card(0), card(1)])
+    cards.remember([card(0), card(1)])
     cards.refresh()
     assert [(it.index, it.healthy) for it in cards.now(())] == [(0, True), (1, False)]
     hardware.cards = (card(0), card(1))
@@ -173,3 +173,25 @@ def test_a_card_that_was_lost_before_the_start() -> None:
     cards.refresh()
     cards.forget_lost()
     assert cards.known == (card(0),)
+
+
+def test_a_driver_that_counts_anew_without_a_lost_card() -> None:
+    """Who was card 2 stays card 2; a new card takes the lost one's place; else the driver is right."""
+    had = [card(0), card(1), card(2)]
+
+    def after(*shown: Card) -> list[tuple[int, str, bool]]:
+        cards = Cards(StandInHardware(shown))  # type: ignore[arg-type]
+        cards.remember(had)
+        cards.refresh()
+        return [(it.index, it.uuid, it.healthy) for it in cards.now(())]
+
+    a, b, c, new = (card(n).uuid for n in range(4))
+    moved = replace(card(2), index=1)
+    assert after(card(0), moved) == [(0, a, True), (1, b, False), (2, c, True)]
+    assert after(card(0), moved, replace(card(3), index=2)) == [
+        (0, a, True),
+        (1, new, True),
+        (2, c, True),
+    ]
+    turned = (replace(card(1), index=0), replace(card(0), index=1), card(2))
+    assert [it[:2] for it in after(*turned)] == [(0, b), (1, a), (2, c)]

@@ -72,14 +72,25 @@ class Cards:
         return self._cards
 
     def remember(self, cards: Iterable[Card]) -> None:
-        """The node had these: what the driver does not show of them is lost.
+        """The node had these: what the driver does not show of them is lost, and keeps its index.
 
-        Except where another card has the index: there it was exchanged.
+        A driver that starts without one counts the others anew; pods' records go by the old index. Where a
+        new card has taken the place of a lost one, that one was exchanged.
         """
-        uuids, indexes = {it.uuid for it in self._cards}, {it.index for it in self._cards}
-        gone = [it for it in cards if it.uuid not in uuids and it.index not in indexes]
+        shown, had = {it.uuid for it in self._cards}, {it.uuid: it for it in cards}
+        gone = [it for it in had.values() if it.uuid not in shown]
+        if not gone:
+            return
+        kept = [replace(it, index=had[it.uuid].index) for it in self._cards if it.uuid in had]
+        taken = {it.index for it in kept}
+        for card in self._cards:
+            if card.uuid not in had:
+                index = card.index if card.index not in taken else _first_free(taken)
+                taken.add(index)
+                kept.append(replace(card, index=index))
+        gone = [it for it in gone if it.index not in taken]
         self._lost |= {it.uuid for it in gone}
-        self._cards = tuple(sorted((*self._cards, *gone), key=lambda it: it.index))
+        self._cards = tuple(sorted((*kept, *gone), key=lambda it: it.index))
 
     def forget_lost(self) -> None:
         """Cards that are lost were taken out for good."""
@@ -138,6 +149,10 @@ class Cards:
 
 def _without(sick: Mapping[str, str], well: Collection[str]) -> dict[str, str]:
     return {uuid: why for uuid, why in sick.items() if uuid not in well}
+
+
+def _first_free(taken: Collection[int]) -> int:
+    return next(index for index in range(len(taken) + 1) if index not in taken)
 
 
 def _read(notes: Path | None) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.cluster import wait_until
+from e2e.cluster import ClusterError, wait_until
 from e2e.scenarios.kit import MEMORY, World
 from e2e.scenarios.lease_kit import agent, cap, pod, settle
 
@@ -112,3 +112,14 @@ def test_a_cordoned_card_takes_nobody_new(world: World, well: str) -> None:
     assert not world.cluster.get("node", well)["spec"].get("unschedulable")
     world.cluster.kubectl("annotate", "node", well, "fenka.io/cordoned-")
     world.cluster.wait_for_pod("new")
+
+
+def test_a_card_has_one_owner(world: World, node: str) -> None:
+    """The agent's lock is where a workstation's daemon of the machine looks, in the machine's own network."""
+    text = world.cluster.get("node", node)["metadata"]["annotations"]["fenka.io/cards"]
+    (card,) = json.loads(text)["cards"]
+    machine = world.cluster.node(node)
+    assert f"@fenka/card/{card['uuid']}" in machine.run("cat", "/proc/net/unix")
+    program = f"import socket; socket.socket(socket.AF_UNIX).bind('\\0fenka/card/{card['uuid']}')"
+    with pytest.raises(ClusterError, match="Address already in use"):
+        machine.run("python3", "-c", program)

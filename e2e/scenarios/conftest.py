@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import Cluster, wait_until
-from e2e.scenarios.kit import MEMORY, World
-from e2e.scenarios.lease_kit import wait_for_none_left
+from e2e.scenarios.kit import World
+from e2e.scenarios.lease_kit import settle, wait_for_none_left
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
 RELEASE = "fenka"
@@ -81,7 +81,7 @@ def sharing(world: World) -> Iterator[str]:
 @pytest.fixture
 def node(world: World, sharing: str) -> Iterator[str]:
     """The sharing node, empty; afterwards nothing of a lease is left on it."""
-    world.wait_for_allocatable(sharing, MEMORY, 14)
+    settle(world, sharing, 14)
     yield sharing
     world.cluster.kubectl("delete", "deployment,pod", "--all", "--now")
     wait_for_none_left(world, sharing)

@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -191,6 +192,23 @@ def test_the_kubelet_restarts_before_a_container_ran(world: World, node: str) ->
     world.cluster.apply(pod("after", "x=8:"))
     world.cluster.wait_for_pod("after")
     assert cap(world, "after", "x") == 15079 * 8 // 14
+
+
+def test_pods_that_come_while_the_agent_is_replaced(world: World, node: str) -> None:
+    """As in an upgrade: none of them is failed by the kubelet for want of a plugin."""
+    (daemons,) = [
+        it["metadata"]["name"]
+        for it in world.cluster.list("daemonsets", "fenka")
+        if "node-simulated" in it["metadata"]["name"]
+    ]
+    world.cluster.kubectl("-n", "fenka", "rollout", "restart", f"daemonset/{daemons}")
+    names = [f"comes-{number}" for number in range(10)]
+    for name in names:
+        world.cluster.apply(pod(name, "x=1:"))
+        time.sleep(1)
+    settle(world, node, 14)
+    for name in names:
+        world.cluster.wait_for_pod(name)
 
 
 def test_a_reboot(world: World, node: str) -> None:

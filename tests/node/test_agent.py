@@ -491,6 +491,37 @@ def test_a_node_that_does_not_isolate(library: Path) -> None:
     on(library, story)
 
 
+def test_an_agent_that_leaves_is_not_sent_anybody(library: Path) -> None:
+    """Free units go first, held ones stay, and it waits until the API server shows that."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        await node.run(node.pod("a", 4))
+        path = "/api/v1/nodes/n1"
+
+        def shows(units: int) -> None:
+            old = node.api.objects[path]
+            status = {**old["status"], "allocatable": {gpushare.MEMORY: str(units)}}
+            node.api.put(path, {**old, "status": status})
+
+        shows(14)
+        await until(
+            lambda: (
+                node.agent.cluster.node
+                and node.agent.cluster.node.status.allocatable.get(gpushare.MEMORY) == "14"
+            )
+        )
+        leaving = asyncio.create_task(node.agent.leave())
+        await until(lambda: not node.kubelet.free())
+        healthy = [it for it in node.kubelet.devices[gpushare.MEMORY].values() if it == "Healthy"]
+        assert len(healthy) == 4
+        assert not leaving.done()
+        shows(4)
+        await leaving
+
+    on(library, story)
+
+
 def test_exclusive_node(library: Path) -> None:
     """Without a label whole cards are served; the lease is the card."""
 

@@ -41,6 +41,8 @@ RECONCILE_S = 5.0
 PATIENCE_S = 8.0
 """How long a container's start waits for what is on its way; the kubelet gives up after 30 s."""
 _ASK_AGAIN_S = 0.1
+LEAVE_S = 12.0
+"""The kubelet writes its node's status every 10 s; the chart gives the program 15 s to end."""
 UNCLAIMED_S = 30.0
 """A token that nobody holds after this long belongs to no pod: its pod was deleted or refused meanwhile."""
 
@@ -89,6 +91,7 @@ class Agent:
         self.sharing: bool | None = None
         """Which of the two resources is offered; None while the labels have said nothing."""
         self._draining = False
+        self._leaving = False
         self._inventory_seen = False
         self._binding = asyncio.Lock()
         self._wanted = asyncio.Event()
@@ -233,6 +236,7 @@ class Agent:
         if self.sharing is None:
             return
         cards, tokens = self.now(), list(self.store.tokens.values())
+        every = {card.uuid for card in cards}
         whole = {one for it in tokens if it.resource == gpushare.WHOLE for one in it.ids}
         whole |= {one for it in claims if it.resource == gpushare.WHOLE for one in it.ids}
         if self.sharing:
@@ -241,14 +245,40 @@ class Agent:
                 for it in tokens
                 if it.resource == gpushare.MEMORY
             ]
-            withheld = {card.uuid for card in cards} if self._draining else whole
+            withheld = every if self._draining or self._leaving else whole
             units = offer.units(cards, self.settings.unit_mib, held, withheld)
             await self.units.offer(units)
             await self.whole.offer([])
         else:
             await self.units.offer([])
             if self.settings.exclusive and (self._labelled or not self.settings.labelled_only):
-                await self.whole.offer(offer.whole(cards, whole, ()))
+                await self.whole.offer(
+                    offer.whole(cards, whole, every if self._leaving else frozenset())
+                )
+
+    async def leave(self) -> None:
+        """Give nothing new away, and wait until the scheduler can know it; `run` goes on meanwhile.
+
+        The kubelet fails a pod at once that comes while there is no plugin.
+        """
+        self._leaving = True
+        self.nudge()
+        offered = [it for it in (self.units, self.whole) if it.registered.is_set() and it.devices]
+        deadline = self._clock() + LEAVE_S
+        while self._clock() < deadline and not all(map(self._known_gone, offered)):
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+    def _known_gone(self, plugin: Plugin) -> bool:
+        """Whether the API server shows of the resource what is held of it, and no more."""
+        node = self.cluster.node
+        held = {
+            one
+            for it in self.store.tokens.values()
+            if it.resource == plugin.resource
+            for one in it.ids
+        }
+        shown = node.status.allocatable.get(plugin.resource, "0") if node else "0"
+        return shown.isdecimal() and int(shown) <= len(held)
 
     # ---- leases ----
 

@@ -246,6 +246,8 @@ async def _serve(config: Config, settings: Settings, cards: Cards, machine: Hard
         async with _listening(exporter, config.metrics_port, agent), _tasks(*work) as tasks:
             ending = asyncio.create_task(stop.wait())
             done, _ = await asyncio.wait({ending, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            if ending in done:
+                await agent.leave()
             for task in done:
                 task.result()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import Cluster, wait_until
-from e2e.scenarios.kit import World
+from e2e.scenarios.kit import MEMORY, World
 from e2e.scenarios.lease_kit import settle, wait_for_none_left
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"

@@ -42,6 +42,7 @@ def test_registers_and_starts_a_pod(library: Path) -> None:
 
     async def story(node: Rig) -> None:
         await node.ready()
+        await until(lambda: node.agent.ready)
         assert len(node.kubelet.free()) == 14
         pod = node.pod("a", 4)
         given = await node.run(pod)

@@ -256,6 +256,12 @@ class Agent:
                     offer.whole(cards, whole, every if self._leaving else frozenset())
                 )
 
+    @property
+    def ready(self) -> bool:
+        """Whether the kubelet knows all that the node has to offer now, be it nothing."""
+        offered = [it for it in (self.units, self.whole) if it.devices]
+        return self.sharing is not None and all(it.registered.is_set() for it in offered)
+
     async def leave(self) -> None:
         """Give nothing new away, and wait until the scheduler can know it; `run` goes on meanwhile.
 

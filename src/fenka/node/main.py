@@ -296,10 +296,7 @@ async def _listening(exporter: Exporter, port: int | None, agent: Agent) -> Asyn
     if port is None:
         yield
         return
-    offered = (agent.units, agent.whole)
-    runner = await serve(
-        exporter, port, lambda: any(it.registered.is_set() for it in offered if it.devices)
-    )
+    runner = await serve(exporter, port, lambda: agent.ready)
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ import pytest
 
 from fenka.dialects import gpushare
 from fenka.isolation import account, control
+from fenka.node import agent
 from tests.node.node_kit import (
     AdmissionFailed,
     ContainerFailed,
@@ -492,33 +493,32 @@ def test_a_node_that_does_not_isolate(library: Path) -> None:
     on(library, story)
 
 
-def test_an_agent_that_leaves_is_not_sent_anybody(library: Path) -> None:
-    """Free units go first, held ones stay, and it waits until the API server shows that."""
+def test_nobody_is_sent_while_the_kubelet_has_no_plugin(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inventory says so at the agent's end, at its start, and while the kubelet is away."""
+    monkeypatch.setattr(agent, "ON_THEIR_WAY_S", 0.2)
 
     async def story(node: Rig) -> None:
+        def healthy() -> bool:
+            meta = node.api.objects["/api/v1/nodes/n1"]["metadata"]
+            return '"healthy":true' in meta["annotations"].get(gpushare.CARDS, "")
+
         await node.ready()
-        await node.run(node.pod("a", 4))
-        path = "/api/v1/nodes/n1"
-
-        def shows(units: int) -> None:
-            old = node.api.objects[path]
-            status = {**old["status"], "allocatable": {gpushare.MEMORY: str(units)}}
-            node.api.put(path, {**old, "status": status})
-
-        shows(14)
-        await until(
-            lambda: (
-                node.agent.cluster.node
-                and node.agent.cluster.node.status.allocatable.get(gpushare.MEMORY) == "14"
-            )
-        )
+        await until(healthy)
+        await node.kubelet.stop()
+        (node.kubelet.plugins / "kubelet.sock").unlink(missing_ok=True)
+        await until(lambda: not healthy())
+        await node.kubelet.start()
+        await until(healthy)
         leaving = asyncio.create_task(node.agent.leave())
-        await until(lambda: not node.kubelet.free())
-        healthy = [it for it in node.kubelet.devices[gpushare.MEMORY].values() if it == "Healthy"]
-        assert len(healthy) == 4
-        assert not leaving.done()
-        shows(4)
+        await until(lambda: not healthy())
+        await node.run(node.pod("late", 4))
         await leaving
+        assert not healthy()
+        await node.kill()
+        await node.start()
+        await until(healthy)
 
     on(library, story)
 

@@ -11,7 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,10 @@ RECONCILE_S = 5.0
 PATIENCE_S = 8.0
 """How long a container's start waits for what is on its way; the kubelet gives up after 30 s."""
 _ASK_AGAIN_S = 0.1
-LEAVE_S = 12.0
-"""The kubelet writes its node's status every 10 s; the chart gives the program 15 s to end."""
+LEAVE_S = 10.0
+"""The chart gives the program 15 s to end."""
+ON_THEIR_WAY_S = 3.0
+"""From the scheduler's choice to the kubelet's question."""
 UNCLAIMED_S = 30.0
 """A token that nobody holds after this long belongs to no pod: its pod was deleted or refused meanwhile."""
 
@@ -88,6 +90,7 @@ class Agent:
         self._living, self._clock = parts.living, parts.clock
         self.units = Plugin(gpushare.MEMORY, "fenka-gpu-mem.sock", self.kubelet, self)
         self.whole = Plugin(gpushare.WHOLE, "fenka-gpu.sock", self.kubelet, self)
+        self.units.changed = self.nudge
         self.sharing: bool | None = None
         """Which of the two resources is offered; None while the labels have said nothing."""
         self._draining = False
@@ -217,7 +220,12 @@ class Agent:
 
     async def _describe(self) -> None:
         cards = self.now()
-        inventory = gpushare.write_inventory(cards, self.settings.unit_mib)
+        if self.sharing and (self._leaving or not self.units.told.is_set()):
+            # Whoever came now would be failed by the kubelet.
+            shown = tuple(replace(card, healthy=False) for card in cards)
+        else:
+            shown = cards
+        inventory = gpushare.write_inventory(shown, self.settings.unit_mib)
         try:
             await self.cluster.describe(inventory, len(cards) if self.sharing else 0)
         except (ApiRefused, NoCluster) as why:
@@ -245,16 +253,14 @@ class Agent:
                 for it in tokens
                 if it.resource == gpushare.MEMORY
             ]
-            withheld = every if self._draining or self._leaving else whole
+            withheld = every if self._draining else whole
             units = offer.units(cards, self.settings.unit_mib, held, withheld)
             await self.units.offer(units)
             await self.whole.offer([])
         else:
             await self.units.offer([])
             if self.settings.exclusive and (self._labelled or not self.settings.labelled_only):
-                await self.whole.offer(
-                    offer.whole(cards, whole, every if self._leaving else frozenset())
-                )
+                await self.whole.offer(offer.whole(cards, whole, ()))
 
     @property
     def ready(self) -> bool:
@@ -263,28 +269,17 @@ class Agent:
         return self.sharing is not None and all(it.registered.is_set() for it in offered)
 
     async def leave(self) -> None:
-        """Give nothing new away, and wait until the scheduler can know it; `run` goes on meanwhile.
+        """Have no new pod sent here, and serve those that are on their way; `run` goes on meanwhile.
 
-        The kubelet fails a pod at once that comes while there is no plugin.
+        The kubelet fails a pod at once that comes while there is no plugin, and tells the scheduler only
+        with its next status. The extender hears of it at once.
         """
         self._leaving = True
-        self.nudge()
-        offered = [it for it in (self.units, self.whole) if it.registered.is_set() and it.devices]
-        deadline = self._clock() + LEAVE_S
-        while self._clock() < deadline and not all(map(self._known_gone, offered)):
-            await asyncio.sleep(_ASK_AGAIN_S)
-
-    def _known_gone(self, plugin: Plugin) -> bool:
-        """Whether the API server shows of the resource what is held of it, and no more."""
-        node = self.cluster.node
-        held = {
-            one
-            for it in self.store.tokens.values()
-            if it.resource == plugin.resource
-            for one in it.ids
-        }
-        shown = node.status.allocatable.get(plugin.resource, "0") if node else "0"
-        return shown.isdecimal() and int(shown) <= len(held)
+        if self.sharing:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await self._describe()
+                    await asyncio.sleep(ON_THEIR_WAY_S)
 
     # ---- leases ----
 

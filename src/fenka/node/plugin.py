@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,6 +41,10 @@ class Plugin:
         self._offered = asyncio.Condition()
         self.registered = asyncio.Event()
         """Set while the kubelet knows of us, as far as can be told."""
+        self.told = asyncio.Event()
+        """Set while the kubelet knows our devices besides."""
+        self.changed: Callable[[], object] = lambda: None
+        """Called when that changes."""
 
     @property
     def devices(self) -> list[tuple[str, bool]]:
@@ -76,6 +80,8 @@ class Plugin:
                 quiet = True
             finally:
                 self.registered.clear()
+                self.told.clear()
+                self.changed()
             await asyncio.sleep(LOOK_S)
 
     async def _serve(self) -> None:
@@ -129,6 +135,9 @@ class Plugin:
                 await self._offered.wait_for(lambda last=seen: self._offers != last)  # type: ignore[misc]
                 seen, devices = self._offers, self._devices
             yield listing(devices)
+            # Asked for the next one: this one is on its way.
+            self.told.set()
+            self.changed()
 
     async def _allocate(self, request: api.AllocateRequest, _: Any) -> api.AllocateResponse:
         """Decides nothing: it runs inside the kubelet's admission of a pod, before anybody can tell whose."""

@@ -29,6 +29,10 @@ static void launch(void) {
     cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
 }
 
+static void launch_on_stream(void) {
+    cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, (CUstream)0x100, NULL, NULL);
+}
+
 static void memory_info(void) {
     size_t free, total;
     cuMemGetInfo_v2(&free, &total);
@@ -110,6 +114,7 @@ int main(int argc, char **argv) {
     printf("cuCtxCreate %.0f\n", now() - begin);
     measure("cuMemAlloc+cuMemFree", alloc_free, 300000);
     measure("cuLaunchKernel", launch, 1000000);
+    measure("cuLaunchKernel,stream", launch_on_stream, 1000000);
     in_threads("cuLaunchKernel,one-thread", false);
     in_threads("cuLaunchKernel,two-threads", true);
     measure("cuMemGetInfo", memory_info, 100000);

@@ -316,13 +316,7 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphN
 
 #include "null_more.h"
 
-CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
-                        unsigned int by, unsigned int bz, unsigned int shared, CUstream stream, void **parameters,
-                        void **extra) {
-    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream;
-    (void)parameters, (void)extra;
-    return CUDA_SUCCESS;
-}
+#include "null_launch.h"
 
 #define ENTRY(name) {#name, (void *)name}
 static const struct {
@@ -426,7 +420,23 @@ static const struct {
     ENTRY(cuLibraryLoadData),
     ENTRY(cuLibraryLoadFromFile),
     ENTRY(cuLibraryUnload),
+    ENTRY(cuLaunch),
+    ENTRY(cuLaunchGrid),
+    ENTRY(cuLaunchGridAsync),
     ENTRY(cuLaunchKernel),
+    ENTRY(cuLaunchKernel_ptsz),
+    ENTRY(cuLaunchKernelEx),
+    ENTRY(cuLaunchKernelEx_ptsz),
+    ENTRY(cuLaunchCooperativeKernel),
+    ENTRY(cuLaunchCooperativeKernel_ptsz),
+    ENTRY(cuLaunchCooperativeKernelMultiDevice),
+    ENTRY(cuThreadExchangeStreamCaptureMode),
+    ENTRY(cuStreamIsCapturing),
+    ENTRY(cuEventCreate),
+    ENTRY(cuEventDestroy_v2),
+    ENTRY(cuEventRecord),
+    ENTRY(cuEventQuery),
+    ENTRY(cuEventElapsedTime),
     ENTRY(cuGetProcAddress),
     ENTRY(cuGetProcAddress_v2),
 };

@@ -27,6 +27,8 @@ CARD = "GPU-00000000-0000-0000-0000-000000000001"
 TARGETS = {
     "cuMemAlloc+cuMemFree": 60.0,
     "cuLaunchKernel": 6.0,
+    "cuLaunchKernel, limited": 25.0,
+    "cuLaunchKernel, limited, a stream": 25.0,
     "cuMemGetInfo": 100.0,
     "cuInit": 500_000.0,
 }
@@ -63,12 +65,13 @@ def build(folder: Path) -> Path:
     return caller
 
 
-def lease(folder: Path) -> Path:
-    """A lease of 4 GiB of the null driver's card."""
+def lease(folder: Path, percent: int = 100) -> Path:
+    """A lease of 4 GiB of the null driver's card, and of so much of its time."""
     (folder / "lease").mkdir(parents=True)
     (folder / "account").mkdir()
     control.write(
-        folder / "lease" / "control", control.Control("bench", (control.Limit(CARD, 4 << 30),))
+        folder / "lease" / "control",
+        control.Control("bench", (control.Limit(CARD, 4 << 30, 0, percent),)),
     )
     account.create(folder / "account" / "slots")
     return folder
@@ -154,9 +157,14 @@ Row = tuple[str, float, float, float, str]
 """What, bare or alone, with, the most that the second may be, unit."""
 
 
-def calls(caller: Path, shim: Environment, runs: int) -> list[Row]:
+def calls(caller: Path, shim: Environment, folder: Path, runs: int) -> list[Row]:
     """The first table."""
     found = medians(runs, lambda shimmed: run(caller, shim if shimmed else {}))
+    # Kernels of no length: what is left is what a launch adds, with all that is measured of some of them.
+    slowed = {**shim, "FENKA_LEASE": str(lease(folder / "limited", 50))}
+    limited = medians(runs, lambda shimmed: run(caller, slowed if shimmed else {}))
+    launches = {"cuLaunchKernel": "limited", "cuLaunchKernel,stream": "limited, a stream"}
+    found |= {f"cuLaunchKernel, {how}": limited[name] for name, how in launches.items()}
     return [
         (name, bare, loaded, bare + TARGETS.get(name, float("inf")), "ns")
         for name, (bare, loaded) in found.items()
@@ -174,6 +182,11 @@ def with_company(caller: Path, shim: Environment, folder: Path, runs: int) -> li
     rows.append((f"cuMemGetInfo, {OTHERS} others", alone, among, 100, "ns"))
     one, two = found["cuLaunchKernel,one-thread"][0], found["cuLaunchKernel,two-threads"][0]
     rows.append(("cuLaunchKernel, slower of two threads", one, two, one * 1.25, "ns"))
+    slowed = {**shim, "FENKA_LEASE": str(lease(folder / "threads", 50))}
+    limited = medians(runs, lambda _: run(caller, slowed))
+    one = limited["cuLaunchKernel,one-thread"][0]
+    two = limited["cuLaunchKernel,two-threads"][0]
+    rows.append(("the same, limited", one, two, one * 1.25, "ns"))
     starts = medians(runs, lambda shimmed: {"": attach(caller, shim if shimmed else {})})
     rows.append((f"{STARTS} starts, slowest cuInit", *starts[""], starts[""][0] + 2, "ms"))
     preload = {"LD_PRELOAD": shim["LD_PRELOAD"]}
@@ -204,7 +217,7 @@ def main() -> int:
         folder = Path(temporary)
         caller = build(folder)
         shim = {"LD_PRELOAD": str(arguments.shim), "FENKA_LEASE": str(lease(folder / "alone"))}
-        missed = table("call", calls(caller, shim, arguments.runs))
+        missed = table("call", calls(caller, shim, folder, arguments.runs))
         rows = with_company(caller, shim, folder, arguments.runs)
         missed += table("in company; bare = alone in the lease, or one thread of two", rows)
     return 1 if missed else 0

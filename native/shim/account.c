@@ -323,6 +323,10 @@ uint64_t account_used(unsigned card) {
     return sum(card);
 }
 
+struct fenka_spending *account_spending(unsigned card) {
+    return page && slot != NO_SLOT ? &page->spending[card] : NULL;
+}
+
 int account_next(unsigned from, unsigned card, uint32_t *pid, uint64_t *bytes) {
     for (unsigned i = from, n = slots_used(); i < n; i++) {
         uint64_t id = __atomic_load_n(&page->identity[i], __ATOMIC_ACQUIRE);

@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct fenka_spending;
+
 /* Takes a slot for this process. NULL, or a sentence's end that says what is wrong with the file. */
 const char *account_open(const char *path);
 
@@ -33,6 +35,9 @@ uint64_t account_used(unsigned card);
 
 /* Takes what the dead held out of the sum now, where that is to be seen at once. */
 void account_judge(unsigned card);
+
+/* What the lease's processes spend together of a card's time; NULL in a child that has not joined. */
+struct fenka_spending *account_spending(unsigned card);
 
 /* Walks the processes that can be named here, in this PID namespace: the next slot at or after `slot` that
  * has one, with its PID and bytes on the card; -1 = no more. */

@@ -27,6 +27,8 @@ static const char *card_fault(const struct fenka_control *c, unsigned card) {
         return "gives no memory on one of its cards";
     if (limit->compute_percent == 0 || limit->compute_percent > 100)
         return "gives a share of compute that is not 1 to 100 percent";
+    if (limit->compute_mode > FENKA_COMPUTE_WEIGHT)
+        return "limits compute in a way that this library does not know";
     for (unsigned other = 0; other < card; other++)
         if (!strcmp(c->cards[other].uuid, limit->uuid))
             return "names a card twice";
@@ -63,6 +65,15 @@ static const char *map_fault(enum os_result result) {
     }
 }
 
+static bool limited; /* any card's compute */
+
+static void note_limited(void) {
+    bool any = false;
+    for (unsigned card = 0; card < last.card_count; card++)
+        any |= control_percent(card) < 100 || control_mode(card) != FENKA_COMPUTE_HARD;
+    __atomic_store_n(&limited, any, __ATOMIC_RELAXED);
+}
+
 const char *control_open(const char *path) {
     void *address;
     if (page)
@@ -78,7 +89,8 @@ const char *control_open(const char *path) {
     if (fault) {
         page = NULL;
         os_unmap(address, FENKA_CONTROL_BYTES);
-    }
+    } else
+        note_limited();
     return fault;
 }
 
@@ -108,17 +120,49 @@ __attribute__((noinline, cold)) static void refresh(void) {
             return;
         __atomic_store_n(&last.cards[card].memory_bytes, fresh.cards[card].memory_bytes, __ATOMIC_RELAXED);
         __atomic_store_n(&last.cards[card].context_bytes, fresh.cards[card].context_bytes, __ATOMIC_RELAXED);
+        __atomic_store_n(&last.cards[card].compute_percent, fresh.cards[card].compute_percent, __ATOMIC_RELAXED);
+        __atomic_store_n(&last.cards[card].compute_mode, fresh.cards[card].compute_mode, __ATOMIC_RELAXED);
     }
+    note_limited();
     __atomic_store_n(&last.generation, fresh.generation, __ATOMIC_RELEASE);
 }
 
-uint64_t control_cap(unsigned card) {
+static inline void look(void) {
     uint64_t now = __atomic_load_n(&page->generation, __ATOMIC_RELAXED);
     if (__builtin_expect(now != __atomic_load_n(&last.generation, __ATOMIC_RELAXED), 0))
         refresh();
+}
+
+uint64_t control_cap(unsigned card) {
+    look();
     return __atomic_load_n(&last.cards[card].memory_bytes, __ATOMIC_RELAXED);
 }
 
 uint64_t control_context_bytes(unsigned card) {
     return __atomic_load_n(&last.cards[card].context_bytes, __ATOMIC_RELAXED);
+}
+
+bool control_limits_compute(void) {
+    if (__builtin_expect(!__atomic_load_n(&page, __ATOMIC_RELAXED), 0))
+        return false;
+    look();
+    return __atomic_load_n(&limited, __ATOMIC_RELAXED);
+}
+
+uint32_t control_percent(unsigned card) {
+    return __atomic_load_n(&last.cards[card].compute_percent, __ATOMIC_RELAXED);
+}
+
+uint32_t control_mode(unsigned card) {
+    return __atomic_load_n(&last.cards[card].compute_mode, __ATOMIC_RELAXED);
+}
+
+bool control_told(unsigned card, struct control_told *out) {
+    const struct fenka_card_limit *of = &page->cards[card];
+    out->told = __atomic_load_n(&of->told, __ATOMIC_ACQUIRE);
+    out->at = __atomic_load_n(&of->told_at, __ATOMIC_RELAXED);
+    out->busy_ns = __atomic_load_n(&of->busy_ns, __ATOMIC_RELAXED);
+    out->allowed = __atomic_load_n(&of->allowed, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return out->told && !(out->told & 1) && __atomic_load_n(&of->told, __ATOMIC_RELAXED) == out->told;
 }

@@ -16,4 +16,18 @@ int control_card_of(const char *uuid36);
 /* Bytes, as the agent wrote them last. Cards do not change while a program runs; their limits may. */
 uint64_t control_cap(unsigned card);
 uint64_t control_context_bytes(unsigned card);
+
+/* Whether any card's compute is limited: asked before each launch. */
+bool control_limits_compute(void);
+uint32_t control_percent(unsigned card);
+uint32_t control_mode(unsigned card); /* FENKA_COMPUTE_… */
+
+/* What the agent told last of a card. */
+struct control_told {
+    uint64_t told, at, busy_ns;
+    uint32_t allowed; /* 1/10000 */
+};
+
+/* False where it has told nothing, or is telling right now. */
+bool control_told(unsigned card, struct control_told *out);
 #endif

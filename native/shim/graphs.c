@@ -9,6 +9,9 @@
 #include "graphs.h"
 
 #include "context.h"
+#include "control.h"
+#include "kernels.h"
+#include "launches.h"
 
 static bool any; /* graph with memory was ever made: else launches and frees are none of our business */
 
@@ -100,12 +103,21 @@ static CUresult launched(CUresult result, CUgraphExec exec) {
     return result;
 }
 
+#define LAUNCH(call, stream)                                                            \
+    do {                                                                                \
+        struct launch launch_;                                                          \
+        if (__builtin_expect(!control_limits_compute(), 1))                             \
+            return launched(call, exec);                                                \
+        kernels_begin(&launch_, launches_graph(exec), stream);                          \
+        return launched(kernels_end(&launch_, call, stream), exec);                     \
+    } while (0)
+
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
-    return launched(REAL(cuGraphLaunch)(exec, stream), exec);
+    LAUNCH(REAL(cuGraphLaunch)(exec, stream), stream);
 }
 
 CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
-    return launched(REAL(cuGraphLaunch_ptsz)(exec, stream), exec);
+    LAUNCH(REAL(cuGraphLaunch_ptsz)(exec, stream), stream ? stream : CU_STREAM_PER_THREAD);
 }
 
 void graphs_freed(CUdeviceptr pointer, CUgraph captured) {
@@ -147,6 +159,8 @@ CUresult cuGraphExecDestroy(CUgraphExec exec) {
     struct holding holding;
     bool ours = release(EXEC, (uint64_t)exec, &holding);
     CUresult result = released(REAL(cuGraphExecDestroy)(exec), ours, &holding);
+    if (result == CUDA_SUCCESS && control_limits_compute())
+        kernels_forget_work(launches_graph(exec));
     if (result == CUDA_SUCCESS && ours)
         unrefer(holding.owner);
     return result;

@@ -7,6 +7,7 @@
  *       TAKES  charges, and is refused beyond the limit      GIVES  discharges
  *       KEEPS  makes what was taken outlive its first GIVES  NOTES  remembers, charges nothing
  *       TELLS  answers with the slice                        DOOR   leads to all others
+ *       SPENDS gives the card work, and waits while the lease has had its share of the card's time
  * CUDA_USE(name)
  *     Only called. NVML_HOOK, NVML_USE: the same for NVML.
  *
@@ -81,10 +82,21 @@ CUDA_HOOK(KEEPS, cuGraphInstantiateWithFlags, cuGraphInstantiate, 12000, 0)
 CUDA_HOOK(KEEPS, cuGraphInstantiateWithParams, cuGraphInstantiateWithParams, 12000, 0)
 CUDA_HOOK(KEEPS, cuGraphInstantiateWithParams_ptsz, cuGraphInstantiateWithParams, 12000, 1)
 CUDA_HOOK(NOTES, cuGraphAddMemFreeNode, cuGraphAddMemFreeNode, 11040, 0)
-CUDA_HOOK(NOTES, cuGraphLaunch, cuGraphLaunch, 10000, 0)
-CUDA_HOOK(NOTES, cuGraphLaunch_ptsz, cuGraphLaunch, 10000, 1)
+CUDA_HOOK(SPENDS, cuGraphLaunch, cuGraphLaunch, 10000, 0)
+CUDA_HOOK(SPENDS, cuGraphLaunch_ptsz, cuGraphLaunch, 10000, 1)
 CUDA_HOOK(GIVES, cuGraphDestroy, cuGraphDestroy, 10000, 0)
 CUDA_HOOK(GIVES, cuGraphExecDestroy, cuGraphExecDestroy, 10000, 0)
+
+CUDA_HOOK(SPENDS, cuLaunch, cuLaunch, 2000, 0)
+CUDA_HOOK(SPENDS, cuLaunchGrid, cuLaunchGrid, 2000, 0)
+CUDA_HOOK(SPENDS, cuLaunchGridAsync, cuLaunchGridAsync, 2000, 0)
+CUDA_HOOK(SPENDS, cuLaunchKernel, cuLaunchKernel, 4000, 0)
+CUDA_HOOK(SPENDS, cuLaunchKernel_ptsz, cuLaunchKernel, 7000, 1)
+CUDA_HOOK(SPENDS, cuLaunchKernelEx, cuLaunchKernelEx, 11060, 0)
+CUDA_HOOK(SPENDS, cuLaunchKernelEx_ptsz, cuLaunchKernelEx, 11060, 1)
+CUDA_HOOK(SPENDS, cuLaunchCooperativeKernel, cuLaunchCooperativeKernel, 9000, 0)
+CUDA_HOOK(SPENDS, cuLaunchCooperativeKernel_ptsz, cuLaunchCooperativeKernel, 9000, 1)
+CUDA_HOOK(SPENDS, cuLaunchCooperativeKernelMultiDevice, cuLaunchCooperativeKernelMultiDevice, 9000, 0)
 
 CUDA_HOOK(TAKES, cuCtxCreate, cuCtxCreate, 2000, 0)
 CUDA_HOOK(TAKES, cuCtxCreate_v2, cuCtxCreate, 3020, 0)
@@ -122,6 +134,13 @@ CUDA_USE(cuCtxGetDevice)
 CUDA_USE(cuCtxPushCurrent_v2)
 CUDA_USE(cuCtxPopCurrent_v2)
 CUDA_USE(cuStreamGetCtx)
+CUDA_USE(cuStreamIsCapturing)
+CUDA_USE(cuThreadExchangeStreamCaptureMode)
+CUDA_USE(cuEventCreate)
+CUDA_USE(cuEventDestroy_v2)
+CUDA_USE(cuEventRecord)
+CUDA_USE(cuEventQuery)
+CUDA_USE(cuEventElapsedTime)
 CUDA_USE(cuStreamGetCaptureInfo_v2)
 CUDA_USE(cuStreamGetCaptureInfo_v2_ptsz)
 

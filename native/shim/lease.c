@@ -7,6 +7,7 @@
 #include "context.h"
 #include "control.h"
 #include "holdings.h"
+#include "kernels.h"
 #include "os.h"
 
 #define ISOLATED "/run/fenka"
@@ -24,6 +25,7 @@ static void forget_in_child(void) {
     account_forget();
     holdings_forget();
     context_forget();
+    kernels_forget();
 }
 
 /* musl has the second, glibc the first (its pthread_atfork is linked statically). */

@@ -42,6 +42,10 @@ void *os_pages(size_t bytes); /* zeroed; NULL when there are none */
 /* Some clock that never goes back, in milliseconds; coarse, for it is asked in every query. */
 uint64_t os_milliseconds(void);
 
+/* The same clock, exactly and in nanoseconds, as other processes read it too. */
+uint64_t os_nanoseconds(void);
+void os_sleep_until(uint64_t nanoseconds);
+
 void os_yield(void);
 void os_say(const char *line); /* to standard error, in one write */
 

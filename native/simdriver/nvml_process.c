@@ -1,4 +1,5 @@
 /* Who uses a card: process ids as the card server sees them, whatever namespace asks. */
+#include <pthread.h>
 #include <time.h>
 
 #include "nvml_device.h"
@@ -98,7 +99,58 @@ NOBODY(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
 NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
 NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
 
-/* One sample per process that was busy in the last second, stamped now. */
+/* What was answered lately, so that who asks again and again, each time from the last sample on, is told of
+ * exactly the time in between; others are told of the last second. */
+#define ANSWERS 4
+
+struct answer {
+    unsigned long long at_us; /* 0 = none */
+    uint64_t generations[FENKA_NODE_SLOTS], busy_ns[FENKA_NODE_SLOTS];
+};
+
+static pthread_mutex_t answering = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    struct answer answers[ANSWERS];
+    unsigned count;
+} asked[FENKA_NODE_CARDS];
+
+static const struct answer *answer_at(uint32_t card, unsigned long long at_us)
+{
+    for (unsigned i = 0; i < ANSWERS; i++)
+        if (at_us && asked[card].answers[i].at_us == at_us)
+            return &asked[card].answers[i];
+    return NULL;
+}
+
+/* Of the time since an answer; percent. */
+static unsigned since(const struct answer *then, const struct answer *now, uint32_t slot)
+{
+    bool same = then->generations[slot] == now->generations[slot];
+    uint64_t before = same ? then->busy_ns[slot] : 0, had = now->busy_ns[slot];
+    uint64_t window = (now->at_us - then->at_us) * 1000;
+    uint64_t percent = had > before ? ((had - before) * 100 + window / 2) / window : 0;
+    return percent < 100 ? (unsigned)percent : 100;
+}
+
+static void measure(uint32_t card, const struct seen *found, unsigned count, unsigned *percents,
+                    unsigned long long now_us, unsigned long long last_seen_us)
+{
+    pthread_mutex_lock(&answering);
+    struct answer *now = &asked[card].answers[asked[card].count++ % ANSWERS];
+    const struct answer *then = answer_at(card, last_seen_us);
+    then = then == now || (then && now_us - then->at_us > 1000000) ? NULL : then;
+    now->at_us = now_us;
+    for (unsigned i = 0; i < count; i++) {
+        uint32_t slot = found[i].slot;
+        now->generations[slot] = node_state->processes[slot].generation;
+        now->busy_ns[slot] = timeline_process_total(card, slot);
+        percents[i] = then ? since(then, now, slot)
+                           : (unsigned)((timeline_process_busy(card, slot) + 5000000) / 10000000);
+    }
+    pthread_mutex_unlock(&answering);
+}
+
+/* One sample per process that was busy, stamped now. */
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
                                              nvmlProcessUtilizationSample_t *samples,
                                              unsigned int *room, unsigned long long last_seen_us)
@@ -113,22 +165,26 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
     clock_gettime(CLOCK_REALTIME, &clock);
     uint64_t now_us = (uint64_t)clock.tv_sec * 1000000 + (uint64_t)clock.tv_nsec / 1000;
     unsigned count = collect(card, found);
-    for (unsigned i = 0; i < count; i++) {
-        unsigned percent = (unsigned)((timeline_process_busy(card, found[i].slot) + 5000000) / 10000000);
-        if (percent > 0) {
-            found[busy] = found[i];
-            percents[busy++] = percent;
-        }
-    }
-    if (!samples) {
-        *room = busy > 0 ? busy : 1;
+    if (!samples) { /* room for all, for nothing is measured yet */
+        *room = count > 0 ? count : 1;
         return NVML_ERROR_INSUFFICIENT_SIZE;
     }
-    if (busy == 0 || last_seen_us >= now_us) {
+    if (count == 0 || last_seen_us >= now_us) {
         *room = 0;
         return NVML_ERROR_NOT_FOUND;
     }
-    TRY(fits(room, busy, samples));
+    TRY(*room >= count ? NVML_SUCCESS : fits(room, count, samples));
+    measure(card, found, count, percents, now_us, last_seen_us);
+    for (unsigned i = 0; i < count; i++)
+        if (percents[i] > 0) {
+            found[busy] = found[i];
+            percents[busy++] = percents[i];
+        }
+    if (busy == 0) {
+        *room = 0;
+        return NVML_ERROR_NOT_FOUND;
+    }
+    *room = busy;
     for (unsigned i = 0; i < busy; i++)
         samples[i] = (nvmlProcessUtilizationSample_t){.pid = found[i].pid, .timeStamp = now_us,
                                                       .smUtil = percents[i],

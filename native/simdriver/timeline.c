@@ -292,12 +292,24 @@ uint64_t timeline_card_busy(uint32_t card)
 }
 
 /* Of what is not written down yet, each that wants the card is taken to have had its share. */
-uint64_t timeline_process_busy(uint32_t card, uint32_t slot)
+static uint64_t since_written(uint32_t card, uint32_t slot, uint64_t now)
 {
     uint16_t slots[FENKA_NODE_SLOTS];
-    uint64_t now = node_now(), lag = unwritten(card, now);
+    uint64_t lag = unwritten(card, now);
     unsigned count = waiting(card, slots);
-    uint64_t since = sooner(pending(&node_state->lines[card][slot]), count ? lag / count : 0);
+    return sooner(pending(&node_state->lines[card][slot]), count ? lag / count : 0);
+}
+
+uint64_t timeline_process_total(uint32_t card, uint32_t slot)
+{
+    uint64_t written =
+        __atomic_load_n(&node_state->processes[slot].busy_ns[card], __ATOMIC_RELAXED);
+    return written + since_written(card, slot, node_now());
+}
+
+uint64_t timeline_process_busy(uint32_t card, uint32_t slot)
+{
+    uint64_t now = node_now(), since = since_written(card, slot, now);
     uint64_t written = ring_sum(node_state->busy[card][slot], FENKA_NODE_BUSY_BUCKETS,
                                 FENKA_NODE_BUSY_BUCKET_NS, now);
     return sooner(written + since, WINDOW_NS);

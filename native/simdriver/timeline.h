@@ -28,5 +28,7 @@ uint64_t timeline_time_of(uint32_t card, uint64_t position);
 uint64_t timeline_card_busy(uint32_t card);
 /* The same for one process. */
 uint64_t timeline_process_busy(uint32_t card, uint32_t slot);
+/* What it has had since its slot was taken. */
+uint64_t timeline_process_total(uint32_t card, uint32_t slot);
 void timeline_after_fork(void);
 #endif

@@ -44,8 +44,8 @@ def held(*by_card: int) -> tuple[int, ...]:
 def test_the_empty_account_s_bytes_are_these(path: Path) -> None:
     """The shim of another version must know the file: its header and size do not change."""
     data = path.read_bytes()
-    assert data[:24] == b"FNKACCNT" + struct.pack("<IIQ", 2, 1024, 0)
-    assert len(data) == 64 + 8 * 256 + 8 * 1024 + 3 * 16 * 8 * 1024
+    assert data[:24] == b"FNKACCNT" + struct.pack("<IIQ", 3, 1024, 0)
+    assert len(data) == 64 + 8 * 256 + 8 * 1024 + 3 * 16 * 8 * 1024 + 16 * 128
     assert not any(data[24:])
 
 

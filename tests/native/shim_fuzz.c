@@ -48,7 +48,7 @@ static void good_pages(unsigned cards) {
     struct fenka_account *a = (void *)account_file;
     memset(control_file, 0, FENKA_CONTROL_BYTES);
     memset(account_file, 0, sizeof *a);
-    *c = (struct fenka_control){FENKA_CONTROL_MAGIC, FENKA_LAYOUT_VERSION, FENKA_CONTROL_BYTES, 2, "fuzz", cards, {0}, {{{0}, 0, 0, 0, {0}}}};
+    *c = (struct fenka_control){FENKA_CONTROL_MAGIC, FENKA_LAYOUT_VERSION, FENKA_CONTROL_BYTES, 2, "fuzz", cards, {0}, {{{0}, 0, 0, 0, 0, 0, 0, 0, 0, {0}}}};
     for (unsigned card = 0; card < cards; card++) {
         snprintf(c->cards[card].uuid, sizeof c->cards[card].uuid, UUID "%x", card);
         c->cards[card].memory_bytes = 1 << 30;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef unsigned long long u64;
@@ -199,11 +200,43 @@ KEEP(cuGraphInstantiateWithParams_ptsz) {
     return cuGraphInstantiateWithParams_ptsz((CUgraphExec *)out, (CUgraph)handle, &how);
 }
 
+/* --- SPENDS: gives the current device work --------------------------------------------------------------- */
+#define SPEND(name, ...) static CUresult spend_##name(void) { return name(__VA_ARGS__); }
+#define FUNCTION (CUfunction)0x2000
+#define SHAPE_OF_LAUNCH 4, 1, 1, 64, 1, 1, 0
+SPEND(cuLaunch, FUNCTION)
+SPEND(cuLaunchGrid, FUNCTION, 4, 1)
+SPEND(cuLaunchGridAsync, FUNCTION, 4, 1, STREAM)
+SPEND(cuLaunchKernel, FUNCTION, SHAPE_OF_LAUNCH, STREAM, NULL, NULL)
+SPEND(cuLaunchKernel_ptsz, FUNCTION, SHAPE_OF_LAUNCH, NULL, NULL, NULL)
+static const CUlaunchConfig config = {.gridDimX = 4, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 64, .hStream = STREAM};
+SPEND(cuLaunchKernelEx, &config, FUNCTION, NULL, NULL)
+SPEND(cuLaunchKernelEx_ptsz, &config, FUNCTION, NULL, NULL)
+SPEND(cuLaunchCooperativeKernel, FUNCTION, SHAPE_OF_LAUNCH, STREAM, NULL)
+SPEND(cuLaunchCooperativeKernel_ptsz, FUNCTION, SHAPE_OF_LAUNCH, NULL, NULL)
+static CUDA_LAUNCH_PARAMS parameters = {FUNCTION, SHAPE_OF_LAUNCH, STREAM, NULL};
+SPEND(cuLaunchCooperativeKernelMultiDevice, &parameters, 1, 0)
+SPEND(cuGraphLaunch, (CUgraphExec)0x3000, STREAM)
+SPEND(cuGraphLaunch_ptsz, (CUgraphExec)0x3000, NULL)
+
+/* So often; `out` = the milliseconds that it took. */
+static CUresult spend(CUresult (*once)(void), u64 times, u64 *out) {
+    struct timespec begin, end;
+    CUresult result = CUDA_SUCCESS;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    for (u64 i = 0; i < times && !result; i++)
+        result = once();
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    *out = (u64)((end.tv_sec - begin.tv_sec) * 1000 + (end.tv_nsec - begin.tv_nsec) / 1000000);
+    return result;
+}
+
 /* --- the table ------------------------------------------------------------------------------------------- */
-#define ROW_TAKES(name) {#name, (void *)name, take_##name, NULL, NULL},
-#define ROW_GIVES(name) {#name, (void *)name, NULL, give_##name, NULL},
-#define ROW_KEEPS(name) {#name, (void *)name, NULL, NULL, keep_##name},
-#define ROW_NOTES(name) {#name, (void *)name, NULL, NULL, NULL},
+#define ROW_TAKES(name) {#name, (void *)name, take_##name, NULL, NULL, NULL},
+#define ROW_GIVES(name) {#name, (void *)name, NULL, give_##name, NULL, NULL},
+#define ROW_KEEPS(name) {#name, (void *)name, NULL, NULL, keep_##name, NULL},
+#define ROW_SPENDS(name) {#name, (void *)name, NULL, NULL, NULL, spend_##name},
+#define ROW_NOTES(name) {#name, (void *)name, NULL, NULL, NULL, NULL},
 #define ROW_TELLS(name) ROW_NOTES(name)
 #define ROW_DOOR(name) ROW_NOTES(name)
 
@@ -213,6 +246,7 @@ static const struct row {
     CUresult (*take)(u64, int, u64 *);
     CUresult (*give)(u64);
     CUresult (*keep)(u64, u64 *);
+    CUresult (*spend)(void);
 } rows[] = {
 #define CUDA_HOOK(role, name, base, since, per_thread) ROW_##role(name)
 #include "../../native/shim/hooks.h"
@@ -302,6 +336,8 @@ static CUresult answer(const char *what, const char *name, u64 a, int b, u64 *ou
         return r->give(a);
     if (!strcmp(what, "keep"))
         return r->keep(a, out);
+    if (!strcmp(what, "spend"))
+        return spend(r->spend, a, out);
     return !strcmp(what, "null") ? with_nothing(r->function) : CUDA_ERROR_UNKNOWN;
 }
 

@@ -29,7 +29,7 @@ HARMLESS = re.compile(
     re.VERBOSE,
 )
 TELLING = re.compile(
-    "Alloc|Create|Import|Map|Open|Load|Reserve|Pool|Array|Instantiate|Retain|Attach|Bind|Restore|Heap|Limit|Grow"
+    "Alloc|Create|Import|Map|Open|Load|Reserve|Pool|Array|Instantiate|Retain|Attach|Bind|Restore|Heap|Limit|Grow|Launch"
 )
 
 NO_MEMORY = "takes none of the card's memory, or some hundred bytes of the context's own"
@@ -102,14 +102,7 @@ ALLOWED = {
     "cuIpcCloseMemHandle": ANOTHER,
     "cuIpcOpenEventHandle": NO_MEMORY,
     "cuIpcOpenMemHandle": ANOTHER,
-    "cuLaunch": ORDERED,
-    "cuLaunchCooperativeKernel": ORDERED,
-    "cuLaunchCooperativeKernelMultiDevice": ORDERED,
-    "cuLaunchGrid": ORDERED,
-    "cuLaunchGridAsync": ORDERED,
-    "cuLaunchHostFunc": ORDERED,
-    "cuLaunchKernel": ORDERED,
-    "cuLaunchKernelEx": ORDERED,
+    "cuLaunchHostFunc": "work of the host, not of the card",
     "cuLinkAddData": HOST,
     "cuLinkAddFile": HOST,
     "cuLinkComplete": HOST,
@@ -222,6 +215,9 @@ def test_nothing_is_excused_that_does_not_exist(names: set[str]) -> None:
         "cuHeapGrow",
         "cuMemcpyAndAllocAsync_ptds",
         "cuFrobnicate",
+        "cuLaunchKernel_v2",
+        "cuGraphLaunch_v2_ptsz",
+        "cuStreamSetLaunch",
     ],
 )
 def test_a_new_function_fails(new: str) -> None:

@@ -46,7 +46,11 @@ from tests.workstation.conftest import HOLD, Workstation, eventually, refused, w
         (["--gpus", "-1"], r"the number of cards must be 1 to 1024, not -1"),
         (["--gpu-mem", "1", "--timeout", "inf"], r"--timeout takes a number of seconds; .*"),
         ([], r"say how much: --gpu-mem 4 for a slice, or --gpus 1 for a card"),
-        (["--gpu-mem", "1", "--gpu-core", "30"], r"--gpu-core is not available: compute .*"),
+        (["--gpu-mem", "1", "--gpu-core-mode", "soft"], r"--gpu-core-mode says what .*: give both"),
+        (
+            ["--gpus", "1", "--gpu-core", "30"],
+            r"--gpus takes whole cards, with all their compute: .*",
+        ),
         (["--gpu-mem", "1", "--name", "../x"], r"'../x' is no name: use letters, .*"),
     ],
 )

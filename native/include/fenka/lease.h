@@ -15,19 +15,31 @@
 
 #define FENKA_CONTROL_MAGIC 0x4c5254434b4e4546 /* "FENKCTRL" */
 #define FENKA_ACCOUNT_MAGIC 0x544e4343414b4e46 /* "FNKACCNT" */
-#define FENKA_LAYOUT_VERSION 1 /* of the control page */
-#define FENKA_ACCOUNT_VERSION 2
+#define FENKA_LAYOUT_VERSION 2 /* of the control page */
+#define FENKA_ACCOUNT_VERSION 3
 #define FENKA_CONTROL_BYTES 4096
 #define FENKA_MAX_CARDS 16
 #define FENKA_MAX_SLOTS 1024
 
-/* The slice of one card. */
+/* What compute_percent means. Who does not know a mode refuses the page, as one of another version: a program
+ * that ignored a limit would take other programs' time. */
+#define FENKA_COMPUTE_HARD 0   /* never more than that share of the card's time; 100 = no limit */
+#define FENKA_COMPUTE_SOFT 1   /* that share, and what nobody else wants */
+#define FENKA_COMPUTE_WEIGHT 2 /* a weight against others that want the card; alone, all of it */
+
+/* The slice of one card. Limits change under the page's `generation`; what follows them is told ten times a
+ * second, under a sequence lock of its own, so that nobody reads the whole page again for it. */
 struct fenka_card_limit {
     char uuid[48];            /* as NVML prints it, "GPU-…", NUL-padded */
     uint64_t memory_bytes;    /* hard limit over all processes of the lease */
     uint64_t context_bytes;   /* charged once per process that has a context on the card */
-    uint32_t compute_percent; /* share of the card's time; 100 = no limit */
-    uint32_t reserved[13];
+    uint32_t compute_percent; /* 1 to 100 */
+    uint32_t compute_mode;    /* FENKA_COMPUTE_… */
+    uint64_t told;            /* sequence lock: odd while the agent writes; 0 = nothing was ever told */
+    uint64_t told_at;         /* CLOCK_MONOTONIC, ns: when that was so */
+    uint64_t busy_ns;         /* the card's time that the lease's processes have had, as the driver measures it */
+    uint32_t allowed;         /* of soft and weight: 1/10000 of the card's time that may be had now */
+    uint32_t reserved[5];
 };
 
 /* One page. `generation` is a sequence lock: odd while the agent writes, and a reader that saw two
@@ -59,6 +71,23 @@ struct fenka_control {
 #define FENKA_IDENTITY_START 31
 #define FENKA_MAX_NAMESPACES 255 /* the index 255 = no room was left: nobody judges that owner */
 
+/* The card's time that the processes of a lease have spent together: see native/shim/compute.c. Times are
+ * nanoseconds, moments those of CLOCK_MONOTONIC. */
+struct fenka_spending {
+    uint64_t ready_at; /* before this moment nobody launches; the debt, if it lies ahead */
+    uint64_t charged;  /* sum of all costs as they were estimated */
+    /* The agent's last reading that was compared with it, by whom told it is named: */
+    uint64_t told;
+    uint64_t told_at;
+    uint64_t then_busy;
+    uint64_t then_charged;
+    int64_t excess;           /* charged beyond what was measured, and not given back yet */
+    uint64_t recent_busy;     /* measured and charged of late, */
+    uint64_t recent_charged;
+    uint64_t scale;           /* and what their ratio has made of the estimates: 1/65536, 0 = never compared */
+    uint64_t reserved[6];
+};
+
 /* Blocks of memory that processes hand to each other (cuMemExportToShareableHandle, cuMemImport…) are charged to
  * their maker. When it gives one up or dies while another still holds it, nothing in the importer's hand says
  * whose it was. So both sides count apart what they hold of such blocks, and what one importer holds beyond all
@@ -79,6 +108,7 @@ struct fenka_account {
     uint64_t memory[16][1024];    /* bytes of device memory held: [card of control][slot] */
     uint64_t exported[16][1024];  /* of these, bytes that other processes may hold as well */
     uint64_t imported[16][1024];  /* bytes held of blocks that another process made, not in `memory` */
+    struct fenka_spending spending[16];
 };
 
 #endif

@@ -19,6 +19,7 @@ import msgspec
 from fenka.cli import tables
 from fenka.cli.errors import BAD_INPUT, NO_PROGRAM, Problem, complain, sentences
 from fenka.cli.listing import running_names
+from fenka.isolation.control import Mode
 from fenka.jobs import notebook as jupyter
 from fenka.workstation import launch, paths, protocol
 
@@ -34,7 +35,8 @@ class Wanted:
     """What was asked for on the command line, as typed."""
 
     gpu_mem: str
-    gpu_core: str
+    gpu_core: int
+    gpu_core_mode: Mode | None
     cards: int
     gpus: int
     models: tuple[str, ...]
@@ -42,11 +44,11 @@ class Wanted:
 
     def ask(self, kind: str, command: list[str], how: "How") -> protocol.Ask:
         """The request. Raises Problem for options that contradict each other."""
-        if self.gpu_core:
+        if self.gpu_core_mode and not self.gpu_core:
+            raise Problem("--gpu-core-mode says what --gpu-core means: give both", BAD_INPUT)
+        if self.gpus and self.gpu_core:
             raise Problem(
-                "--gpu-core is not available: compute cannot be enforced yet, and fenka grants no "
-                "limit that it cannot enforce; leave it out to share the card's compute",
-                BAD_INPUT,
+                "--gpus takes whole cards, with all their compute: leave out --gpu-core", BAD_INPUT
             )
         if self.gpus and (self.gpu_mem or self.cards != 1):
             raise Problem(
@@ -67,6 +69,8 @@ class Wanted:
         return protocol.Ask(
             command=command,
             gpu_mem=self.gpu_mem,
+            gpu_core=self.gpu_core,
+            gpu_core_mode=self.gpu_core_mode or "hard",
             cards=self.gpus or self.cards,
             whole=bool(self.gpus),
             models=list(self.models),

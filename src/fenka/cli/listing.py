@@ -4,7 +4,8 @@ import shlex
 import time
 
 from fenka.cli import tables
-from fenka.cli.errors import Problem
+from fenka.cli.errors import BAD_INPUT, Problem
+from fenka.isolation.control import Mode
 from fenka.jobs import notebook
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import Connection, NoDaemon
@@ -27,7 +28,7 @@ def ps(output: str) -> None:
     if tables.show(world.jobs, output):
         return
     rows: list[tuple[str, ...]] = [
-        ("NAME", "USER", "STATE", "GPU", "MEMORY", "USED", "AGE", "COMMAND")
+        ("NAME", "USER", "STATE", "GPU", "MEMORY", "CORE", "USED", "AGE", "COMMAND")
     ]
     rows += [_row(job) for job in world.jobs]
     print("\n".join(tables.fit(rows)))
@@ -42,10 +43,19 @@ def _row(job: protocol.JobView) -> tuple[str, ...]:
         state,
         ",".join(str(piece.card) for piece in job.slices) or "-",
         "+".join(f"{piece.memory_mib}MiB" for piece in job.slices) or job.wanted,
+        _core(job),
         f"{sum(used)}MiB" if used else "-",
         age(time.time() - (job.started_at or job.requested_at)),
         job.reason if job.state == "waiting" else _what(job),
     )
+
+
+def _core(job: protocol.JobView) -> str:
+    """The share of each card's time."""
+    if not job.slices or not job.slices[0].compute:
+        return "-"
+    first = job.slices[0]
+    return f"{first.compute}%" + ("" if first.compute_mode == "hard" else f" {first.compute_mode}")
 
 
 def _what(job: protocol.JobView) -> str:
@@ -89,6 +99,17 @@ def _no_log(name: str) -> str:
     if name in running_names():
         return f"{name} prints to the terminal it was started from: --detach would keep a log"
     return f"no job called {name} has left a log: `fenka ps` lists jobs"
+
+
+def resize(name: str, gpu_mem: str, gpu_core: int | None, gpu_core_mode: Mode | None) -> None:
+    """For programs that run, within a second."""
+    if not gpu_mem and gpu_core is None and gpu_core_mode is None:
+        raise Problem("say what to change: --gpu-mem, --gpu-core or --gpu-core-mode", BAD_INPUT)
+    with Connection(paths.current()) as connection:
+        answer = connection.call(protocol.Resize(name, gpu_mem, gpu_core, gpu_core_mode))
+    if not isinstance(answer, protocol.Done):
+        raise Problem(protocol.refusal(answer))
+    print(f"{answer.text}: resized")
 
 
 def stop(names: list[str], grace_s: float) -> None:

@@ -55,6 +55,14 @@ class Isolation(StrEnum):
     cooperative = "cooperative"
 
 
+class CoreMode(StrEnum):
+    """What a share of compute means."""
+
+    hard = "hard"
+    soft = "soft"
+    weight = "weight"
+
+
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, json or yaml")]
 MemoryOption = Annotated[
     str,
@@ -62,7 +70,14 @@ MemoryOption = Annotated[
         "--gpu-mem", metavar="SIZE", help="GPU memory per card: 4 (units of the daemon), 4096MiB"
     ),
 ]
-CoreOption = Annotated[str, typer.Option("--gpu-core", metavar="PERCENT", hidden=True)]
+CoreOption = Annotated[
+    int,
+    typer.Option("--gpu-core", metavar="PERCENT", min=0, max=100, help="share of each card's time"),
+]
+CoreModeOption = Annotated[
+    Optional[CoreMode],  # noqa: UP045
+    typer.Option("--gpu-core-mode", help="hard (the default): no more than that; soft, weight"),
+]
 CardsOption = Annotated[int, typer.Option("--cards", help="slices on so many different cards")]
 WholeOption = Annotated[int, typer.Option("--gpus", help="whole cards instead of slices")]
 ModelOption = Annotated[
@@ -114,7 +129,8 @@ def run(
         list[str], typer.Argument(metavar="-- CMD", help="the program and its arguments")
     ],
     gpu_mem: MemoryOption = "",
-    gpu_core: CoreOption = "",
+    gpu_core: CoreOption = 0,
+    gpu_core_mode: CoreModeOption = None,
     cards: CardsOption = 1,
     gpus: WholeOption = 0,
     model: ModelOption = None,
@@ -127,7 +143,15 @@ def run(
     """Run a program with a slice of a GPU, waiting for its turn."""
     from fenka.cli import launching
 
-    wanted = launching.Wanted(gpu_mem, gpu_core, cards, gpus, tuple(model or ()), name)
+    wanted = launching.Wanted(
+        gpu_mem,
+        gpu_core,
+        gpu_core_mode.value if gpu_core_mode else None,
+        cards,
+        gpus,
+        tuple(model or ()),
+        name,
+    )
     how = launching.How(not no_wait, timeout, detach, isolation.value)
     launching.run(wanted, how, command)
 
@@ -135,7 +159,8 @@ def run(
 @app.command()
 def notebook(
     gpu_mem: MemoryOption = "",
-    gpu_core: CoreOption = "",
+    gpu_core: CoreOption = 0,
+    gpu_core_mode: CoreModeOption = None,
     cards: CardsOption = 1,
     gpus: WholeOption = 0,
     model: ModelOption = None,
@@ -154,7 +179,15 @@ def notebook(
     """Start a Jupyter server with a slice of a GPU and print its URL."""
     from fenka.cli import launching
 
-    wanted = launching.Wanted(gpu_mem, gpu_core, cards, gpus, tuple(model or ()), name)
+    wanted = launching.Wanted(
+        gpu_mem,
+        gpu_core,
+        gpu_core_mode.value if gpu_core_mode else None,
+        cards,
+        gpus,
+        tuple(model or ()),
+        name,
+    )
     how = launching.How(not no_wait, timeout, detach, isolation.value)
     launching.notebook(wanted, how, password, directory)
 
@@ -189,6 +222,22 @@ def stop(
     from fenka.cli import listing
 
     listing.stop(names, grace)
+
+
+@app.command()
+def resize(
+    name: Annotated[str, typer.Argument(help="a job that runs")],
+    gpu_mem: MemoryOption = "",
+    gpu_core: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--gpu-core", metavar="PERCENT", min=0, max=100, help="0 = no limit"),
+    ] = None,
+    gpu_core_mode: CoreModeOption = None,
+) -> None:
+    """Change what a running program may have of its cards; it need not be started again."""
+    from fenka.cli import listing
+
+    listing.resize(name, gpu_mem, gpu_core, gpu_core_mode.value if gpu_core_mode else None)
 
 
 @top.command("node")

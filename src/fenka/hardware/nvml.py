@@ -167,6 +167,28 @@ class Driver:
         return {key: percent for key, (_, percent) in found.items()}
 
     @_answered()
+    def busy_samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:
+        """When the newest sample after that moment was taken (microseconds since the epoch; the moment
+        itself where there is none), and by process id the percent of the card's time had in it.
+
+        None of a card that does not tell. Raises DriverLost.
+        """
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+        except pynvml.NVMLError_NotFound:
+            return since_us, {}
+        except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
+            return None
+        newest: dict[int, tuple[int, int]] = {}
+        for it in samples:
+            newest[it.pid] = max(newest.get(it.pid, (0, 0)), (it.timeStamp, it.smUtil))
+        return (
+            max([at for at, _ in newest.values()], default=since_us),
+            {pid: percent for pid, (_, percent) in newest.items()},
+        )
+
+    @_answered()
     def minor(self, uuid: str) -> int:
         """N of the card's /dev/nvidiaN, which need not be its index."""
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)

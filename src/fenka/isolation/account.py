@@ -48,6 +48,9 @@ class Account:
     """What all processes of a lease say they hold."""
 
     processes: tuple[Process, ...]
+    charged_ns: tuple[int, ...] = ()
+    """Of each card's time, as the programs estimate it: all that ever ran in the lease, where compute is
+    limited."""
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
@@ -145,6 +148,14 @@ def _processes(fd: int) -> Iterator[Process]:
         )
 
 
+def _charged(fd: int) -> tuple[int, ...]:
+    ffi = layout()
+    spending = dict(ffi.typeof("struct fenka_account").fields)["spending"]
+    size = ffi.sizeof(spending.type)
+    data = os.pread(fd, size, spending.offset).ljust(size, b"\0")
+    return tuple(card.charged for card in ffi.from_buffer(spending.type, data))
+
+
 def read(path: Path) -> Account:
     """What the account says now; BadAccount when the file is none, OSError when it cannot be read."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -153,6 +164,6 @@ def read(path: Path) -> Account:
             raise BadAccount(f"{path}: is not a regular file")
         if os.pread(fd, len(_header()), 0) != _header():
             raise BadAccount(f"{path}: does not begin as an account of this version does")
-        return Account(tuple(_processes(fd)))
+        return Account(tuple(_processes(fd)), _charged(fd))
     finally:
         os.close(fd)

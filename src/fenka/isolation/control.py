@@ -9,11 +9,17 @@ import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from fenka.isolation.layout import constant, layout
 
-__all__ = ["BadControl", "Control", "Limit", "current", "read", "update", "write"]
+__all__ = ["BadControl", "Control", "Limit", "Mode", "current", "read", "update", "write"]
+
+Mode = Literal["hard", "soft", "weight"]
+"""hard: never more than the share. soft: the share, and what is idle. weight: no limit, but a proportion when
+several want the card. In the order of the constants ``FENKA_COMPUTE_…``."""
+
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 _UUID_CHARACTERS = 40
 
@@ -33,7 +39,14 @@ class Limit:
     context_bytes: int = 0
     """Charged once per process that has a context on the card."""
     compute_percent: int = 100
-    """Share of the card's time, 1 to 100; 100 = no limit."""
+    """Share of the card's time, 1 to 100; 100 and hard = no limit."""
+    compute_mode: Mode = "hard"
+    """What the share means."""
+
+    @property
+    def limits_compute(self) -> bool:
+        """Whether programs are told anything but to go ahead."""
+        return self.compute_percent < 100 or self.compute_mode != "hard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +69,8 @@ def _limit_fault(limit: Limit) -> str | None:
         return f"{limit.context_bytes} bytes for a context on {limit.uuid} is not a size"
     if not 1 <= limit.compute_percent <= 100:
         return f"{limit.compute_percent} % of {limit.uuid} is not 1 to 100 %"
+    if limit.compute_mode not in MODES:
+        return f"{limit.compute_mode!r} is not one of {', '.join(MODES)}"
     return None
 
 
@@ -84,6 +99,7 @@ def _fill(card: Any, limit: Limit) -> None:
     card.memory_bytes = limit.memory_bytes
     card.context_bytes = limit.context_bytes
     card.compute_percent = limit.compute_percent
+    card.compute_mode = MODES.index(limit.compute_mode)
 
 
 def encode(control: Control) -> bytes:
@@ -106,8 +122,32 @@ def _text(ffi: Any, field: Any) -> str:
     return bytes(ffi.string(field)).decode("ascii", "backslashreplace")
 
 
+def _limit(ffi: Any, card: Any, where: str) -> Limit:
+    if card.compute_mode >= len(MODES):
+        raise BadControl(f"{where}: compute mode {card.compute_mode} is not known to this version")
+    return Limit(
+        _text(ffi, card.uuid),
+        card.memory_bytes,
+        card.context_bytes,
+        card.compute_percent,
+        MODES[card.compute_mode],
+    )
+
+
+def _without_what_is_told(data: bytes) -> bytes:
+    """It changes ten times a second and is no limit; :mod:`fenka.isolation.telling` writes it."""
+    ffi = layout()
+    copy = bytearray(data)
+    page = ffi.from_buffer("struct fenka_control *", copy)
+    for card in page.cards[0 : page.card_count]:
+        card.told = card.told_at = card.busy_ns = card.allowed = 0
+    ffi.release(page)
+    return bytes(copy)
+
+
 def decode(data: bytes, where: str = "control") -> Control:
-    """The control that a page's bytes hold; BadControl unless encoding it again gives these bytes."""
+    """The control that a page's bytes hold; BadControl unless encoding it again gives these bytes, but for
+    what the agent tells of the cards."""
     ffi = layout()
     size = constant("FENKA_CONTROL_BYTES")
     if len(data) != size:
@@ -122,12 +162,9 @@ def decode(data: bytes, where: str = "control") -> Control:
             raise BadControl(f"{where}: {name} is {found:#x}, expected {expected:#x}")
     if page.card_count > constant("FENKA_MAX_CARDS"):
         raise BadControl(f"{where}: states {page.card_count} cards")
-    limits = tuple(
-        Limit(_text(ffi, c.uuid), c.memory_bytes, c.context_bytes, c.compute_percent)
-        for c in page.cards[0 : page.card_count]
-    )
+    limits = tuple(_limit(ffi, c, where) for c in page.cards[0 : page.card_count])
     control = _checked(Control(_text(ffi, page.lease), limits, page.generation), where)
-    if encode(control) != data:
+    if encode(control) != _without_what_is_told(data):
         raise BadControl(f"{where}: holds bytes in fields that this version does not know")
     return control
 

@@ -4,12 +4,13 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from fenka import native
 from fenka.core.requests import Slice
 from fenka.isolation import account, control
-from fenka.isolation.control import Control, Limit
+from fenka.isolation.control import Control, Limit, Mode
 
 MIB = 1 << 20
 
@@ -33,22 +34,43 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def create_lease(
-    directory: Path, lease: str, slices: Iterable[Slice], contexts_mib: Mapping[str, int]
-) -> None:
-    """The control page and an empty account, in `lease/` and `account/` of a directory that has both.
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """A share of each card's time, and what it means; 100 and hard is no limit."""
 
-    contexts_mib: what a process's context takes, by card UUID. Raises BadControl, OSError.
-    """
-    limits = tuple(
+    percent: int = 100
+    mode: Mode = "hard"
+
+
+def limits_of(
+    slices: Iterable[Slice], contexts_mib: Mapping[str, int], compute: Compute | None = None
+) -> tuple[Limit, ...]:
+    """What the control page says of a lease's slices; as for :func:`create_lease`."""
+    return tuple(
         Limit(
             uuid=piece.uuid,
             memory_bytes=piece.memory_mib * MIB,
             context_bytes=contexts_mib.get(piece.uuid, 0) * MIB,
-            compute_percent=piece.compute or 100,
+            compute_percent=compute.percent if compute else piece.compute or 100,
+            compute_mode=compute.mode if compute else "hard",
         )
         for piece in slices
     )
+
+
+def create_lease(
+    directory: Path,
+    lease: str,
+    slices: Iterable[Slice],
+    contexts_mib: Mapping[str, int],
+    compute: Compute | None = None,
+) -> None:
+    """The control page and an empty account, in `lease/` and `account/` of a directory that has both.
+
+    contexts_mib: what a process's context takes, by card UUID. compute: None where each slice's own
+    percentage says all. Raises BadControl, OSError.
+    """
+    limits = limits_of(slices, contexts_mib, compute)
     control.write(directory / "lease" / "control", Control(lease=lease, limits=limits))
     account.create(directory / "account" / "slots")
 

@@ -15,9 +15,10 @@ import msgspec
 
 from fenka.core.cards import Node
 from fenka.core.evaluate import Policy, never_fits
-from fenka.core.ledger import Ledger
+from fenka.core.ledger import Conflict, Ledger
 from fenka.core.queue import WaitingQueue
 from fenka.core.requests import Placement, Request
+from fenka.isolation.control import Mode
 from fenka.workstation.protocol import Isolation, JobState
 
 GRANT_EXPIRES_S = 30.0
@@ -43,6 +44,9 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     started_at: float | None = None
     expires_at: float | None = None
     placement: Placement | None = None
+    core: int = 0
+    """Percent of each card's time, 0 = not limited."""
+    core_mode: Mode = "hard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,20 @@ class Broker:
         """The job ended, was stopped, or its client went away. Unknown ids are nothing."""
         job = self.jobs.get(job_id)
         return self._forget(job, now) if job else []
+
+    def resize(self, job_id: str, placement: Placement, now: float) -> list[Effect]:
+        """A running job holds this from now on, on the same cards. Raises Conflict, and then it has what it
+        had; who waits may be served by what became free, and is not asked when it grows into what is free."""
+        job = self.jobs[job_id]
+        assert job.placement is not None
+        self.ledger.release(job_id)
+        try:
+            self.ledger.adopt(job_id, placement)
+        except Conflict:
+            self.ledger.adopt(job_id, job.placement)
+            raise
+        job.placement = placement
+        return self._serve(now)
 
     def expire(self, now: float) -> list[Effect]:
         """Take back what was granted and never confirmed."""

@@ -19,13 +19,14 @@ from typing import IO
 import msgspec
 
 from fenka.core.ledger import Conflict
-from fenka.core.requests import BadRequest, Request
+from fenka.core.requests import BadRequest, Placement, Request
 from fenka.dialects.sizes import BadSize, parse_memory
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.simulated import NodeError
+from fenka.isolation import telling
 from fenka.isolation.layout import constant
-from fenka.workstation import files, members, protocol
+from fenka.workstation import files, members, protocol, resizing
 from fenka.workstation.broker import (
     GRANT_EXPIRES_S,
     Broker,
@@ -96,6 +97,7 @@ class Daemon:
         self._clients: dict[str, Client] = {}
         self._watches: dict[str, members.Watch] = {}
         self._stopped = asyncio.Event()
+        self._teller = telling.Teller(self._samples, members.lease_of_process)
 
     async def serve(self, ready: Callable[[], None]) -> None:
         """Until SIGTERM, SIGINT or a Shutdown. `ready` is called once clients can connect."""
@@ -111,10 +113,12 @@ class Daemon:
         if self.runtime.system:
             self.runtime.socket.chmod(0o666)
         ready()
-        looking = asyncio.create_task(self._keep_looking())
+        tasks = [asyncio.create_task(it) for it in (self._keep_looking(), self._keep_telling())]
         async with server:
             await self._stopped.wait()
-        looking.cancel()
+        for task in tasks:
+            task.cancel()
+        self._teller.close()
         self.runtime.socket.unlink(missing_ok=True)
         for watch in self._watches.values():
             watch.close()
@@ -152,6 +156,8 @@ class Daemon:
         for job in kept:
             # A waiting client comes back by itself; until then its place is kept while it lives.
             self._watch(job)
+            if job.placement:
+                self._tell_of(job)
         for job in kept:
             if job.state == "starting":
                 self._expire_later()
@@ -194,6 +200,8 @@ class Daemon:
                 client.send(self._snapshot())
             case protocol.Stop():
                 await self._stop(client, message)
+            case protocol.Resize():
+                client.send(self._resize(client, message))
             case protocol.Shutdown():
                 self._shutdown(client, message)
 
@@ -211,6 +219,20 @@ class Daemon:
             await asyncio.sleep(LOOK_EVERY_S)
             with contextlib.suppress(NoDriver, NodeError):
                 self._look()
+
+    async def _keep_telling(self) -> None:
+        """What programs with a limited share of compute need; cheap where there are none."""
+        while True:
+            await asyncio.sleep(telling.PERIOD_S)
+            with contextlib.suppress(NoDriver, NodeError):  # _look opens the driver again
+                self._teller.tell()
+
+    def _samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:
+        return self.hardware.driver.busy_samples(uuid, since_us)  # of the driver that is open now
+
+    def _tell_of(self, job: Job) -> None:
+        with contextlib.suppress(FileNotFoundError):  # made when its client comes back
+            self._teller.watch(job.id, self.lease_dir(job.id) / "lease" / "control")
 
     def _snapshot(self) -> protocol.Snapshot:
         readings = self._look()
@@ -273,8 +295,15 @@ class Daemon:
             pid=client.pid,
             start_ticks=ticks,
             request=Request(
-                memory=memory, cards=ask.cards, whole=ask.whole, models=frozenset(ask.models)
+                memory=memory,
+                # A weight is no promise: nothing is set aside for it.
+                compute=0 if ask.gpu_core_mode == "weight" else ask.gpu_core,
+                cards=ask.cards,
+                whole=ask.whole,
+                models=frozenset(ask.models),
             ),
+            core=ask.gpu_core,
+            core_mode=ask.gpu_core_mode,
             wanted=_wanted(ask),
             command=ask.command,
             directory=ask.directory,
@@ -349,6 +378,19 @@ class Daemon:
             found.add(job.pid)
         return sorted(found)
 
+    def _resize(self, client: Client, wanted: protocol.Resize) -> protocol.Done | protocol.Failure:
+        try:
+            job = self.broker.by_name(wanted.name)
+            if client.uid not in (0, job.uid):
+                owner = user_name(job.uid)
+                return protocol.Failure(f"{job.name} belongs to {owner}: only they may resize it")
+            resizing.resize(self, job, wanted)
+        except resizing.CannotResize as why:
+            return protocol.Failure(str(why))
+        except UnknownJob as why:
+            return protocol.Failure(str(why))
+        return protocol.Done(job.name)
+
     def _shutdown(self, client: Client, message: protocol.Shutdown) -> None:
         if client.uid not in (0, os.geteuid()):
             client.send(protocol.Failure(f"the daemon belongs to {user_name(os.geteuid())}"))
@@ -377,7 +419,8 @@ class Daemon:
                 case Start(job):
                     self._start(job, client)
                 case Drop(job):
-                    files.remove_lease(self._lease_dir(job.id))
+                    self._teller.forget(job.id)
+                    files.remove_lease(self.lease_dir(job.id))
                 case Wait(job, position, length, reason) if client:
                     client.send(protocol.Waiting(job.id, job.name, position, length, reason))
                 case Deny(job, reason, final):
@@ -385,11 +428,17 @@ class Daemon:
 
     def _start(self, job: Job, client: Client | None) -> None:
         assert job.placement is not None  # Broker: only placed jobs start.
-        directory = self._lease_dir(job.id)
+        directory = self.lease_dir(job.id)
         if not (directory / "lease" / "control").exists():
             files.create_lease(
-                directory, job.id, job.placement, self.hardware.context_mib, self.cache
+                directory,
+                job.id,
+                job.placement,
+                self.hardware.context_mib,
+                resizing.compute_of(job),
+                self.cache,
             )
+        self._tell_of(job)
         self._expire_later()
         if client:
             client.send(
@@ -424,13 +473,20 @@ class Daemon:
             GRANT_EXPIRES_S + 1, lambda: self._carry_out(self.broker.expire(time.time()))
         )
 
+    def hold(self, job: Job, placement: Placement) -> None:
+        """For resizing.py."""
+        self._carry_out(self.broker.resize(job.id, placement, time.time()))
+
     def _save(self) -> None:
         files.save_jobs(self.runtime, list(self.broker.jobs.values()))
 
-    def _lease_dir(self, job_id: str) -> Path:
+    def lease_dir(self, job_id: str) -> Path:
+        """Where a job's lease is."""
         return self.runtime.leases / job_id
 
 
 def _wanted(ask: protocol.Ask) -> str:
     each = "whole" if ask.whole else ask.gpu_mem
+    if ask.gpu_core:
+        each += f", {ask.gpu_core}% {ask.gpu_core_mode}"
     return f"{ask.cards} x {each}" if ask.cards > 1 else each

@@ -109,16 +109,17 @@ def create_lease(
     job: str,
     placement: Placement,
     contexts_mib: Mapping[str, int],
+    compute: isolation_files.Compute | None,
     cache: Path | None,
 ) -> None:
     """The control page, the account file and what the sandbox binds.
 
-    contexts_mib: what a process's context takes, by card UUID.
+    contexts_mib: what a process's context takes, by card UUID. compute: None = no limit.
     """
     shutil.rmtree(directory, ignore_errors=True)
     for part in (directory, directory / "lease", directory / "account"):
         part.mkdir(mode=0o755)
-    isolation_files.create_lease(directory, job, placement.slices, contexts_mib)
+    isolation_files.create_lease(directory, job, placement.slices, contexts_mib, compute)
     sandbox.prepare(directory, cache)
 
 

@@ -41,6 +41,11 @@ def holders() -> dict[str, list[int]]:
     return found
 
 
+def lease_of_process(pid: int) -> str | None:
+    """The id of the lease that a process is in, if any."""
+    return _lease(pid, _namespace("self"))
+
+
 def _lease(pid: int, ours: str) -> str | None:
     try:
         if _namespace(str(pid)) != ours:

@@ -11,8 +11,9 @@ from typing import Literal, cast
 import msgspec
 
 from fenka import __version__
+from fenka.isolation.control import Mode
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever a message changes."""
 
 JobState = Literal["waiting", "starting", "running"]
@@ -35,6 +36,7 @@ class Ask(Message, tag="ask"):
 
     job: the id of a request that waited when the daemon went away, else empty.
     gpu_mem: memory per card, as typed; empty with whole cards.
+    gpu_core: percent of each card's time, 0 for no limit; what that means says gpu_core_mode.
     cards: slices, each on a card of its own; or whole cards where `whole` is set.
     models: names of acceptable card models, empty for any.
     wait: queue if nothing is free.
@@ -42,6 +44,8 @@ class Ask(Message, tag="ask"):
 
     command: list[str]
     gpu_mem: str = ""
+    gpu_core: int = 0
+    gpu_core_mode: Mode = "hard"
     cards: int = 1
     whole: bool = False
     models: list[str] = []
@@ -66,6 +70,19 @@ class Stop(Message, tag="stop"):
 
     name: str
     grace_s: float = 10.0
+
+
+class Resize(Message, tag="resize"):
+    """Change what a running job may have of its cards; answered by Done or Failure.
+
+    gpu_mem: per card, as typed; empty leaves it. gpu_core: percent, 0 for no limit; None leaves it.
+    gpu_core_mode: None leaves it.
+    """
+
+    name: str
+    gpu_mem: str = ""
+    gpu_core: int | None = None
+    gpu_core_mode: Mode | None = None
 
 
 class Shutdown(Message, tag="shutdown"):
@@ -117,12 +134,15 @@ class Failure(Message, tag="failure"):
 
 
 class SliceView(msgspec.Struct, frozen=True):
-    """One slice as screens show it. Memory in MiB; used is None where the driver does not tell."""
+    """One slice as screens show it. Memory in MiB; used is None where the driver does not tell.
+    compute: percent of the card's time, 0 = not limited; what that means says the mode."""
 
     card: int
     uuid: str
     memory_mib: int
     used_mib: int | None = None
+    compute: int = 0
+    compute_mode: Mode = "hard"
 
 
 class JobView(msgspec.Struct, frozen=True):
@@ -181,7 +201,7 @@ class Snapshot(Message, tag="snapshot"):
     jobs: list[JobView]
 
 
-ToDaemon = Ask | Confirm | List | Stop | Shutdown
+ToDaemon = Ask | Confirm | List | Stop | Resize | Shutdown
 FromDaemon = Waiting | Granted | Refused | Done | Failure | Snapshot
 
 encode = msgspec.json.Encoder().encode

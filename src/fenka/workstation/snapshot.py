@@ -113,6 +113,8 @@ def _slices(runtime: Runtime, job: Job) -> list[protocol.SliceView]:
             uuid=piece.uuid,
             memory_mib=piece.memory_mib,
             used_mib=held[position] // MIB if position < len(held) else None,
+            compute=job.core,
+            compute_mode=job.core_mode,
         )
         for position, piece in enumerate(job.placement.slices)
     ]

@@ -1,0 +1,185 @@
+/* The compute limit.
+ *
+ * A program gives a card work by launching; it cannot be interrupted, so the limit is held by making launches
+ * wait. The lease has one account for each card, in the file that its processes share:
+ *
+ *   ready_at   The moment from which somebody may launch. A launch that costs c ns at a share s moves it on by
+ *              c / s, and is made by whoever moved it. So the card's time is had at the rate s, whoever has it;
+ *              several who wait cannot all go at once; and what is owed is never more than what one launch each
+ *              has cost, also when the one who launched was killed. It is one word: there is nothing to lock.
+ *              It lags behind the clock by BURST_NS at most, which makes up for sleeping too long and is all
+ *              that an idle program may save. And it may lie ahead by AHEAD_NS: who wakes up late then finds that
+ *              the card has had something to do.
+ *
+ * What a launch costs is measured (kernels.c), but of a sample of launches only, and by a clock on the stream
+ * that also runs while other programs have the card. So the agent tells what the driver has measured of the
+ * lease's processes (busy_ns in lease.h), late and in whole percents but not to be deceived, and somebody
+ * compares:
+ *
+ *   excess     What was charged beyond what was measured. Every second a part of it is given back, or taken, by
+ *              moving ready_at. As what is given back is subtracted, the long-term rate is that of the measured
+ *              time exactly, whatever the estimates are worth; they only say who goes when. A launch that is
+ *              charged but not executed is part of the excess until it is, hence only a part. Less than half a
+ *              point of the time in between is not held against the estimates: so coarse are the percents.
+ *
+ *   scale      What estimates are multiplied by, so that little excess arises: kernels that were never seen but
+ *              beside others look too long by the time that those had.
+ *
+ * Without readings (no agent, or a driver that measures no processes or does not know whose they are: MIG, MPS)
+ * the estimates alone decide.
+ *
+ * Hard, soft, and weight differ in s only. For the latter two the agent tells how much may be had now; where it
+ * has been silent, soft is held to its share, and weight not at all, for it is no limit. */
+#include "compute.h"
+
+#include "account.h"
+#include "control.h"
+#include "fenka/lease.h"
+#include "kernels.h"
+#include "os.h"
+
+#define BURST_NS 100000000ull
+#define AHEAD_NS 10000000ull
+#define STEP_NS 5000000ull        /* no longer asleep than this without looking whether the limits have changed */
+#define SILENT_NS 1000000000ull   /* told so long ago, it is not known any more */
+#define MOST_OWED_NS 600000000000ull /* a later ready_at was scribbled by somebody */
+#define COARSE 0.005
+#define PER_SECOND 1.0 /* of the excess: slow against the age of readings, which may be half a second on real cards */
+#define PATIENCE 2.0   /* seconds between two readings that can be compared */
+#define FORGET 0.05    /* of what is recent, and as much of the ratio goes into the scale, with each reading */
+#define SCALE_UNIT 65536.0
+
+static bool fresh(const struct control_told *told, uint64_t now) {
+    return now < told->at + SILENT_NS;
+}
+
+/* 1 = without limit. */
+static double share_of(unsigned card, const struct control_told *told, uint64_t now) {
+    double percent = control_percent(card) / 100.0, allowed = told->allowed / 10000.0;
+    switch (control_mode(card)) {
+    case FENKA_COMPUTE_SOFT:
+        return told->told && fresh(told, now) && allowed > percent ? allowed : percent;
+    case FENKA_COMPUTE_WEIGHT:
+        return told->told && fresh(told, now) && allowed > 0 ? allowed : 1;
+    default:
+        return percent;
+    }
+}
+
+static uint64_t load(const uint64_t *word) {
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
+static void store(uint64_t *word, uint64_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+
+static bool swap(uint64_t *word, uint64_t seen, uint64_t next) {
+    return __atomic_compare_exchange_n(word, &seen, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+/* Where ready_at counts from: neither far behind the clock nor absurdly ahead. */
+static uint64_t sensible(uint64_t ready, uint64_t now) {
+    uint64_t oldest = now > BURST_NS ? now - BURST_NS : 0;
+    return ready < oldest ? oldest : ready > now + MOST_OWED_NS ? now : ready;
+}
+
+static void move(struct fenka_spending *on, double ns, uint64_t now) {
+    for (;;) {
+        uint64_t seen = load(&on->ready_at);
+        double next = (double)sensible(seen, now) + ns;
+        if (swap(&on->ready_at, seen, sensible(next > 0 ? (uint64_t)next : 0, now)))
+            return;
+    }
+}
+
+static double within(double value, double limit) {
+    return value > limit ? limit : value < -limit ? -limit : value;
+}
+
+static double scale_of(const struct fenka_spending *on) {
+    uint64_t scale = load(&on->scale);
+    return scale ? (double)scale / SCALE_UNIT : 1;
+}
+
+static void rescale(struct fenka_spending *on, int64_t busy, int64_t estimated) {
+    double had = (double)load(&on->recent_busy) * (1 - FORGET) + (double)busy;
+    double charged = (double)load(&on->recent_charged) * (1 - FORGET) + (double)estimated;
+    store(&on->recent_busy, (uint64_t)had);
+    store(&on->recent_charged, (uint64_t)charged);
+    if (charged < 1e7 || had < 1e7) /* too little to tell */
+        return;
+    double step = 1 + FORGET * within(had / charged - 1, 1), next = scale_of(on) * step;
+    next = next < 0.05 ? 0.05 : next > 4 ? 4 : next;
+    store(&on->scale, (uint64_t)(next * SCALE_UNIT));
+}
+
+/* One of those who see a new reading compares; whom the kill hits in between has lost one comparison. */
+static void compare(struct fenka_spending *on, const struct control_told *told, double share, uint64_t now) {
+    uint64_t seen = load(&on->told);
+    if (told->told == seen || !swap(&on->told, seen, told->told))
+        return;
+    uint64_t charged = load(&on->charged), then = load(&on->told_at);
+    double seconds = (double)(int64_t)(told->at - then) / 1e9;
+    int64_t busy = (int64_t)(told->busy_ns - load(&on->then_busy));
+    int64_t estimated = (int64_t)(charged - load(&on->then_charged));
+    bool follows = then && seconds > 0 && seconds < PATIENCE && busy >= 0 && estimated >= 0;
+    /* Either nothing has run yet of what was charged, or the driver does not know whose work it is (as with MPS):
+     * nothing measured is no reason to give all back. */
+    if (follows && !busy)
+        return;
+    store(&on->told_at, told->at);
+    store(&on->then_busy, told->busy_ns);
+    store(&on->then_charged, charged);
+    if (follows)
+        rescale(on, busy, estimated);
+    double excess = follows ? (double)__atomic_load_n(&on->excess, __ATOMIC_RELAXED) + (double)(estimated - busy) : 0;
+    excess -= within(excess, COARSE * seconds * 1e9);
+    double part = share < 1 ? excess * within(PER_SECOND * seconds, 0.5) : excess;
+    __atomic_store_n(&on->excess, (int64_t)within(excess - part, 1e9), __ATOMIC_RELAXED);
+    if (share < 1)
+        move(on, -part / share, now);
+}
+
+void compute_take(unsigned card, uint64_t cost) {
+    struct fenka_spending *on = account_spending(card);
+    if (!on)
+        return;
+    for (;;) {
+        struct control_told told = {0};
+        uint64_t now = os_nanoseconds();
+        if (!control_told(card, &told))
+            told = (struct control_told){0};
+        double share = share_of(card, &told, now);
+        if (told.told && fresh(&told, now))
+            compare(on, &told, share, now);
+        uint64_t seen = load(&on->ready_at), ready = sensible(seen, now);
+        if (share < 1 && ready > now + AHEAD_NS) {
+            os_sleep_until(ready - AHEAD_NS < now + STEP_NS ? ready - AHEAD_NS : now + STEP_NS);
+            kernels_look();
+            control_limits_compute(); /* takes in what has changed */
+            continue;
+        }
+        /* Without a limit nothing is owed, nor is anything saved for a moment when there is one again. */
+        double scaled = (double)cost * scale_of(on);
+        uint64_t next = share < 1 ? ready + (uint64_t)(scaled / share) : now;
+        if (!swap(&on->ready_at, seen, next))
+            continue;
+        __atomic_fetch_add(&on->charged, (uint64_t)scaled, __ATOMIC_RELAXED);
+        return;
+    }
+}
+
+void compute_adjust(unsigned card, int64_t cost) {
+    struct fenka_spending *on = account_spending(card);
+    struct control_told told = {0};
+    uint64_t now = os_nanoseconds();
+    if (!on)
+        return;
+    if (!control_told(card, &told))
+        told = (struct control_told){0};
+    double share = share_of(card, &told, now), scaled = (double)cost * scale_of(on);
+    __atomic_fetch_add(&on->charged, (uint64_t)(int64_t)scaled, __ATOMIC_RELAXED);
+    if (share < 1)
+        move(on, scaled / share, now);
+}

@@ -1,0 +1,162 @@
+"""What the agent tells: how much each lease may have, and how much it has had."""
+
+from pathlib import Path
+
+import pytest
+
+from fenka.isolation import control
+from fenka.isolation.control import Control, Limit
+from fenka.isolation.layout import layout
+from fenka.isolation.telling import Teller, Want, allowances
+
+CARD = "GPU-00000000-0000-0000-0000-000000000001"
+MS = 1_000_000
+
+HARD40 = Want("hard", 40, wants=True)
+IDLE40 = Want("hard", 40, wants=False)
+SOFT30 = Want("soft", 30, wants=True)
+FREE = Want("hard", 100, wants=True)
+IDLE = Want("hard", 100, wants=False)
+HEAVY = Want("weight", 75, wants=True)
+LIGHT = Want("weight", 25, wants=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "percent"),
+    [
+        (HARD40, [], 40),
+        (HARD40, [IDLE], 40),
+        (SOFT30, [], 100),
+        (SOFT30, [IDLE40, IDLE], 100),
+        (SOFT30, [HARD40], 60),  # 100 - 40
+        (SOFT30, [HARD40, HARD40], 30),  # 100 - 80 is less than its own
+        (SOFT30, [FREE], 30),
+        (SOFT30, [LIGHT], 30),
+        (HEAVY, [], 100),
+        (HEAVY, [IDLE40], 100),
+        (HEAVY, [LIGHT], 75),
+        (LIGHT, [HEAVY], 25),
+        (LIGHT, [FREE], 20),  # 25 of 125
+        (HEAVY, [LIGHT, HARD40], 45),  # three quarters of 60
+    ],
+)
+def test_what_may_be_had(first: Want, others: list[Want], percent: float) -> None:
+    """Promises first, then the rest, by those who want it."""
+    leases = {"first": first} | {str(i): it for i, it in enumerate(others)}
+    assert allowances(leases)["first"] == pytest.approx(percent)
+
+
+class Machine:
+    """A card, its clock, and who computes on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now_us, self.asked = folder, 10_000_000, 0
+        self.busy: dict[int, int] | None = {}
+        self.leases: dict[int, str] = {}
+        self.teller = Teller(
+            self.samples, self.leases.get, lambda: self.now_us * 1000, lambda: self.now_us
+        )
+
+    def samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:
+        """As the driver's."""
+        assert uuid == CARD
+        self.asked += 1
+        if self.busy is None:
+            return None
+        return (self.now_us if self.busy else since_us), self.busy
+
+    def lease(self, name: str, pid: int, limit: Limit) -> None:
+        """One of one process."""
+        control.write(self.folder / name, Control(name, (limit,)))
+        self.leases[pid] = name
+        self.teller.watch(name, self.folder / name)
+
+    def round(self, **busy: int) -> None:
+        """100 ms in which these processes had so many percent."""
+        self.now_us += 100_000
+        self.busy = {int(pid[1:]): percent for pid, percent in busy.items()}
+        self.teller.tell()
+
+    def told(self, name: str) -> tuple[int, int]:
+        """Milliseconds had, and percent allowed."""
+        data = (self.folder / name).read_bytes()
+        card = layout().from_buffer("struct fenka_control *", data).cards[0]
+        assert card.told % 2 == 0
+        assert card.told_at in (0, self.now_us * 1000)
+        return card.busy_ns // MS, card.allowed // 100
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A new one."""
+    return Machine(tmp_path)
+
+
+def test_time_is_summed_over_the_processes_of_a_lease(machine: Machine) -> None:
+    """And survives the end of one."""
+    machine.lease("a", 1, Limit(CARD, 1, 0, 30))
+    machine.leases[2] = "a"
+    machine.round(p1=10, p2=20)
+    first = machine.told("a")[0]
+    machine.round(p1=10, p2=20)
+    machine.round(p1=10)
+    assert machine.told("a")[0] - first == 30 + 10
+
+
+def test_soft_is_held_as_soon_as_another_wants_the_card(machine: Machine) -> None:
+    """And let go a moment after that one has stopped."""
+    machine.lease("a", 1, Limit(CARD, 1, 0, 30, "soft"))
+    machine.lease("b", 2, Limit(CARD, 1, 0, 40))
+    machine.round(p1=99)
+    assert machine.told("a")[1] == 100
+    machine.round(p1=99, p2=1)
+    assert machine.told("a")[1] == 60
+    for _ in range(4):
+        machine.round(p1=60)
+    assert machine.told("a")[1] == 100
+
+
+def test_a_stranger_on_the_card_wants_it_too(machine: Machine) -> None:
+    """A process in no lease is not limited by anybody."""
+    machine.lease("a", 1, Limit(CARD, 1, 0, 30, "soft"))
+    machine.round(p1=50, p9=50)
+    assert machine.told("a") == (machine.told("a")[0], 30)
+
+
+def test_a_driver_that_does_not_tell_is_not_spoken_for(machine: Machine) -> None:
+    """Then programs rely on what they measure."""
+    machine.lease("a", 1, Limit(CARD, 1, 0, 30))
+    machine.now_us += 100_000
+    machine.busy = None
+    machine.teller.tell()
+    assert machine.told("a") == (0, 0)
+
+
+def test_where_nobody_is_limited_the_driver_is_not_asked(machine: Machine) -> None:
+    """It costs nothing until somebody is; a limit that is set later is seen."""
+    machine.lease("a", 1, Limit(CARD, 1))
+    machine.round(p1=50)
+    assert machine.asked == 0
+    control.update(machine.folder / "a", Control("a", (Limit(CARD, 1, 0, 20),)))
+    machine.round(p1=50)
+    assert machine.asked == 1
+
+
+def test_the_limits_read_the_same_while_they_are_told(machine: Machine) -> None:
+    """What is told is no limit; and changing limits leaves it alone."""
+    machine.lease("a", 1, Limit(CARD, 1, 0, 30))
+    machine.round(p1=50)
+    before = machine.told("a")
+    assert control.read(machine.folder / "a").limits == (Limit(CARD, 1, 0, 30),)
+    control.update(machine.folder / "a", Control("a", (Limit(CARD, 2, 0, 50),)))
+    assert machine.told("a") == before
+
+
+def test_a_lease_that_has_ended_is_forgotten(machine: Machine) -> None:
+    """Its page is not written any more."""
+    machine.lease("a", 1, Limit(CARD, 1, 0, 30))
+    machine.teller.forget("a")
+    machine.teller.forget("a")
+    machine.round(p1=50)
+    assert machine.asked == 0
+    machine.teller.close()

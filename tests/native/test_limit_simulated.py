@@ -1,0 +1,100 @@
+"""Shares of a card's time on the simulated driver, whose own account of busy nanoseconds is the truth.
+
+The whole table is `make bench` (bench/compute). Here the margins are wide: the simulated clock is real,
+so a busy machine takes time away from everybody.
+"""
+
+import importlib.util
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).parent.parent.parent / "bench" / "compute" / "run.py"
+TRIES = 3
+"""A machine that stops for a second spoils a measurement; one that is good says that it can be."""
+
+
+def _bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_compute", BENCH)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_compute"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+bench: Any = _bench()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One simulated T4 with an agent."""
+    with bench.World(tmp_path_factory.mktemp("world"), 1).running() as made:
+        yield made
+
+
+ROWS: dict[str, tuple[list[Any], list[float | None]]] = {
+    "alone": ([bench.Program("2000", 30)], [30]),
+    "long kernels": ([bench.Program("20000", 20)], [20]),
+    "graphs": ([bench.Program("500,5000", 30, graph=True)], [30]),
+    "threads and processes": ([bench.Program("2000", 30, threads=2, processes=2)], [30]),
+    "40 and 30": ([bench.Program("2000", 40), bench.Program("500", 30)], [40, 30]),
+    "long ones beside an unlimited one": (
+        [bench.Program("20000", 20), bench.Program("2000")],
+        [20, None],
+    ),
+    "soft beside hard": (
+        [bench.Program("2000", 20, "soft"), bench.Program("2000", 30)],
+        [None, 30],
+    ),
+    "weights": (
+        [bench.Program("2000", 75, "weight"), bench.Program("2000", 25, "weight")],
+        [75, 25],
+    ),
+}
+"""What runs, and the percent that each should get; None = it is not asked."""
+
+
+@pytest.mark.parametrize(("programs", "wanted"), ROWS.values(), ids=ROWS)
+def test_programs_get_their_shares(
+    world: Any, programs: list[Any], wanted: list[float | None]
+) -> None:
+    """Within four points of what each may have, in one of a few measurements."""
+    seen = []
+    for _ in range(TRIES):
+        got = bench.shares(world, 0, programs, 3)
+        seen.append(got)
+        if all(w is None or abs(g - w) <= 4 for g, w in zip(got, wanted, strict=True)):
+            return
+    pytest.fail(f"wanted {wanted}, got {seen}")
+
+
+def test_soft_alone_has_the_whole_card(world: Any) -> None:
+    """At least nine tenths of what an unlimited program gets here and now."""
+    for _ in range(TRIES):
+        (free,) = bench.shares(world, 0, [bench.Program("2000")], 2)
+        (soft,) = bench.shares(world, 0, [bench.Program("2000", 20, "soft")], 2)
+        if soft > 0.9 * free:
+            return
+    pytest.fail(f"{soft} of {free}")
+
+
+def test_a_killed_program_s_debt_is_not_the_next_one_s(world: Any) -> None:
+    """One dies with a kernel of two seconds on the card, at ten percent; another of its lease works soon."""
+    lease = world.lease(0, 10)
+    with world.load(lease, "2000000"):
+        time.sleep(1)
+    with ExitStack() as stack:
+        load = stack.enter_context(world.load(lease, "200"))
+        deadline = time.monotonic() + 60
+        while world.busy(0).get(load.process.pid, 0) < 50_000_000:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    world.end(lease)

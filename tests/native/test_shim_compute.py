@@ -1,0 +1,139 @@
+"""The compute limit: every way to launch is charged, to the right card, by measured time; and then waits."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fenka.isolation import account, control
+from fenka.isolation.control import Control, Limit
+from tests.native.shim_kit import CARDS, GIB, Client, Lease
+from tests.native.test_shim_rows import HOOKS, with_role
+
+Leases = Callable[..., Lease]
+MS = 1_000_000
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> Iterator[Leases]:
+    """Makes leases of 1 GiB of each of the first cards, with these shares of their time."""
+    made: list[Lease] = []
+
+    def make(*percents: int) -> Lease:
+        limits = (Limit(u, GIB, 0, p) for u, p in zip(CARDS, percents, strict=False))
+        made.append(Lease(tmp_path / f"lease{len(made)}", tuple(limits)))
+        return made[-1]
+
+    yield make
+    for lease in made:
+        lease.close()
+
+
+def start(lease: Lease, kernel_us: int, card: int = 0) -> Client:
+    """A program whose kernels take so long, on this card."""
+    client = lease.start_rows(FENKA_NULL_KERNEL_US=str(kernel_us))
+    assert client.ask("use -", card).code == 0
+    return client
+
+
+def charged(lease: Lease) -> tuple[int, ...]:
+    """Milliseconds of the first two cards' time."""
+    return tuple(ns // MS for ns in account.read(lease.account).charged_ns[:2])
+
+
+@pytest.mark.parametrize("name", with_role("SPENDS"))
+def test_each_launch_is_charged_what_it_takes(limited: Leases, name: str) -> None:
+    """The first is paid for once it is measured; on the card that is current, and on no other."""
+    lease = limited(50, 50)
+    actor = start(lease, 5000, card=1)
+    assert actor.ask(f"spend {name}", 4).code == 0
+    assert charged(lease) == (0, 20)
+
+
+@pytest.mark.parametrize("name", with_role("SPENDS"))
+def test_who_has_had_its_share_waits(limited: Leases, name: str) -> None:
+    """Fifteen launches of 20 ms at one half take 600 ms, but for what may be saved and the last one."""
+    actor = start(limited(50), 20000)
+    code, took_ms, _ = actor.ask(f"spend {name}", 15)
+    assert code == 0
+    assert took_ms > 400
+
+
+def test_without_a_limit_nothing_is_measured(limited: Leases) -> None:
+    """Nor does anybody wait."""
+    lease = limited(100, 100)
+    actor = start(lease, 1_000_000)
+    assert actor.ask("spend cuLaunchKernel", 1000).code == 0
+    assert charged(lease) == (0, 0)
+
+
+def test_what_is_captured_costs_nothing_and_is_not_disturbed(limited: Leases) -> None:
+    """The null driver ends a program that makes, asks or records an event while a stream is captured."""
+    lease = limited(50)
+    actor = start(lease, 20000)
+    graph = actor.ask("graph -").value
+    assert actor.ask("capture -", graph).code == 0
+    assert actor.ask("spend cuLaunchKernel", 100).code == 0
+    assert actor.ask("captured -").code == 0
+    assert charged(lease) == (0, 0)
+
+
+def test_a_killed_program_leaves_no_debt_that_lasts(limited: Leases) -> None:
+    """At most what its last launch cost; then another program of the lease has its turn."""
+    lease = limited(50)
+    actor = start(lease, 20000)
+    actor.send("spend cuLaunchKernel", 1000)
+    deadline = time.monotonic() + 60
+    while charged(lease)[0] < 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    os.kill(actor.process.pid, signal.SIGKILL)
+    other = start(lease, 20000)
+    assert other.ask("spend cuLaunchKernel", 5).code == 0
+    assert charged(lease)[0] >= 280
+
+
+def test_a_changed_limit_holds_for_who_waits(limited: Leases) -> None:
+    """Who would have to wait for two minutes at one percent goes on at once when the limit is lifted."""
+    lease = limited(1)
+    actor = start(lease, 1_200_000)
+    actor.send("spend cuLaunchKernel", 8)
+    deadline = time.monotonic() + 60
+    while charged(lease)[0] < 100:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    control.update(lease.control, Control("test", (Limit(CARDS[0], GIB),)))
+    code, took_ms, _ = actor.answer()
+    assert code == 0
+    assert took_ms < 100_000
+
+
+def test_processes_of_a_lease_share_one_account(limited: Leases) -> None:
+    """Two together have what one has alone: sixteen launches of 20 ms at one half take 640 ms."""
+    lease = limited(50)
+    actors = [start(lease, 20000), start(lease, 20000)]
+    for actor in actors:
+        actor.send("spend cuLaunchKernel", 8)
+    assert max(actor.answer().value for actor in actors) > 400
+    assert charged(lease)[0] == 320
+
+
+def test_an_unknown_mode_is_refused(limited: Leases) -> None:
+    """A program that ignored a limit would take other programs' time."""
+    lease = limited(50)
+    page = bytearray(lease.control.read_bytes())
+    mode = page.index(b"\x32\0\0\0", 64) + 4
+    page[mode] = 9
+    lease.control.write_bytes(page)
+    client = lease.start()
+    assert client.ask("init").code != 0
+    assert "limits compute in a way that this library does not know" in client.finish()
+
+
+def test_the_table_names_every_launch() -> None:
+    """Also those that are deprecated; what runs on the host is not among them."""
+    assert len(with_role("SPENDS")) == 12
+    assert "cuLaunchHostFunc" not in HOOKS

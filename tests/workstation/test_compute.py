@@ -1,0 +1,92 @@
+"""Shares of compute on a workstation: asked for, shown, told of, and changed while the program runs."""
+
+from fenka.isolation import control
+from fenka.isolation.layout import layout
+from tests.workstation.conftest import HOLD, Workstation, eventually, refused
+
+
+def limit(t4: Workstation, name: str) -> control.Limit:
+    """What the job's control page says of its first card."""
+    page = t4.root / "leases" / t4.jobs()[name]["job"] / "lease" / "control"
+    return control.read(page).limits[0]
+
+
+def told(t4: Workstation, name: str) -> int:
+    """When the daemon told the job's programs something last; 0 = never."""
+    page = t4.root / "leases" / t4.jobs()[name]["job"] / "lease" / "control"
+    data = page.read_bytes()
+    return int(layout().from_buffer("struct fenka_control *", data).cards[0].told_at)
+
+
+def test_a_share_is_enforced_shown_and_set_aside(t4: Workstation) -> None:
+    """60 and 40 percent are all of a card; a weight is no promise."""
+    t4.run("--gpu-mem", "1", "--gpu-core", "60", "--name", "a", "--", *HOLD, "1").report()
+    soft = ("--gpu-core", "40", "--gpu-core-mode", "soft")
+    t4.run("--gpu-mem", "1", *soft, "--name", "b", "--", *HOLD, "1").report()
+    assert (limit(t4, "a").compute_percent, limit(t4, "a").compute_mode) == (60, "hard")
+    assert (limit(t4, "b").compute_percent, limit(t4, "b").compute_mode) == (40, "soft")
+    lines = t4.ok("ps").splitlines()
+    assert "60%" in lines[1]
+    assert "40% soft" in lines[2]
+    refused(
+        t4.fenka("run", "--gpu-mem", "1", "--gpu-core", "1", "--no-wait", "--", "true"),
+        75,
+        r"0/1 GPUs fit: 1 too little compute.*",
+    )
+    weight = ("--gpu-core", "50", "--gpu-core-mode", "weight")
+    t4.run("--gpu-mem", "1", *weight, "--name", "c", "--", *HOLD, "1").report()
+    assert limit(t4, "c").compute_mode == "weight"
+
+
+def test_the_daemon_tells_limited_programs_and_goes_on_after_it_was_killed(t4: Workstation) -> None:
+    """What is told is never old while a daemon runs, whichever it is."""
+    t4.run("--gpu-mem", "1", "--gpu-core", "60", "--name", "a", "--", *HOLD, "1").report()
+    first = eventually(lambda: told(t4, "a"))
+    t4.kill_daemon()
+    t4.start("--resume")
+    eventually(lambda: told(t4, "a") > first + 1_000_000_000)
+
+
+def test_a_program_is_resized_while_it_runs(t4: Workstation) -> None:
+    """Memory and compute, up and down; what cannot be is refused and changes nothing."""
+    t4.run("--gpu-mem", "4", "--gpu-core", "30", "--name", "a", "--", *HOLD, "2000").report()
+    t4.run("--gpu-mem", "4", "--gpu-core", "50", "--name", "b", "--", *HOLD, "1").report()
+    assert t4.ok("resize", "a", "--gpu-core", "50", "--gpu-core-mode", "soft") == "a: resized\n"
+    assert limit(t4, "a") == control.Limit(
+        limit(t4, "b").uuid, 4308 << 20, limit(t4, "b").context_bytes, 50, "soft"
+    )
+    refused(t4.fenka("resize", "a", "--gpu-core", "51"), 1, r"a cannot grow: its cards have no .*")
+    refused(t4.fenka("resize", "a", "--gpu-mem", "13"), 1, r"a cannot grow: its cards have no .*")
+    refused(
+        t4.fenka("resize", "a", "--gpu-mem", "1"),
+        1,
+        r"GPU-\S+ cannot shrink to 1077 MiB: the lease's programs hold 2\d\d\d MiB of it; .*",
+    )
+    refused(t4.fenka("resize", "a"), 2, r"say what to change: .*")
+    refused(t4.fenka("resize", "nobody", "--gpu-mem", "1"), 1, r"no job is called nobody: .*")
+    assert limit(t4, "a").compute_percent == 50
+    t4.ok("resize", "a", "--gpu-mem", "3", "--gpu-core", "0")
+    assert limit(t4, "a").memory_bytes == 3231 << 20
+    assert not limit(t4, "a").limits_compute
+    (piece,) = t4.jobs()["a"]["slices"]
+    assert (piece["memory_mib"], piece["compute"]) == (3231, 0)
+    t4.ok("resize", "b", "--gpu-core", "100")  # what was given back can be had
+
+
+def test_what_is_given_back_serves_who_waits(t4: Workstation) -> None:
+    """A request that waits for compute starts when another program is made smaller."""
+    t4.run("--gpu-mem", "1", "--gpu-core", "80", "--name", "a", "--", *HOLD, "1").report()
+    waiting = t4.run("--gpu-mem", "1", "--gpu-core", "30", "--name", "b", "--", *HOLD, "1")
+    assert "too little compute" in waiting.says()
+    t4.ok("resize", "a", "--gpu-core", "70")
+    assert waiting.report()["cards"][0]["result"] == 0
+
+
+def test_a_resize_outlives_the_daemon(t4: Workstation) -> None:
+    """The next one knows the new size."""
+    t4.run("--gpu-mem", "4", "--gpu-core", "30", "--name", "a", "--", *HOLD, "1").report()
+    t4.ok("resize", "a", "--gpu-mem", "2", "--gpu-core", "20")
+    t4.kill_daemon()
+    t4.start("--resume")
+    (piece,) = t4.jobs()["a"]["slices"]
+    assert (piece["memory_mib"], piece["compute"]) == (2154, 20)

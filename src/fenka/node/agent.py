@@ -88,8 +88,8 @@ class Agent:
         self.cluster, self.kubelet, self.cards = parts.cluster, parts.kubelet, parts.cards
         self.store, self.leases = parts.store, parts.leases
         self._living, self._clock = parts.living, parts.clock
-        self.units = Plugin(gpushare.MEMORY, "fenka-gpu-mem.sock", self.kubelet, self)
-        self.whole = Plugin(gpushare.WHOLE, "fenka-gpu.sock", self.kubelet, self)
+        self.units = Plugin(gpushare.MEMORY, "fenka-gpu-mem", self.kubelet, self)
+        self.whole = Plugin(gpushare.WHOLE, "fenka-gpu-whole", self.kubelet, self)
         self.units.changed = self.nudge
         self.sharing: bool | None = None
         """Which of the two resources is offered; None while the labels have said nothing."""

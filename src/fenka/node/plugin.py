@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import secrets
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +33,7 @@ class Lessor(Protocol):
 
 
 class Plugin:
-    """A device plugin for one resource. endpoint: name of its socket, beside the kubelet's."""
+    """A device plugin for one resource. endpoint: its sockets, beside the kubelet's, begin so."""
 
     def __init__(self, resource: str, endpoint: str, kubelet: Kubelet, lessor: Lessor) -> None:
         self.resource = resource
@@ -85,18 +87,20 @@ class Plugin:
             await asyncio.sleep(LOOK_S)
 
     async def _serve(self) -> None:
-        path = self._kubelet.plugins / self._endpoint
+        # A name of its own each time: kubelet 1.37, asked again under one whose last owner it has not seen
+        # end yet, refuses it from then on, until it is restarted ("device plugin already connected").
+        path = self._kubelet.plugins / f"{self._endpoint}-{secrets.token_hex(4)}.sock"
         kubelet = _identity(self._kubelet.socket)
         if kubelet is None:
             raise KubeletAway(f"there is no {self._kubelet.socket}")
-        path.unlink(missing_ok=True)
+        _remove_dead(self._kubelet.plugins, f"{self._endpoint}*.sock")
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((self._handlers(),))
         server.add_insecure_port(f"unix://{path}")
         await server.start()
         try:
             mine = _identity(path)
-            await self._kubelet.register(self._endpoint, self.resource)
+            await self._kubelet.register(path.name, self.resource)
             _LOG.info("%s is registered with the kubelet", self.resource)
             self.registered.set()
             while (_identity(self._kubelet.socket), _identity(path)) == (kubelet, mine):
@@ -104,6 +108,7 @@ class Plugin:
             _LOG.info("the kubelet was restarted: %s registers again", self.resource)
         finally:
             await server.stop(grace=None)
+            path.unlink(missing_ok=True)
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         def unary(method: Any, kind: Any) -> "grpc.RpcMethodHandler[Any, Any]":
@@ -168,6 +173,19 @@ class Plugin:
 def _serialize(message: Any) -> bytes:
     data: bytes = message.SerializeToString()
     return data
+
+
+def _remove_dead(directory: Path, pattern: str) -> None:
+    """Sockets of predecessors that were killed. One that still answers is about to end by itself."""
+    for path in directory.glob(pattern):
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe,
+            contextlib.suppress(OSError),
+        ):
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fenka.core.cards import Card
 from fenka.core.requests import Slice
 from fenka.core.units import card_units
 from fenka.dialects.sizes import parse_unit
@@ -93,7 +94,7 @@ def run(config: Config) -> None:
             config.leases.parent / "health.json",
             lambda cards: machine.measure(cards, _libraries(config, library)),
         )
-        held.enter_context(_owned(cards))
+        held.enter_context(_owned(cards.known))
         machine.measure(cards.known, _libraries(config, library))
         settings = Settings(
             unit_mib,
@@ -103,7 +104,7 @@ def run(config: Config) -> None:
             config.exclusive,
             config.labelled_only,
         )
-        asyncio.run(_serve(config, settings, cards, machine))
+        asyncio.run(_serve(config, settings, cards, machine, held))
 
 
 def check_unit(cards: Cards, unit_mib: int) -> None:
@@ -158,9 +159,9 @@ def _libraries(config: Config, library: Path) -> Path | None:
     return library / "simulated" if config.simulated else edits.nvml_directory(config.host)
 
 
-def _owned(cards: Cards) -> contextlib.ExitStack:
+def _owned(cards: Sequence[Card]) -> contextlib.ExitStack:
     """The cards, held against other programs of the machine; waits for who has them. Raises CannotServe."""
-    return _once_there(lambda: hold_cards(cards.known), CardTaken)
+    return _once_there(lambda: hold_cards(cards), CardTaken)
 
 
 @contextlib.contextmanager
@@ -198,7 +199,13 @@ def _once_there(make: Callable[[], _Made], absent: type[Exception]) -> _Made:
             time.sleep(WAIT_S)
 
 
-async def _serve(config: Config, settings: Settings, cards: Cards, machine: Hardware) -> None:
+async def _serve(
+    config: Config,
+    settings: Settings,
+    cards: Cards,
+    machine: Hardware,
+    held: contextlib.ExitStack,
+) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -206,7 +213,9 @@ async def _serve(config: Config, settings: Settings, cards: Cards, machine: Hard
         cluster = Cluster(api, config.node)
         runtime, described = await _patiently(cluster.first_look)
         check_runtime(runtime, assume_cdi=config.assume_cdi)
+        shown = {card.uuid for card in cards.known}
         cards.remember(described)
+        held.enter_context(_owned([it for it in cards.known if it.uuid not in shown]))
         check_unit(cards, settings.unit_mib)
         store = Store(config.state / "node")
         for complaint in store.load():

@@ -42,12 +42,15 @@
 #define AHEAD_NS 10000000ull
 #define STEP_NS 5000000ull        /* no longer asleep than this without looking whether the limits have changed */
 #define SILENT_NS 1000000000ull   /* told so long ago, it is not known any more */
-#define MOST_OWED_NS 600000000000ull /* a later ready_at was scribbled by somebody */
+#define MOST_OWED_NS 86400000000000ull /* a later ready_at was scribbled by somebody */
 #define COARSE 0.005
 #define PER_SECOND 1.0 /* of the excess: slow against the age of readings, which may be half a second on real cards */
 #define PATIENCE 2.0   /* seconds between two readings that can be compared */
 #define FORGET 0.05    /* of what is recent, and as much of the ratio goes into the scale, with each reading */
 #define SCALE_UNIT 65536.0
+#define LEAST_SCALE 0.05
+#define MOST_SCALE 4.0
+#define MOST_EXCESS_NS 1e10 /* these three hold whatever a program has scribbled */
 
 static bool fresh(const struct control_told *told, uint64_t now) {
     return now < told->at + SILENT_NS;
@@ -98,8 +101,8 @@ static double within(double value, double limit) {
 }
 
 static double scale_of(const struct fenka_spending *on) {
-    uint64_t scale = load(&on->scale);
-    return scale ? (double)scale / SCALE_UNIT : 1;
+    double scale = (double)load(&on->scale) / SCALE_UNIT;
+    return scale <= 0 ? 1 : scale < LEAST_SCALE ? LEAST_SCALE : scale > MOST_SCALE ? MOST_SCALE : scale;
 }
 
 static void rescale(struct fenka_spending *on, int64_t busy, int64_t estimated) {
@@ -110,7 +113,6 @@ static void rescale(struct fenka_spending *on, int64_t busy, int64_t estimated) 
     if (charged < 1e7 || had < 1e7) /* too little to tell */
         return;
     double step = 1 + FORGET * within(had / charged - 1, 1), next = scale_of(on) * step;
-    next = next < 0.05 ? 0.05 : next > 4 ? 4 : next;
     store(&on->scale, (uint64_t)(next * SCALE_UNIT));
 }
 
@@ -133,10 +135,13 @@ static void compare(struct fenka_spending *on, const struct control_told *told, 
     store(&on->then_charged, charged);
     if (follows)
         rescale(on, busy, estimated);
-    double excess = follows ? (double)__atomic_load_n(&on->excess, __ATOMIC_RELAXED) + (double)(estimated - busy) : 0;
+    double excess = 0;
+    if (follows)
+        excess = within((double)__atomic_load_n(&on->excess, __ATOMIC_RELAXED) + (double)estimated - (double)busy,
+                        MOST_EXCESS_NS);
     excess -= within(excess, COARSE * seconds * 1e9);
     double part = share < 1 ? excess * within(PER_SECOND * seconds, 0.5) : excess;
-    __atomic_store_n(&on->excess, (int64_t)within(excess - part, 1e9), __ATOMIC_RELAXED);
+    __atomic_store_n(&on->excess, (int64_t)(excess - part), __ATOMIC_RELAXED);
     if (share < 1)
         move(on, -part / share, now);
 }

@@ -64,7 +64,7 @@ BAD_CONTROLS: dict[str, tuple[Callable[[Path], None], str]] = {
     "short": (resized(4095), "does not have the size of a control page"),
     "long": (resized(4097), "does not have the size of a control page"),
     "foreign": (page("magic", "<Q", 1), "is not a control page"),
-    "newer": (page("version", "<I", 2), "is of a version that this library does not read"),
+    "newer": (page("version", "<I", 3), "is of a version that this library does not read"),
     "missized": (page("bytes", "<I", 8192), "states a size that is not its own"),
     "half written": (page("generation", "<Q", 3), "was left half written"),
     "no cards": (page("card_count", "<I", 0), "states an impossible number of cards"),

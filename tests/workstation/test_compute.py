@@ -43,7 +43,7 @@ def test_the_daemon_tells_limited_programs_and_goes_on_after_it_was_killed(t4: W
     t4.run("--gpu-mem", "1", "--gpu-core", "60", "--name", "a", "--", *HOLD, "1").report()
     first = eventually(lambda: told(t4, "a"))
     t4.kill_daemon()
-    t4.start("--resume")
+    t4.start("--simulate", "T4")
     eventually(lambda: told(t4, "a") > first + 1_000_000_000)
 
 
@@ -87,6 +87,6 @@ def test_a_resize_outlives_the_daemon(t4: Workstation) -> None:
     t4.run("--gpu-mem", "4", "--gpu-core", "30", "--name", "a", "--", *HOLD, "1").report()
     t4.ok("resize", "a", "--gpu-mem", "2", "--gpu-core", "20")
     t4.kill_daemon()
-    t4.start("--resume")
+    t4.start("--simulate", "T4")
     (piece,) = t4.jobs()["a"]["slices"]
     assert (piece["memory_mib"], piece["compute"]) == (2154, 20)

@@ -295,7 +295,7 @@ def test_ps_shows_what_is_used(t4: Workstation) -> None:
     """Held against allowed, by program."""
     t4.run("--gpu-mem", "4", "--name", "user", "--", *HOLD, "1000").report()
     line = t4.ok("ps").splitlines()[1].split()
-    assert line[:1] + line[2:6] == ["user", "running", "0", f"{CAP}MiB", "1000MiB"]
+    assert line[:1] + line[2:7] == ["user", "running", "0", f"{CAP}MiB", "-", "1000MiB"]
 
 
 def test_the_daemon_leaves_nothing(t4: Workstation) -> None:

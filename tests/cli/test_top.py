@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fenka.cli.top import CardRow, NodeRow, ProgramRow, details_screen, nodes_screen, share_screen
+from fenka.cli.rows import CardRow, NodeRow, ProgramRow
+from fenka.cli.top import details_screen, nodes_screen, share_screen
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -189,7 +189,10 @@ def test_what_helps_is_the_smallest_pod_that_makes_room(tmp_path: Path) -> None:
             waiting(9, labels={"aliyun.com/gpu-count": "3"}),
             "ask for fewer cards, no node has more than 2 that fit",
         ),
-        (waiting(9, labels={"aliyun.com/gpu-count": "2"}), "9 units do not divide over 2 cards"),
+        (
+            waiting(9, labels={"aliyun.com/gpu-count": "2"}),
+            "cannot be shared out evenly over 2 cards",
+        ),
     ],
 )
 def test_what_can_never_start(given: Json, help_: str, tmp_path: Path) -> None:

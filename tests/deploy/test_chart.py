@@ -99,18 +99,16 @@ def test_service_is_gpushares() -> None:
 
 RULES = {
     "fenka-scheduler": {
-        ("", "nodes"): {"get", "list", "watch"},
+        ("", "nodes"): {"list", "watch"},
         ("", "pods"): {"get", "list", "watch"},
         ("", "pods/binding"): {"create"},
-        ("", "events"): {"create", "patch"},
         ("events.k8s.io", "events"): {"create", "patch"},
     },
     "fenka-node": {
         ("", "nodes"): {"get", "list", "watch", "patch"},
         ("", "nodes/status"): {"patch"},
-        ("", "pods"): {"get", "list", "watch", "patch"},
+        ("", "pods"): {"list", "watch", "patch"},
         ("node.k8s.io", "runtimeclasses"): {"get"},
-        ("", "events"): {"create", "patch"},
         ("events.k8s.io", "events"): {"create", "patch"},
     },
 }
@@ -259,3 +257,19 @@ def test_values_that_mean_nothing_are_refused(wrong: Json) -> None:
     done = helm("template", "fenka", str(CHART), *given)
     assert done.returncode != 0
     assert "schema" in done.stderr
+
+
+@needs_helm
+def test_replicas_are_replaced_and_drained_one_at_a_time() -> None:
+    """Both are ready, whoever leads; one alone stays until its successor is ready, and never bars a drain."""
+    objects = render()
+    deployment = one(objects, "Deployment", "fenka-scheduler")
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 1}
+    budget = one(objects, "PodDisruptionBudget", "fenka-scheduler")["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["selector"] == deployment["spec"]["selector"]
+    (container,) = pod_of(deployment)["containers"]
+    fields = {it["name"]: it["valueFrom"]["fieldRef"]["fieldPath"] for it in container["env"]}
+    assert fields["POD_IP"] == "status.podIP"
+    alone = one(render(**{"scheduler.replicas": 1}), "Deployment", "fenka-scheduler")
+    assert alone["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}

@@ -143,15 +143,15 @@ def test_the_advice_for_a_fraction_is_taken(number: Decimal) -> None:
     assert memory == Memory(max(int(number * GIB), 1))
 
 
-@pytest.mark.parametrize(("text", "expected"), [("GiB", 1024), ("MiB", 1)])
+@pytest.mark.parametrize(("text", "expected"), [("GiB", 1024), ("MiB", 1), ("256MiB", 256)])
 def test_units_of_a_world(text: str, expected: int) -> None:
-    """Worlds count in GiB or MiB."""
+    """Worlds count in GiB, in MiB, or in some of them."""
     assert parse_unit(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "gib", "GB", "Gi", "1GiB"])
+@pytest.mark.parametrize("text", ["", "gib", "GB", "Gi", "0MiB", "-1GiB", "1.5GiB", "256"])
 def test_bad_units_of_a_world(text: str) -> None:
     """Nothing else, and no short forms."""
     with pytest.raises(BadSize) as caught:
         parse_unit(text)
-    assert str(caught.value) == f"{text!r} is no unit: use GiB or MiB"
+    assert str(caught.value) == f"{text!r} is no unit: use GiB, MiB, or a number of them as 256MiB"

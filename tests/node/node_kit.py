@@ -426,6 +426,7 @@ class Rig:
     hardware: StandInHardware
     library: Path
     unit_mib: int = 1024
+    labelled_only: bool = False
     living: set[str] = field(default_factory=set)
     now: float = 1e9
     agent: Agent = field(init=False)
@@ -439,7 +440,13 @@ class Rig:
         leases.prepare()
         cluster = Cluster(self.api, NODE)  # type: ignore[arg-type]
         simulated = edits.simulated(self.library, self.root / "node")
-        settings = Settings(self.unit_mib, self.library, {}, lambda _: simulated)
+        settings = Settings(
+            self.unit_mib,
+            self.library,
+            {},
+            lambda _: simulated,
+            labelled_only=self.labelled_only,
+        )
         parts = Parts(
             cluster,
             Kubelet(self.kubelet.plugins, self.kubelet.pod_resources),
@@ -560,7 +567,7 @@ def _nothing_there(_: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def rig(
-    *cards: Card, library: Path, unit_mib: int = 1024, **labels: str
+    *cards: Card, library: Path, labels: Mapping[str, str] | None = None
 ) -> AsyncIterator[Rig]:
     """A node that shares its cards unless told otherwise, with its agent."""
     # A socket's path is short: pytest's own folders are too deep.
@@ -570,7 +577,6 @@ async def rig(
         kubelet = StandInKubelet(root, root / "cdi")
         await kubelet.start()
         made = Rig(root, StandInApi(), kubelet, StandInHardware(cards or (card(0),)), library)
-        made.unit_mib = unit_mib
         made.node(**(labels or {"gpushare": "true"}))
         await made.start()
         try:

@@ -8,6 +8,7 @@ import pytest
 
 from fenka.dialects import gpushare
 from fenka.isolation import account, control
+from fenka.node import agent
 from tests.node.node_kit import (
     AdmissionFailed,
     ContainerFailed,
@@ -20,12 +21,12 @@ from tests.node.node_kit import (
 )
 
 
-def on(library: Path, story: Callable[[Rig], Awaitable[None]], *cards: int, **options: str) -> None:
+def on(library: Path, story: Callable[[Rig], Awaitable[None]], *cards: int, **labels: str) -> None:
     """Run a story on a node with cards of these sizes."""
 
     async def whole() -> None:
         made = [card(index, mib) for index, mib in enumerate(cards)]
-        async with rig(*made, library=library, **options) as node:
+        async with rig(*made, library=library, labels=labels) as node:
             await story(node)
 
     play(whole())
@@ -42,6 +43,7 @@ def test_registers_and_starts_a_pod(library: Path) -> None:
 
     async def story(node: Rig) -> None:
         await node.ready()
+        await until(lambda: node.agent.ready)
         assert len(node.kubelet.free()) == 14
         pod = node.pod("a", 4)
         given = await node.run(pod)
@@ -435,6 +437,92 @@ def test_a_cordoned_card(library: Path) -> None:
     on(library, story, 15079, 15079)
 
 
+def test_a_reset_card_and_one_that_was_taken_out(library: Path) -> None:
+    """Both by annotations: the agent takes the first away, and what a missing inventory held is forgotten."""
+
+    async def story(node: Rig) -> None:
+        path = "/api/v1/nodes/n1"
+
+        def annotations() -> dict[str, str]:
+            found: dict[str, str] = node.api.objects[path]["metadata"]["annotations"]
+            return found
+
+        await node.ready()
+        node.agent.cards.refresh()
+        node.agent.cards.report(card(1).uuid, 48)
+        node.agent.nudge()
+        await until(lambda: len(node.kubelet.free()) == 14)
+        node.annotate(**{"fenka.io/reset": "1"})
+        await until(lambda: len(node.kubelet.free()) == 28)
+        await until(lambda: "fenka.io/reset" not in annotations())
+        node.hardware.lost.add(card(1).uuid)
+        node.agent.cards.refresh()
+        node.agent.nudge()
+        await until(lambda: '"healthy":false' in annotations().get(gpushare.CARDS, ""))
+        old = node.api.objects[path]
+        kept = {key: text for key, text in annotations().items() if key != gpushare.CARDS}
+        node.api.put(path, {**old, "metadata": {**old["metadata"], "annotations": kept}})
+        await until(lambda: gpushare.CARDS in annotations())
+        assert card(1).uuid not in annotations()[gpushare.CARDS]
+        await until(lambda: len(node.kubelet.devices[gpushare.MEMORY]) == 14)
+
+    on(library, story, 15079, 15079)
+
+
+def test_a_node_that_does_not_isolate(library: Path) -> None:
+    """cGPU's label: all of the card, the program is told, the booking stays; a second one fits beside it."""
+
+    async def story(node: Rig) -> None:
+        await node.ready()
+        node.label(gpushare="true", **{"cgpu.disable.isolation": "true"})
+        await until(
+            lambda: (
+                node.agent.cluster.node
+                and "cgpu.disable.isolation" in node.agent.cluster.node.metadata.labels
+            )
+        )
+        for name in ("a", "b"):
+            given = await node.run(node.pod(name, 7))
+            assert cap(given) == [(card(0).uuid, 15079)]
+            assert given["env"]["CGPU_DISABLE"] == "true"
+            assert given["env"]["ALIYUN_COM_GPU_MEM_CONTAINER"] == "7"
+        assert len(node.kubelet.free()) == 0
+        await until(lambda: node.api.events)
+        assert node.api.events[0]["reason"] == "FenkaNotIsolated"
+
+    on(library, story)
+
+
+def test_nobody_is_sent_while_the_kubelet_has_no_plugin(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inventory says so at the agent's end, at its start, and while the kubelet is away."""
+    monkeypatch.setattr(agent, "ON_THEIR_WAY_S", 0.2)
+
+    async def story(node: Rig) -> None:
+        def healthy() -> bool:
+            meta = node.api.objects["/api/v1/nodes/n1"]["metadata"]
+            return '"healthy":true' in meta["annotations"].get(gpushare.CARDS, "")
+
+        await node.ready()
+        await until(healthy)
+        await node.kubelet.stop()
+        (node.kubelet.plugins / "kubelet.sock").unlink(missing_ok=True)
+        await until(lambda: not healthy())
+        await node.kubelet.start()
+        await until(healthy)
+        leaving = asyncio.create_task(node.agent.leave())
+        await until(lambda: not healthy())
+        await node.run(node.pod("late", 4))
+        await leaving
+        assert not healthy()
+        await node.kill()
+        await node.start()
+        await until(healthy)
+
+    on(library, story)
+
+
 def test_exclusive_node(library: Path) -> None:
     """Without a label whole cards are served; the lease is the card."""
 
@@ -470,6 +558,23 @@ def test_a_label_turns_the_node(library: Path) -> None:
         await until(lambda: len(node.kubelet.free()) == 24)
 
     on(library, story, 15079, 15079, gpushare="false")
+
+
+def test_a_label_that_is_taken_away_offers_no_whole_cards(library: Path) -> None:
+    """Where the program runs on labelled nodes only, it is ended in a moment; the kubelet would remember."""
+
+    async def story(node: Rig) -> None:
+        node.labelled_only = True
+        await node.kill()
+        await node.start()
+        await node.ready()
+        node.label()
+        await until(lambda: not node.kubelet.free())
+        assert not node.kubelet.devices.get(gpushare.WHOLE)
+        node.label(gpushare="false")
+        await node.ready(gpushare.WHOLE)
+
+    on(library, story, 15079, gpushare="true")
 
 
 def test_no_label_while_slices_are_held(library: Path) -> None:

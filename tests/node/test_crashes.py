@@ -1,6 +1,7 @@
 """The agent killed before and after every step that it takes on the disk: nothing is lost, nothing leaks."""
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ MAKING = [
 REMOVING = [
     (Leases, "remove"),
     (Leases, "_unmount_all"),
-    (leases.shutil, "rmtree"),
+    (shutil, "rmtree"),
     (Store, "drop"),
 ]
 

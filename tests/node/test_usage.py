@@ -1,11 +1,13 @@
 """Usage, cheating and metrics: from files of processes, accounts that tenants may ruin, and cards."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -14,10 +16,10 @@ from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.isolation.files import create_lease
 from fenka.node import cheating, processes
 from fenka.node.leases import Leases
-from fenka.node.metrics import Exporter
+from fenka.node.metrics import Exporter, serve
 from fenka.node.store import Lease, Token
 from fenka.node.usage import MIB, Look, Usage
-from tests.node.node_kit import card
+from tests.node.node_kit import card, play
 
 POD = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1"
 CONTAINER = "ab" * 32
@@ -174,3 +176,36 @@ def test_metrics(tmp_path: Path, token: Token) -> None:
         'fenka_node_offences_total{kind="unshimmed"}': 0,
     }
     assert Look().uses == ()
+
+
+def test_what_the_port_answers(unused_tcp_port: int) -> None:
+    """Metrics as text, and whether the node is ready."""
+    ready = False
+
+    async def story() -> None:
+        nonlocal ready
+        runner = await serve(Exporter("n1"), unused_tcp_port, lambda: ready)
+
+        async def ask(path: str) -> tuple[int, str]:
+            url = f"http://127.0.0.1:{unused_tcp_port}{path}"
+            async with aiohttp.ClientSession() as session, session.get(url) as answer:
+                return answer.status, await answer.text()
+
+        try:
+            assert await ask("/healthz") == (200, "ok\n")
+            assert (await ask("/readyz"))[0] == 503
+            ready = True
+            assert await ask("/readyz") == (200, "ok\n")
+            assert 'fenka_node_offences_total{kind="over_limit"} 0.0' in (await ask("/metrics"))[1]
+        finally:
+            await runner.cleanup()
+
+    play(story())
+
+
+@pytest.fixture
+def unused_tcp_port() -> int:
+    """One that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ class Extender:
     url: str
     clock: Clock
     task: asyncio.Task[None]
+    runner: web.AppRunner
 
     async def post(self, verb: str, body: Any) -> Any:
         """The answer to a verb, which is always 200."""
@@ -63,27 +65,39 @@ class Extender:
         there = self.replica.cluster.pods.objects
         return all(it["metadata"]["uid"] in there for it in pods)
 
+    async def takes_over(self) -> None:
+        """Time passes until it leads: the lease lasts from when this one last saw it renewed."""
+
+        def leads() -> bool:
+            self.clock.now += 0.2
+            return self.replica.leading
+
+        await until(leads)
+
     async def die(self) -> None:
         """Without a word."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
+        await self.runner.cleanup()
 
 
 @contextlib.asynccontextmanager
 async def extender(
-    server: ApiServer, name: str = "one", clock: Clock | None = None
+    server: ApiServer, name: str = "one", clock: Clock | None = None, *, told: bool = True
 ) -> AsyncIterator[Extender]:
-    """A replica that runs while the block does."""
+    """A replica that runs while the block does. told: it says in the lease where it is."""
     clock = clock or Clock()
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     async with server.api() as api, aiohttp.ClientSession() as session:
-        replica = Replica(api, Settings(name), clock=clock, sleep=briefly)
+        settings = Settings(name, address=url if told else "")
+        replica = Replica(api, settings, clock=clock, sleep=briefly)
         runner = web.AppRunner(Server(replica).app(), shutdown_timeout=0)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await web.SockSite(runner, listening).start()
         task = asyncio.create_task(replica.run())
         try:
-            yield Extender(replica, session, url, clock, task)
+            yield Extender(replica, session, url, clock, task, runner)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -98,7 +112,7 @@ def scenario(run: Callable[[ApiServer, Extender], Awaitable[None]], *nodes: Json
             for node in nodes:
                 server.put("nodes", node)
             async with extender(server) as one:
-                await until(lambda: one.replica.ready)
+                await until(lambda: one.replica.leading)
                 await run(server, one)
 
     asyncio.run(go())

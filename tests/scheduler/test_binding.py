@@ -264,30 +264,6 @@ def test_a_name_used_again_gives_the_units_back() -> None:
 # ---- two replicas ----
 
 
-def test_only_the_leader_binds_and_the_other_ends_the_connection() -> None:
-    """So that kube-scheduler's kept connection finds the leader by the Service."""
-
-    async def go() -> None:
-        async with api_server() as server:
-            server.put("nodes", NODE)
-            async with extender(server, "one") as one:
-                await until(lambda: one.replica.ready)
-                async with extender(server, "two") as two:
-                    await until(lambda: two.replica.cluster.synced and two.replica.leader)
-                    pod = put_pod(server, "p", 4)
-                    assert await two.bind(pod, "n") == "not the leader: that is one"
-                    url = f"{two.url}/gpushare-scheduler/filter"
-                    body = {"Pod": pod, "NodeNames": ["n"]}
-                    async with two.session.post(url, json=body) as answer:
-                        assert answer.headers["Connection"] == "close"
-                    async with two.session.get(f"{two.url}/readyz") as answer:
-                        assert answer.status == 503
-                        assert "the leader is one" in await answer.text()
-                    assert await one.bind(pod, "n") == ""
-
-    asyncio.run(go())
-
-
 def test_takeover_after_death_loses_nothing() -> None:
     """The old leader's last binding had not come by the watch: the new one reads it before it binds."""
 
@@ -299,17 +275,16 @@ def test_takeover_after_death_loses_nothing() -> None:
                 extender(server, "one", clock) as one,
                 extender(server, "two", clock) as two,
             ):
-                await until(lambda: one.replica.ready or two.replica.ready)
-                old, new = (one, two) if one.replica.ready else (two, one)
+                await until(lambda: one.replica.leading or two.replica.leading)
+                old, new = (one, two) if one.replica.leading else (two, one)
                 await until(lambda: new.replica.cluster.synced)
                 server.mute = True
                 first, second = put_pod(server, "a", 10), put_pod(server, "b", 10)
                 assert await old.bind(first, "n") == ""
                 await old.die()
                 assert new.held("n") == 0
-                assert "not the leader" in await new.bind(second, "n")
-                clock.now += 15
-                await until(lambda: new.replica.ready)
+                assert "does not answer" in await new.bind(second, "n")
+                await new.takes_over()
                 assert new.held("n") == T4_MIB * 10 // 14
                 assert "Insufficient GPU Memory" in await new.bind(second, "n")
 
@@ -324,7 +299,7 @@ def test_stopping_in_order_hands_over_at_once() -> None:
             server.put("nodes", NODE)
             clock = Clock()
             async with extender(server, "one", clock) as one:
-                await until(lambda: one.replica.ready)
+                await until(lambda: one.replica.leading)
                 async with extender(server, "two", clock) as two:
                     await until(lambda: two.replica.leader == "one")
                     go_on, begun = asyncio.Event(), asyncio.Event()
@@ -340,13 +315,13 @@ def test_stopping_in_order_hands_over_at_once() -> None:
                     binding = asyncio.create_task(one.bind(pod, "n"))
                     await begun.wait()
                     stopping = asyncio.create_task(one.replica.stop())
-                    await until(lambda: not one.replica.ready)
-                    assert "not the leader" in await one.bind(put_pod(server, "q", 4), "n")
-                    assert not two.replica.ready
+                    await until(lambda: not one.replica.leading)
+                    assert "no replica leads" in await one.bind(put_pod(server, "q", 4), "n")
+                    assert not two.replica.leading
                     go_on.set()
                     assert await binding == ""
                     await stopping
-                    await until(lambda: two.replica.ready)
+                    await until(lambda: two.replica.leading)
                     assert two.held("n") == FOUR
 
     asyncio.run(go())
@@ -362,10 +337,10 @@ def test_a_lost_lease_stops_binding_by_time() -> None:
         server.before = no_leases
         pod = put_pod(server, "p", 4)
         one.clock.now += 10
-        assert "not the leader" in await one.bind(pod, "n")
+        assert "no replica leads" in await one.bind(pod, "n")
         assert bound(server, pod) is None
         server.before = None
-        await until(lambda: one.replica.ready)
+        await until(lambda: one.replica.leading)
         assert await one.bind(pod, "n") == ""
 
     scenario(run, NODE)

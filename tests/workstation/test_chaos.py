@@ -87,8 +87,8 @@ def test_random_kills(station: Workstation, seed: int, calm: bool) -> None:
     )
     eventually(lambda: station.fenka("ps", "-o", "json").stdout.strip() == "[]")
     assert list((station.root / "leases").iterdir()) == []
-    cards = json.loads(station.ok("top", "node", "-o", "json"))[0]["cards"]
-    assert [(card["allocated"], card["total"]) for card in cards] == [(0, 14), (0, 14)]
+    (node,) = json.loads(station.ok("top", "node", "-o", "json"))
+    assert [(it["allocated"], it["total"]) for it in node["cards"]] == [(0, 14), (0, 14)]
     with Driver.open(Path(station.root / "simulated" / "lib")) as driver:
         eventually(lambda: [reading.used_mib for reading in driver.readings()] == [0, 0])
     whole = [station.run("--gpu-mem", "14", "--", *HOLD, "14000") for _ in range(2)]

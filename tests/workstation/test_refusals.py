@@ -116,7 +116,10 @@ def test_no_gpu_and_no_simulation(station: Workstation) -> None:
     [
         (["--simulate", "T5"], r".*T5.*T4.*"),
         (["--simulate", "/no/such/file.toml"], r".*/no/such/file.toml.*"),
-        (["--simulate", "T4", "--unit", "KiB"], r"'KiB' is no unit: use GiB, MiB, or .*"),
+        (
+            ["--simulate", "T4", "--unit", "KiB"],
+            r"'KiB' is no unit: use GiB, MiB, or a number of them as 256MiB",
+        ),
         (
             ["--simulate", "T4", "--policy", "x"],
             r"no policy is called x: choose one of binpack, spread",

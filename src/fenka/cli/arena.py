@@ -1,4 +1,4 @@
-"""`fenka top node --layout arena`: what arena 0.7 and later print, drawn from `top.NodeRow`.
+"""`fenka top node --layout arena`: what arena 0.7 and later print, drawn from `rows.NodeRow`.
 
 Columns, feet and JSON keys are arena's, the order of rows is stable, and what is a slip there is right
 here: roles of GPU nodes, memory of nodes that count in MiB, `-m n`.
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from fenka.cli import tables
-from fenka.cli.top import MODES, RESOURCES, Look, Mode, NodeRow, ProgramRow
+from fenka.cli.rows import MODES, RESOURCES, Look, Mode, NodeRow, ProgramRow
 from fenka.core.units import format_units
 
 RULE, SHARE_RULE = 99, 107

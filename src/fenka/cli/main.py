@@ -264,9 +264,10 @@ def top_node(
     """Show the cards and what is allocated on them: this machine's, else the cluster's."""
     from fenka.cli import top as screens
     from fenka.cli.cluster import Where
+    from fenka.cli.rows import Look
 
     where = Where(local, cluster, kubeconfig, context)
-    look = screens.Look(
+    look = Look(
         share=share,
         details=details,
         arena=layout is Layout.arena,
@@ -371,11 +372,15 @@ def scheduler(
     name: Annotated[
         str, typer.Option(envvar="POD_NAME", help="of this replica, else the host's name")
     ] = "",
+    advertise: Annotated[
+        str, typer.Option(envvar="POD_IP", help="the IP at which other replicas reach this one")
+    ] = "",
 ) -> None:
     """Serve kube-scheduler as its extender (runs in a cluster)."""
     from fenka.cli import serving_cluster
 
-    serving_cluster.scheduler((address, port, kubeconfig), policy, (namespace, lease), name)
+    place = address, port, kubeconfig
+    serving_cluster.scheduler(place, policy, (namespace, lease), name, advertise)
 
 
 @app.command("simulate-card")
@@ -433,6 +438,9 @@ def node(
     exclusive: Annotated[
         bool, typer.Option(help="serve nvidia.com/gpu while the node is not shared")
     ] = True,
+    labelled_only: Annotated[
+        bool, typer.Option("--labelled-only", help="but not while it has neither label")
+    ] = False,
     assume_cdi: Annotated[
         bool, typer.Option("--assume-cdi", help="containerd 1.7 has enable_cdi set")
     ] = False,
@@ -459,6 +467,7 @@ def node(
             host=host_root,
             kubeconfig=kubeconfig,
             exclusive=exclusive,
+            labelled_only=labelled_only,
             assume_cdi=assume_cdi,
             over_limit=over_limit,
             unshimmed=unshimmed,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fenka.cli.cluster import Cluster
-from fenka.cli.top import demanded, whole_cards
+from fenka.cli.rows import demanded, whole_cards
 from fenka.core.evaluate import Fit, evaluate, never_fits
 from fenka.core.reasons import Reason, Rejected, Rejection, Why
-from fenka.core.requests import BadRequest, Memory, Request
+from fenka.core.requests import BadRequest, Request
 from fenka.core.units import card_units, format_units, mib_to_units
 from fenka.dialects import gpushare
 from fenka.dialects.gpushare import Share, Unreadable
@@ -159,7 +159,7 @@ class FullPod(Pod):
     @property
     def cards(self) -> int:
         """Cards that its units are spread over, by its label. Raises Unreadable."""
-        return gpushare.quantity(self.metadata.labels.get(gpushare.COUNT, 1))
+        return gpushare.card_count(self.metadata.labels)
 
     @property
     def whole(self) -> int:
@@ -169,12 +169,10 @@ class FullPod(Pod):
 
 def request(pod: FullPod, unit_mib: int) -> Request:
     """What the pod asks of a node that counts in this unit. Raises Unreadable, BadRequest."""
-    units, cards = pod.units, pod.cards
-    if cards < 1 or units % cards:
-        raise BadRequest(
-            f"{units} units do not divide over {cards} cards, which its label {gpushare.COUNT} asks for"
-        )
-    return Request(Memory(units // cards, unit_mib), cards=cards)
+    wanted = gpushare.read_request(pod.asks, pod.metadata.labels, unit_mib)
+    if wanted is None:
+        raise BadRequest("it asks for no GPU memory")
+    return wanted
 
 
 # ---- verdicts ----

@@ -9,12 +9,16 @@ from pathlib import Path
 from fenka.cli.errors import Problem
 from fenka.core.evaluate import POLICIES
 from fenka.kubernetes.client import NoCluster
-from fenka.scheduler.main import Place, serve
+from fenka.scheduler.main import Place, serve, url
 from fenka.scheduler.replica import Settings
 
 
 def scheduler(
-    place: tuple[str, int, Path | None], policy: str, lease: tuple[str, str], name: str
+    place: tuple[str, int, Path | None],
+    policy: str,
+    lease: tuple[str, str],
+    name: str,
+    advertise: str,
 ) -> None:
     """Serve kube-scheduler until told to stop. place: address, port, kubeconfig; lease: namespace, name."""
     if policy not in POLICIES:
@@ -23,6 +27,7 @@ def scheduler(
     # Never the same twice: a new process must not take its predecessor's lease for its own.
     identity = f"{name or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     try:
-        asyncio.run(serve(Place(*place), Settings(identity, policy, *lease)))
+        told = url(advertise, place[1]) if advertise else ""
+        asyncio.run(serve(Place(*place), Settings(identity, policy, *lease, told)))
     except (NoCluster, OSError) as why:
         raise Problem(str(why)) from None

@@ -189,6 +189,11 @@ def place(
     return Rejected(tuple(verdict for verdict in verdicts if isinstance(verdict, Rejection)))
 
 
+def fits_card(card: Card, used: Used, request: Request) -> bool:
+    """Whether this card would do, were so much of it held: for those who reckon with other times than now."""
+    return _first_reason(Candidate(card, used, _want(request, card)), request, ()) is None
+
+
 def never_fits(request: Request, nodes: Collection[Node]) -> Rejected | None:
     """Why the request could not be placed even if nothing were held; None if it could.
 

@@ -9,10 +9,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fenka.core.cards import Node
-from fenka.core.evaluate import Policy, place, usable
+from fenka.core.evaluate import Policy, usable
 from fenka.core.ledger import Ledger, Tally
 from fenka.core.reasons import Rejected
 from fenka.core.requests import Placement, Request
+from fenka.core.verdicts import Verdicts
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -42,6 +43,8 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._order: list[Waiter] = []
         self._requests: dict[str, Request] = {}
+        self._verdicts: dict[Policy, Verdicts] = {}
+        """Nothing but remembered: see there."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -75,7 +78,7 @@ class WaitingQueue:
         """What a request would get if it joined the queue now, behind all who wait; or why nothing."""
         view, reserved = ledger.tally(), set[str]()
         self._serve(view, reserved, policy, nodes)
-        return place(view, request, policy, nodes, reserved)
+        return self._verdicts[policy].place(view, request, reserved)
 
     def _serve(
         self, view: Tally, reserved: set[str], policy: Policy, nodes: Collection[Node]
@@ -83,16 +86,28 @@ class WaitingQueue:
         """Leaves in `view` what is held then, and in `reserved` the cards that are waited for."""
         placed: list[tuple[str, Placement]] = []
         rejected: list[tuple[str, Rejected]] = []
+        verdicts = self._verdicts.setdefault(policy, Verdicts(nodes, policy))
+        verdicts.set_nodes(nodes)
+        verdicts.renew(view)
+        # Many who wait want the same. They wait for the same cards, and are refused for the same reasons
+        # as long as nothing else was placed or reserved since: so much was when the refusal was made.
         waited_for: set[Request] = set()
+        refused: dict[Request, tuple[tuple[int, int], Rejected]] = {}
         for waiter in self._order:
             request = self._requests[waiter.id]
-            verdict = place(view, request, policy, nodes, reserved)
+            known = refused.get(request)
+            if known is not None and known[0] == (len(placed), len(reserved)):
+                rejected.append((waiter.id, known[1]))
+                continue
+            state = len(placed), len(reserved)
+            verdict = verdicts.place(view, request, reserved)
             if isinstance(verdict, Placement):
                 view.add(verdict)
+                verdicts.forget(verdict.node)
                 placed.append((waiter.id, verdict))
             else:
                 rejected.append((waiter.id, verdict))
-                # Many who wait want the same, and then wait for the same cards.
+                refused[request] = state, verdict
                 if request not in waited_for:
                     waited_for.add(request)
                     reserved |= usable(request, nodes)

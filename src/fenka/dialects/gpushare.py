@@ -78,7 +78,11 @@ def quantity(text: str | int) -> int:
 
     Raises Unreadable.
     """
-    match = _QUANTITY.fullmatch(str(text).strip())
+    text = str(text).strip()
+    if text.isascii() and text.isdecimal() and len(text) <= 30:
+        # As nearly all are: thousands of pods are read at once.
+        return int(text)
+    match = _QUANTITY.fullmatch(text)
     if match is None:
         raise Unreadable(f"{text!r} is no quantity")
     number, suffix, exponent = match.groups()
@@ -232,7 +236,7 @@ def read_node(
 
 def read_indexes(text: str) -> frozenset[int]:
     """Card indexes as people list them, "0,2"; what is no index is passed over."""
-    return frozenset(int(item) for item in re.split(r"[,\s]+", text) if item.isdecimal())
+    return frozenset(int(item) for item in re.split(r"[,\s]+", text) if _is_index(item))
 
 
 def without(share: Share, sick: frozenset[int]) -> Share:
@@ -259,7 +263,7 @@ def _recorded(name: str, text: str) -> Share:
             for it in record["cards"]
         )
         unit = int(record["unitMiB"])
-    except (ValueError, TypeError, KeyError) as why:
+    except (ValueError, TypeError, KeyError, RecursionError) as why:
         raise Unreadable(f"annotation {CARDS} of node {name} is not understood: {why!r}") from None
     if unit < 1 or any(card.memory_mib < 1 for card in cards):
         raise Unreadable(f"annotation {CARDS} of node {name} speaks of memory that cannot be")
@@ -303,10 +307,15 @@ def read_allocation(annotations: Mapping[str, str], asks: Sequence[Ask]) -> Allo
     if IDX not in annotations:
         return None
     index = annotations[IDX]
-    if not index.isdecimal():
-        raise Unreadable(f"annotation {IDX} is {index!r}, not the index of a card")
+    if not _is_index(index):
+        raise Unreadable(f"annotation {IDX} is {index[:40]!r}, not the index of a card")
     apps = [ask.units for ask in asks if ask.kind is Kind.APP]
     return {number: {int(index): units} for number, units in enumerate(apps) if units}
+
+
+def _is_index(text: str) -> bool:
+    """Of a card. Python refuses to read numbers of thousands of digits, which a user may have written."""
+    return text.isdecimal() and len(text) <= 9
 
 
 def _read_v2(text: str) -> Allocation:
@@ -316,7 +325,7 @@ def _read_v2(text: str) -> Allocation:
             int(container): {int(card): _units(units) for card, units in cards.items()}
             for container, cards in record.items()
         }
-    except (ValueError, TypeError, AttributeError) as why:
+    except (ValueError, TypeError, AttributeError, RecursionError) as why:
         raise Unreadable(f"annotation {ALLOCATION} is not understood: {why}") from None
     if any(index < 0 for cards in allocation.values() for index in cards):
         raise Unreadable(f"annotation {ALLOCATION} names a card below 0")
@@ -366,7 +375,7 @@ def read_placement(
     cards = {card.index: card for card in share.node.cards}
     uuids = _read_uuids(annotations.get(CARDS, "{}"))
     slices = []
-    named = uuids or ([int(annotations[IDX])] if annotations.get(IDX, "").isdecimal() else [])
+    named = uuids or ([int(annotations[IDX])] if _is_index(annotations.get(IDX, "")) else [])
     for index, units in sorted(units_by_card(allocation, asks, named).items()):
         card = cards.get(index)
         if card is None:
@@ -388,7 +397,7 @@ def _mib(units: int, card: Card, unit_mib: int) -> int:
 def _read_uuids(text: str) -> dict[int, str]:
     try:
         return {int(index): str(uuid) for index, uuid in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError) as why:
+    except (ValueError, TypeError, AttributeError, RecursionError) as why:
         raise Unreadable(f"annotation {CARDS} of the pod is not understood: {why}") from None
 
 

@@ -13,7 +13,7 @@ UNITS_MIB = {"MiB": 1, "Mi": 1, "GiB": 1024, "Gi": 1024}
 
 _SIZE = re.compile(r"(-?)([0-9]*)(?:\.([0-9]+))?\s*([A-Za-z]*)")
 
-_UNIT = re.compile(r"([0-9]{0,6})\s*(MiB|Mi|GiB|Gi)")
+_UNIT = re.compile(r"([0-9]{0,6})(MiB|GiB)")
 
 _DIGITS = 12
 """No size needs more on either side of the point, and Python refuses to read very long numbers."""

@@ -220,6 +220,7 @@ class Events:
 
     @_answered()
     def __init__(self) -> None:
+        self._waiting = threading.Lock()
         self._set = pynvml.nvmlEventSetCreate()
         for _, handle in _handles():
             # A card that cannot tell is no reason not to hear the others.
@@ -234,14 +235,16 @@ class Events:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(pynvml.NVMLError):
+        # Another thread may still wait in it, for no longer than it said.
+        with self._waiting, contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlEventSetFree(self._set)
 
     @_answered()
     def wait(self, milliseconds: int) -> tuple[str, int] | None:
         """UUID of a card and its XID; None if there was none in this time."""
         try:
-            event = pynvml.nvmlEventSetWait_v2(self._set, milliseconds)
+            with self._waiting:
+                event = pynvml.nvmlEventSetWait_v2(self._set, milliseconds)
             return pynvml.nvmlDeviceGetUUID(event.device), int(event.eventData)
         except (pynvml.NVMLError_Timeout, pynvml.NVMLError_GpuIsLost):
             return None

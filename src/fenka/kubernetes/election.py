@@ -25,6 +25,9 @@ ATTEMPT_S = 4.0
 FENCE_S = 13.0
 """Every write has ended so long after the beginning of the last renewal."""
 
+ADDRESS = "fenka.io/address"
+"""Annotation of the Lease: the URL at which the others reach the leader."""
+
 
 class LeaseSpec(Object):
     """spec of a Lease."""
@@ -44,7 +47,10 @@ class Lease(Object):
 
 
 class Election:
-    """A candidate. `run` keeps it standing; `leading` says whether it may begin to write."""
+    """A candidate. `run` keeps it standing; `leading` says whether it may begin to write.
+
+    address: the URL that others are told while this one leads.
+    """
 
     def __init__(  # noqa: PLR0913
         self,
@@ -53,18 +59,23 @@ class Election:
         name: str,
         identity: str,
         *,
+        address: str = "",
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._api, self._name, self._namespace = api, name, namespace
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self.identity = identity
+        self.identity, self.address = identity, address
         self._clock, self._now, self._sleep = clock, now, sleep
         self._renewed: float | None = None
         self._seen: tuple[str, float] | None = None
+        self._heard: float | None = None
+        self._alone = asyncio.Lock()
         self.leader = ""
         """Who led when it was last looked at; empty for nobody."""
+        self.leader_address = ""
+        """Where that one is reached, if it says so."""
         self.trouble: str | None = None
         """Why the last attempt failed."""
 
@@ -78,38 +89,55 @@ class Election:
         """Within so many seconds a write that begins now must have ended; 0 or less: it must not begin."""
         return self._renewed + FENCE_S - self._clock() if self.leading and self._renewed else 0.0
 
+    @property
+    def informed(self) -> bool:
+        """Whether it is known who leads: the lease was read lately, and somebody holds it."""
+        heard = self._heard is not None and self._clock() < self._heard + LEASE_S
+        return heard and bool(self.leader)
+
     async def run(self) -> None:
         """Stand for election until cancelled."""
         while True:
             await self.attempt()
             await self._sleep(RETRY_S)
 
-    async def attempt(self) -> bool:
-        """Take or renew the lease if that is possible now; whether this replica leads then."""
+    async def attempt(self, *, stand: bool = True) -> bool:
+        """Take or renew the lease if that is possible now; whether this replica leads then.
+
+        stand=False: only look who leads.
+        """
+        async with self._alone:
+            return await self._attempt(stand)
+
+    async def _attempt(self, stand: bool) -> bool:
         begun = self._clock()
         try:
             async with asyncio.timeout(ATTEMPT_S):
-                held = await self._try()
+                held = await (self._try() if stand else self._look())
         except (Refused, NoCluster, TimeoutError) as why:
             # Leading goes on until its time is over: the lease is ours as long as nobody could take it.
             self.trouble = str(why) or "the API server does not answer in time"
             return self.leading
         self.trouble = None
+        self._heard = begun
         self._renewed = begun if held else None
         return self.leading
 
     async def release(self) -> None:
         """Let others lead at once. Nothing may be written after this is called."""
-        was_leading, self._renewed = self.leading, None
-        if not was_leading:
-            return
-        try:
-            lease = await self._api.get(f"{self._collection}/{self._name}", Lease)
-            if lease.spec.holder_identity == self.identity:
-                await self._write(lease, holder="", seconds=1, transition=False)
-        except (Refused, NoCluster) as why:
-            # Others wait until it runs out.
-            self.trouble = str(why)
+        # An attempt that runs would take it again.
+        async with self._alone:
+            was_leading, self._renewed = self.leading, None
+            if not was_leading:
+                return
+            self._leads("", "")
+            try:
+                lease = await self._api.get(f"{self._collection}/{self._name}", Lease)
+                if lease.spec.holder_identity == self.identity:
+                    await self._write(lease, holder="", seconds=1, transition=False)
+            except (Refused, NoCluster) as why:
+                # Others wait until it runs out.
+                self.trouble = str(why)
 
     async def _try(self) -> bool:
         try:
@@ -124,10 +152,18 @@ class Election:
         elif not holder or self._run_out(lease):
             await self._write(lease, holder=self.identity, seconds=LEASE_S, transition=True)
         else:
-            self.leader = holder
+            self._leads(holder, _address(lease))
             return False
-        self.leader = self.identity
+        self._leads(self.identity, self.address)
         return True
+
+    async def _look(self) -> bool:
+        lease = await self._api.get(f"{self._collection}/{self._name}", Lease)
+        self._leads(lease.spec.holder_identity or "", _address(lease))
+        return False
+
+    def _leads(self, who: str, address: str) -> None:
+        self.leader, self.leader_address = who, address
 
     def _run_out(self, lease: Lease) -> bool:
         """By this replica's own clock, since it saw this version: clocks of two machines differ."""
@@ -141,7 +177,11 @@ class Election:
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": self._name, "namespace": self._namespace},
+            "metadata": {
+                "name": self._name,
+                "namespace": self._namespace,
+                "annotations": {ADDRESS: self.address},
+            },
             "spec": {
                 "holderIdentity": self.identity,
                 "leaseDurationSeconds": LEASE_S,
@@ -151,7 +191,7 @@ class Election:
             },
         }
         await self._api.create(self._collection, Lease, body)
-        self.leader = self.identity
+        self._leads(self.identity, self.address)
         return True
 
     async def _write(self, lease: Lease, *, holder: str, seconds: int, transition: bool) -> None:
@@ -166,8 +206,15 @@ class Election:
             spec["leaseTransitions"] = (lease.spec.lease_transitions or 0) + 1
         # With its version: whoever was quicker wins, the other is told 409.
         body = {
-            "metadata": {"resourceVersion": lease.metadata.resource_version},
+            "metadata": {
+                "resourceVersion": lease.metadata.resource_version,
+                "annotations": {ADDRESS: self.address if holder else None},
+            },
             "spec": spec,
         }
         path = f"{self._collection}/{self._name}"
         await self._api.patch(path, Lease, body)
+
+
+def _address(lease: Lease) -> str:
+    return lease.metadata.annotations.get(ADDRESS, "")

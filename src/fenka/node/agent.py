@@ -11,7 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from fenka.kubernetes.objects import Pod
 from fenka.node import binding, offer, processes
 from fenka.node.binding import NotYet, Refused
 from fenka.node.cards import Cards
-from fenka.node.cluster import Cluster
+from fenka.node.cluster import RESET, Cluster
 from fenka.node.edits import Edits, NoDriverFiles
 from fenka.node.kubelet import Claim, Kubelet, KubeletAway
 from fenka.node.leases import Leases
@@ -41,7 +41,11 @@ RECONCILE_S = 5.0
 PATIENCE_S = 8.0
 """How long a container's start waits for what is on its way; the kubelet gives up after 30 s."""
 _ASK_AGAIN_S = 0.1
-UNCLAIMED_S = 60.0
+LEAVE_S = 10.0
+"""The chart gives the program 15 s to end."""
+ON_THEIR_WAY_S = 3.0
+"""From the scheduler's choice to the kubelet's question."""
+UNCLAIMED_S = 30.0
 """A token that nobody holds after this long belongs to no pod: its pod was deleted or refused meanwhile."""
 
 
@@ -51,6 +55,8 @@ class Settings:
 
     library: the native libraries, prepared for leases. contexts_mib: what a context takes, by card UUID.
     exclusive: whether nvidia.com/gpu is served while the node is not shared.
+    labelled_only: but only while it has a label at all: without one this program is about to be taken away,
+    and the kubelet remembers for minutes what it was offered.
     """
 
     unit_mib: int
@@ -58,6 +64,7 @@ class Settings:
     contexts_mib: Mapping[str, int]
     driver: Callable[[Sequence[Slice]], Edits]
     exclusive: bool = True
+    labelled_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +88,14 @@ class Agent:
         self.cluster, self.kubelet, self.cards = parts.cluster, parts.kubelet, parts.cards
         self.store, self.leases = parts.store, parts.leases
         self._living, self._clock = parts.living, parts.clock
-        self.units = Plugin(gpushare.MEMORY, "fenka-gpu-mem.sock", self.kubelet, self)
-        self.whole = Plugin(gpushare.WHOLE, "fenka-gpu.sock", self.kubelet, self)
+        self.units = Plugin(gpushare.MEMORY, "fenka-gpu-mem", self.kubelet, self)
+        self.whole = Plugin(gpushare.WHOLE, "fenka-gpu-whole", self.kubelet, self)
+        self.units.changed = self.nudge
         self.sharing: bool | None = None
         """Which of the two resources is offered; None while the labels have said nothing."""
         self._draining = False
+        self._leaving = False
+        self._inventory_seen = False
         self._binding = asyncio.Lock()
         self._wanted = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -149,6 +159,7 @@ class Agent:
     async def reconcile(self) -> None:
         """Do all that is missing."""
         self._choose()
+        await self._heed()
         await self._describe()
         try:
             claims = await self.kubelet.claims()
@@ -184,9 +195,37 @@ class Agent:
             )
         self.sharing = wanted or self._draining
 
+    @property
+    def _labelled(self) -> bool:
+        labels = self.cluster.node.metadata.labels if self.cluster.node else {}
+        return any(label in labels for label in gpushare.SHARING_LABELS)
+
+    async def _heed(self) -> None:
+        """What people have written on the node about its cards."""
+        node = self.cluster.node
+        if node is None:
+            return
+        written = node.metadata.annotations
+        if self._inventory_seen and gpushare.CARDS not in written:
+            _LOG.info(
+                "annotation %s was removed: cards that are lost are forgotten", gpushare.CARDS
+            )
+            self.cards.forget_lost()
+        self._inventory_seen = gpushare.CARDS in written
+        if RESET in written:
+            _LOG.info("annotation %s=%s: these cards are used again", RESET, written[RESET])
+            await asyncio.to_thread(self.cards.reset, gpushare.read_indexes(written[RESET]))
+            with contextlib.suppress(ApiRefused, NoCluster):
+                await self.cluster.take_reset()
+
     async def _describe(self) -> None:
         cards = self.now()
-        inventory = gpushare.write_inventory(cards, self.settings.unit_mib)
+        if self.sharing and (self._leaving or not self.units.told.is_set()):
+            # Whoever came now would be failed by the kubelet.
+            shown = tuple(replace(card, healthy=False) for card in cards)
+        else:
+            shown = cards
+        inventory = gpushare.write_inventory(shown, self.settings.unit_mib)
         try:
             await self.cluster.describe(inventory, len(cards) if self.sharing else 0)
         except (ApiRefused, NoCluster) as why:
@@ -205,6 +244,7 @@ class Agent:
         if self.sharing is None:
             return
         cards, tokens = self.now(), list(self.store.tokens.values())
+        every = {card.uuid for card in cards}
         whole = {one for it in tokens if it.resource == gpushare.WHOLE for one in it.ids}
         whole |= {one for it in claims if it.resource == gpushare.WHOLE for one in it.ids}
         if self.sharing:
@@ -213,14 +253,33 @@ class Agent:
                 for it in tokens
                 if it.resource == gpushare.MEMORY
             ]
-            withheld = {card.uuid for card in cards} if self._draining else whole
+            withheld = every if self._draining else whole
             units = offer.units(cards, self.settings.unit_mib, held, withheld)
             await self.units.offer(units)
             await self.whole.offer([])
         else:
             await self.units.offer([])
-            if self.settings.exclusive:
+            if self.settings.exclusive and (self._labelled or not self.settings.labelled_only):
                 await self.whole.offer(offer.whole(cards, whole, ()))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the kubelet knows all that the node has to offer now, be it nothing."""
+        offered = [it for it in (self.units, self.whole) if it.devices]
+        return self.sharing is not None and all(it.registered.is_set() for it in offered)
+
+    async def leave(self) -> None:
+        """Have no new pod sent here, and serve those that are on their way; `run` goes on meanwhile.
+
+        The kubelet fails a pod at once that comes while there is no plugin, and tells the scheduler only
+        with its next status. The extender hears of it at once.
+        """
+        self._leaving = True
+        if self.sharing:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await self._describe()
+                    await asyncio.sleep(ON_THEIR_WAY_S)
 
     # ---- leases ----
 
@@ -278,7 +337,20 @@ class Agent:
     def _decided(self, token: Token, pod: Pod, container: str) -> Lease:
         if token.resource == gpushare.WHOLE:
             return binding.whole_lease(self.now(), pod, container, token.ids)
-        return binding.share_lease(self.share(), pod, container, len(token.ids))
+        lease = binding.share_lease(self.share(), pod, container, len(token.ids))
+        return lease if self._isolated() else binding.unlimited(lease, self.now())
+
+    def _isolated(self) -> bool:
+        """A limit that cannot be enforced is an error; this label asks for none."""
+        labels = self.cluster.node.metadata.labels if self.cluster.node else {}
+        if labels.get(gpushare.DISABLE_ISOLATION_LABEL) != "true":
+            return True
+        self.cluster.node_event(
+            "FenkaNotIsolated",
+            f"label {gpushare.DISABLE_ISOLATION_LABEL}=true: containers that start here may use all of "
+            f"their card's memory, whatever they asked for",
+        )
+        return False
 
     def _make(self, name: str, lease: Lease) -> None:
         if not self.leases.complete(name):

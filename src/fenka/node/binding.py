@@ -6,6 +6,8 @@ Values in, values out; what is refused is refused with the sentence that the pod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from fenka.core.cards import Card
 from fenka.core.requests import Placement, Slice
 from fenka.core.units import units_to_mib
@@ -122,6 +124,19 @@ def share_lease(share: Share, pod: Pod, container: str, units: int) -> Lease:
     meta = pod.metadata
     return Lease(
         meta.uid, meta.namespace, meta.name, container, slices, list(placement.slices), environment
+    )
+
+
+def unlimited(lease: Lease, cards: Collection[Card]) -> Lease:
+    """The same without a limit but the cards' own, and with what tells the program so: cGPU's word for it.
+
+    What the pod has booked stays as it is.
+    """
+    memory = {card.uuid: card.memory_mib for card in cards}
+    return msgspec.structs.replace(
+        lease,
+        limits_mib={piece.uuid: memory[piece.uuid] for piece in lease.slices},
+        environment={**lease.environment, "CGPU_DISABLE": "true"},
     )
 
 

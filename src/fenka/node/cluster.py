@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from fenka.core.cards import Card
 from fenka.dialects import gpushare
 from fenka.kubernetes.client import Api, NoCluster, Refused
 from fenka.kubernetes.events import Recorder
@@ -16,6 +17,9 @@ from fenka.kubernetes.watch import Watch
 from fenka.node.store import Lease
 
 _LOG = logging.getLogger(__name__)
+
+RESET = "fenka.io/reset"
+"""Node annotation, written by people: indexes of cards that they have reset. It is taken away once read."""
 
 
 class _Anything(Object):
@@ -35,6 +39,7 @@ class _InfoStatus(Object):
 
 
 class _InfoNode(Object):
+    metadata: Meta = msgspec.field(default_factory=Meta)
     status: _InfoStatus = msgspec.field(default_factory=_InfoStatus)
 
 
@@ -72,6 +77,7 @@ class Cluster:
         )
         self._events = Recorder(api, "fenka-node", node)
         self._handlers: dict[str, str] = {}
+        self._said: dict[str, str] = {}
 
     @property
     def _path(self) -> str:
@@ -96,10 +102,26 @@ class Cluster:
         """Keep everything up, and write events, until cancelled."""
         await asyncio.gather(self._pods.run(), self._nodes.run(), self._events.run())
 
-    async def runtime(self) -> str:
-        """The container runtime as the kubelet names it: "containerd://2.1.0". Raises Refused, NoCluster."""
+    async def first_look(self) -> tuple[str, Sequence[Card]]:
+        """The container runtime as the kubelet names it, "containerd://2.1.0"; and the cards that were last
+        written down for this node. Raises Refused, NoCluster."""
         found = await self._api.get(self._path, _InfoNode)
-        return found.status.node_info.container_runtime_version
+        return found.status.node_info.container_runtime_version, self._described(found.metadata)
+
+    def _described(self, meta: Meta) -> Sequence[Card]:
+        if gpushare.CARDS not in meta.annotations:
+            return ()
+        annotations = {gpushare.CARDS: meta.annotations[gpushare.CARDS]}
+        try:
+            share = gpushare.read_node(self.name, annotations, {gpushare.MEMORY: "1"})
+        except gpushare.Unreadable as why:
+            _LOG.warning("which cards the node had before is not known: %s", why)
+            return ()
+        return share.node.cards if share else ()
+
+    async def take_reset(self) -> None:
+        """Take the annotation RESET away. Raises Refused, NoCluster."""
+        await self._api.patch(self._path, _Anything, {"metadata": {"annotations": {RESET: None}}})
 
     async def handler(self, runtime_class: str) -> str:
         """What the container runtime calls this class; empty where nobody says."""
@@ -153,7 +175,9 @@ class Cluster:
     def node_event(self, reason: str, note: str) -> None:
         """A warning on the node. The same again is counted."""
         if self.node is not None:
-            _LOG.warning("%s", note)
+            if self._said.get(reason) != note:
+                _LOG.warning("%s", note)
+            self._said[reason] = note
             self._events.on_node(self.node, reason, note)
 
     def pod_event(self, uid: str, reason: str, note: str) -> None:

@@ -10,6 +10,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from fenka.isolation import account, mounting
@@ -85,7 +86,8 @@ class Leases:
         for name in mount_points():
             (directory / "lease" / name).touch(mode=0o644)
         self._mount(directory / "account", -(-account.size() // _PAGE) * _PAGE)
-        create_lease(directory, token, lease.slices, contexts_mib)
+        limits = [replace(it, memory_mib=lease.limit_mib(it)) for it in lease.slices]
+        create_lease(directory, token, limits, contexts_mib)
         content = specification(token, directory, Path(lease.library), driver, lease.environment)
         # The runtime reads every *.json of the directory: the temporary name must not be one.
         write_atomically(self.spec(token), json.dumps(content, indent=1).encode())

@@ -10,13 +10,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from fenka.core.cards import Card
 from fenka.core.requests import Slice
 from fenka.core.units import card_units
 from fenka.dialects.sizes import parse_unit
 from fenka.hardware.machine import Hardware
-from fenka.hardware.nvml import Driver, DriverLost, Events, GpuProcess
+from fenka.hardware.nvml import Driver, DriverLost, Events, GpuProcess, NoDriver
 from fenka.hardware.simulated import SimulatedNode
 from fenka.isolation.files import install_native
 from fenka.kubernetes.client import Api, NoCluster, Refused
@@ -24,10 +25,12 @@ from fenka.node import edits, kubelet
 from fenka.node.agent import Agent, Parts, Settings
 from fenka.node.cards import Cards
 from fenka.node.cluster import Cluster
+from fenka.node.holding import CardTaken, hold_cards
 from fenka.node.kubelet import Kubelet
 from fenka.node.leases import Leases
 from fenka.node.metrics import Exporter, serve
 from fenka.node.store import Store
+from fenka.node.surroundings import nvidia_by_default, unseen_mounts
 from fenka.node.usage import BusyNs, Usage
 from fenka.node.watching import Watcher
 
@@ -35,6 +38,11 @@ _LOG = logging.getLogger(__name__)
 
 WAIT_S = 1.0
 """Between two looks for a driver, or for the API server, that is not there yet."""
+_WARN_AGAIN_S = 3600.0
+LOOK_S = 0.1
+"""The same where a look costs nothing."""
+
+_Made = TypeVar("_Made")
 
 _RUNTIME = re.compile(r"([\w-]+)://v?(\d+)\.(\d+)")
 
@@ -58,6 +66,7 @@ class Config:
     leases: Path = Path("/run/fenka/leases")
     state: Path = Path("/var/lib/fenka")
     exclusive: bool = True
+    labelled_only: bool = False
     assume_cdi: bool = False
     over_limit: str = "report"
     unshimmed: str = "kill"
@@ -67,7 +76,7 @@ class Config:
 def run(config: Config) -> None:
     """Serve until told to stop.
 
-    Raises CannotServe, BadSize, NoDriver, NoCluster, FileNotFoundError; each message is the sentence to show.
+    Raises CannotServe, BadSize, NoCluster, FileNotFoundError; each message is the sentence to show.
     """
     unit_mib = parse_unit(config.unit)
     for option, value, known in (
@@ -76,10 +85,16 @@ def run(config: Config) -> None:
     ):
         if value not in known:
             raise CannotServe(f"{option} is {' or '.join(known)}, not {value}")
+    if complaint := unseen_mounts(config.leases):
+        raise CannotServe(complaint)
     library = install_native(config.state / "lib", edits.prepare_library)
-    with hardware(config, library) as machine:
-        cards = Cards(machine)
-        check_unit(cards, unit_mib)
+    with hardware(config, library) as machine, contextlib.ExitStack() as held:
+        cards = Cards(
+            machine,
+            config.leases.parent / "health.json",
+            lambda cards: machine.measure(cards, _libraries(config, library)),
+        )
+        held.enter_context(_owned(cards.known))
         machine.measure(cards.known, _libraries(config, library))
         settings = Settings(
             unit_mib,
@@ -87,8 +102,9 @@ def run(config: Config) -> None:
             machine.context_mib,
             _driver(config, machine, library),
             config.exclusive,
+            config.labelled_only,
         )
-        asyncio.run(_serve(config, settings, cards, machine))
+        asyncio.run(_serve(config, settings, cards, machine, held))
 
 
 def check_unit(cards: Cards, unit_mib: int) -> None:
@@ -143,32 +159,64 @@ def _libraries(config: Config, library: Path) -> Path | None:
     return library / "simulated" if config.simulated else edits.nvml_directory(config.host)
 
 
+def _owned(cards: Sequence[Card]) -> contextlib.ExitStack:
+    """The cards, held against other programs of the machine; waits for who has them. Raises CannotServe."""
+    return _once_there(lambda: hold_cards(cards), CardTaken)
+
+
 @contextlib.contextmanager
 def hardware(config: Config, library: Path) -> Iterator[Hardware]:
-    """The driver, real or simulated; waits for the keeper of a simulated node."""
-    directory = _libraries(config, library)
+    """The driver, real or simulated; waits for it: it may be installed later, as a pod of its own."""
     if config.simulated is not None:
         # By this program's own copy of the driver: the keeper's is in another container.
         os.environ["FENKA_SIMULATED_NODE"] = str(config.simulated)
         _wait_for(SimulatedNode(config.simulated))
-    with contextlib.closing(Hardware(lambda: Driver.open(directory))) as machine:
+
+    def opened() -> Driver:
+        return Driver.open(_libraries(config, library))
+
+    with contextlib.closing(_once_there(lambda: Hardware(opened), NoDriver)) as machine:
         yield machine
 
 
 def _wait_for(node: SimulatedNode) -> None:
     if not node.running:
-        _LOG.warning("waiting for `fenka simulate-node` in %s", node.directory)
+        _LOG.info("waiting for `fenka simulate-node` in %s", node.directory)
     while not node.running:
-        time.sleep(WAIT_S)
+        time.sleep(LOOK_S)
 
 
-async def _serve(config: Config, settings: Settings, cards: Cards, machine: Hardware) -> None:
+def _once_there(make: Callable[[], _Made], absent: type[Exception]) -> _Made:
+    """What it makes, as soon as it can be made; every reason why not is said once."""
+    said = ""
+    while True:
+        try:
+            return make()
+        except absent as why:
+            if said != str(why):
+                said = str(why)
+                _LOG.warning("waiting: %s", said)
+            time.sleep(WAIT_S)
+
+
+async def _serve(
+    config: Config,
+    settings: Settings,
+    cards: Cards,
+    machine: Hardware,
+    held: contextlib.ExitStack,
+) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with await Api.connect(config.kubeconfig) as api:
         cluster = Cluster(api, config.node)
-        check_runtime(await _patiently(cluster.runtime), assume_cdi=config.assume_cdi)
+        runtime, described = await _patiently(cluster.first_look)
+        check_runtime(runtime, assume_cdi=config.assume_cdi)
+        shown = {card.uuid for card in cards.known}
+        cards.remember(described)
+        held.enter_context(_owned([it for it in cards.known if it.uuid not in shown]))
+        check_unit(cards, settings.unit_mib)
         store = Store(config.state / "node")
         for complaint in store.load():
             _LOG.error("%s", complaint)
@@ -202,10 +250,13 @@ async def _serve(config: Config, settings: Settings, cards: Cards, machine: Hard
             agent.run(),
             watcher.run(),
             watcher.listen(Events),
+            _warn_of_runtime(config, cluster),
         )
         async with _listening(exporter, config.metrics_port, agent), _tasks(*work) as tasks:
             ending = asyncio.create_task(stop.wait())
             done, _ = await asyncio.wait({ending, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            if ending in done:
+                await agent.leave()
             for task in done:
                 task.result()
 
@@ -239,15 +290,22 @@ def _busy(config: Config, machine: Hardware, cards: Cards) -> BusyNs:
     return added
 
 
+async def _warn_of_runtime(config: Config, cluster: Cluster) -> None:
+    """Every hour, for as long as it is so."""
+    while True:
+        while not cluster.synced:
+            await asyncio.sleep(WAIT_S)
+        if config.simulated is None and (complaint := nvidia_by_default(config.host)):
+            cluster.node_event("FenkaRuntime", complaint)
+        await asyncio.sleep(_WARN_AGAIN_S)
+
+
 @contextlib.asynccontextmanager
 async def _listening(exporter: Exporter, port: int | None, agent: Agent) -> AsyncIterator[None]:
     if port is None:
         yield
         return
-    offered = (agent.units, agent.whole)
-    runner = await serve(
-        exporter, port, lambda: any(it.registered.is_set() for it in offered if it.devices)
-    )
+    runner = await serve(exporter, port, lambda: agent.ready)
     try:
         yield
     finally:
@@ -265,7 +323,7 @@ async def _tasks(*work: Coroutine[Any, Any, None]) -> AsyncIterator[set["asyncio
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _patiently(ask: Callable[[], Awaitable[str]]) -> str:
+async def _patiently(ask: Callable[[], Awaitable[_Made]]) -> _Made:
     while True:
         try:
             return await ask()

@@ -54,7 +54,7 @@ class Exporter(Collector):
     def _cards(self) -> Iterator[Metric]:
         allocated: dict[str, int] = {}
         for use in self.look.uses:
-            allocated[use.uuid] = allocated.get(use.uuid, 0) + use.limit_bytes
+            allocated[use.uuid] = allocated.get(use.uuid, 0) + use.booked_bytes
 
         def reading(name: str, scale: float = 1) -> Callable[[Card], float | None]:
             def of(card: Card) -> float | None:
@@ -69,7 +69,7 @@ class Exporter(Collector):
             ("memory_used_bytes", "Memory in use, whoever uses it.", reading("used_mib", MIB)),
             (
                 "memory_allocated_bytes",
-                "Sum of its containers' limits.",
+                "Booked by its containers.",
                 lambda card: allocated.get(card.uuid, 0),
             ),
             ("utilization_ratio", "Share of time with a kernel.", reading("utilisation", 0.01)),

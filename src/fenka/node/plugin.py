@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,7 +33,7 @@ class Lessor(Protocol):
 
 
 class Plugin:
-    """A device plugin for one resource. endpoint: name of its socket, beside the kubelet's."""
+    """A device plugin for one resource. endpoint: its sockets, beside the kubelet's, begin so."""
 
     def __init__(self, resource: str, endpoint: str, kubelet: Kubelet, lessor: Lessor) -> None:
         self.resource = resource
@@ -41,6 +43,10 @@ class Plugin:
         self._offered = asyncio.Condition()
         self.registered = asyncio.Event()
         """Set while the kubelet knows of us, as far as can be told."""
+        self.told = asyncio.Event()
+        """Set while the kubelet knows our devices besides."""
+        self.changed: Callable[[], object] = lambda: None
+        """Called when that changes."""
 
     @property
     def devices(self) -> list[tuple[str, bool]]:
@@ -76,21 +82,25 @@ class Plugin:
                 quiet = True
             finally:
                 self.registered.clear()
+                self.told.clear()
+                self.changed()
             await asyncio.sleep(LOOK_S)
 
     async def _serve(self) -> None:
-        path = self._kubelet.plugins / self._endpoint
+        # A name of its own each time: kubelet 1.37, asked again under one whose last owner it has not seen
+        # end yet, refuses it from then on, until it is restarted ("device plugin already connected").
+        path = self._kubelet.plugins / f"{self._endpoint}-{secrets.token_hex(4)}.sock"
         kubelet = _identity(self._kubelet.socket)
         if kubelet is None:
             raise KubeletAway(f"there is no {self._kubelet.socket}")
-        path.unlink(missing_ok=True)
+        _remove_dead(self._kubelet.plugins, f"{self._endpoint}*.sock")
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((self._handlers(),))
         server.add_insecure_port(f"unix://{path}")
         await server.start()
         try:
             mine = _identity(path)
-            await self._kubelet.register(self._endpoint, self.resource)
+            await self._kubelet.register(path.name, self.resource)
             _LOG.info("%s is registered with the kubelet", self.resource)
             self.registered.set()
             while (_identity(self._kubelet.socket), _identity(path)) == (kubelet, mine):
@@ -98,6 +108,7 @@ class Plugin:
             _LOG.info("the kubelet was restarted: %s registers again", self.resource)
         finally:
             await server.stop(grace=None)
+            path.unlink(missing_ok=True)
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         def unary(method: Any, kind: Any) -> "grpc.RpcMethodHandler[Any, Any]":
@@ -129,6 +140,9 @@ class Plugin:
                 await self._offered.wait_for(lambda last=seen: self._offers != last)  # type: ignore[misc]
                 seen, devices = self._offers, self._devices
             yield listing(devices)
+            # Asked for the next one: this one is on its way.
+            self.told.set()
+            self.changed()
 
     async def _allocate(self, request: api.AllocateRequest, _: Any) -> api.AllocateResponse:
         """Decides nothing: it runs inside the kubelet's admission of a pod, before anybody can tell whose."""
@@ -159,6 +173,19 @@ class Plugin:
 def _serialize(message: Any) -> bytes:
     data: bytes = message.SerializeToString()
     return data
+
+
+def _remove_dead(directory: Path, pattern: str) -> None:
+    """Sockets of predecessors that were killed. One that still answers is about to end by itself."""
+    for path in directory.glob(pattern):
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe,
+            contextlib.suppress(OSError),
+        ):
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

@@ -14,8 +14,11 @@ from fenka.core.requests import Slice
 from fenka.isolation.files import fsync_directory, write_atomically
 
 
-class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose a token became, and what it gives. Slices are of this container, `holds` of its whole pod."""
+class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Whose a token became, and what it gives. Slices are of this container, `holds` of its whole pod.
+
+    Defaults are not written: an older agent, after a rollback, understands all that does not use what is new.
+    """
 
     uid: str
     namespace: str
@@ -26,6 +29,12 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     environment: dict[str, str]
     library: str = ""
     """Directory of the shim that its programs have mapped."""
+    limits_mib: dict[str, int] = {}
+    """What it may hold of a card, by UUID, where that is not what its slice says."""
+
+    def limit_mib(self, piece: Slice) -> int:
+        """What its programs may hold of the card of one of its slices."""
+        return self.limits_mib.get(piece.uuid, piece.memory_mib)
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

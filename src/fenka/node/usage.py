@@ -28,7 +28,10 @@ class Use:
 
     token: Token
     uuid: str
+    booked_bytes: int
+    """What its pod asked for."""
     limit_bytes: int
+    """What it may hold: the same, unless its node does not isolate."""
     held_bytes: int
     """As its programs say."""
     used_bytes: int
@@ -155,6 +158,7 @@ class Usage:
                     token,
                     piece.uuid,
                     piece.memory_mib * MIB,
+                    token.lease.limit_mib(piece) * MIB,
                     held[position] if position < len(held) else 0,
                     sum(it.used_mib or 0 for it in mine) * MIB,
                     len({it.pid for it in mine}),
@@ -169,6 +173,8 @@ class Usage:
         found = []
         for token in bound:
             assert token.lease is not None
+            if token.lease.limits_mib:  # its node does not isolate
+                continue
             for pid in sorted({it.pid for it in owned.get(token.name, ())}):
                 library = Path(token.lease.library)
                 if cheating.has_shim(pid, library, self._proc) is False:

@@ -119,7 +119,7 @@ class Watcher:
     async def _xid(self, uuid: str, xid: int) -> None:
         harmless = APPLICATION_XIDS.get(xid) or NOTES_XIDS.get(xid)
         _LOG.warning("XID %d of %s%s", xid, uuid, f": {harmless}" if harmless else "")
-        self._agent.cards.report(uuid, xid)
+        await asyncio.to_thread(self._agent.cards.report, uuid, xid)
         if xid == LOST_XID:
             await asyncio.to_thread(self._agent.cards.refresh)
         if harmless is None:

@@ -3,8 +3,9 @@
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
-from fenka.core.cards import Node
+from fenka.core.cards import Card, Node
 from fenka.core.evaluate import Empty, Fit, Policy, View, evaluate, never_fits
 from fenka.core.ledger import Tally
 from fenka.core.reasons import Rejected, Rejection, Why
@@ -201,8 +202,7 @@ class Judge:
             return No(trouble, hopeless=True)
         (verdict,) = evaluate(self._world, request, self._policy, (node,))
         if isinstance(verdict, Rejection):
-            (alone,) = evaluate(Empty(), request, self._policy, (node,))
-            return No(sentence(verdict), isinstance(alone, Rejection), verdict)
+            return No(sentence(verdict), _hopeless(request, tuple(map(_kind, node.cards))), verdict)
         policy = self._card_policy(node.name)
         if policy == self._policy:
             return verdict
@@ -221,6 +221,25 @@ def sentence(rejection: Rejection) -> str:
     counts = Rejected((rejection,)).sentence()
     memory = any(reason.why is Why.MEMORY for reason in rejection.reasons)
     return f"{TOO_LITTLE}: {counts}" if memory else counts
+
+
+_Kind = tuple[int, int, str, bool, bool]
+
+
+def _kind(card: Card) -> _Kind:
+    return card.memory_mib, card.compute, card.model, card.healthy, card.cordoned
+
+
+@lru_cache(maxsize=1024)
+def _hopeless(request: Request, kinds: tuple[_Kind, ...]) -> bool:
+    """Whether a node with such cards would not do even if it were empty. A cluster has few kinds of nodes."""
+    cards = (
+        Card(index, "", model, memory_mib, compute, healthy=healthy, cordoned=cordoned)
+        for index, (memory_mib, compute, model, healthy, cordoned) in enumerate(kinds)
+    )
+    node = Node("any", tuple(cards))
+    (verdict,) = evaluate(Empty(), request, "binpack", (node,))
+    return isinstance(verdict, Rejection)
 
 
 class _Wanted:

@@ -22,6 +22,11 @@ class Place:
     kubeconfig: Path | None = None
 
 
+def url(address: str, port: int) -> str:
+    """Of a server at this IP address."""
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
 async def serve(place: Place, settings: Settings) -> None:
     """Until SIGTERM or SIGINT. Raises NoCluster, OSError if the port is taken."""
     stop = asyncio.Event()

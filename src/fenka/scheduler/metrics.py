@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -30,6 +30,12 @@ class Metrics:
             "Time to answer kube-scheduler, by verb",
             ["verb"],
             buckets=BUCKETS,
+            registry=self._registry,
+        )
+        self.forwarded = Counter(
+            "fenka_scheduler_forwarded",
+            "Calls that were passed on to the leader, by verb",
+            ["verb"],
             registry=self._registry,
         )
 

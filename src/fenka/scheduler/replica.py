@@ -21,15 +21,24 @@ log = logging.getLogger(__name__)
 DRAIN_S = BIND_WITHIN_S + SETTLED_S + 1
 """By then every binding that was sent is known, or can do no harm."""
 
+LINGER_S = 3.0
+"""So long a replica that ends passes calls on: until every node's proxy has heard that it is not ready."""
+LOOK_S = 0.25
+"""Meanwhile it looks so often who leads now."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """namespace, lease: of the Lease by which replicas agree. identity: of this process alone."""
+    """namespace, lease: of the Lease by which replicas agree. identity: of this process alone.
+
+    address: the URL at which other replicas reach this one; empty: they cannot.
+    """
 
     identity: str
     policy: Policy = "binpack"
     namespace: str = "kube-system"
     lease: str = "fenka-scheduler"
+    address: str = ""
 
 
 class Replica:
@@ -47,7 +56,12 @@ class Replica:
         self.judge = Judge(self.world, settings.policy)
         self.recorder = Recorder(api, "fenka-scheduler", settings.identity)
         self.election = Election(
-            api, settings.namespace, settings.lease, settings.identity, clock=clock
+            api,
+            settings.namespace,
+            settings.lease,
+            settings.identity,
+            address=settings.address,
+            clock=clock,
         )
         self.teller = Teller(self.world, self.judge, self.recorder, lambda: self.election.leading)
         self.cluster = Cluster(api, self.world, self.teller)
@@ -65,9 +79,19 @@ class Replica:
         self._refreshing: asyncio.Task[None] | None = None
 
     @property
-    def ready(self) -> bool:
-        """Whether kube-scheduler shall be sent here: it leads, and knows all that its predecessor bound."""
+    def leading(self) -> bool:
+        """Whether it decides: it holds the lease, and knows all that its predecessor bound."""
         return self.time_left_s > 0 and self.cluster.synced
+
+    @property
+    def ready(self) -> bool:
+        """Whether kube-scheduler may be sent here: it could lead, and knows who does."""
+        return self.cluster.synced and self.election.informed and not self._ending
+
+    @property
+    def ending(self) -> bool:
+        """Whether it will be gone soon."""
+        return self._ending
 
     @property
     def time_left_s(self) -> float:
@@ -87,11 +111,14 @@ class Replica:
             group.create_task(self._stand(group))
 
     async def stop(self) -> None:
-        """Begin nothing new, finish what runs, let another lead at once."""
+        """Begin nothing new, finish what runs, let another lead at once, and send late callers to it."""
         self._ending = True
         await self.binder.drain(DRAIN_S)
         if not self.binder.busy:
             await self.election.release()
+        for _ in range(round(LINGER_S / LOOK_S)):
+            await self._sleep(LOOK_S)
+            await self.election.attempt(stand=False)
 
     async def _stand(self, group: asyncio.TaskGroup) -> None:
         """The lease first: it must be renewed however long reading takes."""

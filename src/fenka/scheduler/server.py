@@ -1,8 +1,7 @@
 """The extender over HTTP, at the paths of gpushare's.
 
-kube-scheduler is always answered with 200, and trouble in `Error`; what is no request of the protocol gets
-400. A replica that does not lead ends the connection with its answer, because kept connections would go on
-coming to it, past the Service.
+kube-scheduler is answered with 200, and trouble in `Error`; where a verb's answer has no place for that, with
+503, or with 400 for what is no request of the protocol. The leader decides; others pass the verbs on to it.
 """
 
 import logging
@@ -15,6 +14,7 @@ from aiohttp import web
 
 from fenka import __version__
 from fenka.scheduler import wire
+from fenka.scheduler.forward import FORWARDED, Forwarder, Unreachable
 from fenka.scheduler.inspect import inspect
 from fenka.scheduler.metrics import Metrics, State
 from fenka.scheduler.replica import Replica
@@ -36,8 +36,9 @@ class Server:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        state = State(replica.world, replica.cluster, replica.binder, lambda: replica.ready)
+        state = State(replica.world, replica.cluster, replica.binder, lambda: replica.leading)
         self._metrics = Metrics(state)
+        self._forwarder = Forwarder(replica.election.identity)
 
     def app(self) -> web.Application:
         """All routes."""
@@ -45,6 +46,7 @@ class Server:
             append_slash=False, remove_slash=True, redirect_class=web.HTTPTemporaryRedirect
         )
         app = web.Application(client_max_size=LARGEST_BODY, middlewares=[slashes])
+        app.cleanup_ctx.append(self._forwarder.running)
         verbs: dict[str, tuple[Verb, Any]] = {
             "filter": (self.filter, wire.Answer()),
             "prioritize": (self.prioritize, None),
@@ -66,8 +68,6 @@ class Server:
     async def filter(self, body: bytes) -> wire.Answer:
         """Which nodes fit, and why the others do not."""
         asked = wire.read_nodes(body)
-        if not self._replica.cluster.synced:
-            return wire.Answer(error="fenka is still reading the cluster")
         self._replica.teller.asked(asked.pod)
         found = self._replica.judge.filter(asked.pod, asked.names)
         answer = wire.answer_nodes(asked, found.fitting)
@@ -110,26 +110,49 @@ class Server:
             begun = time.perf_counter()
             body = await request.read()
             try:
-                answer = await self._answer(verb, empty, body)
+                if not body:
+                    answer = web.Response(status=400, text="Please send a request body")
+                elif self._replica.leading:
+                    answer = await self._answer(verb, empty, body)
+                elif FORWARDED in request.headers:
+                    answer = _trouble(empty, f"not the leader: that is {self._leader()}")
+                else:
+                    answer = await self._pass_on(name, empty, body)
             finally:
                 self._metrics.requests.labels(name).observe(time.perf_counter() - begun)
-            if not self._replica.ready:
+            if self._replica.ending:
+                # The next call goes by the Service to a replica that stays.
                 answer.force_close()
             return answer
 
         return handle
 
+    def _leader(self) -> str:
+        election = self._replica.election
+        return "nobody yet" if election.leader in ("", election.identity) else election.leader
+
+    async def _pass_on(self, name: str, empty: Any, body: bytes) -> web.Response:
+        election, leader = self._replica.election, self._leader()
+        if election.leader in ("", election.identity):
+            return _trouble(empty, "fenka: no replica leads at the moment; one will in seconds")
+        if not election.leader_address:
+            return _trouble(empty, f"fenka: the leader {leader} does not say where it is reached")
+        try:
+            answer = await self._forwarder.post(f"{election.leader_address}{PREFIX}/{name}", body)
+        except Unreachable as why:
+            return _trouble(empty, f"fenka: the leader {leader} does not answer: {why}")
+        self._metrics.forwarded.labels(name).inc()
+        return answer
+
     async def _answer(self, verb: Verb, empty: Any, body: bytes) -> web.Response:
-        if not body:
-            return web.Response(status=400, text="Please send a request body")
         try:
             return _json(await verb(body))
         except NotUnderstood as why:
-            return _error(empty, str(why))
+            return _trouble(empty, str(why), status=400)
         except Exception:
             # A bug: this pod is told so, the next one is served.
             log.exception("a request failed")
-            return _error(empty, "fenka failed at this request: its log says why")
+            return _trouble(empty, "fenka failed at this request: its log says why")
 
     async def _inspect(self, request: web.Request) -> web.Response:
         name = request.match_info.get("node")
@@ -142,9 +165,13 @@ class Server:
         replica = self._replica
         if replica.ready:
             return web.Response(text="ok")
-        why = "; ".join(replica.cluster.troubles) or replica.election.trouble or ""
-        leader = replica.leader or "nobody"
-        return web.Response(status=503, text=f"not ready: the leader is {leader}. {why}".strip())
+        why = "; ".join(replica.cluster.troubles) or replica.election.trouble
+        if replica.ending:
+            why = "it is ending"
+        elif not replica.cluster.synced:
+            why = why or "the cluster is being read"
+        text = f"not ready: {why or 'it is not known who leads'}"
+        return web.Response(status=503, text=text)
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
@@ -155,9 +182,10 @@ def _json(answer: Any, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, content_type="application/json")
 
 
-def _error(empty: Any, sentence: str) -> web.Response:
+def _trouble(empty: Any, sentence: str, status: int = 503) -> web.Response:
+    """status: where the answer has no place for a sentence."""
     if empty is None:
-        return web.Response(status=400, text=sentence)
+        return web.Response(status=status, text=sentence)
     if isinstance(empty, wire.Answer):
         return _json(wire.Answer(error=sentence))
     return _json({"Error": sentence})

@@ -1,0 +1,157 @@
+"""How long serving a cluster's queue once takes: 1,000 nodes of 8 cards, 200 requests that wait.
+
+``python bench/queue/run.py`` fills the cluster, then lets one lease end at a time and serves: the backfill
+queue, which remembers what has not changed, and as the baseline a first serving of the workstation's
+`WaitingQueue`, which judges every node for each size that waits. They decide
+differently by design (the baseline keeps all cards that a waiter could ever use), so the figures compare
+time alone. Prints a Markdown table of medians; exits 1 when the backfill queue misses its target.
+"""
+
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fenka.core.backfill import Backfill, Held, Waiting
+from fenka.core.cards import Card, Node
+from fenka.core.evaluate import place
+from fenka.core.ledger import Ledger
+from fenka.core.queue import WaitingQueue
+from fenka.core.requests import Memory, Placement, Request, Slice
+
+TARGET_S = 0.5
+"""For serving once after something has changed. The first time nothing is known yet."""
+
+NODES, CARDS, WAITERS = 1000, 8, 200
+CARD_MIB, UNITS = 15079, 14
+EVENTS, ROUNDS = 5, 3
+
+SHAPES = tuple(
+    Request(Memory(memory, 1024), compute=compute, cards=cards)
+    for memory in (8, 10, 12, 14)
+    for compute in (0, 25)
+    for cards in (1, 2)
+) + tuple(Request(whole=True, cards=cards) for cards in (1, 2, 4, 8))
+"""Twenty sizes, of which most wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """So much of each card is held at the start, in units."""
+
+    name: str
+    held_units: int
+
+
+CASES = (Case("all cards full", 14), Case("9 to 14 of 14 units held", 9))
+
+
+def fleet() -> tuple[Node, ...]:
+    """T4s."""
+    return tuple(
+        Node(
+            f"node-{number:04}",
+            tuple(Card(i, f"GPU-{number}-{i}", "Tesla T4", CARD_MIB) for i in range(CARDS)),
+        )
+        for number in range(NODES)
+    )
+
+
+def leases(nodes: tuple[Node, ...], case: Case, chance: random.Random) -> dict[str, Held]:
+    """Two or three on each card, half of them with an end."""
+    made: dict[str, Held] = {}
+    for node in nodes:
+        for card in node.cards:
+            held = 0
+            while held < case.held_units:
+                units = min(chance.choice((2, 4, 7)), UNITS - held)
+                piece = Slice(card.index, card.uuid, CARD_MIB * units // UNITS, 0)
+                ends = chance.choice((None, chance.uniform(100, 9000)))
+                made[f"lease-{len(made)}"] = Held(Placement(node.name, (piece,)), ends)
+                held += units
+    return made
+
+
+def waiting(chance: random.Random) -> list[Waiting]:
+    """Of seven users, some with a deadline."""
+    return [
+        Waiting(
+            f"w-{number}",
+            (chance.choice(SHAPES),),
+            float(number),
+            user=f"user-{number % 7}",
+            runs_for=chance.choice((None, 50.0)),
+        )
+        for number in range(WAITERS)
+    ]
+
+
+def backfill(nodes: tuple[Node, ...], case: Case) -> tuple[float, float]:
+    """Seconds of the first serving, and of one after a lease has ended (median)."""
+    chance = random.Random(1)
+    held, queue = leases(nodes, case, chance), waiting(chance)
+    scheduler, times = Backfill(nodes, "binpack"), list[float]()
+    for _ in range(1 + EVENTS):
+        start = time.perf_counter()
+        step = scheduler.serve(queue, held.values(), 0)
+        times.append(time.perf_counter() - start)
+        placed = dict(step.placed)
+        queue = [it for it in queue if it.id not in placed]
+        held |= {f"{name}/0": Held(found[0]) for name, found in placed.items()}
+        del held[chance.choice(sorted(held))]
+    return times[0], statistics.median(times[1:])
+
+
+def baseline(nodes: tuple[Node, ...], case: Case) -> float:
+    """Seconds of serving once after a lease has ended; one event, nothing to remember."""
+    chance = random.Random(1)
+    ledger = Ledger(nodes)
+    for name, it in leases(nodes, case, chance).items():
+        ledger.adopt(name, it.placement)
+    queue = WaitingQueue()
+    for each in waiting(chance):
+        queue.add(each.id, each.requests[0], each.requested_at)
+    ledger.release("lease-0")
+    start = time.perf_counter()
+    queue.serve(ledger, "binpack", nodes)
+    return time.perf_counter() - start
+
+
+def rows() -> Iterator[tuple[Case, float, float, float]]:
+    """For each case: first serving, later ones, baseline."""
+    nodes = fleet()
+    assert isinstance(place(Ledger(nodes), SHAPES[0], "binpack", nodes), Placement)
+    for case in CASES:
+        ours = [backfill(nodes, case) for _ in range(ROUNDS)]
+        theirs = statistics.median(baseline(nodes, case) for _ in range(ROUNDS))
+        first, later = zip(*ours, strict=True)
+        yield case, statistics.median(first), statistics.median(later), theirs
+
+
+def main() -> int:
+    """Prints the table; 1 if a serving is longer than the target."""
+    print(
+        f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {NODES} nodes of {CARDS} cards, "
+        f"{WAITERS} wait in {len(SHAPES)} sizes\n"
+    )
+    print(
+        "| cards | first serving, ms | after one lease ended, ms | WaitingQueue, ms | ratio | target |"
+    )
+    print("|---|---|---|---|---|---|")
+    missed = False
+    for case, first, later, theirs in rows():
+        met = later <= TARGET_S
+        missed |= not met
+        print(
+            f"| {case.name} | {first * 1000:,.0f} | {later * 1000:,.0f} | {theirs * 1000:,.0f} "
+            f"| {theirs / later:.0f} | {'met' if met else 'missed'} |"
+        )
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

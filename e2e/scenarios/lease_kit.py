@@ -1,0 +1,128 @@
+"""What the scenarios of leases share: pods of several containers, and programs that look or cheat inside."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster import wait_until
+from e2e.scenarios.kit import MEMORY, WORKLOAD, World
+
+CHART = Path(__file__).parents[2] / "deploy" / "chart"
+FILES = ("/run/fenka/leases", "/var/lib/fenka/node")
+CAP = (
+    "import ctypes as c; d=c.CDLL('libcuda.so.1'); x=c.c_void_p(); t=c.c_size_t(); f=c.c_size_t(); "
+    "d.cuInit(0); d.cuDevicePrimaryCtxRetain(c.byref(x),0); d.cuCtxSetCurrent(x); "
+    "d.cuMemGetInfo_v2(c.byref(f),c.byref(t)); print(t.value>>20)"
+)
+# A dynamic linker that reads another file than /etc/ld.so.preload, and the driver by its own path.
+CHEAT = """
+import os, sys
+linker = open("/lib64/ld-linux-x86-64.so.2", "rb").read()
+open("/tmp/linker", "wb").write(linker.replace(b"/etc/ld.so.preload", b"/etc/ld.so.nothing"))
+os.chmod("/tmp/linker", 0o755)
+program = '''
+import ctypes as c, time
+d = c.CDLL("/run/fenka/driver/libcuda.so.1")
+x, p = c.c_void_p(), c.c_void_p()
+print(d.cuInit(0), d.cuDevicePrimaryCtxRetain(c.byref(x), 0), d.cuCtxSetCurrent(x),
+      d.cuMemAlloc_v2(c.byref(p), c.c_size_t(6 << 30)), flush=True)
+time.sleep(1000)
+'''
+os.execv("/tmp/linker", ["/tmp/linker", sys.executable, "-c", program])
+"""
+
+
+def pod(name: str, containers: str, **spec: Any) -> str:
+    """A pod of containers `name=units:command` (init containers begin with `init-`)."""
+    listed: dict[str, list[Any]] = {"containers": [], "initContainers": []}
+    for line in containers.splitlines():
+        at, _, rest = line.strip().partition("=")
+        units, _, command = rest.partition(":")
+        kind = "initContainers" if at.startswith("init-") else "containers"
+        listed[kind].append(
+            {
+                "name": at,
+                "image": WORKLOAD,
+                "imagePullPolicy": "Never",
+                "command": ["sh", "-c", command or "exec sleep 100000"],
+                "resources": {"limits": {MEMORY: int(units)}},
+            }
+        )
+    body = {"terminationGracePeriodSeconds": 0, **listed, **spec}
+    made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body}
+    return json.dumps(made)
+
+
+def cap(world: World, name: str, container: str) -> int:
+    """MiB that a program in the container sees."""
+    told = world.cluster.kubectl("exec", name, "-c", container, "--", "python3", "-c", CAP)
+    return int(told)
+
+
+def agent(world: World, node: str) -> str:
+    """The node's agent; empty while there is none."""
+    found = world.cluster.list("pods", "fenka", selector="component=gpushare-device-plugin")
+    names = [it["metadata"]["name"] for it in found if it["spec"]["nodeName"] == node]
+    return str(names[0]) if names else ""
+
+
+def left(world: World, node: str) -> list[str]:
+    """What there is of leases on a node."""
+    found = world.cluster.node(node).run("ls", "-A", *FILES).split()
+    return [it for it in found if it[:-1] not in FILES]
+
+
+def wait_for_none_left(world: World, node: str) -> None:
+    """Until nothing of any lease is on the node."""
+    wait_until("nothing is left", lambda: not left(world, node), 90)
+    assert "fenka" not in world.cluster.node(node).run("ls", "/var/run/cdi")
+
+
+def quoted(program: str) -> str:
+    """For a shell's single quotes."""
+    return program.replace("'", "'\"'\"'")
+
+
+def ask_agent(world: World, node: str, path: str) -> str:
+    """What the node's agent answers on its port of metrics."""
+    address = world.cluster.get("pod", agent(world, node), "fenka")["status"]["podIP"]
+    fetch = (
+        "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
+    )
+    return world.cluster.run("python3", "-c", fetch, f"http://{address}:9445{path}")
+
+
+@contextmanager
+def installed_with(world: World, *changes: str) -> Iterator[None]:
+    """fenka's release with other values (helm's --set), as long as this lasts."""
+    helm = ("upgrade", "fenka", str(CHART), "-n", "fenka", "--reuse-values")
+    wanted = [part for change in changes for part in ("--set-json", change)]
+    world.cluster.helm(*helm, *wanted)
+    try:
+        yield
+    finally:
+        world.cluster.helm("rollback", "fenka", "-n", "fenka")
+
+
+def settle(world: World, node: str, units: int) -> None:
+    """Until the node's agent is the release's current one, and the kubelet offers so much."""
+
+    def current() -> bool:
+        sets = world.cluster.list("daemonsets", "fenka", selector="app.kubernetes.io/name=fenka")
+        return all(
+            it["status"].get("observedGeneration") == it["metadata"]["generation"]
+            and it["status"].get("updatedNumberScheduled", 0)
+            == it["status"]["desiredNumberScheduled"]
+            for it in sets
+            if "node" in it["metadata"]["name"]
+        )
+
+    wait_until("the release's own agents", current, 90)
+
+    def registered() -> bool:
+        return "is registered" in world.cluster.kubectl("-n", "fenka", "logs", agent(world, node))
+
+    wait_until("a registered agent", registered, 60)
+    world.wait_for_allocatable(node, MEMORY, units)

@@ -1,0 +1,155 @@
+"""Nodes that are an object alone: cards in their inventory, and no kubelet.
+
+What is decided about hundreds of slices is seen on them without starting anything.
+"""
+
+import json
+from collections import Counter
+from typing import Any
+
+from e2e.cluster import Cluster, wait_until
+from e2e.images import BUSYBOX
+from e2e.scenarios.kit import MEMORY, World
+from fenka.core.cards import Card
+from fenka.dialects import gpushare
+
+Json = dict[str, Any]
+UNITS = 16
+GIB = 1024
+ONLY = "fenka.io/test-node"
+"""A label of the nodes that are an object alone."""
+
+
+def node_object(name: str, cards: int, labels: dict[str, str], *, inventory: bool = True) -> Json:
+    """A node of so many cards of 16 GiB each; without inventory it is one of gpushare's."""
+    found = [Card(i, f"GPU-{name}-{i}", "Tesla T4", UNITS * GIB) for i in range(cards)]
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": {ONLY: "yes", "kubernetes.io/hostname": name, **labels},
+            "annotations": {gpushare.CARDS: gpushare.write_inventory(found, GIB)}
+            if inventory
+            else {},
+        },
+    }
+
+
+def status_of(cards: int) -> Json:
+    """What a kubelet would have said."""
+    resources = {"cpu": "64", "memory": "64Gi", "pods": "500"}
+    resources |= {MEMORY: str(cards * UNITS), gpushare.COUNT: str(cards)}
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+    return {"status": {"capacity": resources, "allocatable": resources, "conditions": [ready]}}
+
+
+class Paper:
+    """Nodes that are an object alone, and pods on them, in a namespace of their own."""
+
+    def __init__(self, world: World, namespace: str) -> None:
+        self.world, self.cluster, self.namespace = world, world.cluster, namespace
+        self.names: list[str] = []
+
+    def node(self, name: str, cards: int, **labels: str) -> None:
+        """A new one, and the extender knows it."""
+        written = {key.replace("_", "."): value for key, value in labels.items()}
+        self.add(cards, node_object(name, cards, written))
+        wait_until(f"the extender knows {name}", lambda: name in self.inspect(), 20)
+
+    def add(self, cards: int, node: Json) -> None:
+        """A new one of so many cards."""
+        name = node["metadata"]["name"]
+        self.names.append(name)
+        self.cluster.apply(json.dumps(node))
+        status = json.dumps(status_of(cards))
+        self.cluster.kubectl(
+            "patch", "node", name, "--subresource=status", "--type=merge", f"--patch={status}"
+        )
+
+    def pod(self, name: str, units: int, **rest: Any) -> Json:
+        """The manifest of a pod for these nodes. rest: more of its spec; annotations."""
+        annotations = rest.pop("annotations", {})
+        container = {"name": "c", "image": BUSYBOX, "resources": {"limits": {MEMORY: units}}}
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "namespace": self.namespace,
+                "annotations": annotations,
+            },
+            "spec": {
+                "nodeSelector": {ONLY: "yes"},
+                # Nobody reports for these nodes, so they are soon tainted.
+                "tolerations": [{"operator": "Exists"}],
+                # Nobody would confirm the end of a pod.
+                "terminationGracePeriodSeconds": 0,
+                "containers": [container],
+                **rest,
+            },
+        }
+
+    def create(self, *pods: Json) -> None:
+        """All in one call."""
+        text = "\n---\n".join(json.dumps(pod) for pod in pods)
+        self.cluster.kubectl("create", "-f", "-", stdin=text)
+
+    def pods(self) -> list[Json]:
+        """As the API server has them."""
+        return list(self.cluster.list("pods", self.namespace))
+
+    def placed(self) -> dict[str, tuple[str, str]]:
+        """Node and card of the pods that have one, by name."""
+        return {
+            pod["metadata"]["name"]: (
+                pod["spec"]["nodeName"],
+                pod["metadata"]["annotations"][gpushare.IDX],
+            )
+            for pod in self.pods()
+            if pod["spec"].get("nodeName") and gpushare.IDX in pod["metadata"]["annotations"]
+        }
+
+    def wait_for_placed(self, count: int, seconds: float = 60) -> dict[str, tuple[str, str]]:
+        """Until so many pods have a card; they."""
+        wait_until(f"{count} pods placed", lambda: len(self.placed()) == count, seconds)
+        return self.placed()
+
+    def wait_for_event(self, pod: str, *parts: str) -> str:
+        """Until one of the pod's events has all these words."""
+        found: list[str] = []
+
+        def there() -> bool:
+            told = self.cluster.events(pod, self.namespace)
+            found[:] = [it for it in told if all(part in it for part in parts)]
+            return bool(found)
+
+        wait_until(f"an event of {pod} with {parts}", there, 60)
+        return found[0]
+
+    def annotated(self) -> dict[str, Counter[str]]:
+        """Units held of each card of each node, by the pods' annotations."""
+        held: dict[str, Counter[str]] = {name: Counter() for name in self.names}
+        for pod in self.pods():
+            for cards in json.loads(pod["metadata"]["annotations"][gpushare.ALLOCATION]).values():
+                held[pod["spec"]["nodeName"]].update(cards)
+        return held
+
+    def inspect(self) -> dict[str, Counter[str]]:
+        """The same by the extender's report."""
+        found = json.loads(fetch(self.cluster, "/gpushare-scheduler/inspect"))["nodes"]
+        return {
+            node["name"]: Counter(
+                {str(it["id"]): it["usedGPU"] for it in node["devs"] if it["usedGPU"]}
+            )
+            for node in found
+            if node["name"] in self.names
+        }
+
+
+def fetch(cluster: Cluster, path: str) -> str:
+    """From the extender, where kube-scheduler asks it."""
+    script = (
+        "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
+    )
+    return cluster.run("python3", "-c", script, f"http://127.0.0.1:32766{path}")

@@ -1,0 +1,151 @@
+"""Everything that fenka asks of the API server, with whatever rights a kubeconfig gives.
+
+`rights.py scheduler|node KUBECONFIG NAMESPACE` prints what was refused, by what was tried. It is fenka's own
+code that asks, so a right that it does not need is seen by nobody's missing it.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from fenka.core.evaluate import Policy
+from fenka.kubernetes.client import Api, Refused
+from fenka.kubernetes.election import Election
+from fenka.kubernetes.events import SERIES_S, Recorder
+from fenka.kubernetes.objects import Meta, Pod
+from fenka.kubernetes.world import World
+from fenka.node.cluster import Cluster as OfNode
+from fenka.node.store import Lease
+from fenka.scheduler.binding import Binder
+from fenka.scheduler.cluster import Cluster
+from fenka.scheduler.decide import Judge
+from fenka.scheduler.telling import Teller
+from fenka.scheduler.wire import Binding
+
+POLICY: Policy = "binpack"
+NODE, POD, CLASS, LEASE = "rights-node", "rights-pod", "rights-class", "rights-fenka-scheduler"
+SECONDS = 3.0
+
+
+class Leads:
+    """Leadership that is not in question."""
+
+    time_left_s, leader = 10.0, ""
+
+
+async def until(truth: Callable[[], object]) -> None:
+    """Or until it will never be so."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SECONDS):
+            while not truth():
+                await asyncio.sleep(0.01)
+
+
+async def watches(run: Awaitable[None], collections: dict[str, Any]) -> dict[str, str]:
+    """Trouble of collections that are listed and watched."""
+    task = asyncio.ensure_future(run)
+    await until(lambda: all(it.synced.is_set() or it.trouble for it in collections.values()))
+    # A watch that is refused is refused at once.
+    await asyncio.sleep(0.3)
+    found = {name: it.trouble or "" for name, it in collections.items()}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return found
+
+
+async def events(api: Api, namespace: str) -> dict[str, str]:
+    """One event, and the same again later: that one is counted."""
+    offset = 0.0
+    recorder = Recorder(api, "rights", "rights", clock=lambda: time.monotonic() + offset)
+    pod = Pod(metadata=Meta(name=POD, namespace=namespace, uid=str(uuid.uuid4())))
+    task = asyncio.create_task(recorder.run())
+    found = {}
+    for what in ("create", "patch"):
+        recorder.on_pod(pod, "FenkaTest", "a right is tried")
+        await until(lambda: recorder.idle)
+        found[f"events: {what}"] = "refused" if recorder.dropped else ""
+        recorder.dropped, offset = 0, offset + SERIES_S
+    task.cancel()
+    return found
+
+
+async def scheduler(api: Api, namespace: str) -> dict[str, str]:
+    """All that the extender does."""
+    world = World()
+    judge = Judge(world, POLICY)
+    recorder = Recorder(api, "rights", "rights")
+    cluster = Cluster(api, world, Teller(world, judge, recorder, lambda: False))
+    found = await watches(cluster.run(), dict(cluster.watches))
+    election = Election(api, namespace, LEASE, "rights", address="http://rights")
+    for what in ("the first election", "renewal"):
+        await election.attempt()
+        found[what] = election.trouble or ""
+    found |= await events(api, namespace)
+    # What the watch has not brought yet is read; another UID: it is refused where it would bind.
+    unknown = Binder(api, world, judge, Leads(), dict)
+    answer = await unknown.bind(Binding(POD, namespace, "", "nowhere"))
+    found["read and bind"] = answer
+    return found
+
+
+async def node(api: Api, namespace: str) -> dict[str, str]:
+    """All that the node program does."""
+    cluster = OfNode(api, NODE)
+    task = asyncio.create_task(cluster.run())
+    found = {}
+    try:
+        await until(lambda: cluster.synced and cluster.pods)
+        await asyncio.sleep(0.3)
+        for name, watch in (("nodes", cluster._nodes), ("pods", cluster._pods)):
+            found[name] = watch.trouble or ""
+        if cluster.pods:
+            (meta,) = (pod.metadata for pod in cluster.pods.values())
+            lease = Lease(meta.uid, namespace, POD, "c", [], [], {})
+            await cluster.assigned(lease)
+            await until(lambda: _confirmed(cluster))
+            found["confirm a slice"] = "" if _confirmed(cluster) else "refused"
+            found["evict"] = await refused(cluster.evict(lease))
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    for what, call in (
+        ("runtime", cluster.first_look()),
+        (
+            "inventory",
+            cluster.describe(json.dumps([str(uuid.uuid4())]), int(time.time()) % 1000 + 1),
+        ),
+    ):
+        found[what] = await refused(call)
+    found["runtime class"] = "" if await cluster.handler(CLASS) else "refused"
+    return found | await events(api, namespace)
+
+
+def _confirmed(cluster: OfNode) -> bool:
+    return any(
+        "ALIYUN_COM_GPU_MEM_ASSIGNED" in it.metadata.annotations for it in cluster.pods.values()
+    )
+
+
+async def refused(call: Awaitable[object]) -> str:
+    """What the server says to that; empty if it is done."""
+    try:
+        await call
+    except Refused as why:
+        return str(why)
+    return ""
+
+
+async def main(which: str, kubeconfig: str, namespace: str) -> None:
+    """Try everything."""
+    async with await Api.connect(Path(kubeconfig)) as api:
+        found = await {"scheduler": scheduler, "node": node}[which](api, namespace)
+    print(json.dumps(found))
+
+
+asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,194 @@
+"""docs/kubernetes.md, word for word: its commands are run as they stand there."""
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import Cluster, wait_until
+from e2e.images import BUSYBOX, FENKA
+from e2e.keeper import REPOSITORY
+from e2e.scenarios.conftest import RELEASE, install
+from e2e.scenarios.kit import MEMORY, World
+from e2e.scenarios.paper import Paper, node_object
+from fenka.dialects import gpushare
+
+GUIDE = (REPOSITORY / "docs" / "kubernetes.md").read_text()
+NAMESPACE = "fenka-system"
+NODE = "sd-cluster-04"
+MIGRATE = """\
+helm install fenka deploy/chart --namespace fenka-system --create-namespace \\
+  --set image.repository=registry.example.com/fenka --set node.unit=GiB
+"""
+PLUGIN = """
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: nvidia-device-plugin-daemonset, namespace: kube-system}
+spec:
+  selector: {matchLabels: {app: nvidia}}
+  template:
+    metadata: {labels: {app: nvidia}}
+    spec:
+      containers:
+      - {name: plugin, image: localhost/busybox:e2e, imagePullPolicy: Never, command: [sleep, infinity]}
+"""
+
+
+def block(start: str) -> str:
+    """The first block of the guide whose text begins so."""
+    fenced: list[str] = re.findall(r"^```\w*\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+    indented: list[str] = re.findall(r"(?:^ {4,}\S.*\n(?:^\n(?= {4}))?)+", GUIDE, re.MULTILINE)
+    texts = [*fenced, *(textwrap.dedent(it) for it in indented)]
+    return next(it for it in texts if it.startswith(start))
+
+
+class Shell:
+    """Where a user types: in the repository, with helm, kubectl and fenka at hand."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def __call__(self, text: str) -> str:
+        """Run it as it stands, but for the name of the node."""
+        path = f"{Path(sys.executable).parent}:{self.cluster.environment()['PATH']}"
+        script = f"set -e; cd {REPOSITORY}\n" + re.sub(r"\bNODE\b", NODE, text)
+        return self.cluster.run("sh", "-c", script, timeout=120, environment={"PATH": path})
+
+
+@pytest.fixture
+def shell(world: World) -> Iterator[Shell]:
+    """A cluster without fenka, on whose nodes the guide's images are."""
+    cluster = world.cluster
+    cluster.helm("uninstall", RELEASE, "-n", RELEASE, "--wait")
+    cluster.set_scheduler_configuration(None)
+    for node in cluster.nodes:
+        world.label(node.name, "gpushare-", "cgpu-", "fenka.io/simulated-")
+        for image, name in (
+            (FENKA, "registry.example.com/fenka:0.1.0"),
+            (FENKA, "registry.example.com/fenka:0.1.1"),
+            (BUSYBOX, "docker.io/nvidia/cuda:12.9.0-base-ubuntu24.04"),
+        ):
+            node.ctr("images", "tag", "--force", image, name)
+    cluster.kubectl("apply", "-f", "-", stdin=PLUGIN)
+    yield Shell(cluster)
+    cluster.kubectl("delete", "-f", "-", stdin=PLUGIN)
+    cluster.kubectl("delete", "pod", "first", "--ignore-not-found", "--now")
+    if NAMESPACE in cluster.helm("list", "-A"):
+        cluster.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait")
+    install(cluster)
+
+
+def test_the_guide(shell: Shell, world: World) -> None:
+    """Install, label, the first pod, look, upgrade, roll back, uninstall."""
+    cluster = shell.cluster
+    shell(block("helm install fenka deploy/chart"))
+    rollout = f"kubectl -n {NAMESPACE} rollout status deployment/fenka-scheduler --timeout=60s"
+    assert rollout.removesuffix(" --timeout=60s") in cluster.helm(
+        "get", "notes", RELEASE, "-n", NAMESPACE
+    )
+    shell(rollout)
+    cluster.set_scheduler_configuration(block("apiVersion: kubescheduler.config.k8s.io/v1"))
+    shell(block("kubectl -n kube-system patch daemonset nvidia-device-plugin-daemonset"))
+
+    shell(block("kubectl label node NODE fenka.io/simulated=t4 gpushare=true"))
+    shell(block("kubectl label node NODE gpushare=true"))
+    world.wait_for_allocatable(NODE, MEMORY, 14)
+    cluster.apply(block("apiVersion: v1\nkind: Pod"))
+    cluster.wait_for_pod("first", seconds=90)
+
+    look, _, shown = block("$ fenka top node -s").partition("\n")
+    expected = shown.replace("gpu-1", NODE).replace("10.0.0.11", "192.168.1.214")
+    assert words(shell(look.removeprefix("$ "))) == words(expected)
+    assert words(shell("kubectl inspect gpushare"))[1][:3] == [NODE, "192.168.1.214", "4/14"]
+    assert NODE in shell("fenka why first")
+
+    upgrade, rollback = block(
+        "helm upgrade fenka deploy/chart -n fenka-system --reuse-values --set image.tag"
+    ).splitlines()
+    before = container(cluster)
+    for command in (upgrade.replace("…", "0.1.1"), rollback):
+        shell(command)
+        shell(rollout)
+    assert container(cluster) == before
+
+    cluster.kubectl("delete", "pod", "first", "--now")
+    cluster.set_scheduler_configuration(None)
+    shell(block("helm uninstall fenka -n fenka-system"))
+    wait_until("fenka's pods are gone", lambda: not cluster.list("pods", NAMESPACE), 60)
+    (clean,) = re.findall(r"on each GPU node `(rm -rf [^`]*)`", GUIDE)
+    cluster.node(NODE).run("sh", "-c", clean)
+    node = cluster.get("node", NODE)["metadata"]
+    assert not {"gpushare", "cgpu"} & set(node["labels"])
+    assert "fenka.io/cards" not in node["annotations"]
+
+
+def container(cluster: Cluster) -> tuple[str, int]:
+    """Which one the first pod has, and how often it was started again."""
+    (status,) = cluster.get("pod", "first")["status"]["containerStatuses"]
+    return status["containerID"], status["restartCount"]
+
+
+GPUSHARE = """
+apiVersion: v1
+kind: Service
+metadata: {name: gpushare-schd-extender, namespace: kube-system}
+spec: {type: NodePort, ports: [{port: 12345, nodePort: 32766}]}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: gpushare-schd-extender, namespace: kube-system}
+spec:
+  replicas: 0
+  selector: {matchLabels: {app: gpushare-schd-extender}}
+  template:
+    metadata: {labels: {app: gpushare-schd-extender}}
+    spec: {containers: [{name: c, image: localhost/busybox:e2e}]}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: gpushare-device-plugin-ds, namespace: kube-system}
+spec:
+  selector: {matchLabels: {app: gpushare-device-plugin-ds}}
+  template:
+    metadata: {labels: {app: gpushare-device-plugin-ds}}
+    spec:
+      nodeSelector: {gpushare: "true"}
+      containers: [{name: c, image: localhost/busybox:e2e}]
+"""
+
+
+def test_moving_from_gpushare(shell: Shell, world: World, namespace: str) -> None:
+    """Its pods keep their cards, new ones are placed beside them, and nothing of it is left."""
+    cluster, paper = shell.cluster, Paper(world, namespace)
+    cluster.kubectl("apply", "-f", "-", stdin=GPUSHARE)
+    for name in ("gpushare-schd-extender", "gpushare-device-plugin"):
+        cluster.kubectl("create", "clusterrole", name, "--verb=get", "--resource=pods")
+        cluster.kubectl("-n", "kube-system", "create", "serviceaccount", name)
+        account = f"--serviceaccount=kube-system:{name}"
+        cluster.kubectl("create", "clusterrolebinding", name, f"--clusterrole={name}", account)
+    paper.add(2, node_object("old", 2, {}, inventory=False))
+    record = {gpushare.IDX: "1", gpushare.POD: "10", gpushare.DEV: "16", gpushare.ASSIGNED: "true"}
+    paper.create(paper.pod("old-pod", 10, nodeName="old", annotations=record))
+    try:
+        shell(block("kubectl -n kube-system delete service gpushare-schd-extender"))
+        shell(block(MIGRATE))
+        shell(f"kubectl -n {NAMESPACE} rollout status deployment/fenka-scheduler --timeout=60s")
+        cluster.set_scheduler_configuration(block("apiVersion: kubescheduler.config.k8s.io/v1"))
+        assert ["old-pod", namespace, "0", "10"] in words(shell("kubectl inspect gpushare -d"))
+        wait_until("it knows the node", lambda: paper.inspect() == {"old": {"1": 10}}, 20)
+        paper.create(paper.pod("new-pod", 10))
+        assert paper.wait_for_placed(2)["new-pod"] == ("old", "0")
+        shell(block("kubectl delete clusterrolebinding gpushare-schd-extender"))
+        left = cluster.kubectl("get", "all,sa,clusterrole,clusterrolebinding", "-A", "-o", "name")
+        assert "gpushare-" not in left
+    finally:
+        cluster.kubectl("-n", namespace, "delete", "pods", "--all", "--grace-period=0", "--force")
+        cluster.kubectl("delete", "node", "old")
+
+
+def words(text: str) -> list[list[str]]:
+    """Of each line that has more than a rule."""
+    return [line.split() for line in text.strip().splitlines() if line.strip("-= ")]

@@ -1,0 +1,199 @@
+"""What an installation consists of: rights, the second scheduler, the words of the guide."""
+
+import json
+import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster import Cluster, wait_until
+from e2e.images import BUSYBOX, archive, hash_of, image_of
+from e2e.keeper import REPOSITORY
+from e2e.programs import directories
+from e2e.scenarios.conftest import CHART, RELEASE
+from e2e.scenarios.kit import HERE, MEMORY, World, deployment
+
+Json = dict[str, Any]
+RIGHTS = HERE / "rights.py"
+
+
+def test_contract_of_the_api_server(cluster: Cluster) -> None:
+    """What the unit tests rely on in their stand-in is what this API server does."""
+    tests = REPOSITORY / "tests" / "kubernetes" / "test_contract.py"
+    environment = {"FENKA_E2E_KUBECONFIG": str(cluster.kubeconfig)}
+    command = (sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tests))
+    said = cluster.run(*command, timeout=120, environment=environment)
+    assert "passed" in said
+    assert "skipped" not in said
+
+
+# ---- rights ----
+
+
+def rendered(cluster: Cluster, which: str, namespace: str) -> list[Json]:
+    """The chart's ServiceAccount, roles and bindings of one program, in a release of their own."""
+    only = f"templates/{which}-rbac.yaml"
+    text = cluster.helm(
+        *("template", "rights", str(CHART), "-n", namespace, "--show-only", only),
+        "--set=node.overLimit=evict",
+    )
+    objects = [it for it in yaml.safe_load_all(text) if it]
+    for it in objects:
+        if not it["kind"].startswith("Cluster"):
+            it["metadata"].setdefault("namespace", namespace)
+    return objects
+
+
+def single_verbs(objects: list[Json]) -> Iterator[tuple[str, Json]]:
+    """A role without one of its verbs, for each: which one, and the role."""
+    for role in objects:
+        for number, rule in enumerate(role.get("rules", ())):
+            for verb in rule["verbs"]:
+                less = deepcopy(role)
+                less["rules"][number]["verbs"].remove(verb)
+                less["rules"] = [it for it in less["rules"] if it["verbs"]]
+                (resource,) = rule["resources"]
+                yield f"{verb} {resource}", less
+
+
+def kubeconfig_of(cluster: Cluster, account: str, namespace: str, target: Path) -> Path:
+    """As a pod with this ServiceAccount would be known."""
+    token = cluster.kubectl("-n", namespace, "create", "token", account).strip()
+    written = yaml.safe_load(cluster.kubeconfig.read_text())
+    for user in written["users"]:
+        user["user"] = {"token": token}
+    target.write_text(yaml.safe_dump(written))
+    return target
+
+
+THINGS = """
+apiVersion: v1
+kind: Node
+metadata: {name: rights-node}
+---
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata: {name: rights-class}
+handler: runc
+"""
+
+
+@pytest.mark.parametrize("which", ["scheduler", "node"])
+def test_each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_path: Path) -> None:
+    """With the chart's rights nothing is refused to fenka's own code; without any one verb that verb is."""
+    objects = rendered(cluster, which, namespace)
+    kubeconfig = tmp_path / "kubeconfig"
+    pod: Json = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "rights-pod"},
+        "spec": {
+            "schedulerName": "none",
+            "terminationGracePeriodSeconds": 0,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": "c", "image": BUSYBOX}],
+        },
+    }
+    if which == "node":
+        pod["spec"]["nodeName"] = "rights-node"
+
+    def refused() -> dict[str, str]:
+        # Both are made anew: a first election has no lease, and who is bound or evicted is so once.
+        at_once = ("--ignore-not-found", "--grace-period=0", "--force")
+        for thing in (("pod", "rights-pod"), ("lease", "rights-fenka-scheduler")):
+            cluster.kubectl("-n", namespace, "delete", *thing, *at_once)
+        cluster.apply(json.dumps(pod), namespace)
+        said = cluster.run(sys.executable, str(RIGHTS), which, str(kubeconfig), namespace)
+        found: dict[str, str] = json.loads(said)
+        return {name: why for name, why in found.items() if why}
+
+    cluster.apply(THINGS)
+    try:
+        cluster.kubectl("apply", "-f", "-", stdin=as_text(objects))
+        kubeconfig_of(cluster, f"rights-fenka-{which}", namespace, kubeconfig)
+        wait_until("the rights are there", lambda: refused() == {}, 30)
+        needless = []
+        for what, less in single_verbs(objects):
+            roles = [it for it in objects if "rules" in it]
+            cluster.kubectl("apply", "-f", "-", stdin=as_text([*roles, less]))
+            verb, resource = what.split()
+            sentence = f'cannot {verb} resource "{resource}"'
+
+            def told(sentence: str = sentence) -> bool:
+                return any(sentence in it or it == "refused" for it in refused().values())
+
+            # The API server hears of a change of roles in a moment.
+            if not (told() or told()):
+                needless.append(what)
+        assert needless == []
+    finally:
+        cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=as_text(objects))
+        cluster.delete(THINGS)
+
+
+def as_text(objects: list[Json]) -> str:
+    """Of YAML documents."""
+    return "\n---\n".join(json.dumps(it) for it in objects)
+
+
+# ---- the second scheduler ----
+
+SCHEDULER_IMAGE = "localhost/kube-scheduler:e2e"
+
+
+def scheduler_image() -> Path:
+    """kube-scheduler alone, as registry.k8s.io has it: here it is the cluster's own program."""
+    program = directories()[0] / "kube-scheduler"
+
+    def make(target: Path) -> None:
+        files = {"bin/kube-scheduler": program.read_bytes()}
+        config = {"Env": ["PATH=/bin"]}
+        target.write_bytes(image_of(SCHEDULER_IMAGE, config, files, ()))
+
+    return archive("kube-scheduler", hash_of(str(program.resolve())), make)
+
+
+@pytest.fixture
+def second(shared: World) -> Iterator[World]:
+    """The chart's second scheduler on one node; the default one knows nothing of fenka."""
+    cluster = shared.cluster
+    node = cluster.nodes[1]
+    node.import_image(scheduler_image())
+    cluster.set_scheduler_configuration(None)
+    cluster.helm(
+        *("upgrade", RELEASE, str(CHART), "-n", RELEASE, "--reuse-values"),
+        "--set=secondScheduler.enabled=true",
+        f"--set=secondScheduler.image={SCHEDULER_IMAGE}",
+        f"--set=secondScheduler.nodeSelector.kubernetes\\.io/hostname={node.name}",
+    )
+    # This cluster has no DNS.
+    address = cluster.get("service", "fenka-scheduler", RELEASE)["spec"]["clusterIP"]
+    alias = {"ip": address, "hostnames": [f"fenka-scheduler.{RELEASE}.svc"]}
+    patch = {"spec": {"template": {"spec": {"hostAliases": [alias]}}}}
+    name = "deployment/fenka-second-scheduler"
+    cluster.kubectl("-n", RELEASE, "patch", name, f"--patch={json.dumps(patch)}")
+    cluster.kubectl("-n", RELEASE, "rollout", "status", name, "--timeout=90s", timeout=100)
+    yield shared
+    cluster.helm(
+        *("upgrade", RELEASE, str(CHART), "-n", RELEASE, "--reuse-values"),
+        "--set=secondScheduler.enabled=false",
+    )
+    cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
+
+
+def test_second_scheduler(second: World) -> None:
+    """Pods that name it get their card through the extender; a pod that does not is told so."""
+    text = deployment("named", MEMORY, 4)
+    named = text.replace("terminationGracePeriodSeconds: 0", "schedulerName: fenka")
+    second.cluster.apply(named)
+    second.cluster.apply(deployment("astray", MEMORY, 4))
+    (pod,) = second.wait_for_running("named", 1)
+    assert pod["spec"]["schedulerName"] == "fenka"
+    assert pod["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] == "0"
+    wait_until("the other pod is there", lambda: len(second.pods("astray")) == 1)
+    (astray,) = second.pods("astray")
+    second.wait_for_event(astray["metadata"]["name"], "not placed by fenka's scheduler")

@@ -1,0 +1,281 @@
+"""The extender on a real cluster: replicas and API servers that die, preemption, upgrades, drains.
+
+Most pods here go to nodes that are an object alone (paper.py).
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from e2e.cluster import Cluster, wait_until
+from e2e.scenarios.conftest import CHART, RELEASE
+from e2e.scenarios.kit import MEMORY, World, deployment
+from e2e.scenarios.paper import UNITS, Json, Paper
+from fenka.dialects import gpushare
+
+
+@pytest.fixture
+def paper(world: World, namespace: str) -> Iterator[Paper]:
+    """Nodes that are gone after the test."""
+    paper = Paper(world, namespace)
+    yield paper
+    world.cluster.kubectl("-n", namespace, "delete", "pods", "--all", "--grace-period=0", "--force")
+    for name in paper.names:
+        world.cluster.kubectl("delete", "node", name)
+
+
+def replicas(cluster: Cluster) -> list[Json]:
+    """The extender's pods that are not ending."""
+    found = cluster.list("pods", RELEASE, "app.kubernetes.io/component=scheduler")
+    return [it for it in found if "deletionTimestamp" not in it["metadata"]]
+
+
+def is_ready(pod: Json) -> bool:
+    """By its condition."""
+    conditions = {it["type"]: it["status"] for it in pod["status"].get("conditions", [])}
+    return conditions.get("Ready") == "True"
+
+
+def wait_for_replicas(cluster: Cluster) -> None:
+    """Until both are ready."""
+
+    def both() -> bool:
+        found = replicas(cluster)
+        return len(found) == 2 and all(map(is_ready, found))
+
+    wait_until("two ready replicas", both, 90)
+
+
+def leader(cluster: Cluster) -> Json:
+    """The replica that leads."""
+    holder = cluster.get("lease", "fenka-scheduler", RELEASE)["spec"]["holderIdentity"]
+    return cluster.get("pod", holder.rpartition("_")[0], RELEASE)
+
+
+def delete_leader(cluster: Cluster) -> None:
+    """Without grace."""
+    name = leader(cluster)["metadata"]["name"]
+    cluster.kubectl("-n", RELEASE, "delete", "pod", name, "--grace-period=0", "--force")
+
+
+def kill_leader(cluster: Cluster) -> None:
+    """Its process, so that it can say nothing more."""
+    pod = leader(cluster)
+    script = """
+        for process in /proc/[0-9]*; do
+          grep -q "$1" $process/cgroup && tr '\\0' ' ' < $process/cmdline | grep -q 'fenka scheduler' &&
+            kill -9 "${process##*/}"
+        done 2> /dev/null; true
+    """
+    node = cluster.node(pod["spec"]["nodeName"])
+    node.run("sh", "-c", script, "sh", pod["metadata"]["uid"])
+
+    def restarted() -> bool:
+        status = cluster.get("pod", pod["metadata"]["name"], RELEASE)["status"]
+        before = pod["status"]["containerStatuses"][0]["restartCount"]
+        return bool(status["containerStatuses"][0]["restartCount"] > before)
+
+    wait_until("the end of the leader", restarted, 20)
+
+
+def test_both_replicas_are_ready_and_either_can_be_asked(paper: Paper) -> None:
+    """A standby passes kube-scheduler's calls on: the Service and a rollout need not know who leads."""
+    cluster = paper.cluster
+    wait_for_replicas(cluster)
+    paper.node("paper-0", 1)
+    pod = paper.pod("p", 4)
+    asked = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": ["paper-0"]})
+    script = """
+import sys, urllib.request as u
+print(u.urlopen(u.Request(sys.argv[1], sys.argv[2].encode()), timeout=5).read().decode())
+"""
+    leads = leader(cluster)["metadata"]["name"]
+    answers = {}
+    for replica in replicas(cluster):
+        url = f"http://{replica['status']['podIP']}:12345"
+        filtered = cluster.run("python3", "-c", script, f"{url}/gpushare-scheduler/filter", asked)
+        assert json.loads(filtered)["NodeNames"] == ["paper-0"]
+        answers[replica["metadata"]["name"]] = cluster.run(
+            "python3",
+            "-c",
+            "import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).read().decode())",
+            f"{url}/metrics",
+        )
+    assert len(answers) == 2
+    for name, text in answers.items():
+        assert f"fenka_scheduler_leading {float(name == leads)}" in text
+
+
+@pytest.mark.parametrize(
+    "strike",
+    [delete_leader, kill_leader, Cluster.restart_apiserver],
+    ids=["leader-deleted", "leader-killed", "apiserver-killed"],
+)
+def test_what_dies_under_a_stream_of_pods_loses_nothing(
+    paper: Paper, strike: Callable[[Cluster], None]
+) -> None:
+    """All are bound, none too many, and the extender's report is what the annotations say."""
+    cluster, total = paper.cluster, 48
+    wait_for_replicas(cluster)
+    for number in range(2):
+        paper.node(f"paper-{number}", 4)
+
+    def stream() -> None:
+        for number in range(total):
+            while True:
+                with contextlib.suppress(Exception):
+                    paper.create(paper.pod(f"p{number}", 2 + number % 3 // 2))
+                    break
+                # The API server is away, or it has made the pod and did not say so.
+                with contextlib.suppress(Exception):
+                    cluster.get("pod", f"p{number}", paper.namespace)
+                    break
+                time.sleep(0.2)
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    wait_until("the stream runs", lambda: len(paper.placed()) >= 6, 60)
+    strike(cluster)
+    thread.join(120)
+    paper.wait_for_placed(total, 90)
+    held = paper.annotated()
+    assert sum(sum(cards.values()) for cards in held.values()) == sum(
+        2 + number % 3 // 2 for number in range(total)
+    )
+    assert max(units for cards in held.values() for units in cards.values()) <= UNITS
+    wait_until("the extender's report is the same", lambda: paper.inspect() == held, 20)
+    wait_for_replicas(cluster)
+
+
+def test_a_record_that_cannot_be_read_is_told_and_held(paper: Paper) -> None:
+    """On the pod, and against everybody: on every card."""
+    paper.node("paper-0", 2)
+    bad = paper.pod("bad", 10, nodeName="paper-0", annotations={gpushare.IDX: "x"})
+    paper.create(bad)
+    paper.wait_for_event("bad", "ALIYUN_COM_GPU_MEM_IDX is 'x'", "of every card")
+    assert paper.inspect() == {"paper-0": Counter({"0": 10, "1": 10})}
+    paper.create(paper.pod("p", 7))
+    told = paper.wait_for_event("p", "0/", "Insufficient GPU Memory in one device")
+    assert "2 too little memory" in told
+
+
+def test_units_that_are_free_but_not_on_one_card(paper: Paper) -> None:
+    """kube-scheduler's sum says yes; the extender's reason is in its event."""
+    paper.node("paper-0", 2)
+    paper.create(paper.pod("a", 10), paper.pod("b", 10))
+    assert {card for _, card in paper.wait_for_placed(2).values()} == {"0", "1"}
+    paper.create(paper.pod("p", 8))
+    paper.wait_for_event("p", "Insufficient GPU Memory in one device: 0/2 GPUs fit")
+    # It is placed by itself when one ends.
+    paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "a")
+    assert "p" in paper.wait_for_placed(2)
+
+
+@pytest.fixture
+def important(world: World) -> Iterator[str]:
+    """A PriorityClass."""
+    text = json.dumps(
+        {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": "important"},
+            "value": 1000,
+        }
+    )
+    world.cluster.apply(text)
+    yield "important"
+    world.cluster.delete(text)
+
+
+def test_preemption_frees_one_card_and_no_more(paper: Paper, important: str) -> None:
+    """By kube-scheduler's sum one victim is enough; by the cards it takes two of the same card."""
+    paper.node("paper-0", 2)
+    paper.create(*(paper.pod(f"low-{number}", 6) for number in range(4)))
+    before = paper.wait_for_placed(4)
+    assert Counter(card for _, card in before.values()) == {"0": 2, "1": 2}
+    paper.create(paper.pod("high", 14, priorityClassName=important))
+    wait_until("high has a card", lambda: "high" in paper.placed(), 60)
+    after = paper.placed()
+    _, freed = after.pop("high")
+    assert after == {name: place for name, place in before.items() if place[1] != freed}
+
+
+def test_a_nodes_label_overrides_the_policy(paper: Paper) -> None:
+    """ack.node.gpu.placement=spread: a card each; without it all go to the first."""
+    paper.node("paper-0", 3, ack_node_gpu_placement="spread")
+    paper.create(*(paper.pod(f"p{number}", 2) for number in range(3)))
+    assert {card for _, card in paper.wait_for_placed(3).values()} == {"0", "1", "2"}
+    paper.cluster.kubectl("label", "node", "paper-0", "ack.node.gpu.placement-")
+    paper.cluster.kubectl("-n", paper.namespace, "delete", "pods", "--all")
+    paper.create(*(paper.pod(f"q{number}", 2) for number in range(3)))
+    assert {card for _, card in paper.wait_for_placed(3).values()} == {"0"}
+
+
+# ---- on real nodes ----
+
+
+def slices(world: World) -> dict[str, Json]:
+    """What must not change while fenka is replaced: of each running pod its node, record and containers."""
+    return {
+        pod["metadata"]["name"]: {
+            "node": pod["spec"]["nodeName"],
+            "record": pod["metadata"]["annotations"],
+            "containers": [
+                (it["containerID"], it["restartCount"]) for it in pod["status"]["containerStatuses"]
+            ],
+        }
+        for pod in world.pods("held")
+    }
+
+
+def test_upgrade_and_rollback_keep_running_slices(shared: World) -> None:
+    """The same containers with the same cards, the same ledger; helm sees both replicas ready."""
+    cluster = shared.cluster
+    cluster.apply(deployment("held", MEMORY, 5, replicas=4))
+    shared.wait_for_running("held", 4)
+    wait_until(
+        "all are confirmed",
+        lambda: all(
+            pod["metadata"]["annotations"][gpushare.ASSIGNED] == "true"
+            for pod in shared.pods("held")
+        ),
+    )
+    before, table = slices(shared), shared.inspect("-d")
+    images = {pod["metadata"]["name"] for pod in replicas(cluster)}
+    changed = ("--set=scheduler.policy=spread", "--set=node.resources.requests.cpu=40m")
+    waiting = ("-n", RELEASE, "--wait", "--timeout=3m")
+    cluster.helm("upgrade", RELEASE, str(CHART), "--reuse-values", *changed, *waiting, timeout=200)
+    assert not images & {pod["metadata"]["name"] for pod in replicas(cluster)}
+    assert slices(shared) == before
+    # For a moment the kubelet waits for the new device plugin, and offers nothing.
+    wait_until("the same table", lambda: shared.inspect("-d") == table, 30)
+    cluster.apply(deployment("new", MEMORY, 4))
+    shared.wait_for_running("new", 1)
+    cluster.helm("rollback", RELEASE, *waiting, timeout=200)
+    shared.wait_for_running("new", 1)
+    cluster.kubectl("delete", "deployment", "new", "--now")
+    assert slices(shared) == before
+    wait_until("the same table again", lambda: shared.inspect("-d") == table, 30)
+
+
+def test_any_node_can_be_drained(shared: World) -> None:
+    """The leader's too: its disruption budget lets one replica go at a time."""
+    cluster = shared.cluster
+    wait_for_replicas(cluster)
+    cluster.apply(deployment("held", MEMORY, 5))
+    shared.wait_for_running("held", 1)
+    first = leader(cluster)["spec"]["nodeName"]
+    options = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
+    try:
+        cluster.kubectl("drain", first, *options, timeout=90)
+        (moved,) = shared.wait_for_running("held", 1)
+        assert moved["spec"]["nodeName"] != first
+        assert leader(cluster)["spec"]["nodeName"] != first
+    finally:
+        cluster.kubectl("uncordon", first)
+    wait_for_replicas(cluster)

@@ -1,0 +1,203 @@
+"""What the node's agent says of pods and cards, and what it does about those who get round their limit."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import ClusterError, wait_until
+from e2e.scenarios.kit import MEMORY, World, deployment
+from e2e.scenarios.lease_kit import (
+    CHEAT,
+    ask_agent,
+    cap,
+    installed_with,
+    pod,
+    settle,
+)
+
+MIB = 1 << 20
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "chart" / "files" / "dashboard.json"
+TAKE = (
+    "import ctypes as c, time; d=c.CDLL('libcuda.so.1'); x=c.c_void_p(); p=c.c_void_p(); d.cuInit(0); "
+    "d.cuDevicePrimaryCtxRetain(c.byref(x),0); d.cuCtxSetCurrent(x); "
+    "print(d.cuMemAlloc_v2(c.byref(p), c.c_size_t(1 << 30)), flush=True); time.sleep(1000)"
+)
+# Everything that a tenant may write, ruined: the account full of ones, its folder full of nothing else.
+RUIN = (
+    "import os; f=open('/run/fenka/account/slots','r+b'); f.write(b'\\xff'*(1<<16)); f.flush()\n"
+    "try: open('/run/fenka/account/more','wb').write(b'x'*(1<<26))\n"
+    "except OSError: print('no room')\n"
+    "try: os.truncate('/run/fenka/account/slots', 1<<40)\n"
+    "except OSError: pass"
+)
+
+Sample = tuple[str, dict[str, str], float]
+
+
+def metrics(world: World, node: str) -> list[Sample]:
+    """Name, labels and value of each sample of the node."""
+    samples: list[Sample] = []
+    for line in ask_agent(world, node, "/metrics").splitlines():
+        if line and not line.startswith("#"):
+            name, labels, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line).groups()  # type: ignore[union-attr]
+            samples.append((name, dict(re.findall(r'(\w+)="([^"]*)"', labels or "")), float(value)))
+    return samples
+
+
+def of(samples: list[Sample], name: str, **labels: str) -> list[float]:
+    """Values of those that have these labels."""
+    return [value for at, its, value in samples if at == name and labels.items() <= its.items()]
+
+
+@pytest.fixture(scope="module")
+def measured(world: World, sharing: str) -> Iterator[str]:
+    """The sharing node with its port of metrics open."""
+    with installed_with(world, "node.metrics.enabled=true"):
+        settle(world, sharing, 14)
+        yield sharing
+
+
+@pytest.mark.usefixtures("measured")
+def test_metrics_of_pods_and_cards(world: World, node: str) -> None:
+    """Per pod, container and card; what the dashboard draws is there; what ends is gone."""
+    for name, units in (("a", 4), ("b", 2)):
+        world.cluster.apply(pod(name, f'x={units}:python3 -c "{TAKE}"\ny=1:'))
+        world.cluster.wait_for_pod(name)
+    used = "fenka_container_gpu_memory_used_bytes"
+    seen: list[Sample] = []
+
+    def told() -> bool:
+        seen[:] = metrics(world, node)
+        return (
+            all(value >= 1 << 30 for value in of(seen, used, container="x"))
+            and len(of(seen, used, container="x")) == 2
+        )
+
+    wait_until("what the pods use", told, 30)
+    held = "fenka_container_gpu_memory_held_bytes"
+    limit = "fenka_container_gpu_memory_limit_bytes"
+    a_x = {"namespace": "default", "pod": "a", "container": "x", "node": node, "index": "0"}
+    assert of(seen, limit, **a_x) == [15079 * 4 // 14 * MIB]
+    assert of(seen, held, **a_x)[0] >= 1 << 30
+    assert of(seen, "fenka_container_gpu_processes", **a_x) == [1]
+    assert of(seen, used, **{**a_x, "container": "y"}) == [0]
+    booked = [15079 * units // 14 * MIB for units in (4, 1, 2, 1)]
+    assert of(seen, "fenka_card_memory_allocated_bytes", node=node) == [sum(booked)]
+    assert of(seen, "fenka_card_memory_used_bytes")[0] >= 2 << 30
+    assert of(seen, "fenka_card_healthy") == [1]
+    assert of(seen, "fenka_card_temperature_celsius")[0] > 0
+    assert of(seen, "fenka_card_power_watts")[0] > 0
+    assert all(
+        {"uuid", "model", "index", "node"} <= set(its)
+        for at, its, _ in seen
+        if "offences" not in at
+    )
+    drawn = set(re.findall(r"fenka_(?:container|card|node)_\w+", DASHBOARD.read_text()))
+    assert drawn
+    assert drawn <= {name for name, _, _ in seen}
+    # Five for a container and card, eight for a card, two of the node.
+    assert len([it for it in seen if it[0].startswith("fenka_")]) == 4 * 5 + 8 + 2
+    world.cluster.kubectl("delete", "pod", "a", "b", "--now")
+    wait_until("nothing of what ended", lambda: not of(metrics(world, node), used), 60)
+
+
+def cheat(world: World, name: str) -> str:
+    """A program of the pod that takes 6 GiB past the library, in the background."""
+    told = f"cat > /tmp/cheat.py <<'END'\n{CHEAT}\nEND\npython3 /tmp/cheat.py > /tmp/told 2>&1 &"
+    world.cluster.kubectl("exec", name, "--", "sh", "-c", told)
+    wait_until(
+        "its memory",
+        lambda: world.cluster.kubectl("exec", name, "--", "cat", "/tmp/told") != "",
+        20,
+    )
+    return world.cluster.kubectl("exec", name, "--", "cat", "/tmp/told").strip()
+
+
+def rss(world: World, node: str) -> int:
+    """Bytes of the agent."""
+    program = (
+        "import pathlib\n"
+        "for p in pathlib.Path('/proc').glob('[0-9]*'):\n"
+        "    words = (p / 'cmdline').read_bytes().split(b'\\0')\n"
+        "    if b'node' in words and any(b'fenka' in w for w in words) and b'--unit=GiB' in words:\n"
+        "        print(int((p / 'statm').read_text().split()[1]) * 4096)"
+    )
+    return max(int(it) for it in world.cluster.node(node).run("python3", "-c", program).split())
+
+
+def test_over_the_limit_is_said_and_costs_the_node_nothing(
+    world: World, measured: str, node: str
+) -> None:
+    """Within 15 s, as event and metric, and again for as long as it lasts; ruined accounts as well."""
+    with installed_with(world, 'node.extraArgs=["--unshimmed=report"]'):
+        settle(world, node, 14)
+        world.cluster.apply(pod("greedy", "x=2:"))
+        world.cluster.wait_for_pod("greedy")
+        before = rss(world, node)
+        assert cheat(world, "greedy") == "0 0 0 0"
+        began = time.monotonic()
+        world.wait_for_event("greedy", "holds more than its 2154 MiB")
+        assert time.monotonic() - began < 15
+        world.wait_for_event("greedy", "without fenka's library")
+        assert "no room" in world.cluster.kubectl("exec", "greedy", "--", "python3", "-c", RUIN)
+        wait_until(
+            "three looks more",
+            lambda: (
+                of(metrics(world, node), "fenka_node_offences_total", kind="over_limit")[0] >= 4
+            ),
+            60,
+        )
+        seen = metrics(world, node)
+        assert of(seen, "fenka_container_gpu_memory_used_bytes", pod="greedy")[0] >= 6 << 30
+        assert rss(world, node) - before < 8 * MIB
+        world.cluster.kubectl("delete", "pod", "greedy", "--now")
+    settle(world, measured, 14)
+
+
+def test_over_the_limit_evicts_where_that_is_asked_for(
+    world: World, measured: str, node: str
+) -> None:
+    """The pod ends, and its memory is free again."""
+    changes = ('node.extraArgs=["--unshimmed=report"]', 'node.overLimit="evict"')
+    with installed_with(world, *changes):
+        settle(world, node, 14)
+        world.cluster.apply(pod("greedy", "x=2:"))
+        world.cluster.wait_for_pod("greedy")
+        assert cheat(world, "greedy") == "0 0 0 0"
+
+        def gone() -> bool:
+            try:
+                return "deletionTimestamp" in world.cluster.get("pod", "greedy")["metadata"]
+            except ClusterError:
+                return True
+
+        wait_until("its eviction", gone, 20)
+        assert any("the pod is evicted" in it for it in world.cluster.events("greedy"))
+        wait_until(
+            "a free card",
+            lambda: of(metrics(world, node), "fenka_card_memory_used_bytes") == [0],
+            30,
+        )
+    settle(world, measured, 14)
+
+
+def test_a_node_that_does_not_isolate(world: World, node: str) -> None:
+    """cGPU's label: programs may use the whole card and are told so, the node's events say it."""
+    world.label(node, "cgpu.disable.isolation=true")
+    try:
+        world.cluster.apply(deployment("free", MEMORY, 4, command="env; exec sleep 100000"))
+        (running,) = world.wait_for_running("free", 1)
+        name = running["metadata"]["name"]
+        assert cap(world, name, "free") == 15079
+        told = world.cluster.kubectl("logs", name)
+        assert "CGPU_DISABLE=true" in told
+        assert "ALIYUN_COM_GPU_MEM_CONTAINER=4" in told
+        assert any("cgpu.disable.isolation=true" in it for it in world.cluster.events(node))
+    finally:
+        world.label(node, "cgpu.disable.isolation-")
+    world.cluster.apply(pod("held", "x=2:"))
+    world.cluster.wait_for_pod("held")
+    assert cap(world, "held", "x") == 2154

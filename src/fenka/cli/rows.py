@@ -1,0 +1,285 @@
+"""What screens are drawn from: nodes as rows, this machine's or a cluster's, and what to show of them."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fenka.cli.cluster import Cluster, Where
+from fenka.core.units import card_units, mib_to_units
+from fenka.dialects import gpushare
+from fenka.dialects.gpushare import Share, Unreadable
+from fenka.dialects.sizes import UNITS_MIB
+from fenka.kubernetes.objects import Container, Node, Pod, limit
+from fenka.kubernetes.world import Holding
+from fenka.workstation import protocol
+
+GIB_MIB = UNITS_MIB["GiB"]
+
+TOPOLOGY = "aliyun.com/gpu"
+"""Extended resource: whole cards, chosen by how they are linked."""
+TOPOLOGY_LABEL = "ack.node.gpu.schedule"
+
+Mode = Literal["none", "exclusive", "topology", "share"]
+MODES: tuple[Mode, ...] = ("none", "exclusive", "topology", "share")
+RESOURCES: dict[Mode, str] = {
+    "exclusive": gpushare.WHOLE,
+    "topology": TOPOLOGY,
+    "share": gpushare.MEMORY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CardRow:
+    """A card in units: what is allocated of what there is."""
+
+    allocated: float
+    total: int
+    index: int = 0
+    healthy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRow:
+    """A program (a pod), its units by card index, and the cards it takes whole.
+
+    pending: units of which no record says on which card they are.
+    """
+
+    name: str
+    namespace: str
+    allocated: dict[int, float]
+    whole: int = 0
+    pending: float = 0
+    status: str = "Running"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node. `whole` counts its cards that are taken whole, `exclusive` those that only go whole.
+
+    unhealthy: cards that admit nobody. ready: None where the node has not been heard of.
+    """
+
+    name: str
+    address: str
+    role: str
+    status: str
+    shareable: bool
+    whole: int
+    cards: list[CardRow]
+    programs: list[ProgramRow] = field(default_factory=list)
+    exclusive: int = 0
+    unhealthy: int = 0
+    unit_mib: int = GIB_MIB
+    mode: Mode = "share"
+    ready: bool | None = True
+    schedulable: bool = True
+    trouble: str = ""
+
+    @property
+    def allocated(self) -> float:
+        """Units over all cards."""
+        return sum(card.allocated for card in self.cards) + self.pending
+
+    @property
+    def pending(self) -> float:
+        """Units whose card nobody knows."""
+        return sum(program.pending for program in self.programs)
+
+    @property
+    def total(self) -> int:
+        """Units over all cards."""
+        return sum(card.total for card in self.cards)
+
+    @property
+    def count(self) -> int:
+        """Its cards, whichever way they are given out."""
+        return max(len(self.cards), self.exclusive)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What to show and how; `mode` is a word of arena's or its first letter, "" for all nodes."""
+
+    share: bool = False
+    details: bool = False
+    arena: bool = False
+    mode: str = ""
+    names: tuple[str, ...] = ()
+    output: str = "table"
+
+
+def rows_of(where: Where) -> list[NodeRow]:
+    """The nodes of the world that these options mean, by name."""
+    from fenka.cli import cluster
+
+    here = cluster.local(where)
+    return [local_node(here)] if here is not None else cluster_nodes(cluster.read(where))
+
+
+# ---- this machine ----
+
+
+def local_node(world: protocol.Snapshot) -> NodeRow:
+    """This machine as a node. A program's namespace is its user."""
+    sizes = {card.index: card.memory_mib for card in world.cards}
+    programs = [
+        ProgramRow(
+            job.name,
+            job.user,
+            {
+                piece.card: mib_to_units(piece.memory_mib, sizes[piece.card], world.unit_mib)
+                for piece in job.slices
+            },
+            whole=len(job.slices) if job.whole else 0,
+        )
+        for job in sorted(world.jobs, key=lambda job: job.name)
+        if job.slices
+    ]
+    return NodeRow(
+        name=world.node,
+        address=world.address,
+        role="<none>",
+        status="ready",
+        shareable=True,
+        whole=sum(program.whole for program in programs),
+        cards=[
+            CardRow(
+                sum(program.allocated.get(card.index, 0) for program in programs),
+                card_units(card.memory_mib, world.unit_mib),
+                card.index,
+                card.healthy,
+            )
+            for card in world.cards
+        ],
+        programs=programs,
+        unhealthy=sum(not card.healthy for card in world.cards),
+        unit_mib=world.unit_mib,
+    )
+
+
+# ---- a cluster ----
+
+
+def cluster_nodes(cluster: Cluster) -> list[NodeRow]:
+    """All nodes, by name; those without a card too."""
+    pods: dict[str, list[Pod]] = {}
+    for pod in cluster.pods:
+        pods.setdefault(pod.spec.node_name, []).append(pod)
+    return [
+        _shared(cluster, it, share, pods.get(it.metadata.name, []))
+        if (share := cluster.world.share(it.metadata.name)) is not None
+        else _whole_cards(cluster, it, pods.get(it.metadata.name, []))
+        for it in cluster.nodes
+    ]
+
+
+def _shared(cluster: Cluster, it: Node, share: Share, pods: list[Pod]) -> NodeRow:
+    programs = [_program(share, held) for held in cluster.world.holdings(share.node.name)]
+    return _row(
+        cluster,
+        it,
+        mode="share",
+        shareable=True,
+        whole=sum(whole_cards(pod, gpushare.WHOLE) for pod in pods),
+        cards=[
+            CardRow(
+                sum(program.allocated.get(card.index, 0) for program in programs),
+                share.units(card.index),
+                card.index,
+                card.healthy,
+            )
+            for card in share.node.cards
+        ],
+        programs=programs,
+        unhealthy=sum(not card.healthy for card in share.node.cards),
+        unit_mib=share.unit_mib,
+    )
+
+
+def _whole_cards(cluster: Cluster, it: Node, pods: list[Pod]) -> NodeRow:
+    topology = it.metadata.labels.get(TOPOLOGY_LABEL) == "topology"
+    mode: Mode = "topology" if topology else "exclusive"
+    resource = RESOURCES[mode]
+    total = _quantity(it.status.allocatable, resource)
+    there = _quantity(it.status.capacity, resource)
+    holders = [
+        ProgramRow(
+            pod.metadata.name, pod.metadata.namespace, {}, whole=count, status=pod.status.phase
+        )
+        for pod in pods
+        if (count := whole_cards(pod, resource))
+    ]
+    return _row(
+        cluster,
+        it,
+        mode=mode if max(total, there) else "none",
+        shareable=False,
+        whole=sum(holder.whole for holder in holders),
+        cards=[],
+        programs=holders,
+        exclusive=max(total, there),
+        unhealthy=max(there - total, 0),
+    )
+
+
+def _row(cluster: Cluster, it: Node, **what: object) -> NodeRow:
+    ready = next((c.status for c in it.status.conditions if c.type == "Ready"), "Unknown")
+    fields: dict[str, object] = {
+        "name": it.metadata.name,
+        "address": it.address,
+        "role": role(it),
+        "status": "ready" if it.ready else "notReady",
+        "ready": {"True": True, "False": False}.get(ready),
+        "schedulable": not it.spec.unschedulable,
+        "trouble": cluster.world.node_trouble(it.metadata.name) or "",
+    }
+    return NodeRow(**{**fields, **what})  # type: ignore[arg-type]
+
+
+def _program(share: Share, holding: Holding) -> ProgramRow:
+    pod = holding.pod
+    name, namespace, phase = pod.metadata.name, pod.metadata.namespace, pod.status.phase
+    if holding.trouble is None:
+        units = gpushare.shown_units(share, holding.placement)
+        return ProgramRow(name, namespace, units, status=phase)
+    return ProgramRow(name, namespace, {}, pending=demanded(share, pod), status=phase)
+
+
+def demanded(share: Share, pod: Pod) -> int:
+    """Units that the pod asks for; all of the node's where that cannot be read."""
+    try:
+        return gpushare.demand(pod.asks)
+    except Unreadable:
+        return share.total
+
+
+def role(node: Node) -> str:
+    """From its labels, as kubectl tells it: `node-role.kubernetes.io/master`."""
+    prefix = "node-role.kubernetes.io/"
+    labels = node.metadata.labels
+    roles = {label.removeprefix(prefix) for label in labels if label.startswith(prefix)}
+    roles.add(labels.get("kubernetes.io/role", ""))
+    return ",".join(sorted(roles - {""})) or "<none>"
+
+
+def whole_cards(pod: Pod, resource: str) -> int:
+    """Cards that the pod takes whole, by its limits: its containers' together, or an init container's."""
+    apps = sum(_limit(it, resource) for it in pod.spec.containers)
+    return max([apps, *(_limit(it, resource) for it in pod.spec.init_containers)])
+
+
+def _limit(container: Container, resource: str) -> int:
+    # Most containers have none; that need not be parsed.
+    if resource not in container.resources.limits:
+        return 0
+    try:
+        return limit(container, resource)
+    except Unreadable:
+        return 0
+
+
+def _quantity(of: dict[str, str], resource: str) -> int:
+    try:
+        return gpushare.quantity(of.get(resource, 0))
+    except Unreadable:
+        return 0

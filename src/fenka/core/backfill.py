@@ -1,0 +1,419 @@
+"""The queue of a cluster: by priority and time, fair between users, with backfill.
+
+A waiter that does not fit *names* the cards it will get: the cheapest set, by when enough of it will be
+free. Those behind it use other cards; the named ones only if they prove that they end before it starts. So
+a stream of small requests does not starve a large one, and a large one does not empty the cluster.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from fenka.core.cards import Card, Node
+from fenka.core.evaluate import Empty, Fit, Policy, Used, evaluate, fits_card
+from fenka.core.gangs import plan_gang
+from fenka.core.ledger import Tally
+from fenka.core.reasons import Rejected
+from fenka.core.requests import Placement, Request, Slice
+from fenka.core.verdicts import SHAPES, Verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class Fairness:
+    """What orders waiters of one priority.
+
+    A user's n-th request counts as if it came n times `turn_s` seconds later, n being what the user holds
+    and has asked for before it. `starvation_s` bounds that: nobody is overtaken by a request of the same
+    priority that came so many seconds after its own. With turn_s 0 it is time alone.
+    """
+
+    turn_s: float = 60
+    starvation_s: float = 3600
+
+    def lateness(self, turns: int) -> float:
+        """Seconds by which a request counts as later than it is."""
+        return min(turns * self.turn_s, self.starvation_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Who waits: one request, or all those of a gang, which counts as one.
+
+    requested_at: in the caller's time. priority: the larger is served first. runs_for: seconds after which
+    it is ended whatever it does (activeDeadlineSeconds); None if nothing ends it.
+    """
+
+    id: str
+    requests: tuple[Request, ...]
+    requested_at: float
+    priority: int = 0
+    user: str = ""
+    runs_for: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A placement that holds. ends_by: when it is ended whatever it does, None if nothing ends it."""
+
+    placement: Placement
+    ends_by: float | None = None
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The cards that a waiter named, by UUID, and when they will do at the latest; None: nobody can tell."""
+
+    cards: frozenset[str]
+    starts_by: float | None
+
+    def bars(self, ends_by: float | None) -> bool:
+        """Whether its cards are barred for who would end then."""
+        return self.starts_by is None or ends_by is None or ends_by > self.starts_by
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a waiter stands. position: 1 is served next. Only the first few that wait have a reservation."""
+
+    id: str
+    position: int
+    why: Rejected
+    reservation: Reservation | None
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+        return self.why.sentence()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What serving the queue once comes to, both in order."""
+
+    placed: tuple[tuple[str, tuple[Placement, ...]], ...]
+    waiting: tuple[Standing, ...]
+
+
+def in_order(
+    waiting: Iterable[Waiting], held: Mapping[str, int], fairness: Fairness
+) -> list[Waiting]:
+    """Who is served first. held: how many placements each user holds.
+
+    By priority; then by the time of the request, later by the user's turns; then by id.
+    """
+    turns = dict(held)
+    keyed = []
+    for it in sorted(waiting, key=lambda it: (-it.priority, it.requested_at, it.id)):
+        before = turns.get(it.user, 0) if it.user else 0
+        turns[it.user] = before + 1
+        late = fairness.lateness(before)
+        keyed.append(((-it.priority, it.requested_at + late, it.requested_at, it.id), it))
+    return [it for _, it in sorted(keyed, key=lambda pair: pair[0])]
+
+
+class Backfill:
+    """Serves the waiting. What it remembers are answers that have not changed since, nothing else.
+
+    depth: so many of the waiters that do not fit name cards. The others are held up by nothing but their
+    order, and name cards once they have moved up.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        policy: Policy,
+        fairness: Fairness | None = None,
+        depth: int = 4,
+    ) -> None:
+        self._nodes, self._policy, self._depth = tuple(nodes), policy, depth
+        self._fairness = fairness or Fairness()
+        self._verdicts, self._ends = Verdicts(self._nodes, policy), _Ends()
+
+    def set_nodes(self, nodes: Sequence[Node]) -> None:
+        """The nodes, or the health of their cards, are these from now on."""
+        self._nodes = tuple(nodes)
+        for name in self._verdicts.set_nodes(self._nodes):
+            self._ends.forget(name)
+
+    def serve(self, waiting: Iterable[Waiting], held: Iterable[Held], now: float) -> Round:
+        """Place in order what fits now, each on what those before it leave; name cards for who does not."""
+        turn = _Turn(self._nodes, self._policy, self._verdicts, self._ends, now)
+        turns = turn.begin(held)
+        placed: list[tuple[str, tuple[Placement, ...]]] = []
+        standings: list[Standing] = []
+        reservations: list[Reservation] = []
+        for it in in_order(waiting, turns, self._fairness):
+            ends_by = None if it.runs_for is None else now + it.runs_for
+            barred = frozenset[str]().union(*(r.cards for r in reservations if r.bars(ends_by)))
+            verdict = turn.place(it.requests, barred)
+            if isinstance(verdict, Rejected):
+                reservation = turn.name_cards(it) if len(reservations) < self._depth else None
+                if reservation is not None:
+                    reservations.append(reservation)
+                standings.append(Standing(it.id, len(standings) + 1, verdict, reservation))
+            else:
+                for placement in verdict:
+                    turn.hold(Held(placement, ends_by, it.user))
+                placed.append((it.id, verdict))
+        return Round(tuple(placed), tuple(standings))
+
+
+class _Turn:
+    """One serving: what is held, by whom and until when, as placements come to it."""
+
+    def __init__(
+        self, nodes: Sequence[Node], policy: Policy, verdicts: Verdicts, ends: "_Ends", now: float
+    ) -> None:
+        self._nodes, self._policy, self._now = nodes, policy, now
+        self._verdicts, self._ends, self._tally = verdicts, ends, Tally()
+        self._by_node: dict[str, list[Held]] = {}
+        self._named: dict[str, list[Held]] = {}
+        """What will hold named cards, by node."""
+        self._barred: dict[str, float] = {}
+        """Until when named cards, by UUID, are kept from those who name cards later."""
+        self._changed: dict[str, dict[Request, list[_Cost]]] = {}
+        """Costs on nodes that are no more as they were when the turn began."""
+        self._refused: dict[tuple[tuple[Request, ...], frozenset[str]], tuple[int, Rejected]] = {}
+        self._placed = 0
+
+    def begin(self, held: Iterable[Held]) -> dict[str, int]:
+        """Take in what is held; how many placements each user has."""
+        users: dict[str, int] = {}
+        for it in held:
+            self._tally.add(it.placement)
+            self._by_node.setdefault(it.placement.node, []).append(it)
+            users[it.user] = users.get(it.user, 0) + 1
+        self._verdicts.renew(self._tally)
+        self._ends.renew(self._by_node)
+        return users
+
+    def hold(self, held: Held) -> None:
+        """From now on."""
+        node = held.placement.node
+        self._tally.add(held.placement)
+        self._by_node.setdefault(node, []).append(held)
+        self._changed[node] = {}
+        self._verdicts.forget(node)
+        self._placed += 1
+
+    def place(
+        self, requests: tuple[Request, ...], barred: frozenset[str]
+    ) -> tuple[Placement, ...] | Rejected:
+        """All of them or none, on what is held now."""
+        # Who wants the same is refused for the same reasons until something else is placed.
+        known = self._refused.get((requests, barred))
+        if known is not None and known[0] == self._placed:
+            return known[1]
+        verdict: tuple[Placement, ...] | Rejected
+        if len(requests) == 1:
+            found = self._verdicts.place(self._tally, requests[0], barred)
+            verdict = (found,) if isinstance(found, Placement) else found
+        else:
+            verdict = plan_gang(self._tally, requests, self._policy, self._nodes, barred)
+        if isinstance(verdict, Rejected):
+            self._refused[requests, barred] = self._placed, verdict
+        return verdict
+
+    def name_cards(self, waiting: Waiting) -> Reservation | None:
+        """The cheapest cards for it, kept in mind as its own for those who name cards later.
+
+        None for who could not even be placed if nothing were held.
+        """
+        choices: list[_Choice] = []
+        for request in waiting.requests:
+            choice = self._cheapest(request)
+            if choice is None:
+                for earlier in choices:
+                    self._unname(earlier)
+                return None
+            choices.append(choice)
+            self._name(choice)
+        at = max(choice.at for choice in choices)
+        if at < inf and waiting.runs_for is not None:
+            for choice in choices:
+                self._unname(choice)
+                self._name(
+                    replace(choice, held=replace(choice.held, ends_by=at + waiting.runs_for))
+                )
+        cards = frozenset(card.uuid for choice in choices for card in choice.cards)
+        for uuid in cards:
+            self._barred[uuid] = max(at, self._barred.get(uuid, at))
+        return Reservation(cards, at if at < inf else None)
+
+    def _name(self, choice: "_Choice") -> None:
+        self._named.setdefault(choice.held.placement.node, []).append(choice.held)
+        self._changed[choice.held.placement.node] = {}
+
+    def _unname(self, choice: "_Choice") -> None:
+        self._named[choice.held.placement.node].remove(choice.held)
+        self._changed[choice.held.placement.node] = {}
+
+    def _cheapest(self, request: Request) -> "_Choice | None":
+        known = self._ends.of_shape(request)
+        best: tuple[tuple[float, int, str], Node, list[_Cost]] | None = None
+        for node in self._nodes:
+            mine = self._changed.get(node.name)
+            costs = known.get(node.name) if mine is None else mine.get(request)
+            if costs is None:
+                held = [*self._by_node.get(node.name, ()), *self._named.get(node.name, ())]
+                costs = _costs(request, node, held)
+                if mine is None:
+                    known[node.name] = costs
+                else:
+                    costs = mine[request] = self._after_bars(costs)
+            if len(costs) < request.cards:
+                continue
+            needed = costs[: request.cards]
+            at = max(self._now, needed[-1].at)
+            price = at, sum(it.uncertain for it in needed), node.name
+            if best is None or price < best[0]:
+                best = price, node, needed
+        if best is None:
+            return None
+        (at, _, _), node, needed = best
+        cards = tuple(it.card for it in needed)
+        (alone,) = evaluate(Empty(), request, self._policy, (replace(node, cards=cards),))
+        assert isinstance(alone, Fit)
+        named = node.cards if _on_host(request, node) else cards
+        return _Choice(named, at, Held(alone.placement))
+
+    def _after_bars(self, costs: "list[_Cost]") -> "list[_Cost]":
+        """Also a card that would do now is kept for who named it, until that has started."""
+        barred = [(it, self._barred.get(it.card.uuid, -inf)) for it in costs]
+        return sorted(
+            (
+                _Cost(max(it.at, until), it.uncertain + (until == inf), it.card)
+                for it, until in barred
+            ),
+            key=_Cost.order,
+        )
+
+
+class _Ends:
+    """Remembers what waiting for cards comes to, for nodes that the same hold as before."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, list[Held]] = {}
+        self._known: OrderedDict[Request, dict[str, list[_Cost]]] = OrderedDict()
+
+    def renew(self, held: Mapping[str, Sequence[Held]]) -> None:
+        """Forget the nodes on which others hold something, or until other times, than before."""
+        changed = [
+            name for name in self._held.keys() | held if self._held.get(name) != held.get(name)
+        ]
+        for name in changed:
+            self.forget(name)
+        # Copies: the turn goes on to add to its own.
+        self._held.update((name, list(held[name])) for name in changed if name in held)
+        for name in self._held.keys() - held.keys():
+            del self._held[name]
+
+    def forget(self, node: str) -> None:
+        """Its cards may be others now."""
+        for by_node in self._known.values():
+            by_node.pop(node, None)
+
+    def of_shape(self, request: Request) -> "dict[str, list[_Cost]]":
+        """By node, the costs of its cards, the earliest first."""
+        by_node = self._known.setdefault(request, {})
+        self._known.move_to_end(request)
+        if len(self._known) > SHAPES:
+            self._known.popitem(last=False)
+        return by_node
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """When a card will do, and after how many ends that nobody can tell (then `at` is infinite)."""
+
+    at: float
+    uncertain: int
+    card: Card
+
+    def order(self) -> tuple[float, int, int]:
+        """The cheapest first."""
+        return self.at, self.uncertain, self.card.index
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Cards named, when they will do, and what will hold them then."""
+
+    cards: tuple[Card, ...]
+    at: float
+    held: Held
+
+
+def _costs(request: Request, node: Node, held: Sequence[Held]) -> list[_Cost]:
+    """Of the node's cards that could do, the earliest first; empty if the node cannot."""
+    on_host = _on_host(request, node)
+    if on_host:
+        (alone,) = evaluate(Empty(), request, "binpack", (node,))
+        if not isinstance(alone, Fit):
+            return []
+    # They go as their time comes; of those whose end nobody can tell the largest first, so that they are few.
+    going = sorted(held, key=lambda it: (_end(it), -_largest(it)))
+    on_card: dict[int, list[tuple[Held, Slice]]] = {card.index: [] for card in node.cards}
+    for it in going:
+        for piece in it.placement.slices:
+            if piece.card in on_card:
+                on_card[piece.card].append((it, piece))
+    host_at, host_uncertain = _when_host(request, node, going) if on_host else (-inf, 0)
+    costs = []
+    for card in node.cards:
+        found = _when(request, card, on_card[card.index])
+        if found is not None:
+            costs.append(_Cost(max(found[0], host_at), found[1] + host_uncertain, card))
+    return sorted(costs, key=_Cost.order)
+
+
+def _when(
+    request: Request, card: Card, going: Sequence[tuple[Held, Slice]]
+) -> tuple[float, int] | None:
+    """When the card will do; None: never."""
+    memory = sum(piece.memory_mib for _, piece in going)
+    compute = sum(piece.compute for _, piece in going)
+    holders, whole = len(going), sum(it.placement.whole for it, _ in going)
+    at, uncertain = -inf, 0
+    for it, piece in going:
+        if fits_card(card, Used(memory, compute, holders, whole), request):
+            return at, uncertain
+        memory, compute = memory - piece.memory_mib, compute - piece.compute
+        holders, whole = holders - 1, whole - it.placement.whole
+        at, uncertain = max(at, _end(it)), uncertain + (it.ends_by is None)
+    return (at, uncertain) if fits_card(card, Used(), request) else None
+
+
+def _when_host(request: Request, node: Node, going: Sequence[Held]) -> tuple[float, int]:
+    """When the host has what is asked of it. Empty it has."""
+    cpu = sum(it.placement.cpu_milli for it in going)
+    memory = sum(it.placement.host_memory_mib for it in going)
+    at, uncertain = -inf, 0
+    for it in going:
+        if _room(cpu, request.cpu_milli, node.cpu_milli) and _room(
+            memory, request.host_memory_mib, node.memory_mib
+        ):
+            break
+        cpu, memory = cpu - it.placement.cpu_milli, memory - it.placement.host_memory_mib
+        at, uncertain = max(at, _end(it)), uncertain + (it.ends_by is None)
+    return at, uncertain
+
+
+def _room(used: int, needed: int, total: int | None) -> bool:
+    return total is None or needed == 0 or used + needed <= total
+
+
+def _end(held: Held) -> float:
+    return inf if held.ends_by is None else held.ends_by
+
+
+def _largest(held: Held) -> int:
+    return max((piece.memory_mib for piece in held.placement.slices), default=0)
+
+
+def _on_host(request: Request, node: Node) -> bool:
+    """Whoever takes another of the node's cards may take what it waits for too."""
+    cpu = node.cpu_milli is not None and request.cpu_milli > 0
+    return cpu or (node.memory_mib is not None and request.host_memory_mib > 0)

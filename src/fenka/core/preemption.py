@@ -1,0 +1,227 @@
+"""Who must go so that a more important request fits: the cheapest set on cards.
+
+kube-scheduler's own preemption counts sums over a node, which do not help where each card has a little left.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from fenka.core.cards import Node
+from fenka.core.evaluate import Policy, View, place
+from fenka.core.gangs import Stacked, plan_gang
+from fenka.core.reasons import Rejected
+from fenka.core.requests import Placement, Request
+
+EXACT = 10
+"""Up to so many who could go, all sets of them are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A disruption budget: so many of those that it covers may go now."""
+
+    name: str
+    allowed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who wants to be let in: one request, or all of a gang's."""
+
+    requests: tuple[Request, ...]
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Somebody who holds a slice. Larger priorities are more important.
+
+    gang: of all its members goes all or none. budgets: those that cover it.
+    """
+
+    id: str
+    placement: Placement
+    priority: int = 0
+    gang: str | None = None
+    budgets: frozenset[Budget] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """Who goes, by id in order; where the request then is; and how many of them no budget allows."""
+
+    ids: tuple[str, ...]
+    placements: tuple[Placement, ...]
+    violations: int
+
+
+Cost = tuple[int, int, int, int, int, tuple[str, ...]]
+"""Violated budgets, the highest priority, victims, the sum of priorities, MiB, ids: the first that differs
+decides. The first is kube-scheduler's first too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What goes as one: a holder, or a gang."""
+
+    members: tuple[Holder, ...]
+
+    @property
+    def priority(self) -> int:
+        return max(it.priority for it in self.members)
+
+    @property
+    def mib(self) -> int:
+        return sum(piece.memory_mib for it in self.members for piece in it.placement.slices)
+
+
+def cheapest_victims(
+    view: View,
+    holders: Iterable[Holder],
+    claim: Claim,
+    nodes: Collection[Node],
+    policy: Policy = "binpack",
+    reserved: Collection[str] = (),
+) -> Victims | None:
+    """Who must go so that the request, or all of a gang's, fits; None where nobody's going helps.
+
+    view: what is held now, by the holders among others. Only holders of less priority go, a gang only if
+    all of its members have less. nodes: where the request may go; holders elsewhere go with their gang alone.
+    Nobody goes if the request fits as it is: then `ids` is empty. Raises KeyError for an unknown policy.
+
+    Of each card (of each node, for several cards; of all nodes, for a gang) the cheapest set counts: exactly,
+    where at most EXACT could go; else a set of which nobody can stay, the dearest having been kept first.
+    """
+    gang = claim.requests
+    units = [unit for unit in _units(holders) if unit.priority < claim.priority]
+    best: tuple[Cost, Victims] | None = None
+    for scope, in_reach in _scopes(gang, units, nodes):
+        attempt = _Attempt(view, gang, policy, scope, reserved)
+        found = _in_scope(attempt, in_reach, best[0] if best else None)
+        if found is not None and (best is None or found[0] < best[0]):
+            best = found
+    return best[1] if best else None
+
+
+def _units(holders: Iterable[Holder]) -> list[_Unit]:
+    together: dict[tuple[str, str], list[Holder]] = {}
+    for it in holders:
+        together.setdefault(("gang", it.gang) if it.gang else ("alone", it.id), []).append(it)
+    return [_Unit(tuple(members)) for members in together.values()]
+
+
+def _scopes(
+    gang: Sequence[Request], units: Sequence[_Unit], nodes: Collection[Node]
+) -> Iterator[tuple[list[Node], list[_Unit]]]:
+    """The parts of the cluster to look at one by one, and the units that hold something there."""
+    if len(gang) > 1:
+        yield list(nodes), [unit for node in nodes for unit in units if _holds(unit, node)]
+        return
+    by_node: dict[str, list[_Unit]] = {}
+    for unit in units:
+        for name in sorted({it.placement.node for it in unit.members}):
+            by_node.setdefault(name, []).append(unit)
+    (request,) = gang
+    for node in nodes:
+        near = by_node.get(node.name, [])
+        on_host = (request.cpu_milli and node.cpu_milli is not None) or (
+            request.host_memory_mib and node.memory_mib is not None
+        )
+        if request.cards > 1 or on_host:
+            yield [node], near
+            continue
+        for card in node.cards:
+            one = replace(node, cards=(card,))
+            yield [one], [unit for unit in near if _holds(unit, one)]
+
+
+def _holds(unit: _Unit, node: Node) -> bool:
+    cards = {card.index for card in node.cards}
+    host = any(it.placement.node == node.name and not it.placement.slices for it in unit.members)
+    return host or any(
+        it.placement.node == node.name and piece.card in cards
+        for it in unit.members
+        for piece in it.placement.slices
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """To place the request, or the gang, with some gone."""
+
+    view: View
+    gang: Sequence[Request]
+    policy: Policy
+    nodes: Sequence[Node]
+    reserved: Collection[str]
+
+    def without(self, units: Iterable[_Unit]) -> tuple[Placement, ...] | None:
+        view = Stacked(self.view)
+        for unit in units:
+            for it in unit.members:
+                view.remove(it.placement)
+        if len(self.gang) == 1:
+            verdict = place(view, self.gang[0], self.policy, self.nodes, self.reserved)
+            return None if isinstance(verdict, Rejected) else (verdict,)
+        found = plan_gang(view, self.gang, self.policy, self.nodes, self.reserved)
+        return None if isinstance(found, Rejected) else found
+
+
+def _in_scope(
+    attempt: _Attempt, units: Sequence[_Unit], limit: Cost | None
+) -> tuple[Cost, Victims] | None:
+    """The cheapest set there; None if there is none, or none cheaper than the limit."""
+    different = list(dict.fromkeys(units))
+    if attempt.without(different) is None:
+        return None
+    if len(different) <= EXACT:
+        chosen = _exact(attempt, different, limit)
+    else:
+        chosen = _kept_dearest_first(attempt, different)
+    if chosen is None:
+        return None
+    placements = attempt.without(chosen)
+    assert placements is not None
+    price = _cost(chosen)
+    return price, Victims(price[-1], placements, price[0])
+
+
+def _exact(
+    attempt: _Attempt, units: Sequence[_Unit], limit: Cost | None
+) -> tuple[_Unit, ...] | None:
+    sets = (some for count in range(len(units) + 1) for some in combinations(units, count))
+    for some in sorted(sets, key=_cost):
+        if limit is not None and _cost(some) >= limit:
+            return None
+        if attempt.without(some) is not None:
+            return some
+    return None
+
+
+def _kept_dearest_first(attempt: _Attempt, units: Sequence[_Unit]) -> tuple[_Unit, ...]:
+    going = sorted(units, key=lambda unit: _cost((unit,)))
+    for unit in reversed(list(going)):
+        others = [it for it in going if it is not unit]
+        if attempt.without(others) is not None:
+            going = others
+    return tuple(going)
+
+
+def _cost(chosen: Iterable[_Unit]) -> Cost:
+    units = list(chosen)
+    members = [it for unit in units for it in unit.members]
+    left = {budget.name: budget.allowed for it in members for budget in it.budgets}
+    violations = 0
+    for it in members:
+        violations += any(left[budget.name] <= 0 for budget in it.budgets)
+        for budget in it.budgets:
+            left[budget.name] -= 1
+    return (
+        violations,
+        max((unit.priority for unit in units), default=-(2**31)),
+        len(members),
+        sum(unit.priority for unit in units),
+        sum(unit.mib for unit in units),
+        tuple(sorted(it.id for it in members)),
+    )

@@ -1,0 +1,161 @@
+"""gpu-manager's names: a share of compute with its memory, or whole cards, container by container.
+
+Wire facts: Tencent's gpu-manager, gpu-admission and vcuda-controller.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fenka.core.requests import Placement, Request
+from fenka.core.units import card_units
+from fenka.dialects.gpushare import CARDS, Share, Unreadable
+from fenka.dialects.requests import (
+    Limits,
+    Manifest,
+    Part,
+    check_uuids,
+    each_container,
+    of_container,
+    only_apps,
+    placed_on,
+    sized,
+    visible,
+    whole_cards,
+    write_uuids,
+)
+
+NAME = "gpu-manager"
+
+CORE = "tencent.com/vcuda-core"
+"""Extended resource: percent of a card's compute; multiples of 100 are whole cards."""
+MEMORY = "tencent.com/vcuda-memory"
+"""Extended resource: units of UNIT_MIB. Whole cards come with all of theirs, whatever is asked for."""
+RESOURCES: tuple[str, ...] = (CORE, MEMORY)
+
+UNIT_MIB = 256
+WHOLE = 100
+
+CEILING = "tencent.com/vcuda-core-limit"
+"""Pod annotation: percent up to which its containers may use what is idle. Without it their share is hard."""
+
+INDEXES = "tencent.com/predicate-gpu-idx-"
+"""Annotation, with the number of the container: its cards, such as "0,1"."""
+TIME = "tencent.com/predicate-time"
+NODE = "tencent.com/predicate-node"
+ASSIGNED = "tencent.com/gpu-assigned"
+
+
+class Metric(NamedTuple):
+    """One that dashboards for gpu-manager show. `label` has the card or, of requests, what is asked for."""
+
+    name: str
+    label: str
+    unit: str
+
+
+METRICS = (
+    Metric("container_gpu_utilization", "gpu", "percent"),
+    Metric("container_request_gpu_utilization", "req_of_gpu", "percent"),
+    Metric("container_gpu_memory_total", "gpu_memory", "MiB"),
+    Metric("container_request_gpu_memory", "req_of_gpu_memory", "MiB"),
+)
+"""Each also has the labels of METRIC_LABELS."""
+METRIC_LABELS = ("pod_name", "namespace", "node", "container_name")
+
+
+def speaks(pod: Manifest) -> bool:
+    """Raises Unreadable."""
+    return bool(pod.names(RESOURCES))
+
+
+def demand(pod: Manifest, unit_mib: int) -> tuple[Part, ...]:  # noqa: ARG001 - it has its own unit
+    """A part for each container. Raises Unreadable."""
+    only_apps(pod, RESOURCES)
+    return each_container(pod, _want, None) if CEILING not in pod.annotations else _elastic(pod)
+
+
+def _want(container: Limits) -> Request | None:
+    core, memory = container.of(CORE), container.of(MEMORY)
+    if not core and not memory:
+        return None
+    if core >= WHOLE:
+        if core % WHOLE:
+            raise Unreadable(
+                f"container {container.name} asks for {core} of {CORE}: "
+                "ask for less than 100, or for whole cards by a multiple of 100"
+            )
+        return whole_cards(core // WHOLE)
+    if not core or not memory:
+        missing = MEMORY if core else CORE
+        raise Unreadable(
+            f"container {container.name} asks for a part of a card without {missing}: ask for both"
+        )
+    return sized(memory, UNIT_MIB, core)
+
+
+def _elastic(pod: Manifest) -> tuple[Part, ...]:
+    text = pod.annotations[CEILING]
+    if not text.isdecimal() or not 1 <= int(text[:9]) <= WHOLE or len(text) > len(str(WHOLE)):
+        raise Unreadable(f"annotation {CEILING} is {text!r}: it is a percentage, 1 to 100")
+    ceiling = int(text)
+    parts = each_container(pod, _want, ceiling)
+    for part in parts:
+        if part.request.compute > ceiling:
+            raise Unreadable(
+                f"annotation {CEILING} is {ceiling}, less than the {part.request.compute} "
+                f"that container {part.containers[0]} asks for: raise it or leave it out"
+            )
+    return parts
+
+
+def write(
+    pod: Manifest, share: Share, placements: Sequence[Placement], now_ns: int
+) -> dict[str, str]:
+    """gpu-admission's annotations, and the cards' UUIDs."""
+    numbers = {it.name: number for number, it in enumerate(pod.apps)}
+    cards = {
+        f"{INDEXES}{numbers[part.containers[0]]}": ",".join(
+            str(piece.card) for piece in placement.slices
+        )
+        for part, placement in zip(demand(pod, share.unit_mib), placements, strict=True)
+    }
+    return {
+        **cards,
+        TIME: str(now_ns),
+        NODE: share.node.name,
+        ASSIGNED: "false",
+        CARDS: write_uuids(placements),
+    }
+
+
+def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
+    """By the cards that each container is said to have. Raises Unreadable."""
+    if not any(name.startswith(INDEXES) for name in pod.annotations):
+        return None
+    numbers = {it.name: number for number, it in enumerate(pod.apps)}
+    placements = []
+    for part in demand(pod, share.unit_mib):
+        name = f"{INDEXES}{numbers[part.containers[0]]}"
+        items = pod.annotations.get(name, "").split(",")
+        if not all(item.isdecimal() and len(item) < 5 for item in items):
+            raise Unreadable(f"annotation {name} names no cards: {','.join(items)!r}")
+        placements.append(placed_on(share.node, part.request, [int(item) for item in items]))
+    check_uuids(pod.annotations, placements)
+    return tuple(placements)
+
+
+def environment(
+    pod: Manifest, share: Share, placements: Sequence[Placement], container: str
+) -> dict[str, str]:
+    """Which cards; the limits are in the lease, and the driver's libraries where they always are."""
+    found = of_container(demand(pod, share.unit_mib), placements, container)
+    return visible(found[1]) if found else {}
+
+
+def advertised(share: Share) -> dict[str, int]:
+    """100 a card; of two T4, 15079 MiB each: 200, and 58 + 58 = 116 units."""
+    cards = share.node.cards
+    return {
+        CORE: WHOLE * len(cards),
+        MEMORY: sum(card_units(card.memory_mib, UNIT_MIB) for card in cards),
+    }

@@ -1,0 +1,175 @@
+"""HAMi's names, for people who come from it: so many slices, each with memory and compute.
+
+Wire facts: Project-HAMi's scheduler and device plugin. Its other annotations (a card's type, UUID, NUMA node
+or mode) are not served: a pod that needs them is told so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fenka.core.requests import Memory, Placement, Request, Slice
+from fenka.dialects.gpushare import CARDS, WHOLE, Share, Unreadable
+from fenka.dialects.requests import (
+    Limits,
+    Manifest,
+    Part,
+    asked,
+    each_container,
+    of_container,
+    only_apps,
+    sized,
+    visible,
+    whole_cards,
+    write_uuids,
+)
+
+NAME = "hami"
+
+COUNT = WHOLE
+"""Extended resource: slices, each on another card; 1 where only the others are asked for."""
+MEMORY = "nvidia.com/gpumem"
+"""Extended resource: MiB of each slice."""
+PERCENT = "nvidia.com/gpumem-percentage"
+"""Extended resource: percent of its card's memory that each slice has; all of it if nothing is said."""
+CORES = "nvidia.com/gpucores"
+"""Extended resource: percent of its card's compute that each slice has; 100 is the card for itself."""
+RESOURCES: tuple[str, ...] = (COUNT, MEMORY, PERCENT, CORES)
+
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+"""Annotation: for each container its slices, `UUID,NVIDIA,MiB,percent:`, and `;`."""
+TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
+NODE = "hami.io/vgpu-node"
+TIME = "hami.io/vgpu-time"
+
+NOT_SERVED = (
+    "nvidia.com/use-gputype",
+    "nvidia.com/nouse-gputype",
+    "nvidia.com/use-gpuuuid",
+    "nvidia.com/nouse-gpuuuid",
+    "nvidia.com/numa-bind",
+    "nvidia.com/vgpu-mode",
+)
+
+SPLIT = 10
+"""Slices of a card that a node is said to have; how many there are is a matter of their sizes."""
+
+FULL = 100
+
+
+@dataclass(frozen=True, slots=True)
+class PercentOfCard(Memory):
+    """`amount` percent of whatever the card has, rounded down."""
+
+    def on(self, card_mib: int) -> int | None:
+        """MiB on a card of this size, at least 1."""
+        return max(card_mib * self.amount // FULL, 1) if self.amount <= FULL else None
+
+
+def speaks(pod: Manifest) -> bool:
+    """Also where only memory or compute is asked for. Raises Unreadable."""
+    return bool(pod.names(RESOURCES[1:]))
+
+
+def demand(pod: Manifest, unit_mib: int) -> tuple[Part, ...]:  # noqa: ARG001 - it counts MiB
+    """A part for each container. Raises Unreadable."""
+    only_apps(pod, RESOURCES)
+    for name in NOT_SERVED:
+        if name in pod.annotations:
+            raise Unreadable(
+                f"annotation {name} is not served: choose nodes by a nodeSelector instead"
+            )
+    return each_container(pod, _want)
+
+
+def _want(container: Limits) -> Request | None:
+    count, mib, percent, cores = (container.of(name) for name in RESOURCES)
+    if not any((count, mib, percent, cores)):
+        return None
+    if mib and percent:
+        raise Unreadable(
+            f"container {container.name} asks for {MEMORY} and {PERCENT}: ask for one of them"
+        )
+    for name, value in ((PERCENT, percent), (CORES, cores)):
+        if value > FULL:
+            raise Unreadable(
+                f"container {container.name} asks for {value} of {name}: a card has 100"
+            )
+    if cores == FULL:
+        return whole_cards(count or 1)
+    if mib:
+        return sized(mib, 1, cores, count or 1)
+    return asked(lambda: Request(PercentOfCard(percent or FULL), compute=cores, cards=count or 1))
+
+
+def write(
+    pod: Manifest, share: Share, placements: Sequence[Placement], now_ns: int
+) -> dict[str, str]:
+    """HAMi's annotations as after binding. Its time is in seconds."""
+    parts = demand(pod, share.unit_mib)
+    record = ""
+    for it in pod.apps:
+        found = of_container(parts, placements, it.name)
+        pieces = found[1].slices if found else ()
+        record += "".join(f"{s.uuid},NVIDIA,{s.memory_mib},{s.compute}:" for s in pieces) + ";"
+    return {
+        ALLOCATED: record,
+        TO_ALLOCATE: record,
+        NODE: share.node.name,
+        TIME: str(now_ns // 10**9),
+        CARDS: write_uuids(placements),
+    }
+
+
+def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
+    """As it is recorded, sizes too: HAMi may have had other defaults. Raises Unreadable."""
+    if ALLOCATED not in pod.annotations:
+        return None
+    by_uuid = {card.uuid: card for card in share.node.cards}
+    records = pod.annotations[ALLOCATED].split(";")
+    numbers = {it.name: number for number, it in enumerate(pod.apps)}
+    placements = []
+    for part in demand(pod, share.unit_mib):
+        number = numbers[part.containers[0]]
+        slices = []
+        for text in (records[number] if number < len(records) else "").split(":"):
+            if not text:
+                continue
+            uuid, memory, compute = _piece(text)
+            if uuid not in by_uuid:
+                raise Unreadable(f"the pod's card {uuid} is not one of its node's")
+            slices.append(Slice(by_uuid[uuid].index, uuid, memory, compute))
+        if not slices or len({it.card for it in slices}) != part.request.cards:
+            raise Unreadable(
+                f"annotation {ALLOCATED} has {len(slices)} slices for container "
+                f"{part.containers[0]}, it asks for {part.request.cards} on different cards"
+            )
+        slices.sort(key=lambda it: it.card)
+        placements.append(Placement(share.node.name, tuple(slices), whole=part.request.whole))
+    return tuple(placements)
+
+
+def _piece(text: str) -> tuple[str, int, int]:
+    fields = text.split(",")
+    if len(fields) != 4 or not all(it.isdecimal() and len(it) < 10 for it in fields[2:]):
+        raise Unreadable(f"annotation {ALLOCATED} is not understood: {text!r}")
+    return fields[0], int(fields[2]), int(fields[3])
+
+
+def environment(
+    pod: Manifest, share: Share, placements: Sequence[Placement], container: str
+) -> dict[str, str]:
+    """Which cards, and the limits as programs of HAMi's read them; what holds them is the lease."""
+    found = of_container(demand(pod, share.unit_mib), placements, container)
+    if found is None:
+        return {}
+    slices = found[1].slices
+    limits = {
+        f"CUDA_DEVICE_MEMORY_LIMIT_{number}": f"{it.memory_mib}m"
+        for number, it in enumerate(slices)
+    }
+    return {**visible(found[1]), **limits, "CUDA_DEVICE_SM_LIMIT": str(slices[0].compute)}
+
+
+def advertised(share: Share) -> dict[str, int]:
+    """SPLIT slices a card. Memory and compute are for the extender alone, `ignoredByScheduler`."""
+    return {COUNT: SPLIT * len(share.node.cards)}

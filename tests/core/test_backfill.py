@@ -1,0 +1,411 @@
+"""Order, fairness, named cards and backfill, on a virtual clock."""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fenka.core.backfill import (
+    Backfill,
+    Fairness,
+    Held,
+    Reservation,
+    Round,
+    Waiting,
+    in_order,
+)
+from fenka.core.cards import Card, Node
+from fenka.core.evaluate import Empty, place
+from fenka.core.ledger import Ledger
+from fenka.core.reasons import Why
+from fenka.core.requests import Memory, Placement, Request
+from tests.core.core_kit import (
+    GIB,
+    T4_MIB,
+    card,
+    clusters,
+    node,
+    piece,
+    placement,
+    requests,
+    units,
+    whole,
+)
+
+PLAIN = Fairness(turn_s=0)
+T4, TWO = node(T4_MIB), node(T4_MIB, T4_MIB)
+OTHER = node(T4_MIB, name="b")
+
+
+def mib(amount: int) -> int:
+    """So many of a T4's 14 units."""
+    return T4_MIB * amount // 14
+
+
+def held(card_: int, amount: int, ends_by: float | None = None, name: str = "a") -> Held:
+    """So many units of this card."""
+    return Held(placement(piece(card_, mib(amount), name=name), name=name), ends_by)
+
+
+def queue(*asked: Request | tuple[Request, float]) -> list[Waiting]:
+    """w0, w1, … in this order; with a number: it runs for so many seconds at most."""
+    made = []
+    for number, each in enumerate(asked):
+        request, runs_for = each if isinstance(each, tuple) else (each, None)
+        made.append(Waiting(f"w{number}", (request,), float(number), runs_for=runs_for))
+    return made
+
+
+def serve(waiting: list[Waiting], holding: list[Held], *nodes: Node, now: float = 100) -> Round:
+    """Once."""
+    return Backfill(nodes, "binpack", PLAIN).serve(waiting, holding, now)
+
+
+def seats(step: Round) -> dict[str, list[int]]:
+    """Who is placed, on which cards."""
+    return {name: [it.card for each in found for it in each.slices] for name, found in step.placed}
+
+
+def named(step: Round) -> dict[str, tuple[list[str], float | None]]:
+    """Who named which cards, and when they will do."""
+    return {
+        it.id: (sorted(it.reservation.cards), it.reservation.starts_by)
+        for it in step.waiting
+        if it.reservation
+    }
+
+
+class TestOrder:
+    """Priority, time, users."""
+
+    def test_priority_then_time_then_id(self) -> None:
+        """As Kubernetes orders its own queue."""
+        waiting = [
+            Waiting("d", (units(1),), 1.0),
+            Waiting("b", (units(1),), 2.0, priority=5),
+            Waiting("c", (units(1),), 0.0),
+            Waiting("a", (units(1),), 1.0),
+        ]
+        assert [it.id for it in in_order(waiting, {}, Fairness())] == ["b", "c", "a", "d"]
+
+    @pytest.mark.parametrize(
+        ("fairness", "expected"),
+        [
+            # time alone: one's three come first
+            (Fairness(turn_s=0), ["o0", "o1", "o2", "t3", "t4"]),
+            # 60 s a turn: o0 0, o1 1 + 60, o2 2 + 120; t3 3, t4 4 + 60
+            (Fairness(), ["o0", "t3", "o1", "t4", "o2"]),
+            # at most 2.5 s: o1 1 + 2.5 = 3.5, o2 2 + 2.5 = 4.5, t4 4 + 2.5
+            (Fairness(60, 2.5), ["o0", "t3", "o1", "o2", "t4"]),
+        ],
+    )
+    def test_users_take_turns(self, fairness: Fairness, expected: list[str]) -> None:
+        """Who asks for much at once is overtaken by others, by a bounded time."""
+        waiting = [
+            Waiting(f"{user[0]}{at}", (units(1),), float(at), user=user)
+            for at, user in enumerate(["one", "one", "one", "two", "two"])
+        ]
+        assert [it.id for it in in_order(waiting, {}, fairness)] == expected
+
+    def test_what_a_user_holds_counts_too(self) -> None:
+        """One holds two placements: 0 + 120 is after 100."""
+        waiting = [
+            Waiting("o", (units(1),), 0.0, user="one"),
+            Waiting("t", (units(1),), 100.0, user="two"),
+        ]
+        assert [it.id for it in in_order(waiting, {"one": 2}, Fairness())] == ["t", "o"]
+
+    @given(
+        waiting=st.lists(
+            st.builds(
+                Waiting,
+                st.uuids().map(str),
+                st.just((units(1),)),
+                st.integers(0, 9000).map(float),
+                st.integers(0, 2),
+                st.sampled_from(["", "one", "two"]),
+            )
+        ),
+        holds=st.integers(0, 100),
+    )
+    def test_nobody_is_overtaken_by_who_came_much_later(
+        self, waiting: list[Waiting], holds: int
+    ) -> None:
+        """The starvation figure is a bound; and everybody is in the order once."""
+        order = in_order(waiting, {"one": holds}, Fairness())
+        assert sorted(it.id for it in order) == sorted(it.id for it in waiting)
+        for place_, later in enumerate(order):
+            for earlier in order[:place_]:
+                assert earlier.priority >= later.priority
+                if earlier.priority == later.priority:
+                    assert earlier.requested_at <= later.requested_at + 3600
+
+
+class TestNamedCards:
+    """Which cards a head waits for."""
+
+    @pytest.mark.parametrize(
+        ("holding", "request_", "expected"),
+        [
+            # card 1 ends at 200, card 0 at 300
+            ([held(0, 14, 300), held(1, 14, 200)], units(8), (["GPU-a-1"], 200)),
+            # 8 units on card 1 need both of its two to end (4 free, 9 after the first): 250
+            # 14 - 5 - 5 = 4; 4 + 5 = 9 ≥ 8 after the first at 200
+            ([held(0, 14, 300), held(1, 5, 200), held(1, 5, 250)], units(8), (["GPU-a-1"], 200)),
+            # 10 units need both
+            ([held(0, 14, 300), held(1, 5, 200), held(1, 5, 250)], units(10), (["GPU-a-1"], 250)),
+            # a certain end goes before an uncertain one
+            ([held(0, 14), held(1, 14, 900)], units(8), (["GPU-a-1"], 900)),
+            # of uncertain ones the fewest: one on card 1, two on card 0
+            ([held(0, 7), held(0, 7), held(1, 14)], units(10), (["GPU-a-1"], None)),
+            # two cards: both, when the later ends
+            (
+                [held(0, 14, 300), held(1, 14, 200)],
+                units(8, cards=2),
+                (["GPU-a-0", "GPU-a-1"], 300),
+            ),
+            # whole: everybody must be gone
+            ([held(0, 1, 300), held(1, 1, 200), held(1, 1, 400)], whole(), (["GPU-a-0"], 300)),
+        ],
+    )
+    def test_the_cheapest(
+        self, holding: list[Held], request_: Request, expected: tuple[list[str], float | None]
+    ) -> None:
+        """By when they will do."""
+        assert named(serve(queue(request_), holding, TWO)) == {"w0": expected}
+
+    def test_others_use_the_other_cards(self) -> None:
+        """The head could use both cards, and names one: unlike a waiter that keeps all it could ever use."""
+        # card 0: 4 free, one ends at 300; card 1: 4 free, one ends at 200
+        holding = [held(0, 10, 300), held(1, 10, 200)]
+        step = serve(queue(units(8), units(2)), holding, TWO)
+        assert named(step)["w0"] == (["GPU-a-1"], 200)
+        assert seats(step) == {"w1": [0]}
+
+    @pytest.mark.parametrize(
+        ("runs_for", "expected"),
+        # now is 100, the head's card will do at 200
+        [(100, {"w1": [0]}), (101, {}), (None, {})],
+    )
+    def test_backfill_on_named_cards(
+        self, runs_for: float | None, expected: dict[str, list[int]]
+    ) -> None:
+        """Only who proves to have ended by then."""
+        small = units(2) if runs_for is None else (units(2), runs_for)
+        step = serve(queue(units(8), small), [held(0, 10, 200)], T4)
+        assert seats(step) == expected
+        if not expected:
+            assert [why.why for why in step.waiting[1].why.reasons] == [Why.RESERVED]
+
+    def test_no_backfill_where_nobody_can_tell(self) -> None:
+        """The head's card could do at any moment."""
+        step = serve(queue(units(8), (units(2), 1)), [held(0, 10)], T4)
+        assert seats(step) == {}
+        assert named(step)["w0"] == (["GPU-a-0"], None)
+
+    def test_the_second_names_what_the_first_leaves(self) -> None:
+        """Card 1 will be the first's at 200 and hold 8 of 14 then; 8 more are on card 0 at 300."""
+        holding = [held(0, 14, 300), held(1, 14, 200)]
+        step = serve(queue(units(8), units(8)), holding, TWO)
+        assert named(step) == {"w0": (["GPU-a-1"], 200), "w1": (["GPU-a-0"], 300)}
+        # 6 fit beside the first
+        step = serve(queue(units(8), units(6)), holding, TWO)
+        assert named(step) == {"w0": (["GPU-a-1"], 200), "w1": (["GPU-a-1"], 200)}
+        # and who runs for a known time gives the card back: 200 + 50, earlier than 300
+        step = serve(queue((units(8), 50), units(8)), holding, TWO)
+        assert named(step) == {"w0": (["GPU-a-1"], 200), "w1": (["GPU-a-1"], 250)}
+
+    def test_a_cordoned_or_impossible_card_is_never_named(self) -> None:
+        """Who can be served by none of the cards keeps nobody off them."""
+        cordoned = Node("a", (card(0), card(1, cordoned=True)))
+        step = serve(queue(units(15), units(4, cards=2), units(2)), [], cordoned)
+        assert named(step) == {}
+        assert seats(step) == {"w2": [0]}
+        assert [it.position for it in step.waiting] == [1, 2]
+
+    def test_who_waits_for_cores_keeps_the_node(self) -> None:
+        """Another card's program would take them; the other node is free."""
+        host = replace(TWO, cpu_milli=4000)
+        busy = [Held(replace(held(0, 1).placement, cpu_milli=3000), 200)]
+        asking = Request(Memory(1, GIB), cpu_milli=2000, models=frozenset({"Tesla T4"}))
+        step = serve(queue(asking, units(1)), busy, host)
+        both = ["GPU-a-0", "GPU-a-1"], 200
+        assert named(step) == {"w0": both, "w1": (["GPU-a-0"], 200)}
+        assert seats(step) == {}
+        assert seats(serve(queue(asking, units(1)), busy, host, OTHER)) == {"w0": [0], "w1": [0]}
+
+    def test_only_the_first_few_name_cards(self) -> None:
+        """The others are ordered, with position and reason, and no more."""
+        step = serve(queue(*[units(14)] * 6), [held(0, 1)], T4)
+        assert [it.position for it in step.waiting] == [1, 2, 3, 4, 5, 6]
+        assert [it.reservation is not None for it in step.waiting] == [True] * 4 + [False] * 2
+        assert {it.reason for it in step.waiting} == {"0/1 GPUs fit: 1 too little memory"}
+
+    def test_a_gang_names_cards_for_all_its_members(self) -> None:
+        """Two of 8 units: card 0 at 300, card 1 at 200; it starts when both will do."""
+        waiting = [Waiting("g", (units(8), units(8)), 0.0), *queue((units(4), 100), (units(4), 99))]
+        holding = [held(0, 10, 300), held(1, 10, 200)]
+        step = serve(waiting, holding, TWO)
+        assert named(step)["g"] == (["GPU-a-0", "GPU-a-1"], 300)
+        assert seats(step) == {"w0": [0], "w1": [1]}
+        step = serve([Waiting("g", (units(8), units(8)), 0.0)], [], TWO)
+        assert seats(step) == {"g": [0, 1]}
+
+
+def test_what_is_remembered_makes_no_difference() -> None:
+    """The same, whether it served before or not, when others hold and nodes are as they were."""
+    seasoned = Backfill([TWO, OTHER], "binpack", PLAIN)
+    situations = [
+        (queue(units(8), units(2)), [held(0, 10, 300), held(1, 10, 200)]),
+        (queue(units(8), units(2)), [held(0, 10, 300), held(1, 10, 200), held(0, 14, name="b")]),
+        (queue(units(8), (units(2), 9.0)), [held(0, 14), held(1, 10, 150), held(0, 14, 120, "b")]),
+        (queue(units(8), units(2)), []),
+        (queue(units(8), units(2)), [held(0, 10, 300), held(1, 10, 200)]),
+    ]
+    for waiting, holding in situations:
+        fresh = serve(waiting, holding, TWO, OTHER)
+        assert seasoned.serve(waiting, holding, 100) == fresh
+
+
+def test_nodes_that_come_go_and_fall_sick() -> None:
+    """It goes by the nodes as they are now."""
+    scheduler = Backfill([TWO], "binpack", PLAIN)
+    waiting, holding = queue(units(8)), [held(0, 14, 300), held(1, 14, 200)]
+    assert named(scheduler.serve(waiting, holding, 100)) == {"w0": (["GPU-a-1"], 200)}
+    sick = Node("a", (card(0), card(1, healthy=False)))
+    scheduler.set_nodes([sick])
+    assert named(scheduler.serve(waiting, holding, 100)) == {"w0": (["GPU-a-0"], 300)}
+    scheduler.set_nodes([sick, OTHER])
+    step = scheduler.serve(waiting, holding, 100)
+    assert [placed[0].node for _, placed in step.placed] == ["b"]
+    scheduler.set_nodes([])
+    assert [it.reason for it in scheduler.serve(waiting, holding, 100).waiting] == [
+        "there is no GPU"
+    ]
+
+
+# ---- on a virtual clock ----
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Comes at a time, and runs for so long; honest: that is its deadline, if it has one."""
+
+    at: int
+    request: Request
+    runs: int
+    deadline: bool
+
+
+def well(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """All cards in order, no host counted."""
+    return tuple(
+        Node(
+            it.name,
+            tuple(Card(one.index, one.uuid, one.model, one.memory_mib) for one in it.cards),
+        )
+        for it in nodes
+    )
+
+
+def replay(
+    nodes: tuple[Node, ...], jobs: list[Job], until: int
+) -> tuple[dict[str, int], dict[str, float]]:
+    """When each job started, and the first promise to whoever was first in line."""
+    scheduler, ledger = Backfill(nodes, "binpack", PLAIN), Ledger(nodes)
+    running: dict[str, tuple[Held, int]] = {}
+    waiting: list[Waiting] = []
+    started: dict[str, int] = {}
+    promised: dict[str, float] = {}
+    for now in range(until):
+        for name in [name for name, (_, ends) in running.items() if ends <= now]:
+            ledger.release(name)
+            del running[name]
+        waiting += [
+            Waiting(
+                f"j{number:03}", (job.request,), job.at, runs_for=job.runs if job.deadline else None
+            )
+            for number, job in enumerate(jobs)
+            if job.at == now
+        ]
+        step = scheduler.serve(waiting, [it for it, _ in running.values()], now)
+        for name, (found,) in step.placed:
+            job = jobs[int(name[1:])]
+            # The ledger refuses what a card does not hold.
+            ledger.adopt(name, found)
+            running[name] = Held(found, now + job.runs if job.deadline else None), now + job.runs
+            started[name] = now
+        waiting = [it for it in waiting if it.id not in started]
+        for it in step.waiting[:1]:
+            if it.reservation and it.reservation.starts_by is not None:
+                promised.setdefault(it.id, it.reservation.starts_by)
+    return started, promised
+
+
+JOBS = st.lists(
+    st.builds(Job, st.integers(0, 12), requests(), st.integers(1, 6), st.booleans()), max_size=14
+).map(
+    lambda jobs: [
+        replace(job, request=replace(job.request, cpu_milli=0, host_memory_mib=0)) for job in jobs
+    ]
+)
+
+
+@settings(deadline=None, max_examples=120)
+@given(nodes=clusters(most_nodes=2, most_cards=3), jobs=JOBS)
+def test_a_promise_to_the_first_in_line_is_kept(nodes: tuple[Node, ...], jobs: list[Job]) -> None:
+    """Nobody who is backfilled puts its start off; no card holds more than it has; whoever can is served."""
+    nodes = well(nodes)
+    started, promised = replay(nodes, jobs, until=12 + 14 * 6 + 2)
+    for name, by in promised.items():
+        assert started[name] <= by
+    for number, job in enumerate(jobs):
+        fits = isinstance(place(Empty(), job.request, "binpack", nodes), Placement)
+        assert (f"j{number:03}" in started) == fits
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    nodes=clusters(most_nodes=2, most_cards=3),
+    large=requests(),
+    small=st.lists(st.tuples(requests(), st.integers(1, 5), st.booleans()), min_size=1, max_size=3),
+)
+def test_nobody_starves_in_a_stream_of_others(
+    nodes: tuple[Node, ...], large: Request, small: list[tuple[Request, int, bool]]
+) -> None:
+    """They come every second for ever, with and without deadlines; the large one waits a bounded time."""
+    nodes = well(nodes)
+    large = replace(large, cpu_milli=0, host_memory_mib=0)
+    jobs = [
+        Job(now, replace(request, cpu_milli=0, host_memory_mib=0), runs, deadline)
+        for now in range(40)
+        for request, runs, deadline in small
+    ]
+    jobs.append(Job(6, large, 3, deadline=False))
+    # Before it are at most the 7 · 3 that came until then; each runs for 5 at most.
+    started, _ = replay(nodes, jobs, until=6 + 22 * 5 + 5)
+    fits = isinstance(place(Empty(), large, "binpack", nodes), Placement)
+    assert (f"j{len(jobs) - 1:03}" in started) == fits
+
+
+@pytest.mark.parametrize("deadline", [False, True])
+def test_staggered_small_ones_do_not_keep_a_card_busy_for_ever(deadline: bool) -> None:
+    """Each second one of 4 units comes, for 3 seconds: 12 of 14 units are always held, and 14 are wanted.
+
+    The large one comes at 6, behind the small one of that second, which ends at 9. It is served then, and
+    those that came since when it has ended.
+    """
+    jobs = [Job(now, units(4), 3, deadline) for now in range(30)]
+    jobs.append(Job(6, units(14), 3, deadline=False))
+    started, _ = replay((T4,), jobs, until=20)
+    assert started["j030"] == 9
+    assert started["j007"] == 12
+
+
+def test_bars() -> None:
+    """Who ends when the head starts is out of its way."""
+    reservation = Reservation(frozenset({"GPU-a-0"}), 200)
+    assert [reservation.bars(end) for end in (199, 200, 201, None)] == [False, False, True, True]
+    assert replace(reservation, starts_by=None).bars(-inf)

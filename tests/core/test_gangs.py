@@ -1,0 +1,291 @@
+"""Together or not at all: the search, and plans that hold whole or not."""
+
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fenka.core.cards import Node
+from fenka.core.evaluate import Empty, Policy, place
+from fenka.core.gangs import Plan, Plans, Stacked, plan_gang
+from fenka.core.ledger import Conflict, Ledger, Tally
+from fenka.core.reasons import Rejected
+from fenka.core.requests import Memory, Placement, Request
+from tests.core.core_kit import (
+    GIB,
+    T4_MIB,
+    clusters,
+    exact,
+    holding,
+    node,
+    piece,
+    placement,
+    requests,
+    units,
+    whole,
+)
+
+SMALL = clusters(most_nodes=2, most_cards=3)
+GANG = st.lists(requests(), min_size=1, max_size=4)
+A, B = node(T4_MIB, T4_MIB), node(T4_MIB, T4_MIB, name="b")
+
+
+def where(found: tuple[Placement, ...] | Rejected) -> list[str]:
+    """a0: card 0 of node a."""
+    assert not isinstance(found, Rejected), found.sentence()
+    return ["+".join(f"{it.node}{piece.card}" for piece in it.slices) for it in found]
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        # four halves of 7 of 14 units: two a card, the fullest node first
+        ([units(7)] * 4, ["a0", "a0", "a1", "a1"]),
+        # 8 + 8 > 14: one a card, over both nodes
+        ([units(8)] * 4, ["a0", "a1", "b0", "b1"]),
+        # in their order the small ones come first: 6 + 6 on a0, then 8 + 6 on the next
+        ([units(6), units(6), units(8), units(8)], ["a0", "a0", "a1", "b0"]),
+        # a whole pair has a node for itself
+        ([units(2), whole(2), whole()], ["a0", "b0+b1", "a1"]),
+        ([whole(), whole(2), units(2)], ["a0", "b0+b1", "a1"]),
+    ],
+)
+def test_a_gang_over_two_nodes(members: list[Request], expected: list[str]) -> None:
+    """Two nodes of two T4 each."""
+    assert where(plan_gang(Empty(), members, "binpack", [A, B])) == expected
+
+
+def test_the_policy_may_be_a_bad_one_for_a_gang() -> None:
+    """10000 and 12000 MiB free, 5000 · 2 and 4000 · 3: `spread` leaves 1000 and 3000 for the last 4000.
+
+    Packed, the largest first, they fit: 5000 + 5000 on the first, 4000 · 3 on the second.
+    """
+    members = [exact(5000)] * 2 + [exact(4000)] * 3
+    found = plan_gang(Empty(), members, "spread", [node(10000, 12000)])
+    assert where(found) == ["a0", "a0", "a1", "a1", "a1"]
+
+
+def test_when_no_order_by_size_does_the_search_finds_it() -> None:
+    """7000 and 11000 MiB free, 6 + 5 + 3 + 2 + 2 thousand.
+
+    Packed, the largest first: 6 → 7 (1 left), 5 → 11 (6), 3 → 6 (3), 2 → 3 (1), 2 → no.
+    There is 5 + 2 on the first and 6 + 3 + 2 on the second.
+    """
+    members = [exact(each * 1000) for each in (6, 5, 3, 2, 2)]
+    found = plan_gang(Empty(), members, "binpack", [node(7000, 11000)])
+    assert where(found) == ["a1", "a0", "a1", "a0", "a1"]
+
+
+def test_equal_members_may_share_a_card() -> None:
+    """8000 and 13000 MiB free, 5 + 4 + 4 + 4 + 4 thousand: 5 → 8 and all is lost; 4 + 4 | 5 + 4 + 4."""
+    members = [exact(5000)] + [exact(4000)] * 4
+    found = plan_gang(Empty(), members, "binpack", [node(8000, 13000)])
+    assert where(found) == ["a1", "a0", "a0", "a1", "a1"]
+
+
+def test_a_gang_that_does_not_fit_says_how_much_of_it_would() -> None:
+    """The reasons are those of the first that found no place."""
+    found = plan_gang(Empty(), [units(8)] * 5, "binpack", [A, B])
+    assert isinstance(found, Rejected)
+    assert found.sentence() == (
+        "0/4 GPUs fit: 4 too little memory; 4 of the gang's 5 would fit together"
+    )
+
+
+def possible(view: Tally, members: list[Request], nodes: tuple[Node, ...]) -> bool:
+    """By trying every choice of cards for every member, with the ledger as the judge."""
+    if not members:
+        return True
+    first, *rest = members
+    for each in nodes:
+        for cards in combinations(each.cards, first.cards):
+            alone = Node(each.name, cards, each.cpu_milli, each.memory_mib)
+            found = place(view, first, "binpack", [alone])
+            if isinstance(found, Placement):
+                view.add(found)
+                done = possible(view, rest, nodes)
+                view.remove(found)
+                if done:
+                    return True
+    return False
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    nodes=SMALL,
+    held=st.lists(requests(), max_size=4),
+    members=GANG,
+    policy=st.sampled_from(["binpack", "spread"]),
+)
+def test_a_gang_of_four_is_placed_exactly_when_it_can_be(
+    nodes: tuple[Node, ...], held: list[Request], members: list[Request], policy: Policy
+) -> None:
+    """All at once without overcommitting, as the ledger sees it; and a no is true."""
+    ledger = Ledger(nodes)
+    for number, request in enumerate(held):
+        found = place(ledger, request, "spread", nodes)
+        if isinstance(found, Placement):
+            ledger.assume(f"held{number}", found, 1)
+    plan = plan_gang(ledger, members, policy, nodes)
+    assert isinstance(plan, tuple) == possible(ledger.tally(), members, nodes)
+    if isinstance(plan, tuple):
+        assert [len(it.slices) for it in plan] == [request.cards for request in members]
+        for number, it in enumerate(plan):
+            ledger.assume(f"member{number}", it, 1)
+
+
+def test_a_view_with_less_in_it() -> None:
+    """What is taken away was in the view under it."""
+    held = placement(piece(0, 4000, 20))
+    stacked = Stacked(holding(held))
+    stacked.remove(held)
+    stacked.add(placement(piece(1, 100)))
+    assert stacked.used("a", 0) == Empty().used("a", 0)
+    assert stacked.used("a", 1).memory_mib == 100
+
+
+# ---- plans ----
+
+
+def plans(ledger: Ledger | None = None) -> Plans:
+    """Over two nodes."""
+    return Plans(ledger or Ledger([A, B]))
+
+
+def members(count: int, request: Request) -> dict[str, Request]:
+    """m0, m1, …."""
+    return {f"m{number}": request for number in range(count)}
+
+
+def test_a_plan_holds_from_the_moment_it_is_made() -> None:
+    """Of two gangs that each need three of four cards one is planned, the other not at all."""
+    made = plans()
+    assert isinstance(made.make("first", members(3, whole()), "binpack", [A, B], 60), Plan)
+    refused = made.make("second", members(3, whole()), "binpack", [A, B], 60)
+    assert isinstance(refused, Rejected)
+    assert made.plan("second") is None
+    assert made.expire(59.9) == {}
+    assert made.expire(60) == {"first": frozenset()}
+    assert isinstance(made.make("second", members(3, whole()), "binpack", [A, B], 120), Plan)
+
+
+def test_making_it_again_changes_nothing() -> None:
+    """Each member asks: they get the same answer, and what is held is counted once."""
+    made = plans()
+    first = made.make("g", members(2, units(14)), "binpack", [A, B], 60)
+    assert made.make("g", members(2, units(14)), "binpack", [A, B], 90) is first
+    assert made.used("a", 0).holders == 1
+
+
+def test_a_member_that_started_is_in_the_worlds_record() -> None:
+    """It is held once all the time; with the last one the plan ends."""
+    ledger = Ledger([A, B])
+    made = plans(ledger)
+    plan = made.make("g", members(2, units(8)), "binpack", [A, B], 60)
+    assert isinstance(plan, Plan)
+    for member, cards in (("m0", 0), ("m1", 1)):
+        ledger.adopt(member, plan.placements[member])
+        made.start("g", member)
+        made.start("g", member) if made.plan("g") else None
+        assert [made.used("a", card).holders for card in (0, 1)] == [1, 1], cards
+    assert made.plan("g") is None
+
+
+def test_a_plan_that_ends_half_started_takes_its_members_with_it() -> None:
+    """The caller is told whom to evict: a gang is never left half."""
+    made = plans()
+    made.make("g", members(3, units(8)), "binpack", [A, B], 60)
+    made.start("g", "m1")
+    assert made.expire(60) == {"g": frozenset({"m1"})}
+    assert made.drop("g") == frozenset()
+    assert all(
+        made.used(name, card).holders == 0
+        for name, card in product("ab", (0, 1))
+        if (name, card) != ("a", 1)
+    )
+
+
+def check(
+    nodes: tuple[Node, ...], gangs: dict[str, dict[str, Request]], ledger: Ledger, made: Plans
+) -> None:
+    """Each gang holds all or nothing: what is planned and what runs, counted from scratch."""
+    everything = Ledger(nodes)
+    for entry_id, entry in ledger.entries.items():
+        everything.adopt(entry_id, entry.placement)
+    for gang, of_gang in gangs.items():
+        plan = made.plan(gang)
+        waiting = (
+            {}
+            if plan is None
+            else {k: v for k, v in plan.placements.items() if k not in plan.started}
+        )
+        for member, each in waiting.items():
+            everything.adopt(f"{gang}/{member}", each)
+        held = [it for it in everything.entries if it.startswith(f"{gang}/")]
+        assert len(held) in (0, len(of_gang))
+    for it in nodes:
+        for card in it.cards:
+            assert made.used(it.name, card.index) == everything.used(it.name, card.index)
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=st.data())
+def test_gangs_are_never_left_half_placed(data: st.DataObject) -> None:
+    """Whatever comes first, starts, expires or ends: each gang holds all its cards or none, nothing is
+    overcommitted, and when all that runs has ended whoever fits an empty cluster is planned."""
+    nodes = (A, B)
+    sizes = data.draw(
+        st.lists(
+            st.sampled_from([units(5), units(8), whole(), units(4, cards=2)]),
+            min_size=2,
+            max_size=4,
+        )
+    )
+    gangs = {
+        f"g{number}": members(data.draw(st.integers(1, 4)), size)
+        for number, size in enumerate(sizes)
+    }
+    ledger, now = Ledger(nodes), 0.0
+    made = Plans(ledger)
+    for _ in range(data.draw(st.integers(5, 30))):
+        now += data.draw(st.integers(0, 3))
+        name = data.draw(st.sampled_from(sorted(gangs)))
+        event = data.draw(st.sampled_from(["make", "start", "start", "expire", "end"]))
+        running = [it for it in ledger.entries if it.startswith(f"{name}/")]
+        if event == "make" and not running:
+            made.make(name, gangs[name], "binpack", nodes, now + 5)
+        elif event == "start" and (plan := made.plan(name)) is not None:
+            member = data.draw(st.sampled_from(sorted(set(gangs[name]) - plan.started)))
+            ledger.adopt(f"{name}/{member}", plan.placements[member])
+            made.start(name, member)
+        elif event == "expire":
+            for gang, started in made.expire(now).items():
+                for member in started:
+                    ledger.release(f"{gang}/{member}")
+        elif event == "end" and len(running) == len(gangs[name]):
+            for entry in running:
+                ledger.release(entry)
+        check(nodes, gangs, ledger, made)
+    made.expire(now + 5)
+    fresh = Plans(Ledger(nodes))
+    for name, of_gang in gangs.items():
+        again = fresh.make(name, of_gang, "binpack", nodes, 1)
+        assert isinstance(again, Plan) == isinstance(
+            plan_gang(Empty(), list(of_gang.values()), "binpack", nodes), tuple
+        )
+        fresh.drop(name)
+
+
+def test_the_ledger_agrees_that_parts_are_not_a_gang() -> None:
+    """Two half gangs on one card would be a conflict in the ledger, so that the test above can see it."""
+    ledger = Ledger([A])
+    ledger.adopt("one", placement(piece(0, 10000)))
+    with pytest.raises(Conflict):
+        ledger.adopt("two", placement(piece(0, 10000)))
+
+
+def test_memory_of_two_units_may_be_mixed_in_a_gang() -> None:
+    """Members may be unequal in every way."""
+    mixed = [Request(Memory(24, 256), compute=40), Request(Memory(4, GIB)), Request(compute=60)]
+    assert where(plan_gang(Empty(), mixed, "binpack", [A])) == ["a0", "a0", "a0"]

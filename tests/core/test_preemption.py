@@ -1,0 +1,250 @@
+"""Who must go: the cheapest set on cards, compared with all sets."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fenka.core.cards import Node
+from fenka.core.evaluate import place
+from fenka.core.gangs import Stacked
+from fenka.core.ledger import Ledger, Tally
+from fenka.core.preemption import Budget, Claim, Holder, Victims, cheapest_victims
+from fenka.core.requests import Memory, Placement, Request
+from tests.core.core_kit import (
+    GIB,
+    T4_MIB,
+    clusters,
+    node,
+    piece,
+    placement,
+    requests,
+    units,
+    whole,
+)
+
+TWO, OTHER = node(T4_MIB, T4_MIB), node(T4_MIB, name="b")
+HIGH = 100
+
+
+def mib(amount: int) -> int:
+    """So many of a T4's 14 units."""
+    return T4_MIB * amount // 14
+
+
+def on(card: int, amount: int, name: str = "a") -> Placement:
+    """So many units of this card."""
+    return placement(piece(card, mib(amount), name=name), name=name)
+
+
+def counted(holders: list[Holder]) -> Tally:
+    """The view in which they hold."""
+    tally = Tally()
+    for it in holders:
+        tally.add(it.placement)
+    return tally
+
+
+def victims(holders: list[Holder], request: Request, *nodes: Node) -> list[str] | None:
+    """Ids, for a request of priority 100."""
+    found = cheapest_victims(counted(holders), holders, Claim((request,), HIGH), nodes or (TWO,))
+    return None if found is None else list(found.ids)
+
+
+@pytest.mark.parametrize(
+    ("holders", "request_", "expected"),
+    [
+        # 14 units a card. 6 + 6 free are no 8 on one card: one of them goes, the one that frees less:
+        # card 0: 14 - 8 = 6 free, without x 14; card 1: 14 - 4 - 4 = 6 free, without y 10
+        ([Holder("x", on(0, 8)), Holder("y", on(1, 4)), Holder("z", on(1, 4))], units(8), ["y"]),
+        # it fits as it is
+        ([Holder("x", on(0, 14))], units(8), []),
+        # the less important first, though two of them must go: 14 - 3 - 3 - 8 = 0, 6 + 0 ≥ 6
+        (
+            [
+                Holder("x", on(0, 14), 5),
+                Holder("y", on(1, 3), 1),
+                Holder("z", on(1, 3), 1),
+                Holder("w", on(1, 8), 5),
+            ],
+            units(6),
+            ["y", "z"],
+        ),
+        # of equal importance fewer: one of 14 rather than two of 3
+        (
+            [
+                Holder("x", on(0, 14), 1),
+                Holder("y", on(1, 3), 1),
+                Holder("z", on(1, 3), 1),
+                Holder("w", on(1, 8), 5),
+            ],
+            units(6),
+            ["x"],
+        ),
+        # never of equal or greater priority
+        ([Holder("x", on(0, 14), 100), Holder("y", on(1, 14), 101)], units(1), None),
+        # whole: all of a card go, from the card where they are least important
+        (
+            [Holder("x", on(0, 1), 2), Holder("y", on(1, 1), 1), Holder("z", on(1, 1), 1)],
+            whole(),
+            ["y", "z"],
+        ),
+        # two cards at once: somebody on each
+        (
+            [Holder("x", on(0, 10)), Holder("y", on(1, 10)), Holder("z", on(1, 4))],
+            units(8, cards=2),
+            ["x", "y"],
+        ),
+        # a budget that allows nothing weighs more than priority and number
+        (
+            [
+                Holder("x", on(0, 14), 0, budgets=frozenset({Budget("b")})),
+                Holder("y", on(1, 7), 9),
+                Holder("z", on(1, 7), 9),
+            ],
+            units(14),
+            ["y", "z"],
+        ),
+        # one that allows one disruption: x alone is free to go, x and y together are not
+        (
+            [
+                Holder("x", on(0, 7), 0, budgets=frozenset({Budget("b", 1)})),
+                Holder("y", on(0, 7), 0, budgets=frozenset({Budget("b", 1)})),
+                Holder("z", on(1, 14), 1),
+            ],
+            units(14),
+            ["z"],
+        ),
+        # a gang of two counts as two, and goes whole
+        (
+            [
+                Holder("x", on(0, 14), 0, "g"),
+                Holder("y", on(0, 14, "b"), 0, "g"),
+                Holder("z", on(1, 14), 0),
+            ],
+            units(14),
+            ["z"],
+        ),
+        # a gang stays if one of its members is as important
+        (
+            [
+                Holder("x", on(0, 14), 0, "g"),
+                Holder("y", on(0, 14, "b"), 100, "g"),
+                Holder("z", on(1, 14), 100),
+            ],
+            units(1),
+            None,
+        ),
+    ],
+)
+def test_who_goes(holders: list[Holder], request_: Request, expected: list[str] | None) -> None:
+    """Two T4; the request has priority 100."""
+    assert victims(holders, request_) == expected
+
+
+def test_a_gang_takes_its_member_on_another_node_along() -> None:
+    """And where the request goes is said."""
+    holders = [
+        Holder("x", on(0, 14), 0, "g"),
+        Holder("y", on(0, 14, "b"), 0, "g"),
+        Holder("z", on(1, 14), 100),
+    ]
+    found = cheapest_victims(counted(holders), holders, Claim((units(14),), HIGH), [TWO])
+    assert found == Victims(("x", "y"), (on(0, 14),), 0)
+
+
+def test_for_a_gang_over_nodes() -> None:
+    """Three times 14 units: two cards are held by the less important, the third is free."""
+    holders = [Holder("x", on(0, 2)), Holder("y", on(0, 2, "b"))]
+    found = cheapest_victims(counted(holders), holders, Claim((units(14),) * 3, HIGH), [TWO, OTHER])
+    assert found is not None
+    assert found.ids == ("x", "y")
+    assert [(it.node, it.slices[0].card) for it in found.placements] == [
+        ("a", 0),
+        ("a", 1),
+        ("b", 0),
+    ]
+
+
+def test_cpu_that_another_card_holds() -> None:
+    """The host's cores are freed by whoever has them."""
+    host = replace(TWO, cpu_milli=4000)
+    holders = [
+        Holder("x", replace(on(0, 1), cpu_milli=3000)),
+        Holder("y", replace(on(1, 1), cpu_milli=1000)),
+    ]
+    request = Request(Memory(1, GIB), cpu_milli=2000)
+    assert victims(holders, request, host) == ["x"]
+
+
+def test_many_holders_on_one_card() -> None:
+    """More than all sets can be compared of: nobody goes who could stay, and the dearest stay."""
+    holders = [Holder(f"h{number:02}", on(0, 1), number) for number in range(14)]
+    # 14 of one unit each; 5 units: the five least important
+    assert victims(holders, units(5), node(T4_MIB)) == [f"h0{number}" for number in range(5)]
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    nodes=clusters(most_nodes=2, most_cards=2),
+    held=st.lists(requests(), max_size=6),
+    request=requests(),
+    data=st.data(),
+)
+def test_the_cheapest_of_all_sets(
+    nodes: tuple[Node, ...], held: list[Request], request: Request, data: st.DataObject
+) -> None:
+    """No set of weaker ones that makes room is cheaper than the one found, and the one found does."""
+    ledger, holders = Ledger(nodes), []
+    for number, each in enumerate(held):
+        found = place(ledger, each, "spread", nodes)
+        if isinstance(found, Placement):
+            ledger.adopt(str(number), found)
+            budgets = data.draw(st.sets(st.sampled_from([Budget("p"), Budget("q", 1)])))
+            gang = data.draw(st.sampled_from([None, None, "g", "h"]))
+            priority = data.draw(st.integers(0, 3))
+            holders.append(Holder(str(number), found, priority, gang, frozenset(budgets)))
+    answer = cheapest_victims(ledger, holders, Claim((request,), 3), nodes)
+    options = []
+    for count in range(len(holders) + 1):
+        for some in combinations(holders, count):
+            gangs = {it.gang for it in some if it.gang}
+            whole_gangs = all(it in some for it in holders if it.gang in gangs)
+            view = Stacked(ledger)
+            for it in some:
+                view.remove(it.placement)
+            fits = isinstance(place(view, request, "binpack", nodes), Placement)
+            if whole_gangs and fits and all(it.priority < 3 for it in some):
+                options.append(some)
+    assert (answer is None) == (not options)
+    if answer is None:
+        return
+    chosen = [it for it in holders if it.id in answer.ids]
+    assert tuple(chosen) in options
+    assert price(chosen) == min(price(list(some)) for some in options)
+    after = Ledger(nodes)
+    for it in holders:
+        if it not in chosen:
+            after.adopt(it.id, it.placement)
+    (at,) = answer.placements
+    after.adopt("new", at)
+
+
+def price(chosen: list[Holder]) -> tuple[int, int, int, int, int]:
+    """Reckoned here again: violations by budget are those beyond its allowance, of different holders."""
+    spent = {"p": 0, "q": 0}
+    violations = 0
+    for it in chosen:
+        over = False
+        for budget in it.budgets:
+            over |= spent[budget.name] >= budget.allowed
+            spent[budget.name] += 1
+        violations += over
+    gangs = {
+        it.gang: max(o.priority for o in chosen if o.gang == it.gang) for it in chosen if it.gang
+    }
+    as_one = [it.priority for it in chosen if not it.gang] + list(gangs.values())
+    freed = sum(each.memory_mib for it in chosen for each in it.placement.slices)
+    return violations, max(as_one, default=-1), len(chosen), sum(as_one), freed

@@ -1,0 +1,198 @@
+"""ACK's names: a share of compute, several cards, and the modes of nodes."""
+
+import pytest
+
+from fenka.core.evaluate import place
+from fenka.core.ledger import Tally
+from fenka.core.requests import Memory, Placement, Request
+from fenka.dialects import ack, whole_cards
+from fenka.dialects.ack import CORE, MODE
+from fenka.dialects.gpushare import MEMORY, Unreadable
+from fenka.dialects.requests import Dialect, Manifest
+from tests.dialects.dialect_kit import T4_MIB, pod, share
+
+NODE = share(T4_MIB, T4_MIB)
+
+
+def cards(count: str, *containers: dict[str, int | str]) -> Manifest:
+    """With the label that shares the units out."""
+    return pod(*containers, labels={"aliyun.com/gpu-count": count})
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (pod({MEMORY: 4}), Request(Memory(4, 1024))),
+        (pod({MEMORY: 4, CORE: 30}), Request(Memory(4, 1024), compute=30)),
+        # two containers are on one card: 4 + 2 units, 30 + 20 percent
+        (pod({MEMORY: 4, CORE: 30}, {MEMORY: 2, CORE: 20}), Request(Memory(6, 1024), compute=50)),
+        # an init container has ended by then: the larger of 8 and 4, of 10 and 30
+        (
+            pod({MEMORY: 4, CORE: 30}, init=({MEMORY: 8, CORE: 10},)),
+            Request(Memory(8, 1024), compute=30),
+        ),
+        # 8 units on 2 cards
+        (cards("2", {MEMORY: 8}), Request(Memory(4, 1024), cards=2)),
+        (pod({MEMORY: 4, CORE: 100}), Request(Memory(4, 1024), compute=100)),
+    ],
+)
+def test_what_a_pod_gets(asked: Manifest, expected: Request) -> None:
+    """Of the pod as a whole, per card."""
+    (part,) = ack.demand(asked, 1024)
+    assert part.request == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (
+            pod({CORE: 30}),
+            "container c0 asks for aliyun.com/gpu-core.percentage without aliyun.com/gpu-mem: "
+            "ask for both in each container",
+        ),
+        (
+            pod({MEMORY: 4, CORE: 30}, {MEMORY: 4}),
+            "container c1 asks for aliyun.com/gpu-mem without aliyun.com/gpu-core.percentage: "
+            "ask for both in each container",
+        ),
+        (
+            pod({MEMORY: 4, CORE: 33}),
+            "container c0 asks for 33 of aliyun.com/gpu-core.percentage: ask for 5 to 100, in steps of 5",
+        ),
+        (
+            pod({MEMORY: 4, CORE: 105}),
+            "container c0 asks for 105 of aliyun.com/gpu-core.percentage: ask for 5 to 100, in steps of 5",
+        ),
+        (
+            pod({MEMORY: 4, CORE: 60}, {MEMORY: 4, CORE: 60}),
+            "its containers ask for 120 of aliyun.com/gpu-core.percentage together: one card has 100",
+        ),
+        (
+            cards("2", {MEMORY: 8, CORE: 20}),
+            "it asks for aliyun.com/gpu-core.percentage and, by its label aliyun.com/gpu-count, for 2 cards: "
+            "a share of compute is of one card, leave out one of the two",
+        ),
+        (cards("3", {MEMORY: 8}), "its units cannot be shared out evenly over 3 cards"),
+        (cards("two", {MEMORY: 8}), "label aliyun.com/gpu-count is 'two', not a number of cards"),
+    ],
+)
+def test_contradictions_are_one_sentence(asked: Manifest, sentence: str) -> None:
+    """With what to do instead."""
+    with pytest.raises(Unreadable) as why:
+        ack.demand(asked, 1024)
+    assert str(why.value) == sentence
+
+
+GOLDEN = {
+    "ALIYUN_COM_GPU_MEM_IDX": "0",
+    "ALIYUN_COM_GPU_MEM_POD": "6",
+    "ALIYUN_COM_GPU_MEM_DEV": "14",
+    "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1700000000000000000",
+    "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
+    "scheduler.framework.gpushare.allocation": '{"0":{"0":4},"2":{"0":2}}',
+    "gpushare.alibabacloud.com/core-percentage": '{"0":{"0":30},"2":{"0":20}}',
+    "fenka.io/cards": '{"0":"GPU-0"}',
+}
+
+
+def test_annotations_both_ways() -> None:
+    """gpushare's, and the share of compute in the same shape."""
+    asked = pod({MEMORY: 4, CORE: 30}, {}, {MEMORY: 2, CORE: 20})
+    (part,) = ack.demand(asked, 1024)
+    found = place(Tally(), part.request, "binpack", [NODE.node])
+    assert isinstance(found, Placement)
+    written = ack.write(asked, NODE, [found], 1_700_000_000_000_000_000)
+    assert written == GOLDEN
+    again = Manifest(asked.containers, {}, GOLDEN)
+    assert ack.read(again, NODE) == (found,)
+    # 15079 · 6 // 14 = 6462
+    assert [(it.memory_mib, it.compute) for it in found.slices] == [(6462, 50)]
+    assert ack.environment(again, NODE, [found], "c2") == {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-0",
+        "ALIYUN_COM_GPU_MEM_IDX": "0",
+        "ALIYUN_COM_GPU_MEM_POD": "6",
+        "ALIYUN_COM_GPU_MEM_DEV": "14",
+        "ALIYUN_COM_GPU_MEM_CONTAINER": "2",
+    }
+    assert ack.environment(again, NODE, [found], "c1") == {}
+
+
+def test_without_compute_nothing_of_acks_is_written() -> None:
+    """gpushare's pods stay as they are."""
+    asked = pod({MEMORY: 4})
+    (part,) = ack.demand(asked, 1024)
+    found = place(Tally(), part.request, "binpack", [NODE.node])
+    assert isinstance(found, Placement)
+    assert ack.CORES not in ack.write(asked, NODE, [found], 1)
+
+
+def test_what_a_node_has() -> None:
+    """14 + 14 units, two cards, 100 percent of each."""
+    assert ack.advertised(NODE) == {MEMORY: 28, "aliyun.com/gpu-count": 2, CORE: 200}
+
+
+SLICE, WITH_COMPUTE, WHOLE = (
+    pod({MEMORY: 4}),
+    pod({MEMORY: 4, CORE: 30}),
+    pod({"nvidia.com/gpu": 1}),
+)
+
+
+@pytest.mark.parametrize(
+    ("mode", "sentences"),
+    [
+        # memory alone, memory with compute, whole cards
+        (None, [None, None, None]),
+        ("default", ["keeps it for whole cards", "keeps it for whole cards", None]),
+        ("topology", ["keeps it for whole cards", "keeps it for whole cards", None]),
+        ("cgpu", [None, "shares out memory alone, not compute", "keeps it for slices"]),
+        ("share", [None, "shares out memory alone, not compute", "keeps it for slices"]),
+        ("core_mem", [None, None, "keeps it for slices"]),
+        ("mig", ["is none of cgpu, core_mem, default, share, topology"] * 3),
+    ],
+)
+def test_who_may_land_where(mode: str | None, sentences: list[str | None]) -> None:
+    """By the label of the node."""
+    labels = {} if mode is None else {MODE: mode}
+    dialects: list[Dialect] = [ack, ack, whole_cards]
+    for asked, dialect, sentence in zip(
+        [SLICE, WITH_COMPUTE, WHOLE], dialects, sentences, strict=True
+    ):
+        parts = dialect.demand(asked, 1024)
+        if sentence is None:
+            ack.admits(labels, parts)
+            continue
+        with pytest.raises(Unreadable) as why:
+            ack.admits(labels, parts)
+        assert str(why.value) == f"its label {MODE}={mode} {sentence}"
+
+
+def test_pods_with_and_without_compute_do_not_mix() -> None:
+    """On nodes of core_mem only: elsewhere nothing is promised."""
+    core_mem = {MODE: "core_mem"}
+    with_compute, without = ack.demand(WITH_COMPUTE, 1024), ack.demand(SLICE, 1024)
+    ack.admits(core_mem, with_compute, [True, True])
+    ack.admits(core_mem, without, [False])
+    ack.admits({}, without, [True])
+    with pytest.raises(
+        Unreadable, match=r"does not mix, and pods without a share of compute are there$"
+    ):
+        ack.admits(core_mem, with_compute, [True, False])
+    with pytest.raises(
+        Unreadable, match=r"does not mix, and pods with a share of compute are there$"
+    ):
+        ack.admits(core_mem, without, [True])
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ({}, True),
+        ({MODE: "share"}, False),
+        ({MODE: "cgpu"}, True),
+        ({"cgpu.disable.isolation": "true"}, False),
+    ],
+)
+def test_whether_slices_are_enforced(labels: dict[str, str], expected: bool) -> None:
+    """share, and cGPU's own switch."""
+    assert ack.isolated(labels) is expected

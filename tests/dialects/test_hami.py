@@ -1,0 +1,124 @@
+"""HAMi's names, behind their switch."""
+
+import pytest
+
+from fenka.core.evaluate import place
+from fenka.core.ledger import Tally
+from fenka.core.requests import Memory, Placement, Request
+from fenka.dialects import hami
+from fenka.dialects.gpushare import Unreadable
+from fenka.dialects.hami import CORES, COUNT, MEMORY, PERCENT, PercentOfCard
+from fenka.dialects.requests import Manifest
+from tests.dialects.dialect_kit import T4_MIB, V100_MIB, pod, share
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({COUNT: 1, MEMORY: 3000}, Request(Memory(3000))),
+        ({COUNT: 2, MEMORY: 3000, CORES: 30}, Request(Memory(3000), compute=30, cards=2)),
+        ({COUNT: 1, PERCENT: 50}, Request(PercentOfCard(50))),
+        # nothing is said of memory: all of it, and others may have compute
+        ({COUNT: 1, CORES: 30}, Request(PercentOfCard(100), compute=30)),
+        # the count is 1 where it is left out
+        ({MEMORY: 3000}, Request(Memory(3000))),
+        # 100 is the card for itself
+        ({COUNT: 2, MEMORY: 3000, CORES: 100}, Request(whole=True, cards=2)),
+    ],
+)
+def test_what_a_container_gets(limits: dict[str, int | str], expected: Request) -> None:
+    """For each slice, each on another card."""
+    assert hami.speaks(pod(limits))
+    (part,) = hami.demand(pod(limits), 1024)
+    assert part.request == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (
+            pod({MEMORY: 1, PERCENT: 1}),
+            "container c0 asks for nvidia.com/gpumem and nvidia.com/gpumem-percentage: ask for one of them",
+        ),
+        (
+            pod({PERCENT: 101}),
+            "container c0 asks for 101 of nvidia.com/gpumem-percentage: a card has 100",
+        ),
+        (pod({CORES: 101}), "container c0 asks for 101 of nvidia.com/gpucores: a card has 100"),
+        (
+            pod({MEMORY: 1}, annotations={"nvidia.com/use-gputype": "A100"}),
+            "annotation nvidia.com/use-gputype is not served: choose nodes by a nodeSelector instead",
+        ),
+        (
+            pod({MEMORY: 1}, init=({MEMORY: 1},)),
+            "its init container i0 asks for nvidia.com/gpumem: only its containers can",
+        ),
+    ],
+)
+def test_contradictions_are_one_sentence(asked: Manifest, sentence: str) -> None:
+    """With what to do instead."""
+    with pytest.raises(Unreadable) as why:
+        hami.demand(asked, 1024)
+    assert str(why.value) == sentence
+
+
+def test_percent_of_whatever_card_it_is() -> None:
+    """15079 · 50 // 100 = 7539, 16130 · 50 // 100 = 8065; never nothing."""
+    assert [PercentOfCard(50).on(size) for size in (T4_MIB, V100_MIB, 1)] == [7539, 8065, 1]
+    assert PercentOfCard(50) != Memory(50)
+
+
+def test_annotations_both_ways() -> None:
+    """As HAMi writes them after binding; a container without cards has an empty place."""
+    node = share(T4_MIB, V100_MIB)
+    asked = pod({COUNT: 2, PERCENT: 50, CORES: 30}, {}, {MEMORY: 3000})
+    view, placements = Tally(), []
+    for part in hami.demand(asked, 1024):
+        found = place(view, part.request, "binpack", [node.node])
+        assert isinstance(found, Placement)
+        view.add(found)
+        placements.append(found)
+    written = hami.write(asked, node, placements, 1_700_000_000_000_000_000)
+    record = "GPU-0,NVIDIA,7539,30:GPU-1,NVIDIA,8065,30:;;GPU-0,NVIDIA,3000,0:;"
+    assert written == {
+        "hami.io/vgpu-devices-allocated": record,
+        "hami.io/vgpu-devices-to-allocate": record,
+        "hami.io/vgpu-node": "gpu-1",
+        "hami.io/vgpu-time": "1700000000",
+        "fenka.io/cards": '{"0":"GPU-0","1":"GPU-1"}',
+    }
+    again = Manifest(asked.containers, {}, written)
+    assert hami.read(again, node) == tuple(placements)
+    assert hami.environment(again, node, placements, "c0") == {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1",
+        "CUDA_DEVICE_MEMORY_LIMIT_0": "7539m",
+        "CUDA_DEVICE_MEMORY_LIMIT_1": "8065m",
+        "CUDA_DEVICE_SM_LIMIT": "30",
+    }
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        (
+            "GPU-0,NVIDIA,x,0:;",
+            "annotation hami.io/vgpu-devices-allocated is not understood: 'GPU-0,NVIDIA,x,0'",
+        ),
+        ("GPU-9,NVIDIA,3000,0:;", "the pod's card GPU-9 is not one of its node's"),
+        (
+            ";",
+            "annotation hami.io/vgpu-devices-allocated has 0 slices for container c0, "
+            "it asks for 1 on different cards",
+        ),
+    ],
+)
+def test_records_that_cannot_be(record: str, sentence: str) -> None:
+    """Are told, not guessed at."""
+    with pytest.raises(Unreadable) as why:
+        hami.read(pod({MEMORY: 3000}, annotations={hami.ALLOCATED: record}), share(T4_MIB))
+    assert str(why.value) == sentence
+
+
+def test_what_a_node_has() -> None:
+    """Ten slices a card, as HAMi's plugin has by default."""
+    assert hami.advertised(share(T4_MIB, T4_MIB)) == {"nvidia.com/gpu": 20}

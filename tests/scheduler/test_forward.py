@@ -1,0 +1,173 @@
+"""Two replicas, and kube-scheduler at the one that does not lead."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from fenka.kubernetes.election import ADDRESS, LEASE_S
+from fenka.scheduler.forward import FORWARDED
+from fenka.scheduler.main import url
+from fenka.scheduler.server import PREFIX
+from tests.kubernetes.api_server import ApiServer, api_server, until
+from tests.kubernetes.test_election import Clock
+from tests.scheduler.objects_kit import T4_MIB, node_json, on_card, pod_json
+from tests.scheduler.replica_kit import Extender, extender, put_pod
+
+NODE = node_json("n", T4_MIB)
+FOUR = T4_MIB * 4 // 14
+Run = Callable[[ApiServer, Extender, Extender], Awaitable[None]]
+
+
+def two_replicas(run: Run, *, told: bool = True) -> None:
+    """The leader, and one that stands by and is ready."""
+
+    @contextlib.asynccontextmanager
+    async def both(server: ApiServer) -> AsyncIterator[tuple[Extender, Extender]]:
+        clock = Clock()
+        async with extender(server, "one", clock, told=told) as one:
+            await until(lambda: one.replica.leading)
+            async with extender(server, "two", clock) as two:
+                await until(lambda: two.replica.ready)
+                yield one, two
+
+    async def go() -> None:
+        async with api_server() as server:
+            server.put("nodes", NODE)
+            async with both(server) as (one, two):
+                await run(server, one, two)
+
+    asyncio.run(go())
+
+
+async def post(
+    one: Extender, verb: str, body: Any, headers: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """Status and text."""
+    where = f"{one.url}{PREFIX}/{verb}"
+    async with one.session.post(where, json=body, headers=headers) as answer:
+        return answer.status, await answer.text()
+
+
+def test_all_verbs_are_answered_by_the_leader_wherever_they_arrive() -> None:
+    """Also what is held by the leader's memory alone counts; both replicas are ready."""
+
+    async def run(server: ApiServer, one: Extender, two: Extender) -> None:
+        for it in (one, two):
+            async with it.session.get(f"{it.url}/readyz") as answer:
+                assert (answer.status, await answer.text()) == (200, "ok")
+        pod = put_pod(server, "p", 4)
+        assert (await two.filter(pod, "n"))["NodeNames"] == ["n"]
+        scores = await two.post("prioritize", {"Pod": pod, "NodeNames": ["n"]})
+        assert scores == [{"Host": "n", "Score": 10}]
+        server.mute = True
+        assert await two.bind(pod, "n") == ""
+        assert (one.held("n"), two.held("n")) == (FOUR, 0)
+        assert (await two.filter(pod_json("q", 12), "n"))["NodeNames"] == []
+        low = put_pod(server, "low", 8, node="n", uid="l", priority=1, annotations=on_card(0, 8))
+        await one.replica.cluster.relist()
+        victims = {"n": {"Pods": [{"UID": "l"}], "NumPDBViolations": 0}}
+        body = {"Pod": pod_json("new", 9, priority=5), "NodeNameToMetaVictims": victims}
+        assert await two.post("preempt", body) == {"NodeNameToMetaVictims": victims}
+        assert low["metadata"]["uid"] == "l"
+        # What is no request is told as the leader tells it.
+        assert (await post(two, "prioritize", []))[0] == 400
+        async with two.session.get(f"{two.url}/metrics") as answer:
+            text = await answer.text()
+        assert 'fenka_scheduler_forwarded_total{verb="filter"} 2.0' in text
+        assert "fenka_scheduler_leading 0.0" in text
+
+    two_replicas(run)
+
+
+def test_nothing_is_passed_on_twice() -> None:
+    """Two replicas of different opinion who leads do not play ball."""
+
+    async def run(_: ApiServer, one: Extender, two: Extender) -> None:
+        for verb, body in (
+            ("filter", {"Pod": pod_json("p", 4), "NodeNames": ["n"]}),
+            ("bind", {"PodName": "p", "PodNamespace": "default", "Node": "n"}),
+        ):
+            status, text = await post(two, verb, body, {FORWARDED: "three"})
+            assert (status, "not the leader: that is one" in text) == (200, True)
+        status, text = await post(two, "preempt", {"Pod": pod_json("p", 4)}, {FORWARDED: "three"})
+        assert (status, text) == (503, "not the leader: that is one")
+        # The leader does not mind by whom it was passed on.
+        body = {"Pod": pod_json("p", 4), "NodeNames": ["n"]}
+        assert '"NodeNames":["n"]' in (await post(one, "filter", body, {FORWARDED: "two"}))[1]
+
+    two_replicas(run)
+
+
+def test_a_leader_that_does_not_answer_is_named() -> None:
+    """In the place where each verb's answer has one."""
+
+    async def run(_: ApiServer, one: Extender, two: Extender) -> None:
+        await one.die()
+        answer = await two.filter(pod_json("p", 4), "n")
+        assert answer["Error"].startswith("fenka: the leader one does not answer: ")
+        assert answer["NodeNames"] is None
+        status, text = await post(two, "prioritize", {"Pod": {}, "NodeNames": []})
+        assert status == 503
+        assert "the leader one does not answer" in text
+        await two.takes_over()
+        assert (await two.filter(pod_json("p", 4), "n"))["NodeNames"] == ["n"]
+
+    two_replicas(run)
+
+
+def test_a_leader_that_says_no_address_cannot_be_asked() -> None:
+    """One that was started by hand, without an address to advertise."""
+
+    async def run(server: ApiServer, _: Extender, two: Extender) -> None:
+        answer = await two.filter(pod_json("p", 4), "n")
+        assert answer["Error"] == "fenka: the leader one does not say where it is reached"
+        lease = server.get("leases", "fenka-scheduler", "kube-system")
+        assert lease["metadata"]["annotations"] == {ADDRESS: ""}
+
+    two_replicas(run, told=False)
+
+
+def test_who_ends_passes_late_calls_to_its_successor_and_ends_the_connection() -> None:
+    """Not ready any more, but kube-proxy has not heard of it yet."""
+
+    async def run(server: ApiServer, one: Extender, two: Extender) -> None:
+        stopping = asyncio.create_task(one.replica.stop())
+        await until(lambda: one.replica.leader == "two" and two.replica.leading)
+        await stopping
+        assert not one.replica.ready
+        pod = put_pod(server, "p", 4)
+        where = f"{one.url}{PREFIX}/filter"
+        async with one.session.post(where, json={"Pod": pod, "NodeNames": ["n"]}) as answer:
+            assert answer.headers["Connection"] == "close"
+            assert (await answer.json())["NodeNames"] == ["n"]
+        assert await one.bind(pod, "n") == ""
+        async with one.session.get(f"{one.url}/readyz") as answer:
+            assert (answer.status, await answer.text()) == (503, "not ready: it is ending")
+
+    two_replicas(run)
+
+
+def test_who_has_not_heard_of_the_lease_for_long_is_not_ready() -> None:
+    """It would pass calls on to somebody who may not lead any more."""
+
+    async def run(server: ApiServer, _: Extender, two: Extender) -> None:
+        async def no_leases(request: web.Request) -> web.StreamResponse | None:
+            return web.Response(status=503) if "leases" in request.path else None
+
+        server.before = no_leases
+        two.clock.now += LEASE_S
+        async with two.session.get(f"{two.url}/readyz") as answer:
+            assert answer.status == 503
+        server.before = None
+        await until(lambda: two.replica.ready)
+
+    two_replicas(run)
+
+
+def test_urls_of_both_kinds_of_addresses() -> None:
+    """A pod's IP is either."""
+    assert url("10.0.0.1", 12345) == "http://10.0.0.1:12345"
+    assert url("fd00::1", 12345) == "http://[fd00::1]:12345"

@@ -182,6 +182,7 @@ class Cluster:
         self.owner = owner
         self.say = say
         self.began = time.monotonic()
+        self.scheduler_configuration: str | None = None
         self.control_plane = Machine(self.state, CONTROL_PLANE, self.layout.control_plane)
         self.nodes = [Node(self, spec, number) for number, spec in enumerate(self.layout.nodes)]
 
@@ -397,6 +398,7 @@ class Cluster:
 
     def write_scheduler_configuration(self, text: str | None) -> Path:
         """Put it where the scheduler reads it."""
+        self.scheduler_configuration = text
         written = self.state / "scheduler.yaml"
         kubeconfig = self.state / "pki" / "scheduler.kubeconfig"
         written.write_text(configuration.scheduler(kubeconfig, text))

@@ -299,12 +299,13 @@ def test_the_scheduler_takes_another_configuration(cluster: Cluster, namespace: 
     """
     job = yaml.safe_load(pod("picky", BUSYBOX, cluster.nodes[0].name, ["sleep", "1000"]))
     job["spec"]["schedulerName"] = "of-the-harness"
+    before = cluster.scheduler_configuration
     cluster.set_scheduler_configuration(text)
     try:
         cluster.apply(yaml.safe_dump(job), namespace)
         cluster.wait_for_pod("picky", namespace)
     finally:
-        cluster.set_scheduler_configuration(None)
+        cluster.set_scheduler_configuration(before)
 
 
 def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ def sharing(world: World) -> Iterator[str]:
     """A sharing node, for all tests of a module: without the label the agent would end each time."""
     name = "sd-cluster-05"
     world.label("sd-cluster-04", "gpushare-", "cgpu-")
+    # Until the kubelet has said so too, pods would still go there, and fail.
+    world.wait_for_allocatable("sd-cluster-04", MEMORY, 0)
     world.label(name, "cgpu-", "gpushare=true")
     yield name
     world.label(name, "gpushare-")

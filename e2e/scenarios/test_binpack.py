@@ -25,6 +25,10 @@ def nodes(world: World) -> Iterator[dict[str, str]]:
         world.wait_for_allocatable(name, MEMORY, 14)
     yield NODES
     world.cluster.kubectl("delete", "deployment", "--all", "--now")
+    for name in NODES:
+        world.label(name, "gpushare-")
+    for name in NODES:
+        world.wait_for_allocatable(name, MEMORY, 0)
 
 
 def test_binpack(world: World, nodes: dict[str, str]) -> None:

@@ -55,7 +55,7 @@ class Shell:
         """Run it as it stands, but for the name of the node."""
         path = f"{Path(sys.executable).parent}:{self.cluster.environment()['PATH']}"
         script = f"set -e; cd {REPOSITORY}\n" + re.sub(r"\bNODE\b", NODE, text)
-        return self.cluster.run("sh", "-c", script, timeout=120, environment={"PATH": path})
+        return self.cluster.run("sh", "-c", script, timeout=240, environment={"PATH": path})
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def test_the_guide(shell: Shell, world: World) -> None:
     """Install, label, the first pod, look, upgrade, roll back, uninstall."""
     cluster = shell.cluster
     shell(block("helm install fenka deploy/chart"))
-    rollout = f"kubectl -n {NAMESPACE} rollout status deployment/fenka-scheduler --timeout=60s"
-    assert rollout.removesuffix(" --timeout=60s") in cluster.helm(
+    rollout = f"kubectl -n {NAMESPACE} rollout status deployment/fenka-scheduler --timeout=180s"
+    assert rollout.removesuffix(" --timeout=180s") in cluster.helm(
         "get", "notes", RELEASE, "-n", NAMESPACE
     )
     shell(rollout)
@@ -175,7 +175,7 @@ def test_moving_from_gpushare(shell: Shell, world: World, namespace: str) -> Non
     try:
         shell(block("kubectl -n kube-system delete service gpushare-schd-extender"))
         shell(block(MIGRATE))
-        shell(f"kubectl -n {NAMESPACE} rollout status deployment/fenka-scheduler --timeout=60s")
+        shell(f"kubectl -n {NAMESPACE} rollout status deployment/fenka-scheduler --timeout=180s")
         cluster.set_scheduler_configuration(block("apiVersion: kubescheduler.config.k8s.io/v1"))
         assert ["old-pod", namespace, "0", "10"] in words(shell("kubectl inspect gpushare -d"))
         wait_until("it knows the node", lambda: paper.inspect() == {"old": {"1": 10}}, 20)

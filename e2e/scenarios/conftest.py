@@ -78,6 +78,8 @@ def sharing(world: World) -> Iterator[str]:
     world.label(name, "cgpu-", "gpushare=true")
     yield name
     world.label(name, "gpushare-")
+    # What the next module waits for must not be what the kubelet still says of this one.
+    world.wait_for_allocatable(name, MEMORY, 0)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fenka import native as built
+from fenka.hardware.peers import peer
 from fenka.hardware.spec import BadSpec, SimulatedCard, parse_spec
 
 __all__ = ["BadSpec", "NoSuchCard", "NodeError", "SimulatedCard", "SimulatedNode", "parse_spec"]
@@ -140,7 +141,7 @@ class SimulatedNode:
         line, self._line = self._line or self._connect(), None
         if line is not None:
             with contextlib.closing(line):
-                _end(_peer(line), line)
+                _end(peer(line)[0], line)
         if self._server is not None:
             self._server.wait(_DEADLINE_S)
             self._server = None
@@ -280,12 +281,6 @@ class SimulatedNode:
             return line
         line.close()
         return None
-
-
-def _peer(line: socket.socket) -> int:
-    """Process id of the server at the other end; 0 when it is in a PID namespace out of sight."""
-    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[0])
 
 
 def _end(pid: int, line: socket.socket) -> None:

@@ -191,10 +191,6 @@ class Api:
         query = {} if within_s is None else {"timeout": f"{max(int(within_s * 1000), 1)}ms"}
         return _decoded(await self._call("POST", path, query, body, within_s=within_s), kind)
 
-    async def replace(self, path: str, kind: type[T], body: Mapping[str, Any]) -> T:
-        """Put an object of fenka's own in place of what is there. Raises Refused, NoCluster."""
-        return _decoded(await self._call("PUT", path, {}, body), kind)
-
     async def delete(self, path: str, body: Mapping[str, Any] | None = None) -> None:
         """Remove an object; `body` may hold preconditions. Raises Refused, NoCluster."""
         await self._call("DELETE", path, {}, body)

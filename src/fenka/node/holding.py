@@ -1,8 +1,7 @@
 """Of the cards of a machine one program owns each: a workstation's daemon, or the node's agent.
 
-The lock is the workstation's: a listening Unix socket in the abstract namespace whose name holds the card's
-UUID. Such names belong to a network, and a pod has one of its own: the sockets are made in the network
-of the machine's first process.
+The lock's name (hardware/ownership.py) belongs to a network, and a pod has one of its own: the sockets are
+made in the network of the machine's first process.
 """
 
 import contextlib
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fenka.core.cards import Card
+from fenka.hardware.ownership import Owned, Owner, own
 
 _NEW_NETWORK = 0x40000000
 
@@ -35,30 +35,19 @@ def hold_cards(cards: Iterable[Card], proc: Path = Path("/proc")) -> contextlib.
 
 
 def _lock(card: Card) -> socket.socket:
-    name = f"\0fenka/card/{card.uuid}"
-    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        lock.bind(name)
-    except OSError:
-        lock.close()
+        return own(card)
+    except Owned as it:
         raise CardTaken(
-            f"card {card.index} ({card.model}, {card.uuid}) is owned by {_owner(name)}: stop it with "
+            f"{it} is owned by {_named(it.owner)}: stop it with "
             f"`fenka daemon --stop`, or take the card from it with --only"
         ) from None
-    lock.listen(8)
-    return lock
 
 
-def _owner(name: str) -> str:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as question:
-        try:
-            question.connect(name)
-            credentials = question.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        except OSError:
-            return "another program of this machine"
-    pid = int.from_bytes(credentials[:4], "little")
-    uid = int.from_bytes(credentials[4:8], "little")
-    return f"process {pid} of user {uid}, fenka's daemon or another of its agents"
+def _named(owner: Owner | None) -> str:
+    if owner is None:
+        return "another program of this machine"
+    return f"process {owner.pid} of user {owner.uid}, fenka's daemon or another of its agents"
 
 
 def _in_network(network: Path, make: Callable[[], socket.socket]) -> socket.socket:

@@ -12,9 +12,9 @@ from typing import Self
 
 import msgspec
 
+from fenka.hardware.peers import peer
 from fenka.workstation import protocol
 from fenka.workstation.paths import Runtime
-from fenka.workstation.peers import peer
 
 STARTS_WITHIN_S = 20.0
 """A daemon answers within a second; a real driver's first initialisation can take several."""

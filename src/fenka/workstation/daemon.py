@@ -23,6 +23,7 @@ from fenka.core.requests import BadRequest, Placement, Request
 from fenka.dialects.sizes import BadSize, parse_memory
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
+from fenka.hardware.peers import peer, user_name
 from fenka.hardware.simulated import NodeError
 from fenka.isolation import telling
 from fenka.isolation.layout import constant
@@ -39,7 +40,6 @@ from fenka.workstation.broker import (
     Wait,
 )
 from fenka.workstation.paths import Runtime
-from fenka.workstation.peers import peer, user_name
 from fenka.workstation.snapshot import snapshot
 
 LOOK_EVERY_S = 5.0

@@ -9,11 +9,11 @@ import psutil
 from fenka import __version__
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import Reading
+from fenka.hardware.peers import user_name
 from fenka.isolation import account
 from fenka.workstation import members, protocol
 from fenka.workstation.broker import Broker, Job
 from fenka.workstation.paths import Runtime
-from fenka.workstation.peers import user_name
 
 MIB = 1 << 20
 

@@ -68,11 +68,10 @@ def filtering(judge: Callable[[World, str], Judge]) -> tuple[list[float], list[s
         found = deciding.filter(asked.pod, asked.names)
         times.append((time.perf_counter() - begun) * 1000)
         node = max(deciding.prioritize(asked.pod, found.fitting), key=lambda it: it[1])[0]
-        placement = deciding.placement(asked.pod, node)
-        assert placement is not None
-        assert not isinstance(placement, No)
-        world.assume(asked.pod, placement)
-        went.append(f"{node}/{placement.slices[0].card}")
+        placements = deciding.placements(asked.pod, node)
+        assert not isinstance(placements, No)
+        world.assume(asked.pod, placements)
+        went.append(f"{node}/{placements[0].slices[0].card}")
     return times, went
 
 

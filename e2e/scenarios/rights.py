@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fenka.core.evaluate import Policy
+from fenka.dialects import gpushare
 from fenka.kubernetes.client import Api, Refused
 from fenka.kubernetes.election import Election
 from fenka.kubernetes.events import SERIES_S, Recorder
@@ -107,7 +108,8 @@ async def node(api: Api, namespace: str) -> dict[str, str]:
         if cluster.pods:
             (meta,) = (pod.metadata for pod in cluster.pods.values())
             lease = Lease(meta.uid, namespace, POD, "c", [], [], {})
-            await cluster.assigned(lease)
+            (pod,) = cluster.pods.values()
+            await cluster.annotate(pod, {gpushare.ASSIGNED: "true"})
             await until(lambda: _confirmed(cluster))
             found["confirm a slice"] = "" if _confirmed(cluster) else "refused"
             found["evict"] = await refused(cluster.evict(lease))

@@ -270,7 +270,8 @@ def test_deleted_by_force_and_still_running(world: World, node: str) -> None:
                 for it in world.cluster.list("pods", selector="app=heir")
                 for line in world.cluster.events(it["metadata"]["name"])
             ]
-            return any("are still held by default/stuck" in line for line in told)
+            assert any("are still held by default/stuck" in line for line in told), told
+            return True
 
         wait_until("the node's veto", vetoed, 90)
     finally:

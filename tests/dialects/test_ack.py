@@ -5,9 +5,10 @@ import pytest
 from fenka.core.evaluate import place
 from fenka.core.ledger import Tally
 from fenka.core.requests import Memory, Placement, Request
-from fenka.dialects import ack, whole_cards
-from fenka.dialects.ack import CORE, MODE
+from fenka.dialects import ack, modes, whole_cards
+from fenka.dialects.ack import CORE
 from fenka.dialects.gpushare import MEMORY, Unreadable
+from fenka.dialects.modes import MODE
 from fenka.dialects.requests import Dialect, Manifest
 from tests.dialects.dialect_kit import T4_MIB, pod, share
 
@@ -142,12 +143,26 @@ SLICE, WITH_COMPUTE, WHOLE = (
     ("mode", "sentences"),
     [
         # memory alone, memory with compute, whole cards
-        (None, [None, None, None]),
+        (None, [None, None, "keeps it for slices: fenka.io/whole-cards=true is for both"]),
         ("default", ["keeps it for whole cards", "keeps it for whole cards", None]),
         ("topology", ["keeps it for whole cards", "keeps it for whole cards", None]),
-        ("cgpu", [None, "shares out memory alone, not compute", "keeps it for slices"]),
-        ("share", [None, "shares out memory alone, not compute", "keeps it for slices"]),
-        ("core_mem", [None, None, "keeps it for slices"]),
+        (
+            "cgpu",
+            [
+                None,
+                "shares out memory alone, not compute",
+                "keeps it for slices: fenka.io/whole-cards=true is for both",
+            ],
+        ),
+        (
+            "share",
+            [
+                None,
+                "shares out memory alone, not compute",
+                "keeps it for slices: fenka.io/whole-cards=true is for both",
+            ],
+        ),
+        ("core_mem", [None, None, "keeps it for slices: fenka.io/whole-cards=true is for both"]),
         ("mig", ["is none of cgpu, core_mem, default, share, topology"] * 3),
     ],
 )
@@ -160,39 +175,26 @@ def test_who_may_land_where(mode: str | None, sentences: list[str | None]) -> No
     ):
         parts = dialect.demand(asked, 1024)
         if sentence is None:
-            ack.admits(labels, parts)
+            modes.admits(labels, parts)
             continue
         with pytest.raises(Unreadable) as why:
-            ack.admits(labels, parts)
-        assert str(why.value) == f"its label {MODE}={mode} {sentence}"
+            modes.admits(labels, parts)
+        said = f"its label {MODE}={mode}" if mode else "its owner"
+        assert str(why.value) == f"{said} {sentence}"
 
 
 def test_pods_with_and_without_compute_do_not_mix() -> None:
     """On nodes of core_mem only: elsewhere nothing is promised."""
     core_mem = {MODE: "core_mem"}
     with_compute, without = ack.demand(WITH_COMPUTE, 1024), ack.demand(SLICE, 1024)
-    ack.admits(core_mem, with_compute, [True, True])
-    ack.admits(core_mem, without, [False])
-    ack.admits({}, without, [True])
+    modes.admits(core_mem, with_compute, [True, True])
+    modes.admits(core_mem, without, [False])
+    modes.admits({}, without, [True])
     with pytest.raises(
         Unreadable, match=r"does not mix, and pods without a share of compute are there$"
     ):
-        ack.admits(core_mem, with_compute, [True, False])
+        modes.admits(core_mem, with_compute, [True, False])
     with pytest.raises(
         Unreadable, match=r"does not mix, and pods with a share of compute are there$"
     ):
-        ack.admits(core_mem, without, [True])
-
-
-@pytest.mark.parametrize(
-    ("labels", "expected"),
-    [
-        ({}, True),
-        ({MODE: "share"}, False),
-        ({MODE: "cgpu"}, True),
-        ({"cgpu.disable.isolation": "true"}, False),
-    ],
-)
-def test_whether_slices_are_enforced(labels: dict[str, str], expected: bool) -> None:
-    """share, and cGPU's own switch."""
-    assert ack.isolated(labels) is expected
+        modes.admits(core_mem, without, [True])

@@ -8,7 +8,7 @@ from fenka.core.evaluate import place
 from fenka.core.gangs import plan_gang
 from fenka.core.ledger import Ledger, Tally
 from fenka.core.requests import Placement
-from fenka.dialects import ack, gpu_manager, hami, whole_cards
+from fenka.dialects import ack, gpu_manager, hami, modes, whole_cards
 from fenka.dialects.gpushare import Kind, Unreadable
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI, recognise
 from fenka.dialects.requests import Dialect, Limits, Manifest
@@ -172,7 +172,7 @@ def refusal(asked: Manifest) -> str | None:
             parts = dialect.demand(asked, node.unit_mib)
             assert parts
             dialect.read(asked, node)
-            ack.admits(asked.labels, parts)
+            modes.admits(asked.labels, parts)
     except Unreadable as why:
         return str(why)
     return None

@@ -16,14 +16,12 @@ from fenka.dialects.gpushare import (
     Kind,
     Share,
     Unreadable,
-    admits,
     demand,
     quantity,
     read_indexes,
     read_node,
     read_placement,
     read_request,
-    sharing,
     units_by_card,
     write_inventory,
     write_placement,
@@ -202,19 +200,6 @@ def test_a_node_with_an_inventory_and_one_without() -> None:
     assert mib is not None
     assert mib.unit == "MiB"
     assert read_node("n", annotations, {}) is None
-
-
-def test_labels() -> None:
-    """True shares, false does not, both are a contradiction; none admits, as gpushare's extender does."""
-    assert sharing({"gpushare": "true"})
-    assert sharing({"cgpu": "true", "gpushare": "true"})
-    assert not sharing({})
-    admits({})
-    admits({"cgpu": "true"})
-    with pytest.raises(Unreadable, match="cgpu=false takes it out"):
-        admits({"cgpu": "false"})
-    with pytest.raises(Unreadable, match="contradict"):
-        admits({"gpushare": "true", "cgpu": "false"})
 
 
 def test_indexes_as_people_write_them() -> None:

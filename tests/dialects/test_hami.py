@@ -20,8 +20,6 @@ from tests.dialects.dialect_kit import T4_MIB, V100_MIB, pod, share
         ({COUNT: 1, PERCENT: 50}, Request(PercentOfCard(50))),
         # nothing is said of memory: all of it, and others may have compute
         ({COUNT: 1, CORES: 30}, Request(PercentOfCard(100), compute=30)),
-        # the count is 1 where it is left out
-        ({MEMORY: 3000}, Request(Memory(3000))),
         # 100 is the card for itself
         ({COUNT: 2, MEMORY: 3000, CORES: 100}, Request(whole=True, cards=2)),
     ],
@@ -43,6 +41,11 @@ def test_what_a_container_gets(limits: dict[str, int | str], expected: Request) 
         (
             pod({PERCENT: 101}),
             "container c0 asks for 101 of nvidia.com/gpumem-percentage: a card has 100",
+        ),
+        (
+            pod({MEMORY: 1}),
+            "container c0 asks for memory or compute of a card without nvidia.com/gpu: "
+            "add nvidia.com/gpu: 1",
         ),
         (pod({CORES: 101}), "container c0 asks for 101 of nvidia.com/gpucores: a card has 100"),
         (
@@ -71,7 +74,7 @@ def test_percent_of_whatever_card_it_is() -> None:
 def test_annotations_both_ways() -> None:
     """As HAMi writes them after binding; a container without cards has an empty place."""
     node = share(T4_MIB, V100_MIB)
-    asked = pod({COUNT: 2, PERCENT: 50, CORES: 30}, {}, {MEMORY: 3000})
+    asked = pod({COUNT: 2, PERCENT: 50, CORES: 30}, {}, {COUNT: 1, MEMORY: 3000})
     view, placements = Tally(), []
     for part in hami.demand(asked, 1024):
         found = place(view, part.request, "binpack", [node.node])
@@ -115,7 +118,9 @@ def test_annotations_both_ways() -> None:
 def test_records_that_cannot_be(record: str, sentence: str) -> None:
     """Are told, not guessed at."""
     with pytest.raises(Unreadable) as why:
-        hami.read(pod({MEMORY: 3000}, annotations={hami.ALLOCATED: record}), share(T4_MIB))
+        hami.read(
+            pod({COUNT: 1, MEMORY: 3000}, annotations={hami.ALLOCATED: record}), share(T4_MIB)
+        )
     assert str(why.value) == sentence
 
 

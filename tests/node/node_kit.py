@@ -19,10 +19,15 @@ import msgspec
 
 from fenka.core.cards import Card
 from fenka.core.cards import Node as CoreNode
+from fenka.core.gangs import plan_gang
+from fenka.core.ledger import Tally
+from fenka.core.reasons import Rejected
 from fenka.core.requests import Placement, Slice
 from fenka.core.units import units_to_mib
 from fenka.dialects import gpushare
 from fenka.dialects.gpushare import Ask, Share
+from fenka.dialects.recognition import WITH_HAMI, recognise
+from fenka.dialects.requests import Limits, Manifest
 from fenka.hardware.nvml import Reading
 from fenka.isolation.files import install_native
 from fenka.kubernetes.client import Change, Refused
@@ -177,6 +182,7 @@ class StandInKubelet:
     entries: list[_Entry] = field(default_factory=list)
     devices: dict[str, dict[str, str]] = field(default_factory=dict)
     endpoints: dict[str, str] = field(default_factory=dict)
+    pre_start: dict[str, bool] = field(default_factory=dict)
     checkpoint: bool = True
     hide_answers: bool = False
     _server: Any = None
@@ -235,7 +241,7 @@ class StandInKubelet:
 
     async def _register(self, request: Any, _: Any) -> Any:
         assert request.version == "v1beta1"
-        assert request.options.pre_start_required
+        self.pre_start[request.resource_name] = request.options.pre_start_required
         self.endpoints[request.resource_name] = request.endpoint
         self._lists.append(asyncio.create_task(self._follow(request.resource_name)))
         return api.Empty()
@@ -306,8 +312,13 @@ class StandInKubelet:
             if health == HEALTHY and one not in taken
         ]
 
-    async def admit(self, pod: Json, resource: str = gpushare.MEMORY) -> None:
-        """Allocate for all containers; app containers use their init containers' ids again."""
+    async def admit(self, pod: Json, *more: str) -> None:
+        """Allocate for all containers, one resource after the other."""
+        for resource in more or (gpushare.MEMORY,):
+            await self._allocate(pod, resource)
+
+    async def _allocate(self, pod: Json, resource: str) -> None:
+        """App containers use their init containers' ids again."""
         meta, spec = pod["metadata"], pod["spec"]
         reusable: list[str] = []
         for init, container in [
@@ -342,10 +353,12 @@ class StandInKubelet:
 
     async def start_container(self, pod: Json, name: str) -> Json:
         """PreStart, then the runtime: the container's edits."""
-        (entry,) = (
+        entries = [
             it for it in self.entries if (it.uid, it.container) == (pod["metadata"]["uid"], name)
-        )
-        if entry.resource in self.endpoints:
+        ]
+        for entry in entries:
+            if entry.resource not in self.endpoints or not self.pre_start[entry.resource]:
+                continue
             request = api.PreStartContainerRequest(devices_ids=entry.ids)
             try:
                 await self._ask(
@@ -353,7 +366,10 @@ class StandInKubelet:
                 )
             except grpc.aio.AioRpcError as why:
                 raise ContainerFailed(why.details()) from None
-        answer = api.ContainerAllocateResponse.FromString(entry.answer)
+        answer = api.ContainerAllocateResponse()
+        for entry in entries:
+            answer.MergeFromString(entry.answer)
+        assert len(answer.cdi_devices) == 1
         kind, _, device = answer.cdi_devices[0].name.partition("=")
         for path in self.cdi.glob("*.json"):
             spec = json.loads(path.read_text())
@@ -428,6 +444,7 @@ class Rig:
     unit_mib: int = 1024
     labelled_only: bool = False
     living: set[str] = field(default_factory=set)
+    placed: Tally = field(default_factory=Tally)
     now: float = 1e9
     agent: Agent = field(init=False)
     _tasks: list["asyncio.Task[Any]"] = field(default_factory=list)
@@ -457,7 +474,8 @@ class Rig:
             lambda: self.now,
         )
         self.agent = Agent(settings, parts)
-        work = (cluster.run(), self.agent.units.run(), self.agent.whole.run(), self.agent.run())
+        plugins = (plugin.run() for plugin in self.agent.plugins.values())
+        work = (cluster.run(), *plugins, self.agent.run())
         self._tasks = [asyncio.create_task(it) for it in work]
         await until(lambda: cluster.synced)
 
@@ -550,9 +568,35 @@ class Rig:
         """From the API server."""
         self.api.drop(f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}")
 
-    async def run(self, pod: Json, resource: str = gpushare.MEMORY) -> Json:
+    def asking(
+        self, name: str, *limits: Mapping[str, int], annotations: Mapping[str, str] | None = None
+    ) -> Json:
+        """A pod of containers c0, c1, … with these limits, placed as the scheduler would."""
+        asks = [Limits(f"c{number}", it) for number, it in enumerate(limits)]
+        manifest = Manifest(tuple(asks), {}, annotations or {})
+        dialect = recognise(manifest, WITH_HAMI)
+        assert dialect is not None
+        share = Share(CoreNode(NODE, self.hardware.cards), self.unit_mib)
+        requests = [part.request for part in dialect.demand(manifest, self.unit_mib)]
+        placements = plan_gang(self.placed, requests, "binpack", (share.node,))
+        assert not isinstance(placements, Rejected)
+        for placement in placements:
+            self.placed.add(placement)
+        pod = self.pod(name, 1, on=None)
+        pod["metadata"]["annotations"] = {
+            **(annotations or {}),
+            **dialect.write(manifest, share, placements, 1),
+        }
+        pod["spec"]["containers"] = [
+            {"name": it.name, "resources": {"limits": {n: str(v) for n, v in it.resources.items()}}}
+            for it in asks
+        ]
+        self.api.put(f"/api/v1/namespaces/default/pods/{name}", pod)
+        return pod
+
+    async def run(self, pod: Json, *resources: str) -> Json:
         """Admit the pod and start its first app container."""
-        await self.kubelet.admit(pod, resource)
+        await self.kubelet.admit(pod, *resources)
         return await self.kubelet.start_container(pod, pod["spec"]["containers"][0]["name"])
 
     def files(self) -> list[str]:

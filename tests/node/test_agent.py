@@ -278,7 +278,7 @@ def test_two_schedulers_cannot_overcommit_a_card(library: Path) -> None:
         (
             {},
             {"scheduler.framework.gpushare.allocation": '{"0":{"0":3}}'},
-            "gives container main 3 units and the kubelet 4",
+            "gives container main 3 units, it asks for 4",
         ),
     ],
 )

@@ -61,7 +61,7 @@ def nodes(draw: st.DrawFn) -> tuple[list[Card], list[offer.Held]]:
 def test_offered_is_what_can_be_given(made: tuple[list[Card], list[offer.Held]]) -> None:
     """Healthy ids are worth what healthy cards are; who is on a healthy card keeps what it has."""
     cards, held = made
-    offered = dict(offer.units(cards, UNIT, held, ()))
+    offered = dict(offer.coins(cards, lambda it: card_units(it.memory_mib, UNIT), held, ()))
     worth = {card.uuid: card_units(card.memory_mib, UNIT) for card in cards}
     assert len(offered) == sum(worth.values())
     usable = {card.uuid: card.healthy and not card.cordoned for card in cards}

@@ -17,11 +17,17 @@ def placed(world: World, judge: Judge, pod: Pod) -> str | None:
         return None
     name, best = max(judge.prioritize(pod, fitting), key=lambda it: it[1])
     assert best == 10
-    placement = judge.placement(pod, name)
-    assert placement is not None
-    assert not isinstance(placement, No)
-    world.assume(pod, placement)
+    placements = judge.placements(pod, name)
+    assert not isinstance(placements, No)
+    world.assume(pod, placements)
     return name
+
+
+def cards(judge: Judge, pod: Pod, name: str = "n") -> list[int]:
+    """The cards of a node on which the pod would be."""
+    placements = judge.placements(pod, name)
+    assert not isinstance(placements, No)
+    return [piece.card for placement in placements for piece in placement.slices]
 
 
 def held(world: World, node: str, card: int = 0) -> int:
@@ -68,10 +74,7 @@ def test_gpusharees_card(held_units: tuple[int, ...], asked: int, card: int) -> 
         if units
     ]
     judge = Judge(World([a_node("n", *[UNITS_16] * 4)], pods), "binpack")
-    placement = judge.placement(a_pod("new", asked), "n")
-    assert placement is not None
-    assert not isinstance(placement, No)
-    assert [it.card for it in placement.slices] == [card]
+    assert cards(judge, a_pod("new", asked)) == [card]
 
 
 def test_a_node_may_have_a_policy_of_its_own() -> None:
@@ -79,10 +82,7 @@ def test_a_node_may_have_a_policy_of_its_own() -> None:
     for label, card in (("spread", 1), ("binpack", 0), ("nonsense", 0)):
         node = a_node("n", T4_MIB, T4_MIB, labels={"ack.node.gpu.placement": label})
         pod = a_pod("old", 4, node="n", annotations=on_card(0, 4))
-        placement = Judge(World([node], [pod]), "binpack").placement(a_pod("new", 4), "n")
-        assert placement is not None
-        assert not isinstance(placement, No)
-        assert [it.card for it in placement.slices] == [card]
+        assert cards(Judge(World([node], [pod]), "binpack"), a_pod("new", 4)) == [card]
 
 
 def test_a_label_that_changes_the_policy_is_seen() -> None:
@@ -90,9 +90,9 @@ def test_a_label_that_changes_the_policy_is_seen() -> None:
     world = World([a_node("n", T4_MIB, T4_MIB)])
     judge = Judge(world, "binpack")
     world.set_pod(a_pod("old", 4, node="n", annotations=on_card(0, 4)))
-    assert judge.placement(a_pod("new", 4), "n").slices[0].card == 0  # type: ignore[union-attr]
+    assert cards(judge, a_pod("new", 4)) == [0]
     world.set_node(a_node("n", T4_MIB, T4_MIB, labels={"ack.node.gpu.placement": "spread"}))
-    assert judge.placement(a_pod("new", 4), "n").slices[0].card == 1  # type: ignore[union-attr]
+    assert cards(judge, a_pod("new", 4)) == [1]
 
 
 def test_reasons_by_node() -> None:
@@ -138,7 +138,7 @@ def test_a_pod_that_asks_for_nothing_passes() -> None:
     for pod in (a_pod("zero", 0), a_pod("none")):
         assert judge.filter(pod, ["n", "plain", "gone"]).fitting == ["n", "plain", "gone"]
         assert judge.prioritize(pod, ["n", "plain"]) == [("n", 0), ("plain", 0)]
-        assert judge.placement(pod, "n") is None
+        assert judge.placements(pod, "n") == ()
 
 
 def test_a_pod_that_makes_no_sense_says_so_on_every_node() -> None:
@@ -168,8 +168,8 @@ def test_several_cards_of_one_node() -> None:
 def test_unequal_cards_are_counted_each() -> None:
     """gpushare's defect (d): 14 + 7 units are not 2 of 10."""
     judge = Judge(World([a_node("n", T4_MIB, 7611)]), "binpack")
-    assert judge.placement(a_pod("p", 12), "n").slices[0].card == 0  # type: ignore[union-attr]
-    assert judge.placement(a_pod("p", 6), "n").slices[0].card == 1  # type: ignore[union-attr]
+    assert cards(judge, a_pod("p", 12)) == [0]
+    assert cards(judge, a_pod("p", 6)) == [1]
     assert judge.filter(a_pod("p", 15), ["n"]).fitting == []
 
 
@@ -240,7 +240,8 @@ def preempted(pods: list[Pod], new: Pod, victims: list[str], *sizes: int) -> lis
     """Who goes of a node with these cards."""
     world = World([a_node("n", *(sizes or (T4_MIB, T4_MIB)))], pods)
     known = {it.metadata.uid: it for it in pods}
-    return Judge(world, "binpack").preempt(new, "n", victims, known)
+    found = Judge(world, "binpack").preempt(new, "n", victims, known)
+    return list(found.uids) if found else None
 
 
 NEW = a_pod("new", 10, priority=100)

@@ -55,9 +55,10 @@ class Machine(RuleBasedStateMachine):
     def send(self, data: st.DataObject, node: str) -> None:
         """A binding begins: what is assumed must have room beside all that truly is there."""
         uid = data.draw(st.sampled_from(sorted(self.unbound)))
-        placement = self.judge.placement(self.unbound[uid], node)
-        if placement is None or isinstance(placement, No):
+        placements = self.judge.placements(self.unbound[uid], node)
+        if isinstance(placements, No) or not placements:
             return
+        (placement,) = placements
         share = self.world.share(node)
         assert share is not None
         cards = {card.index: card for card in share.node.cards}
@@ -67,7 +68,7 @@ class Machine(RuleBasedStateMachine):
             assert card.healthy
             assert not card.cordoned
         pod = self.unbound.pop(uid)
-        self.world.assume(pod, placement)
+        self.world.assume(pod, placements)
         self.sent[uid] = self.assumed[uid] = pod, placement
 
     @precondition(lambda self: self.sent)
@@ -89,12 +90,22 @@ class Machine(RuleBasedStateMachine):
         assert unit is not None
         copied = a_pod(
             pod.metadata.name,
-            *[ask.units for ask in pod.asks if ask.kind is gpushare.Kind.APP],
+            *[
+                ask.units
+                for ask in pod.manifest.asks(gpushare.MEMORY)
+                if ask.kind is gpushare.Kind.APP
+            ],
             node=placement.node,
             uid=uid,
             labels=pod.metadata.labels,
-            init=tuple(ask.units for ask in pod.asks if ask.kind is gpushare.Kind.INIT),
-            annotations=gpushare.write_placement(unit, placement, pod.asks, 1),
+            init=tuple(
+                ask.units
+                for ask in pod.manifest.asks(gpushare.MEMORY)
+                if ask.kind is gpushare.Kind.INIT
+            ),
+            annotations=gpushare.write_placement(
+                unit, placement, pod.manifest.asks(gpushare.MEMORY), 1
+            ),
         )
         self.bound[uid] = copied
 
@@ -177,7 +188,7 @@ class Machine(RuleBasedStateMachine):
         for pod in self.bound.values():
             if pod.spec.node_name == node:
                 cards = {int(it) for it in json.loads(pod.metadata.annotations[gpushare.CARDS])}
-                units = gpushare.demand(pod.asks) // len(cards)
+                units = gpushare.demand(pod.manifest.asks(gpushare.MEMORY)) // len(cards)
                 if card in cards:
                     total += units_to_mib(units, SIZES[card], GIB)
         for _, placement in self.sent.values():
@@ -197,7 +208,7 @@ class Machine(RuleBasedStateMachine):
         for name, indexes in self.sick.items():
             fresh.set_sick(name, indexes)
         for pod, placement in self.assumed.values():
-            fresh.assume(pod, placement)
+            fresh.assume(pod, (placement,))
         for name, card in itertools.product(NAMES, range(3)):
             assert self.world.used(name, card) == fresh.used(name, card)
             assert self.world.used(name, card).memory_mib >= 0

@@ -14,6 +14,7 @@ from pathlib import Path
 from fenka.cli import tables
 from fenka.cli.cluster import Cluster, Where, ask, gathered, nodes_and_pods
 from fenka.cli.errors import Problem
+from fenka.cli.rows import demanded
 from fenka.core.units import format_units, percent
 from fenka.dialects import gpushare
 from fenka.dialects.gpushare import Share
@@ -102,12 +103,8 @@ def _node(cluster: Cluster, share: Share) -> NodeUnits:
 def _pod(share: Share, holding: Holding) -> PodUnits:
     meta = holding.pod.metadata
     if holding.trouble is None:
-        return PodUnits(meta.name, meta.namespace, gpushare.shown_units(share, holding.placement))
-    try:
-        pending = gpushare.demand(holding.pod.asks)
-    except gpushare.Unreadable:
-        pending = share.total
-    return PodUnits(meta.name, meta.namespace, pending=pending)
+        return PodUnits(meta.name, meta.namespace, gpushare.shown_units(share, holding.slices))
+    return PodUnits(meta.name, meta.namespace, pending=demanded(share, holding.pod))
 
 
 def summary_screen(nodes: Sequence[NodeUnits]) -> list[str]:

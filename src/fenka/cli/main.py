@@ -375,12 +375,15 @@ def scheduler(
     advertise: Annotated[
         str, typer.Option(envvar="POD_IP", help="the IP at which other replicas reach this one")
     ] = "",
+    hami: Annotated[
+        bool, typer.Option("--hami-names", help="understand nvidia.com/gpumem and gpucores too")
+    ] = False,
 ) -> None:
     """Serve kube-scheduler as its extender (runs in a cluster)."""
     from fenka.cli import serving_cluster
 
     place = address, port, kubeconfig
-    serving_cluster.scheduler(place, policy, (namespace, lease), name, advertise)
+    serving_cluster.scheduler(place, policy, (namespace, lease), name, advertise, hami=hami)
 
 
 @app.command("simulate-card")
@@ -441,6 +444,9 @@ def node(
     labelled_only: Annotated[
         bool, typer.Option("--labelled-only", help="but not while it has neither label")
     ] = False,
+    hami: Annotated[
+        bool, typer.Option("--hami-names", help="understand nvidia.com/gpumem and gpucores too")
+    ] = False,
     assume_cdi: Annotated[
         bool, typer.Option("--assume-cdi", help="containerd 1.7 has enable_cdi set")
     ] = False,
@@ -468,6 +474,7 @@ def node(
             kubeconfig=kubeconfig,
             exclusive=exclusive,
             labelled_only=labelled_only,
+            hami=hami,
             assume_cdi=assume_cdi,
             over_limit=over_limit,
             unshimmed=unshimmed,

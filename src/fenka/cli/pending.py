@@ -13,12 +13,16 @@ import msgspec
 
 from fenka.cli.cluster import Cluster
 from fenka.cli.rows import demanded, whole_cards
-from fenka.core.evaluate import Fit, evaluate, never_fits
+from fenka.core.cards import Node as CoreNode
+from fenka.core.evaluate import never_fits
+from fenka.core.gangs import plan_gang
 from fenka.core.reasons import Reason, Rejected, Rejection, Why
-from fenka.core.requests import BadRequest, Request
+from fenka.core.requests import Request
 from fenka.core.units import card_units, format_units, mib_to_units
-from fenka.dialects import gpushare
+from fenka.dialects import gpushare, modes
 from fenka.dialects.gpushare import Share, Unreadable
+from fenka.dialects.recognition import DIALECTS, WITH_HAMI, recognise
+from fenka.dialects.requests import Part
 from fenka.kubernetes.objects import ContainerStatus, Node, Object, Pod, PodSpec, PodStatus, Taint
 from fenka.kubernetes.world import World
 
@@ -27,6 +31,9 @@ POLICY = "binpack"
 
 HELPERS = 3
 """Pods to name whose end would make room."""
+
+COUNTED = tuple(name for dialect in DIALECTS for name in dialect.RESOURCES)
+"""What kube-scheduler counts by itself."""
 
 
 # ---- the pod, more of it than screens read ----
@@ -152,27 +159,31 @@ class FullPod(Pod):
     status: FullStatus = msgspec.field(default_factory=FullStatus)
 
     @property
-    def units(self) -> int:
-        """Of GPU memory, at its peak. Raises Unreadable."""
-        return gpushare.demand(self.asks)
-
-    @property
-    def cards(self) -> int:
-        """Cards that its units are spread over, by its label. Raises Unreadable."""
-        return gpushare.card_count(self.metadata.labels)
-
-    @property
     def whole(self) -> int:
         """Cards that it takes whole."""
         return whole_cards(self, gpushare.WHOLE)
 
 
-def request(pod: FullPod, unit_mib: int) -> Request:
-    """What the pod asks of a node that counts in this unit. Raises Unreadable, BadRequest."""
-    wanted = gpushare.read_request(pod.asks, pod.metadata.labels, unit_mib)
-    if wanted is None:
-        raise BadRequest("it asks for no GPU memory")
-    return wanted
+def requests(pod: Pod, unit_mib: int) -> tuple[Request, ...]:
+    """What the pod asks of a node that counts in this unit; nothing of a GPU. Raises Unreadable."""
+    manifest = pod.manifest
+    dialect = recognise(manifest, WITH_HAMI)
+    parts = dialect.demand(manifest, unit_mib) if dialect else ()
+    return tuple(part.request for part in parts)
+
+
+def rejection(world: World, wanted: Sequence[Request], node: CoreNode) -> Rejection | None:
+    """Why they do not fit this node together; None if they do."""
+    found = plan_gang(world, wanted, POLICY, (node,))
+    return found.rejections[0] if isinstance(found, Rejected) else None
+
+
+def amounts(pod: Pod) -> dict[str, int]:
+    """What the pod needs of each of fenka's resources, as the kubelet counts it. Raises Unreadable."""
+    manifest = pod.manifest
+    dialect = recognise(manifest, WITH_HAMI)
+    names = manifest.names(dialect.RESOURCES) if dialect else ()
+    return {name: gpushare.demand(manifest.asks(name)) for name in names}
 
 
 # ---- verdicts ----
@@ -204,7 +215,7 @@ def judge(pod: FullPod, cluster: Cluster) -> Judgement:
     """Node by node, and what would help."""
     judgement, world = Judgement(), cluster.world
     crowds = Counter(it.spec.node_name for it in cluster.pods)
-    if pod.whole:
+    if pod.whole and not any(_gives_whole_cards(it) for it in cluster.nodes):
         holders = _whole_holders(cluster.pods)
         judgement.nodes = [_judge_whole(pod, it, holders, crowds) for it in cluster.nodes]
         judgement.help = _when_whole_cards_end(pod, cluster.nodes, holders)
@@ -220,6 +231,15 @@ def judge(pod: FullPod, cluster: Cluster) -> Judgement:
     judgement.notes = [note for share in shares for note in _wrong(share, world)]
     judgement.help = _help(pod, world, judgement.nodes)
     return judgement
+
+
+def _gives_whole_cards(node: Node) -> bool:
+    """A sharing node that gives its cards away whole too."""
+    try:
+        mode = modes.mode(node.metadata.labels)
+    except Unreadable:
+        return False
+    return mode.whole and mode.memory
 
 
 Holders = dict[str, list[tuple[str, int]]]
@@ -255,18 +275,18 @@ def _judge_node(
         reasons.append(_nothing_to_share(node, world))
         return NodeVerdict(name, fits=False, reasons=reasons, gpu=False), None
     try:
-        (verdict,) = evaluate(world, request(pod, share.unit_mib), POLICY, [share.node])
-    except (BadRequest, Unreadable) as why:
+        wanted = requests(pod, share.unit_mib)
+        labels = node.metadata.labels
+        modes.admits(labels, [Part((), it) for it in wanted])
+    except Unreadable as why:
         reasons.append(str(why))
         return NodeVerdict(name, fits=False, reasons=reasons, gpu=True), None
-    rejection = None if isinstance(verdict, Fit) else verdict
+    refused = rejection(world, wanted, share.node)
     # Where a card says no, it says it better than the kubelet's sum.
     reasons += (
-        card_reasons(share, rejection.reasons)
-        if rejection
-        else _kubelets_units(pod, node, share, world)
+        card_reasons(share, refused.reasons) if refused else _kubelets_units(pod, node, world)
     )
-    return NodeVerdict(name, not reasons, reasons, gpu=True), rejection
+    return NodeVerdict(name, not reasons, reasons, gpu=True), refused
 
 
 def _as_a_node(pod: FullPod, node: Node, crowds: Counter[str]) -> list[str]:
@@ -309,7 +329,7 @@ def _nothing_to_share(node: Node, world: World) -> str:
     if trouble:
         return trouble
     try:
-        labelled = gpushare.sharing(node.metadata.labels)
+        labelled = modes.mode(node.metadata.labels).memory
     except Unreadable as why:
         return str(why)
     if labelled:
@@ -317,12 +337,17 @@ def _nothing_to_share(node: Node, world: World) -> str:
     return f"shares no GPU ({gpushare.MEMORY} is 0)"
 
 
-def _kubelets_units(pod: FullPod, node: Node, share: Share, world: World) -> list[str]:
+def _kubelets_units(pod: FullPod, node: Node, world: World) -> list[str]:
     """kube-scheduler's NodeResourcesFit: it knows sums of units, no cards."""
-    total, free = _units(node, gpushare.MEMORY), max(_units_left(share, world), 0)
-    if pod.units <= free:
-        return []
-    return [f"{gpushare.MEMORY}: {pod.units} asked, {free} of {total} free by the kubelet's count"]
+    reasons = []
+    for resource, needed in amounts(pod).items():
+        total = _units(node, resource)
+        free = max(_units_left(node, resource, world), 0)
+        if needed > free:
+            reasons.append(
+                f"{resource}: {needed} asked, {free} of {total} free by the kubelet's count"
+            )
+    return reasons
 
 
 def _units(node: Node, resource: str) -> int:
@@ -377,7 +402,7 @@ def _wrong(share: Share, world: World) -> list[str]:
 
 def _help(pod: FullPod, world: World, verdicts: Sequence[NodeVerdict]) -> list[str]:
     if not world.shares():
-        labels = " or ".join(f"{label}=true" for label in gpushare.SHARING_LABELS)
+        labels = " or ".join(f"{label}=true" for label in ("gpushare", "cgpu"))
         return [f"no node shares its GPUs: label one {labels}"]
     never = _never(pod, world.shares())
     if never is not None:
@@ -397,7 +422,7 @@ def _only_full(verdict: NodeVerdict) -> bool:
     return (
         verdict.gpu
         and not verdict.fits
-        and all(it.startswith(("card", gpushare.MEMORY)) for it in verdict.reasons)
+        and all(it.startswith(("card", *COUNTED)) for it in verdict.reasons)
     )
 
 
@@ -407,9 +432,10 @@ def _never(pod: FullPod, shares: Sequence[Share]) -> str | None:
     for unit in sorted({share.unit_mib for share in shares}):
         nodes = [share.node for share in shares if share.unit_mib == unit]
         try:
-            never = never_fits(request(pod, unit), nodes)
-        except (BadRequest, Unreadable) as why:
+            wanted = requests(pod, unit)
+        except Unreadable as why:
             return str(why)
+        never = next((it for one in wanted if (it := never_fits(one, nodes))), None)
         if never is None:
             return None
         hints.append(never.hint)
@@ -423,26 +449,32 @@ def _when_pods_end(pod: FullPod, world: World, nodes: set[str]) -> list[str]:
     for share in world.shares():
         if share.node.name not in nodes:
             continue
-        wanted = request(pod, share.unit_mib)
-        left = _units_left(share, world)
+        wanted = requests(pod, share.unit_mib)
+        node = world.node(share.node.name)
         for held in world.holdings(share.node.name):
             uid, units = held.pod.metadata.uid, demanded(share, held.pod)
-            kubelet = left + units >= pod.units
             world.forget_pod(uid)
-            (verdict,) = evaluate(world, wanted, POLICY, [share.node])
+            room = rejection(world, wanted, share.node) is None
+            kubelet = node is not None and not _kubelets_units(pod, node, world)
             world.set_pod(held.pod)
-            if isinstance(verdict, Fit) and kubelet:
-                cards = ",".join(str(it.card) for it in held.placement.slices)
+            if room and kubelet:
+                cards = ",".join(str(it.card) for it in held.slices)
                 where = f"{format_units(units)} units on card {cards} of {share.node.name}"
                 found.append((units, f"it starts when {held.pod.full_name} ends ({where})"))
     return [sentence for _, sentence in sorted(found)[:HELPERS]]
 
 
-def _units_left(share: Share, world: World) -> int:
-    """Units that the kubelet has left."""
-    node = world.node(share.node.name)
-    held = sum(demanded(share, it.pod) for it in world.holdings(share.node.name))
-    return (_units(node, gpushare.MEMORY) if node else 0) - held
+def _units_left(node: Node, resource: str, world: World) -> int:
+    """Of a resource, as the kubelet counts it."""
+    held = sum(_amount(it.pod, resource) for it in world.holdings(node.metadata.name))
+    return _units(node, resource) - held
+
+
+def _amount(pod: Pod, resource: str) -> int:
+    try:
+        return amounts(pod).get(resource, 0)
+    except Unreadable:
+        return 0
 
 
 def _when_whole_cards_end(pod: FullPod, nodes: Sequence[Node], holders: Holders) -> list[str]:

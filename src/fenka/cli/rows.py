@@ -7,6 +7,8 @@ from fenka.cli.cluster import Cluster, Where
 from fenka.core.units import card_units, mib_to_units
 from fenka.dialects import gpushare
 from fenka.dialects.gpushare import Share, Unreadable
+from fenka.dialects.recognition import WITH_HAMI, recognise
+from fenka.dialects.requests import nominal_mib
 from fenka.dialects.sizes import UNITS_MIB
 from fenka.kubernetes.objects import Container, Node, Pod, limit
 from fenka.kubernetes.world import Holding
@@ -240,17 +242,27 @@ def _program(share: Share, holding: Holding) -> ProgramRow:
     pod = holding.pod
     name, namespace, phase = pod.metadata.name, pod.metadata.namespace, pod.status.phase
     if holding.trouble is None:
-        units = gpushare.shown_units(share, holding.placement)
+        units = gpushare.shown_units(share, holding.slices)
         return ProgramRow(name, namespace, units, status=phase)
     return ProgramRow(name, namespace, {}, pending=demanded(share, pod), status=phase)
 
 
-def demanded(share: Share, pod: Pod) -> int:
+def demanded(share: Share, pod: Pod) -> float:
     """Units that the pod asks for; all of the node's where that cannot be read."""
+    manifest = pod.manifest
     try:
-        return gpushare.demand(pod.asks)
+        if manifest.names((gpushare.MEMORY,)):
+            return gpushare.demand(manifest.asks(gpushare.MEMORY))
+        dialect = recognise(manifest, WITH_HAMI)
+        parts = dialect.demand(manifest, share.unit_mib) if dialect else ()
     except Unreadable:
         return share.total
+    card = share.node.cards[0]
+    return sum(
+        part.request.cards
+        * mib_to_units(nominal_mib(part.request, card.memory_mib), card.memory_mib, share.unit_mib)
+        for part in parts
+    )
 
 
 def role(node: Node) -> str:

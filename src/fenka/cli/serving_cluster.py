@@ -19,6 +19,8 @@ def scheduler(
     lease: tuple[str, str],
     name: str,
     advertise: str,
+    *,
+    hami: bool = False,
 ) -> None:
     """Serve kube-scheduler until told to stop. place: address, port, kubeconfig; lease: namespace, name."""
     if policy not in POLICIES:
@@ -28,6 +30,6 @@ def scheduler(
     identity = f"{name or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     try:
         told = url(advertise, place[1]) if advertise else ""
-        asyncio.run(serve(Place(*place), Settings(identity, policy, *lease, told)))
+        asyncio.run(serve(Place(*place), Settings(identity, policy, *lease, told, hami)))
     except (NoCluster, OSError) as why:
         raise Problem(str(why)) from None

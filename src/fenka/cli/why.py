@@ -8,8 +8,7 @@ import msgspec
 from fenka.cli import cluster, pending, tables
 from fenka.cli.cluster import Cluster, Where
 from fenka.cli.pending import FullContainerStatus, FullPod, NodeVerdict
-from fenka.core.requests import BadRequest
-from fenka.dialects import gpushare
+from fenka.dialects import ack, gpushare
 from fenka.dialects.gpushare import Unreadable
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.objects import Meta, Object
@@ -140,15 +139,19 @@ def _state(pod: FullPod) -> str:
 
 def _asks(pod: FullPod) -> str:
     try:
-        units, cards = pod.units, pod.cards
+        amounts, cards = pending.amounts(pod), gpushare.card_count(pod.metadata.labels)
     except Unreadable as why:
         return f"GPU memory that cannot be read ({why})"
-    if pod.whole:
+    if pod.whole and len(amounts) == 1:
         return f"{pod.whole} whole card{'s' if pod.whole > 1 else ''} ({gpushare.WHOLE})"
-    if not units:
+    if not amounts:
         return f"no GPU ({gpushare.MEMORY} in no container's limits)"
+    if gpushare.MEMORY not in amounts:
+        return " and ".join(f"{amount} of {name}" for name, amount in amounts.items())
     where = "one card" if cards == 1 else f"{cards} cards of one node"
-    return f"{units} units of {gpushare.MEMORY} on {where}"
+    core = amounts.get(ack.CORE)
+    percent = f", and {core} of {ack.CORE}" if core else ""
+    return f"{amounts[gpushare.MEMORY]} units of {gpushare.MEMORY} on {where}{percent}"
 
 
 def _containers(pod: FullPod) -> list[str]:
@@ -186,11 +189,11 @@ def _add_place(result: Answer, pod: FullPod, around: Cluster) -> None:
                 "successor gets a card"
             )
         else:
-            units = gpushare.shown_units(share, held.placement)
+            units = gpushare.shown_units(share, held.slices)
             result.slices = [
                 f"{units[it.card]:g} units ({it.memory_mib} MiB) of card {it.card} on "
-                f"{held.placement.node}" + (f", {it.uuid}" if it.uuid else "")
-                for it in held.placement.slices
+                f"{held.node}" + (f", {it.uuid}" if it.uuid else "")
+                for it in held.slices
             ]
     if not result.slices:
         result.notes.insert(0, f"it is on node {pod.spec.node_name}")
@@ -214,11 +217,11 @@ def _add_wait(result: Answer, pod: FullPod, around: Cluster) -> None:
         )
     result.asked = _asked(result.said)
     try:
-        if not pod.whole and not pod.units:
+        if not pending.amounts(pod):
             result.help = ["nothing of fenka's keeps it: the scheduler's message has the reason"]
             return
         judgement = pending.judge(pod, around)
-    except (BadRequest, Unreadable) as why:
+    except Unreadable as why:
         result.help = [f"it can never start as it is: {why}"]
         return
     result.nodes, result.sentence = judgement.nodes, judgement.sentence
@@ -229,7 +232,7 @@ def _add_wait(result: Answer, pod: FullPod, around: Cluster) -> None:
 def _asked(said: str) -> str:
     if any(words in said for words in EXTENDERS_WORDS):
         return "the extender was asked, and says no"
-    if f"Insufficient {gpushare.MEMORY}" in said:
+    if any(f"Insufficient {name}" in said for name in pending.COUNTED):
         return (
             "kube-scheduler says no by itself, from the units of whole nodes; for those nodes the extender "
             "was not asked"

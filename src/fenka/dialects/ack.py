@@ -1,15 +1,16 @@
-"""gpushare's names, and what Alibaba Cloud's ACK adds to them: a share of compute, and modes of nodes.
+"""gpushare's names, and what Alibaba Cloud's ACK adds to them: a share of compute.
 
-How gpushare's part is written and read is `dialects.gpushare`'s.
+How gpushare's part is written and read is `dialects.gpushare`'s; what nodes' labels say, `dialects.modes`'s.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from fenka.core.requests import Placement
+from fenka.core.requests import Placement, Slice
+from fenka.core.units import units_to_mib
 from fenka.dialects import gpushare
-from fenka.dialects.gpushare import COUNT, MEMORY, Share, Unreadable
+from fenka.dialects.gpushare import COUNT, MEMORY, Kind, Share, Unreadable
 from fenka.dialects.requests import Manifest, Part, counted
 
 NAME = "gpushare"
@@ -17,78 +18,11 @@ NAME = "gpushare"
 CORE = "aliyun.com/gpu-core.percentage"
 """Extended resource: percent of one card's compute, in steps of 5, together with memory."""
 RESOURCES: tuple[str, ...] = (MEMORY, CORE)
+LEASED = MEMORY
 STEP, MOST = 5, 100
 
 CORES = "gpushare.alibabacloud.com/core-percentage"
 """Annotation: {"<container>": {"<card>": <percent>}}."""
-
-MODE = "ack.node.gpu.schedule"
-"""Node label: for whom the node is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """What may be asked for on a node: whole cards, memory, memory with compute.
-
-    isolated: False where programs see the whole card and limit themselves.
-    """
-
-    whole: bool = False
-    memory: bool = False
-    compute: bool = False
-    isolated: bool = True
-
-
-MODES = {
-    "default": Mode(whole=True),
-    "topology": Mode(whole=True),
-    "cgpu": Mode(memory=True),
-    "core_mem": Mode(memory=True, compute=True),
-    "share": Mode(memory=True, isolated=False),
-}
-"""By the value of the label. A node without it takes everything, isolated."""
-UNLABELLED = Mode(whole=True, memory=True, compute=True)
-
-
-def mode(labels: Mapping[str, str]) -> Mode:
-    """Of a node. Raises Unreadable for a mode that fenka does not serve."""
-    if MODE not in labels:
-        return UNLABELLED
-    found = MODES.get(labels[MODE])
-    if found is None:
-        raise Unreadable(f"its label {MODE}={labels[MODE]} is none of {', '.join(sorted(MODES))}")
-    return found
-
-
-def admits(
-    labels: Mapping[str, str], parts: Sequence[Part], neighbours: Collection[bool] = ()
-) -> None:
-    """Raises Unreadable, with the reason, where the node's mode turns the pod away.
-
-    neighbours: of those that hold memory there now, whether they hold compute too. On nodes of `core_mem`
-    the two kinds do not mix: who has no share of compute would take it from those who have.
-    """
-    allowed = mode(labels)
-    said = f"its label {MODE}={labels.get(MODE)}"
-    for part in parts:
-        request = part.request
-        if request.whole:
-            if not allowed.whole:
-                raise Unreadable(f"{said} keeps it for slices")
-        elif not allowed.memory:
-            raise Unreadable(f"{said} keeps it for whole cards")
-        elif request.compute and not allowed.compute:
-            raise Unreadable(f"{said} shares out memory alone, not compute")
-        elif labels.get(MODE) == "core_mem" and any(
-            it != (request.compute > 0) for it in neighbours
-        ):
-            other = "without" if request.compute else "with"
-            raise Unreadable(f"{said} does not mix, and pods {other} a share of compute are there")
-
-
-def isolated(labels: Mapping[str, str]) -> bool:
-    """Whether containers on the node are held to their slices. Raises Unreadable."""
-    return mode(labels).isolated and labels.get(gpushare.DISABLE_ISOLATION_LABEL) != "true"
 
 
 def speaks(pod: Manifest) -> bool:
@@ -184,14 +118,59 @@ def _recorded(annotations: Mapping[str, str]) -> dict[int, int]:
     return total
 
 
+def held(
+    pod: Manifest, share: Share, placements: Sequence[Placement], container: str
+) -> tuple[Slice, ...]:
+    """By the record, which knows each container. Raises Unreadable where that is not what it asks for."""
+    (placement,) = placements
+    mine = next((it for it in pod.containers if it.name == container), None)
+    units = mine.of(MEMORY) if mine else 0
+    if mine is None or not units:
+        return ()
+    cards = [piece.card for piece in placement.slices]
+    if mine.kind is Kind.APP:
+        allocation = gpushare.read_allocation(pod.annotations, pod.asks(MEMORY)) or {}
+        by_card = {
+            index: own for index, own in allocation.get(pod.apps.index(mine), {}).items() if own
+        }
+    elif units % len(cards):
+        raise Unreadable(
+            f"the {units} units of container {container} cannot be shared out evenly over the pod's "
+            f"{len(cards)} cards"
+        )
+    else:
+        # Init containers and sidecars are in no record: they are on their pod's cards, equally.
+        by_card = {index: units // len(cards) for index in cards}
+    if sum(by_card.values()) != units:
+        raise Unreadable(
+            f"the pod's record gives container {container} {sum(by_card.values())} units, "
+            f"it asks for {units}"
+        )
+    sizes = {card.index: card.memory_mib for card in share.node.cards}
+    try:
+        return tuple(
+            replace(
+                piece,
+                memory_mib=units_to_mib(by_card[piece.card], sizes[piece.card], share.unit_mib),
+                compute=mine.of(CORE),
+            )
+            for piece in placement.slices
+            if piece.card in by_card
+        )
+    except ValueError as why:
+        raise Unreadable(str(why)) from None
+
+
 def environment(
     pod: Manifest, share: Share, placements: Sequence[Placement], container: str
 ) -> dict[str, str]:
     """gpushare's; nothing for a container that asks for nothing."""
     (placement,) = placements
+    slices = held(pod, share, placements, container)
     own = next((it.of(MEMORY) for it in pod.containers if it.name == container), 0)
     total = sum(it.of(MEMORY) for it in pod.apps)
-    return gpushare.environment(share, placement, total, own) if own else {}
+    mine = replace(placement, slices=slices)
+    return gpushare.environment(share, mine, total, own) if slices else {}
 
 
 def advertised(share: Share) -> dict[str, int]:

@@ -6,7 +6,7 @@ Wire facts: Tencent's gpu-manager, gpu-admission and vcuda-controller.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fenka.core.requests import Placement, Request
+from fenka.core.requests import Placement, Request, Slice
 from fenka.core.units import card_units
 from fenka.dialects.gpushare import CARDS, Share, Unreadable
 from fenka.dialects.requests import (
@@ -15,6 +15,7 @@ from fenka.dialects.requests import (
     Part,
     check_uuids,
     each_container,
+    held_by,
     of_container,
     only_apps,
     placed_on,
@@ -31,6 +32,7 @@ CORE = "tencent.com/vcuda-core"
 MEMORY = "tencent.com/vcuda-memory"
 """Extended resource: units of UNIT_MIB. Whole cards come with all of theirs, whatever is asked for."""
 RESOURCES: tuple[str, ...] = (CORE, MEMORY)
+LEASED = CORE
 
 UNIT_MIB = 256
 WHOLE = 100
@@ -142,6 +144,13 @@ def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
         placements.append(placed_on(share.node, part.request, [int(item) for item in items]))
     check_uuids(pod.annotations, placements)
     return tuple(placements)
+
+
+def held(
+    pod: Manifest, share: Share, placements: Sequence[Placement], container: str
+) -> tuple[Slice, ...]:
+    """A part's containers have it one after the other: each all of it."""
+    return held_by(demand(pod, share.unit_mib), placements, container)
 
 
 def environment(

@@ -27,11 +27,8 @@ COUNT = "aliyun.com/gpu-count"
 WHOLE = "nvidia.com/gpu"
 """Extended resource: whole cards."""
 
-SHARING_LABELS = ("gpushare", "cgpu")
-"""Node labels whose value `true` makes a sharing node."""
 PLACEMENT_LABEL = "ack.node.gpu.placement"
 """Node label: binpack or spread, over the cards of that node."""
-DISABLE_ISOLATION_LABEL = "cgpu.disable.isolation"
 
 IDX = "ALIYUN_COM_GPU_MEM_IDX"
 POD = "ALIYUN_COM_GPU_MEM_POD"
@@ -175,25 +172,6 @@ class Share:
     def unit(self) -> str:
         """As people write it."""
         return {GIB_MIB: "GiB", MIB: "MiB"}.get(self.unit_mib, f"{self.unit_mib}MiB")
-
-
-def sharing(labels: Mapping[str, str]) -> bool:
-    """Whether the labels make a sharing node. Raises Unreadable where they contradict each other."""
-    said = {label: labels[label] for label in SHARING_LABELS if label in labels}
-    if len(set(said.values())) > 1:
-        written = " and ".join(f"{label}={value}" for label, value in said.items())
-        raise Unreadable(f"the labels {written} contradict each other: keep one of them")
-    return "true" in said.values()
-
-
-def admits(labels: Mapping[str, str]) -> None:
-    """Raises Unreadable, with the reason, where a node's labels turn new pods away.
-
-    A node without any of the labels admits: gpushare's extender never looked at them.
-    """
-    if any(label in labels for label in SHARING_LABELS) and not sharing(labels):
-        said = next(label for label in SHARING_LABELS if label in labels)
-        raise Unreadable(f"its label {said}={labels[said]} takes it out of sharing")
 
 
 def write_inventory(cards: Sequence[Card], unit_mib: int) -> str:
@@ -401,20 +379,6 @@ def _read_uuids(text: str) -> dict[int, str]:
         raise Unreadable(f"annotation {CARDS} of the pod is not understood: {why}") from None
 
 
-def hold_everywhere(share: Share, units: int) -> Placement:
-    """What an unreadable record holds: its units of whichever card it may be on, so of every card."""
-    slices = tuple(
-        Slice(
-            card.index,
-            card.uuid,
-            min(_mib(units, card, share.unit_mib), card.memory_mib),
-            0,
-        )
-        for card in share.node.cards
-    )
-    return Placement(share.node.name, slices)
-
-
 def write_placement(
     share: Share, placement: Placement, asks: Sequence[Ask], assume_time_ns: int
 ) -> dict[str, str]:
@@ -456,10 +420,10 @@ def environment(share: Share, placement: Placement, pod_units: int, units: int) 
     }
 
 
-def shown_units(share: Share, placement: Placement) -> dict[int, float]:
-    """The placement in units, by card index."""
+def shown_units(share: Share, slices: Iterable[Slice]) -> dict[int, float]:
+    """The slices in units, by card index."""
     sizes = {card.index: card.memory_mib for card in share.node.cards}
-    return {
-        piece.card: mib_to_units(piece.memory_mib, sizes[piece.card], share.unit_mib)
-        for piece in placement.slices
-    }
+    held: dict[int, int] = {}
+    for piece in slices:
+        held[piece.card] = held.get(piece.card, 0) + piece.memory_mib
+    return {index: mib_to_units(mib, sizes[index], share.unit_mib) for index, mib in held.items()}

@@ -15,6 +15,7 @@ from fenka.dialects.requests import (
     Part,
     asked,
     each_container,
+    held_by,
     of_container,
     only_apps,
     sized,
@@ -26,7 +27,7 @@ from fenka.dialects.requests import (
 NAME = "hami"
 
 COUNT = WHOLE
-"""Extended resource: slices, each on another card; 1 where only the others are asked for."""
+"""Extended resource: slices, each on another card."""
 MEMORY = "nvidia.com/gpumem"
 """Extended resource: MiB of each slice."""
 PERCENT = "nvidia.com/gpumem-percentage"
@@ -34,6 +35,7 @@ PERCENT = "nvidia.com/gpumem-percentage"
 CORES = "nvidia.com/gpucores"
 """Extended resource: percent of its card's compute that each slice has; 100 is the card for itself."""
 RESOURCES: tuple[str, ...] = (COUNT, MEMORY, PERCENT, CORES)
+LEASED = COUNT
 
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 """Annotation: for each container its slices, `UUID,NVIDIA,MiB,percent:`, and `;`."""
@@ -94,11 +96,17 @@ def _want(container: Limits) -> Request | None:
             raise Unreadable(
                 f"container {container.name} asks for {value} of {name}: a card has 100"
             )
+    if not count:
+        # HAMi's own webhook would add it; the kubelet gives a card to nobody who does not ask for one.
+        raise Unreadable(
+            f"container {container.name} asks for memory or compute of a card without {COUNT}: "
+            f"add {COUNT}: 1"
+        )
     if cores == FULL:
-        return whole_cards(count or 1)
+        return whole_cards(count)
     if mib:
-        return sized(mib, 1, cores, count or 1)
-    return asked(lambda: Request(PercentOfCard(percent or FULL), compute=cores, cards=count or 1))
+        return sized(mib, 1, cores, count)
+    return asked(lambda: Request(PercentOfCard(percent or FULL), compute=cores, cards=count))
 
 
 def write(
@@ -153,6 +161,13 @@ def _piece(text: str) -> tuple[str, int, int]:
     if len(fields) != 4 or not all(it.isdecimal() and len(it) < 10 for it in fields[2:]):
         raise Unreadable(f"annotation {ALLOCATED} is not understood: {text!r}")
     return fields[0], int(fields[2]), int(fields[3])
+
+
+def held(
+    pod: Manifest, share: Share, placements: Sequence[Placement], container: str
+) -> tuple[Slice, ...]:
+    """A part's containers have it one after the other: each all of it."""
+    return held_by(demand(pod, share.unit_mib), placements, container)
 
 
 def environment(

@@ -12,11 +12,17 @@ WITH_HAMI: tuple[Dialect, ...] = (*DIALECTS, hami)
 """And HAMi's, for clusters where HAMi itself is not at work."""
 
 
+_NAMES = frozenset(name for dialect in WITH_HAMI for name in dialect.RESOURCES)
+
+
 def recognise(pod: Manifest, dialects: Collection[Dialect] = DIALECTS) -> Dialect | None:
     """The one in which the pod asks; None if it asks for nothing in any.
 
     Raises Unreadable where it asks in two, or for what is no amount.
     """
+    if all(_NAMES.isdisjoint(it.resources) for it in pod.containers):
+        # As nearly all pods of a cluster.
+        return None
     spoken = [dialect for dialect in dialects if dialect.speaks(pod)]
     if len(spoken) > 1:
         first, second = (pod.names(dialect.RESOURCES)[0] for dialect in spoken[:2])

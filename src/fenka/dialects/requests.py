@@ -22,7 +22,9 @@ class Limits:
 
     def of(self, resource: str) -> int:
         """A whole number, 0 for none. Raises Unreadable."""
-        amount = quantity(self.resources.get(resource, 0))
+        if resource not in self.resources:
+            return 0
+        amount = quantity(self.resources[resource])
         if amount < 0:
             raise Unreadable(f"container {self.name} asks for {amount} of {resource}")
         return amount
@@ -72,6 +74,8 @@ class Dialect(Protocol):
     NAME: str
     RESOURCES: tuple[str, ...]
     """The extended resources that are asked for in it."""
+    LEASED: str
+    """The one whose allocation by the kubelet brings the lease; the others are only counted."""
 
     def speaks(self, pod: Manifest) -> bool:
         """Whether the pod asks for something by these names."""
@@ -86,6 +90,11 @@ class Dialect(Protocol):
 
     def read(self, pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
         """Where its annotations say that it is; None if they say nothing."""
+
+    def held(
+        self, pod: Manifest, share: Share, placements: Sequence[Placement], container: str
+    ) -> tuple[Slice, ...]:
+        """What of it is this container's own, by the pod's record; empty for one that has no card."""
 
     def environment(
         self, pod: Manifest, share: Share, placements: Sequence[Placement], container: str
@@ -173,16 +182,48 @@ def placed_on(node: Node, request: Request, indexes: Sequence[int]) -> Placement
         if request.whole:
             slices.append(Slice(index, card.uuid, card.memory_mib, card.compute))
             continue
-        mib = request.memory.on(card.memory_mib) if request.memory else 0
         # Another's record is counted as it stands, also on a card that has not so much.
-        nominal = request.memory.nominal_mib if request.memory else 0
-        slices.append(Slice(index, card.uuid, nominal if mib is None else mib, request.compute))
+        mib = nominal_mib(request, card.memory_mib)
+        slices.append(Slice(index, card.uuid, mib, request.compute))
     if len(slices) != request.cards or len(slices) != len(indexes):
         raise Unreadable(
             f"the pod's record names the cards {','.join(map(str, indexes)) or 'none'}, "
             f"it asks for {request.cards} different ones"
         )
     return Placement(node.name, tuple(slices), whole=request.whole)
+
+
+def everywhere(share: Share, parts: Iterable[Part]) -> Placement:
+    """What an unreadable record holds: what was asked for, of whichever card it may be, so of every one."""
+    requests = [part.request for part in parts]
+    slices = []
+    for card in share.node.cards:
+        memory = sum(nominal_mib(request, card.memory_mib) for request in requests)
+        compute = sum(card.compute if it.whole else it.compute for it in requests)
+        slices.append(
+            Slice(
+                card.index,
+                card.uuid,
+                min(memory, card.memory_mib),
+                min(compute, card.compute),
+            )
+        )
+    return Placement(share.node.name, tuple(slices), whole=any(it.whole for it in requests))
+
+
+def all_of(share: Share) -> Placement:
+    """Every card, whole: what somebody holds of whom nothing at all can be told."""
+    return everywhere(share, [Part((), Request(whole=True))])
+
+
+def nominal_mib(request: Request, card_mib: int) -> int:
+    """MiB of each card that a request takes; also of a card that has not so much."""
+    if request.whole:
+        return card_mib
+    if request.memory is None:
+        return 0
+    mib = request.memory.on(card_mib)
+    return request.memory.nominal_mib if mib is None else mib
 
 
 def write_uuids(placements: Iterable[Placement]) -> str:
@@ -216,6 +257,14 @@ def of_container(
     """What a container holds; None if it holds nothing."""
     pairs = zip(parts, placements, strict=True)
     return next((pair for pair in pairs if container in pair[0].containers), None)
+
+
+def held_by(
+    parts: Sequence[Part], placements: Sequence[Placement], container: str
+) -> tuple[Slice, ...]:
+    """The slices of a container that shares them with nobody."""
+    found = of_container(parts, placements, container)
+    return found[1].slices if found else ()
 
 
 def visible(placement: Placement) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """`nvidia.com/gpu`: whole cards, of the same nodes whose other cards are shared."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from fenka.core.requests import Placement, Request
+from fenka.core.requests import Placement, Request, Slice
 from fenka.dialects.gpushare import CARDS, WHOLE, Share, Unreadable
 from fenka.dialects.requests import (
     Limits,
@@ -12,15 +12,16 @@ from fenka.dialects.requests import (
     check_uuids,
     counted,
     each_container,
+    held_by,
     of_container,
     placed_on,
     visible,
     whole_cards,
-    write_uuids,
 )
 
 NAME = "whole-cards"
 RESOURCES: tuple[str, ...] = (WHOLE,)
+LEASED = WHOLE
 
 HAMI_ONLY = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores")
 """Beside these `nvidia.com/gpu` counts slices: such a pod is HAMi's, or nobody's."""
@@ -51,11 +52,23 @@ def write(
     now_ns: int,  # noqa: ARG001 - nobody reads a time here
 ) -> dict[str, str]:
     """fenka's own: NVIDIA's plugin has none, it chooses cards on the node."""
-    cards = {
-        part.containers[0]: [piece.card for piece in placement.slices]
-        for part, placement in zip(demand(pod, share.unit_mib), placements, strict=True)
+    parts = demand(pod, share.unit_mib)
+    return record(
+        {
+            part.containers[0]: placement.slices
+            for part, placement in zip(parts, placements, strict=True)
+        }
+    )
+
+
+def record(slices: Mapping[str, Sequence[Slice]]) -> dict[str, str]:
+    """The annotations that say which whole cards each container has."""
+    cards = {name: [piece.card for piece in pieces] for name, pieces in slices.items()}
+    uuids = {str(it.card): it.uuid for pieces in slices.values() for it in pieces}
+    return {
+        RECORD: json.dumps(cards, separators=(",", ":")),
+        CARDS: json.dumps(uuids, separators=(",", ":")),
     }
-    return {RECORD: json.dumps(cards, separators=(",", ":")), CARDS: write_uuids(placements)}
 
 
 def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
@@ -75,6 +88,13 @@ def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
     )
     check_uuids(pod.annotations, placements)
     return placements
+
+
+def held(
+    pod: Manifest, share: Share, placements: Sequence[Placement], container: str
+) -> tuple[Slice, ...]:
+    """A part's containers have it one after the other: each all of it."""
+    return held_by(demand(pod, share.unit_mib), placements, container)
 
 
 def environment(

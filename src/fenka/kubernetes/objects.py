@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from fenka.dialects.gpushare import MEMORY, Ask, Kind, quantity
+from fenka.dialects.gpushare import Kind, quantity
+from fenka.dialects.requests import Limits, Manifest
 
 
 class Object(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
@@ -108,15 +109,14 @@ class Pod(Object):
         return self.status.phase in ("Succeeded", "Failed")
 
     @property
-    def asks(self) -> list[Ask]:
-        """Units of `aliyun.com/gpu-mem`, container by container. Raises Unreadable."""
-        return [
-            *(
-                Ask(it.name, limit(it, MEMORY), Kind.SIDECAR if _stays(it) else Kind.INIT)
-                for it in self.spec.init_containers
-            ),
-            *(Ask(it.name, limit(it, MEMORY)) for it in self.spec.containers),
-        ]
+    def manifest(self) -> Manifest:
+        """What of it tells its wishes."""
+        inits = (
+            Limits(it.name, it.resources.limits, Kind.SIDECAR if _stays(it) else Kind.INIT)
+            for it in self.spec.init_containers
+        )
+        apps = (Limits(it.name, it.resources.limits) for it in self.spec.containers)
+        return Manifest((*inits, *apps), self.metadata.labels, self.metadata.annotations)
 
     @property
     def full_name(self) -> str:

@@ -4,25 +4,37 @@ The truth is in the API server; this is a reading of it, kept up by whole object
 by UID: a pod that was deleted and made again under the same name is another pod.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from fenka.core.evaluate import Used
 from fenka.core.ledger import Tally
-from fenka.core.requests import Placement
-from fenka.dialects import gpushare
+from fenka.core.requests import Placement, Slice
+from fenka.dialects import gpushare, modes
 from fenka.dialects.gpushare import Share, Unreadable
+from fenka.dialects.recognition import DIALECTS, WITH_HAMI, recognise
+from fenka.dialects.requests import Dialect, all_of, everywhere
 from fenka.kubernetes.objects import Node, Pod
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a pod holds of its node. `trouble` says why its record could not be read; then it is taken to
-    hold what it asked for on every card."""
+    """What a pod holds of its node: a placement for each part of its wishes. `trouble` says why its record
+    could not be read; then it is taken to hold what it asked for on every card."""
 
     pod: Pod
-    placement: Placement
+    placements: tuple[Placement, ...]
     trouble: str | None = None
+
+    @property
+    def node(self) -> str:
+        """Of all its placements."""
+        return self.placements[0].node
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """Of all its placements; two of them may be on one card."""
+        return tuple(piece for placement in self.placements for piece in placement.slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +43,20 @@ class _Claim:
 
     pod: Pod
     node: str
-    placement: Placement | None = None
+    placements: tuple[Placement, ...] = ()
     """Of an assumption."""
 
 
 class World:
     """A View for `evaluate`. Everything is in memory and nothing waits."""
 
-    def __init__(self, nodes: Iterable[Node] = (), pods: Iterable[Pod] = ()) -> None:
+    def __init__(
+        self,
+        nodes: Iterable[Node] = (),
+        pods: Iterable[Pod] = (),
+        dialects: Collection[Dialect] = DIALECTS,
+    ) -> None:
+        self.dialects = dialects
         self._objects: dict[str, Node] = {}
         self._shares: dict[str, Share] = {}
         self._troubles: dict[str, str] = {}
@@ -92,7 +110,7 @@ class World:
     def is_assumed(self, uid: str) -> bool:
         """Whether the pod holds by an assumption that the server has not shown bound yet."""
         claim = self._claims.get(uid)
-        return claim is not None and claim.placement is not None
+        return claim is not None and bool(claim.placements)
 
     def holding(self, uid: str) -> Holding | None:
         """What the pod with this UID holds of a sharing node."""
@@ -136,7 +154,7 @@ class World:
             self.forget_pod(uid)
         elif pod.spec.node_name:
             self._claim(_Claim(pod, pod.spec.node_name))
-        elif known is None or known.placement is None:
+        elif known is None or not known.placements:
             self.forget_pod(uid)
 
     def forget_pod(self, uid: str) -> None:
@@ -146,14 +164,14 @@ class World:
             self._by_node[claim.node].discard(uid)
             self._drop(uid)
 
-    def assume(self, pod: Pod, placement: Placement) -> None:
+    def assume(self, pod: Pod, placements: tuple[Placement, ...]) -> None:
         """The pod will be bound so. Undone by `retract`, replaced by what the server says."""
-        self._claim(_Claim(pod, placement.node, placement))
+        self._claim(_Claim(pod, placements[0].node, placements))
 
     def retract(self, uid: str) -> None:
         """The pod was not bound after all; nothing happens if the server has shown it bound meanwhile."""
         claim = self._claims.get(uid)
-        if claim is not None and claim.placement is not None:
+        if claim is not None and claim.placements:
             self.forget_pod(uid)
 
     def resync_pods(self, pods: Iterable[Pod]) -> None:
@@ -184,14 +202,16 @@ class World:
         holding = self._holding_of(claim)
         if holding is not None:
             self._holdings[claim.pod.metadata.uid] = holding
-            self._tally.add(holding.placement)
+            for placement in holding.placements:
+                self._tally.add(placement)
             self._touch(claim.node)
 
     def _drop(self, uid: str) -> None:
         holding = self._holdings.pop(uid, None)
         if holding is not None:
-            self._tally.remove(holding.placement)
-            self._touch(holding.placement.node)
+            for placement in holding.placements:
+                self._tally.remove(placement)
+            self._touch(holding.node)
 
     def _touch(self, node: str) -> None:
         self._generations[node] = self._generations.get(node, 0) + 1
@@ -200,9 +220,9 @@ class World:
         share = self._shares.get(claim.node)
         if share is None:
             return None
-        if claim.placement is not None:
-            return Holding(claim.pod, claim.placement)
-        return read_holding(share, claim.pod)
+        if claim.placements:
+            return Holding(claim.pod, claim.placements)
+        return read_holding(share, claim.pod, self.dialects)
 
     def _reread(self, name: str) -> None:
         """The node's cards or units may be others now: read its pods' records again."""
@@ -214,7 +234,7 @@ class World:
                 if share is not None:
                     self._shares[name] = gpushare.without(share, self._sick.get(name, frozenset()))
                     # Its labels may turn new pods away; what is held stays held.
-                    gpushare.admits(node.metadata.labels)
+                    modes.open_to_slices(node.metadata.labels)
             except Unreadable as why:
                 self._troubles[name] = str(why)
         if self._shares.get(name) != before or self._troubles.get(name) != trouble:
@@ -225,20 +245,31 @@ class World:
                 self._hold(self._claims[uid])
 
 
-def read_holding(share: Share, pod: Pod) -> Holding | None:
+def asks(pod: Pod) -> bool:
+    """Whether the pod wants something of a card, in whatever dialect, understood or not."""
+    try:
+        return recognise(pod.manifest, WITH_HAMI) is not None
+    except Unreadable:
+        return True
+
+
+def read_holding(
+    share: Share, pod: Pod, dialects: Collection[Dialect] = DIALECTS
+) -> Holding | None:
     """What a pod on a sharing node holds of it; None for a pod that asks for nothing there."""
+    manifest = pod.manifest
     try:
-        asks = pod.asks
+        dialect = recognise(manifest, dialects)
+        if dialect is None:
+            return None
+        parts = dialect.demand(manifest, share.unit_mib)
     except Unreadable as why:
-        return Holding(pod, gpushare.hold_everywhere(share, share.total), str(why))
-    units = gpushare.demand(asks)
+        return Holding(pod, (all_of(share),), str(why))
     try:
-        placement = gpushare.read_placement(share, pod.metadata.annotations, asks)
+        placements = dialect.read(manifest, share)
     except Unreadable as why:
-        return Holding(pod, gpushare.hold_everywhere(share, units), str(why)) if units else None
-    if placement is not None and (units or placement.slices):
-        return Holding(pod, placement)
-    if not units:
-        return None
-    trouble = "no record says on which card the pod is: it was not placed by fenka's scheduler"
-    return Holding(pod, gpushare.hold_everywhere(share, units), trouble)
+        return Holding(pod, (everywhere(share, parts),), str(why))
+    if placements is None:
+        trouble = "no record says on which card the pod is: it was not placed by fenka's scheduler"
+        return Holding(pod, (everywhere(share, parts),), trouble)
+    return Holding(pod, placements)

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ import msgspec
 
 from fenka.core.cards import Card, Node
 from fenka.core.requests import Slice
-from fenka.dialects import gpushare
+from fenka.core.units import card_units
+from fenka.dialects import ack, gpu_manager, gpushare, hami, modes, whole_cards
 from fenka.dialects.gpushare import Share, Unreadable
+from fenka.dialects.recognition import DIALECTS, WITH_HAMI
 from fenka.isolation.control import BadControl
 from fenka.kubernetes.client import NoCluster
 from fenka.kubernetes.client import Refused as ApiRefused
@@ -57,6 +59,7 @@ class Settings:
     exclusive: whether nvidia.com/gpu is served while the node is not shared.
     labelled_only: but only while it has a label at all: without one this program is about to be taken away,
     and the kubelet remembers for minutes what it was offered.
+    hami: whether HAMi's names are understood.
     """
 
     unit_mib: int
@@ -65,6 +68,7 @@ class Settings:
     driver: Callable[[Sequence[Slice]], Edits]
     exclusive: bool = True
     labelled_only: bool = False
+    hami: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +84,40 @@ class Parts:
     clock: Callable[[], float] = time.time
 
 
+ENDPOINTS = {
+    gpushare.MEMORY: "fenka-gpu-mem",
+    gpushare.WHOLE: "fenka-gpu-whole",
+    ack.CORE: "fenka-gpu-core",
+    gpu_manager.CORE: "fenka-vcuda-core",
+    gpu_manager.MEMORY: "fenka-vcuda-memory",
+}
+"""What is offered, and how the plugins' sockets are called."""
+
+LEASED = frozenset(dialect.LEASED for dialect in WITH_HAMI)
+"""Those whose allocation brings a lease. The others are only counted: they come along with one of these."""
+
+ASSIGNED = {gpushare.MEMORY: gpushare.ASSIGNED, gpu_manager.CORE: gpu_manager.ASSIGNED}
+"""What is written on a pod that has its slice, as the former plugins did."""
+
+
 class Agent:
-    """A Lessor for both resources of one node."""
+    """A Lessor for all resources of one node."""
 
     def __init__(self, settings: Settings, parts: Parts) -> None:
         self.settings = settings
         self.cluster, self.kubelet, self.cards = parts.cluster, parts.kubelet, parts.cards
         self.store, self.leases = parts.store, parts.leases
         self._living, self._clock = parts.living, parts.clock
-        self.units = Plugin(gpushare.MEMORY, "fenka-gpu-mem", self.kubelet, self)
-        self.whole = Plugin(gpushare.WHOLE, "fenka-gpu-whole", self.kubelet, self)
-        self.units.changed = self.nudge
+        self.plugins = {
+            resource: Plugin(resource, endpoint, self.kubelet, self if resource in LEASED else None)
+            for resource, endpoint in ENDPOINTS.items()
+        }
+        self.units, self.whole = self.plugins[gpushare.MEMORY], self.plugins[gpushare.WHOLE]
+        for plugin in self.plugins.values():
+            plugin.changed = self.nudge
         self.sharing: bool | None = None
-        """Which of the two resources is offered; None while the labels have said nothing."""
+        """Whether slices are offered, or whole cards alone; None while the labels have said nothing."""
+        self._mode = modes.EXCLUSIVE
         self._draining = False
         self._leaving = False
         self._inventory_seen = False
@@ -180,12 +205,12 @@ class Agent:
         if node is None:
             return
         try:
-            wanted = gpushare.sharing(node.metadata.labels)
+            mode = modes.mode(node.metadata.labels)
         except Unreadable as why:
             self.cluster.node_event("FenkaLabels", f"{why}; until then nothing changes")
             return
-        held = [it for it in self.store.tokens.values() if it.resource == gpushare.MEMORY]
-        self._draining = not wanted and bool(held)
+        held = [it for it in self.store.tokens.values() if not self._exclusive(it)]
+        self._draining = not mode.memory and bool(held)
         if self._draining:
             pods = sorted({f"{it.lease.namespace}/{it.lease.pod}" for it in held if it.lease})
             self.cluster.node_event(
@@ -193,12 +218,19 @@ class Agent:
                 f"the node stays shared while {', '.join(pods) or 'pods'} hold slices of its cards; "
                 f"no new ones are given",
             )
-        self.sharing = wanted or self._draining
+        self._mode = modes.SHARED if self._draining else mode
+        self.sharing = self._mode.memory
+
+    def _exclusive(self, token: Token) -> bool:
+        """Whether the kubelet chose the cards: by their UUIDs, on a node that does not share."""
+        return token.resource == gpushare.WHOLE and not self._by_uuid().keys().isdisjoint(token.ids)
+
+    def _by_uuid(self) -> dict[str, Card]:
+        return {card.uuid: card for card in self.cards.known}
 
     @property
     def _labelled(self) -> bool:
-        labels = self.cluster.node.metadata.labels if self.cluster.node else {}
-        return any(label in labels for label in gpushare.SHARING_LABELS)
+        return modes.labelled(self.cluster.node.metadata.labels if self.cluster.node else {})
 
     async def _heed(self) -> None:
         """What people have written on the node about its cards."""
@@ -220,7 +252,7 @@ class Agent:
 
     async def _describe(self) -> None:
         cards = self.now()
-        if self.sharing and (self._leaving or not self.units.told.is_set()):
+        if self.sharing and (self._leaving or not self._told):
             # Whoever came now would be failed by the kubelet.
             shown = tuple(replace(card, healthy=False) for card in cards)
         else:
@@ -243,29 +275,105 @@ class Agent:
     async def _offer(self, claims: Sequence[Claim]) -> None:
         if self.sharing is None:
             return
-        cards, tokens = self.now(), list(self.store.tokens.values())
-        every = {card.uuid for card in cards}
-        whole = {one for it in tokens if it.resource == gpushare.WHOLE for one in it.ids}
-        whole |= {one for it in claims if it.resource == gpushare.WHOLE for one in it.ids}
+        exclusive = self._held_exclusively(claims)
         if self.sharing:
-            held = [
-                offer.Held(tuple(it.ids), tuple(it.lease.slices) if it.lease else ())
-                for it in tokens
-                if it.resource == gpushare.MEMORY
+            await self._record(claims)
+            for resource, plugin in self.plugins.items():
+                await plugin.offer(self._coins(resource, claims, exclusive))
+            return
+        for resource, plugin in self.plugins.items():
+            if resource != gpushare.WHOLE:
+                await plugin.offer([])
+        if self.settings.exclusive and (self._labelled or not self.settings.labelled_only):
+            await self.whole.offer(offer.whole(self.now(), exclusive, ()))
+
+    def _held_exclusively(self, claims: Sequence[Claim]) -> set[str]:
+        """UUIDs of cards that the kubelet has given away itself."""
+        cards = self._by_uuid()
+        ids = {one for it in self.store.tokens.values() if self._exclusive(it) for one in it.ids}
+        ids |= {one for it in claims if it.resource == gpushare.WHOLE for one in it.ids}
+        return ids & cards.keys()
+
+    def _coins(
+        self, resource: str, claims: Sequence[Claim], exclusive: set[str]
+    ) -> list[tuple[str, bool]]:
+        """All ids of a resource that a sharing node offers; none of one that its mode leaves out."""
+        cards, mode, unit = self.now(), self._mode, self.settings.unit_mib
+        worth: dict[str, tuple[bool, Callable[[Card], int]]] = {
+            gpushare.MEMORY: (mode.memory, lambda it: card_units(it.memory_mib, unit)),
+            ack.CORE: (mode.compute, lambda it: it.compute),
+            gpu_manager.CORE: (mode.compute, lambda it: it.compute),
+            gpu_manager.MEMORY: (
+                mode.compute,
+                lambda it: card_units(it.memory_mib, gpu_manager.UNIT_MIB),
+            ),
+            gpushare.WHOLE: (
+                mode.whole or self.settings.hami,
+                lambda _: hami.SPLIT if self.settings.hami else 1,
+            ),
+        }
+        wanted, worth_of = worth[resource]
+        # What is held of a resource stays offered: the kubelet would not start its container again.
+        held = list(self._coins_held(resource, claims))
+        kept = [(one, True) for one in sorted(exclusive)] if resource == gpushare.WHOLE else []
+        if not wanted and not held:
+            return kept if self._mode.whole else []
+        withheld = exclusive if wanted and not self._draining else self._by_uuid().keys()
+        return [*offer.coins(cards, worth_of, held, withheld), *kept]
+
+    def _coins_held(self, resource: str, claims: Sequence[Claim]) -> Iterator[offer.Held]:
+        if resource in LEASED:
+            for token in self.store.tokens.values():
+                if token.resource == resource and not self._exclusive(token):
+                    slices = tuple(token.lease.slices) if token.lease else ()
+                    yield offer.Held(tuple(token.ids), slices)
+            return
+        leases = [it.lease for it in self.store.tokens.values() if it.lease]
+        for claim in claims:
+            if claim.resource == resource:
+                slices = next(
+                    (
+                        tuple(it.slices)
+                        for it in leases
+                        if it.container == claim.container
+                        and (
+                            it.uid == claim.uid
+                            or (it.namespace, it.pod) == (claim.namespace, claim.pod)
+                        )
+                    ),
+                    (),
+                )
+                yield offer.Held(tuple(sorted(claim.ids)), slices)
+
+    async def _record(self, claims: Sequence[Claim]) -> None:
+        """Pods that were given whole cards before the node was shared, by whomever, say so nowhere: the
+        scheduler must know which cards those are."""
+        cards, pods = self._by_uuid(), list(self.cluster.pods.values())
+        found: dict[str, dict[str, list[Slice]]] = {}
+        for claim in claims:
+            pod = binding.pod_of(claim, pods) if claim.resource == gpushare.WHOLE else None
+            if pod is None or whole_cards.RECORD in pod.metadata.annotations:
+                continue
+            slices = [
+                Slice(cards[one].index, one, cards[one].memory_mib, cards[one].compute)
+                for one in sorted(claim.ids & cards.keys())
             ]
-            withheld = every if self._draining else whole
-            units = offer.units(cards, self.settings.unit_mib, held, withheld)
-            await self.units.offer(units)
-            await self.whole.offer([])
-        else:
-            await self.units.offer([])
-            if self.settings.exclusive and (self._labelled or not self.settings.labelled_only):
-                await self.whole.offer(offer.whole(cards, whole, ()))
+            if slices:
+                found.setdefault(pod.metadata.uid, {})[claim.container] = slices
+        for uid, by_container in found.items():
+            await self.cluster.annotate(self.cluster.pods[uid], whole_cards.record(by_container))
+
+    @property
+    def _told(self) -> bool:
+        """Whether the kubelet knows all slices that are offered."""
+        return self.units.told.is_set() and all(
+            it.told.is_set() for it in self.plugins.values() if it.devices
+        )
 
     @property
     def ready(self) -> bool:
         """Whether the kubelet knows all that the node has to offer now, be it nothing."""
-        offered = [it for it in (self.units, self.whole) if it.devices]
+        offered = [it for it in self.plugins.values() if it.devices]
         return self.sharing is not None and all(it.registered.is_set() for it in offered)
 
     async def leave(self) -> None:
@@ -286,7 +394,7 @@ class Agent:
     async def _adopt(self, claims: Sequence[Claim]) -> None:
         """Tokens that the kubelet remembers and the store does not: the store was lost."""
         for claim in claims:
-            ours = claim.resource in (gpushare.MEMORY, gpushare.WHOLE) and claim.token
+            ours = claim.resource in LEASED and claim.token
             if ours and claim.token not in self.store.tokens and self._runs(claim.uid):
                 await asyncio.to_thread(
                     self.store.issue, claim.resource, claim.ids, name=claim.token
@@ -330,25 +438,31 @@ class Agent:
             container,
             ", ".join(f"{it.memory_mib} MiB of card {it.card}" for it in lease.slices),
         )
-        if token.resource == gpushare.MEMORY:
-            self._later(self.cluster.assigned(lease))
+        if assigned := ASSIGNED.get(token.resource):
+            self._later(self.cluster.annotate(pod, {assigned: "true"}))
         return token
 
     def _decided(self, token: Token, pod: Pod, container: str) -> Lease:
-        if token.resource == gpushare.WHOLE:
+        if self._exclusive(token):
             return binding.whole_lease(self.now(), pod, container, token.ids)
-        lease = binding.share_lease(self.share(), pod, container, len(token.ids))
+        lease = binding.share_lease(
+            self.share(),
+            pod,
+            container,
+            token.resource,
+            len(token.ids),
+            WITH_HAMI if self.settings.hami else DIALECTS,
+        )
         return lease if self._isolated() else binding.unlimited(lease, self.now())
 
     def _isolated(self) -> bool:
-        """A limit that cannot be enforced is an error; this label asks for none."""
-        labels = self.cluster.node.metadata.labels if self.cluster.node else {}
-        if labels.get(gpushare.DISABLE_ISOLATION_LABEL) != "true":
+        """A limit that cannot be enforced is an error; some labels ask for none."""
+        if self._mode.isolated:
             return True
         self.cluster.node_event(
             "FenkaNotIsolated",
-            f"label {gpushare.DISABLE_ISOLATION_LABEL}=true: containers that start here may use all of "
-            f"their card's memory, whatever they asked for",
+            "by its labels this node does not isolate: containers that start here may use all of their "
+            "card's memory and time, whatever they asked for",
         )
         return False
 
@@ -371,7 +485,7 @@ class Agent:
             for one in claim.ids - ours if claim.resource == gpushare.WHOLE else ():
                 if (card := cards.get(one)) is not None and claim.pod:
                     of_pod = held.setdefault(f"{claim.namespace}/{claim.pod}", {})
-                    of_pod[one] = Slice(card.index, one, card.memory_mib, 0)
+                    of_pod[one] = Slice(card.index, one, card.memory_mib, card.compute)
         return {uid: list(slices.values()) for uid, slices in held.items()}
 
     def _names(self) -> dict[str, str]:

@@ -10,9 +10,9 @@ import msgspec
 
 from fenka.core.cards import Card
 from fenka.core.requests import Placement, Slice
-from fenka.core.units import units_to_mib
-from fenka.dialects import gpushare
-from fenka.dialects.gpushare import Ask, Kind, Share, Unreadable
+from fenka.dialects.gpushare import Share, Unreadable
+from fenka.dialects.recognition import DIALECTS, recognise
+from fenka.dialects.requests import Dialect, Part, of_container
 from fenka.kubernetes.objects import Pod
 from fenka.node.kubelet import Claim
 from fenka.node.store import Lease, Token
@@ -88,85 +88,90 @@ def check_pod(pod: Pod, handler: str) -> None:
         )
 
 
-def share_lease(share: Share, pod: Pod, container: str, units: int) -> Lease:
-    """What a container with so many units of `aliyun.com/gpu-mem` holds, as its pod's record says.
-
-    Raises Refused.
-    """
+def share_lease(
+    share: Share,
+    pod: Pod,
+    container: str,
+    resource: str,
+    amount: int,
+    dialects: Collection[Dialect] = DIALECTS,
+) -> Lease:
+    """What a container with so much of the resource holds, as its pod's record says. Raises Refused."""
+    manifest = pod.manifest
     try:
-        asks = pod.asks
-        allocation = gpushare.read_allocation(pod.metadata.annotations, asks)
-        placement = gpushare.read_placement(share, pod.metadata.annotations, asks)
+        dialect = recognise(manifest, dialects)
+        parts = dialect.demand(manifest, share.unit_mib) if dialect else ()
+        placements = dialect.read(manifest, share) if dialect else None
     except Unreadable as why:
         raise Refused(f"fenka: {why}: delete the pod, so that it is placed anew") from None
-    if allocation is None or placement is None:
+    if dialect is None or placements is None:
         by = pod.spec.scheduler_name or "nobody"
         raise Refused(
             f"fenka: no record says on which card this pod is, so it was not placed by fenka's scheduler "
             f"extender (schedulerName {by}; nodeName set by hand?): delete it and let a scheduler that "
             f"asks fenka place it"
         )
-    own = _units_by_card(allocation, placement, asks, container)
-    if sum(own.values()) != units:
+    asked = next((it.of(resource) for it in manifest.containers if it.name == container), None)
+    if asked != amount:
         raise Refused(
-            f"fenka: the pod's record gives container {container} {sum(own.values())} units and the "
-            f"kubelet {units}: delete the pod, so that it is placed anew"
+            f"fenka: container {container} of the pod asks for {asked} of {resource}, the kubelet gives "
+            f"{amount}: delete the pod, so that it is placed anew"
         )
-    pieces = {piece.card: piece for piece in placement.slices}
-    slices = [
-        replace(pieces[index], memory_mib=_mib(share, index, amount))
-        for index, amount in sorted(own.items())
-    ]
-    total = sum(ask.units for ask in asks if ask.kind is Kind.APP)
-    environment = gpushare.environment(
-        share, Placement(placement.node, tuple(slices)), total, units
-    )
+    try:
+        slices = dialect.held(manifest, share, placements, container)
+        environment = dialect.environment(manifest, share, placements, container)
+    except Unreadable as why:
+        raise Refused(f"fenka: {why}: delete the pod, so that it is placed anew") from None
+    own = of_container(parts, placements, container)
+    holds = _together(piece for placement in placements for piece in placement.slices)
     meta = pod.metadata
     return Lease(
-        meta.uid, meta.namespace, meta.name, container, slices, list(placement.slices), environment
+        meta.uid,
+        meta.namespace,
+        meta.name,
+        container,
+        [_unlimited_if_whole(piece, own) for piece in slices],
+        holds,
+        environment,
+        ceiling=(own[0].ceiling or 0) if own else 0,
     )
+
+
+def _together(slices: Iterable[Slice]) -> list[Slice]:
+    """One a card."""
+    cards: dict[int, Slice] = {}
+    for it in slices:
+        known = cards.get(it.card)
+        cards[it.card] = (
+            it
+            if known is None
+            else replace(
+                known,
+                memory_mib=known.memory_mib + it.memory_mib,
+                compute=known.compute + it.compute,
+            )
+        )
+    return [cards[index] for index in sorted(cards)]
+
+
+def _unlimited_if_whole(piece: Slice, own: tuple[Part, Placement] | None) -> Slice:
+    """Who has a card for itself is not held back."""
+    return replace(piece, compute=0) if own and own[1].whole else piece
 
 
 def unlimited(lease: Lease, cards: Collection[Card]) -> Lease:
-    """The same without a limit but the cards' own, and with what tells the program so: cGPU's word for it.
+    """The same without limits but the cards' own, and with what tells the program so: cGPU's word for it.
 
     What the pod has booked stays as it is.
     """
     memory = {card.uuid: card.memory_mib for card in cards}
     return msgspec.structs.replace(
         lease,
+        slices=[replace(piece, compute=0) for piece in lease.slices],
+        ceiling=0,
         limits_mib={piece.uuid: memory[piece.uuid] for piece in lease.slices},
         environment={**lease.environment, "CGPU_DISABLE": "true"},
     )
-
-
-def _units_by_card(
-    allocation: gpushare.Allocation, placement: Placement, asks: Sequence[Ask], container: str
-) -> dict[int, int]:
-    kinds = {ask.name: ask for ask in asks}
-    ask = kinds.get(container)
-    if ask is None:
-        raise Refused(f"fenka: the pod has no container {container}")
-    if ask.kind is Kind.APP:
-        apps = [one.name for one in asks if one.kind is Kind.APP]
-        found = allocation.get(apps.index(container), {})
-        return {index: units for index, units in found.items() if units}
-    # Init containers and sidecars are in no record: they are on their pod's cards, equally.
-    cards = [piece.card for piece in placement.slices]
-    if not cards or ask.units % len(cards):
-        raise Refused(
-            f"fenka: the {ask.units} units of container {container} cannot be shared out evenly over "
-            f"the pod's {len(cards)} cards"
-        )
-    return {index: ask.units // len(cards) for index in cards}
-
-
-def _mib(share: Share, index: int, units: int) -> int:
-    memory = next(card.memory_mib for card in share.node.cards if card.index == index)
-    try:
-        return units_to_mib(units, memory, share.unit_mib)
-    except ValueError as why:
-        raise Refused(f"fenka: {why}") from None
 
 
 def whole_lease(cards: Collection[Card], pod: Pod, container: str, ids: Iterable[str]) -> Lease:
@@ -177,9 +182,10 @@ def whole_lease(cards: Collection[Card], pod: Pod, container: str, ids: Iterable
         raise Refused(f"fenka: card {missing[0]} is not on this node any more")
     chosen = sorted((by_uuid[one] for one in wanted), key=lambda card: card.index)
     slices = [Slice(card.index, card.uuid, card.memory_mib, 0) for card in chosen]
+    holds = [replace(it, compute=card.compute) for it, card in zip(slices, chosen, strict=True)]
     environment = {"NVIDIA_VISIBLE_DEVICES": ",".join(card.uuid for card in chosen)}
     meta = pod.metadata
-    return Lease(meta.uid, meta.namespace, meta.name, container, slices, slices, environment)
+    return Lease(meta.uid, meta.namespace, meta.name, container, slices, holds, environment)
 
 
 def veto(
@@ -199,14 +205,27 @@ def veto(
         card = known.get(piece.uuid)
         if card is None or not card.healthy:
             raise Refused(f"fenka: card {piece.card} ({piece.uuid}) of this node does not work now")
-        held = {
-            uid: sum(it.memory_mib for it in slices if it.uuid == piece.uuid)
+        there = {
+            uid: [it for it in slices if it.uuid == piece.uuid]
             for uid, slices in others.items()
             if uid != lease.uid
         }
-        if sum(held.values()) + piece.memory_mib > card.memory_mib:
-            who = ", ".join(sorted(names.get(uid, uid) for uid, mib in held.items() if mib))
-            raise Refused(
-                f"fenka: card {piece.card} has {card.memory_mib} MiB, of which {sum(held.values())} MiB "
-                f"are still held by {who}: these {piece.memory_mib} MiB must wait until they end"
-            )
+        for what, total, of in (
+            ("MiB", card.memory_mib, _memory),
+            ("percent of compute", card.compute, _compute),
+        ):
+            held = {uid: sum(map(of, slices)) for uid, slices in there.items()}
+            if sum(held.values()) + of(piece) > total:
+                who = ", ".join(sorted(names.get(uid, uid) for uid, some in held.items() if some))
+                raise Refused(
+                    f"fenka: card {piece.card} has {total} {what}, of which {sum(held.values())} {what} "
+                    f"are still held by {who}: these {of(piece)} must wait until they end"
+                )
+
+
+def _memory(piece: Slice) -> int:
+    return piece.memory_mib
+
+
+def _compute(piece: Slice) -> int:
+    return piece.compute

@@ -152,13 +152,12 @@ class Cluster:
             body = {"status": {"capacity": counted, "allocatable": counted}}
             await self._api.patch(f"{self._path}/status", _Anything, body)
 
-    async def assigned(self, lease: Lease) -> None:
-        """Say on the pod that it has what it was promised, as gpushare's plugin did. Best effort."""
-        body = {
-            "metadata": {"uid": lease.uid, "annotations": {gpushare.ASSIGNED: "true"}},
-        }
+    async def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
+        """Say on the pod what has become of it, as the plugins before fenka did. Best effort."""
+        meta = pod.metadata
+        body = {"metadata": {"uid": meta.uid, "annotations": dict(annotations)}}
         with contextlib.suppress(Refused, NoCluster):
-            path = f"/api/v1/namespaces/{lease.namespace}/pods/{lease.pod}"
+            path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}"
             await self._api.patch(path, _Anything, body)
 
     async def evict(self, lease: Lease) -> None:

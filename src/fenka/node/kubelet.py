@@ -60,13 +60,15 @@ class Kubelet:
         """Where plugins register."""
         return self.plugins / "kubelet.sock"
 
-    async def register(self, endpoint: str, resource: str) -> None:
+    async def register(
+        self, endpoint: str, resource: str, options: plugin_api.DevicePluginOptions
+    ) -> None:
         """Say that `resource` is served on the socket of that name. Raises KubeletAway."""
         request = plugin_api.RegisterRequest(
             version=API_VERSION,
             endpoint=endpoint,
             resource_name=resource,
-            options=plugin_api.DevicePluginOptions(pre_start_required=True),
+            options=options,
         )
         await _call(self.socket, "/v1beta1.Registration/Register", request, plugin_api.Empty)
 

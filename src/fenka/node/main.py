@@ -67,6 +67,7 @@ class Config:
     state: Path = Path("/var/lib/fenka")
     exclusive: bool = True
     labelled_only: bool = False
+    hami: bool = False
     assume_cdi: bool = False
     over_limit: str = "report"
     unshimmed: str = "kill"
@@ -103,6 +104,7 @@ def run(config: Config) -> None:
             _driver(config, machine, library),
             config.exclusive,
             config.labelled_only,
+            config.hami,
         )
         asyncio.run(_serve(config, settings, cards, machine, held))
 
@@ -245,8 +247,7 @@ async def _serve(
         )
         work = (
             cluster.run(),
-            agent.units.run(),
-            agent.whole.run(),
+            *(plugin.run() for plugin in agent.plugins.values()),
             agent.run(),
             watcher.run(),
             watcher.listen(Events),

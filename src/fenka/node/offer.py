@@ -1,11 +1,10 @@
 """Which ids the kubelet may give away. Anonymous coins: a card that is away takes its worth along."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fenka.core.cards import Card
 from fenka.core.requests import Slice
-from fenka.core.units import card_units
 from fenka.node.kubelet import unit_id
 
 
@@ -17,16 +16,19 @@ class Held:
     slices: tuple[Slice, ...] = ()
 
 
-def units(
-    cards: Sequence[Card], unit_mib: int, held: Iterable[Held], withheld: Collection[str]
+def coins(
+    cards: Sequence[Card],
+    worth_of: Callable[[Card], int],
+    held: Iterable[Held],
+    withheld: Collection[str],
 ) -> list[tuple[str, bool]]:
-    """All units of the node, each with whether it can be used.
+    """All ids of a resource of which each card has so many, each with whether it can be used.
 
     Of a sick card the ids that its pods hold cannot, and as many free ones as it has other units. Of a
     cordoned card, and of those in `withheld` (UUIDs: given away whole), only free ones cannot.
     """
     held = list(held)
-    worth = {card.uuid: card_units(card.memory_mib, unit_mib) for card in cards}
+    worth = {card.uuid: worth_of(card) for card in cards}
     total = sum(worth.values())
     taken = {one for it in held for one in it.ids}
     free = [one for one in map(unit_id, range(total)) if one not in taken]

@@ -33,9 +33,14 @@ class Lessor(Protocol):
 
 
 class Plugin:
-    """A device plugin for one resource. endpoint: its sockets, beside the kubelet's, begin so."""
+    """A device plugin for one resource. endpoint: its sockets, beside the kubelet's, begin so.
 
-    def __init__(self, resource: str, endpoint: str, kubelet: Kubelet, lessor: Lessor) -> None:
+    lessor: None for a resource that is only counted, and comes along with another that brings the lease.
+    """
+
+    def __init__(
+        self, resource: str, endpoint: str, kubelet: Kubelet, lessor: Lessor | None
+    ) -> None:
         self.resource = resource
         self._endpoint, self._kubelet, self._lessor = endpoint, kubelet, lessor
         self._devices: list[tuple[str, bool]] = []
@@ -100,7 +105,7 @@ class Plugin:
         await server.start()
         try:
             mine = _identity(path)
-            await self._kubelet.register(path.name, self.resource)
+            await self._kubelet.register(path.name, self.resource, self._options_now)
             _LOG.info("%s is registered with the kubelet", self.resource)
             self.registered.set()
             while (_identity(self._kubelet.socket), _identity(path)) == (kubelet, mine):
@@ -127,8 +132,12 @@ class Plugin:
             },
         )
 
+    @property
+    def _options_now(self) -> api.DevicePluginOptions:
+        return api.DevicePluginOptions(pre_start_required=self._lessor is not None)
+
     async def _options(self, _: Any, __: Any) -> api.DevicePluginOptions:
-        return api.DevicePluginOptions(pre_start_required=True)
+        return self._options_now
 
     async def _prefer(self, _: Any, __: Any) -> api.PreferredAllocationResponse:
         return api.PreferredAllocationResponse()
@@ -146,6 +155,9 @@ class Plugin:
 
     async def _allocate(self, request: api.AllocateRequest, _: Any) -> api.AllocateResponse:
         """Decides nothing: it runs inside the kubelet's admission of a pod, before anybody can tell whose."""
+        if self._lessor is None:
+            empty = [api.ContainerAllocateResponse() for _ in request.container_requests]
+            return api.AllocateResponse(container_responses=empty)
         return api.AllocateResponse(
             container_responses=[
                 self._answer(await self._lessor.allocate(self.resource, wanted.devices_ids))
@@ -163,6 +175,8 @@ class Plugin:
     async def _prestart(
         self, request: api.PreStartContainerRequest, context: Any
     ) -> api.PreStartContainerResponse:
+        if self._lessor is None:
+            return api.PreStartContainerResponse()
         try:
             await self._lessor.prepare(self.resource, request.devices_ids)
         except Refused as why:

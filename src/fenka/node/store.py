@@ -31,6 +31,8 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Directory of the shim that its programs have mapped."""
     limits_mib: dict[str, int] = {}
     """What it may hold of a card, by UUID, where that is not what its slice says."""
+    ceiling: int = 0
+    """Percent of compute up to which it may use what is idle; 0: no more than its slices say."""
 
     def limit_mib(self, piece: Slice) -> int:
         """What its programs may hold of the card of one of its slices."""

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fenka.core.requests import Placement
-from fenka.dialects import gpushare
-from fenka.dialects.gpushare import Unreadable
+from fenka.dialects.recognition import recognise
 from fenka.kubernetes.client import Api, NoCluster, Refused
 from fenka.kubernetes.objects import Pod, Status
 from fenka.kubernetes.watch import Backoff
-from fenka.kubernetes.world import World
+from fenka.kubernetes.world import World, read_holding
 from fenka.scheduler.decide import Judge, No
 from fenka.scheduler.wire import Binding
 
@@ -49,7 +48,7 @@ class _Try:
     """A binding that was sent, and when the server gives up on it at the latest."""
 
     pod: Pod
-    placement: Placement | None
+    placements: tuple[Placement, ...]
     node: str
     over_at: float
 
@@ -125,15 +124,15 @@ class Binder:
         trouble = self._unfit(pod, wanted)
         if trouble is not None:
             return trouble
-        placement = self._judge.placement(pod, wanted.node)
-        if isinstance(placement, No):
+        placements = self._judge.placements(pod, wanted.node)
+        if isinstance(placements, No):
             which = f"the pod {wanted.name} in ns {wanted.namespace}"
-            return f"The node {wanted.node} can't place {which}: {placement.sentence}"
+            return f"The node {wanted.node} can't place {which}: {placements.sentence}"
         within_s = min(BIND_WITHIN_S, self._leadership.time_left_s)
-        body = self._body(pod, wanted.node, placement)
-        if placement is not None:
-            self._world.assume(pod, placement)
-        sent = _Try(pod, placement, wanted.node, self._clock() + within_s + SETTLED_S)
+        body = self._body(pod, wanted.node, placements)
+        if placements:
+            self._world.assume(pod, placements)
+        sent = _Try(pod, placements, wanted.node, self._clock() + within_s + SETTLED_S)
         try:
             await self._api.create(f"{_path(pod)}/binding", Status, body, within_s=within_s)
         except NoCluster:
@@ -157,7 +156,7 @@ class Binder:
         elif pod.finished or meta.deletion_timestamp is not None:
             trouble = f"the pod {meta.name} in ns {meta.namespace} is ending"
         elif pod.spec.node_name:
-            trouble = _already(pod, wanted.node)
+            trouble = self._already(pod, wanted.node)
         elif self._world.is_assumed(meta.uid):
             trouble = f"whether the pod {meta.name} was bound before is not known yet"
         return trouble
@@ -166,12 +165,14 @@ class Binder:
         path = f"/api/v1/namespaces/{wanted.namespace}/pods/{wanted.name}"
         return await self._api.get(path, Pod)
 
-    def _body(self, pod: Pod, node: str, placement: Placement | None) -> dict[str, Any]:
+    def _body(self, pod: Pod, node: str, placements: tuple[Placement, ...]) -> dict[str, Any]:
         annotations = {}
-        if placement is not None:
-            share = self._world.share(node)
+        if placements:
+            share, manifest = self._world.share(node), pod.manifest
+            dialect = recognise(manifest, self._world.dialects)
             assert share is not None
-            annotations = gpushare.write_placement(share, placement, pod.asks, self._now_ns())
+            assert dialect is not None
+            annotations = dialect.write(manifest, share, placements, self._now_ns())
         meta = pod.metadata
         return {
             "apiVersion": "v1",
@@ -206,11 +207,22 @@ class Binder:
                     if pod.spec.node_name != sent.node:
                         self._world.retract(meta.uid)
                     # On this node the assumption is what the watch will bring, or has brought.
-                    return _already(pod, sent.node)
+                    return self._already(pod, sent.node)
                 if pod.metadata.deletion_timestamp is not None or last:
                     self._world.retract(meta.uid)
                     return f"the pod {meta.name} was not bound to {sent.node}"
             await self._sleep(backoff.next_s())
+
+    def _already(self, pod: Pod, node: str) -> str:
+        """Bound before: that is success if it is what was wanted and recorded."""
+        name, where = pod.metadata.name, pod.spec.node_name
+        if where != node:
+            return f"the pod {name} is already bound to {where}"
+        share = self._world.share(where)
+        holding = read_holding(share, pod, self._world.dialects) if share else None
+        if holding is None or holding.trouble is None:
+            return ""
+        return f"the pod {name} was bound to {where} by somebody else, without a card"
 
 
 def _path(pod: Pod) -> str:
@@ -223,18 +235,4 @@ def _another(pod: Pod, expected: str) -> str:
     return (
         f"The pod {meta.name} in ns {meta.namespace}'s uid is {meta.uid}, "
         f"and it's not equal with expected {expected}"
-    )
-
-
-def _already(pod: Pod, node: str) -> str:
-    """Bound before: that is success if it is what was wanted and recorded."""
-    name, where = pod.metadata.name, pod.spec.node_name
-    if where != node:
-        return f"the pod {name} is already bound to {where}"
-    try:
-        recorded = gpushare.ALLOCATION in pod.metadata.annotations or not gpushare.demand(pod.asks)
-    except Unreadable:
-        recorded = False
-    return (
-        "" if recorded else f"the pod {name} was bound to {where} by somebody else, without a card"
     )

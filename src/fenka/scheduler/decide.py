@@ -1,19 +1,22 @@
 """What the extender answers, as functions of the world: filter, prioritize and preempt. No I/O, no clock."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from fenka.core.cards import Card, Node
-from fenka.core.evaluate import Empty, Fit, Policy, View, evaluate, never_fits
-from fenka.core.ledger import Tally
+from fenka.core.evaluate import Empty, Policy, evaluate, never_fits
+from fenka.core.gangs import Stacked, plan_gang
+from fenka.core.preemption import Budget, Claim, Holder, cheapest_victims
 from fenka.core.reasons import Rejected, Rejection, Why
 from fenka.core.requests import Placement, Request
-from fenka.dialects import gpushare
+from fenka.dialects import gpushare, modes, whole_cards
 from fenka.dialects.gpushare import Share, Unreadable
+from fenka.dialects.recognition import recognise
+from fenka.dialects.requests import Dialect, Part
 from fenka.kubernetes.objects import Pod
-from fenka.kubernetes.world import Holding, World
+from fenka.kubernetes.world import World
 
 BEST, REST = 10, 8
 """Scores that kube-scheduler takes are 0 to 10. The best node alone has 10, and two points before the next
@@ -37,12 +40,31 @@ class No:
 
 
 @dataclass(frozen=True, slots=True)
+class Yes:
+    """Where the pod would be, a placement for each of its parts. score: the smaller, the better."""
+
+    score: tuple[float, ...]
+    placements: tuple[Placement, ...]
+
+
+Verdict = Yes | No
+
+
+@dataclass(frozen=True, slots=True)
 class Filtered:
     """Nodes that fit, in the order in which they were named; and sentences for those that do not."""
 
     fitting: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     hopeless: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sacrifice:
+    """UIDs of pods that must go, and how many of them no disruption budget allows."""
+
+    uids: tuple[str, ...]
+    violations: int = 0
 
 
 class Judge:
@@ -53,7 +75,7 @@ class Judge:
 
     def __init__(self, world: World, policy: Policy) -> None:
         self._world, self._policy = world, policy
-        self._memory: OrderedDict[Request, dict[str, tuple[int, Fit | No]]] = OrderedDict()
+        self._memory: OrderedDict[tuple[Part, ...], dict[str, tuple[int, Verdict]]] = OrderedDict()
 
     def filter(self, pod: Pod, names: Iterable[str]) -> Filtered:
         """Which of the nodes the pod fits. Nothing is reserved: the pod may yet go nowhere."""
@@ -73,7 +95,7 @@ class Judge:
         fits = [
             (verdict.score, name)
             for name, verdict in self.judge(pod, names)
-            if isinstance(verdict, Fit)
+            if isinstance(verdict, Yes)
         ]
         ranked = [name for _, name in sorted(fits)]
         scores = {
@@ -82,36 +104,49 @@ class Judge:
         }
         return [(name, scores.get(name, 0)) for name in names]
 
-    def placement(self, pod: Pod, name: str) -> Placement | No | None:
-        """Where on this node the pod goes; None if it asks for nothing."""
+    def placements(self, pod: Pod, name: str) -> tuple[Placement, ...] | No:
+        """Where on this node the pod goes; nothing if it asks for nothing."""
         ((_, verdict),) = self.judge(pod, (name,))
-        return verdict.placement if isinstance(verdict, Fit) else verdict
+        return verdict.placements if isinstance(verdict, Yes) else verdict or ()
 
-    def judge(self, pod: Pod, names: Iterable[str]) -> list[tuple[str, Fit | No | None]]:
-        """A verdict for each node; None where the pod asks for nothing."""
-        world, wanted = self._world, _Wanted(pod)
-        known: dict[int, tuple[Request, dict[str, tuple[int, Fit | No]]]] = {}
-        verdicts: list[tuple[str, Fit | No | None]] = []
+    def judge(self, pod: Pod, names: Iterable[str]) -> list[tuple[str, Verdict | None]]:
+        """A verdict for each node; None where the pod asks for nothing that is fenka's to give."""
+        world, wanted = self._world, Wanted(pod, self._world.dialects)
+        known: dict[int, tuple[tuple[Part, ...], dict[str, tuple[int, Verdict]]]] = {}
+        verdicts: list[tuple[str, Verdict | None]] = []
         for name in names:
             share = world.share(name)
-            if share is None or wanted.trouble is not None or wanted.nothing:
+            if share is None or wanted.trouble is not None or wanted.dialect is None:
                 verdicts.append((name, self._without_request(wanted, name)))
                 continue
             found = known.get(share.unit_mib)
             if found is None:
                 try:
-                    request = wanted.request(share.unit_mib)
+                    parts = wanted.parts(share.unit_mib)
                 except Unreadable as why:
                     verdicts.append((name, No(str(why), hopeless=True)))
                     continue
-                found = known[share.unit_mib] = request, self._of_shape(request)
-            request, memory = found
+                found = known[share.unit_mib] = parts, self._of_shape(parts)
+            parts, memory = found
             generation = world.generation(name)
             remembered = memory.get(name)
             if remembered is None or remembered[0] != generation:
-                remembered = memory[name] = generation, self._judge(request, share)
+                remembered = memory[name] = generation, self._judge(parts, share)
             verdicts.append((name, remembered[1]))
         return verdicts
+
+    def shape(self, pod: Pod) -> tuple[tuple[Part, ...], ...]:
+        """What of a pod decides about its verdicts, apart from the node; empty for one that asks for nothing.
+
+        Raises Unreadable.
+        """
+        wanted = Wanted(pod, self._world.dialects)
+        if wanted.trouble is not None:
+            raise Unreadable(wanted.trouble)
+        if wanted.dialect is None:
+            return ()
+        units = {share.unit_mib for share in self._world.shares()} or {gpushare.GIB_MIB}
+        return tuple(wanted.parts(unit) for unit in sorted(units))
 
     def why(self, pod: Pod) -> str | None:
         """One sentence over all sharing nodes, for a pod that waits; None where one fits."""
@@ -124,95 +159,139 @@ class Judge:
         if noes and not rejections:
             return noes[0].sentence
         hint = ""
-        if all(no.hopeless for no in noes) and not (wanted := _Wanted(pod)).nothing:
-            # Nothing that is held is to blame: say what could ever be had.
-            usable = [
-                it for it in self._world.shares() if not self._world.node_trouble(it.node.name)
-            ]
-            for unit in {share.unit_mib for share in usable}:
-                nodes = [share.node for share in usable if share.unit_mib == unit]
-                never = never_fits(wanted.request(unit), nodes)
-                hint = never.hint if never else hint
+        if all(no.hopeless for no in noes):
+            hint = self._hint(pod)
         return Rejected(rejections, hint).sentence()
 
+    def _hint(self, pod: Pod) -> str:
+        """Nothing that is held is to blame: what could ever be had."""
+        wanted = Wanted(pod, self._world.dialects)
+        usable = [it for it in self._world.shares() if not self._world.node_trouble(it.node.name)]
+        for unit in sorted({share.unit_mib for share in usable}):
+            parts = wanted.parts(unit)
+            nodes = [share.node for share in usable if share.unit_mib == unit]
+            never = never_fits(parts[0].request, nodes) if len(parts) == 1 else None
+            if never and never.hint:
+                return never.hint
+        return ""
+
     def preempt(
-        self, pod: Pod, node: str, victims: Collection[str], pods: Mapping[str, Pod]
-    ) -> list[str] | None:
-        """UIDs of the pods that must go so that this one fits on the node's cards; None where none help.
+        self,
+        pod: Pod,
+        node: str,
+        victims: Collection[str],
+        pods: Mapping[str, Pod],
+        budgets: Callable[[Pod], frozenset[Budget]] = lambda _: frozenset(),
+    ) -> Sacrifice | None:
+        """Who must go so that this one fits on the node's cards; None where nobody's going helps.
 
         victims: whom kube-scheduler would evict for its own reasons; they all stay victims. Others of lower
-        priority are added where the cards need it: those of the least priority, and as few as do.
-        pods: all, by UID.
+        priority are added where the cards need it, the cheapest set. pods: all, by UID. budgets: the
+        disruption budgets that cover a pod.
         """
         if any(uid in pods and _priority(pods[uid]) >= _priority(pod) for uid in victims):
             return None
-        wanted = _Wanted(pod)
-        if wanted.nothing:
-            return list(victims)
+        wanted = Wanted(pod, self._world.dialects)
+        if wanted.dialect is None and wanted.trouble is None:
+            return Sacrifice(tuple(victims))
         share = self._world.share(node)
         if share is None or wanted.trouble or self._world.node_trouble(node):
-            return None
+            return Sacrifice(tuple(victims)) if _elsewhere(wanted) else None
         try:
-            request = wanted.request(share.unit_mib)
+            parts = wanted.parts(share.unit_mib)
+            modes.admits(self._labels(node), parts)
         except Unreadable:
             return None
-        held = [it for it in self._world.holdings(node) if it.pod.metadata.uid not in victims]
-        weaker = sorted(
-            (it for it in held if _priority(it.pod) < _priority(pod)),
-            key=lambda it: (_priority(it.pod), _size(it), it.pod.metadata.uid),
-        )
-        # With one card: the cheapest card. With several: any of the node's, together.
-        scopes = [replace(share.node, cards=(card,)) for card in share.node.cards]
-        if request.cards > 1:
-            scopes = [share.node]
-        choices = []
-        for scope in scopes:
-            indexes = {card.index for card in scope.cards}
-            near = [it for it in weaker if any(s.card in indexes for s in it.placement.slices)]
-            extra = _fewest(held, near, request, scope)
-            if extra is not None:
-                choices.append((_cost(extra), [it.pod.metadata.uid for it in extra]))
-        if not choices:
+        view, others = Stacked(self._world), list[Holder]()
+        for it in self._world.holdings(node):
+            going = it.pod.metadata.uid in victims
+            for placement in it.placements:
+                if going:
+                    view.remove(placement)
+                else:
+                    others.append(_holder(it.pod, placement, budgets))
+        claim = Claim(tuple(part.request for part in parts), _priority(pod))
+        found = cheapest_victims(view, others, claim, (share.node,), self._policy)
+        if found is None:
             return None
-        return [*victims, *min(choices)[1]]
+        # Who has several slices is there several times.
+        return Sacrifice((*victims, *dict.fromkeys(found.ids)), found.violations)
 
-    def _of_shape(self, request: Request) -> dict[str, tuple[int, Fit | No]]:
-        memory = self._memory.setdefault(request, {})
-        self._memory.move_to_end(request)
+    def _of_shape(self, parts: tuple[Part, ...]) -> dict[str, tuple[int, Verdict]]:
+        memory = self._memory.setdefault(parts, {})
+        self._memory.move_to_end(parts)
         if len(self._memory) > _SHAPES:
             self._memory.popitem(last=False)
         return memory
 
-    def _without_request(self, wanted: "_Wanted", name: str) -> No | None:
-        if wanted.nothing:
-            return None
+    def _without_request(self, wanted: "Wanted", name: str) -> No | None:
         if wanted.trouble is not None:
             return No(wanted.trouble, hopeless=True)
+        if wanted.dialect is None:
+            return None
         trouble = self._world.node_trouble(name)
         if trouble is not None:
             return No(trouble, hopeless=True)
         if self._world.node(name) is None:
             return No(f'node "{name}" not found', hopeless=True)
+        if _elsewhere(wanted):
+            return None
         return No(f"The node {name} is not for GPU share, need skip", hopeless=True)
 
-    def _judge(self, request: Request, share: Share) -> Fit | No:
+    def _judge(self, parts: tuple[Part, ...], share: Share) -> Verdict:
         node = share.node
         trouble = self._world.node_trouble(node.name)
         if trouble is not None:
             return No(trouble, hopeless=True)
-        (verdict,) = evaluate(self._world, request, self._policy, (node,))
+        turned_away = self._turned_away(parts, node.name)
+        if turned_away is not None:
+            return turned_away
+        requests = tuple(part.request for part in parts)
+        (verdict,) = evaluate(self._world, requests[0], self._policy, (node,))
         if isinstance(verdict, Rejection):
-            return No(sentence(verdict), _hopeless(request, tuple(map(_kind, node.cards))), verdict)
+            return self._no(requests, node, verdict)
         policy = self._card_policy(node.name)
-        if policy == self._policy:
-            return verdict
+        if len(requests) == 1 and policy == self._policy:
+            return Yes(verdict.score, (verdict.placement,))
         # Nodes are compared by one policy, cards chosen by the node's own.
-        (own,) = evaluate(self._world, request, policy, (node,))
-        return replace(own, score=verdict.score) if isinstance(own, Fit) else verdict
+        found = plan_gang(self._world, requests, policy, (node,))
+        if isinstance(found, Rejected):
+            return self._no(requests, node, found.rejections[0])
+        return Yes(verdict.score, found)
+
+    def _turned_away(self, parts: tuple[Part, ...], name: str) -> No | None:
+        """By the node's mode; by what its pods hold, only as long as they do."""
+        labels = self._labels(name)
+        try:
+            modes.admits(labels, parts)
+        except Unreadable as why:
+            return No(str(why), hopeless=True)
+        try:
+            modes.admits(labels, parts, self._neighbours(labels, name))
+        except Unreadable as why:
+            return No(str(why), hopeless=False)
+        return None
+
+    def _no(self, requests: tuple[Request, ...], node: Node, rejection: Rejection) -> No:
+        hopeless = _hopeless(requests, tuple(map(_kind, node.cards)))
+        return No(sentence(rejection), hopeless, rejection)
+
+    def _neighbours(self, labels: Mapping[str, str], name: str) -> set[bool]:
+        """Of those who hold memory of the node, whether they hold compute; only some modes ask."""
+        if modes.MODE not in labels:
+            return set()
+        return {
+            any(piece.compute for piece in it.slices)
+            for it in self._world.holdings(name)
+            if not any(placement.whole for placement in it.placements)
+        }
+
+    def _labels(self, name: str) -> Mapping[str, str]:
+        node = self._world.node(name)
+        return node.metadata.labels if node else {}
 
     def _card_policy(self, name: str) -> Policy:
-        node = self._world.node(name)
-        asked = node.metadata.labels.get(gpushare.PLACEMENT_LABEL) if node else None
+        asked = self._labels(name).get(gpushare.PLACEMENT_LABEL)
         return asked if asked in ("binpack", "spread") else self._policy
 
 
@@ -231,76 +310,44 @@ def _kind(card: Card) -> _Kind:
 
 
 @lru_cache(maxsize=1024)
-def _hopeless(request: Request, kinds: tuple[_Kind, ...]) -> bool:
+def _hopeless(requests: tuple[Request, ...], kinds: tuple[_Kind, ...]) -> bool:
     """Whether a node with such cards would not do even if it were empty. A cluster has few kinds of nodes."""
     cards = (
         Card(index, "", model, memory_mib, compute, healthy=healthy, cordoned=cordoned)
         for index, (memory_mib, compute, model, healthy, cordoned) in enumerate(kinds)
     )
     node = Node("any", tuple(cards))
-    (verdict,) = evaluate(Empty(), request, "binpack", (node,))
-    return isinstance(verdict, Rejection)
+    return isinstance(plan_gang(Empty(), requests, "binpack", (node,)), Rejected)
 
 
-class _Wanted:
+class Wanted:
     """What a pod asks for, read once."""
 
-    def __init__(self, pod: Pod) -> None:
-        self._labels = pod.metadata.labels
+    def __init__(self, pod: Pod, dialects: Collection[Dialect]) -> None:
+        self._manifest = pod.manifest
         self.trouble: str | None = None
-        self.nothing = False
+        self.dialect: Dialect | None = None
+        """None: nothing that fenka gives."""
         try:
-            self._asks = pod.asks
-            self.nothing = gpushare.demand(self._asks) == 0
+            self.dialect = recognise(self._manifest, dialects)
         except Unreadable as why:
             self.trouble = str(why)
 
-    def request(self, unit_mib: int) -> Request:
+    def parts(self, unit_mib: int) -> tuple[Part, ...]:
         """On nodes of this unit. Raises Unreadable."""
-        request = gpushare.read_request(self._asks, self._labels, unit_mib)
-        assert request is not None
-        return request
+        assert self.dialect is not None
+        return self.dialect.demand(self._manifest, unit_mib)
+
+
+def _elsewhere(wanted: Wanted) -> bool:
+    """Whole cards are also had on nodes that do not share: there the kubelet chooses them."""
+    return wanted.dialect is whole_cards
 
 
 def _priority(pod: Pod) -> int:
     return pod.spec.priority or 0
 
 
-def _size(holding: Holding) -> int:
-    return -sum(it.memory_mib for it in holding.placement.slices)
-
-
-def _cost(victims: Sequence[Holding]) -> tuple[int, int, int, list[str]]:
-    """The least important first, then the fewest, then the sum; ties by name."""
-    priorities = [_priority(it.pod) for it in victims]
-    return (
-        max(priorities, default=-(2**31)),
-        len(victims),
-        sum(priorities),
-        [it.pod.full_name for it in victims],
-    )
-
-
-def _fits(view: View, request: Request, node: Node) -> bool:
-    (verdict,) = evaluate(view, request, "binpack", (node,))
-    return isinstance(verdict, Fit)
-
-
-def _fewest(
-    held: Sequence[Holding], weaker: Sequence[Holding], request: Request, node: Node
-) -> list[Holding] | None:
-    """Of the weaker ones, who must go at least: all go, then the most important come back while it fits."""
-    tally = Tally()
-    going = {it.pod.metadata.uid for it in weaker}
-    for it in held:
-        if it.pod.metadata.uid not in going:
-            tally.add(it.placement)
-    if not _fits(tally, request, node):
-        return None
-    must_go = []
-    for it in reversed(weaker):
-        tally.add(it.placement)
-        if not _fits(tally, request, node):
-            tally.remove(it.placement)
-            must_go.append(it)
-    return must_go
+def _holder(pod: Pod, placement: Placement, budgets: Callable[[Pod], frozenset[Budget]]) -> Holder:
+    uid = pod.metadata.uid
+    return Holder(uid, placement, _priority(pod), gang=uid, budgets=budgets(pod))

@@ -20,7 +20,7 @@ def _node(world: World, share: Share) -> dict[str, Any]:
     node = share.node
     pods: dict[int, list[dict[str, Any]]] = {card.index: [] for card in node.cards}
     for holding in world.holdings(node.name):
-        for index, units in gpushare.shown_units(share, holding.placement).items():
+        for index, units in gpushare.shown_units(share, holding.slices).items():
             meta = holding.pod.metadata
             held = {"name": meta.name, "namespace": meta.namespace, "usedGPU": ceil(units)}
             pods[index].append(held)

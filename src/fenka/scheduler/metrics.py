@@ -8,10 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fenka.dialects import gpushare
-from fenka.dialects.gpushare import Unreadable
 from fenka.kubernetes.objects import Pod
-from fenka.kubernetes.world import World
+from fenka.kubernetes.world import World, asks
 from fenka.scheduler.binding import Binder
 from fenka.scheduler.cluster import Cluster
 
@@ -115,12 +113,7 @@ class State(Collector):
 
 
 def _waits(pod: Pod) -> bool:
-    if pod.spec.node_name or pod.finished:
-        return False
-    try:
-        return gpushare.demand(pod.asks) > 0
-    except Unreadable:
-        return True
+    return not pod.spec.node_name and not pod.finished and asks(pod)
 
 
 def _created(pod: Pod) -> float:

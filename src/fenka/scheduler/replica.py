@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from fenka.core.evaluate import Policy
+from fenka.dialects.recognition import DIALECTS, WITH_HAMI
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.election import RETRY_S, Election
 from fenka.kubernetes.events import Recorder
@@ -32,6 +33,7 @@ class Settings:
     """namespace, lease: of the Lease by which replicas agree. identity: of this process alone.
 
     address: the URL at which other replicas reach this one; empty: they cannot.
+    hami: whether HAMi's names are understood.
     """
 
     identity: str
@@ -39,6 +41,7 @@ class Settings:
     namespace: str = "kube-system"
     lease: str = "fenka-scheduler"
     address: str = ""
+    hami: bool = False
 
 
 class Replica:
@@ -52,7 +55,7 @@ class Replica:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.world = World()
+        self.world = World(dialects=WITH_HAMI if settings.hami else DIALECTS)
         self.judge = Judge(self.world, settings.policy)
         self.recorder = Recorder(api, "fenka-scheduler", settings.identity)
         self.election = Election(

@@ -93,9 +93,9 @@ class Server:
         asked = wire.read_preemption(body)
         pods = {**self._replica.cluster.pods.objects, **asked.pods}
         chosen = {
-            node: uids
+            node: (found.uids, found.violations)
             for node, victims in asked.victims.items()
-            if (uids := self._replica.judge.preempt(asked.pod, node, victims, pods))
+            if (found := self._replica.judge.preempt(asked.pod, node, victims, pods)) and found.uids
         }
         return wire.answer_preemption(asked, chosen)
 

@@ -8,10 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from fenka.dialects import gpushare
 from fenka.dialects.gpushare import Unreadable
 from fenka.kubernetes.objects import Node, Pod
-from fenka.kubernetes.world import World
+from fenka.kubernetes.world import World, asks
 from fenka.scheduler.decide import Judge
 
 WAITING, UNREADABLE, NODE = "FenkaUnschedulable", "FenkaUnreadable", "FenkaNode"
@@ -92,10 +91,13 @@ class Teller:
         if self._clock() >= self._since + MOMENT_S:
             self._whys.clear()
             self._since = self._clock()
-        size = (*pod.asks, pod.metadata.labels.get(gpushare.COUNT))
-        if size not in self._whys:
-            self._whys[size] = self._judge.why(pod)
-        return self._whys[size]
+        try:
+            shape = self._judge.shape(pod)
+        except Unreadable as why:
+            return str(why)
+        if shape not in self._whys:
+            self._whys[shape] = self._judge.why(pod)
+        return self._whys[shape]
 
     def _first(self, uid: str, sentence: str) -> bool:
         return _remember(self._told, (uid, sentence))
@@ -119,7 +121,4 @@ def _waits(pod: Pod) -> bool:
         it.type == "PodScheduled" and it.status == "False" and it.reason == "Unschedulable"
         for it in pod.status.conditions
     )
-    try:
-        return unschedulable and gpushare.demand(pod.asks) > 0
-    except Unreadable:
-        return False
+    return unschedulable and asks(pod)

@@ -3,6 +3,7 @@
 Go's names, without tags; what arrives is read whatever its letters' case, as Go reads it.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -117,15 +118,17 @@ def read_preemption(body: bytes) -> Preemption:
     return preemption
 
 
-def answer_preemption(asked: Preemption, chosen: dict[str, list[str]]) -> dict[str, Any]:
-    """Always by UID: kube-scheduler looks them up."""
+def answer_preemption(
+    asked: Preemption, chosen: Mapping[str, tuple[Iterable[str], int]]
+) -> dict[str, Any]:
+    """Always by UID: kube-scheduler looks them up. chosen: with the budgets violated beyond its own count."""
     return {
         "NodeNameToMetaVictims": {
             node: {
                 "Pods": [{"UID": uid} for uid in uids],
-                "NumPDBViolations": asked.disruptions.get(node, 0),
+                "NumPDBViolations": asked.disruptions.get(node, 0) + violations,
             }
-            for node, uids in chosen.items()
+            for node, (uids, violations) in chosen.items()
         }
     }
 

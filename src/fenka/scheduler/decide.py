@@ -4,9 +4,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Protocol
 
 from fenka.core.cards import Card, Node
-from fenka.core.evaluate import Empty, Policy, evaluate, never_fits
+from fenka.core.evaluate import Empty, Policy, View, evaluate, never_fits
 from fenka.core.gangs import Stacked, plan_gang
 from fenka.core.preemption import Budget, Claim, Holder, cheapest_victims
 from fenka.core.reasons import Rejected, Rejection, Why
@@ -50,6 +51,13 @@ class Yes:
 Verdict = Yes | No
 
 
+class Held(View, Protocol):
+    """What is held of each card, and when that changed."""
+
+    def generation(self, node: str) -> int:
+        """Changes whenever anything does that a judgement of this node depends on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Filtered:
     """Nodes that fit, in the order in which they were named; and sentences for those that do not."""
@@ -73,8 +81,9 @@ class Judge:
     A cluster's pods come in few sizes: of a thousand nodes those few are judged again that changed.
     """
 
-    def __init__(self, world: World, policy: Policy) -> None:
-        self._world, self._policy = world, policy
+    def __init__(self, world: World, policy: Policy, view: Held | None = None) -> None:
+        """view: what is held; more than the world says where plans hold something besides."""
+        self._world, self._policy, self._view = world, policy, view or world
         self._memory: OrderedDict[tuple[Part, ...], dict[str, tuple[int, Verdict]]] = OrderedDict()
 
     def filter(self, pod: Pod, names: Iterable[str]) -> Filtered:
@@ -128,7 +137,7 @@ class Judge:
                     continue
                 found = known[share.unit_mib] = parts, self._of_shape(parts)
             parts, memory = found
-            generation = world.generation(name)
+            generation = self._view.generation(name)
             remembered = memory.get(name)
             if remembered is None or remembered[0] != generation:
                 remembered = memory[name] = generation, self._judge(parts, share)
@@ -202,7 +211,7 @@ class Judge:
             modes.admits(self._labels(node), parts)
         except Unreadable:
             return None
-        view, others = Stacked(self._world), list[Holder]()
+        view, others = Stacked(self._view), list[Holder]()
         for it in self._world.holdings(node):
             going = it.pod.metadata.uid in victims
             for placement in it.placements:
@@ -247,14 +256,14 @@ class Judge:
         if turned_away is not None:
             return turned_away
         requests = tuple(part.request for part in parts)
-        (verdict,) = evaluate(self._world, requests[0], self._policy, (node,))
+        (verdict,) = evaluate(self._view, requests[0], self._policy, (node,))
         if isinstance(verdict, Rejection):
             return self._no(requests, node, verdict)
         policy = self._card_policy(node.name)
         if len(requests) == 1 and policy == self._policy:
             return Yes(verdict.score, (verdict.placement,))
         # Nodes are compared by one policy, cards chosen by the node's own.
-        found = plan_gang(self._world, requests, policy, (node,))
+        found = plan_gang(self._view, requests, policy, (node,))
         if isinstance(found, Rejected):
             return self._no(requests, node, found.rejections[0])
         return Yes(verdict.score, found)

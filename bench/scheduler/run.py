@@ -90,7 +90,7 @@ async def binding(*, at_once: bool) -> float:
         async with server.api() as api:
             replica = Replica(api, Settings("bench"))
             running = asyncio.create_task(replica.run())
-            while not replica.ready:
+            while not replica.leading:
                 await asyncio.sleep(0.01)
             wanted = [
                 Binding(it["metadata"]["name"], "default", it["metadata"]["uid"], f"n{i // 24}")

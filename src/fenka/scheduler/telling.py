@@ -117,8 +117,4 @@ def _waits(pod: Pod) -> bool:
     """kube-scheduler has found no node for it, and it wants a slice."""
     if pod.spec.node_name or pod.finished or pod.metadata.deletion_timestamp is not None:
         return False
-    unschedulable = any(
-        it.type == "PodScheduled" and it.status == "False" and it.reason == "Unschedulable"
-        for it in pod.status.conditions
-    )
-    return unschedulable and asks(pod)
+    return pod.unschedulable is not None and asks(pod)

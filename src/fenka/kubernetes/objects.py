@@ -187,6 +187,18 @@ class Pod(Object):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
 
+GANG_LABELS = (
+    "pod-group.scheduling.sigs.k8s.io/name",
+    "pod-group.scheduling.sigs.k8s.io",
+)
+
+
+def gang_of(pod: Pod) -> str | None:
+    """namespace/name of the gang with which the pod starts or not at all; None: it is alone."""
+    named = next(filter(None, map(pod.metadata.labels.get, GANG_LABELS)), None)
+    return f"{pod.metadata.namespace}/{named}" if named else None
+
+
 def _stays(init: Container) -> bool:
     return init.restart_policy == "Always"
 

@@ -16,7 +16,8 @@ from fenka.kubernetes.client import Api, NoCluster, Refused
 from fenka.kubernetes.objects import Pod, Status
 from fenka.kubernetes.watch import Backoff
 from fenka.kubernetes.world import World, read_holding
-from fenka.scheduler.decide import Judge, No
+from fenka.scheduler.decide import No
+from fenka.scheduler.order import InOrder
 from fenka.scheduler.wire import Binding
 
 BIND_WITHIN_S = 3.0
@@ -60,7 +61,7 @@ class Binder:
         self,
         api: Api,
         world: World,
-        judge: Judge,
+        judge: InOrder,
         leadership: Leadership,
         pods: Callable[[], Mapping[str, Pod]],
         *,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from fenka.core.backfill import Fairness
 from fenka.core.evaluate import Policy
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI
 from fenka.kubernetes.client import Api
@@ -15,6 +16,7 @@ from fenka.kubernetes.world import World
 from fenka.scheduler.binding import BIND_WITHIN_S, SETTLED_S, Binder
 from fenka.scheduler.cluster import Cluster
 from fenka.scheduler.decide import Judge
+from fenka.scheduler.order import InOrder, Order
 from fenka.scheduler.telling import Teller
 
 log = logging.getLogger(__name__)
@@ -33,7 +35,8 @@ class Settings:
     """namespace, lease: of the Lease by which replicas agree. identity: of this process alone.
 
     address: the URL at which other replicas reach this one; empty: they cannot.
-    hami: whether HAMi's names are understood.
+    hami: whether HAMi's names are understood. fairness: what orders pods of one priority, None
+    for the core's own.
     """
 
     identity: str
@@ -42,6 +45,7 @@ class Settings:
     lease: str = "fenka-scheduler"
     address: str = ""
     hami: bool = False
+    fairness: Fairness | None = None
 
 
 class Replica:
@@ -54,9 +58,12 @@ class Replica:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.world = World(dialects=WITH_HAMI if settings.hami else DIALECTS)
         self.judge = Judge(self.world, settings.policy)
+        self.order = Order(self.world, settings.policy, settings.fairness, now=now)
+        self.in_order = InOrder(self.judge, self.order)
         self.recorder = Recorder(api, "fenka-scheduler", settings.identity)
         self.election = Election(
             api,
@@ -66,12 +73,18 @@ class Replica:
             address=settings.address,
             clock=clock,
         )
-        self.teller = Teller(self.world, self.judge, self.recorder, lambda: self.election.leading)
-        self.cluster = Cluster(api, self.world, self.teller)
+        self.teller = Teller(
+            self.world,
+            self.judge,
+            self.recorder,
+            lambda: self.election.leading,
+            position=self.order.position,
+        )
+        self.cluster = Cluster(api, self.world, self.order, self.teller)
         self.binder = Binder(
             api,
             self.world,
-            self.judge,
+            self.in_order,
             self,
             lambda: self.cluster.pods.objects,
             clock=clock,

@@ -36,7 +36,12 @@ class Server:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        state = State(replica.world, replica.cluster, replica.binder, lambda: replica.leading)
+        state = State(
+            replica.world,
+            replica.cluster,
+            replica.binder,
+            lambda: replica.order if replica.leading else None,
+        )
         self._metrics = Metrics(state)
         self._forwarder = Forwarder(replica.election.identity)
 
@@ -69,7 +74,7 @@ class Server:
         """Which nodes fit, and why the others do not."""
         asked = wire.read_nodes(body)
         self._replica.teller.asked(asked.pod)
-        found = self._replica.judge.filter(asked.pod, asked.names)
+        found = self._replica.in_order.filter(asked.pod, asked.names)
         answer = wire.answer_nodes(asked, found.fitting)
         answer.failed_nodes = found.failed
         answer.failed_and_unresolvable_nodes = found.hopeless
@@ -78,7 +83,7 @@ class Server:
     async def prioritize(self, body: bytes) -> list[dict[str, Any]]:
         """A score for each node."""
         asked = wire.read_nodes(body)
-        scores = self._replica.judge.prioritize(asked.pod, asked.names)
+        scores = self._replica.in_order.prioritize(asked.pod, asked.names)
         return [{"Host": name, "Score": score} for name, score in scores]
 
     async def bind(self, body: bytes) -> dict[str, str]:

@@ -383,14 +383,16 @@ def test_namespaces_take_turns(fairness: Fairness, expected: list[str]) -> None:
 def test_the_starvation_figure() -> None:
     """b1, of 50, goes before a1 of 1 by its turn: 49 s. c, of 55, uses what a1 does not wait for: none."""
     cluster = Cluster([node_json("n", T4_MIB, T4_MIB, T4_MIB)], Fairness(60, 3600))
-    cluster.holds("h2", 2, 12, namespace="a")
-    cluster.holds("h0", 0, 14, namespace="a", runs=100, started=0)
+    cluster.holds("h2", 2, 12, namespace="c")
+    cluster.holds("h0", 0, 10, namespace="x", runs=100, started=0)
+    cluster.holds("k", 0, 4, namespace="a")
     cluster.holds("h1", 1, 12, namespace="c", runs=500, started=0)
     cluster.now = 60
     a1 = make("a1", 8, 1, namespace="a")
     b1 = make("b1", 8, 50, namespace="b")
     cluster.wait(a1, b1)
     assert cluster.order.starvation_s == 0
+    # a1: 1 + 60, b1: 50, c: 55 + 120
     c = make("c", 2, 55, namespace="c")
     cluster.set(c)
     # b1 has named card 0, a1 card 1

@@ -87,20 +87,22 @@ class Waiter:
 class Place:
     """How somebody stands in line: by `key`.
 
-    placements: what fits for it now, on what those before it leave; none where it waits, and `why` says what
-    for. reservation: the cards it has named then; only the first few do.
+    placements: what fits for it now, on what those before it leave; none where it waits, and `refused` has
+    why, for nodes of each unit. reservation: the cards it has named then; only the first few do.
     """
 
     waiter: Waiter
     key: Key
-    why: str = ""
+    refused: tuple[Rejected, ...] = ()
     reservation: Reservation | None = None
     placements: tuple[Placement, ...] = ()
 
     @property
-    def priority(self) -> float:
-        """The larger is served first."""
-        return -self.key[0]
+    def why(self) -> str:
+        """One sentence, empty for one that fits. It is over all cards: made only where it is read."""
+        rejections = tuple(it for one in self.refused for it in one.rejections)
+        hint = next((one.hint for one in self.refused if one.hint), "")
+        return Rejected(rejections, hint).sentence() if self.refused else ""
 
     @property
     def requested_at(self) -> float:
@@ -451,11 +453,9 @@ def _place(
     """standings: one for each unit of nodes on which it was refused."""
     if placements:
         return Place(waiter, at, placements=placements)
-    rejections = tuple(it for standing in standings for it in standing.why.rejections)
-    hint = next((it.why.hint for it in standings if it.why.hint), "")
     # Of the units where it has named cards, the one where it starts first; the other's are nobody's.
     reservations = [it.reservation for it in standings if it.reservation is not None]
     first = min(
         reservations, key=lambda it: inf if it.starts_by is None else it.starts_by, default=None
     )
-    return Place(waiter, at, Rejected(rejections, hint).sentence(), first)
+    return Place(waiter, at, tuple(it.why for it in standings), first)

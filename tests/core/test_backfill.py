@@ -18,8 +18,9 @@ from fenka.core.backfill import (
 )
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import Empty, place
+from fenka.core.gangs import plan_gang
 from fenka.core.ledger import Ledger
-from fenka.core.reasons import Why
+from fenka.core.reasons import Rejected, Why
 from fenka.core.requests import Memory, Placement, Request
 from tests.core.core_kit import (
     GIB,
@@ -252,6 +253,82 @@ class TestNamedCards:
         assert seats(step) == {"w0": [0], "w1": [1]}
         step = serve([Waiting("g", (units(8), units(8)), 0.0)], [], TWO)
         assert seats(step) == {"g": [0, 1]}
+
+
+class TestGangs:
+    """Their members do not make room for each other."""
+
+    def test_cards_are_named_for_all_at_once(self) -> None:
+        """Card 1's three end at some time, card 0's one too: two of 8 need both, not card 0 twice."""
+        holding = [held(0, 10), held(1, 5), held(1, 4), held(1, 4)]
+        gang = Waiting("g", (units(8), units(8)), 0.0)
+        assert named(serve([gang], holding, TWO)) == {"g": (["GPU-a-0", "GPU-a-1"], None)}
+
+    def test_one_that_could_never_be_placed_names_none(self) -> None:
+        """Two of 8 on one card of 14."""
+        gang = Waiting("g", (units(8), units(8)), 0.0)
+        step = serve([gang, *queue(units(4))], [held(0, 2)], T4)
+        assert (named(step), seats(step)) == ({}, {"w0": [0]})
+
+    def test_where_the_first_would_take_the_last_ones_room(self) -> None:
+        """7 and 4 on card 1 and 10 on card 0 leave no 7; 7 + 7 and 4 + 10 do, when both have ended."""
+        holding = [held(0, 14, 300), held(1, 14, 100)]
+        gang = Waiting("g", (units(7), units(4), units(10), units(7)), 0.0)
+        assert named(serve([gang], holding, TWO)) == {"g": (["GPU-a-0", "GPU-a-1"], None)}
+
+
+class TestTogether:
+    """Several requests for one node: a pod whose containers each have their slice."""
+
+    def test_placed_on_one_node_or_not_at_all(self) -> None:
+        """a has 4 units left, b 8: two of 4 are on b together, apart they would be a's first."""
+        pair = Waiting("w0", (units(4), units(4)), 0.0, together=True)
+        holding = [held(0, 10, 200), held(0, 6, 300, "b")]
+        step = serve([pair], holding, T4, OTHER)
+        assert [it.node for _, found in step.placed for it in found] == ["b", "b"]
+        step = serve([replace(pair, together=False)], holding, T4, OTHER)
+        assert [it.node for _, found in step.placed for it in found] == ["a", "b"]
+        # 9 held of b's 14: no node has 8 left, though each has 4.
+        step = serve([pair], [held(0, 10, 200), held(0, 9, 300, "b")], T4, OTHER)
+        assert step.placed == ()
+        assert step.waiting[0].reason == "0/2 GPUs fit: 2 too little memory"
+        # b, when its one has ended, or a: the earlier
+        assert named(step) == {"w0": (["GPU-a-0"], 200)}
+
+    def test_never_on_one_node(self) -> None:
+        """Two of 8 on cards of 14: each node has one. It keeps nobody off anything."""
+        pair = Waiting("w0", (units(8), units(8)), 0.0, together=True)
+        step = serve([pair], [], T4, OTHER)
+        assert (step.placed, named(step)) == ((), {})
+        step = serve([pair], [held(0, 14, 300)], TWO, OTHER)
+        assert named(step) == {"w0": (["GPU-a-0", "GPU-a-1"], 300)}
+
+    @settings(deadline=None)
+    @given(
+        nodes=clusters(),
+        asked=st.lists(st.lists(requests(), min_size=1, max_size=3), max_size=4),
+    )
+    def test_one_node_each(self, nodes: tuple[Node, ...], asked: list[list[Request]]) -> None:
+        """Placed or named; no card holds more than it has; the first is placed where it could be."""
+        waiting = [
+            Waiting(f"w{n}", tuple(it), float(n), together=True) for n, it in enumerate(asked)
+        ]
+        step = Backfill(nodes, "binpack", PLAIN).serve(waiting, [], 0)
+        ledger = Ledger(nodes)
+        for name, found in step.placed:
+            assert len({it.node for it in found}) == 1
+            for number, it in enumerate(found):
+                ledger.adopt(f"{name}/{number}", it)
+        home = {card.uuid: it.name for it in nodes for card in it.cards}
+        for standing in step.waiting:
+            if standing.reservation:
+                assert len({home[uuid] for uuid in standing.reservation.cards}) == 1
+        for first in waiting[:1]:
+            could = any(
+                not isinstance(plan_gang(Empty(), first.requests, "binpack", (it,)), Rejected)
+                for it in nodes
+            )
+            assert (first.id in dict(step.placed)) == could
 
 
 class TestNodesItMayGoTo:

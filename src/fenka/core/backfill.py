@@ -14,7 +14,7 @@ from fenka.core.cards import Card, Node
 from fenka.core.evaluate import Empty, Fit, Policy, Used, evaluate, fits_card
 from fenka.core.gangs import plan_gang
 from fenka.core.ledger import Tally
-from fenka.core.reasons import Rejected
+from fenka.core.reasons import Rejected, Rejection
 from fenka.core.requests import Placement, Request, Slice
 from fenka.core.verdicts import SHAPES, Verdicts
 
@@ -42,7 +42,8 @@ class Waiting:
 
     requested_at: in the caller's time. priority: the larger is served first. runs_for: seconds after which
     it is ended whatever it does (activeDeadlineSeconds); None if nothing ends it. nodes: the names of those
-    that it may go to, and are counted in its reasons; None for any.
+    that it may go to, and are counted in its reasons; None for any. together: all its requests are for one
+    node, whichever.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Waiting:
     user: str = ""
     runs_for: float | None = None
     nodes: frozenset[str] | None = None
+    together: bool = False
 
     def may_go(self, nodes: Sequence[Node]) -> Sequence[Node]:
         """Those of the nodes to which it may go."""
@@ -155,6 +157,7 @@ class Backfill:
     def set_nodes(self, nodes: Sequence[Node]) -> None:
         """The nodes, or the health of their cards, are these from now on."""
         self._nodes = tuple(nodes)
+        self._ends.never.clear()
         for name in self._verdicts.set_nodes(self._nodes):
             self._ends.forget(name)
 
@@ -181,8 +184,11 @@ class Backfill:
         return Round(tuple(placed), tuple(standings))
 
 
-_Shape = tuple[tuple[Request, ...], frozenset[str], frozenset[str] | None]
-"""What is asked for, the cards that are barred for it, and the nodes to which it may go."""
+_Shape = tuple[tuple[Request, ...], frozenset[str], frozenset[str] | None, bool]
+"""What is asked for, cards that are barred for it, the nodes to which it may go, and whether to one alone."""
+
+TRIES = 64
+"""Nodes on which what goes together is tried out: those on which each of it fits alone, the best first."""
 
 
 class _Turn:
@@ -226,7 +232,7 @@ class _Turn:
     def place(self, waiting: Waiting, barred: frozenset[str]) -> tuple[Placement, ...] | Rejected:
         """All that it asks for or nothing, on what is held now."""
         requests = waiting.requests
-        shape = requests, barred, waiting.nodes
+        shape = requests, barred, waiting.nodes, waiting.together
         # Who wants the same is refused for the same reasons until something else is placed.
         known = self._refused.get(shape)
         if known is not None and known[0] == self._placed:
@@ -235,6 +241,8 @@ class _Turn:
         if len(requests) == 1:
             found = self._verdicts.place(self._tally, requests[0], barred, waiting.nodes)
             verdict = (found,) if isinstance(found, Placement) else found
+        elif waiting.together:
+            verdict = self._place_together(waiting, barred)
         else:
             nodes = waiting.may_go(self._nodes)
             verdict = plan_gang(self._tally, requests, self._policy, nodes, barred)
@@ -242,31 +250,91 @@ class _Turn:
             self._refused[shape] = self._placed, verdict
         return verdict
 
+    def _place_together(
+        self, waiting: Waiting, barred: frozenset[str]
+    ) -> tuple[Placement, ...] | Rejected:
+        """All of it on one node, the best one by its first request. A no can be wrong beyond TRIES nodes."""
+        fits: dict[str, tuple[tuple[float, ...], str, Node]] = {}
+        rejections: dict[str, Rejection] = {}
+        for request in dict.fromkeys(waiting.requests):
+            judged = self._verdicts.judge(self._tally, request, barred, waiting.nodes)
+            for node, verdict in judged:
+                if isinstance(verdict, Rejection):
+                    rejections.setdefault(node.name, verdict)
+                else:
+                    fits.setdefault(node.name, (verdict.score, node.name, node))
+        likely = sorted(fit for name, fit in fits.items() if name not in rejections)
+        for _, name, node in likely[:TRIES]:
+            found = plan_gang(self._tally, waiting.requests, self._policy, (node,), barred)
+            if not isinstance(found, Rejected):
+                return found
+            rejections[name] = found.rejections[0]
+        return Rejected(tuple(rejections.values()))
+
     def name_cards(self, waiting: Waiting) -> Reservation | None:
         """The cheapest cards for it, kept in mind as its own for those who name cards later.
 
         None for who could not even be placed if nothing were held.
         """
+        shape = waiting.requests, frozenset[str](), waiting.nodes, waiting.together
+        if shape in self._ends.never:
+            return None
+        nodes = waiting.may_go(self._nodes)
         choices: list[_Choice] = []
-        for request in waiting.requests:
-            choice = self._cheapest(request, waiting.may_go(self._nodes))
-            if choice is None:
-                for earlier in choices:
-                    self._unname(earlier)
-                return None
-            choices.append(choice)
-            self._name(choice)
+        for among in self._each_alone(waiting, nodes) if waiting.together else (nodes,):
+            choices = self._choose(waiting.requests, among)
+            if choices:
+                break
+        if not choices:
+            if len(self._ends.never) > SHAPES:
+                self._ends.never.clear()
+            self._ends.never.add(shape)
+            return None
         at = max(choice.at for choice in choices)
-        if at < inf and waiting.runs_for is not None:
-            for choice in choices:
-                self._unname(choice)
-                self._name(
-                    replace(choice, held=replace(choice.held, ends_by=at + waiting.runs_for))
-                )
+        known = at < inf and waiting.runs_for is not None
+        ends_by = at + (waiting.runs_for or 0) if known else None
+        for choice in choices:
+            self._name(replace(choice, held=replace(choice.held, ends_by=ends_by)))
         cards = frozenset(card.uuid for choice in choices for card in choice.cards)
         for uuid in cards:
             self._barred[uuid] = max(at, self._barred.get(uuid, at))
         return Reservation(cards, at if at < inf else None)
+
+    def _choose(self, requests: Sequence[Request], nodes: Sequence[Node]) -> "list[_Choice]":
+        """The cheapest for each on what those before it leave; none if they could never be there together."""
+        choices: list[_Choice] = []
+        for request in requests:
+            choice = self._cheapest(request, nodes)
+            if choice is None:
+                break
+            # None of them goes to make room for the next.
+            choices.append(replace(choice, held=replace(choice.held, ends_by=inf)))
+            self._name(choices[-1])
+        for choice in choices:
+            self._unname(choice)
+        if len(choices) == len(requests):
+            return choices
+        # One after the other they do not find room; perhaps another way.
+        if len(requests) == 1:
+            return []
+        found = plan_gang(Empty(), requests, self._policy, nodes)
+        if isinstance(found, Rejected):
+            return []
+        cards = {(node.name, card.index): card for node in nodes for card in node.cards}
+        return [
+            _Choice(tuple(cards[it.node, piece.card] for piece in it.slices), inf, Held(it))
+            for it in found
+        ]
+
+    def _each_alone(self, waiting: Waiting, nodes: Iterable[Node]) -> list[tuple[Node]]:
+        """Nodes one by one, the first where each of the requests alone would start first."""
+        priced = []
+        for node in nodes:
+            found = [self._cheapest(it, (node,)) for it in dict.fromkeys(waiting.requests)]
+            ats = [it.at for it in found if it is not None]
+            if len(ats) == len(found):
+                priced.append((max(ats), node.name, node))
+        return [(node,) for _, _, node in sorted(priced, key=lambda it: it[:2])]
 
     def _name(self, choice: "_Choice") -> None:
         self._named.setdefault(choice.held.placement.node, []).append(choice.held)
@@ -321,6 +389,8 @@ class _Ends:
     """Remembers what waiting for cards comes to, for nodes that the same hold as before."""
 
     def __init__(self) -> None:
+        self.never: set[_Shape] = set()
+        """What could not be placed if nothing were held."""
         self._held: dict[str, list[Held]] = {}
         self._known: OrderedDict[Request, dict[str, list[_Cost]]] = OrderedDict()
 
@@ -380,14 +450,17 @@ def _costs(request: Request, node: Node, held: Sequence[Held]) -> list[_Cost]:
         if not isinstance(alone, Fit):
             return []
     # They go as their time comes; of those whose end nobody can tell the largest first, so that they are few.
-    going = sorted(held, key=lambda it: (_end(it), -_largest(it)))
+    # Who stays for ever (`ends_by` infinite) comes last.
+    going = sorted(held, key=lambda it: (_end(it), it.ends_by == inf, -_largest(it)))
     on_card: dict[int, list[tuple[Held, Slice]]] = {card.index: [] for card in node.cards}
     for it in going:
         for piece in it.placement.slices:
             if piece.card in on_card:
                 on_card[piece.card].append((it, piece))
-    host_at, host_uncertain = _when_host(request, node, going) if on_host else (-inf, 0)
-    costs = []
+    host = _when_host(request, node, going) if on_host else (-inf, 0)
+    if host is None:
+        return []
+    (host_at, host_uncertain), costs = host, []
     for card in node.cards:
         found = _when(request, card, on_card[card.index])
         if found is not None:
@@ -406,14 +479,16 @@ def _when(
     for it, piece in going:
         if fits_card(card, Used(memory, compute, holders, whole), request):
             return at, uncertain
+        if it.ends_by == inf:
+            return None
         memory, compute = memory - piece.memory_mib, compute - piece.compute
         holders, whole = holders - 1, whole - it.placement.whole
         at, uncertain = max(at, _end(it)), uncertain + (it.ends_by is None)
     return (at, uncertain) if fits_card(card, Used(), request) else None
 
 
-def _when_host(request: Request, node: Node, going: Sequence[Held]) -> tuple[float, int]:
-    """When the host has what is asked of it. Empty it has."""
+def _when_host(request: Request, node: Node, going: Sequence[Held]) -> tuple[float, int] | None:
+    """When the host has what is asked of it; None: never. Empty it has."""
     cpu = sum(it.placement.cpu_milli for it in going)
     memory = sum(it.placement.host_memory_mib for it in going)
     at, uncertain = -inf, 0
@@ -422,6 +497,8 @@ def _when_host(request: Request, node: Node, going: Sequence[Held]) -> tuple[flo
             memory, request.host_memory_mib, node.memory_mib
         ):
             break
+        if it.ends_by == inf:
+            return None
         cpu, memory = cpu - it.placement.cpu_milli, memory - it.placement.host_memory_mib
         at, uncertain = max(at, _end(it)), uncertain + (it.ends_by is None)
     return at, uncertain

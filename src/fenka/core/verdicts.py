@@ -4,7 +4,7 @@ It decides as `evaluate.place` does, and no differently: that is what its tests 
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from fenka.core.cards import Node
 from fenka.core.evaluate import Policy, Used, Verdict, View, evaluate
@@ -64,14 +64,29 @@ class Verdicts:
 
         among: the names of the nodes that it may go to, None for any.
         """
+        best: tuple[tuple[float, ...], str] | None = None
+        found: Placement | None = None
+        rejections: list[Rejection] = []
+        for node, verdict in self.judge(view, request, reserved, among):
+            if isinstance(verdict, Rejection):
+                rejections.append(verdict)
+            elif best is None or (verdict.score, node.name) < best:
+                best, found = (verdict.score, node.name), verdict.placement
+        return found or Rejected(tuple(rejections))
+
+    def judge(
+        self,
+        view: View,
+        request: Request,
+        reserved: Collection[str] = (),
+        among: Collection[str] | None = None,
+    ) -> Iterator[tuple[Node, Verdict]]:
+        """As `evaluate`, node by node, of those that it may go to."""
         by_node = self._of_shape(request)
         kept: dict[str, set[str]] = {}
         for uuid in reserved:
             if uuid in self._home:
                 kept.setdefault(self._home[uuid], set()).add(uuid)
-        best: tuple[tuple[float, ...], str] | None = None
-        found: Placement | None = None
-        rejections: list[Rejection] = []
         for node in self._nodes:
             if among is not None and node.name not in among:
                 continue
@@ -82,11 +97,7 @@ class Verdicts:
                 by_node[node.name] = here, verdict
             else:
                 verdict = known[1]
-            if isinstance(verdict, Rejection):
-                rejections.append(verdict)
-            elif best is None or (verdict.score, node.name) < best:
-                best, found = (verdict.score, node.name), verdict.placement
-        return found or Rejected(tuple(rejections))
+            yield node, verdict
 
     def _of_shape(self, request: Request) -> dict[str, tuple[frozenset[str], Verdict]]:
         by_node = self._known.setdefault(request, {})

@@ -281,7 +281,10 @@ class Line:
             else:
                 nodes = nodes - struck if struck else nodes
                 if nodes:
-                    found[unit] = replace(whole, requests=tuple(requests), nodes=nodes)
+                    alone = len(waiter.pods) == 1
+                    found[unit] = replace(
+                        whole, requests=tuple(requests), nodes=nodes, together=alone
+                    )
         return found
 
     def _read(self, pod: Pod, unit: int) -> tuple[tuple[Part, ...], bytes]:

@@ -446,6 +446,19 @@ def test_cards_without_a_name() -> None:
     assert [it.uuid for it in holding.slices] == [""]
 
 
+def test_nobody_is_evicted_for_a_card_that_another_would_get() -> None:
+    """Both of priority 5; low is on the card that the first has named, and on none of the others."""
+    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster.holds("low", 0, 10, priority=1)
+    first, second = make("first", 12, 1, priority=5), make("second", 8, 2, priority=5)
+    cluster.wait(first, second)
+    judge, pods = Judge(cluster.world, "binpack"), dict[str, Pod]()
+    found = judge.preempt(first, "n", ["low"], pods, ahead=cluster.order.ahead(first))
+    assert found is not None
+    assert found.uids == ("low",)
+    assert judge.preempt(second, "n", ["low"], pods, ahead=cluster.order.ahead(second)) is None
+
+
 # ---- from filter to bind ----
 
 

@@ -232,12 +232,13 @@ class Judge:
         victims: Collection[str],
         pods: Mapping[str, Pod],
         budgets: Callable[[Pod], frozenset[Budget]] = lambda _: frozenset(),
+        ahead: Ahead = NOBODY,
     ) -> Sacrifice | None:
         """Who must go so that this one fits on the node's cards; None where nobody's going helps.
 
         victims: whom kube-scheduler would evict for its own reasons; they all stay victims. Others of lower
         priority are added where the cards need it, the cheapest set. pods: all, by UID. budgets: the
-        disruption budgets that cover a pod.
+        disruption budgets that cover a pod. ahead: nobody goes to make room on cards that others would get.
         """
         if any(uid in pods and _priority(pods[uid]) >= _priority(pod) for uid in victims):
             return None
@@ -260,8 +261,11 @@ class Judge:
                     view.remove(placement)
                 else:
                     others.append(_holder(it.pod, placement, budgets))
+        for kept in ahead.kept.get(node, ()):
+            view.add(kept.placement)
         claim = Claim(tuple(part.request for part in parts), _priority(pod))
-        found = cheapest_victims(view, others, claim, (share.node,), self._policy)
+        closed = _without(share.node, ahead.reserved)
+        found = cheapest_victims(view, others, claim, (closed,), self._policy)
         if found is None:
             return None
         # Who has several slices is there several times.
@@ -384,6 +388,15 @@ def named(node: Node) -> Node:
         return node
     cards = (replace(card, uuid=card.uuid or f"{node.name}/{card.index}") for card in node.cards)
     return replace(node, cards=tuple(cards))
+
+
+def _without(node: Node, reserved: Collection[str]) -> Node:
+    """With these cards closed."""
+    cards = (
+        replace(card, cordoned=True) if name.uuid in reserved else card
+        for card, name in zip(node.cards, named(node).cards, strict=True)
+    )
+    return replace(node, cards=tuple(cards)) if reserved else node
 
 
 def _as_recorded(placement: Placement, node: Node) -> Placement:

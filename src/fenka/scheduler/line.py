@@ -114,11 +114,12 @@ class Place:
 class Turn:
     """What serving the line once came to. places: in order.
 
-    room: whether another that came to wait might name cards, wherever it stands.
+    room: units of the nodes of which another that came to wait might name cards, wherever it stands; None:
+    of any.
     """
 
     places: tuple[Place, ...] = ()
-    room: bool = True
+    room: frozenset[int] | None = None
     home: Mapping[str, str] = field(default_factory=dict)
     """The node of each card."""
     held: Mapping[str, int] = field(default_factory=dict)
@@ -211,7 +212,7 @@ class Line:
         order = keyed((it.waiting(now) for it, _ in wanted.values()), users, self._fairness)
         placed: dict[str, tuple[Placement, ...]] = {}
         standings: dict[str, list[Standing]] = {}
-        room = not self._groups
+        room = set()
         for unit, group in self._groups.items():
             mine = [
                 # The order is settled: here it is the time.
@@ -223,12 +224,13 @@ class Line:
             placed.update(found.placed)
             for it in found.waiting:
                 standings.setdefault(it.id, []).append(it)
-            room = room or sum(it.reservation is not None for it in found.waiting) < DEPTH
+            if sum(it.reservation is not None for it in found.waiting) < DEPTH:
+                room.add(unit)
         places = (
             _place(wanted[it.id][0], at, placed.get(it.id, ()), standings.get(it.id, ()))
             for at, it in order
         )
-        return Turn(tuple(places), room, self._home, users, self._fairness)
+        return Turn(tuple(places), frozenset(room), self._home, users, self._fairness)
 
     def wants(self, pod: Pod) -> bool:
         """Whether it asks for something that is fenka's to give, and can be read."""
@@ -237,10 +239,10 @@ class Line:
         except Unreadable:
             return False
 
-    def has_a_chance(self, pod: Pod) -> bool:
-        """Whether there is any node to which it may go, and where it could be if nothing were held."""
+    def units(self, pod: Pod) -> set[int]:
+        """Of the nodes to which it may go, and where it could be if nothing were held."""
         self._renew_nodes()
-        return bool(self._asked(Waiter(pod.metadata.uid, (pod,)), frozenset(), 0.0))
+        return set(self._asked(Waiter(pod.metadata.uid, (pod,)), frozenset(), 0.0))
 
     # ---- who waits ----
 

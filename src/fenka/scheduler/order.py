@@ -179,7 +179,7 @@ class Order:
 
         Empty for one that could be nowhere: that it waits for others is not the reason.
         """
-        if not self._line.has_a_chance(pod):
+        if not self._line.units(pod):
             return ""
         turn, waiter_id = self._current(), _waiter_id(pod)
         rank = turn.rank(self._key(pod))
@@ -231,10 +231,10 @@ class Order:
     def _hurry(self, pod: Pod) -> None:
         """Serve before anybody else is asked about, unless nothing would be kept for this one."""
         turn = self._turn
-        if not turn.room and turn.marks:
-            self._urgent |= turn.rank(self._key(pod)) <= turn.marks[-1][0]
-        else:
+        if self._urgent or turn.room is None or not turn.room.isdisjoint(self._line.units(pod)):
             self._urgent = True
+        elif turn.marks:
+            self._urgent = turn.rank(self._key(pod)) <= turn.marks[-1][0]
 
     def _readmit(self, pod: Pod) -> None:
         """kube-scheduler says of one that was passed over that it is units that are lacking now."""
@@ -301,14 +301,14 @@ class Order:
     def _count_overtaken(self, pod: Pod) -> None:
         """It is bound: before whom that came earlier and still waits, though not behind it in line?"""
         turn = self._turn
-        if not turn.places:
+        if not turn.places or not self._waiting:
             return
         mine = _waiter_id(pod)
         found = self._key(pod)
         for it in turn.places[turn.rank(found) :]:
             if it.key[0] != found[0]:
                 break
-            if it.waiter.id != mine and it.requested_at < found[2]:
+            if it.requested_at < found[2] and it.waiter.id != mine and self._still(it.waiter.pods):
                 by = found[2] - it.requested_at
                 self._overtaken[it.waiter.id] = max(by, self._overtaken.get(it.waiter.id, 0.0))
 
@@ -331,8 +331,9 @@ class InOrder:
         found = self._judge.filter(pod, names, ahead)
         if not found.fitting and ahead.nodes:
             # What was kept a moment ago may not be any more.
-            ahead = self._order.ahead(pod, last=True)
-            found = self._judge.filter(pod, names, ahead)
+            fresh = self._order.ahead(pod, last=True)
+            if fresh != ahead:
+                ahead, found = fresh, self._judge.filter(pod, names, fresh)
         if found.fitting:
             _remember(self._let, pod.metadata.uid, ahead)
         elif found.failed:

@@ -97,10 +97,11 @@ class Server:
         """Whom to evict, on nodes where that helps."""
         asked = wire.read_preemption(body)
         pods = {**self._replica.cluster.pods.objects, **asked.pods}
+        judge, ahead = self._replica.judge, self._replica.order.ahead(asked.pod)
         chosen = {
             node: (found.uids, found.violations)
             for node, victims in asked.victims.items()
-            if (found := self._replica.judge.preempt(asked.pod, node, victims, pods)) and found.uids
+            if (found := judge.preempt(asked.pod, node, victims, pods, ahead=ahead)) and found.uids
         }
         return wire.answer_preemption(asked, chosen)
 

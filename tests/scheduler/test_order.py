@@ -16,7 +16,7 @@ from fenka.dialects import gpushare
 from fenka.kubernetes.objects import Node, Pod
 from fenka.kubernetes.world import World
 from fenka.scheduler.decide import Judge, No
-from fenka.scheduler.order import PATIENCE_S, InOrder, Order
+from fenka.scheduler.order import DUE_S, PATIENCE_S, InOrder, Order
 from tests.scheduler.objects_kit import GIB, T4_MIB, Json, node_json, on_card, pod_json
 
 START = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
@@ -249,6 +249,29 @@ def test_patience_with_who_does_not_come() -> None:
     small = make("small", 2, 3)
     cluster.set(small)
     assert "reserved" in cluster.start(small)
+
+
+def test_who_is_to_be_tried_again() -> None:
+    """The head is deleted: kube-scheduler takes no notice, and the next one would rest for minutes."""
+    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster.holds("h", 0, 8)
+    cluster.wait(make("head", 12, 1), make("next", 4, 2))
+    assert cluster.order.due(9) == []
+    cluster.now = 1
+    cluster.gone("head")
+    assert cluster.order.due(9) == []
+    cluster.now = 1 + DUE_S
+    assert [it.metadata.name for it in cluster.order.due(9)] == ["next"]
+    # Once, while it fits.
+    assert cluster.order.due(9) == []
+    cluster.holds("h2", 0, 4)
+    cluster.now += 1
+    assert cluster.order.due(9) == []
+    cluster.gone("h2")
+    cluster.now += 1
+    assert cluster.order.due(9) == []
+    cluster.now += DUE_S
+    assert [it.metadata.name for it in cluster.order.due(9)] == ["next"]
 
 
 def test_a_node_that_kube_scheduler_rules_out_is_not_kept() -> None:

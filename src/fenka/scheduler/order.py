@@ -24,6 +24,9 @@ from fenka.scheduler.line import Line, Place, Turn, Waiter, is_open, runs_for
 PATIENCE_S = 15.0
 """kube-scheduler tries a pod again 10 s after it could have, at the latest, and binds it at once."""
 
+DUE_S = 2.0
+"""By then kube-scheduler has mostly come back to a pod by itself."""
+
 MOMENT_S = 0.25
 """The line is not served anew more often, but for a pod that comes to wait, and before one is told no."""
 
@@ -40,10 +43,12 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Fits:
-    """Since when a waiter has fitted; whether it was asked about since, and refused all the same."""
+    """Since when a waiter has fitted; whether it was asked about since, and refused all the same; whether
+    it was named as due."""
 
     since: float
     asked: bool = False
+    named: bool = False
 
 
 class Order:
@@ -189,6 +194,21 @@ class Order:
     def places(self) -> Sequence[Place]:
         """Those who wait, in order."""
         return self._current().places if self._waiting else ()
+
+    def due(self, most: int) -> list[Pod]:
+        """Those for whom there has been room for DUE_S, about so many; each once, while there is."""
+        found: list[Pod] = []
+        now = self._now()
+        for it in self.places():
+            fits = self._fits.get(it.waiter.id)
+            if fits is None or fits.named or now - fits.since < DUE_S:
+                continue
+            if self._still(it.waiter.pods):
+                fits.named = True
+                found += it.waiter.pods
+            if len(found) >= most:
+                break
+        return found
 
     @property
     def starvation_s(self) -> float:

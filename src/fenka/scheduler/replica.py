@@ -16,6 +16,7 @@ from fenka.kubernetes.world import World
 from fenka.scheduler.binding import BIND_WITHIN_S, SETTLED_S, Binder
 from fenka.scheduler.cluster import Cluster
 from fenka.scheduler.decide import Judge
+from fenka.scheduler.nudging import Nudger
 from fenka.scheduler.order import InOrder, Order
 from fenka.scheduler.telling import Teller
 
@@ -90,6 +91,7 @@ class Replica:
             clock=clock,
             sleep=sleep,
         )
+        self.nudger = Nudger(api, self.order.due, lambda: self.leading, sleep)
         self._sleep = sleep
         self._fresh = self._ending = False
         self._refreshing: asyncio.Task[None] | None = None
@@ -125,6 +127,7 @@ class Replica:
             group.create_task(self.cluster.run())
             group.create_task(self.recorder.run())
             group.create_task(self._stand(group))
+            group.create_task(self.nudger.run())
 
     async def stop(self) -> None:
         """Begin nothing new, finish what runs, let another lead at once, and send late callers to it."""

@@ -281,7 +281,8 @@ class _Turn:
             return None
         nodes = waiting.may_go(self._nodes)
         choices: list[_Choice] = []
-        for among in self._each_alone(waiting, nodes) if waiting.together else (nodes,):
+        one_node = waiting.together and len(waiting.requests) > 1
+        for among in self._each_alone(waiting, nodes) if one_node else (nodes,):
             choices = self._choose(waiting.requests, among)
             if choices:
                 break

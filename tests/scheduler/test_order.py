@@ -539,6 +539,7 @@ EVENTS = st.lists(
         st.tuples(st.just("end"), st.integers(0, 20)),
         st.tuples(st.just("time"), st.integers(1, 5)),
     ),
+    min_size=5,
     max_size=40,
 )
 
@@ -556,7 +557,10 @@ def test_nobody_is_overtaken_on_the_cards_that_it_has_named(events: list[tuple[A
     """But by who proves to end before; and no card is overcommitted. Whatever comes, in whatever order."""
     cluster = Cluster([node_json("a", T4_MIB), node_json("b", T4_MIB, T4_MIB)])
     pods: dict[str, Pod] = {}
-    running: list[str] = []
+    running = ["h0", "h1", "h2"]
+    cluster.holds("h0", 0, 8, "a", runs=20, started=0)
+    cluster.holds("h1", 0, 8, "b")
+    cluster.holds("h2", 1, 11, "b", runs=30, started=0)
     for event in events:
         kind, value = event[:2]
         if kind == "come":
@@ -592,3 +596,72 @@ def test_nobody_is_overtaken_on_the_cards_that_it_has_named(events: list[tuple[A
                 if theirs < mine and place.reservation and place.reservation.bars(ends_by):
                     assert {it.uuid for it in holding.slices}.isdisjoint(place.reservation.cards)
         assert all(used <= T4_MIB for used in units_on(cluster))
+
+
+# ---- beside a kube-scheduler ----
+
+
+@dataclass
+class KubeScheduler:
+    """As far as it matters here: one pod at a time by priority and time, and who is refused rests.
+
+    Doubling from 1 s to 10 s; then it is tried again once a pod has ended since it was refused.
+    """
+
+    cluster: Cluster
+    resting: dict[str, tuple[Pod, float, float, int]] = field(default_factory=dict)
+    """Until when at least, how long the next time, and how many had ended when it was refused."""
+    ended: int = 0
+
+    def turn(self, new: list[Pod]) -> dict[str, str]:
+        """All that are to be tried now; who starts, and where."""
+        now = self.cluster.now
+        woken = [
+            it
+            for it, until, _, ended in self.resting.values()
+            if until <= now and ended < self.ended
+        ]
+        started = {}
+        for pod in sorted(
+            [*new, *woken],
+            key=lambda it: (-(it.spec.priority or 0), it.metadata.creation_timestamp),
+        ):
+            uid = pod.metadata.uid
+            got = self.cluster.start(pod)
+            if got[1:2] == "/":
+                started[uid] = got
+                self.resting.pop(uid, None)
+            else:
+                _, _, rest, _ = self.resting.get(uid, (pod, 0, 1, 0))
+                self.resting[uid] = pod, now + rest, min(2 * rest, 10), self.ended
+        return started
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_large_one_in_a_stream_of_small_ones(ordered: bool) -> None:
+    """Each second one of 4 units comes and runs for 20 s, with no deadline; the large one wants 14 of 14.
+
+    Four cards hold 12 of 4 units at most, and 20 at once are wanted: some always wait. 18 wait before the
+    large one, who all have begun at 51 (12 at 20 to 31, the others from 40 on); 20 s later they have ended.
+    Without an order it never starts, because whatever ends is used again at once.
+    """
+    cluster = Cluster([node_json("n", T4_MIB, T4_MIB), node_json("m", T4_MIB, T4_MIB)])
+    kube, running = KubeScheduler(cluster), dict[str, float]()
+    if not ordered:
+        # The order as if nobody waited.
+        cluster.desk = InOrder(Judge(cluster.world, "binpack"), Order(World()))
+    begun: dict[str, int] = {}
+    for second in range(300):
+        cluster.now = second
+        for name in [name for name, ends in running.items() if ends <= second]:
+            cluster.gone(name)
+            del running[name]
+            kube.ended += 1
+        new = [make(f"s{second:03}", 4, second)]
+        if second == 30:
+            new.append(make("large", 14, second))
+        cluster.set(*new)
+        for uid in kube.turn(new):
+            begun[uid] = second
+            running[uid] = second + 20
+    assert 51 <= begun.get("large", 999) <= 71 if ordered else "large" not in begun

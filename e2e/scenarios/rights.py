@@ -26,6 +26,8 @@ from fenka.node.store import Lease
 from fenka.scheduler.binding import Binder
 from fenka.scheduler.cluster import Cluster
 from fenka.scheduler.decide import Judge
+from fenka.scheduler.gangs import Gangs
+from fenka.scheduler.keeping import GangKeeper
 from fenka.scheduler.telling import Teller
 from fenka.scheduler.wire import Binding
 
@@ -89,9 +91,14 @@ async def scheduler(api: Api, namespace: str) -> dict[str, str]:
         found[what] = election.trouble or ""
     found |= await events(api, namespace)
     # What the watch has not brought yet is read; another UID: it is refused where it would bind.
-    unknown = Binder(api, world, judge, Leads(), dict)
+    gangs = Gangs(world, POLICY, dict, dict, time.monotonic)
+    unknown = Binder(api, world, judge, gangs, Leads(), dict)
     answer = await unknown.bind(Binding(POD, namespace, "", "nowhere"))
     found["read and bind"] = answer
+    keeper = GangKeeper(api, gangs)
+    pod = await api.get(f"/api/v1/namespaces/{namespace}/pods/{POD}", Pod)
+    found["wake"] = await refused(keeper.annotate(pod))
+    found["evict"] = await refused(keeper.evict(pod))
     return found
 
 

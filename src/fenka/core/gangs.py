@@ -264,7 +264,10 @@ class Plans:
                 self._view.remove(placement)
         return plan.started
 
+    def overdue(self, now: float) -> list[str]:
+        """Gangs whose plans have waited too long."""
+        return [gang for gang, plan in self._plans.items() if plan.expires_at <= now]
+
     def expire(self, now: float) -> dict[str, frozenset[str]]:
         """Drop the plans whose time is over: by gang, the members that have started and must go too."""
-        over = [gang for gang, plan in self._plans.items() if plan.expires_at <= now]
-        return {gang: self.drop(gang) for gang in over}
+        return {gang: self.drop(gang) for gang in self.overdue(now)}

@@ -55,6 +55,12 @@ class Container(Object):
     restart_policy: str | None = None
 
 
+class SchedulingGroup(Object):
+    """Which PodGroup a pod belongs to."""
+
+    pod_group_name: str = ""
+
+
 class PodSpec(Object):
     """spec of a pod."""
 
@@ -64,6 +70,7 @@ class PodSpec(Object):
     priority: int | None = None
     priority_class_name: str = ""
     active_deadline_seconds: int | None = None
+    scheduling_group: SchedulingGroup | None = None
     containers: list[Container] = []
     init_containers: list[Container] = []
 

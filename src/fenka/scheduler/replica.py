@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fenka.core.evaluate import Policy
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI
+from fenka.kubernetes.budgets import covering
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.election import RETRY_S, Election
 from fenka.kubernetes.events import Recorder
@@ -15,6 +16,9 @@ from fenka.kubernetes.world import World
 from fenka.scheduler.binding import BIND_WITHIN_S, SETTLED_S, Binder
 from fenka.scheduler.cluster import Cluster
 from fenka.scheduler.decide import Judge
+from fenka.scheduler.desk import Desk
+from fenka.scheduler.gangs import Gangs
+from fenka.scheduler.keeping import GangKeeper
 from fenka.scheduler.telling import Teller
 
 log = logging.getLogger(__name__)
@@ -56,7 +60,24 @@ class Replica:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.world = World(dialects=WITH_HAMI if settings.hami else DIALECTS)
-        self.judge = Judge(self.world, settings.policy)
+        self.gangs = Gangs(
+            self.world,
+            settings.policy,
+            lambda: self.cluster.pods.objects,
+            lambda: {
+                f"{it.metadata.namespace}/{it.metadata.name}": it
+                for it in self.cluster.groups.objects.values()
+            },
+            clock,
+        )
+        self.judge = Judge(self.world, settings.policy, self.gangs)
+        self.keeper = GangKeeper(api, self.gangs)
+        self.desk = Desk(
+            self.judge,
+            self.gangs,
+            self.keeper.wake,
+            lambda pod: covering(pod, self.cluster.budgets.objects.values()),
+        )
         self.recorder = Recorder(api, "fenka-scheduler", settings.identity)
         self.election = Election(
             api,
@@ -72,6 +93,7 @@ class Replica:
             api,
             self.world,
             self.judge,
+            self.gangs,
             self,
             lambda: self.cluster.pods.objects,
             clock=clock,
@@ -111,6 +133,7 @@ class Replica:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.cluster.run())
             group.create_task(self.recorder.run())
+            group.create_task(self.keeper.run(lambda: self.leading))
             group.create_task(self._stand(group))
 
     async def stop(self) -> None:

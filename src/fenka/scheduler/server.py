@@ -69,7 +69,7 @@ class Server:
         """Which nodes fit, and why the others do not."""
         asked = wire.read_nodes(body)
         self._replica.teller.asked(asked.pod)
-        found = self._replica.judge.filter(asked.pod, asked.names)
+        found = self._replica.desk.filter(asked.pod, asked.names)
         answer = wire.answer_nodes(asked, found.fitting)
         answer.failed_nodes = found.failed
         answer.failed_and_unresolvable_nodes = found.hopeless
@@ -78,7 +78,7 @@ class Server:
     async def prioritize(self, body: bytes) -> list[dict[str, Any]]:
         """A score for each node."""
         asked = wire.read_nodes(body)
-        scores = self._replica.judge.prioritize(asked.pod, asked.names)
+        scores = self._replica.desk.prioritize(asked.pod, asked.names)
         return [{"Host": name, "Score": score} for name, score in scores]
 
     async def bind(self, body: bytes) -> dict[str, str]:
@@ -95,7 +95,7 @@ class Server:
         chosen = {
             node: (found.uids, found.violations)
             for node, victims in asked.victims.items()
-            if (found := self._replica.judge.preempt(asked.pod, node, victims, pods)) and found.uids
+            if (found := self._replica.desk.preempt(asked.pod, node, victims, pods)) and found.uids
         }
         return wire.answer_preemption(asked, chosen)
 

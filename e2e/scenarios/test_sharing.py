@@ -1,0 +1,214 @@
+"""Compute shares, gpu-manager's names, whole cards beside slices, gangs, and a development machine."""
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from e2e.cluster import wait_until
+from e2e.scenarios.kit import MEMORY, WHOLE, World, deployment
+from e2e.scenarios.lease_kit import CAP, cap, pod
+from fenka.kubernetes.gangs import MINIMUM_LABEL, NAME_LABELS
+
+CORE, BLOCKS = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+NODES = ("sd-cluster-04", "sd-cluster-05")
+
+# Kernels of 2 ms, twenty at a time, for ever; every ten seconds the share of the time that they had.
+COMPUTE = textwrap.dedent("""\
+    import ctypes as c, time
+    d = c.CDLL("libcuda.so.1")
+    context, module, kernel = c.c_void_p(), c.c_void_p(), c.c_void_p()
+    for result in (d.cuInit(0), d.cuDevicePrimaryCtxRetain(c.byref(context), 0), d.cuCtxSetCurrent(context),
+                   d.cuModuleLoadData(c.byref(module), b"named by its kernels"),
+                   d.cuModuleGetFunction(c.byref(kernel), module, b"k_us2000")):
+        assert result == 0, result
+    began, done = time.monotonic(), 0
+    while True:
+        for _ in range(20):
+            assert d.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None) == 0
+        assert d.cuCtxSynchronize() == 0
+        done += 20
+        passed = time.monotonic() - began
+        if passed >= 10:
+            print(f"share {done * 0.2 / passed:.1f}", flush=True)
+            began, done = time.monotonic(), 0
+    """)
+
+
+def asking(name: str, limits: Mapping[str, int], program: str = "", **labels: str) -> str:
+    """A pod with one container, which runs a Python program, or sleeps."""
+    made = json.loads(pod(name, "x=0:"))
+    (container,) = made["spec"]["containers"]
+    container["resources"] = {"limits": dict(limits)}
+    if program:
+        container["command"] = ["python3", "-c", program]
+    made["metadata"]["labels"] = labels
+    return json.dumps(made)
+
+
+def shares(world: World, name: str) -> list[float]:
+    """What the program has said so far, without its first ten seconds."""
+    told = re.findall(r"share ([\d.]+)", world.cluster.kubectl("logs", name))
+    return [float(it) for it in told][1:]
+
+
+@pytest.fixture
+def both(shared: World) -> Iterator[World]:
+    """Two sharing nodes with a T4 each, and no pod afterwards."""
+    yield shared
+    shared.cluster.kubectl("delete", "pod", "--all", "--now")
+
+
+def where(world: World, name: str) -> str:
+    """The node of a pod."""
+    return str(world.cluster.get("pod", name)["spec"].get("nodeName", ""))
+
+
+def test_three_jobs_of_gpu_manager(both: World) -> None:
+    """100/64 has a card for itself; 40/24 and 30/24 share the other and get 40 and 30 percent of its time."""
+    world = both
+    for name, core, blocks in (("job1", 100, 64), ("job2", 40, 24), ("job3", 30, 24)):
+        world.cluster.apply(asking(name, {CORE: core, BLOCKS: blocks}, COMPUTE))
+        world.cluster.wait_for_pod(name)
+    assert where(world, "job2") == where(world, "job3") != where(world, "job1")
+    # 15079 MiB are 58 blocks: 24 of them are 15079 * 24 // 58 = 6239 MiB.
+    assert [cap(world, it, "x") for it in ("job1", "job2", "job3")] == [15079, 6239, 6239]
+    notes = world.cluster.get("pod", "job2")["metadata"]["annotations"]
+    assert notes["tencent.com/predicate-gpu-idx-0"] == "0"
+    assert notes["tencent.com/predicate-node"] == where(world, "job2")
+    wait_until("assigned", lambda: _assigned(world, "job2"), 30)
+    wait_until("three looks", lambda: len(shares(world, "job3")) >= 3, 90)
+    means = {it: _mean(shares(world, it)) for it in ("job1", "job2", "job3")}
+    # The machine that simulates the cards has two cores for everything: wider than docs/measurements.
+    assert means["job1"] > 85
+    assert means["job2"] == pytest.approx(40, abs=4)
+    assert means["job3"] == pytest.approx(30, abs=4)
+    # The fourth does not fit beside them, and says why; with half of it it does.
+    world.cluster.apply(asking("job4", {CORE: 40, BLOCKS: 8}))
+    world.wait_for_event("job4", "too little compute")
+
+
+def _assigned(world: World, name: str) -> bool:
+    notes = world.cluster.get("pod", name)["metadata"]["annotations"]
+    return bool(notes.get("tencent.com/gpu-assigned") == "true")
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def test_whole_cards_beside_slices(both: World) -> None:
+    """One label more and the nodes give whole cards too; none is given twice; what contradicts is said."""
+    world = both
+    try:
+        for node in NODES:
+            world.label(node, "fenka.io/whole-cards=true")
+        for node in NODES:
+            world.wait_for_allocatable(node, WHOLE, 1)
+        world.cluster.apply(pod("slice", "x=4:"))
+        world.cluster.wait_for_pod("slice")
+        world.cluster.apply(asking("whole", {WHOLE: 1}))
+        world.cluster.wait_for_pod("whole")
+        assert where(world, "whole") != where(world, "slice")
+        assert cap(world, "whole", "x") == 15079
+        # Each node still counts one of nvidia.com/gpu by its kubelet, or 10 units: the cards say no.
+        world.cluster.apply(asking("second", {WHOLE: 1}))
+        world.wait_for_event("second", "in use")
+        world.cluster.apply(asking("both", {WHOLE: 1, MEMORY: 2}))
+        world.wait_for_event("both", "do not go together")
+        world.cluster.kubectl("delete", "pod", "slice", "both", "--now")
+        world.cluster.wait_for_pod("second")
+    finally:
+        for node in NODES:
+            world.label(node, "fenka.io/whole-cards-")
+
+
+def gang(name: str, size: int, units: int, numbers: range) -> Iterator[str]:
+    """Some of its pods."""
+    labels = {NAME_LABELS[0]: name, MINIMUM_LABEL: str(size)}
+    for number in numbers:
+        yield asking(f"{name}-{number}", {MEMORY: units}, **labels)
+
+
+def placed(world: World, name: str, size: int) -> list[str]:
+    """The nodes of its pods that have one."""
+    return [node for n in range(size) if (node := where(world, f"{name}-{n}"))]
+
+
+def test_a_gang_starts_whole(both: World) -> None:
+    """Four times 7 of 14 units on two nodes: three wait for the fourth, and all wait for the room."""
+    world = both
+    world.cluster.apply(deployment("old", MEMORY, 8))
+    world.wait_for_running("old", 1)
+    for it in gang("g", 4, 7, range(3)):
+        world.cluster.apply(it)
+    world.wait_for_event("g-0", "waits whole: 3 of its 4 pods are there")
+    for it in gang("g", 4, 7, range(3, 4)):
+        world.cluster.apply(it)
+    world.wait_for_event("g-3", "of 4 waits whole", "2 of the gang's 4 would fit together")
+    assert placed(world, "g", 4) == []
+    world.cluster.kubectl("delete", "deployment", "old")
+    wait_until("all four", lambda: len(placed(world, "g", 4)) == 4, 90)
+    assert sorted(placed(world, "g", 4)) == sorted(NODES * 2)
+    for n in range(4):
+        world.cluster.wait_for_pod(f"g-{n}")
+        assert cap(world, f"g-{n}", "x") == 7539
+
+
+def test_two_gangs_do_not_lock_each_other_out(both: World) -> None:
+    """Both want both cards, their pods come in turns: one runs whole, the other has nothing; then it runs."""
+    world = both
+    for first, second in zip(gang("a", 2, 10, range(2)), gang("b", 2, 10, range(2)), strict=True):
+        world.cluster.apply(first)
+        world.cluster.apply(second)
+
+    def whole() -> str:
+        return next((name for name in "ab" if len(placed(world, name, 2)) == 2), "")
+
+    wait_until("one of them", whole, 90)
+    winner = whole()
+    loser = "b" if winner == "a" else "a"
+    assert placed(world, loser, 2) == []
+    world.cluster.kubectl("delete", "pod", f"{winner}-0", f"{winner}-1", "--now")
+    wait_until("the other", lambda: len(placed(world, loser, 2)) == 2, 90)
+
+
+SERVER = """
+set -e
+ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
+mkdir -p /home/dev/.ssh /root/.ssh
+exec /usr/sbin/sshd -D -e -p 2222 -o UsePAM=no -o StrictModes=no
+"""
+
+
+def test_a_development_machine(both: World) -> None:
+    """S5.2: a long-lived pod with ssh; whoever logs in, root or not, with whichever shell, has the slice."""
+    world = both
+    machine = json.loads(asking("dev", {CORE: 50, BLOCKS: 16}))
+    machine["spec"]["containers"][0]["command"] = ["bash", "-c", SERVER]
+    world.cluster.apply(json.dumps(machine))
+    laptop = json.loads(pod("laptop", "x=0:"))
+    laptop["spec"]["containers"][0]["resources"] = {}
+    world.cluster.apply(json.dumps(laptop))
+    for name in ("dev", "laptop"):
+        world.cluster.wait_for_pod(name)
+    on_laptop = ("exec", "laptop", "--")
+    world.cluster.kubectl(
+        *on_laptop, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "/tmp/key"
+    )
+    key = world.cluster.kubectl(*on_laptop, "cat", "/tmp/key.pub").strip()
+    allow = f"for home in /root /home/dev; do echo '{key}' > $home/.ssh/authorized_keys; done"
+    world.cluster.kubectl("exec", "dev", "--", "sh", "-c", allow)
+    address = world.cluster.get("pod", "dev")["status"]["podIP"]
+    quiet = ("-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR")
+    (home, script) = ("/opt/workload/bin/python3", f"cat > /usr/local/bin/look <<'END'\n{CAP}\nEND")
+    world.cluster.kubectl("exec", "dev", "--", "sh", "-c", script)
+    look = f"{home} /usr/local/bin/look"
+    # 16 of 58 blocks: 15079 * 16 // 58 = 4159 MiB.
+    for user in ("root", "dev"):
+        for command in (look, f"env -i {look}", f"bash -lc '{look}'", f"sh -c 'setsid {look}'"):
+            login = ("-i", "/tmp/key", "-p", "2222", f"{user}@{address}", command)
+            told = world.cluster.kubectl(*on_laptop, "ssh", *quiet, *login)
+            assert int(told) == 4159, (user, command)

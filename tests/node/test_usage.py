@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from fenka.core.requests import Slice
 from fenka.hardware.nvml import GpuProcess, Reading
-from fenka.isolation.files import create_lease
+from fenka.isolation.files import create_lease, limits_of
 from fenka.node import cheating, processes
 from fenka.node.leases import Leases
 from fenka.node.metrics import Exporter, serve
@@ -58,6 +59,67 @@ def test_accused_after_three_samples_in_a_row() -> None:
     assert over.observe({key: False}) == set()
     assert over.observe({key: True}) == set()
     assert over.observe({}) == set()
+
+
+IN_FOURS = 4.0
+
+
+@pytest.mark.parametrize(
+    ("shares", "accused"),
+    [
+        # its limit is 30 %, a look is 4 s: 16 s are over 15, 60 s are 15 looks
+        ([0.41] * 3, False),
+        ([0.41] * 4, True),
+        ([0.39] * 30, False),  # less than ten points are nobody's fault
+        ([1.0, 1.0, 1.0, 0.0] * 3, False),  # 48 s: not in every look, not a minute
+        ([1.0, 1.0, 1.0, 0.0] * 4, True),  # 64 s, three quarters of them
+        # one kernel of 10 s, and the 23 s that it has to wait: 33 % of any minute
+        ([1.0, 1.0, 0.5, 0, 0, 0, 0, 0, 0] * 5, False),
+    ],
+)
+def test_accused_of_more_time_than_the_limit(shares: list[float], accused: bool) -> None:
+    """Long enough that no single kernel looks so."""
+    over, key = cheating.OverTime(), ("t", "GPU-1")
+    said = [over.observe(IN_FOURS, {key: share - 0.30}) for share in shares]
+    assert said[-1] == ({key} if accused else set())
+    assert over.observe(IN_FOURS, {}) == set()
+    assert over.observe(IN_FOURS, {key: 0.7}) == set()
+
+
+@pytest.mark.parametrize(
+    ("compute", "ceiling", "limits", "most"),
+    [
+        (0, 0, {}, 100),
+        (30, 0, {}, 30),
+        (30, 60, {}, 60),
+        (30, 20, {}, 30),
+        (30, 0, {card(0).uuid: 15079}, 100),  # its node does not isolate
+    ],
+)
+def test_what_a_lease_may_have_of_the_time(
+    compute: int, ceiling: int, limits: dict[str, int], most: int
+) -> None:
+    """The page says the same."""
+    slices = [Slice(0, card(0).uuid, 100, compute)]
+    lease = Lease(POD, "default", "a", "main", slices, slices, {}, "", limits, ceiling)
+    assert lease.most_percent(slices[0]) == most
+    (limit,) = limits_of(slices, {}, lease.compute)
+    assert limit.limits_compute is (most < 100)
+    assert limit.compute_mode == ("soft" if most > compute > 0 and not limits else "hard")
+
+
+def test_over_time(tmp_path: Path, token: Token) -> None:
+    """A lease of 10 % that has a quarter of the card: told with what its own account says."""
+    assert token.lease is not None
+    slices = [Slice(0, card(0).uuid, 100, 10)]
+    token = msgspec.structs.replace(
+        token, lease=msgspec.structs.replace(token.lease, slices=slices, holds=slices)
+    )
+    looks = usage(tmp_path, 50, iter(range(0, 100, 4)))
+    found = [looks.look([token], {CONTAINER: "main"}, (card(0),), {}).over_time for _ in range(5)]
+    assert [len(it) for it in found] == [0, 0, 0, 0, 1]  # the first look knows no time before it
+    (use,) = found[-1]
+    assert (use.compute, use.charged, use.promised_percent, use.most_percent) == (0.25, 0.0, 10, 10)
 
 
 def test_the_shim_is_known_by_its_inode(library: Path, tmp_path: Path) -> None:
@@ -173,6 +235,7 @@ def test_metrics(tmp_path: Path, token: Token) -> None:
         f"fenka_card_healthy{alone}": 1,
         f"fenka_card_cordoned{alone}": 0,
         'fenka_node_offences_total{kind="over_limit"}': 0,
+        'fenka_node_offences_total{kind="over_time"}': 0,
         'fenka_node_offences_total{kind="unshimmed"}': 0,
     }
     assert Look().uses == ()

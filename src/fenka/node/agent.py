@@ -236,6 +236,14 @@ class Agent:
         annotations = self.cluster.node.metadata.annotations if self.cluster.node else {}
         return self.cards.now(gpushare.read_indexes(annotations.get(gpushare.CORDONED, "")))
 
+    def containers(self) -> dict[str, str]:
+        """Containers' names by their runtime's ids."""
+        return {
+            status.container_id.rpartition("/")[2]: status.name
+            for pod in self.cluster.pods.values()
+            for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
+        }
+
     def share(self) -> Share:
         """The node as gpushare's dialect has it."""
         return Share(Node(self.cluster.name, self.now()), self.settings.unit_mib)

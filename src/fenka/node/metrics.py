@@ -20,7 +20,7 @@ class Exporter(Collector):
     def __init__(self, node: str) -> None:
         self._node = node
         self.look = Look()
-        self.offences = {"over_limit": 0, "unshimmed": 0}
+        self.offences = {"over_limit": 0, "over_time": 0, "unshimmed": 0}
 
     def collect(self) -> Iterable[Metric]:
         """As prometheus_client wants it."""

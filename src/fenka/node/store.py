@@ -30,7 +30,7 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     library: str = ""
     """Directory of the shim that its programs have mapped."""
     limits_mib: dict[str, int] = {}
-    """What it may hold of a card, by UUID, where that is not what its slice says: its node does not isolate."""
+    """What it may hold of a card, by UUID, where that is not what its slice says: nothing limits it."""
     ceiling: int = 0
     """Percent of a card's time up to which it may use what is idle; 0: its share is hard."""
 
@@ -41,6 +41,12 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
             return Compute()
         above = any(0 < piece.compute < self.ceiling for piece in self.slices)
         return Compute(0, "soft" if above else "hard")
+
+    def most_percent(self, piece: Slice) -> int:
+        """Of the card's time, when nobody else wants it; 100 where nothing limits that."""
+        if self.limits_mib or not piece.compute:
+            return 100
+        return max(piece.compute, self.ceiling)
 
     def limit_mib(self, piece: Slice) -> int:
         """What its programs may hold of the card of one of its slices."""

@@ -19,7 +19,7 @@ from fenka.node import cheating, processes
 from fenka.node.leases import Leases
 from fenka.node.metrics import Exporter, serve
 from fenka.node.store import Lease, Token
-from fenka.node.usage import MIB, Look, Usage
+from fenka.node.usage import MIB, Look, Usage, Use
 from tests.node.node_kit import card, play
 
 POD = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1"
@@ -218,7 +218,7 @@ def test_metrics(tmp_path: Path, token: Token) -> None:
     values = {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
         for line in text.splitlines()
-        if line[0] != "#"
+        if line.startswith("fenka_")
     }
     assert values == {
         f"fenka_container_gpu_memory_limit_bytes{container}": 100 * MIB,
@@ -239,6 +239,45 @@ def test_metrics(tmp_path: Path, token: Token) -> None:
         'fenka_node_offences_total{kind="unshimmed"}': 0,
     }
     assert Look().uses == ()
+
+
+GPU_MANAGERS = """\
+# HELP container_gpu_utilization Percent of the card's time.
+# TYPE container_gpu_utilization gauge
+container_gpu_utilization{container_name="c",gpu="gpu0",namespace="default",node="n1",pod_name="p"} 25.0
+container_gpu_utilization{container_name="c",gpu="gpu1",namespace="default",node="n1",pod_name="p"} 50.0
+container_gpu_utilization{container_name="c",gpu="total",namespace="default",node="n1",pod_name="p"} 75.0
+# HELP container_request_gpu_utilization Cards' time that it asks for: 0.4 is 40 % of one card.
+# TYPE container_request_gpu_utilization gauge
+container_request_gpu_utilization{container_name="c",namespace="default",node="n1",pod_name="p",req_of_gpu="total"} 0.8
+# HELP container_gpu_memory_total MiB of card memory in use.
+# TYPE container_gpu_memory_total gauge
+container_gpu_memory_total{container_name="c",gpu_memory="gpu0",namespace="default",node="n1",pod_name="p"} 300.0
+container_gpu_memory_total{container_name="c",gpu_memory="gpu1",namespace="default",node="n1",pod_name="p"} 0.0
+container_gpu_memory_total{container_name="c",gpu_memory="total",namespace="default",node="n1",pod_name="p"} 300.0
+# HELP container_request_gpu_memory MiB of card memory that it asks for.
+# TYPE container_request_gpu_memory gauge
+container_request_gpu_memory{container_name="c",namespace="default",node="n1",pod_name="p",req_of_gpu_memory="total"} 8192.0
+"""  # noqa: E501
+
+
+def test_metrics_in_gpu_managers_names() -> None:
+    """The whole text: people have dashboards for it."""
+    slices = [Slice(index, card(index).uuid, 4096, 40) for index in (0, 1)]
+    token = Token("t", "r", [], 0.0, Lease(POD, "default", "p", "c", slices, slices, {}))
+    exporter = Exporter("n1")
+    exporter.look = Look(
+        (
+            Use(token, card(0).uuid, 4096 * MIB, 4096 * MIB, 0, 300 * MIB, 1, 0.25, 0.2, 40, 40),
+            Use(token, card(1).uuid, 4096 * MIB, 4096 * MIB, 0, 0, 1, 0.5, 0.5, 40, 40),
+        ),
+        (card(0), card(1)),
+    )
+    registry = CollectorRegistry()
+    registry.register(exporter)
+    text = generate_latest(registry).decode()
+    start = text.index("# HELP container_gpu_utilization")
+    assert text[start : text.index("# HELP fenka_node_offences")] == GPU_MANAGERS
 
 
 def test_what_the_port_answers(unused_tcp_port: int) -> None:

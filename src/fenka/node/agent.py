@@ -33,6 +33,7 @@ from fenka.node.edits import Edits, NoDriverFiles
 from fenka.node.kubelet import Claim, Kubelet, KubeletAway
 from fenka.node.leases import Leases
 from fenka.node.plugin import Plugin
+from fenka.node.resizing import Resizer, Room, as_recorded
 from fenka.node.store import Lease, Store, Token
 
 _LOG = logging.getLogger(__name__)
@@ -99,6 +100,9 @@ class Agent:
         self._binding = asyncio.Lock()
         self._wanted = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._resizer = Resizer(
+            self.cluster, self.store, self.leases, settings.contexts_mib, self._binding
+        )
 
     # ---- what the kubelet asks ----
 
@@ -170,6 +174,8 @@ class Agent:
             for token in list(self.store.tokens.values()):
                 with contextlib.suppress(Refused):
                     await self._ensure(token, claims)
+            known = claims
+            await self._resizer.look(lambda: Room(self.share(), self._held(known), self._names()))
             await self._collect(claims)
         await self._offer(claims or [])
 
@@ -326,7 +332,7 @@ class Agent:
             if token.lease is not None:
                 return token
             binding.check_pod(pod, handler)
-            lease = self._decided(token, pod, container)
+            lease = as_recorded(self._decided(token, pod, container), pod.metadata.annotations)
             binding.veto(lease, self._held(claims), self.now(), self._names())
             lease = msgspec.structs.replace(lease, library=str(self.settings.library))
             token = msgspec.structs.replace(token, lease=lease)
@@ -371,8 +377,10 @@ class Agent:
         for token in self.store.tokens.values():
             if token.lease is not None:
                 # All tokens of a pod speak of the same slices, and of different whole cards.
+                # But for a pod that is being resized: then the larger ones count.
                 of_pod = held.setdefault(token.lease.uid, {})
-                of_pod.update({piece.uuid: piece for piece in token.lease.holds})
+                for piece in token.lease.holds:
+                    of_pod[piece.uuid] = _larger(of_pod.get(piece.uuid, piece), piece)
         ours = {one for it in self.store.tokens.values() for one in it.ids}
         cards = {card.uuid: card for card in self.cards.known}
         for claim in claims:
@@ -434,3 +442,11 @@ class Agent:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _larger(one: Slice, other: Slice) -> Slice:
+    return replace(
+        one,
+        memory_mib=max(one.memory_mib, other.memory_mib),
+        compute=max(one.compute, other.compute),
+    )

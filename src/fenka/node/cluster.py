@@ -161,6 +161,13 @@ class Cluster:
             path = f"/api/v1/namespaces/{lease.namespace}/pods/{lease.pod}"
             await self._api.patch(path, _Anything, body)
 
+    async def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+        """Write these on a pod, and take away those that are None. Raises Refused, NoCluster."""
+        meta = pod.metadata
+        body = {"metadata": {"uid": meta.uid, "annotations": dict(annotations)}}
+        path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}"
+        await self._api.patch(path, _Anything, body)
+
     async def evict(self, lease: Lease) -> None:
         """End the pod, as a drain would. Raises Refused, NoCluster."""
         path = f"/api/v1/namespaces/{lease.namespace}/pods/{lease.pod}/eviction"

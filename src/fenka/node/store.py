@@ -33,6 +33,8 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """What it may hold of a card, by UUID, where that is not what its slice says: nothing limits it."""
     ceiling: int = 0
     """Percent of a card's time up to which it may use what is idle; 0: its share is hard."""
+    resized: bool = False
+    """Its slices are other than its pod's scheduler has written: `fenka.io/resized` says which."""
 
     @property
     def compute(self) -> Compute:

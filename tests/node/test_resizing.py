@@ -12,10 +12,10 @@ import pytest
 
 from fenka.core.requests import Slice
 from fenka.dialects.resizing import RECORD, REFUSED, WISH, Resized, read_record, write_record
-from fenka.isolation import control
+from fenka.isolation import control, resize
 from fenka.isolation.layout import layout
+from fenka.kubernetes.client import NoCluster
 from fenka.kubernetes.objects import Container, Meta, Pod, PodSpec
-from fenka.node import resizing
 from fenka.node.cluster import Cluster
 from fenka.node.resizing import Cannot, check_room, peak
 from fenka.node.store import Store
@@ -221,8 +221,10 @@ def test_what_cannot_be_is_refused(library: Path, text: str, sentence: str) -> N
         assert lease(node, "a")[1].slices == [Slice(0, A, 4308, 0)]
         found = record(node, "a")
         assert found is None or found.holds == (Slice(0, A, 4308, 0),)
-        for _ in range(2):
+        written = len(node.api.patches)
+        for _ in range(3):
             await node.agent.reconcile()
+        assert len(node.api.patches) == written
         assert len(node.api.events) == 1
         wish(node, "a", "gpu-mem=5")
         await granted(node, "a", "gpu-mem=5")
@@ -362,12 +364,8 @@ def test_a_node_that_does_not_isolate(library: Path) -> None:
 
     async def story(node: Rig) -> None:
         node.label(**{"gpushare": "true", "cgpu.disable.isolation": "true"})
-        await until(
-            lambda: (
-                node.agent.cluster.node is not None
-                and len(node.agent.cluster.node.metadata.labels) == 2
-            )
-        )
+        seen = node.agent.cluster
+        await until(lambda: seen.node is not None and len(seen.node.metadata.labels) == 2)
         await running(node, "a")
         wish(node, "a", "gpu-mem=6")
         await until(lambda: REFUSED in notes(node, "a"))
@@ -458,6 +456,86 @@ def test_a_lost_store_learns_of_the_size_from_the_record(library: Path) -> None:
     on(library, story)
 
 
+def test_a_program_that_takes_memory_meanwhile(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the shrinking: all of a wish is undone, also what was recorded to grow."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "two", {"x": 4, "y": 2})
+        true, calls = resize.resize, 0
+
+        def faster(page: Path, slots: Path, limits: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                raise resize.InUse("the lease's programs hold too much")
+            return true(page, slots, limits)
+
+        monkeypatch.setattr(resize, "resize", faster)
+        wish(node, "two", "x: gpu-mem=3,gpu-core=50; y: gpu-mem=1")
+        await until(lambda: REFUSED in notes(node, "two"))
+        assert notes(node, "two")[REFUSED] == "the lease's programs hold too much"
+        found = record(node, "two")
+        assert found is not None
+        assert (found.holds, found.wish) == ((Slice(0, A, 6462, 0),), "")
+        await granted(node, "two", "x: gpu-mem=3,gpu-core=50; y: gpu-mem=1")
+        assert page(node, "two", "x") == [(3231, 50, "hard")]
+        assert page(node, "two", "y") == [(1077, 100, "hard")]
+
+    on(library, story)
+
+
+def test_whoever_is_bound_meanwhile_keeps_its_room(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the API server is told of what shall grow, another takes the room: that is undone."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        true = Cluster.annotate
+
+        async def slow(cluster: Cluster, pod: Pod, annotations: Any) -> None:
+            monkeypatch.setattr(Cluster, "annotate", true)
+            await true(cluster, pod, annotations)
+            await node.run(node.pod("b", 8))
+
+        monkeypatch.setattr(Cluster, "annotate", slow)
+        wish(node, "a", "gpu-mem=8")
+        await until(lambda: REFUSED in notes(node, "a"))
+        assert "of which default/b hold 8616" in notes(node, "a")[REFUSED]
+        found = record(node, "a")
+        assert found is not None
+        assert found.holds == (Slice(0, A, 4308, 0),)
+        assert page(node, "a") == [(4308, 100, "hard")]
+
+    on(library, story)
+
+
+def test_an_api_server_that_is_away(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What grows waits for it; what shrinks is in force at once; both are recorded when it is back."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        await running(node, "b")
+        with monkeypatch.context() as patched:
+
+            async def away(*_: Any) -> None:
+                raise NoCluster("away")
+
+            patched.setattr(Cluster, "annotate", away)
+            wish(node, "a", "gpu-mem=6")
+            wish(node, "b", "gpu-mem=2")
+            await until(lambda: page(node, "b") == [(2154, 100, "hard")])
+            await node.agent.reconcile()
+            assert page(node, "a") == [(4308, 100, "hard")]
+        node.agent.nudge()
+        await granted(node, "a", "gpu-mem=6")
+        await granted(node, "b", "gpu-mem=2")
+
+    on(library, story)
+
+
 class Killed(Exception):
     """Here the process ended."""
 
@@ -482,7 +560,7 @@ def holds(node: Rig) -> tuple[int, int, int]:
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Cluster, "annotate"), (Store, "put"), (resizing, "put_in_force")],
+    [(Cluster, "annotate"), (Store, "put"), (resize, "resize")],
 )
 def test_killed_at_any_step(  # noqa: PLR0917
     library: Path,
@@ -500,7 +578,11 @@ def test_killed_at_any_step(  # noqa: PLR0917
         with monkeypatch.context() as patched:
             called = dying(patched, owner, name, times, after)
             wish(node, "a", text)
-            done = lambda: (found := record(node, "a")) is not None and found.wish == text  # noqa: E731
+
+            def done() -> bool:
+                found = record(node, "a")
+                return found is not None and found.wish == text
+
             await until(lambda: called or done())
             recorded, kept, force = holds(node)
             assert recorded >= force
@@ -549,7 +631,7 @@ def dying(patched: pytest.MonkeyPatch, owner: Any, name: str, times: int, after:
 
 
 def test_the_peak_of_a_pod() -> None:
-    """As the scheduler counts: containers and sidecars together, or an init container with those before it."""
+    """As the scheduler counts: containers and sidecars, or an init container with those before it."""
     init = [Container(name="i"), Container(name="s", restart_policy="Always")]
     pod = Pod(
         metadata=Meta(),

@@ -6,6 +6,7 @@ is repeated once the new limits are in force: from then on nobody can take more 
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from fenka.isolation import account, control
@@ -13,7 +14,7 @@ from fenka.isolation.account import Process
 from fenka.isolation.control import Control, Limit
 from fenka.isolation.layout import constant
 
-__all__ = ["InUse", "resize"]
+__all__ = ["InUse", "check", "resize"]
 
 _MIB = 1 << 20
 _STATE, _START_TIME = 0, 19
@@ -31,17 +32,18 @@ def resize(page: Path, slots: Path, limits: tuple[Limit, ...]) -> Control:
     Raises InUse, and then the former limits hold; BadControl, BadAccount; OSError.
     """
     before = control.current(page)
-    _check(slots, before.limits, limits)
+    check(slots, before.limits, limits)
     after = control.update(page, Control(before.lease, limits))
     try:
-        _check(slots, before.limits, limits)
+        check(slots, before.limits, limits)
     except InUse:
         control.update(page, before)
         raise
     return after
 
 
-def _check(slots: Path, before: tuple[Limit, ...], wanted: tuple[Limit, ...]) -> None:
+def check(slots: Path, before: Iterable[Limit], wanted: Iterable[Limit]) -> None:
+    """Raises InUse where programs hold more than is wanted now; BadAccount, OSError."""
     said = account.read(slots)
     held = account.held_by([p for p in said.processes if not _gone(p)])
     for old, new, used in zip(before, wanted, held, strict=False):

@@ -27,12 +27,11 @@ from fenka.dialects.resizing import (
     read_wish,
     write_record,
 )
-from fenka.isolation import control
+from fenka.isolation import control, resize
 from fenka.isolation.account import BadAccount
 from fenka.isolation.control import BadControl, Limit
 from fenka.isolation.files import MIB, limits_of
 from fenka.isolation.resize import InUse
-from fenka.isolation.resize import resize as put_in_force
 from fenka.kubernetes.client import NoCluster, Refused
 from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import read_holding
@@ -131,14 +130,20 @@ class Resizer:
                 changed = msgspec.structs.replace(token, lease=lease)
                 await asyncio.to_thread(self._store.put, changed)
 
-    async def put_in_force(self, token: Token, slices: Sequence[Slice]) -> None:
+    def check_use(self, token: Token, before: Sequence[Slice], after: Sequence[Slice]) -> None:
+        """Raises InUse, OSError, BadAccount."""
+        limits = self._limits(token, before), self._limits(token, after)
+        resize.check(self._leases.slots(token.name), *limits)
+
+    def put_in_force(self, token: Token, slices: Sequence[Slice]) -> None:
         """For its programs. Raises InUse, OSError, BadControl, BadAccount."""
-        lease = token.lease
-        assert lease is not None
-        wanted = msgspec.structs.replace(lease, slices=list(slices))
-        limits = limits_of(slices, self._contexts_mib, wanted.compute)
         page, slots = self._leases.control(token.name), self._leases.slots(token.name)
-        await asyncio.to_thread(put_in_force, page, slots, limits)
+        resize.resize(page, slots, self._limits(token, slices))
+
+    def _limits(self, token: Token, slices: Sequence[Slice]) -> tuple[Limit, ...]:
+        assert token.lease is not None
+        lease = msgspec.structs.replace(token.lease, slices=list(slices))
+        return limits_of(slices, self._contexts_mib, lease.compute)
 
     @property
     def binding(self) -> asyncio.Lock:
@@ -219,6 +224,7 @@ class _Resize:
         larger = {name: _larger(before[name], after[name]) for name in before}
         if larger != before:
             self._check_room(before, larger)
+            await self._check_use(before, after)
             await self._record(larger, None)
             async with self._resizer.binding:
                 # Others may have come while the API server was asked.
@@ -229,6 +235,14 @@ class _Resize:
             await self._resizer.keep(after, after, self._peak(after))
         await self._record(after, wish)
 
+    async def _check_use(self, before: Parts, after: Parts) -> None:
+        """So that a wish that can only be refused writes nothing."""
+        try:
+            for name in after:
+                await self._do(self._resizer.check_use, name, before[name], after[name])
+        except InUse as why:
+            raise Cannot(str(why), "in use") from None
+
     async def _put_in_force(self, before: Parts, after: Parts) -> None:
         # What can be refused comes first: then only what has shrunk must be undone, for which there is room.
         names = [name for name in after if after[name] != before[name]]
@@ -236,12 +250,15 @@ class _Resize:
         done: list[str] = []
         try:
             for name in names:
-                await self._resizer.put_in_force(self._tokens[name], after[name])
+                await self._do(self._resizer.put_in_force, name, after[name])
                 done.append(name)
         except InUse as why:
             for name in done:
-                await self._resizer.put_in_force(self._tokens[name], before[name])
+                await self._do(self._resizer.put_in_force, name, before[name])
             raise Cannot(str(why), "in use") from None
+
+    async def _do(self, work: Callable[..., None], name: str, *parts: Sequence[Slice]) -> None:
+        await asyncio.to_thread(work, self._tokens[name], *parts)
 
     async def _record(self, parts: Parts, wish: str | None) -> None:
         """Say on the pod what it holds; nothing where that is what its scheduler has written."""

@@ -1,5 +1,7 @@
 """Programs are told of their cards' time: those of all leases that there are, by their cgroups."""
 
+import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from fenka.isolation.telling import Samples, Teller
 from fenka.node.leases import Leases
 from fenka.node.store import Lease, Token
 from fenka.node.telling import Telling
-from tests.node.node_kit import card
+from tests.node.node_kit import card, play, rig, until
+from tests.node.test_resizing import granted, running, wish
 
 PODS = ("0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1", "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b2")
 MS = 1_000_000
@@ -174,3 +177,42 @@ def test_a_ceiling_that_is_raised_is_told(machine: Machine) -> None:
     machine.tokens["a"] = msgspec.structs.replace(token, lease=lease)
     machine.round(p1=30)
     assert machine.told("a")[1] == 70
+
+
+def test_a_slow_driver_holds_up_nobody_else(library: Path, tmp_path: Path) -> None:
+    """While one round waits for it, the agent reconciles; then the lease is told."""
+    answers, asked = threading.Event(), threading.Event()
+
+    def samples(_: str, since_us: int) -> tuple[int, dict[int, int]]:
+        asked.set()
+        answers.wait(10)
+        return since_us + 100_000, {7: 50}
+
+    async def story() -> None:
+        async with rig(card(0), library=library) as node:
+            await node.ready()
+            pod = await running(node, "a")
+            wish(node, "a", "gpu-core=40")
+            await granted(node, "a", "gpu-core=40")
+            (tmp_path / "7").mkdir()
+            (tmp_path / "7" / "cgroup").write_text(
+                f"4:memory:/kubepods/pod{pod['metadata']['uid']}/{'aa' * 32}\n"
+            )
+            telling = Telling(samples, node.agent.leases, tmp_path)
+            task = asyncio.create_task(telling.run(node.agent))
+            await until(asked.is_set)
+            wish(node, "a", "gpu-core=30")
+            await granted(node, "a", "gpu-core=30")
+            answers.set()
+            (name,) = node.agent.store.tokens
+
+            def busy_ns() -> int:
+                data = node.agent.leases.control(name).read_bytes()
+                ns: int = layout().from_buffer("struct fenka_control *", data).cards[0].busy_ns
+                return ns
+
+            await until(busy_ns)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    play(story())

@@ -233,6 +233,21 @@ def test_what_cannot_be_is_refused(library: Path, text: str, sentence: str) -> N
     on(library, story)
 
 
+def test_a_ruined_account_is_no_reason_to_be_silent(library: Path) -> None:
+    """It is the tenant's to write: who cannot tell what is used resizes nothing, and says so."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        node.agent.leases.slots(lease(node, "a")[0]).write_text("x")
+        for text in ("gpu-mem=2", "gpu-mem=6"):
+            wish(node, "a", text)
+            await until(lambda: "does not begin as an account" in notes(node, "a").get(REFUSED, ""))
+            assert page(node, "a") == [(4308, 100, "hard")]
+            write(node, "a", **{WISH: None, REFUSED: None})
+
+    on(library, story)
+
+
 def test_compute_has_an_end_too(library: Path) -> None:
     """100 % of a card in all."""
 

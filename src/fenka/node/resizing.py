@@ -240,7 +240,7 @@ class _Resize:
         try:
             for name in after:
                 await self._do(self._resizer.check_use, name, before[name], after[name])
-        except InUse as why:
+        except (InUse, BadAccount) as why:
             raise Cannot(str(why), "in use") from None
 
     async def _put_in_force(self, before: Parts, after: Parts) -> None:
@@ -252,7 +252,7 @@ class _Resize:
             for name in names:
                 await self._do(self._resizer.put_in_force, name, after[name])
                 done.append(name)
-        except InUse as why:
+        except (InUse, BadAccount) as why:
             for name in done:
                 await self._do(self._resizer.put_in_force, name, before[name])
             raise Cannot(str(why), "in use") from None

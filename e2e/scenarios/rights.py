@@ -96,9 +96,10 @@ async def scheduler(api: Api, namespace: str) -> dict[str, str]:
     answer = await unknown.bind(Binding(POD, namespace, "", "nowhere"))
     found["read and bind"] = answer
     keeper = GangKeeper(api, gangs)
-    pod = await api.get(f"/api/v1/namespaces/{namespace}/pods/{POD}", Pod)
-    found["wake"] = await refused(keeper.annotate(pod))
-    found["evict"] = await refused(keeper.evict(pod))
+    for pod in cluster.pods.objects.values():
+        if (pod.metadata.namespace, pod.metadata.name) == (namespace, POD):
+            found["wake"] = await refused(keeper.annotate(pod))
+            found["evict"] = await refused(keeper.evict(pod))
     return found
 
 
@@ -116,7 +117,7 @@ async def node(api: Api, namespace: str) -> dict[str, str]:
             (meta,) = (pod.metadata for pod in cluster.pods.values())
             lease = Lease(meta.uid, namespace, POD, "c", [], [], {})
             (pod,) = cluster.pods.values()
-            await cluster.annotate(pod, {gpushare.ASSIGNED: "true"})
+            await cluster.note(pod, {gpushare.ASSIGNED: "true"})
             await until(lambda: _confirmed(cluster))
             found["confirm a slice"] = "" if _confirmed(cluster) else "refused"
             found["evict"] = await refused(cluster.evict(lease))

@@ -226,18 +226,33 @@ def stop(
 
 @app.command()
 def resize(
-    name: Annotated[str, typer.Argument(help="a job that runs")],
+    name: Annotated[str, typer.Argument(help="a job or a pod that runs, or NAMESPACE/NAME")],
     gpu_mem: MemoryOption = "",
     gpu_core: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option("--gpu-core", metavar="PERCENT", min=0, max=100, help="0 = no limit"),
     ] = None,
     gpu_core_mode: CoreModeOption = None,
+    container: Annotated[
+        str, typer.Option("-c", "--container", help="of a pod that has several with a slice")
+    ] = "",
+    namespace: Annotated[
+        str, typer.Option("-n", "--namespace", help="of the pod; else the context's")
+    ] = "",
+    local: LocalOption = False,
+    cluster: ClusterOption = False,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
 ) -> None:
     """Change what a running program may have of its cards; it need not be started again."""
-    from fenka.cli import listing
+    from fenka.cli import resizing
+    from fenka.cli.cluster import Where
 
-    listing.resize(name, gpu_mem, gpu_core, gpu_core_mode.value if gpu_core_mode else None)
+    where = Where(local, cluster or bool(container or namespace), kubeconfig, context)
+    wanted = resizing.Wanted(
+        gpu_mem, gpu_core, gpu_core_mode.value if gpu_core_mode else None, container
+    )
+    resizing.resize(where, name, namespace, wanted)
 
 
 @top.command("node")

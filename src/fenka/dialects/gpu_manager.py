@@ -57,7 +57,7 @@ class Metric(NamedTuple):
 
 METRICS = (
     Metric("container_gpu_utilization", "gpu", "percent"),
-    Metric("container_request_gpu_utilization", "req_of_gpu", "percent"),
+    Metric("container_request_gpu_utilization", "req_of_gpu", "cards"),
     Metric("container_gpu_memory_total", "gpu_memory", "MiB"),
     Metric("container_request_gpu_memory", "req_of_gpu_memory", "MiB"),
 )

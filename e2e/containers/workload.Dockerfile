@@ -16,7 +16,7 @@ FROM ${BASE}
 # A development machine is a pod with an SSH server.
 RUN apt-get -qq update \
  && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends openssh-server > /dev/null \
- && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /etc/ssh/ssh_host_* \
  && mkdir -p /run/sshd \
  && useradd --create-home --shell /bin/bash dev
 COPY --from=build /opt/workload /opt/workload

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from e2e.cluster import wait_until
+from e2e.cluster import ClusterError, wait_until
 from e2e.scenarios.kit import MEMORY, WHOLE, World, deployment
 from e2e.scenarios.lease_kit import CAP, cap, pod
 from fenka.kubernetes.gangs import MINIMUM_LABEL, NAME_LABELS
@@ -125,11 +125,64 @@ def test_whole_cards_beside_slices(both: World) -> None:
             world.label(node, "fenka.io/whole-cards-")
 
 
+# What the driver says that there is, whenever that changes.
+SIZES = CAP.replace("print(t.value>>20)", "") + textwrap.dedent("""
+    import time
+    said = 0
+    while True:
+        d.cuMemGetInfo_v2(c.byref(f), c.byref(t))
+        if t.value >> 20 != said:
+            said = t.value >> 20
+            print(said, flush=True)
+        time.sleep(0.05)
+    """)
+
+
+def told(world: World, name: str) -> list[int]:
+    """What the program has said."""
+    return [int(it) for it in world.cluster.kubectl("logs", name).split()]
+
+
+def test_a_running_pod_is_resized(both: World) -> None:
+    """By annotation or command, without a restart; the scheduler counts it; what cannot be is refused."""
+    world = both
+    world.cluster.apply(asking("grows", {MEMORY: 4}, SIZES))
+    world.cluster.wait_for_pod("grows")
+    node = where(world, "grows")
+    wait_until("its first size", lambda: told(world, "grows") == [4308], 30)
+    world.cluster.kubectl("annotate", "pod", "grows", "fenka.io/resize=gpu-mem=6")
+    # 15079 * 6 // 14 = 6462 MiB
+    wait_until("the larger size", lambda: told(world, "grows") == [4308, 6462], 30)
+    wait_until("its record", lambda: "6/14" in world.inspect(), 30)
+    assert "resized" in world.fenka("resize", "default/grows", "--gpu-mem", "13")
+    assert told(world, "grows")[-1] == 15079 * 13 // 14
+    # Neither the scheduler nor the node gives away what it holds now.
+    world.cluster.apply(asking("beside", {MEMORY: 4}))
+    world.cluster.wait_for_pod("beside")
+    assert where(world, "beside") != node
+    world.fenka("resize", "default/grows", "--gpu-mem", "2", "--gpu-core", "20")
+    assert told(world, "grows")[-1] == 15079 * 2 // 14
+    with pytest.raises(ClusterError, match="more than all of it"):
+        world.fenka("resize", "default/grows", "--gpu-mem", "15")
+    assert told(world, "grows")[-1] == 15079 * 2 // 14
+    status = world.cluster.get("pod", "grows")["status"]
+    assert status["containerStatuses"][0]["restartCount"] == 0
+
+
 def gang(name: str, size: int, units: int, numbers: range) -> Iterator[str]:
     """Some of its pods."""
     labels = {NAME_LABELS[0]: name, MINIMUM_LABEL: str(size)}
     for number in numbers:
         yield asking(f"{name}-{number}", {MEMORY: units}, **labels)
+
+
+GROUP = """
+apiVersion: scheduling.k8s.io/v1beta1
+kind: PodGroup
+metadata: {name: native}
+spec:
+  schedulingPolicy: {gang: {minCount: 4}}
+"""
 
 
 def placed(world: World, name: str, size: int) -> list[str]:
@@ -155,6 +208,30 @@ def test_a_gang_starts_whole(both: World) -> None:
     for n in range(4):
         world.cluster.wait_for_pod(f"g-{n}")
         assert cap(world, f"g-{n}", "x") == 7539
+
+
+def test_a_group_of_kubernetes_own(both: World) -> None:
+    """The same by a PodGroup and spec.schedulingGroup: no label, no annotation."""
+    world = both
+    world.cluster.apply(GROUP)
+    try:
+        for number in range(4):
+            made = json.loads(asking(f"native-{number}", {MEMORY: 7}))
+            made["spec"]["schedulingGroup"] = {"podGroupName": "native"}
+            world.cluster.apply(json.dumps(made))
+            if number == 2:
+                wait_until("kube-scheduler has looked", lambda: _judged(world, "native-2"), 60)
+                assert placed(world, "native", 3) == []
+        wait_until("all four", lambda: len(placed(world, "native", 4)) == 4, 90)
+        assert sorted(placed(world, "native", 4)) == sorted(NODES * 2)
+        world.cluster.wait_for_pod("native-0")
+    finally:
+        world.cluster.kubectl("delete", "podgroup", "native")
+
+
+def _judged(world: World, name: str) -> bool:
+    conditions = world.cluster.get("pod", name)["status"].get("conditions", [])
+    return any(it["type"] == "PodScheduled" for it in conditions)
 
 
 def test_two_gangs_do_not_lock_each_other_out(both: World) -> None:

@@ -23,7 +23,7 @@ from fenka.cli.errors import BAD_INPUT, NO_PROGRAM, Problem, complain, sentences
 from fenka.cli.listing import running_names
 from fenka.isolation.control import Mode
 from fenka.jobs import notebook as jupyter
-from fenka.workstation import gang, launch, paths, protocol
+from fenka.workstation import asking, gang, launch, paths, protocol
 from fenka.workstation.client import Connection
 from fenka.workstation.paths import Runtime
 
@@ -50,7 +50,7 @@ class Wanted:
     limit_s: float | None = None
 
     def ask(self, kind: str, command: list[str], how: "How") -> protocol.Ask:
-        """The request. Raises Problem for options that contradict each other."""
+        """The request. Raises Problem for options that contradict each other, and BadRequest."""
         if self.gpu_core_mode and not self.gpu_core:
             raise Problem("--gpu-core-mode says what --gpu-core means: give both", BAD_INPUT)
         if self.gpus and self.gpu_core:
@@ -68,19 +68,12 @@ class Wanted:
             )
         if how.timeout_s is not None and not math.isfinite(how.timeout_s):
             raise Problem("--timeout takes a number of seconds; leave it out to wait", BAD_INPUT)
-        if self.gang is not None and self.gang < 1:
-            raise Problem(f"a gang has 1 or more members, not {self.gang}", BAD_INPUT)
-        if self.limit_s is not None and not 0 < self.limit_s < math.inf:
-            raise Problem(
-                f"--for takes seconds, more than none, not {self.limit_s:g}; leave it out for no limit",
-                BAD_INPUT,
-            )
         if self.name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", self.name):
             raise Problem(
                 f"{self.name!r} is no name: use letters, digits, dots, dashes and underscores, 63 at most",
                 BAD_INPUT,
             )
-        return protocol.Ask(
+        ask = protocol.Ask(
             command=command,
             gpu_mem=self.gpu_mem,
             gpu_core=self.gpu_core,
@@ -93,10 +86,12 @@ class Wanted:
             wait=how.wait,
             directory=str(Path.cwd()),
             isolation=how.isolation,
-            gang=self.gang or 0,
+            gang=self.gang,
             priority=self.priority,
             limit_s=self.limit_s,
         )
+        asking.check(ask)
+        return ask
 
 
 @dataclass(frozen=True, slots=True)

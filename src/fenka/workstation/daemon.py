@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -19,15 +18,14 @@ from typing import IO
 import msgspec
 
 from fenka.core.ledger import Conflict
-from fenka.core.requests import BadRequest, Placement, Request
-from fenka.dialects.sizes import BadSize, parse_memory
+from fenka.core.requests import BadRequest, Placement
+from fenka.dialects.sizes import BadSize
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.peers import peer, user_name
 from fenka.hardware.simulated import NodeError
 from fenka.isolation import telling
-from fenka.isolation.layout import constant
-from fenka.workstation import files, members, protocol, resizing
+from fenka.workstation import asking, files, members, protocol, resizing
 from fenka.workstation.broker import (
     GRACE_S,
     GRANT_EXPIRES_S,
@@ -36,7 +34,6 @@ from fenka.workstation.broker import (
     Drop,
     Effect,
     End,
-    Gang,
     Job,
     Start,
     UnknownJob,
@@ -47,12 +44,6 @@ from fenka.workstation.snapshot import snapshot
 
 LOOK_EVERY_S = 5.0
 """A card that fell off the bus is noticed within that."""
-
-MOST_MEMBERS = 256
-"""Of a gang: beyond any machine's cards, and few enough to be planned within a moment."""
-
-MOST_PRIORITY = 1_000_000
-"""And the negative of it: what people can tell apart."""
 
 KILL_TAKES_S = 5.0
 """SIGKILL ends a process at once, unless it waits for a device."""
@@ -271,7 +262,8 @@ class Daemon:
             return
         self._look()
         try:
-            jobs = self._jobs(client, ask)
+            who = asking.Who(client.pid, client.uid)
+            jobs = asking.jobs(ask, who, self.unit_mib, self.broker.jobs.values(), time.time())
         except (BadSize, BadRequest) as why:
             client.send(protocol.Refused(str(why), final=True))
             return
@@ -306,85 +298,6 @@ class Daemon:
         self._follow(job.id, job.pid, lambda: self._gone(job.id))
         self._save()
         client.send(self._granted(job))
-
-    def _jobs(self, client: Client, ask: protocol.Ask) -> list[Job]:
-        """What is asked for: one job, or the members of a gang. Raises BadSize, BadRequest."""
-        job = self._job(client, ask)
-        if not ask.gang:
-            return [job]
-        if not 0 < ask.gang <= MOST_MEMBERS:
-            raise BadRequest(f"a gang has 1 to {MOST_MEMBERS} members, not {ask.gang}")
-        gang = Gang(job.id, job.name, ask.gang, job.pid, job.start_ticks)
-        return [
-            msgspec.structs.replace(
-                job, id=secrets.token_hex(4), name=f"{job.name}/{rank}", gang=gang, rank=rank
-            )
-            for rank in range(ask.gang)
-        ]
-
-    def _job(self, client: Client, ask: protocol.Ask) -> Job:
-        """Raises BadSize, BadRequest."""
-        memory = None if ask.whole else parse_memory(ask.gpu_mem, self.unit_mib)
-        identity = secrets.token_hex(4)
-        name = (
-            ask.name or f"{Path(ask.command[0]).name if ask.command else ask.kind}-{identity[:4]}"
-        )
-        if any(name in (job.title, job.name, job.id) for job in self.broker.jobs.values()):
-            raise BadRequest(f"a job called {name} is already here: choose another --name")
-        most = constant("FENKA_MAX_CARDS")
-        if ask.cards > most:
-            raise BadRequest(f"one lease has at most {most} cards, not {ask.cards}")
-        ticks = members.start_ticks(client.pid)
-        if ticks is None:
-            raise BadRequest("the process that asked is gone")
-        return Job(
-            id=identity,
-            name=name,
-            uid=client.uid,
-            pid=client.pid,
-            start_ticks=ticks,
-            request=Request(
-                memory=memory,
-                # A weight is no promise: nothing is set aside for it.
-                compute=0 if ask.gpu_core_mode == "weight" else ask.gpu_core,
-                cards=ask.cards,
-                whole=ask.whole,
-                models=frozenset(ask.models),
-            ),
-            core=ask.gpu_core,
-            core_mode=ask.gpu_core_mode,
-            wanted=_wanted(ask),
-            command=ask.command,
-            directory=ask.directory,
-            kind=ask.kind,
-            isolation=ask.isolation,
-            requested_at=self._now(),
-            priority=self._priority(client, ask.priority),
-            limit_s=self._limit(ask.limit_s),
-        )
-
-    @staticmethod
-    def _limit(seconds: float | None) -> float | None:
-        if seconds is not None and not 0 < seconds < float("inf"):
-            raise BadRequest(f"--for takes seconds, more than none, not {seconds:g}")
-        return seconds
-
-    @staticmethod
-    def _priority(client: Client, priority: int) -> int:
-        if abs(priority) > MOST_PRIORITY:
-            raise BadRequest(
-                f"a priority is a number from -{MOST_PRIORITY} to {MOST_PRIORITY}, not {priority}"
-            )
-        if priority > 0 and client.uid not in (0, os.geteuid()):
-            raise BadRequest(
-                f"a priority above 0 is for {user_name(os.geteuid())} to give, whose daemon this is: "
-                f"ask for 0 or less, not {priority}"
-            )
-        return priority
-
-    def _now(self) -> float:
-        """The time of a request: later than all that wait, also when the clock was set back."""
-        return max([time.time(), *(job.requested_at + 1e-3 for job in self.broker.jobs.values())])
 
     def _confirm(self, client: Client) -> None:
         job = self.broker.jobs.get(client.job or "")
@@ -609,11 +522,3 @@ class Daemon:
     def lease_dir(self, job_id: str) -> Path:
         """Where a job's lease is."""
         return self.runtime.leases / job_id
-
-
-def _wanted(ask: protocol.Ask) -> str:
-    each = "whole" if ask.whole else ask.gpu_mem
-    if ask.gpu_core:
-        each += f", {ask.gpu_core}% {ask.gpu_core_mode}"
-    each = f"{ask.cards} x {each}" if ask.cards > 1 else each
-    return f"gang of {ask.gang}: {each}" if ask.gang else each

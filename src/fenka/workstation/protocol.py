@@ -41,7 +41,7 @@ class Ask(Message, tag="ask"):
     cards: slices, each on a card of its own; or whole cards where `whole` is set.
     models: names of acceptable card models, empty for any.
     wait: queue if nothing is free.
-    gang: so many leases, all at once; 0 for a single one.
+    gang: so many leases, all at once; None for a single one.
     priority: the larger is served first.
     limit_s: seconds after which it is ended, whatever it does; None for never.
     """
@@ -59,7 +59,7 @@ class Ask(Message, tag="ask"):
     directory: str = ""
     isolation: Isolation = "namespace"
     job: str = ""
-    gang: int = 0
+    gang: int | None = None
     priority: int = 0
     limit_s: float | None = None
 

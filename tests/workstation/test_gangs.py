@@ -233,3 +233,14 @@ def test_a_time_limit_ends_the_gang(t4: Workstation) -> None:
     begun(gang, 2)
     assert gang.process.wait(30) == 128 + signal.SIGTERM
     eventually(lambda: nothing_left(t4))
+
+
+def test_a_cooperative_gang(t4: Workstation) -> None:
+    """By environment alone; and what is left is found and ended by it."""
+    words = ("--gang", "2", "--gpu-mem", "4", "--isolation", "cooperative", "--")
+    held = t4.ok("run", *words, *HOLD, "4400")
+    assert [json.loads(line[4:])["cards"][0]["result"] for line in held.splitlines()] == [2, 2]
+    gang = t4.run(*words, "sh", "-c", "setsid sleep 1000 & echo begun; exec sleep 1000")
+    begun(gang, 2)
+    kill(gang.pid)
+    eventually(lambda: nothing_left(t4))

@@ -215,7 +215,7 @@ def _be_gang(
     ended = gang.run(len(jobs), member, started=all_started, logs=logs)
     if ended.never_started is not None:
         raise Problem(
-            f"{ask.name} was not started: its member {ended.never_started} could not be",
+            f"{ask.name} was not started: member {ended.never_started} could not be",
             ended.status,
         )
     sys.exit(ended.status)

@@ -436,6 +436,8 @@ class Daemon:
             client.send(message)
 
     def _start(self, jobs: Sequence[Job]) -> None:
+        # First: if the leases cannot be written, it is this that gives back what they were to hold.
+        self._expire_later()
         for job in jobs:
             assert job.placement is not None  # Broker: only placed jobs start.
             directory = self.lease_dir(job.id)
@@ -450,7 +452,6 @@ class Daemon:
                 )
             self._tell_of(job)
             self._end_later(job)
-        self._expire_later()
         first = jobs[0]
         if first.gang:
             ids = [job.id for job in jobs]

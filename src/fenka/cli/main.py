@@ -93,10 +93,10 @@ TimeoutOption = Annotated[
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="go on behind; see fenka logs")]
 GangOption = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--gang", metavar="N", help="N processes, each so, that start together"),
+    typer.Option("--gang", metavar="N", help="N processes with such a slice each, all or none"),
 ]
 PriorityOption = Annotated[
-    int, typer.Option("--priority", metavar="N", help="the larger is served first (default 0)")
+    int, typer.Option("--priority", metavar="N", help="the larger is served first")
 ]
 ForOption = Annotated[
     Optional[float],  # noqa: UP045

@@ -91,6 +91,17 @@ TimeoutOption = Annotated[
     typer.Option("--timeout", min=0, metavar="SECONDS", help="wait no longer than this"),
 ]
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="go on behind; see fenka logs")]
+GangOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--gang", metavar="N", help="N processes with such a slice each, all or none"),
+]
+PriorityOption = Annotated[
+    int, typer.Option("--priority", metavar="N", help="the larger is served first")
+]
+ForOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--for", metavar="SECONDS", help="end it then; it may start earlier for that"),
+]
 IsolationOption = Annotated[
     Isolation,
     typer.Option("--isolation", help="cooperative: by environment alone, a program can undo it"),
@@ -139,6 +150,9 @@ def run(
     timeout: TimeoutOption = None,
     detach: DetachOption = False,
     isolation: IsolationOption = Isolation.namespace,
+    gang: GangOption = None,
+    priority: PriorityOption = 0,
+    limit: ForOption = None,
 ) -> None:
     """Run a program with a slice of a GPU, waiting for its turn."""
     from fenka.cli import launching
@@ -151,6 +165,9 @@ def run(
         gpus,
         tuple(model or ()),
         name,
+        gang,
+        priority,
+        limit,
     )
     how = launching.How(not no_wait, timeout, detach, isolation.value)
     launching.run(wanted, how, command)
@@ -200,6 +217,21 @@ def ps(
     from fenka.cli import listing
 
     listing.ps(output.value)
+
+
+@app.command()
+def queue(
+    local: LocalOption = False,
+    cluster: ClusterOption = False,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Show who waits, in order, for which cards, and why."""
+    from fenka.cli import queue as screens
+    from fenka.cli.cluster import Where
+
+    screens.queue(Where(local, cluster, kubeconfig, context), output.value)
 
 
 @app.command()

@@ -79,12 +79,19 @@ def exchange(world: World, node: str, cards: str) -> None:
     """Other simulated cards for a node; those that it had are gone for good."""
     world.label(node, f"fenka.io/simulated={cards}")
 
-    def programs() -> bool:
-        there = world.cluster.list("pods", "fenka", "component=gpushare-device-plugin")
-        return not any(it["spec"]["nodeName"] == node for it in there)
+    component = {"t4": "cards-0", "pair": "cards-1"}[cards]
 
-    # Its node program ends with the label, and the next one comes with the sharing label.
-    wait_until("the former node program has ended", programs, 90)
+    def exchanged() -> bool:
+        there = [
+            it
+            for it in world.cluster.list("pods", "fenka")
+            if it["spec"].get("nodeName") == node and "scheduler" not in it["metadata"]["name"]
+        ]
+        labels = [it["metadata"]["labels"]["app.kubernetes.io/component"] for it in there]
+        return labels == [component] and there[0]["status"]["phase"] == "Running"
+
+    # Its node program has ended with the sharing label, and the next one comes with it.
+    wait_until("only the new cards' keeper", exchanged, 90)
     world.cluster.kubectl("annotate", "node", node, "fenka.io/cards-")
 
 

@@ -2,9 +2,11 @@
 
 ``python bench/scheduler/run.py`` asks as kube-scheduler does: for one pod after the other all thousand names,
 and between two pods one node has changed by the binding before. Baseline of filter: every node judged again
-for each pod, as gpushare's extender does. Binding runs over HTTP against an API server in the same process
-that takes 10 ms for a binding; its baseline is one pod after the other, as behind a lock. Both of a pair
-decide the same. Prints a Markdown table of medians; exits 1 when filter misses its target.
+for each pod, as gpushare's extender does. Once more while 200 others wait, of four sizes,
+for 11 to 14 units on each of the eight cards of a node, and a lease ends before each pod that is asked about.
+Binding runs over HTTP against an API server in the same process that takes 10 ms for a binding; its baseline
+is one pod after the other, as behind a lock. Both of a pair decide the same. Prints a Markdown table of
+medians; exits 1 when filter misses its target.
 """
 
 import asyncio
@@ -13,7 +15,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -21,9 +23,12 @@ from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from fenka.dialects import gpushare
 from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import World
-from fenka.scheduler.decide import Judge, No
+from fenka.scheduler.decide import NOBODY, Ahead, Filtered, Judge, No
+from fenka.scheduler.line import Line
+from fenka.scheduler.order import InOrder, Order
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.wire import Binding, read_nodes
 from tests.kubernetes.api_server import api_server
@@ -33,6 +38,7 @@ TARGET_MS = 5.0
 NODES, CARDS, PODS = 1000, 8, 5000
 SERVER_S = 0.01
 ASKED, ROUNDS, BOUND = 60, 3, 400
+WAITING = 200
 
 
 def cluster() -> World:
@@ -48,17 +54,17 @@ def cluster() -> World:
 class Forgetful(Judge):
     """The baseline: nothing is remembered."""
 
-    def filter(self, pod: Pod, names: object) -> object:  # type: ignore[override]
+    def filter(self, pod: Pod, names: Iterable[str], ahead: Ahead = NOBODY) -> Filtered:
         """Every node again."""
         self._memory.clear()
-        return super().filter(pod, names)  # type: ignore[arg-type]
+        return super().filter(pod, names, ahead)
 
 
 def filtering(judge: Callable[[World, str], Judge]) -> tuple[list[float], list[str]]:
     """Milliseconds of each request, decoding it too; and where the pods went."""
     world = cluster()
     names = [it.metadata.name for it in world.nodes()]
-    deciding = judge(world, "binpack")
+    deciding = InOrder(judge(world, "binpack"), Order(world))
     times, went = [], []
     for number in range(ASKED):
         pod = pod_json(f"new-{number}", (2, 4, 8)[number % 3])
@@ -73,6 +79,44 @@ def filtering(judge: Callable[[World, str], Judge]) -> tuple[list[float], list[s
         world.assume(asked.pod, placements)
         went.append(f"{node}/{placements[0].slices[0].card}")
     return times, went
+
+
+def filtering_behind_others() -> tuple[list[float], float, float]:
+    """Milliseconds of each request while others wait; and of serving the line first, and again."""
+    world = cluster()
+    names = [it.metadata.name for it in world.nodes()]
+    order = Order(world)
+    deciding = InOrder(Judge(world, "binpack"), order)
+    waiters: list[Pod] = []
+    for number in range(WAITING):
+        units = 8 * (11, 12, 13, 14)[number % 4]
+        waiter = a_pod(f"w{number}", units, uid=f"w{number}", labels={gpushare.COUNT: "8"})
+        waiters.append(waiter)
+        order.set_pod(waiter)
+        assert not deciding.filter(waiter, names).fitting
+    begun = time.perf_counter()
+    line = Line(world, "binpack")
+    turn = line.serve(waiters, time.time(), refused=lambda _: True)
+    assert len(turn.places) == WAITING
+    first = (time.perf_counter() - begun) * 1000
+    world.forget_pod("p1")
+    begun = time.perf_counter()
+    line.serve(waiters, time.time(), refused=lambda _: True)
+    again = (time.perf_counter() - begun) * 1000
+    times = []
+    for number in range(ASKED):
+        world.forget_pod(f"p{number * 7}")
+        pod = pod_json(f"new-{number}", (2, 4, 8)[number % 3], uid=f"new-{number}")
+        body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": names})
+        begun = time.perf_counter()
+        asked = read_nodes(body)
+        found = deciding.filter(asked.pod, asked.names)
+        times.append((time.perf_counter() - begun) * 1000)
+        node = max(deciding.prioritize(asked.pod, found.fitting), key=lambda it: it[1])[0]
+        placements = deciding.placements(asked.pod, node)
+        assert not isinstance(placements, No)
+        world.assume(asked.pod, placements)
+    return times, first, again
 
 
 async def binding(*, at_once: bool) -> float:
@@ -90,7 +134,7 @@ async def binding(*, at_once: bool) -> float:
         async with server.api() as api:
             replica = Replica(api, Settings("bench"))
             running = asyncio.create_task(replica.run())
-            while not replica.ready:
+            while not replica.leading:
                 await asyncio.sleep(0.01)
             wanted = [
                 Binding(it["metadata"]["name"], "default", it["metadata"]["uid"], f"n{i // 24}")
@@ -116,6 +160,8 @@ def main() -> int:
     mine = statistics.median(ms for (times, _), _ in rounds for ms in times[3:])
     first = statistics.median(ms for (times, _), _ in rounds for ms in times[:3])
     base = statistics.median(ms for _, (times, _) in rounds for ms in times)
+    behind = [filtering_behind_others() for _ in range(ROUNDS)]
+    waiting = sorted(ms for times, _, _ in behind for ms in times[3:])
     parallel = statistics.median(asyncio.run(binding(at_once=True)) for _ in range(ROUNDS))
     serial = statistics.median(asyncio.run(binding(at_once=False)) for _ in range(ROUNDS))
     print(f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}\n")
@@ -124,10 +170,17 @@ def main() -> int:
     print(f"| {shape} | {mine:.2f} ms | {base:.1f} ms, each node again | {base / mine:.0f} x |")
     print(f"| the first pod of a size | {first:.1f} ms | {base:.1f} ms | {base / first:.1f} x |")
     print(
+        f"| filter while {WAITING} others wait | {statistics.median(waiting):.2f} ms "
+        f"| {base:.1f} ms, each node again | {base / statistics.median(waiting):.0f} x |"
+    )
+    print(f"| one in twenty of these, at least | {waiting[-len(waiting) // 20]:.1f} ms | | |")
+    print(f"| serving them first | {statistics.median(ms for _, ms, _ in behind):.0f} ms | | |")
+    print(f"| and again, a lease ended | {statistics.median(ms for *_, ms in behind):.0f} ms | | |")
+    print(
         f"| bind | {parallel:.0f} pods/s, all at once | {serial:.0f} pods/s, one by one "
         f"| {parallel / serial:.1f} x |"
     )
-    return 0 if mine < TARGET_MS else 1
+    return 0 if max(mine, statistics.median(waiting)) < TARGET_MS else 1
 
 
 if __name__ == "__main__":

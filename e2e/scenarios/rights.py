@@ -28,6 +28,7 @@ from fenka.scheduler.cluster import Cluster
 from fenka.scheduler.decide import Judge
 from fenka.scheduler.gangs import Gangs
 from fenka.scheduler.keeping import GangKeeper
+from fenka.scheduler.order import InOrder, Order
 from fenka.scheduler.telling import Teller
 from fenka.scheduler.wire import Binding
 
@@ -81,9 +82,9 @@ async def events(api: Api, namespace: str) -> dict[str, str]:
 async def scheduler(api: Api, namespace: str) -> dict[str, str]:
     """All that the extender does."""
     world = World()
-    judge = Judge(world, POLICY)
+    judge, order = Judge(world, POLICY), Order(world, POLICY)
     recorder = Recorder(api, "rights", "rights")
-    cluster = Cluster(api, world, Teller(world, judge, recorder, lambda: False))
+    cluster = Cluster(api, world, order, Teller(world, judge, recorder, lambda: False))
     found = await watches(cluster.run(), dict(cluster.watches))
     election = Election(api, namespace, LEASE, "rights", address="http://rights")
     for what in ("the first election", "renewal"):
@@ -92,7 +93,7 @@ async def scheduler(api: Api, namespace: str) -> dict[str, str]:
     found |= await events(api, namespace)
     # What the watch has not brought yet is read; another UID: it is refused where it would bind.
     gangs = Gangs(world, POLICY, dict, dict, time.monotonic)
-    unknown = Binder(api, world, judge, gangs, Leads(), dict)
+    unknown = Binder(api, world, InOrder(judge, order), gangs, Leads(), dict)
     answer = await unknown.bind(Binding(POD, namespace, "", "nowhere"))
     found["read and bind"] = answer
     keeper = GangKeeper(api, gangs)

@@ -254,6 +254,78 @@ class TestNamedCards:
         assert seats(step) == {"g": [0, 1]}
 
 
+class TestNodesItMayGoTo:
+    """Selectors and taints: a waiter is placed on its own nodes, and names cards of these alone."""
+
+    def test_placed_and_named_there_alone(self) -> None:
+        """b's card is free, a's has 4 of 14 units left until 200; w0 may go to a alone and wants 8."""
+        waiting = [
+            Waiting("w0", (units(8),), 0.0, nodes=frozenset({"a"})),
+            Waiting("w1", (units(8),), 1.0, nodes=frozenset({"b"})),
+            Waiting("w2", (units(4),), 2.0),
+        ]
+        step = serve(waiting, [held(0, 10, 200)], T4, OTHER)
+        assert named(step) == {"w0": (["GPU-a-0"], 200)}
+        assert [(name, found[0].node) for name, found in step.placed] == [("w1", "b"), ("w2", "b")]
+        # Only a's card is counted in its reason.
+        assert step.waiting[0].reason == "0/1 GPUs fit: 1 too little memory"
+
+    def test_nodes_that_are_not_there(self) -> None:
+        """It keeps nobody off anything."""
+        waiting = [Waiting("w0", (units(8),), 0.0, nodes=frozenset({"c"})), *queue(units(14))]
+        step = serve([replace(waiting[0]), replace(waiting[1], id="w1")], [], T4)
+        assert seats(step) == {"w1": [0]}
+        assert [(it.id, it.reservation, it.reason) for it in step.waiting] == [
+            ("w0", None, "there is no GPU")
+        ]
+
+    def test_the_same_size_elsewhere_is_another_question(self) -> None:
+        """That one was refused on a says nothing of b."""
+        waiting = [
+            Waiting(f"w{number}", (units(8),), float(number), nodes=frozenset({where}))
+            for number, where in enumerate("aab")
+        ]
+        step = serve(waiting, [held(0, 10)], T4, OTHER)
+        assert seats(step) == {"w2": [0]}
+        assert [it.id for it in step.waiting] == ["w0", "w1"]
+
+    def test_a_gang_too(self) -> None:
+        """Both members on b, though a is empty."""
+        gang = Waiting("g", (units(8), units(8)), 0.0, nodes=frozenset({"b"}))
+        two = node(T4_MIB, T4_MIB, name="b")
+        step = serve([gang], [], TWO, two)
+        assert [it.node for _, found in step.placed for it in found] == ["b", "b"]
+        step = serve([gang], [held(0, 10, 200, "b")], TWO, two)
+        assert named(step) == {"g": (["GPU-b-0", "GPU-b-1"], 200)}
+
+    @settings(deadline=None)
+    @given(
+        nodes=clusters(),
+        asked=st.lists(st.tuples(requests(), st.sets(st.integers(0, 2))), max_size=6),
+    )
+    def test_as_if_the_other_nodes_were_not_there(
+        self, nodes: tuple[Node, ...], asked: list[tuple[Request, set[int]]]
+    ) -> None:
+        """Of all who wait, each is placed, and names cards, on its own nodes; the first as on these alone."""
+        waiting = [
+            Waiting(f"w{n}", (it,), float(n), nodes=frozenset(f"n{i}" for i in on))
+            for n, (it, on) in enumerate(asked)
+        ]
+        step = Backfill(nodes, "binpack", PLAIN).serve(waiting, [], 0)
+        allowed = {it.id: it.nodes or frozenset() for it in waiting}
+        for name, found in step.placed:
+            assert {it.node for it in found} <= allowed[name]
+        home = {card.uuid: it.name for it in nodes for card in it.cards}
+        for it in step.waiting:
+            if it.reservation:
+                assert {home[uuid] for uuid in it.reservation.cards} <= allowed[it.id]
+        for first in waiting[:1]:
+            alone = Backfill(first.may_go(nodes), "binpack", PLAIN)
+            mine = alone.serve([replace(first, nodes=None)], [], 0)
+            assert mine.placed == tuple(it for it in step.placed if it[0] == first.id)
+            assert mine.waiting == tuple(it for it in step.waiting if it.id == first.id)
+
+
 def test_what_is_remembered_makes_no_difference() -> None:
     """The same, whether it served before or not, when others hold and nodes are as they were."""
     seasoned = Backfill([TWO, OTHER], "binpack", PLAIN)
@@ -409,3 +481,16 @@ def test_bars() -> None:
     reservation = Reservation(frozenset({"GPU-a-0"}), 200)
     assert [reservation.bars(end) for end in (199, 200, 201, None)] == [False, False, True, True]
     assert replace(reservation, starts_by=None).bars(-inf)
+
+
+def test_a_gang_that_could_never_fit_keeps_nobody_off() -> None:
+    """Three of 8 units on two cards of 14: each alone would fit, together they never do."""
+    never = Waiting("never", (units(8),) * 3, 0.0)
+    small = Waiting("small", (units(8),), 1.0)
+    step = serve([never, small], [], TWO)
+    assert seats(step) == {"small": [0]}
+    assert named(step) == {}
+    # Two of them would: that is a matter of time.
+    two = Waiting("two", (units(8),) * 2, 0.0)
+    step = serve([two, small], [held(0, 8)], TWO)
+    assert set(named(step)) == {"two", "small"}

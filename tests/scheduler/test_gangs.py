@@ -19,6 +19,7 @@ from fenka.kubernetes.world import World
 from fenka.scheduler.decide import Judge
 from fenka.scheduler.desk import Desk
 from fenka.scheduler.gangs import BROKEN_S, PLAN_S, Gangs
+from fenka.scheduler.order import InOrder, Order
 from tests.kubernetes.api_server import ApiServer, until
 from tests.scheduler.objects_kit import T4_MIB, Json, a_node, a_pod, node_json, on_card
 from tests.scheduler.replica_kit import Extender, put_pod, scenario
@@ -42,7 +43,9 @@ class Cluster:
             self.world, "binpack", lambda: self.pods, lambda: self.groups, lambda: self.now
         )
         judge = Judge(self.world, "binpack", self.gangs)
+        self.order = Order(self.world, gangs=self.gangs, now=lambda: self.now)
         self.desk = Desk(
+            InOrder(judge, self.order),
             judge,
             self.gangs,
             lambda pods: self.woken.extend(it.metadata.name for it in pods),
@@ -53,6 +56,7 @@ class Cluster:
         """The watch brings it."""
         self.pods[pod.metadata.uid] = pod
         self.world.set_pod(pod)
+        self.order.set_pod(pod)
         return pod
 
     def gang(self, name: str, size: int, units: int, there: int | None = None) -> list[Pod]:
@@ -78,7 +82,7 @@ class Cluster:
 
     def bind(self, pod: Pod, node: str) -> None:
         """As the binder does once the gang is there."""
-        placement = self.gangs.planned(pod, node)
+        placement = self.gangs.place_of(pod, node)
         assert placement is not None
         self.world.assume(pod, (placement,))
         self.gangs.start(pod)
@@ -117,7 +121,7 @@ def test_a_gang_waits_whole() -> None:
     pods = cluster.gang("g", 4, 7)
     assert cluster.why(pods[3]) == (
         "the gang g of 4 waits whole: 0/2 GPUs fit: 2 too little memory; "
-        "2 of the gang's 4 would fit together"
+        "2 of the gang's 4 would fit together; position 1 of 1 in the queue"
     )
     assert cluster.free("b") == T4_MIB
     cluster.world.forget_pod(held.metadata.uid)
@@ -251,7 +255,8 @@ def test_two_gangs_never_hold_half_each(sizes: list[tuple[int, int]], data: st.D
         assert cluster.gangs.used(name, 0).memory_mib <= T4_MIB
     planned = {
         key: [
-            cluster.gangs.planned(pod, places.get(pod.metadata.uid, "")) is not None for pod in pods
+            cluster.gangs.place_of(pod, places.get(pod.metadata.uid, "")) is not None
+            for pod in pods
         ]
         for key, pods in gangs.items()
     }

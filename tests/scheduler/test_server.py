@@ -307,3 +307,64 @@ def test_a_node_that_is_made_again_is_another_node() -> None:
         await until(lambda: one.replica.world.share("n") is not None)
 
     scenario(run, NODE)
+
+
+# ---- the order ----
+
+
+def refused(name: str, units: int, minute: int, **rest: Any) -> dict[str, Any]:
+    """A pod for which kube-scheduler has found no node."""
+    pod = pod_json(name, units, uid=name, **rest)
+    pod["metadata"]["creationTimestamp"] = f"2026-01-01T00:{minute:02}:00Z"
+    return {**pod, "status": UNSCHEDULABLE}
+
+
+def test_a_later_pod_does_not_overtake_over_http() -> None:
+    """From filter to bind, in sentences, events and metrics."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        holder = put_pod(server, "h", 8, node="n", annotations=on_card(0, 8))
+        head, later = (
+            server.put("pods", refused("head", 12, 1)),
+            server.put("pods", refused("later", 4, 2)),
+        )
+        await until(lambda: one.knows(holder, head, later))
+        # 6 of 14 units are free: enough for the later one, were it not for the head.
+        answer = await one.filter(later, "n")
+        assert answer["FailedNodes"] == {
+            "n": "0/1 GPUs fit: 1 reserved for requests that waited longer; "
+            "position 2 of 2 in the queue"
+        }
+        assert "reserved for requests that waited longer" in await one.bind(later, "n")
+        _, text = await raw(one, "GET", "/metrics")
+        for line in (
+            'fenka_scheduler_waiting_position{namespace="default",pod="head"} 1.0',
+            'fenka_scheduler_waiting_position{namespace="default",pod="later"} 2.0',
+            "fenka_scheduler_starvation_seconds 0.0",
+            "fenka_scheduler_starvation_bound_seconds 3600.0",
+        ):
+            assert line in text.splitlines()
+        server.remove("pods", "h", "default")
+        await until(lambda: one.held("n") == 0)
+        assert (await one.filter(head, "n"))["NodeNames"] == ["n"]
+        assert await one.bind(head, "n") == ""
+        assert "too little memory" in (await one.filter(later, "n"))["FailedNodes"]["n"]
+
+    scenario(run, NODE)
+
+
+def test_a_pod_that_waits_by_kube_schedulers_own_count_is_told_its_position() -> None:
+    """In its event."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        put_pod(server, "h", 8, node="n", annotations=on_card(0, 8))
+        await until(lambda: one.held("n") > 0)
+        server.put("pods", refused("first", 12, 1))
+        server.put("pods", refused("second", 10, 2))
+        await until(lambda: notes(server, "second"))
+        for name, position in (("first", "1 of 1"), ("second", "2 of 2")):
+            assert notes(server, name) == [
+                f"fenka: 0/1 GPUs fit: 1 too little memory; position {position} in the queue"
+            ]
+
+    scenario(run, NODE)

@@ -425,12 +425,33 @@ def scheduler(
     hami: Annotated[
         bool, typer.Option("--hami-names", help="understand nvidia.com/gpumem and gpucores too")
     ] = False,
+    turn: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="by which a pod counts as later for each that its namespace holds or asked for before",
+        ),
+    ] = 60,
+    starvation: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", help="at most: nobody is overtaken by who came so much later"
+        ),
+    ] = 3600,
 ) -> None:
     """Serve kube-scheduler as its extender (runs in a cluster)."""
     from fenka.cli import serving_cluster
 
     place = address, port, kubeconfig
-    serving_cluster.scheduler(place, policy, (namespace, lease), name, advertise, hami=hami)
+    serving_cluster.scheduler(
+        place,
+        policy,
+        (namespace, lease),
+        name,
+        advertise,
+        hami=hami,
+        fairness=(turn, starvation),
+    )
 
 
 @app.command("simulate-card")

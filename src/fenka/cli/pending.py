@@ -23,7 +23,8 @@ from fenka.dialects import gpushare, modes
 from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI, recognise
 from fenka.dialects.requests import Part
-from fenka.kubernetes.objects import ContainerStatus, Node, Object, Pod, PodSpec, PodStatus, Taint
+from fenka.kubernetes import fitting
+from fenka.kubernetes.objects import ContainerStatus, Node, Object, Pod, PodStatus
 from fenka.kubernetes.world import World
 
 POLICY = "binpack"
@@ -37,91 +38,6 @@ COUNTED = tuple(name for dialect in DIALECTS for name in dialect.RESOURCES)
 
 
 # ---- the pod, more of it than screens read ----
-
-
-class Toleration(Object):
-    """Of a pod."""
-
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-
-    def covers(self, taint: Taint) -> bool:
-        """Whether the pod does not mind this taint."""
-        return (
-            (not self.key or self.key == taint.key)
-            and (not self.effect or self.effect == taint.effect)
-            and (self.operator == "Exists" or self.value == taint.value)
-        )
-
-
-class Expression(Object):
-    """One condition on a label."""
-
-    key: str = ""
-    operator: str = ""
-    values: list[str] = msgspec.field(default_factory=list)
-
-    def holds(self, labels: dict[str, str]) -> bool:
-        """As Kubernetes judges it; True for an operator that is not known here."""
-        value = labels.get(self.key)
-        match self.operator:
-            case "In":
-                return value in self.values
-            case "NotIn":
-                return value not in self.values
-            case "Exists":
-                return value is not None
-            case "DoesNotExist":
-                return value is None
-            case "Gt" | "Lt" if value is not None and self.values:
-                low, high = sorted((value, self.values[0]), key=_number)
-                return low != high and high == (value if self.operator == "Gt" else self.values[0])
-        return self.operator not in ("Gt", "Lt")
-
-
-def _number(text: str) -> int:
-    return int(text) if text.lstrip("-").isdecimal() else 0
-
-
-class Term(Object):
-    """Conditions that hold together."""
-
-    match_expressions: list[Expression] = msgspec.field(default_factory=list)
-
-
-class Selector(Object):
-    """Terms of which one must hold."""
-
-    node_selector_terms: list[Term] = msgspec.field(default_factory=list)
-
-
-class NodeAffinity(Object):
-    """Which nodes a pod wants."""
-
-    required_during_scheduling_ignored_during_execution: Selector | None = None
-
-
-class Affinity(Object):
-    """Of a pod."""
-
-    node_affinity: NodeAffinity | None = None
-
-
-class Gate(Object):
-    """Whoever put it there keeps the pod from being scheduled."""
-
-    name: str = ""
-
-
-class FullSpec(PodSpec):
-    """spec of a pod, with what decides about nodes."""
-
-    scheduling_gates: list[Gate] = msgspec.field(default_factory=list)
-    tolerations: list[Toleration] = msgspec.field(default_factory=list)
-    node_selector: dict[str, str] = msgspec.field(default_factory=dict)
-    affinity: Affinity | None = None
 
 
 class Said(Object):
@@ -155,7 +71,6 @@ class FullStatus(PodStatus):
 class FullPod(Pod):
     """A pod, as much of it as tells why it waits."""
 
-    spec: FullSpec = msgspec.field(default_factory=FullSpec)
     status: FullStatus = msgspec.field(default_factory=FullStatus)
 
     @property
@@ -291,36 +206,10 @@ def _judge_node(
 
 def _as_a_node(pod: FullPod, node: Node, crowds: Counter[str]) -> list[str]:
     """What keeps the pod out, whatever GPUs there are."""
-    reasons = []
-    if node.spec.unschedulable:
-        reasons.append("cordoned")
-    if not node.ready:
-        reasons.append("not ready")
+    reasons = fitting.obstacles(pod, node)
     pods = _units(node, "pods")
     if 0 < pods <= crowds[node.metadata.name]:
         reasons.append(f"has {crowds[node.metadata.name]} of {pods} pods")
-    for taint in node.spec.taints:
-        # The node controller's own taints repeat what was said.
-        said = taint.key.startswith("node.kubernetes.io/") and reasons
-        strict = taint.effect in ("NoSchedule", "NoExecute")
-        if strict and not said and not any(it.covers(taint) for it in pod.spec.tolerations):
-            value = f"={taint.value}" if taint.value else ""
-            reasons.append(f"taint {taint.key}{value}:{taint.effect} is not tolerated")
-    labels = node.metadata.labels
-    missing = [
-        f"{key}={value}"
-        for key, value in pod.spec.node_selector.items()
-        if labels.get(key) != value
-    ]
-    if missing:
-        reasons.append(f"the pod wants nodes labelled {', '.join(missing)}")
-    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
-    required = affinity.required_during_scheduling_ignored_during_execution if affinity else None
-    if required and not any(
-        all(it.holds(labels) for it in term.match_expressions)
-        for term in required.node_selector_terms
-    ):
-        reasons.append("the pod's node affinity excludes it")
     return reasons
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from fenka.cli import tables
 from fenka.cli.cluster import Where
-from fenka.cli.errors import Problem
 from fenka.cli.listing import age
 from fenka.workstation import protocol
 
@@ -46,7 +45,11 @@ def rows_of(where: Where) -> list[QueueRow]:
     from fenka.cli import cluster
 
     here = cluster.local(where)
-    return local_rows(here) if here is not None else cluster_rows(where)
+    if here is not None:
+        return local_rows(here)
+    from fenka.cli.queue_cluster import cluster_rows
+
+    return cluster_rows(where)
 
 
 def local_rows(world: protocol.Snapshot) -> list[QueueRow]:
@@ -66,14 +69,6 @@ def local_rows(world: protocol.Snapshot) -> list[QueueRow]:
         for job in world.jobs
         if job.position is not None
     ]
-
-
-def cluster_rows(where: Where) -> list[QueueRow]:  # noqa: ARG001
-    """A cluster's. Raises Problem."""
-    raise Problem(
-        "fenka queue shows this machine's queue, and no fenka daemon is asked here: leave out the "
-        "cluster's options, or start one with `fenka daemon`"
-    )
 
 
 def table(rows: list[QueueRow], now: float) -> list[tuple[str, ...]]:

@@ -41,7 +41,8 @@ class Waiting:
     """Who waits: one request, or all those of a gang, which counts as one.
 
     requested_at: in the caller's time. priority: the larger is served first. runs_for: seconds after which
-    it is ended whatever it does (activeDeadlineSeconds); None if nothing ends it.
+    it is ended whatever it does (activeDeadlineSeconds); None if nothing ends it. nodes: the names of those
+    that it may go to, and are counted in its reasons; None for any.
     """
 
     id: str
@@ -50,6 +51,11 @@ class Waiting:
     priority: int = 0
     user: str = ""
     runs_for: float | None = None
+    nodes: frozenset[str] | None = None
+
+    def may_go(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Those of the nodes to which it may go."""
+        return nodes if self.nodes is None else [it for it in nodes if it.name in self.nodes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +109,29 @@ def in_order(
 
     By priority; then by the time of the request, later by the user's turns; then by id.
     """
+    return [it for _, it in keyed(waiting, held, fairness)]
+
+
+Key = tuple[float, float, float, str]
+"""Sorts those who wait: the smaller is served first."""
+
+
+def keyed(
+    waiting: Iterable[Waiting], held: Mapping[str, int], fairness: Fairness
+) -> list[tuple[Key, Waiting]]:
+    """In order, each with what it is ordered by."""
     turns = dict(held)
-    keyed = []
+    found = []
     for it in sorted(waiting, key=lambda it: (-it.priority, it.requested_at, it.id)):
         before = turns.get(it.user, 0) if it.user else 0
         turns[it.user] = before + 1
-        late = fairness.lateness(before)
-        keyed.append(((-it.priority, it.requested_at + late, it.requested_at, it.id), it))
-    return [it for _, it in sorted(keyed, key=lambda pair: pair[0])]
+        found.append((key(it, before, fairness), it))
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def key(it: Waiting, turns: int, fairness: Fairness) -> Key:
+    """Of one before whom its user holds, and has asked for, so much."""
+    return -it.priority, it.requested_at + fairness.lateness(turns), it.requested_at, it.id
 
 
 class Backfill:
@@ -136,6 +157,7 @@ class Backfill:
         self._nodes = tuple(nodes)
         for name in self._verdicts.set_nodes(self._nodes):
             self._ends.forget(name)
+            self._ends.possible.clear()
 
     def serve(
         self,
@@ -158,7 +180,7 @@ class Backfill:
         for it in in_order(waiting, turns, self._fairness):
             ends_by = None if it.runs_for is None else now + it.runs_for
             barred = frozenset[str]().union(*(r.cards for r in reservations if r.bars(ends_by)))
-            verdict = turn.place(it.requests, barred)
+            verdict = turn.place(it, barred)
             if isinstance(verdict, Rejected):
                 reservation = turn.name_cards(it) if len(reservations) < self._depth else None
                 if reservation is not None:
@@ -169,6 +191,10 @@ class Backfill:
                     turn.hold(Held(placement, ends_by, it.user))
                 placed.append((it.id, verdict))
         return Round(tuple(placed), tuple(standings))
+
+
+_Shape = tuple[tuple[Request, ...], frozenset[str], frozenset[str] | None]
+"""What is asked for, the cards that are barred for it, and the nodes to which it may go."""
 
 
 class _Turn:
@@ -186,7 +212,7 @@ class _Turn:
         """Until when named cards, by UUID, are kept from those who name cards later."""
         self._changed: dict[str, dict[Request, list[_Cost]]] = {}
         """Costs on nodes that are no more as they were when the turn began."""
-        self._refused: dict[tuple[tuple[Request, ...], frozenset[str]], tuple[int, Rejected]] = {}
+        self._refused: dict[_Shape, tuple[int, Rejected]] = {}
         self._placed = 0
 
     def begin(self, held: Iterable[Held], totals: Tally | None) -> dict[str, int]:
@@ -212,22 +238,23 @@ class _Turn:
         self._verdicts.forget(node)
         self._placed += 1
 
-    def place(
-        self, requests: tuple[Request, ...], barred: frozenset[str]
-    ) -> tuple[Placement, ...] | Rejected:
-        """All of them or none, on what is held now."""
+    def place(self, waiting: Waiting, barred: frozenset[str]) -> tuple[Placement, ...] | Rejected:
+        """All that it asks for or nothing, on what is held now."""
+        requests = waiting.requests
+        shape = requests, barred, waiting.nodes
         # Who wants the same is refused for the same reasons until something else is placed.
-        known = self._refused.get((requests, barred))
+        known = self._refused.get(shape)
         if known is not None and known[0] == self._placed:
             return known[1]
         verdict: tuple[Placement, ...] | Rejected
         if len(requests) == 1:
-            found = self._verdicts.place(self._tally, requests[0], barred)
+            found = self._verdicts.place(self._tally, requests[0], barred, waiting.nodes)
             verdict = (found,) if isinstance(found, Placement) else found
         else:
-            verdict = plan_gang(self._tally, requests, self._policy, self._nodes, barred)
+            nodes = waiting.may_go(self._nodes)
+            verdict = plan_gang(self._tally, requests, self._policy, nodes, barred)
         if isinstance(verdict, Rejected):
-            self._refused[requests, barred] = self._placed, verdict
+            self._refused[shape] = self._placed, verdict
         return verdict
 
     def name_cards(self, waiting: Waiting) -> Reservation | None:
@@ -235,9 +262,11 @@ class _Turn:
 
         None for who could not even be placed if nothing were held.
         """
+        if len(waiting.requests) > 1 and not self._possible(waiting):
+            return None
         choices: list[_Choice] = []
         for request in waiting.requests:
-            choice = self._cheapest(request)
+            choice = self._cheapest(request, waiting.may_go(self._nodes))
             if choice is None:
                 for earlier in choices:
                     self._unname(earlier)
@@ -256,6 +285,15 @@ class _Turn:
             self._barred[uuid] = max(at, self._barred.get(uuid, at))
         return Reservation(cards, at if at < inf else None)
 
+    def _possible(self, gang: Waiting) -> bool:
+        """Whether all of it would fit, were nothing held: each of it alone may, and all together not."""
+        known = self._ends.possible.get((gang.requests, gang.nodes))
+        if known is None:
+            nodes = list(gang.may_go(self._nodes))
+            found = plan_gang(Empty(), gang.requests, self._policy, nodes)
+            known = self._ends.possible[gang.requests, gang.nodes] = not isinstance(found, Rejected)
+        return known
+
     def _name(self, choice: "_Choice") -> None:
         self._named.setdefault(choice.held.placement.node, []).append(choice.held)
         self._changed[choice.held.placement.node] = {}
@@ -264,10 +302,10 @@ class _Turn:
         self._named[choice.held.placement.node].remove(choice.held)
         self._changed[choice.held.placement.node] = {}
 
-    def _cheapest(self, request: Request) -> "_Choice | None":
+    def _cheapest(self, request: Request, nodes: Iterable[Node]) -> "_Choice | None":
         known = self._ends.of_shape(request)
         best: tuple[tuple[float, int, str], Node, list[_Cost]] | None = None
-        for node in self._nodes:
+        for node in nodes:
             mine = self._changed.get(node.name)
             costs = known.get(node.name) if mine is None else mine.get(request)
             if costs is None:
@@ -311,6 +349,8 @@ class _Ends:
     def __init__(self) -> None:
         self._held: dict[str, list[Held]] = {}
         self._known: OrderedDict[Request, dict[str, list[_Cost]]] = OrderedDict()
+        self.possible: dict[tuple[tuple[Request, ...], frozenset[str] | None], bool] = {}
+        """Of gangs, and the nodes to which they may go: whether they would fit if nothing were held."""
 
     def renew(self, held: Mapping[str, Sequence[Held]]) -> None:
         """Forget the nodes on which others hold something, or until other times, than before."""

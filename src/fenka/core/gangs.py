@@ -218,6 +218,13 @@ class Plans:
         """Of this gang, if it has one."""
         return self._plans.get(gang)
 
+    def held(self) -> dict[str, tuple[Placement, ...]]:
+        """Of members that have not started, by gang."""
+        return {
+            gang: tuple(it for member, it in plan.placements.items() if member not in plan.started)
+            for gang, plan in self._plans.items()
+        }
+
     def make(
         self,
         gang: str,

@@ -54,9 +54,16 @@ class Verdicts:
             by_node.pop(node, None)
 
     def place(
-        self, view: View, request: Request, reserved: Collection[str] = ()
+        self,
+        view: View,
+        request: Request,
+        reserved: Collection[str] = (),
+        among: Collection[str] | None = None,
     ) -> Placement | Rejected:
-        """As `evaluate.place`. `view` must be the one that it was renewed with, but for nodes forgotten."""
+        """As `evaluate.place`. `view` must be the one that it was renewed with, but for nodes forgotten.
+
+        among: the names of the nodes that it may go to, None for any.
+        """
         by_node = self._of_shape(request)
         kept: dict[str, set[str]] = {}
         for uuid in reserved:
@@ -66,6 +73,8 @@ class Verdicts:
         found: Placement | None = None
         rejections: list[Rejection] = []
         for node in self._nodes:
+            if among is not None and node.name not in among:
+                continue
             here = frozenset(kept.get(node.name, ()))
             known = by_node.get(node.name)
             if known is None or known[0] != here:

@@ -72,6 +72,12 @@ def name_of(pod: Pod) -> str | None:
     return next((labels[label] for label in NAME_LABELS if labels.get(label)), None)
 
 
+def key_of(pod: Pod) -> str | None:
+    """namespace/name of the gang that a pod names, if it names one."""
+    name = name_of(pod)
+    return f"{pod.metadata.namespace}/{name}" if name else None
+
+
 def gang_of(pod: Pod, groups: Mapping[str, PodGroup]) -> Gang | None:
     """The gang that a pod is in, None if it is in none. groups: those of the cluster, by namespace/name.
 

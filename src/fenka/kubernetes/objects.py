@@ -61,6 +61,54 @@ class SchedulingGroup(Object):
     pod_group_name: str = ""
 
 
+class Gate(Object):
+    """Whoever put it there keeps the pod from being scheduled."""
+
+    name: str = ""
+
+
+class Toleration(Object):
+    """Of a pod."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+class Expression(Object):
+    """One condition on a label."""
+
+    key: str = ""
+    operator: str = ""
+    values: list[str] = []
+
+
+class Term(Object):
+    """Conditions on labels, and on fields of the node, that hold together."""
+
+    match_expressions: list[Expression] = []
+    match_fields: list[Expression] = []
+
+
+class Selector(Object):
+    """Terms of which one must hold."""
+
+    node_selector_terms: list[Term] = []
+
+
+class NodeAffinity(Object):
+    """Which nodes a pod wants."""
+
+    required_during_scheduling_ignored_during_execution: Selector | None = None
+
+
+class Affinity(Object):
+    """Of a pod."""
+
+    node_affinity: NodeAffinity | None = None
+
+
 class PodSpec(Object):
     """spec of a pod."""
 
@@ -71,6 +119,11 @@ class PodSpec(Object):
     priority_class_name: str = ""
     active_deadline_seconds: int | None = None
     scheduling_group: SchedulingGroup | None = None
+    termination_grace_period_seconds: int | None = None
+    scheduling_gates: list[Gate] = []
+    tolerations: list[Toleration] = []
+    node_selector: dict[str, str] = {}
+    affinity: Affinity | None = None
     containers: list[Container] = []
     init_containers: list[Container] = []
 
@@ -98,6 +151,8 @@ class PodStatus(Object):
 
     phase: str = ""
     reason: str = ""
+    start_time: str = ""
+    """When the kubelet heard of it: activeDeadlineSeconds count from then."""
     conditions: list[Condition] = []
     container_statuses: list[ContainerStatus] = []
     init_container_statuses: list[ContainerStatus] = []
@@ -114,6 +169,14 @@ class Pod(Object):
     def finished(self) -> bool:
         """It holds nothing any more."""
         return self.status.phase in ("Succeeded", "Failed")
+
+    @property
+    def unschedulable(self) -> str | None:
+        """What kube-scheduler said when it last found no node; None where it has not said that."""
+        for it in self.status.conditions:
+            if it.type == "PodScheduled" and it.status == "False" and it.reason == "Unschedulable":
+                return it.message
+        return None
 
     @property
     def manifest(self) -> Manifest:
@@ -204,6 +267,14 @@ class Status(Object):
     reason: str = ""
     code: int = 0
     details: dict[str, Any] | None = None
+
+
+def seconds(moment: str) -> float | None:
+    """Since 1970, of a time as Kubernetes writes it; None for what is none."""
+    try:
+        return datetime.fromisoformat(moment).timestamp()
+    except ValueError:
+        return None
 
 
 def micro_time(moment: datetime) -> str:

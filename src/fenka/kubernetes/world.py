@@ -67,6 +67,10 @@ class World:
         self._holdings: dict[str, Holding] = {}
         self._tally = Tally()
         self._generations: dict[str, int] = {}
+        self.version = 0
+        """Changes whenever anything does that a judgement of any node depends on."""
+        self.nodes_version = 0
+        """Changes whenever nodes do, other than by what is held of them: their cards, who may go there."""
         for node in nodes:
             self.set_node(node)
         for pod in pods:
@@ -133,11 +137,14 @@ class World:
         self._objects[name] = node
         if known is None or known.metadata.labels != node.metadata.labels:
             self._touch(name)
+        if known is None or not _admits_alike(known, node):
+            self._touch_nodes()
         self._reread(name)
 
     def forget_node(self, name: str) -> None:
         """The node is gone. Its pods' claims stay until they go too."""
         self._objects.pop(name, None)
+        self._touch_nodes()
         self._reread(name)
 
     def set_sick(self, node: str, indexes: frozenset[int]) -> None:
@@ -216,6 +223,11 @@ class World:
 
     def _touch(self, node: str) -> None:
         self._generations[node] = self._generations.get(node, 0) + 1
+        self.version += 1
+
+    def _touch_nodes(self) -> None:
+        self.nodes_version += 1
+        self.version += 1
 
     def _holding_of(self, claim: _Claim) -> Holding | None:
         share = self._shares.get(claim.node)
@@ -240,10 +252,20 @@ class World:
                 self._troubles[name] = str(why)
         if self._shares.get(name) != before or self._troubles.get(name) != trouble:
             self._touch(name)
+            self._touch_nodes()
         if self._shares.get(name) != before:
             for uid in self._by_node.get(name, ()):
                 self._drop(uid)
                 self._hold(self._claims[uid])
+
+
+def _admits_alike(one: Node, other: Node) -> bool:
+    """Whether the same pods may go there, as far as nodes decide."""
+    return (
+        one.metadata.labels == other.metadata.labels
+        and one.spec == other.spec
+        and one.ready == other.ready
+    )
 
 
 def asks(pod: Pod) -> bool:

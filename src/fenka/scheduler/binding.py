@@ -16,8 +16,9 @@ from fenka.kubernetes.client import Api, NoCluster, Refused
 from fenka.kubernetes.objects import Pod, Status
 from fenka.kubernetes.watch import Backoff
 from fenka.kubernetes.world import World, read_holding
-from fenka.scheduler.decide import Judge, No
+from fenka.scheduler.decide import No
 from fenka.scheduler.gangs import Gangs
+from fenka.scheduler.order import InOrder
 from fenka.scheduler.wire import Binding
 
 BIND_WITHIN_S = 3.0
@@ -61,7 +62,7 @@ class Binder:
         self,
         api: Api,
         world: World,
-        judge: Judge,
+        judge: InOrder,
         gangs: Gangs,
         leadership: Leadership,
         pods: Callable[[], Mapping[str, Pod]],
@@ -135,7 +136,7 @@ class Binder:
         trouble = self._unfit(pod, wanted)
         if trouble is not None:
             return trouble
-        planned = self._gangs.planned(pod, wanted.node)
+        planned = self._gangs.place_of(pod, wanted.node)
         placements = (planned,) if planned else self._judge.placements(pod, wanted.node)
         if isinstance(placements, No):
             which = f"the pod {wanted.name} in ns {wanted.namespace}"

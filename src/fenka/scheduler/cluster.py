@@ -11,6 +11,7 @@ from fenka.kubernetes.gangs import POD_GROUPS, PodGroup
 from fenka.kubernetes.objects import ConfigMap, Node, Pod
 from fenka.kubernetes.watch import Watch
 from fenka.kubernetes.world import World
+from fenka.scheduler.order import Order
 from fenka.scheduler.telling import Teller
 
 
@@ -30,23 +31,26 @@ class Unheard:
 class Pods:
     """Listens to pods."""
 
-    def __init__(self, world: World, teller: Teller) -> None:
-        self._world, self._teller = world, teller
+    def __init__(self, world: World, order: Order, teller: Teller) -> None:
+        self._world, self._order, self._teller = world, order, teller
 
     def on_resync(self, objects: Sequence[Pod]) -> None:
         """All pods there are."""
         self._world.resync_pods(objects)
+        self._order.resync(objects)
         for pod in objects:
             self._teller.pod(pod)
 
     def on_set(self, thing: Pod) -> None:
         """A pod is so now."""
         self._world.set_pod(thing)
+        self._order.set_pod(thing)
         self._teller.pod(thing)
 
     def on_forget(self, thing: Pod) -> None:
         """A pod is gone."""
         self._world.forget_pod(thing.metadata.uid)
+        self._order.forget(thing.metadata.uid)
         self._teller.forget(thing.metadata.uid)
 
 
@@ -114,9 +118,9 @@ def _node_of(config_map: ConfigMap) -> str:
 class Cluster:
     """The watches, together."""
 
-    def __init__(self, api: Api, world: World, teller: Teller) -> None:
+    def __init__(self, api: Api, world: World, order: Order, teller: Teller) -> None:
         self.nodes: Watch[Node] = Watch(api, "/api/v1/nodes", Node, Nodes(world, teller))
-        self.pods: Watch[Pod] = Watch(api, "/api/v1/pods", Pod, Pods(world, teller))
+        self.pods: Watch[Pod] = Watch(api, "/api/v1/pods", Pod, Pods(world, order, teller))
         self.groups: Watch[PodGroup] = Watch(api, POD_GROUPS, PodGroup, Unheard(), optional=True)
         self.budgets: Watch[PodDisruptionBudget] = Watch(
             api, BUDGETS, PodDisruptionBudget, Unheard(), optional=True

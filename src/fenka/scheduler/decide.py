@@ -2,15 +2,15 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
 
 from fenka.core.cards import Card, Node
-from fenka.core.evaluate import Empty, Policy, View, evaluate, never_fits
+from fenka.core.evaluate import Empty, Policy, View, evaluate, fits_card, never_fits
 from fenka.core.gangs import Stacked, plan_gang
 from fenka.core.preemption import Budget, Claim, Holder, cheapest_victims
-from fenka.core.reasons import Rejected, Rejection, Why
+from fenka.core.reasons import Reason, Rejected, Rejection, Why
 from fenka.core.requests import Placement, Request
 from fenka.dialects import gpushare, modes, whole_cards
 from fenka.dialects.gpushare import Share, Unreadable
@@ -59,6 +59,33 @@ class Held(View, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """What somebody who waits will get. id: whose it is."""
+
+    id: str
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Who is served before a pod, and what is kept for them.
+
+    reserved: UUIDs of the cards that they have named, as `named` has them. kept: by node, what fits for
+    them now, though it has not come to that yet. nodes: where any of that is. position: the pod's own,
+    of so many who wait, itself among them; 0 of 0 where nobody keeps an order.
+    """
+
+    reserved: frozenset[str] = frozenset()
+    kept: Mapping[str, tuple[Kept, ...]] = field(default_factory=dict)
+    nodes: frozenset[str] = frozenset()
+    position: int = 0
+    of: int = 0
+
+
+NOBODY = Ahead()
+
+
+@dataclass(frozen=True, slots=True)
 class Filtered:
     """Nodes that fit, in the order in which they were named; and sentences for those that do not."""
 
@@ -86,24 +113,30 @@ class Judge:
         self._world, self._policy, self._view = world, policy, view or world
         self._memory: OrderedDict[tuple[Part, ...], dict[str, tuple[int, Verdict]]] = OrderedDict()
 
-    def filter(self, pod: Pod, names: Iterable[str]) -> Filtered:
+    def filter(self, pod: Pod, names: Iterable[str], ahead: Ahead = NOBODY) -> Filtered:
         """Which of the nodes the pod fits. Nothing is reserved: the pod may yet go nowhere."""
         answer = Filtered()
-        for name, verdict in self.judge(pod, names):
+        for name, verdict in self.judge(pod, names, ahead):
             if isinstance(verdict, No):
                 (answer.hopeless if verdict.hopeless else answer.failed)[name] = verdict.sentence
             else:
                 answer.fitting.append(name)
+        if not answer.fitting and ahead.of:
+            stands = f"; position {ahead.position} of {ahead.of} in the queue"
+            for name in answer.failed:
+                answer.failed[name] += stands
         return answer
 
-    def prioritize(self, pod: Pod, names: Sequence[str]) -> list[tuple[str, int]]:
+    def prioritize(
+        self, pod: Pod, names: Sequence[str], ahead: Ahead = NOBODY
+    ) -> list[tuple[str, int]]:
         """A score for each node, in the order given: 10 for the best one, 8 down to 0 for the others.
 
         Equal nodes: the first by name, so that it is certain. 0 for all where nothing is asked for.
         """
         fits = [
             (verdict.score, name)
-            for name, verdict in self.judge(pod, names)
+            for name, verdict in self.judge(pod, names, ahead)
             if isinstance(verdict, Yes)
         ]
         ranked = [name for _, name in sorted(fits)]
@@ -113,13 +146,18 @@ class Judge:
         }
         return [(name, scores.get(name, 0)) for name in names]
 
-    def placements(self, pod: Pod, name: str) -> tuple[Placement, ...] | No:
+    def placements(self, pod: Pod, name: str, ahead: Ahead = NOBODY) -> tuple[Placement, ...] | No:
         """Where on this node the pod goes; nothing if it asks for nothing."""
-        ((_, verdict),) = self.judge(pod, (name,))
+        ((_, verdict),) = self.judge(pod, (name,), ahead)
         return verdict.placements if isinstance(verdict, Yes) else verdict or ()
 
-    def judge(self, pod: Pod, names: Iterable[str]) -> list[tuple[str, Verdict | None]]:
-        """A verdict for each node; None where the pod asks for nothing that is fenka's to give."""
+    def judge(
+        self, pod: Pod, names: Iterable[str], ahead: Ahead = NOBODY
+    ) -> list[tuple[str, Verdict | None]]:
+        """A verdict for each node; None where the pod asks for nothing that is fenka's to give.
+
+        ahead: what is kept for others of the cards that are free. Only where it is, anything is judged anew.
+        """
         world, wanted = self._world, Wanted(pod, self._world.dialects)
         known: dict[int, tuple[tuple[Part, ...], dict[str, tuple[int, Verdict]]]] = {}
         verdicts: list[tuple[str, Verdict | None]] = []
@@ -140,8 +178,11 @@ class Judge:
             generation = self._view.generation(name)
             remembered = memory.get(name)
             if remembered is None or remembered[0] != generation:
-                remembered = memory[name] = generation, self._judge(parts, share)
-            verdicts.append((name, remembered[1]))
+                remembered = memory[name] = generation, self._judge(parts, share, self._view)
+            verdict = remembered[1]
+            if name in ahead.nodes and isinstance(verdict, Yes):
+                verdict = self._behind(parts, share, ahead)
+            verdicts.append((name, verdict))
         return verdicts
 
     def shape(self, pod: Pod) -> tuple[tuple[Part, ...], ...]:
@@ -248,7 +289,38 @@ class Judge:
             return None
         return No(f"The node {name} is not for GPU share, need skip", hopeless=True)
 
-    def _judge(self, parts: tuple[Part, ...], share: Share) -> Verdict:
+    def _behind(self, parts: tuple[Part, ...], share: Share, ahead: Ahead) -> Verdict:
+        """On what those before it leave."""
+        node, view = share.node, Stacked(self._view)
+        for it in ahead.kept.get(node.name, ()):
+            view.add(it.placement)
+        verdict = self._judge(parts, replace(share, node=named(node)), view, ahead.reserved)
+        if isinstance(verdict, Yes):
+            return replace(
+                verdict, placements=tuple(_as_recorded(it, node) for it in verdict.placements)
+            )
+        if verdict.rejection is None:
+            return verdict
+        rejection = self._kept(parts[0].request, node, verdict.rejection)
+        return No(sentence(rejection), hopeless=False, rejection=rejection)
+
+    def _kept(self, request: Request, node: Node, rejection: Rejection) -> Rejection:
+        """A card that would do, were it not for others, is reserved for them, whatever is lacking then."""
+        reasons = (
+            Reason(Why.RESERVED, it.card)
+            if fits_card(card, self._view.used(node.name, card.index), request)
+            else it
+            for it, card in zip(rejection.reasons, node.cards, strict=True)
+        )
+        return replace(rejection, reasons=tuple(reasons))
+
+    def _judge(
+        self,
+        parts: tuple[Part, ...],
+        share: Share,
+        view: View,
+        reserved: Collection[str] = (),
+    ) -> Verdict:
         node = share.node
         trouble = self._world.node_trouble(node.name)
         if trouble is not None:
@@ -257,14 +329,14 @@ class Judge:
         if turned_away is not None:
             return turned_away
         requests = tuple(part.request for part in parts)
-        (verdict,) = evaluate(self._view, requests[0], self._policy, (node,))
+        (verdict,) = evaluate(view, requests[0], self._policy, (node,), reserved)
         if isinstance(verdict, Rejection):
             return self._no(requests, node, verdict)
         policy = self._card_policy(node.name)
         if len(requests) == 1 and policy == self._policy:
             return Yes(verdict.score, (verdict.placement,))
         # Nodes are compared by one policy, cards chosen by the node's own.
-        found = plan_gang(self._view, requests, policy, (node,))
+        found = plan_gang(view, requests, policy, (node,), reserved)
         if isinstance(found, Rejected):
             return self._no(requests, node, found.rejections[0])
         return Yes(verdict.score, found)
@@ -277,7 +349,7 @@ class Judge:
         except Unreadable as why:
             return No(str(why), hopeless=True)
         try:
-            modes.admits(labels, parts, self._neighbours(labels, name))
+            modes.admits(labels, parts, neighbours(self._world, name))
         except Unreadable as why:
             return No(str(why), hopeless=False)
         return None
@@ -286,16 +358,6 @@ class Judge:
         hopeless = _hopeless(requests, tuple(map(_kind, node.cards)))
         return No(sentence(rejection), hopeless, rejection)
 
-    def _neighbours(self, labels: Mapping[str, str], name: str) -> set[bool]:
-        """Of those who hold memory of the node, whether they hold compute; only some modes ask."""
-        if modes.MODE not in labels:
-            return set()
-        return {
-            any(piece.compute for piece in it.slices)
-            for it in self._world.holdings(name)
-            if not any(placement.whole for placement in it.placements)
-        }
-
     def _labels(self, name: str) -> Mapping[str, str]:
         node = self._world.node(name)
         return node.metadata.labels if node else {}
@@ -303,6 +365,33 @@ class Judge:
     def _card_policy(self, name: str) -> Policy:
         asked = self._labels(name).get(gpushare.PLACEMENT_LABEL)
         return asked if asked in ("binpack", "spread") else self._policy
+
+
+def neighbours(world: World, name: str) -> set[bool]:
+    """Of those who hold memory of the node, whether they hold compute; only some modes ask."""
+    node = world.node(name)
+    if node is None or modes.MODE not in node.metadata.labels:
+        return set()
+    return {
+        any(piece.compute for piece in it.slices)
+        for it in world.holdings(name)
+        if not any(placement.whole for placement in it.placements)
+    }
+
+
+def named(node: Node) -> Node:
+    """With a name for each card, also where only gpushare's plugin is, which tells no UUIDs."""
+    if all(card.uuid for card in node.cards):
+        return node
+    cards = (replace(card, uuid=card.uuid or f"{node.name}/{card.index}") for card in node.cards)
+    return replace(node, cards=tuple(cards))
+
+
+def _as_recorded(placement: Placement, node: Node) -> Placement:
+    """The cards by the node's own UUIDs again."""
+    uuids = {card.index: card.uuid for card in node.cards}
+    slices = tuple(replace(it, uuid=uuids[it.card]) for it in placement.slices)
+    return placement if slices == placement.slices else replace(placement, slices=slices)
 
 
 def sentence(rejection: Rejection) -> str:
@@ -317,6 +406,15 @@ _Kind = tuple[int, int, str, bool, bool]
 
 def _kind(card: Card) -> _Kind:
     return card.memory_mib, card.compute, card.model, card.healthy, card.cordoned
+
+
+def could_ever(requests: tuple[Request, ...], node: Node) -> bool:
+    """Whether the node would do if nothing were held there, and none of its cards were sick or cordoned."""
+    kinds = (
+        replace(card, healthy=True, cordoned=False) if card.cordoned or not card.healthy else card
+        for card in node.cards
+    )
+    return not _hopeless(requests, tuple(map(_kind, kinds)))
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""What kube-scheduler is told: by the judge for pods alone, by the plan for pods of a gang."""
+"""What kube-scheduler is told: each pod in its order, and pods of a gang by the plan for it."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -8,6 +8,7 @@ from fenka.kubernetes.gangs import name_of
 from fenka.kubernetes.objects import Pod
 from fenka.scheduler.decide import BEST, Filtered, Judge, Sacrifice
 from fenka.scheduler.gangs import Gangs, Waits
+from fenka.scheduler.order import InOrder
 
 
 class Desk:
@@ -19,26 +20,30 @@ class Desk:
 
     def __init__(
         self,
+        in_order: InOrder,
         judge: Judge,
         gangs: Gangs,
         wake: Callable[[Sequence[Pod]], None],
         budgets: Callable[[Pod], frozenset[Budget]],
     ) -> None:
-        self._judge, self._gangs, self._wake, self._budgets = judge, gangs, wake, budgets
+        self._in_order, self._judge, self._gangs = in_order, judge, gangs
+        self._wake, self._budgets = wake, budgets
 
     def filter(self, pod: Pod, names: Sequence[str]) -> Filtered:
         """Which of the nodes the pod fits, and why the others do not."""
         if name_of(pod) is None:
-            return self._judge.filter(pod, names)
+            return self._in_order.filter(pod, names)
         try:
             gang = self._gangs.gang(pod)
-            place = self._gangs.place(pod, gang, names) if gang else None
+            kept = self._in_order.kept(pod) if gang else frozenset()
+            place = self._gangs.place(pod, gang, names, kept) if gang else None
         except Unreadable as why:
             return Filtered(hopeless=dict.fromkeys(names, str(why)))
         if place is None:
-            return self._judge.filter(pod, names)
+            return self._in_order.filter(pod, names)
         if isinstance(place, Waits):
-            return Filtered(failed=dict.fromkeys(names, place.sentence))
+            stands = self._in_order.waits(pod, names) if place.in_line else ""
+            return Filtered(failed=dict.fromkeys(names, place.sentence + stands))
         self._wake(place.others)
         node = place.placement.node
         elsewhere = f"the plan for its gang has it on {node}"
@@ -47,9 +52,9 @@ class Desk:
     def prioritize(self, pod: Pod, names: Sequence[str]) -> list[tuple[str, int]]:
         """A score for each node, in the order given."""
         for name in names:
-            if self._gangs.planned(pod, name) is not None:
+            if self._gangs.place_of(pod, name) is not None:
                 return [(it, BEST if it == name else 0) for it in names]
-        return self._judge.prioritize(pod, names)
+        return self._in_order.prioritize(pod, names)
 
     def preempt(
         self, pod: Pod, node: str, victims: Collection[str], pods: Mapping[str, Pod]

@@ -31,9 +31,13 @@ BROKEN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The gang cannot be placed now; the sentence says why."""
+    """The gang cannot be placed now; the sentence says why.
+
+    in_line: it waits for cards, and not for pods of its own.
+    """
 
     sentence: str
+    in_line: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,20 @@ class Gangs:
         # Each part only grows, so the sum is another one after any change.
         return self._world.generation(node) + self._generations.get(node, 0)
 
+    def planned(self) -> dict[str, tuple[Placement, ...]]:
+        """What plans hold besides what the world knows, by gang."""
+        return self._plans.held()
+
+    def complete(self, pods: Sequence[Pod]) -> bool:
+        """Whether enough of a gang's pods are there, these and those that have a node."""
+        try:
+            gang = self.gang(pods[0])
+        except Unreadable:
+            return False
+        if gang is None:
+            return True
+        return len(self._members(gang)) + self._succeeded(gang) >= gang.minimum
+
     # ---- planning ----
 
     def gang(self, pod: Pod) -> Gang | None:
@@ -111,7 +129,7 @@ class Gangs:
             # kube-scheduler does not have it there: it must be thought over.
             self._drop(gang.key)
         elif plan is not None:
-            return Waits(f"the gang {gang.name} is being placed, without this pod")
+            return Waits(f"the gang {gang.name} is being placed, without this pod", in_line=False)
         members = self._members(gang)
         unbound = [it for it in members if not it.spec.node_name]
         missing = gang.minimum - (len(members) - len(unbound)) - self._succeeded(gang)
@@ -120,7 +138,8 @@ class Gangs:
         if len(unbound) < missing:
             there = len(members) + self._succeeded(gang)
             return Waits(
-                f"the gang {gang.name} waits whole: {there} of its {gang.minimum} pods are there"
+                f"the gang {gang.name} waits whole: {there} of its {gang.minimum} pods are there",
+                in_line=False,
             )
         rest = [it for it in unbound if it.metadata.uid != uid][: missing - 1]
         return self._plan(gang, [pod, *rest], names, reserved)
@@ -192,7 +211,7 @@ class Gangs:
 
     # ---- binding ----
 
-    def planned(self, pod: Pod, node: str) -> Placement | None:
+    def place_of(self, pod: Pod, node: str) -> Placement | None:
         """What is planned for the pod on this node."""
         key = self.key(pod)
         plan = self._plans.plan(key) if key else None
@@ -206,7 +225,7 @@ class Gangs:
         """
         key = self.key(pod) or ""
         plan, gathering = self._plans.plan(key), self._gatherings.get(key)
-        if plan is None or gathering is None or self.planned(pod, node) is None:
+        if plan is None or gathering is None or self.place_of(pod, node) is None:
             return True
         gathering.arrived.add(pod.metadata.uid)
         if gathering.arrived | plan.started >= plan.placements.keys():
@@ -215,7 +234,7 @@ class Gangs:
             async with asyncio.timeout(plan.expires_at - self._clock()):
                 await gathering.over.wait()
         self.expire()
-        return self.planned(pod, node) is not None
+        return self.place_of(pod, node) is not None
 
     def awaited(self, pod: Pod) -> str | None:
         """While the pod waits for its gang: how far that is; None if it does no more."""

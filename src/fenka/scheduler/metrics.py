@@ -12,8 +12,11 @@ from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import World, asks
 from fenka.scheduler.binding import Binder
 from fenka.scheduler.cluster import Cluster
+from fenka.scheduler.order import Order
 
 MIB = 1024 * 1024
+SHOWN = 50
+"""Positions, so that the number of series stays bounded."""
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -46,8 +49,13 @@ class State(Collector):
     """Read from the world when Prometheus asks; nothing is counted twice."""
 
     def __init__(
-        self, world: World, cluster: Cluster, binder: Binder, leading: Callable[[], bool]
+        self,
+        world: World,
+        cluster: Cluster,
+        binder: Binder,
+        leading: Callable[[], Order | None],
     ) -> None:
+        """leading: the order that this replica keeps, None where another leads."""
         self._world, self._cluster, self._binder = world, cluster, binder
         self._leading = leading
 
@@ -59,6 +67,9 @@ class State(Collector):
         """Everything."""
         yield from self._cards()
         yield from self._queue()
+        order = self._leading()
+        if order is not None:
+            yield from self._order(order)
         binds = CounterMetricFamily(
             "fenka_scheduler_binds", "Bindings by how they ended", labels=["outcome"]
         )
@@ -74,7 +85,7 @@ class State(Collector):
             ages.add_metric([name], watch.age_s)
         yield ages
         yield GaugeMetricFamily(
-            "fenka_scheduler_leading", "1 on the replica that binds", value=int(self._leading())
+            "fenka_scheduler_leading", "1 on the replica that binds", value=int(order is not None)
         )
 
     def _cards(self) -> Iterator[Metric]:
@@ -109,6 +120,26 @@ class State(Collector):
             "fenka_scheduler_waiting_oldest_seconds",
             "Age of the oldest of them",
             value=max(ages, default=0.0),
+        )
+
+    def _order(self, order: Order) -> Iterator[Metric]:
+        positions = GaugeMetricFamily(
+            "fenka_scheduler_waiting_position",
+            f"Of the first {SHOWN} that wait: 1 is served next",
+            labels=["namespace", "pod"],
+        )
+        for number, place in enumerate(order.places()[:SHOWN], start=1):
+            positions.add_metric([place.waiter.namespace, place.waiter.name], number)
+        yield positions
+        yield GaugeMetricFamily(
+            "fenka_scheduler_starvation_seconds",
+            "By how much later a request has come, at most, that was served before one that still waits",
+            value=order.starvation_s,
+        )
+        yield GaugeMetricFamily(
+            "fenka_scheduler_starvation_bound_seconds",
+            "What that is never more than",
+            value=order.starvation_bound_s,
         )
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from fenka.core.backfill import Fairness
 from fenka.core.evaluate import Policy
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI
 from fenka.kubernetes.budgets import covering
@@ -19,6 +20,7 @@ from fenka.scheduler.decide import Judge
 from fenka.scheduler.desk import Desk
 from fenka.scheduler.gangs import Gangs
 from fenka.scheduler.keeping import GangKeeper
+from fenka.scheduler.order import InOrder, Order
 from fenka.scheduler.telling import Teller
 
 log = logging.getLogger(__name__)
@@ -37,7 +39,8 @@ class Settings:
     """namespace, lease: of the Lease by which replicas agree. identity: of this process alone.
 
     address: the URL at which other replicas reach this one; empty: they cannot.
-    hami: whether HAMi's names are understood.
+    hami: whether HAMi's names are understood. fairness: what orders pods of one priority, None
+    for the core's own.
     """
 
     identity: str
@@ -46,6 +49,7 @@ class Settings:
     lease: str = "fenka-scheduler"
     address: str = ""
     hami: bool = False
+    fairness: Fairness | None = None
 
 
 class Replica:
@@ -58,6 +62,7 @@ class Replica:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.world = World(dialects=WITH_HAMI if settings.hami else DIALECTS)
         self.gangs = Gangs(
@@ -71,8 +76,17 @@ class Replica:
             clock,
         )
         self.judge = Judge(self.world, settings.policy, self.gangs)
+        self.order = Order(
+            self.world,
+            settings.policy,
+            settings.fairness,
+            now=now,
+            gangs=self.gangs,
+        )
+        self.in_order = InOrder(self.judge, self.order)
         self.keeper = GangKeeper(api, self.gangs)
         self.desk = Desk(
+            self.in_order,
             self.judge,
             self.gangs,
             self.keeper.wake,
@@ -87,12 +101,18 @@ class Replica:
             address=settings.address,
             clock=clock,
         )
-        self.teller = Teller(self.world, self.judge, self.recorder, lambda: self.election.leading)
-        self.cluster = Cluster(api, self.world, self.teller)
+        self.teller = Teller(
+            self.world,
+            self.judge,
+            self.recorder,
+            lambda: self.election.leading,
+            position=self.order.position,
+        )
+        self.cluster = Cluster(api, self.world, self.order, self.teller)
         self.binder = Binder(
             api,
             self.world,
-            self.judge,
+            self.in_order,
             self.gangs,
             self,
             lambda: self.cluster.pods.objects,

@@ -36,7 +36,12 @@ class Server:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        state = State(replica.world, replica.cluster, replica.binder, lambda: replica.leading)
+        state = State(
+            replica.world,
+            replica.cluster,
+            replica.binder,
+            lambda: replica.order if replica.leading else None,
+        )
         self._metrics = Metrics(state)
         self._forwarder = Forwarder(replica.election.identity)
 

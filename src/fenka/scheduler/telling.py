@@ -41,8 +41,11 @@ class Teller:
         recorder: Recorder,
         leading: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
+        position: Callable[[Pod], str] = lambda _: "",
     ) -> None:
+        """position: how a pod stands in line, as its sentence ends."""
         self._world, self._judge, self._recorder, self._leading = world, judge, recorder, leading
+        self._position = position
         self._clock, self._since = clock, clock()
         self._whys: dict[tuple[object, ...], str | None] = {}
         self._asked: OrderedDict[str, None] = OrderedDict()
@@ -70,7 +73,7 @@ class Teller:
         elif _waits(pod) and pod.metadata.uid not in self._asked:
             why = self._why(pod)
             if why is not None:
-                self._recorder.on_pod(pod, WAITING, f"fenka: {why}")
+                self._recorder.on_pod(pod, WAITING, f"fenka: {why}{self._position(pod)}")
         if _waits(pod):
             # The next time that it is found unschedulable counts anew.
             self._asked.pop(pod.metadata.uid, None)
@@ -117,8 +120,4 @@ def _waits(pod: Pod) -> bool:
     """kube-scheduler has found no node for it, and it wants a slice."""
     if pod.spec.node_name or pod.finished or pod.metadata.deletion_timestamp is not None:
         return False
-    unschedulable = any(
-        it.type == "PodScheduled" and it.status == "False" and it.reason == "Unschedulable"
-        for it in pod.status.conditions
-    )
-    return unschedulable and asks(pod)
+    return pod.unschedulable is not None and asks(pod)

@@ -1,0 +1,90 @@
+"""A cluster's queue, from a plain reading of the API server: the scheduler need not be asked, or be there.
+
+Who waits is served here once, as the scheduler does for each pod that it is asked about, by its defaults.
+What only the scheduler knows is not in it: whom it has lost patience with (docs/scheduler.md, Order).
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from fenka.cli import cluster
+from fenka.cli.cluster import PAGE, Cluster, Where
+from fenka.cli.pending import amounts
+from fenka.cli.queue import QueueRow
+from fenka.dialects.gpushare import Unreadable
+from fenka.kubernetes.client import Api
+from fenka.kubernetes.objects import Node, Pod
+from fenka.kubernetes.world import World
+from fenka.scheduler.decide import named
+from fenka.scheduler.line import Line, Place
+
+POLICY = "binpack"
+
+UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of the pods that hold something or wait for it."""
+
+
+def cluster_rows(where: Where) -> list[QueueRow]:
+    """Who waits, in order. Raises Problem."""
+    return rows(cluster.ask(where, _read), time.time())
+
+
+async def _read(api: Api) -> Cluster:
+    (nodes, _), (pods, _), sick = await asyncio.gather(
+        api.list("/api/v1/nodes", Node, limit=PAGE),
+        api.list("/api/v1/pods", Pod, limit=PAGE, fieldSelector=UNFINISHED),
+        cluster.sick(api),
+    )
+    return cluster.gathered(nodes, pods, sick)
+
+
+def rows(around: Cluster, now: float) -> list[QueueRow]:
+    """From what the API server says. now: Unix seconds."""
+    turn = Line(around.world, POLICY).serve(around.pods, now)
+    cards = _cards(around.world)
+    return [_row(number, place, cards) for number, place in enumerate(turn.places, start=1)]
+
+
+def _row(position: int, place: Place, cards: Mapping[str, tuple[str, int]]) -> QueueRow:
+    """cards: node and index of each, by UUID."""
+    waiter, reservation = place.waiter, place.reservation
+    uuids = {piece.uuid for it in place.placements for piece in it.slices}
+    why = place.why
+    if place.placements:
+        why = "there is room now: it is placed when kube-scheduler tries it again, in seconds"
+    elif reservation is not None:
+        uuids |= reservation.cards
+    return QueueRow(
+        position,
+        waiter.name,
+        waiter.namespace,
+        waiter.priority,
+        _asks(waiter.pods),
+        place.requested_at,
+        [f"{node}/{index}" for node, index in sorted(cards[uuid] for uuid in uuids)],
+        reservation.starts_by if reservation is not None else None,
+        why,
+    )
+
+
+def _asks(pods: tuple[Pod, ...]) -> str:
+    """`8 aliyun.com/gpu-mem`; of a gang `2 pods: 16 aliyun.com/gpu-mem`, all of them together."""
+    total: dict[str, int] = {}
+    for pod in pods:
+        try:
+            asked = amounts(pod)
+        except Unreadable:
+            continue
+        for name, amount in asked.items():
+            total[name] = total.get(name, 0) + amount
+    said = ", ".join(f"{amount} {name}" for name, amount in total.items())
+    return said if len(pods) == 1 else f"{len(pods)} pods: {said}"
+
+
+def _cards(world: World) -> dict[str, tuple[str, int]]:
+    return {
+        card.uuid: (share.node.name, card.index)
+        for share in world.shares()
+        for card in named(share.node).cards
+    }

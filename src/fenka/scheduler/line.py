@@ -1,0 +1,476 @@
+"""Who waits in a cluster, in which order, and what that comes to: cards named, cards kept. No I/O, no clock.
+
+The extender serves the line whenever it matters for a pod, `fenka queue` once. The core's `Backfill` decides;
+here pods become waiters. Requests depend on a node's unit, so nodes of one unit are one `Backfill`; the order
+is one for all.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import msgspec
+
+from fenka.core.backfill import (
+    Backfill,
+    Fairness,
+    Held,
+    Key,
+    Reservation,
+    Standing,
+    Waiting,
+    key,
+    keyed,
+)
+from fenka.core.evaluate import Policy
+from fenka.core.reasons import Rejected
+from fenka.core.requests import Placement, Request
+from fenka.dialects import modes
+from fenka.dialects.gpushare import Share, Unreadable
+from fenka.dialects.recognition import recognise
+from fenka.dialects.requests import Dialect, Part
+from fenka.kubernetes.fitting import obstacles
+from fenka.kubernetes.gangs import MINIMUM_LABEL, key_of
+from fenka.kubernetes.objects import Pod, seconds
+from fenka.kubernetes.world import Holding, World
+from fenka.scheduler.decide import could_ever, named, neighbours
+
+GRACE_S = 30
+"""Kubernetes' own, for a pod that does not say how long it may take to end."""
+
+OVERDUE_S = 60.0
+"""Who has not ended so long after it had to (its node is gone) may end at any time, or never."""
+
+DEPTH = 4
+"""So many of those who wait name cards, on nodes of one unit."""
+
+PLAIN = Fairness(turn_s=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A pod that waits, or those of a gang that are on no node yet. id: the pod's UID, or the gang's name."""
+
+    id: str
+    pods: tuple[Pod, ...]
+
+    @property
+    def name(self) -> str:
+        """Its pod's, or its gang's."""
+        meta = self.pods[0].metadata
+        return meta.name if self.id == meta.uid else self.id.partition("/")[2]
+
+    @property
+    def namespace(self) -> str:
+        """Of all its pods: whose turn it is."""
+        return self.pods[0].metadata.namespace
+
+    @property
+    def priority(self) -> int:
+        """A gang is as important as the least of it."""
+        return min(it.spec.priority or 0 for it in self.pods)
+
+    @property
+    def runs_for(self) -> float | None:
+        """Seconds after which all of it has ended, grace included; None if nothing ends it."""
+        found = [runs_for(it) for it in self.pods]
+        return None if None in found else max(it for it in found if it is not None)
+
+    def waiting(self, now: float) -> Waiting:
+        """As the core orders it: what it asks for depends on the nodes."""
+        created = (seconds(it.metadata.creation_timestamp) for it in self.pods)
+        at = min(now if it is None else it for it in created)
+        return Waiting(self.id, (), at, self.priority, self.namespace, self.runs_for)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How somebody stands in line: by `key`.
+
+    placements: what fits for it now, on what those before it leave; none where it waits, and `why` says what
+    for. reservation: the cards it has named then; only the first few do.
+    """
+
+    waiter: Waiter
+    key: Key
+    why: str = ""
+    reservation: Reservation | None = None
+    placements: tuple[Placement, ...] = ()
+
+    @property
+    def priority(self) -> float:
+        """The larger is served first."""
+        return -self.key[0]
+
+    @property
+    def requested_at(self) -> float:
+        """Seconds since 1970."""
+        return self.key[2]
+
+
+@dataclass(slots=True)
+class Turn:
+    """What serving the line once came to. places: in order.
+
+    room: whether another that came to wait might name cards, wherever it stands.
+    """
+
+    places: tuple[Place, ...] = ()
+    room: bool = True
+    home: Mapping[str, str] = field(default_factory=dict)
+    """The node of each card."""
+    held: Mapping[str, int] = field(default_factory=dict)
+    """Placements by namespace."""
+    fairness: Fairness = PLAIN
+    _keys: dict[str, Key] = field(init=False)
+    _ranks: list[Key] = field(init=False)
+    _users: dict[str, list[tuple[float, float, str]]] = field(init=False)
+    marks: tuple[tuple[int, Place], ...] = field(init=False)
+    """Those for whom anything is kept, with their rank."""
+
+    def __post_init__(self) -> None:
+        self._keys = {it.waiter.id: it.key for it in self.places}
+        self._ranks = [it.key for it in self.places]
+        self._users = {}
+        for it in self.places:
+            insort(self._users.setdefault(it.waiter.namespace, []), _arrival(it.key))
+        self.marks = tuple(
+            (rank, it)
+            for rank, it in enumerate(self.places)
+            if it.placements or it.reservation is not None
+        )
+
+    def __contains__(self, waiter_id: object) -> bool:
+        return waiter_id in self._keys
+
+    def key(self, waiting: Waiting) -> Key:
+        """Of one that waits, or would come to wait now."""
+        known = self._keys.get(waiting.id)
+        if known is not None:
+            return known
+        mine = _arrival(key(waiting, 0, PLAIN))
+        before = bisect_left(self._users.get(waiting.user, []), mine)
+        return key(waiting, self.held.get(waiting.user, 0) + before, self.fairness)
+
+    def rank(self, found: Key) -> int:
+        """How many are served before it."""
+        return bisect_left(self._ranks, found)
+
+
+def _arrival(found: Key) -> tuple[float, float, str]:
+    return found[0], found[2], found[3]
+
+
+def looks_complete(pods: Sequence[Pod]) -> bool:
+    """By their own label alone: as many wait as start together. True where it says nothing."""
+    text = pods[0].metadata.labels.get(MINIMUM_LABEL, "")
+    return len(pods) >= (int(text) if text.isdecimal() and len(text) < 7 else 0)
+
+
+class Line:
+    """Serves those who wait. What it remembers between two servings are answers that still hold."""
+
+    def __init__(
+        self,
+        world: World,
+        policy: Policy,
+        fairness: Fairness | None = None,
+        complete: Callable[[Sequence[Pod]], bool] = looks_complete,
+    ) -> None:
+        """complete: whether of a gang, of which these wait, enough are there."""
+        self._world, self._policy, self._fairness = world, policy, fairness or Fairness()
+        self._complete = complete
+        self._groups: dict[int, Backfill] = {}
+        self._shares: dict[int, list[Share]] = {}
+        self._home: dict[str, str] = {}
+        self._nodes_version = -1
+        self._may_go: dict[tuple[int, bytes, tuple[Part, ...]], frozenset[str]] = {}
+        self._mixed: frozenset[str] = frozenset()
+        """Nodes that admit by what is held there."""
+        self._wishes: dict[str, tuple[Pod, dict[int, tuple[Part, ...]], bytes]] = {}
+        self._held: dict[str, tuple[int, float, list[Held]]] = {}
+        """By node: as of which generation, from when on no more, and what."""
+        self._seen: dict[str, float] = {}
+        """Since when pods hold whose node has not said so yet."""
+
+    @property
+    def fairness(self) -> Fairness:
+        """What orders those of one priority."""
+        return self._fairness
+
+    def serve(
+        self,
+        pods: Iterable[Pod],
+        now: float,
+        *,
+        refused: Callable[[Pod], bool] = lambda pod: pod.unschedulable is not None,
+        planned: Mapping[str, tuple[Placement, ...]] | None = None,
+        struck: Mapping[str, frozenset[str]] | None = None,
+    ) -> Turn:
+        """Once, for the pods of these that wait. now: seconds since 1970.
+
+        refused: whether no node was found for a pod. planned: what is held for gangs besides what the world
+        knows; these do not wait. struck: nodes to which a waiter may not go, whatever it looks like.
+        """
+        planned, struck = planned or {}, struck or {}
+        self._renew_nodes()
+        held, users = self._all_held(planned, now)
+        wanted: dict[str, tuple[Waiter, dict[int, Waiting]]] = {}
+        for waiter in self._waiters(pods, refused, planned):
+            asked = self._asked(waiter, struck.get(waiter.id, frozenset()), now)
+            if asked:
+                wanted[waiter.id] = waiter, asked
+        order = keyed((it.waiting(now) for it, _ in wanted.values()), users, self._fairness)
+        placed: dict[str, tuple[Placement, ...]] = {}
+        standings: dict[str, list[Standing]] = {}
+        room = not self._groups
+        for unit, group in self._groups.items():
+            mine = [
+                # The order is settled: here it is the time.
+                replace(asked[unit], requested_at=float(rank), priority=0, user="")
+                for rank, (_, waiting) in enumerate(order)
+                if waiting.id not in placed and unit in (asked := wanted[waiting.id][1])
+            ]
+            found = group.serve(mine, held[unit], now)
+            placed.update(found.placed)
+            for it in found.waiting:
+                standings.setdefault(it.id, []).append(it)
+            room = room or sum(it.reservation is not None for it in found.waiting) < DEPTH
+        places = (
+            _place(wanted[it.id][0], at, placed.get(it.id, ()), standings.get(it.id, ()))
+            for at, it in order
+        )
+        return Turn(tuple(places), room, self._home, users, self._fairness)
+
+    def wants(self, pod: Pod) -> bool:
+        """Whether it asks for something that is fenka's to give, and can be read."""
+        try:
+            return recognise(pod.manifest, self._world.dialects) is not None
+        except Unreadable:
+            return False
+
+    def has_a_chance(self, pod: Pod) -> bool:
+        """Whether there is any node to which it may go, and where it could be if nothing were held."""
+        self._renew_nodes()
+        return bool(self._asked(Waiter(pod.metadata.uid, (pod,)), frozenset(), 0.0))
+
+    # ---- who waits ----
+
+    def _waiters(
+        self,
+        pods: Iterable[Pod],
+        refused: Callable[[Pod], bool],
+        planned: Mapping[str, tuple[Placement, ...]],
+    ) -> Iterable[Waiter]:
+        gangs: dict[str, list[Pod]] = {}
+        for pod in pods:
+            if not is_open(pod) or self._world.is_assumed(pod.metadata.uid):
+                continue
+            gang = key_of(pod)
+            if gang is not None:
+                gangs.setdefault(gang, []).append(pod)
+            elif refused(pod):
+                yield Waiter(pod.metadata.uid, (pod,))
+        for gang, members in gangs.items():
+            if gang not in planned and any(map(refused, members)) and self._complete(members):
+                yield Waiter(gang, tuple(sorted(members, key=lambda it: it.metadata.name)))
+
+    def _asked(self, waiter: Waiter, struck: frozenset[str], now: float) -> dict[int, Waiting]:
+        """By unit, what it asks for and where; nothing where it has nowhere to go."""
+        whole = waiter.waiting(now)
+        found = {}
+        for unit in self._groups:
+            requests: list[Request] = []
+            nodes: frozenset[str] = frozenset()
+            for pod in waiter.pods:
+                parts, wishes = self._read(pod, unit)
+                if not parts:
+                    break
+                requests += [part.request for part in parts]
+                mine = self._nodes(pod, unit, parts, wishes)
+                # Mostly the same one for all: its hash is reckoned once.
+                nodes = mine if not nodes or nodes is mine else nodes | mine
+            else:
+                nodes = nodes - struck if struck else nodes
+                if nodes:
+                    found[unit] = replace(whole, requests=tuple(requests), nodes=nodes)
+        return found
+
+    def _read(self, pod: Pod, unit: int) -> tuple[tuple[Part, ...], bytes]:
+        """What the pod asks for on nodes of this unit, nothing if that is unreadable; and where."""
+        uid = pod.metadata.uid
+        known = self._wishes.get(uid)
+        if known is None or known[0] is not pod:
+            spec = pod.spec
+            wishes = msgspec.json.encode((spec.node_selector, spec.tolerations, spec.affinity))
+            known = self._wishes[uid] = pod, {}, wishes
+        if unit not in known[1]:
+            known[1][unit] = self._parts(pod, unit)
+        return known[1][unit], known[2]
+
+    def _parts(self, pod: Pod, unit: int) -> tuple[Part, ...]:
+        try:
+            dialect: Dialect | None = recognise(pod.manifest, self._world.dialects)
+            return dialect.demand(pod.manifest, unit) if dialect else ()
+        except Unreadable:
+            return ()
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone."""
+        self._wishes.pop(uid, None)
+        self._seen.pop(uid, None)
+
+    # ---- where to ----
+
+    def _renew_nodes(self) -> None:
+        if self._nodes_version == self._world.nodes_version:
+            return
+        self._nodes_version = self._world.nodes_version
+        self._may_go.clear()
+        self._shares = {}
+        mixed = set()
+        for share in self._world.shares():
+            node = self._world.node(share.node.name)
+            if node is None or self._world.node_trouble(share.node.name) is not None:
+                continue
+            self._shares.setdefault(share.unit_mib, []).append(share)
+            if modes.MODE in node.metadata.labels:
+                mixed.add(share.node.name)
+        self._mixed, self._home = frozenset(mixed), {}
+        for unit in self._groups.keys() - self._shares.keys():
+            del self._groups[unit]
+        for unit, shares in sorted(self._shares.items()):
+            nodes = [named(share.node) for share in shares]
+            self._home.update((card.uuid, node.name) for node in nodes for card in node.cards)
+            if unit in self._groups:
+                self._groups[unit].set_nodes(nodes)
+            else:
+                self._groups[unit] = Backfill(nodes, self._policy, PLAIN, DEPTH)
+
+    def _nodes(self, pod: Pod, unit: int, parts: tuple[Part, ...], wishes: bytes) -> frozenset[str]:
+        """Of this unit, to which the pod may go, and where it could be if nothing were held."""
+        shape = unit, wishes, parts
+        found = self._may_go.get(shape)
+        if found is None:
+            found = frozenset(
+                share.node.name for share in self._shares[unit] if self._admitted(pod, parts, share)
+            )
+            self._may_go[shape] = found
+        for name in found & self._mixed if self._mixed else ():
+            labels = self._labels(name)
+            try:
+                modes.admits(labels, parts, neighbours(self._world, name))
+            except Unreadable:
+                # Only as long as they are there; where there is no other, it waits for that.
+                found = found - {name} or found
+        return found
+
+    def _admitted(self, pod: Pod, parts: tuple[Part, ...], share: Share) -> bool:
+        node = self._world.node(share.node.name)
+        if node is None or obstacles(pod, node):
+            return False
+        if not could_ever(tuple(part.request for part in parts), share.node):
+            return False
+        try:
+            modes.admits(node.metadata.labels, parts)
+        except Unreadable:
+            return False
+        return True
+
+    def _labels(self, name: str) -> Mapping[str, str]:
+        node = self._world.node(name)
+        return node.metadata.labels if node else {}
+
+    # ---- what is held ----
+
+    def _all_held(
+        self, planned: Mapping[str, tuple[Placement, ...]], now: float
+    ) -> tuple[dict[int, list[Held]], dict[str, int]]:
+        """By the unit of its node; and how many placements each namespace has."""
+        held: dict[int, list[Held]] = {unit: [] for unit in self._shares}
+        users: dict[str, int] = {}
+        units: dict[str, int] = {}
+        for unit, shares in self._shares.items():
+            mine = held[unit]
+            for share in shares:
+                units[share.node.name] = unit
+                mine += self._held_on(share.node.name, now)
+        for gang, placements in planned.items():
+            user = gang.partition("/")[0]
+            for it in placements:
+                if it.node in units:
+                    held[units[it.node]].append(Held(it, None, user))
+        for some in held.values():
+            for one in some:
+                users[one.user] = users.get(one.user, 0) + 1
+        return held, users
+
+    def _held_on(self, name: str, now: float) -> list[Held]:
+        generation = self._world.generation(name)
+        known = self._held.get(name)
+        if known is not None and known[0] == generation and now < known[1]:
+            return known[2]
+        found = []
+        until = inf
+        for holding in self._world.holdings(name):
+            ends_by = self._ends_by(holding, now)
+            if ends_by is not None:
+                until = min(until, ends_by + OVERDUE_S)
+            user = holding.pod.metadata.namespace
+            found += [Held(it, ends_by, user) for it in holding.placements]
+        self._held[name] = generation, until, found
+        return found
+
+    def _ends_by(self, holding: Holding, now: float) -> float | None:
+        """When the pod has ended whatever it does; None if nothing ends it, or if that time is long over."""
+        pod = holding.pod
+        uid, runs = pod.metadata.uid, runs_for(pod)
+        ends = []
+        if runs is not None:
+            started = seconds(pod.status.start_time)
+            if started is None:
+                started = self._seen.setdefault(uid, now)
+            else:
+                self._seen.pop(uid, None)
+            ends.append(started + runs)
+        # The API server's own reckoning, the pod's grace included.
+        deleted = seconds(pod.metadata.deletion_timestamp or "")
+        ends += [deleted] if deleted is not None else []
+        ends_by = min(ends, default=None)
+        return ends_by if ends_by is not None and ends_by + OVERDUE_S > now else None
+
+
+def is_open(pod: Pod) -> bool:
+    """Whether a scheduler may find a node for it."""
+    return not (
+        pod.spec.node_name
+        or pod.finished
+        or pod.metadata.deletion_timestamp is not None
+        or pod.spec.scheduling_gates
+    )
+
+
+def runs_for(pod: Pod) -> float | None:
+    """Seconds after its start at which the kubelet has ended it; None if it never does."""
+    deadline, grace = pod.spec.active_deadline_seconds, pod.spec.termination_grace_period_seconds
+    return None if deadline is None else float(deadline + (GRACE_S if grace is None else grace))
+
+
+def _place(
+    waiter: Waiter,
+    at: Key,
+    placements: tuple[Placement, ...],
+    standings: Sequence[Standing],
+) -> Place:
+    """standings: one for each unit of nodes on which it was refused."""
+    if placements:
+        return Place(waiter, at, placements=placements)
+    rejections = tuple(it for standing in standings for it in standing.why.rejections)
+    hint = next((it.why.hint for it in standings if it.why.hint), "")
+    # Of the units where it has named cards, the one where it starts first; the other's are nobody's.
+    reservations = [it.reservation for it in standings if it.reservation is not None]
+    first = min(
+        reservations, key=lambda it: inf if it.starts_by is None else it.starts_by, default=None
+    )
+    return Place(waiter, at, Rejected(rejections, hint).sentence(), first)

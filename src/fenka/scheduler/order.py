@@ -1,0 +1,387 @@
+"""The order in which pods are served, kept towards kube-scheduler, which asks for one pod at a time.
+
+A pod that it was told no for waits there for seconds before it is asked about again, while others come. So
+for each pod that is asked about, what those before it in line have named, or would get now, is kept off it.
+What kube-scheduler does with a pod, fenka does not see: who would fit and is not bound within PATIENCE_S is
+kept waiting by something else, and keeps nothing from anybody until it is asked about again.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Protocol, TypeVar
+
+from fenka.core.backfill import Fairness, Key
+from fenka.core.evaluate import Policy
+from fenka.core.requests import Placement
+from fenka.kubernetes.gangs import key_of
+from fenka.kubernetes.objects import Pod
+from fenka.kubernetes.world import World
+from fenka.scheduler.decide import Ahead, Filtered, Judge, Kept, No
+from fenka.scheduler.line import Line, Place, Turn, Waiter, is_open, looks_complete, runs_for
+
+PATIENCE_S = 15.0
+"""kube-scheduler tries a pod again 10 s after it could have, at the latest, and binds it at once."""
+
+MOMENT_S = 0.25
+"""The line is not served anew more often, but for a pod that comes to wait, and before one is told no."""
+
+SHARE = 4
+"""Where serving takes long: so many times as long passes before it is done again."""
+
+REMEMBERED = 10_000
+"""Pods that were refused and have not been heard of since; and pods that were let through."""
+
+FIRST = Ahead(position=1, of=1)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Fits:
+    """Since when a waiter has fitted; whether it was asked about since, and refused all the same."""
+
+    since: float
+    asked: bool = False
+
+
+class Plans(Protocol):
+    """Of gangs."""
+
+    def planned(self) -> dict[str, tuple[Placement, ...]]:
+        """What gangs hold that is in plans and not in the world; these do not wait."""
+
+    def complete(self, pods: Sequence[Pod]) -> bool:
+        """Whether of a gang, of which these wait, enough are there."""
+
+
+class Order:
+    """Who waits, and what is kept for them. Told of pods as the watch brings them, after the world.
+
+    now: seconds since 1970. took: any clock, for what serving costs.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        policy: Policy = "binpack",
+        fairness: Fairness | None = None,
+        *,
+        now: Callable[[], float] = time.time,
+        took: Callable[[], float] = time.monotonic,
+        gangs: Plans | None = None,
+    ) -> None:
+        self._world, self._now, self._took = world, now, took
+        self._planned = gangs.planned if gangs else dict
+        self._line = Line(world, policy, fairness, gangs.complete if gangs else looks_complete)
+        self._open: dict[str, Pod] = {}
+        self._refused: OrderedDict[str, None] = OrderedDict()
+        self._waiting: set[str] = set()
+        """Of the open ones those for which no node was found."""
+        self._turn, self._stamp = Turn(), (-1, -1)
+        self._plans: Mapping[str, tuple[Placement, ...]] = {}
+        self._changes, self._urgent = 0, False
+        self._served_at, self._cost, self._due = -inf, 0.0, inf
+        self._fits: dict[str, _Fits] = {}
+        self._struck: dict[str, frozenset[str]] = {}
+        """By waiter, nodes that kube-scheduler rules out for it though a card there would do."""
+        self._passed: dict[str, str] = {}
+        """Waiters that something else keeps waiting, with what kube-scheduler said then."""
+        self._overtaken: dict[str, float] = {}
+
+    # ---- what happens ----
+
+    def resync(self, pods: Iterable[Pod]) -> None:
+        """These are all pods there are."""
+        pods = list(pods)
+        there = {pod.metadata.uid for pod in pods}
+        for uid in [uid for uid in self._open if uid not in there]:
+            self.forget(uid)
+        for pod in pods:
+            self.set_pod(pod)
+
+    def set_pod(self, pod: Pod) -> None:
+        """The pod is new, or is so now."""
+        uid = pod.metadata.uid
+        known = self._open.get(uid)
+        if not is_open(pod) or not self._line.wants(pod):
+            if known is not None and pod.spec.node_name:
+                self._count_overtaken(known)
+            self._close(uid)
+            return
+        self._open[uid] = pod
+        if self._waits(pod):
+            self._changes += 1
+            self._readmit(pod)
+            if uid not in self._waiting:
+                self._waiting.add(uid)
+                self._hurry(pod)
+        elif self._waiting and key_of(pod) is not None:
+            self._changes += 1
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone."""
+        self._close(uid)
+        self._line.forget(uid)
+
+    def refused(self, pod: Pod, names: Iterable[str]) -> None:
+        """None of these nodes does for it: it waits from now on, if the watch has brought it."""
+        uid = pod.metadata.uid
+        new = uid not in self._refused
+        _remember(self._refused, uid, None)
+        if uid not in self._open:
+            return
+        self._waiting.add(uid)
+        waiter_id = _waiter_id(pod)
+        if waiter_id in self._fits:
+            self._fits[waiter_id].asked = True
+        struck = self._struck.get(waiter_id)
+        if self._passed.pop(waiter_id, None) is not None:
+            new = True
+        if struck and not struck.isdisjoint(names):
+            self._struck[waiter_id] = struck.difference(names)
+            self._changes += 1
+        if new:
+            self._changes += 1
+            self._hurry(pod)
+
+    # ---- what is asked ----
+
+    def ahead(self, pod: Pod, *, last: bool = False) -> Ahead:
+        """What is kept for those before this pod. last: it is about to be told no."""
+        if not self._waiting:
+            return FIRST
+        turn = self._current(last=last)
+        mine, runs = _waiter_id(pod), runs_for(pod)
+        ends_by = None if runs is None else self._now() + runs
+        rank = turn.rank(self._key(pod))
+        reserved: set[str] = set()
+        kept: dict[str, list[Kept]] = {}
+        for at, it in turn.marks:
+            if at >= rank:
+                break
+            if it.waiter.id == mine or not self._still(it.waiter.pods):
+                continue
+            if it.reservation is not None and it.reservation.bars(ends_by):
+                reserved |= it.reservation.cards
+            for placement in it.placements:
+                kept.setdefault(placement.node, []).append(Kept(it.waiter.id, placement))
+        nodes = {turn.home[uuid] for uuid in reserved if uuid in turn.home}
+        return Ahead(
+            frozenset(reserved),
+            {node: tuple(some) for node, some in kept.items()},
+            frozenset(nodes.union(kept)),
+            rank + 1,
+            len(turn.places) + (mine not in turn),
+        )
+
+    def still(self, ahead: Ahead) -> Ahead:
+        """Without what was kept for those who have it by now, or wait no more."""
+        there = {_waiter_id(it) for it in self._open.values() if self._still((it,))}
+        kept = {
+            node: tuple(it for it in some if it.id in there) for node, some in ahead.kept.items()
+        }
+        return replace(ahead, kept=kept)
+
+    def position(self, pod: Pod) -> str:
+        """How the pod stands in line, as sentences end: `; position 3 of 5 in the queue`.
+
+        Empty for one that could be nowhere: that it waits for others is not the reason.
+        """
+        if not self._line.has_a_chance(pod):
+            return ""
+        turn, waiter_id = self._current(), _waiter_id(pod)
+        rank = turn.rank(self._key(pod))
+        of = len(turn.places) + (waiter_id not in turn)
+        return f"; position {rank + 1} of {of} in the queue"
+
+    def places(self) -> Sequence[Place]:
+        """Those who wait, in order."""
+        return self._current().places if self._waiting else ()
+
+    @property
+    def starvation_s(self) -> float:
+        """By how much later a request has come, at most, that was served before one of its priority that
+        waits now. Those who use what it does not wait for, behind it in line, are not counted."""
+        there = (self._overtaken.get(it.waiter.id, 0.0) for it in self.places())
+        return max(there, default=0.0)
+
+    @property
+    def starvation_bound_s(self) -> float:
+        """What that is never more than."""
+        return self._line.fairness.starvation_s
+
+    # ---- inside ----
+
+    def _key(self, pod: Pod) -> Key:
+        return self._turn.key(Waiter(_waiter_id(pod), (pod,)).waiting(self._now()))
+
+    def _waits(self, pod: Pod) -> bool:
+        return pod.metadata.uid in self._refused or pod.unschedulable is not None
+
+    def _still(self, pods: Iterable[Pod]) -> bool:
+        """Whether any of them waits on, and is not just being bound."""
+        uids = (it.metadata.uid for it in pods)
+        return any(uid in self._open and not self._world.is_assumed(uid) for uid in uids)
+
+    def _close(self, uid: str) -> None:
+        pod = self._open.pop(uid, None)
+        self._refused.pop(uid, None)
+        self._waiting.discard(uid)
+        if pod is None:
+            return
+        self._changes += 1
+        waiter_id = _waiter_id(pod)
+        self._fits.pop(waiter_id, None)
+        self._struck.pop(waiter_id, None)
+        self._passed.pop(waiter_id, None)
+        self._overtaken.pop(waiter_id, None)
+
+    def _hurry(self, pod: Pod) -> None:
+        """Serve before anybody else is asked about, unless nothing would be kept for this one."""
+        turn = self._turn
+        if not turn.room and turn.marks:
+            self._urgent |= turn.rank(self._key(pod)) <= turn.marks[-1][0]
+        else:
+            self._urgent = True
+
+    def _readmit(self, pod: Pod) -> None:
+        """kube-scheduler says of one that was passed over that it is units that are lacking now."""
+        waiter_id = _waiter_id(pod)
+        said = pod.unschedulable or ""
+        if waiter_id in self._passed and said != self._passed[waiter_id]:
+            resources = (name for it in self._world.dialects for name in it.RESOURCES)
+            if any(f"Insufficient {name}" in said for name in resources):
+                del self._passed[waiter_id]
+                self._urgent = True
+
+    def _current(self, *, last: bool = False) -> Turn:
+        now = self._now()
+        planned = self._planned()
+        changed = (
+            self._stamp != (self._world.version, self._changes)
+            or now >= self._due
+            or planned != self._plans
+        )
+        idle = now - self._served_at
+        rested = idle >= max(0.0 if last else MOMENT_S, SHARE * self._cost)
+        # A clock that was put back does not stop the line.
+        if self._urgent or (changed and (rested or idle < 0)):
+            begun = self._took()
+            self._serve(now, planned)
+            self._served_at, self._cost = now, self._took() - begun
+        return self._turn
+
+    def _serve(self, now: float, planned: Mapping[str, tuple[Placement, ...]]) -> None:
+        # Who loses patience with one leaves its cards to the next, who may have waited as long.
+        for _ in range(3):
+            waiting = [it for it in self._open.values() if _waiter_id(it) not in self._passed]
+            self._turn = self._line.serve(
+                waiting, now, refused=self._waits, planned=planned, struck=self._struck
+            )
+            lost = self._lose_patience(now)
+            if not lost:
+                break
+        self._stamp, self._plans = (self._world.version, self._changes), dict(planned)
+        self._urgent = False
+        first = min((it.since for it in self._fits.values()), default=inf)
+        self._due = now if lost else first + PATIENCE_S
+
+    def _lose_patience(self, now: float) -> bool:
+        """With those who have fitted for too long. Whether there were any."""
+        fitting = {it.waiter.id: it for it in self._turn.places if it.placements}
+        for waiter_id in self._fits.keys() - fitting.keys():
+            del self._fits[waiter_id]
+        lost = False
+        for waiter_id, place in fitting.items():
+            fits = self._fits.setdefault(waiter_id, _Fits(now))
+            if now - fits.since < PATIENCE_S:
+                continue
+            lost = True
+            del self._fits[waiter_id]
+            if fits.asked:
+                # These nodes were not even named.
+                there = frozenset(it.node for it in place.placements)
+                self._struck[waiter_id] = self._struck.get(waiter_id, frozenset()) | there
+            else:
+                self._passed[waiter_id] = place.waiter.pods[0].unschedulable or ""
+        return lost
+
+    def _count_overtaken(self, pod: Pod) -> None:
+        """It is bound: before whom that came earlier and still waits, though not behind it in line?"""
+        turn = self._turn
+        if not turn.places:
+            return
+        mine = _waiter_id(pod)
+        found = self._key(pod)
+        for it in turn.places[turn.rank(found) :]:
+            if it.key[0] != found[0]:
+                break
+            if it.waiter.id != mine and it.requested_at < found[2]:
+                by = found[2] - it.requested_at
+                self._overtaken[it.waiter.id] = max(by, self._overtaken.get(it.waiter.id, 0.0))
+
+
+class InOrder:
+    """The judge, with what is kept for those before a pod: what kube-scheduler is answered.
+
+    A pod is judged by one and the same order from filter to bind. Where bind finds that nothing is left by
+    the order as it is by then, that of filter counts, less what others have got since: a card that was kept
+    for somebody then is never given, one that came to be kept in between is, if it is free.
+    """
+
+    def __init__(self, judge: Judge, order: Order) -> None:
+        self._judge, self._order = judge, order
+        self._let: OrderedDict[str, Ahead] = OrderedDict()
+
+    def filter(self, pod: Pod, names: Sequence[str]) -> Filtered:
+        """Which of the nodes the pod fits; where none does, it waits from now on."""
+        ahead = self._order.ahead(pod)
+        found = self._judge.filter(pod, names, ahead)
+        if not found.fitting and ahead.nodes:
+            # What was kept a moment ago may not be any more.
+            ahead = self._order.ahead(pod, last=True)
+            found = self._judge.filter(pod, names, ahead)
+        if found.fitting:
+            _remember(self._let, pod.metadata.uid, ahead)
+        elif found.failed:
+            self._let.pop(pod.metadata.uid, None)
+            self._order.refused(pod, names)
+        return found
+
+    def kept(self, pod: Pod) -> frozenset[str]:
+        """UUIDs of the cards on which anything is kept for those before a pod of a gang."""
+        ahead = self._order.ahead(pod, last=True)
+        placements = (it.placement for some in ahead.kept.values() for it in some)
+        return ahead.reserved.union(it.uuid for one in placements for it in one.slices)
+
+    def waits(self, pod: Pod, names: Sequence[str]) -> str:
+        """The pod's gang waits from now on; how it stands, as sentences end."""
+        self._order.refused(pod, names)
+        return self._order.position(pod)
+
+    def prioritize(self, pod: Pod, names: Sequence[str]) -> list[tuple[str, int]]:
+        """As filter was answered."""
+        ahead = self._let.get(pod.metadata.uid) or self._order.ahead(pod)
+        return self._judge.prioritize(pod, names, ahead)
+
+    def placements(self, pod: Pod, name: str) -> tuple[Placement, ...] | No:
+        """Where on this node the pod goes; nothing if it asks for nothing."""
+        found = self._judge.placements(pod, name, self._order.ahead(pod))
+        then = self._let.pop(pod.metadata.uid, None)
+        if isinstance(found, No) and then is not None:
+            found = self._judge.placements(pod, name, self._order.still(then))
+        return found
+
+
+def _waiter_id(pod: Pod) -> str:
+    return key_of(pod) or pod.metadata.uid
+
+
+def _remember(known: "OrderedDict[str, T]", key: str, what: T) -> None:
+    known[key] = what
+    known.move_to_end(key)
+    if len(known) > REMEMBERED:
+        known.popitem(last=False)

@@ -1,0 +1,100 @@
+"""A cluster's queue without its scheduler: who waits, behind whom, for what."""
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fenka.cli.cluster import Where
+from fenka.cli.queue import QueueRow
+from fenka.cli.queue_cluster import cluster_rows
+from tests.cli.api_kit import Json, Server, node, on_card, pod, serving, sharing, units
+
+REFUSED: Json = {
+    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+}
+CREATED = "2026-01-01T00:00:00Z"
+
+
+def waiting(name: str, count: int, minute: int, **given: Any) -> Json:
+    """A pod that was refused."""
+    made = pod(name, units(count), status=REFUSED, **given)
+    made["metadata"]["creationTimestamp"] = f"2026-01-01T00:{minute:02}:00Z"
+    return made
+
+
+def since(minute: int) -> float:
+    """As a row has it."""
+    return datetime.fromisoformat(f"2026-01-01T00:{minute:02}:00+00:00").timestamp()
+
+
+def ask(server: Server, folder: Path) -> list[QueueRow]:
+    """Over HTTP."""
+    with serving(server, folder) as kubeconfig:
+        return cluster_rows(Where(kubeconfig=kubeconfig))
+
+
+def test_the_whole_queue(tmp_path: Path) -> None:
+    """By priority and time: two that wait, one that fits now beside them, and nobody who does not wait."""
+    holder = pod("holder", units(10), node="a", annotations=on_card(1, 10))
+    full = pod("full", units(14), node="a", annotations=on_card(0, 14))
+    lost = waiting("lost", 4, 0, spec={"nodeSelector": {"zone": "nowhere"}})
+    gated = waiting("gated", 4, 0, spec={"schedulingGates": [{"name": "quota"}]})
+    pods = [
+        waiting("second", 12, 2),
+        waiting("first", 12, 3, spec={"priority": 7}),
+        waiting("third", 2, 4),
+        waiting("zoned", 4, 5, spec={"nodeSelector": {"zone": "b"}}),
+        pod("new", units(4)),
+        pod("plain", status=REFUSED),
+        waiting("huge", 15, 0),
+        *(holder, full, lost, gated),
+    ]
+    server = Server(
+        nodes=[sharing("a", cards=2), sharing("b", labels={"zone": "b"}), node("master")], pods=pods
+    )
+    pods.append(pod("holder-b", units(8), node="b", annotations=on_card(0, 8)))
+    found = ask(server, tmp_path)
+    memory = "aliyun.com/gpu-mem"
+    assert found == [
+        # Cards by the fewest ends: a/0 and a/1 have one each, of 14 and 10; b/0 of 8. All cost the same.
+        QueueRow(1, "first", "default", 7, f"12 {memory}", since(3), ["a/0"], None, REASON[0]),
+        QueueRow(2, "second", "default", 0, f"12 {memory}", since(2), ["a/1"], None, REASON[0]),
+        QueueRow(3, "third", "default", 0, f"2 {memory}", since(4), ["b/0"], None, REASON[1]),
+        QueueRow(4, "zoned", "default", 0, f"4 {memory}", since(5), ["b/0"], None, REASON[1]),
+    ]
+
+
+REASON = [
+    "0/3 GPUs fit: 3 too little memory",
+    "there is room now: it is placed when kube-scheduler tries it again, in seconds",
+]
+
+
+def test_a_gang_and_a_deadline(tmp_path: Path) -> None:
+    """One row for its two pods; when both cards do is known."""
+    labels = {"pod-group.scheduling.sigs.k8s.io/name": "train"}
+    pods = [
+        waiting("w0", 8, 1, labels=labels),
+        pod("w1", units(8), labels=labels),
+        *(
+            pod(
+                f"h{card}",
+                units(10),
+                node="a",
+                annotations=on_card(card, 10),
+                spec={"activeDeadlineSeconds": 10**9, "terminationGracePeriodSeconds": card},
+                status={"startTime": CREATED},
+            )
+            for card in (0, 1)
+        ),
+    ]
+    (row,) = ask(Server(nodes=[sharing("a", cards=2)], pods=pods), tmp_path)
+    assert (row.name, row.asks) == ("train", "2 pods: 16 aliyun.com/gpu-mem")
+    assert row.reserved == ["a/0", "a/1"]
+    assert row.starts_by == since(0) + 10**9 + 1
+    assert row.why.startswith("0/2 GPUs fit: 2 too little memory")
+
+
+def test_nobody_waits(tmp_path: Path) -> None:
+    """Also where nothing is shared."""
+    assert ask(Server(nodes=[node("master")], pods=[waiting("p", 4, 1)]), tmp_path) == []

@@ -1,0 +1,56 @@
+"""Which nodes a pod may go to. The rules one by one are in tests/cli/test_why.py, as users see them."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fenka.kubernetes.fitting import obstacles
+from fenka.kubernetes.objects import Node, Pod
+
+KEPT_OUT = ["the pod's node affinity excludes it"]
+
+
+def affinity(*terms: dict[str, Any]) -> dict[str, Any]:
+    """A required node affinity."""
+    required = {"nodeSelectorTerms": list(terms)}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+
+
+def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
+    """One condition."""
+    return {"key": key, "operator": operator, "values": list(values)}
+
+
+ON_A = {"matchFields": [expression("metadata.name", "In", "a")]}
+ON_B = {"matchFields": [expression("metadata.name", "In", "b")]}
+ZONED = {"matchExpressions": [expression("zone", "In", "x")]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, []),
+        ({"affinity": None}, []),
+        ({"affinity": {"nodeAffinity": None}}, []),
+        ({"affinity": affinity(ON_A)}, []),
+        ({"affinity": affinity(ON_B)}, KEPT_OUT),
+        # one term must hold, with all its conditions
+        ({"affinity": affinity(ON_B, ZONED)}, []),
+        ({"affinity": affinity({**ON_B, **ZONED})}, KEPT_OUT),
+        # a term without conditions chooses nothing
+        ({"affinity": affinity({})}, KEPT_OUT),
+        ({"nodeSelector": {"zone": "x"}}, []),
+        ({"nodeSelector": {"zone": "y"}}, ["the pod wants nodes labelled zone=y"]),
+    ],
+)
+def test_on_a_node_named_a_in_zone_x(spec: dict[str, Any], expected: list[str]) -> None:
+    """As kube-scheduler judges it."""
+    node = msgspec.convert(
+        {
+            "metadata": {"name": "a", "labels": {"zone": "x"}},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        },
+        Node,
+    )
+    assert obstacles(msgspec.convert({"spec": spec}, Pod), node) == expected

@@ -1,0 +1,566 @@
+"""The order of pods: what is kept off whom, and for how long. Time is a number here."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fenka.core.backfill import Fairness
+from fenka.core.requests import Placement
+from fenka.dialects import gpushare
+from fenka.kubernetes.objects import Node, Pod
+from fenka.kubernetes.world import World
+from fenka.scheduler.decide import Judge, No
+from fenka.scheduler.order import PATIENCE_S, InOrder, Order
+from tests.scheduler.objects_kit import GIB, T4_MIB, Json, node_json, on_card, pod_json
+
+START = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+PLAIN = Fairness(turn_s=0)
+UNSCHEDULABLE: Json = {
+    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+}
+
+
+def stamp(at: float) -> str:
+    """So many seconds after the start."""
+    return datetime.fromtimestamp(START + at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def make(
+    name: str,
+    units: int,
+    at: float = 0,
+    *,
+    runs: int | None = None,
+    started: float | None = None,
+    spec: Json | None = None,
+    namespace: str = "default",
+    said: Json | None = None,
+    **rest: Any,
+) -> Pod:
+    """A pod asked for at that time. runs: its deadline, with no grace."""
+    made = pod_json(name, units, uid=name, **rest)
+    made["metadata"] |= {"creationTimestamp": stamp(at), "namespace": namespace}
+    made["spec"] |= {"terminationGracePeriodSeconds": 0, **(spec or {})}
+    if runs is not None:
+        made["spec"]["activeDeadlineSeconds"] = runs
+    if started is not None:
+        made["status"]["startTime"] = stamp(started)
+    made["status"] |= said or {}
+    return msgspec.convert(made, Pod)
+
+
+@dataclass
+class Cluster:
+    """Nodes, what is on them, and the order; `now` in seconds after the start."""
+
+    nodes: list[Json]
+    fairness: Fairness = PLAIN
+    now: float = 0
+    plans: dict[str, tuple[Placement, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.world = World(msgspec.convert(it, Node) for it in self.nodes)
+        self.order = Order(
+            self.world,
+            fairness=self.fairness,
+            now=lambda: START + self.now,
+            took=lambda: 0.0,
+            gangs=self,
+        )
+        self.desk = InOrder(Judge(self.world, "binpack"), self.order)
+        self.names = [it["metadata"]["name"] for it in self.nodes]
+
+    def planned(self) -> dict[str, tuple[Placement, ...]]:
+        """As Plans."""
+        return self.plans
+
+    def complete(self, pods: Sequence[Pod]) -> bool:
+        """As Plans."""
+        return bool(pods)
+
+    def set(self, *pods: Pod) -> None:
+        """The watch brings them."""
+        for pod in pods:
+            self.world.set_pod(pod)
+            self.order.set_pod(pod)
+
+    def gone(self, *names: str) -> None:
+        """The watch says so."""
+        for name in names:
+            self.world.forget_pod(name)
+            self.order.forget(name)
+
+    def holds(self, name: str, card: int, units: int, node: str = "n", **rest: Any) -> None:
+        """A pod that is on this card."""
+        self.set(make(name, units, node=node, annotations=on_card(card, units), **rest))
+
+    def ask(self, pod: Pod, *names: str) -> dict[str, str]:
+        """As kube-scheduler does: sentences of the nodes that refuse it, empty if any does."""
+        found = self.desk.filter(pod, names or self.names)
+        return {} if found.fitting else {**found.failed, **found.hopeless}
+
+    def start(self, pod: Pod) -> str:
+        """Filter, prioritize, bind: node/card, or the first sentence."""
+        if refused := self.ask(pod):
+            return next(iter(refused.values()))
+        fitting = self.desk.filter(pod, self.names).fitting
+        node = max(self.desk.prioritize(pod, fitting), key=lambda it: it[1])[0]
+        return self.bind(pod, node)
+
+    def bind(self, pod: Pod, node: str) -> str:
+        """The last of the three alone."""
+        found = self.desk.placements(pod, node)
+        if isinstance(found, No):
+            return found.sentence
+        self.world.assume(pod, found)
+        return f"{node}/{found[0].slices[0].card}"
+
+    def wait(self, *pods: Pod) -> list[dict[str, str]]:
+        """They come and are refused."""
+        self.set(*pods)
+        refused = [self.ask(pod) for pod in pods]
+        assert all(refused), refused
+        return refused
+
+
+def two_cards() -> Cluster:
+    """14 units each; 10 of card 0 are held until 300, 10 of card 1 until 200."""
+    cluster = Cluster([node_json("n", T4_MIB, T4_MIB)])
+    cluster.holds("h0", 0, 10, runs=300, started=0)
+    cluster.holds("h1", 1, 10, runs=200, started=0)
+    return cluster
+
+
+def test_nobody_waits() -> None:
+    """Then nothing is kept, and whoever is refused is the first in line."""
+    cluster = Cluster([node_json("n", T4_MIB)])
+    assert cluster.start(make("p", 12)) == "n/0"
+    assert cluster.ask(make("q", 4)) == {
+        "n": "Insufficient GPU Memory in one device: 0/1 GPUs fit: 1 too little memory; "
+        "position 1 of 1 in the queue"
+    }
+
+
+def test_small_ones_use_the_other_card() -> None:
+    """The head wants 12: card 1 at 200. 4 units are left on each; binpack alone would take either."""
+    cluster = two_cards()
+    cluster.now = 10
+    cluster.wait(make("head", 12, 1))
+    assert cluster.order.ahead(make("s", 2, 2)).reserved == {"GPU-n-1"}
+    small = [make(f"s{number}", 2, 2 + number) for number in range(3)]
+    cluster.set(*small)
+    assert [cluster.start(it) for it in small[:2]] == ["n/0", "n/0"]
+    # card 0 is full now, 14 of 14; card 1 has 4 left, for the head
+    assert cluster.start(small[2]) == (
+        "Insufficient GPU Memory in one device: 0/2 GPUs fit: 1 too little memory, "
+        "1 reserved for requests that waited longer; position 2 of 2 in the queue"
+    )
+    cluster.now = 200
+    cluster.gone("h1")
+    assert cluster.start(make("head", 12, 1)) == "n/1"
+
+
+@pytest.mark.parametrize(
+    ("runs", "grace", "expected"),
+    [
+        # now is 10, the head's card will do at 200
+        (190, 0, "n/1"),
+        (191, 0, "no"),
+        (160, 30, "n/1"),
+        # Kubernetes' grace for who does not say: 170 + 30 is after 190
+        (170, None, "no"),
+        (None, 0, "no"),
+    ],
+)
+def test_backfill_on_the_named_card(runs: int | None, grace: int | None, expected: str) -> None:
+    """Only who proves to have ended by then, grace included."""
+    cluster = two_cards()
+    cluster.holds("h2", 0, 4)
+    cluster.now = 10
+    cluster.wait(make("head", 12, 1))
+    small = make("s", 4, 5, runs=runs, spec={"terminationGracePeriodSeconds": grace})
+    cluster.set(small)
+    found = cluster.start(small)
+    assert found == expected if expected != "no" else "reserved" in found
+
+
+def test_a_backfilled_pod_ends_by_its_deadline_before_the_node_has_started_it() -> None:
+    """Else the head would name another card until the kubelet has said when it began."""
+    cluster = two_cards()
+    cluster.now = 10
+    cluster.wait(make("head", 12, 1))
+    small = make("s", 4, 5, runs=100)
+    cluster.set(small)
+    cluster.world.assume(small, cluster.desk.placements(small, "n"))  # type: ignore[arg-type]
+    cluster.now = 11
+    (place,) = cluster.order.places()
+    assert place.reservation is not None
+    assert place.reservation.starts_by == START + 200
+
+
+@pytest.mark.parametrize(
+    ("priority", "at", "expected"),
+    [(None, 2, "reserved"), (5, 2, "n/0"), (None, 0.5, "n/0"), (-1, 0.5, "reserved")],
+)
+def test_who_is_before_the_head_is_not_kept_off(
+    priority: int | None, at: float, expected: str
+) -> None:
+    """By priority, then by time: the head came at 1, with priority 0."""
+    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster.holds("h", 0, 10)
+    cluster.wait(make("head", 12, 1))
+    pod = make("p", 4, at, priority=priority)
+    cluster.set(pod)
+    assert expected in cluster.start(pod)
+
+
+def test_who_fits_now_is_waited_for() -> None:
+    """The head's card is free while it is still in kube-scheduler's backoff: a later one does not take it."""
+    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster.holds("h", 0, 14)
+    head, later = make("head", 12, 1), make("later", 4, 2)
+    cluster.wait(head)
+    cluster.set(later)
+    cluster.gone("h")
+    cluster.now = 1
+    # 14 - 12 = 2 are left beside it
+    tiny = make("tiny", 2, 3)
+    cluster.set(tiny)
+    assert cluster.start(tiny) == "n/0"
+    assert cluster.start(later) == (
+        "0/1 GPUs fit: 1 reserved for requests that waited longer; position 2 of 2 in the queue"
+    )
+    assert cluster.start(head) == "n/0"
+
+
+def test_patience_with_who_does_not_come() -> None:
+    """CPU, a volume: something else keeps the head. After 15 s the card is anybody's, until it is refused."""
+    cluster = Cluster([node_json("n", T4_MIB)])
+    head, later = make("head", 12, 1, said=UNSCHEDULABLE), make("later", 4, 2)
+    cluster.set(head, later)
+    assert "reserved" in cluster.start(later)
+    cluster.now = PATIENCE_S - 0.1
+    assert "reserved" in cluster.start(later)
+    cluster.now = PATIENCE_S
+    assert cluster.start(later) == "n/0"
+    cluster.now += 1
+    assert cluster.order.places() == ()
+    # It is asked about again, and 10 are left: it names the card.
+    assert "too little memory" in cluster.ask(head)["n"]
+    assert [it.waiter.id for it in cluster.order.places()] == ["head"]
+    small = make("small", 2, 3)
+    cluster.set(small)
+    assert "reserved" in cluster.start(small)
+
+
+def test_a_node_that_kube_scheduler_rules_out_is_not_kept() -> None:
+    """b's card would do for the head, but it is only ever asked about a: after 15 s b is anybody's."""
+    cluster = Cluster([node_json("a", T4_MIB), node_json("b", T4_MIB)])
+    cluster.holds("h", 0, 10, "a")
+    head, later = make("head", 12, 1), make("later", 4, 2)
+    cluster.set(head, later)
+    assert "too little memory" in cluster.ask(head, "a")["a"]
+    assert "reserved" in cluster.ask(later, "b")["b"]
+    cluster.now = 8
+    cluster.ask(head, "a")
+    cluster.now = PATIENCE_S
+    # Now it names a's, and waits there as before.
+    assert cluster.ask(later, "b") == {}
+    assert "reserved" in cluster.ask(later, "a")["a"]
+    # Once b is among the nodes that it is asked about, it counts again.
+    cluster.holds("h2", 0, 10, "b")
+    cluster.ask(head, "a", "b")
+    cluster.gone("h2")
+    cluster.now += 1
+    assert "reserved" in cluster.ask(later, "b")["b"]
+
+
+def test_a_pod_that_lacks_units_by_kube_schedulers_count_counts_again() -> None:
+    """It is not asked about then; its message says so."""
+    said = {"conditions": [{**UNSCHEDULABLE["conditions"][0], "message": "0/1: pending volume"}]}
+    units = f"0/1 nodes are available: 1 Insufficient {gpushare.MEMORY}"
+    lacking = {"conditions": [{**UNSCHEDULABLE["conditions"][0], "message": units}]}
+    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster.set(make("head", 12, 1, said=said))
+    later = make("later", 4, 2)
+    cluster.set(later)
+    cluster.ask(later)
+    cluster.now = PATIENCE_S
+    assert cluster.start(later) == "n/0"
+    cluster.set(make("head", 12, 1, said=lacking))
+    small = make("small", 2, 3)
+    assert "reserved" in cluster.ask(small)["n"]
+
+
+def test_nodes_by_selector_taint_and_cordon() -> None:
+    """Cards are named where the pod may go; who may go nowhere keeps nothing from anybody."""
+    nodes = [node_json("a", T4_MIB, labels={"zone": "a"}), node_json("b", T4_MIB)]
+    cluster = Cluster(nodes)
+    cluster.holds("ha", 0, 10, "a", runs=900, started=0)
+    cluster.holds("hb", 0, 10, "b", runs=100, started=0)
+    cluster.wait(make("head", 12, 1, spec={"nodeSelector": {"zone": "a"}}))
+    cluster.set(make("lost", 12, 0, spec={"nodeSelector": {"zone": "c"}}, said=UNSCHEDULABLE))
+    assert [it.waiter.id for it in cluster.order.places()] == ["head"]
+    assert cluster.order.ahead(make("s", 2, 2)).reserved == {"GPU-a-0"}
+    # The node is cordoned: nothing is waited for there.
+    nodes[0]["spec"]["unschedulable"] = True
+    cluster.world.set_node(msgspec.convert(nodes[0], Node))
+    cluster.now = 1
+    assert cluster.order.ahead(make("s", 2, 2)).reserved == frozenset()
+
+
+def test_who_does_not_wait() -> None:
+    """Gated, going, done, asking for nothing, too large for any card, or never refused."""
+    cluster = Cluster([node_json("n", T4_MIB)])
+    gone = make("gone", 4, said=UNSCHEDULABLE)
+    gone.metadata.deletion_timestamp = stamp(0)
+    cluster.set(
+        make("gated", 4, spec={"schedulingGates": [{"name": "quota"}]}, said=UNSCHEDULABLE),
+        make("done", 4, phase="Failed", said=UNSCHEDULABLE),
+        make("nothing", 0, said=UNSCHEDULABLE),
+        make("huge", 20, said=UNSCHEDULABLE),
+        make("new", 4),
+        gone,
+    )
+    assert cluster.order.places() == ()
+    assert cluster.order.position(make("huge", 20, said=UNSCHEDULABLE)) == ""
+
+
+def test_two_units_are_two_groups_and_one_order() -> None:
+    """a counts in GiB, b in MiB; 12 units are 12 GiB there and next to nothing here."""
+    cluster = Cluster(
+        [node_json("a", T4_MIB), node_json("b", T4_MIB, unit_mib=1), node_json("c", T4_MIB)]
+    )
+    cluster.holds("ha", 0, 10, "a", runs=200, started=0)
+    cluster.holds("hc", 0, 10, "c", runs=100, started=0)
+    cluster.holds("hb", 0, T4_MIB - 4, "b", runs=50, started=0)
+    first, second = make("first", 12, 1), make("second", 4 * GIB, 2)
+    cluster.now = 10
+    cluster.wait(first)
+    # It would start on b at 50, the earliest of all: the others are nobody's.
+    assert cluster.order.ahead(make("s", 2, 3)).reserved == {"GPU-b-0"}
+    # 4,096 units fit b alone, behind the first: 15,079 - 12 are more than enough.
+    cluster.wait(second)
+    assert [it.waiter.id for it in cluster.order.places()] == ["first", "second"]
+    assert cluster.start(make("s", 2, 3)) in ("a/0", "c/0")
+    cluster.gone("hb")
+    cluster.now = 11
+    assert cluster.start(first) == "b/0"
+    assert cluster.start(second) == "b/0"
+
+
+@pytest.mark.parametrize(
+    ("fairness", "expected"),
+    [
+        # time alone
+        (PLAIN, ["a1", "a2", "b1"]),
+        # a holds one, and asked for one before a2: 1 + 60, 2 + 120, 50
+        (Fairness(60, 3600), ["b1", "a1", "a2"]),
+        # at most 10 s: 11, 12, 50
+        (Fairness(60, 10), ["a1", "a2", "b1"]),
+        # 45: 46, 47, 50; 49: 50 with an earlier request, 51
+        (Fairness(60, 45), ["a1", "a2", "b1"]),
+        (Fairness(60, 49), ["a1", "b1", "a2"]),
+    ],
+)
+def test_namespaces_take_turns(fairness: Fairness, expected: list[str]) -> None:
+    """What one holds and has asked for makes its next one later, up to a bound."""
+    cluster = Cluster([node_json("n", T4_MIB)], fairness)
+    cluster.holds("h", 0, 14, namespace="a")
+    cluster.now = 60
+    pods = [
+        make("a1", 8, 1, namespace="a"),
+        make("a2", 8, 2, namespace="a"),
+        make("b1", 8, 50, namespace="b"),
+    ]
+    cluster.wait(*pods)
+    cluster.now = 61
+    assert [it.waiter.id for it in cluster.order.places()] == expected
+    for pod in pods:
+        rank = expected.index(pod.metadata.name) + 1
+        assert cluster.order.position(pod) == f"; position {rank} of 3 in the queue"
+        assert f"position {rank} of 3" in cluster.ask(pod)["n"]
+
+
+def test_the_starvation_figure() -> None:
+    """b1, of 50, goes before a1 of 1 by its turn: 49 s. c, of 55, uses what a1 does not wait for: none."""
+    cluster = Cluster([node_json("n", T4_MIB, T4_MIB, T4_MIB)], Fairness(60, 3600))
+    cluster.holds("h2", 2, 12, namespace="c")
+    cluster.holds("h0", 0, 10, namespace="x", runs=100, started=0)
+    cluster.holds("k", 0, 4, namespace="a")
+    cluster.holds("h1", 1, 12, namespace="c", runs=500, started=0)
+    cluster.now = 60
+    a1 = make("a1", 8, 1, namespace="a")
+    b1 = make("b1", 8, 50, namespace="b")
+    cluster.wait(a1, b1)
+    assert cluster.order.starvation_s == 0
+    # a1: 1 + 60, b1: 50, c: 55 + 120
+    c = make("c", 2, 55, namespace="c")
+    cluster.set(c)
+    # b1 has named card 0, a1 card 1
+    assert cluster.start(c) == "n/2"
+    cluster.set(make("c", 2, 55, namespace="c", node="n", annotations=on_card(2, 2)))
+    assert cluster.order.starvation_s == 0
+    cluster.gone("h0")
+    cluster.now = 61
+    assert cluster.start(b1) == "n/0"
+    cluster.set(make("b1", 8, 50, namespace="b", node="n", annotations=on_card(0, 8)))
+    cluster.now = 62
+    assert cluster.order.starvation_s == 49
+    assert cluster.order.starvation_bound_s == 3600
+    cluster.gone("a1")
+    assert cluster.order.starvation_s == 0
+
+
+def gang(name: str, units: int, at: float) -> Pod:
+    """One of the gang g."""
+    return make(name, units, at, labels={"pod-group.scheduling.sigs.k8s.io/name": "g"})
+
+
+def test_a_gang_stands_in_line_as_one() -> None:
+    """Two of 8: both cards, when the later ends. One refusal is enough; planned, it waits no more."""
+    cluster = two_cards()
+    cluster.now = 10
+    cluster.set(gang("g1", 8, 1), gang("g2", 8, 3))
+    assert cluster.ask(gang("g1", 8, 1)) != {}
+    (place,) = cluster.order.places()
+    assert (place.waiter.id, place.waiter.name, len(place.waiter.pods)) == ("default/g", "g", 2)
+    ahead = cluster.order.ahead(make("s", 2, 4))
+    assert (set(ahead.reserved), ahead.position) == ({"GPU-n-0", "GPU-n-1"}, 2)
+    # For its own members nothing is reserved.
+    assert cluster.order.ahead(gang("g2", 8, 3)).reserved == frozenset()
+    cluster.plans = {"default/g": ()}
+    cluster.now = 11
+    assert cluster.order.places() == ()
+
+
+def test_cards_without_a_name() -> None:
+    """Where gpushare's own plugin runs nobody knows UUIDs: one card that is named bars no other."""
+    cluster = Cluster([node_json("n", T4_MIB, T4_MIB, inventory=False)])
+    cluster.holds("h0", 0, 10, runs=300, started=0)
+    cluster.holds("h1", 1, 10, runs=200, started=0)
+    cluster.wait(make("head", 12, 1))
+    small = make("s", 4, 2)
+    cluster.set(small)
+    assert cluster.start(small) == "n/0"
+    holding = cluster.world.holding("s")
+    assert holding is not None
+    assert [it.uuid for it in holding.slices] == [""]
+
+
+# ---- from filter to bind ----
+
+
+def test_bind_goes_by_the_order_of_its_filter() -> None:
+    """In between another came to wait, and named the card: the pod that was let through has it."""
+    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster.holds("h", 0, 8, runs=100, started=0)
+    pod, head = make("p", 4, 5), make("head", 12, 1)
+    cluster.set(pod, head)
+    assert cluster.ask(pod) == {}
+    cluster.wait(head)
+    assert cluster.bind(pod, "n") == "n/0"
+
+
+def test_bind_refuses_what_was_reserved_when_it_was_asked_about() -> None:
+    """And what no filter let through."""
+    cluster = two_cards()
+    cluster.wait(make("head", 12, 1))
+    pod = make("p", 4, 5)
+    cluster.set(pod)
+    assert cluster.bind(pod, "n") == "n/0"
+    other = make("q", 4, 6)
+    cluster.set(other)
+    assert "reserved" in cluster.bind(other, "n")
+    assert "reserved" in cluster.ask(other)["n"]
+
+
+def test_bind_counts_nobody_twice() -> None:
+    """Who was kept for at filter is bound by now: its slice is in the world."""
+    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster.holds("h", 0, 14)
+    head, later = make("head", 6, 1), make("later", 6, 2)
+    cluster.wait(head)
+    cluster.set(later)
+    cluster.gone("h")
+    cluster.now = 1
+    assert cluster.ask(later) == {}
+    assert cluster.start(head) == "n/0"
+    cluster.wait(make("third", 12, 0.5))
+    assert cluster.bind(later, "n") == "n/0"
+
+
+# ---- whatever happens ----
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("come"),
+            st.integers(1, 14),
+            st.none() | st.integers(1, 30),
+            st.integers(0, 1),
+        ),
+        st.tuples(st.just("ask"), st.integers(0, 20)),
+        st.tuples(st.just("end"), st.integers(0, 20)),
+        st.tuples(st.just("time"), st.integers(1, 5)),
+    ),
+    max_size=40,
+)
+
+
+def units_on(cluster: Cluster) -> Iterable[int]:
+    """MiB held of each card."""
+    for share in cluster.world.shares():
+        for card in share.node.cards:
+            yield cluster.world.used(share.node.name, card.index).memory_mib
+
+
+@settings(deadline=None, max_examples=150)
+@given(events=EVENTS)
+def test_nobody_is_overtaken_on_the_cards_that_it_has_named(events: list[tuple[Any, ...]]) -> None:
+    """But by who proves to end before; and no card is overcommitted. Whatever comes, in whatever order."""
+    cluster = Cluster([node_json("a", T4_MIB), node_json("b", T4_MIB, T4_MIB)])
+    pods: dict[str, Pod] = {}
+    running: list[str] = []
+    for event in events:
+        kind, value = event[:2]
+        if kind == "come":
+            name = f"p{len(pods):03}"
+            pods[name] = make(name, value, cluster.now, runs=event[2], priority=event[3])
+            cluster.set(pods[name])
+        elif kind == "time":
+            cluster.now += value
+        elif kind == "end" and running:
+            gone = running.pop(value % len(running))
+            cluster.gone(gone)
+        elif kind == "ask" and (open_ := [it for it in pods if cluster.world.holding(it) is None]):
+            pod = pods[open_[value % len(open_)]]
+            if pod.metadata.name not in cluster.order._open:
+                continue
+            before = list(cluster.order.places())
+            got = cluster.start(pod)
+            if "/" not in got or "GPUs" in got:
+                continue
+            holding = cluster.world.holding(pod.metadata.uid)
+            assert holding is not None
+            running.append(pod.metadata.uid)
+            mine = -(pod.spec.priority or 0), pod.metadata.creation_timestamp, pod.metadata.uid
+            runs = pod.spec.active_deadline_seconds
+            ends_by = None if runs is None else START + cluster.now + runs
+            for place in before:
+                head = place.waiter.pods[0]
+                theirs = (
+                    -(head.spec.priority or 0),
+                    head.metadata.creation_timestamp,
+                    head.metadata.uid,
+                )
+                if theirs < mine and place.reservation and place.reservation.bars(ends_by):
+                    assert {it.uuid for it in holding.slices}.isdisjoint(place.reservation.cards)
+        assert all(used <= T4_MIB for used in units_on(cluster))

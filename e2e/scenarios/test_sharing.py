@@ -224,18 +224,17 @@ def test_a_group_of_kubernetes_own(both: World) -> None:
             made["spec"]["schedulingGroup"] = {"podGroupName": "native"}
             world.cluster.apply(json.dumps(made))
             if number == 2:
-                wait_until("kube-scheduler has looked", lambda: _judged(world, "native-2"), 60)
+                # Who comes after them is placed: kube-scheduler has been there, and left them alone.
+                world.cluster.apply(asking("after", {MEMORY: 1}))
+                world.cluster.wait_for_pod("after")
                 assert placed(world, "native", 3) == []
+                world.cluster.kubectl("delete", "pod", "after", "--now")
         wait_until("all four", lambda: len(placed(world, "native", 4)) == 4, 90)
         assert sorted(placed(world, "native", 4)) == sorted(NODES * 2)
         world.cluster.wait_for_pod("native-0")
     finally:
-        world.cluster.kubectl("delete", "podgroup", "native")
-
-
-def _judged(world: World, name: str) -> bool:
-    conditions = world.cluster.get("pod", name)["status"].get("conditions", [])
-    return any(it["type"] == "PodScheduled" for it in conditions)
+        # It ends with the last of its pods.
+        world.cluster.kubectl("delete", "podgroup", "native", "--wait=false")
 
 
 def test_two_gangs_do_not_lock_each_other_out(both: World) -> None:

@@ -57,11 +57,14 @@ class Part:
     """What some of a pod's containers hold together: one request of the core.
 
     ceiling: percent of compute up to which it may use what is idle; None: never more than it asks for.
+    by_label: its whole cards are another plugin's business on nodes that share, unless their labels say
+    otherwise.
     """
 
     containers: tuple[str, ...]
     request: Request
     ceiling: int | None = None
+    by_label: bool = False
 
 
 class Dialect(Protocol):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fenka.core.requests import Placement, Request, Slice
 from fenka.dialects.gpushare import CARDS, WHOLE, Share, Unreadable
@@ -37,7 +38,7 @@ def speaks(pod: Manifest) -> bool:
 
 def demand(pod: Manifest, unit_mib: int) -> tuple[Part, ...]:  # noqa: ARG001 - cards have no unit
     """A part for each container. Raises Unreadable."""
-    return each_container(pod, _want)
+    return tuple(replace(part, by_label=True) for part in each_container(pod, _want))
 
 
 def _want(container: Limits) -> Request | None:

@@ -1,14 +1,13 @@
 """What place and the queue promise, whatever the cards, the requests and their order."""
 
 from dataclasses import replace
-from itertools import combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.backfill import Backfill, Round, Waiting
 from fenka.core.cards import Node
-from fenka.core.evaluate import Empty, Fit, evaluate, never_fits, place, usable
+from fenka.core.evaluate import Empty, Fit, evaluate, never_fits, place
 from fenka.core.ledger import Ledger, Tally
 from fenka.core.reasons import Why
 from fenka.core.requests import Placement, Request
@@ -117,24 +116,6 @@ def test_what_never_fits_does_not_fit(
         assert not isinstance(
             place(filled(nodes, asked, policy), request, policy, nodes), Placement
         )
-        assert usable(request, nodes) == set()
-
-
-@settings(deadline=None)
-@given(nodes=clusters(), request=requests())
-def test_usable_cards_are_those_of_some_placement(
-    nodes: tuple[Node, ...], request: Request
-) -> None:
-    """By trying every set of cards; hosts aside, on which a waiter counts for the whole node."""
-    asked = replace(request, cpu_milli=0, host_memory_mib=0)
-    found = {
-        one.uuid
-        for each in nodes
-        for cards in combinations(each.cards, asked.cards)
-        if isinstance(place(Empty(), asked, "binpack", [replace(each, cards=cards)]), Placement)
-        for one in cards
-    }
-    assert usable(asked, nodes) == found
 
 
 @settings(deadline=None)

@@ -159,7 +159,7 @@ def test_small_ones_use_the_other_card() -> None:
     # card 0 is full now, 14 of 14; card 1 has 4 left, for the head
     assert cluster.start(small[2]) == (
         "Insufficient GPU Memory in one device: 0/2 GPUs fit: 1 too little memory, "
-        "1 reserved for requests that waited longer; position 2 of 2 in the queue"
+        "1 reserved for requests before it; position 2 of 2 in the queue"
     )
     cluster.now = 200
     cluster.gone("h1")
@@ -234,7 +234,7 @@ def test_who_fits_now_is_waited_for() -> None:
     cluster.set(tiny)
     assert cluster.start(tiny) == "n/0"
     assert cluster.start(later) == (
-        "0/1 GPUs fit: 1 reserved for requests that waited longer; position 2 of 2 in the queue"
+        "0/1 GPUs fit: 1 reserved for requests before it; position 2 of 2 in the queue"
     )
     assert cluster.start(head) == "n/0"
 

@@ -138,7 +138,7 @@ def test_a_small_request_does_not_overtake(broker: Broker) -> None:
     broker.ask([job("b", 4, at=1)], 1)
     (_, small) = broker.ask([job("c", 2, at=2)], 2)
     assert isinstance(small, Wait)
-    assert small.reason == "0/1 GPUs fit: 1 reserved for requests that waited longer"
+    assert small.reason == "0/1 GPUs fit: 1 reserved for requests before it"
     assert kinds(broker.gone("a", 3)) == [("Drop", "a"), ("Start", "b"), ("Start", "c")]
 
 

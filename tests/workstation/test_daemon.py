@@ -190,7 +190,7 @@ def test_who_certainly_ends_in_time_may_go_before(t4: Workstation) -> None:
     late = t4.fenka("run", "--gpu-mem", "2", "--for", "700", "--no-wait", "--", "true")
     assert (late.returncode, late.stderr) == (
         75,
-        "fenka: 0/1 GPUs fit: 1 reserved for requests that waited longer\n",
+        "fenka: 0/1 GPUs fit: 1 reserved for requests before it\n",
     )
     t4.ok("run", "--gpu-mem", "2", "--for", "60", "--no-wait", "--", "true")
     refused = t4.fenka("run", "--gpu-mem", "2", "--no-wait", "--", "true")

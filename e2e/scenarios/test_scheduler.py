@@ -252,8 +252,8 @@ def queued(paper: Paper) -> list[str]:
 def test_pods_are_served_in_order_and_small_ones_fill_what_is_free(
     paper: Paper, patient: str
 ) -> None:
-    """Two cards of 16, 10 of each held. A pod of 12 waits and names the card that is free at a known time: small
-    ones use the other, or this one only if they end before. A more important one is served first."""
+    """Two cards of 16, 10 of each held. A pod of 12 waits and names the card that is free at a known time:
+    small ones use the other, or this one if they end before. A more important one is served first."""
     paper.node("paper-0", 2)
     paper.create(paper.pod("a", 10))
     paper.wait_for_placed(1)

@@ -9,7 +9,7 @@ import pytest
 
 from e2e.cluster import ClusterError, wait_until
 from e2e.scenarios.kit import MEMORY, WHOLE, World, deployment
-from e2e.scenarios.lease_kit import CAP, cap, pod
+from e2e.scenarios.lease_kit import CAP, cap, installed_with, pod, settle
 from fenka.kubernetes.gangs import MINIMUM_LABEL, NAME_LABELS
 
 CORE, BLOCKS = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
@@ -171,6 +171,24 @@ def test_a_running_pod_is_resized(both: World) -> None:
     assert told(world, "grows")[-1] == 15079 * 2 // 14
     status = world.cluster.get("pod", "grows")["status"]
     assert status["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_hamis_names_behind_their_switch(both: World) -> None:
+    """3000 MiB and 30 percent of a card, as HAMi's users write it; without the switch nobody gives it."""
+    world = both
+    hami = {WHOLE: 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}
+    with installed_with(world, "hamiNames=true"):
+        for node in NODES:
+            settle(world, node, 14)
+            world.wait_for_allocatable(node, WHOLE, 10)
+        world.cluster.apply(asking("hami", hami))
+        world.cluster.wait_for_pod("hami")
+        assert cap(world, "hami", "x") == 3000
+        notes = world.cluster.get("pod", "hami")["metadata"]["annotations"]
+        assert ",NVIDIA,3000,30:;" in notes["hami.io/vgpu-devices-allocated"]
+        world.cluster.kubectl("delete", "pod", "hami", "--now")
+    for node in NODES:
+        settle(world, node, 14)
 
 
 def gang(name: str, size: int, units: int, numbers: range) -> Iterator[str]:

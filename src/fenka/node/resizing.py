@@ -35,6 +35,7 @@ from fenka.isolation.resize import InUse
 from fenka.kubernetes.client import NoCluster, Refused
 from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import read_holding
+from fenka.node.binding import MEMORY, shortages
 from fenka.node.cluster import Cluster
 from fenka.node.leases import Leases
 from fenka.node.store import Lease, Store, Token
@@ -445,23 +446,17 @@ def check_room(
             continue
         if card is None or not card.healthy:
             raise Cannot(f"card {piece.card} does not work now: nothing grows on it", "sick")
-        held = {
-            uid: [it for it in slices if it.uuid == piece.uuid] for uid, slices in others.items()
-        }
-        held = {uid: slices for uid, slices in held.items() if slices}
-        mib = sum(it.memory_mib for slices in held.values() for it in slices)
-        percent = sum(it.compute for slices in held.values() for it in slices)
-        who = _listed(sorted(names.get(uid, uid) for uid in held))
-        if former is None or piece.memory_mib > former.memory_mib:
-            _check(piece.card, "MiB", card.memory_mib, mib, piece.memory_mib, who)
-        if former is None or piece.compute > former.compute:
-            _check(piece.card, "% of its time", card.compute, percent, piece.compute, who)
+        for it in shortages(piece, card, others, names):
+            if former is None or _amount(piece, it.of) > _amount(former, it.of):
+                by = f", of which {_listed(it.by)} hold {it.held}" if it.held else ""
+                raise Cannot(
+                    f"card {piece.card} has {it.total} {it.of}{by}: {it.wanted} do not fit",
+                    f"room {it.of}",
+                )
 
 
-def _check(card: int, of: str, total: int, held: int, wanted: int, who: str) -> None:
-    if held + wanted > total:
-        by = f", of which {who} hold {held}" if held else ""
-        raise Cannot(f"card {card} has {total} {of}{by}: {wanted} do not fit", f"room {of}")
+def _amount(piece: Slice, of: str) -> int:
+    return piece.memory_mib if of == MEMORY else piece.compute
 
 
 def _listed(names: Sequence[str]) -> str:

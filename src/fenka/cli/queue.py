@@ -1,32 +1,12 @@
 """`fenka queue`: who waits, in the order in which they are served."""
 
 import time
-from dataclasses import dataclass, field
 
 from fenka.cli import tables
 from fenka.cli.cluster import Where
 from fenka.cli.listing import age
+from fenka.cli.rows import QueueRow
 from fenka.workstation import protocol
-
-
-@dataclass(frozen=True, slots=True)
-class QueueRow:
-    """One request that waits; a gang is one.
-
-    position: 1 is served next. asks: as its user wrote it. since: Unix seconds. reserved: the cards that
-    are kept for it, as its world calls them. starts_by: when they will do at the latest, in Unix seconds;
-    None where nobody can tell.
-    """
-
-    position: int
-    name: str
-    namespace: str
-    priority: int
-    asks: str
-    since: float
-    reserved: list[str] = field(default_factory=list)
-    starts_by: float | None = None
-    why: str = ""
 
 
 def queue(where: Where, output: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from fenka.cli import cluster
 from fenka.cli.cluster import PAGE, Cluster, Where
 from fenka.cli.pending import amounts
-from fenka.cli.queue import QueueRow
+from fenka.cli.rows import QueueRow
 from fenka.dialects.gpushare import Unreadable
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.objects import Node, Pod

@@ -104,6 +104,26 @@ class NodeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueRow:
+    """One request that waits; a gang is one.
+
+    position: 1 is served next. asks: as its user wrote it. since: Unix seconds. reserved: the cards that
+    are kept for it, as its world calls them. starts_by: when they will do at the latest, in Unix seconds;
+    None where nobody can tell.
+    """
+
+    position: int
+    name: str
+    namespace: str
+    priority: int
+    asks: str
+    since: float
+    reserved: list[str] = field(default_factory=list)
+    starts_by: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """What to show and how; `mode` is a word of arena's or its first letter, "" for all nodes."""
 

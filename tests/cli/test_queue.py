@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fenka.cli import tables
-from fenka.cli.queue import QueueRow, local_rows, table
+from fenka.cli.queue import local_rows, table
+from fenka.cli.rows import QueueRow
 from fenka.workstation.protocol import CardView, JobView, Snapshot
 from tests.workstation.conftest import HOLD, Workstation, refused, workstation_at
 

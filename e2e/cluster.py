@@ -368,7 +368,7 @@ class Cluster:
         plane, pki = self.control_plane, self.state / "pki"
         plane.start("kube-controller-manager", configuration.controller_manager(pki))
         written = self.write_scheduler_configuration(scheduler_configuration)
-        plane.start("kube-scheduler", ["kube-scheduler", f"--config={written}", "--v=2"])
+        plane.start("kube-scheduler", configuration.kube_scheduler(written))
         # The control plane is no node of its own. kube-proxy there serves the scheduler and the tests:
         # it takes a node's name only because it waits half a minute for one that does not exist.
         self.start_kube_proxy(plane, self.layout.nodes[0].name)

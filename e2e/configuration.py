@@ -10,6 +10,8 @@ SERVICES = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
 DNS_SERVICE = "10.96.0.10"
 PODS = "10.77.0.0/16"
+GROUPS = "GenericWorkload"
+"""The gate behind which Kubernetes 1.37 has groups of pods that are scheduled together."""
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 CONTAINERD = "/run/containerd/containerd.sock"
 PAUSE = "localhost/pause:e2e"
@@ -107,6 +109,7 @@ def kubelet(pki: Path, node: str) -> str:
                 "imagefs.available": "1%",
                 "nodefs.inodesFree": "1%",
             },
+            "featureGates": {GROUPS: True},
             "nodeStatusUpdateFrequency": "2s",
             "nodeStatusReportFrequency": "10s",
             "syncFrequency": "10s",
@@ -149,6 +152,11 @@ def scheduler(kubeconfig: Path, text: str | None = None) -> str:
     return yaml.safe_dump(written)
 
 
+def kube_scheduler(written: Path) -> list[str]:
+    """kube-scheduler's command line."""
+    return ["kube-scheduler", f"--config={written}", f"--feature-gates={GROUPS}=true", "--v=2"]
+
+
 def etcd(data: Path) -> list[str]:
     """etcd's command line."""
     return [
@@ -184,6 +192,8 @@ def apiserver(pki: Path, address: str) -> list[str]:
         f"--service-cluster-ip-range={SERVICES}",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
+        f"--feature-gates={GROUPS}=true",
+        "--runtime-config=scheduling.k8s.io/v1beta1=true",
         "--allow-privileged=true",
     ]
 
@@ -199,6 +209,7 @@ def controller_manager(pki: Path) -> list[str]:
         f"--root-ca-file={pki}/ca.crt",
         f"--cluster-signing-cert-file={pki}/ca.crt",
         f"--cluster-signing-key-file={pki}/ca.key",
+        f"--feature-gates={GROUPS}=true",
         "--kube-api-qps=300",
         "--kube-api-burst=600",
         "--node-monitor-period=2s",

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from fenka.core.backfill import Backfill, Held, Waiting
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import never_fits
 from fenka.core.ledger import Ledger, Tally
-from fenka.core.queue import WaitingQueue
 from fenka.core.requests import Memory, Placement, Request
 
 TARGET = 1000
@@ -91,8 +91,11 @@ class Desk:
     """Leases and releases, as the broker does, with a ledger of either kind."""
 
     def __init__(self, case: Case, kind: Callable[[tuple[Node, ...]], Ledger]) -> None:
-        self.nodes, self.ledger, self.queue = case.nodes, kind(case.nodes), WaitingQueue()
-        self.held: deque[str] = deque()
+        self.nodes, self.ledger = case.nodes, kind(case.nodes)
+        self.backfill = Backfill(case.nodes, "binpack")
+        self.waiting: dict[str, Waiting] = {}
+        self.held: dict[str, Held] = {}
+        self.leases: deque[str] = deque()
         self.decided: list[Placement] = []
         self.chance = random.Random(1)
         self.number = 0
@@ -103,7 +106,10 @@ class Desk:
         # Judged at every decision, like all who wait; never taken out, and behind everybody else, so
         # that each decision stays the same.
         for waiter in range(case.waiters):
-            self.queue.add(f"waiter-{waiter}", Request(cards=2, whole=True), 1e9 + waiter)
+            self._join(f"waiter-{waiter}", Request(cards=2, whole=True), 1e9 + waiter)
+
+    def _join(self, name: str, request: Request, now: float) -> None:
+        self.waiting[name] = Waiting(name, (request,), now, user=f"user-{len(name)}")
 
     def lease(self) -> Placement:
         """One request, from the question to the confirmation."""
@@ -112,18 +118,22 @@ class Desk:
         name = f"job-{self.number}"
         if never_fits(request, self.nodes):
             raise AssertionError(request)
-        self.queue.add(name, request, float(self.number))
-        step = self.queue.serve(self.ledger, "binpack", self.nodes)
-        placement = dict(step.placed)[name]
+        self._join(name, request, float(self.number))
+        step = self.backfill.serve(
+            self.waiting.values(), self.held.values(), self.number, self.ledger.tally()
+        )
+        (placement,) = dict(step.placed)[name]
         self.ledger.assume(name, placement, self.number + 30.0)
-        self.queue.remove(name)
+        self.held[name] = Held(placement, user=self.waiting.pop(name).user)
         self.ledger.confirm(name)
-        self.held.append(name)
+        self.leases.append(name)
         return placement
 
     def cycle(self) -> None:
         """Somebody ends, the next one comes."""
-        self.ledger.release(self.held.popleft())
+        name = self.leases.popleft()
+        self.ledger.release(name)
+        del self.held[name]
         self.decided.append(self.lease())
 
 
@@ -144,7 +154,7 @@ def rows() -> Iterator[tuple[Case, int, float, float]]:
         if ledger.decided != baseline.decided:
             raise AssertionError(f"{case.name}: the two decided differently")
         ours, theirs = zip(*pairs, strict=True)
-        yield case, len(ledger.held), statistics.median(ours), statistics.median(theirs)
+        yield case, len(ledger.leases), statistics.median(ours), statistics.median(theirs)
 
 
 def main() -> int:

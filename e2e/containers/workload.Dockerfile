@@ -13,6 +13,12 @@ RUN python3 -m venv --without-pip /opt/workload \
       cuda-bindings nvidia-ml-py
 
 FROM ${BASE}
+# A development machine is a pod with an SSH server.
+RUN apt-get -qq update \
+ && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends openssh-server > /dev/null \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /etc/ssh/ssh_host_* \
+ && mkdir -p /run/sshd \
+ && useradd --create-home --shell /bin/bash --password '*' dev
 COPY --from=build /opt/workload /opt/workload
 ENV PATH=/opt/workload/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     PYTHONUNBUFFERED=1

@@ -17,6 +17,7 @@ image: {repository: localhost/fenka, tag: e2e, pullPolicy: Never}
 node: {metrics: {enabled: true}}
 simulatedCards:
 - {nodeSelector: {fenka.io/simulated: t4}, spec: T4}
+- {nodeSelector: {fenka.io/simulated: pair}, spec: T4*2}
 """
 
 
@@ -57,6 +58,41 @@ def shared(world: World) -> Iterator[World]:
     # What the next test waits for must not be what the kubelet still says of this one.
     for node in world.cluster.nodes:
         world.wait_for_allocatable(node.name, MEMORY, 0)
+
+
+@pytest.fixture
+def pair(world: World) -> Iterator[str]:
+    """A sharing node with two cards instead of one."""
+    name = "sd-cluster-05"
+    world.label("sd-cluster-04", "gpushare-", "cgpu-")
+    exchange(world, name, "pair")
+    world.label(name, "gpushare=true")
+    world.wait_for_allocatable(name, MEMORY, 28)
+    yield name
+    world.cluster.kubectl("delete", "pod", "--all", "--now")
+    world.label(name, "gpushare-")
+    world.wait_for_allocatable(name, MEMORY, 0)
+    exchange(world, name, "t4")
+
+
+def exchange(world: World, node: str, cards: str) -> None:
+    """Other simulated cards for a node; those that it had are gone for good."""
+    world.label(node, f"fenka.io/simulated={cards}")
+
+    component = {"t4": "cards-0", "pair": "cards-1"}[cards]
+
+    def exchanged() -> bool:
+        there = [
+            it
+            for it in world.cluster.list("pods", "fenka")
+            if it["spec"].get("nodeName") == node and "scheduler" not in it["metadata"]["name"]
+        ]
+        labels = [it["metadata"]["labels"]["app.kubernetes.io/component"] for it in there]
+        return labels == [component] and there[0]["status"]["phase"] == "Running"
+
+    # Its node program has ended with the sharing label, and the next one comes with it.
+    wait_until("only the new cards' keeper", exchanged, 90)
+    world.cluster.kubectl("annotate", "node", node, "fenka.io/cards-")
 
 
 def ready(cluster: Cluster) -> bool:

@@ -26,6 +26,9 @@ from fenka.node.store import Lease
 from fenka.scheduler.binding import Binder
 from fenka.scheduler.cluster import Cluster
 from fenka.scheduler.decide import Judge
+from fenka.scheduler.gangs import Gangs
+from fenka.scheduler.keeping import GangKeeper
+from fenka.scheduler.order import InOrder, Order
 from fenka.scheduler.telling import Teller
 from fenka.scheduler.wire import Binding
 
@@ -79,9 +82,9 @@ async def events(api: Api, namespace: str) -> dict[str, str]:
 async def scheduler(api: Api, namespace: str) -> dict[str, str]:
     """All that the extender does."""
     world = World()
-    judge = Judge(world, POLICY)
+    judge, order = Judge(world, POLICY), Order(world, POLICY)
     recorder = Recorder(api, "rights", "rights")
-    cluster = Cluster(api, world, Teller(world, judge, recorder, lambda: False))
+    cluster = Cluster(api, world, order, Teller(world, judge, recorder, lambda: False))
     found = await watches(cluster.run(), dict(cluster.watches))
     election = Election(api, namespace, LEASE, "rights", address="http://rights")
     for what in ("the first election", "renewal"):
@@ -89,9 +92,15 @@ async def scheduler(api: Api, namespace: str) -> dict[str, str]:
         found[what] = election.trouble or ""
     found |= await events(api, namespace)
     # What the watch has not brought yet is read; another UID: it is refused where it would bind.
-    unknown = Binder(api, world, judge, Leads(), dict)
+    gangs = Gangs(world, POLICY, dict, dict, time.monotonic)
+    unknown = Binder(api, world, InOrder(judge, order), gangs, Leads(), dict)
     answer = await unknown.bind(Binding(POD, namespace, "", "nowhere"))
     found["read and bind"] = answer
+    keeper = GangKeeper(api, gangs)
+    for pod in cluster.pods.objects.values():
+        if (pod.metadata.namespace, pod.metadata.name) == (namespace, POD):
+            found["wake"] = await refused(keeper.annotate(pod))
+            found["evict"] = await refused(keeper.evict(pod))
     return found
 
 
@@ -109,7 +118,7 @@ async def node(api: Api, namespace: str) -> dict[str, str]:
             (meta,) = (pod.metadata for pod in cluster.pods.values())
             lease = Lease(meta.uid, namespace, POD, "c", [], [], {})
             (pod,) = cluster.pods.values()
-            await cluster.annotate(pod, {gpushare.ASSIGNED: "true"})
+            await cluster.note(pod, {gpushare.ASSIGNED: "true"})
             await until(lambda: _confirmed(cluster))
             found["confirm a slice"] = "" if _confirmed(cluster) else "refused"
             found["evict"] = await refused(cluster.evict(lease))

@@ -205,6 +205,83 @@ def test_preemption_frees_one_card_and_no_more(paper: Paper, important: str) -> 
     assert after == {name: place for name, place in before.items() if place[1] != freed}
 
 
+def test_preemption_respects_disruption_budgets(paper: Paper, important: str) -> None:
+    """Two of four may not be disturbed: the other card's two go."""
+    paper.node("paper-0", 2)
+    paper.create(*(paper.pod(f"low-{number}", 6) for number in range(4)))
+    before = paper.wait_for_placed(4)
+    kept = {name for name, place in before.items() if place[1] == "0"}
+    for name in kept:
+        paper.cluster.kubectl("-n", paper.namespace, "label", "pod", name, "keep=yes")
+    budget = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "keep", "namespace": paper.namespace},
+        "spec": {"minAvailable": 2, "selector": {"matchLabels": {"keep": "yes"}}},
+    }
+    paper.cluster.apply(json.dumps(budget), paper.namespace)
+    paper.create(paper.pod("high", 14, priorityClassName=important))
+    wait_until("high has a card", lambda: "high" in paper.placed(), 60)
+    assert paper.placed().keys() == {*kept, "high"}
+    assert paper.placed()["high"][1] == "1"
+
+
+@pytest.fixture
+def patient(world: World) -> Iterator[str]:
+    """A PriorityClass that waits for its turn and drives nobody away."""
+    text = json.dumps(
+        {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": "patient"},
+            "value": 500,
+            "preemptionPolicy": "Never",
+        }
+    )
+    world.cluster.apply(text)
+    yield "patient"
+    world.cluster.delete(text)
+
+
+def queued(paper: Paper) -> list[str]:
+    """Who waits in this namespace, in order, as `fenka queue` tells."""
+    rows = json.loads(paper.world.fenka("queue", "--cluster", "-o", "json"))
+    return [it["name"] for it in rows if it["namespace"] == paper.namespace]
+
+
+def test_pods_are_served_in_order_and_small_ones_fill_what_is_free(
+    paper: Paper, patient: str
+) -> None:
+    """Two cards of 16, 10 of each held. A pod of 12 waits and names the card that is free at a known time:
+    small ones use the other, or this one if they end before. A more important one is served first."""
+    paper.node("paper-0", 2)
+    paper.create(paper.pod("a", 10))
+    paper.wait_for_placed(1)
+    paper.create(paper.pod("b", 10, activeDeadlineSeconds=600))
+    assert paper.wait_for_placed(2) == {"a": ("paper-0", "0"), "b": ("paper-0", "1")}
+    paper.create(paper.pod("head", 12))
+    paper.wait_for_event("head", "0/2 GPUs fit: 2 too little memory")
+    paper.create(paper.pod("small", 4))
+    assert paper.wait_for_placed(3)["small"] == ("paper-0", "0")
+    # 2 units are left on card 0; the 6 of card 1 are kept for the head.
+    paper.create(paper.pod("late", 4))
+    paper.wait_for_event("late", "1 reserved for requests before it", "position 2 of 2")
+    paper.create(paper.pod("short", 4, activeDeadlineSeconds=60))
+    assert paper.wait_for_placed(4)["short"] == ("paper-0", "1")
+    paper.create(paper.pod("vip", 12, priorityClassName=patient))
+    paper.wait_for_event("vip", "position 1 of 3 in the queue")
+    assert queued(paper) == ["vip", "head", "late"]
+    paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "b", "--now")
+    wait_until("the important one", lambda: "vip" in paper.placed(), 60)
+    assert paper.placed()["vip"] == ("paper-0", "1")
+    assert queued(paper) == ["head", "late"]
+    paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "vip", "--now")
+    wait_until("the head", lambda: "head" in paper.placed(), 60)
+    assert "late" not in paper.placed()
+    paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "a", "--now")
+    wait_until("all", lambda: "late" in paper.placed(), 60)
+
+
 def test_a_nodes_label_overrides_the_policy(paper: Paper) -> None:
     """ack.node.gpu.placement=spread: a card each; without it all go to the first."""
     paper.node("paper-0", 3, ack_node_gpu_placement="spread")

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from fenka.cli.cluster import Where
-from fenka.cli.queue_cluster import QueueRow, cluster_rows
+from fenka.cli.queue_cluster import cluster_rows
+from fenka.cli.rows import QueueRow
 from tests.cli.api_kit import Json, Server, node, on_card, pod, serving, sharing, units
 
 REFUSED: Json = {

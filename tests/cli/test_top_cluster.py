@@ -199,3 +199,45 @@ def test_unknown_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     with serving(Server(nodes=[T4]), tmp_path) as kubeconfig:
         code, sentence = refused(capsys, "top", "node", "b", "--kubeconfig", str(kubeconfig))
     assert (code, sentence) == (1, "fenka: there is no node b\n")
+
+
+def test_shares_of_compute(tmp_path: Path) -> None:
+    """30 percent by ACK's name, 40 by gpu-manager's beside it, and a whole card: 30 + 40 + 100 of 200."""
+    gpu = sharing("a", cards=2, resources={"aliyun.com/gpu-core.percentage": 200})
+    ack = pod(
+        "ack",
+        {"aliyun.com/gpu-mem": 4, "aliyun.com/gpu-core.percentage": 30},
+        node="a",
+        annotations=on_card(0, 4),
+    )
+    vcuda = pod(
+        "vcuda",
+        {"tencent.com/vcuda-core": 40, "tencent.com/vcuda-memory": 8},
+        node="a",
+        annotations={"tencent.com/predicate-gpu-idx-0": "0"},
+    )
+    whole = pod(
+        "whole",
+        {"nvidia.com/gpu": 1},
+        node="a",
+        annotations={"fenka.io/whole-cards": '{"main":[1]}'},
+    )
+    server = Server(nodes=[gpu], pods=[ack, vcuda, whole])
+    screen = run(server, tmp_path, "top", "node", "--layout", "arena", "-m", "s")
+    assert "170/200" in screen
+    assert (
+        "Allocated/Total GPU Core of nodes which own resource aliyun.com/gpu-core.percentage In Cluster:\n"
+        "170/200 (85.0%)"
+    ) in screen
+    details = run(server, tmp_path, "top", "node", "--layout", "arena", "-d")
+    assert "gpu0(40)" in details
+    assert "gpu1(100)" in details
+    assert "  Allocated GPU Core: 170\n" in details
+    told = json.loads(run(server, tmp_path, "top", "node", "--layout", "arena", "-o", "json"))
+    (item,) = told["gpuShareNodes"]
+    assert (item["totalGPUCore"], item["allocatedGPUCore"]) == (200, 170)
+    assert {it["name"]: it["requestGPUCore"] for it in item["instances"]} == {
+        "ack": 30,
+        "vcuda": 40,
+        "whole": 100,
+    }

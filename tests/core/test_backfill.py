@@ -558,3 +558,16 @@ def test_bars() -> None:
     reservation = Reservation(frozenset({"GPU-a-0"}), 200)
     assert [reservation.bars(end) for end in (199, 200, 201, None)] == [False, False, True, True]
     assert replace(reservation, starts_by=None).bars(-inf)
+
+
+def test_a_gang_that_could_never_fit_keeps_nobody_off() -> None:
+    """Three of 8 units on two cards of 14: each alone would fit, together they never do."""
+    never = Waiting("never", (units(8),) * 3, 0.0)
+    small = Waiting("small", (units(8),), 1.0)
+    step = serve([never, small], [], TWO)
+    assert seats(step) == {"small": [0]}
+    assert named(step) == {}
+    # Two of them would: that is a matter of time.
+    two = Waiting("two", (units(8),) * 2, 0.0)
+    step = serve([two, small], [held(0, 8)], TWO)
+    assert set(named(step)) == {"two", "small"}

@@ -14,7 +14,6 @@ from fenka.core.evaluate import (
     evaluate,
     never_fits,
     place,
-    usable,
 )
 from fenka.core.ledger import Tally
 from fenka.core.reasons import Reason, Rejected, Rejection, Why
@@ -331,36 +330,6 @@ def test_without_cards_nothing_fits() -> None:
         verdict = never_fits(units(1), nodes)
         assert verdict is not None
         assert verdict.sentence() == "there is no GPU"
-
-
-@pytest.mark.parametrize(
-    ("request_", "expected"),
-    [
-        # a has a P4 with 7 units and a T4 with 14, b a T4 and a cordoned T4
-        (units(4), {"GPU-a-0", "GPU-a-1", "GPU-b-0"}),
-        (units(8), {"GPU-a-1", "GPU-b-0"}),
-        (units(15), set()),
-        # b has only one card that admits anybody
-        (units(4, cards=2), {"GPU-a-0", "GPU-a-1"}),
-        # a has only one with 8 units
-        (units(8, cards=2), set()),
-        (T4_ONLY, {"GPU-a-1", "GPU-b-0"}),
-        # b counts CPU: who needs it waits for all of b, because each card's program may take it
-        (
-            Request(Memory(8, GIB), cpu_milli=1000),
-            {"GPU-a-1", "GPU-b-0", "GPU-b-1"},
-        ),
-        # b has 4 cores
-        (Request(Memory(8, GIB), cpu_milli=4001), {"GPU-a-1"}),
-    ],
-)
-def test_usable_cards(request_: Request, expected: set[str]) -> None:
-    """The cards that a waiting request keeps others from."""
-    nodes = [
-        Node("a", (card(0, 7611, model="Tesla P4"), card(1))),
-        Node("b", (card(0, node="b"), card(1, node="b", cordoned=True)), cpu_milli=4000),
-    ]
-    assert usable(request_, nodes) == expected
 
 
 def test_a_view_may_be_anything_that_answers() -> None:

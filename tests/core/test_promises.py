@@ -1,17 +1,16 @@
 """What place and the queue promise, whatever the cards, the requests and their order."""
 
 from dataclasses import replace
-from itertools import combinations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fenka.core.backfill import Backfill, Round, Waiting
 from fenka.core.cards import Node
-from fenka.core.evaluate import Empty, Fit, evaluate, never_fits, place, usable
+from fenka.core.evaluate import Empty, Fit, evaluate, never_fits, place
 from fenka.core.ledger import Ledger, Tally
-from fenka.core.queue import Step, WaitingQueue
 from fenka.core.reasons import Why
-from fenka.core.requests import Memory, Placement, Request
+from fenka.core.requests import Placement, Request
 from tests.core.core_kit import SIZES, card, clusters, requests
 
 POLICIES = st.sampled_from(["binpack", "spread"])
@@ -28,14 +27,10 @@ def filled(nodes: tuple[Node, ...], asked: list[Request], policy: str) -> Ledger
     return ledger
 
 
-def serve(
-    queued: list[Request], ledger: Ledger, policy: str, nodes: tuple[Node, ...]
-) -> tuple[WaitingQueue, Step]:
+def serve(queued: list[Request], ledger: Ledger, policy: str, nodes: tuple[Node, ...]) -> Round:
     """Requests that joined in order of their number, served once."""
-    queue = WaitingQueue()
-    for number, request in enumerate(queued):
-        queue.add(str(number), request, number)
-    return queue, queue.serve(ledger, policy, nodes)
+    waiting = [Waiting(str(number), (it,), number) for number, it in enumerate(queued)]
+    return Backfill(nodes, policy).serve(waiting, (), 0, ledger.tally())
 
 
 @settings(deadline=None)
@@ -121,24 +116,6 @@ def test_what_never_fits_does_not_fit(
         assert not isinstance(
             place(filled(nodes, asked, policy), request, policy, nodes), Placement
         )
-        assert usable(request, nodes) == set()
-
-
-@settings(deadline=None)
-@given(nodes=clusters(), request=requests())
-def test_usable_cards_are_those_of_some_placement(
-    nodes: tuple[Node, ...], request: Request
-) -> None:
-    """By trying every set of cards; hosts aside, on which a waiter counts for the whole node."""
-    asked = replace(request, cpu_milli=0, host_memory_mib=0)
-    found = {
-        one.uuid
-        for each in nodes
-        for cards in combinations(each.cards, asked.cards)
-        if isinstance(place(Empty(), asked, "binpack", [replace(each, cards=cards)]), Placement)
-        for one in cards
-    }
-    assert usable(asked, nodes) == found
 
 
 @settings(deadline=None)
@@ -149,33 +126,16 @@ def test_serving_keeps_the_order(
     """Everybody is told once, in order; the ledger takes what is placed; nothing else has changed."""
     ledger = filled(nodes, asked, policy)
     before = ledger.entries
-    queue, step = serve(queued, ledger, policy, nodes)
+    step = serve(queued, ledger, policy, nodes)
     placed = [int(name) for name, _ in step.placed]
-    waiting = [int(name) for name, _ in step.waiting]
+    waiting = [int(it.id) for it in step.waiting]
     assert placed == sorted(placed)
     assert waiting == sorted(waiting)
+    assert [it.position for it in step.waiting] == list(range(1, len(waiting) + 1))
     assert sorted(placed + waiting) == list(range(len(queued)))
     assert ledger.entries == before
-    assert [queue.position(str(number)) for number in range(len(queued))] == list(
-        range(1, len(queued) + 1)
-    )
-    assert queue.serve(ledger, policy, nodes) == step
-    for name, placement in step.placed:
+    for name, (placement,) in step.placed:
         ledger.assume(f"served-{name}", placement, 1)
-
-
-@settings(deadline=None)
-@given(nodes=clusters(), asked=MANY, queued=MANY, policy=POLICIES)
-def test_nobody_overtakes(
-    nodes: tuple[Node, ...], asked: list[Request], queued: list[Request], policy: str
-) -> None:
-    """No later request is placed on a card that an earlier one waits for."""
-    _, step = serve(queued, filled(nodes, asked, policy), policy, nodes)
-    for earlier, _ in step.waiting:
-        kept = usable(queued[int(earlier)], nodes)
-        for later, placement in step.placed:
-            if int(later) > int(earlier):
-                assert not kept & {each.uuid for each in placement.slices}
 
 
 @settings(deadline=None)
@@ -185,53 +145,12 @@ def test_the_first_is_placed_as_if_alone(
 ) -> None:
     """Those behind make no difference to it."""
     ledger = filled(nodes, asked, policy)
-    _, step = serve(queued, ledger, policy, nodes)
+    step = serve(queued, ledger, policy, nodes)
     if queued:
         alone = place(ledger, queued[0], policy, nodes)
-        assert (dict(step.placed) | dict(step.rejected))["0"] == alone
-
-
-@settings(deadline=None)
-@given(nodes=clusters(), asked=MANY, queued=MANY, request=requests(), policy=POLICIES)
-def test_asking_is_joining_last(
-    nodes: tuple[Node, ...],
-    asked: list[Request],
-    queued: list[Request],
-    request: Request,
-    policy: str,
-) -> None:
-    """What the queue answers to a question is what it would give to who joins behind all others."""
-    ledger = filled(nodes, asked, policy)
-    queue, _ = serve(queued, ledger, policy, nodes)
-    answer = queue.ask(request, ledger, policy, nodes)
-    assert len(queue) == len(queued)
-    queue.add("last", request, len(queued))
-    step = queue.serve(ledger, policy, nodes)
-    assert (dict(step.placed) | dict(step.rejected))["last"] == answer
-
-
-@settings(deadline=None, max_examples=50)
-@given(nodes=clusters(), request=requests(), stream=st.lists(requests(), min_size=8, max_size=8))
-def test_nobody_waits_for_ever(
-    nodes: tuple[Node, ...], request: Request, stream: list[Request]
-) -> None:
-    """However many come behind, who could ever be placed is, once those before have ended."""
-    if isinstance(place(Empty(), request, "binpack", nodes), Placement):
-        ledger, queue = filled(nodes, stream, "binpack"), WaitingQueue()
-        queue.add("patient", request, 0)
-        old = list(ledger.entries)
-        served: set[str] = set()
-        for turn, name in enumerate([*old, None]):
-            for number, each in enumerate(stream):
-                queue.add(f"{turn}-{number}", each, turn + 1)
-            step = queue.serve(ledger, "binpack", nodes)
-            for placed, placement in step.placed:
-                ledger.assume(placed, placement, 1)
-                queue.remove(placed)
-                served.add(placed)
-            if name:
-                ledger.release(name)
-        assert "patient" in served
+        verdicts = {name: found[0] for name, found in step.placed}
+        refusals = {it.id: it.why for it in step.waiting}
+        assert (verdicts | refusals)["0"] == alone
 
 
 @settings(deadline=None)
@@ -249,19 +168,3 @@ def test_counting_out_undoes_counting_in(
     for it in nodes:
         assert tally.host_used(it.name) == (0, 0)
         assert all(tally.used(it.name, one.index) == Empty().used("", 0) for one in it.cards)
-
-
-def test_nobody_is_overtaken_on_a_host() -> None:
-    """Who waits for a node's CPU is not starved by those who take it with the node's other cards."""
-    # 4000 in all, 2000 held: 3000 are too many, 2000 more would fit, on the T4
-    cards = card(0, SIZES["Tesla T4"]), card(1, SIZES["Tesla P4"], model="Tesla P4")
-    nodes = (Node("a", cards, cpu_milli=4000),)
-    two_cores = Request(Memory(100), models=frozenset({"Tesla T4"}), cpu_milli=2000)
-    ledger = filled(nodes, [two_cores], "binpack")
-    three_cores = Request(Memory(100), models=frozenset({"Tesla P4"}), cpu_milli=3000)
-    _, step = serve([three_cores, two_cores], ledger, "binpack", nodes)
-    assert step.placed == ()
-    assert step.waiting == (
-        ("0", "0/2 GPUs fit: 1 another model, 1 too little CPU"),
-        ("1", "0/2 GPUs fit: 1 another model, 1 reserved for requests that waited longer"),
-    )

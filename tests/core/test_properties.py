@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fenka.core.cards import Card, Node
-from fenka.core.evaluate import POLICIES, Empty, Fit, View, evaluate, place, usable
+from fenka.core.evaluate import POLICIES, Empty, Fit, View, evaluate, place
 from fenka.core.ledger import Conflict, Ledger
 from fenka.core.reasons import Rejected, Why
 from fenka.core.requests import Placement, Request
@@ -201,18 +201,6 @@ def test_policies_choose_and_never_refuse(
     ledger = filled(cluster, held)
     fits = {name: isinstance(place(ledger, request, name, cluster), Placement) for name in POLICIES}
     assert len(set(fits.values())) == 1
-
-
-@MACHINES
-@given(cluster=clusters(), held=HELD, request=requests(), policy=POLICY)
-def test_placements_are_on_usable_cards(
-    cluster: tuple[Node, ...], held: list[Request], request: Request, policy: str
-) -> None:
-    """The cards a request waits for are at least all those it can ever be given."""
-    for view in (Empty(), filled(cluster, held)):
-        verdict = place(view, request, policy, cluster)
-        if isinstance(verdict, Placement):
-            assert {piece.uuid for piece in verdict.slices} <= usable(request, cluster)
 
 
 @MACHINES

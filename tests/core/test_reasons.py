@@ -32,7 +32,7 @@ def rejected(*whys: Why, hint: str = "") -> Rejected:
         ),
         (
             rejected(Why.RESERVED),
-            "0/1 GPUs fit: 1 reserved for requests that waited longer",
+            "0/1 GPUs fit: 1 reserved for requests before it",
         ),
         (
             rejected(Why.TOO_FEW, Why.WHOLE),

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from fenka.dialects import whole_cards
+from fenka.dialects.recognition import WITH_HAMI
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "chart"
 
@@ -100,8 +103,11 @@ def test_service_is_gpushares() -> None:
 RULES = {
     "fenka-scheduler": {
         ("", "nodes"): {"list", "watch"},
-        ("", "pods"): {"get", "list", "watch"},
+        ("", "pods"): {"get", "list", "watch", "patch"},
         ("", "pods/binding"): {"create"},
+        ("", "pods/eviction"): {"create"},
+        ("scheduling.k8s.io", "podgroups"): {"list", "watch"},
+        ("policy", "poddisruptionbudgets"): {"list", "watch"},
         ("events.k8s.io", "events"): {"create", "patch"},
     },
     "fenka-node": {
@@ -153,11 +159,13 @@ def terms(workload: Json) -> list[Json]:
 
 @needs_helm
 def test_node_program_is_on_labelled_nodes() -> None:
-    """Either label, whatever it says: `false` turns sharing off and the exclusive plugin on."""
+    """Any of the labels, whatever it says: `false` turns sharing off and the exclusive plugin on."""
     found = terms(one(render(), "DaemonSet", "fenka-node"))
     assert [term["matchExpressions"] for term in found] == [
         [{"key": "gpushare", "operator": "Exists"}],
         [{"key": "cgpu", "operator": "Exists"}],
+        [{"key": "nvidia-device-enable", "operator": "Exists"}],
+        [{"key": "ack.node.gpu.schedule", "operator": "Exists"}],
     ]
     everywhere = one(render(**{"node.allNodes": True}), "DaemonSet", "fenka-node")
     assert "affinity" not in pod_of(everywhere)
@@ -210,6 +218,13 @@ def test_second_scheduler_asks_the_same_extender() -> None:
     (extender,) = yaml.safe_load(text)["extenders"]
     url = "http://fenka-scheduler.gpu.svc:12345/gpushare-scheduler"
     assert extender == {**extenders(), "urlPrefix": url}
+
+
+def test_the_extender_is_asked_about_every_resource_that_fenka_gives() -> None:
+    """What no node counts is ignored by kube-scheduler itself."""
+    managed = {it["name"]: it["ignoredByScheduler"] for it in extenders()["managedResources"]}
+    names = {name for dialect in WITH_HAMI for name in dialect.RESOURCES}
+    assert managed == {name: name in whole_cards.HAMI_ONLY for name in names}
 
 
 def test_guide_shows_the_file_to_paste() -> None:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from fenka.dialects import modes
-from fenka.dialects.gpushare import Unreadable
+from fenka.dialects import gpu_manager, modes, whole_cards
+from fenka.dialects.gpushare import WHOLE, Unreadable
 from fenka.dialects.modes import EXCLUSIVE, SHARED, Mode, mode, open_to_slices
+from tests.dialects.dialect_kit import pod
 
 WITH_WHOLE = Mode(whole=True, memory=True, compute=True)
 
@@ -54,3 +55,16 @@ def test_contradictions(labels: dict[str, str]) -> None:
     """One of them must go."""
     with pytest.raises(Unreadable, match="contradict each other: keep one of them"):
         mode(labels)
+
+
+def test_gpu_managers_whole_cards_come_with_its_slices() -> None:
+    """`nvidia.com/gpu` on a sharing node needs its label; 100 of vcuda-core does not."""
+    by_nvidia = whole_cards.demand(pod({WHOLE: 1}), 1024)
+    by_tencent = gpu_manager.demand(pod({gpu_manager.CORE: 100, gpu_manager.MEMORY: 64}), 1024)
+    shared = {"gpushare": "true"}
+    modes.admits(shared, by_tencent)
+    with pytest.raises(Unreadable, match="is for both"):
+        modes.admits(shared, by_nvidia)
+    modes.admits({**shared, modes.WHOLE_LABEL: "true"}, by_nvidia)
+    with pytest.raises(Unreadable, match="keeps it for slices"):
+        modes.admits({modes.MODE: "cgpu"}, by_tencent)

@@ -2,6 +2,8 @@
 
 import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from fenka.isolation.resize import InUse, resize
 UUIDS = tuple(f"GPU-00000000-0000-0000-0000-00000000000{i}" for i in range(2))
 GIB = 1 << 30
 SLOTS = 1024
+FIRST_NAMESPACE = 0xEFFFFFFC
 
 
 def limits(*gib: float) -> tuple[Limit, ...]:
@@ -74,6 +77,7 @@ def test_shrinking_below_use_is_refused(files: Files) -> None:
     """With a sentence that says which card, how much and what to do; nothing changes, on no card."""
     files.hold(os.getpid(), start_time(), 1, 2.5)
     files.hold(4_000_000, 1, 0, 0.5, slot=1, namespace=7)
+    files.put("pid_namespaces", 1, 0)  # of whom nobody knows where it runs
     before = files.page.read_bytes()
     with pytest.raises(InUse) as refused:
         files.resize(1, 2)
@@ -89,6 +93,36 @@ def test_the_dead_do_not_count(files: Files) -> None:
     files.hold((1 << 22) - 1, 1, 3, 0)
     files.hold(os.getpid(), start_time() - 1, 3, 0, slot=1)
     assert files.resize(1, 4).limits == limits(1, 4)
+
+
+def test_the_dead_of_another_namespace_do_not_count(files: Files) -> None:
+    """A container's processes are numbered in one of its own; those that live there do count."""
+    program = (
+        "import os; stat = open('/proc/self/stat').read().rpartition(')')[2].split();"
+        "print(os.getpid(), stat[19], os.stat('/proc/self/ns/pid').st_ino, flush=True); input()"
+    )
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        line = child.stdout.readline()
+        if not line:
+            pytest.skip("no PID namespace can be made here")
+        pid, start, namespace = map(int, line.split())
+        files.hold(pid, start, 3, 0, namespace=namespace)
+        files.hold(pid + 1, start, 1, 0, slot=1, namespace=namespace)
+        with pytest.raises(InUse, match="hold 3072 MiB"):
+            files.resize(2, 4)
+        assert files.resize(3, 4).limits == limits(3, 4)
+        child.stdin.write("\n")
+    own = Path("/proc/self/ns/pid").stat().st_ino
+    if own == FIRST_NAMESPACE:
+        assert files.resize(2, 4).limits == limits(2, 4)
+    else:
+        with pytest.raises(InUse):
+            files.resize(2, 4)
 
 
 def test_a_lease_that_holds_too_much_may_grow(files: Files) -> None:

@@ -19,6 +19,7 @@ FREE = Want("hard", 100, wants=True)
 IDLE = Want("hard", 100, wants=False)
 HEAVY = Want("weight", 75, wants=True)
 LIGHT = Want("weight", 25, wants=True)
+UPTO60 = Want("soft", 30, wants=True, ceiling=60)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,17 @@ LIGHT = Want("weight", 25, wants=True)
         (SOFT30, [HARD40, HARD40], 30),  # 100 - 80 is less than its own
         (SOFT30, [FREE], 30),
         (SOFT30, [LIGHT], 30),
+        (UPTO60, [], 60),  # all of the card is idle
+        (UPTO60, [IDLE40], 60),
+        (UPTO60, [HARD40], 60),  # 100 - 40 is just as much
+        (UPTO60, [HARD40, SOFT30], 30),  # 100 - 40 - 30
+        (UPTO60, [Want("hard", 55, wants=True)], 45),  # 100 - 55
+        (UPTO60, [HARD40, HARD40], 30),  # 100 - 80 is less than its own
+        (UPTO60, [FREE], 30),
+        (SOFT30, [UPTO60], 70),  # what is promised counts, not what may be had beyond
+        (Want("soft", 30, wants=True, ceiling=30), [], 30),
+        (Want("soft", 30, wants=True, ceiling=20), [], 30),  # a ceiling takes no promise away
+        (Want("hard", 30, wants=True, ceiling=60), [], 30),  # nor gives what is hard more
         (HEAVY, [], 100),
         (HEAVY, [IDLE40], 100),
         (HEAVY, [LIGHT], 75),
@@ -114,6 +126,27 @@ def test_soft_is_held_as_soon_as_another_wants_the_card(machine: Machine) -> Non
     for _ in range(4):
         machine.round(p1=60)
     assert machine.told("a")[1] == 100
+
+
+def test_soft_goes_no_higher_than_its_ceiling(machine: Machine) -> None:
+    """Told for the lease, and changed while it runs."""
+    machine.lease("a", 1, Limit(CARD, 1, 0, 30, "soft"))
+    machine.teller.watch("a", machine.folder / "a", 60)
+    machine.round(p1=60)
+    assert machine.told("a")[1] == 60
+    machine.teller.watch("a", machine.folder / "a", 80)
+    machine.round(p1=60)
+    assert machine.told("a")[1] == 80
+
+
+def test_whose_process_it_is_may_be_known_later(machine: Machine) -> None:
+    """Until then it is a stranger, whose time is nobody's."""
+    machine.lease("a", 1, Limit(CARD, 1, 0, 30))
+    machine.round(p2=50)
+    first = machine.told("a")[0]
+    machine.leases[2] = "a"
+    machine.round(p2=50)
+    assert machine.told("a")[0] - first == 50
 
 
 def test_a_stranger_on_the_card_wants_it_too(machine: Machine) -> None:

@@ -8,17 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from fenka.core.requests import Slice
 from fenka.hardware.nvml import GpuProcess, Reading
-from fenka.isolation.files import create_lease
+from fenka.isolation.files import create_lease, limits_of
 from fenka.node import cheating, processes
 from fenka.node.leases import Leases
 from fenka.node.metrics import Exporter, serve
 from fenka.node.store import Lease, Token
-from fenka.node.usage import MIB, Look, Usage
+from fenka.node.usage import MIB, Look, Usage, Use
 from tests.node.node_kit import card, play
 
 POD = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1"
@@ -58,6 +59,67 @@ def test_accused_after_three_samples_in_a_row() -> None:
     assert over.observe({key: False}) == set()
     assert over.observe({key: True}) == set()
     assert over.observe({}) == set()
+
+
+IN_FOURS = 4.0
+
+
+@pytest.mark.parametrize(
+    ("shares", "accused"),
+    [
+        # its limit is 30 %, a look is 4 s: 16 s are over 15, 60 s are 15 looks
+        ([0.41] * 3, False),
+        ([0.41] * 4, True),
+        ([0.39] * 30, False),  # less than ten points are nobody's fault
+        ([1.0, 1.0, 1.0, 0.0] * 3, False),  # 48 s: not in every look, not a minute
+        ([1.0, 1.0, 1.0, 0.0] * 4, True),  # 64 s, three quarters of them
+        # one kernel of 10 s, and the 23 s that it has to wait: 33 % of any minute
+        ([1.0, 1.0, 0.5, 0, 0, 0, 0, 0, 0] * 5, False),
+    ],
+)
+def test_accused_of_more_time_than_the_limit(shares: list[float], accused: bool) -> None:
+    """Long enough that no single kernel looks so."""
+    over, key = cheating.OverTime(), ("t", "GPU-1")
+    said = [over.observe(IN_FOURS, {key: share - 0.30}) for share in shares]
+    assert said[-1] == ({key} if accused else set())
+    assert over.observe(IN_FOURS, {}) == set()
+    assert over.observe(IN_FOURS, {key: 0.7}) == set()
+
+
+@pytest.mark.parametrize(
+    ("compute", "ceiling", "limits", "most"),
+    [
+        (0, 0, {}, 100),
+        (30, 0, {}, 30),
+        (30, 60, {}, 60),
+        (30, 20, {}, 30),
+        (30, 0, {card(0).uuid: 15079}, 100),  # its node does not isolate
+    ],
+)
+def test_what_a_lease_may_have_of_the_time(
+    compute: int, ceiling: int, limits: dict[str, int], most: int
+) -> None:
+    """The page says the same."""
+    slices = [Slice(0, card(0).uuid, 100, compute)]
+    lease = Lease(POD, "default", "a", "main", slices, slices, {}, "", limits, ceiling)
+    assert lease.most_percent(slices[0]) == most
+    (limit,) = limits_of(slices, {}, lease.compute)
+    assert limit.limits_compute is (most < 100)
+    assert limit.compute_mode == ("soft" if most > compute > 0 and not limits else "hard")
+
+
+def test_over_time(tmp_path: Path, token: Token) -> None:
+    """A lease of 10 % that has a quarter of the card: told with what its own account says."""
+    assert token.lease is not None
+    slices = [Slice(0, card(0).uuid, 100, 10)]
+    token = msgspec.structs.replace(
+        token, lease=msgspec.structs.replace(token.lease, slices=slices, holds=slices)
+    )
+    looks = usage(tmp_path, 50, iter(range(0, 100, 4)))
+    found = [looks.look([token], {CONTAINER: "main"}, (card(0),), {}).over_time for _ in range(5)]
+    assert [len(it) for it in found] == [0, 0, 0, 0, 1]  # the first look knows no time before it
+    (use,) = found[-1]
+    assert (use.compute, use.charged, use.promised_percent, use.most_percent) == (0.25, 0.0, 10, 10)
 
 
 def test_the_shim_is_known_by_its_inode(library: Path, tmp_path: Path) -> None:
@@ -156,7 +218,7 @@ def test_metrics(tmp_path: Path, token: Token) -> None:
     values = {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
         for line in text.splitlines()
-        if line[0] != "#"
+        if line.startswith("fenka_")
     }
     assert values == {
         f"fenka_container_gpu_memory_limit_bytes{container}": 100 * MIB,
@@ -173,9 +235,49 @@ def test_metrics(tmp_path: Path, token: Token) -> None:
         f"fenka_card_healthy{alone}": 1,
         f"fenka_card_cordoned{alone}": 0,
         'fenka_node_offences_total{kind="over_limit"}': 0,
+        'fenka_node_offences_total{kind="over_time"}': 0,
         'fenka_node_offences_total{kind="unshimmed"}': 0,
     }
     assert Look().uses == ()
+
+
+GPU_MANAGERS = """\
+# HELP container_gpu_utilization Percent of the card's time.
+# TYPE container_gpu_utilization gauge
+container_gpu_utilization{container_name="c",gpu="gpu0",namespace="default",node="n1",pod_name="p"} 25.0
+container_gpu_utilization{container_name="c",gpu="gpu1",namespace="default",node="n1",pod_name="p"} 50.0
+container_gpu_utilization{container_name="c",gpu="total",namespace="default",node="n1",pod_name="p"} 75.0
+# HELP container_request_gpu_utilization Cards' time that it asks for: 0.4 is 40 % of one card.
+# TYPE container_request_gpu_utilization gauge
+container_request_gpu_utilization{container_name="c",namespace="default",node="n1",pod_name="p",req_of_gpu="total"} 0.8
+# HELP container_gpu_memory_total MiB of card memory in use.
+# TYPE container_gpu_memory_total gauge
+container_gpu_memory_total{container_name="c",gpu_memory="gpu0",namespace="default",node="n1",pod_name="p"} 300.0
+container_gpu_memory_total{container_name="c",gpu_memory="gpu1",namespace="default",node="n1",pod_name="p"} 0.0
+container_gpu_memory_total{container_name="c",gpu_memory="total",namespace="default",node="n1",pod_name="p"} 300.0
+# HELP container_request_gpu_memory MiB of card memory that it asks for.
+# TYPE container_request_gpu_memory gauge
+container_request_gpu_memory{container_name="c",namespace="default",node="n1",pod_name="p",req_of_gpu_memory="total"} 8192.0
+"""  # noqa: E501
+
+
+def test_metrics_in_gpu_managers_names() -> None:
+    """The whole text: people have dashboards for it."""
+    slices = [Slice(index, card(index).uuid, 4096, 40) for index in (0, 1)]
+    token = Token("t", "r", [], 0.0, Lease(POD, "default", "p", "c", slices, slices, {}))
+    exporter = Exporter("n1")
+    exporter.look = Look(
+        (
+            Use(token, card(0).uuid, 4096 * MIB, 4096 * MIB, 0, 300 * MIB, 1, 0.25, 0.2, 40, 40),
+            Use(token, card(1).uuid, 4096 * MIB, 4096 * MIB, 0, 0, 1, 0.5, 0.5, 40, 40),
+        ),
+        (card(0), card(1)),
+    )
+    registry = CollectorRegistry()
+    registry.register(exporter)
+    text = generate_latest(registry).decode()
+    start = text.index("# HELP container_gpu_utilization")
+    assert text[start : text.index("# HELP fenka_node_offences")] == GPU_MANAGERS
 
 
 def test_what_the_port_answers(unused_tcp_port: int) -> None:

@@ -24,6 +24,7 @@ class StandInUsage:
     def __init__(self) -> None:
         self.over: Sequence[Token] = ()
         self.unshimmed: Sequence[Token] = ()
+        self.over_time: Sequence[Token] = ()
 
     def look(self, *_: Any) -> Look:
         """As `Usage.look`."""
@@ -33,6 +34,9 @@ class StandInUsage:
                 Use(it, uuid, 100 << 20, 100 << 20, 0, 300 << 20, 1, None) for it in self.over
             ),
             unshimmed=tuple(Unshimmed(it, 1) for it in self.unshimmed),
+            over_time=tuple(
+                Use(it, uuid, 0, 0, 0, 0, 1, 0.9, 0.3, 30, 30) for it in self.over_time
+            ),
         )
 
 
@@ -60,6 +64,31 @@ def test_over_the_limit_is_said_on_the_pod(library: Path, evict: bool) -> None:
             assert event["reason"] == "FenkaOverLimit"
             assert event["regarding"]["uid"] == pod["metadata"]["uid"]
             assert f"holds more than its 100 MiB of {card(0).uuid}" in event["note"]
+            evicted = [it for it in node.api.patches if it[0].endswith("/pods/a/eviction")]
+            assert bool(evicted) is evict
+
+    play(story())
+
+
+@pytest.mark.parametrize("evict", [False, True])
+def test_over_time_is_said_on_the_pod(library: Path, evict: bool) -> None:
+    """And counted; evicted where that was asked for."""
+
+    async def story() -> None:
+        async with rig(card(0), library=library) as node:
+            await node.ready()
+            await node.run(node.pod("a", 4))
+            usage = StandInUsage()
+            usage.over_time = list(node.agent.store.tokens.values())
+            exporter = Exporter("n1")
+            watching = Watcher(node.agent, usage, exporter, evict=evict, kill=False)  # type: ignore[arg-type]
+            await watching.look()
+            await until(lambda: node.api.events)
+            assert node.api.events[0]["reason"] == "FenkaOverTime"
+            assert node.api.events[0]["note"].startswith(
+                f"container main has had much more than its 30 % of the time of {card(0).uuid}"
+            )
+            assert exporter.offences == {"over_limit": 0, "over_time": 1, "unshimmed": 0}
             evicted = [it for it in node.api.patches if it[0].endswith("/pods/a/eviction")]
             assert bool(evicted) is evict
 

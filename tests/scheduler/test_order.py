@@ -1,6 +1,6 @@
 """The order of pods: what is kept off whom, and for how long. Time is a number here."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -62,7 +62,7 @@ class Cluster:
     nodes: list[Json]
     fairness: Fairness = PLAIN
     now: float = 0
-    planned: dict[str, tuple[Placement, ...]] = field(default_factory=dict)
+    plans: dict[str, tuple[Placement, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.world = World(msgspec.convert(it, Node) for it in self.nodes)
@@ -71,10 +71,18 @@ class Cluster:
             fairness=self.fairness,
             now=lambda: START + self.now,
             took=lambda: 0.0,
-            planned=lambda: self.planned,
+            gangs=self,
         )
         self.desk = InOrder(Judge(self.world, "binpack"), self.order)
         self.names = [it["metadata"]["name"] for it in self.nodes]
+
+    def planned(self) -> dict[str, tuple[Placement, ...]]:
+        """As Plans."""
+        return self.plans
+
+    def complete(self, pods: Sequence[Pod]) -> bool:
+        """As Plans."""
+        return bool(pods)
 
     def set(self, *pods: Pod) -> None:
         """The watch brings them."""
@@ -151,7 +159,7 @@ def test_small_ones_use_the_other_card() -> None:
     # card 0 is full now, 14 of 14; card 1 has 4 left, for the head
     assert cluster.start(small[2]) == (
         "Insufficient GPU Memory in one device: 0/2 GPUs fit: 1 too little memory, "
-        "1 reserved for requests that waited longer; position 2 of 2 in the queue"
+        "1 reserved for requests before it; position 2 of 2 in the queue"
     )
     cluster.now = 200
     cluster.gone("h1")
@@ -226,7 +234,7 @@ def test_who_fits_now_is_waited_for() -> None:
     cluster.set(tiny)
     assert cluster.start(tiny) == "n/0"
     assert cluster.start(later) == (
-        "0/1 GPUs fit: 1 reserved for requests that waited longer; position 2 of 2 in the queue"
+        "0/1 GPUs fit: 1 reserved for requests before it; position 2 of 2 in the queue"
     )
     assert cluster.start(head) == "n/0"
 
@@ -450,7 +458,7 @@ def test_a_gang_stands_in_line_as_one() -> None:
     assert (set(ahead.reserved), ahead.position) == ({"GPU-n-0", "GPU-n-1"}, 2)
     # For its own members nothing is reserved.
     assert cluster.order.ahead(gang("g2", 8, 3)).reserved == frozenset()
-    cluster.planned = {"default/g": ()}
+    cluster.plans = {"default/g": ()}
     cluster.now = 11
     assert cluster.order.places() == ()
 

@@ -332,10 +332,9 @@ def test_a_later_pod_does_not_overtake_over_http() -> None:
         # 6 of 14 units are free: enough for the later one, were it not for the head.
         answer = await one.filter(later, "n")
         assert answer["FailedNodes"] == {
-            "n": "0/1 GPUs fit: 1 reserved for requests that waited longer; "
-            "position 2 of 2 in the queue"
+            "n": "0/1 GPUs fit: 1 reserved for requests before it; position 2 of 2 in the queue"
         }
-        assert "reserved for requests that waited longer" in await one.bind(later, "n")
+        assert "reserved for requests before it" in await one.bind(later, "n")
         _, text = await raw(one, "GET", "/metrics")
         for line in (
             'fenka_scheduler_waiting_position{namespace="default",pod="head"} 1.0',

@@ -94,11 +94,8 @@ class Workstation:
         return subprocess.run(
             [*self.prefix, sys.executable, "-m", "fenka", *words],
             env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
             check=False,
-            **options,
+            **{"capture_output": True, "text": True, "timeout": 60} | options,
         )
 
     def ok(self, *words: str) -> str:

@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,11 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fenka.core.cards import Card, Node
 from fenka.core.requests import Memory, Request
 from fenka.workstation.broker import (
+    GRACE_S,
     GRANT_EXPIRES_S,
     Broker,
     Deny,
     Drop,
     Effect,
+    End,
+    Gang,
     Job,
     Start,
     UnknownJob,
@@ -24,12 +28,21 @@ from fenka.workstation.broker import (
 T4 = Card(0, "GPU-0", "Tesla T4", 15079)
 
 
-def job(name: str, units: int = 4, *, at: float = 0.0, cards: int = 1) -> Job:
+def job(
+    name: str,
+    units: int = 4,
+    *,
+    at: float = 0.0,
+    cards: int = 1,
+    priority: int = 0,
+    limit_s: float | None = None,
+    uid: int = 1000,
+) -> Job:
     """A job that asks for so many GiB units."""
     return Job(
         id=name,
         name=name,
-        uid=1000,
+        uid=uid,
         pid=1,
         start_ticks=1,
         request=Request(memory=Memory(units, 1024), cards=cards),
@@ -39,12 +52,29 @@ def job(name: str, units: int = 4, *, at: float = 0.0, cards: int = 1) -> Job:
         kind="run",
         isolation="namespace",
         requested_at=at,
+        priority=priority,
+        limit_s=limit_s,
     )
 
 
+def gang(name: str, size: int, like: Job) -> list[Job]:
+    """Members name/0, name/1 … which ask for what `like` does."""
+    common = Gang(name, name, size, pid=1, start_ticks=1)
+    return [
+        msgspec.structs.replace(
+            like, id=f"{name}/{rank}", name=f"{name}/{rank}", gang=common, rank=rank
+        )
+        for rank in range(size)
+    ]
+
+
 def kinds(effects: list[Effect]) -> list[tuple[str, str]]:
-    """Effects as (kind, job)."""
-    return [(type(effect).__name__, effect.job.name) for effect in effects]
+    """Effects as (kind, job); a gang's start as one for each member."""
+    return [
+        (type(effect).__name__, it.name)
+        for effect in effects
+        for it in (effect.jobs if isinstance(effect, Start) else [effect.job])
+    ]
 
 
 @pytest.fixture
@@ -56,8 +86,10 @@ def broker() -> Broker:
 def test_three_run_and_the_fourth_waits(broker: Broker) -> None:
     """Scenario S1: 4 + 4 + 4 of 14 units fit, a fourth 4 does not."""
     for number in range(3):
-        assert kinds(broker.ask(job(f"n{number}", at=number), number)) == [("Start", f"n{number}")]
-    (waits,) = broker.ask(job("n3", at=3), 3)
+        assert kinds(broker.ask([job(f"n{number}", at=number)], number)) == [
+            ("Start", f"n{number}")
+        ]
+    (waits,) = broker.ask([job("n3", at=3)], 3)
     # 3 x 4308 = 12924 of 15079 are held, 2155 are left.
     assert waits == Wait(broker.jobs["n3"], 1, 1, "0/1 GPUs fit: 1 too little memory")
     assert kinds(broker.gone("n1", 4)) == [("Drop", "n1"), ("Start", "n3")]
@@ -65,7 +97,7 @@ def test_three_run_and_the_fourth_waits(broker: Broker) -> None:
 
 def test_impossible_requests_are_denied_at_once(broker: Broker) -> None:
     """Nobody waits for what can never come."""
-    (denied,) = broker.ask(job("big", 15), 0)
+    (denied,) = broker.ask([job("big", 15)], 0)
     assert isinstance(denied, Deny)
     assert denied.final
     assert denied.reason == (
@@ -76,17 +108,19 @@ def test_impossible_requests_are_denied_at_once(broker: Broker) -> None:
 
 def test_no_wait_is_denied_with_the_reason(broker: Broker) -> None:
     """--no-wait says why nothing is free, and leaves nothing behind."""
-    broker.ask(job("a", 14), 0)
-    effects = broker.ask(job("b", 4), 1, wait=False)
-    assert effects == [Deny(effects[0].job, "0/1 GPUs fit: 1 too little memory", final=False)]
+    broker.ask([job("a", 14)], 0)
+    effects = broker.ask([job("b", 4)], 1, wait=False)
+    (denied,) = effects
+    assert isinstance(denied, Deny)
+    assert (denied.reason, denied.final) == ("0/1 GPUs fit: 1 too little memory", False)
     assert list(broker.jobs) == ["a"]
 
 
 def test_positions_are_told_when_they_change(broker: Broker) -> None:
     """Who moves up hears of it; who does not is left alone."""
-    broker.ask(job("a", 14), 0)
-    broker.ask(job("b", 14, at=1), 1)
-    effects = broker.ask(job("c", 2, at=2), 2)
+    broker.ask([job("a", 14)], 0)
+    broker.ask([job("b", 14, at=1)], 1)
+    effects = broker.ask([job("c", 2, at=2)], 2)
     assert [(e.job.name, e.position, e.length) for e in effects if isinstance(e, Wait)] == [
         ("b", 1, 2),
         ("c", 2, 2),
@@ -100,18 +134,18 @@ def test_positions_are_told_when_they_change(broker: Broker) -> None:
 
 def test_a_small_request_does_not_overtake(broker: Broker) -> None:
     """2 of the 2 free units would fit, but 4 asked before."""
-    broker.ask(job("a", 12), 0)
-    broker.ask(job("b", 4, at=1), 1)
-    (_, small) = broker.ask(job("c", 2, at=2), 2)
+    broker.ask([job("a", 12)], 0)
+    broker.ask([job("b", 4, at=1)], 1)
+    (_, small) = broker.ask([job("c", 2, at=2)], 2)
     assert isinstance(small, Wait)
-    assert small.reason == "0/1 GPUs fit: 1 reserved for requests that waited longer"
+    assert small.reason == "0/1 GPUs fit: 1 reserved for requests before it"
     assert kinds(broker.gone("a", 3)) == [("Drop", "a"), ("Start", "b"), ("Start", "c")]
 
 
 def test_an_unconfirmed_grant_expires(broker: Broker) -> None:
     """A client that never enters its lease does not keep it; the next one gets it."""
-    broker.ask(job("a", 14), 0)
-    broker.ask(job("b", 14, at=1), 1)
+    broker.ask([job("a", 14)], 0)
+    broker.ask([job("b", 14, at=1)], 1)
     assert broker.expire(GRANT_EXPIRES_S - 1) == []
     assert kinds(broker.expire(GRANT_EXPIRES_S)) == [("Drop", "a"), ("Deny", "a"), ("Start", "b")]
     assert not broker.confirm("a", 31)
@@ -119,17 +153,17 @@ def test_an_unconfirmed_grant_expires(broker: Broker) -> None:
 
 def test_a_confirmed_grant_does_not_expire(broker: Broker) -> None:
     """It lives as long as its processes."""
-    broker.ask(job("a"), 0)
+    broker.ask([job("a")], 0)
     assert broker.confirm("a", 1)
     assert not broker.confirm("a", 2), "once is enough"
     assert broker.expire(1e9) == []
-    assert broker.by_name("a").started_at == 1
+    assert [it.started_at for it in broker.named("a")] == [1]
 
 
 def test_restore_keeps_leases_and_order(broker: Broker) -> None:
     """A new daemon goes on where the old one was killed."""
     for number in range(5):
-        broker.ask(job(f"n{number}", 6, at=number), number)
+        broker.ask([job(f"n{number}", 6, at=number)], number)
     broker.confirm("n0", 5)
     again = Broker(broker.node, "binpack")
     effects = again.restore(list(reversed(broker.jobs.values())), 10)
@@ -145,8 +179,138 @@ def test_restore_keeps_leases_and_order(broker: Broker) -> None:
 def test_unknown_names_are_said_so(broker: Broker) -> None:
     """A name nobody has is a sentence, and an id that is gone is nothing."""
     with pytest.raises(UnknownJob, match="no job is called ghost: `fenka ps` lists them"):
-        broker.by_name("ghost")
+        broker.named("ghost")
     assert broker.gone("ghost", 0) == []
+
+
+def order(broker: Broker) -> list[str]:
+    """The names of those that wait, the next one first."""
+    waiting = [it for it in broker.jobs.values() if it.state == "waiting" and it.rank == 0]
+    standings = [(broker.standing(it), it.title) for it in waiting]
+    return [name for _, name in sorted((it.position, name) for it, name in standings if it)]
+
+
+def test_the_order_is_priority_then_time(broker: Broker) -> None:
+    """And who has a lower priority than 0 lets everybody pass."""
+    broker.ask([job("holder", 14)], 0)
+    for at, priority in enumerate((0, -1, 2, 0, 1), start=1):
+        broker.ask([job(f"{at}:{priority}", 14, at=at, priority=priority)], at)
+    assert order(broker) == ["3:2", "5:1", "1:0", "4:0", "2:-1"]
+    assert kinds(broker.gone("holder", 9)) == [("Drop", "holder"), ("Start", "3:2")] + [
+        ("Wait", name) for name in ("5:1", "1:0", "4:0", "2:-1")
+    ]
+
+
+def test_users_take_turns(broker: Broker) -> None:
+    """A second request counts as a minute later than it is, so another user's first one passes it."""
+    broker.ask([job("holder", 14, uid=1)], 0)
+    for at in (1, 2):
+        broker.ask([job(f"ann-{at}", 14, at=at, uid=2)], at)
+    # ann-2 counts as of 62, bob's as of 50, and the holder's own next one as of 3 + 60
+    broker.ask([job("bob", 14, at=50, uid=3)], 50)
+    broker.ask([job("again", 14, at=3, uid=1)], 50)
+    assert order(broker) == ["ann-1", "bob", "ann-2", "again"]
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "starts"),
+    [
+        # The holder's cards are free at 0 + 100 + GRACE_S = 110 at the latest, and the short one asks at 20.
+        (None, False),
+        (80.0, True),  # 20 + 80 + 10 = 110: not after that
+        (80.1, False),
+    ],
+)
+def test_backfill_takes_a_proof(limit_s: float | None, starts: bool) -> None:
+    """A reserved card is used in between by who certainly ends before, and by nobody else."""
+    broker = Broker(Node("here", (T4,)), "binpack")
+    broker.ask([job("holder", 10, limit_s=100)], 0)
+    broker.ask([job("large", 14, at=10)], 10)
+    standing = broker.standing(broker.jobs["large"])
+    assert standing
+    assert standing.reservation
+    assert standing.reservation.cards == {"GPU-0"}
+    assert standing.reservation.starts_by == 100 + GRACE_S
+    broker.ask([job("small", 2, at=20, limit_s=limit_s)], 20)
+    assert (broker.jobs["small"].state == "starting") is starts
+    assert broker.jobs["small"].ends_at == (100.0 if starts else None)
+    assert broker.jobs["large"].state == "waiting"
+
+
+def test_a_waiter_names_its_card_and_leaves_the_other() -> None:
+    """Two cards full; who waits keeps one of them, the smaller one is served on the other."""
+    broker = Broker(Node("here", (T4, Card(1, "GPU-1", "Tesla T4", 15079))), "binpack")
+    broker.ask([job("a", 10)], 0)
+    broker.ask([job("b", 11, at=1)], 1)
+    broker.ask([job("large", 14, at=2)], 2)
+    standing = broker.standing(broker.jobs["large"])
+    # b's card: as many must end as on a's, and b is the larger
+    assert standing
+    assert standing.reservation
+    (named,) = standing.reservation.cards
+    broker.ask([job("small", 2, at=3)], 3)
+    placement = broker.jobs["small"].placement
+    assert placement
+    assert [it.uuid for it in placement.slices] != [named]
+
+
+def test_a_gang_waits_and_starts_whole(broker: Broker) -> None:
+    """Three of 4 fit beside 2 only when enough has ended; one entry in the queue, three in the ledger."""
+    broker.ask([job("a", 6)], 0)
+    (waits,) = broker.ask(gang("g", 3, job("g", at=1)), 1)
+    assert isinstance(waits, Wait)
+    assert (waits.position, waits.length) == (1, 1)
+    assert waits.reason == (
+        "0/1 GPUs fit: 1 too little memory; 2 of the gang's 3 would fit together"
+    )
+    assert set(broker.ledger.entries) == {"a"}
+    _, start = broker.gone("a", 2)
+    assert isinstance(start, Start)
+    assert [it.name for it in start.jobs] == ["g/0", "g/1", "g/2"]
+    assert set(broker.ledger.entries) == {"g/0", "g/1", "g/2"}
+    assert broker.named("g") == list(start.jobs)
+    assert [it.name for it in broker.named("g/1")] == ["g/1"]
+
+
+def test_a_gang_that_never_fits_is_denied(broker: Broker) -> None:
+    """Each alone would; all of them would not, on empty cards either."""
+    members = gang("g", 4, job("g"))
+    sentence = "3 of the gang's 4 would fit together, even if nobody else ran"
+    assert broker.ask(members, 0) == [Deny(members[0], sentence, final=True)]
+    assert broker.jobs == {}
+
+
+def test_no_wait_forgets_all_of_a_gang(broker: Broker) -> None:
+    """And whoever was behind it is served."""
+    broker.ask([job("a", 6)], 0)
+    assert kinds(broker.ask(gang("g", 3, job("g", at=1)), 1, wait=False)) == [("Deny", "g/0")]
+    assert list(broker.jobs) == ["a"]
+
+
+def test_disbanding_ends_who_runs_and_forgets_the_rest(broker: Broker) -> None:
+    """Who started the gang died when one of three was inside: that one keeps its slice until it ends."""
+    broker.ask(gang("g", 3, job("g")), 0)
+    broker.confirm("g/1", 1)
+    effects = broker.disband("g", 2)
+    assert effects == [
+        End(broker.jobs["g/1"]),
+        *(effect for effect in effects if isinstance(effect, Drop)),
+    ]
+    assert [it.job.name for it in effects if isinstance(it, Drop)] == ["g/0", "g/2"]
+    assert set(broker.ledger.entries) == {"g/1"}
+    assert kinds(broker.gone("g/1", 3)) == [("Drop", "g/1")]
+    assert broker.disband("g", 4) == []
+
+
+def test_a_gang_of_which_one_is_late_is_ended(broker: Broker) -> None:
+    """Half a gang does not go on."""
+    broker.ask(gang("g", 2, job("g")), 0)
+    broker.confirm("g/0", 1)
+    assert kinds(broker.expire(GRANT_EXPIRES_S)) == [
+        ("End", "g/0"),
+        ("Drop", "g/1"),
+        ("Deny", "g/0"),
+    ]
 
 
 class Lifecycle(RuleBasedStateMachine):
@@ -164,17 +328,36 @@ class Lifecycle(RuleBasedStateMachine):
         """As the daemon does: every Drop follows a Start."""
         for effect in effects:
             if isinstance(effect, Start):
-                assert effect.job.id not in self.started
-                self.started.add(effect.job.id)
+                names = {it.id for it in effect.jobs}
+                assert not names & self.started
+                assert len(names) == (effect.jobs[0].gang.size if effect.jobs[0].gang else 1)
+                self.started |= names
             elif isinstance(effect, Drop):
                 self.started.remove(effect.job.id)
 
-    @rule(units=st.integers(1, 16), cards=st.integers(1, 2), wait=st.booleans())
-    def ask(self, units: int, cards: int, wait: bool) -> None:
-        """Somebody asks."""
+    @rule(
+        units=st.integers(1, 16),
+        cards=st.integers(1, 2),
+        size=st.sampled_from([0, 0, 1, 2, 3, 5]),
+        priority=st.integers(-1, 1),
+        limit_s=st.none() | st.floats(1, 100),
+        wait=st.booleans(),
+    )
+    def ask(
+        self,
+        units: int,
+        cards: int,
+        size: int,
+        priority: int,
+        limit_s: float | None,
+        wait: bool,
+    ) -> None:
+        """Somebody asks, alone or for a gang."""
         self.now += 1
-        new = job(next(self.names), units, at=self.now, cards=cards)
-        self.carry_out(self.broker.ask(new, self.now, wait=wait))
+        name = next(self.names)
+        one = job(name, units, at=self.now, cards=cards, priority=priority, limit_s=limit_s)
+        jobs = gang(name, size, one) if size else [one]
+        self.carry_out(self.broker.ask(jobs, self.now, wait=wait))
 
     @precondition(lambda self: self.broker.jobs)
     @rule(data=st.data())
@@ -182,6 +365,13 @@ class Lifecycle(RuleBasedStateMachine):
         """Somebody's processes end, or they give up waiting."""
         name = data.draw(st.sampled_from(sorted(self.broker.jobs)))
         self.carry_out(self.broker.gone(name, self.now))
+
+    @precondition(lambda self: self.broker.jobs)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """Who asked goes away."""
+        entries = sorted({it.entry for it in self.broker.jobs.values()})
+        self.carry_out(self.broker.disband(data.draw(st.sampled_from(entries)), self.now))
 
     @precondition(lambda self: self.broker.jobs)
     @rule(data=st.data())
@@ -225,10 +415,27 @@ class Lifecycle(RuleBasedStateMachine):
 
     @invariant()
     def those_that_wait_are_in_order(self) -> None:
-        """By time of request."""
-        waiting = [it for it in self.broker.jobs.values() if it.state == "waiting"]
-        ordered = sorted(waiting, key=lambda it: self.broker.queue.position(it.id))
-        assert ordered == sorted(waiting, key=lambda it: (it.requested_at, it.id))
+        """By priority, then by time of request; they are all of one user."""
+        waiting = [it for it in self.broker.jobs.values() if it.state == "waiting" and not it.rank]
+        asked = sorted(waiting, key=lambda it: (-it.priority, it.requested_at))
+        assert order(self.broker) == [it.title for it in asked]
+
+    @invariant()
+    def gangs_wait_whole(self) -> None:
+        """No member waits beside one that holds something, and none waits without all the others."""
+        waiting: dict[str, list[Job]] = {}
+        for it in self.broker.jobs.values():
+            if it.gang:
+                waiting.setdefault(it.entry, []).append(it)
+        for members in waiting.values():
+            states = {it.state == "waiting" for it in members}
+            assert len(states) == 1
+            assert states == {False} or len(members) == members[0].gang.size  # type: ignore[union-attr]
+
+    @invariant()
+    def nobody_waits_for_nothing(self) -> None:
+        """Gangs cannot block each other: while anybody waits, somebody holds what will end."""
+        assert self.broker.ledger.entries or not order(self.broker)
 
 
 TestLifecycle = Lifecycle.TestCase

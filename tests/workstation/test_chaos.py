@@ -34,15 +34,18 @@ def leased(station: Workstation) -> list[int]:
 
 
 def start(station: Workstation, chance: random.Random, number: int) -> Program:
-    """A program of a random size that fills its slice to the half."""
+    """A program of a random size that fills its slice to the half, or a gang of two."""
     units = chance.choice([1, 2, 4, 7, 14])
     mib = str(units * 500)
+    if chance.random() < 0.3:
+        words = ["--gang", "2", "--gpu-mem", str(min(units, 7)), "--name", f"p{number}"]
+        return station.run(*words, "--", "sh", "-c", "echo begun; exec sleep 1000")
     words = ["--gpu-mem", str(units), "--name", f"p{number}", "--", *HOLD, mib]
     return station.run(*words)
 
 
 def strike(station: Workstation, chance: random.Random) -> None:
-    """kill -9 the daemon, or a client or program, or end one in peace."""
+    """kill -9 the daemon, or a client or program, or end one in peace (a gang's goes on)."""
     alive = [program for program in station.programs if program.process.poll() is None]
     kind = chance.choice(["daemon", "program", "program", "peace"])
     if kind == "daemon":

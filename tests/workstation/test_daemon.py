@@ -171,6 +171,34 @@ def test_stopping_one_that_waits(t4: Workstation) -> None:
     assert list(t4.jobs()) == ["all"]
 
 
+def test_a_time_limit_ends_a_program(t4: Workstation) -> None:
+    """Whatever it does meanwhile, and also when the daemon that knew of it is gone."""
+    program = t4.run("--gpu-mem", "4", "--for", "1", "--name", "short", "--", *HOLD, "1")
+    program.report()
+    held = t4.jobs()["short"]
+    assert 0 <= held["ends_at"] - held["started_at"] <= 1
+    t4.kill_daemon()
+    t4.start("--simulate", "T4")
+    assert program.process.wait(30) == -signal.SIGTERM
+    eventually(lambda: not t4.jobs())
+
+
+def test_who_certainly_ends_in_time_may_go_before(t4: Workstation) -> None:
+    """2 units are free, and somebody waits for all: they go to who ends before those 12 do."""
+    t4.run("--gpu-mem", "12", "--for", "600", "--name", "long", "--", *HOLD, "1").report()
+    t4.run("--gpu-mem", "14", "--name", "all", "--", *HOLD, "1").says()
+    late = t4.fenka("run", "--gpu-mem", "2", "--for", "700", "--no-wait", "--", "true")
+    assert (late.returncode, late.stderr) == (
+        75,
+        "fenka: 0/1 GPUs fit: 1 reserved for requests before it\n",
+    )
+    t4.ok("run", "--gpu-mem", "2", "--for", "60", "--no-wait", "--", "true")
+    refused = t4.fenka("run", "--gpu-mem", "2", "--no-wait", "--", "true")
+    assert refused.returncode == 75
+    # Whoever is more important than who waits need not care.
+    t4.ok("run", "--gpu-mem", "2", "--priority", "1", "--no-wait", "--", "true")
+
+
 def test_a_killed_card_server_comes_back(t4: Workstation) -> None:
     """The simulated driver's crash costs the programs on it, not the daemon and not the next program."""
     on_it = t4.run("--gpu-mem", "4", "--name", "on-it", "--", *HOLD, "4000")

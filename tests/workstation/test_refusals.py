@@ -51,6 +51,25 @@ from tests.workstation.conftest import HOLD, Workstation, eventually, refused, w
             ["--gpus", "1", "--gpu-core", "30"],
             r"--gpus takes whole cards, with all their compute: .*",
         ),
+        (["--gpu-mem", "1", "--gang", "0"], r"a gang has 1 to 256 members, not 0"),
+        (["--gpu-mem", "1", "--gang", "-2"], r"a gang has 1 to 256 members, not -2"),
+        (["--gpu-mem", "1", "--gang", "257"], r"a gang has 1 to 256 members, not 257"),
+        (
+            ["--gpu-mem", "4", "--gang", "4"],
+            r"3 of the gang's 4 would fit together, even if nobody else ran",
+        ),
+        (
+            ["--gpu-mem", "15", "--gang", "2"],
+            r"0/1 GPUs fit: 1 too little memory; the largest card has 14 units, ask for no more",
+        ),
+        (["--gpus", "1", "--gang", "2"], r"1 of the gang's 2 would fit together, .*"),
+        (["--gpu-mem", "1", "--for", "0"], r"--for takes seconds, more than none, not 0; .*"),
+        (["--gpu-mem", "1", "--for", "inf"], r"--for takes seconds, more than none, not inf; .*"),
+        (["--gpu-mem", "1", "--for", "nan"], r"--for takes seconds, more than none, not nan; .*"),
+        (
+            ["--gpu-mem", "1", "--priority", "99999999999999999999"],
+            r"a priority is a number from -1000000 to 1000000, not 99999999999999999999",
+        ),
         (["--gpu-mem", "1", "--name", "../x"], r"'../x' is no name: use letters, .*"),
     ],
 )

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,13 @@ def test_no_isolation_possible(tmp_path: Path) -> None:
             r"daemon and the program as root, .* --isolation=cooperative, .*",
         )
         eventually(lambda: not confined.jobs())
+        words = ("run", "--gang", "2", "--gpu-mem", "1", "--name", "g", "--", "echo", "started")
+        gang = confined.fenka(*words)
+        assert (gang.returncode, gang.stdout) == (1, "")
+        assert "] fenka: no private mount namespace can be made here" in gang.stderr
+        last = gang.stderr.splitlines()[-1]
+        assert re.fullmatch("fenka: g was not started: member [01] could not be", last)
+        eventually(lambda: not confined.jobs())
         doctor = confined.fenka("doctor")
         assert doctor.returncode == 1
         assert "wrong  memory limit   no private mount namespace" in doctor.stdout
@@ -118,3 +126,12 @@ def test_the_rest_of_run_and_etc_is_there(user: Workstation) -> None:
     outside = subprocess.run(["sh", "-c", look], capture_output=True, text=True, check=True)
     kept = [line for line in inside.stdout.splitlines() if line != "fenka"]
     assert kept == [line for line in outside.stdout.splitlines() if line != "fenka"]
+
+
+def test_a_gang_of_an_ordinary_user(user: Workstation) -> None:
+    """Each member makes a user namespace of its own; on their own daemon they may give priorities."""
+    words = ("run", "--gang", "2", "--gpu-mem", "4", "--priority", "1")
+    held = user.ok(*words, "--", *HOLD, "4400")
+    cards = [{"result": 2, "free": 4308, "total": 4308}]
+    assert [json.loads(line[4:])["cards"] for line in held.splitlines()] == [cards] * 2
+    eventually(lambda: not user.jobs())

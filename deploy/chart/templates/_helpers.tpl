@@ -34,17 +34,7 @@ imagePullSecrets: {{ toJson . }}
 
 {{/* What the extender is called: (dict "root" . "url" URL). Also docs/kubernetes.md shows it. */}}
 {{- define "fenka.extender" -}}
-- urlPrefix: {{ .url }}
-  filterVerb: filter
-  prioritizeVerb: prioritize
-  preemptVerb: preempt
-  bindVerb: bind
-  weight: 100
-  nodeCacheCapable: true
-  enableHTTPS: false
-  httpTimeout: 5s
-  ignorable: false
-  managedResources:
-    - name: aliyun.com/gpu-mem
-      ignoredByScheduler: false
+{{- $file := .root.Files.Get "files/scheduler-config.yaml" | fromYaml -}}
+{{- $extender := first $file.extenders -}}
+{{- list (set $extender "urlPrefix" .url) | toYaml -}}
 {{- end }}

@@ -10,7 +10,9 @@ import msgspec
 
 from fenka.cli import tables
 from fenka.cli.rows import MODES, RESOURCES, Look, Mode, NodeRow, ProgramRow
+from fenka.core.cards import WHOLE_COMPUTE
 from fenka.core.units import format_units
+from fenka.dialects import ack
 
 RULE, SHARE_RULE = 99, 107
 MIB = 1024 * 1024
@@ -101,7 +103,7 @@ def _share_summary(rows: Sequence[NodeRow], *, foot: bool) -> list[str]:
             *(row.name, row.address, row.role, _status(row)),
             f"{_number(_cards_taken(row))}/{row.count}",
             f"{_allocated_gib(row):.1f}/{_total_gib(row):.1f} GiB",
-            "__",
+            f"{_core_taken(row)}/{_core_total(row)}" if row.core else "__",
         ]
         for row in rows
     ]
@@ -111,9 +113,30 @@ def _share_summary(rows: Sequence[NodeRow], *, foot: bool) -> list[str]:
         *_foot(f"GPUs {own} ", _taken(rows), _count(rows)),
         f"Allocated/Total GPU Memory {own} In Cluster:",
         f"{allocated:.1f}/{total:.1f} GiB({_percent(allocated, total)})",
+        *_core_foot(rows),
         *(_foot("GPUs ", _sick(rows), _count(rows), "Unhealthy") if _sick(rows) else []),
     ]
     return [*tables.columns([header, *table]), "-" * SHARE_RULE, *(feet if foot else [])]
+
+
+def _core_foot(rows: Sequence[NodeRow]) -> list[str]:
+    of = [row for row in rows if row.core]
+    if not of:
+        return []
+    taken, total = sum(map(_core_taken, of)), sum(map(_core_total, of))
+    return [
+        f"Allocated/Total GPU Core of nodes which own resource {ack.CORE} In Cluster:",
+        f"{taken}/{total} ({_percent(taken, total)})",
+    ]
+
+
+def _core_taken(row: NodeRow) -> int:
+    """Percent of its cards' time that is promised; whole cards are wholly so."""
+    return sum(card.core for card in row.cards)
+
+
+def _core_total(row: NodeRow) -> int:
+    return WHOLE_COMPUTE * row.count if row.core else 0
 
 
 def _foot(of: str, part: float, whole: int, what: str = "Allocated") -> list[str]:
@@ -156,6 +179,7 @@ def _share_details(row: NodeRow) -> list[str]:
                 f"gpu{index}({units * gib:.1f}GiB)"
                 for index, units in sorted(pod.allocated.items())
             ),
+            *(_core_cells(pod) if row.core else ()),
         )
         for pod in row.programs
     ]
@@ -164,22 +188,38 @@ def _share_details(row: NodeRow) -> list[str]:
             str(card.index),
             f"{format_units(card.total * gib)} GiB",
             f"{format_units(card.allocated * gib)} GiB({_percent(card.allocated, card.total)})",
+            *(
+                (str(WHOLE_COMPUTE), f"{card.core}({_percent(card.core, WHOLE_COMPUTE)})")
+                if row.core
+                else ()
+            ),
         )
         for card in row.cards
     ]
+    of_pods = ("GPU_CORE(Requested)", "GPU_CORE(Allocated)") if row.core else ()
+    of_cards = ("CORE(Total)", "CORE(Allocated)") if row.core else ()
     return [
         *_table(
-            "Instances:", ("NAMESPACE", "NAME", "GPU_MEM(Requested)", "GPU_MEM(Allocated)"), pods
+            "Instances:",
+            ("NAMESPACE", "NAME", "GPU_MEM(Requested)", "GPU_MEM(Allocated)", *of_pods),
+            pods,
         ),
-        *_table("GPUs:", ("INDEX", "MEMORY(Total)", "MEMORY(Allocated)"), cards),
+        *_table("GPUs:", ("INDEX", "MEMORY(Total)", "MEMORY(Allocated)", *of_cards), cards),
         "GPU Summary:",
         f"  Total GPUs: {row.count}",
         f"  Allocated GPUs: {_number(_cards_taken(row))}",
         f"  Unhealthy GPUs: {row.unhealthy}",
         f"  Total GPU Memory: {_total_gib(row):.1f} GiB",
         f"  Allocated GPU Memory: {_allocated_gib(row):.1f} GiB",
+        *([f"  Total GPU Core: {_core_total(row)}"] if row.core else ()),
+        *([f"  Allocated GPU Core: {_core_taken(row)}"] if row.core else ()),
         "",
     ]
+
+
+def _core_cells(pod: ProgramRow) -> tuple[str, str]:
+    asked = str(sum(pod.core.values()))
+    return asked, ",".join(f"gpu{index}({percent})" for index, percent in sorted(pod.core.items()))
 
 
 def _whole_details(row: NodeRow) -> list[str]:
@@ -249,15 +289,15 @@ def _item(row: NodeRow) -> dict[str, object]:
         "instances": [_instance(pod) for pod in row.programs],
         "totalGPUMemory": row.total * unit,
         "allocatedGPUMemory": int(row.allocated * unit),
-        "totalGPUCore": 0,
-        "allocatedGPUCore": 0,
+        "totalGPUCore": _core_total(row),
+        "allocatedGPUCore": _core_taken(row),
         "devices": [
             {
                 "id": str(card.index),
                 "totalGPUMemory": card.total * unit,
                 "allocatedGPUMemory": int(card.allocated * unit),
-                "totalGPUCore": 0,
-                "allocatedGPUCore": 0,
+                "totalGPUCore": WHOLE_COMPUTE if row.core else 0,
+                "allocatedGPUCore": card.core,
             }
             for card in row.cards
         ],
@@ -272,9 +312,9 @@ def _instance(pod: ProgramRow) -> dict[str, object]:
         "namespace": pod.namespace,
         "status": pod.status,
         "requestGPUMemory": _units(pod),
-        "requestGPUCore": 0,
+        "requestGPUCore": sum(pod.core.values()),
         "gpuMemoryAllocation": {str(index): units for index, units in pod.allocated.items()},
-        "gpuCoreAllocation": {},
+        "gpuCoreAllocation": {str(index): percent for index, percent in pod.core.items()},
     }
 
 

@@ -1,11 +1,13 @@
 """`fenka run` and `fenka notebook`."""
 
+import contextlib
 import math
 import os
 import re
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -21,7 +23,9 @@ from fenka.cli.errors import BAD_INPUT, NO_PROGRAM, Problem, complain, sentences
 from fenka.cli.listing import running_names
 from fenka.isolation.control import Mode
 from fenka.jobs import notebook as jupyter
-from fenka.workstation import launch, paths, protocol
+from fenka.workstation import asking, gang, launch, paths, protocol
+from fenka.workstation.client import Connection
+from fenka.workstation.paths import Runtime
 
 FAILED = "failed: "
 """Begins a detached child's report that it will not start."""
@@ -41,9 +45,12 @@ class Wanted:
     gpus: int
     models: tuple[str, ...]
     name: str
+    gang: int | None = None
+    priority: int = 0
+    limit_s: float | None = None
 
     def ask(self, kind: str, command: list[str], how: "How") -> protocol.Ask:
-        """The request. Raises Problem for options that contradict each other."""
+        """The request. Raises Problem for options that contradict each other, and BadRequest."""
         if self.gpu_core_mode and not self.gpu_core:
             raise Problem("--gpu-core-mode says what --gpu-core means: give both", BAD_INPUT)
         if self.gpus and self.gpu_core:
@@ -66,7 +73,7 @@ class Wanted:
                 f"{self.name!r} is no name: use letters, digits, dots, dashes and underscores, 63 at most",
                 BAD_INPUT,
             )
-        return protocol.Ask(
+        ask = protocol.Ask(
             command=command,
             gpu_mem=self.gpu_mem,
             gpu_core=self.gpu_core,
@@ -79,7 +86,12 @@ class Wanted:
             wait=how.wait,
             directory=str(Path.cwd()),
             isolation=how.isolation,
+            gang=self.gang,
+            priority=self.priority,
+            limit_s=self.limit_s,
         )
+        asking.check(ask)
+        return ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +105,12 @@ class How:
 
 
 def run(wanted: Wanted, how: How, command: list[str]) -> None:
-    """Become the program, or leave it running behind."""
+    """Become the program, or what starts a gang's; or leave it running behind."""
     ask = wanted.ask("run", _found(command), how)
     if how.detach:
-        job_dir = _job_dir(ask.name)
-        _detached(ask, how, job_dir, {})
+        _detached(ask, how, _job_dir(ask.name), {})
+    if ask.gang:
+        _be_gang(ask, how, complain)
     _become(ask, how, {}, complain)
 
 
@@ -142,6 +155,16 @@ def _become(
     extra: dict[str, str],
     tell: Callable[[str], None],
 ) -> NoReturn:
+    runtime = paths.current()
+    connection, granted = _acquire(runtime, ask, how, tell)
+    assert isinstance(granted, protocol.Granted)
+    environment = launch.enter(runtime, connection, granted, how.isolation) | extra
+    _exec(ask.command, environment)
+
+
+def _acquire(
+    runtime: Runtime, ask: protocol.Ask, how: How, tell: Callable[[str], None]
+) -> tuple[Connection, protocol.Granted | protocol.GangGranted]:
     told = ""
 
     def on_wait(waiting: protocol.Waiting) -> None:
@@ -151,15 +174,73 @@ def _become(
             told = line
             tell(line)
 
-    runtime = paths.current()
-    connection, granted = launch.acquire(
-        runtime, ask, timeout_s=how.timeout_s, on_wait=on_wait, announce=tell
-    )
-    environment = launch.enter(runtime, connection, granted, how.isolation) | extra
+    return launch.acquire(runtime, ask, timeout_s=how.timeout_s, on_wait=on_wait, announce=tell)
+
+
+def _exec(command: list[str], environment: dict[str, str]) -> NoReturn:
     try:
-        launch.become(ask.command, environment)
+        launch.become(command, environment)
     except OSError as why:
-        raise Problem(f"{ask.command[0]} cannot be started: {why.strerror}", NO_PROGRAM) from None
+        raise Problem(f"{command[0]} cannot be started: {why.strerror}", NO_PROGRAM) from None
+
+
+def _be_gang(
+    ask: protocol.Ask,
+    how: How,
+    tell: Callable[[str], None],
+    started: Callable[[], None] = lambda: None,
+    logs: Path | None = None,
+) -> NoReturn:
+    """Start a gang's members, stay until all have ended, and end as they did."""
+    runtime = paths.current()
+    connection, granted = _acquire(runtime, ask, how, tell)
+    assert isinstance(granted, protocol.GangGranted)
+    jobs, port = granted.jobs, _free_port()
+
+    def member(rank: int, ready: gang.Ready) -> NoReturn:
+        def body() -> NoReturn:
+            # The gang's own place is the parent's to give up.
+            environment = launch.enter(
+                runtime, *launch.claim(runtime, jobs[rank]), how.isolation
+            ) | _gang_environment(rank, len(jobs), port)
+            ready()
+            _exec(ask.command, environment)
+
+        _in_child(body)
+
+    def all_started() -> None:
+        connection.close()
+        started()
+
+    ended = gang.run(len(jobs), member, started=all_started, logs=logs)
+    if ended.never_started is not None:
+        raise Problem(
+            f"{ask.name} was not started: member {ended.never_started} could not be",
+            ended.status,
+        )
+    sys.exit(ended.status)
+
+
+def _gang_environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun says to the only process of a node: each member sees its own cards and no others, so
+    its first card is card 0 and LOCAL_RANK, by which scripts choose a card, is 0."""
+    return {
+        "FENKA_GANG_RANK": str(rank),
+        "FENKA_GANG_SIZE": str(size),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _detached(ask: protocol.Ask, how: How, job_dir: Path, extra: dict[str, str]) -> NoReturn:
@@ -172,9 +253,16 @@ def _detached(ask: protocol.Ask, how: How, job_dir: Path, extra: dict[str, str])
         _redirect(job_dir / "log")
 
         def tell(text: str) -> None:
-            os.write(send, f"{text}\n".encode())
+            # Who started this has left once it was told that this waits.
+            with contextlib.suppress(BrokenPipeError):
+                os.write(send, f"{text}\n".encode())
 
-        _in_child(lambda: _become(ask, how, extra, tell), lambda why: tell(f"{FAILED}{why}"))
+        def body() -> NoReturn:
+            if ask.gang:
+                _be_gang(ask, how, tell, lambda: os.close(send), job_dir)
+            _become(ask, how, extra, tell)
+
+        _in_child(body, lambda why: tell(f"{FAILED}{why}"))
     os.close(send)
     with os.fdopen(receive) as reports:
         # The pipe closes when the program is executed, or when it could not be.

@@ -90,7 +90,7 @@ def logs(name: str, *, follow: bool) -> None:
 def running_names() -> set[str]:
     """Of all jobs that hold a slice or wait for one; none where no daemon answers."""
     try:
-        return {job.name for job in current().jobs}
+        return {name for job in current().jobs for name in (job.name, job.gang) if name}
     except NoDaemon:
         return set()
 

@@ -91,6 +91,17 @@ TimeoutOption = Annotated[
     typer.Option("--timeout", min=0, metavar="SECONDS", help="wait no longer than this"),
 ]
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="go on behind; see fenka logs")]
+GangOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--gang", metavar="N", help="N processes with such a slice each, all or none"),
+]
+PriorityOption = Annotated[
+    int, typer.Option("--priority", metavar="N", help="the larger is served first")
+]
+ForOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--for", metavar="SECONDS", help="end it then; it may start earlier for that"),
+]
 IsolationOption = Annotated[
     Isolation,
     typer.Option("--isolation", help="cooperative: by environment alone, a program can undo it"),
@@ -139,6 +150,9 @@ def run(
     timeout: TimeoutOption = None,
     detach: DetachOption = False,
     isolation: IsolationOption = Isolation.namespace,
+    gang: GangOption = None,
+    priority: PriorityOption = 0,
+    limit: ForOption = None,
 ) -> None:
     """Run a program with a slice of a GPU, waiting for its turn."""
     from fenka.cli import launching
@@ -151,6 +165,9 @@ def run(
         gpus,
         tuple(model or ()),
         name,
+        gang,
+        priority,
+        limit,
     )
     how = launching.How(not no_wait, timeout, detach, isolation.value)
     launching.run(wanted, how, command)
@@ -203,6 +220,21 @@ def ps(
 
 
 @app.command()
+def queue(
+    local: LocalOption = False,
+    cluster: ClusterOption = False,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Show who waits, in order, for which cards, and why."""
+    from fenka.cli import queue as screens
+    from fenka.cli.cluster import Where
+
+    screens.queue(Where(local, cluster, kubeconfig, context), output.value)
+
+
+@app.command()
 def logs(
     name: Annotated[str, typer.Argument()],
     follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until it ends")] = False,
@@ -226,18 +258,33 @@ def stop(
 
 @app.command()
 def resize(
-    name: Annotated[str, typer.Argument(help="a job that runs")],
+    name: Annotated[str, typer.Argument(help="a job or a pod that runs, or NAMESPACE/NAME")],
     gpu_mem: MemoryOption = "",
     gpu_core: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option("--gpu-core", metavar="PERCENT", min=0, max=100, help="0 = no limit"),
     ] = None,
     gpu_core_mode: CoreModeOption = None,
+    container: Annotated[
+        str, typer.Option("-c", "--container", help="of a pod that has several with a slice")
+    ] = "",
+    namespace: Annotated[
+        str, typer.Option("-n", "--namespace", help="of the pod; else the context's")
+    ] = "",
+    local: LocalOption = False,
+    cluster: ClusterOption = False,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
 ) -> None:
     """Change what a running program may have of its cards; it need not be started again."""
-    from fenka.cli import listing
+    from fenka.cli import resizing
+    from fenka.cli.cluster import Where
 
-    listing.resize(name, gpu_mem, gpu_core, gpu_core_mode.value if gpu_core_mode else None)
+    where = Where(local, cluster or bool(container or namespace), kubeconfig, context)
+    wanted = resizing.Wanted(
+        gpu_mem, gpu_core, gpu_core_mode.value if gpu_core_mode else None, container
+    )
+    resizing.resize(where, name, namespace, wanted)
 
 
 @top.command("node")

@@ -79,12 +79,16 @@ class FullPod(Pod):
         return whole_cards(self, gpushare.WHOLE)
 
 
-def requests(pod: Pod, unit_mib: int) -> tuple[Request, ...]:
+def parts(pod: Pod, unit_mib: int) -> tuple[Part, ...]:
     """What the pod asks of a node that counts in this unit; nothing of a GPU. Raises Unreadable."""
     manifest = pod.manifest
     dialect = recognise(manifest, WITH_HAMI)
-    parts = dialect.demand(manifest, unit_mib) if dialect else ()
-    return tuple(part.request for part in parts)
+    return dialect.demand(manifest, unit_mib) if dialect else ()
+
+
+def requests(pod: Pod, unit_mib: int) -> tuple[Request, ...]:
+    """The same, as the core has it. Raises Unreadable."""
+    return tuple(part.request for part in parts(pod, unit_mib))
 
 
 def rejection(world: World, wanted: Sequence[Request], node: CoreNode) -> Rejection | None:
@@ -190,13 +194,12 @@ def _judge_node(
         reasons.append(_nothing_to_share(node, world))
         return NodeVerdict(name, fits=False, reasons=reasons, gpu=False), None
     try:
-        wanted = requests(pod, share.unit_mib)
-        labels = node.metadata.labels
-        modes.admits(labels, [Part((), it) for it in wanted])
+        wanted = parts(pod, share.unit_mib)
+        modes.admits(node.metadata.labels, wanted)
     except Unreadable as why:
         reasons.append(str(why))
         return NodeVerdict(name, fits=False, reasons=reasons, gpu=True), None
-    refused = rejection(world, wanted, share.node)
+    refused = rejection(world, [part.request for part in wanted], share.node)
     # Where a card says no, it says it better than the kubelet's sum.
     reasons += (
         card_reasons(share, refused.reasons) if refused else _kubelets_units(pod, node, world)

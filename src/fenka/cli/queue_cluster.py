@@ -7,11 +7,11 @@ What only the scheduler knows is not in it: whom it has lost patience with (docs
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from fenka.cli import cluster
 from fenka.cli.cluster import PAGE, Cluster, Where
 from fenka.cli.pending import amounts
+from fenka.cli.rows import QueueRow
 from fenka.dialects.gpushare import Unreadable
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.objects import Node, Pod
@@ -23,26 +23,6 @@ POLICY = "binpack"
 
 UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that hold something or wait for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueRow:
-    """One pod that waits, or a gang.
-
-    position: 1 is served next. asks: as its user wrote it. since: Unix seconds. reserved: the cards that it
-    has named, or that it gets now, as `node/index`. starts_by: when they will do at the latest, in Unix
-    seconds; None where nobody can tell.
-    """
-
-    position: int
-    name: str
-    namespace: str
-    priority: int
-    asks: str
-    since: float
-    reserved: list[str] = field(default_factory=list)
-    starts_by: float | None = None
-    why: str = ""
 
 
 def cluster_rows(where: Where) -> list[QueueRow]:

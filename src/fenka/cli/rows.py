@@ -1,11 +1,12 @@
 """What screens are drawn from: nodes as rows, this machine's or a cluster's, and what to show of them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fenka.cli.cluster import Cluster, Where
 from fenka.core.units import card_units, mib_to_units
-from fenka.dialects import gpushare
+from fenka.dialects import ack, gpushare
 from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.recognition import WITH_HAMI, recognise
 from fenka.dialects.requests import nominal_mib
@@ -31,19 +32,20 @@ RESOURCES: dict[Mode, str] = {
 
 @dataclass(frozen=True, slots=True)
 class CardRow:
-    """A card in units: what is allocated of what there is."""
+    """A card in units: what is allocated of what there is. core: percent of its time."""
 
     allocated: float
     total: int
     index: int = 0
     healthy: bool = True
+    core: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramRow:
     """A program (a pod), its units by card index, and the cards it takes whole.
 
-    pending: units of which no record says on which card they are.
+    pending: units of which no record says on which card they are. core: percent, by card.
     """
 
     name: str
@@ -52,11 +54,13 @@ class ProgramRow:
     whole: int = 0
     pending: float = 0
     status: str = "Running"
+    core: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A node. `whole` counts its cards that are taken whole, `exclusive` those that only go whole.
+    """A node. `whole` counts its cards that are taken whole, `exclusive` those that only go whole. `core`:
+    whether it shares out its cards' time too.
 
     unhealthy: cards that admit nobody. ready: None where the node has not been heard of.
     """
@@ -76,6 +80,7 @@ class NodeRow:
     ready: bool | None = True
     schedulable: bool = True
     trouble: str = ""
+    core: bool = False
 
     @property
     def allocated(self) -> float:
@@ -96,6 +101,26 @@ class NodeRow:
     def count(self) -> int:
         """Its cards, whichever way they are given out."""
         return max(len(self.cards), self.exclusive)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """One request that waits; a gang is one.
+
+    position: 1 is served next. asks: as its user wrote it. since: Unix seconds. reserved: the cards that
+    are kept for it, as its world calls them. starts_by: when they will do at the latest, in Unix seconds;
+    None where nobody can tell.
+    """
+
+    position: int
+    name: str
+    namespace: str
+    priority: int
+    asks: str
+    since: float
+    reserved: list[str] = field(default_factory=list)
+    starts_by: float | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +158,7 @@ def local_node(world: protocol.Snapshot) -> NodeRow:
                 for piece in job.slices
             },
             whole=len(job.slices) if job.whole else 0,
+            core=_core((it.card, it.compute) for it in job.slices),
         )
         for job in sorted(world.jobs, key=lambda job: job.name)
         if job.slices
@@ -150,9 +176,11 @@ def local_node(world: protocol.Snapshot) -> NodeRow:
                 card_units(card.memory_mib, world.unit_mib),
                 card.index,
                 card.healthy,
+                sum(program.core.get(card.index, 0) for program in programs),
             )
             for card in world.cards
         ],
+        core=any(program.core for program in programs),
         programs=programs,
         unhealthy=sum(not card.healthy for card in world.cards),
         unit_mib=world.unit_mib,
@@ -168,30 +196,32 @@ def cluster_nodes(cluster: Cluster) -> list[NodeRow]:
     for pod in cluster.pods:
         pods.setdefault(pod.spec.node_name, []).append(pod)
     return [
-        _shared(cluster, it, share, pods.get(it.metadata.name, []))
+        _shared(cluster, it, share)
         if (share := cluster.world.share(it.metadata.name)) is not None
         else _whole_cards(cluster, it, pods.get(it.metadata.name, []))
         for it in cluster.nodes
     ]
 
 
-def _shared(cluster: Cluster, it: Node, share: Share, pods: list[Pod]) -> NodeRow:
+def _shared(cluster: Cluster, it: Node, share: Share) -> NodeRow:
     programs = [_program(share, held) for held in cluster.world.holdings(share.node.name)]
     return _row(
         cluster,
         it,
         mode="share",
         shareable=True,
-        whole=sum(whole_cards(pod, gpushare.WHOLE) for pod in pods),
+        whole=sum(program.whole for program in programs),
         cards=[
             CardRow(
                 sum(program.allocated.get(card.index, 0) for program in programs),
                 share.units(card.index),
                 card.index,
                 card.healthy,
+                sum(program.core.get(card.index, 0) for program in programs),
             )
             for card in share.node.cards
         ],
+        core=_quantity(it.status.allocatable, ack.CORE) > 0,
         programs=programs,
         unhealthy=sum(not card.healthy for card in share.node.cards),
         unit_mib=share.unit_mib,
@@ -243,8 +273,21 @@ def _program(share: Share, holding: Holding) -> ProgramRow:
     name, namespace, phase = pod.metadata.name, pod.metadata.namespace, pod.status.phase
     if holding.trouble is None:
         units = gpushare.shown_units(share, holding.slices)
-        return ProgramRow(name, namespace, units, status=phase)
-    return ProgramRow(name, namespace, {}, pending=demanded(share, pod), status=phase)
+        whole = sum(len(it.slices) for it in holding.placements if it.whole)
+        core = _core((it.card, it.compute) for it in holding.slices)
+        return ProgramRow(name, namespace, units, whole=whole, status=phase, core=core)
+    whole = whole_cards(pod, gpushare.WHOLE)
+    pending = 0 if whole else demanded(share, pod)
+    return ProgramRow(name, namespace, {}, whole=whole, pending=pending, status=phase)
+
+
+def _core(slices: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Percent by card, of cards of which any was asked for. slices: card and percent."""
+    found: dict[int, int] = {}
+    for card, percent in slices:
+        if percent:
+            found[card] = found.get(card, 0) + percent
+    return found
 
 
 def demanded(share: Share, pod: Pod) -> float:

@@ -6,7 +6,7 @@ a stream of small requests does not starve a large one, and a large one does not
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -161,10 +161,21 @@ class Backfill:
         for name in self._verdicts.set_nodes(self._nodes):
             self._ends.forget(name)
 
-    def serve(self, waiting: Iterable[Waiting], held: Iterable[Held], now: float) -> Round:
-        """Place in order what fits now, each on what those before it leave; name cards for who does not."""
+    def serve(
+        self,
+        waiting: Collection[Waiting],
+        held: Iterable[Held],
+        now: float,
+        totals: Tally | None = None,
+    ) -> Round:
+        """Place in order what fits now, each on what those before it leave; name cards for who does not.
+
+        totals: those of `held`, from who keeps them anyway; they are added to.
+        """
+        if not waiting:
+            return Round((), ())
         turn = _Turn(self._nodes, self._policy, self._verdicts, self._ends, now)
-        turns = turn.begin(held)
+        turns = turn.begin(held, totals)
         placed: list[tuple[str, tuple[Placement, ...]]] = []
         standings: list[Standing] = []
         reservations: list[Reservation] = []
@@ -209,11 +220,14 @@ class _Turn:
         self._refused: dict[_Shape, tuple[int, Rejected]] = {}
         self._placed = 0
 
-    def begin(self, held: Iterable[Held]) -> dict[str, int]:
+    def begin(self, held: Iterable[Held], totals: Tally | None) -> dict[str, int]:
         """Take in what is held; how many placements each user has."""
         users: dict[str, int] = {}
+        if totals is not None:
+            self._tally = totals
         for it in held:
-            self._tally.add(it.placement)
+            if totals is None:
+                self._tally.add(it.placement)
             self._by_node.setdefault(it.placement.node, []).append(it)
             users[it.user] = users.get(it.user, 0) + 1
         self._verdicts.renew(self._tally)

@@ -210,30 +210,11 @@ def never_fits(request: Request, nodes: Collection[Node]) -> Rejected | None:
     return Rejected(tuple(rejections), hint(request, reasons, models))
 
 
-def usable(request: Request, nodes: Collection[Node]) -> set[str]:
-    """UUIDs of the cards that the request may wait for: those it could use as they are, were nothing held.
-
-    A request that counts on a node's CPU or host memory may wait for every card of that node, because
-    whoever takes one may take those too.
-    """
-    waited_for: set[str] = set()
-    for node, verdict in zip(nodes, evaluate(Empty(), request, "binpack", nodes), strict=True):
-        if isinstance(verdict, Fit):
-            cards = node.cards if _counts_on_host(request, node) else verdict.cards
-            waited_for.update(card.uuid for card in cards)
-    return waited_for
-
-
 def _restored(node: Node) -> Node:
     if all(card.healthy and not card.cordoned for card in node.cards):
         return node
     cards = (replace(card, healthy=True, cordoned=False) for card in node.cards)
     return replace(node, cards=tuple(cards))
-
-
-def _counts_on_host(request: Request, node: Node) -> bool:
-    cpu = node.cpu_milli is not None and request.cpu_milli > 0
-    return cpu or (node.memory_mib is not None and request.host_memory_mib > 0)
 
 
 def _judge(

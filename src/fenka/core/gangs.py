@@ -218,6 +218,13 @@ class Plans:
         """Of this gang, if it has one."""
         return self._plans.get(gang)
 
+    def held(self) -> dict[str, tuple[Placement, ...]]:
+        """Of members that have not started, by gang."""
+        return {
+            gang: tuple(it for member, it in plan.placements.items() if member not in plan.started)
+            for gang, plan in self._plans.items()
+        }
+
     def make(
         self,
         gang: str,
@@ -264,7 +271,10 @@ class Plans:
                 self._view.remove(placement)
         return plan.started
 
+    def overdue(self, now: float) -> list[str]:
+        """Gangs whose plans have waited too long."""
+        return [gang for gang, plan in self._plans.items() if plan.expires_at <= now]
+
     def expire(self, now: float) -> dict[str, frozenset[str]]:
         """Drop the plans whose time is over: by gang, the members that have started and must go too."""
-        over = [gang for gang, plan in self._plans.items() if plan.expires_at <= now]
-        return {gang: self.drop(gang) for gang in over}
+        return {gang: self.drop(gang) for gang in self.overdue(now)}

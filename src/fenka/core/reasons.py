@@ -18,7 +18,7 @@ class Why(StrEnum):
     MODEL = "another model"
     UNHEALTHY = "unhealthy"
     CORDONED = "cordoned"
-    RESERVED = "reserved for requests that waited longer"
+    RESERVED = "reserved for requests before it"
     TOO_FEW = "without enough others beside it"
     CPU = "too little CPU"
     HOST_MEMORY = "too little host memory"

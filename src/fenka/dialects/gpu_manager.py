@@ -6,7 +6,7 @@ Wire facts: Tencent's gpu-manager, gpu-admission and vcuda-controller.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fenka.core.requests import Placement, Request, Slice
+from fenka.core.requests import Placement, Request
 from fenka.core.units import card_units
 from fenka.dialects.gpushare import CARDS, Share, Unreadable
 from fenka.dialects.requests import (
@@ -15,12 +15,11 @@ from fenka.dialects.requests import (
     Part,
     check_uuids,
     each_container,
-    held_by,
-    of_container,
     only_apps,
+    own_slices,
     placed_on,
     sized,
-    visible,
+    which_cards,
     whole_cards,
     write_uuids,
 )
@@ -57,7 +56,7 @@ class Metric(NamedTuple):
 
 METRICS = (
     Metric("container_gpu_utilization", "gpu", "percent"),
-    Metric("container_request_gpu_utilization", "req_of_gpu", "percent"),
+    Metric("container_request_gpu_utilization", "req_of_gpu", "cards"),
     Metric("container_gpu_memory_total", "gpu_memory", "MiB"),
     Metric("container_request_gpu_memory", "req_of_gpu_memory", "MiB"),
 )
@@ -146,19 +145,8 @@ def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
     return tuple(placements)
 
 
-def held(
-    pod: Manifest, share: Share, placements: Sequence[Placement], container: str
-) -> tuple[Slice, ...]:
-    """A part's containers have it one after the other: each all of it."""
-    return held_by(demand(pod, share.unit_mib), placements, container)
-
-
-def environment(
-    pod: Manifest, share: Share, placements: Sequence[Placement], container: str
-) -> dict[str, str]:
-    """Which cards; the limits are in the lease, and the driver's libraries where they always are."""
-    found = of_container(demand(pod, share.unit_mib), placements, container)
-    return visible(found[1]) if found else {}
+held = own_slices(demand)
+environment = which_cards(demand)
 
 
 def advertised(share: Share) -> dict[str, int]:

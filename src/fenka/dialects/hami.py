@@ -15,9 +15,9 @@ from fenka.dialects.requests import (
     Part,
     asked,
     each_container,
-    held_by,
     of_container,
     only_apps,
+    own_slices,
     sized,
     visible,
     whole_cards,
@@ -163,11 +163,7 @@ def _piece(text: str) -> tuple[str, int, int]:
     return fields[0], int(fields[2]), int(fields[3])
 
 
-def held(
-    pod: Manifest, share: Share, placements: Sequence[Placement], container: str
-) -> tuple[Slice, ...]:
-    """A part's containers have it one after the other: each all of it."""
-    return held_by(demand(pod, share.unit_mib), placements, container)
+held = own_slices(demand)
 
 
 def environment(

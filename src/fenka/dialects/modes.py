@@ -96,7 +96,7 @@ def admits(
     for part in parts:
         request = part.request
         if request.whole:
-            if not allowed.whole:
+            if not (allowed.whole if part.by_label else allowed.compute or allowed.whole):
                 raise Unreadable(f"{said} keeps it for slices: {WHOLE_LABEL}=true is for both")
         elif not allowed.memory:
             raise Unreadable(f"{said} keeps it for whole cards")

@@ -3,13 +3,15 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from fenka.core.cards import Node
 from fenka.core.requests import BadRequest, Memory, Placement, Request, Slice
 from fenka.dialects.gpushare import CARDS, Ask, Kind, Share, Unreadable, quantity
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,14 @@ class Part:
     """What some of a pod's containers hold together: one request of the core.
 
     ceiling: percent of compute up to which it may use what is idle; None: never more than it asks for.
+    by_label: its whole cards are another plugin's business on nodes that share, unless their labels say
+    otherwise.
     """
 
     containers: tuple[str, ...]
     request: Request
     ceiling: int | None = None
+    by_label: bool = False
 
 
 class Dialect(Protocol):
@@ -92,12 +97,12 @@ class Dialect(Protocol):
         """Where its annotations say that it is; None if they say nothing."""
 
     def held(
-        self, pod: Manifest, share: Share, placements: Sequence[Placement], container: str
+        self, pod: Manifest, share: Share, placements: Sequence[Placement], container: str, /
     ) -> tuple[Slice, ...]:
         """What of it is this container's own, by the pod's record; empty for one that has no card."""
 
     def environment(
-        self, pod: Manifest, share: Share, placements: Sequence[Placement], container: str
+        self, pod: Manifest, share: Share, placements: Sequence[Placement], container: str, /
     ) -> dict[str, str]:
         """What a container finds in its environment; nothing for one that has no card."""
 
@@ -259,12 +264,32 @@ def of_container(
     return next((pair for pair in pairs if container in pair[0].containers), None)
 
 
-def held_by(
-    parts: Sequence[Part], placements: Sequence[Placement], container: str
-) -> tuple[Slice, ...]:
-    """The slices of a container that shares them with nobody."""
-    found = of_container(parts, placements, container)
-    return found[1].slices if found else ()
+Demand = Callable[[Manifest, int], tuple[Part, ...]]
+OfContainer = Callable[[Manifest, Share, Sequence[Placement], str], T]
+
+
+def own_slices(demand: Demand) -> OfContainer[tuple[Slice, ...]]:
+    """`held` of a dialect in which a part's containers have it one after the other, each all of it."""
+
+    def held(
+        pod: Manifest, share: Share, placements: Sequence[Placement], container: str
+    ) -> tuple[Slice, ...]:
+        found = of_container(demand(pod, share.unit_mib), placements, container)
+        return found[1].slices if found else ()
+
+    return held
+
+
+def which_cards(demand: Demand) -> OfContainer[dict[str, str]]:
+    """`environment` of a dialect that tells containers which cards they have and nothing else."""
+
+    def environment(
+        pod: Manifest, share: Share, placements: Sequence[Placement], container: str
+    ) -> dict[str, str]:
+        found = of_container(demand(pod, share.unit_mib), placements, container)
+        return visible(found[1]) if found else {}
+
+    return environment
 
 
 def visible(placement: Placement) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fenka.core.requests import Placement, Request, Slice
 from fenka.dialects.gpushare import CARDS, WHOLE, Share, Unreadable
@@ -12,10 +13,9 @@ from fenka.dialects.requests import (
     check_uuids,
     counted,
     each_container,
-    held_by,
-    of_container,
+    own_slices,
     placed_on,
-    visible,
+    which_cards,
     whole_cards,
 )
 
@@ -37,7 +37,7 @@ def speaks(pod: Manifest) -> bool:
 
 def demand(pod: Manifest, unit_mib: int) -> tuple[Part, ...]:  # noqa: ARG001 - cards have no unit
     """A part for each container. Raises Unreadable."""
-    return each_container(pod, _want)
+    return tuple(replace(part, by_label=True) for part in each_container(pod, _want))
 
 
 def _want(container: Limits) -> Request | None:
@@ -90,19 +90,8 @@ def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
     return placements
 
 
-def held(
-    pod: Manifest, share: Share, placements: Sequence[Placement], container: str
-) -> tuple[Slice, ...]:
-    """A part's containers have it one after the other: each all of it."""
-    return held_by(demand(pod, share.unit_mib), placements, container)
-
-
-def environment(
-    pod: Manifest, share: Share, placements: Sequence[Placement], container: str
-) -> dict[str, str]:
-    """Which cards."""
-    found = of_container(demand(pod, share.unit_mib), placements, container)
-    return visible(found[1]) if found else {}
+held = own_slices(demand)
+environment = which_cards(demand)
 
 
 def advertised(share: Share) -> dict[str, int]:

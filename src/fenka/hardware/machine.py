@@ -1,6 +1,7 @@
 """The cards of this machine, by a driver that may go away and come back."""
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from fenka.core.cards import Card
@@ -18,6 +19,7 @@ class Hardware:
         self.driver = first()
         self.context_mib: dict[str, int] = {}
         """What a process's context takes, by card UUID; a card whose driver does not tell is not in it."""
+        self._opening = threading.Lock()
 
     def measure(self, cards: Iterable[Card], library_dir: Path | None) -> None:
         """Find out what contexts take, once a model. Raises NoDriver."""
@@ -34,10 +36,19 @@ class Hardware:
         try:
             readings = self.driver.readings()
         except DriverLost:
-            self.driver.close()
-            self.driver = self._again()
+            with self._opening:
+                self.driver.close()
+                self.driver = self._again()
             readings = self.driver.readings()
         return {reading.uuid: reading for reading in readings}
+
+    def busy_samples(self, uuid: str, since_us: int) -> tuple[int, Mapping[int, int]] | None:
+        """Of the driver that is open now, which is not closed meanwhile: for a thread that does nothing else.
+
+        Raises DriverLost, and does not open it again: `readings` does.
+        """
+        with self._opening:
+            return self.driver.busy_samples(uuid, since_us)
 
     def close(self) -> None:
         """Give the driver back."""

@@ -36,7 +36,10 @@ def fsync_directory(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A share of each card's time, and what it means; 100 and hard is no limit."""
+    """A share of each card's time, and what it means; 100 and hard is no limit.
+
+    percent: 0 for each slice's own, and where that has none there is no limit.
+    """
 
     percent: int = 100
     mode: Mode = "hard"
@@ -46,16 +49,19 @@ def limits_of(
     slices: Iterable[Slice], contexts_mib: Mapping[str, int], compute: Compute | None = None
 ) -> tuple[Limit, ...]:
     """What the control page says of a lease's slices; as for :func:`create_lease`."""
-    return tuple(
-        Limit(
+    given = compute or Compute(0)
+
+    def limit(piece: Slice) -> Limit:
+        percent = given.percent or piece.compute
+        return Limit(
             uuid=piece.uuid,
             memory_bytes=piece.memory_mib * MIB,
             context_bytes=contexts_mib.get(piece.uuid, 0) * MIB,
-            compute_percent=compute.percent if compute else piece.compute or 100,
-            compute_mode=compute.mode if compute else "hard",
+            compute_percent=percent or 100,
+            compute_mode=given.mode if percent else "hard",
         )
-        for piece in slices
-    )
+
+    return tuple(map(limit, slices))
 
 
 def create_lease(

@@ -6,6 +6,7 @@ is repeated once the new limits are in force: from then on nobody can take more 
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from fenka.isolation import account, control
@@ -13,11 +14,13 @@ from fenka.isolation.account import Process
 from fenka.isolation.control import Control, Limit
 from fenka.isolation.layout import constant
 
-__all__ = ["InUse", "resize"]
+__all__ = ["InUse", "check", "resize"]
 
 _MIB = 1 << 20
 _STATE, _START_TIME = 0, 19
 """Fields of ``/proc/PID/stat`` behind the name."""
+_FIRST_NAMESPACE = 0xEFFFFFFC
+"""The kernel's number for the machine's first PID namespace."""
 
 
 class InUse(Exception):
@@ -31,19 +34,21 @@ def resize(page: Path, slots: Path, limits: tuple[Limit, ...]) -> Control:
     Raises InUse, and then the former limits hold; BadControl, BadAccount; OSError.
     """
     before = control.current(page)
-    _check(slots, before.limits, limits)
+    check(slots, before.limits, limits)
     after = control.update(page, Control(before.lease, limits))
     try:
-        _check(slots, before.limits, limits)
+        check(slots, before.limits, limits)
     except InUse:
         control.update(page, before)
         raise
     return after
 
 
-def _check(slots: Path, before: tuple[Limit, ...], wanted: tuple[Limit, ...]) -> None:
+def check(slots: Path, before: Iterable[Limit], wanted: Iterable[Limit]) -> None:
+    """Raises InUse where programs hold more than is wanted now; BadAccount, OSError."""
     said = account.read(slots)
-    held = account.held_by([p for p in said.processes if not _gone(p)])
+    there = _Processes()
+    held = account.held_by([p for p in said.processes if not there.gone(p)])
     for old, new, used in zip(before, wanted, held, strict=False):
         if new.memory_bytes < old.memory_bytes and new.memory_bytes < used:
             raise InUse(
@@ -52,16 +57,69 @@ def _check(slots: Path, before: tuple[Limit, ...], wanted: tuple[Limit, ...]) ->
             )
 
 
-def _gone(process: Process) -> bool:
-    """Whether the slot was left by a process that surely runs no more; one of its kind would take it over."""
-    if process.namespace != Path("/proc/self/ns/pid").stat().st_ino:
-        return False
+class _Processes:
+    """Which processes run, as far as we see: of our own PID namespace, and of those below it."""
+
+    def __init__(self) -> None:
+        self._own = Path("/proc/self/ns/pid").stat().st_ino
+        self._below: dict[int, set[tuple[int, int]] | None] = {}
+
+    def gone(self, process: Process) -> bool:
+        """Whether the slot was left by a process that surely runs no more; one of its kind would take it
+        over."""
+        if process.namespace == self._own:
+            start = _start_time(process.pid)
+            if start is None:
+                return not _hidden()
+            return start != process.start_time
+        if not process.namespace:  # unknown
+            return False
+        if process.namespace not in self._below:
+            self._below[process.namespace] = _members(process.namespace, self._own)
+        members = self._below[process.namespace]
+        return members is not None and (process.pid, process.start_time) not in members
+
+
+def _start_time(pid: int | str) -> int | None:
+    """As accounts have it; -1 of one that is dead and not buried, None of one that is not there."""
     try:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return not _hidden()
+        return None
     low_bits = (1 << 64 - constant("FENKA_IDENTITY_START")) - 1
-    return int(fields[_START_TIME]) & low_bits != process.start_time or fields[_STATE] in "ZX"
+    return -1 if fields[_STATE] in "ZX" else int(fields[_START_TIME]) & low_bits
+
+
+def _members(namespace: int, own: int) -> set[tuple[int, int]] | None:
+    """Those of another namespace, by their number there and their start; None where we may not see all.
+
+    Who sees one process of a namespace sees all of them, and the machine's first namespace sees everybody.
+    """
+    found: set[tuple[int, int]] = set()
+    seen = own == _FIRST_NAMESPACE
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        start = _start_time(name)
+        if start in (None, -1):
+            continue
+        try:
+            numbers = _numbers(name)
+            # One number alone is one of our own namespace.
+            if len(numbers) == 1 or Path(f"/proc/{name}/ns/pid").stat().st_ino != namespace:
+                continue
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except PermissionError:
+            return None
+        found.add((numbers[-1], start or 0))
+        seen = True
+    return found if seen else None
+
+
+def _numbers(name: str) -> list[int]:
+    """A process's in our namespace, and in each below it down to its own."""
+    status = Path(f"/proc/{name}/status").read_text()
+    line = next((it for it in status.splitlines() if it.startswith("NSpid:")), "NSpid: 0 0")
+    return [int(it) for it in line.split()[1:]]
 
 
 def _hidden() -> bool:

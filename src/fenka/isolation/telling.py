@@ -41,6 +41,8 @@ class Want:
     mode: Mode
     percent: int
     wants: bool
+    ceiling: int = 100
+    """Of soft: no more than this, however idle the card is."""
 
     @property
     def unlimited(self) -> bool:
@@ -66,7 +68,7 @@ def _allowance(lease: str, leases: Mapping[str, Want]) -> float:
         weights = sum(it.percent for it in free)
         return max(rest, 1) * own.percent / (own.percent + weights)
     if own.mode == "soft" and not free:
-        return max(own.percent, rest)
+        return max(own.percent, min(rest, own.ceiling))
     return own.percent
 
 
@@ -76,6 +78,7 @@ class _Page:
 
     memory: mmap.mmap
     control: Any
+    ceiling: int
     busy_ns: dict[str, int] = field(default_factory=dict)
     seen_ns: dict[str, int] = field(default_factory=dict)
     """When it was last seen to use the card."""
@@ -103,7 +106,7 @@ class Teller:
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         """lease_of: which lease a process is in, by the id that the driver gives it; asked once a process
-        while it uses a card."""
+        while it uses a card, and again where it did not know."""
         self._samples, self._lease_of = samples, lease_of
         self._clock_ns, self._wall_us = clock_ns, wall_us
         self._pages: dict[str, _Page] = {}
@@ -111,14 +114,16 @@ class Teller:
         self._sampled_us: dict[str, int] = {}
         self._strangers_ns: dict[str, int] = {}
 
-    def watch(self, lease: str, page: Path) -> None:
-        """A lease, limited or not; again is nothing. OSError when the page cannot be opened."""
+    def watch(self, lease: str, page: Path, ceiling: int = 100) -> None:
+        """A lease, limited or not; again may change its ceiling, the percentage up to which a soft one may
+        have what is idle. OSError when the page cannot be opened."""
         if lease in self._pages:
+            self._pages[lease].ceiling = ceiling
             return
         with page.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
         control = layout().from_buffer("struct fenka_control *", memory, require_writable=True)
-        self._pages[lease] = _Page(memory, control)
+        self._pages[lease] = _Page(memory, control, ceiling)
 
     def forget(self, lease: str) -> None:
         """A lease that has ended; unknown ones are nothing."""
@@ -169,9 +174,9 @@ class Teller:
 
     def _add(self, uuid: str, percents: Mapping[int, int], us: int, now: int) -> None:
         for pid, percent in percents.items():
-            if pid not in self._leases:
-                self._leases[pid] = self._lease_of(pid) or ""
-            page = self._pages.get(self._leases[pid])
+            if pid not in self._leases and (lease := self._lease_of(pid)) is not None:
+                self._leases[pid] = lease
+            page = self._pages.get(self._leases.get(pid, ""))
             if page is None:
                 self._strangers_ns[uuid] = now
                 continue
@@ -184,6 +189,7 @@ class Teller:
                 MODES[card.compute_mode],
                 card.compute_percent,
                 now - self._pages[lease].seen_ns.get(uuid, -WANTS_NS) < WANTS_NS,
+                self._pages[lease].ceiling,
             )
             for lease, card in cards.items()
         }

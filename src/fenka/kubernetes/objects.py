@@ -55,6 +55,12 @@ class Container(Object):
     restart_policy: str | None = None
 
 
+class SchedulingGroup(Object):
+    """Which PodGroup a pod belongs to."""
+
+    pod_group_name: str = ""
+
+
 class Gate(Object):
     """Whoever put it there keeps the pod from being scheduled."""
 
@@ -112,6 +118,7 @@ class PodSpec(Object):
     priority: int | None = None
     priority_class_name: str = ""
     active_deadline_seconds: int | None = None
+    scheduling_group: SchedulingGroup | None = None
     termination_grace_period_seconds: int | None = None
     scheduling_gates: list[Gate] = []
     tolerations: list[Toleration] = []
@@ -185,18 +192,6 @@ class Pod(Object):
     def full_name(self) -> str:
         """namespace/name."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
-
-
-GANG_LABELS = (
-    "pod-group.scheduling.sigs.k8s.io/name",
-    "pod-group.scheduling.sigs.k8s.io",
-)
-
-
-def gang_of(pod: Pod) -> str | None:
-    """namespace/name of the gang with which the pod starts or not at all; None: it is alone."""
-    named = next(filter(None, map(pod.metadata.labels.get, GANG_LABELS)), None)
-    return f"{pod.metadata.namespace}/{named}" if named else None
 
 
 def _stays(init: Container) -> bool:

@@ -5,6 +5,7 @@ object is replaced only by a newer one, and what was deleted never comes back, b
 """
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -16,6 +17,9 @@ from fenka.kubernetes.objects import Meta
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
 WATCH_S = 300
 """After so long the server ends a watch, and another goes on from there."""
+
+LOOK_AGAIN_S = 60.0
+"""For a kind that the server does not know."""
 
 _GRAVES = 10_000
 """So many deleted UIDs are remembered between two lists."""
@@ -83,7 +87,8 @@ def newer(version: str, known: str) -> bool:
 class Watch(Generic[T]):
     """A collection in memory.
 
-    path: of the collection ("/api/v1/pods"). query: such as fieldSelector="spec.nodeName=a".
+    path: of the collection ("/api/v1/pods"). query: such as fieldSelector="spec.nodeName=a". optional: a
+    server that does not know the kind has none of it.
     `objects` holds what there is, by UID; read it, never change it.
     """
 
@@ -95,12 +100,14 @@ class Watch(Generic[T]):
         listener: Listener[T],
         *,
         query: dict[str, str] | None = None,
+        optional: bool = False,
         backoff: Backoff | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api, self._path, self._kind, self._listener = api, path, kind, listener
         self._query = query or {}
+        self._optional = optional
         self._backoff = backoff or Backoff()
         self._sleep = sleep
         self._clock = clock
@@ -129,7 +136,18 @@ class Watch(Generic[T]):
                 version = await self._list()
                 await self._until_wanted(self._follow(version))
             except (Refused, NoCluster) as why:
-                await self._wait(why)
+                if self._optional and isinstance(why, Refused) and why.status == 404:
+                    await self._do_without()
+                else:
+                    await self._wait(why)
+
+    async def _do_without(self) -> None:
+        """The server does not know the kind. It may after an upgrade."""
+        self._heard()
+        await self._take_all([])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_AGAIN_S):
+                await self._wanted.wait()
 
     async def relist(self) -> None:
         """Read everything anew, by a list that begins after this call; return when the listener has it."""
@@ -152,6 +170,10 @@ class Watch(Generic[T]):
     async def _list(self) -> str:
         objects, version = await self._api.list(self._path, self._kind, **self._query)
         self._heard()
+        await self._take_all(objects)
+        return version
+
+    async def _take_all(self, objects: Sequence[T]) -> None:
         self.objects = {it.metadata.uid: it for it in objects}
         self._graves.clear()
         self._listener.on_resync(objects)
@@ -159,7 +181,6 @@ class Watch(Generic[T]):
         async with self._listed:
             self._done = self._begun
             self._listed.notify_all()
-        return version
 
     async def _follow(self, version: str) -> None:
         """Until the version is too old or the watch is refused; a broken connection is taken up again."""

@@ -14,6 +14,7 @@ from fenka.dialects import gpushare, modes
 from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI, recognise
 from fenka.dialects.requests import Dialect, all_of, everywhere
+from fenka.dialects.resizing import resized
 from fenka.kubernetes.objects import Node, Pod
 
 
@@ -289,6 +290,8 @@ def read_holding(
         return Holding(pod, (all_of(share),), str(why))
     try:
         placements = dialect.read(manifest, share)
+        if placements is not None:
+            placements = resized(pod.metadata.annotations, placements, pod.metadata.uid)
     except Unreadable as why:
         return Holding(pod, (everywhere(share, parts),), str(why))
     if placements is None:

@@ -35,6 +35,7 @@ from fenka.node.edits import Edits, NoDriverFiles
 from fenka.node.kubelet import Claim, Kubelet, KubeletAway
 from fenka.node.leases import Leases
 from fenka.node.plugin import Plugin
+from fenka.node.resizing import Resizer, Room, as_recorded
 from fenka.node.store import Lease, Store, Token
 
 _LOG = logging.getLogger(__name__)
@@ -124,6 +125,9 @@ class Agent:
         self._binding = asyncio.Lock()
         self._wanted = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._resizer = Resizer(
+            self.cluster, self.store, self.leases, settings.contexts_mib, self._binding
+        )
 
     # ---- what the kubelet asks ----
 
@@ -195,6 +199,8 @@ class Agent:
             for token in list(self.store.tokens.values()):
                 with contextlib.suppress(Refused):
                     await self._ensure(token, claims)
+            known = claims
+            await self._resizer.look(lambda: Room(self.share(), self._held(known), self._names()))
             await self._collect(claims)
         await self._offer(claims or [])
 
@@ -267,6 +273,14 @@ class Agent:
         """The cards with their health, cordoned as the node's annotation says."""
         annotations = self.cluster.node.metadata.annotations if self.cluster.node else {}
         return self.cards.now(gpushare.read_indexes(annotations.get(gpushare.CORDONED, "")))
+
+    def containers(self) -> dict[str, str]:
+        """Containers' names by their runtime's ids."""
+        return {
+            status.container_id.rpartition("/")[2]: status.name
+            for pod in self.cluster.pods.values()
+            for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
+        }
 
     def share(self) -> Share:
         """The node as gpushare's dialect has it."""
@@ -361,7 +375,7 @@ class Agent:
             if slices:
                 found.setdefault(pod.metadata.uid, {})[claim.container] = slices
         for uid, by_container in found.items():
-            await self.cluster.annotate(self.cluster.pods[uid], whole_cards.record(by_container))
+            await self.cluster.note(self.cluster.pods[uid], whole_cards.record(by_container))
 
     @property
     def _told(self) -> bool:
@@ -426,7 +440,7 @@ class Agent:
             if token.lease is not None:
                 return token
             binding.check_pod(pod, handler)
-            lease = self._decided(token, pod, container)
+            lease = as_recorded(self._decided(token, pod, container), pod.metadata.annotations)
             binding.veto(lease, self._held(claims), self.now(), self._names())
             lease = msgspec.structs.replace(lease, library=str(self.settings.library))
             token = msgspec.structs.replace(token, lease=lease)
@@ -439,7 +453,7 @@ class Agent:
             ", ".join(f"{it.memory_mib} MiB of card {it.card}" for it in lease.slices),
         )
         if assigned := ASSIGNED.get(token.resource):
-            self._later(self.cluster.annotate(pod, {assigned: "true"}))
+            self._later(self.cluster.note(pod, {assigned: "true"}))
         return token
 
     def _decided(self, token: Token, pod: Pod, container: str) -> Lease:
@@ -477,8 +491,10 @@ class Agent:
         for token in self.store.tokens.values():
             if token.lease is not None:
                 # All tokens of a pod speak of the same slices, and of different whole cards.
+                # But for a pod that is being resized: then the larger ones count.
                 of_pod = held.setdefault(token.lease.uid, {})
-                of_pod.update({piece.uuid: piece for piece in token.lease.holds})
+                for piece in token.lease.holds:
+                    of_pod[piece.uuid] = _larger(of_pod.get(piece.uuid, piece), piece)
         ours = {one for it in self.store.tokens.values() for one in it.ids}
         cards = {card.uuid: card for card in self.cards.known}
         for claim in claims:
@@ -540,3 +556,11 @@ class Agent:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _larger(one: Slice, other: Slice) -> Slice:
+    return replace(
+        one,
+        memory_mib=max(one.memory_mib, other.memory_mib),
+        compute=max(one.compute, other.compute),
+    )

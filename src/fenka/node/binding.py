@@ -3,8 +3,8 @@
 Values in, values out; what is refused is refused with the sentence that the pod's user sees.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -201,31 +201,46 @@ def veto(
     once, can overcommit a card.
     """
     known = {card.uuid: card for card in cards}
+    mine = {uid: slices for uid, slices in others.items() if uid != lease.uid}
     for piece in lease.holds:
         card = known.get(piece.uuid)
         if card is None or not card.healthy:
             raise Refused(f"fenka: card {piece.card} ({piece.uuid}) of this node does not work now")
-        there = {
-            uid: [it for it in slices if it.uuid == piece.uuid]
-            for uid, slices in others.items()
-            if uid != lease.uid
-        }
-        for what, total, of in (
-            ("MiB", card.memory_mib, _memory),
-            ("percent of compute", card.compute, _compute),
-        ):
-            held = {uid: sum(map(of, slices)) for uid, slices in there.items()}
-            if sum(held.values()) + of(piece) > total:
-                who = ", ".join(sorted(names.get(uid, uid) for uid, some in held.items() if some))
-                raise Refused(
-                    f"fenka: card {piece.card} has {total} {what}, of which {sum(held.values())} {what} "
-                    f"are still held by {who}: these {of(piece)} must wait until they end"
-                )
+        for it in shortages(piece, card, mine, names):
+            raise Refused(
+                f"fenka: card {piece.card} has {it.total} {it.of}, of which {it.held} {it.of} are still "
+                f"held by {', '.join(it.by)}: these {it.wanted} must wait until they end"
+            )
 
 
-def _memory(piece: Slice) -> int:
-    return piece.memory_mib
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What a card has not left. of: its measure, as people write it. by: who holds of it."""
+
+    of: str
+    total: int
+    held: int
+    wanted: int
+    by: list[str]
 
 
-def _compute(piece: Slice) -> int:
-    return piece.compute
+MEMORY, COMPUTE = "MiB", "% of its time"
+
+
+def shortages(
+    piece: Slice, card: Card, others: Mapping[str, Sequence[Slice]], names: Mapping[str, str]
+) -> Iterator[Shortage]:
+    """Of memory and compute, beside what others hold of the card. others: by UID; names: how to call them."""
+    there = [
+        (names.get(uid, uid), it)
+        for uid, slices in others.items()
+        for it in slices
+        if it.uuid == piece.uuid
+    ]
+    for of, total, wanted, held in (
+        (MEMORY, card.memory_mib, piece.memory_mib, [(by, it.memory_mib) for by, it in there]),
+        (COMPUTE, card.compute, piece.compute, [(by, it.compute) for by, it in there]),
+    ):
+        taken = sum(amount for _, amount in held)
+        if taken + wanted > total:
+            yield Shortage(of, total, taken, wanted, sorted({by for by, some in held if some}))

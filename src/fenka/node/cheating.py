@@ -18,6 +18,12 @@ SAMPLES = 3
 
 TOLERANCE = 1.05
 
+SPARE = 0.10
+"""Of a card's time, beyond the limit: so much is nobody's fault."""
+BLATANT_S, LONG_S = 15.0, 60.0
+"""In every look for so long, or together over so long. A program's single kernel cannot be stopped, and is
+paid for by waiting afterwards: one of seconds is in few looks, and a minute has its price too."""
+
 _MAPS_BYTES = 8 << 20
 """A program may have any number of mappings; the shim is among the first thousands."""
 
@@ -35,6 +41,51 @@ class OverLimit:
         """
         self._counts = {key: self._counts.get(key, 0) + 1 for key, over in excess.items() if over}
         return {key for key, count in self._counts.items() if count >= SAMPLES}
+
+
+class OverTime:
+    """Remembers, lease by lease and card by card, how much of the time beyond its limit it has had."""
+
+    def __init__(self) -> None:
+        self._looks: dict[tuple[str, str], list[tuple[float, float]]] = {}
+
+    def observe(
+        self, seconds: float, excess: Mapping[tuple[str, str], float]
+    ) -> set[tuple[str, str]]:
+        """Who is accused by this look.
+
+        seconds: since the look before. excess: by token and card, the share of the time that it had in these
+        seconds, less what it may have. Remembers only who is in the look.
+        """
+        self._looks = {
+            key: _newest([*self._looks.get(key, ()), (seconds, share)])
+            for key, share in excess.items()
+            if seconds > 0
+        }
+        return {key for key, looks in self._looks.items() if _blatant(looks) or _in_sum(looks)}
+
+
+def _newest(looks: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """As few of the last as make LONG_S."""
+    while sum(seconds for seconds, _ in looks[1:]) >= LONG_S:
+        looks = looks[1:]
+    return looks
+
+
+def _blatant(looks: list[tuple[float, float]]) -> bool:
+    passed = 0.0
+    for seconds, share in reversed(looks):
+        if share <= SPARE:
+            return False
+        passed += seconds
+        if passed >= BLATANT_S:
+            return True
+    return False
+
+
+def _in_sum(looks: list[tuple[float, float]]) -> bool:
+    passed = sum(seconds for seconds, _ in looks)
+    return passed >= LONG_S and sum(s * share for s, share in looks) > SPARE * passed
 
 
 def allowance(limit_bytes: int, context_bytes: int) -> int:

@@ -152,13 +152,17 @@ class Cluster:
             body = {"status": {"capacity": counted, "allocatable": counted}}
             await self._api.patch(f"{self._path}/status", _Anything, body)
 
-    async def annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
+    async def note(self, pod: Pod, annotations: Mapping[str, str]) -> None:
         """Say on the pod what has become of it, as the plugins before fenka did. Best effort."""
+        with contextlib.suppress(Refused, NoCluster):
+            await self.annotate(pod, annotations)
+
+    async def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+        """Write these on a pod, and take away those that are None. Raises Refused, NoCluster."""
         meta = pod.metadata
         body = {"metadata": {"uid": meta.uid, "annotations": dict(annotations)}}
-        with contextlib.suppress(Refused, NoCluster):
-            path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}"
-            await self._api.patch(path, _Anything, body)
+        path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}"
+        await self._api.patch(path, _Anything, body)
 
     async def evict(self, lease: Lease) -> None:
         """End the pod, as a drain would. Raises Refused, NoCluster."""

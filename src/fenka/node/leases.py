@@ -87,7 +87,7 @@ class Leases:
             (directory / "lease" / name).touch(mode=0o644)
         self._mount(directory / "account", -(-account.size() // _PAGE) * _PAGE)
         limits = [replace(it, memory_mib=lease.limit_mib(it)) for it in lease.slices]
-        create_lease(directory, token, limits, contexts_mib)
+        create_lease(directory, token, limits, contexts_mib, lease.compute)
         content = specification(token, directory, Path(lease.library), driver, lease.environment)
         # The runtime reads every *.json of the directory: the temporary name must not be one.
         write_atomically(self.spec(token), json.dumps(content, indent=1).encode())

@@ -31,6 +31,7 @@ from fenka.node.leases import Leases
 from fenka.node.metrics import Exporter, serve
 from fenka.node.store import Store
 from fenka.node.surroundings import nvidia_by_default, unseen_mounts
+from fenka.node.telling import Telling
 from fenka.node.usage import BusyNs, Usage
 from fenka.node.watching import Watcher
 
@@ -245,7 +246,9 @@ async def _serve(
             evict=config.over_limit == "evict",
             kill=config.unshimmed == "kill",
         )
+        telling = Telling(machine.busy_samples, leases)
         work = (
+            telling.run(agent),
             cluster.run(),
             *(plugin.run() for plugin in agent.plugins.values()),
             agent.run(),

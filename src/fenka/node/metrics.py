@@ -8,6 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fenka.core.cards import Card
+from fenka.dialects import gpu_manager
+from fenka.dialects.gpu_manager import Metric as TheirMetric
 from fenka.node.usage import MIB, Look, Use
 
 _CONTAINER = ("namespace", "pod", "container", "uuid", "index", "model", "node")
@@ -20,12 +22,13 @@ class Exporter(Collector):
     def __init__(self, node: str) -> None:
         self._node = node
         self.look = Look()
-        self.offences = {"over_limit": 0, "unshimmed": 0}
+        self.offences = {"over_limit": 0, "over_time": 0, "unshimmed": 0}
 
     def collect(self) -> Iterable[Metric]:
         """As prometheus_client wants it."""
         yield from self._containers()
         yield from self._cards()
+        yield from self._in_gpu_managers_names()
         offences = CounterMetricFamily(
             "fenka_node_offences", "Programs that got round their limit, by how.", labels=("kind",)
         )
@@ -86,8 +89,50 @@ class Exporter(Collector):
                     family.add_metric(self._of(card), amount)
             yield family
 
+    def _in_gpu_managers_names(self) -> Iterator[Metric]:
+        """Each card of a container and their total; of what it asks for, as gpu-manager, the total alone."""
+        used, asked_time, memory, asked_memory = gpu_manager.METRICS
+        columns: Sequence[tuple[TheirMetric, str, bool, Callable[[Use], float | None]]] = (
+            (used, "Percent of the card's time.", True, lambda it: _times(it.compute, 100)),
+            (
+                asked_time,
+                "Cards' time that it asks for: 0.4 is 40 % of one card.",
+                False,
+                lambda it: it.promised_percent / 100,
+            ),
+            (memory, "MiB of card memory in use.", True, lambda it: it.used_bytes // MIB),
+            (
+                asked_memory,
+                "MiB of card memory that it asks for.",
+                False,
+                lambda it: it.booked_bytes // MIB,
+            ),
+        )
+        indexes = {card.uuid: card.index for card in self.look.cards}
+        containers: dict[tuple[str, ...], list[Use]] = {}
+        for use in self.look.uses:
+            lease = use.token.lease
+            if lease is not None and use.uuid in indexes:
+                whose = lease.pod, lease.namespace, self._node, lease.container
+                containers.setdefault(whose, []).append(use)
+        for metric, text, by_card, value in columns:
+            labels = (*gpu_manager.METRIC_LABELS, metric.label)
+            family = GaugeMetricFamily(metric.name, text, labels=labels)
+            for container, uses in containers.items():
+                amounts = [(it, amount) for it in uses if (amount := value(it)) is not None]
+                for it, amount in amounts if by_card else ():
+                    family.add_metric((*container, f"gpu{indexes[it.uuid]}"), amount)
+                if amounts:
+                    total = sum(amount for _, amount in amounts)
+                    family.add_metric((*container, "total"), total)
+            yield family
+
     def _of(self, card: Card) -> tuple[str, str, str, str]:
         return card.uuid, str(card.index), card.model, self._node
+
+
+def _times(share: float | None, factor: float) -> float | None:
+    return None if share is None else share * factor
 
 
 async def serve(exporter: Exporter, port: int, ready: Callable[[], bool]) -> web.AppRunner:

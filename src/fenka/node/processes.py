@@ -1,8 +1,11 @@
-"""Which pods have processes here, by the one thing that a container cannot change: its cgroup."""
+"""Whose a process is, by the one thing that a container cannot change: its cgroup."""
 
 import os
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from fenka.node.store import Token
 
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
@@ -22,6 +25,28 @@ def place_of(pid: int, proc: Path = Path("/proc")) -> tuple[str, str]:
         return "", ""
     containers = _CONTAINER.findall(text, pod.end())
     return pod[1].replace("_", "-"), containers[0] if containers else ""
+
+
+class Owners:
+    """Which token a process is of. names: containers by the id of their runtime, as far as the API server
+    knows them: that is a moment after their processes run."""
+
+    def __init__(
+        self, tokens: Iterable[Token], names: Mapping[str, str], proc: Path = Path("/proc")
+    ) -> None:
+        self._of_pod: dict[str, list[Token]] = {}
+        for token in tokens:
+            if token.lease is not None:
+                self._of_pod.setdefault(token.lease.uid, []).append(token)
+        self._names, self._proc = names, proc
+
+    def of(self, pid: int) -> list[Token]:
+        """One where that is certain; all of its pod's while nobody names its container; none of others."""
+        uid, container = place_of(pid, self._proc)
+        candidates = self._of_pod.get(uid, [])
+        name = self._names.get(container)
+        named = [it for it in candidates if it.lease and it.lease.container == name]
+        return named or candidates
 
 
 def living_pods(proc: Path = Path("/proc")) -> set[str]:

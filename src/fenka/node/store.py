@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from fenka.core.requests import Slice
-from fenka.isolation.files import fsync_directory, write_atomically
+from fenka.isolation.files import Compute, fsync_directory, write_atomically
 
 
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -30,9 +30,25 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     library: str = ""
     """Directory of the shim that its programs have mapped."""
     limits_mib: dict[str, int] = {}
-    """What it may hold of a card, by UUID, where that is not what its slice says."""
+    """What it may hold of a card, by UUID, where that is not what its slice says: nothing limits it."""
     ceiling: int = 0
-    """Percent of compute up to which it may use what is idle; 0: no more than its slices say."""
+    """Percent of a card's time up to which it may use what is idle; 0: its share is hard."""
+    resized: bool = False
+    """Its slices are other than its pod's scheduler has written: `fenka.io/resized` says which."""
+
+    @property
+    def compute(self) -> Compute:
+        """What the percentages of its slices mean."""
+        if self.limits_mib:
+            return Compute()
+        above = any(0 < piece.compute < self.ceiling for piece in self.slices)
+        return Compute(0, "soft" if above else "hard")
+
+    def most_percent(self, piece: Slice) -> int:
+        """Of the card's time, when nobody else wants it; 100 where nothing limits that."""
+        if self.limits_mib or not piece.compute:
+            return 100
+        return max(piece.compute, self.ceiling)
 
     def limit_mib(self, piece: Slice) -> int:
         """What its programs may hold of the card of one of its slices."""

@@ -39,6 +39,12 @@ class Use:
     processes: int
     compute: float | None
     """Share of the card's time since the last look, 0 to 1; None where nobody says."""
+    charged: float | None = None
+    """The same as its programs say; where nothing limits it they need not."""
+    promised_percent: int = 0
+    """Of the card's time; 0 where it was promised none of its own."""
+    most_percent: int = 100
+    """Of the card's time; 100 where nothing limits it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,7 @@ class Look:
     readings: Mapping[str, Reading] = field(default_factory=dict)
     over: tuple[Use, ...] = ()
     unshimmed: tuple[Unshimmed, ...] = ()
+    over_time: tuple[Use, ...] = ()
 
 
 class Usage:
@@ -75,8 +82,10 @@ class Usage:
         self._running, self._leases, self._contexts_mib = running, leases, contexts_mib
         self._busy_ns, self._proc, self._clock = busy_ns, proc, clock
         self._busy: Mapping[tuple[str, int], int] = {}
+        self._charged: dict[tuple[str, str], int] = {}
         self._at = clock()
         self._over = cheating.OverLimit()
+        self._over_time = cheating.OverTime()
 
     def look(
         self,
@@ -88,84 +97,85 @@ class Usage:
         """Takes as long as the driver and the disk take. names: containers by the id of their runtime."""
         bound = [token for token in tokens if token.lease is not None]
         owned = self._owned(bound, names)
-        shares = self._shares()
-        uses = tuple(use for token in bound for use in self._uses(token, owned, shares))
+        seconds, shares = self._shares()
+        read = {token.name: self._account(token) for token in bound}
+        charged = self._charges(bound, read, seconds)
+        uses = tuple(
+            use
+            for token in bound
+            for use in _uses(token, owned.get(token.name, ()), shares, read[token.name], charged)
+        )
         excess = {
             (use.token.name, use.uuid): use.used_bytes
             > cheating.allowance(use.limit_bytes, self._contexts_mib.get(use.uuid, 0) * MIB)
             for use in uses
         }
         accused = self._over.observe(excess)
+        beyond = {
+            # A driver that says nothing of a program that was busy before means that it is idle.
+            (use.token.name, use.uuid): (use.compute or 0) - use.most_percent / 100
+            for use in uses
+            if use.most_percent < 100
+        }
+        hurried = self._over_time.observe(seconds, beyond)
         return Look(
             uses,
             cards,
             readings,
             tuple(use for use in uses if (use.token.name, use.uuid) in accused),
             tuple(self._without_shim(bound, owned)),
+            tuple(use for use in uses if (use.token.name, use.uuid) in hurried),
         )
 
     def _owned(
         self, bound: Sequence[Token], names: Mapping[str, str]
     ) -> dict[str, list[GpuProcess]]:
         """The driver's processes by token. A container that nobody names is its pod's first."""
-        of_pod: dict[str, list[Token]] = {}
-        for token in bound:
-            assert token.lease is not None
-            of_pod.setdefault(token.lease.uid, []).append(token)
+        owners = processes.Owners(bound, names, self._proc)
         try:
             running = self._running()
         except DriverLost:
             running = ()
         owned: dict[str, list[GpuProcess]] = {}
         for process in running:
-            uid, container = processes.place_of(process.pid, self._proc)
-            candidates = of_pod.get(uid, [])
-            named = [
-                it for it in candidates if it.lease and it.lease.container == names.get(container)
-            ]
-            for token in (named or candidates)[:1]:
+            for token in owners.of(process.pid)[:1]:
                 owned.setdefault(token.name, []).append(process)
         return owned
 
-    def _shares(self) -> dict[tuple[str, int], float]:
+    def _shares(self) -> tuple[float, dict[tuple[str, int], float]]:
+        """Seconds since the last look, and who had how much of them."""
         now, busy = self._clock(), self._busy_ns()
-        passed = (now - self._at) * 1e9
+        passed = now - self._at
         shares = {
-            key: min(max(ns - self._busy.get(key, ns), 0) / passed, 1.0)
+            key: min(max(ns - self._busy.get(key, ns), 0) / (passed * 1e9), 1.0)
             for key, ns in busy.items()
             if passed > 0
         }
         self._at, self._busy = now, busy
-        return shares
+        return passed, shares
 
-    def _uses(
-        self,
-        token: Token,
-        owned: Mapping[str, Sequence[GpuProcess]],
-        shares: Mapping[tuple[str, int], float],
-    ) -> list[Use]:
-        assert token.lease is not None
+    def _account(self, token: Token) -> account.Account:
         try:
-            held = account.read(self._leases.slots(token.name)).memory_bytes
+            return account.read(self._leases.slots(token.name))
         except (OSError, account.BadAccount):
-            held = ()
-        uses = []
-        for position, piece in enumerate(token.lease.slices):
-            mine = [it for it in owned.get(token.name, ()) if it.uuid == piece.uuid]
-            told = [shares[piece.uuid, it.pid] for it in mine if (piece.uuid, it.pid) in shares]
-            uses.append(
-                Use(
-                    token,
-                    piece.uuid,
-                    piece.memory_mib * MIB,
-                    token.lease.limit_mib(piece) * MIB,
-                    held[position] if position < len(held) else 0,
-                    sum(it.used_mib or 0 for it in mine) * MIB,
-                    len({it.pid for it in mine}),
-                    min(sum(told), 1.0) if told or not mine else None,
-                )
-            )
-        return uses
+            return account.Account(())
+
+    def _charges(
+        self, bound: Sequence[Token], read: Mapping[str, account.Account], seconds: float
+    ) -> dict[tuple[str, str], float]:
+        """What each lease's programs say they had of each card since the last look, as a share."""
+        before = self._charged
+        self._charged = {
+            (token.name, piece.uuid): ns
+            for token in bound
+            if token.lease is not None
+            for piece, ns in zip(token.lease.slices, read[token.name].charged_ns, strict=False)
+        }
+        return {
+            key: max(ns - before[key], 0) / (seconds * 1e9)
+            for key, ns in self._charged.items()
+            if key in before and seconds > 0
+        }
 
     def _without_shim(
         self, bound: Sequence[Token], owned: Mapping[str, Sequence[GpuProcess]]
@@ -180,3 +190,34 @@ class Usage:
                 if cheating.has_shim(pid, library, self._proc) is False:
                     found.append(Unshimmed(token, pid))
         return found
+
+
+def _uses(
+    token: Token,
+    owned: Sequence[GpuProcess],
+    shares: Mapping[tuple[str, int], float],
+    read: account.Account,
+    charged: Mapping[tuple[str, str], float],
+) -> list[Use]:
+    assert token.lease is not None
+    held = read.memory_bytes if read.processes else ()
+    uses = []
+    for position, piece in enumerate(token.lease.slices):
+        mine = [it for it in owned if it.uuid == piece.uuid]
+        told = [shares[piece.uuid, it.pid] for it in mine if (piece.uuid, it.pid) in shares]
+        uses.append(
+            Use(
+                token,
+                piece.uuid,
+                piece.memory_mib * MIB,
+                token.lease.limit_mib(piece) * MIB,
+                held[position] if position < len(held) else 0,
+                sum(it.used_mib or 0 for it in mine) * MIB,
+                len({it.pid for it in mine}),
+                min(sum(told), 1.0) if told or not mine else None,
+                charged.get((token.name, piece.uuid)),
+                piece.compute,
+                token.lease.most_percent(piece),
+            )
+        )
+    return uses

@@ -11,7 +11,8 @@ from fenka.node import cheating
 from fenka.node.agent import Agent
 from fenka.node.cards import APPLICATION_XIDS, LOST_XID, NOTES_XIDS
 from fenka.node.metrics import Exporter
-from fenka.node.usage import MIB, Usage
+from fenka.node.store import Lease
+from fenka.node.usage import MIB, Usage, Use
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,23 +46,17 @@ class Watcher:
         look = await asyncio.to_thread(
             self._usage.look,
             list(agent.store.tokens.values()),
-            self._names(),
+            agent.containers(),
             agent.now(),
             agent.cards.readings,
         )
         self._exporter.look = look
         for use in look.over:
             await self._over(use.token.name, use.uuid, use.used_bytes, use.limit_bytes)
+        for use in look.over_time:
+            await self._over_time(use)
         for found in look.unshimmed:
             self._unshimmed(found.token.name, found.pid)
-
-    def _names(self) -> dict[str, str]:
-        """Containers' names by their runtime's ids."""
-        return {
-            status.container_id.rpartition("/")[2]: status.name
-            for pod in self._agent.cluster.pods.values()
-            for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
-        }
 
     def _tell_health(self) -> None:
         for card in self._agent.now():
@@ -71,26 +66,46 @@ class Watcher:
                 self._agent.cluster.node_event("FenkaCardUnhealthy", note)
         self._agent.nudge()
 
+    def _lease(self, name: str) -> Lease | None:
+        token = self._agent.store.tokens.get(name)
+        return token.lease if token is not None else None
+
     async def _over(self, name: str, uuid: str, used: int, limit: int) -> None:
-        lease = self._agent.store.tokens[name].lease if name in self._agent.store.tokens else None
+        lease = self._lease(name)
         if lease is None:
             return
-        self._exporter.offences["over_limit"] += 1
+        _LOG.warning("%s/%s holds %d MiB", lease.namespace, lease.pod, used // MIB)
+        # Without the exact number, so that the same event is counted and not repeated.
+        note = f"holds more than its {limit // MIB} MiB of {uuid}, by the driver's account"
+        await self._accuse(lease, "over_limit", "FenkaOverLimit", note)
+
+    async def _over_time(self, use: Use) -> None:
+        lease = self._lease(use.token.name)
+        if lease is None:
+            return
+        _LOG.warning(
+            "%s/%s has had %.0f %% of the time of %s by the driver's account, by its own %.0f %%",
+            lease.namespace,
+            lease.pod,
+            (use.compute or 0) * 100,
+            use.uuid,
+            (use.charged or 0) * 100,
+        )
+        note = f"has had much more than its {use.most_percent} % of the time of {use.uuid}, by the "
+        await self._accuse(lease, "over_time", "FenkaOverTime", note + "driver's account")
+
+    async def _accuse(self, lease: Lease, kind: str, reason: str, note: str) -> None:
+        self._exporter.offences[kind] += 1
         ends = "; the pod is evicted" if self._evict else ""
         self._agent.cluster.pod_event(
-            lease.uid,
-            "FenkaOverLimit",
-            # Without the exact number, so that the same event is counted and not repeated.
-            f"container {lease.container} holds more than its {limit // MIB} MiB of {uuid}, by the "
-            f"driver's account{ends}",
+            lease.uid, reason, f"container {lease.container} {note}{ends}"
         )
-        _LOG.warning("%s/%s holds %d MiB", lease.namespace, lease.pod, used // MIB)
         if self._evict:
             with contextlib.suppress(Refused, NoCluster):
                 await self._agent.cluster.evict(lease)
 
     def _unshimmed(self, name: str, pid: int) -> None:
-        lease = self._agent.store.tokens[name].lease if name in self._agent.store.tokens else None
+        lease = self._lease(name)
         if lease is None:
             return
         self._exporter.offences["unshimmed"] += 1

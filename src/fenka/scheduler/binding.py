@@ -17,6 +17,7 @@ from fenka.kubernetes.objects import Pod, Status
 from fenka.kubernetes.watch import Backoff
 from fenka.kubernetes.world import World, read_holding
 from fenka.scheduler.decide import No
+from fenka.scheduler.gangs import Gangs
 from fenka.scheduler.order import InOrder
 from fenka.scheduler.wire import Binding
 
@@ -62,6 +63,7 @@ class Binder:
         api: Api,
         world: World,
         judge: InOrder,
+        gangs: Gangs,
         leadership: Leadership,
         pods: Callable[[], Mapping[str, Pod]],
         *,
@@ -69,7 +71,7 @@ class Binder:
         now_ns: Callable[[], int] = time.time_ns,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._api, self._world, self._judge = api, world, judge
+        self._api, self._world, self._judge, self._gangs = api, world, judge, gangs
         self._leadership, self._pods = leadership, pods
         self._clock, self._now_ns, self._sleep = clock, now_ns, sleep
         self._running: dict[tuple[str, str, str], asyncio.Task[str]] = {}
@@ -90,7 +92,12 @@ class Binder:
         done, _ = await asyncio.wait((task,), timeout=ANSWER_WITHIN_S)
         if done:
             return task.result()
-        return f"whether the pod {wanted.name} was bound to {wanted.node} is not known yet"
+        pod = self._pods().get(wanted.uid)
+        # It goes on all the same: once the last one is here, all of the gang are bound.
+        awaited = self._gangs.awaited(pod) if pod else None
+        return (
+            awaited or f"whether the pod {wanted.name} was bound to {wanted.node} is not known yet"
+        )
 
     @property
     def busy(self) -> bool:
@@ -104,6 +111,10 @@ class Binder:
 
     async def _bind(self, wanted: Binding) -> str:
         try:
+            known = self._pods().get(wanted.uid)
+            if known is not None and not await self._gangs.gather(known, wanted.node):
+                self._count("refused")
+                return f"the gang of the pod {wanted.name} did not come together in time"
             sent = await self._send(wanted)
             if isinstance(sent, _Try):
                 self._count("unknown")
@@ -125,7 +136,8 @@ class Binder:
         trouble = self._unfit(pod, wanted)
         if trouble is not None:
             return trouble
-        placements = self._judge.placements(pod, wanted.node)
+        planned = self._gangs.place_of(pod, wanted.node)
+        placements = (planned,) if planned else self._judge.placements(pod, wanted.node)
         if isinstance(placements, No):
             which = f"the pod {wanted.name} in ns {wanted.namespace}"
             return f"The node {wanted.node} can't place {which}: {placements.sentence}"
@@ -133,6 +145,7 @@ class Binder:
         body = self._body(pod, wanted.node, placements)
         if placements:
             self._world.assume(pod, placements)
+            self._gangs.start(pod)
         sent = _Try(pod, placements, wanted.node, self._clock() + within_s + SETTLED_S)
         try:
             await self._api.create(f"{_path(pod)}/binding", Status, body, within_s=within_s)

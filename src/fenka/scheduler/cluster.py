@@ -2,14 +2,30 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from fenka.dialects.gpushare import UNHEALTHY_CONFIG_MAP, read_indexes
+from fenka.kubernetes.budgets import BUDGETS, PodDisruptionBudget
 from fenka.kubernetes.client import Api
+from fenka.kubernetes.gangs import POD_GROUPS, PodGroup
 from fenka.kubernetes.objects import ConfigMap, Node, Pod
 from fenka.kubernetes.watch import Watch
 from fenka.kubernetes.world import World
 from fenka.scheduler.order import Order
 from fenka.scheduler.telling import Teller
+
+
+class Unheard:
+    """Nobody needs to hear of each change: what there is is looked up."""
+
+    def on_resync(self, objects: Sequence[object]) -> None:
+        """All there are."""
+
+    def on_set(self, thing: object) -> None:
+        """One is so now."""
+
+    def on_forget(self, thing: object) -> None:
+        """One is gone."""
 
 
 class Pods:
@@ -105,14 +121,24 @@ class Cluster:
     def __init__(self, api: Api, world: World, order: Order, teller: Teller) -> None:
         self.nodes: Watch[Node] = Watch(api, "/api/v1/nodes", Node, Nodes(world, teller))
         self.pods: Watch[Pod] = Watch(api, "/api/v1/pods", Pod, Pods(world, order, teller))
+        self.groups: Watch[PodGroup] = Watch(api, POD_GROUPS, PodGroup, Unheard(), optional=True)
+        self.budgets: Watch[PodDisruptionBudget] = Watch(
+            api, BUDGETS, PodDisruptionBudget, Unheard(), optional=True
+        )
         self.config_maps: Watch[ConfigMap] = Watch(
             api, "/api/v1/namespaces/kube-system/configmaps", ConfigMap, SickCards(world)
         )
 
     @property
-    def watches(self) -> dict[str, Watch[Node] | Watch[Pod] | Watch[ConfigMap]]:
+    def watches(self) -> dict[str, Watch[Any]]:
         """By what they watch."""
-        return {"nodes": self.nodes, "pods": self.pods, "configmaps": self.config_maps}
+        return {
+            "nodes": self.nodes,
+            "pods": self.pods,
+            "configmaps": self.config_maps,
+            "podgroups": self.groups,
+            "poddisruptionbudgets": self.budgets,
+        }
 
     @property
     def synced(self) -> bool:

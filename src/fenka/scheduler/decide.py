@@ -225,20 +225,23 @@ class Judge:
                 return never.hint
         return ""
 
-    def preempt(
+    def preempt(  # noqa: PLR0913
         self,
         pod: Pod,
         node: str,
         victims: Collection[str],
         pods: Mapping[str, Pod],
         budgets: Callable[[Pod], frozenset[Budget]] = lambda _: frozenset(),
+        gang: Callable[[Pod], str | None] = lambda _: None,
+        *,
         ahead: Ahead = NOBODY,
     ) -> Sacrifice | None:
         """Who must go so that this one fits on the node's cards; None where nobody's going helps.
 
         victims: whom kube-scheduler would evict for its own reasons; they all stay victims. Others of lower
         priority are added where the cards need it, the cheapest set. pods: all, by UID. budgets: the
-        disruption budgets that cover a pod. ahead: nobody goes to make room on cards that others would get.
+        disruption budgets that cover a pod. gang: the one that a pod is in: all of it goes, or none. ahead:
+        nobody goes to make room on cards that others would get.
         """
         if any(uid in pods and _priority(pods[uid]) >= _priority(pod) for uid in victims):
             return None
@@ -260,7 +263,7 @@ class Judge:
                 if going:
                     view.remove(placement)
                 else:
-                    others.append(_holder(it.pod, placement, budgets))
+                    others.append(_holder(it.pod, placement, budgets, gang))
         for kept in ahead.kept.get(node, ()):
             view.add(kept.placement)
         claim = Claim(tuple(part.request for part in parts), _priority(pod))
@@ -468,6 +471,12 @@ def _priority(pod: Pod) -> int:
     return pod.spec.priority or 0
 
 
-def _holder(pod: Pod, placement: Placement, budgets: Callable[[Pod], frozenset[Budget]]) -> Holder:
+def _holder(
+    pod: Pod,
+    placement: Placement,
+    budgets: Callable[[Pod], frozenset[Budget]],
+    gang: Callable[[Pod], str | None],
+) -> Holder:
     uid = pod.metadata.uid
-    return Holder(uid, placement, _priority(pod), gang=uid, budgets=budgets(pod))
+    # A pod that holds several slices goes with all of them.
+    return Holder(uid, placement, _priority(pod), gang=gang(pod) or uid, budgets=budgets(pod))

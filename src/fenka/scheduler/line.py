@@ -31,7 +31,8 @@ from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.recognition import recognise
 from fenka.dialects.requests import Dialect, Part
 from fenka.kubernetes.fitting import obstacles
-from fenka.kubernetes.objects import Pod, gang_of, seconds
+from fenka.kubernetes.gangs import MINIMUM_LABEL, key_of
+from fenka.kubernetes.objects import Pod, seconds
 from fenka.kubernetes.world import Holding, World
 from fenka.scheduler.decide import could_ever, named, neighbours
 
@@ -164,11 +165,25 @@ def _arrival(found: Key) -> tuple[float, float, str]:
     return found[0], found[2], found[3]
 
 
+def looks_complete(pods: Sequence[Pod]) -> bool:
+    """By their own label alone: as many wait as start together. True where it says nothing."""
+    text = pods[0].metadata.labels.get(MINIMUM_LABEL, "")
+    return len(pods) >= (int(text) if text.isdecimal() and len(text) < 7 else 0)
+
+
 class Line:
     """Serves those who wait. What it remembers between two servings are answers that still hold."""
 
-    def __init__(self, world: World, policy: Policy, fairness: Fairness | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        policy: Policy,
+        fairness: Fairness | None = None,
+        complete: Callable[[Sequence[Pod]], bool] = looks_complete,
+    ) -> None:
+        """complete: whether of a gang, of which these wait, enough are there."""
         self._world, self._policy, self._fairness = world, policy, fairness or Fairness()
+        self._complete = complete
         self._groups: dict[int, Backfill] = {}
         self._shares: dict[int, list[Share]] = {}
         self._home: dict[str, str] = {}
@@ -256,13 +271,13 @@ class Line:
         for pod in pods:
             if not is_open(pod) or self._world.is_assumed(pod.metadata.uid):
                 continue
-            gang = gang_of(pod)
+            gang = key_of(pod)
             if gang is not None:
                 gangs.setdefault(gang, []).append(pod)
             elif refused(pod):
                 yield Waiter(pod.metadata.uid, (pod,))
         for gang, members in gangs.items():
-            if gang not in planned and any(map(refused, members)):
+            if gang not in planned and any(map(refused, members)) and self._complete(members):
                 yield Waiter(gang, tuple(sorted(members, key=lambda it: it.metadata.name)))
 
     def _asked(self, waiter: Waiter, struck: frozenset[str], now: float) -> dict[int, Waiting]:

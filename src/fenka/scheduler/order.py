@@ -11,15 +11,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from fenka.core.backfill import Fairness, Key
 from fenka.core.evaluate import Policy
 from fenka.core.requests import Placement
-from fenka.kubernetes.objects import Pod, gang_of
+from fenka.kubernetes.gangs import key_of
+from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import World
 from fenka.scheduler.decide import Ahead, Filtered, Judge, Kept, No
-from fenka.scheduler.line import Line, Place, Turn, Waiter, is_open, runs_for
+from fenka.scheduler.line import Line, Place, Turn, Waiter, is_open, looks_complete, runs_for
 
 PATIENCE_S = 15.0
 """kube-scheduler tries a pod again 10 s after it could have, at the latest, and binds it at once."""
@@ -51,11 +52,20 @@ class _Fits:
     named: bool = False
 
 
+class Plans(Protocol):
+    """Of gangs."""
+
+    def planned(self) -> dict[str, tuple[Placement, ...]]:
+        """What gangs hold that is in plans and not in the world; these do not wait."""
+
+    def complete(self, pods: Sequence[Pod]) -> bool:
+        """Whether of a gang, of which these wait, enough are there."""
+
+
 class Order:
     """Who waits, and what is kept for them. Told of pods as the watch brings them, after the world.
 
-    now: seconds since 1970. took: any clock, for what serving costs. planned: what gangs hold that are in
-    plans and not in the world; these do not wait.
+    now: seconds since 1970. took: any clock, for what serving costs.
     """
 
     def __init__(
@@ -66,10 +76,11 @@ class Order:
         *,
         now: Callable[[], float] = time.time,
         took: Callable[[], float] = time.monotonic,
-        planned: Callable[[], Mapping[str, tuple[Placement, ...]]] = dict,
+        gangs: Plans | None = None,
     ) -> None:
-        self._world, self._now, self._took, self._planned = world, now, took, planned
-        self._line = Line(world, policy, fairness)
+        self._world, self._now, self._took = world, now, took
+        self._planned = gangs.planned if gangs else dict
+        self._line = Line(world, policy, fairness, gangs.complete if gangs else looks_complete)
         self._open: dict[str, Pod] = {}
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._waiting: set[str] = set()
@@ -112,7 +123,7 @@ class Order:
             if uid not in self._waiting:
                 self._waiting.add(uid)
                 self._hurry(pod)
-        elif self._waiting and gang_of(pod) is not None:
+        elif self._waiting and key_of(pod) is not None:
             self._changes += 1
 
     def forget(self, uid: str) -> None:
@@ -361,6 +372,21 @@ class InOrder:
             self._order.refused(pod, names)
         return found
 
+    def ahead(self, pod: Pod) -> Ahead:
+        """What is kept for those before it now."""
+        return self._order.ahead(pod)
+
+    def kept(self, pod: Pod) -> frozenset[str]:
+        """UUIDs of the cards on which anything is kept for those before a pod of a gang."""
+        ahead = self._order.ahead(pod, last=True)
+        placements = (it.placement for some in ahead.kept.values() for it in some)
+        return ahead.reserved.union(it.uuid for one in placements for it in one.slices)
+
+    def waits(self, pod: Pod, names: Sequence[str]) -> str:
+        """The pod's gang waits from now on; how it stands, as sentences end."""
+        self._order.refused(pod, names)
+        return self._order.position(pod)
+
     def prioritize(self, pod: Pod, names: Sequence[str]) -> list[tuple[str, int]]:
         """As filter was answered."""
         ahead = self._let.get(pod.metadata.uid) or self._order.ahead(pod)
@@ -376,7 +402,7 @@ class InOrder:
 
 
 def _waiter_id(pod: Pod) -> str:
-    return gang_of(pod) or pod.metadata.uid
+    return key_of(pod) or pod.metadata.uid
 
 
 def _remember(known: "OrderedDict[str, T]", key: str, what: T) -> None:

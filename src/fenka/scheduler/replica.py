@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fenka.core.backfill import Fairness
 from fenka.core.evaluate import Policy
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI
+from fenka.kubernetes.budgets import covering
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.election import RETRY_S, Election
 from fenka.kubernetes.events import Recorder
@@ -16,6 +17,9 @@ from fenka.kubernetes.world import World
 from fenka.scheduler.binding import BIND_WITHIN_S, SETTLED_S, Binder
 from fenka.scheduler.cluster import Cluster
 from fenka.scheduler.decide import Judge
+from fenka.scheduler.desk import Desk
+from fenka.scheduler.gangs import Gangs
+from fenka.scheduler.keeping import GangKeeper
 from fenka.scheduler.nudging import Nudger
 from fenka.scheduler.order import InOrder, Order
 from fenka.scheduler.telling import Teller
@@ -62,9 +66,33 @@ class Replica:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.world = World(dialects=WITH_HAMI if settings.hami else DIALECTS)
-        self.judge = Judge(self.world, settings.policy)
-        self.order = Order(self.world, settings.policy, settings.fairness, now=now)
+        self.gangs = Gangs(
+            self.world,
+            settings.policy,
+            lambda: self.cluster.pods.objects,
+            lambda: {
+                f"{it.metadata.namespace}/{it.metadata.name}": it
+                for it in self.cluster.groups.objects.values()
+            },
+            clock,
+        )
+        self.judge = Judge(self.world, settings.policy, self.gangs)
+        self.order = Order(
+            self.world,
+            settings.policy,
+            settings.fairness,
+            now=now,
+            gangs=self.gangs,
+        )
         self.in_order = InOrder(self.judge, self.order)
+        self.keeper = GangKeeper(api, self.gangs)
+        self.desk = Desk(
+            self.in_order,
+            self.judge,
+            self.gangs,
+            self.keeper.wake,
+            lambda pod: covering(pod, self.cluster.budgets.objects.values()),
+        )
         self.recorder = Recorder(api, "fenka-scheduler", settings.identity)
         self.election = Election(
             api,
@@ -86,6 +114,7 @@ class Replica:
             api,
             self.world,
             self.in_order,
+            self.gangs,
             self,
             lambda: self.cluster.pods.objects,
             clock=clock,
@@ -126,6 +155,7 @@ class Replica:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.cluster.run())
             group.create_task(self.recorder.run())
+            group.create_task(self.keeper.run(lambda: self.leading))
             group.create_task(self._stand(group))
             group.create_task(self.nudger.run())
 

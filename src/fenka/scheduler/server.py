@@ -74,7 +74,7 @@ class Server:
         """Which nodes fit, and why the others do not."""
         asked = wire.read_nodes(body)
         self._replica.teller.asked(asked.pod)
-        found = self._replica.in_order.filter(asked.pod, asked.names)
+        found = self._replica.desk.filter(asked.pod, asked.names)
         answer = wire.answer_nodes(asked, found.fitting)
         answer.failed_nodes = found.failed
         answer.failed_and_unresolvable_nodes = found.hopeless
@@ -83,7 +83,7 @@ class Server:
     async def prioritize(self, body: bytes) -> list[dict[str, Any]]:
         """A score for each node."""
         asked = wire.read_nodes(body)
-        scores = self._replica.in_order.prioritize(asked.pod, asked.names)
+        scores = self._replica.desk.prioritize(asked.pod, asked.names)
         return [{"Host": name, "Score": score} for name, score in scores]
 
     async def bind(self, body: bytes) -> dict[str, str]:
@@ -97,11 +97,10 @@ class Server:
         """Whom to evict, on nodes where that helps."""
         asked = wire.read_preemption(body)
         pods = {**self._replica.cluster.pods.objects, **asked.pods}
-        judge, ahead = self._replica.judge, self._replica.order.ahead(asked.pod)
         chosen = {
             node: (found.uids, found.violations)
             for node, victims in asked.victims.items()
-            if (found := judge.preempt(asked.pod, node, victims, pods, ahead=ahead)) and found.uids
+            if (found := self._replica.desk.preempt(asked.pod, node, victims, pods)) and found.uids
         }
         return wire.answer_preemption(asked, chosen)
 

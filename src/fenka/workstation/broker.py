@@ -7,22 +7,41 @@
 `waiting` is in the queue; `starting` holds its slice, assumed, until the client confirms that it has
 entered the lease or the assumption expires; `running` holds it until the last process ends. The daemon
 feeds events in, writes `jobs` to disk, and then carries out the effects in order.
+
+The members of a gang are jobs of their own, with one entry in the queue: they wait, and are granted,
+together or not at all. From then on each goes its own way; who has started them ends them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
+from fenka.core.backfill import Backfill, Held, Standing, Waiting
 from fenka.core.cards import Node
-from fenka.core.evaluate import Policy, never_fits
+from fenka.core.evaluate import Empty, Policy, never_fits
+from fenka.core.gangs import plan_gang
 from fenka.core.ledger import Conflict, Ledger
-from fenka.core.queue import WaitingQueue
+from fenka.core.reasons import Rejected
 from fenka.core.requests import Placement, Request
 from fenka.isolation.control import Mode
 from fenka.workstation.protocol import Isolation, JobState
 
 GRANT_EXPIRES_S = 30.0
 """A client enters its lease within milliseconds; half a minute covers a machine that swaps."""
+
+GRACE_S = 10.0
+"""Between SIGTERM and SIGKILL, where nobody says otherwise."""
+
+
+class Gang(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the members of a gang have in common. pid, start_ticks: of the process that starts them."""
+
+    id: str
+    name: str
+    size: int
+    pid: int
+    start_ticks: int
 
 
 class Job(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,13 +66,32 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     core: int = 0
     """Percent of each card's time, 0 = not limited."""
     core_mode: Mode = "hard"
+    priority: int = 0
+    """The larger is served first."""
+    limit_s: float | None = None
+    """Ended so many seconds after the grant, whatever it does; None = not limited."""
+    ends_at: float | None = None
+    """When that is, once it is granted."""
+    gang: Gang | None = None
+    rank: int = 0
+    """Of its gang's members, from 0."""
+
+    @property
+    def entry(self) -> str:
+        """Under which id it is in the queue: a gang is there once."""
+        return self.gang.id if self.gang else self.id
+
+    @property
+    def title(self) -> str:
+        """What its user calls it: the gang's name for each of its members."""
+        return self.gang.name if self.gang else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The job has its slice: make the lease's files and tell the client."""
+    """The job, or all of a gang, has its slice: make the leases' files and tell the client."""
 
-    job: Job
+    jobs: tuple[Job, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +106,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """The job gets no slice; `final` if it never could."""
+    """The job, or its whole gang, gets nothing; `final` if it never could."""
 
     job: Job
     reason: str
@@ -82,7 +120,14 @@ class Drop:
     job: Job
 
 
-Effect = Start | Wait | Deny | Drop
+@dataclass(frozen=True, slots=True)
+class End:
+    """The job runs and must not: end its processes. It holds its slice until they are gone."""
+
+    job: Job
+
+
+Effect = Start | Wait | Deny | Drop | End
 
 
 class UnknownJob(Exception):
@@ -96,20 +141,27 @@ class Broker:
         self.node, self.policy = node, policy
         self.jobs: dict[str, Job] = {}
         self.ledger = Ledger((node,))
-        self.queue = WaitingQueue()
-        self._told: dict[str, tuple[int, int, str]] = {}
+        self._backfill = Backfill((node,), policy)
+        self._entries: dict[str, list[Job]] = {}
+        """A single job under its id, a gang's members that are left, by rank, under the gang's."""
+        self._queue: dict[str, Waiting] = {}
+        self._held: dict[str, Held] = {}
+        self._told: dict[str, tuple[Standing, int]] = {}
+        """How each entry that waits stands, in a queue of what length."""
 
-    def ask(self, job: Job, now: float, *, wait: bool = True) -> list[Effect]:
-        """A new request. It is served at once, queued, or denied."""
-        impossible = never_fits(job.request, (self.node,))
-        if impossible is not None:
-            return [Deny(job, impossible.sentence(), final=True)]
-        self._enqueue(job)
+    def ask(self, jobs: Sequence[Job], now: float, *, wait: bool = True) -> list[Effect]:
+        """A new request, of one job or of all members of a gang. It is served at once, queued, or denied."""
+        first = jobs[0]
+        impossible = self._impossible([job.request for job in jobs])
+        if impossible:
+            return [Deny(first, impossible, final=True)]
+        self._enqueue(jobs)
         effects = self._serve(now)
-        if job.state == "waiting" and not wait:
-            reason = self._told.get(job.id, (0, 0, ""))[2]
-            own = [e for e in effects if e.job is not job]
-            return [*own, *self._forget(job, now), Deny(job, reason, final=False)]
+        if first.state == "waiting" and not wait:
+            reason = self._told[first.entry][0].reason
+            others = [e for e in effects if not (isinstance(e, Wait) and e.job is first)]
+            gone = [*self._forget(jobs), *self._serve(now)]
+            return [*others, *gone, Deny(first, reason, final=False)]
         return effects
 
     def confirm(self, job_id: str, now: float) -> bool:
@@ -122,9 +174,20 @@ class Broker:
         return True
 
     def gone(self, job_id: str, now: float) -> list[Effect]:
-        """The job ended, was stopped, or its client went away. Unknown ids are nothing."""
+        """The last process of the job has ended. Unknown ids are nothing."""
         job = self.jobs.get(job_id)
-        return self._forget(job, now) if job else []
+        if job is None:
+            return []
+        # Nobody waits for a part of a gang.
+        jobs = self.of(job.entry) if job.state == "waiting" else [job]
+        return [*self._forget(jobs), *self._serve(now)]
+
+    def disband(self, name: str, now: float) -> list[Effect]:
+        """Who asked went away, or was told to: what has not started never will, what runs has to end.
+
+        name: an entry's id, or that of a member that was granted. Unknown ones are nothing.
+        """
+        return [*self._disband(self.of(name)), *self._serve(now)]
 
     def resize(self, job_id: str, placement: Placement, now: float) -> list[Effect]:
         """A running job holds this from now on, on the same cards. Raises Conflict, and then it has what it
@@ -137,15 +200,19 @@ class Broker:
         except Conflict:
             self.ledger.adopt(job_id, job.placement)
             raise
-        job.placement = placement
+        self._hold(job, placement)
         return self._serve(now)
 
     def expire(self, now: float) -> list[Effect]:
-        """Take back what was granted and never confirmed."""
+        """Take back what was granted and never confirmed; of a gang all, if one member is late."""
+        late = [
+            it for it in self.jobs.values() if it.expires_at is not None and it.expires_at <= now
+        ]
         effects: list[Effect] = []
-        for job_id in self.ledger.expire(now):
-            job = self.jobs.pop(job_id)
-            effects += [Drop(job), Deny(job, "the grant expired before the program started", False)]
+        for entry in dict.fromkeys(job.entry for job in late):
+            jobs = self.of(entry)
+            effects += self._disband(jobs)
+            effects.append(Deny(jobs[0], "the grant expired before the program started", False))
         return effects + self._serve(now)
 
     def restore(self, jobs: list[Job], now: float) -> list[Effect]:
@@ -153,14 +220,18 @@ class Broker:
 
         Raises fenka.core.ledger.Conflict if the cards have changed so that a lease no longer fits.
         """
-        for job in jobs:
+        waiting: dict[str, list[Job]] = {}
+        for job in sorted(jobs, key=lambda job: job.rank):
             if job.placement is None:
-                self._enqueue(job)
+                waiting.setdefault(job.entry, []).append(job)
                 continue
-            self.jobs[job.id] = job
+            self._enter(job)
             if job.state == "starting":
                 job.expires_at = now + GRANT_EXPIRES_S
             self.ledger.adopt(job.id, job.placement, job.expires_at)
+            self._hold(job, job.placement)
+        for members in waiting.values():
+            self._enqueue(members)
         return self._serve(now)
 
     def renew(self, node: Node, now: float) -> list[Effect]:
@@ -168,55 +239,112 @@ class Broker:
         if node == self.node:
             return []
         self.node = node
+        self._backfill.set_nodes((node,))
         return self._serve(now)
 
-    def resume(self, job_id: str) -> list[Effect]:
+    def resume(self, entry: str) -> list[Effect]:
         """A client that waited, or was granted, when the daemon went away is back: say it again."""
-        job = self.jobs[job_id]
-        if job.state != "waiting":
-            return [Start(job)]
-        position, length, reason = self._told[job_id]
-        return [Wait(job, position, length, reason)]
+        jobs = self._entries[entry]
+        if jobs[0].state != "waiting":
+            return [Start(tuple(jobs))]
+        standing, length = self._told[entry]
+        return [Wait(jobs[0], standing.position, length, standing.reason)]
 
-    def by_name(self, name: str) -> Job:
-        """The job with this name or id. Raises UnknownJob."""
+    def of(self, name: str) -> list[Job]:
+        """The jobs of an entry, by its id; the one job that has this id; or none."""
+        if name in self._entries:
+            return list(self._entries[name])
+        return [self.jobs[name]] if name in self.jobs else []
+
+    def named(self, name: str) -> list[Job]:
+        """The job with this name or id; for a gang's, all its members. Raises UnknownJob."""
         for job in self.jobs.values():
+            if name in (job.title, job.entry):
+                return self.of(job.entry)
             if name in (job.name, job.id):
-                return job
+                return [job]
         raise UnknownJob(f"no job is called {name}: `fenka ps` lists them")
 
-    def standing(self, job_id: str) -> tuple[int, str] | None:
-        """Position and reason of a job that waits, else None."""
-        told = self._told.get(job_id)
-        return (told[0], told[2]) if told else None
+    def standing(self, job: Job) -> Standing | None:
+        """How a job that waits stands, else None."""
+        told = self._told.get(job.entry)
+        return told[0] if told else None
 
-    def _enqueue(self, job: Job) -> None:
+    def _impossible(self, requests: list[Request]) -> str:
+        """Why these can never be granted; empty if they can."""
+        alone = never_fits(requests[0], (self.node,))
+        if alone is not None:
+            return alone.sentence()
+        if len(requests) == 1:
+            return ""
+        cards = tuple(replace(card, healthy=True) for card in self.node.cards)
+        plan = plan_gang(Empty(), requests, self.policy, (replace(self.node, cards=cards),))
+        return f"{plan.hint}, even if nobody else ran" if isinstance(plan, Rejected) else ""
+
+    def _enter(self, job: Job) -> None:
         self.jobs[job.id] = job
-        self.queue.add(job.id, job.request, job.requested_at)
+        self._entries.setdefault(job.entry, []).append(job)
 
-    def _forget(self, job: Job, now: float) -> list[Effect]:
-        del self.jobs[job.id]
-        self._told.pop(job.id, None)
-        if job.state == "waiting":
-            self.queue.remove(job.id)
-            return self._serve(now)
-        self.ledger.release(job.id)
-        return [Drop(job), *self._serve(now)]
+    def _enqueue(self, jobs: Sequence[Job]) -> None:
+        first = jobs[0]
+        for job in jobs:
+            self._enter(job)
+        self._queue[first.entry] = Waiting(
+            first.entry,
+            tuple(job.request for job in jobs),
+            first.requested_at,
+            first.priority,
+            str(first.uid),
+            None if first.limit_s is None else first.limit_s + GRACE_S,
+        )
+
+    def _hold(self, job: Job, placement: Placement) -> None:
+        job.placement = placement
+        ends_by = None if job.ends_at is None else job.ends_at + GRACE_S
+        self._held[job.id] = Held(placement, ends_by, str(job.uid))
+
+    def _disband(self, jobs: Sequence[Job]) -> list[Effect]:
+        running = [job for job in jobs if job.state == "running"]
+        return [
+            *map(End, running),
+            *self._forget([job for job in jobs if job.state != "running"]),
+        ]
+
+    def _forget(self, jobs: Sequence[Job]) -> list[Effect]:
+        effects: list[Effect] = []
+        for job in jobs:
+            del self.jobs[job.id]
+            self._queue.pop(job.entry, None)
+            self._told.pop(job.entry, None)
+            self._entries[job.entry].remove(job)
+            if not self._entries[job.entry]:
+                del self._entries[job.entry]
+            if job.placement is not None:
+                self.ledger.release(job.id)
+                del self._held[job.id]
+                effects.append(Drop(job))
+        return effects
 
     def _serve(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        step = self.queue.serve(self.ledger, self.policy, (self.node,))
-        for job_id, placement in step.placed:
-            job = self.jobs[job_id]
-            job.placement, job.state = placement, "starting"
-            job.expires_at = now + GRANT_EXPIRES_S
-            self.ledger.assume(job_id, placement, job.expires_at)
-            self.queue.remove(job_id)
-            self._told.pop(job_id, None)
-            effects.append(Start(job))
-        for place, (job_id, reason) in enumerate(step.waiting, start=1):
-            told = (place, len(step.waiting), reason)
-            if self._told.get(job_id) != told:
-                self._told[job_id] = told
-                effects.append(Wait(self.jobs[job_id], *told))
+        step = self._backfill.serve(
+            self._queue.values(), self._held.values(), now, self.ledger.tally()
+        )
+        for entry, placements in step.placed:
+            jobs = self._entries[entry]
+            for job, placement in zip(jobs, placements, strict=True):
+                job.state, job.expires_at = "starting", now + GRANT_EXPIRES_S
+                job.ends_at = None if job.limit_s is None else now + job.limit_s
+                self.ledger.assume(job.id, placement, job.expires_at)
+                self._hold(job, placement)
+            del self._queue[entry]
+            self._told.pop(entry, None)
+            effects.append(Start(tuple(jobs)))
+        length = len(step.waiting)
+        for standing in step.waiting:
+            before = self._told.get(standing.id)
+            self._told[standing.id] = standing, length
+            told = standing.position, length, standing.reason
+            if before is None or (before[0].position, before[1], before[0].reason) != told:
+                effects.append(Wait(self._entries[standing.id][0], *told))
         return effects

@@ -8,10 +8,9 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -19,21 +18,22 @@ from typing import IO
 import msgspec
 
 from fenka.core.ledger import Conflict
-from fenka.core.requests import BadRequest, Placement, Request
-from fenka.dialects.sizes import BadSize, parse_memory
+from fenka.core.requests import BadRequest, Placement
+from fenka.dialects.sizes import BadSize
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.peers import peer, user_name
 from fenka.hardware.simulated import NodeError
 from fenka.isolation import telling
-from fenka.isolation.layout import constant
-from fenka.workstation import files, members, protocol, resizing
+from fenka.workstation import asking, files, members, protocol, resizing
 from fenka.workstation.broker import (
+    GRACE_S,
     GRANT_EXPIRES_S,
     Broker,
     Deny,
     Drop,
     Effect,
+    End,
     Job,
     Start,
     UnknownJob,
@@ -95,7 +95,10 @@ class Daemon:
         self.library_dir = runtime.simulated / "lib" if simulated else None
         self.cache: Path | None = None
         self._clients: dict[str, Client] = {}
+        """By the entry that they ask for; a gang's members, each by its own job."""
         self._watches: dict[str, members.Watch] = {}
+        """By job; for a gang, who started it, by entry."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
         self._teller = telling.Teller(self._samples, members.lease_of_process)
 
@@ -145,23 +148,24 @@ class Daemon:
                     "not know: end them first"
                 )
             files.remove_lease(directory)
+        granted = [job for job in kept if job.placement]
         try:
             effects = self.broker.restore(kept, time.time())
         except Conflict as why:
-            names = ", ".join(job.name for job in kept if job.placement)
+            names = ", ".join(job.name for job in granted)
             raise files.Unreadable(
                 f"programs still hold slices of other cards than these ({names}; {why}): start the "
                 "daemon as it was started for them, or end them first"
             ) from None
-        for job in kept:
+        self._carry_out(effects)
+        for entry in dict.fromkeys(job.entry for job in kept):
             # A waiting client comes back by itself; until then its place is kept while it lives.
-            self._watch(job)
-            if job.placement:
-                self._tell_of(job)
-        for job in kept:
+            self._watch(self.broker.of(entry))
+        for job in granted:
+            self._tell_of(job)
+            self._end_later(job)
             if job.state == "starting":
                 self._expire_later()
-        self._carry_out(effects)
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = Client(writer)
@@ -248,76 +252,58 @@ class Daemon:
     def _ask(self, client: Client, ask: protocol.Ask) -> None:
         known = self._asked_before(client, ask.job)
         if known:
-            client.job = known.id
-            self._clients[known.id] = client
-            self._carry_out(self.broker.resume(known.id), save=False)
+            client.job = known.entry
+            self._clients[known.entry] = client
+            self._carry_out(self.broker.resume(known.entry), save=False)
+            return
+        member = self._claimed(client, ask.job)
+        if member:
+            self._claim(client, member)
             return
         self._look()
         try:
-            job = self._job(client, ask)
+            who = asking.Who(client.pid, client.uid)
+            jobs = asking.jobs(ask, who, self.unit_mib, self.broker.jobs.values(), time.time())
         except (BadSize, BadRequest) as why:
             client.send(protocol.Refused(str(why), final=True))
             return
-        client.job = job.id
-        self._clients[job.id] = client
-        effects = self.broker.ask(job, time.time(), wait=ask.wait)
-        if job.id in self.broker.jobs:
-            self._watch(job)
+        entry = client.job = jobs[0].entry
+        self._clients[entry] = client
+        effects = self.broker.ask(jobs, time.time(), wait=ask.wait)
+        self._watch(self.broker.of(entry))
         self._carry_out(effects)
 
     def _asked_before(self, client: Client, job_id: str) -> Job | None:
         """The job of a process that asked a former daemon, and may not have heard its id."""
         for job in self.broker.jobs.values():
-            same = (job.uid, job.pid) == (client.uid, client.pid) and job_id in ("", job.id)
+            same = (job.uid, job.pid) == (client.uid, client.pid) and job_id in ("", job.entry)
             if same and job.state != "running":
                 return job
         return None
 
-    def _job(self, client: Client, ask: protocol.Ask) -> Job:
-        """Raises BadSize, BadRequest."""
-        memory = None if ask.whole else parse_memory(ask.gpu_mem, self.unit_mib)
-        identity = secrets.token_hex(4)
-        name = (
-            ask.name or f"{Path(ask.command[0]).name if ask.command else ask.kind}-{identity[:4]}"
+    def _claimed(self, client: Client, job_id: str) -> Job | None:
+        """The member of a gang that this process is to be: its gang's own process has started it."""
+        job = self.broker.jobs.get(job_id)
+        if job is None or job.gang is None or job.placement is None or job.uid != client.uid:
+            return None
+        entitled = client.pid == job.pid or (
+            job.pid == job.gang.pid == members.parent(client.pid) and job.state == "starting"
         )
-        if any(name in (job.name, job.id) for job in self.broker.jobs.values()):
-            raise BadRequest(f"a job called {name} is already here: choose another --name")
-        most = constant("FENKA_MAX_CARDS")
-        if ask.cards > most:
-            raise BadRequest(f"one lease has at most {most} cards, not {ask.cards}")
-        ticks = members.start_ticks(client.pid)
-        if ticks is None:
-            raise BadRequest("the process that asked is gone")
-        return Job(
-            id=identity,
-            name=name,
-            uid=client.uid,
-            pid=client.pid,
-            start_ticks=ticks,
-            request=Request(
-                memory=memory,
-                # A weight is no promise: nothing is set aside for it.
-                compute=0 if ask.gpu_core_mode == "weight" else ask.gpu_core,
-                cards=ask.cards,
-                whole=ask.whole,
-                models=frozenset(ask.models),
-            ),
-            core=ask.gpu_core,
-            core_mode=ask.gpu_core_mode,
-            wanted=_wanted(ask),
-            command=ask.command,
-            directory=ask.directory,
-            kind=ask.kind,
-            isolation=ask.isolation,
-            requested_at=self._now(),
-        )
+        return job if entitled else None
 
-    def _now(self) -> float:
-        """The time of a request: later than all that wait, also when the clock was set back."""
-        return max([time.time(), *(job.requested_at + 1e-3 for job in self.broker.jobs.values())])
+    def _claim(self, client: Client, job: Job) -> None:
+        job.pid, job.start_ticks = client.pid, members.start_ticks(client.pid) or 0
+        client.job = job.id
+        self._clients[job.id] = client
+        self._follow(job.id, job.pid, lambda: self._gone(job.id))
+        self._save()
+        client.send(self._granted(job))
 
     def _confirm(self, client: Client) -> None:
-        if client.job and self.broker.confirm(client.job, time.time()):
+        job = self.broker.jobs.get(client.job or "")
+        # Again, if the daemon before us recorded it and could not say so.
+        again = job is not None and job.state == "running" and job.pid == client.pid
+        if job and (again or self.broker.confirm(job.id, time.time())):
             self._save()
             client.send(protocol.Done())
         else:
@@ -328,59 +314,71 @@ class Daemon:
         if client.job is None or self._clients.get(client.job) is not client:
             return
         del self._clients[client.job]
-        job = self.broker.jobs.get(client.job)
-        if job and job.state != "running" and not self._stopped.is_set():
-            self._gone(job.id)
+        if self._stopped.is_set():
+            return
+        if any(job.state != "running" for job in self.broker.of(client.job)):
+            self._disband(client.job)
 
     def _gone(self, job_id: str) -> None:
-        watch = self._watches.pop(job_id, None)
-        if watch:
-            watch.close()
         self._carry_out(self.broker.gone(job_id, time.time()))
+
+    def _disband(self, name: str) -> None:
+        self._carry_out(self.broker.disband(name, time.time()))
 
     async def _stop(self, client: Client, stop: protocol.Stop) -> None:
         try:
-            job = self.broker.by_name(stop.name)
+            job, *_ = self.broker.named(stop.name)
         except UnknownJob as why:
             client.send(protocol.Failure(str(why)))
             return
         if client.uid not in (0, job.uid):
             client.send(
                 protocol.Failure(
-                    f"{job.name} belongs to {user_name(job.uid)}: only they may stop it"
+                    f"{job.title} belongs to {user_name(job.uid)}: only they may stop it"
                 )
             )
             return
+        # A gang goes as a whole, whichever member is named.
+        jobs = self.broker.of(job.entry)
         if job.state == "waiting":
-            if waiter := self._clients.get(job.id):
+            if waiter := self._clients.get(job.entry):
                 waiter.send(protocol.Refused("stopped while it waited", final=True))
-            self._gone(job.id)
-        elif not await self._end(job, stop.grace_s):
-            left = ", ".join(map(str, self._processes(job)))
+            self._disband(job.entry)
+        elif not await self._end(jobs, stop.grace_s):
+            left = ", ".join(map(str, self._processes(jobs)))
             client.send(
-                protocol.Failure(f"{job.name} does not end: processes {left} ignore SIGKILL")
+                protocol.Failure(f"{job.title} does not end: processes {left} ignore SIGKILL")
             )
             return
-        client.send(protocol.Done(job.name))
+        client.send(protocol.Done(job.title))
 
-    async def _end(self, job: Job, grace_s: float) -> bool:
-        """SIGTERM to all, SIGKILL to those that are left after the grace; whether that ended it."""
+    async def _end(self, jobs: Sequence[Job], grace_s: float) -> bool:
+        """SIGTERM to all, SIGKILL to those that are left after the grace; whether that ended them."""
         for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_TAKES_S)):
             deadline = time.monotonic() + patience_s
-            members.signal_all(self._processes(job), number)
-            while job.id in self.broker.jobs and time.monotonic() < deadline:
+            members.signal_all(self._processes(jobs), number)
+            while self._here(jobs) and time.monotonic() < deadline:
                 await asyncio.sleep(0.02)
-        return job.id not in self.broker.jobs
+        return not self._here(jobs)
 
-    def _processes(self, job: Job) -> list[int]:
-        found = set(members.holders().get(job.id, []))
-        if members.start_ticks(job.pid) == job.start_ticks:
-            found.add(job.pid)
+    def _here(self, jobs: Sequence[Job]) -> list[Job]:
+        return [job for job in jobs if job.id in self.broker.jobs]
+
+    def _processes(self, jobs: Sequence[Job]) -> list[int]:
+        holders, found = members.holders(), set[int]()
+        for job in self._here(jobs):
+            found.update(holders.get(job.id, []))
+            if members.start_ticks(job.pid) == job.start_ticks:
+                found.add(job.pid)
         return sorted(found)
 
     def _resize(self, client: Client, wanted: protocol.Resize) -> protocol.Done | protocol.Failure:
         try:
-            job = self.broker.by_name(wanted.name)
+            job, *others = self.broker.named(wanted.name)
+            if others:
+                return protocol.Failure(
+                    f"{wanted.name} is a gang: resize its members one by one, beginning with {job.name}"
+                )
             if client.uid not in (0, job.uid):
                 owner = user_name(job.uid)
                 return protocol.Failure(f"{job.name} belongs to {owner}: only they may resize it")
@@ -395,7 +393,7 @@ class Daemon:
         if client.uid not in (0, os.geteuid()):
             client.send(protocol.Failure(f"the daemon belongs to {user_name(os.geteuid())}"))
             return
-        held = [job.name for job in self.broker.jobs.values()]
+        held = list(dict.fromkeys(job.title for job in self.broker.jobs.values()))
         if held and not message.force:
             names = ", ".join(held[:5])
             client.send(
@@ -414,58 +412,100 @@ class Daemon:
         if save or effects:
             self._save()
         for effect in effects:
-            client = self._clients.get(effect.job.id)
             match effect:
-                case Start(job):
-                    self._start(job, client)
+                case Start(jobs):
+                    self._start(jobs)
                 case Drop(job):
                     self._teller.forget(job.id)
                     files.remove_lease(self.lease_dir(job.id))
-                case Wait(job, position, length, reason) if client:
-                    client.send(protocol.Waiting(job.id, job.name, position, length, reason))
+                case End(job):
+                    self._spawn(self._end([job], GRACE_S))
+                case Wait(job, position, length, reason):
+                    said = protocol.Waiting(job.entry, job.title, position, length, reason)
+                    self._tell_client(job, said)
                 case Deny(job, reason, final):
-                    self._deny(job, client, protocol.Refused(reason, final))
+                    self._tell_client(job, protocol.Refused(reason, final))
+        here = {name for job in self.broker.jobs.values() for name in (job.id, job.entry)}
+        for name in self._watches.keys() - here:
+            self._watches.pop(name).close()
 
-    def _start(self, job: Job, client: Client | None) -> None:
-        assert job.placement is not None  # Broker: only placed jobs start.
-        directory = self.lease_dir(job.id)
-        if not (directory / "lease" / "control").exists():
-            files.create_lease(
-                directory,
-                job.id,
-                job.placement,
-                self.hardware.context_mib,
-                resizing.compute_of(job),
-                self.cache,
-            )
-        self._tell_of(job)
+    def _tell_client(self, job: Job, message: protocol.Message) -> None:
+        """Who asked, if they are there."""
+        client = self._clients.get(job.entry)
+        if client:
+            client.send(message)
+
+    def _start(self, jobs: Sequence[Job]) -> None:
+        # First: if the leases cannot be written, it is this that gives back what they were to hold.
         self._expire_later()
-        if client:
-            client.send(
-                protocol.Granted(
-                    job=job.id,
-                    name=job.name,
-                    directory=str(directory),
-                    shim=str(self.native / "libfenka.so"),
-                    linker_cache=str(self.cache or ""),
-                    library_dir=str(self.library_dir or ""),
-                    hidden=[str(self.runtime.leases)],
-                    uuids=[piece.uuid for piece in job.placement.slices],
+        for job in jobs:
+            assert job.placement is not None  # Broker: only placed jobs start.
+            directory = self.lease_dir(job.id)
+            if not (directory / "lease" / "control").exists():
+                files.create_lease(
+                    directory,
+                    job.id,
+                    job.placement,
+                    self.hardware.context_mib,
+                    resizing.compute_of(job),
+                    self.cache,
                 )
-            )
+            self._tell_of(job)
+            self._end_later(job)
+        first = jobs[0]
+        if first.gang:
+            ids = [job.id for job in jobs]
+            self._tell_client(first, protocol.GangGranted(first.gang.name, ids))
+        else:
+            self._tell_client(first, self._granted(first))
 
-    def _deny(self, job: Job, client: Client | None, refusal: protocol.Refused) -> None:
-        watch = self._watches.pop(job.id, None)
-        if watch:
-            watch.close()
-        if client:
-            client.send(refusal)
-
-    def _watch(self, job: Job) -> None:
-        loop = asyncio.get_running_loop()
-        self._watches[job.id] = members.Watch(
-            job.id, job.pid, lambda: self._gone(job.id), loop.add_reader, loop.remove_reader
+    def _granted(self, job: Job) -> protocol.Granted:
+        assert job.placement is not None
+        return protocol.Granted(
+            job=job.id,
+            name=job.name,
+            directory=str(self.lease_dir(job.id)),
+            shim=str(self.native / "libfenka.so"),
+            linker_cache=str(self.cache or ""),
+            library_dir=str(self.library_dir or ""),
+            hidden=[str(self.runtime.leases)],
+            uuids=[piece.uuid for piece in job.placement.slices],
         )
+
+    def _watch(self, jobs: Sequence[Job]) -> None:
+        """Those of one entry, and who is to end with them."""
+        for job in jobs:
+            if not job.gang or job.pid != job.gang.pid:
+                self._follow(job.id, job.pid, lambda job=job: self._gone(job.id))  # type: ignore[misc]
+        gang, entry = (jobs[0].gang, jobs[0].entry) if jobs else (None, "")
+        if gang and members.start_ticks(gang.pid) == gang.start_ticks:
+            self._follow(entry, gang.pid, lambda: self._disband(entry))
+        elif gang:
+            self._disband(entry)
+
+    def _follow(self, name: str, pid: int, on_end: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        if name in self._watches:
+            self._watches.pop(name).close()
+        watch = members.Watch(name, pid, on_end, loop.add_reader, loop.remove_reader)
+        self._watches[name] = watch
+
+    def _end_later(self, job: Job) -> None:
+        """When its time is over, whatever it does."""
+        if job.ends_at is None:
+            return
+        asyncio.get_running_loop().call_later(
+            max(job.ends_at - time.time(), 0), lambda: self._spawn(self._end([job], GRACE_S))
+        )
+
+    def _spawn(self, work: Coroutine[None, None, object]) -> None:
+        async def run() -> None:
+            await work
+
+        # The loop itself keeps no hold of it.
+        task = asyncio.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _expire_later(self) -> None:
         loop = asyncio.get_running_loop()
@@ -483,10 +523,3 @@ class Daemon:
     def lease_dir(self, job_id: str) -> Path:
         """Where a job's lease is."""
         return self.runtime.leases / job_id
-
-
-def _wanted(ask: protocol.Ask) -> str:
-    each = "whole" if ask.whole else ask.gpu_mem
-    if ask.gpu_core:
-        each += f", {ask.gpu_core}% {ask.gpu_core_mode}"
-    return f"{ask.cards} x {each}" if ask.cards > 1 else each

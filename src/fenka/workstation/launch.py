@@ -39,8 +39,8 @@ def acquire(
     timeout_s: float | None,
     on_wait: Callable[[protocol.Waiting], None],
     announce: Callable[[str], None],
-) -> tuple[Connection, protocol.Granted]:
-    """Wait for the slice; across restarts of the daemon the place in the queue is kept.
+) -> tuple[Connection, protocol.Granted | protocol.GangGranted]:
+    """Wait for the slice, or a gang's slices; across restarts of the daemon the place in the queue is kept.
 
     timeout_s: give up after so many seconds of waiting, None for never. on_wait is told each change.
     Raises NotGranted, NestedLease, NoDaemon, OtherVersion.
@@ -70,7 +70,7 @@ def _await_grant(
     ask: protocol.Ask,
     deadline: float | None,
     on_wait: Callable[[protocol.Waiting], None],
-) -> protocol.Granted:
+) -> protocol.Granted | protocol.GangGranted:
     job, reason = ask.job, ""
     try:
         connection.send(ask)
@@ -85,7 +85,7 @@ def _await_grant(
         except ConnectionError:
             raise _Interrupted(job) from None
         match answer:
-            case protocol.Granted():
+            case protocol.Granted() | protocol.GangGranted():
                 return answer
             case protocol.Refused(reason=why, final=final):
                 raise NotGranted(why, final=final)
@@ -94,6 +94,27 @@ def _await_grant(
                 on_wait(answer)
             case _:
                 raise NotGranted(protocol.refusal(answer), final=True)
+
+
+def claim(runtime: Runtime, job: str) -> tuple[Connection, protocol.Granted]:
+    """The slice of one member of a gang, for a child of the process to which it was granted.
+
+    Raises NotGranted, NoDaemon, OtherVersion.
+    """
+    deadline = time.monotonic() + GRANT_EXPIRES_S
+    while True:
+        # No daemon is started from here: the member that did so would be its parent.
+        with contextlib.suppress(ConnectionError, NoDaemon):
+            connection = Connection(runtime)
+            answer = connection.call(protocol.Ask(command=[], job=job))
+            if isinstance(answer, protocol.Granted):
+                return connection, answer
+            raise NotGranted("the gang's slices are no longer held: try again", final=False)
+        if time.monotonic() > deadline:
+            raise NotGranted(
+                "the daemon went away while the gang was starting: try again", final=False
+            )
+        time.sleep(0.1)
 
 
 def _reconnect(runtime: Runtime, deadline: float | None) -> Connection:

@@ -30,6 +30,14 @@ def start_ticks(pid: int) -> int | None:
     return None if state in "ZX" else int(fields[18])
 
 
+def parent(pid: int) -> int | None:
+    """The process that started this one and still lives; None where there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
 def holders() -> dict[str, list[int]]:
     """Processes by the id of the lease they are in."""
     found: dict[str, list[int]] = {}

@@ -13,7 +13,7 @@ import msgspec
 from fenka import __version__
 from fenka.isolation.control import Mode
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever a message changes."""
 
 JobState = Literal["waiting", "starting", "running"]
@@ -32,14 +32,18 @@ class Hello(msgspec.Struct, frozen=True, tag_field="type", tag="hello"):
 
 
 class Ask(Message, tag="ask"):
-    """A client wants a lease; answered by Waiting…, then Granted or Refused.
+    """A client wants a lease; answered by Waiting…, then Granted, GangGranted or Refused.
 
-    job: the id of a request that waited when the daemon went away, else empty.
+    job: the id of a request that waited when the daemon went away, or of the member of a gang that this
+    process is to be; else empty.
     gpu_mem: memory per card, as typed; empty with whole cards.
     gpu_core: percent of each card's time, 0 for no limit; what that means says gpu_core_mode.
     cards: slices, each on a card of its own; or whole cards where `whole` is set.
     models: names of acceptable card models, empty for any.
     wait: queue if nothing is free.
+    gang: so many leases, all at once; None for a single one.
+    priority: the larger is served first.
+    limit_s: seconds after which it is ended, whatever it does; None for never.
     """
 
     command: list[str]
@@ -55,6 +59,9 @@ class Ask(Message, tag="ask"):
     directory: str = ""
     isolation: Isolation = "namespace"
     job: str = ""
+    gang: int | None = None
+    priority: int = 0
+    limit_s: float | None = None
 
 
 class Confirm(Message, tag="confirm"):
@@ -114,6 +121,13 @@ class Granted(Message, tag="granted"):
     uuids: list[str]
 
 
+class GangGranted(Message, tag="gang-granted"):
+    """All slices of a gang. For each of these jobs the client starts a process, which asks for it by id."""
+
+    name: str
+    jobs: list[str]
+
+
 class Refused(Message, tag="refused"):
     """No lease: `final` if it can never be had, else it only was not free now."""
 
@@ -146,7 +160,12 @@ class SliceView(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """A lease, or a request that waits for one. Times are Unix seconds."""
+    """A lease, or a request that waits for one. Times are Unix seconds.
+
+    A gang that waits is one, under its own name and id; its members are one each once they are granted.
+    gang, rank, size: of a gang; rank is None while it waits. ends_at: when it is ended whatever it does.
+    reserved: indices of the cards that are kept for it; starts_by: when they will do at the latest.
+    """
 
     job: str
     name: str
@@ -166,6 +185,13 @@ class JobView(msgspec.Struct, frozen=True):
     processes: list[int] = []
     position: int | None = None
     reason: str = ""
+    priority: int = 0
+    ends_at: float | None = None
+    gang: str = ""
+    rank: int | None = None
+    size: int = 1
+    reserved: list[int] = []
+    starts_by: float | None = None
 
 
 class CardView(msgspec.Struct, frozen=True):
@@ -202,7 +228,7 @@ class Snapshot(Message, tag="snapshot"):
 
 
 ToDaemon = Ask | Confirm | List | Stop | Resize | Shutdown
-FromDaemon = Waiting | Granted | Refused | Done | Failure | Snapshot
+FromDaemon = Waiting | Granted | GangGranted | Refused | Done | Failure | Snapshot
 
 encode = msgspec.json.Encoder().encode
 _requests = msgspec.json.Decoder(ToDaemon)

@@ -67,20 +67,26 @@ def snapshot(
         unit_mib=unit_mib,
         cards=cards,
         jobs=[
-            _job(broker, runtime, job, holders.get(job.id, [])) for job in _in_order(broker.jobs)
+            _job(broker, runtime, job, holders.get(job.id, []))
+            for job in sorted(broker.jobs.values(), key=lambda job: _order(broker, job))
+            if job.state != "waiting" or job.rank == 0
         ],
     )
 
 
-def _in_order(jobs: dict[str, Job]) -> list[Job]:
-    return sorted(jobs.values(), key=lambda job: (job.state == "waiting", job.requested_at, job.id))
+def _order(broker: Broker, job: Job) -> tuple[int, float, str, int]:
+    standing = broker.standing(job)
+    return standing.position if standing else 0, job.requested_at, job.entry, job.rank
 
 
 def _job(broker: Broker, runtime: Runtime, job: Job, processes: list[int]) -> protocol.JobView:
-    standing = broker.standing(job.id)
+    standing = broker.standing(job)
+    waits = standing is not None
+    reservation = standing.reservation if standing else None
+    named = reservation.cards if reservation else frozenset[str]()
     return protocol.JobView(
-        job=job.id,
-        name=job.name,
+        job=job.entry if waits else job.id,
+        name=job.title if waits else job.name,
         user=user_name(job.uid),
         uid=job.uid,
         pid=job.pid,
@@ -95,8 +101,15 @@ def _job(broker: Broker, runtime: Runtime, job: Job, processes: list[int]) -> pr
         whole=job.request.whole,
         slices=_slices(runtime, job),
         processes=processes,
-        position=standing[0] if standing else None,
-        reason=standing[1] if standing else "",
+        position=standing.position if standing else None,
+        reason=standing.reason if standing else "",
+        priority=job.priority,
+        ends_at=job.ends_at,
+        gang=job.gang.name if job.gang else "",
+        rank=job.rank if job.gang and not waits else None,
+        size=job.gang.size if job.gang else 1,
+        reserved=[card.index for card in broker.node.cards if card.uuid in named],
+        starts_by=reservation.starts_by if reservation else None,
     )
 
 

@@ -1,0 +1,88 @@
+"""`fenka resize`: a job of this machine, or a pod of a cluster."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from fenka.cli import cluster, listing
+from fenka.cli.cluster import Where
+from fenka.cli.errors import BAD_INPUT, NOT_NOW, Problem
+from fenka.dialects.gpushare import GIB_MIB, Unreadable
+from fenka.dialects.resizing import REFUSED, WISH, read_record, write_wish
+from fenka.dialects.sizes import parse_memory
+from fenka.isolation.control import Mode
+from fenka.kubernetes.client import Api
+from fenka.kubernetes.objects import Pod
+
+WAIT_S = 10.0
+"""For the node's program; it takes less than one."""
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to change; empty and None: as it is. container: of a pod, empty for its only one."""
+
+    gpu_mem: str
+    gpu_core: int | None
+    gpu_core_mode: Mode | None
+    container: str = ""
+
+
+def resize(where: Where, name: str, namespace: str, wanted: Wanted) -> None:
+    """What runs here by that name, else the pod; NAMESPACE/NAME is a pod too. Raises Problem, BadSize."""
+    if not wanted.gpu_mem and wanted.gpu_core is None and wanted.gpu_core_mode is None:
+        raise Problem("say what to change: --gpu-mem, --gpu-core or --gpu-core-mode", BAD_INPUT)
+    before, slash, after = name.partition("/")
+    if slash:
+        namespace, name = before, after
+    if not slash and cluster.local(where) is not None:
+        listing.resize(name, wanted.gpu_mem, wanted.gpu_core, wanted.gpu_core_mode)
+        return
+    if wanted.gpu_core_mode is not None:
+        raise Problem(
+            "what a pod's share of compute means is said where it asks for it: leave --gpu-core-mode out",
+            BAD_INPUT,
+        )
+    if wanted.gpu_mem:
+        parse_memory(wanted.gpu_mem, GIB_MIB)
+    text = write_wish(wanted.container, wanted.gpu_mem, wanted.gpu_core)
+    path = f"/api/v1/namespaces/{namespace or cluster.namespace(where)}/pods/{name}"
+
+    async def question(api: Api) -> None:
+        await _ask(api, path, text)
+
+    cluster.ask(where, question)
+    print(f"{name}: resized")
+
+
+async def _ask(api: Api, path: str, text: str) -> None:
+    pod = await api.get(path, Pod)
+    if pod.status.phase != "Running":
+        state = pod.status.phase or "Pending"
+        raise Problem(f"{pod.full_name} is {state}: only what runs can be resized", NOT_NOW)
+    # Of this very pod; what was refused before is no answer to this.
+    body: dict[str, Any] = {
+        "metadata": {"uid": pod.metadata.uid, "annotations": {WISH: text, REFUSED: None}}
+    }
+    await api.patch(path, Pod, body)
+    for _ in range(round(WAIT_S / _LOOK_S)):
+        pod = await api.get(path, Pod)
+        if REFUSED in pod.metadata.annotations:
+            raise Problem(pod.metadata.annotations[REFUSED])
+        if _granted(pod, text):
+            return
+        await asyncio.sleep(_LOOK_S)
+    raise Problem(
+        f"nobody has answered within {WAIT_S:.0f} s: see whether fenka's program runs on node "
+        f"{pod.spec.node_name}; the wish stays on the pod, as its annotation {WISH}",
+        NOT_NOW,
+    )
+
+
+def _granted(pod: Pod, text: str) -> bool:
+    try:
+        record = read_record(pod.metadata.annotations, pod.metadata.uid)
+    except Unreadable:
+        return False  # the node's program will correct it
+    return record is not None and record.wish == text

@@ -1,0 +1,246 @@
+"""What users write on a running pod to resize it, and what the node's program writes there in answer.
+
+    fenka.io/resize          "gpu-mem=6", "gpu-mem=4096MiB,gpu-core=30", "x: gpu-mem=6; y: gpu-core=20"
+    fenka.io/resized         JSON: what the pod holds now of each card, and each container's part of it
+    fenka.io/resize-refused  why not, in one sentence; taken away by success
+
+The record counts beside what the pod's scheduler has written, which stays as it is: :func:`resized`. It names
+its pod: a copy of the annotations on another pod counts for nothing.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fenka.core.requests import Memory, Placement, Slice
+from fenka.dialects.gpushare import Unreadable
+from fenka.dialects.requests import counted
+from fenka.dialects.sizes import BadSize, parse_memory
+
+WISH = "fenka.io/resize"
+RECORD = "fenka.io/resized"
+REFUSED = "fenka.io/resize-refused"
+
+VERSION = 1
+
+MEMORY, CORE = "gpu-mem", "gpu-core"
+FULL = 100
+
+_CONTAINER = re.compile(r"\s*([a-z0-9](?:[-a-z0-9]*[a-z0-9])?)\s*:(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """For one container, of each of its cards; None: as it is. compute: percent, 0 for no limit."""
+
+    memory: Memory | None = None
+    compute: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """What a pod holds now, at its peak, and its containers' parts by name. wish: the last one granted."""
+
+    pod: str
+    """Its UID."""
+    holds: tuple[Slice, ...]
+    containers: Mapping[str, tuple[Slice, ...]] = field(default_factory=dict)
+    wish: str = ""
+
+
+# ---- wishes ----
+
+
+def read_wish(text: str, unit_mib: int) -> dict[str, Wish]:
+    """Wishes by container; under "" what is wished for the only one. Raises Unreadable."""
+    found: dict[str, Wish] = {}
+    for part in filter(str.strip, text.split(";")):
+        named = _CONTAINER.fullmatch(part)
+        name, items = (named[1], named[2]) if named else ("", part)
+        if name in found:
+            raise Unreadable(f"annotation {WISH} speaks twice of {name or 'the container'}")
+        found[name] = _wish(items, unit_mib)
+    if not found:
+        raise Unreadable(
+            f"annotation {WISH} is empty: write {MEMORY}=6, {CORE}=40 or both with a comma"
+        )
+    if "" in found and len(found) > 1:
+        raise Unreadable(
+            f"annotation {WISH} names some containers and not others: write x: {MEMORY}=6; y: {CORE}=20"
+        )
+    return found
+
+
+def _wish(text: str, unit_mib: int) -> Wish:
+    said: dict[str, str] = {}
+    for item in text.split(","):
+        key, equals, value = (it.strip() for it in item.partition("="))
+        if not equals or key not in (MEMORY, CORE):
+            raise Unreadable(
+                f"annotation {WISH}: {item.strip()[:40]!r} is not understood: write {MEMORY}=6, "
+                f"{MEMORY}=4096MiB or {CORE}=40"
+            )
+        if key in said:
+            raise Unreadable(f"annotation {WISH} says {key} twice for one container")
+        said[key] = value
+    try:
+        memory = parse_memory(said[MEMORY], unit_mib) if MEMORY in said else None
+    except BadSize as why:
+        raise Unreadable(f"annotation {WISH}: {why}") from None
+    return Wish(memory, _percent(said[CORE]) if CORE in said else None)
+
+
+def _percent(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 3 and int(text) <= FULL):
+        raise Unreadable(
+            f"annotation {WISH}: {CORE}={text[:40]} is no percentage: write 1 to 100, or 0 for no limit"
+        )
+    return int(text)
+
+
+def write_wish(container: str, gpu_mem: str, gpu_core: int | None) -> str:
+    """container: empty for the only one. gpu_mem: a size as users write it, empty to leave it as it is."""
+    items = [f"{MEMORY}={gpu_mem.strip()}"] if gpu_mem else []
+    items += [f"{CORE}={gpu_core}"] if gpu_core is not None else []
+    return (f"{container}: " if container else "") + ",".join(items)
+
+
+# ---- records ----
+
+
+def write_record(record: Resized) -> str:
+    """The annotation RECORD."""
+    return json.dumps(
+        {
+            "version": VERSION,
+            "pod": record.pod,
+            "holds": list(map(_written, record.holds)),
+            "containers": {
+                name: list(map(_written, part)) for name, part in sorted(record.containers.items())
+            },
+            "wish": record.wish,
+        },
+        separators=(",", ":"),
+    )
+
+
+def read_record(annotations: Mapping[str, str], pod: str = "") -> Resized | None:
+    """None where there is none, or where it is another's. pod: whose it must be, by UID; empty for anybody's.
+
+    Raises Unreadable.
+    """
+    if RECORD not in annotations:
+        return None
+    try:
+        record = _fields(
+            json.loads(annotations[RECORD]), "version", "pod", "holds", "containers", "wish"
+        )
+        _check_version(record["version"])
+        found = Resized(
+            _text(record["pod"]),
+            _slices(record["holds"]),
+            {name: _slices(part) for name, part in record["containers"].items()},
+            _text(record["wish"]),
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError) as why:
+        raise Unreadable(f"annotation {RECORD} is not understood: {why}") from None
+    return found if pod in ("", found.pod) else None
+
+
+def _written(piece: Slice) -> dict[str, Any]:
+    return {
+        "card": piece.card,
+        "uuid": piece.uuid,
+        "memoryMiB": piece.memory_mib,
+        "compute": piece.compute,
+    }
+
+
+def _slices(items: Any) -> tuple[Slice, ...]:
+    read = [_fields(it, "card", "uuid", "memoryMiB", "compute") for it in _list(items)]
+    slices = tuple(
+        Slice(
+            counted(it["card"]),
+            _text(it["uuid"]),
+            counted(it["memoryMiB"]),
+            counted(it["compute"]),
+        )
+        for it in read
+    )
+    if len({it.card for it in slices}) < len(slices):
+        raise ValueError("a card is named twice")
+    return slices
+
+
+def _fields(value: Any, *names: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} has no fields")
+    for name in names:
+        if name not in value:
+            raise ValueError(f"it has no {name}")
+    if unknown := sorted(set(value) - set(names)):
+        raise ValueError(f"{unknown[0]} is not known to this version")
+    return value
+
+
+def _check_version(value: Any) -> None:
+    if value != VERSION:
+        raise ValueError(f"version {value!r} is not {VERSION}")
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+# ---- what the record changes ----
+
+
+def resized(
+    annotations: Mapping[str, str], placements: Sequence[Placement], pod: str = ""
+) -> tuple[Placement, ...]:
+    """What a pod's record says instead of what its scheduler wrote: of each card so much in all.
+
+    Cards that it does not name, or that were exchanged since, stay as they are. Where several placements are
+    on a card, each keeps what it had as far as the new total goes, and the last has the rest. pod: its UID.
+    Raises Unreadable.
+    """
+    record = read_record(annotations, pod)
+    if record is None:
+        return tuple(placements)
+    holds = {it.card: it for it in record.holds}
+    found = [list(placement.slices) for placement in placements]
+    places: dict[int, list[tuple[int, int]]] = {}
+    for number, slices in enumerate(found):
+        for position, piece in enumerate(slices):
+            new = holds.get(piece.card)
+            if new is not None and (not piece.uuid or piece.uuid == new.uuid):
+                places.setdefault(piece.card, []).append((number, position))
+    for card, at in places.items():
+        old = [found[number][position] for number, position in at]
+        memory = _shared_out(holds[card].memory_mib, [it.memory_mib for it in old])
+        compute = _shared_out(holds[card].compute, [it.compute for it in old])
+        for (number, position), piece, mib, percent in zip(at, old, memory, compute, strict=True):
+            found[number][position] = replace(piece, memory_mib=mib, compute=percent)
+    return tuple(
+        replace(placement, slices=tuple(slices))
+        for placement, slices in zip(placements, found, strict=True)
+    )
+
+
+def _shared_out(total: int, had: Sequence[int]) -> list[int]:
+    """7 of what was 4 and 2: 4 and 3. 3 of it: 3 and 0."""
+    parts = []
+    for amount in had[:-1]:
+        parts.append(min(amount, total))
+        total -= parts[-1]
+    return [*parts, total]

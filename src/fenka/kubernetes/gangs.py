@@ -1,0 +1,102 @@
+"""Which pods belong together: by Kubernetes' own PodGroup, or by the label of co-scheduling.
+
+Wire facts: scheduling.k8s.io/v1beta1 (PodGroup, with the pod's spec.schedulingGroup, behind the feature gate
+GenericWorkload); the labels of scheduler-plugins' co-scheduling, as ACK and arena write them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from fenka.dialects.gpushare import Unreadable
+from fenka.kubernetes.objects import Meta, Object, Pod
+
+NAME_LABELS = (
+    "pod-group.scheduling.sigs.k8s.io/name",
+    "pod-group.scheduling.sigs.k8s.io",
+    "scheduling.x-k8s.io/pod-group",
+)
+"""Pod labels with the gang's name; the first that is there counts."""
+MINIMUM_LABEL = "pod-group.scheduling.sigs.k8s.io/min-available"
+"""Pod label: of so many at least it consists."""
+
+POD_GROUPS = "/apis/scheduling.k8s.io/v1beta1/podgroups"
+
+
+class GangPolicy(Object):
+    """All or nothing."""
+
+    min_count: int = 0
+
+
+class SchedulingPolicy(Object):
+    """Of a PodGroup; without a gang its pods are placed one by one."""
+
+    gang: GangPolicy | None = None
+
+
+class PodGroupSpec(Object):
+    """spec of a PodGroup."""
+
+    scheduling_policy: SchedulingPolicy = msgspec.field(default_factory=SchedulingPolicy)
+
+
+class PodGroup(Object):
+    """Of scheduling.k8s.io."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: PodGroupSpec = msgspec.field(default_factory=PodGroupSpec)
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """minimum: fewer of its pods never start."""
+
+    namespace: str
+    name: str
+    minimum: int
+
+    @property
+    def key(self) -> str:
+        """namespace/name."""
+        return f"{self.namespace}/{self.name}"
+
+
+def name_of(pod: Pod) -> str | None:
+    """The gang that a pod names, if it names one."""
+    group = pod.spec.scheduling_group
+    if group is not None and group.pod_group_name:
+        return group.pod_group_name
+    labels = pod.metadata.labels
+    return next((labels[label] for label in NAME_LABELS if labels.get(label)), None)
+
+
+def key_of(pod: Pod) -> str | None:
+    """namespace/name of the gang that a pod names, if it names one."""
+    name = name_of(pod)
+    return f"{pod.metadata.namespace}/{name}" if name else None
+
+
+def gang_of(pod: Pod, groups: Mapping[str, PodGroup]) -> Gang | None:
+    """The gang that a pod is in, None if it is in none. groups: those of the cluster, by namespace/name.
+
+    Raises Unreadable, with the sentence, where nobody says how many belong to it.
+    """
+    name, namespace = name_of(pod), pod.metadata.namespace
+    if name is None:
+        return None
+    native = pod.spec.scheduling_group
+    if native is not None and native.pod_group_name:
+        group = groups.get(f"{namespace}/{name}")
+        if group is None:
+            raise Unreadable(f"its PodGroup {name} is not there")
+        policy = group.spec.scheduling_policy.gang
+        return Gang(namespace, name, policy.min_count) if policy else None
+    text = pod.metadata.labels.get(MINIMUM_LABEL, "")
+    if not text.isdecimal() or not 1 <= int(text[:6]) <= 10_000:
+        raise Unreadable(
+            f"it is in the gang {name}, and its label {MINIMUM_LABEL} is {text!r}: "
+            "write there how many pods start together"
+        )
+    return Gang(namespace, name, int(text))

@@ -1,0 +1,334 @@
+"""Gangs on the cluster: their pods are placed together or not at all, and bound together.
+
+kube-scheduler asks for one pod at a time and may drop any of them afterwards. So when the first of a gang
+comes, the core plans all of it; the plan holds the cards, each member is sent to its place, and nobody is
+bound before the last one has come. A plan that is not fulfilled in time ends, and nothing is left of it. Two
+gangs can never each hold a half: none of them holds anything before it has all.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fenka.core.cards import Node
+from fenka.core.evaluate import Policy, Used
+from fenka.core.gangs import Plans, Stacked, plan_gang
+from fenka.core.reasons import Rejected
+from fenka.core.requests import Placement, Request
+from fenka.dialects.gpushare import Unreadable
+from fenka.kubernetes.gangs import Gang, PodGroup, gang_of
+from fenka.kubernetes.objects import Pod
+from fenka.kubernetes.world import World
+from fenka.scheduler.decide import Wanted
+
+PLAN_S = 30.0
+"""So long a plan waits for its members: longer than kube-scheduler's longest backoff, twice."""
+
+BROKEN_S = 60.0
+"""So long a gang that has lost members may run without them before all of it is started anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """The gang cannot be placed now; the sentence says why.
+
+    in_line: it waits for cards, and not for pods of its own.
+    """
+
+    sentence: str
+    in_line: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a member goes. others: who is awaited there too, and should be asked for again now."""
+
+    placement: Placement
+    others: tuple[Pod, ...] = ()
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """Members whose binding was asked for, of those that are planned."""
+
+    arrived: set[str] = field(default_factory=set)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """All are here, or the plan has ended."""
+
+
+class Gangs:
+    """A Held for the judge: what plans hold is held.
+
+    pods, groups: what the watches know, by UID and by namespace/name. clock: seconds.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        policy: Policy,
+        pods: Callable[[], Mapping[str, Pod]],
+        groups: Callable[[], Mapping[str, PodGroup]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._world, self._policy, self._clock = world, policy, clock
+        self._pods, self._groups = pods, groups
+        self._plans = Plans(world)
+        self._gatherings: dict[str, _Gathering] = {}
+        self._generations: dict[str, int] = {}
+        self._broken_since: dict[str, float] = {}
+
+    # ---- a View ----
+
+    def used(self, node: str, card: int) -> Used:
+        """What is held of this card, by plans too."""
+        return self._plans.used(node, card)
+
+    def host_used(self, node: str) -> tuple[int, int]:
+        """kube-scheduler counts CPU and host memory itself."""
+        return self._plans.host_used(node)
+
+    def generation(self, node: str) -> int:
+        """Changes with the world, and with plans for this node."""
+        # Each part only grows, so the sum is another one after any change.
+        return self._world.generation(node) + self._generations.get(node, 0)
+
+    def planned(self) -> dict[str, tuple[Placement, ...]]:
+        """What plans hold besides what the world knows, by gang."""
+        return self._plans.held()
+
+    def complete(self, pods: Sequence[Pod]) -> bool:
+        """Whether enough of a gang's pods are there, these and those that have a node."""
+        try:
+            gang = self.gang(pods[0])
+        except Unreadable:
+            return False
+        if gang is None:
+            return True
+        return len(self._members(gang)) + self._succeeded(gang) >= gang.minimum
+
+    # ---- planning ----
+
+    def gang(self, pod: Pod) -> Gang | None:
+        """The gang that a pod is in. Raises Unreadable."""
+        return gang_of(pod, self._groups())
+
+    def place(
+        self, pod: Pod, gang: Gang, names: Sequence[str], reserved: frozenset[str] = frozenset()
+    ) -> Place | Waits | None:
+        """Where a member goes; a plan for the whole gang is made if there is none.
+
+        None: enough of the gang run already, the pod is placed like any other. names: the nodes that it may
+        go to, which are taken to be the others' too. Raises Unreadable.
+        """
+        self.expire()
+        plan, uid = self._plans.plan(gang.key), pod.metadata.uid
+        if plan is not None and uid in plan.placements:
+            if plan.placements[uid].node in names:
+                return Place(plan.placements[uid])
+            # kube-scheduler does not have it there: it must be thought over.
+            self._drop(gang.key)
+        elif plan is not None:
+            return Waits(f"the gang {gang.name} is being placed, without this pod", in_line=False)
+        members = self._members(gang)
+        unbound = [it for it in members if not it.spec.node_name]
+        missing = gang.minimum - (len(members) - len(unbound)) - self._succeeded(gang)
+        if missing <= 0:
+            return None
+        if len(unbound) < missing:
+            there = len(members) + self._succeeded(gang)
+            return Waits(
+                f"the gang {gang.name} waits whole: {there} of its {gang.minimum} pods are there",
+                in_line=False,
+            )
+        rest = [it for it in unbound if it.metadata.uid != uid][: missing - 1]
+        return self._plan(gang, [pod, *rest], names, reserved)
+
+    def _plan(
+        self, gang: Gang, members: Sequence[Pod], names: Sequence[str], reserved: frozenset[str]
+    ) -> Place | Waits:
+        why = "no node of the cluster shares cards"
+        for unit, nodes in self._nodes(names).items():
+            requests = {it.metadata.uid: self._request(it, unit) for it in members}
+            found = self._plans.make(
+                gang.key, requests, self._policy, nodes, self._clock() + PLAN_S, reserved
+            )
+            if isinstance(found, Rejected):
+                why = found.sentence()
+                continue
+            self._gatherings[gang.key] = _Gathering()
+            self._touch(found.placements.values())
+            mine, *others = members
+            return Place(found.placements[mine.metadata.uid], tuple(others))
+        return Waits(f"the gang {gang.name} of {len(members)} waits whole: {why}")
+
+    def _nodes(self, names: Sequence[str]) -> dict[int, list[Node]]:
+        """Those that share, by their unit."""
+        found: dict[int, list[Node]] = {}
+        for name in names:
+            share = self._world.share(name)
+            if share is not None and self._world.node_trouble(name) is None:
+                found.setdefault(share.unit_mib, []).append(share.node)
+        return found
+
+    def _request(self, pod: Pod, unit_mib: int) -> Request:
+        wanted = Wanted(pod, self._world.dialects)
+        if wanted.trouble is not None:
+            raise Unreadable(wanted.trouble)
+        parts = wanted.parts(unit_mib) if wanted.dialect else ()
+        if len(parts) != 1:
+            raise Unreadable(
+                f"the pod {pod.metadata.name} of a gang asks for cards in {len(parts)} containers: "
+                "let one container of each of its pods ask"
+            )
+        return parts[0].request
+
+    def worth_preempting(self, pod: Pod) -> bool:
+        """Whether all of its gang would fit, were everybody of less priority gone; True without a gang."""
+        key = self.key(pod)
+        if key is None:
+            return True
+        unbound = [it for it in self._of(key) if not it.spec.node_name and not it.finished]
+        view, priority = Stacked(self._plans), pod.spec.priority or 0
+        shares = self._world.shares()
+        for share in shares:
+            for holding in self._world.holdings(share.node.name):
+                if (holding.pod.spec.priority or 0) < priority:
+                    for placement in holding.placements:
+                        view.remove(placement)
+        try:
+            return any(
+                not isinstance(
+                    plan_gang(
+                        view, [self._request(it, unit) for it in unbound], self._policy, nodes
+                    ),
+                    Rejected,
+                )
+                for unit, nodes in self._nodes([share.node.name for share in shares]).items()
+            )
+        except Unreadable:
+            return False
+
+    # ---- binding ----
+
+    def place_of(self, pod: Pod, node: str) -> Placement | None:
+        """What is planned for the pod on this node."""
+        key = self.key(pod)
+        plan = self._plans.plan(key) if key else None
+        found = plan.placements.get(pod.metadata.uid) if plan else None
+        return found if found is not None and found.node == node else None
+
+    async def gather(self, pod: Pod, node: str) -> bool:
+        """The pod may be bound: wait until all of its plan may be. False if the plan has ended before.
+
+        True at once for a pod without a plan.
+        """
+        key = self.key(pod) or ""
+        plan, gathering = self._plans.plan(key), self._gatherings.get(key)
+        if plan is None or gathering is None or self.place_of(pod, node) is None:
+            return True
+        gathering.arrived.add(pod.metadata.uid)
+        if gathering.arrived | plan.started >= plan.placements.keys():
+            gathering.over.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(plan.expires_at - self._clock()):
+                await gathering.over.wait()
+        self.expire()
+        return self.place_of(pod, node) is not None
+
+    def awaited(self, pod: Pod) -> str | None:
+        """While the pod waits for its gang: how far that is; None if it does no more."""
+        key = self.key(pod)
+        plan, gathering = self._plans.plan(key or ""), self._gatherings.get(key or "")
+        if plan is None or gathering is None or pod.metadata.uid not in plan.placements:
+            return None
+        here, of = len(gathering.arrived | plan.started), len(plan.placements)
+        return f"it waits for the rest of its gang: {here} of {of} are here" if here < of else None
+
+    def start(self, pod: Pod) -> None:
+        """The pod is where it was planned, and from now on in the world's own record."""
+        key = self.key(pod)
+        plan = self._plans.plan(key or "")
+        if key is None or plan is None or pod.metadata.uid not in plan.placements:
+            return
+        self._plans.start(key, pod.metadata.uid)
+        self._touch([plan.placements[pod.metadata.uid]])
+        if self._plans.plan(key) is None:
+            self._gatherings.pop(key, None)
+
+    def expire(self) -> None:
+        """Drop plans whose time is over. Members that were bound stay: `broken` tells if they are too few."""
+        now = self._clock()
+        for key in self._plans.overdue(now):
+            self._drop(key)
+
+    # ---- gangs that have lost members ----
+
+    def broken(self) -> list[Pod]:
+        """Members that must go: their gang has been incomplete for too long, and starts anew, whole."""
+        now, found = self._clock(), list[Pod]()
+        incomplete: dict[str, list[Pod]] = {}
+        for gang in self._all():
+            bound = [it for it in self._members(gang) if it.spec.node_name]
+            if bound and len(bound) + self._succeeded(gang) < gang.minimum:
+                incomplete[gang.key] = bound
+        self._broken_since = {key: self._broken_since.get(key, now) for key in incomplete}
+        for key, bound in incomplete.items():
+            if now - self._broken_since[key] >= BROKEN_S:
+                found += bound
+        return found
+
+    def _all(self) -> Iterable[Gang]:
+        gangs: dict[str, Gang] = {}
+        for pod in self._pods().values():
+            try:
+                gang = self.gang(pod)
+            except Unreadable:
+                continue
+            if gang is not None:
+                gangs[gang.key] = gang
+        return gangs.values()
+
+    # ---- what is known ----
+
+    def _members(self, gang: Gang) -> list[Pod]:
+        """That are alive, the oldest first."""
+        found = [
+            it
+            for it in self._of(gang.key)
+            if not it.finished and it.metadata.deletion_timestamp is None
+        ]
+        return sorted(found, key=lambda it: (it.metadata.creation_timestamp, it.metadata.name))
+
+    def _succeeded(self, gang: Gang) -> int:
+        """Who has done its work is missed by nobody."""
+        return sum(it.status.phase == "Succeeded" for it in self._of(gang.key))
+
+    def _of(self, key: str) -> list[Pod]:
+        namespace = key.partition("/")[0]
+        return [
+            pod
+            for pod in self._pods().values()
+            if pod.metadata.namespace == namespace and self.key(pod) == key
+        ]
+
+    def key(self, pod: Pod) -> str | None:
+        """Of the gang that a pod is in; None for a pod alone, and for one that does not say enough."""
+        try:
+            gang = self.gang(pod)
+        except Unreadable:
+            return None
+        return gang.key if gang else None
+
+    def _drop(self, key: str) -> None:
+        plan = self._plans.plan(key)
+        if plan is not None:
+            self._plans.drop(key)
+            self._touch(plan.placements.values())
+        gathering = self._gatherings.pop(key, None)
+        if gathering is not None:
+            gathering.over.set()
+
+    def _touch(self, placements: Iterable[Placement]) -> None:
+        for node in {it.node for it in placements}:
+            self._generations[node] = self._generations.get(node, 0) + 1

@@ -1,0 +1,70 @@
+"""What the leader does for gangs at the API server: it wakes members, and starts broken gangs anew."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fenka.kubernetes.client import Api, NoCluster, Refused
+from fenka.kubernetes.objects import Object, Pod
+from fenka.scheduler.gangs import Gangs
+
+log = logging.getLogger(__name__)
+
+PLANNED = "fenka.io/gang-planned"
+"""Pod annotation: when, in nanoseconds since 1970, its gang was last planned. A change of it is what makes
+kube-scheduler look at the pod again, which it may otherwise put aside for minutes."""
+
+LOOK_S = 5.0
+
+
+class GangKeeper:
+    """Best effort: what fails is tried again."""
+
+    def __init__(self, api: Api, gangs: Gangs, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self._api, self._gangs, self._now_ns = api, gangs, now_ns
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def wake(self, pods: Sequence[Pod]) -> None:
+        """Have kube-scheduler ask for these."""
+        for pod in pods:
+            task = asyncio.create_task(self._wake(pod))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def run(self, leading: Callable[[], bool]) -> None:
+        """Until cancelled: evict what is left of gangs that were broken for too long."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._gangs.expire()
+            for pod in self._gangs.broken() if leading() else ():
+                log.warning("%s goes: its gang has been incomplete for too long", pod.full_name)
+                with contextlib.suppress(Refused, NoCluster):
+                    await self.evict(pod)
+
+    async def _wake(self, pod: Pod) -> None:
+        with contextlib.suppress(Refused, NoCluster):
+            await self.annotate(pod)
+
+    async def annotate(self, pod: Pod) -> None:
+        """Say on the pod that its gang is planned. Raises Refused, NoCluster."""
+        meta = pod.metadata
+        body = {"metadata": {"uid": meta.uid, "annotations": {PLANNED: str(self._now_ns())}}}
+        await self._api.patch(_path(pod), Object, body)
+
+    async def evict(self, pod: Pod) -> None:
+        """End the pod, as a drain would. Raises Refused, NoCluster."""
+        meta = pod.metadata
+        body: dict[str, Any] = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": meta.name, "namespace": meta.namespace},
+            "deleteOptions": {"preconditions": {"uid": meta.uid}},
+        }
+        await self._api.create(f"{_path(pod)}/eviction", Object, body)
+
+
+def _path(pod: Pod) -> str:
+    return f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"

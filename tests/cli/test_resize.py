@@ -1,0 +1,122 @@
+"""`fenka resize POD`: the wish on the pod, and the answer of its node's program."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from typer.testing import CliRunner
+
+from fenka.cli import resizing
+from fenka.cli.errors import sentences
+from fenka.cli.main import app
+from fenka.dialects.resizing import RECORD, REFUSED, WISH, Resized, write_record
+from tests.cli.api_kit import Json, Server, pod, serving, units
+
+Answer = Callable[[str], dict[str, str]]
+
+
+class Answering(Server):
+    """Takes patches of pods, and answers wishes as a node's program does."""
+
+    def __init__(self, answer: Answer, *pods: Json) -> None:
+        super().__init__(pods=list(pods))
+        self.says = answer
+        self.written: list[Json] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """One request."""
+        if request.method == "PATCH":
+            body = json.loads(await request.text())
+            self.written.append(body)
+            name = request.path.rsplit("/", 1)[1]
+            (found,) = (it for it in self.objects["pods"] if it["metadata"]["name"] == name)
+            changed = {**found["metadata"]["annotations"], **body["metadata"]["annotations"]}
+            kept = {key: value for key, value in changed.items() if value is not None}
+            found["metadata"]["annotations"] = {**kept, **self.says(kept[WISH])}
+            return web.json_response(found)
+        return await super().answer(request)
+
+
+def granted(text: str) -> dict[str, str]:
+    """What it writes then."""
+    return {RECORD: write_record(Resized("u-team-a", (), {}, text))}
+
+
+def run(server: Server, folder: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code, and what it prints."""
+    said: list[str] = []
+    with serving(server, folder) as kubeconfig:
+        command = ["resize", *arguments, "--kubeconfig", str(kubeconfig)]
+        try:
+            with sentences(said.append):
+                result = CliRunner().invoke(app, command, catch_exceptions=True)
+                if result.exception and not isinstance(result.exception, SystemExit):
+                    raise result.exception
+        except SystemExit as end:
+            return int(end.code or 0), "".join(said)
+    return result.exit_code, result.stdout
+
+
+def running(**given: object) -> Json:
+    """Pod team/a."""
+    return pod("a", units(4), namespace="team", node="n", **given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wish"),
+    [
+        (("a", "--gpu-mem", "6"), "gpu-mem=6"),
+        (("team/a", "--gpu-mem", "4096MiB", "--gpu-core", "0"), "gpu-mem=4096MiB,gpu-core=0"),
+        (("a", "-n", "team", "-c", "x", "--gpu-core", "40"), "x: gpu-core=40"),
+    ],
+)
+def test_a_pod_is_resized(tmp_path: Path, arguments: tuple[str, ...], wish: str) -> None:
+    """The wish is written on this very pod; what was refused before is taken away."""
+    server = Answering(granted, running(annotations={REFUSED: "no"}))
+    assert run(server, tmp_path, *arguments) == (0, "a: resized\n")
+    assert server.written == [
+        {"metadata": {"uid": "u-team-a", "annotations": {WISH: wish, REFUSED: None}}}
+    ]
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    """In the sentence of the node's program."""
+    server = Answering(lambda _: {REFUSED: "card 0 is full"}, running())
+    assert run(server, tmp_path, "a", "--gpu-mem", "6") == (1, "card 0 is full")
+
+
+def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a record of another wish, or of another pod, is no answer."""
+    monkeypatch.setattr(resizing, "WAIT_S", 0.2)
+    for record in (
+        granted("gpu-mem=5"),
+        {RECORD: write_record(Resized("u", (), {}, "gpu-mem=6"))},
+        {RECORD: "{"},
+    ):
+        server = Answering(lambda _, record=record: record, running())  # type: ignore[misc]
+        code, said = run(server, tmp_path, "a", "--gpu-mem", "6")
+        assert code == 75
+        assert said.endswith("the wish stays on the pod, as its annotation fenka.io/resize")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("a",), 2, "say what to change"),
+        (("a", "--gpu-mem", "6GB"), 2, "is no unit"),
+        (("a", "--gpu-core", "4", "--gpu-core-mode", "soft"), 2, "leave --gpu-core-mode out"),
+        (("b", "--gpu-mem", "6"), 75, "team/b is Pending: only what runs can be resized"),
+        (("c", "--gpu-mem", "6"), 1, "not found"),
+        (("a", "--gpu-mem", "6", "--local"), 2, "--local is this machine"),
+    ],
+)
+def test_what_cannot_be_asked(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    """Nothing is written then."""
+    server = Answering(granted, running(), pod("b", units(4), namespace="team"))
+    found, text = run(server, tmp_path, *arguments)
+    assert (found, said in text) == (code, True), text
+    assert server.written == []

@@ -1,0 +1,712 @@
+"""Resizing a running pod by annotation: on real control pages and accounts, killed at every step."""
+
+import asyncio
+import json
+import os
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fenka.core.requests import Slice
+from fenka.dialects.resizing import RECORD, REFUSED, WISH, Resized, read_record, write_record
+from fenka.isolation import control, resize
+from fenka.isolation.layout import layout
+from fenka.kubernetes.client import NoCluster
+from fenka.kubernetes.objects import Container, Meta, Pod, PodSpec
+from fenka.node.cluster import Cluster
+from fenka.node.resizing import Cannot, check_room, peak
+from fenka.node.store import Store
+from tests.node.node_kit import ContainerFailed, Json, Rig, card, play, rig, until
+
+A = card(0).uuid
+Story = Callable[[Rig], Awaitable[None]]
+
+
+def on(library: Path, story: Story, *sizes: int) -> None:
+    """Run a story on a node with cards of these sizes; 14 units of a T4."""
+
+    async def whole() -> None:
+        cards = [card(index, mib) for index, mib in enumerate(sizes or (15079,))]
+        async with rig(*cards, library=library) as node:
+            await node.ready()
+            await story(node)
+
+    play(whole())
+
+
+def path(name: str) -> str:
+    """Of a pod."""
+    return f"/api/v1/namespaces/default/pods/{name}"
+
+
+async def running(node: Rig, name: str, units: Any = 4, at: Any = 0, **given: Any) -> Json:
+    """A pod whose containers all run."""
+    pod = node.pod(name, units, on=at, **given)
+    await node.kubelet.admit(pod)
+    for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"]):
+        await node.kubelet.start_container(pod, container["name"])
+    state(node, name, "Running")
+    return pod
+
+
+def state(node: Rig, name: str, phase: str) -> None:
+    """As its kubelet says."""
+    node.api.put(path(name), {**node.api.objects[path(name)], "status": {"phase": phase}})
+
+
+def write(node: Rig, name: str, **annotations: str | None) -> None:
+    """On a pod, as its user does."""
+    old = node.api.objects[path(name)]
+    merged = {**old["metadata"]["annotations"], **annotations}
+    kept = {key: value for key, value in merged.items() if value is not None}
+    node.api.put(path(name), {**old, "metadata": {**old["metadata"], "annotations": kept}})
+
+
+def wish(node: Rig, name: str, text: str | None) -> None:
+    """What the user writes."""
+    write(node, name, **{WISH: text})
+
+
+def notes(node: Rig, name: str) -> dict[str, str]:
+    """The pod's annotations."""
+    found: dict[str, str] = node.api.objects[path(name)]["metadata"]["annotations"]
+    return found
+
+
+def record(node: Rig, name: str) -> Resized | None:
+    """What the pod is recorded to hold."""
+    return read_record(notes(node, name))
+
+
+def lease(node: Rig, name: str, container: str = "main") -> tuple[str, Any]:
+    """A container's token, and its lease as the store has it."""
+    return next(
+        (it.name, it.lease)
+        for it in node.agent.store.tokens.values()
+        if it.lease and (it.lease.pod, it.lease.container) == (name, container)
+    )
+
+
+def page(node: Rig, name: str, container: str = "main") -> list[tuple[int, int, str]]:
+    """MiB, percent and mode that are in force, card by card."""
+    limits = control.read(node.agent.leases.control(lease(node, name, container)[0])).limits
+    return [(it.memory_bytes >> 20, it.compute_percent, it.compute_mode) for it in limits]
+
+
+def hold(node: Rig, name: str, mib: int) -> None:
+    """A program of the container holds so much of its first card: this process, in its account."""
+    slots = node.agent.leases.slots(lease(node, name)[0])
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    words = {
+        "pid_namespaces": Path("/proc/self/ns/pid").stat().st_ino,
+        "identity": os.getpid() | int(stat[19]) << 31,
+        "memory": mib << 20,
+    }
+    with slots.open("r+b") as file:
+        for field, word in words.items():
+            file.seek(layout().offsetof("struct fenka_account", field))
+            file.write(struct.pack("<Q", word))
+
+
+async def granted(node: Rig, name: str, text: str) -> Resized:
+    """Until the wish is what is recorded."""
+    await until(lambda: (found := record(node, name)) is not None and found.wish == text)
+    assert REFUSED not in notes(node, name)
+    found = record(node, name)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "mib", "percent"),
+    [
+        ("gpu-mem=6", 6462, 0),  # 15079 * 6 // 14
+        ("gpu-mem=2", 2154, 0),
+        ("gpu-mem=4096MiB", 4096, 0),
+        ("gpu-core=40", 4308, 40),
+        ("gpu-mem=6,gpu-core=40", 6462, 40),
+        ("gpu-mem=2,gpu-core=40", 2154, 40),  # one grows, the other shrinks
+        ("main: gpu-mem=14", 15079, 0),
+    ],
+)
+def test_a_pod_is_resized_while_it_runs(library: Path, text: str, mib: int, percent: int) -> None:
+    """In force on the page, in the store, and on the pod, where schedulers read it."""
+
+    async def story(node: Rig) -> None:
+        pod = await running(node, "a")
+        before = asyncio.get_running_loop().time()
+        wish(node, "a", text)
+        found = await granted(node, "a", text)
+        assert asyncio.get_running_loop().time() - before < 1
+        piece = Slice(0, A, mib, percent)
+        uid = pod["metadata"]["uid"]
+        assert found == Resized(uid, (piece,), {"main": (piece,)}, text)
+        assert page(node, "a") == [(mib, percent or 100, "hard")]
+        kept = lease(node, "a")[1]
+        assert (kept.slices, kept.holds, kept.resized) == ([piece], [piece], True)
+        assert not node.api.events
+
+    on(library, story)
+
+
+def test_wish_after_wish(library: Path) -> None:
+    """Each says what is to change; what it does not speak of stays, also when the wish is taken away."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        for text, mib, percent in (
+            ("gpu-mem=6", 6462, 100),
+            ("gpu-core=30", 6462, 30),
+            ("gpu-mem=2,gpu-core=0", 2154, 100),
+        ):
+            wish(node, "a", text)
+            await granted(node, "a", text)
+            assert page(node, "a") == [(mib, percent, "hard")]
+        wish(node, "a", None)
+        await node.agent.reconcile()
+        await node.agent.reconcile()
+        assert page(node, "a") == [(2154, 100, "hard")]
+
+    on(library, story)
+
+
+def test_what_was_done_is_not_done_again(library: Path) -> None:
+    """A pass that finds everything as it should be writes nothing."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        wish(node, "a", "gpu-mem=6")
+        await granted(node, "a", "gpu-mem=6")
+        await until(
+            lambda: RECORD in node.agent.cluster.pods[lease(node, "a")[1].uid].metadata.annotations
+        )
+        written = len(node.api.patches)
+        generation = control.read(node.agent.leases.control(lease(node, "a")[0])).generation
+        for _ in range(3):
+            await node.agent.reconcile()
+        assert len(node.api.patches) == written
+        assert control.read(node.agent.leases.control(lease(node, "a")[0])).generation == generation
+
+    on(library, story)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("gpu-mem=11", "card 0 has 15079 MiB, of which default/b hold 4308: 11847 do not fit"),
+        ("gpu-mem=15", "card 0 has 15079 MiB: 15360 MiB are more than all of it"),
+        ("gpu-mem=1", "the lease's programs hold 2000 MiB of it"),
+        ("gpu-core=30,gpu-mem=1", "the lease's programs hold 2000 MiB of it"),
+        ("other: gpu-mem=6", "the pod has no container other with a slice of a card"),
+        ("6", "'6' is not understood: write gpu-mem=6"),
+    ],
+)
+def test_what_cannot_be_is_refused(library: Path, text: str, sentence: str) -> None:
+    """In one sentence, on the pod and in an event; nothing changes; a better wish takes it away."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        await running(node, "b")
+        hold(node, "a", 2000)
+        wish(node, "a", text)
+        await until(lambda: REFUSED in notes(node, "a"))
+        assert sentence in notes(node, "a")[REFUSED]
+        await until(lambda: node.api.events)
+        (event,) = node.api.events
+        assert (event["reason"], event["note"]) == ("FenkaNotResized", notes(node, "a")[REFUSED])
+        assert page(node, "a") == [(4308, 100, "hard")]
+        assert lease(node, "a")[1].slices == [Slice(0, A, 4308, 0)]
+        found = record(node, "a")
+        assert found is None or found.holds == (Slice(0, A, 4308, 0),)
+        written = len(node.api.patches)
+        for _ in range(3):
+            await node.agent.reconcile()
+        assert len(node.api.patches) == written
+        assert len(node.api.events) == 1
+        wish(node, "a", "gpu-mem=5")
+        await granted(node, "a", "gpu-mem=5")
+        await until(lambda: REFUSED not in notes(node, "a"))
+
+    on(library, story)
+
+
+def test_a_ruined_account_is_no_reason_to_be_silent(library: Path) -> None:
+    """It is the tenant's to write: who cannot tell what is used resizes nothing, and says so."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        node.agent.leases.slots(lease(node, "a")[0]).write_text("x")
+        for text in ("gpu-mem=2", "gpu-mem=6"):
+            wish(node, "a", text)
+            await until(lambda: "does not begin as an account" in notes(node, "a").get(REFUSED, ""))
+            assert page(node, "a") == [(4308, 100, "hard")]
+            write(node, "a", **{WISH: None, REFUSED: None})
+
+    on(library, story)
+
+
+def test_compute_has_an_end_too(library: Path) -> None:
+    """100 % of a card in all."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        await running(node, "b")
+        wish(node, "a", "gpu-core=60")
+        await granted(node, "a", "gpu-core=60")
+        wish(node, "b", "gpu-core=50")
+        await until(lambda: REFUSED in notes(node, "b"))
+        assert notes(node, "b")[REFUSED] == (
+            "card 0 has 100 % of its time, of which default/a hold 60: 50 do not fit"
+        )
+        wish(node, "a", "gpu-core=50")
+        await granted(node, "a", "gpu-core=50")
+        await granted(node, "b", "gpu-core=50")
+
+    on(library, story)
+
+
+def test_a_refused_wish_is_granted_once_there_is_room(library: Path) -> None:
+    """It stays on the pod, and each pass looks again."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        b = await running(node, "b", 10)
+        wish(node, "a", "gpu-mem=8")
+        await until(lambda: REFUSED in notes(node, "a"))
+        node.delete(b)
+        node.kubelet.forget(b)
+        await granted(node, "a", "gpu-mem=8")
+
+    on(library, story)
+
+
+def test_a_pod_on_its_way_is_counted(library: Path) -> None:
+    """Placed here by the scheduler, but not admitted by the kubelet yet."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        node.pod("coming", 8)
+        wish(node, "a", "gpu-mem=8")
+        await until(lambda: REFUSED in notes(node, "a"))
+        assert "of which default/coming hold 8616" in notes(node, "a")[REFUSED]
+
+    on(library, story)
+
+
+def test_whoever_comes_later_must_fit_beside_the_new_size(library: Path) -> None:
+    """The node's veto knows it."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        wish(node, "a", "gpu-mem=8")
+        await granted(node, "a", "gpu-mem=8")
+        with pytest.raises(ContainerFailed, match="are still held by default/a"):
+            await node.run(node.pod("b", 8))
+
+    on(library, story)
+
+
+def test_containers_of_one_pod(library: Path) -> None:
+    """Each by its name; the pod holds what they have together, also for all its other tokens."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "two", {"x": 4, "y": 2})
+        wish(node, "two", "gpu-mem=6")
+        await until(lambda: REFUSED in notes(node, "two"))
+        assert notes(node, "two")[REFUSED] == (
+            "the pod has 2 containers with a slice (x, y): say which, as x: gpu-mem=6"
+        )
+        text = "x: gpu-mem=2; y: gpu-mem=6,gpu-core=20"
+        wish(node, "two", text)
+        found = await granted(node, "two", text)
+        assert found.containers == {
+            "x": (Slice(0, A, 2154, 0),),
+            "y": (Slice(0, A, 6462, 20),),
+        }
+        assert found.holds == (Slice(0, A, 8616, 20),)
+        assert [lease(node, "two", it)[1].holds for it in "xy"] == [[*found.holds]] * 2
+        assert page(node, "two", "x") == [(2154, 100, "hard")]
+        assert page(node, "two", "y") == [(6462, 20, "hard")]
+
+    on(library, story)
+
+
+def test_an_init_container_does_not_make_it_ambiguous(library: Path) -> None:
+    """It has ended; what it had is still the pod's peak."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a", 4, init={"prepare": 6})
+        wish(node, "a", "gpu-mem=2")
+        found = await granted(node, "a", "gpu-mem=2")
+        assert page(node, "a") == [(2154, 100, "hard")]
+        assert found.holds == (Slice(0, A, 6462, 0),)
+
+    on(library, story)
+
+
+def test_several_cards(library: Path) -> None:
+    """So much on each of them, in the units of each."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "wide", 8, (0, 1))
+        wish(node, "wide", "gpu-mem=6")
+        await granted(node, "wide", "gpu-mem=6")
+        assert [it[0] for it in page(node, "wide")] == [6462, 6144]
+
+    on(library, story, 15079, 16384)
+
+
+def test_a_pod_that_does_not_run_yet_waits(library: Path) -> None:
+    """Not all of its containers may be known."""
+
+    async def story(node: Rig) -> None:
+        pod = node.pod("a", 4)
+        await node.run(pod)
+        wish(node, "a", "gpu-mem=6")
+        await node.agent.reconcile()
+        assert page(node, "a") == [(4308, 100, "hard")]
+        state(node, "a", "Running")
+        await granted(node, "a", "gpu-mem=6")
+
+    on(library, story)
+
+
+def test_a_node_that_does_not_isolate(library: Path) -> None:
+    """There is no limit that could be changed."""
+
+    async def story(node: Rig) -> None:
+        node.label(**{"gpushare": "true", "cgpu.disable.isolation": "true"})
+        seen = node.agent.cluster
+        await until(lambda: seen.node is not None and len(seen.node.metadata.labels) == 2)
+        await running(node, "a")
+        wish(node, "a", "gpu-mem=6")
+        await until(lambda: REFUSED in notes(node, "a"))
+        assert notes(node, "a")[REFUSED].startswith("nothing limits container main")
+
+    on(library, story)
+
+
+def test_whole_cards_are_not_resized(library: Path) -> None:
+    """They have no part that could be another."""
+
+    async def story() -> None:
+        async with rig(card(0), library=library, labels={"gpushare": "false"}) as node:
+            await node.ready("nvidia.com/gpu")
+            pod = node.pod("a", 1, resource="nvidia.com/gpu")
+            await node.run(pod, "nvidia.com/gpu")
+            state(node, "a", "Running")
+            wish(node, "a", "gpu-mem=6")
+            await until(lambda: REFUSED in notes(node, "a"))
+            assert notes(node, "a")[REFUSED] == (
+                "the pod holds whole cards: there is nothing to resize"
+            )
+
+    play(story())
+
+
+@pytest.mark.parametrize("forged", ["gone", "less", "more", "nonsense", "another's"])
+def test_a_record_that_is_not_true_is_corrected(library: Path, forged: str) -> None:
+    """Users may write it; what is in force counts."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        wish(node, "a", "gpu-mem=6")
+        true = await granted(node, "a", "gpu-mem=6")
+        wish(node, "a", None)
+        holds = {"less": 10, "more": 15000}.get(forged, 6462)
+        pod = "another" if forged == "another's" else true.pod
+        text = write_record(Resized(pod, (Slice(0, A, holds, 0),), {}, "gpu-mem=6"))
+        said = {"gone": None, "nonsense": "{"}.get(forged, text)
+        write(node, "a", **{RECORD: said})
+        await until(lambda: notes(node, "a").get(RECORD) not in (said, None))
+        found = record(node, "a")
+        assert found is not None
+        assert (found.pod, found.holds, found.containers) == (
+            true.pod,
+            true.holds,
+            true.containers,
+        )
+        assert page(node, "a") == [(6462, 100, "hard")]
+
+    on(library, story)
+
+
+def test_a_record_in_a_pods_template_gives_nothing(library: Path) -> None:
+    """It names no such pod."""
+
+    async def story(node: Rig) -> None:
+        pod = node.pod("a", 4)
+        text = write_record(
+            Resized("x", (Slice(0, A, 15000, 0),), {"main": (Slice(0, A, 15000, 0),)})
+        )
+        write(node, "a", **{RECORD: text})
+        await node.run(pod)
+        assert page(node, "a") == [(4308, 100, "hard")]
+
+    on(library, story)
+
+
+def test_a_lost_store_learns_of_the_size_from_the_record(library: Path) -> None:
+    """The kubelet's checkpoint repeats the token, the pod the size."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        wish(node, "a", "gpu-mem=6")
+        await granted(node, "a", "gpu-mem=6")
+        wish(node, "a", None)
+        await node.kill()
+        for file in (node.root / "state").iterdir():
+            file.write_text("half")
+        for file in node.kubelet.cdi.iterdir():
+            file.unlink()
+        await node.start()
+        await until(lambda: any(it.lease for it in node.agent.store.tokens.values()))
+        await until(lambda: list(node.kubelet.cdi.glob("*.json")))
+        assert lease(node, "a")[1].holds == [Slice(0, A, 6462, 0)]
+        assert page(node, "a") == [(6462, 100, "hard")]
+
+    on(library, story)
+
+
+def test_a_program_that_takes_memory_meanwhile(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the shrinking: all of a wish is undone, also what was recorded to grow."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "two", {"x": 4, "y": 2})
+        true, calls = resize.resize, 0
+
+        def faster(page: Path, slots: Path, limits: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                raise resize.InUse("the lease's programs hold too much")
+            return true(page, slots, limits)
+
+        monkeypatch.setattr(resize, "resize", faster)
+        wish(node, "two", "x: gpu-mem=3,gpu-core=50; y: gpu-mem=1")
+        await granted(node, "two", "x: gpu-mem=3,gpu-core=50; y: gpu-mem=1")
+        # The next pass may grant it at once: what was written tells.
+        said = [body.get("metadata", {}).get("annotations", {}) for _, body in node.api.patches]
+        refused = next(number for number, it in enumerate(said) if it.get(REFUSED))
+        assert said[refused][REFUSED] == "the lease's programs hold too much"
+        recorded = [read_record(it) for it in said[:refused] if RECORD in it]
+        assert [(it.holds, it.wish) for it in recorded if it] == [
+            ((Slice(0, A, 6462, 50),), ""),
+            ((Slice(0, A, 6462, 0),), ""),
+        ]
+        assert page(node, "two", "x") == [(3231, 50, "hard")]
+        assert page(node, "two", "y") == [(1077, 100, "hard")]
+
+    on(library, story)
+
+
+def test_whoever_is_bound_meanwhile_keeps_its_room(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the API server is told of what shall grow, another takes the room: that is undone."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        true = Cluster.annotate
+
+        async def slow(cluster: Cluster, pod: Pod, annotations: Any) -> None:
+            monkeypatch.setattr(Cluster, "annotate", true)
+            await true(cluster, pod, annotations)
+            await node.run(node.pod("b", 8))
+
+        monkeypatch.setattr(Cluster, "annotate", slow)
+        wish(node, "a", "gpu-mem=8")
+        await until(lambda: REFUSED in notes(node, "a"))
+        assert "of which default/b hold 8616" in notes(node, "a")[REFUSED]
+        found = record(node, "a")
+        assert found is not None
+        assert found.holds == (Slice(0, A, 4308, 0),)
+        assert page(node, "a") == [(4308, 100, "hard")]
+
+    on(library, story)
+
+
+def test_an_api_server_that_is_away(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What grows waits for it; what shrinks is in force at once; both are recorded when it is back."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        await running(node, "b")
+        with monkeypatch.context() as patched:
+
+            async def away(*_: Any) -> None:
+                raise NoCluster("away")
+
+            patched.setattr(Cluster, "annotate", away)
+            wish(node, "a", "gpu-mem=6")
+            wish(node, "b", "gpu-mem=2")
+            await until(lambda: page(node, "b") == [(2154, 100, "hard")])
+            await node.agent.reconcile()
+            assert page(node, "a") == [(4308, 100, "hard")]
+        node.agent.nudge()
+        await granted(node, "a", "gpu-mem=6")
+        await granted(node, "b", "gpu-mem=2")
+
+    on(library, story)
+
+
+class Killed(Exception):
+    """Here the process ended."""
+
+
+def holds(node: Rig) -> tuple[int, int, int]:
+    """MiB of pod `a` as recorded on it, in the store, and in force."""
+    found = record(node, "a")
+    files = [json.loads(it.read_text()) for it in (node.root / "state").glob("*.json")]
+    (kept,) = (it["lease"] for it in files if it["lease"]["pod"] == "a")
+    (limit,) = control.current(next((node.root / "leases").glob("*/lease/control"))).limits
+    return (
+        found.holds[0].memory_mib if found else 4308,
+        min(kept["slices"][0]["memory_mib"], kept["holds"][0]["memory_mib"]),
+        limit.memory_bytes >> 20,
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["gpu-mem=6", "gpu-mem=2", "gpu-mem=2,gpu-core=50", "gpu-mem=6,gpu-core=50"]
+)
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Cluster, "annotate"), (Store, "put"), (resize, "resize")],
+)
+def test_killed_at_any_step(  # noqa: PLR0917
+    library: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    after: bool,
+    times: int,
+    owner: Any,
+    name: str,
+) -> None:
+    """What is recorded and what is kept is never less than what is in force; the next agent completes it."""
+
+    async def story(node: Rig) -> None:
+        await running(node, "a")
+        with monkeypatch.context() as patched:
+            called = dying(patched, owner, name, times, after)
+            wish(node, "a", text)
+
+            def done() -> bool:
+                found = record(node, "a")
+                return found is not None and found.wish == text
+
+            await until(lambda: called or done())
+            recorded, kept, force = holds(node)
+            assert recorded >= force
+            assert kept >= force
+            await node.kill()
+        await node.start()
+        found = await granted(node, "a", text)
+        expected = 6462 if "6" in text else 2154
+        assert holds(node) == (expected, expected, expected)
+        assert found.holds[0].compute == (50 if "core" in text else 0)
+
+    on(library, story)
+
+
+def dying(patched: pytest.MonkeyPatch, owner: Any, name: str, times: int, after: bool) -> list[str]:
+    """That many calls of this step from now, the process ends; who was killed."""
+    true = getattr(owner, name)
+    calls: list[str] = []
+    killed: list[str] = []
+
+    def last() -> bool:
+        calls.append(name)
+        return len(calls) >= times
+
+    def step(*arguments: Any, **options: Any) -> Any:
+        ends = last()
+        if ends and not after:
+            killed.append(name)
+            raise Killed
+        found = true(*arguments, **options)
+        if ends:
+            killed.append(name)
+            raise Killed
+        return found
+
+    async def later(*arguments: Any, **options: Any) -> Any:
+        ends = last()
+        if not ends or after:
+            await true(*arguments, **options)
+        if ends:
+            killed.append(name)
+            raise Killed
+
+    patched.setattr(owner, name, later if asyncio.iscoroutinefunction(true) else step)
+    return killed
+
+
+def test_the_peak_of_a_pod() -> None:
+    """As the scheduler counts: containers and sidecars, or an init container with those before it."""
+    init = [Container(name="i"), Container(name="s", restart_policy="Always")]
+    pod = Pod(
+        metadata=Meta(),
+        spec=PodSpec(containers=[Container(name="x"), Container(name="y")], init_containers=init),
+    )
+
+    def held(**mib: int) -> list[tuple[int, int]]:
+        parts = {name: [Slice(0, A, amount, amount)] for name, amount in mib.items()}
+        return [(it.memory_mib, it.compute) for it in peak(parts, pod)]
+
+    assert held(x=3, y=4) == [(7, 7)]
+    assert held(x=3, y=4, s=1) == [(8, 8)]
+    assert held(x=3, y=4, s=1, i=20) == [(20, 20)]  # the sidecar comes after it
+    assert held(x=3, y=4, s=1, i=5) == [(8, 8)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "others", "sentence"),
+    [
+        ((4, 0), (10, 0), {"u": (5079, 0)}, None),
+        (
+            (4, 0),
+            (10001, 0),
+            {"u": (5079, 0)},
+            "card 0 has 15079 MiB, of which b hold 5079: 10001 do not fit",
+        ),
+        (
+            (4, 0),
+            (4, 61),
+            {"u": (0, 40)},
+            "card 0 has 100 % of its time, of which b hold 40: 61 do not fit",
+        ),
+        ((4, 0), (4, 60), {"u": (0, 40)}, None),
+        # what does not grow is not judged, however full the card is
+        ((9000, 80), (9000, 70), {"u": (9000, 80)}, None),
+        (
+            (1, 0),
+            (2, 0),
+            dict.fromkeys("vwxyz", (5000, 0)),
+            "card 0 has 15079 MiB, of which v, w, x and 2 more hold 25000: 2 do not fit",
+        ),
+    ],
+)
+def test_room(
+    before: tuple[int, int],
+    after: tuple[int, int],
+    others: dict[str, tuple[int, int]],
+    sentence: str | None,
+) -> None:
+    """Beside what others hold."""
+    held = {uid: [Slice(0, A, *amounts)] for uid, amounts in others.items()}
+    names = {"u": "b"}
+    arguments = [Slice(0, A, *before)], [Slice(0, A, *after)], held, [card(0)], names
+    if sentence is None:
+        check_room(*arguments)
+        return
+    with pytest.raises(Cannot) as why:
+        check_room(*arguments)
+    assert str(why.value) == sentence

@@ -1,0 +1,74 @@
+"""Real programs in an agent's leases on a simulated card: the simulator's own account is the truth."""
+
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from fenka.core.requests import Slice
+from fenka.hardware.nvml import Driver
+from fenka.isolation.telling import PERIOD_S
+from fenka.node.leases import Leases
+from fenka.node.store import Lease, Token
+from fenka.node.telling import Telling
+from tests.native.test_limit_simulated import TRIES, bench
+
+UID = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b{}"
+
+
+def test_soft_shares_end_at_their_ceiling_and_give_way(tmp_path: Path) -> None:
+    """20 of a card, up to 50 while nobody wants it: half of it alone, and beside one of 60 what is left."""
+    seen: list[list[float]] = []
+    with ExitStack() as stack:
+        world = stack.enter_context(bench.World(tmp_path, 1, measured=False).running())
+        driver = stack.enter_context(Driver.open(world.node.library_dir))
+        tokens: list[Token] = []
+
+        def start(percent: int, mode: str, ceiling: int) -> int:
+            lease = world.lease(0, percent, mode)
+            uid = UID.format(len(tokens))
+            slices = [Slice(0, world.uuids[0], 1024, percent)]
+            made = Lease(uid, "default", "p", "c", slices, slices, {}, ceiling=ceiling)
+            load = stack.enter_context(world.load(lease, "2000"))
+            proc = tmp_path / "proc" / str(load.process.pid)
+            proc.mkdir(parents=True)
+            (proc / "cgroup").write_text(f"0::/kubepods/pod{uid}/{'ab' * 32}\n")
+            tokens.append(Token(lease.name, "r", [], 0.0, made))
+            return int(load.process.pid)
+
+        telling = Telling(
+            driver.busy_samples, Leases(tmp_path, tmp_path / "cdi"), tmp_path / "proc"
+        )
+        stop = threading.Event()
+
+        def tell() -> None:
+            while not stop.wait(PERIOD_S):
+                telling.round(list(tokens), {})
+
+        thread = threading.Thread(target=tell)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(stop.set)
+
+        def shares(*pids: int) -> list[float]:
+            time.sleep(bench.SETTLE_S)
+            before, began = world.busy(0), time.monotonic()
+            time.sleep(3)
+            after, took = world.busy(0), time.monotonic() - began
+            return [(after[pid] - before[pid]) / took / 1e7 for pid in pids]
+
+        def near(wanted: list[float], *pids: int) -> None:
+            seen.clear()
+            for _ in range(TRIES):
+                got = shares(*pids)
+                if all(abs(g - w) <= 5 for g, w in zip(got, wanted, strict=True)):
+                    return
+                seen.append(got)
+            pytest.fail(f"wanted {wanted}, got {seen}")
+
+        soft = start(20, "soft", 50)
+        near([50], soft)
+        hard = start(60, "hard", 0)
+        near([40, 60], soft, hard)

@@ -1,0 +1,294 @@
+"""Gangs: planned whole, bound together, and started anew when they break."""
+
+import asyncio
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fenka.kubernetes.gangs import (
+    MINIMUM_LABEL,
+    NAME_LABELS,
+    GangPolicy,
+    PodGroup,
+    PodGroupSpec,
+    SchedulingPolicy,
+)
+from fenka.kubernetes.objects import Meta, Pod, SchedulingGroup
+from fenka.kubernetes.world import World
+from fenka.scheduler.decide import Judge
+from fenka.scheduler.desk import Desk
+from fenka.scheduler.gangs import BROKEN_S, PLAN_S, Gangs
+from fenka.scheduler.order import InOrder, Order
+from tests.kubernetes.api_server import ApiServer, until
+from tests.scheduler.objects_kit import T4_MIB, Json, a_node, a_pod, node_json, on_card
+from tests.scheduler.replica_kit import Extender, put_pod, scenario
+
+
+def in_gang(name: str, size: int) -> dict[str, str]:
+    """The labels of co-scheduling."""
+    return {NAME_LABELS[0]: name, MINIMUM_LABEL: str(size)}
+
+
+class Cluster:
+    """A world with nodes of one T4 each, the pods that the watch knows, and a clock."""
+
+    def __init__(self, *nodes: str) -> None:
+        self.world = World([a_node(name, T4_MIB) for name in nodes])
+        self.pods: dict[str, Pod] = {}
+        self.groups: dict[str, PodGroup] = {}
+        self.now = 0.0
+        self.woken: list[str] = []
+        self.gangs = Gangs(
+            self.world, "binpack", lambda: self.pods, lambda: self.groups, lambda: self.now
+        )
+        judge = Judge(self.world, "binpack", self.gangs)
+        self.order = Order(self.world, gangs=self.gangs, now=lambda: self.now)
+        self.desk = Desk(
+            InOrder(judge, self.order),
+            judge,
+            self.gangs,
+            lambda pods: self.woken.extend(it.metadata.name for it in pods),
+            lambda _: frozenset(),
+        )
+
+    def put(self, pod: Pod) -> Pod:
+        """The watch brings it."""
+        self.pods[pod.metadata.uid] = pod
+        self.world.set_pod(pod)
+        self.order.set_pod(pod)
+        return pod
+
+    def gang(self, name: str, size: int, units: int, there: int | None = None) -> list[Pod]:
+        """Its pods, all of them or so many."""
+        return [
+            self.put(a_pod(f"{name}-{n}", units, uid=f"{name}-{n}", labels=in_gang(name, size)))
+            for n in range(size if there is None else there)
+        ]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the nodes."""
+        return [it.metadata.name for it in self.world.nodes()]
+
+    def filter(self, pod: Pod) -> list[str]:
+        """Where it fits."""
+        return self.desk.filter(pod, self.names).fitting
+
+    def why(self, pod: Pod) -> str:
+        """The first sentence."""
+        found = self.desk.filter(pod, self.names)
+        return next(iter({**found.failed, **found.hopeless}.values()))
+
+    def bind(self, pod: Pod, node: str) -> None:
+        """As the binder does once the gang is there."""
+        placement = self.gangs.place_of(pod, node)
+        assert placement is not None
+        self.world.assume(pod, (placement,))
+        self.gangs.start(pod)
+
+    def free(self, node: str) -> int:
+        """MiB that nobody holds, plans included."""
+        return T4_MIB - self.gangs.used(node, 0).memory_mib
+
+
+def test_a_gang_over_two_nodes() -> None:
+    """Four of 7 units on two T4 of 14: two on each; the plan holds the cards from the first question on."""
+    cluster = Cluster("a", "b")
+    pods = cluster.gang("g", 4, 7)
+    first = cluster.filter(pods[0])
+    assert len(first) == 1
+    assert cluster.woken == ["g-1", "g-2", "g-3"]
+    # 15079 - 2 * (15079 * 7 // 14) = 1 MiB left: nobody else gets in between.
+    assert [cluster.free("a"), cluster.free("b")] == [1, 1]
+    assert cluster.filter(a_pod("other", 1)) == []
+    places = [cluster.filter(pod) for pod in pods]
+    assert sorted(places) == [["a"], ["a"], ["b"], ["b"]]
+    for pod, (node,) in zip(pods, places, strict=True):
+        assert cluster.desk.prioritize(pod, [node]) == [(node, 10)]
+        cluster.bind(pod, node)
+    assert [cluster.world.used(it, 0).memory_mib for it in "ab"] == [15078, 15078]
+    assert [cluster.free("a"), cluster.free("b")] == [1, 1]
+
+
+def test_a_gang_waits_whole() -> None:
+    """Until all its pods are there, and until all of them fit; nothing is held meanwhile."""
+    cluster = Cluster("a", "b")
+    early = cluster.gang("g", 4, 7, there=3)
+    assert cluster.why(early[0]) == "the gang g waits whole: 3 of its 4 pods are there"
+    assert cluster.free("a") == T4_MIB
+    held = cluster.put(a_pod("old", 8, node="a", uid="old", annotations=on_card(0, 8)))
+    pods = cluster.gang("g", 4, 7)
+    assert cluster.why(pods[3]) == (
+        "the gang g of 4 waits whole: 0/2 GPUs fit: 2 too little memory; "
+        "2 of the gang's 4 would fit together; position 1 of 1 in the queue"
+    )
+    assert cluster.free("b") == T4_MIB
+    cluster.world.forget_pod(held.metadata.uid)
+    assert len(cluster.filter(pods[3])) == 1
+
+
+def test_a_plan_ends() -> None:
+    """Members that do not come in time leave nothing behind, and the gang is planned anew."""
+    cluster = Cluster("a", "b")
+    pods = cluster.gang("g", 2, 10)
+    cluster.filter(pods[0])
+    assert cluster.filter(a_pod("other", 10)) == []
+    cluster.now = PLAN_S
+    cluster.gangs.expire()
+    assert [cluster.free("a"), cluster.free("b")] == [T4_MIB] * 2
+    assert cluster.filter(a_pod("other", 10)) == ["a", "b"]
+    assert len(cluster.filter(pods[1])) == 1
+
+
+def test_kube_scheduler_knows_more_about_a_node() -> None:
+    """Its other rules keep the member from where it was planned: another plan, without that node."""
+    cluster = Cluster("a", "b", "c")
+    pods = cluster.gang("g", 2, 10)
+    (node,) = cluster.filter(pods[0])
+    others = [it for it in cluster.names if it != node]
+    (instead,) = cluster.desk.filter(pods[0], others).fitting
+    assert instead in others
+    assert cluster.free(node) == T4_MIB
+
+
+def test_more_pods_than_are_needed() -> None:
+    """The fifth of a gang of four is placed like any other."""
+    cluster = Cluster("a", "b")
+    pods = cluster.gang("g", 2, 4)
+    for pod in pods:
+        (node,) = cluster.filter(pod)
+        cluster.bind(pod, node)
+        pod.spec.node_name = node
+    extra = cluster.put(a_pod("g-9", 4, uid="g-9", labels=in_gang("g", 2)))
+    assert cluster.filter(extra) == ["a", "b"]
+
+
+def test_gangs_that_say_too_little() -> None:
+    """One sentence, on every node."""
+    cluster = Cluster("a")
+    lost = cluster.put(a_pod("x", 4, labels={NAME_LABELS[1]: "g"}))
+    assert cluster.why(lost) == (
+        "it is in the gang g, and its label pod-group.scheduling.sigs.k8s.io/min-available is '': "
+        "write there how many pods start together"
+    )
+    two = cluster.put(a_pod("y", 4, labels=in_gang("h", 1)))
+    two.spec.scheduling_group = SchedulingGroup(pod_group_name="native")
+    assert cluster.why(two) == "its PodGroup native is not there"
+
+
+def test_the_clusters_own_groups() -> None:
+    """scheduling.k8s.io: the PodGroup says how many; one without a gang says nothing."""
+    cluster = Cluster("a", "b")
+    group = PodGroup(
+        metadata=Meta(name="n", namespace="default"),
+        spec=PodGroupSpec(scheduling_policy=SchedulingPolicy(gang=GangPolicy(min_count=2))),
+    )
+    cluster.groups["default/n"] = group
+    pods = [cluster.put(a_pod(f"n-{it}", 10, uid=f"n-{it}")) for it in range(2)]
+    for pod in pods:
+        pod.spec.scheduling_group = SchedulingGroup(pod_group_name="n")
+    assert {tuple(cluster.filter(pod)) for pod in pods} == {("a",), ("b",)}
+    group.spec.scheduling_policy.gang = None
+    cluster.gangs.expire()
+    assert cluster.gangs.gang(pods[0]) is None
+
+
+def test_who_is_left_of_a_broken_gang() -> None:
+    """It may be replaced for a minute; then all of it starts anew. Who has succeeded is not missed."""
+    cluster = Cluster("a", "b")
+    pods = cluster.gang("g", 2, 10)
+    for pod, node in zip(pods, "ab", strict=True):
+        pod.spec.node_name = node
+    assert cluster.gangs.broken() == []
+    pods[0].status.phase = "Succeeded"
+    assert cluster.gangs.broken() == []
+    pods[0].status.phase = "Failed"
+    assert cluster.gangs.broken() == []
+    cluster.now += BROKEN_S
+    assert cluster.gangs.broken() == [pods[1]]
+    replaced = a_pod("g-0", 10, uid="new", node="a", labels=in_gang("g", 2))
+    cluster.put(replaced)
+    assert cluster.gangs.broken() == []
+
+
+def test_preemption_for_a_gang() -> None:
+    """Only where all of it would fit in the place of weaker ones: one of two is worth nothing."""
+    cluster = Cluster("a", "b")
+    cluster.put(a_pod("weak", 10, node="a", uid="weak", priority=0, annotations=on_card(0, 10)))
+    strong = cluster.put(
+        a_pod("even", 10, node="b", uid="even", priority=9, annotations=on_card(0, 10))
+    )
+    pods = cluster.gang("g", 2, 10)
+    for pod in pods:
+        pod.spec.priority = 9
+    assert cluster.desk.preempt(pods[0], "a", [], cluster.pods) is None
+    strong.spec.priority = 0
+    found = cluster.desk.preempt(pods[0], "a", [], cluster.pods)
+    assert found is not None
+    assert found.uids == ("weak",)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(2, 4), st.integers(1, 14)), min_size=2, max_size=3),
+    data=st.data(),
+)
+def test_two_gangs_never_hold_half_each(sizes: list[tuple[int, int]], data: st.DataObject) -> None:
+    """Whatever the order in which kube-scheduler asks: a gang has all its places, or none, and no card is
+    overcommitted; once all have been asked often enough, at least one gang that fits alone is whole."""
+    cluster = Cluster("a", "b", "c")
+    gangs = {f"g{n}": cluster.gang(f"g{n}", *it) for n, it in enumerate(sizes)}
+    every = [pod for pods in gangs.values() for pod in pods]
+    places: dict[str, str] = {}
+
+    def ask(pod: Pod) -> None:
+        found = cluster.filter(pod)
+        if found:
+            places[pod.metadata.uid] = found[0]
+
+    for _ in range(data.draw(st.integers(0, 12))):
+        ask(data.draw(st.sampled_from(every)))
+    for pod in every:
+        ask(pod)
+    for name in cluster.names:
+        assert cluster.gangs.used(name, 0).memory_mib <= T4_MIB
+    planned = {
+        key: [
+            cluster.gangs.place_of(pod, places.get(pod.metadata.uid, "")) is not None
+            for pod in pods
+        ]
+        for key, pods in gangs.items()
+    }
+    for whole in planned.values():
+        assert all(whole) or not any(whole)
+    alone = [Cluster("a", "b", "c") for _ in sizes]
+    fits = [bool(one.filter(one.gang("g", *it)[0])) for one, it in zip(alone, sizes, strict=True)]
+    assert any(all(whole) for whole in planned.values()) == any(fits)
+
+
+def test_members_are_bound_together() -> None:
+    """The first three wait without a record; the last one brings all of them their node."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pods = [put_pod(server, f"g-{n}", 7, labels=in_gang("g", 4)) for n in range(4)]
+        await until(lambda: one.knows(*pods))
+        places = [(await one.filter(pod, "a", "b"))["NodeNames"][0] for pod in pods]
+        assert sorted(places) == ["a", "a", "b", "b"]
+        early = [
+            asyncio.create_task(one.bind(pod, node))
+            for pod, node in zip(pods[:3], places[:3], strict=True)
+        ]
+        await until(lambda: one.replica.gangs.awaited(_read(pods[0])) is not None)
+        assert not any(it["spec"].get("nodeName") for it in server.all("pods"))
+        assert await one.bind(pods[3], places[3]) == ""
+        assert await asyncio.gather(*early) == ["", "", ""]
+        assert [
+            server.get("pods", f"g-{n}", "default")["spec"]["nodeName"] for n in range(4)
+        ] == places
+
+    scenario(run, node_json("a", T4_MIB), node_json("b", T4_MIB))
+
+
+def _read(pod: Json) -> Pod:
+    return msgspec.convert(pod, Pod)

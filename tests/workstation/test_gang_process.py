@@ -1,0 +1,132 @@
+"""Processes that start and end together, without cards: `fenka.workstation.gang` in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PRELUDE = """
+import os, sys, time
+from pathlib import Path
+from fenka.workstation import gang
+
+def run(size, member, **options):
+    def body(rank, ready):
+        try:
+            member(rank, ready)
+        finally:
+            os._exit(0)
+    ended = gang.run(size, body, started=lambda: os.write(1, b"started\\n"), **options)
+    print(ended.status, ended.never_started, ended.by)
+
+def say(text):
+    os.write(1, text.encode())
+"""
+
+
+def python(code: str) -> list[str]:
+    """The lines that it prints."""
+    result = subprocess.run(
+        [sys.executable, "-c", PRELUDE + code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return result.stdout.splitlines()
+
+
+def test_lines_stay_whole() -> None:
+    """Two write in pieces at the same time; the last line has no end."""
+    code = """
+def member(rank, ready):
+    ready()
+    for piece in ("a", "b\\nc", "d\\n", "\\n", "e"):
+        say(piece)
+        time.sleep(0.01)
+
+run(2, member)
+"""
+    first, *lines, last = python(code)
+    assert first == "started"
+    for rank in range(2):
+        mine = [line for line in lines if line.startswith(f"[{rank}]")]
+        assert mine == [f"[{rank}] ab", f"[{rank}] cd", f"[{rank}] ", f"[{rank}] e"]
+    assert last == "0 None None"
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("os._exit(4)", 4), ("os._exit(0)", 1), ("os.kill(os.getpid(), 9)", 137)]
+)
+def test_nobody_is_let_go_without_all(end: str, status: int) -> None:
+    """One ends before it is ready: no other goes on, and it is said which."""
+    code = f"""
+def member(rank, ready):
+    if rank == 1:
+        {end}
+    ready()
+    say("never")
+
+run(3, member)
+"""
+    assert python(code) == [f"{status} 1 None"]
+
+
+def test_nobody_is_let_go_by_a_dead_process(tmp_path: Path) -> None:
+    """The one that starts them dies when all but one are ready: they end by themselves."""
+    code = f"""
+def member(rank, ready):
+    if rank == 1:
+        while not Path({str(tmp_path / "0")!r}).exists():
+            time.sleep(0.01)
+        os.kill(os.getppid(), 9)
+    Path({str(tmp_path)!r}, str(rank)).touch()
+    ready()
+    say("never")
+
+run(2, member)
+"""
+    # Its output ends when the last of them has.
+    result = subprocess.run(
+        [sys.executable, "-c", PRELUDE + code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (-9, "")
+
+
+def test_logs_of_each(tmp_path: Path) -> None:
+    """As it was printed, both streams."""
+    code = f"""
+def member(rank, ready):
+    ready()
+    say(f"out {{rank}}\\n")
+    os.write(2, b"err")
+
+run(2, member, logs=Path({str(tmp_path)!r}))
+"""
+    python(code)
+    for rank in range(2):
+        assert sorted((tmp_path / str(rank) / "log").read_text()) == sorted(f"out {rank}\nerr")
+
+
+def test_a_reader_that_leaves_ends_it() -> None:
+    """As `| head` does."""
+    code = """
+def member(rank, ready):
+    ready()
+    while True:
+        say("y\\n")
+
+run(2, member)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as it:
+        assert it.stdout
+        it.stdout.readline()
+        it.stdout.close()
+        assert it.wait(60) != 0

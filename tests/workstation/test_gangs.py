@@ -1,0 +1,246 @@
+"""`fenka run --gang` as a user meets it: together or not at all, and whatever is killed, nothing leaks."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.workstation.conftest import HOLD, Program, Workstation, eventually, kill, refused
+
+SLEEP = ["sh", "-c", "echo begun; exec sleep 1000"]
+
+
+def begun(program: Program, size: int) -> None:
+    """All members have said so."""
+    assert program.process.stdout
+    lines = [program.process.stdout.readline() for _ in range(size)]
+    assert sorted(lines) == [f"[{rank}] begun\n" for rank in range(size)]
+
+
+def processes(station: Workstation, name: str) -> list[int]:
+    """The first process of each member, by rank."""
+    jobs = station.jobs()
+    members = sorted((it["rank"], it["pid"]) for it in jobs.values() if it["gang"] == name)
+    return [pid for _, pid in members]
+
+
+def nothing_left(station: Workstation) -> bool:
+    """No job, and no lease on the disk."""
+    return not station.jobs() and not list((station.root / "leases").iterdir())
+
+
+def test_each_member_has_its_slice_and_knows_its_rank(t4: Workstation) -> None:
+    """Lines carry the rank; each program is limited by itself; the exit code is 0 when all are."""
+    code = "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if "
+    code += "k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', "
+    code += "'MASTER_PORT', 'FENKA_GANG_RANK', 'FENKA_GANG_SIZE')}))"
+    text = t4.ok("run", "--gang", "3", "--gpu-mem", "4", "--", sys.executable, "-c", code)
+    said = {line[:4]: json.loads(line[4:]) for line in text.splitlines()}
+    (port,) = {it.pop("MASTER_PORT") for it in said.values()}
+    assert 0 < int(port) < 65536
+    assert said == {
+        f"[{rank}] ": {
+            "RANK": str(rank),
+            "WORLD_SIZE": "3",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "FENKA_GANG_RANK": str(rank),
+            "FENKA_GANG_SIZE": "3",
+        }
+        for rank in range(3)
+    }
+    # 4 of 14 units are 15079 * 4 // 14 = 4308 MiB: 4000 fit, and 4000 of all three at once.
+    held = t4.ok("run", "--gang", "3", "--gpu-mem", "4", "--", *HOLD, "4000")
+    cards = [{"result": 0, "free": 308, "total": 4308}]
+    assert [json.loads(line[4:]) for line in held.splitlines()] == [{"cards": cards}] * 3
+    assert nothing_left(t4)
+
+
+def test_a_gang_waits_as_one_and_starts_as_one(t4: Workstation) -> None:
+    """Two of three would fit: none starts. It is one in the queue, and who is behind it waits too."""
+    holder = t4.run("--gpu-mem", "6", "--name", "holder", "--", *HOLD, "1")
+    holder.report()
+    gang = t4.run("--gang", "3", "--gpu-mem", "4", "--name", "g", "--", *SLEEP)
+    sentence = "0/1 GPUs fit: 1 too little memory; 2 of the gang's 3 would fit together"
+    assert gang.says() == f"fenka: waiting, position 1 of 1: {sentence}"
+    behind = t4.run("--gpu-mem", "4", "--name", "behind", "--", *HOLD, "1")
+    assert "position 2 of 2" in behind.says()
+    (first, second) = json.loads(t4.ok("queue", "-o", "json"))
+    assert (first["name"], first["asks"], first["reserved"], first["why"]) == (
+        "g",
+        "gang of 3: 4",
+        ["0"],
+        sentence,
+    )
+    assert (second["name"], second["position"]) == ("behind", 2)
+    assert holder.end() == 0
+    begun(gang, 3)
+    assert sorted(name for name, it in t4.jobs().items() if it["state"] == "running") == [
+        "g/0",
+        "g/1",
+        "g/2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("[ $RANK = 1 ] && exit 7; exec sleep 1000", 7),
+        ("[ $RANK = 2 ] && kill -9 $$; exec sleep 1000", 128 + signal.SIGKILL),
+        ("[ $RANK = 0 ] && exit 0; exit 3", 3),
+        ("exec /dev/null", 126),
+        # What a member leaves behind in its process group goes with it.
+        ("sleep 1000 & [ $RANK = 1 ] && exit 5; exec sleep 1000", 5),
+    ],
+)
+def test_one_that_fails_ends_all(t4: Workstation, script: str, status: int) -> None:
+    """As with mpirun: the first failure is the gang's."""
+    result = t4.fenka("run", "--gang", "3", "--gpu-mem", "4", "--", "sh", "-c", script)
+    assert result.returncode == status
+    eventually(lambda: nothing_left(t4))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all(t4: Workstation, number: signal.Signals) -> None:
+    """Each member gets it, once."""
+    code = "import os, signal, time\n"
+    code += f"signal.signal({int(number)}, lambda *_: (print('told', flush=True), os._exit(0)))\n"
+    code += "print('begun', flush=True)\ntime.sleep(1000)"
+    gang = t4.run("--gang", "2", "--gpu-mem", "4", "--", sys.executable, "-c", code)
+    begun(gang, 2)
+    os.kill(gang.pid, number)
+    assert gang.process.wait(30) == 128 + number
+    assert gang.process.stdout
+    assert sorted(gang.process.stdout.read().splitlines()) == ["[0] told", "[1] told"]
+    eventually(lambda: nothing_left(t4))
+
+
+def test_kill_9_of_who_started_it_ends_all(t4: Workstation) -> None:
+    """Also what has left its member's process group."""
+    script = "setsid sleep 1000 & echo begun; exec sleep 1000"
+    gang = t4.run("--gang", "3", "--gpu-mem", "4", "--name", "g", "--", "sh", "-c", script)
+    begun(gang, 3)
+    assert all(len(it["processes"]) == 2 for it in t4.jobs().values())
+    kill(gang.pid)
+    eventually(lambda: nothing_left(t4))
+
+
+def test_kill_9_of_who_waits_for_it_gives_up_its_place(t4: Workstation) -> None:
+    """No member ever starts."""
+    holder = t4.run("--gpu-mem", "14", "--", *HOLD, "1")
+    holder.report()
+    gang = t4.run("--gang", "2", "--gpu-mem", "4", "--name", "g", "--", *SLEEP)
+    gang.says()
+    kill(gang.pid)
+    eventually(lambda: "g" not in t4.jobs())
+    assert holder.end() == 0
+    eventually(lambda: nothing_left(t4))
+
+
+def test_a_killed_daemon_keeps_gangs_and_their_places(t4: Workstation) -> None:
+    """The running one goes on, the waiting one is still whole, and each ends as it would have."""
+    running = t4.run("--gang", "2", "--gpu-mem", "7", "--name", "runs", "--", *SLEEP)
+    begun(running, 2)
+    waiting = t4.run("--gang", "3", "--gpu-mem", "4", "--name", "waits", "--", *SLEEP)
+    assert "position 1 of 1" in waiting.says()
+    t4.kill_daemon()
+    eventually(lambda: t4.fenka("ps").returncode == 0)
+    jobs = t4.jobs()
+    assert {name: it["state"] for name, it in jobs.items()} == {
+        "runs/0": "running",
+        "runs/1": "running",
+        "waits": "waiting",
+    }
+    assert jobs["waits"]["size"] == 3
+    kill(processes(t4, "runs")[1])
+    assert running.process.wait(30) == 128 + signal.SIGKILL
+    begun(waiting, 3)
+    t4.kill_daemon()
+    kill(waiting.pid)
+    t4.start("--simulate", "T4")
+    eventually(lambda: nothing_left(t4))
+
+
+def test_stop_ends_the_whole_gang(t4: Workstation) -> None:
+    """By its name or a member's, running or waiting."""
+    for name in ("g", "g/1"):
+        gang = t4.run("--gang", "2", "--gpu-mem", "7", "--name", "g", "--", *SLEEP)
+        begun(gang, 2)
+        waits = t4.run("--gang", "2", "--gpu-mem", "7", "--name", "w", "--", *SLEEP)
+        waits.says()
+        assert t4.ok("stop", "w") == "w: stopped\n"
+        assert waits.process.wait(30) == 2
+        assert t4.ok("stop", name) == "g: stopped\n"
+        assert gang.process.wait(30) == 128 + signal.SIGTERM
+        assert nothing_left(t4)
+
+
+def test_detached_gangs(t4: Workstation) -> None:
+    """One log with ranks, and one of each member without."""
+    words = ("run", "--gang", "2", "--gpu-mem", "7", "--name", "night", "--detach", "--")
+    script = "echo begun $RANK; exec sleep 1000"
+    assert t4.ok(*words, "sh", "-c", script) == "night: started, see `fenka logs night`\n"
+    eventually(
+        lambda: sorted(t4.ok("logs", "night").splitlines()) == ["[0] begun 0", "[1] begun 1"]
+    )
+    assert t4.ok("logs", "night/1") == "begun 1\n"
+    refused(t4.fenka(*words, "true"), 2, "a job called night is already here: choose another .*")
+    later = ("run", "--gang", "2", "--gpu-mem", "5", "--name", "later", "--detach", "--", "true")
+    assert t4.ok(*later).startswith("later: waiting, position 1 of 1: ")
+    # It is told of changes although nobody listens any more.
+    t4.ok("run", "--gpu-mem", "4", "--name", "last", "--detach", "--", "sleep", "1000")
+    assert [it["name"] for it in json.loads(t4.ok("queue", "-o", "json"))] == ["later", "last"]
+    assert t4.ok("stop", "night") == "night: stopped\n"
+    eventually(lambda: list(t4.jobs()) == ["last"])
+
+
+def test_slices_on_two_cards_with_compute(station: Workstation) -> None:
+    """Each member one slice on each of two cards, and half of their time: two fit, a third never."""
+    station.start("--simulate", "T4*2")
+    words = ("--gpu-mem", "4", "--cards", "2", "--gpu-core", "50")
+    text = station.ok("run", "--gang", "2", *words, "--", *HOLD, "1")
+    totals = [[it["total"] for it in json.loads(line[4:])["cards"]] for line in text.splitlines()]
+    assert totals == [[4308, 4308]] * 2
+    gang = station.run("--gang", "2", *words, "--name", "g", "--", *SLEEP)
+    begun(gang, 2)
+    for member in ("g/0", "g/1"):
+        slices = station.jobs()[member]["slices"]
+        assert [(it["card"], it["compute"]) for it in slices] == [(0, 50), (1, 50)]
+    refused(
+        station.fenka("run", "--gang", "3", *words, "--", "true"),
+        2,
+        "2 of the gang's 3 would fit together, even if nobody else ran",
+    )
+
+
+def test_members_are_resized_one_by_one(t4: Workstation) -> None:
+    """A gang's name alone does not say which."""
+    begun(t4.run("--gang", "2", "--gpu-mem", "4", "--name", "g", "--", *SLEEP), 2)
+    assert t4.ok("resize", "g/1", "--gpu-mem", "6") == "g/1: resized\n"
+    refused(
+        t4.fenka("resize", "g", "--gpu-mem", "6"),
+        1,
+        "g is a gang: resize its members one by one, beginning with g/0",
+    )
+
+
+def test_a_time_limit_ends_the_gang(t4: Workstation) -> None:
+    """--for counts for all of it."""
+    gang = t4.run("--gang", "2", "--gpu-mem", "4", "--for", "0.5", "--", *SLEEP)
+    begun(gang, 2)
+    assert gang.process.wait(30) == 128 + signal.SIGTERM
+    eventually(lambda: nothing_left(t4))
+
+
+def test_a_cooperative_gang(t4: Workstation) -> None:
+    """By environment alone; and what is left is found and ended by it."""
+    words = ("--gang", "2", "--gpu-mem", "4", "--isolation", "cooperative", "--")
+    held = t4.ok("run", *words, *HOLD, "4400")
+    assert [json.loads(line[4:])["cards"][0]["result"] for line in held.splitlines()] == [2, 2]
+    gang = t4.run(*words, "sh", "-c", "setsid sleep 1000 & echo begun; exec sleep 1000")
+    begun(gang, 2)
+    kill(gang.pid)
+    eventually(lambda: nothing_left(t4))

@@ -28,6 +28,7 @@ from fenka.scheduler.cluster import Cluster
 from fenka.scheduler.decide import Judge
 from fenka.scheduler.gangs import Gangs
 from fenka.scheduler.keeping import GangKeeper
+from fenka.scheduler.nudging import nudge
 from fenka.scheduler.order import InOrder, Order
 from fenka.scheduler.telling import Teller
 from fenka.scheduler.wire import Binding
@@ -99,7 +100,7 @@ async def scheduler(api: Api, namespace: str) -> dict[str, str]:
     keeper = GangKeeper(api, gangs)
     for pod in cluster.pods.objects.values():
         if (pod.metadata.namespace, pod.metadata.name) == (namespace, POD):
-            found["wake"] = await refused(keeper.annotate(pod))
+            found["wake"] = await refused(nudge(api, pod, time.time()))
             found["evict"] = await refused(keeper.evict(pod))
     return found
 

@@ -33,12 +33,14 @@ def resize(where: Where, name: str, namespace: str, wanted: Wanted) -> None:
     """What runs here by that name, else the pod; NAMESPACE/NAME is a pod too. Raises Problem, BadSize."""
     if not wanted.gpu_mem and wanted.gpu_core is None and wanted.gpu_core_mode is None:
         raise Problem("say what to change: --gpu-mem, --gpu-core or --gpu-core-mode", BAD_INPUT)
+    here = cluster.local(where)
     before, slash, after = name.partition("/")
-    if slash:
-        namespace, name = before, after
-    if not slash and cluster.local(where) is not None:
+    # A gang's member here has a slash in its name too.
+    if here is not None and (not slash or any(job.name == name for job in here.jobs)):
         listing.resize(name, wanted.gpu_mem, wanted.gpu_core, wanted.gpu_core_mode)
         return
+    if slash:
+        namespace, name = before, after
     if wanted.gpu_core_mode is not None:
         raise Problem(
             "what a pod's share of compute means is said where it asks for it: leave --gpu-core-mode out",

@@ -10,12 +10,9 @@ from typing import Any
 from fenka.kubernetes.client import Api, NoCluster, Refused
 from fenka.kubernetes.objects import Object, Pod
 from fenka.scheduler.gangs import Gangs
+from fenka.scheduler.nudging import nudge
 
 log = logging.getLogger(__name__)
-
-PLANNED = "fenka.io/gang-planned"
-"""Pod annotation: when, in nanoseconds since 1970, its gang was last planned. A change of it is what makes
-kube-scheduler look at the pod again, which it may otherwise put aside for minutes."""
 
 LOOK_S = 5.0
 
@@ -23,8 +20,8 @@ LOOK_S = 5.0
 class GangKeeper:
     """Best effort: what fails is tried again."""
 
-    def __init__(self, api: Api, gangs: Gangs, now_ns: Callable[[], int] = time.time_ns) -> None:
-        self._api, self._gangs, self._now_ns = api, gangs, now_ns
+    def __init__(self, api: Api, gangs: Gangs, now: Callable[[], float] = time.time) -> None:
+        self._api, self._gangs, self._now = api, gangs, now
         self._tasks: set[asyncio.Task[None]] = set()
 
     def wake(self, pods: Sequence[Pod]) -> None:
@@ -46,13 +43,7 @@ class GangKeeper:
 
     async def _wake(self, pod: Pod) -> None:
         with contextlib.suppress(Refused, NoCluster):
-            await self.annotate(pod)
-
-    async def annotate(self, pod: Pod) -> None:
-        """Say on the pod that its gang is planned. Raises Refused, NoCluster."""
-        meta = pod.metadata
-        body = {"metadata": {"uid": meta.uid, "annotations": {PLANNED: str(self._now_ns())}}}
-        await self._api.patch(_path(pod), Object, body)
+            await nudge(self._api, pod, self._now())
 
     async def evict(self, pod: Pod) -> None:
         """End the pod, as a drain would. Raises Refused, NoCluster."""

@@ -48,11 +48,8 @@ class Nudger:
                     await self._nudge(pod)
 
     async def _nudge(self, pod: Pod) -> None:
-        meta = pod.metadata
-        path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}"
-        labels = {LABEL: str(int(self._now()))}
         try:
-            await self._api.patch(path, Pod, {"metadata": {"uid": meta.uid, "labels": labels}})
+            await nudge(self._api, pod, self._now())
         except Refused as why:
             # Anything else is about this one pod: it is gone, or another by now.
             if why.status == FORBIDDEN:
@@ -60,3 +57,11 @@ class Nudger:
                 log.warning("pods may rest for minutes although there is room for them: %s", why)
         except NoCluster:
             pass
+
+
+async def nudge(api: Api, pod: Pod, now: float) -> None:
+    """Have kube-scheduler try this pod. now: seconds since 1970. Raises Refused, NoCluster."""
+    meta = pod.metadata
+    path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}"
+    labels = {LABEL: str(int(now))}
+    await api.patch(path, Pod, {"metadata": {"uid": meta.uid, "labels": labels}})

@@ -122,7 +122,8 @@ class Paper:
         def there() -> bool:
             told = self.cluster.events(pod, self.namespace)
             found[:] = [it for it in told if all(part in it for part in parts)]
-            return bool(found)
+            assert found, told
+            return True
 
         wait_until(f"an event of {pod} with {parts}", there, 60)
         return found[0]

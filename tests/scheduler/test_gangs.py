@@ -290,5 +290,21 @@ def test_members_are_bound_together() -> None:
     scenario(run, node_json("a", T4_MIB), node_json("b", T4_MIB))
 
 
+def test_nobody_is_bound_past_the_plan() -> None:
+    """To another node than planned, or when the plan has ended since filter: half a gang never starts."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pods = [put_pod(server, f"g-{n}", 10, labels=in_gang("g", 2)) for n in range(2)]
+        await until(lambda: one.knows(*pods))
+        said = "the gang of the pod g-0 did not come together in time"
+        assert await one.bind(pods[0], "a") == said
+        ((place,), _) = [(await one.filter(it, "a", "b"))["NodeNames"] for it in pods]
+        other = "b" if place == "a" else "a"
+        assert await one.bind(pods[0], other) == said
+        assert not any(it["spec"].get("nodeName") for it in server.all("pods"))
+
+    scenario(run, node_json("a", T4_MIB), node_json("b", T4_MIB))
+
+
 def _read(pod: Json) -> Pod:
     return msgspec.convert(pod, Pod)

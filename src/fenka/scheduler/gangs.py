@@ -17,7 +17,7 @@ from fenka.core.gangs import Plans, Stacked, plan_gang
 from fenka.core.reasons import Rejected
 from fenka.core.requests import Placement, Request
 from fenka.dialects.gpushare import Unreadable
-from fenka.kubernetes.gangs import Gang, PodGroup, gang_of
+from fenka.kubernetes.gangs import Gang, PodGroup, gang_of, name_of
 from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import World
 from fenka.scheduler.decide import Wanted
@@ -132,7 +132,7 @@ class Gangs:
             return Waits(f"the gang {gang.name} is being placed, without this pod", in_line=False)
         members = self._members(gang)
         unbound = [it for it in members if not it.spec.node_name]
-        missing = gang.minimum - (len(members) - len(unbound)) - self._succeeded(gang)
+        missing = self._missing(gang)
         if missing <= 0:
             return None
         if len(unbound) < missing:
@@ -219,14 +219,20 @@ class Gangs:
         return found if found is not None and found.node == node else None
 
     async def gather(self, pod: Pod, node: str) -> bool:
-        """The pod may be bound: wait until all of its plan may be. False if the plan has ended before.
-
-        True at once for a pod without a plan.
+        """The pod may be bound: wait until all of its plan may be. False if the plan has ended before, or is
+        another by now. True at once for a pod alone.
         """
-        key = self.key(pod) or ""
-        plan, gathering = self._plans.plan(key), self._gatherings.get(key)
-        if plan is None or gathering is None or self.place_of(pod, node) is None:
+        if name_of(pod) is None:
             return True
+        try:
+            gang = self.gang(pod)
+        except Unreadable:
+            return False
+        plan = self._plans.plan(gang.key) if gang else None
+        gathering = self._gatherings.get(gang.key) if gang else None
+        if plan is None or gathering is None or self.place_of(pod, node) is None:
+            # Who is not planned there is let in only where the gang is whole without it.
+            return gang is None or self._missing(gang) <= 0
         gathering.arrived.add(pod.metadata.uid)
         if gathering.arrived | plan.started >= plan.placements.keys():
             gathering.over.set()
@@ -299,6 +305,11 @@ class Gangs:
             if not it.finished and it.metadata.deletion_timestamp is None
         ]
         return sorted(found, key=lambda it: (it.metadata.creation_timestamp, it.metadata.name))
+
+    def _missing(self, gang: Gang) -> int:
+        """How many more must have a node; at most 0 where it is whole."""
+        bound = sum(bool(it.spec.node_name) for it in self._members(gang))
+        return gang.minimum - bound - self._succeeded(gang)
 
     def _succeeded(self, gang: Gang) -> int:
         """Who has done its work is missed by nobody."""

@@ -54,3 +54,32 @@ def test_on_a_node_named_a_in_zone_x(spec: dict[str, Any], expected: list[str]) 
         Node,
     )
     assert obstacles(msgspec.convert({"spec": spec}, Pod), node) == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "tolerations", "expected"),
+    [
+        ({"ready": "False"}, [], ["not ready"]),
+        ({"ready": "Unknown"}, [], ["not ready"]),
+        ({"ready": "Unknown"}, [{"operator": "Exists"}], []),
+        ({"ready": "False"}, [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}], []),
+        ({"unschedulable": True}, [], ["cordoned"]),
+        ({"unschedulable": True}, [{"operator": "Exists"}], []),
+        ({"unschedulable": True}, [{"key": "x", "operator": "Exists"}], ["cordoned"]),
+    ],
+)
+def test_what_is_wrong_with_a_node_can_be_tolerated(
+    state: dict[str, Any], tolerations: list[dict[str, Any]], expected: list[str]
+) -> None:
+    """As DaemonSets do."""
+    ready = {"type": "Ready", "status": state.get("ready", "True")}
+    node = msgspec.convert(
+        {
+            "metadata": {"name": "a"},
+            "spec": {"unschedulable": state.get("unschedulable", False)},
+            "status": {"conditions": [ready]},
+        },
+        Node,
+    )
+    pod = msgspec.convert({"spec": {"tolerations": tolerations}}, Pod)
+    assert obstacles(pod, node) == expected

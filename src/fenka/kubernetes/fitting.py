@@ -4,23 +4,26 @@ Of kube-scheduler's own rules those that are about nodes as such. The scheduler 
 cards for pods that wait, `fenka why` when it says what keeps a pod from a node.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fenka.kubernetes.objects import Expression, Node, Pod, Taint, Term, Toleration
+
+STRICT = "NoSchedule"
 
 
 def obstacles(pod: Pod, node: Node) -> list[str]:
     """What keeps the pod from the node, in sentences; nothing where it may go there."""
-    reasons = []
-    if node.spec.unschedulable:
-        reasons.append("cordoned")
-    if not node.ready:
-        reasons.append("not ready")
+    # What is wrong with a node itself is a taint, or will be in a moment, and can be tolerated too.
+    reasons = [
+        said
+        for said, key in _conditions(node)
+        if not _tolerates(pod, Taint(key=key, effect=STRICT))
+    ]
     for taint in node.spec.taints:
         # The node controller's own taints repeat what was said.
         said = taint.key.startswith("node.kubernetes.io/") and reasons
-        strict = taint.effect in ("NoSchedule", "NoExecute")
-        if strict and not said and not any(covers(it, taint) for it in pod.spec.tolerations):
+        strict = taint.effect in (STRICT, "NoExecute")
+        if strict and not said and not _tolerates(pod, taint):
             value = f"={taint.value}" if taint.value else ""
             reasons.append(f"taint {taint.key}{value}:{taint.effect} is not tolerated")
     labels = node.metadata.labels
@@ -36,6 +39,20 @@ def obstacles(pod: Pod, node: Node) -> list[str]:
     if required and not any(_chooses(it, node) for it in required.node_selector_terms):
         reasons.append("the pod's node affinity excludes it")
     return reasons
+
+
+def _conditions(node: Node) -> Iterator[tuple[str, str]]:
+    """What the node's own state says against it, and the key of the taint that it comes with."""
+    if node.spec.unschedulable:
+        yield "cordoned", "node.kubernetes.io/unschedulable"
+    ready = next((it.status for it in node.status.conditions if it.type == "Ready"), "Unknown")
+    if ready != "True":
+        which = "not-ready" if ready == "False" else "unreachable"
+        yield "not ready", f"node.kubernetes.io/{which}"
+
+
+def _tolerates(pod: Pod, taint: Taint) -> bool:
+    return any(covers(it, taint) for it in pod.spec.tolerations)
 
 
 def covers(toleration: Toleration, taint: Taint) -> bool:

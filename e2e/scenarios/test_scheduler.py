@@ -271,14 +271,14 @@ def test_pods_are_served_in_order_and_small_ones_fill_what_is_free(
     paper.create(paper.pod("vip", 12, priorityClassName=patient))
     paper.wait_for_event("vip", "position 1 of 3 in the queue")
     assert queued(paper) == ["vip", "head", "late"]
-    paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "b", "--now")
+    paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "b")
     wait_until("the important one", lambda: "vip" in paper.placed(), 60)
     assert paper.placed()["vip"] == ("paper-0", "1")
     assert queued(paper) == ["head", "late"]
-    paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "vip", "--now")
+    paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "vip")
     wait_until("the head", lambda: "head" in paper.placed(), 60)
     assert "late" not in paper.placed()
-    paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "a", "--now")
+    paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "a")
     wait_until("all", lambda: "late" in paper.placed(), 60)
 
 

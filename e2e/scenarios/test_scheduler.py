@@ -48,7 +48,7 @@ def wait_for_replicas(cluster: Cluster) -> None:
         found = replicas(cluster)
         return len(found) == 2 and all(map(is_ready, found))
 
-    wait_until("two ready replicas", both, 90)
+    wait_until("two ready replicas", both, 180)
 
 
 def leader(cluster: Cluster) -> Json:

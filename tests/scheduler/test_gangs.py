@@ -14,7 +14,14 @@ from fenka.kubernetes.gangs import (
     PodGroupSpec,
     SchedulingPolicy,
 )
-from fenka.kubernetes.objects import Meta, Pod, SchedulingGroup
+from fenka.kubernetes.objects import (
+    Container,
+    Gate,
+    Meta,
+    Pod,
+    Resources,
+    SchedulingGroup,
+)
 from fenka.kubernetes.world import World
 from fenka.scheduler.decide import Judge
 from fenka.scheduler.desk import Desk
@@ -138,7 +145,64 @@ def test_a_plan_ends() -> None:
     cluster.gangs.expire()
     assert [cluster.free("a"), cluster.free("b")] == [T4_MIB] * 2
     assert cluster.filter(a_pod("other", 10)) == ["a", "b"]
+    # It does not hold the cards again at once, or it would hold them for ever.
+    assert cluster.why(pods[1]) == (
+        "kube-scheduler has not brought all of the gang in 30 s, something else keeps g-0, g-1: "
+        "it is planned again in 30 s"
+    )
+    cluster.now += PLAN_S
     assert len(cluster.filter(pods[1])) == 1
+    cluster.now += PLAN_S
+    assert "it is planned again in 60 s" in cluster.why(pods[1])
+
+
+def test_a_member_that_is_deleted_ends_the_plan() -> None:
+    """Its successor is planned with the others, without a pause."""
+    cluster = Cluster("a", "b")
+    pods = cluster.gang("g", 2, 10)
+    cluster.filter(pods[0])
+    del cluster.pods["g-1"]
+    cluster.put(a_pod("g-9", 10, uid="g-9", labels=in_gang("g", 2)))
+    assert len(cluster.filter(pods[0])) == 1
+    assert cluster.woken == ["g-1", "g-9"]
+
+
+def test_members_without_a_card() -> None:
+    """A launcher beside two workers is there, and that is all; those with scheduling gates do not come."""
+    cluster = Cluster("a", "b")
+    workers = cluster.gang("g", 3, 10, there=2)
+    assert "2 of its 3 pods are there" in cluster.why(workers[0])
+    launcher = cluster.put(a_pod("launcher", uid="launcher", labels=in_gang("g", 3)))
+    assert cluster.gangs.gang(launcher) is None
+    assert len(cluster.filter(workers[0])) == 1
+    cluster.now += 10 * PLAN_S
+    workers[1].spec.scheduling_gates = [Gate(name="quota")]
+    assert "pods are there" in cluster.why(workers[0])
+
+
+def test_gangs_that_are_not_fenkas() -> None:
+    """Pods that want no card, or whole ones of nodes that do not share, are placed and left as they are."""
+    cluster = Cluster("a", "b")
+    idle = [
+        cluster.put(a_pod(f"i{n}", uid=f"i{n}", labels=in_gang("i", 3), node="a")) for n in (0, 1)
+    ]
+    whole = [a_pod(f"w{n}", uid=f"w{n}", labels=in_gang("w", 3)) for n in (0, 1)]
+    for pod in whole:
+        pod.spec.containers = [Container(resources=Resources(limits={"nvidia.com/gpu": "1"}))]
+        cluster.put(pod)
+    cluster.now += 10 * BROKEN_S
+    assert [cluster.gangs.gang(it) for it in (*idle, *whole)] == [None] * 4
+    assert cluster.gangs.broken() == []
+    assert asyncio.run(cluster.gangs.gather(whole[0], "elsewhere"))
+    assert "elsewhere" in cluster.desk.filter(whole[0], ["elsewhere"]).hopeless
+    cluster.world.set_node(a_node("elsewhere"))
+    assert cluster.desk.filter(whole[0], ["elsewhere"]).fitting == ["elsewhere"]
+    # Where a sharing node gives whole cards too, they are planned.
+    cluster.world.set_node(
+        a_node("c", T4_MIB, labels={"gpushare": "true", "fenka.io/whole-cards": "true"})
+    )
+    assert cluster.gangs.gang(whole[0]) is not None
+    assert "2 of its 3 pods are there" in cluster.why(whole[0])
 
 
 def test_kube_scheduler_knows_more_about_a_node() -> None:

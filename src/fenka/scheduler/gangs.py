@@ -15,15 +15,21 @@ from fenka.core.cards import Node
 from fenka.core.evaluate import Policy, Used
 from fenka.core.gangs import Plans, Stacked, plan_gang
 from fenka.core.reasons import Rejected
-from fenka.core.requests import Placement, Request
+from fenka.core.requests import Placement
+from fenka.dialects import modes, whole_cards
 from fenka.dialects.gpushare import Unreadable
-from fenka.kubernetes.gangs import Gang, PodGroup, gang_of, name_of
+from fenka.dialects.requests import Part
+from fenka.kubernetes.gangs import Gang, PodGroup, gang_of, key_of, name_of
 from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import World
-from fenka.scheduler.decide import Wanted
+from fenka.scheduler.decide import Wanted, neighbours
 
 PLAN_S = 30.0
 """So long a plan waits for its members: longer than kube-scheduler's longest backoff, twice."""
+
+LONGEST_PAUSE_S = 600.0
+"""A gang whose plans are not fulfilled is planned anew after pauses that double, up to this: it must not hold
+cards for ever that it does not come for."""
 
 BROKEN_S = 60.0
 """So long a gang that has lost members may run without them before all of it is started anew."""
@@ -57,6 +63,15 @@ class _Gathering:
     """All are here, or the plan has ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    """After a plan that was not fulfilled. until: of the clock."""
+
+    failures: int
+    until: float
+    why: str
+
+
 class Gangs:
     """A Held for the judge: what plans hold is held.
 
@@ -77,6 +92,7 @@ class Gangs:
         self._gatherings: dict[str, _Gathering] = {}
         self._generations: dict[str, int] = {}
         self._broken_since: dict[str, float] = {}
+        self._pauses: dict[str, _Pause] = {}
 
     # ---- a View ----
 
@@ -110,8 +126,25 @@ class Gangs:
     # ---- planning ----
 
     def gang(self, pod: Pod) -> Gang | None:
-        """The gang that a pod is in. Raises Unreadable."""
-        return gang_of(pod, self._groups())
+        """The gang that a pod is in, None for a pod that asks for nothing of fenka's. Raises Unreadable."""
+        return gang_of(pod, self._groups()) if name_of(pod) and self._asks(pod) else None
+
+    def _asks(self, pod: Pod) -> bool:
+        """Whether it wants something of cards that fenka places; whole cards it does on few nodes."""
+        wanted = Wanted(pod, self._world.dialects)
+        if wanted.dialect is not whole_cards:
+            return wanted.dialect is not None or wanted.trouble is not None
+        return any(self._admits(it.node.name, wanted.parts(1)) for it in self._world.shares())
+
+    def _admits(self, node: str, parts: Sequence[Part]) -> bool:
+        known = self._world.node(node)
+        try:
+            modes.admits(
+                known.metadata.labels if known else {}, parts, neighbours(self._world, node)
+            )
+        except Unreadable:
+            return False
+        return True
 
     def place(
         self, pod: Pod, gang: Gang, names: Sequence[str], reserved: frozenset[str] = frozenset()
@@ -130,28 +163,36 @@ class Gangs:
             self._drop(gang.key)
         elif plan is not None:
             return Waits(f"the gang {gang.name} is being placed, without this pod", in_line=False)
-        members = self._members(gang)
-        unbound = [it for it in members if not it.spec.node_name]
         missing = self._missing(gang)
         if missing <= 0:
             return None
+        members = self._members(gang)
+        unbound = [it for it in members if self._comes(it)]
         if len(unbound) < missing:
             there = len(members) + self._succeeded(gang)
             return Waits(
                 f"the gang {gang.name} waits whole: {there} of its {gang.minimum} pods are there",
                 in_line=False,
             )
+        pause = self._pauses.get(gang.key)
+        if pause is not None and self._clock() < pause.until:
+            again = round(pause.until - self._clock())
+            return Waits(f"{pause.why}: it is planned again in {again} s", in_line=False)
         rest = [it for it in unbound if it.metadata.uid != uid][: missing - 1]
         return self._plan(gang, [pod, *rest], names, reserved)
 
     def _plan(
         self, gang: Gang, members: Sequence[Pod], names: Sequence[str], reserved: frozenset[str]
     ) -> Place | Waits:
-        why = "no node of the cluster shares cards"
+        why = "no node of the cluster shares cards with it"
         for unit, nodes in self._nodes(names).items():
-            requests = {it.metadata.uid: self._request(it, unit) for it in members}
+            parts = {it.metadata.uid: self._part(it, unit) for it in members}
+            requests = {uid: part.request for uid, part in parts.items()}
+            open_ = [it for it in nodes if self._admits(it.name, list(parts.values()))]
+            if not open_:
+                continue
             found = self._plans.make(
-                gang.key, requests, self._policy, nodes, self._clock() + PLAN_S, reserved
+                gang.key, requests, self._policy, open_, self._clock() + PLAN_S, reserved
             )
             if isinstance(found, Rejected):
                 why = found.sentence()
@@ -171,7 +212,7 @@ class Gangs:
                 found.setdefault(share.unit_mib, []).append(share.node)
         return found
 
-    def _request(self, pod: Pod, unit_mib: int) -> Request:
+    def _part(self, pod: Pod, unit_mib: int) -> Part:
         wanted = Wanted(pod, self._world.dialects)
         if wanted.trouble is not None:
             raise Unreadable(wanted.trouble)
@@ -181,14 +222,14 @@ class Gangs:
                 f"the pod {pod.metadata.name} of a gang asks for cards in {len(parts)} containers: "
                 "let one container of each of its pods ask"
             )
-        return parts[0].request
+        return parts[0]
 
     def worth_preempting(self, pod: Pod) -> bool:
         """Whether all of its gang would fit, were everybody of less priority gone; True without a gang."""
         key = self.key(pod)
         if key is None:
             return True
-        unbound = [it for it in self._of(key) if not it.spec.node_name and not it.finished]
+        unbound = [it for it in self._of(key) if self._comes(it)]
         view, priority = Stacked(self._plans), pod.spec.priority or 0
         shares = self._world.shares()
         for share in shares:
@@ -200,7 +241,7 @@ class Gangs:
             return any(
                 not isinstance(
                     plan_gang(
-                        view, [self._request(it, unit) for it in unbound], self._policy, nodes
+                        view, [self._part(it, unit).request for it in unbound], self._policy, nodes
                     ),
                     Rejected,
                 )
@@ -261,39 +302,51 @@ class Gangs:
         self._touch([plan.placements[pod.metadata.uid]])
         if self._plans.plan(key) is None:
             self._gatherings.pop(key, None)
+            self._pauses.pop(key, None)
 
     def expire(self) -> None:
         """Drop plans whose time is over. Members that were bound stay: `broken` tells if they are too few."""
-        now = self._clock()
+        now, known = self._clock(), self._pods()
         for key in self._plans.overdue(now):
+            self._pauses[key] = self._pause(key, now)
             self._drop(key)
+        for key in list(self._gatherings):
+            plan = self._plans.plan(key)
+            if plan is not None and not plan.placements.keys() <= known.keys():
+                # Somebody else comes in the place of a member that was deleted.
+                self._drop(key)
+
+    def _pause(self, key: str, now: float) -> _Pause:
+        plan, gathering = self._plans.plan(key), self._gatherings[key]
+        assert plan is not None
+        known = self._pods()
+        away = plan.placements.keys() - gathering.arrived - plan.started
+        names = sorted(known[uid].metadata.name for uid in away if uid in known)
+        failures = self._pauses[key].failures + 1 if key in self._pauses else 1
+        why = (
+            f"kube-scheduler has not brought all of the gang in {PLAN_S:g} s, "
+            f"something else keeps {', '.join(names[:3]) or 'them'}"
+        )
+        return _Pause(failures, now + min(PLAN_S * 2 ** (failures - 1), LONGEST_PAUSE_S), why)
 
     # ---- gangs that have lost members ----
 
     def broken(self) -> list[Pod]:
         """Members that must go: their gang has been incomplete for too long, and starts anew, whole."""
         now, found = self._clock(), list[Pod]()
+        gangs = {gang.key: gang for pod in self._pods().values() if (gang := self._gang(pod))}
         incomplete: dict[str, list[Pod]] = {}
-        for gang in self._all():
-            bound = [it for it in self._members(gang) if it.spec.node_name]
-            if bound and len(bound) + self._succeeded(gang) < gang.minimum:
-                incomplete[gang.key] = bound
+        for key, gang in gangs.items():
+            if self._missing(gang) > 0:
+                bound = [it for it in self._members(gang) if it.spec.node_name]
+                if any(map(self._asks, bound)):
+                    incomplete[key] = bound
         self._broken_since = {key: self._broken_since.get(key, now) for key in incomplete}
+        self._pauses = {key: it for key, it in self._pauses.items() if key in gangs}
         for key, bound in incomplete.items():
             if now - self._broken_since[key] >= BROKEN_S:
                 found += bound
         return found
-
-    def _all(self) -> Iterable[Gang]:
-        gangs: dict[str, Gang] = {}
-        for pod in self._pods().values():
-            try:
-                gang = self.gang(pod)
-            except Unreadable:
-                continue
-            if gang is not None:
-                gangs[gang.key] = gang
-        return gangs.values()
 
     # ---- what is known ----
 
@@ -307,29 +360,34 @@ class Gangs:
         return sorted(found, key=lambda it: (it.metadata.creation_timestamp, it.metadata.name))
 
     def _missing(self, gang: Gang) -> int:
-        """How many more must have a node; at most 0 where it is whole."""
-        bound = sum(bool(it.spec.node_name) for it in self._members(gang))
-        return gang.minimum - bound - self._succeeded(gang)
+        """How many more must have a card; at most 0 where it is whole. Members that want none are counted as
+        soon as they are there: kube-scheduler places them."""
+        there = sum(bool(it.spec.node_name) or not self._asks(it) for it in self._members(gang))
+        return gang.minimum - there - self._succeeded(gang)
+
+    def _comes(self, pod: Pod) -> bool:
+        """Whether kube-scheduler will ask where to put it."""
+        gated = bool(pod.spec.scheduling_gates) or pod.metadata.deletion_timestamp is not None
+        return not (pod.spec.node_name or pod.finished or gated) and self._asks(pod)
 
     def _succeeded(self, gang: Gang) -> int:
         """Who has done its work is missed by nobody."""
         return sum(it.status.phase == "Succeeded" for it in self._of(gang.key))
 
     def _of(self, key: str) -> list[Pod]:
-        namespace = key.partition("/")[0]
-        return [
-            pod
-            for pod in self._pods().values()
-            if pod.metadata.namespace == namespace and self.key(pod) == key
-        ]
+        """Those that want no card too."""
+        return [pod for pod in self._pods().values() if key_of(pod) == key]
 
     def key(self, pod: Pod) -> str | None:
         """Of the gang that a pod is in; None for a pod alone, and for one that does not say enough."""
+        gang = self._gang(pod)
+        return gang.key if gang else None
+
+    def _gang(self, pod: Pod) -> Gang | None:
         try:
-            gang = self.gang(pod)
+            return self.gang(pod)
         except Unreadable:
             return None
-        return gang.key if gang else None
 
     def _drop(self, key: str) -> None:
         plan = self._plans.plan(key)

@@ -272,8 +272,10 @@ class Line:
             if not is_open(pod) or self._world.is_assumed(pod.metadata.uid):
                 continue
             gang = key_of(pod)
-            if gang is not None:
+            if gang is not None and self.wants(pod):
                 gangs.setdefault(gang, []).append(pod)
+            elif gang is not None:
+                continue
             elif refused(pod):
                 yield Waiter(pod.metadata.uid, (pod,))
         for gang, members in gangs.items():

@@ -196,12 +196,8 @@ def test_the_kubelet_restarts_before_a_container_ran(world: World, node: str) ->
 
 def test_pods_that_come_while_the_agent_is_replaced(world: World, node: str) -> None:
     """As in an upgrade: none of them is failed by the kubelet for want of a plugin."""
-    (daemons,) = [
-        it["metadata"]["name"]
-        for it in world.cluster.list("daemonsets", "fenka")
-        if "node-simulated" in it["metadata"]["name"]
-    ]
-    world.cluster.kubectl("-n", "fenka", "rollout", "restart", f"daemonset/{daemons}")
+    daemons = "daemonset/fenka-node-simulated-0"
+    world.cluster.kubectl("-n", "fenka", "rollout", "restart", daemons)
     names = [f"comes-{number}" for number in range(10)]
     for name in names:
         world.cluster.apply(pod(name, "x=1:"))

@@ -46,7 +46,10 @@ def wait_for_replicas(cluster: Cluster) -> None:
 
     def both() -> bool:
         found = replicas(cluster)
-        return len(found) == 2 and all(map(is_ready, found))
+        told = {it["metadata"]["name"]: (it["spec"].get("nodeName"), it["status"]) for it in found}
+        assert len(found) == 2, told
+        assert all(map(is_ready, found)), told
+        return True
 
     wait_until("two ready replicas", both, 180)
 

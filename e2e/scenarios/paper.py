@@ -33,6 +33,8 @@ def node_object(name: str, cards: int, labels: dict[str, str], *, inventory: boo
             if inventory
             else {},
         },
+        # Empty and large as they are, they would draw the extender's own pods.
+        "spec": {"taints": [{"key": ONLY, "value": "yes", "effect": "NoSchedule"}]},
     }
 
 

@@ -194,3 +194,18 @@ def test_hami_names_behind_their_switch(library: Path) -> None:
         assert given["env"]["CUDA_DEVICE_SM_LIMIT"] == "30"
 
     two_cards(library, story)
+
+
+def test_what_a_former_process_offered_is_taken_back(library: Path) -> None:
+    """The kubelet would count it for minutes: it is told that there is none."""
+
+    async def story(node: Rig) -> None:
+        await node.kill()
+        path = "/api/v1/nodes/n1"
+        capacity = {"capacity": {hami.COUNT: "10"}, "allocatable": {hami.COUNT: "0"}}
+        node.api.put(path, {**node.api.objects[path], "status": capacity})
+        await node.start()
+        await until(lambda: node.kubelet.devices.get(hami.COUNT) == {})
+        assert offered(node)[gpushare.MEMORY] == 28
+
+    two_cards(library, story)

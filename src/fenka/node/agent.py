@@ -293,13 +293,21 @@ class Agent:
         if self.sharing:
             await self._record(claims)
             for resource, plugin in self.plugins.items():
-                await plugin.offer(self._coins(resource, claims, exclusive))
+                coins = self._coins(resource, claims, exclusive)
+                await plugin.offer(coins, remembered=self._remembered(resource))
             return
         for resource, plugin in self.plugins.items():
             if resource != gpushare.WHOLE:
-                await plugin.offer([])
+                await plugin.offer([], remembered=self._remembered(resource))
         if self.settings.exclusive and (self._labelled or not self.settings.labelled_only):
             await self.whole.offer(offer.whole(self.now(), exclusive, ()))
+
+    def _remembered(self, resource: str) -> bool:
+        """Whether the kubelet counts any, perhaps of a process before this one; not those of another plugin."""
+        if resource == gpushare.WHOLE and not self.settings.exclusive:
+            return False
+        capacity = self.cluster.node.status.capacity if self.cluster.node else {}
+        return capacity.get(resource, "0") != "0"
 
     def _held_exclusively(self, claims: Sequence[Claim]) -> set[str]:
         """UUIDs of cards that the kubelet has given away itself."""

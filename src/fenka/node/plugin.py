@@ -58,9 +58,10 @@ class Plugin:
         """What is offered now: ids, and whether they can be used."""
         return self._devices
 
-    async def offer(self, devices: list[tuple[str, bool]]) -> None:
-        """Have the kubelet know these devices. A resource that never had one is not registered."""
-        if devices == self._devices:
+    async def offer(self, devices: list[tuple[str, bool]], *, remembered: bool = False) -> None:
+        """Have the kubelet know these devices. A resource that never had one is not registered, unless the
+        kubelet still remembers some that a former process offered: it must hear that there are none."""
+        if devices == self._devices and not (remembered and self._offers == 0):
             return
         async with self._offered:
             self._devices = devices

@@ -303,7 +303,7 @@ class Agent:
             await self.whole.offer(offer.whole(self.now(), exclusive, ()))
 
     def _remembered(self, resource: str) -> bool:
-        """Whether the kubelet counts any, perhaps of a process before this one; not those of another plugin."""
+        """Whether the kubelet counts any, perhaps of a process before this one. Not of another plugin."""
         if resource == gpushare.WHOLE and not self.settings.exclusive:
             return False
         capacity = self.cluster.node.status.capacity if self.cluster.node else {}

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import datetime
 
 import pytest
 
@@ -264,6 +265,10 @@ def test_pods_are_served_in_order_and_small_ones_fill_what_is_free(
     assert paper.wait_for_placed(2) == {"a": ("paper-0", "0"), "b": ("paper-0", "1")}
     paper.create(paper.pod("head", 12))
     paper.wait_for_event("head", "0/2 GPUs fit: 2 too little memory")
+    # Kubernetes writes the time of creation in whole seconds: who comes in the same one is no later.
+    head = next(it for it in paper.pods() if it["metadata"]["name"] == "head")
+    created = datetime.fromisoformat(head["metadata"]["creationTimestamp"]).timestamp()
+    wait_until("the next second", lambda: time.time() >= created + 1)
     paper.create(paper.pod("small", 4))
     assert paper.wait_for_placed(3)["small"] == ("paper-0", "0")
     # 2 units are left on card 0; the 6 of card 1 are kept for the head.

@@ -206,6 +206,6 @@ def test_what_a_former_process_offered_is_taken_back(library: Path) -> None:
         node.api.put(path, {**node.api.objects[path], "status": capacity})
         await node.start()
         await until(lambda: node.kubelet.devices.get(hami.COUNT) == {})
-        assert offered(node)[gpushare.MEMORY] == 28
+        await until(lambda: offered(node).get(gpushare.MEMORY) == 28)
 
     two_cards(library, story)

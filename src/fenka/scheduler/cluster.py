@@ -28,6 +28,34 @@ class Unheard:
         """One is gone."""
 
 
+class Groups:
+    """Listens to PodGroups, which pods name."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, PodGroup] = {}
+        """By namespace/name."""
+
+    def on_resync(self, objects: Sequence[PodGroup]) -> None:
+        """All there are."""
+        self.by_name.clear()
+        for it in objects:
+            self.on_set(it)
+
+    def on_set(self, thing: PodGroup) -> None:
+        """One is so now."""
+        self.by_name[_full_name(thing)] = thing
+
+    def on_forget(self, thing: PodGroup) -> None:
+        """One is gone; unless another has its name already."""
+        known = self.by_name.get(_full_name(thing))
+        if known is not None and known.metadata.uid == thing.metadata.uid:
+            del self.by_name[_full_name(thing)]
+
+
+def _full_name(group: PodGroup) -> str:
+    return f"{group.metadata.namespace}/{group.metadata.name}"
+
+
 class Pods:
     """Listens to pods."""
 
@@ -121,7 +149,10 @@ class Cluster:
     def __init__(self, api: Api, world: World, order: Order, teller: Teller) -> None:
         self.nodes: Watch[Node] = Watch(api, "/api/v1/nodes", Node, Nodes(world, teller))
         self.pods: Watch[Pod] = Watch(api, "/api/v1/pods", Pod, Pods(world, order, teller))
-        self.groups: Watch[PodGroup] = Watch(api, POD_GROUPS, PodGroup, Unheard(), optional=True)
+        self.group_names = Groups()
+        self.groups: Watch[PodGroup] = Watch(
+            api, POD_GROUPS, PodGroup, self.group_names, optional=True
+        )
         self.budgets: Watch[PodDisruptionBudget] = Watch(
             api, BUDGETS, PodDisruptionBudget, Unheard(), optional=True
         )

@@ -64,6 +64,21 @@ class _Gathering:
 
 
 @dataclass(frozen=True, slots=True)
+class _State:
+    """How a gang stands, from one look at its pods. alive: the oldest first. missing: how many more must have
+    a card, at most 0 where it is whole."""
+
+    alive: tuple[Pod, ...]
+    succeeded: int
+    missing: int
+
+    @property
+    def there(self) -> int:
+        """Who has done its work is missed by nobody."""
+        return len(self.alive) + self.succeeded
+
+
+@dataclass(frozen=True, slots=True)
 class _Pause:
     """After a plan that was not fulfilled. until: of the clock."""
 
@@ -119,9 +134,7 @@ class Gangs:
             gang = self.gang(pods[0])
         except Unreadable:
             return False
-        if gang is None:
-            return True
-        return len(self._members(gang)) + self._succeeded(gang) >= gang.minimum
+        return gang is None or self._state(gang).there >= gang.minimum
 
     # ---- planning ----
 
@@ -163,22 +176,20 @@ class Gangs:
             self._drop(gang.key)
         elif plan is not None:
             return Waits(f"the gang {gang.name} is being placed, without this pod", in_line=False)
-        missing = self._missing(gang)
-        if missing <= 0:
+        state = self._state(gang)
+        if state.missing <= 0:
             return None
-        members = self._members(gang)
-        unbound = [it for it in members if self._comes(it)]
-        if len(unbound) < missing:
-            there = len(members) + self._succeeded(gang)
+        unbound = [it for it in state.alive if self._comes(it)]
+        if len(unbound) < state.missing:
             return Waits(
-                f"the gang {gang.name} waits whole: {there} of its {gang.minimum} pods are there",
+                f"the gang {gang.name} waits whole: {state.there} of its {gang.minimum} pods are there",
                 in_line=False,
             )
         pause = self._pauses.get(gang.key)
         if pause is not None and self._clock() < pause.until:
             again = round(pause.until - self._clock())
             return Waits(f"{pause.why}: it is planned again in {again} s", in_line=False)
-        rest = [it for it in unbound if it.metadata.uid != uid][: missing - 1]
+        rest = [it for it in unbound if it.metadata.uid != uid][: state.missing - 1]
         return self._plan(gang, [pod, *rest], names, reserved)
 
     def _plan(
@@ -273,7 +284,7 @@ class Gangs:
         gathering = self._gatherings.get(gang.key) if gang else None
         if plan is None or gathering is None or self.place_of(pod, node) is None:
             # Who is not planned there is let in only where the gang is whole without it.
-            return gang is None or self._missing(gang) <= 0
+            return gang is None or self._state(gang).missing <= 0
         gathering.arrived.add(pod.metadata.uid)
         if gathering.arrived | plan.started >= plan.placements.keys():
             gathering.over.set()
@@ -334,11 +345,20 @@ class Gangs:
     def broken(self) -> list[Pod]:
         """Members that must go: their gang has been incomplete for too long, and starts anew, whole."""
         now, found = self._clock(), list[Pod]()
-        gangs = {gang.key: gang for pod in self._pods().values() if (gang := self._gang(pod))}
+        by_key: dict[str, list[Pod]] = {}
+        for pod in self._pods().values():
+            if (key := key_of(pod)) is not None:
+                by_key.setdefault(key, []).append(pod)
+        gangs = {
+            key: gang
+            for key, pods in by_key.items()
+            if (gang := next(filter(None, map(self._gang, reversed(pods))), None))
+        }
         incomplete: dict[str, list[Pod]] = {}
         for key, gang in gangs.items():
-            if self._missing(gang) > 0:
-                bound = [it for it in self._members(gang) if it.spec.node_name]
+            state = self._state(gang, by_key[key])
+            if state.missing > 0:
+                bound = [it for it in state.alive if it.spec.node_name]
                 if any(map(self._asks, bound)):
                     incomplete[key] = bound
         self._broken_since = {key: self._broken_since.get(key, now) for key in incomplete}
@@ -350,20 +370,18 @@ class Gangs:
 
     # ---- what is known ----
 
-    def _members(self, gang: Gang) -> list[Pod]:
-        """That are alive, the oldest first."""
-        found = [
-            it
-            for it in self._of(gang.key)
-            if not it.finished and it.metadata.deletion_timestamp is None
-        ]
-        return sorted(found, key=lambda it: (it.metadata.creation_timestamp, it.metadata.name))
-
-    def _missing(self, gang: Gang) -> int:
-        """How many more must have a card; at most 0 where it is whole. Members that want none are counted as
-        soon as they are there: kube-scheduler places them."""
-        there = sum(bool(it.spec.node_name) or not self._asks(it) for it in self._members(gang))
-        return gang.minimum - there - self._succeeded(gang)
+    def _state(self, gang: Gang, pods: Iterable[Pod] | None = None) -> _State:
+        """pods: all of the gang's, where they are known. Members that want no card count as soon as they are
+        there: kube-scheduler places them."""
+        pods = self._of(gang.key) if pods is None else pods
+        alive, succeeded, there = list[Pod](), 0, 0
+        for pod in pods:
+            succeeded += pod.status.phase == "Succeeded"
+            if not pod.finished and pod.metadata.deletion_timestamp is None:
+                alive.append(pod)
+                there += bool(pod.spec.node_name) or not self._asks(pod)
+        alive.sort(key=lambda it: (it.metadata.creation_timestamp, it.metadata.name))
+        return _State(tuple(alive), succeeded, gang.minimum - there - succeeded)
 
     def _comes(self, pod: Pod) -> bool:
         """Whether kube-scheduler will ask where to put it."""

@@ -272,12 +272,11 @@ class Line:
             if not is_open(pod) or self._world.is_assumed(pod.metadata.uid):
                 continue
             gang = key_of(pod)
-            if gang is not None and self.wants(pod):
+            if gang is None:
+                if refused(pod):
+                    yield Waiter(pod.metadata.uid, (pod,))
+            elif self.wants(pod):
                 gangs.setdefault(gang, []).append(pod)
-            elif gang is not None:
-                continue
-            elif refused(pod):
-                yield Waiter(pod.metadata.uid, (pod,))
         for gang, members in gangs.items():
             if gang not in planned and any(map(refused, members)) and self._complete(members):
                 yield Waiter(gang, tuple(sorted(members, key=lambda it: it.metadata.name)))

@@ -70,10 +70,7 @@ class Replica:
             self.world,
             settings.policy,
             lambda: self.cluster.pods.objects,
-            lambda: {
-                f"{it.metadata.namespace}/{it.metadata.name}": it
-                for it in self.cluster.groups.objects.values()
-            },
+            lambda: self.cluster.group_names.by_name,
             clock,
         )
         self.judge = Judge(self.world, settings.policy, self.gangs)

@@ -19,6 +19,7 @@ from fenka.dialects import gpushare
 from fenka.kubernetes.client import Api, Refused
 from fenka.kubernetes.election import Election
 from fenka.kubernetes.events import SERIES_S, Recorder
+from fenka.kubernetes.eviction import evict
 from fenka.kubernetes.objects import Meta, Pod
 from fenka.kubernetes.world import World
 from fenka.node.cluster import Cluster as OfNode
@@ -27,7 +28,6 @@ from fenka.scheduler.binding import Binder
 from fenka.scheduler.cluster import Cluster
 from fenka.scheduler.decide import Judge
 from fenka.scheduler.gangs import Gangs
-from fenka.scheduler.keeping import GangKeeper
 from fenka.scheduler.nudging import nudge
 from fenka.scheduler.order import InOrder, Order
 from fenka.scheduler.telling import Teller
@@ -97,11 +97,10 @@ async def scheduler(api: Api, namespace: str) -> dict[str, str]:
     unknown = Binder(api, world, InOrder(judge, order), gangs, Leads(), dict)
     answer = await unknown.bind(Binding(POD, namespace, "", "nowhere"))
     found["read and bind"] = answer
-    keeper = GangKeeper(api, gangs)
     for pod in cluster.pods.objects.values():
         if (pod.metadata.namespace, pod.metadata.name) == (namespace, POD):
             found["wake"] = await refused(nudge(api, pod, time.time()))
-            found["evict"] = await refused(keeper.evict(pod))
+            found["evict"] = await refused(evict(api, namespace, POD, pod.metadata.uid))
     return found
 
 

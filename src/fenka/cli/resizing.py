@@ -12,7 +12,7 @@ from fenka.dialects.resizing import REFUSED, WISH, read_record, write_wish
 from fenka.dialects.sizes import parse_memory
 from fenka.isolation.control import Mode
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.objects import Pod
+from fenka.kubernetes.objects import Pod, pod_path
 
 WAIT_S = 10.0
 """For the node's program; it takes less than one."""
@@ -49,7 +49,7 @@ def resize(where: Where, name: str, namespace: str, wanted: Wanted) -> None:
     if wanted.gpu_mem:
         parse_memory(wanted.gpu_mem, GIB_MIB)
     text = write_wish(wanted.container, wanted.gpu_mem, wanted.gpu_core)
-    path = f"/api/v1/namespaces/{namespace or cluster.namespace(where)}/pods/{name}"
+    path = pod_path(namespace or cluster.namespace(where), name)
 
     async def question(api: Api) -> None:
         await _ask(api, path, text)

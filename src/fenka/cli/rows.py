@@ -6,7 +6,7 @@ from typing import Literal
 
 from fenka.cli.cluster import Cluster, Where
 from fenka.core.units import card_units, mib_to_units
-from fenka.dialects import ack, gpushare
+from fenka.dialects import ack, gpushare, modes
 from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.recognition import WITH_HAMI, recognise
 from fenka.dialects.requests import nominal_mib
@@ -19,7 +19,6 @@ GIB_MIB = UNITS_MIB["GiB"]
 
 TOPOLOGY = "aliyun.com/gpu"
 """Extended resource: whole cards, chosen by how they are linked."""
-TOPOLOGY_LABEL = "ack.node.gpu.schedule"
 
 Mode = Literal["none", "exclusive", "topology", "share"]
 MODES: tuple[Mode, ...] = ("none", "exclusive", "topology", "share")
@@ -229,7 +228,7 @@ def _shared(cluster: Cluster, it: Node, share: Share) -> NodeRow:
 
 
 def _whole_cards(cluster: Cluster, it: Node, pods: list[Pod]) -> NodeRow:
-    topology = it.metadata.labels.get(TOPOLOGY_LABEL) == "topology"
+    topology = it.metadata.labels.get(modes.MODE) == "topology"
     mode: Mode = "topology" if topology else "exclusive"
     resource = RESOURCES[mode]
     total = _quantity(it.status.allocatable, resource)
@@ -255,13 +254,12 @@ def _whole_cards(cluster: Cluster, it: Node, pods: list[Pod]) -> NodeRow:
 
 
 def _row(cluster: Cluster, it: Node, **what: object) -> NodeRow:
-    ready = next((c.status for c in it.status.conditions if c.type == "Ready"), "Unknown")
     fields: dict[str, object] = {
         "name": it.metadata.name,
         "address": it.address,
         "role": role(it),
         "status": "ready" if it.ready else "notReady",
-        "ready": {"True": True, "False": False}.get(ready),
+        "ready": {"True": True, "False": False}.get(it.readiness),
         "schedulable": not it.spec.unschedulable,
         "trouble": cluster.world.node_trouble(it.metadata.name) or "",
     }

@@ -11,7 +11,7 @@ from fenka.cli.pending import FullContainerStatus, FullPod, NodeVerdict
 from fenka.dialects import ack, gpushare
 from fenka.dialects.gpushare import Unreadable
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.objects import Meta, Object
+from fenka.kubernetes.objects import Meta, Object, pod_path
 from fenka.kubernetes.world import read_holding
 
 NAMES = 3
@@ -91,7 +91,7 @@ def explain(where: Where, name: str, namespace: str, *, output: str) -> None:
 
 async def _ask(api: Api, namespace: str, name: str) -> Answer:
     # The pod first: for one that is not there, nothing else needs to be asked.
-    pod = await api.get(f"/api/v1/namespaces/{namespace}/pods/{name}", FullPod)
+    pod = await api.get(pod_path(namespace, name), FullPod)
     waits = not pod.spec.node_name and not pod.finished
     told = api.list(
         f"/api/v1/namespaces/{namespace}/events",

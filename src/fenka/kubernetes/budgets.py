@@ -5,40 +5,22 @@ from collections.abc import Iterable
 import msgspec
 
 from fenka.core.preemption import Budget
-from fenka.kubernetes.objects import Meta, Object, Pod
+from fenka.kubernetes.fitting import holds
+from fenka.kubernetes.objects import Expression, Meta, Object, Pod
 
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
-
-
-class Requirement(Object):
-    """Of a label."""
-
-    key: str = ""
-    operator: str = ""
-    values: list[str] = msgspec.field(default_factory=list)
-
-    def holds(self, labels: dict[str, str]) -> bool:
-        """Operators of label selectors; one that is not known never holds."""
-        value = labels.get(self.key)
-        if self.operator == "In":
-            return value is not None and value in self.values
-        if self.operator == "NotIn":
-            return value is None or value not in self.values
-        if self.operator == "Exists":
-            return value is not None
-        return self.operator == "DoesNotExist" and value is None
 
 
 class Selector(Object):
     """Which pods, by their labels. An empty one selects all of the namespace."""
 
     match_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    match_expressions: list[Requirement] = msgspec.field(default_factory=list)
+    match_expressions: list[Expression] = msgspec.field(default_factory=list)
 
     def selects(self, labels: dict[str, str]) -> bool:
         """All of its conditions hold."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
-            it.holds(labels) for it in self.match_expressions
+            holds(it, labels) for it in self.match_expressions
         )
 
 

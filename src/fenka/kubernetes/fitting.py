@@ -45,9 +45,8 @@ def _conditions(node: Node) -> Iterator[tuple[str, str]]:
     """What the node's own state says against it, and the key of the taint that it comes with."""
     if node.spec.unschedulable:
         yield "cordoned", "node.kubernetes.io/unschedulable"
-    ready = next((it.status for it in node.status.conditions if it.type == "Ready"), "Unknown")
-    if ready != "True":
-        which = "not-ready" if ready == "False" else "unreachable"
+    if not node.ready:
+        which = "not-ready" if node.readiness == "False" else "unreachable"
         yield "not ready", f"node.kubernetes.io/{which}"
 
 
@@ -68,12 +67,12 @@ def _chooses(term: Term, node: Node) -> bool:
     # A term without conditions chooses no node.
     fields = {"metadata.name": node.metadata.name}
     return bool(term.match_expressions or term.match_fields) and (
-        all(_holds(it, node.metadata.labels) for it in term.match_expressions)
-        and all(_holds(it, fields) for it in term.match_fields)
+        all(holds(it, node.metadata.labels) for it in term.match_expressions)
+        and all(holds(it, fields) for it in term.match_fields)
     )
 
 
-def _holds(condition: Expression, labels: Mapping[str, str]) -> bool:
+def holds(condition: Expression, labels: Mapping[str, str]) -> bool:
     """As Kubernetes judges it; True for an operator that is not known here."""
     value, values = labels.get(condition.key), condition.values
     match condition.operator:

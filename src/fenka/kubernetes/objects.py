@@ -193,6 +193,16 @@ class Pod(Object):
         """namespace/name."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
+    @property
+    def path(self) -> str:
+        """Of the API server."""
+        return pod_path(self.metadata.namespace, self.metadata.name)
+
+
+def pod_path(namespace: str, name: str) -> str:
+    """Of the API server."""
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+
 
 def _stays(init: Container) -> bool:
     return init.restart_policy == "Always"
@@ -242,9 +252,14 @@ class Node(Object):
     status: NodeStatus = msgspec.field(default_factory=NodeStatus)
 
     @property
+    def readiness(self) -> str:
+        """What its Ready condition says: True, False, or Unknown."""
+        return next((it.status for it in self.status.conditions if it.type == "Ready"), "Unknown")
+
+    @property
     def ready(self) -> bool:
-        """What its Ready condition says."""
-        return any(it.type == "Ready" and it.status == "True" for it in self.status.conditions)
+        """Whether it says True."""
+        return self.readiness == "True"
 
     @property
     def address(self) -> str:

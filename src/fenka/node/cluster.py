@@ -12,6 +12,7 @@ from fenka.core.cards import Card
 from fenka.dialects import gpushare
 from fenka.kubernetes.client import Api, NoCluster, Refused
 from fenka.kubernetes.events import Recorder
+from fenka.kubernetes.eviction import evict
 from fenka.kubernetes.objects import Meta, Node, Object, Pod
 from fenka.kubernetes.watch import Watch
 from fenka.node.store import Lease
@@ -161,19 +162,11 @@ class Cluster:
         """Write these on a pod, and take away those that are None. Raises Refused, NoCluster."""
         meta = pod.metadata
         body = {"metadata": {"uid": meta.uid, "annotations": dict(annotations)}}
-        path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}"
-        await self._api.patch(path, _Anything, body)
+        await self._api.patch(pod.path, _Anything, body)
 
     async def evict(self, lease: Lease) -> None:
         """End the pod, as a drain would. Raises Refused, NoCluster."""
-        path = f"/api/v1/namespaces/{lease.namespace}/pods/{lease.pod}/eviction"
-        body = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": lease.pod, "namespace": lease.namespace},
-            "deleteOptions": {"preconditions": {"uid": lease.uid}},
-        }
-        await self._api.create(path, _Anything, body)
+        await evict(self._api, lease.namespace, lease.pod, lease.uid)
 
     def node_event(self, reason: str, note: str) -> None:
         """A warning on the node. The same again is counted."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from fenka.core.requests import Placement
 from fenka.dialects.recognition import recognise
 from fenka.kubernetes.client import Api, NoCluster, Refused
-from fenka.kubernetes.objects import Pod, Status
+from fenka.kubernetes.objects import Pod, Status, pod_path
 from fenka.kubernetes.watch import Backoff
 from fenka.kubernetes.world import World, read_holding
 from fenka.scheduler.decide import No
@@ -148,7 +148,7 @@ class Binder:
             self._gangs.start(pod)
         sent = _Try(pod, placements, wanted.node, self._clock() + within_s + SETTLED_S)
         try:
-            await self._api.create(f"{_path(pod)}/binding", Status, body, within_s=within_s)
+            await self._api.create(f"{pod.path}/binding", Status, body, within_s=within_s)
         except NoCluster:
             return sent
         except Refused as why:
@@ -176,8 +176,7 @@ class Binder:
         return trouble
 
     async def _read(self, wanted: Binding) -> Pod:
-        path = f"/api/v1/namespaces/{wanted.namespace}/pods/{wanted.name}"
-        return await self._api.get(path, Pod)
+        return await self._api.get(pod_path(wanted.namespace, wanted.name), Pod)
 
     def _body(self, pod: Pod, node: str, placements: tuple[Placement, ...]) -> dict[str, Any]:
         annotations = {}
@@ -206,7 +205,7 @@ class Binder:
         while True:
             last = self._clock() >= sent.over_at
             try:
-                pod = await self._api.get(_path(sent.pod), Pod)
+                pod = await self._api.get(sent.pod.path, Pod)
             except Refused as why:
                 if why.status == 404:
                     self._world.retract(meta.uid)
@@ -237,10 +236,6 @@ class Binder:
         if holding is None or holding.trouble is None:
             return ""
         return f"the pod {name} was bound to {where} by somebody else, without a card"
-
-
-def _path(pod: Pod) -> str:
-    return f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
 
 
 def _another(pod: Pod, expected: str) -> str:

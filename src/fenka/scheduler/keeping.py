@@ -5,10 +5,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from fenka.kubernetes.client import Api, NoCluster, Refused
-from fenka.kubernetes.objects import Object, Pod
+from fenka.kubernetes.eviction import evict
+from fenka.kubernetes.objects import Pod
 from fenka.scheduler.gangs import Gangs
 from fenka.scheduler.nudging import nudge
 
@@ -37,25 +37,11 @@ class GangKeeper:
             await asyncio.sleep(LOOK_S)
             self._gangs.expire()
             for pod in self._gangs.broken() if leading() else ():
+                meta = pod.metadata
                 log.warning("%s goes: its gang has been incomplete for too long", pod.full_name)
                 with contextlib.suppress(Refused, NoCluster):
-                    await self.evict(pod)
+                    await evict(self._api, meta.namespace, meta.name, meta.uid)
 
     async def _wake(self, pod: Pod) -> None:
         with contextlib.suppress(Refused, NoCluster):
             await nudge(self._api, pod, self._now())
-
-    async def evict(self, pod: Pod) -> None:
-        """End the pod, as a drain would. Raises Refused, NoCluster."""
-        meta = pod.metadata
-        body: dict[str, Any] = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": meta.name, "namespace": meta.namespace},
-            "deleteOptions": {"preconditions": {"uid": meta.uid}},
-        }
-        await self._api.create(f"{_path(pod)}/eviction", Object, body)
-
-
-def _path(pod: Pod) -> str:
-    return f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"

@@ -61,7 +61,5 @@ class Nudger:
 
 async def nudge(api: Api, pod: Pod, now: float) -> None:
     """Have kube-scheduler try this pod. now: seconds since 1970. Raises Refused, NoCluster."""
-    meta = pod.metadata
-    path = f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}"
     labels = {LABEL: str(int(now))}
-    await api.patch(path, Pod, {"metadata": {"uid": meta.uid, "labels": labels}})
+    await api.patch(pod.path, Pod, {"metadata": {"uid": pod.metadata.uid, "labels": labels}})

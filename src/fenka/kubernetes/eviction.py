@@ -1,0 +1,17 @@
+"""Ending a pod as a drain would: its disruption budgets are respected, and no other pod is meant."""
+
+from typing import Any
+
+from fenka.kubernetes.client import Api
+from fenka.kubernetes.objects import Object, pod_path
+
+
+async def evict(api: Api, namespace: str, name: str, uid: str) -> None:
+    """Ends the pod with this UID. Raises Refused, NoCluster."""
+    body: dict[str, Any] = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": name, "namespace": namespace},
+        "deleteOptions": {"preconditions": {"uid": uid}},
+    }
+    await api.create(f"{pod_path(namespace, name)}/eviction", Object, body)

@@ -173,6 +173,34 @@ def test_a_running_pod_is_resized(both: World) -> None:
     assert status["containerStatuses"][0]["restartCount"] == 0
 
 
+def test_modes_and_compute_as_in_ack(both: World) -> None:
+    """4 units and 30 percent on a node of core_mem, where pods without compute do not mix; one of cgpu has
+    memory alone to share."""
+    world = both
+    mode, core = "ack.node.gpu.schedule", "aliyun.com/gpu-core.percentage"
+    mixed, plain = NODES
+    try:
+        world.label(mixed, f"{mode}=core_mem")
+        world.label(plain, f"{mode}=cgpu")
+        world.wait_for_allocatable(plain, core, 0)
+        world.wait_for_allocatable(mixed, core, 100)
+        world.cluster.apply(asking("ack", {MEMORY: 4, core: 30}, COMPUTE))
+        world.cluster.wait_for_pod("ack")
+        assert where(world, "ack") == mixed
+        assert cap(world, "ack", "x") == 4308
+        notes = world.cluster.get("pod", "ack")["metadata"]["annotations"]
+        assert notes["gpushare.alibabacloud.com/core-percentage"] == '{"0":{"0":30}}'
+        without = json.loads(asking("without", {MEMORY: 2}))
+        without["spec"]["nodeSelector"] = {"kubernetes.io/hostname": mixed}
+        world.cluster.apply(json.dumps(without))
+        world.wait_for_event("without", "does not mix, and pods with a share of compute are there")
+        wait_until("two looks", lambda: len(shares(world, "ack")) >= 2, 90)
+        assert _mean(shares(world, "ack")) == pytest.approx(30, abs=4)
+    finally:
+        for node in NODES:
+            world.label(node, f"{mode}-")
+
+
 def test_hamis_names_behind_their_switch(both: World) -> None:
     """3000 MiB and 30 percent of a card, as HAMi's users write it; without the switch nobody gives it."""
     world = both

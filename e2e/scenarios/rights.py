@@ -92,13 +92,13 @@ async def scheduler(api: Api, namespace: str) -> dict[str, str]:
         await election.attempt()
         found[what] = election.trouble or ""
     found |= await events(api, namespace)
-    # What the watch has not brought yet is read; another UID: it is refused where it would bind.
+    # What the watch has not brought yet is read.
     gangs = Gangs(world, POLICY, dict, dict, time.monotonic)
     unknown = Binder(api, world, InOrder(judge, order), gangs, Leads(), dict)
-    answer = await unknown.bind(Binding(POD, namespace, "", "nowhere"))
-    found["read and bind"] = answer
     for pod in cluster.pods.objects.values():
         if (pod.metadata.namespace, pod.metadata.name) == (namespace, POD):
+            binding = Binding(POD, namespace, pod.metadata.uid, NODE)
+            found["read and bind"] = await unknown.bind(binding)
             found["wake"] = await refused(nudge(api, pod, time.time()))
             found["evict"] = await refused(evict(api, namespace, POD, pod.metadata.uid))
     return found

@@ -95,7 +95,8 @@ def test_each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_
             "schedulerName": "none",
             "terminationGracePeriodSeconds": 0,
             "tolerations": [{"operator": "Exists"}],
-            "containers": [{"name": "c", "image": BUSYBOX}],
+            # Only pods that name a resource of fenka's are bound.
+            "containers": [{"name": "c", "image": BUSYBOX, "resources": {"limits": {MEMORY: "0"}}}],
         },
     }
     if which == "node":

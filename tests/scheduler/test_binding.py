@@ -8,7 +8,7 @@ from aiohttp import web
 from fenka.dialects import gpushare
 from tests.kubernetes.api_server import ApiServer, Json, api_server, until
 from tests.kubernetes.test_election import Clock
-from tests.scheduler.objects_kit import T4_MIB, node_json
+from tests.scheduler.objects_kit import T4_MIB, node_json, pod_json
 from tests.scheduler.replica_kit import Extender, extender, put_pod, scenario
 
 NODE = node_json("n", T4_MIB, T4_MIB)
@@ -342,5 +342,101 @@ def test_a_lost_lease_stops_binding_by_time() -> None:
         server.before = None
         await until(lambda: one.replica.leading)
         assert await one.bind(pod, "n") == ""
+
+    scenario(run, NODE)
+
+
+# ---- what no scheduler can have asked for ----
+
+
+def test_bind_refuses_a_pod_that_names_no_resource_of_fenkas() -> None:
+    """Anybody's pod of any namespace could be bound by it, with fenka's rights."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pod = pod_json("plain", uid="u")
+        pod["spec"]["containers"] = [{"name": "c", "image": "busybox"}]
+        server.put("pods", pod)
+        for known in (False, True):
+            if known:
+                await until(lambda: one.knows(pod))
+            assert "names no resource of fenka's" in await one.bind(pod, "n")
+        assert bound(server, pod) is None
+
+    scenario(run, NODE)
+
+
+def test_bind_refuses_a_request_without_the_pods_uid() -> None:
+    """A name alone is also that of the next pod."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pod, other = put_pod(server, "p", 4), put_pod(server, "q", 4)
+        await until(lambda: one.knows(pod, other))
+        anonymous = {**pod, "metadata": {**pod["metadata"], "uid": ""}}
+        assert "PodUID" in await one.bind(anonymous, "n")
+        forged = {**pod, "metadata": {**pod["metadata"], "uid": other["metadata"]["uid"]}}
+        assert "is that of the pod default/q" in await one.bind(forged, "n")
+        assert bound(server, pod) is None
+        assert bound(server, other) is None
+
+    scenario(run, NODE)
+
+
+def tainted(name: str) -> Json:
+    """A node with a taint."""
+    node = node_json(name, T4_MIB, labels={"pool": "b"})
+    node["spec"] = {"taints": [{"key": "for", "value": "others", "effect": "NoSchedule"}]}
+    return node
+
+
+def cordoned(name: str) -> Json:
+    """A node that takes no new pods."""
+    return {**node_json(name, T4_MIB), "spec": {"unschedulable": True}}
+
+
+def test_bind_refuses_a_node_that_the_pods_spec_forbids() -> None:
+    """Selectors, affinity, taints, cordons: kube-scheduler has looked at them, a forger has not."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pod = put_pod(server, "p", 4)
+        chooser = pod_json("chooser", 4)
+        chooser["spec"]["nodeSelector"] = {"pool": "a"}
+        term = {"matchExpressions": [{"key": "pool", "operator": "In", "values": ["a"]}]}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+        wisher = pod_json("wisher", 4)
+        wisher["spec"]["affinity"] = {"nodeAffinity": required}
+        for it in (chooser, wisher):
+            server.put("pods", it)
+        for thing, node, why in (
+            (pod, "tainted", "taint for=others:NoSchedule is not tolerated"),
+            (pod, "cordoned", "cordoned"),
+            (chooser, "n", "the pod wants nodes labelled pool=a"),
+            (wisher, "n", "the pod's node affinity excludes it"),
+        ):
+            error = await one.bind(thing, node)
+            assert why in error
+            assert f"may not go to the node {node}" in error
+            assert bound(server, thing) is None
+        assert one.held("n") == one.held("tainted") == 0
+        tolerant = pod_json("tolerant", 4)
+        tolerant["spec"]["tolerations"] = [{"operator": "Exists"}]
+        server.put("pods", tolerant)
+        assert await one.bind(tolerant, "tainted") == ""
+
+    scenario(run, NODE, tainted("tainted"), cordoned("cordoned"))
+
+
+def test_bind_refuses_pods_of_other_schedulers_when_names_are_given() -> None:
+    """Empty: any, for kube-schedulers with profiles of any name."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        one.replica.binder.schedulers = ("default-scheduler",)
+        foreign, own = pod_json("foreign", 4), pod_json("own", 4)
+        foreign["spec"]["schedulerName"] = "volcano"
+        own["spec"]["schedulerName"] = "default-scheduler"
+        for it in (foreign, own):
+            server.put("pods", it)
+        assert "is for the scheduler 'volcano'" in await one.bind(foreign, "n")
+        assert bound(server, foreign) is None
+        assert await one.bind(own, "n") == ""
 
     scenario(run, NODE)

@@ -15,12 +15,17 @@ WITH_HAMI: tuple[Dialect, ...] = (*DIALECTS, hami)
 _NAMES = frozenset(name for dialect in WITH_HAMI for name in dialect.RESOURCES)
 
 
+def names_any(pod: Manifest) -> bool:
+    """Return whether a container names a resource of any dialect, be it 0 of it."""
+    return not all(_NAMES.isdisjoint(it.resources) for it in pod.containers)
+
+
 def recognise(pod: Manifest, dialects: Collection[Dialect] = DIALECTS) -> Dialect | None:
     """The one in which the pod asks; None if it asks for nothing in any.
 
     Raises Unreadable where it asks in two, or for what is no amount.
     """
-    if all(_NAMES.isdisjoint(it.resources) for it in pod.containers):
+    if not names_any(pod):
         # As nearly all pods of a cluster.
         return None
     spoken = [dialect for dialect in dialects if dialect.speaks(pod)]

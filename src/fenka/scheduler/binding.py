@@ -6,13 +6,14 @@ without waiting; it is given up only when the pod is certainly not bound.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fenka.core.requests import Placement
-from fenka.dialects.recognition import recognise
+from fenka.dialects.recognition import names_any, recognise
 from fenka.kubernetes.client import Api, NoCluster, Refused
+from fenka.kubernetes.fitting import obstacles
 from fenka.kubernetes.objects import Pod, Status, pod_path
 from fenka.kubernetes.watch import Backoff
 from fenka.kubernetes.world import World, read_holding
@@ -70,8 +71,11 @@ class Binder:
         clock: Callable[[], float] = time.monotonic,
         now_ns: Callable[[], int] = time.time_ns,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        schedulers: Collection[str] = (),
     ) -> None:
         self._api, self._world, self._judge, self._gangs = api, world, judge, gangs
+        self.schedulers = schedulers
+        """Values of `schedulerName` whose pods are bound; empty: all."""
         self._leadership, self._pods = leadership, pods
         self._clock, self._now_ns, self._sleep = clock, now_ns, sleep
         self._running: dict[tuple[str, str, str], asyncio.Task[str]] = {}
@@ -112,7 +116,9 @@ class Binder:
     async def _bind(self, wanted: Binding) -> str:
         try:
             known = self._pods().get(wanted.uid)
-            if known is not None and not await self._gangs.gather(known, wanted.node):
+            # A binding that will be refused must not count as a member that has arrived.
+            fits = known is not None and self._unfit(known, wanted) is None
+            if known and fits and not await self._gangs.gather(known, wanted.node):
                 self._count("refused")
                 return f"the gang of the pod {wanted.name} did not come together in time"
             sent = await self._send(wanted)
@@ -165,15 +171,42 @@ class Binder:
         trouble: str | None = None
         if self._leadership.time_left_s <= 0:
             trouble = f"not the leader: that is {self._leadership.leader or 'nobody yet'}"
-        elif wanted.uid and meta.uid != wanted.uid:
+        elif meta.uid != wanted.uid:
             trouble = _another(pod, wanted.uid)
+        elif (meta.namespace, meta.name) != (wanted.namespace, wanted.name):
+            trouble = f"the UID {wanted.uid} is that of the pod {pod.full_name}"
         elif pod.finished or meta.deletion_timestamp is not None:
             trouble = f"the pod {meta.name} in ns {meta.namespace} is ending"
         elif pod.spec.node_name:
             trouble = self._already(pod, wanted.node)
         elif self._world.is_assumed(meta.uid):
             trouble = f"whether the pod {meta.name} was bound before is not known yet"
+        else:
+            trouble = self._forbidden(pod, wanted.node)
         return trouble
+
+    def _forbidden(self, pod: Pod, name: str) -> str | None:
+        """Return why kube-scheduler cannot have chosen this node for this pod; None if it can have.
+
+        Binding uses fenka's own rights: whoever can send a request must not get more by it than kube-scheduler
+        would do.
+        """
+        which, by = f"the pod {pod.metadata.name} in ns {pod.metadata.namespace}", self.schedulers
+        if not names_any(pod.manifest):
+            return (
+                f"{which} names no resource of fenka's, so fenka does not bind it: list only resources of "
+                "docs/names.md in managedResources of kube-scheduler's configuration"
+            )
+        if by and pod.spec.scheduler_name not in by:
+            return (
+                f"{which} is for the scheduler {pod.spec.scheduler_name!r}, and fenka binds pods of "
+                f"{', '.join(by)}: add it to scheduler.schedulerNames of fenka's chart"
+            )
+        node = self._world.node(name)
+        if node is None:
+            return f'node "{name}" not found'
+        reasons = obstacles(pod, node)
+        return f"{which} may not go to the node {name}: {'; '.join(reasons)}" if reasons else None
 
     async def _read(self, wanted: Binding) -> Pod:
         return await self._api.get(pod_path(wanted.namespace, wanted.name), Pod)

@@ -41,7 +41,7 @@ class Settings:
 
     address: the URL at which other replicas reach this one; empty: they cannot.
     hami: whether HAMi's names are understood. fairness: what orders pods of one priority, None
-    for the core's own.
+    for the core's own. schedulers: values of `schedulerName` whose pods are bound; empty: all.
     """
 
     identity: str
@@ -51,6 +51,7 @@ class Settings:
     address: str = ""
     hami: bool = False
     fairness: Fairness | None = None
+    schedulers: tuple[str, ...] = ()
 
 
 class Replica:
@@ -116,6 +117,7 @@ class Replica:
             lambda: self.cluster.pods.objects,
             clock=clock,
             sleep=sleep,
+            schedulers=settings.schedulers,
         )
         self.nudger = Nudger(api, self.order.due, lambda: self.leading, sleep)
         self._sleep = sleep

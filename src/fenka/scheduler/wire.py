@@ -90,7 +90,7 @@ def read_binding(body: bytes) -> Binding:
     wanted = [
         _maybe(fields, name, str) or "" for name in ("podname", "podnamespace", "poduid", "node")
     ]
-    if not wanted[0] or not wanted[1] or not wanted[3]:
+    if not all(wanted):
         raise NotUnderstood("a binding names PodName, PodNamespace, PodUID and Node")
     return Binding(*wanted)
 

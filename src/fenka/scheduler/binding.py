@@ -188,8 +188,7 @@ class Binder:
     def _forbidden(self, pod: Pod, name: str) -> str | None:
         """Return why kube-scheduler cannot have chosen this node for this pod; None if it can have.
 
-        Binding uses fenka's own rights: whoever can send a request must not get more by it than kube-scheduler
-        would do.
+        Binding uses fenka's own rights: a request must not achieve more than kube-scheduler would do.
         """
         which, by = f"the pod {pod.metadata.name} in ns {pod.metadata.namespace}", self.schedulers
         if not names_any(pod.manifest):

@@ -255,6 +255,19 @@ def test_dashboard_shows_pods_and_cards() -> None:
 
 
 @needs_helm
+def test_monitors_keep_the_labels_of_what_is_measured() -> None:
+    """Else Prometheus puts the scraped pod's name where the measured pod's should be."""
+    made = render(**{"serviceMonitor.enabled": True, "node.metrics.enabled": True})
+    ends = [
+        end
+        for it in made
+        for kind in ("endpoints", "podMetricsEndpoints")
+        for end in it.get("spec", {}).get(kind, [])
+    ]
+    assert [end["honorLabels"] for end in ends] == [True, True]
+
+
+@needs_helm
 @pytest.mark.parametrize(
     "wrong",
     [

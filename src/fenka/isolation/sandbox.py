@@ -17,7 +17,8 @@ Fair sharing, not a security boundary: a program that is root can undo a mount.
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,39 +59,52 @@ class Mounts:
 
 def enter(mounts: Mounts) -> None:
     """Move this (single-threaded) process into the lease. Raises CannotIsolate; then give up."""
-    if os.geteuid() == 0:
-        with contextlib.suppress(OSError):
-            INSIDE.mkdir(exist_ok=True)
-    with _gate(fcntl.LOCK_SH):
-        _enter(mounts)
+    held = _keep_preload()
+    _enter(mounts)
+    if held is not None:
+        os.set_inheritable(held, True)
 
 
 def clean(in_use: Callable[[], bool]) -> None:
-    """Take away the empty /etc/ld.so.preload that `enter` may have made as root.
+    """Remove the empty /etc/ld.so.preload that `enter` may have made as root, if no lease needs it.
 
-    in_use: whether any process is in a lease of any daemon. Removing a file that is bound over takes
-    the mounts on it away everywhere, so this waits until nobody is entering a lease and then looks.
+    in_use: whether any process is in a lease of any daemon. Removing a file that is bound over drops the
+    mounts on it in every namespace. Processes of another PID namespace cannot be seen: their lock counts too.
     """
     if os.geteuid() != 0:
         return
-    with _gate(fcntl.LOCK_EX):
-        if PRELOAD.exists() and not PRELOAD.read_bytes() and not in_use():
+    with contextlib.suppress(OSError), PRELOAD.open("r+b") as file:
+        # Refused at once while anybody is in a lease: the file then stays, which does no harm.
+        _lock(file.fileno(), fcntl.F_WRLCK, fcntl.F_OFD_SETLK)
+        if not file.read(1) and not in_use():
             PRELOAD.unlink()
 
 
-@contextlib.contextmanager
-def _gate(kind: int) -> Iterator[None]:
-    """Entering a lease (shared) and `clean` (exclusive) keep out of each other's way."""
-    try:
-        directory = os.open(INSIDE, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        yield  # Not root's machine: then nothing outside the lease is ever bound over.
-        return
-    try:
-        fcntl.flock(directory, kind)
-        yield
-    finally:
-        os.close(directory)
+def _keep_preload() -> int | None:
+    """Have /etc/ld.so.preload stay as long as any process has the descriptor that is returned open.
+
+    None where there is no such file and none can be made: then nothing on the host is bound over.
+    """
+    while True:
+        try:
+            descriptor = os.open(PRELOAD, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError:
+            return None
+        _lock(descriptor, fcntl.F_RDLCK, fcntl.F_OFD_SETLKW)
+        found = os.fstat(descriptor)
+        if found.st_nlink:
+            if not found.st_size and os.geteuid() == 0:
+                os.fchmod(descriptor, 0o644)  # Whatever the umask: every user's linker reads it.
+            return descriptor
+        os.close(descriptor)  # It was removed between open and lock.
+
+
+def _lock(descriptor: int, kind: int, command: int) -> None:
+    """Lock the file for as long as the open file lives, across exec and fork. Raises OSError.
+
+    Unlike flock(2), this lets nobody lock exclusively who may only read: no user can keep others waiting.
+    """
+    fcntl.fcntl(descriptor, command, struct.pack("@hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
 
 
 def _enter(mounts: Mounts) -> None:
@@ -204,13 +218,10 @@ def _rebuild_run(layer: Path) -> None:
 
 
 def _provide_etc(layer: Path, linker_cache: Path | None) -> None:
-    """Bind over what exists; where ld.so.preload does not, and may not be made, overlay /etc."""
+    """Bind over what exists; where ld.so.preload does not, overlay /etc."""
     if not PRELOAD.exists():
-        try:
-            PRELOAD.touch(mode=0o644)
-        except OSError:
-            _overlay_etc(layer)
-            return
+        _overlay_etc(layer)
+        return
     _mount(layer / PRELOAD.name, PRELOAD, mounting.BIND)
     _read_only(PRELOAD)
     if linker_cache is not None:

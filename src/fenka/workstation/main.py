@@ -37,6 +37,7 @@ def run(runtime: Runtime, config: Config, ready: Callable[[Daemon], None]) -> li
     if config.policy not in POLICIES:
         raise BadOption(f"no policy is called {config.policy}: choose one of {', '.join(POLICIES)}")
     with take_runtime(runtime):
+        _clean_preload()
         left = _serve(runtime, config, unit_mib, ready)
         if not left:
             forget(runtime)
@@ -66,6 +67,11 @@ def forget(runtime: Runtime) -> None:
     shutil.rmtree(runtime.simulated, ignore_errors=True)
     if runtime.system:
         shutil.rmtree(files.SYSTEM_NATIVE, ignore_errors=True)
+    _clean_preload()
+
+
+def _clean_preload() -> None:
+    """At the start too: what was killed could not do it."""
     sandbox.clean(lambda: bool(members.holders()))
 
 

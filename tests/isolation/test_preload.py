@@ -1,0 +1,169 @@
+"""The empty /etc/ld.so.preload: it goes when no lease needs it, whoever looks and whatever was killed."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fenka import native
+from fenka.isolation import sandbox
+from tests.workstation.conftest import workstation_at
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="/etc/ld.so.preload is made by root")
+
+APART = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""A PID namespace of its own: a sibling sees none of its processes."""
+
+# A machine of its own as far as /run, /etc and processes go; it stays until stdin ends.
+MACHINE = """
+set -e
+mount -t tmpfs run /run
+mkdir /run/fenka /run/upper /run/work
+mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/upper,workdir=/run/work /etc
+rm -f /etc/ld.so.preload
+echo ready; read end
+"""
+
+ENTER = """
+import sys
+from pathlib import Path
+from fenka.isolation import sandbox
+sandbox.enter(sandbox.Mounts(Path(sys.argv[1]), Path(sys.argv[2])))
+import os
+os.execvp("sh", ["sh", "-c", "echo inside; read line; cat /etc/ld.so.preload"])
+"""
+
+CLEAN = """
+from fenka.isolation import sandbox
+from fenka.workstation import members
+sandbox.clean(lambda: bool(members.holders()))
+"""
+
+# An ordinary user holds every lock that the kernel gives to one who may only read.
+SQUAT = """
+import fcntl, os, struct
+file = open("/etc/ld.so.preload", "rb")
+directory = os.open("/run/fenka", os.O_RDONLY)
+for descriptor in (file, directory):
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("@hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0))
+print("held", flush=True)
+input()
+"""
+
+
+class Machine:
+    """Runs Python in mount namespaces that share one /etc."""
+
+    def __init__(self, pid: int, lease: Path) -> None:
+        self.prefix = ["nsenter", "--target", str(pid), "--mount", "--pid"]
+        self._lease = lease
+
+    def start(self, code: str, *before: str) -> subprocess.Popen[str]:
+        """Python that talks by stdin and stdout."""
+        words = [*self.prefix, *before, sys.executable, "-c", code]
+        shim = native.DIRECTORY / "libfenka.so"
+        return subprocess.Popen(
+            [*words, str(self._lease), str(shim)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def clean(self, *before: str) -> None:
+        """As a daemon of root's does that has no lease."""
+        with self.start(CLEAN, *before) as process:
+            assert process.wait(60) == 0
+
+    def preload(self) -> str | None:
+        """What the file holds outside of every lease; None where there is none."""
+        words = [*self.prefix, "sh", "-c", "test -e /etc/ld.so.preload && cat /etc/ld.so.preload"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return None if done.returncode else done.stdout
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """Nobody is in a lease yet."""
+    for name in ("lease", "account"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "lease" / "control").touch()
+    sandbox.prepare(tmp_path, None)
+    with subprocess.Popen(
+        [*APART, "sh", "-c", MACHINE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdin
+        assert holder.stdout
+        try:
+            assert holder.stdout.readline() == "ready\n"
+            (first,) = psutil.Process(holder.pid).children()
+            yield Machine(first.pid, tmp_path)
+        finally:
+            holder.stdin.close()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """The next."""
+    assert process.stdout
+    return process.stdout.readline()
+
+
+def test_a_lease_keeps_its_preload_when_a_daemon_in_another_pid_namespace_cleans(
+    machine: Machine,
+) -> None:
+    """Removing the file would drop the mounts over it, in every namespace that shares /etc."""
+    with machine.start(ENTER, *APART) as inside:
+        assert line(inside) == "inside\n"
+        machine.clean(*APART)
+        assert inside.communicate("\n")[0].split() == [str(sandbox.SHIM)]
+    machine.clean(*APART)
+    assert machine.preload() is None
+
+
+def test_the_empty_file_goes_with_the_last_lease(machine: Machine) -> None:
+    """However it ended."""
+    with machine.start(ENTER) as inside:
+        assert line(inside) == "inside\n"
+        assert machine.preload() == ""
+        inside.kill()
+    machine.clean()
+    assert machine.preload() is None
+
+
+def test_an_ordinary_user_who_locks_the_file_keeps_nobody_out(machine: Machine) -> None:
+    """They can keep an empty file where it is, no more: leases are entered, and a cleaner does not wait."""
+    with machine.start(ENTER) as first:
+        assert line(first) == "inside\n"
+        ordinary = ("setpriv", "--reuid=64001", "--regid=64001", "--clear-groups")
+        with machine.start(SQUAT, *ordinary) as squatter:
+            assert line(squatter) == "held\n"
+            with machine.start(ENTER) as second:
+                assert line(second) == "inside\n"
+                second.kill()
+            first.kill()
+            machine.clean()
+            squatter.kill()
+    machine.clean()
+    assert machine.preload() is None
+
+
+def test_a_file_left_by_killed_programs_goes_when_a_daemon_starts(machine: Machine) -> None:
+    """Whoever made it could not remove it; the next daemon of root's does, and has no need of it."""
+    with machine.start(ENTER) as inside:
+        assert line(inside) == "inside\n"
+        inside.kill()
+    with workstation_at(machine.prefix) as station:
+        assert machine.preload() == ""
+        station.start("--simulate", "T4")
+        assert machine.preload() is None
+        assert station.ok("run", "--gpu-mem", "1", "--", "cat", "/etc/ld.so.preload")
+        assert machine.preload() == ""
+        station.ok("daemon", "--stop")
+        assert machine.preload() is None

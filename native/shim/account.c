@@ -16,6 +16,11 @@
  * that finds too little judges at once, however recently that was done. */
 #define JUDGE_EVERY_MS 50
 
+/* An agent looks ten times a second. Without one, a program that asks for too much again and again waits rarely. */
+#define ANSWERED_WITHIN_MS 600
+#define SILENCE_MS 30000
+#define LOOK_EVERY_NS 2000000
+
 _Static_assert(sizeof(((struct fenka_account *)0)->identity) == 8 * FENKA_MAX_SLOTS, "lease.h agrees with itself");
 
 static struct fenka_account *page;
@@ -59,15 +64,33 @@ __attribute__((no_sanitize("thread"))) static uint64_t sum(unsigned card) {
     return shares(card) ? total + orphans(card) : total;
 }
 
+static uint64_t namespace_state(unsigned index) {
+    return __atomic_load_n(&page->namespace_states[index], __ATOMIC_SEQ_CST);
+}
+
+/* An entry that has the inode comes before a free one in front of it: namespaces end, and their entries with them. */
 static unsigned namespace_index(uint64_t inode) {
-    for (unsigned i = 0; i < FENKA_MAX_NAMESPACES; i++) {
-        uint64_t seen = 0;
-        if (__atomic_compare_exchange_n(&page->pid_namespaces[i], &seen, inode, false, __ATOMIC_SEQ_CST,
-                                        __ATOMIC_SEQ_CST) ||
-            seen == inode)
-            return i;
-    }
+    for (int claiming = 0; claiming < 2; claiming++)
+        for (unsigned i = 0; i < FENKA_MAX_NAMESPACES; i++) {
+            uint64_t seen = __atomic_load_n(&page->pid_namespaces[i], __ATOMIC_SEQ_CST);
+            if ((seen && seen != inode) || namespace_state(i))
+                continue;
+            if (seen == inode ||
+                (claiming && (__atomic_compare_exchange_n(&page->pid_namespaces[i], &seen, inode, false,
+                                                          __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST) ||
+                              seen == inode)))
+                return i;
+        }
     return FENKA_MAX_NAMESPACES;
+}
+
+/* Two who looked while another entry became free may have put one namespace into both. */
+static bool same_namespace(uint64_t id) {
+    unsigned theirs = namespace_of(id), ours = namespace_of(identity);
+    if (theirs == FENKA_MAX_NAMESPACES || ours == FENKA_MAX_NAMESPACES)
+        return false;
+    return theirs == ours || __atomic_load_n(&page->pid_namespaces[theirs], __ATOMIC_RELAXED) ==
+                                 __atomic_load_n(&page->pid_namespaces[ours], __ATOMIC_RELAXED);
 }
 
 static bool swap_identity(unsigned i, uint64_t seen, uint64_t next) {
@@ -101,7 +124,9 @@ static bool empty(unsigned i, uint64_t seen) {
 }
 
 static bool dead(uint64_t id, bool quickly) {
-    if (namespace_of(id) != namespace_of(identity) || namespace_of(id) == FENKA_MAX_NAMESPACES)
+    if (namespace_of(id) != FENKA_MAX_NAMESPACES && namespace_state(namespace_of(id)) == FENKA_NAMESPACE_ENDED)
+        return true;
+    if (!same_namespace(id))
         return false;
     uint32_t pid = id & PID_MASK;
     if (pid == 0)
@@ -242,12 +267,45 @@ static bool try_charge(unsigned card, uint64_t bytes, uint64_t cap, bool *collid
     return false;
 }
 
+/* Owners of other namespaces, of whom only the agent can say that they are dead. */
+static bool others_hold(unsigned card) {
+    for (unsigned i = 0, n = slots_used(); i < n; i++) {
+        uint64_t id = __atomic_load_n(&page->identity[i], __ATOMIC_ACQUIRE);
+        if (id && !same_namespace(id) && __atomic_load_n(&page->memory[card][i], __ATOMIC_RELAXED))
+            return true;
+    }
+    return false;
+}
+
+/* Has the agent look, and waits for it, but not again at once where none answers. */
+static bool agent_judges(unsigned card) {
+    static uint64_t not_before;
+    uint64_t now = os_milliseconds(), until = now + ANSWERED_WITHIN_MS;
+    if (now < __atomic_load_n(&not_before, __ATOMIC_RELAXED) || !others_hold(card))
+        return false;
+    uint64_t ours = __atomic_add_fetch(&page->judge_asked, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&page->judge_answered, __ATOMIC_SEQ_CST) < ours) {
+        if (os_milliseconds() >= until) {
+            __atomic_store_n(&not_before, until + SILENCE_MS, __ATOMIC_RELAXED);
+            return false;
+        }
+        os_sleep_until(os_nanoseconds() + LOOK_EVERY_NS);
+    }
+    return reap_on(card);
+}
+
 /* Two who ask at once may each refuse the other's share; after a pause one of them comes first. */
 __attribute__((noinline, cold)) static bool charge_again(unsigned card, uint64_t bytes, bool collided) {
+    bool asked = false;
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         uint64_t cap = control_cap(card);
-        if (bytes > cap || (!collided && !reap_on(card)))
+        if (bytes > cap)
             return false;
+        if (!collided && !reap_on(card)) {
+            if (asked || !agent_judges(card))
+                return false;
+            asked = true;
+        }
         if (collided)
             os_yield();
         collided = false;
@@ -330,7 +388,7 @@ struct fenka_spending *account_spending(unsigned card) {
 int account_next(unsigned from, unsigned card, uint32_t *pid, uint64_t *bytes) {
     for (unsigned i = from, n = slots_used(); i < n; i++) {
         uint64_t id = __atomic_load_n(&page->identity[i], __ATOMIC_ACQUIRE);
-        if (!id || (id & EMPTYING) || namespace_of(id) != namespace_of(identity))
+        if (!id || (id & EMPTYING) || !same_namespace(id))
             continue;
         *pid = id & PID_MASK;
         *bytes = __atomic_load_n(&page->memory[card][i], __ATOMIC_RELAXED);

@@ -44,8 +44,8 @@ def held(*by_card: int) -> tuple[int, ...]:
 def test_the_empty_account_s_bytes_are_these(path: Path) -> None:
     """The shim of another version must know the file: its header and size do not change."""
     data = path.read_bytes()
-    assert data[:24] == b"FNKACCNT" + struct.pack("<IIQ", 3, 1024, 0)
-    assert len(data) == 64 + 8 * 256 + 8 * 1024 + 3 * 16 * 8 * 1024 + 16 * 128
+    assert data[:24] == b"FNKACCNT" + struct.pack("<IIQ", 4, 1024, 0)
+    assert len(data) == 64 + 2 * 8 * 256 + 8 * 1024 + 3 * 16 * 8 * 1024 + 16 * 128
     assert not any(data[24:])
 
 
@@ -54,6 +54,23 @@ def test_a_new_account_is_empty_and_open_to_all(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o666
     assert account.read(path).processes == ()
     assert account.read(path).memory_bytes == held()
+
+
+def test_an_account_of_one_user_is_theirs_alone(tmp_path: Path) -> None:
+    """Others can neither read what its programs hold, nor fill it, nor cut it."""
+    account.create(tmp_path / "slots", os.geteuid())
+    found = (tmp_path / "slots").stat()
+    assert (found.st_mode & 0o777, found.st_uid) == (0o600, os.geteuid())
+
+
+def test_what_ended_with_its_namespace_counts_no_more(path: Path) -> None:
+    """The agent has seen that nobody of it lives; a process will empty the slot when it needs the memory."""
+    put(path, "pid_namespaces", 3, 77)
+    put(path, "identity", 4, identity(100, 5000, namespace=3))
+    put(path, "memory", 4, 1 << 30)
+    assert account.read(path).memory_bytes == held(1 << 30)
+    put(path, "namespace_states", 3, constant("FENKA_NAMESPACE_ENDED"))
+    assert account.read(path).processes == ()
 
 
 def test_an_account_is_never_made_over_another(path: Path) -> None:

@@ -16,7 +16,7 @@
 #define FENKA_CONTROL_MAGIC 0x4c5254434b4e4546 /* "FENKCTRL" */
 #define FENKA_ACCOUNT_MAGIC 0x544e4343414b4e46 /* "FNKACCNT" */
 #define FENKA_LAYOUT_VERSION 2 /* of the control page */
-#define FENKA_ACCOUNT_VERSION 3
+#define FENKA_ACCOUNT_VERSION 4
 #define FENKA_CONTROL_BYTES 4096
 #define FENKA_MAX_CARDS 16
 #define FENKA_MAX_SLOTS 1024
@@ -71,6 +71,23 @@ struct fenka_control {
 #define FENKA_IDENTITY_START 31
 #define FENKA_MAX_NAMESPACES 255 /* the index 255 = no room was left: nobody judges that owner */
 
+/* When the last process of a namespace has ended, nobody is left who may judge its slots. Only the agent sees that,
+ * and it writes what it sees into namespace_states, one plain word at a time, so that all emptying remains with the
+ * processes and their compare-and-swap:
+ *
+ *   0          in use, or free while its pid_namespaces word is 0
+ *   RETIRING   no process takes this index any more. The agent then looks at all processes of the machine: those that
+ *              took the index earlier are seen, for they took it before this word was written. If the namespace has a
+ *              process after all, the word becomes 0 again.
+ *   ENDED      owners with this index are dead, whoever asks. Any process empties their slots.
+ *
+ * When no identity has the index any more, the agent writes 0 to the pid_namespaces word and then to this one.
+ *
+ * A process that is short of memory held by owners of other namespaces adds 1 to judge_asked, and waits a moment for
+ * the agent to write the value that it has seen there, and has acted upon, to judge_answered. */
+#define FENKA_NAMESPACE_RETIRING 1
+#define FENKA_NAMESPACE_ENDED 2
+
 /* The card's time that the processes of a lease have spent together: see native/shim/compute.c. Times are
  * nanoseconds, moments those of CLOCK_MONOTONIC. */
 struct fenka_spending {
@@ -102,8 +119,11 @@ struct fenka_account {
     uint32_t slot_count;          /* FENKA_MAX_SLOTS */
     uint64_t slots_used;          /* slots from here on were never owned; only grows */
     uint64_t shared_cards;        /* bit = card: something there was exported or imported once */
-    uint64_t reserved[4];
-    uint64_t pid_namespaces[256]; /* inodes of /proc/self/ns/pid; an entry, once set, stays */
+    uint64_t judge_asked;         /* by processes */
+    uint64_t judge_answered;      /* by the agent */
+    uint64_t reserved[2];
+    uint64_t pid_namespaces[256]; /* inodes of /proc/self/ns/pid */
+    uint64_t namespace_states[256]; /* FENKA_NAMESPACE_…, written by the agent alone */
     uint64_t identity[1024];      /* FENKA_MAX_SLOTS */
     uint64_t memory[16][1024];    /* bytes of device memory held: [card of control][slot] */
     uint64_t exported[16][1024];  /* of these, bytes that other processes may hold as well */

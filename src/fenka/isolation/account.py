@@ -13,7 +13,18 @@ from pathlib import Path
 
 from fenka.isolation.layout import constant, layout
 
-__all__ = ["Account", "BadAccount", "Process", "create", "held_by", "read"]
+__all__ = [
+    "Account",
+    "BadAccount",
+    "Process",
+    "create",
+    "held_by",
+    "offset",
+    "open_file",
+    "read",
+    "size",
+    "words",
+]
 
 IMPLAUSIBLE_BYTES = 1 << 50
 """No card has a pebibyte of memory; a process that says so is marked and counted as holding nothing."""
@@ -91,36 +102,73 @@ def _header() -> bytes:
     )
 
 
-def create(path: Path) -> None:
-    """Makes an empty account that every user may write; FileExistsError when there is a file already."""
+def create(path: Path, owner: int | None = None) -> None:
+    """Make an empty account. Raises FileExistsError where there is a file already.
+
+    Args:
+        path: The file. Who may reach it is decided by the directories above it.
+        owner: The only user who may write it. None: every user who reaches it, because a container's programs
+            run as any user, and so do those that root starts in a lease.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.posix_fallocate(fd, 0, size())
         os.pwrite(fd, _header(), 0)
-        os.fchmod(fd, 0o666)
+        if owner is None:
+            os.fchmod(fd, 0o666)
+        elif owner != os.geteuid():
+            os.fchown(fd, owner, -1)
     finally:
         os.close(fd)
 
 
-def _array(fd: int, field: str, row: int = 0) -> tuple[int, ...]:
-    """One row of 64-bit words; what a program has cut off reads as zero."""
+def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Return a descriptor of an account. Raises BadAccount, OSError.
+
+    Programs can write the file and may replace it by a pipe, a link or a device. They can also lock it with a
+    lease of fcntl, which an opening without O_NONBLOCK would wait for.
+    """
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
+    try:
+        _check(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check(fd: int, path: Path) -> None:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise BadAccount(f"{path}: is not a regular file")
+    if os.pread(fd, len(_header()), 0) != _header():
+        raise BadAccount(f"{path}: does not begin as an account of this version does")
+
+
+def offset(field: str) -> int:
+    """Return where a field of the account begins."""
+    return int(layout().offsetof("struct fenka_account", field))
+
+
+def words(fd: int, field: str, row: int = 0) -> tuple[int, ...]:
+    """Return one row of 64-bit words; what a program has cut off reads as zero."""
     ffi = layout()
     kind = dict(ffi.typeof("struct fenka_account").fields)[field].type
-    words = kind.item if kind.item.kind == "array" else kind
-    offset = ffi.offsetof("struct fenka_account", field) + row * ffi.sizeof(words)
-    data = os.pread(fd, ffi.sizeof(words), offset).ljust(ffi.sizeof(words), b"\0")
-    return struct.unpack(f"<{words.length}Q", data)
+    if kind.kind == "array" and kind.item.kind == "array":
+        kind = kind.item
+    length = kind.length if kind.kind == "array" else 1
+    data = os.pread(fd, 8 * length, offset(field) + 8 * length * row).ljust(8 * length, b"\0")
+    return struct.unpack(f"<{length}Q", data)
 
 
 def _processes(fd: int) -> Iterator[Process]:
-    before = _array(fd, "identity")
+    before = words(fd, "identity")
     cards = range(constant("FENKA_MAX_CARDS"))
     memory, exported, imported = (
-        zip(*(_array(fd, field, card) for card in cards), strict=True)
+        zip(*(words(fd, field, card) for card in cards), strict=True)
         for field in ("memory", "exported", "imported")
     )
-    identities = _array(fd, "identity")
-    namespaces = _array(fd, "pid_namespaces")
+    identities = words(fd, "identity")
+    namespaces, states = words(fd, "pid_namespaces"), words(fd, "namespace_states")
     start = constant("FENKA_IDENTITY_START")
     namespace = constant("FENKA_IDENTITY_NAMESPACE")
     pid_bits = constant("FENKA_IDENTITY_EMPTYING")
@@ -133,6 +181,8 @@ def _processes(fd: int) -> Iterator[Process]:
             continue  # the owner is dead, and what it held is being taken out of the sum right now
         pid = identity & (1 << pid_bits) - 1
         index = identity >> namespace & (1 << start - namespace) - 1
+        if states[index] == constant("FENKA_NAMESPACE_ENDED"):
+            continue  # dead too: its slot is emptied by the next process that needs the memory
         impossible = max(map(max, held)) >= IMPLAUSIBLE_BYTES
         slot, given, taken = (
             tuple(0 if b >= IMPLAUSIBLE_BYTES else b for b in row) for row in held
@@ -157,13 +207,9 @@ def _charged(fd: int) -> tuple[int, ...]:
 
 
 def read(path: Path) -> Account:
-    """What the account says now; BadAccount when the file is none, OSError when it cannot be read."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    """Return what the account says now. Raises BadAccount where the file is none, else OSError."""
+    fd = open_file(path)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise BadAccount(f"{path}: is not a regular file")
-        if os.pread(fd, len(_header()), 0) != _header():
-            raise BadAccount(f"{path}: does not begin as an account of this version does")
         return Account(tuple(_processes(fd)), _charged(fd))
     finally:
         os.close(fd)

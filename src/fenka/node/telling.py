@@ -1,8 +1,8 @@
-"""Tells the programs of this node's leases how much of their cards' time they have had, and may have.
+"""Tells programs how much of their cards' time they have had and may have, and which namespaces have ended.
 
-What is told is :mod:`fenka.isolation.telling`'s; here is whom: each round looks at the tokens that there are,
-so that nothing need be said when a lease is made, ends, or is found by the next agent. A round runs in a
-thread of its own: a driver that is slow to answer keeps nobody else waiting.
+What is told is defined in :mod:`fenka.isolation.telling` and :mod:`fenka.isolation.namespaces`. Each round
+looks at the tokens that there are, so nothing has to be said when a lease is made, ends, or is found by the
+next agent. A round runs in a thread of its own, so that a slow driver delays nobody else.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fenka.hardware.nvml import NoDriver
+from fenka.isolation import namespaces
 from fenka.isolation.telling import PERIOD_S, Samples, Teller
 from fenka.node.agent import Agent
 from fenka.node.leases import Leases
@@ -36,6 +37,7 @@ class Telling:
         self._owners = Owners((), {}, proc)
         self._watched: dict[str, int] = {}
         """Tokens, and which file their page was."""
+        self._judge = namespaces.Judge()
         self._silent = False
 
     async def run(self, agent: Agent) -> None:
@@ -53,6 +55,7 @@ class Telling:
             self._forget(name)
         for token in bound:
             self._watch(token)
+        self._judge.round(self._leases.slots(token.name) for token in bound)
         try:
             self._teller.tell()
             self._silent = False

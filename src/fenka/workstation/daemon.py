@@ -24,7 +24,7 @@ from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.peers import peer, user_name
 from fenka.hardware.simulated import NodeError
-from fenka.isolation import telling
+from fenka.isolation import namespaces, telling
 from fenka.workstation import asking, files, members, protocol, resizing
 from fenka.workstation.broker import (
     GRACE_S,
@@ -101,6 +101,7 @@ class Daemon:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
         self._teller = telling.Teller(self._samples, members.lease_of_process)
+        self._judge = namespaces.Judge()
 
     async def serve(self, ready: Callable[[], None]) -> None:
         """Until SIGTERM, SIGINT or a Shutdown. `ready` is called once clients can connect."""
@@ -116,7 +117,8 @@ class Daemon:
         if self.runtime.system:
             self.runtime.socket.chmod(0o666)
         ready()
-        tasks = [asyncio.create_task(it) for it in (self._keep_looking(), self._keep_telling())]
+        work = (self._keep_looking(), self._keep_telling(), self._keep_judging())
+        tasks = [asyncio.create_task(it) for it in work]
         async with server:
             await self._stopped.wait()
         for task in tasks:
@@ -230,6 +232,14 @@ class Daemon:
             await asyncio.sleep(telling.PERIOD_S)
             with contextlib.suppress(NoDriver, NodeError):  # _look opens the driver again
                 self._teller.tell()
+
+    async def _keep_judging(self) -> None:
+        """Memory of processes that ended with their PID namespace is free for others of their lease."""
+        while True:
+            await asyncio.sleep(namespaces.PERIOD_S)
+            jobs = [job for job in self.broker.jobs.values() if job.placement]
+            accounts = [files.slots(self.lease_dir(job.id)) for job in jobs]
+            await asyncio.to_thread(self._judge.round, accounts)
 
     def _samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:
         return self.hardware.driver.busy_samples(uuid, since_us)  # of the driver that is open now

@@ -123,6 +123,11 @@ def create_lease(
     sandbox.prepare(directory, cache)
 
 
+def slots(directory: Path) -> Path:
+    """Return the path of a lease's account."""
+    return directory / "account" / "slots"
+
+
 def remove_lease(directory: Path) -> None:
     """Forget a lease's files; nothing maps them any more."""
     shutil.rmtree(directory, ignore_errors=True)

@@ -11,7 +11,7 @@ from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import Reading
 from fenka.hardware.peers import user_name
 from fenka.isolation import account
-from fenka.workstation import members, protocol
+from fenka.workstation import files, members, protocol
 from fenka.workstation.broker import Broker, Job
 from fenka.workstation.paths import Runtime
 
@@ -117,7 +117,7 @@ def _slices(runtime: Runtime, job: Job) -> list[protocol.SliceView]:
     if job.placement is None:
         return []
     try:
-        held = account.read(runtime.leases / job.id / "account" / "slots").memory_bytes
+        held = account.read(files.slots(runtime.leases / job.id)).memory_bytes
     except (OSError, account.BadAccount):
         held = ()
     return [

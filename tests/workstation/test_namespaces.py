@@ -1,0 +1,31 @@
+"""Programs in PID namespaces of their own inside a lease, as sandboxes make them."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.workstation.conftest import HOLD, Workstation
+
+NESTED = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+SANDBOX_THEN_ALL = """
+import json, subprocess, sys
+nested, hold = sys.argv[1].split(), sys.argv[2:]
+first = subprocess.Popen([*nested, *hold, "4000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+one = json.loads(first.stdout.readline())
+first.kill()
+first.wait()
+second = subprocess.run([*nested, *hold, "4000"], input=b"", capture_output=True)
+print(json.dumps([one["cards"][0]["result"], json.loads(second.stdout)["cards"][0]["result"]]), flush=True)
+"""
+
+
+@pytest.mark.skipif(
+    subprocess.run([*NESTED, "true"], check=False, capture_output=True).returncode != 0,
+    reason="PID namespaces need root here",
+)
+def test_what_a_killed_sandbox_held_is_free_for_the_next(t4: Workstation) -> None:
+    """Two sandboxes, one after the other, may each have all that the lease has."""
+    words = [sys.executable, "-c", SANDBOX_THEN_ALL, " ".join(NESTED), *HOLD]
+    assert t4.run("--gpu-mem", "4", "--", *words).report() == [0, 0]

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 
+from fenka.scheduler.listening import Listener, serving
 from fenka.scheduler.replica import Replica, Settings
-from fenka.scheduler.server import PREFIX, Server
+from fenka.scheduler.server import PREFIX, Access, Server
 from tests.kubernetes.api_server import ApiServer, api_server, until
 from tests.kubernetes.test_election import Clock
 from tests.scheduler.objects_kit import Json, pod_json
+
+OPEN = Access()
+"""Plain HTTP, for everybody."""
 
 
 async def briefly(_: float) -> None:
@@ -31,7 +34,7 @@ class Extender:
     url: str
     clock: Clock
     task: asyncio.Task[None]
-    runner: web.AppRunner
+    served: contextlib.AsyncExitStack
 
     async def post(self, verb: str, body: Any) -> Any:
         """The answer to a verb, which is always 200."""
@@ -78,40 +81,59 @@ class Extender:
         """Without a word."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
-        await self.runner.cleanup()
+        await self.served.aclose()
+
+
+def connector(access: Access) -> aiohttp.TCPConnector:
+    """As kube-scheduler connects."""
+    return aiohttp.TCPConnector(ssl=access.credentials.client if access.credentials else True)
 
 
 @contextlib.asynccontextmanager
 async def extender(
-    server: ApiServer, name: str = "one", clock: Clock | None = None, *, told: bool = True
+    server: ApiServer,
+    name: str = "one",
+    clock: Clock | None = None,
+    *,
+    told: bool = True,
+    access: Access = OPEN,
 ) -> AsyncIterator[Extender]:
     """A replica that runs while the block does. told: it says in the lease where it is."""
     clock = clock or Clock()
     listening = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    async with server.api() as api, aiohttp.ClientSession() as session:
+    scheme = "https" if access.credentials else "http"
+    url = f"{scheme}://127.0.0.1:{listening.getsockname()[1]}"
+    async with (
+        server.api() as api,
+        aiohttp.ClientSession(connector=connector(access)) as session,
+        contextlib.AsyncExitStack() as served,
+    ):
         settings = Settings(name, address=url if told else "")
         replica = Replica(api, settings, clock=clock, sleep=briefly)
-        runner = web.AppRunner(Server(replica).app(), shutdown_timeout=0)
-        await runner.setup()
-        await web.SockSite(runner, listening).start()
+        credentials = access.credentials
+        listener = Listener((lambda: credentials.server) if credentials else lambda: None)
+        app = Server(replica, access).app()
+        await served.enter_async_context(serving(app, listening, listener))
         task = asyncio.create_task(replica.run())
         try:
-            yield Extender(replica, session, url, clock, task, runner)
+            yield Extender(replica, session, url, clock, task, served)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await runner.cleanup()
 
 
-def scenario(run: Callable[[ApiServer, Extender], Awaitable[None]], *nodes: Json) -> None:
+def scenario(
+    run: Callable[[ApiServer, Extender], Awaitable[None]],
+    *nodes: Json,
+    access: Access = OPEN,
+) -> None:
     """With a server that has these nodes, and one replica that leads."""
 
     async def go() -> None:
         async with api_server() as server:
             for node in nodes:
                 server.put("nodes", node)
-            async with extender(server) as one:
+            async with extender(server, access=access) as one:
                 await until(lambda: one.replica.leading)
                 await run(server, one)
 

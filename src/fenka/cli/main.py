@@ -438,19 +438,48 @@ def scheduler(
             metavar="SECONDS", help="at most: nobody is overtaken by who came so much later"
         ),
     ] = 3600,
+    scheduler_name: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="NAME", help="bind only pods of this schedulerName (repeatable)"),
+    ] = None,
+    tls: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="DIRECTORY",
+            help="serve HTTPS with these certificates, to callers that have one of the same authority",
+        ),
+    ] = None,
+    read_port: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="PORT", help="serve what changes nothing over HTTP to everybody"),
+    ] = None,
+    inspect: Annotated[
+        bool, typer.Option(help="let those without a certificate read who holds what")
+    ] = True,
+    metrics: Annotated[
+        bool, typer.Option(help="let those without a certificate read the metrics")
+    ] = True,
+    largest_body: Annotated[
+        int, typer.Option(metavar="MIB", help="of a request that is answered")
+    ] = 8,
+    bodies: Annotated[
+        int, typer.Option(metavar="MIB", help="of all requests that are answered at a time")
+    ] = 64,
 ) -> None:
     """Serve kube-scheduler as its extender (runs in a cluster)."""
     from fenka.cli import serving_cluster
+    from fenka.scheduler.main import Place
 
-    place = address, port, kubeconfig
     serving_cluster.scheduler(
-        place,
+        Place(address, port, read_port, kubeconfig),
         policy,
         (namespace, lease),
         name,
         advertise,
         hami=hami,
         fairness=(turn, starvation),
+        schedulers=tuple(scheduler_name or ()),
+        given=serving_cluster.Given(tls, inspect, metrics, largest_body, bodies),
     )
 
 

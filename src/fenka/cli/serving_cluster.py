@@ -4,18 +4,46 @@ import asyncio
 import logging
 import socket
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
-from fenka.cli.errors import Problem
+from fenka.cli.errors import BAD_INPUT, Problem
 from fenka.core.backfill import Fairness
 from fenka.core.evaluate import POLICIES
 from fenka.kubernetes.client import NoCluster
+from fenka.scheduler.bodies import MIB, Bounds
+from fenka.scheduler.credentials import BadCredentials, Credentials
 from fenka.scheduler.main import Place, serve, url
 from fenka.scheduler.replica import Settings
+from fenka.scheduler.server import Access
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Who may do what, as typed. largest_body, bodies: MiB."""
+
+    tls: Path | None
+    inspect: bool
+    metrics: bool
+    largest_body: int
+    bodies: int
+
+    def access(self) -> Access:
+        """Raises Problem."""
+        if not 0 < self.largest_body <= self.bodies:
+            raise Problem(
+                "--largest-body is 1 or more MiB, and --bodies at least as much", BAD_INPUT
+            )
+        try:
+            credentials = Credentials(self.tls) if self.tls else None
+        except BadCredentials as why:
+            raise Problem(str(why)) from None
+        bounds = Bounds(self.largest_body * MIB, self.bodies * MIB)
+        return Access(bounds, self.inspect, self.metrics, credentials)
 
 
 def scheduler(  # noqa: PLR0913
-    place: tuple[str, int, Path | None],
+    place: Place,
     policy: str,
     lease: tuple[str, str],
     name: str,
@@ -23,10 +51,12 @@ def scheduler(  # noqa: PLR0913
     *,
     hami: bool = False,
     fairness: tuple[float, float] = (60, 3600),
+    schedulers: tuple[str, ...] = (),
+    given: Given,
 ) -> None:
     """Serve kube-scheduler until told to stop.
 
-    place: address, port, kubeconfig; lease: namespace, name; fairness: turn and starvation, in seconds.
+    lease: namespace, name; fairness: turn and starvation, in seconds; schedulers: names whose pods are bound.
     """
     if policy not in POLICIES:
         raise Problem(f"--policy is {' or '.join(POLICIES)}, not {policy}", 2)
@@ -36,8 +66,11 @@ def scheduler(  # noqa: PLR0913
     # Never the same twice: a new process must not take its predecessor's lease for its own.
     identity = f"{name or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     try:
-        told = url(advertise, place[1]) if advertise else ""
-        settings = Settings(identity, policy, *lease, told, hami, Fairness(*fairness))
-        asyncio.run(serve(Place(*place), settings))
+        access = given.access()
+        scheme = "https" if access.credentials else "http"
+        told = url(advertise, place.port, scheme) if advertise else ""
+        order = Fairness(*fairness)
+        settings = Settings(identity, policy, *lease, told, hami, order, schedulers)
+        asyncio.run(serve(place, settings, access))
     except (NoCluster, OSError) as why:
         raise Problem(str(why)) from None

@@ -5,9 +5,12 @@ call that was passed on is answered where it arrives, whoever leads by then.
 """
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 from aiohttp import web
+
+from fenka.scheduler.credentials import SERVER_NAME, Credentials
 
 FORWARDED = "Fenka-Forwarded"
 """Header of a call that was passed on; its value is by whom."""
@@ -23,10 +26,13 @@ class Unreachable(Exception):
 
 
 class Forwarder:
-    """Connections to the leader, kept open. `running` is for aiohttp's cleanup_ctx."""
+    """Connections to the leader, kept open. `running` is for aiohttp's cleanup_ctx.
 
-    def __init__(self, identity: str) -> None:
-        self._identity = identity
+    credentials: how this replica shows who it is, and knows the leader; None for plain HTTP.
+    """
+
+    def __init__(self, identity: str, credentials: Credentials | None = None) -> None:
+        self._identity, self._credentials = identity, credentials
         self._session: aiohttp.ClientSession | None = None
 
     async def running(self, _: web.Application) -> AsyncIterator[None]:
@@ -40,7 +46,11 @@ class Forwarder:
         assert self._session is not None
         try:
             headers = {FORWARDED: self._identity}
-            async with self._session.post(url, data=body, headers=headers) as answer:
+            tls: dict[str, Any] = {}
+            if self._credentials is not None:
+                # The leader is known by its pod's address, which no certificate names.
+                tls = {"ssl": self._credentials.client, "server_hostname": SERVER_NAME}
+            async with self._session.post(url, data=body, headers=headers, **tls) as answer:
                 return web.Response(
                     status=answer.status,
                     body=await answer.read(),

@@ -3,50 +3,63 @@
 import asyncio
 import contextlib
 import signal
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiohttp import web
-
 from fenka.kubernetes.client import Api
+from fenka.scheduler.listening import Listener, serving
 from fenka.scheduler.replica import Replica, Settings
-from fenka.scheduler.server import KEEP_ALIVE_S, Server
+from fenka.scheduler.server import KEEP_ALIVE_S, Access, Server
+
+READERS = 64
+"""Connections at a time of those who only read."""
+BACKLOG = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to serve, and which cluster."""
+    """Where to serve, and which cluster. read_port: for what changes nothing; None: not besides `port`."""
 
     address: str = "0.0.0.0"
     port: int = 12345
+    read_port: int | None = None
     kubeconfig: Path | None = None
 
 
-def url(address: str, port: int) -> str:
+def url(address: str, port: int, scheme: str = "http") -> str:
     """Of a server at this IP address."""
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+    return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
 
-async def serve(place: Place, settings: Settings) -> None:
-    """Until SIGTERM or SIGINT. Raises NoCluster, OSError if the port is taken."""
+async def serve(place: Place, settings: Settings, access: Access) -> None:
+    """Until SIGTERM or SIGINT. Raises NoCluster, OSError if a port is taken."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with await Api.connect(place.kubeconfig) as api:
+    credentials = access.credentials
+    async with await Api.connect(place.kubeconfig) as api, contextlib.AsyncExitStack() as stack:
         replica = Replica(api, settings)
-        runner = web.AppRunner(
-            Server(replica).app(),
-            access_log=None,
-            keepalive_timeout=KEEP_ALIVE_S,
-            shutdown_timeout=1,
+        server = Server(replica, access)
+        listener = Listener((lambda: credentials.server) if credentials else lambda: None)
+        listening = _listen(place.address, place.port)
+        await stack.enter_async_context(
+            serving(server.app(), listening, listener, keep_alive_s=KEEP_ALIVE_S)
         )
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, place.address, place.port).start()
-            await _until(stop, replica)
-        finally:
-            await runner.cleanup()
+        if place.read_port is not None:
+            # Few connections: an answer may be long, and each reader has it in memory.
+            readers, listening = Listener(most=READERS), _listen(place.address, place.read_port)
+            await stack.enter_async_context(serving(server.readable(), listening, readers))
+        if credentials is not None:
+            renewing = asyncio.create_task(credentials.run())
+            stack.callback(renewing.cancel)
+        await _until(stop, replica)
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=BACKLOG)
 
 
 async def _until(stop: asyncio.Event, replica: Replica) -> None:

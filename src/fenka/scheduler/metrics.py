@@ -1,7 +1,7 @@
 """What Prometheus is told. Names and meaning are listed in docs/scheduler.md."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -58,6 +58,8 @@ class State(Collector):
         """leading: the order that this replica keeps, None where another leads."""
         self._world, self._cluster, self._binder = world, cluster, binder
         self._leading = leading
+        self.expiries: Callable[[], Mapping[str, float]] = dict
+        """When certificates end, in seconds since 1970, by name."""
 
     def describe(self) -> Iterable[Metric]:
         """Nothing before there is a world."""
@@ -84,6 +86,14 @@ class State(Collector):
         for name, watch in self._cluster.watches.items():
             ages.add_metric([name], watch.age_s)
         yield ages
+        expiries = GaugeMetricFamily(
+            "fenka_scheduler_certificate_expiry_timestamp_seconds",
+            "When a certificate of this replica ends, since 1970",
+            labels=["name"],
+        )
+        for name, at in self.expiries().items():
+            expiries.add_metric([name], at)
+        yield expiries
         yield GaugeMetricFamily(
             "fenka_scheduler_leading", "1 on the replica that binds", value=int(order is not None)
         )

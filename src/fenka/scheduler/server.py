@@ -2,11 +2,15 @@
 
 kube-scheduler is answered with 200, and trouble in `Error`; where a verb's answer has no place for that, with
 503, or with 400 for what is no request of the protocol. The leader decides; others pass the verbs on to it.
+
+There are two applications: `app` has everything and is for kube-scheduler, `readable` has what changes
+nothing and is for everybody.
 """
 
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -14,8 +18,11 @@ from aiohttp import web
 
 from fenka import __version__
 from fenka.scheduler import wire
+from fenka.scheduler.bodies import Bodies, BodyRefused, Bounds
+from fenka.scheduler.credentials import Credentials
 from fenka.scheduler.forward import FORWARDED, Forwarder, Unreachable
 from fenka.scheduler.inspect import inspect
+from fenka.scheduler.listening import LISTENER
 from fenka.scheduler.metrics import Metrics, State
 from fenka.scheduler.replica import Replica
 from fenka.scheduler.wire import NotUnderstood
@@ -23,34 +30,54 @@ from fenka.scheduler.wire import NotUnderstood
 log = logging.getLogger(__name__)
 
 PREFIX = "/gpushare-scheduler"
-LARGEST_BODY = 256 * 1024 * 1024
-"""Thousands of whole nodes, where the scheduler was not told that this extender knows them."""
 KEEP_ALIVE_S = 600.0
 """Longer than kube-scheduler keeps a connection: whoever closes it first loses no request."""
 
+REST = 4
+"""A text that took so long to make is made again only after this many times as long, however many read it."""
+
 Verb = Callable[[bytes], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a server lets its callers have.
+
+    bounds: of the bodies of requests. inspect, metrics: whether those who have no certificate may read them.
+    credentials: certificates with which calls are passed on; None for plain HTTP.
+    """
+
+    bounds: Bounds = field(default_factory=Bounds)
+    inspect: bool = True
+    metrics: bool = True
+    credentials: Credentials | None = None
 
 
 class Server:
     """Answers for one replica."""
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+    def __init__(self, replica: Replica, access: Access = Access()) -> None:
+        self._replica, self._access = replica, access
         state = State(
             replica.world,
             replica.cluster,
             replica.binder,
             lambda: replica.order if replica.leading else None,
         )
+        if (credentials := access.credentials) is not None:
+            state.expiries = lambda: credentials.expires_at
         self._metrics = Metrics(state)
-        self._forwarder = Forwarder(replica.election.identity)
+        self._forwarder = Forwarder(replica.election.identity, access.credentials)
+        self._bodies = Bodies(access.bounds)
+        self._inspected = _Rested(lambda: _encoded(inspect(replica.world)))
+        self._counted = _Rested(self._metrics.text)
 
     def app(self) -> web.Application:
-        """All routes."""
-        slashes = web.normalize_path_middleware(
-            append_slash=False, remove_slash=True, redirect_class=web.HTTPTemporaryRedirect
+        """Return an application with all routes. With certificates nobody else reaches it."""
+        trusted = self._access.credentials is not None
+        app = self._application(
+            inspect=trusted or self._access.inspect, metrics=trusted or self._access.metrics
         )
-        app = web.Application(client_max_size=LARGEST_BODY, middlewares=[slashes])
         app.cleanup_ctx.append(self._forwarder.running)
         verbs: dict[str, tuple[Verb, Any]] = {
             "filter": (self.filter, wire.Answer()),
@@ -60,12 +87,25 @@ class Server:
         }
         for name, (verb, empty) in verbs.items():
             app.router.add_post(f"{PREFIX}/{name}", self._handler(name, verb, empty))
-        app.router.add_get(f"{PREFIX}/inspect", self._inspect)
-        app.router.add_get(f"{PREFIX}/inspect/{{node}}", self._inspect)
+        return app
+
+    def readable(self) -> web.Application:
+        """Return an application with the routes that change nothing."""
+        return self._application(inspect=self._access.inspect, metrics=self._access.metrics)
+
+    def _application(self, *, inspect: bool, metrics: bool) -> web.Application:
+        slashes = web.normalize_path_middleware(
+            append_slash=False, remove_slash=True, redirect_class=web.HTTPTemporaryRedirect
+        )
+        app = web.Application(middlewares=[slashes])
+        if inspect:
+            app.router.add_get(f"{PREFIX}/inspect", self._inspect)
+            app.router.add_get(f"{PREFIX}/inspect/{{node}}", self._inspect)
         app.router.add_get("/version", _version)
         app.router.add_get("/healthz", _healthz)
         app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._serve_metrics)
+        if metrics:
+            app.router.add_get("/metrics", self._serve_metrics)
         return app
 
     # ---- verbs ----
@@ -113,16 +153,14 @@ class Server:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             begun = time.perf_counter()
-            body = await request.read()
             try:
-                if not body:
-                    answer = web.Response(status=400, text="Please send a request body")
-                elif self._replica.leading:
-                    answer = await self._answer(verb, empty, body)
-                elif FORWARDED in request.headers:
-                    answer = _trouble(empty, f"not the leader: that is {self._leader()}")
-                else:
-                    answer = await self._pass_on(name, empty, body)
+                async with self._bodies.reading(request) as body:
+                    with request.app[LISTENER].at_work(request):
+                        passed_on = FORWARDED in request.headers
+                        answer = await self._respond(name, verb, empty, body, passed_on)
+            except BodyRefused as why:
+                answer = _trouble(empty, f"fenka: {why}", status=why.status)
+                answer.force_close()
             finally:
                 self._metrics.requests.labels(name).observe(time.perf_counter() - begun)
             if self._replica.ending:
@@ -131,6 +169,17 @@ class Server:
             return answer
 
         return handle
+
+    async def _respond(
+        self, name: str, verb: Verb, empty: Any, body: bytes, passed_on: bool
+    ) -> web.Response:
+        if not body:
+            return web.Response(status=400, text="Please send a request body")
+        if self._replica.leading:
+            return await self._answer(verb, empty, body)
+        if passed_on:
+            return _trouble(empty, f"not the leader: that is {self._leader()}")
+        return await self._pass_on(name, empty, body)
 
     def _leader(self) -> str:
         election = self._replica.election
@@ -161,6 +210,8 @@ class Server:
 
     async def _inspect(self, request: web.Request) -> web.Response:
         name = request.match_info.get("node")
+        if name is None:
+            return web.Response(body=self._inspected(), content_type="application/json")
         found = inspect(self._replica.world, name)
         if found is None:
             return _json({"nodes": [], "error": f'node "{name}" not found'}, status=404)
@@ -179,12 +230,31 @@ class Server:
         return web.Response(status=503, text=text)
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.text(), content_type="text/plain", charset="utf-8")
+        return web.Response(body=self._counted(), content_type="text/plain", charset="utf-8")
+
+
+class _Rested:
+    """Makes a text when it is asked for, and then not again for REST times as long as that took."""
+
+    def __init__(self, make: Callable[[], bytes]) -> None:
+        self._make = make
+        self._made, self._until = b"", 0.0
+
+    def __call__(self) -> bytes:
+        begun = time.perf_counter()
+        if begun >= self._until:
+            self._made = self._make()
+            now = time.perf_counter()
+            self._until = now + REST * (now - begun)
+        return self._made
+
+
+def _encoded(answer: Any) -> bytes:
+    return msgspec.json.encode(answer)
 
 
 def _json(answer: Any, status: int = 200) -> web.Response:
-    body = msgspec.json.encode(answer)
-    return web.Response(body=body, status=status, content_type="application/json")
+    return web.Response(body=_encoded(answer), status=status, content_type="application/json")
 
 
 def _trouble(empty: Any, sentence: str, status: int = 503) -> web.Response:

@@ -1,0 +1,92 @@
+"""Reads the bodies of requests: none larger than is allowed, and together no more than fits at a time.
+
+Both are decided before anything is read where Content-Length says the size, else while it is read.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from aiohttp import web
+
+MIB = 1024 * 1024
+SMALL = 64 * 1024
+"""Bodies up to this size are never kept waiting for larger ones; connections bound their number."""
+WAIT_S = 4.0
+"""For other bodies to be done with; kube-scheduler waits 5 s in all."""
+
+
+class BodyRefused(Exception):
+    """The body is not read to its end. status: HTTP's. The message is for kube-scheduler's event."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """largest: bytes of one body; together: bytes of all bodies that are read or answered at a time."""
+
+    largest: int = 8 * MIB
+    together: int = 64 * MIB
+
+
+class Bodies:
+    """Those of one server."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._held = 0
+        self._freed = asyncio.Condition()
+
+    @property
+    def held(self) -> int:
+        """Bytes that are reserved now."""
+        return self._held
+
+    @contextlib.asynccontextmanager
+    async def reading(self, request: web.Request) -> AsyncIterator[bytes]:
+        """Read the body; its room is given back at the end. Raises BodyRefused."""
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            raise BodyRefused(415, "the request's body is compressed: send it as it is")
+        reserved = 0
+        try:
+            length = request.content_length
+            # The size of a chunked body is known at its end: until then it grows.
+            reserved = await self._reserve(0, length or 0)
+            parts: list[bytes] = []
+            size = 0
+            async for part in request.content.iter_any():
+                parts.append(part)
+                size += len(part)
+                reserved = await self._reserve(reserved, size)
+            yield b"".join(parts)
+        finally:
+            if reserved:
+                self._held -= reserved
+                async with self._freed:
+                    self._freed.notify_all()
+
+    async def _reserve(self, reserved: int, size: int) -> int:
+        """Return the bytes that are reserved for a body of this size so far."""
+        if size > self._bounds.largest:
+            raise BodyRefused(
+                413,
+                f"the request's body has more than {self._bounds.largest // MIB} MiB: set nodeCacheCapable: "
+                "true in kube-scheduler's configuration, or raise scheduler.bodies.largestMiB of the chart",
+            )
+        if size <= max(SMALL, reserved):
+            return reserved
+        try:
+            async with asyncio.timeout(WAIT_S), self._freed:
+                await self._freed.wait_for(
+                    lambda: self._held - reserved + size <= self._bounds.together
+                )
+                self._held += size - reserved
+        except TimeoutError:
+            raise BodyRefused(
+                503, f"requests of {self._bounds.together // MIB} MiB are being answered: try again"
+            ) from None
+        return size

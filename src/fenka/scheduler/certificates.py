@@ -1,0 +1,196 @@
+"""Makes the certificates by which kube-scheduler and the extender know each other. Pure but for randomness.
+
+One authority of fenka's own signs one certificate for the replicas and one for kube-scheduler. Nobody else's
+authority is trusted, so whoever has a certificate of this one is meant.
+"""
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fenka.scheduler.credentials import AUTHORITY, CLIENT, SERVER, SERVER_NAME
+
+YEAR = timedelta(days=365)
+AUTHORITY_LASTS = 10 * YEAR
+SERVER_LASTS = YEAR
+"""Renewed by itself, and loaded by replicas that run."""
+CLIENT_LASTS = AUTHORITY_LASTS
+"""Copied to control planes by hand: a shorter time would stop scheduling on a day that nobody remembers."""
+RENEW_BELOW = 1 / 3
+"""Of its time a certificate has left when it is made again."""
+CLOCKS = timedelta(hours=1)
+"""By which clocks of machines may differ."""
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+"""kube-scheduler reaches a NodePort there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and its key, in PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+class Unusable(Exception):
+    """It is no certificate with its key; the message says why."""
+
+
+def due(found: Mapping[str, Pair | None], hosts: Sequence[str], now: datetime) -> dict[str, Pair]:
+    """Return the pairs that have to be made, by name (AUTHORITY, SERVER, CLIENT); none if all will do.
+
+    Args:
+        found: what there is.
+        hosts: names and addresses by which the server is called.
+        now: with its time zone.
+    """
+    made: dict[str, Pair] = {}
+    authority = found.get(AUTHORITY)
+    if authority is None or _left(authority, now) <= 0:
+        authority = made[AUTHORITY] = new_authority(now)
+    wanted = names(hosts)
+    for name, lasts, which in ((SERVER, SERVER_LASTS, wanted), (CLIENT, CLIENT_LASTS, None)):
+        pair = found.get(name)
+        if pair is None or not _will_do(pair, authority, which, now):
+            made[name] = new_leaf(authority, which, now, lasts)
+    return made
+
+
+def names(hosts: Sequence[str]) -> list[x509.GeneralName]:
+    """Return the subject alternative names of the server, in their order and without repetition."""
+    return [_general(it) for it in dict.fromkeys((SERVER_NAME, *hosts, *LOCAL))]
+
+
+def new_authority(now: datetime) -> Pair:
+    """Make a certificate authority."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fenka certificate authority")])
+    builder = (
+        _builder(name, name, key, now, now + AUTHORITY_LASTS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+    )
+    return _pair(builder.sign(key, hashes.SHA256()), key)
+
+
+def new_leaf(
+    authority: Pair, hosts: Sequence[x509.GeneralName] | None, now: datetime, lasts: timedelta
+) -> Pair:
+    """Make the certificate of a server with these names, or of a client where hosts is None."""
+    issuer, issuer_key = _read(authority)
+    key = ec.generate_private_key(ec.SECP256R1())
+    common = "fenka-scheduler-client" if hosts is None else SERVER_NAME
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+    until = min(now + lasts, issuer.not_valid_after_utc)
+    purpose = ExtendedKeyUsageOID.CLIENT_AUTH if hosts is None else ExtendedKeyUsageOID.SERVER_AUTH
+    builder = (
+        _builder(name, issuer.subject, key, now, until)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
+            critical=False,
+        )
+    )
+    if hosts is not None:
+        builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+    return _pair(builder.sign(issuer_key, hashes.SHA256()), key)
+
+
+def expiry(pair: Pair) -> datetime:
+    """Return when the certificate ends. Raises Unusable."""
+    return _read(pair)[0].not_valid_after_utc
+
+
+def _will_do(
+    pair: Pair, authority: Pair, hosts: Sequence[x509.GeneralName] | None, now: datetime
+) -> bool:
+    if _left(pair, now) < RENEW_BELOW:
+        return False
+    certificate, _ = _read(pair)
+    try:
+        certificate.verify_directly_issued_by(_read(authority)[0])
+        if hosts is None:
+            return True
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
+        return False
+    return set(found.value) == set(hosts)
+
+
+def _left(pair: Pair, now: datetime) -> float:
+    """Return the part of the certificate's time that is left; 0 for what cannot be used."""
+    try:
+        certificate, _ = _read(pair)
+    except Unusable:
+        return 0.0
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return max((ends - now) / (ends - begins), 0.0)
+
+
+def _read(pair: Pair) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    try:
+        certificate = x509.load_pem_x509_certificate(pair.certificate)
+        key = serialization.load_pem_private_key(pair.key, password=None)
+    except (ValueError, TypeError) as why:
+        raise Unusable(str(why)) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise Unusable("its key is of another kind")
+    if key.public_key() != certificate.public_key():
+        raise Unusable("its key is another's")
+    return certificate, key
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    now: datetime,
+    until: datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCKS)
+        .not_valid_after(until)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return Pair(certificate.public_bytes(pem), secret)
+
+
+def _general(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

@@ -1,0 +1,263 @@
+"""Accepts connections and bounds what strangers cost: how many there are, and how long each may do nothing.
+
+asyncio's servers accept without a bound, and aiohttp waits long for a request.
+Here a new connection ends the one that has waited longest, so that no number of silent ones locks others out.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+log = logging.getLogger(__name__)
+
+MOST = 256
+"""Connections of a port."""
+MOST_GREETING = 64
+"""Connections that have not ended their TLS handshake: nobody knows yet whose they are."""
+GREETING_WITHIN_S = 5.0
+REQUEST_WITHIN_S = 10.0
+"""From its first byte to its last; also how long a caller may leave an answer unread."""
+LOOK_S = 1.0
+COMPLAIN_S = 60.0
+"""Between two lines of the log about connections that were refused."""
+
+Context = Callable[[], ssl.SSLContext | None]
+
+
+class _Connection(asyncio.Protocol):
+    """Passes on what happens on one connection, and remembers since when what is due is awaited."""
+
+    def __init__(self, handler: web.RequestHandler, listener: "Listener") -> None:
+        self.handler = handler
+        self._listener = listener
+        self.requested_at: float | None = listener.clock()
+        """Since when a request is awaited or incomplete; None while none has begun."""
+        self.unread_at: float | None = None
+        """Since when the caller does not read its answer."""
+        self.used_at = listener.clock()
+        self.busy = False
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.handler.connection_made(transport)
+        self._listener.entered(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._listener.left(self)
+        self.handler.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.requested_at is None:
+            self.requested_at = self._listener.clock()
+        self.handler.data_received(data)
+
+    def eof_received(self) -> None:
+        self.handler.eof_received()
+
+    def pause_writing(self) -> None:
+        self.unread_at = self._listener.clock()
+        self.handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.unread_at = None
+        self.handler.resume_writing()
+
+    def overdue(self, now: float) -> bool:
+        """Return whether the caller has kept this side waiting for too long."""
+        awaited = (None if self.busy else self.requested_at), self.unread_at
+        return any(it is not None and now - it > REQUEST_WITHIN_S for it in awaited)
+
+    def end(self) -> None:
+        """Close it at once."""
+        self._listener.left(self)
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Listener:
+    """One port. `run` accepts until it is cancelled; then `close` ends what is open.
+
+    Args:
+        context: returns the TLS context of the next connection; None for plain HTTP.
+        most: connections at a time.
+    """
+
+    server: web.Server
+    """Makes the handler of each connection; set before `run`."""
+
+    def __init__(
+        self,
+        context: Context = lambda: None,
+        *,
+        most: int = MOST,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._context, self._most = context, most
+        self.clock = clock
+        self._open: dict[web.RequestHandler, _Connection] = {}
+        self._greeting: dict[asyncio.Task[None], socket.socket] = {}
+        self._complained_at: float | None = None
+
+    @property
+    def connections(self) -> int:
+        """How many are open and known."""
+        return len(self._open)
+
+    @contextlib.contextmanager
+    def at_work(self, request: web.BaseRequest) -> Iterator[None]:
+        """While a request that has arrived whole is answered, its connection is not ended for others."""
+        connection = self._open.get(request.protocol)
+        if connection is None:
+            yield
+            return
+        connection.busy = True
+        try:
+            yield
+        finally:
+            connection.busy = False
+
+    def answered(self, request: web.BaseRequest) -> None:
+        """Count the connection as idle: its next request may take its time to begin."""
+        connection = self._open.get(request.protocol)
+        if connection is not None:
+            connection.used_at, connection.requested_at = self.clock(), None
+
+    async def run(self, listening: socket.socket) -> None:
+        """Accept until cancelled. The socket is closed at the end."""
+        loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(listening)
+                except OSError as why:
+                    # No descriptor is free, or the caller has gone: others may come.
+                    self._complain(f"a connection was not accepted: {why}")
+                    await asyncio.sleep(LOOK_S / 10)
+                    continue
+                self._admit(connection)
+        finally:
+            sweeping.cancel()
+            listening.close()
+
+    def close(self) -> None:
+        """End all connections."""
+        for task in self._greeting:
+            task.cancel()
+        for connection in list(self._open.values()):
+            connection.end()
+
+    def sweep(self) -> None:
+        """End connections whose callers have kept this side waiting for too long."""
+        now = self.clock()
+        for it in [it for it in self._open.values() if it.overdue(now)]:
+            it.end()
+
+    # ---- told by connections ----
+
+    def entered(self, connection: _Connection) -> None:
+        """It is established."""
+        self._open[connection.handler] = connection
+        if len(self._open) > self._most:
+            # Where all others are busy, that is the newest.
+            idle = (it for it in self._open.values() if not it.busy)
+            min(idle, key=lambda it: it.used_at).end()
+
+    def left(self, connection: _Connection) -> None:
+        """It has ended."""
+        self._open.pop(connection.handler, None)
+
+    # ---- one connection ----
+
+    def _admit(self, connection: socket.socket) -> None:
+        if len(self._greeting) >= MOST_GREETING:
+            oldest = next(iter(self._greeting))
+            oldest.cancel()
+            self._greeting.pop(oldest)
+        task = asyncio.create_task(self._greet(connection))
+        self._greeting[task] = connection
+        task.add_done_callback(lambda it: self._greeting.pop(it, None))
+
+    async def _greet(self, connection: socket.socket) -> None:
+        context = self._context()
+        within = None if context is None else GREETING_WITHIN_S
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Connection(self.server(), self),
+                connection,
+                ssl=context,
+                ssl_handshake_timeout=within,
+                ssl_shutdown_timeout=None if context is None else 1.0,
+            )
+        except (OSError, TimeoutError) as why:
+            self._complain(f"a connection was refused: {why or 'its TLS handshake took too long'}")
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.sweep()
+
+    def _complain(self, sentence: str) -> None:
+        """Write it to the log, but not once for each of a flood."""
+        now = self.clock()
+        if self._complained_at is None or now - self._complained_at >= COMPLAIN_S:
+            self._complained_at = now
+            log.warning("%s", sentence)
+
+
+LISTENER: web.AppKey[Listener] = web.AppKey("listener", Listener)
+"""Of the application that `serving` serves."""
+
+
+@web.middleware
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    finally:
+        request.app[LISTENER].answered(request)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    app: web.Application,
+    listening: socket.socket,
+    listener: Listener | None = None,
+    *,
+    keep_alive_s: float = 15,
+) -> AsyncIterator[None]:
+    """Serve the application on this socket while the block runs."""
+    app[LISTENER] = listener = listener or Listener()
+    app.middlewares.insert(0, _answered)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        keepalive_timeout=keep_alive_s,
+        shutdown_timeout=1,
+        # A compressed body is larger than it says.
+        auto_decompress=False,
+        lingering_time=1,
+    )
+    await runner.setup()
+    assert runner.server is not None
+    listener.server = runner.server
+    accepting = asyncio.create_task(listener.run(listening))
+    try:
+        yield
+    finally:
+        accepting.cancel()
+        await asyncio.gather(accepting, return_exceptions=True)
+        await runner.cleanup()
+        listener.close()

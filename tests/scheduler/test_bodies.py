@@ -1,0 +1,192 @@
+"""How much a replica reads of what it is sent: by size, in sum, and before anything is read."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from fenka.scheduler.bodies import MIB, SMALL, Bodies, BodyRefused, Bounds
+from fenka.scheduler.server import PREFIX, Access
+from tests.kubernetes.api_server import ApiServer, until
+from tests.scheduler.objects_kit import T4_MIB, node_json, pod_json
+from tests.scheduler.replica_kit import Extender, scenario
+
+NODE = node_json("n", T4_MIB)
+FILTER = f"POST {PREFIX}/filter HTTP/1.1\r\nHost: n\r\n"
+
+
+class Caller:
+    """Speaks HTTP byte by byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def of(cls, one: Extender) -> "Caller":
+        """A connection."""
+        host, port = one.url.removeprefix("http://").split(":")
+        return cls(*await asyncio.open_connection(host, int(port)))
+
+    async def answer(self) -> tuple[int, str]:
+        """Status and text."""
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+        length = next(
+            int(line.split(":")[1])
+            for line in head.splitlines()
+            if line.lower().startswith("content-length:")
+        )
+        return int(head.split()[1]), (await self.reader.readexactly(length)).decode()
+
+
+def of_size(size: int) -> bytes:
+    """A filter request of so many bytes."""
+    text = json.dumps({"Pod": pod_json("p", 4), "NodeNames": ["n"]})
+    return text.encode().ljust(size)
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_read() -> None:
+    """200 MB at a time ended both replicas for want of memory."""
+
+    async def run(_: ApiServer, one: Extender) -> None:
+        caller = await Caller.of(one)
+        caller.writer.write(f"{FILTER}Content-Length: {200 * MIB}\r\n\r\n".encode())
+        status, text = await caller.answer()
+        assert status == 200
+        error = json.loads(text)["Error"]
+        assert "more than 8 MiB" in error
+        assert "nodeCacheCapable" in error
+        # prioritize has no place for a sentence.
+        caller = await Caller.of(one)
+        head = FILTER.replace("filter", "prioritize")
+        caller.writer.write(f"{head}Content-Length: {200 * MIB}\r\n\r\n".encode())
+        assert (await caller.answer())[0] == 413
+
+    scenario(run, NODE)
+
+
+def test_a_chunked_body_is_refused_when_it_has_become_too_large() -> None:
+    """Its size is in no header."""
+
+    async def run(_: ApiServer, one: Extender) -> None:
+        async def endless() -> AsyncIterator[bytes]:
+            for _ in range(9 * 16):
+                yield b" " * (MIB // 16)
+
+        where = f"{one.url}{PREFIX}/filter"
+        try:
+            async with one.session.post(where, data=endless()) as answer:
+                assert "more than 8 MiB" in (await answer.json())["Error"]
+        except ConnectionError:
+            pytest.fail("the connection ended before the answer")
+        assert (await one.filter(pod_json("p", 4), "n"))["NodeNames"] == ["n"]
+
+    scenario(run, NODE)
+
+
+def test_a_compressed_body_is_refused() -> None:
+    """Few bytes can be many."""
+
+    async def run(_: ApiServer, one: Extender) -> None:
+        where = f"{one.url}{PREFIX}/filter"
+        headers = {"Content-Encoding": "gzip"}
+        async with one.session.post(where, data=b"\x1f\x8b", headers=headers) as answer:
+            assert "compressed" in (await answer.json())["Error"]
+
+    scenario(run, NODE)
+
+
+def test_a_body_within_the_bound_is_answered() -> None:
+    """Whole nodes where the bound is as high."""
+
+    async def run(_: ApiServer, one: Extender) -> None:
+        where = f"{one.url}{PREFIX}/filter"
+        async with one.session.post(where, data=of_size(9 * MIB)) as answer:
+            assert (await answer.json())["NodeNames"] == ["n"]
+
+    scenario(run, NODE, access=Access(Bounds(10 * MIB, 10 * MIB)))
+
+
+def bodies(*bounds: int) -> Bodies:
+    """With these bounds."""
+    return Bodies(Bounds(*bounds))
+
+
+async def with_request(
+    run: Callable[[web.Request, asyncio.StreamReader], Awaitable[None]], length: int | None
+) -> None:
+    """Call it with a request whose body the test feeds."""
+    from aiohttp.test_utils import make_mocked_request
+
+    payload = asyncio.StreamReader()
+    stream: Any = payload
+    stream.iter_any = lambda: _parts(payload)
+    headers = {} if length is None else {"Content-Length": str(length)}
+    request = make_mocked_request("POST", "/", headers=headers, payload=stream)
+    await run(request, payload)
+
+
+async def _parts(payload: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while part := await payload.read(SMALL):
+        yield part
+
+
+def test_bodies_wait_for_each_other_and_small_ones_do_not() -> None:
+    """What is held at a time is bounded, and what was held is given back however reading ends."""
+
+    async def go() -> None:
+        held = bodies(4 * MIB, 6 * MIB)
+        done: list[str] = []
+
+        async def read(name: str, size: int, enough: asyncio.Event) -> None:
+            async def run(request: web.Request, payload: asyncio.StreamReader) -> None:
+                payload.feed_data(b" " * size)
+                payload.feed_eof()
+                async with held.reading(request) as body:
+                    assert len(body) == size
+                    done.append(name)
+                    await enough.wait()
+
+            await with_request(run, size)
+
+        first, rest = asyncio.Event(), asyncio.Event()
+        rest.set()
+        tasks = [asyncio.create_task(read("first", 4 * MIB, first))]
+        await until(lambda: done == ["first"])
+        tasks.append(asyncio.create_task(read("second", 4 * MIB, rest)))
+        tasks.append(asyncio.create_task(read("small", SMALL, rest)))
+        await until(lambda: "small" in done)
+        assert done == ["first", "small"]
+        assert held.held == 4 * MIB
+        first.set()
+        await asyncio.gather(*tasks)
+        assert done == ["first", "small", "second"]
+        assert held.held == 0
+
+    asyncio.run(go())
+
+
+def test_a_chunked_body_reserves_what_it_has_grown_to() -> None:
+    """Also while it comes, and nothing when it was refused."""
+
+    async def go() -> None:
+        held = bodies(2 * MIB, 2 * MIB)
+
+        async def run(request: web.Request, payload: asyncio.StreamReader) -> None:
+            async def read() -> None:
+                async with held.reading(request):
+                    pass
+
+            task = asyncio.create_task(read())
+            payload.feed_data(b" " * MIB)
+            await until(lambda: held.held == MIB)
+            payload.feed_data(b" " * (MIB + 1))
+            with pytest.raises(BodyRefused, match="more than 2 MiB"):
+                await task
+
+        await with_request(run, None)
+        assert held.held == 0
+
+    asyncio.run(go())

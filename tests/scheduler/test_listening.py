@@ -1,0 +1,155 @@
+"""Connections that cost more than they are worth: silent ones, half requests, floods."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from fenka.scheduler.listening import REQUEST_WITHIN_S, Listener, serving
+from tests.kubernetes.api_server import until
+from tests.kubernetes.test_election import Clock
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Open = Callable[[], Awaitable[Streams]]
+GET = b"GET /%s HTTP/1.1\r\nHost: n\r\n\r\n"
+
+
+class Served:
+    """An application whose answers the test lets go."""
+
+    def __init__(self, most: int) -> None:
+        self.clock = Clock()
+        self.listener = Listener(most=most, clock=self.clock)
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = listening.getsockname()[1]
+        app = web.Application()
+        app.router.add_get("/", self._quick)
+        app.router.add_get("/slow", self._slow)
+        app.router.add_get("/large", self._large)
+        self.serving = serving(app, listening, self.listener)
+
+    async def open(self) -> Streams:
+        """Connect, and be known."""
+        before = self._newest()
+        streams = await asyncio.open_connection("127.0.0.1", self.port)
+        await until(lambda: self._newest() is not before)
+        return streams
+
+    def _newest(self) -> object:
+        return next(reversed(self.listener._open), None)
+
+    async def _quick(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def _slow(self, request: web.Request) -> web.Response:
+        with self.listener.at_work(request):
+            self.begun.set()
+            await self.go_on.wait()
+            return web.Response(text="ok")
+
+    async def _large(self, _: web.Request) -> web.Response:
+        return web.Response(body=bytes(64 * 1024 * 1024))
+
+
+def served(run: Callable[[Served], Awaitable[None]], most: int = 4) -> None:
+    """While the application is served."""
+
+    async def go() -> None:
+        it = Served(most)
+        async with it.serving:
+            await run(it)
+
+    asyncio.run(go())
+
+
+async def ok(streams: Streams, path: str = "") -> bool:
+    """Whether a request on this connection is answered."""
+    reader, writer = streams
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        writer.write(GET % path.encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        return head.startswith(b"HTTP/1.1 200") and await reader.readexactly(2) == b"ok"
+    return False
+
+
+def test_no_number_of_silent_connections_locks_others_out() -> None:
+    """The one that has waited longest goes; one that is answered stays."""
+
+    async def run(it: Served) -> None:
+        reader, writer = await it.open()
+        writer.write(GET % b"slow")
+        await it.begun.wait()
+        silent = []
+        for _ in range(20):
+            it.clock.now += 0.1
+            silent.append(await it.open())
+        it.clock.now += 0.1
+        newcomer = await asyncio.open_connection("127.0.0.1", it.port)
+        assert await ok(newcomer)
+        assert it.listener.connections <= 4
+        await until(silent[0][0].at_eof)
+        it.go_on.set()
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+    served(run)
+
+
+def test_a_request_that_does_not_come_to_its_end_is_ended() -> None:
+    """Never begun, half a header, half a body; but a connection that was answered is kept."""
+
+    async def run(it: Served) -> None:
+        kept = await it.open()
+        assert await ok(kept)
+        ended = [await it.open() for _ in range(3)]
+        ended[1][1].write(b"GET / HT")
+        ended[2][1].write(b"POST / HTTP/1.1\r\nHost: n\r\nContent-Length: 5\r\n\r\nx")
+        # Half of the time is not enough.
+        it.clock.now += REQUEST_WITHIN_S / 2
+        it.listener.sweep()
+        assert it.listener.connections == 4
+        it.clock.now += REQUEST_WITHIN_S
+        it.listener.sweep()
+        for reader, _ in ended:
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            assert reader.at_eof() or reader.exception()
+        assert await ok(kept)
+
+    served(run, most=8)
+
+
+def test_an_answer_that_nobody_reads_is_ended() -> None:
+    """It stands in this side's memory."""
+
+    async def run(it: Served) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.port, limit=1024)
+        writer.write(GET % b"large")
+        await until(lambda: it.listener.connections == 1)
+        (connection,) = it.listener._open.values()
+        await until(lambda: connection.unread_at is not None)
+        it.clock.now += 2 * REQUEST_WITHIN_S
+        it.listener.sweep()
+        await until(lambda: it.listener.connections == 0)
+        assert reader is not None
+
+    served(run)
+
+
+def test_a_flood_of_connections_is_bounded_and_the_next_request_is_answered() -> None:
+    """Five hundred at a time."""
+
+    async def run(it: Served) -> None:
+        flood = [
+            asyncio.create_task(asyncio.open_connection("127.0.0.1", it.port)) for _ in range(500)
+        ]
+        await asyncio.gather(*flood, return_exceptions=True)
+        assert await ok(await asyncio.open_connection("127.0.0.1", it.port))
+        assert it.listener.connections <= 4
+        for task in flood:
+            if not task.exception():
+                task.result()[1].close()
+
+    served(run)

@@ -1,0 +1,172 @@
+"""Who may decide: callers with a certificate of fenka's authority, and nobody else."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from fenka.scheduler.certificates import due
+from fenka.scheduler.credentials import BadCredentials, Credentials
+from fenka.scheduler.listening import serving
+from fenka.scheduler.main import url
+from fenka.scheduler.server import PREFIX, Access, Server
+from tests.kubernetes.api_server import ApiServer, api_server, until
+from tests.kubernetes.test_election import Clock
+from tests.scheduler.objects_kit import T4_MIB, node_json
+from tests.scheduler.replica_kit import Extender, extender, put_pod, scenario
+from tests.scheduler.tls_kit import access, fresh, write
+
+NODE = node_json("n", T4_MIB)
+
+
+def anonymous(trusted: ssl.SSLContext | None = None) -> ssl.SSLContext:
+    """A caller without a certificate, who believes anybody."""
+    context = trusted or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+async def bind(url: str, context: Any, pod: Any) -> str:
+    """What a forged bind comes to."""
+    meta = pod["metadata"]
+    names = {"PodName": meta["name"], "PodNamespace": "default", "PodUID": meta["uid"], "Node": "n"}
+    connector = aiohttp.TCPConnector(ssl=context)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        try:
+            async with session.post(f"{url}{PREFIX}/bind", json=names) as answer:
+                return f"{answer.status}: {await answer.text()}"
+        except aiohttp.ClientError as why:
+            return type(why).__name__
+
+
+def test_only_callers_with_a_certificate_of_the_authority_are_heard(tmp_path: Path) -> None:
+    """No certificate, another authority's, the server's own, plain HTTP: nothing is even read."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pod = put_pod(server, "p", 4)
+        as_server = anonymous()
+        as_server.load_cert_chain(tmp_path / "own" / "server.crt", tmp_path / "own" / "server.key")
+        strangers = fresh(tmp_path / "other").client
+        for context in (anonymous(), anonymous(strangers), as_server):
+            assert await bind(one.url, context, pod) in (
+                "ClientOSError",
+                "ServerDisconnectedError",
+                "ClientConnectorSSLError",
+                "ClientConnectorError",
+            )
+        plain = one.url.replace("https", "http")
+        assert await bind(plain, True, pod) == "ServerDisconnectedError"
+        assert not server.get("pods", "p", "default")["spec"].get("nodeName")
+        assert await one.bind(pod, "n") == ""
+
+    scenario(run, NODE, access=access(tmp_path / "own"))
+
+
+def test_replicas_pass_calls_on_by_certificate(tmp_path: Path) -> None:
+    """And believe no leader of another authority."""
+
+    async def go(other: bool) -> None:
+        async with api_server() as server:
+            server.put("nodes", NODE)
+            clock = Clock()
+            mine = access(tmp_path / "own")
+            theirs = access(tmp_path / "other") if other else mine
+            async with extender(server, "one", clock, access=theirs) as one:
+                await until(lambda: one.replica.leading)
+                async with extender(server, "two", clock, access=mine) as two:
+                    await until(lambda: two.replica.ready)
+                    pod = put_pod(server, "p", 4)
+                    error = await two.bind(pod, "n")
+                    assert ("the leader one does not answer" in error) if other else error == ""
+
+    asyncio.run(go(other=False))
+    asyncio.run(go(other=True))
+
+
+def test_renewed_certificates_are_loaded_without_a_restart(tmp_path: Path) -> None:
+    """Connections that are open go on; what cannot be used is not taken."""
+    given = access(tmp_path / "own")
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        assert given.credentials
+        first, second = put_pod(server, "a", 4), put_pod(server, "b", 4)
+        assert await one.bind(first, "n") == ""
+        assert not given.credentials.refresh()
+        pairs = due({}, (), datetime.now(UTC))
+        write(tmp_path / "own", pairs)
+        (tmp_path / "own" / "server.key").write_bytes(b"half of it")
+        assert not given.credentials.refresh()
+        before = given.credentials.expires_at
+        write(tmp_path / "own", pairs)
+        assert given.credentials.refresh()
+        assert given.credentials.expires_at.keys() == before.keys()
+        assert await one.bind(second, "n") == ""
+        renewed = Credentials(tmp_path / "own")
+        assert "200" in await bind(one.url, renewed.client, second)
+
+    scenario(run, NODE, access=given)
+
+
+def test_what_changes_nothing_is_for_everybody_unless_it_is_closed(tmp_path: Path) -> None:
+    """On a port of its own, where nothing is decided."""
+
+    async def run(_: ApiServer, one: Extender) -> None:
+        for closed in (False, True):
+            allowed = Access(inspect=not closed, metrics=not closed, credentials=None)
+            app = Server(one.replica, allowed).readable()
+            listening = socket.create_server(("127.0.0.1", 0))
+            where = url("127.0.0.1", listening.getsockname()[1])
+            async with serving(app, listening), aiohttp.ClientSession() as session:
+                for path, status in (
+                    (f"{PREFIX}/inspect", 404 if closed else 200),
+                    (f"{PREFIX}/inspect/n", 404 if closed else 200),
+                    ("/metrics", 404 if closed else 200),
+                    ("/healthz", 200),
+                    ("/readyz", 200),
+                    (f"{PREFIX}/bind", 404),
+                ):
+                    async with session.get(where + path) as answer:
+                        assert answer.status == status, path
+                async with session.post(f"{where}{PREFIX}/bind", json={}) as answer:
+                    assert answer.status == 404
+        # kube-scheduler's own port has it all.
+        async with one.session.get(f"{one.url}{PREFIX}/inspect") as answer:
+            assert answer.status == 200
+        async with one.session.get(f"{one.url}/metrics") as answer:
+            text = await answer.text()
+        for name in ("ca", "server", "client"):
+            assert f'fenka_scheduler_certificate_expiry_timestamp_seconds{{name="{name}"}}' in text
+
+    scenario(run, NODE, access=access(tmp_path / "own"))
+
+
+def test_certificates_that_are_not_there_are_told_in_a_sentence(tmp_path: Path) -> None:
+    """Which file, and what to do."""
+    with pytest.raises(BadCredentials, match=r"ca\.crt cannot be read: .*fenka certificates"):
+        Credentials(tmp_path)
+    write(tmp_path, due({}, (), datetime.now(UTC)))
+    (tmp_path / "client.crt").write_bytes(b"")
+    with pytest.raises(BadCredentials, match="cannot be used"):
+        Credentials(tmp_path)
+
+
+def test_silent_handshakes_do_not_lock_kube_scheduler_out(tmp_path: Path) -> None:
+    """Connections that say nothing, more than may be greeted at a time."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        host, port = one.url.removeprefix("https://").split(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(150)]
+        assert await one.bind(put_pod(server, "p", 4), "n") == ""
+        # Those that came first were ended for those that came later.
+        assert await silent[0][0].read() == b""
+        for _, writer in silent:
+            with contextlib.suppress(ConnectionError):
+                writer.close()
+
+    scenario(run, NODE, access=access(tmp_path / "own"))

@@ -9,6 +9,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from fenka.isolation import mounting
 from fenka.node import leases, store
 from fenka.node.leases import Leases
 from fenka.node.store import Store
@@ -48,7 +49,7 @@ MAKING = [
 ]
 REMOVING = [
     (Leases, "remove"),
-    (Leases, "_unmount_all"),
+    (mounting, "unmount_all"),
     (shutil, "rmtree"),
     (Store, "drop"),
 ]

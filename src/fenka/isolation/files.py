@@ -70,15 +70,16 @@ def create_lease(
     slices: Iterable[Slice],
     contexts_mib: Mapping[str, int],
     compute: Compute | None = None,
+    owner: int | None = None,
 ) -> None:
     """The control page and an empty account, in `lease/` and `account/` of a directory that has both.
 
     contexts_mib: what a process's context takes, by card UUID. compute: None where each slice's own
-    percentage says all. Raises BadControl, OSError.
+    percentage says all. owner: as for :func:`account.create`. Raises BadControl, OSError.
     """
     limits = limits_of(slices, contexts_mib, compute)
     control.write(directory / "lease" / "control", Control(lease=lease, limits=limits))
-    account.create(directory / "account" / "slots")
+    account.create(directory / "account" / "slots", owner)
 
 
 def install_native(target: Path, complete: Callable[[Path], None] = lambda _: None) -> Path:

@@ -1,7 +1,9 @@
 """The system calls around mounts that Python 3.11 lacks. Each raises OSError."""
 
 import ctypes
+import errno
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, RECURSIVE = 1, 2, 4, 8, 32, 4096, 16384
 SLAVE = 1 << 19
 DETACH = 2
+_PAGE = 4096
 
 
 @cache
@@ -42,6 +45,24 @@ def mount(
         ),
         str(target),
     )
+
+
+def mount_small(directory: Path, size: int) -> None:
+    """Mount a tmpfs with room for one file of `size` bytes, rounded up to pages. Raises OSError."""
+    size = -(-size // _PAGE) * _PAGE
+    flags = NOSUID | NODEV | NOEXEC
+    mount("fenka", directory, flags, "tmpfs", f"mode=0755,size={size},nr_inodes=2")
+
+
+def unmount_all(directory: Path, unmount: Callable[[Path], None]) -> None:
+    """Take away every mount on a directory; none is no error. Raises OSError."""
+    while True:
+        try:
+            unmount(directory)
+        except OSError as why:
+            if why.errno in (errno.EINVAL, errno.ENOENT):  # nothing is mounted there
+                return
+            raise
 
 
 def unmount(target: Path) -> None:

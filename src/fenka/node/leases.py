@@ -6,7 +6,6 @@
 """
 
 import contextlib
-import errno
 import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -19,13 +18,6 @@ from fenka.node.edits import Edits, mount_points, specification
 from fenka.node.store import Lease
 
 _PREFIX, _SUFFIX = "fenka-", ".json"
-_PAGE = 4096
-
-
-def mount_small(directory: Path, size: int) -> None:
-    """A tmpfs with room for one file of so many bytes. Raises OSError."""
-    flags = mounting.NOSUID | mounting.NODEV | mounting.NOEXEC
-    mounting.mount("fenka", directory, flags, "tmpfs", f"mode=0755,size={size},nr_inodes=2")
 
 
 class Leases:
@@ -35,7 +27,7 @@ class Leases:
         self,
         root: Path,
         cdi: Path,
-        mount: Callable[[Path, int], None] = mount_small,
+        mount: Callable[[Path, int], None] = mounting.mount_small,
         unmount: Callable[[Path], None] = mounting.unmount,
     ) -> None:
         self.root, self.cdi = root, cdi
@@ -85,7 +77,7 @@ class Leases:
             part.mkdir(mode=0o755)
         for name in mount_points():
             (directory / "lease" / name).touch(mode=0o644)
-        self._mount(directory / "account", -(-account.size() // _PAGE) * _PAGE)
+        self._mount(directory / "account", account.size())
         limits = [replace(it, memory_mib=lease.limit_mib(it)) for it in lease.slices]
         create_lease(directory, token, limits, contexts_mib, lease.compute)
         content = specification(token, directory, Path(lease.library), driver, lease.environment)
@@ -97,7 +89,7 @@ class Leases:
         self.spec(token).unlink(missing_ok=True)
         directory = self.root / token
         with contextlib.suppress(FileNotFoundError):
-            self._unmount_all(directory / "account")
+            mounting.unmount_all(directory / "account", self._unmount)
             shutil.rmtree(directory)
 
     def strays(self, known: Collection[str]) -> set[str]:
@@ -119,12 +111,3 @@ class Leases:
             yield path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
         if self.root.is_dir():
             yield from (path.name for path in self.root.iterdir())
-
-    def _unmount_all(self, directory: Path) -> None:
-        while True:
-            try:
-                self._unmount(directory)
-            except OSError as why:
-                if why.errno == errno.EINVAL:  # nothing is mounted there
-                    return
-                raise

@@ -449,13 +449,10 @@ class Daemon:
         # First: if the leases cannot be written, it is this that gives back what they were to hold.
         self._expire_later()
         for job in jobs:
-            assert job.placement is not None  # Broker: only placed jobs start.
-            directory = self.lease_dir(job.id)
-            if not (directory / "lease" / "control").exists():
+            if not (self.lease_dir(job.id) / "lease" / "control").exists():
                 files.create_lease(
-                    directory,
-                    job.id,
-                    job.placement,
+                    self.runtime,
+                    job,
                     self.hardware.context_mib,
                     resizing.compute_of(job),
                     self.cache,
@@ -532,4 +529,4 @@ class Daemon:
 
     def lease_dir(self, job_id: str) -> Path:
         """Where a job's lease is."""
-        return self.runtime.leases / job_id
+        return self.runtime.lease(job_id)

@@ -1,5 +1,6 @@
 """The files of a workstation's daemon: what it remembers, and what a lease is made of."""
 
+import contextlib
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -9,9 +10,9 @@ from typing import TypeVar
 import msgspec
 
 from fenka import native
-from fenka.core.requests import Placement
+from fenka.isolation import account, mounting, sandbox
 from fenka.isolation import files as isolation_files
-from fenka.isolation import sandbox
+from fenka.isolation.access import admit
 from fenka.isolation.files import write_atomically
 from fenka.workstation.broker import Job
 from fenka.workstation.paths import Runtime
@@ -105,22 +106,40 @@ def build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
 
 
 def create_lease(
-    directory: Path,
-    job: str,
-    placement: Placement,
+    runtime: Runtime,
+    job: Job,
     contexts_mib: Mapping[str, int],
     compute: isolation_files.Compute | None,
     cache: Path | None,
 ) -> None:
-    """The control page, the account file and what the sandbox binds.
+    """Make the control page, the account and what the sandbox binds, for the job's user alone.
 
-    contexts_mib: what a process's context takes, by card UUID. compute: None = no limit.
+    The user can write below the account's directory. With a daemon for all users that is a small file
+    system of its own, because others need the room in /run. Programs that root starts in a lease may become
+    any user, so root's accounts are open to all who can enter the directory: by the lease's own mount.
+
+    Args:
+        runtime: The daemon's files.
+        job: A job that has a placement.
+        contexts_mib: What a process's context takes, by card UUID.
+        compute: The limit of compute; None for no limit.
+        cache: The dynamic linker's cache inside the lease, or None for the machine's.
     """
-    shutil.rmtree(directory, ignore_errors=True)
-    for part in (directory, directory / "lease", directory / "account"):
-        part.mkdir(mode=0o755)
-    isolation_files.create_lease(directory, job, placement.slices, contexts_mib, compute)
+    assert job.placement is not None  # Broker: only placed jobs start.
+    directory = runtime.lease(job.id)
+    remove_lease(directory)
+    directory.mkdir(mode=0o700)
+    for part in ("lease", "account"):
+        (directory / part).mkdir(mode=0o755)
+    if runtime.system:
+        # Without the right to mount, as in a container, the account stands on /run itself.
+        with contextlib.suppress(PermissionError):
+            mounting.mount_small(directory / "account", account.size())
+    owner = None if job.uid == 0 else job.uid
+    slices = job.placement.slices
+    isolation_files.create_lease(directory, job.id, slices, contexts_mib, compute, owner)
     sandbox.prepare(directory, cache)
+    admit(directory, job.uid)
 
 
 def slots(directory: Path) -> Path:
@@ -130,4 +149,6 @@ def slots(directory: Path) -> Path:
 
 def remove_lease(directory: Path) -> None:
     """Forget a lease's files; nothing maps them any more."""
+    with contextlib.suppress(OSError):
+        mounting.unmount_all(directory / "account", mounting.unmount)
     shutil.rmtree(directory, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,8 @@ def run(runtime: Runtime, config: Config, ready: Callable[[Daemon], None]) -> li
     Raises AlreadyRunning, UnsafeDirectory, BadOption, BadSize, BadSpec, NoDriver, CardTaken,
     Unreadable, FileNotFoundError; each message is the sentence to show.
     """
+    # What programs of other users need is readable, whatever the mask of who starts the daemon.
+    os.umask(0o022)
     unit_mib = parse_unit(config.unit)
     if config.policy not in POLICIES:
         raise BadOption(f"no policy is called {config.policy}: choose one of {', '.join(POLICIES)}")

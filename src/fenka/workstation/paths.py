@@ -63,6 +63,10 @@ class Runtime:
         """One directory a lease."""
         return self.root / "leases"
 
+    def lease(self, job: str) -> Path:
+        """The directory of one job's lease."""
+        return self.leases / job
+
     @property
     def simulated(self) -> Path:
         """The simulated node's directory."""
@@ -87,7 +91,8 @@ class Runtime:
                 f"{self.root} belongs to user {found.st_uid} or is writable by others: remove it, or "
                 "name another directory in FENKA_RUNTIME"
             )
-        self.leases.mkdir(mode=0o755, exist_ok=True)
+        # Of other users' leases not even the names.
+        self.leases.mkdir(mode=0o711, exist_ok=True)
 
     def answers(self) -> bool:
         """Whether a daemon listens on the socket."""

@@ -117,7 +117,7 @@ def _slices(runtime: Runtime, job: Job) -> list[protocol.SliceView]:
     if job.placement is None:
         return []
     try:
-        held = account.read(files.slots(runtime.leases / job.id)).memory_bytes
+        held = account.read(files.slots(runtime.lease(job.id))).memory_bytes
     except (OSError, account.BadAccount):
         held = ()
     return [

@@ -1,0 +1,38 @@
+"""Closes a lease's directory to all users but the lease's own."""
+
+import errno
+import os
+import struct
+from pathlib import Path
+
+__all__ = ["admit"]
+
+_ACL, _ACL_VERSION = "system.posix_acl_access", 2
+_OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20
+_READ_WRITE_ENTER, _ENTER, _NOTHING = 7, 1, 0
+_NOBODY = 0xFFFFFFFF
+
+
+def admit(directory: Path, uid: int) -> None:
+    """Let only this process's user and `uid` enter the directory, and `uid` change nothing in it.
+
+    `uid` is not made the owner, who could replace what is in it, but is named in an access control list. On a
+    file system without such lists everybody may enter, and the modes of the files decide. Raises OSError.
+    """
+    directory.chmod(0o700)
+    if uid == os.geteuid():
+        return
+    entries = (
+        (_OWNER, _READ_WRITE_ENTER, _NOBODY),
+        (_USER, _ENTER, uid),
+        (_GROUP, _NOTHING, _NOBODY),
+        (_MASK, _ENTER, _NOBODY),
+        (_OTHERS, _NOTHING, _NOBODY),
+    )
+    packed = struct.pack("<I", _ACL_VERSION) + b"".join(struct.pack("<HHI", *it) for it in entries)
+    try:
+        os.setxattr(directory, _ACL, packed)
+    except OSError as why:
+        if why.errno != errno.EOPNOTSUPP:
+            raise
+        directory.chmod(0o711)

@@ -1,0 +1,174 @@
+"""What other users of the machine can do to a lease's files, and what its own user can do to the daemon."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fenka.core.requests import Memory, Placement, Request, Slice
+from fenka.isolation import account
+from fenka.workstation import files
+from fenka.workstation.broker import Job
+from fenka.workstation.paths import Runtime
+from tests.workstation.conftest import HOLD, Workstation
+
+OWNER, STRANGER = 64001, 64002
+CARD = "GPU-00000000-0000-0000-0000-000000000001"
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as two users needs root")
+
+
+def job(uid: int) -> Job:
+    """A job that has a GiB of a card."""
+    return Job(
+        id=f"job{uid}",
+        name="job",
+        uid=uid,
+        pid=1,
+        start_ticks=1,
+        request=Request(memory=Memory(1, 1024)),
+        wanted="1",
+        command=["true"],
+        directory="/",
+        kind="run",
+        isolation="namespace",
+        requested_at=0,
+        placement=Placement("here", (Slice(0, CARD, 1024, 100),)),
+    )
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Iterator[Runtime]:
+    """A runtime directory that every user may enter."""
+    tmp_path.chmod(0o755)
+    for above in list(tmp_path.parents)[:2]:
+        above.chmod(0o755)
+    made = Runtime(tmp_path / "run")
+    made.create()
+    made.root.chmod(0o755)
+    yield made
+    for lease in made.leases.iterdir():
+        files.remove_lease(lease)
+
+
+def made(runtime: Runtime, uid: int) -> Path:
+    """The directory of a lease of this user."""
+    files.create_lease(runtime, job(uid), {}, None, None)
+    return runtime.lease(f"job{uid}")
+
+
+def does(uid: int, script: str, *words: Path) -> bool:
+    """Whether an ordinary user succeeds with a line of shell; $1 is the first word."""
+    command = ["sh", "-c", script, "sh", *map(str, words)]
+    options = {"user": uid, "group": uid, "extra_groups": []}
+    ran = subprocess.run(command, check=False, capture_output=True, **options)  # type: ignore[call-overload]
+    return bool(ran.returncode == 0)
+
+
+@as_root
+@pytest.mark.parametrize("uid", [OWNER, 0])
+def test_strangers_reach_nothing_of_a_lease(runtime: Runtime, uid: int) -> None:
+    """They can neither read, fill nor cut the account, see the limits, nor list leases."""
+    lease = made(runtime, uid)
+    for script in (
+        'cat "$1/account/slots"',
+        'printf x >> "$1/account/slots"',
+        'truncate -s 0 "$1/account/slots"',
+        'cat "$1/lease/control"',
+        'ls "$1"',
+        'ls "$1/.."',
+    ):
+        assert not does(STRANGER, script, lease), script
+    assert account.read(files.slots(lease)).processes == ()
+
+
+@as_root
+def test_the_lease_s_user_writes_the_account_and_nothing_else(runtime: Runtime) -> None:
+    """Only the account is theirs: limits and what is preloaded can be neither written nor exchanged."""
+    lease = made(runtime, OWNER)
+    assert does(OWNER, 'cat "$1/lease/control" "$1/etc/ld.so.preload" && ls "$1/run"', lease)
+    assert does(OWNER, 'printf x | dd of="$1/account/slots" bs=1 seek=4096 conv=notrunc', lease)
+    for script in (
+        'printf x >> "$1/lease/control"',
+        'mv "$1/lease" "$1/away"',
+        'mkdir "$1/new"',
+        'rm -f "$1/lease/control"',
+        'rm -f "$1/account/slots"',
+        'mkfifo "$1/account/pipe"',
+        'chmod 777 "$1"',
+        'printf x > "$1/etc/ld.so.preload"',
+    ):
+        assert not does(OWNER, script, lease), script
+
+
+@as_root
+def test_a_lease_of_root_is_open_to_its_programs_whoever_they_become(runtime: Runtime) -> None:
+    """Inside, the account is reached by a mount of its directory; from outside only root comes there."""
+    lease = made(runtime, 0)
+    script = (
+        'mount --bind "$1/account" /mnt && exec setpriv --reuid 64001 --clear-groups sh -c "$2"'
+    )
+    words = ["unshare", "--mount", "sh", "-c", script, "sh", str(lease), "printf x >> /mnt/slots"]
+    subprocess.run(words, check=True)
+    assert not does(OWNER, 'printf x >> "$1/account/slots"', lease)
+
+
+SYSTEM = """
+import os, subprocess, sys
+from pathlib import Path
+from fenka.workstation import files
+from fenka.workstation.paths import SYSTEM, Runtime
+from tests.workstation.test_lease_files import OWNER, does, job
+runtime = Runtime(SYSTEM)
+runtime.create()
+files.create_lease(runtime, job(OWNER), {}, None, None)
+lease = runtime.lease(f"job{OWNER}")
+before = os.statvfs("/run").f_bavail
+print(does(OWNER, 'head -c 5000000 /dev/zero >> "$1/account/slots"', lease))
+print(does(OWNER, 'truncate -s 0 "$1/account/slots" && truncate -s 8T "$1/account/slots"', lease))
+print(os.statvfs("/run").f_bavail == before)
+files.remove_lease(lease)
+print(list(runtime.leases.iterdir()), "/account" in Path("/proc/self/mountinfo").read_text())
+"""
+
+
+@as_root
+def test_the_room_of_run_cannot_be_used_up_through_an_account() -> None:
+    """With a daemon for all users each account is on a small file system of its own, for its lease's time."""
+    script = 'mount -t tmpfs fenka /run && exec "$@"'
+    words = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", SYSTEM]
+    ran = subprocess.run(words, check=True, capture_output=True, text=True)
+    assert ran.stdout.split("\n")[0] == "False"
+    assert ran.stdout.split("\n")[2:4] == ["True", "[] False"]
+
+
+def test_a_lease_is_made_anew_over_what_a_killed_daemon_left(runtime: Runtime) -> None:
+    """Whatever was there, the account begins empty."""
+    lease = made(runtime, os.geteuid())
+    (lease / "account" / "slots").write_bytes(b"")
+    assert account.read(files.slots(made(runtime, os.geteuid()))).processes == ()
+
+
+def test_a_ruined_account_hides_nothing_but_itself(t4: Workstation) -> None:
+    """A program that cuts, grows and locks its account is shown, its neighbour is served, and both end."""
+    ruin = (
+        "import fcntl, os, signal, sys\\n"
+        "signal.signal(signal.SIGIO, signal.SIG_IGN)\\n"
+        "path = '/run/fenka/account/slots'\\n"
+        "os.truncate(path, 8)\\n"
+        "os.truncate(path, 1 << 40)\\n"
+        "file = open(path)\\n"
+        "fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)\\n"
+        "print(1, flush=True)\\n"
+        "sys.stdin.read()\\n"
+    ).replace("\\n", "\n")
+    program = t4.run("--gpu-mem", "4", "--name", "odd", "--", sys.executable, "-c", ruin)
+    assert program.report() == 1
+    neighbour = t4.run("--gpu-mem", "4", "--name", "even", "--", *HOLD, "100")
+    assert neighbour.report()["cards"][0]["result"] == 0
+    assert set(t4.jobs()) == {"odd", "even"}
+    assert program.end() == 0
+    assert neighbour.end() == 0

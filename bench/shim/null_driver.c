@@ -5,6 +5,7 @@
  * moves a counter; nothing is refused, so that every refusal seen is the shim's, unless FENKA_NULL_FAIL is set:
  * then every call that takes memory answers CUDA_ERROR_NOT_SUPPORTED. Missing arguments are refused as by the
  * real one. */
+#define _GNU_SOURCE
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 #include <fcntl.h>

@@ -76,8 +76,11 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 
 CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
-    (void)shareable, (void)type, (void)flags;
-    return handle ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    (void)type, (void)flags;
+    if (!handle)
+        return CUDA_ERROR_INVALID_VALUE;
+    *(int *)shareable = memfd_create("null-memory", MFD_CLOEXEC);
+    return CUDA_SUCCESS;
 }
 
 /* All lie on the current context's device. */

@@ -4,9 +4,11 @@
 
 #include "control.h"
 #include "fenka/lease.h"
+#include "marks.h"
 #include "os.h"
 
 #define EMPTYING ((uint64_t)1 << FENKA_IDENTITY_EMPTYING)
+#define ORPHANED ((uint64_t)1 << FENKA_IDENTITY_ORPHANED)
 #define PID_MASK (((uint64_t)1 << FENKA_IDENTITY_EMPTYING) - 1)
 #define START_MASK (((uint64_t)1 << (64 - FENKA_IDENTITY_START)) - 1)
 #define NO_SLOT UINT32_MAX
@@ -25,6 +27,7 @@ _Static_assert(sizeof(((struct fenka_account *)0)->identity) == 8 * FENKA_MAX_SL
 
 static struct fenka_account *page;
 static uint64_t identity; /* this process */
+static uint64_t namespaces; /* its own, as os_self tells them */
 static uint32_t slot = NO_SLOT;
 static uint64_t last_sum[FENKA_MAX_CARDS]; /* as this process saw it when it charged last */
 static uint64_t judged[FENKA_MAX_CARDS];   /* when the living were last told from the dead for a query */
@@ -43,15 +46,28 @@ static bool shares(unsigned card) {
     return __builtin_expect(__atomic_load_n(&page->shared_cards, __ATOMIC_RELAXED) >> card & 1, 0);
 }
 
-/* Imported memory whose maker has gone. */
-__attribute__((noinline, cold)) static uint64_t orphans(unsigned card) {
-    uint64_t exported = 0, largest = 0;
+static uint64_t load(const uint64_t *word) {
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
+static bool is_orphaned(unsigned i) {
+    return load(&page->identity[i]) & ORPHANED;
+}
+
+/* Held by others than its maker: see lease.h. */
+__attribute__((noinline, cold)) static uint64_t beyond(unsigned card) {
+    uint64_t released = load(&page->released[card]), left = 0, shared = released, strange = 0;
     for (unsigned i = 0, n = slots_used(); i < n; i++) {
-        uint64_t imported = __atomic_load_n(&page->imported[card][i], __ATOMIC_RELAXED);
-        exported += __atomic_load_n(&page->exported[card][i], __ATOMIC_RELAXED);
-        largest = imported > largest ? imported : largest;
+        uint64_t exported = load(&page->exported[card][i]);
+        shared += exported;
+        if (exported && is_orphaned(i))
+            left += exported;
     }
-    return largest > exported ? largest - exported : 0;
+    for (unsigned i = 0, n = slots_used(); i < n; i++) {
+        uint64_t imported = load(&page->imported[card][i]);
+        strange += imported > shared ? imported - shared : 0;
+    }
+    return released + left + strange;
 }
 
 /* Plain loads, for atomic ones would not be vectorised: an aligned word is read whole on every machine that we
@@ -61,36 +77,40 @@ __attribute__((no_sanitize("thread"))) static uint64_t sum(unsigned card) {
     uint64_t total = 0;
     for (unsigned i = 0, n = slots_used(); i < n; i++)
         total += held[i];
-    return shares(card) ? total + orphans(card) : total;
+    return shares(card) ? total + beyond(card) : total;
 }
 
 static uint64_t namespace_state(unsigned index) {
     return __atomic_load_n(&page->namespace_states[index], __ATOMIC_SEQ_CST);
 }
 
-/* An entry that has the inode comes before a free one in front of it: namespaces end, and their entries with them. */
-static unsigned namespace_index(uint64_t inode) {
+/* An entry that has the inodes comes before a free one in front of it: namespaces end, and their entries with them. */
+static unsigned namespace_index(uint64_t inodes) {
     for (int claiming = 0; claiming < 2; claiming++)
         for (unsigned i = 0; i < FENKA_MAX_NAMESPACES; i++) {
             uint64_t seen = __atomic_load_n(&page->pid_namespaces[i], __ATOMIC_SEQ_CST);
-            if ((seen && seen != inode) || namespace_state(i))
+            if ((seen && seen != inodes) || namespace_state(i))
                 continue;
-            if (seen == inode ||
-                (claiming && (__atomic_compare_exchange_n(&page->pid_namespaces[i], &seen, inode, false,
+            if (seen == inodes ||
+                (claiming && (__atomic_compare_exchange_n(&page->pid_namespaces[i], &seen, inodes, false,
                                                           __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST) ||
-                              seen == inode)))
+                              seen == inodes)))
                 return i;
         }
     return FENKA_MAX_NAMESPACES;
 }
 
-/* Two who looked while another entry became free may have put one namespace into both. */
-static bool same_namespace(uint64_t id) {
+/* Two who looked while another entry became free may have put one namespace into both. PIDs mean the same in a
+ * PID namespace; start times only where the time namespace is the same, too. */
+static bool same_namespace(uint64_t id, uint64_t bits) {
     unsigned theirs = namespace_of(id), ours = namespace_of(identity);
     if (theirs == FENKA_MAX_NAMESPACES || ours == FENKA_MAX_NAMESPACES)
         return false;
-    return theirs == ours || __atomic_load_n(&page->pid_namespaces[theirs], __ATOMIC_RELAXED) ==
-                                 __atomic_load_n(&page->pid_namespaces[ours], __ATOMIC_RELAXED);
+    return theirs == ours || !((load(&page->pid_namespaces[theirs]) ^ load(&page->pid_namespaces[ours])) & bits);
+}
+
+static bool same_pids(uint64_t id) {
+    return same_namespace(id, UINT32_MAX);
 }
 
 static bool swap_identity(unsigned i, uint64_t seen, uint64_t next) {
@@ -123,20 +143,56 @@ static bool empty(unsigned i, uint64_t seen) {
     return swap_identity(i, identity | EMPTYING, 0);
 }
 
+/* Who has moved to another time namespace, or sees another /proc, knows nothing of others any more. */
+static bool still_ourselves(void) {
+    struct os_process now;
+    return os_self(&now) && now.namespace == namespaces &&
+           (now.start_time & START_MASK) == identity >> FENKA_IDENTITY_START;
+}
+
 static bool dead(uint64_t id, bool quickly) {
     if (namespace_of(id) != FENKA_MAX_NAMESPACES && namespace_state(namespace_of(id)) == FENKA_NAMESPACE_ENDED)
         return true;
-    if (!same_namespace(id))
+    if (!same_pids(id))
         return false;
     uint32_t pid = id & PID_MASK;
-    if (pid == 0)
+    if (pid == 0 || os_gone_quickly(pid))
         return true;
-    return quickly ? os_gone_quickly(pid) : os_gone(pid, id >> FENKA_IDENTITY_START, START_MASK);
+    return !quickly && same_namespace(id, UINT64_MAX) && os_gone(pid, id >> FENKA_IDENTITY_START, START_MASK) && still_ourselves();
+}
+
+static bool has_exported(unsigned i) {
+    for (unsigned card = 0; card < FENKA_MAX_CARDS; card++)
+        if (shares(card) && load(&page->exported[card][i]))
+            return true;
+    return false;
+}
+
+static bool forget_own(unsigned i) {
+    uint64_t any = 0;
+    for (unsigned card = 0; card < FENKA_MAX_CARDS; card++) {
+        any |= load(&page->memory[card][i]) | load(&page->imported[card][i]);
+        clear(&page->imported[card][i]);
+        clear(&page->memory[card][i]);
+    }
+    return any;
+}
+
+/* The dead owner's slot becomes an orphans' slot in one step; what is zeroed then is zeroed by whoever comes by. */
+static bool bury(unsigned i, uint64_t seen) {
+    if (!has_exported(i))
+        return empty(i, seen);
+    if (!swap_identity(i, seen, (seen & ~EMPTYING) | ORPHANED))
+        return false;
+    forget_own(i);
+    return true;
 }
 
 static bool reap_slot(unsigned i, bool quickly) {
     uint64_t seen = __atomic_load_n(&page->identity[i], __ATOMIC_ACQUIRE);
-    return seen && (seen & ~EMPTYING) != identity && dead(seen, quickly) && empty(i, seen);
+    if (seen & ORPHANED)
+        return forget_own(i);
+    return seen && (seen & ~EMPTYING) != identity && dead(seen, quickly) && bury(i, seen);
 }
 
 /* Frees the slots of the dead; true when there were any. */
@@ -147,15 +203,83 @@ static bool reap(bool quickly) {
     return any;
 }
 
+/* ---- what is left of the dead ---- */
+
+#define LEASE_BITS 20
+#define MAKER_BITS 20
+
+static uint64_t maker_of(uint64_t id) {
+    return (id & ~(EMPTYING | ORPHANED)) * 0x9e3779b97f4a7c15u >> (64 - MAKER_BITS);
+}
+
+static uint64_t lease_mark(void) {
+    return load(&page->mark) & (((uint64_t)1 << LEASE_BITS) - 1);
+}
+
+static uint64_t marks_begin(unsigned card, uint64_t id) {
+    return lease_mark() << FENKA_MARK_LEASE | maker_of(id) << FENKA_MARK_MAKER | (uint64_t)card << FENKA_MARK_CARD;
+}
+
+struct left {
+    unsigned card;
+    uint64_t in_descriptors[FENKA_MAX_SLOTS];
+};
+
+static void count_left(void *to, const struct mark *mark) {
+    struct left *left = to;
+    for (unsigned i = 0, n = slots_used(); i < n; i++)
+        if (is_orphaned(i) &&
+            mark->first >> FENKA_MARK_CARD == marks_begin(left->card, load(&page->identity[i])) >> FENKA_MARK_CARD)
+            left->in_descriptors[i] += mark->bytes;
+}
+
+static bool lower(uint64_t *word, uint64_t to) {
+    uint64_t seen = load(word);
+    bool any = false;
+    while (seen > to && !(any = __atomic_compare_exchange_n(word, &seen, to, false, __ATOMIC_SEQ_CST,
+                                                            __ATOMIC_SEQ_CST)))
+        ;
+    return any;
+}
+
+/* What is in descriptors of a maker is there; of all the rest together there is at most what is imported. */
+static bool lower_orphans(unsigned card, uint64_t imported) {
+    struct left left = {.card = card};
+    bool known = marks_each(count_left, &left), any = false;
+    for (unsigned i = 0, n = slots_used(); i < n; i++) {
+        uint64_t exported = load(&page->exported[card][i]), there = known ? left.in_descriptors[i] : exported;
+        if (!is_orphaned(i) || !exported)
+            continue;
+        uint64_t rest = exported > there ? exported - there : 0, held = rest < imported ? rest : imported;
+        imported -= held;
+        any |= lower(&page->exported[card][i], exported - rest + held);
+        if (!has_exported(i))
+            any |= empty(i, load(&page->identity[i]));
+    }
+    return any;
+}
+
+/* Counts down what has lost its maker to what can be held; true when that was less. */
+static bool settle(unsigned card) {
+    uint64_t imported = 0, orphaned = 0;
+    if (!shares(card))
+        return false;
+    for (unsigned i = 0, n = slots_used(); i < n; i++) {
+        imported += load(&page->imported[card][i]);
+        orphaned += is_orphaned(i) ? load(&page->exported[card][i]) : 0;
+    }
+    bool any = lower(&page->released[card], imported);
+    return (orphaned && lower_orphans(card, imported)) || any;
+}
+
 /* The same where it matters for one card: judging costs some microseconds a process, and many hold nothing.
  * A slot that is nobody's holds nothing either, unless a program has scribbled there. */
 static bool reap_on(unsigned card) {
     bool any = false;
     for (unsigned i = 0, n = slots_used(); i < n; i++)
-        if (__atomic_load_n(&page->memory[card][i], __ATOMIC_RELAXED) ||
-            (shares(card) && __atomic_load_n(&page->imported[card][i], __ATOMIC_RELAXED)))
+        if (load(&page->memory[card][i]) || (shares(card) && load(&page->imported[card][i])))
             any |= reap_slot(i, false) || (!page->identity[i] && empty(i, 0));
-    return any;
+    return settle(card) || any;
 }
 
 /* After exec the new program finds its predecessor's slots under its own name: the kernel has closed what
@@ -171,9 +295,16 @@ static bool share_or_drop(void) {
             slot = i;
             return true;
         }
-        empty(i, seen);
+        bury(i, seen);
     }
     return false;
+}
+
+static bool reap_all(void) {
+    bool any = reap(false);
+    for (unsigned card = 0; card < FENKA_MAX_CARDS; card++)
+        any |= settle(card);
+    return any;
 }
 
 static void raise_mark(uint64_t needed) {
@@ -234,11 +365,12 @@ const char *account_open(const char *path) {
         return fault;
     if (!os_self(&self))
         return "cannot be used: /proc does not show this process";
+    namespaces = self.namespace;
     identity = ((self.start_time & START_MASK) << FENKA_IDENTITY_START) |
                ((uint64_t)namespace_index(self.namespace) << FENKA_IDENTITY_NAMESPACE) | self.pid;
     bool shared = share_or_drop();
     reap(true);
-    if (shared || take_slot() || (reap(false) && take_slot()))
+    if (shared || take_slot() || (reap_all() && take_slot()))
         return NULL;
     return "has no free slot left";
 }
@@ -271,7 +403,7 @@ static bool try_charge(unsigned card, uint64_t bytes, uint64_t cap, bool *collid
 static bool others_hold(unsigned card) {
     for (unsigned i = 0, n = slots_used(); i < n; i++) {
         uint64_t id = __atomic_load_n(&page->identity[i], __ATOMIC_ACQUIRE);
-        if (id && !same_namespace(id) && __atomic_load_n(&page->memory[card][i], __ATOMIC_RELAXED))
+        if (id && !same_pids(id) && __atomic_load_n(&page->memory[card][i], __ATOMIC_RELAXED))
             return true;
     }
     return false;
@@ -346,18 +478,36 @@ void account_export(unsigned card, uint64_t bytes) {
         share(card, &page->exported[card][slot], bytes);
 }
 
-void account_unexport(unsigned card, uint64_t bytes) {
-    if (slot != NO_SLOT)
-        subtract(&page->exported[card][slot], bytes);
+uint64_t account_mark(unsigned card) {
+    static uint32_t next;
+    uint64_t none = 0, block = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+    if (!load(&page->mark))
+        __atomic_compare_exchange_n(&page->mark, &none, os_chance() >> (64 - LEASE_BITS) | 1, false, __ATOMIC_SEQ_CST,
+                                    __ATOMIC_SEQ_CST);
+    return marks_begin(card, identity) | (block & (((uint64_t)1 << FENKA_MARK_CARD) - 1));
+}
+
+/* In this order what is held is counted at every instant. */
+void account_give_up(unsigned card, uint64_t bytes) {
+    uint64_t imported = 0;
+    if (slot == NO_SLOT)
+        return;
+    for (unsigned i = 0, n = slots_used(); i < n; i++)
+        imported += load(&page->imported[card][i]);
+    if (imported)
+        __atomic_fetch_add(&page->released[card], bytes, __ATOMIC_SEQ_CST);
+    subtract(&page->exported[card][slot], bytes);
+    subtract(&page->memory[card][slot], bytes);
+    settle(card);
 }
 
 /* What changes no sum is let in, also where a lowered cap leaves less than nothing. */
 bool account_import(unsigned card, uint64_t bytes) {
     if (slot == NO_SLOT)
         return true;
-    uint64_t before = orphans(card);
+    uint64_t before = beyond(card);
     share(card, &page->imported[card][slot], bytes);
-    if (orphans(card) <= before || sum(card) <= control_cap(card))
+    if (beyond(card) <= before || sum(card) <= control_cap(card))
         return true;
     if (reap_on(card) && sum(card) <= control_cap(card))
         return true;
@@ -366,8 +516,10 @@ bool account_import(unsigned card, uint64_t bytes) {
 }
 
 void account_unimport(unsigned card, uint64_t bytes) {
-    if (slot != NO_SLOT)
-        subtract(&page->imported[card][slot], bytes);
+    if (slot == NO_SLOT)
+        return;
+    subtract(&page->imported[card][slot], bytes);
+    settle(card);
 }
 
 void account_judge(unsigned card) {
@@ -388,7 +540,7 @@ struct fenka_spending *account_spending(unsigned card) {
 int account_next(unsigned from, unsigned card, uint32_t *pid, uint64_t *bytes) {
     for (unsigned i = from, n = slots_used(); i < n; i++) {
         uint64_t id = __atomic_load_n(&page->identity[i], __ATOMIC_ACQUIRE);
-        if (!id || (id & EMPTYING) || !same_namespace(id))
+        if (!id || (id & (EMPTYING | ORPHANED)) || !same_pids(id))
             continue;
         *pid = id & PID_MASK;
         *bytes = __atomic_load_n(&page->memory[card][i], __ATOMIC_RELAXED);

@@ -24,9 +24,12 @@ bool account_charge(unsigned card, uint64_t bytes);
 void account_discharge(unsigned card, uint64_t bytes);
 
 /* Counts what is handed to other processes, and what comes from them: see lease.h. An import is refused where
- * memory whose maker has gone would not fit. */
+ * memory that others made would not fit. */
+/* Of bytes that are charged: also others may hold them from now on. */
 void account_export(unsigned card, uint64_t bytes);
-void account_unexport(unsigned card, uint64_t bytes);
+uint64_t account_mark(unsigned card); /* for the descriptors of one block */
+/* Exported memory is given up by its maker, and in no descriptor any more: discharged, but for what is imported. */
+void account_give_up(unsigned card, uint64_t bytes);
 bool account_import(unsigned card, uint64_t bytes);
 void account_unimport(unsigned card, uint64_t bytes);
 

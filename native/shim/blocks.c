@@ -2,6 +2,8 @@
  * has been released. */
 #include "account.h"
 #include "charge.h"
+#include "late.h"
+#include "marks.h"
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
                      unsigned long long flags) {
@@ -13,17 +15,15 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
     return settle(result, &place, bytes, BLOCK, result ? 0 : *handle);
 }
 
-/* Exports go first: see lease.h. What came from another process is charged there. */
+/* What came from another process is charged there; what went to others may be in a descriptor still. */
 static CUresult given_up(CUresult result, bool last, const struct holding *block) {
-    if (last && result == CUDA_SUCCESS && block->card != NO_CARD) {
-        if (block->shared == EXPORTED)
-            account_unexport(block->card, block->bytes);
-        if (block->shared == IMPORTED) {
-            account_unimport(block->card, block->bytes);
-            return result;
-        }
-    }
-    return released(result, last, block);
+    if (!last || result != CUDA_SUCCESS || block->card == NO_CARD || block->shared == OWN)
+        return released(result, last, block);
+    if (block->shared == IMPORTED)
+        account_unimport(block->card, block->bytes);
+    else
+        late_give_up(block);
+    return result;
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
@@ -39,35 +39,27 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     return result;
 }
 
+/* Fabric handles are no descriptors: who has one, nobody can tell. */
+static CUresult exported(CUresult result, CUmemGenericAllocationHandle handle, const int *descriptor) {
+    struct holding block;
+    if (result == CUDA_SUCCESS && holdings_export(BLOCK, handle, &block) && block.card != NO_CARD)
+        account_export(block.card, block.bytes);
+    if (result != CUDA_SUCCESS || !holdings_find(BLOCK, handle, &block) || block.shared != EXPORTED)
+        return result;
+    uint64_t mark = holdings_mark(handle, descriptor ? account_mark(block.card) : UNMARKED);
+    if (mark > UNMARKED && !marks_put(*descriptor, mark, block.bytes))
+        holdings_mark(handle, UNMARKED);
+    return result;
+}
+
 CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
-    struct holding block;
-    CUresult result = REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
-    if (result == CUDA_SUCCESS && holdings_export(handle, &block) && block.card != NO_CARD)
-        account_export(block.card, block.bytes);
-    return result;
+    return exported(REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags), handle,
+                    type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? shareable : NULL);
 }
 
-/* One that left this process and came back under the same handle has one reference more; another's is of
- * unknown size until it is mapped. */
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
-                                        CUmemAllocationHandleType type) {
-    struct holding old, imported = {.references = 1, .kind = BLOCK, .card = NO_CARD, .shared = IMPORTED};
-    CUresult result = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
-    if (result != CUDA_SUCCESS || holdings_refer(BLOCK, *handle))
-        return result;
-    imported.key = *handle;
-    holdings_put(imported, &old);
-    return result;
-}
-
-static void unrefer(CUmemGenericAllocationHandle handle) {
-    struct holding block;
-    bool last = release(BLOCK, handle, &block);
-    given_up(CUDA_SUCCESS, last, &block);
-}
-
-/* The first mapping tells how large an imported block is at least; mappings begin where it begins. */
+/* How large an imported block is, its mark tells, or at least its first mapping, for mappings begin where it
+ * begins. */
 static CUresult import_sized(CUmemGenericAllocationHandle handle, uint64_t bytes) {
     struct holding block;
     struct place place;
@@ -82,6 +74,29 @@ static CUresult import_sized(CUmemGenericAllocationHandle handle, uint64_t bytes
         return CUDA_ERROR_OUT_OF_MEMORY;
     account_unimport(place.card, wanted - holdings_grow(handle, place.card, bytes));
     return CUDA_SUCCESS;
+}
+
+/* One that left this process and came back under the same handle has one reference more. */
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+                                        CUmemAllocationHandleType type) {
+    struct holding old, imported = {.references = 1, .kind = BLOCK, .card = NO_CARD, .shared = IMPORTED};
+    struct mark mark;
+    CUresult result = lease_ready() ? REAL(cuMemImportFromShareableHandle)(handle, shareable, type) : LEASE_BROKEN;
+    if (result != CUDA_SUCCESS || holdings_refer(BLOCK, *handle))
+        return result;
+    imported.key = *handle;
+    holdings_put(imported, &old);
+    if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && marks_read((int)(intptr_t)shareable, &mark))
+        result = import_sized(*handle, mark.bytes);
+    if (result != CUDA_SUCCESS)
+        cuMemRelease(*handle);
+    return result;
+}
+
+static void unrefer(CUmemGenericAllocationHandle handle) {
+    struct holding block;
+    bool last = release(BLOCK, handle, &block);
+    given_up(CUDA_SUCCESS, last, &block);
 }
 
 /* Referred to before the driver is asked: another thread may release the handle as soon as it is mapped. */

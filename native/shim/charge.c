@@ -2,6 +2,7 @@
 
 #include "account.h"
 #include "context.h"
+#include "late.h"
 
 /* The current context changes seldom and its device never; asking the driver once per thread is enough,
  * until a context dies and its address may come to name another. */
@@ -85,7 +86,7 @@ CUresult charge(const struct place *place, uint64_t bytes) {
     /* Nothing can be had even where a lowered cap leaves less than nothing. */
     if (bytes == 0 || place->card == NO_CARD || account_charge(place->card, bytes))
         return CUDA_SUCCESS;
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return late_look() && account_charge(place->card, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static void discharge(uint8_t card, uint64_t bytes) {

@@ -128,11 +128,11 @@ void holdings_freed(uint64_t node, uint32_t launches) {
     os_unlock(&s->lock);
 }
 
-bool holdings_export(uint64_t key, struct holding *out) {
-    uint64_t h = hash(BLOCK, key);
+bool holdings_export(enum kind kind, uint64_t key, struct holding *out) {
+    uint64_t h = hash(kind, key);
     struct shard *s = shard_of(h);
     os_lock(&s->lock);
-    struct holding *e = find(s, h, BLOCK, key);
+    struct holding *e = find(s, h, kind, key);
     bool first = e && e->shared == OWN;
     if (first) {
         e->shared = EXPORTED;
@@ -140,6 +140,27 @@ bool holdings_export(uint64_t key, struct holding *out) {
     }
     os_unlock(&s->lock);
     return first;
+}
+
+uint64_t holdings_mark(uint64_t key, uint64_t mark) {
+    uint64_t h = hash(BLOCK, key), holds = 0;
+    struct shard *s = shard_of(h);
+    os_lock(&s->lock);
+    struct holding *e = find(s, h, BLOCK, key);
+    if (e && e->shared == EXPORTED)
+        holds = e->owner = mark == UNMARKED || !e->owner ? mark : e->owner;
+    os_unlock(&s->lock);
+    return holds;
+}
+
+void holdings_seen(uint64_t mark, uint32_t pass) {
+    uint64_t h = hash(LEFT, mark);
+    struct shard *s = shard_of(h);
+    os_lock(&s->lock);
+    struct holding *e = find(s, h, LEFT, mark);
+    if (e)
+        e->references = pass;
+    os_unlock(&s->lock);
 }
 
 uint64_t holdings_grow(uint64_t key, uint8_t card, uint64_t bytes) {
@@ -182,9 +203,14 @@ static bool owned(const struct holding *e, uint64_t owner) {
     return e->owner == owner && e->kind >= POINTER && e->kind <= NODE;
 }
 
-static bool take_owned(struct shard *s, uint64_t owner, struct holding *gone) {
+static bool unseen(const struct holding *e, uint64_t pass) {
+    return e->kind == LEFT && e->references != pass;
+}
+
+static bool take_first(struct shard *s, bool (*fits)(const struct holding *, uint64_t), uint64_t what,
+                       struct holding *gone) {
     for (uint32_t i = 0; i < s->capacity; i++)
-        if (owned(&s->table[i], owner)) {
+        if (fits(&s->table[i], what)) {
             *gone = s->table[i];
             erase(s, &s->table[i]);
             return true;
@@ -192,16 +218,25 @@ static bool take_owned(struct shard *s, uint64_t owner, struct holding *gone) {
     return false;
 }
 
-bool holdings_take_owned(unsigned *shard, uint64_t owner, struct holding *gone) {
+static bool take_each(unsigned *shard, bool (*fits)(const struct holding *, uint64_t), uint64_t what,
+                      struct holding *gone) {
     bool found = false;
     while (!found && *shard < SHARDS) {
         struct shard *s = &shards[*shard];
         os_lock(&s->lock);
-        found = take_owned(s, owner, gone);
+        found = take_first(s, fits, what, gone);
         os_unlock(&s->lock);
         *shard += !found;
     }
     return found;
+}
+
+bool holdings_take_owned(unsigned *shard, uint64_t owner, struct holding *gone) {
+    return take_each(shard, owned, owner, gone);
+}
+
+bool holdings_take_unseen(unsigned *shard, uint32_t pass, struct holding *gone) {
+    return take_each(shard, unseen, pass, gone);
 }
 
 /* The tables' pages are given up, not freed: a lock may have been held in the middle of a change. */

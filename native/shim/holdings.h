@@ -7,21 +7,26 @@
 #include <stdint.h>
 
 /* Objects of different kinds may have equal handles. */
-enum kind { NOTHING, POINTER, ARRAY, MIPMAP, HEAP, MODULE, NODE, BLOCK, MAPPING, POOL, CONTEXT, GRAPH, EXEC, LIBRARY };
+enum kind {
+    NOTHING,
+    POINTER, ARRAY, MIPMAP, HEAP, MODULE, OPENED, NODE, /* memory that may have an owner */
+    BLOCK, MAPPING, LEFT, POOL, CONTEXT, GRAPH, EXEC, LIBRARY
+};
 
 #define NO_CARD 255 /* known, but no card's memory: host pools */
 
 struct holding {
     uint64_t key;
     uint64_t bytes; /* GRAPH: how often it was launched */
-    uint64_t owner; /* POINTER, ARRAY, MIPMAP, HEAP, MODULE: the context that it dies with; NODE, EXEC: the graph;
-                       MAPPING: its BLOCK; 0 = none */
+    uint64_t owner; /* POINTER, ARRAY, MIPMAP, HEAP, MODULE, OPENED: the context that it dies with; NODE, EXEC: the
+                       graph; MAPPING: its BLOCK; BLOCK: its mark once it was exported; 0 = none */
     uint32_t references; /* NODE: 1 + launches that the graph had seen when this was freed last */
     uint8_t kind, card;
-    uint8_t shared; /* BLOCK */
+    uint8_t shared; /* BLOCK, POINTER */
 };
 
-enum { OWN, EXPORTED, IMPORTED }; /* what a BLOCK is */
+enum { OWN, EXPORTED, IMPORTED }; /* what a BLOCK or a POINTER is */
+#define UNMARKED 1                /* the mark of a block whose descriptor cannot bear one */
 
 /* Replaces one of the same key and kind, which the program must have freed where nobody saw it, and gives it
  * back in `old`. False without host memory: the charge then stays, which errs on the safe side. */
@@ -29,8 +34,15 @@ bool holdings_put(struct holding new, struct holding *old);
 bool holdings_find(enum kind kind, uint64_t key, struct holding *out);
 bool holdings_refer(enum kind kind, uint64_t key);
 
-/* A BLOCK of one's own becomes EXPORTED: true for the first who says so. */
-bool holdings_export(uint64_t key, struct holding *out);
+/* One's own becomes EXPORTED: true for the first who says so. */
+bool holdings_export(enum kind kind, uint64_t key, struct holding *out);
+/* What mark an exported BLOCK has, from the first who says so on, or that it has none; the one that holds. */
+uint64_t holdings_mark(uint64_t key, uint64_t mark);
+
+/* Of blocks LEFT behind by their mark: this one is there in this pass; those that are not, one at a time. */
+void holdings_seen(uint64_t mark, uint32_t pass);
+bool holdings_take_unseen(unsigned *shard, uint32_t pass, struct holding *gone);
+
 /* An IMPORTED block turns out to be of this size; the bytes by which it was thought smaller. */
 uint64_t holdings_grow(uint64_t key, uint8_t card, uint64_t bytes);
 

@@ -8,6 +8,7 @@
 #include "control.h"
 #include "holdings.h"
 #include "kernels.h"
+#include "late.h"
 #include "os.h"
 
 #define ISOLATED "/run/fenka"
@@ -26,6 +27,7 @@ static void forget_in_child(void) {
     holdings_forget();
     context_forget();
     kernels_forget();
+    late_forget();
 }
 
 /* musl has the second, glibc the first (its pthread_atfork is linked statically). */

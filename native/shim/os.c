@@ -43,17 +43,25 @@ static bool read_stat(const char *path, struct stat_line *out) {
     return true;
 }
 
+/* A link reads "pid:[4026531836]"; the number has 32 bits. */
+static uint64_t inode_in(const char *path) {
+    char link[64];
+    ssize_t n = readlink(path, link, sizeof link - 1);
+    link[n > 0 ? n : 0] = 0;
+    const char *number = strchr(link, '[');
+    return number ? strtoull(number + 1, NULL, 10) & UINT32_MAX : 0;
+}
+
+/* Start times are shifted by the time namespace of who reads them. */
 bool os_self(struct os_process *self) {
     struct stat_line line;
-    char link[64];
-    ssize_t n = readlink("/proc/self/ns/pid", link, sizeof link - 1);
-    if (n <= 5 || !read_stat("/proc/self/stat", &line) || line.pid != (uint32_t)getpid())
+    uint64_t namespace = inode_in("/proc/self/ns/pid");
+    if (!namespace || !read_stat("/proc/self/stat", &line) || line.pid != (uint32_t)getpid())
         return false;
-    link[n] = 0;
     self->pid = line.pid;
     self->start_time = line.start_time;
-    self->namespace = strtoull(link + 5, NULL, 10); /* "pid:[4026531836]" */
-    return self->namespace != 0;
+    self->namespace = namespace | inode_in("/proc/self/ns/time") << 32;
+    return true;
 }
 
 bool os_gone_quickly(uint32_t pid) {
@@ -140,6 +148,45 @@ unsigned os_times_mapped(const void *address) {
             fclose(maps);
     }
     return times;
+}
+
+#define OFD_SETLK 37 /* F_OFD_SETLK, which old headers lack */
+
+/* A descriptor that cannot be read may be written. */
+bool os_lock_file(int descriptor, uint64_t first, uint64_t length) {
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)first, .l_len = (off_t)length};
+    if (fcntl(descriptor, OFD_SETLK, &lock) == 0)
+        return true;
+    lock.l_type = F_WRLCK;
+    lock.l_pid = 0;
+    return fcntl(descriptor, OFD_SETLK, &lock) == 0;
+}
+
+/* "1: OFDLCK ADVISORY  READ -1 00:01:14 FIRST LAST"; who waits for a lock stands behind an arrow. */
+bool os_locks(const char *path, void (*each)(void *to, uint64_t first, uint64_t last), void *to) {
+    char line[256];
+    FILE *locks = fopen(path, "re");
+    if (!locks)
+        return false;
+    while (fgets(line, sizeof line, locks)) {
+        unsigned long long first, last;
+        const char *at = strstr(line, "OFDLCK");
+        if (at && !strstr(line, "->") && sscanf(at, "%*s %*s %*s %*s %*s %llu %llu", &first, &last) == 2)
+            each(to, first, last);
+    }
+    bool whole = !ferror(locks);
+    fclose(locks);
+    return whole;
+}
+
+uint64_t os_chance(void) {
+    uint64_t chance = 0;
+    int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || read(fd, &chance, sizeof chance) != (ssize_t)sizeof chance)
+        chance = os_nanoseconds() * 0x9e3779b97f4a7c15u ^ (uint64_t)getpid();
+    if (fd >= 0)
+        close(fd);
+    return chance;
 }
 
 void *os_pages(size_t bytes) {

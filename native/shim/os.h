@@ -11,7 +11,7 @@
 struct os_process {
     uint32_t pid;
     uint64_t start_time; /* clock ticks after boot */
-    uint64_t namespace;  /* inode of the PID namespace */
+    uint64_t namespace;  /* bits 0-31: inode of the PID namespace; 32-63: of the time namespace, 0 = there is none */
 };
 
 /* False where /proc does not show this process under its own PID: then it cannot be told from others. */
@@ -37,6 +37,12 @@ bool os_exists(const char *path); /* also when it is there but must not be read 
 void os_unmap(void *address, size_t bytes);
 /* How often this process has the file mapped that is mapped from its beginning at `address`; 0 = unknown. */
 unsigned os_times_mapped(const void *address);
+/* A lock on a file's bytes [first, first + length) that belongs to the open file: it ends with the last copy of the
+ * descriptor, in whatever process. It excludes nobody. False where the file takes none. */
+bool os_lock_file(int descriptor, uint64_t first, uint64_t length);
+/* Such locks as a file of /proc lists; false where it cannot be read. */
+bool os_locks(const char *path, void (*each)(void *to, uint64_t first, uint64_t last), void *to);
+uint64_t os_chance(void); /* 64 bits that nobody foresees, or hardly */
 void *os_pages(size_t bytes); /* zeroed; NULL when there are none */
 
 /* Some clock that never goes back, in milliseconds; coarse, for it is asked in every query. */

@@ -4,6 +4,7 @@
 #include "account.h"
 #include "charge.h"
 #include "control.h"
+#include "late.h"
 #include "query.h"
 
 static uint64_t least(uint64_t a, uint64_t b) {
@@ -11,6 +12,7 @@ static uint64_t least(uint64_t a, uint64_t b) {
 }
 
 void query_slice(unsigned card, uint64_t *free, uint64_t *total) {
+    late_look();
     uint64_t cap = least(control_cap(card), *total), used = account_used(card);
     *free = least(*free, cap > used ? cap - used : 0);
     *total = cap;

@@ -33,7 +33,7 @@ def put(path: Path, field: str, index: int, word: int) -> None:
 
 def identity(pid: int, start: int, namespace: int = 0, emptying: int = 0) -> int:
     """The word that names a slot's owner."""
-    return pid | emptying << 22 | namespace << 23 | start << 31
+    return pid | emptying << 22 | namespace << 23 | start << 32
 
 
 def held(*by_card: int) -> tuple[int, ...]:
@@ -44,8 +44,8 @@ def held(*by_card: int) -> tuple[int, ...]:
 def test_the_empty_account_s_bytes_are_these(path: Path) -> None:
     """The shim of another version must know the file: its header and size do not change."""
     data = path.read_bytes()
-    assert data[:24] == b"FNKACCNT" + struct.pack("<IIQ", 4, 1024, 0)
-    assert len(data) == 64 + 2 * 8 * 256 + 8 * 1024 + 3 * 16 * 8 * 1024 + 16 * 128
+    assert data[:24] == b"FNKACCNT" + struct.pack("<IIQ", 5, 1024, 0)
+    assert len(data) == 64 + 2 * 8 * 256 + 8 * 16 + 8 * 1024 + 3 * 16 * 8 * 1024 + 16 * 128
     assert not any(data[24:])
 
 
@@ -85,12 +85,12 @@ def test_processes_and_totals_are_read(path: Path) -> None:
     put(path, "identity", 0, identity(100, 5000))
     put(path, "memory", 0, 1 << 30)
     put(path, "memory", SLOTS, 7)
-    put(path, "identity", 1023, identity((1 << 22) - 1, (1 << 33) - 1))
+    put(path, "identity", 1023, identity((1 << 22) - 1, (1 << 32) - 1))
     put(path, "memory", 1023, 1)
     said = account.read(path)
     assert said.processes == (
         Process(100, 5000, 4026531836, held(1 << 30, 7)),
-        Process((1 << 22) - 1, (1 << 33) - 1, 4026531836, held(1)),
+        Process((1 << 22) - 1, (1 << 32) - 1, 4026531836, held(1)),
     )
     assert said.memory_bytes == held((1 << 30) + 1, 7)
     assert not said.suspect
@@ -139,7 +139,7 @@ def test_no_content_can_break_the_reader(
         put(path, "slots_used", index, word)
     os.truncate(path, size)
     said = account.read(path)
-    assert all(0 <= total < SLOTS << 50 for total in said.memory_bytes)
+    assert all(0 <= total < 3 * SLOTS << 50 for total in said.memory_bytes)
     assert all(p.suspect for p in said.processes if not p.pid)
 
 
@@ -155,6 +155,27 @@ def test_blocks_without_a_maker_are_counted_once(path: Path) -> None:
     assert account.read(path).memory_bytes == held(5 + 7 + 2)
     put(path, "exported", 1, 3)
     assert account.read(path).memory_bytes == held(5 + 7)
+
+
+def test_what_lost_its_maker_is_counted(path: Path) -> None:
+    """What a dead process has exported, and what makers gave up that others hold."""
+    put(path, "identity", 0, identity(100, 5000) | 1 << constant("FENKA_IDENTITY_ORPHANED"))
+    put(path, "exported", 0, 6)
+    put(path, "identity", 1, identity(101, 5000))
+    put(path, "memory", 1, 3)
+    put(path, "imported", 1, 7)
+    put(path, "released", 0, 1)
+    said = account.read(path)
+    assert said.memory_bytes == held(3 + 6 + 1)
+    assert [p.orphaned for p in said.processes] == [True, False]
+
+
+def test_both_namespaces_are_told(path: Path) -> None:
+    """PID namespace and time namespace together say who may judge whom."""
+    put(path, "pid_namespaces", 0, 4026531836 | 4026531834 << 32)
+    put(path, "identity", 0, identity(100, 5000))
+    (process,) = account.read(path).processes
+    assert (process.namespace, process.time_namespace) == (4026531836, 4026531834)
 
 
 NOT_ACCOUNTS = {

@@ -89,7 +89,7 @@ def named(path: Path, inode: int, owner: int = 0) -> None:
     put(path, "pid_namespaces", 3, inode)
     if owner:
         put(path, "slots_used", 0, 8)
-        put(path, "identity", 0, owner | 3 << 23 | 5 << 31)
+        put(path, "identity", 0, owner | 3 << 23 | 5 << 32)
         put(path, "memory", 0, GIB)
 
 

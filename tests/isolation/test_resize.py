@@ -42,7 +42,7 @@ class Files:
         """What a process says it has."""
         inode = namespace or Path("/proc/self/ns/pid").stat().st_ino
         self.put("pid_namespaces", slot, inode)
-        self.put("identity", slot, pid | slot << 23 | start << 31)
+        self.put("identity", slot, pid | slot << 23 | start << 32)
         for card, size in enumerate(gib):
             self.put("memory", card * SLOTS + slot, int(size * GIB))
 

@@ -114,6 +114,12 @@ static void use_account(unsigned card, uint64_t bytes, bool give) {
         account_discharge(card, bytes);
     else if (account_charge(card, bytes))
         REQUIRE(sum(card) <= control_cap(card));
+    if (bytes & 1)
+        account_export(card, bytes);
+    if (bytes & 2 && account_import(card, bytes) && bytes & 4)
+        account_unimport(card, bytes);
+    if (bytes & 8)
+        account_give_up(card, bytes);
     account_used(card);
     while ((seen = account_next((unsigned)(seen + 1), card, &pid, &held)) >= 0)
         REQUIRE(seen < FENKA_MAX_SLOTS && ++slots <= FENKA_MAX_SLOTS);

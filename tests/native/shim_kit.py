@@ -140,9 +140,9 @@ class Lease:
             **more,
         }
 
-    def start(self, style: int = 0, /, **environment: str) -> "Client":
-        """A client in the lease; it ends with the test."""
-        started = Client(client(style), self.environment(**environment))
+    def start(self, style: int = 0, /, *before: str, **environment: str) -> "Client":
+        """A client in the lease, by a command that starts it; it ends with the test."""
+        started = Client(client(style), self.environment(**environment), *before)
         self.clients.append(started)
         return started
 
@@ -162,9 +162,9 @@ class Lease:
 class Client:
     """A process that does what it is told."""
 
-    def __init__(self, program: Path, environment: dict[str, str]) -> None:
+    def __init__(self, program: Path, environment: dict[str, str], *before: str) -> None:
         self.process = subprocess.Popen(
-            [str(program)],
+            [*before, str(program)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -314,6 +314,8 @@ static CUresult answer(const char *what, const char *name, u64 a, int b, u64 *ou
         return cuIpcCloseMemHandle(a);
     if (!strcmp(what, "export"))
         return cuMemExportToShareableHandle(out, a, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (!strcmp(what, "close"))
+        return close((int)a) ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
     if (!strcmp(what, "map"))
         return cuMemMap((CUdeviceptr)b << 20, 1 << 20, 0, a, 0);
     if (!strcmp(what, "pool")) {

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -156,11 +157,28 @@ def test_a_process_of_another_namespace_is_not_judged(lease: Lease, namespace_in
     """A PID that means nothing here is left alone: its memory stays counted."""
     put(lease.account, "pid_namespaces", 7, 12345)
     put(lease.account, "slots_used", 0, 1)
-    put(lease.account, "identity", 0, 4_000_000 | namespace_index << 23 | 1 << 31)
+    put(lease.account, "identity", 0, 4_000_000 | namespace_index << 23 | 1 << 32)
     put(lease.account, "memory", 0, 3 * GIB)
     client = lease.start().enter()
     assert client.ask("alloc", 2 * GIB).code == OUT_OF_MEMORY
     assert client.ask("info").value == GIB
+
+
+NEW_TIME = ("unshare", "--user", "--map-root-user", "--time", "--boottime", "100000")
+
+
+def test_a_process_of_another_time_namespace_is_not_judged(lease: Lease) -> None:
+    """It reads other start times than we do: both live, and what one holds stays counted for the other."""
+    if subprocess.run([*NEW_TIME, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("the kernel allows no time namespace here")
+    here = lease.start().enter()
+    here.ask("alloc", 3 * GIB)
+    there = lease.start(0, *NEW_TIME, "--fork", "--kill-child").enter()
+    assert there.ask("alloc", 2 * GIB).code == OUT_OF_MEMORY
+    assert there.ask("alloc", GIB).code == 0
+    assert here.ask("alloc", GIB).code == OUT_OF_MEMORY
+    assert lease.held() == 4 * GIB
+    assert len({p.time_namespace for p in account.read(lease.account).processes}) == 2
 
 
 def test_a_reused_pid_is_not_its_predecessor(lease: Lease) -> None:
@@ -168,7 +186,7 @@ def test_a_reused_pid_is_not_its_predecessor(lease: Lease) -> None:
     with_slot = lease.start().enter()  # claims slot 0 and the first namespace
     alive = os.getpid()
     put(lease.account, "slots_used", 0, 8)
-    put(lease.account, "identity", 5, alive | 1 << 31)
+    put(lease.account, "identity", 5, alive | 1 << 32)
     put(lease.account, "memory", 5, 3 * GIB)
     assert with_slot.ask("alloc", 4 * GIB).code == 0
 
@@ -177,6 +195,6 @@ def test_an_emptier_that_died_is_a_dead_owner(lease: Lease) -> None:
     """A slot left half emptied by a process that was killed meanwhile is emptied by the next."""
     client = lease.start().enter()
     put(lease.account, "slots_used", 0, 8)
-    put(lease.account, "identity", 3, 4_194_000 | 1 << 22 | 1 << 31)
+    put(lease.account, "identity", 3, 4_194_000 | 1 << 22 | 1 << 32)
     put(lease.account, "memory", 3, 3 * GIB)
     assert client.ask("alloc", 4 * GIB).code == 0

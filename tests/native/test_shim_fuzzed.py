@@ -51,7 +51,8 @@ def fuzz(program: Path, folder: Path, runs: int, *first: bytes) -> None:
 
 def test_no_page_can_break_the_shim(tmp_path: Path) -> None:
     """Control page and account: what is let in has limits, and sums hold."""
-    sources = (str(SHIM_SOURCE / "os.c"), "-fno-sanitize-recover=all")
+    parts = (str(SHIM_SOURCE / part) for part in ("os.c", "marks.c"))
+    sources = (*parts, "-fno-sanitize-recover=all")
     flags = (*FUZZER, *INCLUDE, *sources)
     program = compile_c(HERE / "shim_fuzz.c", built() / "pages", *flags, compiler=compiler())
     fuzz(program, tmp_path, 30_000, b"\1\1", b"\0\0")

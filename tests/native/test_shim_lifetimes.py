@@ -1,5 +1,8 @@
 """What lives longer than the call that frees it: blocks and their mappings, pools, graphs, imports."""
 
+import ctypes
+import os
+import socket
 from collections.abc import Callable, Iterator
 from itertools import permutations
 from pathlib import Path
@@ -8,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fenka.isolation import account
 from fenka.isolation.control import Limit
 from tests.native import shim_kit
 from tests.native.shim_kit import GIB, MIB, OUT_OF_MEMORY, Client, Lease
@@ -149,7 +153,8 @@ def test_an_import_is_not_charged_twice(make_lease: Make) -> None:
         one.ask("use -")
     block = owner.ask("take cuMemCreate", GIB).value
     pointer = owner.ask("take cuMemAlloc_v2", GIB).value
-    assert owner.ask("export -", block).code == 0
+    code, descriptor, _ = owner.ask("export -", block)
+    assert code == owner.ask("close -", descriptor).code == 0
     assert guest.ask("keep cuMemImportFromShareableHandle", block).value == block
     assert guest.ask("map -", block, 1).code == 0
     assert guest.ask("ipc -", pointer).value == pointer
@@ -173,15 +178,103 @@ class Sharing:
             assert one.ask("use -").code == 0
 
     def export(self) -> int:
-        """A new block of the owner's that others may have."""
-        block = self.owner.ask("take cuMemCreate", MIB).value
-        assert self.owner.ask("export -", block).code == 0
+        """A new block of the owner's that others may have; the descriptor is closed."""
+        block, descriptor = self.hand_out()
+        assert self.owner.ask("close -", descriptor).code == 0
         return block
+
+    def hand_out(self, mib: int = 1) -> tuple[int, int]:
+        """A new block, and a descriptor of it in the owner."""
+        block = self.owner.ask("take cuMemCreate", mib * MIB).value
+        code, descriptor, _ = self.owner.ask("export -", block)
+        assert code == 0
+        return block, descriptor
 
     def map(self, guest: Client, block: int, place: int = 1) -> int:
         """In a guest; what the driver says to the mapping."""
         assert guest.ask("keep cuMemImportFromShareableHandle", block).code == 0
         return guest.ask("map -", block, place).code
+
+
+def copy_descriptor(client: Client, number: int) -> int:
+    """Another process's descriptor, in this one as well."""
+    process = os.pidfd_open(client.process.pid)
+    copied = int(ctypes.CDLL(None, use_errno=True).syscall(438, process, number, 0))  # pidfd_getfd
+    os.close(process)
+    if copied < 0:
+        pytest.skip("the kernel, or the right to debug other processes, is missing: no pidfd_getfd")
+    return copied
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_block_in_a_descriptor_stays_charged(make_lease: Make, dies: bool) -> None:
+    """Exported, released by a maker that lives or dies, imported by nobody: until the last copy is closed,
+    also one that is on its way in a socket."""
+    on = Sharing(make_lease(4), 1)
+    block, descriptor = on.hand_out(mib=2048)
+    (guest,) = on.guests
+    copy = copy_descriptor(on.owner, descriptor)
+    if dies:
+        on.owner.kill()
+    else:
+        assert on.owner.ask("give cuMemRelease", block).code == 0
+        assert on.owner.ask("close -", descriptor).code == 0
+    ends = socket.socketpair()
+    for step in ("held", "sent"):
+        assert guest.ask("take cuMemAlloc_v2", 3 * GIB).code == OUT_OF_MEMORY, step
+        assert on.lease.held() == 2 * GIB
+        if step == "held":
+            socket.send_fds(ends[0], [b"x"], [copy])
+            os.close(copy)
+    for end in ends:
+        end.close()
+    if not dies:  # it alone knows what it gave up, and looks when it is asked
+        assert on.owner.ask("take cuMemAlloc_v2", 4 * GIB).code == 0
+        return
+    assert guest.ask("take cuMemAlloc_v2", 4 * GIB).code == 0
+    assert on.lease.held() == 4 * GIB
+
+
+def test_several_importers_hold_what_each_of_them_took(make_lease: Make) -> None:
+    """Three importers hold a block each of one maker that dies: three blocks are charged, not the largest."""
+    on = Sharing(make_lease(4), 3)
+    for guest in on.guests:
+        block, descriptor = on.hand_out()
+        assert on.map(guest, block) == 0
+        assert on.owner.ask("close -", descriptor).code == 0
+    on.owner.kill()
+    assert on.guests[0].ask("take cuMemAlloc_v2", 4 * GIB - 2 * MIB).code == OUT_OF_MEMORY
+    assert on.guests[0].ask("take cuMemAlloc_v2", 4 * GIB - 3 * MIB).code == 0
+    assert on.lease.held() == 4 * GIB
+
+
+def test_another_s_export_hides_nothing(make_lease: Make) -> None:
+    """The maker gives up one of two blocks, which a guest holds; the other one, still the maker's, pays for
+    itself only."""
+    on = Sharing(make_lease(4), 1)
+    first, _ = on.export(), on.export()
+    assert on.map(on.guests[0], first) == 0
+    assert on.owner.ask("give cuMemRelease", first).code == 0
+    assert on.lease.held() == 2 * MIB
+    assert on.guests[0].ask("give cuMemRelease", first).code == 0
+    assert on.guests[0].ask("give cuMemUnmap", 1 << 20).code == 0
+    assert on.owner.ask("take cuMemAlloc_v2", 4 * GIB - MIB).code == 0
+    assert on.lease.held() == 4 * GIB
+
+
+def test_makers_that_come_and_go_leave_nothing(make_lease: Make) -> None:
+    """One after the other hands out half of the lease and is killed: nothing adds up, no slot stays taken."""
+    on = Sharing(make_lease(4), 1)
+    for _ in range(12):
+        maker = on.lease.start_rows()
+        assert maker.ask("use -").code == 0
+        block = maker.ask("take cuMemCreate", 2 * GIB).value
+        assert maker.ask("export -", block).code == 0
+        maker.kill()
+    assert on.guests[0].ask("take cuMemAlloc_v2", 4 * GIB).code == 0
+    assert on.lease.held() == 4 * GIB
+    alive = {on.owner.process.pid, on.guests[0].process.pid}
+    assert {p.pid for p in account.read(on.lease.account).processes} <= alive
 
 
 @pytest.mark.parametrize("killed", [False, True])

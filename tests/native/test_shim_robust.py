@@ -117,7 +117,7 @@ def test_memory_of_process_zero_is_given_back(lease: Lease) -> None:
     """An owner that no process can be is a dead one."""
     one = lease.start().enter()
     put(lease.account, offset("slots_used"), 16)
-    put(lease.account, offset("identity", 9), 1 << 31)
+    put(lease.account, offset("identity", 9), 1 << 32)
     put(lease.account, offset("memory", 9), 3 * GIB)
     assert one.ask("alloc", 4 * GIB).code == 0
 

@@ -85,7 +85,8 @@ def test_no_page_can_break_the_shim(tmp_path: Path, sanitizer: str) -> None:
         HERE / "shim_fuzz.c",
         built() / "fuzz",
         *("-g", "-O1", "-std=gnu11", "-DSTANDALONE", *INCLUDE),
-        *(f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", str(SHIM_SOURCE / "os.c")),
+        *(f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"),
+        *(str(SHIM_SOURCE / part) for part in ("os.c", "marks.c")),
     )
     ran = run(program, str(tmp_path), "20000")
     assert ran.stderr == ""

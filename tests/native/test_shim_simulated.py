@@ -163,7 +163,7 @@ print(json.dumps([[int(s[0]) for s in steps], free, cu.cuMemGetInfo()[1],
 
 
 SHARING = """
-import json, signal, socket, sys
+import json, os, signal, socket, sys
 from cuda.bindings import driver as cu
 fd = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 line = socket.socket(fileno=int(sys.argv[1]))
@@ -180,7 +180,8 @@ socket.send_fds(line, [b"x"], [int(cu.cuMemExportToShareableHandle(block, fd, 0)
 signal.pause()
 """
 GUEST = """
-block = cu.cuMemImportFromShareableHandle(socket.recv_fds(line, 1, 1)[1][0], fd)[1]
+descriptor = socket.recv_fds(line, 1, 1)[1][0]
+block = cu.cuMemImportFromShareableHandle(descriptor, fd)[1]
 at = cu.cuMemAddressReserve(1 << 30, 0, 0, 0)[1]
 def free(): return cu.cuMemGetInfo()[1] >> 20
 said = [int(cu.cuMemMap(at, 1 << 30, 0, block, 0)[0]), free()]
@@ -189,13 +190,16 @@ sys.stdin.readline()
 code, rest = cu.cuMemAlloc(2972 << 20)
 said += [int(cu.cuMemAlloc(1)[0]), int(code), int(cu.cuMemFree(rest)[0]), free()]
 said += [int(cu.cuMemUnmap(at, 1 << 30)[0]), int(cu.cuMemRelease(block)[0]), free()]
+os.close(descriptor)
+said += [int(cu.cuMemAlloc(3996 << 20)[0])]
 print(json.dumps(said), flush=True)
 """
 
 
 def test_a_block_whose_maker_was_killed_is_still_charged(node: SimulatedNode, lease: Lease) -> None:
     """A descriptor crosses to another process, which maps 1 GiB. Of 4096 MiB each process has 100 for its
-    context: with both 4096 - 200 - 1024 = 2872 are free; with the maker killed 4096 - 100 - 1024 = 2972."""
+    context: with both 4096 - 200 - 1024 = 2872 are free; with the maker killed 4096 - 100 - 1024 = 2972,
+    until the last descriptor is closed."""
 
     def start(program: str, line: socket.socket) -> "subprocess.Popen[str]":
         return subprocess.Popen(
@@ -216,7 +220,7 @@ def test_a_block_whose_maker_was_killed_is_still_charged(node: SimulatedNode, le
     maker.kill()
     maker.communicate()
     said = json.loads(guest.communicate("go on\n")[0])
-    assert said == [0, 2872, OUT_OF_MEMORY, 0, 0, 2972, 0, 0, 3996]
+    assert said == [0, 2872, OUT_OF_MEMORY, 0, 0, 2972, 0, 0, 2972, 0]
 
 
 def test_a_stranger_s_process_is_not_seen(

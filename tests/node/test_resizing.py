@@ -102,7 +102,7 @@ def hold(node: Rig, name: str, mib: int) -> None:
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     words = {
         "pid_namespaces": Path("/proc/self/ns/pid").stat().st_ino,
-        "identity": os.getpid() | int(stat[19]) << 31,
+        "identity": os.getpid() | int(stat[19]) << 32,
         "memory": mib << 20,
     }
     with slots.open("r+b") as file:

@@ -16,7 +16,7 @@
 #define FENKA_CONTROL_MAGIC 0x4c5254434b4e4546 /* "FENKCTRL" */
 #define FENKA_ACCOUNT_MAGIC 0x544e4343414b4e46 /* "FNKACCNT" */
 #define FENKA_LAYOUT_VERSION 2 /* of the control page */
-#define FENKA_ACCOUNT_VERSION 4
+#define FENKA_ACCOUNT_VERSION 5
 #define FENKA_CONTROL_BYTES 4096
 #define FENKA_MAX_CARDS 16
 #define FENKA_MAX_SLOTS 1024
@@ -61,14 +61,19 @@ struct fenka_control {
  *
  *   bits 0-21   PID
  *   bit  22     the slot is being emptied by the process named here (its former owner is dead)
- *   bits 23-30  index in pid_namespaces: a PID is judged only by a process of the same namespace
- *   bits 31-63  start time in clock ticks after boot (field 22 of /proc/PID/stat), low 33 bits
+ *   bits 23-30  index in pid_namespaces: a PID is judged only by a process of the same namespaces
+ *   bit  31     the process named here is dead, and what it exported may still be held by others
+ *   bits 32-63  start time in clock ticks after boot (field 22 of /proc/PID/stat), low 32 bits, as a process of
+ *               the same time namespace reads it
  *
  * 0 = free. A dead owner's slot is first taken over (the emptier's own identity with bit 22 set), then
- * zeroed, then freed; if the emptier dies, it is itself a dead owner. */
+ * zeroed, then freed; if the emptier dies, it is itself a dead owner. A slot with something in `exported` is
+ * marked by bit 31 instead, its other words are zeroed, and it is emptied when nothing of that can be held any
+ * more: see below. */
 #define FENKA_IDENTITY_EMPTYING 22
 #define FENKA_IDENTITY_NAMESPACE 23
-#define FENKA_IDENTITY_START 31
+#define FENKA_IDENTITY_ORPHANED 31
+#define FENKA_IDENTITY_START 32
 #define FENKA_MAX_NAMESPACES 255 /* the index 255 = no room was left: nobody judges that owner */
 
 /* When the last process of a namespace has ended, nobody is left who may judge its slots. Only the agent sees that,
@@ -102,17 +107,37 @@ struct fenka_spending {
     uint64_t recent_busy;     /* measured and charged of late, */
     uint64_t recent_charged;
     uint64_t scale;           /* and what their ratio has made of the estimates: 1/65536, 0 = never compared */
-    uint64_t reserved[6];
+    uint64_t first_ns; /* what a launch is charged beforehand that was never measured */
+    uint64_t reserved[5];
 };
 
-/* Blocks of memory that processes hand to each other (cuMemExportToShareableHandle, cuMemImport…) are charged to
- * their maker. When it gives one up or dies while another still holds it, nothing in the importer's hand says
- * whose it was. So both sides count apart what they hold of such blocks, and what one importer holds beyond all
- * that is still exported has lost its maker:
+/* Memory that processes hand to each other (cuMemExportToShareableHandle, cuIpcGetMemHandle) is charged to its
+ * maker until it is given up and surely in nobody else's descriptor. What importers hold of it then goes into
+ * `released`; and when the maker dies, `exported` stays behind in its slot, which bit 31 of its identity marks as
+ * an orphans' slot:
  *
- *   held on a card = sum of memory + max(0, the largest of imported - sum of exported)
+ *   held on a card = sum of memory + released + sum of the orphans' exported + imports beyond all that
  *
- * No block is counted twice by that; of blocks without maker in several importers' hands some may be missed. */
+ * The last term is, for each process, what it has imported beyond all that the lease's processes, dead ones
+ * included, have exported: it was made in another lease.
+ *
+ * Whoever finds too little counts both down to what can be held at most: `released` to what the lease's processes
+ * have imported, orphans to that and what is in descriptors. The kernel keeps account of the latter: each exported
+ * descriptor bears a lock (F_OFD_SETLK, shared) that lasts until the last copy of it is closed, in whatever process
+ * and also while it is on its way in a socket. /proc/locks lists it with its first byte and its length:
+ *
+ *   first byte, bits 43-62  from `mark` in the account
+ *               bits 23-42  from the maker's identity
+ *               bits 19-22  card
+ *               bits 0-18   of the block, by chance
+ *   length                  of the block, in units of 64 KiB, rounded up
+ *
+ * A mark that another tenant forges can only keep orphans from being counted down. */
+#define FENKA_MARK_LEASE 43
+#define FENKA_MARK_MAKER 23
+#define FENKA_MARK_CARD 19
+#define FENKA_MARK_UNIT 65536 /* bytes */
+
 struct fenka_account {
     uint64_t magic;
     uint32_t version;
@@ -121,12 +146,15 @@ struct fenka_account {
     uint64_t shared_cards;        /* bit = card: something there was exported or imported once */
     uint64_t judge_asked;         /* by processes */
     uint64_t judge_answered;      /* by the agent */
-    uint64_t reserved[2];
-    uint64_t pid_namespaces[256]; /* inodes of /proc/self/ns/pid */
+    uint64_t mark;                /* 20 bits by chance; 0 = nothing was exported to a descriptor yet */
+    uint64_t reserved;
+    uint64_t pid_namespaces[256]; /* bits 0-31: inode of /proc/self/ns/pid, bits 32-63: of /proc/self/ns/time, which
+                                   * shifts start times; 0 = the kernel has none */
     uint64_t namespace_states[256]; /* FENKA_NAMESPACE_…, written by the agent alone */
+    uint64_t released[16];        /* by card: given up by living makers, but held by importers */
     uint64_t identity[1024];      /* FENKA_MAX_SLOTS */
     uint64_t memory[16][1024];    /* bytes of device memory held: [card of control][slot] */
-    uint64_t exported[16][1024];  /* of these, bytes that other processes may hold as well */
+    uint64_t exported[16][1024];  /* of these, or of a dead process's, bytes that others may hold as well */
     uint64_t imported[16][1024];  /* bytes held of blocks that another process made, not in `memory` */
     struct fenka_spending spending[16];
 };

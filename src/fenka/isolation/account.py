@@ -41,7 +41,7 @@ class Process:
     pid: int
     """In the PID namespace `namespace`."""
     start_time: int
-    """Clock ticks after boot, the low 33 bits."""
+    """Clock ticks after boot, the low 32 bits, as a process of the same time namespace reads it."""
     namespace: int
     """Inode of the process's PID namespace; 0 = unknown."""
     memory_bytes: tuple[int, ...]
@@ -52,6 +52,10 @@ class Process:
     """Of memory_bytes, what other processes may hold as well."""
     imported_bytes: tuple[int, ...] = ()
     """Held of blocks that another process made, on top of memory_bytes."""
+    time_namespace: int = 0
+    """Inode; 0 = unknown, or the kernel has none."""
+    orphaned: bool = False
+    """It is dead, and what it exported may still be held by others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,13 @@ class Account:
     charged_ns: tuple[int, ...] = ()
     """Of each card's time, as the programs estimate it: all that ever ran in the lease, where compute is
     limited."""
+    released_bytes: tuple[int, ...] = ()
+    """Of each card: given up by its makers, but held by processes that imported it."""
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
         """Totals, by number of the card in the lease."""
-        return held_by(self.processes)
+        return held_by(self.processes, self.released_bytes)
 
     @property
     def suspect(self) -> bool:
@@ -74,18 +80,24 @@ class Account:
         return any(process.suspect for process in self.processes)
 
 
-def held_by(processes: Collection[Process]) -> tuple[int, ...]:
-    """What they hold together, by number of the card; shared blocks as lease.h says."""
+def held_by(processes: Collection[Process], released: Collection[int] = ()) -> tuple[int, ...]:
+    """What they hold together, by number of the card; memory that they share as lease.h says.
+
+    released: what the account says of each card, beside its processes.
+    """
     none = (0,) * constant("FENKA_MAX_CARDS")
+    orphans = [process.orphaned for process in processes]
 
-    def rows(field: str) -> Iterator[tuple[int, ...]]:
-        rows = [getattr(process, field) or none for process in processes]
-        return zip(none, *rows, strict=True)
+    def on(card: int, given_up: int) -> int:
+        held, exported, imported = (
+            [(getattr(process, field) or none)[card] for process in processes]
+            for field in ("memory_bytes", "exported_bytes", "imported_bytes")
+        )
+        left = given_up + sum(it for it, orphan in zip(exported, orphans, strict=True) if orphan)
+        shared = given_up + sum(exported)
+        return sum(held) + left + sum(max(0, it - shared) for it in imported)
 
-    each = zip(rows("memory_bytes"), rows("exported_bytes"), rows("imported_bytes"), strict=True)
-    return tuple(
-        sum(held) + max(0, max(imported) - sum(exported)) for held, exported, imported in each
-    )
+    return tuple(on(card, it) for card, it in enumerate(released or none))
 
 
 def size() -> int:
@@ -163,6 +175,7 @@ def words(fd: int, field: str, row: int = 0) -> tuple[int, ...]:
 def _processes(fd: int) -> Iterator[Process]:
     before = words(fd, "identity")
     cards = range(constant("FENKA_MAX_CARDS"))
+    none = (0,) * len(cards)
     memory, exported, imported = (
         zip(*(words(fd, field, card) for card in cards), strict=True)
         for field in ("memory", "exported", "imported")
@@ -171,6 +184,7 @@ def _processes(fd: int) -> Iterator[Process]:
     namespaces, states = words(fd, "pid_namespaces"), words(fd, "namespace_states")
     start = constant("FENKA_IDENTITY_START")
     namespace = constant("FENKA_IDENTITY_NAMESPACE")
+    orphaned = constant("FENKA_IDENTITY_ORPHANED")
     pid_bits = constant("FENKA_IDENTITY_EMPTYING")
     for earlier, identity, *held in zip(
         before, identities, memory, exported, imported, strict=True
@@ -180,21 +194,26 @@ def _processes(fd: int) -> Iterator[Process]:
         if identity >> pid_bits & 1:
             continue  # the owner is dead, and what it held is being taken out of the sum right now
         pid = identity & (1 << pid_bits) - 1
-        index = identity >> namespace & (1 << start - namespace) - 1
-        if states[index] == constant("FENKA_NAMESPACE_ENDED"):
+        index = identity >> namespace & (1 << orphaned - namespace) - 1
+        ended = states[index] == constant("FENKA_NAMESPACE_ENDED")
+        if ended and not any(held[1]):
             continue  # dead too: its slot is emptied by the next process that needs the memory
         impossible = max(map(max, held)) >= IMPLAUSIBLE_BYTES
         slot, given, taken = (
-            tuple(0 if b >= IMPLAUSIBLE_BYTES else b for b in row) for row in held
+            tuple(0 if b >= IMPLAUSIBLE_BYTES else b for b in row)
+            for row in (held if not ended else (none, held[1], none))
         )
+        inodes = namespaces[index] if index < constant("FENKA_MAX_NAMESPACES") else 0
         yield Process(
             pid,
             identity >> start,
-            namespaces[index] if index < constant("FENKA_MAX_NAMESPACES") else 0,
+            inodes & 0xFFFFFFFF,
             slot,
             impossible or not pid,
             given if any(given) else (),
             taken if any(taken) else (),
+            inodes >> 32,
+            bool(ended or identity >> orphaned & 1),
         )
 
 
@@ -210,6 +229,11 @@ def read(path: Path) -> Account:
     """Return what the account says now. Raises BadAccount where the file is none, else OSError."""
     fd = open_file(path)
     try:
-        return Account(tuple(_processes(fd)), _charged(fd))
+        released = words(fd, "released")
+        return Account(
+            tuple(_processes(fd)),
+            _charged(fd),
+            tuple(0 if it >= IMPLAUSIBLE_BYTES else it for it in released) if any(released) else (),
+        )
     finally:
         os.close(fd)

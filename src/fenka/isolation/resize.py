@@ -7,6 +7,7 @@ is repeated once the new limits are in force: from then on nobody can take more 
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from fenka.isolation import account, control
@@ -48,7 +49,7 @@ def check(slots: Path, before: Iterable[Limit], wanted: Iterable[Limit]) -> None
     """Raises InUse where programs hold more than is wanted now; BadAccount, OSError."""
     said = account.read(slots)
     there = _Processes()
-    held = account.held_by([p for p in said.processes if not there.gone(p)])
+    held = account.held_by([there.left_of(p) for p in said.processes], said.released_bytes)
     for old, new, used in zip(before, wanted, held, strict=False):
         if new.memory_bytes < old.memory_bytes and new.memory_bytes < used:
             raise InUse(
@@ -62,7 +63,14 @@ class _Processes:
 
     def __init__(self) -> None:
         self._own = Path("/proc/self/ns/pid").stat().st_ino
+        self._time = _inode("/proc/self/ns/time")
         self._below: dict[int, set[tuple[int, int]] | None] = {}
+
+    def left_of(self, process: Process) -> Process:
+        """The process; of one that is gone, what others may hold of it still."""
+        if not process.orphaned and not self.gone(process):
+            return process
+        return replace(process, memory_bytes=(), imported_bytes=(), orphaned=True)
 
     def gone(self, process: Process) -> bool:
         """Whether the slot was left by a process that surely runs no more; one of its kind would take it
@@ -71,13 +79,24 @@ class _Processes:
             start = _start_time(process.pid)
             if start is None:
                 return not _hidden()
-            return start != process.start_time
+            same_time = process.time_namespace in (0, self._time)  # else it reads other start times
+            return same_time and start != process.start_time
         if not process.namespace:  # unknown
             return False
         if process.namespace not in self._below:
             self._below[process.namespace] = _members(process.namespace, self._own)
         members = self._below[process.namespace]
+        if process.time_namespace not in (0, self._time):
+            return members is not None and process.pid not in {pid for pid, _ in members}
         return members is not None and (process.pid, process.start_time) not in members
+
+
+def _inode(path: str) -> int:
+    """0 where the kernel has no such namespaces."""
+    try:
+        return Path(path).stat().st_ino
+    except FileNotFoundError:
+        return 0
 
 
 def _start_time(pid: int | str) -> int | None:

@@ -158,7 +158,7 @@ def _become(
     runtime = paths.current()
     connection, granted = _acquire(runtime, ask, how, tell)
     assert isinstance(granted, protocol.Granted)
-    environment = launch.enter(runtime, connection, granted, how.isolation) | extra
+    environment = launch.enter(connection, granted, how.isolation) | extra
     _exec(ask.command, environment)
 
 
@@ -201,7 +201,7 @@ def _be_gang(
         def body() -> NoReturn:
             # The gang's own place is the parent's to give up.
             environment = launch.enter(
-                runtime, *launch.claim(runtime, jobs[rank]), how.isolation
+                *launch.claim(runtime, jobs[rank]), how.isolation
             ) | _gang_environment(rank, len(jobs), port)
             ready()
             _exec(ask.command, environment)

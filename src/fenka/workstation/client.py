@@ -1,7 +1,7 @@
 """How a command talks to the daemon, and starts one where none runs."""
 
+import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,8 +13,8 @@ from typing import Self
 import msgspec
 
 from fenka.hardware.peers import peer
-from fenka.workstation import protocol
-from fenka.workstation.paths import Runtime
+from fenka.workstation import paths, protocol
+from fenka.workstation.paths import Runtime, UnsafeDirectory
 
 STARTS_WITHIN_S = 20.0
 """A daemon answers within a second; a real driver's first initialisation can take several."""
@@ -25,29 +25,55 @@ class NoDaemon(Exception):
 
 
 class Connection:
-    """One conversation with a daemon. Raises NoDaemon, OtherVersion, and ConnectionError later on."""
+    """One conversation with a daemon.
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.connect(str(runtime.socket))
-        except OSError as why:
-            self._socket.close()
-            raise NoDaemon(
-                f"no fenka daemon answers at {runtime.socket} ({why.strerror}): start one with "
-                "`fenka daemon`"
-            ) from None
-        self._lines = self._socket.makefile("rb")
-        try:
+    Nothing is sent unless the runtime directory can be trusted and the kernel says that this user, or root,
+    serves it. Raises NoDaemon, UnsafeDirectory, OtherVersion, and ConnectionError later on.
+    """
+
+    def __init__(self, runtime: Runtime, former: Self | None = None) -> None:
+        """former: a connection of this process, whose directory has been checked already."""
+        self._runtime = runtime
+        with contextlib.ExitStack() as opened:
+            try:
+                self._directory: int = os.dup(former._directory) if former else runtime.open()
+                opened.callback(os.close, self._directory)
+                self._socket = opened.enter_context(paths.connect(self._directory))
+            except OSError as why:
+                raise NoDaemon(_nobody(runtime, why)) from None
+            server = peer(self._socket)[1]
+            if not former and server not in runtime.owners | {0}:
+                raise UnsafeDirectory(
+                    f"{runtime.socket} is served by user {server}, who cannot be trusted: remove it, or "
+                    "name another directory in FENKA_RUNTIME"
+                )
+            self._lines = opened.enter_context(self._socket.makefile("rb"))
+            self._greet()
+            self._opened = opened.pop_all()
+
+    def _greet(self) -> None:
+        # A daemon that refuses us says so and hangs up, whatever we send.
+        with contextlib.suppress(ConnectionError):
             self.send(protocol.Hello())
+        self._socket.settimeout(STARTS_WITHIN_S)
+        try:
             hello = self._lines.readline()
-        except ConnectionError:
+        except (ConnectionError, TimeoutError):
             hello = b""
         if not hello:
             # It was killed after it had let us in.
-            self.close()
-            raise NoDaemon(f"the daemon at {runtime.socket} went away: try again")
-        protocol.check_hello(hello, runtime.socket)
+            raise NoDaemon(f"the daemon at {self._runtime.socket} went away: try again")
+        protocol.check_hello(hello, self._runtime.socket)
+        self._socket.settimeout(None)
+
+    def again(self) -> Self:
+        """Connect once more, after the daemon was started again.
+
+        Also from within a lease's namespaces, in which paths and users may have other names.
+        """
+        fresh = type(self)(self._runtime, self)
+        self.close()
+        return fresh
 
     def send(self, message: msgspec.Struct) -> None:
         """Send one message."""
@@ -73,8 +99,7 @@ class Connection:
 
     def close(self) -> None:
         """Hang up; a request that waits is given up by that."""
-        self._lines.close()
-        self._socket.close()
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -86,10 +111,15 @@ class Connection:
 
 
 def connect(runtime: Runtime, announce: Callable[[str], None]) -> Connection:
-    """Talk to the daemon, starting one first where none runs. Raises NoDaemon, OtherVersion."""
+    """Talk to the daemon, starting one first where none runs. Only root starts the system's.
+
+    Raises NoDaemon, UnsafeDirectory, OtherVersion.
+    """
     try:
         return Connection(runtime)
     except NoDaemon:
+        if runtime.foreign:
+            raise
         announce("starting the fenka daemon …")
         start_daemon(runtime, ["--resume"])
         return Connection(runtime)
@@ -104,7 +134,7 @@ def start_daemon(runtime: Runtime, options: list[str]) -> None:
     environment = {**os.environ, "FENKA_RUNTIME": str(runtime.root)}
     if runtime.system:
         del environment["FENKA_RUNTIME"]
-    with runtime.log.open("ab") as log:
+    with open(runtime.log, "ab", opener=_without_links) as log:
         began = log.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "fenka", "daemon", *options],
@@ -123,6 +153,17 @@ def start_daemon(runtime: Runtime, options: list[str]) -> None:
             raise NoDaemon(_last_line(runtime.log, began) or f"see {runtime.log}")
         time.sleep(0.01)
     raise NoDaemon(f"the daemon did not answer within {STARTS_WITHIN_S:.0f} s: see {runtime.log}")
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
+
+
+def _nobody(runtime: Runtime, why: OSError) -> str:
+    where = f"no fenka daemon answers at {runtime.socket} ({why.strerror})"
+    if runtime.foreign:
+        return f"{where}: only root can start this machine's, with `fenka daemon --background`"
+    return f"{where}: start one with `fenka daemon`"
 
 
 def _last_line(log: Path, began: int) -> str:

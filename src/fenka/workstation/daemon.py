@@ -113,9 +113,9 @@ class Daemon:
         self._restore()
         # We hold the lock, so a socket that is there is a dead daemon's.
         self.runtime.socket.unlink(missing_ok=True)
+        former = os.umask(0o111 if self.runtime.system else 0o177)
         server = await asyncio.start_unix_server(self._client, self.runtime.socket)
-        if self.runtime.system:
-            self.runtime.socket.chmod(0o666)
+        os.umask(former)
         ready()
         work = (self._keep_looking(), self._keep_telling(), self._keep_judging())
         tasks = [asyncio.create_task(it) for it in work]

@@ -43,12 +43,18 @@ def acquire(
     """Wait for the slice, or a gang's slices; across restarts of the daemon the place in the queue is kept.
 
     timeout_s: give up after so many seconds of waiting, None for never. on_wait is told each change.
-    Raises NotGranted, NestedLease, NoDaemon, OtherVersion.
+    Raises NotGranted, NestedLease, NoDaemon, UnsafeDirectory, OtherVersion.
     """
     if "FENKA_LEASE" in os.environ or sandbox.lease_of(os.getpid()):
         raise NestedLease("this shell is inside a lease already: leave it to ask for another one")
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    connection = connect(runtime, announce)
+    try:
+        connection = connect(runtime, announce)
+    except NoDaemon:
+        if not (runtime.foreign and ask.wait):
+            raise
+        announce("this machine's daemon does not answer; waiting until root has started it …")
+        connection = _reconnect(runtime, deadline)
     while True:
         try:
             return connection, _await_grant(connection, ask, deadline, on_wait)
@@ -128,7 +134,6 @@ def _reconnect(runtime: Runtime, deadline: float | None) -> Connection:
 
 
 def enter(
-    runtime: Runtime,
     connection: Connection,
     granted: protocol.Granted,
     isolation: protocol.Isolation,
@@ -159,11 +164,11 @@ def enter(
     _prepend(environment, "LD_PRELOAD", str(shim))
     if granted.library_dir:
         _prepend(environment, "LD_LIBRARY_PATH", granted.library_dir)
-    _confirm(runtime, connection, granted)
+    _confirm(connection, granted)
     return environment
 
 
-def _confirm(runtime: Runtime, connection: Connection, granted: protocol.Granted) -> None:
+def _confirm(connection: Connection, granted: protocol.Granted) -> None:
     """Tell the daemon that we are inside; if it was killed just now, tell the next one.
 
     We cannot start one ourselves any more: it would be born inside the lease.
@@ -180,7 +185,7 @@ def _confirm(runtime: Runtime, connection: Connection, granted: protocol.Granted
                 ) from None
             time.sleep(0.1)
         with contextlib.suppress(ConnectionError, NoDaemon):
-            connection = Connection(runtime)
+            connection = connection.again()
             connection.call(protocol.Ask(command=[], job=granted.job))
     connection.close()
     if not isinstance(answer, protocol.Done):

@@ -1,0 +1,165 @@
+"""Whom a command believes to be its daemon, on a machine with several users."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fenka.workstation import client, paths
+from fenka.workstation.client import Connection, NoDaemon
+from fenka.workstation.paths import Runtime, UnsafeDirectory
+from tests.workstation.users import User, place, stranger, victim, was_connected_to
+
+__all__ = ["place", "stranger", "victim"]
+
+
+@pytest.fixture
+def nobody_named(monkeypatch: pytest.MonkeyPatch, place: Path) -> Path:
+    """Neither variable is set; the system's directory is `place`/system."""
+    for name in ("FENKA_RUNTIME", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(paths, "SYSTEM", place / "system")
+    return place / "system"
+
+
+@contextlib.contextmanager
+def default_directory_of(user: User, owner: User) -> Iterator[Path]:
+    """The directory in /tmp that this user's commands look for, made by `owner`."""
+    directory = owner.mkdir(Path(f"/tmp/fenka-{user.uid}"))
+    try:
+        yield directory
+    finally:
+        (directory / "daemon.sock").unlink(missing_ok=True)
+        directory.rmdir()
+
+
+def connect_to(runtime: Runtime) -> None:
+    """As every command does."""
+    Connection(runtime).close()
+
+
+@pytest.mark.usefixtures("nobody_named")
+def test_default_directory_is_refused_unheard_when_a_stranger_made_it(
+    victim: User, stranger: User
+) -> None:
+    """The stranger's daemon could name any library for the victim to load: it does not even get a Hello."""
+    with (
+        default_directory_of(victim, stranger) as directory,
+        stranger.serve(directory / "daemon.sock") as server,
+    ):
+        with pytest.raises(UnsafeDirectory, match=f"belongs to user {stranger.uid}"):
+            victim.do(lambda: connect_to(paths.current()))
+        with pytest.raises(UnsafeDirectory):
+            victim.do(lambda: client.start_daemon(paths.current(), []))
+        assert victim.do(lambda: paths.current().answers()) is False
+        assert not was_connected_to(server)
+
+
+def test_system_daemon_is_preferred_to_a_strangers_directory(
+    nobody_named: Path, victim: User, stranger: User
+) -> None:
+    """What stands in /tmp hides root's daemon from nobody."""
+    nobody_named.mkdir()
+    with (
+        default_directory_of(victim, stranger) as directory,
+        stranger.serve(directory / "daemon.sock"),
+        User(0).serve(nobody_named / "daemon.sock"),
+    ):
+        assert victim.do(paths.current) == Runtime(nobody_named)
+
+
+def test_system_directory_is_roots_alone(nobody_named: Path, victim: User, stranger: User) -> None:
+    """Whoever else made it, in a container perhaps, is not the system."""
+    stranger.mkdir(nobody_named)
+    with stranger.serve(nobody_named / "daemon.sock") as server:
+        assert victim.do(paths.current) != Runtime(nobody_named)
+        with pytest.raises(UnsafeDirectory):
+            victim.do(lambda: connect_to(Runtime(nobody_named)))
+        assert not was_connected_to(server)
+
+
+def test_named_directory_is_refused_when_others_can_change_it(
+    place: Path, victim: User, stranger: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's, one that is open to others, one below a stranger's, and a link: none is used."""
+    stranger.mkdir(place / "theirs")
+    victim.mkdir(place / "open").chmod(0o777)
+    victim.mkdir(place / "grouped").chmod(0o770)
+    stranger.mkdir(place / "above")
+    victim.mkdir(place / "above" / "mine")
+    victim.mkdir(place / "good")
+    (place / "link").symlink_to("good")
+    for name in ("theirs", "open", "grouped", "above/mine", "link"):
+        monkeypatch.setenv("FENKA_RUNTIME", str(place / name))
+        for act in (
+            lambda: connect_to(paths.current()),
+            lambda: paths.own().create(),
+            lambda: client.connect(paths.current(), print),
+        ):
+            with pytest.raises(UnsafeDirectory):
+                victim.do(act)
+    monkeypatch.delenv("FENKA_RUNTIME")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place / "above"))
+    with pytest.raises(UnsafeDirectory, match=r"above belongs to user"):
+        victim.do(lambda: connect_to(paths.own()))
+
+
+def test_links_above_are_followed_once(
+    place: Path, stranger: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger's link may lead to a directory of ours; turning it round later changes nothing."""
+    (place / "good" / "run").mkdir(parents=True, mode=0o700)
+    (place / "link").symlink_to("good")
+    os.chown(place / "link", stranger.uid, stranger.uid, follow_symlinks=False)
+    monkeypatch.setenv("FENKA_RUNTIME", str(place / "link" / "run"))
+    assert paths.own() == Runtime(place / "good" / "run")
+    assert paths.jobs_directory() == place / "good" / "run" / "jobs"
+
+
+def test_server_of_another_user_is_refused_in_a_directory_of_ours(
+    place: Path, victim: User, stranger: User
+) -> None:
+    """As left behind by a directory that was open for a moment: the kernel says who listens."""
+    victim.mkdir(place / "mine", 0o700)
+    stranger.mkdir(place / "theirs")
+    with stranger.serve(place / "theirs" / "socket") as server:
+        (place / "theirs" / "socket").rename(place / "mine" / "daemon.sock")
+        with pytest.raises(UnsafeDirectory, match=f"is served by user {stranger.uid}"):
+            victim.do(lambda: connect_to(Runtime(place / "mine")))
+        connection, _ = server.accept()
+        assert connection.recv(1) == b""
+
+
+def test_root_uses_no_daemon_of_an_ordinary_user(place: Path, stranger: User) -> None:
+    """Its answer would be a library that root loads."""
+    stranger.mkdir(place / "theirs", 0o700)
+    with stranger.serve(place / "theirs" / "daemon.sock") as server:
+        with pytest.raises(UnsafeDirectory, match=f"belongs to user {stranger.uid}"):
+            Connection(Runtime(place / "theirs"))
+        assert not was_connected_to(server)
+
+
+def test_system_daemon_is_never_started_by_an_ordinary_user(
+    nobody_named: Path, victim: User
+) -> None:
+    """While it is away its directory says that it will come back; nobody takes its cards meanwhile."""
+    nobody_named.mkdir()
+    (nobody_named / "config.json").write_text("{}")
+    assert victim.do(paths.current) == Runtime(nobody_named)
+    with pytest.raises(NoDaemon, match="only root can start this machine's"):
+        victim.do(lambda: client.connect(paths.current(), print))
+    assert sorted(it.name for it in nobody_named.iterdir()) == ["config.json"]
+    (nobody_named / "config.json").unlink()
+    assert victim.do(paths.current) == Runtime(Path(f"/tmp/fenka-{victim.uid}"))
+
+
+def test_log_is_no_link(place: Path) -> None:
+    """A daemon that is started appends to no other file."""
+    (place / "run").mkdir(mode=0o700)
+    (place / "target").touch()
+    (place / "run" / "daemon.log").symlink_to(place / "target")
+    with pytest.raises(OSError, match=r"daemon\.log"):
+        client.start_daemon(Runtime(place / "run"), [])
+    assert (place / "target").read_bytes() == b""

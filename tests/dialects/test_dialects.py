@@ -199,7 +199,6 @@ def refusal(asked: Manifest) -> str | None:
         (
             {MEM: 4, ack.CORE: 30},
             [
-                ack.CORES,
                 "scheduler.framework.gpushare.allocation",
                 "fenka.io/cards",
                 "ALIYUN_COM_GPU_MEM_IDX",

@@ -2,13 +2,12 @@
 
 import contextlib
 import json
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.requests import Memory, Placement, Slice
+from fenka.core.requests import Memory, Slice
 from fenka.dialects.gpushare import Unreadable
 from fenka.dialects.resizing import (
     RECORD,
@@ -16,7 +15,6 @@ from fenka.dialects.resizing import (
     Wish,
     read_record,
     read_wish,
-    resized,
     write_record,
     write_wish,
 )
@@ -158,49 +156,6 @@ def test_records_that_are_no_record(text: str) -> None:
         read_record({RECORD: text})
 
 
-def placed(*parts: Sequence[Slice]) -> tuple[Placement, ...]:
-    """On one node."""
-    return tuple(Placement("n", tuple(part)) for part in parts)
-
-
-@pytest.mark.parametrize(
-    ("holds", "before", "after"),
-    [
-        ([Slice(0, A, 6, 40)], placed([Slice(0, A, 4, 0)]), placed([Slice(0, A, 6, 40)])),
-        # a card that the record does not name, or that was exchanged
-        ([Slice(0, A, 6, 0)], placed([Slice(1, B, 4, 0)]), placed([Slice(1, B, 4, 0)])),
-        ([Slice(0, A, 6, 0)], placed([Slice(0, B, 4, 0)]), placed([Slice(0, B, 4, 0)])),
-        # a node that tells no UUIDs
-        ([Slice(0, A, 6, 0)], placed([Slice(0, "", 4, 0)]), placed([Slice(0, "", 6, 0)])),
-        # two parts on one card: 7 in all of what was 4 and 2; 3 of it
-        (
-            [Slice(0, A, 7, 30)],
-            placed([Slice(0, A, 4, 20)], [Slice(0, A, 2, 20)]),
-            placed([Slice(0, A, 4, 20)], [Slice(0, A, 3, 10)]),
-        ),
-        (
-            [Slice(0, A, 3, 60)],
-            placed([Slice(0, A, 4, 20)], [Slice(0, A, 2, 20)]),
-            placed([Slice(0, A, 3, 20)], [Slice(0, A, 0, 40)]),
-        ),
-        # two cards, of which one is resized
-        (
-            [Slice(1, B, 9, 0)],
-            placed([Slice(0, A, 4, 0), Slice(1, B, 4, 0)]),
-            placed([Slice(0, A, 4, 0), Slice(1, B, 9, 0)]),
-        ),
-    ],
-)
-def test_what_the_record_makes_of_a_placement(
-    holds: list[Slice], before: tuple[Placement, ...], after: tuple[Placement, ...]
-) -> None:
-    """What it says of a card is the total."""
-    annotations = {RECORD: write_record(Resized("u", tuple(holds)))}
-    assert resized(annotations, before, "u") == after
-    assert resized(annotations, before, "v") == before
-    assert resized({}, before) == before
-
-
 slices = st.builds(
     Slice,
     st.integers(0, 3),
@@ -217,24 +172,6 @@ cards = st.lists(slices, max_size=4, unique_by=lambda it: it.card).map(tuple)
 def test_a_record_is_read_as_it_was_written(record: Resized) -> None:
     """Whatever is in it."""
     assert read_record({RECORD: write_record(record)}) == record
-
-
-@given(cards, st.lists(cards, max_size=3))
-def test_totals_are_the_records(holds: tuple[Slice, ...], parts: list[tuple[Slice, ...]]) -> None:
-    """However many placements share a card; nothing is below nothing, and nothing else changes."""
-    before = placed(*parts)
-    after = resized({RECORD: write_record(Resized("u", holds))}, before, "u")
-    assert [[(it.card, it.uuid) for it in p.slices] for p in after] == [
-        [(it.card, it.uuid) for it in p.slices] for p in before
-    ]
-    for hold in holds:
-        found = [
-            it for p in after for it in p.slices if (it.card, it.uuid) == (hold.card, hold.uuid)
-        ]
-        assert all(it.memory_mib >= 0 and it.compute >= 0 for it in found)
-        if found:
-            assert sum(it.memory_mib for it in found) == hold.memory_mib
-            assert sum(it.compute for it in found) == hold.compute
 
 
 @given(st.text())

@@ -449,8 +449,8 @@ def test_a_record_in_a_pods_template_gives_nothing(library: Path) -> None:
     on(library, story)
 
 
-def test_a_lost_store_learns_of_the_size_from_the_record(library: Path) -> None:
-    """The kubelet's checkpoint repeats the token, the pod the size."""
+def test_a_lost_store_learns_of_the_size_from_the_control_page(library: Path) -> None:
+    """The kubelet's checkpoint repeats the token, the page says the size. The pod's record is not asked."""
 
     async def story(node: Rig) -> None:
         await running(node, "a")

@@ -30,6 +30,7 @@ class Machine(RuleBasedStateMachine):
         self.unbound: dict[str, Pod] = {}
         self.sent: dict[str, tuple[Pod, Placement]] = {}
         self.assumed: dict[str, tuple[Pod, Placement]] = {}
+        self.written: dict[str, tuple[Pod, Placement]] = {}
         self.bound: dict[str, Pod] = {}
         self.seen: dict[str, Pod] = {}
         self.nodes: dict[str, Node] = {}
@@ -69,7 +70,7 @@ class Machine(RuleBasedStateMachine):
             assert not card.cordoned
         pod = self.unbound.pop(uid)
         self.world.assume(pod, placements)
-        self.sent[uid] = self.assumed[uid] = pod, placement
+        self.sent[uid] = self.assumed[uid] = self.written[uid] = pod, placement
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data(), done=st.booleans())
@@ -82,7 +83,7 @@ class Machine(RuleBasedStateMachine):
             self.world.retract(uid)
             assert self.others(placement.node, uid) == before
             assert not self.world.is_assumed(uid)
-            del self.assumed[uid]
+            del self.assumed[uid], self.written[uid]
             self.unbound[uid] = pod
             return
         share = self.world.share(placement.node)
@@ -130,6 +131,7 @@ class Machine(RuleBasedStateMachine):
             self.world.set_pod(there[uid])
         else:
             self.seen.pop(uid, None)
+            self.written.pop(uid, None)
             self.world.forget_pod(uid)
         if uid in self.bound or uid not in there:
             self.assumed.pop(uid, None)
@@ -139,6 +141,7 @@ class Machine(RuleBasedStateMachine):
         """A full list."""
         self.seen = self.there()
         self.assumed = {uid: it for uid, it in self.assumed.items() if uid in self.sent}
+        self.written = {uid: it for uid, it in self.written.items() if uid in self.seen}
         self.world.resync_pods(self.seen.values())
 
     @rule(
@@ -204,11 +207,14 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def the_same_as_from_a_full_list(self) -> None:
         """And nothing below nothing."""
-        fresh = World(self.nodes.values(), self.seen.values())
+        fresh = World(self.nodes.values())
         for name, indexes in self.sick.items():
             fresh.set_sick(name, indexes)
-        for pod, placement in self.assumed.values():
+        # What it has placed itself it remembers, whatever records say.
+        for pod, placement in self.written.values():
             fresh.assume(pod, (placement,))
+        for pod in self.seen.values():
+            fresh.set_pod(pod)
         for name, card in itertools.product(NAMES, range(3)):
             assert self.world.used(name, card) == fresh.used(name, card)
             assert self.world.used(name, card).memory_mib >= 0

@@ -274,12 +274,12 @@ def _sentence(share: Share, reason: Reason) -> str:
 def _wrong(share: Share, world: World) -> list[str]:
     """Records of this node that cannot be, or that cannot be read."""
     notes = [
-        f"{held.pod.full_name} on {share.node.name}: {held.trouble}; until it ends its units count on "
-        "every card of the node"
+        f"{held.pod.full_name} on {share.node.name}: {held.trouble}; until it ends what it asks for "
+        "counts on the first cards of the node"
         for held in world.holdings(share.node.name)
         if held.trouble
     ]
-    # One pod that counts everywhere may fill a card twice without anybody's having overcommitted it.
+    # A pod whose card is not known may fill one twice without anybody's having overcommitted it.
     if not notes:
         notes = [
             f"card {card.index} of {share.node.name} is overcommitted: {used} of {card.memory_mib} MiB"

@@ -289,7 +289,7 @@ def _core(slices: Iterable[tuple[int, int]]) -> dict[int, int]:
 
 
 def demanded(share: Share, pod: Pod) -> float:
-    """Units that the pod asks for; all of the node's where that cannot be read."""
+    """Units that the pod asks for; none where that cannot be read: nobody gives it any."""
     manifest = pod.manifest
     try:
         if manifest.names((gpushare.MEMORY,)):
@@ -297,7 +297,7 @@ def demanded(share: Share, pod: Pod) -> float:
         dialect = recognise(manifest, WITH_HAMI)
         parts = dialect.demand(manifest, share.unit_mib) if dialect else ()
     except Unreadable:
-        return share.total
+        return 0
     card = share.node.cards[0]
     return sum(
         part.request.cards

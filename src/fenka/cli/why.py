@@ -12,7 +12,6 @@ from fenka.dialects import ack, gpushare
 from fenka.dialects.gpushare import Unreadable
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.objects import Meta, Object, pod_path
-from fenka.kubernetes.world import read_holding
 
 NAMES = 3
 """Nodes to name of those that have the same reasons."""
@@ -180,7 +179,7 @@ def _warnings(events: Iterable[Event], *, placed: bool) -> list[str]:
 def _add_place(result: Answer, pod: FullPod, around: Cluster) -> None:
     """The pod is on a node: where, and what that node makes of it."""
     share = around.world.share(pod.spec.node_name)
-    held = read_holding(share, pod) if share else None
+    held = around.world.holding(pod.metadata.uid)
     if share is not None and held is not None:
         if held.trouble:
             result.notes.append(held.trouble)

@@ -4,14 +4,14 @@ How gpushare's part is written and read is `dialects.gpushare`'s; what nodes' la
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fenka.core.requests import Placement, Slice
 from fenka.core.units import units_to_mib
 from fenka.dialects import gpushare
 from fenka.dialects.gpushare import COUNT, MEMORY, Kind, Share, Unreadable
-from fenka.dialects.requests import Manifest, Part, counted
+from fenka.dialects.requests import Manifest, Part
 
 NAME = "gpushare"
 
@@ -88,33 +88,33 @@ def write(
 
 
 def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
-    """By gpushare's annotations; the compute is what the pod asks for, or more where ACK's say so.
-
-    Raises Unreadable.
-    """
+    """By gpushare's annotations; the compute is what the pod asks for. Raises Unreadable."""
     placement = gpushare.read_placement(share, pod.annotations, pod.asks(MEMORY))
     if placement is None:
         return None
-    asked, recorded = _compute(pod), _recorded(pod.annotations)
-    return (
-        replace(
-            placement,
-            slices=tuple(
-                replace(piece, compute=max(asked, recorded.get(piece.card, 0)))
-                for piece in placement.slices
-            ),
-        ),
-    )
+    percent = _compute(pod)
+    if percent and len(placement.slices) > 1:
+        percents = _by_card(pod)
+    else:
+        percents = {piece.card: percent for piece in placement.slices}
+    slices = (replace(it, compute=percents.get(it.card, 0)) for it in placement.slices)
+    return (replace(placement, slices=tuple(slices)),)
 
 
-def _recorded(annotations: Mapping[str, str]) -> dict[int, int]:
+def _by_card(pod: Manifest) -> dict[int, int]:
+    """Percent by card, where a record has the pod's containers on different ones. Raises Unreadable."""
+    allocation = gpushare.read_allocation(pod.annotations, pod.asks(MEMORY)) or {}
     total: dict[int, int] = {}
-    try:
-        for cards in json.loads(annotations.get(CORES, "{}")).values():
-            for card, percent in cards.items():
-                total[int(card)] = total.get(int(card), 0) + counted(percent)
-    except (ValueError, TypeError, AttributeError, RecursionError) as why:
-        raise Unreadable(f"annotation {CORES} is not understood: {why}") from None
+    for number, container in enumerate(pod.apps):
+        percent = container.of(CORE)
+        cards = [card for card, units in allocation.get(number, {}).items() if units]
+        if percent and len(cards) > 1:
+            raise Unreadable(
+                f"annotation {gpushare.ALLOCATION} has container {container.name} on {len(cards)} cards, "
+                f"a share of compute is of one"
+            )
+        for card in cards:
+            total[card] = total.get(card, 0) + percent
     return total
 
 

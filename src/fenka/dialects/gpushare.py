@@ -278,10 +278,13 @@ def read_allocation(annotations: Mapping[str, str], asks: Sequence[Ask]) -> Allo
     """Where the pod's units are; None if nothing says so. Raises Unreadable.
 
     gpushare's first generation knows one card for the whole pod; its units are given to the containers
-    as they asked for them.
+    as they asked for them. The pod's owner can write the record: one that gives a container more than it
+    asks for is Unreadable.
     """
     if ALLOCATION in annotations:
-        return _read_v2(annotations[ALLOCATION])
+        allocation = _read_v2(annotations[ALLOCATION])
+        _check_asked(allocation, [ask.units for ask in asks if ask.kind is Kind.APP])
+        return allocation
     if IDX not in annotations:
         return None
     index = annotations[IDX]
@@ -310,6 +313,15 @@ def _read_v2(text: str) -> Allocation:
     return allocation
 
 
+def _check_asked(allocation: Allocation, apps: Sequence[int]) -> None:
+    for number, by_card in allocation.items():
+        units, asked = sum(by_card.values()), apps[number] if 0 <= number < len(apps) else 0
+        if units > asked:
+            raise Unreadable(
+                f"annotation {ALLOCATION} gives container {number} {units} units, it asks for {asked}"
+            )
+
+
 def _units(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is no number of units")
@@ -321,8 +333,8 @@ def units_by_card(
 ) -> dict[int, int]:
     """Units that the pod holds of each card, at its peak.
 
-    Init containers and sidecars are in no record: what they need beyond it is shared out over the pod's cards
-    where these hold alike, else counted on each. `cards` are the pod's where its record names none.
+    Init containers and sidecars are in no record: what they need beyond it is shared out over the pod's
+    cards. `cards` are the pod's where its record names none. The sum is the pod's peak, never more.
     Raises Unreadable.
     """
     total: dict[int, int] = {}
@@ -334,10 +346,14 @@ def units_by_card(
         total = dict.fromkeys(cards, 0)
         if not total:
             raise Unreadable(f"the record names no card, the pod needs {peak} units")
-    beyond = max(peak - sum(total.values()), 0)
-    if len(set(total.values())) == 1:
-        beyond = -(-beyond // len(total))
-    return {index: units + beyond for index, units in total.items() if units + beyond}
+    if not total:
+        return {}
+    each, rest = divmod(max(peak - sum(total.values()), 0), len(total))
+    held = {
+        index: units + each + (number < rest)
+        for number, (index, units) in enumerate(sorted(total.items()))
+    }
+    return {index: units for index, units in held.items() if units}
 
 
 def read_placement(

@@ -15,6 +15,7 @@ from fenka.dialects.requests import (
     Part,
     asked,
     each_container,
+    nominal_mib,
     of_container,
     only_apps,
     own_slices,
@@ -129,7 +130,10 @@ def write(
 
 
 def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
-    """As it is recorded, sizes too: HAMi may have had other defaults. Raises Unreadable."""
+    """As it is recorded, sizes too where they are smaller: HAMi may have had other defaults.
+
+    Raises Unreadable.
+    """
     if ALLOCATED not in pod.annotations:
         return None
     by_uuid = {card.uuid: card for card in share.node.cards}
@@ -145,8 +149,11 @@ def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
             uuid, memory, compute = _piece(text)
             if uuid not in by_uuid:
                 raise Unreadable(f"the pod's card {uuid} is not one of its node's")
-            slices.append(Slice(by_uuid[uuid].index, uuid, memory, compute))
-        if not slices or len({it.card for it in slices}) != part.request.cards:
+            card, request = by_uuid[uuid], part.request
+            most = card.compute if request.whole else request.compute
+            memory = min(memory, nominal_mib(request, card.memory_mib))
+            slices.append(Slice(card.index, uuid, memory, min(compute, most)))
+        if not len({it.card for it in slices}) == len(slices) == part.request.cards:
             raise Unreadable(
                 f"annotation {ALLOCATED} has {len(slices)} slices for container "
                 f"{part.containers[0]}, it asks for {part.request.cards} on different cards"

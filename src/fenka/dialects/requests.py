@@ -198,27 +198,28 @@ def placed_on(node: Node, request: Request, indexes: Sequence[int]) -> Placement
     return Placement(node.name, tuple(slices), whole=request.whole)
 
 
-def everywhere(share: Share, parts: Iterable[Part]) -> Placement:
-    """What an unreadable record holds: what was asked for, of whichever card it may be, so of every one."""
-    requests = [part.request for part in parts]
-    slices = []
-    for card in share.node.cards:
-        memory = sum(nominal_mib(request, card.memory_mib) for request in requests)
-        compute = sum(card.compute if it.whole else it.compute for it in requests)
-        slices.append(
+def unplaced(share: Share, parts: Iterable[Part]) -> tuple[Placement, ...]:
+    """What counts for a pod of which nobody knows the cards: what it asks for, once, on the first ones.
+
+    Its owner can write its record. To count it on every card would let them keep the whole node from others.
+    """
+    placements, first = list[Placement](), 0
+    for part in parts:
+        request = part.request
+        cards = share.node.cards[first : first + request.cards]
+        if request.whole:
+            first += len(cards)
+        slices = (
             Slice(
                 card.index,
                 card.uuid,
-                min(memory, card.memory_mib),
-                min(compute, card.compute),
+                min(nominal_mib(request, card.memory_mib), card.memory_mib),
+                card.compute if request.whole else request.compute,
             )
+            for card in cards
         )
-    return Placement(share.node.name, tuple(slices), whole=any(it.whole for it in requests))
-
-
-def all_of(share: Share) -> Placement:
-    """Every card, whole: what somebody holds of whom nothing at all can be told."""
-    return everywhere(share, [Part((), Request(whole=True))])
+        placements.append(Placement(share.node.name, tuple(slices), whole=request.whole))
+    return tuple(placements)
 
 
 def nominal_mib(request: Request, card_mib: int) -> int:

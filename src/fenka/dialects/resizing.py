@@ -1,20 +1,20 @@
 """What users write on a running pod to resize it, and what the node's program writes there in answer.
 
     fenka.io/resize          "gpu-mem=6", "gpu-mem=4096MiB,gpu-core=30", "x: gpu-mem=6; y: gpu-core=20"
-    fenka.io/resized         JSON: what the pod holds now of each card, and each container's part of it
+    fenka.io/resized         JSON: what the pod holds now of each card, and each container's part; for people
     fenka.io/resize-refused  why not, in one sentence; taken away by success
 
-The record counts beside what the pod's scheduler has written, which stays as it is: :func:`resized`. It names
-its pod: a copy of the annotations on another pod counts for nothing.
+The record counts for nothing: whoever may annotate a pod can write it. What a resized pod holds is what its
+node reports (dialects/leases.py).
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from fenka.core.requests import Memory, Placement, Slice
+from fenka.core.requests import Memory, Slice
 from fenka.dialects.gpushare import Unreadable
 from fenka.dialects.requests import counted
 from fenka.dialects.sizes import BadSize, parse_memory
@@ -200,47 +200,3 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
-
-
-# ---- what the record changes ----
-
-
-def resized(
-    annotations: Mapping[str, str], placements: Sequence[Placement], pod: str = ""
-) -> tuple[Placement, ...]:
-    """What a pod's record says instead of what its scheduler wrote: of each card so much in all.
-
-    Cards that it does not name, or that were exchanged since, stay as they are. Where several placements are
-    on a card, each keeps what it had as far as the new total goes, and the last has the rest. pod: its UID.
-    Raises Unreadable.
-    """
-    record = read_record(annotations, pod)
-    if record is None:
-        return tuple(placements)
-    holds = {it.card: it for it in record.holds}
-    found = [list(placement.slices) for placement in placements]
-    places: dict[int, list[tuple[int, int]]] = {}
-    for number, slices in enumerate(found):
-        for position, piece in enumerate(slices):
-            new = holds.get(piece.card)
-            if new is not None and (not piece.uuid or piece.uuid == new.uuid):
-                places.setdefault(piece.card, []).append((number, position))
-    for card, at in places.items():
-        old = [found[number][position] for number, position in at]
-        memory = _shared_out(holds[card].memory_mib, [it.memory_mib for it in old])
-        compute = _shared_out(holds[card].compute, [it.compute for it in old])
-        for (number, position), piece, mib, percent in zip(at, old, memory, compute, strict=True):
-            found[number][position] = replace(piece, memory_mib=mib, compute=percent)
-    return tuple(
-        replace(placement, slices=tuple(slices))
-        for placement, slices in zip(placements, found, strict=True)
-    )
-
-
-def _shared_out(total: int, had: Sequence[int]) -> list[int]:
-    """7 of what was 4 and 2: 4 and 3. 3 of it: 3 and 0."""
-    parts = []
-    for amount in had[:-1]:
-        parts.append(min(amount, total))
-        total -= parts[-1]
-    return [*parts, total]

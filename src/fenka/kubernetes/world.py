@@ -2,30 +2,40 @@
 
 The truth is in the API server; this is a reading of it, kept up by whole objects in any order. It is keyed
 by UID: a pod that was deleted and made again under the same name is another pod.
+
+A pod's record is an annotation that its owner can write. So where a pod is, and what it holds there, is taken
+from the first of these that is known: what its node reports, what this process wrote itself, the record, the
+last record that was readable. By any of them but the first a pod counts for no more than its limits ask.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fenka.core.evaluate import Used
 from fenka.core.ledger import Tally
 from fenka.core.requests import Placement, Slice
-from fenka.dialects import gpushare, modes
+from fenka.dialects import gpushare, leases, modes
 from fenka.dialects.gpushare import Share, Unreadable
+from fenka.dialects.leases import Lingering, Refusal, Report
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI, recognise
-from fenka.dialects.requests import Dialect, all_of, everywhere
-from fenka.dialects.resizing import resized
-from fenka.kubernetes.objects import Node, Pod
+from fenka.dialects.requests import Dialect, unplaced
+from fenka.kubernetes.objects import Meta, Node, Pod
+
+_FOREIGN = "no record says on which card the pod is: it was not placed by fenka's scheduler"
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a pod holds of its node: a placement for each part of its wishes. `trouble` says why its record
-    could not be read; then it is taken to hold what it asked for on every card."""
+    """What a pod holds of its node, in at least one placement.
+
+    trouble: why its record could not be read, where its node does not report what it holds. lingering: the
+    API server shows the pod no longer, and its node reports that it still holds this.
+    """
 
     pod: Pod
     placements: tuple[Placement, ...]
     trouble: str | None = None
+    lingering: bool = False
 
     @property
     def node(self) -> str:
@@ -65,6 +75,13 @@ class World:
         self._claims: dict[str, _Claim] = {}
         self._by_node: dict[str, set[str]] = {}
         self._holdings: dict[str, Holding] = {}
+        self._written: dict[str, tuple[Placement, ...]] = {}
+        """What this process has placed itself, by UID, for as long as the pod is there."""
+        self._last: dict[str, tuple[Placement, ...]] = {}
+        """What was last read of a pod's record, by UID."""
+        self._reports: dict[str, Report] = {}
+        self._ghosts: dict[str, dict[str, Holding]] = {}
+        """By node and UID, what is held of it by pods that the API server shows no longer."""
         self._tally = Tally()
         self._generations: dict[str, int] = {}
         self.version = 0
@@ -123,10 +140,16 @@ class World:
 
     def holdings(self, node: str) -> list[Holding]:
         """Of this sharing node, by namespace and name of the pod."""
-        found = (
+        found = [
             self._holdings[uid] for uid in self._by_node.get(node, ()) if uid in self._holdings
-        )
+        ]
+        found += self._ghosts.get(node, {}).values()
         return sorted(found, key=lambda it: (it.pod.metadata.namespace, it.pod.metadata.name))
+
+    def refused(self, node: str) -> Mapping[str, Refusal]:
+        """Pods, by UID, that the node reports to have refused for a minute."""
+        report = self._reports.get(node)
+        return report.refused if report else {}
 
     # ---- what happens ----
 
@@ -135,6 +158,7 @@ class World:
         name = node.metadata.name
         known = self._objects.get(name)
         self._objects[name] = node
+        self._set_report(name, node, known)
         if known is None or known.metadata.labels != node.metadata.labels:
             self._touch(name)
         if known is None or not _admits_alike(known, node):
@@ -144,6 +168,7 @@ class World:
     def forget_node(self, name: str) -> None:
         """The node is gone. Its pods' claims stay until they go too."""
         self._objects.pop(name, None)
+        self._reports.pop(name, None)
         self._touch_nodes()
         self._reread(name)
 
@@ -161,20 +186,31 @@ class World:
         if pod.finished:
             self.forget_pod(uid)
         elif pod.spec.node_name:
+            if known is not None and known.node != pod.spec.node_name:
+                # Whoever bound it, nothing of what was known is of this node.
+                self.forget_pod(uid)
             self._claim(_Claim(pod, pod.spec.node_name))
         elif known is None or not known.placements:
             self.forget_pod(uid)
 
     def forget_pod(self, uid: str) -> None:
         """The pod is gone, and all that it held."""
+        self._written.pop(uid, None)
+        self._last.pop(uid, None)
+        self._let_go(uid)
+
+    def _let_go(self, uid: str) -> None:
         claim = self._claims.pop(uid, None)
         if claim is not None:
             self._by_node[claim.node].discard(uid)
             self._drop(uid)
+            self._hold_lingering(claim.node)
 
     def assume(self, pod: Pod, placements: tuple[Placement, ...]) -> None:
-        """The pod will be bound so. Undone by `retract`, replaced by what the server says."""
+        """The pod will be bound so. Undone by `retract`. Once the server shows it bound to this node, this
+        still says on which cards, whatever becomes of its record."""
         self._claim(_Claim(pod, placements[0].node, placements))
+        self._written[pod.metadata.uid] = placements
 
     def retract(self, uid: str) -> None:
         """The pod was not bound after all; nothing happens if the server has shown it bound meanwhile."""
@@ -201,10 +237,11 @@ class World:
             self.set_node(node)
 
     def _claim(self, claim: _Claim) -> None:
-        self.forget_pod(claim.pod.metadata.uid)
+        self._let_go(claim.pod.metadata.uid)
         self._claims[claim.pod.metadata.uid] = claim
         self._by_node.setdefault(claim.node, set()).add(claim.pod.metadata.uid)
         self._hold(claim)
+        self._hold_lingering(claim.node)
 
     def _hold(self, claim: _Claim) -> None:
         holding = self._holding_of(claim)
@@ -230,12 +267,65 @@ class World:
         self.version += 1
 
     def _holding_of(self, claim: _Claim) -> Holding | None:
-        share = self._shares.get(claim.node)
+        share, uid = self._shares.get(claim.node), claim.pod.metadata.uid
         if share is None:
             return None
         if claim.placements:
             return Holding(claim.pod, claim.placements)
-        return read_holding(share, claim.pod, self.dialects)
+        report = self._reports.get(claim.node)
+        if report is not None and uid in report.pods:
+            return Holding(claim.pod, _reported(share, report.pods[uid]))
+        holding = read_holding(share, claim.pod, self.dialects)
+        if holding is None:
+            return None
+        if holding.trouble is None:
+            self._last[uid] = holding.placements
+        known = self._written.get(uid) or (self._last.get(uid) if holding.trouble else None)
+        if known:
+            return replace(holding, placements=tuple(_there(share, it) for it in known))
+        return holding
+
+    def _set_report(self, name: str, node: Node, known: Node | None) -> None:
+        text = node.metadata.annotations.get(leases.REPORT)
+        if known is not None and known.metadata.annotations.get(leases.REPORT) == text:
+            return
+        before = self._reports.pop(name, leases.NOTHING)
+        try:
+            report = leases.read_report(node.metadata.annotations)
+        except Unreadable:
+            # Of a newer version: the other sources are left.
+            report = None
+        if report is not None:
+            self._reports[name] = report
+        after = report or leases.NOTHING
+        for uid in self._by_node.get(name, ()):
+            if before.pods.get(uid) != after.pods.get(uid):
+                self._drop(uid)
+                self._hold(self._claims[uid])
+        if before.lingering != after.lingering:
+            self._hold_lingering(name)
+
+    def _hold_lingering(self, node: str) -> None:
+        """Count what pods hold that the API server no longer shows."""
+        report, share = self._reports.get(node), self._shares.get(node)
+        said = report.lingering if report is not None and share is not None else {}
+        known = self._ghosts.get(node, {})
+        if not said and not known:
+            return
+        there = self._by_node.get(node, ())
+        wanted = {
+            uid: Holding(_ghost(uid, it), _reported(share, it.slices), lingering=True)
+            for uid, it in said.items()
+            if uid not in there and share is not None
+        }
+        if wanted == known:
+            return
+        for holdings, count in ((known, self._tally.remove), (wanted, self._tally.add)):
+            for holding in holdings.values():
+                for placement in holding.placements:
+                    count(placement)
+        self._ghosts[node] = wanted
+        self._touch(node)
 
     def _reread(self, name: str) -> None:
         """The node's cards or units may be others now: read its pods' records again."""
@@ -257,6 +347,7 @@ class World:
             for uid in self._by_node.get(name, ()):
                 self._drop(uid)
                 self._hold(self._claims[uid])
+            self._hold_lingering(name)
 
 
 def _admits_alike(one: Node, other: Node) -> bool:
@@ -279,7 +370,8 @@ def asks(pod: Pod) -> bool:
 def read_holding(
     share: Share, pod: Pod, dialects: Collection[Dialect] = DIALECTS
 ) -> Holding | None:
-    """What a pod on a sharing node holds of it; None for a pod that asks for nothing there."""
+    """What a pod on a sharing node holds of it by its own record, for no more than its limits ask; None for a
+    pod that asks for nothing there."""
     manifest = pod.manifest
     try:
         dialect = recognise(manifest, dialects)
@@ -287,14 +379,46 @@ def read_holding(
             return None
         parts = dialect.demand(manifest, share.unit_mib)
     except Unreadable as why:
-        return Holding(pod, (all_of(share),), str(why))
+        # No node gives such a pod anything.
+        return Holding(pod, (Placement(share.node.name, ()),), str(why))
     try:
         placements = dialect.read(manifest, share)
-        if placements is not None:
-            placements = resized(pod.metadata.annotations, placements, pod.metadata.uid)
+        trouble = _FOREIGN if placements is None else None
     except Unreadable as why:
-        return Holding(pod, (everywhere(share, parts),), str(why))
+        placements, trouble = None, str(why)
     if placements is None:
-        trouble = "no record says on which card the pod is: it was not placed by fenka's scheduler"
-        return Holding(pod, (everywhere(share, parts),), trouble)
-    return Holding(pod, placements)
+        placements = unplaced(share, parts)
+    return Holding(pod, placements or (Placement(share.node.name, ()),), trouble)
+
+
+def _reported(share: Share, slices: Sequence[Slice]) -> tuple[Placement, ...]:
+    """What a node reports of a pod: whole cards apart from parts of cards."""
+    cards = {card.index: card for card in share.node.cards}
+    there = _there(share, Placement(share.node.name, tuple(slices))).slices
+
+    def is_whole(piece: Slice) -> bool:
+        card = cards[piece.card]
+        return piece.memory_mib >= card.memory_mib and piece.compute >= card.compute
+
+    whole = tuple(it for it in there if is_whole(it))
+    parts = tuple(it for it in there if not is_whole(it))
+    found = [Placement(share.node.name, whole, whole=True)] if whole else []
+    if parts or not whole:
+        found.append(Placement(share.node.name, parts))
+    return tuple(found)
+
+
+def _there(share: Share, placement: Placement) -> Placement:
+    """Without cards that the node has no longer: another card may have their index by now."""
+    uuids = {card.index: card.uuid for card in share.node.cards}
+    slices = tuple(
+        it
+        for it in placement.slices
+        if it.card in uuids and uuids[it.card] in ("", it.uuid or uuids[it.card])
+    )
+    return placement if slices == placement.slices else replace(placement, slices=slices)
+
+
+def _ghost(uid: str, it: Lingering) -> Pod:
+    namespace, _, name = it.name.rpartition("/")
+    return Pod(metadata=Meta(name=name, namespace=namespace, uid=uid))

@@ -22,20 +22,23 @@ from fenka.core.requests import Slice
 from fenka.core.units import card_units
 from fenka.dialects import ack, gpu_manager, gpushare, hami, modes, whole_cards
 from fenka.dialects.gpushare import Share, Unreadable
+from fenka.dialects.leases import Lingering, Refusal, Report
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI
+from fenka.isolation import control
 from fenka.isolation.control import BadControl
 from fenka.kubernetes.client import NoCluster
 from fenka.kubernetes.client import Refused as ApiRefused
 from fenka.kubernetes.objects import Pod
 from fenka.node import binding, offer, processes
-from fenka.node.binding import NotYet, Refused
+from fenka.node.binding import Misplaced, NotYet, Refused
 from fenka.node.cards import Cards
 from fenka.node.cluster import RESET, Cluster
 from fenka.node.edits import Edits, NoDriverFiles
 from fenka.node.kubelet import Claim, Kubelet, KubeletAway
 from fenka.node.leases import Leases
 from fenka.node.plugin import Plugin
-from fenka.node.resizing import Resizer, Room, as_recorded
+from fenka.node.reporting import Reporter
+from fenka.node.resizing import Resizer, Room, as_in_force, with_peak
 from fenka.node.store import Lease, Store, Token
 
 _LOG = logging.getLogger(__name__)
@@ -48,6 +51,8 @@ LEAVE_S = 10.0
 """The chart gives the program 15 s to end."""
 ON_THEIR_WAY_S = 3.0
 """From the scheduler's choice to the kubelet's question."""
+REFUSED_S = 60.0
+"""A pod that was refused for so long is reported, so that the scheduler moves it."""
 UNCLAIMED_S = 30.0
 """A token that nobody holds after this long belongs to no pod: its pod was deleted or refused meanwhile."""
 
@@ -83,6 +88,15 @@ class Parts:
     leases: Leases
     living: Callable[[], set[str]] = processes.living_pods
     clock: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A pod that does not start. since: of the agent's clock."""
+
+    uid: str
+    since: float
+    refusal: Refusal
 
 
 ENDPOINTS = {
@@ -125,9 +139,20 @@ class Agent:
         self._binding = asyncio.Lock()
         self._wanted = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reporter = Reporter(self.cluster, self._report)
         self._resizer = Resizer(
-            self.cluster, self.store, self.leases, settings.contexts_mib, self._binding
+            self.cluster,
+            self.store,
+            self.leases,
+            settings.contexts_mib,
+            self._binding,
+            self._reporter.tell,
         )
+        self._claims: Sequence[Claim] = ()
+        self._lingering: set[str] = set()
+        """UIDs of pods that are over for the API server, and hold on."""
+        self._refusals: dict[str, _Refused] = {}
+        """By token."""
 
     # ---- what the kubelet asks ----
 
@@ -160,6 +185,8 @@ class Agent:
         for token in list(self.store.tokens.values()):
             if token.resource == resource and ids == set(token.ids):
                 served |= await self._ensure(token, claims)
+        self._claims = claims
+        await self._reporter.tell()
         if not served:
             raise NotYet(
                 "fenka: neither PodResources nor the kubelet's checkpoint says which pod these units are for"
@@ -202,6 +229,8 @@ class Agent:
             known = claims
             await self._resizer.look(lambda: Room(self.share(), self._held(known), self._names()))
             await self._collect(claims)
+            self._claims = claims
+            await self._reporter.keep_up()
         await self._offer(claims or [])
 
     # ---- sharing or exclusive ----
@@ -434,7 +463,12 @@ class Agent:
                 raise NotYet("fenka: the API server has not shown this node the pod yet")
             if pod.finished:
                 return False
-            token = await self._bind(token, pod, claim.container, claims)
+            try:
+                token = await self._bind(token, pod, claim.container, claims)
+            except Refused as why:
+                self._refuse(token, pod, why)
+                raise
+            self._refusals.pop(token.name, None)
         async with self._binding:
             if token.name in self.store.tokens and token.lease is not None:
                 await asyncio.to_thread(self._make, token.name, token.lease)
@@ -448,7 +482,7 @@ class Agent:
             if token.lease is not None:
                 return token
             binding.check_pod(pod, handler)
-            lease = as_recorded(self._decided(token, pod, container), pod.metadata.annotations)
+            lease = self._whole_story(token, self._decided(token, pod, container), pod)
             binding.veto(lease, self._held(claims), self.now(), self._names())
             lease = msgspec.structs.replace(lease, library=str(self.settings.library))
             token = msgspec.structs.replace(token, lease=lease)
@@ -463,6 +497,25 @@ class Agent:
         if assigned := ASSIGNED.get(token.resource):
             self._later(self.cluster.note(pod, {assigned: "true"}))
         return token
+
+    def _whole_story(self, token: Token, lease: Lease, pod: Pod) -> Lease:
+        """With what is in force already, and what the pod's other containers have."""
+        siblings = [
+            it.lease
+            for it in self.store.tokens.values()
+            if it.lease is not None and it.lease.uid == lease.uid
+        ]
+        if self._exclusive(token):
+            return lease
+        found = None
+        page = self.leases.control(token.name)
+        if not lease.limits_mib and page.exists():
+            # Programs may run by it, also where other files of the lease are lost.
+            with contextlib.suppress(BadControl):
+                found = as_in_force(lease, control.current(page).limits, self.cards.known)
+        if found is None:
+            binding.check_siblings(lease, siblings)
+        return with_peak(found or lease, siblings, pod)
 
     def _decided(self, token: Token, pod: Pod, container: str) -> Lease:
         if self._exclusive(token):
@@ -512,6 +565,36 @@ class Agent:
                     of_pod[one] = Slice(card.index, one, card.memory_mib, card.compute)
         return {uid: list(slices.values()) for uid, slices in held.items()}
 
+    def _refuse(self, token: Token, pod: Pod, why: Refused) -> None:
+        if isinstance(why, NotYet):
+            return
+        known = self._refusals.get(token.name)
+        since = known.since if known is not None else self._clock()
+        refusal = Refusal(str(why), isinstance(why, Misplaced))
+        self._refusals[token.name] = _Refused(pod.metadata.uid, since, refusal)
+
+    def _report(self) -> Report:
+        """What the scheduler is to know of this node's pods, in a place that their owners cannot write."""
+        pods, names = self.cluster.pods, self._names()
+        uids = {it.full_name: uid for uid, it in pods.items()}
+        held = {
+            uids.get(name, name): tuple(slices) for name, slices in self._held(self._claims).items()
+        }
+        now = self._clock()
+        return Report(
+            {uid: slices for uid, slices in held.items() if self._runs(uid)},
+            {
+                uid: Lingering(names.get(uid, uid), slices)
+                for uid, slices in held.items()
+                if uid in self._lingering and not self._runs(uid)
+            },
+            {
+                it.uid: it.refusal
+                for it in self._refusals.values()
+                if now - it.since >= REFUSED_S and self._runs(it.uid)
+            },
+        )
+
     def _names(self) -> dict[str, str]:
         leases = (it.lease for it in self.store.tokens.values() if it.lease)
         return {it.uid: f"{it.namespace}/{it.pod}" for it in leases}
@@ -524,6 +607,11 @@ class Agent:
             for token in dead:
                 if token.lease is None or token.lease.uid not in living:
                     await self._remove(token)
+        leases = [it.lease for it in self.store.tokens.values() if it.lease is not None]
+        self._lingering = {it.uid for it in leases if not self._runs(it.uid)}
+        self._refusals = {
+            name: it for name, it in self._refusals.items() if name in self.store.tokens
+        }
         async with self._binding:
             await asyncio.to_thread(self._sweep, set(self.store.tokens))
 

@@ -25,6 +25,10 @@ class Refused(Exception):
     """The container gets no lease now; one sentence for the pod's user."""
 
 
+class Misplaced(Refused):
+    """The pod may start in another place, or once another record says where it is."""
+
+
 class NotYet(Refused):
     """Nobody can say yet whose the token is; ask again in a moment."""
 
@@ -64,13 +68,14 @@ def _same_pod(claim: Claim, lease: Lease, pods: Collection[Pod]) -> bool:
 
 def pod_of(claim: Claim, pods: Collection[Pod]) -> Pod | None:
     """The pod that a claim speaks of, if the API server has shown it."""
-    for pod in pods:
-        meta = pod.metadata
-        if claim.uid and claim.uid in (meta.uid, meta.annotations.get(_MIRROR)):
-            return pod
-        if not claim.uid and (claim.namespace, claim.pod) == (meta.namespace, meta.name):
-            return pod
-    return None
+    if not claim.uid:
+        named = claim.namespace, claim.pod
+        return next((it for it in pods if (it.metadata.namespace, it.metadata.name) == named), None)
+    found = next((it for it in pods if it.metadata.uid == claim.uid), None)
+    if found is not None:
+        return found
+    # A static pod's. Anybody can write that annotation on their own pod, so the UID itself comes first.
+    return next((it for it in pods if it.metadata.annotations.get(_MIRROR) == claim.uid), None)
 
 
 def check_pod(pod: Pod, handler: str) -> None:
@@ -103,7 +108,7 @@ def share_lease(
         parts = dialect.demand(manifest, share.unit_mib) if dialect else ()
         placements = dialect.read(manifest, share) if dialect else None
     except Unreadable as why:
-        raise Refused(f"fenka: {why}: delete the pod, so that it is placed anew") from None
+        raise Misplaced(f"fenka: {why}: delete the pod, so that it is placed anew") from None
     if dialect is None or placements is None:
         by = pod.spec.scheduler_name or "nobody"
         raise Refused(
@@ -121,7 +126,7 @@ def share_lease(
         slices = dialect.held(manifest, share, placements, container)
         environment = dialect.environment(manifest, share, placements, container)
     except Unreadable as why:
-        raise Refused(f"fenka: {why}: delete the pod, so that it is placed anew") from None
+        raise Misplaced(f"fenka: {why}: delete the pod, so that it is placed anew") from None
     own = of_container(parts, placements, container)
     holds = _together(piece for placement in placements for piece in placement.slices)
     meta = pod.metadata
@@ -188,6 +193,22 @@ def whole_lease(cards: Collection[Card], pod: Pod, container: str, ids: Iterable
     return Lease(meta.uid, meta.namespace, meta.name, container, slices, holds, environment)
 
 
+def check_siblings(lease: Lease, siblings: Iterable[Lease]) -> None:
+    """Raises Misplaced where the pod's record has changed since another of its containers got its slice.
+
+    Else a pod could hold cards by several records, on each of them all that it asks for.
+    """
+    for other in siblings:
+        had = {it.uuid: it for it in other.holds}
+        for piece in lease.holds:
+            before = had.get(piece.uuid)
+            if before is None or (not other.resized and before.memory_mib < piece.memory_mib):
+                raise Misplaced(
+                    f"fenka: the pod's record was changed after its container {other.container} got its "
+                    f"slice: delete the pod, so that it is placed anew"
+                )
+
+
 def veto(
     lease: Lease,
     others: Mapping[str, Sequence[Slice]],
@@ -205,9 +226,11 @@ def veto(
     for piece in lease.holds:
         card = known.get(piece.uuid)
         if card is None or not card.healthy:
-            raise Refused(f"fenka: card {piece.card} ({piece.uuid}) of this node does not work now")
+            raise Misplaced(
+                f"fenka: card {piece.card} ({piece.uuid}) of this node does not work now"
+            )
         for it in shortages(piece, card, mine, names):
-            raise Refused(
+            raise Misplaced(
                 f"fenka: card {piece.card} has {it.total} {it.of}, of which {it.held} {it.of} are still "
                 f"held by {', '.join(it.by)}: these {it.wanted} must wait until they end"
             )

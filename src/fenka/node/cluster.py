@@ -10,6 +10,7 @@ import msgspec
 
 from fenka.core.cards import Card
 from fenka.dialects import gpushare
+from fenka.dialects.leases import REPORT
 from fenka.kubernetes.client import Api, NoCluster, Refused
 from fenka.kubernetes.events import Recorder
 from fenka.kubernetes.eviction import evict
@@ -152,6 +153,11 @@ class Cluster:
             counted = {gpushare.COUNT: str(count)}
             body = {"status": {"capacity": counted, "allocatable": counted}}
             await self._api.patch(f"{self._path}/status", _Anything, body)
+
+    async def report(self, text: str) -> str:
+        """Write what pods hold; the Node's version with it. Raises Refused, NoCluster."""
+        body: dict[str, Any] = {"metadata": {"annotations": {REPORT: text}}}
+        return (await self._api.patch(self._path, _Anything, body)).metadata.resource_version
 
     async def note(self, pod: Pod, annotations: Mapping[str, str]) -> None:
         """Say on the pod what has become of it, as the plugins before fenka did. Best effort."""

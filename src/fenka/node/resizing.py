@@ -2,13 +2,14 @@
 
 Level-triggered as the agent is: each pass compares what is wished, what is in force (the control page), what
 the store says and what is recorded on the pod, and does what is missing. What grows is recorded first on the
-pod, then in the store, and then put in force; what shrinks is put in force first. So a program killed at any
-moment leaves records of at least what programs may use, and the next pass completes it.
+pod, then in the store and in the node's report, and then put in force; what shrinks is put in force first.
+So a program killed at any moment leaves records of at least what programs may use, and the next pass
+completes it.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -67,7 +68,8 @@ class Room:
 
 
 class Resizer:
-    """One pass after the other. binding: held by whoever gives slices away."""
+    """One pass after the other. binding: held by whoever gives slices away. report: tells the scheduler what
+    the store says."""
 
     def __init__(
         self,
@@ -76,9 +78,10 @@ class Resizer:
         leases: Leases,
         contexts_mib: Mapping[str, int],
         binding: asyncio.Lock,
+        report: Callable[[], Awaitable[None]],
     ) -> None:
         self._cluster, self._store, self._leases = cluster, store, leases
-        self._contexts_mib, self._binding = contexts_mib, binding
+        self._contexts_mib, self._binding, self.report = contexts_mib, binding, report
         self._refused: dict[str, tuple[str, str]] = {}
         """Wish and kind of refusal, by UID: what was said already."""
 
@@ -231,6 +234,7 @@ class _Resize:
                 # Others may have come while the API server was asked.
                 self._check_room(before, larger)
                 await self._resizer.keep(larger, larger, self._peak(larger))
+            await self._resizer.report()
         async with self._resizer.binding:
             await self._put_in_force(before, after)
             await self._resizer.keep(after, after, self._peak(after))
@@ -323,22 +327,40 @@ class _Resize:
 # ---- values in, values out ----
 
 
-def as_recorded(lease: Lease, annotations: Mapping[str, str]) -> Lease:
-    """A lease that is made anew for a pod that was resized before: the store was lost."""
-    try:
-        record = read_record(annotations, lease.uid)
-    except Unreadable:
-        return lease
-    if record is None or lease.container not in record.containers:
-        return lease
-    part = {it.uuid: it for it in record.containers[lease.container]}
-    holds = {it.uuid: it for it in record.holds}
+def as_in_force(lease: Lease, limits: Sequence[Limit], cards: Collection[Card]) -> Lease:
+    """A lease that is made anew although its control page is there: the store was lost.
+
+    The page says what its programs may use, and not the pod's record, which its owner can write.
+    Raises BadControl.
+    """
+    placed = {it.uuid: it for it in lease.slices}
+    by_uuid = {card.uuid: card for card in cards}
+    slices = []
+    for limit in limits:
+        card = by_uuid.get(limit.uuid)
+        if card is None:
+            raise BadControl(
+                f"the control page of {lease.pod} has card {limit.uuid}, which is not here"
+            )
+        piece = placed.get(limit.uuid, Slice(card.index, card.uuid, 0, 0))
+        slices.append(_of_limit(piece, limit))
+    there = {it.uuid for it in slices}
     return msgspec.structs.replace(
         lease,
-        slices=[part.get(it.uuid, it) for it in lease.slices],
-        holds=[holds.get(it.uuid, it) for it in lease.holds],
-        resized=True,
+        slices=slices,
+        holds=[it for it in lease.holds if it.uuid in there],
+        resized=slices != lease.slices,
     )
+
+
+def with_peak(lease: Lease, siblings: Iterable[Lease], pod: Pod) -> Lease:
+    """The lease, whose pod holds at least what its containers may use at its peak."""
+    parts: dict[str, Sequence[Slice]] = {it.container: it.slices for it in siblings}
+    needed = {it.uuid: it for it in peak({**parts, lease.container: lease.slices}, pod)}
+    holds = {it.uuid: it for it in lease.holds}
+    for uuid, piece in needed.items():
+        (holds[uuid],) = _larger([holds.get(uuid, piece)], [piece])
+    return msgspec.structs.replace(lease, holds=sorted(holds.values(), key=lambda it: it.card))
 
 
 def is_whole(token: Token, cards: Collection[Card]) -> bool:

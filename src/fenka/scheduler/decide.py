@@ -258,6 +258,9 @@ class Judge:
             return None
         view, others = Stacked(self._view), list[Holder]()
         for it in self._world.holdings(node):
+            if it.lingering:
+                # Nobody can evict it.
+                continue
             going = it.pod.metadata.uid in victims
             for placement in it.placements:
                 if going:
@@ -381,7 +384,7 @@ def neighbours(world: World, name: str) -> set[bool]:
     return {
         any(piece.compute for piece in it.slices)
         for it in world.holdings(name)
-        if not any(placement.whole for placement in it.placements)
+        if it.slices and not any(placement.whole for placement in it.placements)
     }
 
 

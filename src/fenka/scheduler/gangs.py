@@ -245,7 +245,7 @@ class Gangs:
         shares = self._world.shares()
         for share in shares:
             for holding in self._world.holdings(share.node.name):
-                if (holding.pod.spec.priority or 0) < priority:
+                if not holding.lingering and (holding.pod.spec.priority or 0) < priority:
                     for placement in holding.placements:
                         view.remove(placement)
         try:

@@ -67,7 +67,8 @@ class Teller:
         if holding is not None and holding.trouble is not None:
             if self._first(pod.metadata.uid, holding.trouble):
                 note = (
-                    f"fenka: {holding.trouble}; the pod counts as holding its units of every card"
+                    f"fenka: {holding.trouble}; the pod is counted for what it asks where it was placed, "
+                    f"or on the first cards of its node"
                 )
                 self._recorder.on_pod(pod, UNREADABLE, note)
         elif _waits(pod) and pod.metadata.uid not in self._asked:

@@ -1,0 +1,103 @@
+"""What nodes report: its form, its size, and that nothing unreadable is believed."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fenka.core.requests import Slice
+from fenka.dialects.gpushare import Unreadable
+from fenka.dialects.leases import (
+    LONGEST,
+    REPORT,
+    Lingering,
+    Refusal,
+    Report,
+    read_report,
+    write_report,
+)
+
+A, B = "GPU-a", "GPU-b"
+GOLDEN = (
+    '{"version":1,"cards":["GPU-a","GPU-b"],'
+    '"pods":{"u1":[[0,0,4308,0],[1,1,4308,30]]},'
+    '"lingering":{"u2":["ns/gone",[[1,1,1077,0]]]},'
+    '"refused":{"u3":["fenka: no room",true]}}'
+)
+
+
+def test_the_report_on_the_wire() -> None:
+    """Other versions of fenka read it: it changes with its version only."""
+    report = Report(
+        {"u1": (Slice(0, A, 4308, 0), Slice(1, B, 4308, 30))},
+        {"u2": Lingering("ns/gone", (Slice(1, B, 1077, 0),))},
+        {"u3": Refusal("fenka: no room", movable=True)},
+    )
+    assert write_report(report) == GOLDEN
+    assert read_report({REPORT: GOLDEN}) == report
+    assert read_report({}) is None
+
+
+uids = st.uuids().map(str)
+slices = st.lists(
+    st.builds(
+        Slice,
+        st.integers(0, 15),
+        st.sampled_from([A, B]),
+        st.integers(0, 10**6),
+        st.integers(0, 100),
+    ),
+    max_size=3,
+).map(tuple)
+
+
+@given(
+    st.builds(
+        Report,
+        st.dictionaries(uids, slices, max_size=3),
+        st.dictionaries(uids, st.builds(Lingering, st.text(max_size=9), slices), max_size=3),
+        st.dictionaries(uids, st.builds(Refusal, st.text(max_size=9), st.booleans()), max_size=3),
+    )
+)
+def test_a_report_is_read_as_it_was_written(report: Report) -> None:
+    """Whatever is in it."""
+    assert read_report({REPORT: write_report(report)}) == report
+
+
+def test_500_pods_of_two_cards_each_fit_beside_other_annotations() -> None:
+    """The kubelet's own limit is 110 pods; all annotations of an object have 256 KiB."""
+    uuids = [f"GPU-00000000-0000-0000-0000-{number:012}" for number in range(16)]
+    pods = {
+        f"00000000-0000-0000-0000-{number:012}": (
+            Slice(number % 16, uuids[number % 16], 150_000, 100),
+            Slice((number + 1) % 16, uuids[(number + 1) % 16], 150_000, 100),
+        )
+        for number in range(500)
+    }
+    refused = {uid: Refusal("x" * 1000, movable=True) for uid in pods}
+    assert len(write_report(Report(pods))) < 64_000
+    # Sentences go first.
+    assert len(write_report(Report(pods, {}, refused))) < LONGEST
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "[]",
+        "1",
+        "[" * 100_000,
+        "{}",
+        GOLDEN.replace('"version":1', '"version":2'),
+        GOLDEN.replace("[0,0,4308,0]", "[9,0,4308,0]"),
+        GOLDEN.replace("[0,0,4308,0]", "[0,0,-1,0]"),
+        GOLDEN.replace("[0,0,4308,0]", "[0,0,4308]"),
+        json.dumps({**json.loads(GOLDEN), "pods": []}),
+    ],
+)
+def test_what_is_no_report_is_not_believed(text: str) -> None:
+    """It is refused as a whole."""
+    with pytest.raises(Unreadable):
+        read_report({REPORT: text})

@@ -1,0 +1,312 @@
+"""What tenants write on their own pods gives them nothing and takes nothing from others; and the report."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fenka.core.requests import Slice
+from fenka.dialects import gpushare
+from fenka.dialects.leases import REPORT, Lingering, Report, read_report
+from fenka.dialects.resizing import RECORD, Resized, write_record
+from fenka.isolation import control
+from fenka.kubernetes.client import NoCluster
+from fenka.node.agent import REFUSED_S
+from fenka.node.cluster import Cluster
+from tests.node.node_kit import NODE, ContainerFailed, Json, Rig, card, play, rig, until
+
+A, B = card(0).uuid, card(1).uuid
+
+
+def on(library: Path, story: Callable[[Rig], Awaitable[None]], cards: int = 2) -> None:
+    """Run a story on a node of T4s."""
+
+    async def whole() -> None:
+        async with rig(*map(card, range(cards)), library=library) as node:
+            await node.ready()
+            await story(node)
+
+    play(whole())
+
+
+def path(name: str) -> str:
+    """Of a pod."""
+    return f"/api/v1/namespaces/default/pods/{name}"
+
+
+def write(node: Rig, name: str, **annotations: str) -> None:
+    """On a pod, as its owner can."""
+    old = node.api.objects[path(name)]
+    meta = {**old["metadata"], "annotations": {**old["metadata"]["annotations"], **annotations}}
+    node.api.put(path(name), {**old, "metadata": meta})
+
+
+async def seen(node: Rig, name: str, key: str, text: str) -> None:
+    """Until the node's program knows of the annotation."""
+
+    def known() -> bool:
+        return any(
+            it.metadata.name == name and it.metadata.annotations.get(key) == text
+            for it in node.agent.cluster.pods.values()
+        )
+
+    await until(known)
+
+
+def forged(pod: Json, card_uuid: str = A) -> str:
+    """A record of a resize that never was: all of a card."""
+    piece = Slice(0, card_uuid, 15079, 100)
+    return write_record(
+        Resized(pod["metadata"]["uid"], (Slice(0, card_uuid, 1077, 0),), {"main": (piece,)})
+    )
+
+
+def pages(node: Rig, name: str) -> list[int]:
+    """MiB that programs of the pod may use, container by container."""
+    return [
+        limit.memory_bytes >> 20
+        for it in node.agent.store.tokens.values()
+        if it.lease and it.lease.pod == name
+        for limit in control.read(node.agent.leases.control(it.name)).limits
+    ]
+
+
+def report(node: Rig) -> Report:
+    """What is on the Node."""
+    found = read_report(node.api.objects[f"/api/v1/nodes/{NODE}"]["metadata"]["annotations"])
+    assert found is not None
+    return found
+
+
+def test_a_forged_record_of_a_resize_gives_nothing_before_the_first_start(library: Path) -> None:
+    """Its UID is known beforehand to whoever holds the pod back with a scheduling gate."""
+
+    async def story(node: Rig) -> None:
+        pod = node.pod("a", 1)
+        write(node, "a", **{RECORD: forged(pod)})
+        await seen(node, "a", RECORD, forged(pod))
+        await node.run(pod)
+        assert pages(node, "a") == [1077]
+        await until(lambda: report(node).pods)
+        assert report(node).pods == {pod["metadata"]["uid"]: (Slice(0, A, 1077, 0),)}
+        # What was written is not what the node tells others either.
+        node.api.put(path("a"), {**node.api.objects[path("a")], "status": {"phase": "Running"}})
+        await until(
+            lambda: (
+                node.api.objects[path("a")]["metadata"]["annotations"].get(RECORD) != forged(pod)
+            )
+        )
+        assert pages(node, "a") == [1077]
+
+    on(library, story)
+
+
+def test_a_forged_record_of_a_resize_gives_nothing_after_the_store_was_lost(library: Path) -> None:
+    """What is in force is on the control page, which tenants cannot write."""
+
+    async def story(node: Rig) -> None:
+        pod = node.pod("a", 1)
+        await node.run(pod)
+        write(node, "a", **{RECORD: forged(pod)})
+        await node.kill()
+        for file in (node.root / "state").iterdir():
+            file.unlink()
+        await node.start()
+        await until(lambda: any(it.lease for it in node.agent.store.tokens.values()))
+        (token,) = node.agent.store.tokens.values()
+        assert token.lease is not None
+        assert (token.lease.slices, token.lease.holds) == ([Slice(0, A, 1077, 0)],) * 2
+        assert pages(node, "a") == [1077]
+
+    on(library, story)
+
+
+def test_a_lost_store_finds_the_card_by_the_page_when_the_record_was_changed(library: Path) -> None:
+    """Programs are on the card that the page says."""
+
+    async def story(node: Rig) -> None:
+        pod = node.pod("a", 8)
+        await node.run(pod)
+        await node.kill()
+        moved = {gpushare.IDX: "1", gpushare.ALLOCATION: '{"0":{"1":8}}', gpushare.CARDS: "{}"}
+        write(node, "a", **moved)
+        for file in (node.root / "state").iterdir():
+            file.unlink()
+        await node.start()
+        await until(lambda: any(it.lease for it in node.agent.store.tokens.values()))
+        uid = pod["metadata"]["uid"]
+        await until(lambda: uid in report(node).pods)
+        assert report(node).pods[uid] == (Slice(0, A, 8616, 0),)
+
+    on(library, story)
+
+
+def test_a_record_cannot_be_changed_between_two_containers_of_a_pod(library: Path) -> None:
+    """Each would have its slice by another record, and the pod would hold both cards."""
+
+    async def story(node: Rig) -> None:
+        pod = node.pod("a", {"x": 4, "y": 4})
+        write(node, "a", **{gpushare.ALLOCATION: '{"0":{"0":4},"1":{"0":3}}'})
+        await until(
+            lambda: any(
+                it.metadata.annotations.get(gpushare.ALLOCATION, "").endswith(":3}}")
+                for it in node.agent.cluster.pods.values()
+            )
+        )
+        await node.kubelet.admit(pod)
+        await node.kubelet.start_container(pod, "x")
+        moved = '{"0":{"1":4},"1":{"1":4}}'
+        write(node, "a", **{gpushare.ALLOCATION: moved, gpushare.IDX: "1", gpushare.CARDS: "{}"})
+        await seen(node, "a", gpushare.ALLOCATION, moved)
+        with pytest.raises(ContainerFailed, match="record was changed after its container x"):
+            await node.kubelet.start_container(pod, "y")
+        uid = pod["metadata"]["uid"]
+        assert {it.card for it in report(node).pods[uid]} == {0}
+
+    on(library, story)
+
+
+def test_the_last_check_counts_what_every_container_may_use(library: Path) -> None:
+    """An init container's share of a card may be more than what its pod's record says of that card."""
+
+    async def story(node: Rig) -> None:
+        await node.run(node.pod("there", 8, on=0))
+        pod = node.pod("a", {"x": 2, "y": 8}, on=1, init={"prepare": 16})
+        uneven = {
+            gpushare.ALLOCATION: '{"0":{"0":2},"1":{"1":8}}',
+            gpushare.CARDS: "{}",
+        }
+        write(node, "a", **uneven)
+        await seen(node, "a", gpushare.ALLOCATION, uneven[gpushare.ALLOCATION])
+        await node.kubelet.admit(pod)
+        with pytest.raises(ContainerFailed, match="are still held by default/there"):
+            await node.kubelet.start_container(pod, "prepare")
+
+    on(library, story)
+
+
+def test_a_pod_that_pretends_to_be_anothers_mirror_is_not_taken_for_it(library: Path) -> None:
+    """The annotation of mirror pods is anybody's to write; a finalizer keeps such a pod where it is."""
+
+    async def story(node: Rig) -> None:
+        victim = node.pod("victim", 4)
+        del node.api.objects[path("victim")]
+        impostor = node.pod("impostor", 4, on=None)
+        # The API server lists it first.
+        impostor["metadata"]["annotations"]["kubernetes.io/config.mirror"] = victim["metadata"][
+            "uid"
+        ]
+        node.api.put(path("impostor"), impostor)
+        node.api.put(path("victim"), victim)
+        await node.kill()
+        await node.start()
+        await node.ready()
+        await node.run(victim)
+        assert pages(node, "victim") == [4308]
+
+    on(library, story)
+
+
+def test_a_refused_pod_is_reported_after_a_minute(library: Path) -> None:
+    """With whether it could start elsewhere; no more once it runs."""
+
+    async def story(node: Rig) -> None:
+        there = node.pod("there", 8)
+        await node.run(there)
+        late, foreign = node.pod("late", 8), node.pod("foreign", 1, on=None)
+        for pod in (late, foreign):
+            with pytest.raises(ContainerFailed):
+                await node.run(pod)
+        await node.agent.reconcile()
+        assert not report(node).refused
+        node.now += REFUSED_S
+        await node.agent.reconcile()
+        found = report(node).refused
+        uids = late["metadata"]["uid"], foreign["metadata"]["uid"]
+        assert [found[uid].movable for uid in uids] == [True, False]
+        assert "still held by default/there" in found[uids[0]].sentence
+        node.delete(there)
+        node.kubelet.forget(there)
+        await until(lambda: pages(node, "late"))
+        await until(lambda: set(report(node).refused) == {uids[1]})
+        node.delete(foreign)
+        node.kubelet.forget(foreign)
+        await until(lambda: not report(node).refused)
+
+    on(library, story)
+
+
+def test_what_lives_on_after_its_pod_is_reported(library: Path) -> None:
+    """Deleted by force: the card is still taken, and quotas know nothing of it."""
+
+    async def story(node: Rig) -> None:
+        pod = node.pod("a", 8)
+        await node.run(pod)
+        uid = pod["metadata"]["uid"]
+        node.living.add(uid)
+        node.delete(pod)
+        node.kubelet.forget(pod)
+        await until(lambda: uid in report(node).lingering)
+        assert report(node).pods == {}
+        assert report(node).lingering == {uid: Lingering("default/a", (Slice(0, A, 8616, 0),))}
+        node.living.clear()
+        node.agent.nudge()
+        await until(lambda: not report(node).lingering)
+
+    on(library, story)
+
+
+def test_the_report_is_there_before_the_container_starts(library: Path) -> None:
+    """And a pass that finds it as it should be writes nothing."""
+
+    async def story(node: Rig) -> None:
+        pod = node.pod("a", 4)
+        await node.run(pod)
+        assert pod["metadata"]["uid"] in report(node).pods
+        for _ in range(3):
+            await node.agent.reconcile()
+        await until(
+            lambda: (
+                node.agent.cluster.node and REPORT in node.agent.cluster.node.metadata.annotations
+            )
+        )
+        written = len(node.api.patches)
+        for _ in range(3):
+            await node.agent.reconcile()
+        assert len(node.api.patches) == written
+        node.annotate(**{REPORT: "x"})
+        await until(lambda: _readable(node))
+
+    on(library, story)
+
+
+def _readable(node: Rig) -> bool:
+    text = node.api.objects[f"/api/v1/nodes/{NODE}"]["metadata"]["annotations"][REPORT]
+    return bool(text != "x")
+
+
+@pytest.mark.parametrize("how", ["away", "silent"])
+def test_containers_start_while_the_report_cannot_be_written(
+    library: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The node's own check protects who is there; it is reported once the API server is back."""
+
+    async def story(node: Rig) -> None:
+        with monkeypatch.context() as patched:
+
+            async def fails(*_: Any) -> str:
+                if how == "silent":
+                    await asyncio.Event().wait()
+                raise NoCluster("away")
+
+            patched.setattr(Cluster, "report", fails)
+            pod = node.pod("a", 4)
+            await node.run(pod)
+            assert pages(node, "a") == [4308]
+        if how == "away":
+            node.agent.nudge()
+            await until(lambda: pod["metadata"]["uid"] in report(node).pods)
+
+    on(library, story)

@@ -1,0 +1,312 @@
+"""What tenants write on their own pods: nobody counts for more than its limits ask, or elsewhere."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fenka.core.requests import Slice
+from fenka.dialects import ack, gpu_manager, gpushare, hami, leases, modes, resizing, whole_cards
+from fenka.dialects.gpushare import Unreadable
+from fenka.dialects.leases import Lingering, Report
+from fenka.dialects.recognition import WITH_HAMI, recognise
+from fenka.dialects.requests import nominal_mib
+from fenka.kubernetes.objects import Node, Pod
+from fenka.kubernetes.world import World
+from fenka.scheduler.decide import Judge
+from tests.scheduler.objects_kit import T4_MIB, a_node, pod_json
+
+CARDS = 4
+FORGED = Slice(0, "GPU-n-0", T4_MIB, 100)
+
+
+def pod(limits: dict[str, int], **rest: Any) -> Pod:
+    """A pod on node n whose only container has these limits."""
+    made = pod_json("p", 0, node="n", uid="u", **rest)
+    made["spec"]["containers"][0]["resources"] = {
+        "limits": {name: str(amount) for name, amount in limits.items()}
+    }
+    return msgspec.convert(made, Pod)
+
+
+def counted(world: World) -> tuple[int, int]:
+    """MiB and percent that are held of all cards of the node."""
+    used = [world.used("n", card) for card in range(CARDS)]
+    return sum(it.memory_mib for it in used), sum(it.compute for it in used)
+
+
+def asked(it: Pod) -> tuple[int, int]:
+    """MiB and percent that its limits ask for; nothing for a pod that no node gives anything."""
+    try:
+        dialect = recognise(it.manifest, WITH_HAMI)
+        parts = dialect.demand(it.manifest, 1024) if dialect else ()
+    except Unreadable:
+        return 0, 0
+    requests = [part.request for part in parts]
+    return (
+        sum(one.cards * nominal_mib(one, T4_MIB) for one in requests),
+        sum(one.cards * (100 if one.whole else one.compute) for one in requests),
+    )
+
+
+def a_world(*pods: Pod) -> World:
+    """A node of four cards."""
+    return World([a_node("n", *[T4_MIB] * CARDS)], pods, WITH_HAMI)
+
+
+UNIT = {gpushare.MEMORY: 1}
+SLICE = {gpu_manager.CORE: 10, gpu_manager.MEMORY: 4}
+HAMI = {hami.COUNT: 1, hami.MEMORY: 1000, hami.CORES: 10}
+
+LIES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
+    "more units than its limits": (UNIT, {gpushare.ALLOCATION: '{"0":{"0":14,"1":14}}'}),
+    "containers that it has not": (UNIT, {gpushare.ALLOCATION: '{"0":{"0":1},"7":{"1":14}}'}),
+    "more compute than its limits": (
+        {gpushare.MEMORY: 1, ack.CORE: 5},
+        {gpushare.IDX: "0", ack.CORES: '{"0":{"0":100}}'},
+    ),
+    "its compute on every card": (
+        {gpushare.MEMORY: 4, ack.CORE: 50},
+        {gpushare.ALLOCATION: '{"0":{"0":1,"1":1,"2":1,"3":1}}'},
+    ),
+    "a card that is not there": (UNIT, {gpushare.IDX: "99"}),
+    "another node's card": (UNIT, {gpushare.IDX: "0", gpushare.CARDS: '{"0":"GPU-other-0"}'}),
+    "nonsense": (UNIT, {gpushare.ALLOCATION: "nonsense"}),
+    "no record": (UNIT, {}),
+    "nesting": (UNIT, {gpushare.ALLOCATION: '{"0":' * 9000}),
+    "a resize": (
+        UNIT,
+        {
+            gpushare.IDX: "0",
+            resizing.RECORD: resizing.write_record(resizing.Resized("u", (FORGED,))),
+        },
+    ),
+    "gpu-manager's nonsense": (SLICE, {f"{gpu_manager.INDEXES}0": "x"}),
+    "gpu-manager's other cards": (SLICE, {f"{gpu_manager.INDEXES}0": "0,1,2,3"}),
+    "gpu-manager's ceiling": (SLICE, {f"{gpu_manager.INDEXES}0": "0", gpu_manager.CEILING: "x"}),
+    "HAMi's sizes": (HAMI, {hami.ALLOCATED: "GPU-n-0,NVIDIA,15079,100:;"}),
+    "HAMi's nonsense": (HAMI, {hami.ALLOCATED: "GPU-n-9,NVIDIA,1,1:;"}),
+    "HAMi's annotations that are not served": (HAMI, {"nvidia.com/use-gputype": "A100"}),
+    "whole cards that it has not asked for": (
+        {gpushare.WHOLE: 1},
+        {whole_cards.RECORD: '{"c0":[0,1,2,3]}'},
+    ),
+    "whole cards in nonsense": ({gpushare.WHOLE: 1}, {whole_cards.RECORD: "x"}),
+    "two dialects": ({**UNIT, **SLICE}, {gpushare.IDX: "0"}),
+    "a label": (UNIT, {gpushare.IDX: "0"}),
+}
+
+
+@pytest.mark.parametrize("lie", sorted(LIES))
+def test_a_pod_counts_for_no_more_than_its_limits_whatever_its_record_says(lie: str) -> None:
+    """On all cards together."""
+    limits, annotations = LIES[lie]
+    labels = {gpushare.COUNT: "x"} if lie == "a label" else {}
+    it = pod(limits, annotations=annotations, labels=labels)
+    memory, compute = counted(a_world(it))
+    # Each card rounds its units down by itself.
+    assert memory <= asked(it)[0] + CARDS
+    assert compute <= asked(it)[1]
+
+
+NUMBERS = st.sampled_from(["0", "1", "3", "9", "-1", "x"])
+TEXTS = st.one_of(
+    NUMBERS,
+    st.lists(NUMBERS, max_size=4).map(",".join),
+    st.dictionaries(
+        st.sampled_from(["0", "1", "2", "c0", "c1", "00", "i0"]),
+        st.one_of(
+            st.dictionaries(NUMBERS, st.integers(-1, 20), max_size=4),
+            st.lists(st.integers(-1, 5), max_size=4),
+        ),
+        max_size=3,
+    ).map(json.dumps),
+    st.lists(
+        st.tuples(
+            st.sampled_from([f"GPU-n-{i}" for i in range(5)]),
+            st.integers(0, 20000),
+            st.integers(0, 200),
+        ).map(lambda it: f"{it[0]},NVIDIA,{it[1]},{it[2]}:"),
+        max_size=3,
+    ).map(lambda it: "".join(it) + ";"),
+)
+KEYS = (
+    gpushare.ALLOCATION,
+    gpushare.IDX,
+    gpushare.CARDS,
+    ack.CORES,
+    f"{gpu_manager.INDEXES}0",
+    f"{gpu_manager.INDEXES}1",
+    gpu_manager.CEILING,
+    hami.ALLOCATED,
+    whole_cards.RECORD,
+)
+
+
+@given(
+    st.sampled_from(["gpushare", "ack", "gpu-manager", "hami", "whole"]),
+    st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    st.lists(st.integers(0, 6), max_size=2),
+    st.sampled_from(["", "2", "4"]),
+    st.dictionaries(st.sampled_from(KEYS), TEXTS),
+)
+def test_no_annotation_makes_a_pod_count_for_more(
+    dialect: str,
+    units: list[int],
+    inits: list[int],
+    cards: str,
+    annotations: dict[str, str],
+) -> None:
+    """Of any dialect, with containers of any sizes."""
+
+    def limits(amount: int) -> dict[str, str]:
+        by_name = {
+            "gpushare": {gpushare.MEMORY: amount},
+            "ack": {gpushare.MEMORY: amount, ack.CORE: 10 * amount},
+            "gpu-manager": {gpu_manager.CORE: 10 * amount, gpu_manager.MEMORY: amount},
+            "hami": {hami.COUNT: min(amount, 2), hami.MEMORY: 700 * amount, hami.CORES: amount},
+            "whole": {gpushare.WHOLE: amount},
+        }
+        return {name: str(it) for name, it in by_name[dialect].items()}
+
+    made = pod_json(
+        "p",
+        *units,
+        init=tuple(inits) if dialect in ("gpushare", "ack") else (),
+        node="n",
+        uid="u",
+        annotations=annotations,
+        labels={gpushare.COUNT: cards} if cards else {},
+    )
+    for kind in ("containers", "initContainers"):
+        for container in made["spec"][kind]:
+            amount = int(container["resources"]["limits"][gpushare.MEMORY])
+            container["resources"] = {"limits": limits(amount)}
+    it = msgspec.convert(made, Pod)
+    memory, compute = counted(a_world(it))
+    # Each card rounds its units down by itself.
+    assert memory <= asked(it)[0] + CARDS
+    assert compute <= asked(it)[1]
+
+
+def placed(card: int, units: int = 8) -> dict[str, str]:
+    """gpushare's record."""
+    return {
+        gpushare.IDX: str(card),
+        gpushare.ALLOCATION: json.dumps({"0": {str(card): units}}),
+    }
+
+
+def test_what_the_leader_wrote_counts_when_the_record_is_changed() -> None:
+    """Else the next pod would be sent to a card that is full."""
+    world = a_world()
+    unbound = msgspec.convert(pod_json("p", 8, uid="u"), Pod)
+    share = world.share("n")
+    assert share is not None
+    (part,) = ack.demand(unbound.manifest, 1024)
+    placement = gpushare.read_placement(share, placed(2), unbound.manifest.asks(gpushare.MEMORY))
+    assert part.request.memory is not None
+    assert placement is not None
+    world.assume(unbound, (placement,))
+    for annotations in (placed(2), placed(1), placed(1, 1), {gpushare.ALLOCATION: "x"}, {}):
+        world.set_pod(pod({gpushare.MEMORY: 8}, annotations=annotations))
+        assert not world.is_assumed("u")
+        assert [world.used("n", card).memory_mib for card in range(CARDS)] == [0, 0, 8616, 0]
+    world.forget_pod("u")
+    assert counted(world) == (0, 0)
+
+
+def test_an_unreadable_record_counts_where_the_last_readable_one_was() -> None:
+    """For a leader that did not write it."""
+    world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(2)))
+    world.set_pod(pod({gpushare.MEMORY: 8}, annotations={gpushare.ALLOCATION: "x"}))
+    assert [world.used("n", card).memory_mib for card in range(CARDS)] == [0, 0, 8616, 0]
+    holding = world.holding("u")
+    assert holding is not None
+    assert holding.trouble is not None
+
+
+def reporting(report: Report) -> Node:
+    """The node, with what its program reports."""
+    return a_node("n", *[T4_MIB] * CARDS, annotations={leases.REPORT: leases.write_report(report)})
+
+
+def test_the_nodes_report_counts_for_pods_with_a_lease_whatever_their_records_say() -> None:
+    """Also what was resized: more than the limits, where the node says so."""
+    there = pod({gpushare.MEMORY: 8}, annotations=placed(1))
+    world = a_world(there)
+    world.set_node(reporting(Report({"u": (Slice(2, "GPU-n-2", 12000, 30),)})))
+    assert counted(world) == (12000, 30)
+    assert world.used("n", 2).memory_mib == 12000
+    world.set_pod(pod({gpushare.MEMORY: 8}, annotations={gpushare.ALLOCATION: "x"}))
+    assert world.used("n", 2).memory_mib == 12000
+    holding = world.holding("u")
+    assert holding is not None
+    assert holding.trouble is None
+    world.set_node(a_node("n", *[T4_MIB] * CARDS))
+    # What the tenant wrote before is all that is left.
+    assert world.used("n", 2).memory_mib == 0
+
+
+def test_whole_cards_that_a_node_reports_are_whole() -> None:
+    """Beside a slice of the same pod."""
+    pieces = Slice(1, "GPU-n-1", T4_MIB, 100), Slice(2, "GPU-n-2", 1077, 10)
+    world = a_world(pod({gpushare.WHOLE: 1}))
+    world.set_node(reporting(Report({"u": pieces})))
+    assert [world.used("n", card).whole for card in range(CARDS)] == [0, 1, 0, 0]
+    assert counted(world) == (T4_MIB + 1077, 110)
+
+
+def test_a_card_that_was_exchanged_is_free_whatever_a_report_says_of_the_former_one() -> None:
+    """Reports name cards by UUID."""
+    world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(1)))
+    world.set_node(reporting(Report({"u": (Slice(1, "GPU-former", 8616, 0),)})))
+    assert counted(world) == (0, 0)
+
+
+def test_a_pod_deleted_by_force_counts_while_its_node_says_that_it_lives() -> None:
+    """Else others would be sent to a card that is full; it is nobody's victim."""
+    world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(2)))
+    lingering = {"u": Lingering("team/p", (Slice(2, "GPU-n-2", 8616, 0),))}
+    world.set_node(reporting(Report({}, lingering)))
+    # The API server still shows it here: once, not twice.
+    assert counted(world) == (8616, 0)
+    world.forget_pod("u")
+    assert world.used("n", 2).memory_mib == 8616
+    (holding,) = world.holdings("n")
+    assert holding.lingering
+    assert holding.pod.full_name == "team/p"
+    important = msgspec.convert(pod_json("v", 14, uid="v", priority=100), Pod)
+    judge = Judge(world, "binpack")
+    for card in (0, 1, 3):
+        world.set_pod(
+            msgspec.convert(
+                pod_json(f"o{card}", 14, uid=f"o{card}", node="n", annotations=placed(card, 14)),
+                Pod,
+            )
+        )
+    found = judge.preempt(important, "n", (), {})
+    assert found is not None
+    assert "u" not in found.uids
+    world.set_node(reporting(Report()))
+    assert world.used("n", 2).memory_mib == 0
+
+
+def test_a_report_that_cannot_be_read_leaves_the_other_sources() -> None:
+    """Of a newer version of the node's program, for example."""
+    world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(2)))
+    world.set_node(a_node("n", *[T4_MIB] * CARDS, annotations={leases.REPORT: "x"}))
+    assert world.used("n", 2).memory_mib == 8616
+
+
+def test_a_pod_of_two_dialects_does_not_keep_others_from_its_node() -> None:
+    """It has no card, and on a node of one mode it is of neither kind."""
+    world = a_world(pod({**UNIT, **SLICE}, annotations={gpushare.IDX: "0"}))
+    labels = {modes.MODE: "core_mem"}
+    world.set_node(a_node("n", *[T4_MIB] * CARDS, labels=labels))
+    wanted = msgspec.convert(pod_json("v", 14, uid="v"), Pod)
+    wanted.spec.containers[0].resources.limits[ack.CORE] = "50"
+    assert Judge(world, "binpack").filter(wanted, ["n"]).fitting == ["n"]

@@ -13,7 +13,7 @@ from datetime import datetime
 
 import pytest
 
-from e2e.cluster import Cluster, wait_until
+from e2e.cluster import Cluster, ClusterError, wait_until
 from e2e.scenarios.conftest import CHART, RELEASE
 from e2e.scenarios.kit import MEMORY, World, deployment
 from e2e.scenarios.paper import UNITS, Json, Paper
@@ -288,6 +288,34 @@ def test_pods_are_served_in_order_and_small_ones_fill_what_is_free(
     assert "late" not in paper.placed()
     paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "a")
     wait_until("all", lambda: "late" in paper.placed(), 60)
+
+
+def test_long_line_is_gated_and_served_in_order(paper: Paper) -> None:
+    """Of 30 pods that ask for the whole card one has it and four are tried; the others wait at a gate that an
+    editor of the namespace cannot remove. Each release lets the next one in."""
+    cluster, namespace = paper.cluster, paper.namespace
+    paper.node("paper-0", 1)
+    paper.create(*(paper.pod(f"p{number:02}", UNITS) for number in range(30)))
+    bound = list(paper.wait_for_placed(1))
+
+    def gated() -> list[str]:
+        return [it["metadata"]["name"] for it in paper.pods() if it["spec"].get("schedulingGates")]
+
+    wait_until("the first four to be tried", lambda: len(gated()) == 25, 30)
+    cluster.kubectl(
+        *("-n", namespace, "create", "rolebinding", "editor", "--clusterrole=edit", "--user=eve")
+    )
+    take = json.dumps({"spec": {"schedulingGates": None}})
+    with pytest.raises(ClusterError, match=r"fenka.io/queue.*when the pod's turn comes"):
+        cluster.kubectl(
+            *("--as=eve", "-n", namespace, "patch", "pod", gated()[0], "--type=merge", "-p", take)
+        )
+    for _ in range(3):
+        following = queued(paper)[0]
+        cluster.kubectl("-n", namespace, "delete", "pod", bound[-1], "--grace-period=0", "--force")
+        wait_until(f"{following} has the card", lambda: following in paper.placed(), 30)  # noqa: B023
+        bound.append(following)
+    wait_until("the next four to be tried", lambda: len(gated()) == 22, 30)
 
 
 def test_a_nodes_label_overrides_the_policy(paper: Paper) -> None:

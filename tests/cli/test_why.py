@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from fenka.cli.errors import sentences
 from fenka.cli.main import app
+from fenka.kubernetes.objects import GATE
 from tests.cli.api_kit import Json, Server, node, on_card, pod, serving, sharing, units
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -206,6 +207,17 @@ def test_no_node_shares(tmp_path: Path) -> None:
     """The first thing a newcomer forgets."""
     (found,) = data(Server(nodes=[node("a")], pods=[waiting()]), tmp_path, "default/p")["help"]
     assert found == "no node shares its GPUs: label one gpushare=true or cgpu=true"
+
+
+def test_pod_with_fenkas_gate_waits_for_its_turn(tmp_path: Path) -> None:
+    """It is pending like any other, and the nodes are judged for it."""
+    blocked = said("Scheduling is blocked due to non-empty scheduling gates")
+    blocked["conditions"][0]["reason"] = "SchedulingGated"
+    gated = waiting(spec={"schedulingGates": [{"name": GATE}]}, status=blocked)
+    answer = data(Server(nodes=[sharing("a")], pods=[gated]), tmp_path, "default/p")
+    assert (answer["state"], answer["said"]) == ("pending", "")
+    assert any(GATE in note and "fenka queue" in note for note in answer["notes"])
+    assert [it["fits"] for it in answer["nodes"]] == [True]
 
 
 def test_gates(tmp_path: Path) -> None:

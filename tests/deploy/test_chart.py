@@ -12,6 +12,7 @@ import yaml
 
 from fenka.dialects import whole_cards
 from fenka.dialects.recognition import WITH_HAMI
+from fenka.kubernetes.objects import GATE
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "chart"
@@ -225,6 +226,46 @@ def test_the_extender_is_asked_about_every_resource_that_fenka_gives() -> None:
     managed = {it["name"]: it["ignoredByScheduler"] for it in extenders()["managedResources"]}
     names = {name for dialect in WITH_HAMI for name in dialect.RESOURCES}
     assert managed == {name: name in whole_cards.HAMI_ONLY for name in names}
+
+
+ADMISSION = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
+
+
+@needs_helm
+@pytest.mark.parametrize("hami", [False, True])
+def test_pods_are_gated_by_every_resource_that_this_line_orders(hami: bool) -> None:
+    """Whole cards are also had on nodes that fenka does not serve: kube-scheduler orders those pods."""
+    done = helm(
+        *("template", "fenka", str(CHART), "--api-versions", ADMISSION),
+        *("--set", f"hamiNames={str(hami).lower()},secondScheduler.enabled=true"),
+    )
+    objects = [it for it in yaml.safe_load_all(done.stdout) if it]
+    policy = one(objects, "MutatingAdmissionPolicy", "fenka-queue-gate")["spec"]
+    conditions = {it["name"]: it["expression"] for it in policy["matchConditions"]}
+    names = [it["name"] for it in extenders()["managedResources"] if it["name"] != "nvidia.com/gpu"]
+    for name in names:
+        assert (json.dumps(name) in conditions["asks-for-a-card"]) == (
+            hami or name not in whole_cards.HAMI_ONLY
+        )
+    assert '"nvidia.com/gpu"' not in conditions["asks-for-a-card"]
+    assert '["default-scheduler","fenka"]' in conditions["kube-scheduler-places-it"]
+    assert GATE in policy["mutations"][0]["applyConfiguration"]["expression"]
+    assert policy["failurePolicy"] == "Ignore"
+
+
+@needs_helm
+def test_no_pod_is_gated_where_the_api_is_missing_or_the_value_says_so() -> None:
+    """Kubernetes before 1.36."""
+    assert not [
+        it
+        for it in render()
+        if "AdmissionPolicy" in it["kind"] and "gate" in it["metadata"]["name"]
+    ]
+    off = helm(
+        *("template", "fenka", str(CHART), "--api-versions", ADMISSION),
+        *("--set", "scheduler.order.gate=false"),
+    )
+    assert "queue-gate" not in off.stdout
 
 
 def test_guide_shows_the_file_to_paste() -> None:

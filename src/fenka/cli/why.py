@@ -11,7 +11,7 @@ from fenka.cli.pending import FullContainerStatus, FullPod, NodeVerdict
 from fenka.dialects import ack, gpushare
 from fenka.dialects.gpushare import Unreadable
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.objects import Meta, Object, pod_path
+from fenka.kubernetes.objects import GATE, Meta, Object, pod_path
 
 NAMES = 3
 """Nodes to name of those that have the same reasons."""
@@ -133,7 +133,8 @@ def _state(pod: FullPod) -> str:
         return "terminating"
     if pod.spec.node_name or pod.finished:
         return "starting" if pod.status.phase == "Pending" else pod.status.phase.lower()
-    return "gated" if pod.spec.scheduling_gates else "pending"
+    gates = {it.name for it in pod.spec.scheduling_gates}
+    return "gated" if gates - {GATE} else "pending"
 
 
 def _asks(pod: FullPod) -> str:
@@ -203,13 +204,19 @@ def _add_place(result: Answer, pod: FullPod, around: Cluster) -> None:
 def _add_wait(result: Answer, pod: FullPod, around: Cluster) -> None:
     """The pod is on no node."""
     condition = next((it for it in pod.status.conditions if it.type == "PodScheduled"), None)
-    result.said = condition.message if condition else ""
+    waits_for_turn = pod.gated_by(GATE)
+    result.said = condition.message if condition and not waits_for_turn else ""
     result.events = [it for it in result.events if not (result.said and it.endswith(result.said))]
     if result.state == "gated":
-        gates = ", ".join(gate.name for gate in pod.spec.scheduling_gates)
+        gates = ", ".join(it.name for it in pod.spec.scheduling_gates if it.name != GATE)
         result.help = [f"whoever put its scheduling gates there must take them away: {gates}"]
         return
-    if not result.said:
+    if waits_for_turn:
+        result.notes.append(
+            f"the scheduling gate {GATE} keeps it from kube-scheduler until its turn comes: "
+            "fenka queue shows its position"
+        )
+    elif not result.said:
         result.notes.append(
             f"{pod.spec.scheduler_name or 'the scheduler'} has not said anything of it yet: it has "
             "just been created, or no scheduler of that name runs"

@@ -11,6 +11,10 @@ import msgspec
 from fenka.dialects.gpushare import Kind, quantity
 from fenka.dialects.requests import Limits, Manifest
 
+GATE = "fenka.io/queue"
+"""The scheduling gate that the chart's admission policy puts on pods that ask for cards. While a pod has it,
+kube-scheduler does not try it. The leader removes it."""
+
 
 class Object(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
     """Kubernetes' names are in camel case."""
@@ -177,6 +181,10 @@ class Pod(Object):
             if it.type == "PodScheduled" and it.status == "False" and it.reason == "Unschedulable":
                 return it.message
         return None
+
+    def gated_by(self, gate: str) -> bool:
+        """Whether this scheduling gate is on it."""
+        return any(it.name == gate for it in self.spec.scheduling_gates)
 
     @property
     def manifest(self) -> Manifest:

@@ -26,15 +26,15 @@ from fenka.core.backfill import (
 from fenka.core.evaluate import Policy
 from fenka.core.reasons import Rejected
 from fenka.core.requests import Placement, Request
-from fenka.dialects import modes
+from fenka.dialects import modes, whole_cards
 from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.recognition import recognise
 from fenka.dialects.requests import Dialect, Part
 from fenka.kubernetes.fitting import obstacles
 from fenka.kubernetes.gangs import MINIMUM_LABEL, key_of
-from fenka.kubernetes.objects import Pod, seconds
+from fenka.kubernetes.objects import GATE, Pod, seconds
 from fenka.kubernetes.world import Holding, World
-from fenka.scheduler.decide import could_ever, named, neighbours
+from fenka.scheduler.decide import Wanted, could_ever, named, neighbours
 
 GRACE_S = 30
 """Kubernetes' own, for a pod that does not say how long it may take to end."""
@@ -207,16 +207,17 @@ class Line:
         pods: Iterable[Pod],
         now: float,
         *,
-        refused: Callable[[Pod], bool] = lambda pod: pod.unschedulable is not None,
+        refused: Callable[[Pod], bool] | None = None,
         planned: Mapping[str, tuple[Placement, ...]] | None = None,
         struck: Mapping[str, frozenset[str]] | None = None,
     ) -> Turn:
         """Once, for the pods of these that wait. now: seconds since 1970.
 
-        refused: whether no node was found for a pod. planned: what is held for gangs besides what the world
-        knows; these do not wait. struck: nodes to which a waiter may not go, whatever it looks like.
+        refused: whether a pod waits; by default what its own status says. planned: what is held for gangs
+        besides what the world knows; these do not wait. struck: nodes to which a waiter may not go, whatever it
+        looks like.
         """
-        planned, struck = planned or {}, struck or {}
+        planned, struck, refused = planned or {}, struck or {}, refused or waits
         self._renew_nodes()
         held, users = self._all_held(planned, now)
         wanted: dict[str, tuple[Waiter, dict[int, Waiting]]] = {}
@@ -253,6 +254,19 @@ class Line:
             return recognise(pod.manifest, self._world.dialects) is not None
         except Unreadable:
             return False
+
+    def orders(self, pod: Pod) -> bool:
+        """Return whether this line decides when the pod is served.
+
+        kube-scheduler also places pods with whole cards on nodes that do not share: those are not in this line.
+        Nor is a pod that could not be on any sharing node.
+        """
+        wanted = Wanted(pod, self._world.dialects)
+        return (
+            wanted.dialect is not None
+            and wanted.dialect is not whole_cards
+            and bool(self.units(pod))
+        )
 
     def units(self, pod: Pod) -> set[int]:
         """Of the nodes to which it may go, and where it could be if nothing were held."""
@@ -450,13 +464,18 @@ class Line:
 
 
 def is_open(pod: Pod) -> bool:
-    """Whether a scheduler may find a node for it."""
+    """Return whether a scheduler may find a node for it, once fenka's own gate is removed."""
     return not (
         pod.spec.node_name
         or pod.finished
         or pod.metadata.deletion_timestamp is not None
-        or pod.spec.scheduling_gates
+        or any(it.name != GATE for it in pod.spec.scheduling_gates)
     )
+
+
+def waits(pod: Pod) -> bool:
+    """Return whether an open pod waits for certain: it is gated, or kube-scheduler has found no node."""
+    return pod.unschedulable is not None or pod.gated_by(GATE)
 
 
 def runs_for(pod: Pod) -> float | None:

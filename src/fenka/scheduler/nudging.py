@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 LABEL = "fenka.io/tried-again"
 """On a pod: when there was room for it and kube-scheduler had not come back to it, in seconds since 1970."""
 
-LOOK_S = 1.0
+LOOK_S = 0.25
 MOST = 20
 """Pods at a time: what is one write each."""
 

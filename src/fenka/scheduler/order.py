@@ -17,15 +17,24 @@ from fenka.core.backfill import Fairness, Key
 from fenka.core.evaluate import Policy
 from fenka.core.requests import Placement
 from fenka.kubernetes.gangs import key_of
-from fenka.kubernetes.objects import Pod
+from fenka.kubernetes.objects import GATE, Pod
 from fenka.kubernetes.world import World
 from fenka.scheduler.decide import Ahead, Filtered, Judge, Kept, No
-from fenka.scheduler.line import Line, Place, Turn, Waiter, is_open, looks_complete, runs_for
+from fenka.scheduler.line import (
+    Line,
+    Place,
+    Turn,
+    Waiter,
+    is_open,
+    looks_complete,
+    runs_for,
+    waits,
+)
 
 PATIENCE_S = 15.0
 """kube-scheduler tries a pod again 10 s after it could have, at the latest, and binds it at once."""
 
-DUE_S = 2.0
+DUE_S = 0.5
 """By then kube-scheduler has mostly come back to a pod by itself."""
 
 MOMENT_S = 0.25
@@ -85,6 +94,10 @@ class Order:
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._waiting: set[str] = set()
         """Of the open ones those for which no node was found."""
+        self._gated: dict[str, Pod] = {}
+        """Pods on which fenka's gate is the only one left."""
+        self._ungated: tuple[Turn, int] | None = None
+        """As of which serving, and how many gated pods, `to_ungate` found nothing."""
         self._turn, self._stamp = Turn(), (-1, -1)
         self._plans: Mapping[str, tuple[Placement, ...]] = {}
         self._changes, self._urgent = 0, False
@@ -111,6 +124,7 @@ class Order:
         """The pod is new, or is so now."""
         uid = pod.metadata.uid
         known = self._open.get(uid)
+        self._set_gated(pod)
         if not is_open(pod) or not self._line.wants(pod):
             if known is not None and pod.spec.node_name:
                 self._count_overtaken(known)
@@ -128,6 +142,7 @@ class Order:
 
     def forget(self, uid: str) -> None:
         """The pod is gone."""
+        self._gated.pop(uid, None)
         self._close(uid)
         self._line.forget(uid)
 
@@ -214,12 +229,39 @@ class Order:
             fits = self._fits.get(it.waiter.id)
             if fits is None or fits.named or now - fits.since < DUE_S:
                 continue
-            if self._still(it.waiter.pods):
+            if self._still(it.waiter.pods) and not any(
+                pod.metadata.uid in self._gated for pod in it.waiter.pods
+            ):
                 fits.named = True
                 found += it.waiter.pods
             if len(found) >= most:
                 break
         return found
+
+    def to_ungate(self, most: int) -> list[Pod]:
+        """Return gated pods that kube-scheduler is to try now, about so many, in order.
+
+        These are the pods for which anything is kept: they fit, or are among the first that have named cards.
+        kube-scheduler preempts for the latter, and says why they wait. Pods that are not in this line are
+        kube-scheduler's alone. Pods of a gang stay gated until enough of the gang exist.
+        """
+        if not self._gated:
+            return []
+        state = self._current(), len(self._gated)
+        turn = state[0]
+        if self._ungated is not None and self._ungated[0] is turn and self._ungated[1] == state[1]:
+            return []
+        uids = [it.metadata.uid for _, place in turn.marks for it in place.waiter.pods]
+        uids += [
+            uid
+            for uid, pod in self._gated.items()
+            if (waiter_id := _waiter_id(pod)) in self._passed
+            or (waiter_id not in turn and not self._line.orders(pod))
+        ]
+        found = [self._gated[uid] for uid in uids if uid in self._gated]
+        if not found:
+            self._ungated = state
+        return found[:most]
 
     @property
     def starvation_s(self) -> float:
@@ -239,7 +281,17 @@ class Order:
         return self._turn.key(Waiter(_waiter_id(pod), (pod,)).waiting(self._now()))
 
     def _waits(self, pod: Pod) -> bool:
-        return pod.metadata.uid in self._refused or pod.unschedulable is not None
+        return pod.metadata.uid in self._refused or waits(pod)
+
+    def _set_gated(self, pod: Pod) -> None:
+        uid = pod.metadata.uid
+        gates = {it.name for it in pod.spec.scheduling_gates}
+        if gates == {GATE} and pod.metadata.deletion_timestamp is None and not pod.finished:
+            self._gated[uid] = pod
+            # Its place in line is kept until kube-scheduler has asked for it.
+            _remember(self._refused, uid, None)
+        elif self._gated.pop(uid, None) is not None:
+            self._ungated = None
 
     def _still(self, pods: Iterable[Pod]) -> bool:
         """Whether any of them waits on, and is not just being bound."""

@@ -19,6 +19,7 @@ from fenka.scheduler.cluster import Cluster
 from fenka.scheduler.decide import Judge
 from fenka.scheduler.desk import Desk
 from fenka.scheduler.gangs import Gangs
+from fenka.scheduler.gates import GateKeeper
 from fenka.scheduler.keeping import GangKeeper
 from fenka.scheduler.nudging import Nudger
 from fenka.scheduler.order import InOrder, Order
@@ -120,6 +121,7 @@ class Replica:
             schedulers=settings.schedulers,
         )
         self.nudger = Nudger(api, self.order.due, lambda: self.leading, sleep)
+        self.gate_keeper = GateKeeper(api, self.order.to_ungate, lambda: self.leading, sleep)
         self._sleep = sleep
         self._fresh = self._ending = False
         self._refreshing: asyncio.Task[None] | None = None
@@ -157,6 +159,7 @@ class Replica:
             group.create_task(self.keeper.run(lambda: self.leading))
             group.create_task(self._stand(group))
             group.create_task(self.nudger.run())
+            group.create_task(self.gate_keeper.run())
 
     async def stop(self) -> None:
         """Begin nothing new, finish what runs, let another lead at once, and send late callers to it."""

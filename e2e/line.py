@@ -1,0 +1,167 @@
+"""Measure the time from the release of a card to the next binding, for lines of different lengths.
+
+Needs a cluster whose kube-scheduler asks fenka's extender: ``python -m e2e run python -m e2e.line``. A node
+without a kubelet has one card. Each pod asks for the whole card and is deleted one second after it was bound.
+Prints a Markdown table.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from typing import Any
+
+from fenka.core.cards import Card
+from fenka.dialects import gpushare
+from fenka.kubernetes.client import Api, Refused
+from fenka.kubernetes.objects import Node, Pod
+
+NODE, ONLY, UNITS, GIB = "bench-line", "fenka.io/bench-line", 16, 1024
+NAMESPACE = "default"
+RUNS_S = 1.0
+TOGETHER = 16
+
+
+def node() -> dict[str, Any]:
+    """Return a node with one card."""
+    cards = [Card(0, "GPU-bench-line", "Tesla T4", UNITS * GIB)]
+    inventory = {gpushare.CARDS: gpushare.write_inventory(cards, GIB)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": NODE, "labels": {ONLY: "yes"}, "annotations": inventory},
+        "spec": {"taints": [{"key": ONLY, "value": "yes", "effect": "NoSchedule"}]},
+    }
+
+
+def pod(name: str) -> dict[str, Any]:
+    """Return a pod that asks for the whole card."""
+    container = {"name": "c", "image": "none", "resources": {"limits": {gpushare.MEMORY: UNITS}}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": {ONLY: "yes"}},
+        "spec": {
+            "nodeSelector": {ONLY: "yes"},
+            "tolerations": [{"operator": "Exists"}],
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+        },
+    }
+
+
+class Bench:
+    """One cluster."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self.path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        self.bound: dict[str, float] = {}
+        self.changed = asyncio.Event()
+
+    async def watch(self) -> None:
+        """Record when each pod is bound."""
+        _, version = await self.api.list(self.path, Pod, labelSelector=ONLY)
+        async for change in self.api.watch(
+            self.path, Pod, version, seconds=3600, labelSelector=ONLY
+        ):
+            found = change.object
+            if found is not None and found.spec.node_name:
+                self.bound.setdefault(found.metadata.name, time.monotonic())
+                self.changed.set()
+
+    async def prepare(self) -> None:
+        """Make the node."""
+        await self.clean()
+        await self.api.create("/api/v1/nodes", Node, node())
+        resources = {"cpu": "64", "memory": "64Gi", "pods": "5000"}
+        resources |= {gpushare.MEMORY: str(UNITS), gpushare.COUNT: "1"}
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+        status = {"capacity": resources, "allocatable": resources, "conditions": [ready]}
+        await self.api.patch(f"/api/v1/nodes/{NODE}/status", Node, {"status": status})
+
+    async def clean(self) -> None:
+        """Remove the node and all pods."""
+        pods, _ = await self.api.list(self.path, Pod, labelSelector=ONLY)
+        await self.all(self.delete(f"{self.path}/{it.metadata.name}") for it in pods)
+        await self.delete(f"/api/v1/nodes/{NODE}")
+
+    async def delete(self, path: str) -> None:
+        """Delete it if it is there, at once."""
+        try:
+            await self.api.delete(path, {"gracePeriodSeconds": 0})
+        except Refused as why:
+            if why.status != 404:
+                raise
+
+    async def all(self, calls: Any) -> None:
+        """A few at a time."""
+        slots = asyncio.Semaphore(TOGETHER)
+
+        async def one(call: Any) -> None:
+            async with slots:
+                await call
+
+        await asyncio.gather(*map(one, calls))
+
+    async def next_bound(self, known: set[str], within_s: float) -> str:
+        """Wait until a pod besides these is bound."""
+        async with asyncio.timeout(within_s):
+            while not (new := self.bound.keys() - known):
+                self.changed.clear()
+                await self.changed.wait()
+        (name, *_) = sorted(new)
+        return str(name)
+
+    async def measure(self, length: int, releases: int, settle_s: float) -> list[float]:
+        """Return the seconds from each release to the next binding."""
+        await self.prepare()
+        begun = time.monotonic()
+        self.bound.clear()
+        await self.all(
+            self.api.create(self.path, Pod, pod(f"p-{number:05}")) for number in range(length)
+        )
+        known: set[str] = set()
+        holder = await self.next_bound(known, 120)
+        print(f"<!-- {length} created within {time.monotonic() - begun:.1f} s -->", flush=True)
+        await asyncio.sleep(settle_s)
+        found = []
+        for _ in range(min(releases, length - 1)):
+            known.add(holder)
+            await self.delete(f"{self.path}/{holder}")
+            released = time.monotonic()
+            holder = await self.next_bound(known, 300)
+            found.append(self.bound[holder] - released)
+            await asyncio.sleep(RUNS_S)
+        await self.clean()
+        return found
+
+
+async def main() -> None:
+    """Print one row for each length."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", type=json.loads, default=[12, 300, 800])
+    parser.add_argument("--releases", type=int, default=11)
+    parser.add_argument(
+        "--settle", type=float, default=20.0, help="seconds before the first release"
+    )
+    options = parser.parse_args()
+    print("| pods that wait | median, s | longest, s | releases |\n|---|---|---|---|", flush=True)
+    async with await Api.connect() as api:
+        bench = Bench(api)
+        watching = asyncio.create_task(bench.watch())
+        try:
+            for length in options.lengths:
+                found = await bench.measure(length, options.releases, options.settle)
+                print(
+                    f"| {length} | {statistics.median(found):.2f} | {max(found):.2f} | {len(found)} |",
+                    flush=True,
+                )
+        finally:
+            watching.cancel()
+            await bench.clean()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -214,8 +214,8 @@ class Line:
         """Once, for the pods of these that wait. now: seconds since 1970.
 
         refused: whether a pod waits; by default what its own status says. planned: what is held for gangs
-        besides what the world knows; these do not wait. struck: nodes to which a waiter may not go, whatever it
-        looks like.
+        besides what the world knows; these do not wait. struck: nodes to which a waiter may not go, whatever
+        it looks like.
         """
         planned, struck, refused = planned or {}, struck or {}, refused or waits
         self._renew_nodes()
@@ -258,8 +258,8 @@ class Line:
     def orders(self, pod: Pod) -> bool:
         """Return whether this line decides when the pod is served.
 
-        kube-scheduler also places pods with whole cards on nodes that do not share: those are not in this line.
-        Nor is a pod that could not be on any sharing node.
+        kube-scheduler also places pods with whole cards on nodes that do not share: those pods are not in this
+        line. Nor is a pod that could not be on any sharing node.
         """
         wanted = Wanted(pod, self._world.dialects)
         return (

@@ -1,5 +1,6 @@
 """Order, fairness, named cards and backfill, on a virtual clock."""
 
+import random
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -7,17 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.backfill import (
-    Backfill,
-    Fairness,
-    Held,
-    Reservation,
-    Round,
-    Waiting,
-    in_order,
-)
+from fenka.core.backfill import Backfill, Held, Reservation, Round, Waiting, in_order
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import Empty, place
+from fenka.core.fairness import Fairness, Past
 from fenka.core.gangs import plan_gang
 from fenka.core.ledger import Ledger
 from fenka.core.reasons import Rejected, Why
@@ -78,6 +72,17 @@ def named(step: Round) -> dict[str, tuple[list[str], float | None]]:
     }
 
 
+def ordered(
+    waiting: list[Waiting],
+    fairness: Fairness | None = None,
+    now: float = 100,
+    **past: Past,
+) -> list[str]:
+    """Return the ids of those who wait, in order. past: of users."""
+    found = in_order(waiting, lambda user: past.get(user, Past()), fairness or Fairness(), now)
+    return [it.id for it in found]
+
+
 class TestOrder:
     """Priority, time, users."""
 
@@ -89,34 +94,48 @@ class TestOrder:
             Waiting("c", (units(1),), 0.0),
             Waiting("a", (units(1),), 1.0),
         ]
-        assert [it.id for it in in_order(waiting, {}, Fairness())] == ["b", "c", "a", "d"]
+        assert ordered(waiting) == ["b", "c", "a", "d"]
 
     @pytest.mark.parametrize(
         ("fairness", "expected"),
         [
             # time alone: one's three come first
             (Fairness(turn_s=0), ["o0", "o1", "o2", "t3", "t4"]),
-            # 60 s a turn: o0 0, o1 1 + 60, o2 2 + 120; t3 3, t4 4 + 60
+            # o0 and t3 0, o1 and t4 60, o2 120
             (Fairness(), ["o0", "t3", "o1", "t4", "o2"]),
-            # at most 2.5 s: o1 1 + 2.5 = 3.5, o2 2 + 2.5 = 4.5, t4 4 + 2.5
-            (Fairness(60, 2.5), ["o0", "t3", "o1", "o2", "t4"]),
         ],
     )
     def test_users_take_turns(self, fairness: Fairness, expected: list[str]) -> None:
-        """Who asks for much at once is overtaken by others, by a bounded time."""
+        """Who asks for much at once is overtaken by others."""
         waiting = [
             Waiting(f"{user[0]}{at}", (units(1),), float(at), user=user)
             for at, user in enumerate(["one", "one", "one", "two", "two"])
         ]
-        assert [it.id for it in in_order(waiting, {}, fairness)] == expected
+        assert ordered(waiting, fairness) == expected
 
-    def test_what_a_user_holds_counts_too(self) -> None:
-        """One holds two placements: 0 + 120 is after 100."""
+    def test_what_a_user_holds_and_has_had_counts_too(self) -> None:
+        """One holds two placements, or has had 121 card-seconds of late; two has had 120."""
         waiting = [
             Waiting("o", (units(1),), 0.0, user="one"),
             Waiting("t", (units(1),), 100.0, user="two"),
         ]
-        assert [it.id for it in in_order(waiting, {"one": 2}, Fairness())] == ["t", "o"]
+        assert ordered(waiting, one=Past(held=2)) == ["t", "o"]
+        assert ordered(waiting, one=Past(used_s=121), two=Past(held=2)) == ["t", "o"]
+        assert ordered(waiting, one=Past(used_s=120), two=Past(held=2)) == ["o", "t"]
+        assert ordered(waiting, Fairness(turn_s=0), one=Past(used_s=121)) == ["o", "t"]
+
+    def test_first_request_that_starves_goes_first_and_starts_anew_once_it_is_served(self) -> None:
+        """One has had much. Its first has waited for an hour: it is served, and the next one waits again."""
+        waiting = [Waiting(f"o{at}", (units(1),), float(at), user="one") for at in (0, 1)]
+        waiting.append(Waiting("t", (units(1),), 3599.0, user="two"))
+        much = Past(used_s=9000)
+        assert ordered(waiting, now=3599, one=much) == ["t", "o0", "o1"]
+        assert ordered(waiting, now=3600, one=much) == ["o0", "t", "o1"]
+        # o0 was served at 3600
+        served = replace(much, starts=((0.0, 3600.0),))
+        assert ordered(waiting[1:], now=7199, one=served) == ["t", "o1"]
+        late = Past(starts=((9, 7000),))
+        assert ordered(waiting[1:], now=7200, one=served, two=late) == ["o1", "t"]
 
     @given(
         waiting=st.lists(
@@ -129,19 +148,42 @@ class TestOrder:
                 st.sampled_from(["", "one", "two"]),
             )
         ),
-        holds=st.integers(0, 100),
+        past=st.dictionaries(
+            st.sampled_from(["one", "two"]),
+            st.builds(
+                Past,
+                st.integers(0, 100),
+                st.floats(0, 9000),
+                st.just(()) | st.tuples(st.tuples(st.just(0.0), st.floats(0, 9000))),
+            ),
+        ),
+        now=st.floats(9000, 20000),
+        chance=st.randoms(use_true_random=False),
     )
-    def test_nobody_is_overtaken_by_who_came_much_later(
-        self, waiting: list[Waiting], holds: int
+    def test_no_users_first_is_overtaken_by_who_came_much_later(
+        self, waiting: list[Waiting], past: dict[str, Past], now: float, chance: random.Random
     ) -> None:
-        """The starvation figure is a bound; and everybody is in the order once."""
-        order = in_order(waiting, {"one": holds}, Fairness())
+        """The starvation figure is a bound. Everybody is in the order once, whatever order they are given in."""
+
+        def find(user: str) -> Past:
+            return past.get(user, Past())
+
+        order = in_order(waiting, find, Fairness(), now)
         assert sorted(it.id for it in order) == sorted(it.id for it in waiting)
+        firsts = set[tuple[str, int]]()
         for place_, later in enumerate(order):
+            whose = later.user or later.id, later.priority
+            first = whose not in firsts
+            firsts.add(whose)
+            since = max(later.requested_at, find(later.user).served_at(later.requested_at))
             for earlier in order[:place_]:
                 assert earlier.priority >= later.priority
-                if earlier.priority == later.priority:
-                    assert earlier.requested_at <= later.requested_at + 3600
+                if earlier.priority == later.priority and first:
+                    assert earlier.requested_at < since + 3600 or earlier.requested_at == since
+                if (earlier.user, earlier.priority) == (later.user, later.priority):
+                    assert earlier.requested_at <= later.requested_at
+        chance.shuffle(waiting)
+        assert in_order(waiting, find, Fairness(), now) == order
 
 
 class TestNamedCards:

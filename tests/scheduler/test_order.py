@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.backfill import Fairness
+from fenka.core.fairness import Fairness
 from fenka.core.requests import Placement
 from fenka.dialects import gpushare
 from fenka.kubernetes.objects import Node, Pod
@@ -383,17 +383,17 @@ def test_two_units_are_two_groups_and_one_order() -> None:
     [
         # time alone
         (PLAIN, ["a1", "a2", "b1"]),
-        # a holds one, and asked for one before a2: 1 + 60, 2 + 120, 50
+        # a holds one, and asked for one before a2: 60 + 61, 120 + 61, 0
         (Fairness(60, 3600), ["b1", "a1", "a2"]),
-        # at most 10 s: 11, 12, 50
-        (Fairness(60, 10), ["a1", "a2", "b1"]),
-        # 45: 46, 47, 50; 49: 50 with an earlier request, 51
-        (Fairness(60, 45), ["a1", "a2", "b1"]),
-        (Fairness(60, 49), ["a1", "b1", "a2"]),
+        # a1 has waited for 60 s by now, and is a's first; b1 for 11 s
+        (Fairness(60, 60), ["a1", "b1", "a2"]),
+        (Fairness(60, 61), ["b1", "a1", "a2"]),
+        # both have starved: by time
+        (Fairness(60, 11), ["a1", "b1", "a2"]),
     ],
 )
 def test_namespaces_take_turns(fairness: Fairness, expected: list[str]) -> None:
-    """What one holds and has asked for makes its next one later, up to a bound."""
+    """What one holds, has had and has asked for makes its next one later, until it starves."""
     cluster = Cluster([node_json("n", T4_MIB)], fairness)
     cluster.holds("h", 0, 14, namespace="a")
     cluster.now = 60
@@ -411,8 +411,80 @@ def test_namespaces_take_turns(fairness: Fairness, expected: list[str]) -> None:
         assert f"position {rank} of 3" in cluster.ask(pod)["n"]
 
 
+MANY = 200
+
+
+def heavy(number: int, **rest: Any) -> Pod:
+    """One of many pods of the namespace heavy, all created at once, which take the whole card."""
+    return make(f"h{number}", 14, 0, namespace="heavy", **rest)
+
+
+def ran(cluster: Cluster, pod: Pod, since: float, until: float) -> None:
+    """It starts, and ends, while the watch looks on."""
+    name, status = pod.metadata.name, {"startTime": stamp(since)}
+    cluster.now = since
+    held = {"node": "n", "annotations": on_card(0, 14)}
+    cluster.set(make(name, 14, 0, namespace=pod.metadata.namespace, said=status, **held))
+    cluster.now = until
+    cluster.gone(name)
+
+
+def firsts(cluster: Cluster, count: int = 2) -> list[str]:
+    """Return the names of the first in line."""
+    return [it.waiter.name for it in cluster.order.places()[:count]]
+
+
+def test_namespace_that_has_used_the_card_is_behind_one_that_has_not() -> None:
+    """A line of short pods asked for long ago: whoever comes is next, and next again once it has had less."""
+    cluster = Cluster([node_json("n", T4_MIB)], Fairness())
+    cluster.set(*(heavy(number, said=UNSCHEDULABLE) for number in range(MANY)))
+    for number in range(10):
+        ran(cluster, heavy(number), 100 + 2 * number, 101 + 2 * number)
+    cluster.now = 3000
+    cluster.set(make("late", 14, 2990, namespace="light", said=UNSCHEDULABLE))
+    cluster.set(make("later", 14, 2991, namespace="light", said=UNSCHEDULABLE))
+    assert firsts(cluster) == ["late", "h10"]
+    ran(cluster, make("late", 14, 2990, namespace="light"), 3000, 3001)
+    assert firsts(cluster) == ["later", "h10"]
+
+
+def test_use_is_rebuilt_from_the_pods_that_the_api_server_still_shows() -> None:
+    """A replica that starts counts those that run since they started, and those that ended for as long."""
+    ready = {"type": "Ready", "status": "False", "lastTransitionTime": stamp(400)}
+    ended = {"startTime": stamp(100), "conditions": [ready], "phase": "Succeeded"}
+    runs = {"startTime": stamp(950), "phase": "Running"}
+    on = {"node": "n", "annotations": on_card(0, 14)}
+    cluster = Cluster([node_json("n", T4_MIB)], Fairness(half_life_s=1e9), now=1000)
+    pods = [
+        make("ended", 14, 0, namespace="a", said=ended, **on),
+        make("runs", 14, 0, namespace="b", said=runs, **on),
+    ]
+    for _ in range(2):
+        cluster.set(*pods)
+        cluster.order.resync(pods)
+    used = cluster.order.uses.used(START + 1000)
+    assert used == pytest.approx({"a": 300, "b": 50}, rel=1e-3)
+    cluster.now = 1100
+    cluster.order.resync([])
+    cluster.now = 2000
+    assert cluster.order.uses.used(START + 2000) == pytest.approx({"a": 300, "b": 150}, rel=1e-3)
+
+
+def test_use_counts_from_when_the_nodes_cards_are_known() -> None:
+    """Pods may come by the watch before their node does."""
+    cluster = Cluster([node_json("n", T4_MIB)], Fairness(half_life_s=1e9), now=100)
+    cluster.world.forget_node("n")
+    on = {"node": "n", "annotations": on_card(0, 7)}
+    cluster.set(make("p", 7, 0, namespace="a", said={"startTime": stamp(0)}, **on))
+    assert cluster.order.uses.used(START + 100) == {}
+    cluster.world.set_node(msgspec.convert(node_json("n", T4_MIB), Node))
+    cluster.wait(make("q", 14, 0))
+    assert firsts(cluster) == ["q"]
+    assert cluster.order.uses.used(START + 100) == pytest.approx({"a": 50}, rel=1e-3)
+
+
 def test_the_starvation_figure() -> None:
-    """b1, of 50, goes before a1 of 1 by its turn: 49 s. c, of 55, uses what a1 does not wait for: none."""
+    """b1, of 50, goes before a1 of 1: 49 s. c, of 55, uses what a1 does not wait for: none."""
     cluster = Cluster([node_json("n", T4_MIB, T4_MIB, T4_MIB)], Fairness(60, 3600))
     cluster.holds("h2", 2, 12, namespace="c")
     cluster.holds("h0", 0, 10, namespace="x", runs=100, started=0)
@@ -423,7 +495,7 @@ def test_the_starvation_figure() -> None:
     b1 = make("b1", 8, 50, namespace="b")
     cluster.wait(a1, b1)
     assert cluster.order.starvation_s == 0
-    # a1: 1 + 60, b1: 50, c: 55 + 120
+    # b1: 0, a1: 60 and what it has had, c: 120
     c = make("c", 2, 55, namespace="c")
     cluster.set(c)
     # b1 has named card 0, a1 card 1

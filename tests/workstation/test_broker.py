@@ -57,6 +57,21 @@ def job(
     )
 
 
+def test_user_that_has_used_the_card_is_behind_one_that_has_not() -> None:
+    """Twenty jobs of ann's, asked for together, each of ten seconds; bob's comes later and is next."""
+    broker = Broker(Node("here", (T4,)), "binpack")
+    for number in range(20):
+        broker.ask([job(f"ann{number:02}", 14, at=0, uid=1)], 0)
+    for number in range(5):
+        broker.confirm(f"ann{number:02}", 10 * number)
+        broker.gone(f"ann{number:02}", 10 * number + 10)
+    broker.ask([job("bob", 14, at=55, uid=2)], 55)
+    standing = {it: broker.standing(broker.jobs[it]) for it in ("bob", "ann06")}
+    assert {it: found.position for it, found in standing.items() if found} == {"bob": 1, "ann06": 2}
+    broker.gone("ann05", 60)
+    assert broker.jobs["bob"].state == "starting"
+
+
 def gang(name: str, size: int, like: Job) -> list[Job]:
     """Members name/0, name/1 … which ask for what `like` does."""
     common = Gang(name, name, size, pid=1, start_ticks=1)

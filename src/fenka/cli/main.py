@@ -429,14 +429,20 @@ def scheduler(
         float,
         typer.Option(
             metavar="SECONDS",
-            help="by which a pod counts as later for each that its namespace holds or asked for before",
+            help="of a card that each pod counts which its namespace holds or has asked for before; "
+            "0: pods are served by time alone",
         ),
     ] = 60,
     starvation: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", help="at most: nobody is overtaken by who came so much later"
+            metavar="SECONDS",
+            help="after which a namespace's first pod goes first, whatever its namespace has had",
         ),
+    ] = 3600,
+    half_life: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="after which half of what a namespace had counts"),
     ] = 3600,
     scheduler_name: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -477,7 +483,7 @@ def scheduler(
         name,
         advertise,
         hami=hami,
-        fairness=(turn, starvation),
+        fairness=(turn, starvation, half_life),
         schedulers=tuple(scheduler_name or ()),
         given=serving_cluster.Given(tls, inspect, metrics, largest_body, bodies),
     )

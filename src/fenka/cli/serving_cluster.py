@@ -5,11 +5,12 @@ import logging
 import socket
 import uuid
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from fenka.cli.errors import BAD_INPUT, Problem
-from fenka.core.backfill import Fairness
 from fenka.core.evaluate import POLICIES
+from fenka.core.fairness import Fairness
 from fenka.kubernetes.client import NoCluster
 from fenka.scheduler.bodies import MIB, Bounds
 from fenka.scheduler.credentials import BadCredentials, Credentials
@@ -50,18 +51,19 @@ def scheduler(  # noqa: PLR0913
     advertise: str,
     *,
     hami: bool = False,
-    fairness: tuple[float, float] = (60, 3600),
+    fairness: tuple[float, float, float] = (60, 3600, 3600),
     schedulers: tuple[str, ...] = (),
     given: Given,
 ) -> None:
     """Serve kube-scheduler until told to stop.
 
-    lease: namespace, name; fairness: turn and starvation, in seconds; schedulers: names whose pods are bound.
+    lease: namespace, name; fairness: turn, starvation and half-life, in seconds; schedulers: names whose pods
+    are bound.
     """
     if policy not in POLICIES:
         raise Problem(f"--policy is {' or '.join(POLICIES)}, not {policy}", 2)
-    if min(fairness) < 0:
-        raise Problem("--turn and --starvation are seconds, 0 or more", 2)
+    if not all(0 <= it < inf for it in fairness):
+        raise Problem("--turn, --starvation and --half-life are seconds, 0 or more", 2)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # Never the same twice: a new process must not take its predecessor's lease for its own.
     identity = f"{name or socket.gethostname()}_{uuid.uuid4().hex[:8]}"

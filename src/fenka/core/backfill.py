@@ -6,34 +6,18 @@ a stream of small requests does not starve a large one, and a large one does not
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import Empty, Fit, Policy, Used, evaluate, fits_card
+from fenka.core.fairness import Fairness, Past, Uses
 from fenka.core.gangs import plan_gang
 from fenka.core.ledger import Tally
 from fenka.core.reasons import Rejected, Rejection
 from fenka.core.requests import Placement, Request, Slice
 from fenka.core.verdicts import SHAPES, Verdicts
-
-
-@dataclass(frozen=True, slots=True)
-class Fairness:
-    """What orders waiters of one priority.
-
-    A user's n-th request counts as if it came n times `turn_s` seconds later, n being what the user holds
-    and has asked for before it. `starvation_s` bounds that: nobody is overtaken by a request of the same
-    priority that came so many seconds after its own. With turn_s 0 it is time alone.
-    """
-
-    turn_s: float = 60
-    starvation_s: float = 3600
-
-    def lateness(self, turns: int) -> float:
-        """Seconds by which a request counts as later than it is."""
-        return min(turns * self.turn_s, self.starvation_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,36 +88,61 @@ class Round:
     waiting: tuple[Standing, ...]
 
 
+Pasts = Callable[[str], Past]
+"""What a user has and had, as of now."""
+
+
+def pasts(held: Mapping[str, int], uses: Uses, now: float) -> Pasts:
+    """Return a lookup by user, which is made once for each. held: how many placements each has."""
+    known: dict[str, Past] = {}
+
+    def find(user: str) -> Past:
+        if user not in known:
+            known[user] = uses.past(user, held.get(user, 0), now)
+        return known[user]
+
+    return find
+
+
 def in_order(
-    waiting: Iterable[Waiting], held: Mapping[str, int], fairness: Fairness
+    waiting: Iterable[Waiting], past: Pasts, fairness: Fairness, now: float
 ) -> list[Waiting]:
-    """Who is served first. held: how many placements each user holds.
-
-    By priority; then by the time of the request, later by the user's turns; then by id.
-    """
-    return [it for _, it in keyed(waiting, held, fairness)]
+    """Return them as they are served: by priority, then as `Fairness` says, then by time and id."""
+    return [it for _, it in keyed(waiting, past, fairness, now)]
 
 
-Key = tuple[float, float, float, str]
-"""Sorts those who wait: the smaller is served first."""
+Key = tuple[float, int, float, float, str]
+"""Sorts those who wait, the smaller first: priority, whether it has starved, share or time, time, id."""
 
 
 def keyed(
-    waiting: Iterable[Waiting], held: Mapping[str, int], fairness: Fairness
+    waiting: Iterable[Waiting], past: Pasts, fairness: Fairness, now: float
 ) -> list[tuple[Key, Waiting]]:
     """In order, each with what it is ordered by."""
-    turns = dict(held)
+    before: dict[str, int] = {}
+    headed: set[tuple[str, int]] = set()
     found = []
     for it in sorted(waiting, key=lambda it: (-it.priority, it.requested_at, it.id)):
-        before = turns.get(it.user, 0) if it.user else 0
-        turns[it.user] = before + 1
-        found.append((key(it, before, fairness), it))
+        first = not it.user or (it.user, it.priority) not in headed
+        headed.add((it.user, it.priority))
+        earlier = before.get(it.user, 0) if it.user else 0
+        before[it.user] = earlier + 1
+        mine = past(it.user)
+        found.append((key(it, earlier, mine, fairness, now, first=first), it))
     return sorted(found, key=lambda pair: pair[0])
 
 
-def key(it: Waiting, turns: int, fairness: Fairness) -> Key:
-    """Of one before whom its user holds, and has asked for, so much."""
-    return -it.priority, it.requested_at + fairness.lateness(turns), it.requested_at, it.id
+def key(  # noqa: PLR0913
+    it: Waiting, before: int, past: Past, fairness: Fairness, now: float, *, first: bool
+) -> Key:
+    """Return what orders it. before: requests of its user in front of it; first: none of its priority is."""
+    if fairness.turn_s == 0:
+        return -it.priority, 0, it.requested_at, it.requested_at, it.id
+    since = max(it.requested_at, past.served_at(it.requested_at))
+    if first and now - since >= fairness.starvation_s:
+        return -it.priority, 0, since, it.requested_at, it.id
+    share = past.used_s + fairness.turn_s * (past.held + before)
+    return -it.priority, 1, share, it.requested_at, it.id
 
 
 class Backfill:
@@ -152,6 +161,7 @@ class Backfill:
     ) -> None:
         self._nodes, self._policy, self._depth = tuple(nodes), policy, depth
         self._fairness = fairness or Fairness()
+        self._no_uses = Uses(self._fairness)
         self._verdicts, self._ends = Verdicts(self._nodes, policy), _Ends()
 
     def set_nodes(self, nodes: Sequence[Node]) -> None:
@@ -167,10 +177,11 @@ class Backfill:
         held: Iterable[Held],
         now: float,
         totals: Tally | None = None,
+        uses: Uses | None = None,
     ) -> Round:
         """Place in order what fits now, each on what those before it leave; name cards for who does not.
 
-        totals: those of `held`, from who keeps them anyway; they are added to.
+        totals: those of `held`, from who keeps them anyway; they are added to. uses: what users have had.
         """
         if not waiting:
             return Round((), ())
@@ -179,7 +190,8 @@ class Backfill:
         placed: list[tuple[str, tuple[Placement, ...]]] = []
         standings: list[Standing] = []
         reservations: list[Reservation] = []
-        for it in in_order(waiting, turns, self._fairness):
+        past = pasts(turns, uses or self._no_uses, now)
+        for it in in_order(waiting, past, self._fairness, now):
             ends_by = None if it.runs_for is None else now + it.runs_for
             barred = frozenset[str]().union(*(r.cards for r in reservations if r.bars(ends_by)))
             verdict = turn.place(it, barred)

@@ -139,6 +139,7 @@ class Condition(Object):
     status: str = ""
     reason: str = ""
     message: str = ""
+    last_transition_time: str = ""
 
 
 class ContainerStatus(Object):
@@ -173,6 +174,12 @@ class Pod(Object):
     def finished(self) -> bool:
         """It holds nothing any more."""
         return self.status.phase in ("Succeeded", "Failed")
+
+    @property
+    def ended_at(self) -> str:
+        """Return when its containers stopped being ready, for a pod that has finished; empty if unknown."""
+        times = (it.last_transition_time for it in self.status.conditions if it.type == "Ready")
+        return next(times, "")
 
     @property
     def unschedulable(self) -> str | None:

@@ -14,16 +14,18 @@ import msgspec
 
 from fenka.core.backfill import (
     Backfill,
-    Fairness,
     Held,
     Key,
+    Pasts,
     Reservation,
     Standing,
     Waiting,
     key,
     keyed,
+    pasts,
 )
 from fenka.core.evaluate import Policy
+from fenka.core.fairness import NOTHING, Fairness, Past, Uses
 from fenka.core.reasons import Rejected
 from fenka.core.requests import Placement, Request
 from fenka.dialects import modes, whole_cards
@@ -108,7 +110,7 @@ class Place:
     @property
     def requested_at(self) -> float:
         """Seconds since 1970."""
-        return self.key[2]
+        return self.key[3]
 
 
 @dataclass(slots=True)
@@ -123,9 +125,10 @@ class Turn:
     room: frozenset[int] | None = None
     home: Mapping[str, str] = field(default_factory=dict)
     """The node of each card."""
-    held: Mapping[str, int] = field(default_factory=dict)
-    """Placements by namespace."""
+    past: Pasts = lambda _: NOTHING
+    """What namespaces have and had, as of `now`."""
     fairness: Fairness = PLAIN
+    now: float = 0.0
     _keys: dict[str, Key] = field(init=False)
     _ranks: list[Key] = field(init=False)
     _users: dict[str, list[tuple[float, float, str]]] = field(init=False)
@@ -152,9 +155,12 @@ class Turn:
         known = self._keys.get(waiting.id)
         if known is not None:
             return known
-        mine = _arrival(key(waiting, 0, PLAIN))
-        before = bisect_left(self._users.get(waiting.user, []), mine)
-        return key(waiting, self.held.get(waiting.user, 0) + before, self.fairness)
+        past = self.past(waiting.user)
+        mine = _arrival(key(waiting, 0, past, PLAIN, self.now, first=False))
+        others = self._users.get(waiting.user, [])
+        before = bisect_left(others, mine)
+        first = not before or others[before - 1][0] != mine[0]
+        return key(waiting, before, past, self.fairness, self.now, first=first)
 
     def rank(self, found: Key) -> int:
         """How many are served before it."""
@@ -162,7 +168,7 @@ class Turn:
 
 
 def _arrival(found: Key) -> tuple[float, float, str]:
-    return found[0], found[2], found[3]
+    return found[0], found[3], found[4]
 
 
 def looks_complete(pods: Sequence[Pod]) -> bool:
@@ -180,9 +186,11 @@ class Line:
         policy: Policy,
         fairness: Fairness | None = None,
         complete: Callable[[Sequence[Pod]], bool] = looks_complete,
+        uses: Uses | None = None,
     ) -> None:
-        """complete: whether of a gang, of which these wait, enough are there."""
+        """complete: whether of a gang, of which these wait, enough are there. uses: by namespace."""
         self._world, self._policy, self._fairness = world, policy, fairness or Fairness()
+        self._uses = uses or Uses(self._fairness)
         self._complete = complete
         self._groups: dict[int, Backfill] = {}
         self._shares: dict[int, list[Share]] = {}
@@ -225,7 +233,8 @@ class Line:
             asked = self._asked(waiter, struck.get(waiter.id, frozenset()), now)
             if asked:
                 wanted[waiter.id] = waiter, asked
-        order = keyed((it.waiting(now) for it, _ in wanted.values()), users, self._fairness)
+        past = pasts(users, self._uses, now)
+        order = keyed((it.waiting(now) for it, _ in wanted.values()), past, self._fairness, now)
         placed: dict[str, tuple[Placement, ...]] = {}
         standings: dict[str, list[Standing]] = {}
         room = set()
@@ -246,7 +255,7 @@ class Line:
             _place(wanted[it.id][0], at, placed.get(it.id, ()), standings.get(it.id, ()))
             for at, it in order
         )
-        return Turn(tuple(places), frozenset(room), self._home, users, self._fairness)
+        return Turn(tuple(places), frozenset(room), self._home, past, self._fairness, now)
 
     def wants(self, pod: Pod) -> bool:
         """Whether it asks for something that is fenka's to give, and can be read."""
@@ -258,8 +267,8 @@ class Line:
     def orders(self, pod: Pod) -> bool:
         """Return whether this line decides when the pod is served.
 
-        kube-scheduler also places pods with whole cards on nodes that do not share: those pods are not in this
-        line. Nor is a pod that could not be on any sharing node.
+        kube-scheduler also places pods with whole cards on nodes that do not share: those pods are not in
+        this line. Nor is a pod that could not be on any sharing node.
         """
         wanted = Wanted(pod, self._world.dialects)
         return (

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Protocol, TypeVar
 
-from fenka.core.backfill import Fairness, Key
+from fenka.core.backfill import Key
 from fenka.core.evaluate import Policy
+from fenka.core.fairness import Fairness, Uses, cards_of
 from fenka.core.requests import Placement
 from fenka.kubernetes.gangs import key_of
-from fenka.kubernetes.objects import GATE, Pod
-from fenka.kubernetes.world import World
+from fenka.kubernetes.objects import GATE, Pod, seconds
+from fenka.kubernetes.world import World, read_holding
 from fenka.scheduler.decide import Ahead, Filtered, Judge, Kept, No
 from fenka.scheduler.line import (
     Line,
@@ -89,7 +90,15 @@ class Order:
     ) -> None:
         self._world, self._now, self._took = world, now, took
         self._planned = gangs.planned if gangs else dict
-        self._line = Line(world, policy, fairness, gangs.complete if gangs else looks_complete)
+        self.uses = Uses(fairness or Fairness())
+        """What namespaces have had."""
+        complete = gangs.complete if gangs else looks_complete
+        self._line = Line(world, policy, fairness, complete, self.uses)
+        self._uncounted: dict[str, Pod] = {}
+        """Pods on nodes whose cards the watch has not brought yet."""
+        self._counted_nodes = -1
+        self._ended: set[str] = set()
+        """Pods that have ended, and were counted until then."""
         self._open: dict[str, Pod] = {}
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._waiting: set[str] = set()
@@ -115,7 +124,8 @@ class Order:
         """These are all pods there are."""
         pods = list(pods)
         there = {pod.metadata.uid for pod in pods}
-        for uid in [uid for uid in self._open if uid not in there]:
+        known = self._open.keys() | self.uses.holders | self._ended
+        for uid in [uid for uid in known if uid not in there]:
             self.forget(uid)
         for pod in pods:
             self.set_pod(pod)
@@ -124,6 +134,7 @@ class Order:
         """The pod is new, or is so now."""
         uid = pod.metadata.uid
         known = self._open.get(uid)
+        self._count_use(pod)
         self._set_gated(pod)
         if not is_open(pod) or not self._line.wants(pod):
             if known is not None and pod.spec.node_name:
@@ -143,6 +154,9 @@ class Order:
     def forget(self, uid: str) -> None:
         """The pod is gone."""
         self._gated.pop(uid, None)
+        self._uncounted.pop(uid, None)
+        self._ended.discard(uid)
+        self.uses.stop(uid, self._now(), self._now())
         self._close(uid)
         self._line.forget(uid)
 
@@ -283,6 +297,33 @@ class Order:
     def _waits(self, pod: Pod) -> bool:
         return pod.metadata.uid in self._refused or waits(pod)
 
+    def _count_use(self, pod: Pod) -> None:
+        """Count what it holds for its namespace, by the kubelet's times, which tenants cannot write."""
+        uid, node, now = pod.metadata.uid, pod.spec.node_name, self._now()
+        self._uncounted.pop(uid, None)
+        if not node or uid in self._ended or not self._line.wants(pod):
+            return
+        share, ended = self._world.share(node), now
+        if share is None:
+            self._uncounted[uid] = pod
+            return
+        created = seconds(pod.metadata.creation_timestamp) or now
+        started = max(created, seconds(pod.status.start_time) or now)
+        if not pod.finished:
+            holding = self._world.holding(uid)
+        elif self.uses.holds(uid):
+            holding = None
+        else:
+            # It ended before this replica came.
+            holding = read_holding(share, pod, self._world.dialects)
+            ended = seconds(pod.ended_at) or started
+        if holding is not None:
+            cards = cards_of(holding.placements, {it.index: it for it in share.node.cards})
+            self.uses.start(uid, pod.metadata.namespace, cards, created, started, now)
+        if pod.finished or holding is None:
+            self.uses.stop(uid, max(started, ended), now)
+            self._ended.add(uid)
+
     def _set_gated(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         gates = {it.name for it in pod.spec.scheduling_gates}
@@ -347,6 +388,10 @@ class Order:
         return self._turn
 
     def _serve(self, now: float, planned: Mapping[str, tuple[Placement, ...]]) -> None:
+        if self._counted_nodes != self._world.nodes_version:
+            self._counted_nodes = self._world.nodes_version
+            for pod in list(self._uncounted.values()):
+                self._count_use(pod)
         # Who loses patience with one leaves its cards to the next, who may have waited as long.
         for _ in range(3):
             waiting = [it for it in self._open.values() if _waiter_id(it) not in self._passed]
@@ -386,13 +431,21 @@ class Order:
         turn = self._turn
         if not turn.places or not self._waiting:
             return
-        mine = _waiter_id(pod)
         found = self._key(pod)
-        for it in turn.places[turn.rank(found) :]:
+        rank, requested_at = turn.rank(found), found[3]
+        # Of each namespace its first one alone.
+        seen = {it.waiter.namespace for it in turn.places[:rank] if it.key[0] == found[0]}
+        seen.add(pod.metadata.namespace)
+        for it in turn.places[rank:]:
             if it.key[0] != found[0]:
                 break
-            if it.requested_at < found[2] and it.waiter.id != mine and self._still(it.waiter.pods):
-                by = found[2] - it.requested_at
+            namespace = it.waiter.namespace
+            if namespace in seen or not self._still(it.waiter.pods):
+                continue
+            seen.add(namespace)
+            since = max(it.requested_at, turn.past(namespace).served_at(it.requested_at))
+            if since < requested_at:
+                by = requested_at - since
                 self._overtaken[it.waiter.id] = max(by, self._overtaken.get(it.waiter.id, 0.0))
 
 

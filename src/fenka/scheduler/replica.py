@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from fenka.core.backfill import Fairness
+from fenka.core.fairness import Fairness
 from fenka.core.evaluate import Policy
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI
 from fenka.kubernetes.budgets import covering

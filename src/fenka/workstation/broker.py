@@ -20,6 +20,7 @@ import msgspec
 from fenka.core.backfill import Backfill, Held, Standing, Waiting
 from fenka.core.cards import Node
 from fenka.core.evaluate import Empty, Policy, never_fits
+from fenka.core.fairness import Fairness, Uses, cards_of
 from fenka.core.gangs import plan_gang
 from fenka.core.ledger import Conflict, Ledger
 from fenka.core.reasons import Rejected
@@ -137,11 +138,14 @@ class UnknownJob(Exception):
 class Broker:
     """Who holds what on one node, and who waits."""
 
-    def __init__(self, node: Node, policy: Policy) -> None:
+    def __init__(self, node: Node, policy: Policy, fairness: Fairness | None = None) -> None:
         self.node, self.policy = node, policy
+        fairness = fairness or Fairness()
+        self.uses = Uses(fairness)
+        """What users, by their uid, have had."""
         self.jobs: dict[str, Job] = {}
         self.ledger = Ledger((node,))
-        self._backfill = Backfill((node,), policy)
+        self._backfill = Backfill((node,), policy, fairness)
         self._entries: dict[str, list[Job]] = {}
         """A single job under its id, a gang's members that are left, by rank, under the gang's."""
         self._queue: dict[str, Waiting] = {}
@@ -160,7 +164,7 @@ class Broker:
         if first.state == "waiting" and not wait:
             reason = self._told[first.entry][0].reason
             others = [e for e in effects if not (isinstance(e, Wait) and e.job is first)]
-            gone = [*self._forget(jobs), *self._serve(now)]
+            gone = [*self._forget(jobs, now), *self._serve(now)]
             return [*others, *gone, Deny(first, reason, final=False)]
         return effects
 
@@ -180,14 +184,14 @@ class Broker:
             return []
         # Nobody waits for a part of a gang.
         jobs = self.of(job.entry) if job.state == "waiting" else [job]
-        return [*self._forget(jobs), *self._serve(now)]
+        return [*self._forget(jobs, now), *self._serve(now)]
 
     def disband(self, name: str, now: float) -> list[Effect]:
         """Who asked went away, or was told to: what has not started never will, what runs has to end.
 
         name: an entry's id, or that of a member that was granted. Unknown ones are nothing.
         """
-        return [*self._disband(self.of(name)), *self._serve(now)]
+        return [*self._disband(self.of(name), now), *self._serve(now)]
 
     def resize(self, job_id: str, placement: Placement, now: float) -> list[Effect]:
         """A running job holds this from now on, on the same cards. Raises Conflict, and then it has what it
@@ -200,7 +204,7 @@ class Broker:
         except Conflict:
             self.ledger.adopt(job_id, job.placement)
             raise
-        self._hold(job, placement)
+        self._hold(job, placement, now)
         return self._serve(now)
 
     def expire(self, now: float) -> list[Effect]:
@@ -211,7 +215,7 @@ class Broker:
         effects: list[Effect] = []
         for entry in dict.fromkeys(job.entry for job in late):
             jobs = self.of(entry)
-            effects += self._disband(jobs)
+            effects += self._disband(jobs, now)
             effects.append(Deny(jobs[0], "the grant expired before the program started", False))
         return effects + self._serve(now)
 
@@ -229,7 +233,7 @@ class Broker:
             if job.state == "starting":
                 job.expires_at = now + GRANT_EXPIRES_S
             self.ledger.adopt(job.id, job.placement, job.expires_at)
-            self._hold(job, job.placement)
+            self._hold(job, job.placement, now)
         for members in waiting.values():
             self._enqueue(members)
         return self._serve(now)
@@ -298,19 +302,22 @@ class Broker:
             None if first.limit_s is None else first.limit_s + GRACE_S,
         )
 
-    def _hold(self, job: Job, placement: Placement) -> None:
+    def _hold(self, job: Job, placement: Placement, now: float) -> None:
         job.placement = placement
         ends_by = None if job.ends_at is None else job.ends_at + GRACE_S
         self._held[job.id] = Held(placement, ends_by, str(job.uid))
+        cards = cards_of((placement,), {it.index: it for it in self.node.cards})
+        since = now if job.started_at is None else job.started_at
+        self.uses.start(job.id, str(job.uid), cards, job.requested_at, since, now)
 
-    def _disband(self, jobs: Sequence[Job]) -> list[Effect]:
+    def _disband(self, jobs: Sequence[Job], now: float) -> list[Effect]:
         running = [job for job in jobs if job.state == "running"]
         return [
             *map(End, running),
-            *self._forget([job for job in jobs if job.state != "running"]),
+            *self._forget([job for job in jobs if job.state != "running"], now),
         ]
 
-    def _forget(self, jobs: Sequence[Job]) -> list[Effect]:
+    def _forget(self, jobs: Sequence[Job], now: float) -> list[Effect]:
         effects: list[Effect] = []
         for job in jobs:
             del self.jobs[job.id]
@@ -322,13 +329,14 @@ class Broker:
             if job.placement is not None:
                 self.ledger.release(job.id)
                 del self._held[job.id]
+                self.uses.stop(job.id, now, now)
                 effects.append(Drop(job))
         return effects
 
     def _serve(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         step = self._backfill.serve(
-            self._queue.values(), self._held.values(), now, self.ledger.tally()
+            self._queue.values(), self._held.values(), now, self.ledger.tally(), self.uses
         )
         for entry, placements in step.placed:
             jobs = self._entries[entry]
@@ -336,7 +344,7 @@ class Broker:
                 job.state, job.expires_at = "starting", now + GRANT_EXPIRES_S
                 job.ends_at = None if job.limit_s is None else now + job.limit_s
                 self.ledger.assume(job.id, placement, job.expires_at)
-                self._hold(job, placement)
+                self._hold(job, placement, now)
             del self._queue[entry]
             self._told.pop(entry, None)
             effects.append(Start(tuple(jobs)))

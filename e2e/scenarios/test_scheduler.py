@@ -291,8 +291,8 @@ def test_pods_are_served_in_order_and_small_ones_fill_what_is_free(
 
 
 def test_long_line_is_gated_and_served_in_order(paper: Paper) -> None:
-    """Of 30 pods that ask for the whole card one has it and the first few are tried; the others wait at a gate
-    that an editor of the namespace cannot remove. Each release lets the next one in."""
+    """Of 30 pods that ask for the whole card one has it, and the first few are tried. The others wait at a
+    gate that an editor of the namespace cannot remove. Each release lets the next one in."""
     cluster, namespace = paper.cluster, paper.namespace
     paper.node("paper-0", 1)
     paper.create(*(paper.pod(f"p{number:02}", UNITS) for number in range(30)))

@@ -163,7 +163,7 @@ class TestOrder:
     def test_no_users_first_is_overtaken_by_who_came_much_later(
         self, waiting: list[Waiting], past: dict[str, Past], now: float, chance: random.Random
     ) -> None:
-        """The starvation figure is a bound. Everybody is in the order once, whatever order they are given in."""
+        """The starvation figure is a bound. Everybody is in the order once, however they are given."""
 
         def find(user: str) -> Past:
             return past.get(user, Past())

@@ -132,7 +132,7 @@ def keyed(
     return sorted(found, key=lambda pair: pair[0])
 
 
-def key(  # noqa: PLR0913
+def key(
     it: Waiting, before: int, past: Past, fairness: Fairness, now: float, *, first: bool
 ) -> Key:
     """Return what orders it. before: requests of its user in front of it; first: none of its priority is."""

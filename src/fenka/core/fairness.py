@@ -1,7 +1,7 @@
 """What each user has had of the cards, and how that orders requests of one priority.
 
-Use is measured in card-seconds, a slice counting for the larger of its shares of memory and compute. It decays: after
-one half-life half of it counts. Time is a number passed in.
+Use is measured in card-seconds: a slice counts for the larger of its shares of memory and compute. It decays:
+after one half-life half of it counts. Time is a number passed in.
 """
 
 from bisect import bisect_right
@@ -23,10 +23,11 @@ FORGOTTEN = 1e-3
 class Fairness:
     """What orders requests of one priority.
 
-    The user that has had less comes first: card-seconds that decay by `half_life_s`, and `turn_s` seconds for each
-    placement that the user holds and for each request that it made before. Equal users: by time. A user's first
-    request that has waited for `starvation_s`, while none that the user made earlier was served, goes before all
-    that have not. With turn_s 0 it is time alone; with half_life_s 0 nothing is remembered.
+    The user that has had less comes first. Counted are card-seconds, which decay by `half_life_s`, and
+    `turn_s` seconds for each placement that the user holds and for each request that it made before. Equal users are
+    ordered by time. A user's first request starves when it has waited for `starvation_s` and none that the
+    user made earlier was served meanwhile; it goes before all that do not starve. With turn_s 0 time alone
+    decides; with half_life_s 0 nothing is remembered.
     """
 
     turn_s: float = 60
@@ -75,7 +76,7 @@ class Uses:
         self._open: dict[str, tuple[str, float]] = {}
         """By the id of who holds something: its user, and how many cards."""
 
-    def start(  # noqa: PLR0913
+    def start(
         self, holder: str, user: str, cards: float, requested_at: float, at: float, now: float
     ) -> None:
         """Count a holder from `at` on, which may be in the past. One that holds as before is not changed."""

@@ -25,7 +25,7 @@ from fenka.core.backfill import (
     pasts,
 )
 from fenka.core.evaluate import Policy
-from fenka.core.fairness import NOTHING, Fairness, Past, Uses
+from fenka.core.fairness import NOTHING, Fairness, Uses
 from fenka.core.reasons import Rejected
 from fenka.core.requests import Placement, Request
 from fenka.dialects import modes, whole_cards

@@ -6,8 +6,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from fenka.core.fairness import Fairness
 from fenka.core.evaluate import Policy
+from fenka.core.fairness import Fairness
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI
 from fenka.kubernetes.budgets import covering
 from fenka.kubernetes.client import Api

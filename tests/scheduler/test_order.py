@@ -423,7 +423,7 @@ def ran(cluster: Cluster, pod: Pod, since: float, until: float) -> None:
     """It starts, and ends, while the watch looks on."""
     name, status = pod.metadata.name, {"startTime": stamp(since)}
     cluster.now = since
-    held = {"node": "n", "annotations": on_card(0, 14)}
+    held: dict[str, Any] = {"node": "n", "annotations": on_card(0, 14)}
     cluster.set(make(name, 14, 0, namespace=pod.metadata.namespace, said=status, **held))
     cluster.now = until
     cluster.gone(name)
@@ -453,7 +453,7 @@ def test_use_is_rebuilt_from_the_pods_that_the_api_server_still_shows() -> None:
     ready = {"type": "Ready", "status": "False", "lastTransitionTime": stamp(400)}
     ended = {"startTime": stamp(100), "conditions": [ready], "phase": "Succeeded"}
     runs = {"startTime": stamp(950), "phase": "Running"}
-    on = {"node": "n", "annotations": on_card(0, 14)}
+    on: dict[str, Any] = {"node": "n", "annotations": on_card(0, 14)}
     cluster = Cluster([node_json("n", T4_MIB)], Fairness(half_life_s=1e9), now=1000)
     pods = [
         make("ended", 14, 0, namespace="a", said=ended, **on),
@@ -474,7 +474,7 @@ def test_use_counts_from_when_the_nodes_cards_are_known() -> None:
     """Pods may come by the watch before their node does."""
     cluster = Cluster([node_json("n", T4_MIB)], Fairness(half_life_s=1e9), now=100)
     cluster.world.forget_node("n")
-    on = {"node": "n", "annotations": on_card(0, 7)}
+    on: dict[str, Any] = {"node": "n", "annotations": on_card(0, 7)}
     cluster.set(make("p", 7, 0, namespace="a", said={"startTime": stamp(0)}, **on))
     assert cluster.order.uses.used(START + 100) == {}
     cluster.world.set_node(msgspec.convert(node_json("n", T4_MIB), Node))

@@ -24,10 +24,10 @@ class Fairness:
     """What orders requests of one priority.
 
     The user that has had less comes first. Counted are card-seconds, which decay by `half_life_s`, and
-    `turn_s` seconds for each placement that the user holds and for each request that it made before. Equal users are
-    ordered by time. A user's first request starves when it has waited for `starvation_s` and none that the
-    user made earlier was served meanwhile; it goes before all that do not starve. With turn_s 0 time alone
-    decides; with half_life_s 0 nothing is remembered.
+    `turn_s` seconds for each placement that the user holds and for each request that it made before. Equal
+    users are ordered by time. A user's first request starves when it has waited for `starvation_s` and none
+    that the user made earlier was served meanwhile. It goes before all that do not starve. With turn_s 0
+    time alone decides. With half_life_s 0 nothing is remembered.
     """
 
     turn_s: float = 60

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import Cluster, wait_until
-from e2e.scenarios.kit import MEMORY, World
+from e2e.scenarios.kit import CERTIFICATES, MEMORY, World, ask, on_control_plane
 from e2e.scenarios.lease_kit import settle, wait_for_none_left
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
@@ -40,6 +40,7 @@ def install(cluster: Cluster) -> None:
     values.write_text(VALUES)
     chart = ("-n", RELEASE, "--create-namespace", "-f", str(values))
     cluster.helm("upgrade", "--install", RELEASE, str(CHART), *chart, "--wait", "--timeout=90s")
+    on_control_plane(cluster, f"fenka certificates -n {RELEASE} --into {CERTIFICATES}")
     cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
     wait_until("the extender", lambda: ready(cluster), 90)
 
@@ -96,10 +97,9 @@ def exchange(world: World, node: str, cards: str) -> None:
 
 
 def ready(cluster: Cluster) -> bool:
-    """Whether a replica answers where kube-scheduler will ask."""
-    fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:32766/readyz').read().decode())"
+    """Whether a replica answers where kube-scheduler will ask, and as it will."""
     try:
-        return cluster.run("python3", "-c", fetch).strip() == "ok"
+        return ask(cluster, "https://127.0.0.1:32766/readyz").strip() == "ok"
     except Exception:
         return False
 

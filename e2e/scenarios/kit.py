@@ -14,6 +14,32 @@ WORKLOAD = "localhost/fenka-workload:e2e"
 MEMORY, WHOLE = "aliyun.com/gpu-mem", "nvidia.com/gpu"
 
 
+CERTIFICATES = "/etc/kubernetes/fenka"
+"""On the control plane, where kube-scheduler's configuration names them."""
+ASK = """
+import ssl, sys, urllib.request
+url, folder = sys.argv[1:]
+context = ssl.create_default_context(cafile=f"{folder}/ca.crt")
+context.load_cert_chain(f"{folder}/client.crt", f"{folder}/client.key")
+# A replica's address is in no certificate.
+context.check_hostname = "127.0.0.1" in url
+body = sys.stdin.buffer.read() or None
+print(urllib.request.urlopen(url, body, timeout=10, context=context).read().decode())
+"""
+
+
+def on_control_plane(cluster: Cluster, command: str) -> str:
+    """What an administrator types there; fenka is on the PATH."""
+    path = f"PATH={Path(sys.executable).parent}:$PATH; "
+    return cluster.control_plane.run("sh", "-c", path + command)
+
+
+def ask(cluster: Cluster, url: str, body: str = "") -> str:
+    """What the extender answers to a caller with kube-scheduler's certificate."""
+    command = ("python3", "-c", ASK, url, CERTIFICATES)
+    return cluster.control_plane.run(*command, stdin=body)
+
+
 @dataclass(frozen=True)
 class World:
     """A cluster with fenka on it."""

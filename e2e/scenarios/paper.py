@@ -9,7 +9,7 @@ from typing import Any
 
 from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX
-from e2e.scenarios.kit import MEMORY, World
+from e2e.scenarios.kit import MEMORY, World, ask
 from fenka.core.cards import Card
 from fenka.dialects import gpushare
 
@@ -151,8 +151,5 @@ class Paper:
 
 
 def fetch(cluster: Cluster, path: str) -> str:
-    """From the extender, where kube-scheduler asks it."""
-    script = (
-        "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
-    )
-    return cluster.run("python3", "-c", script, f"http://127.0.0.1:32766{path}")
+    """From the extender, as kube-scheduler asks it."""
+    return ask(cluster, f"https://127.0.0.1:32766{path}")

@@ -12,7 +12,7 @@ from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX, FENKA
 from e2e.keeper import REPOSITORY
 from e2e.scenarios.conftest import RELEASE, install
-from e2e.scenarios.kit import MEMORY, World
+from e2e.scenarios.kit import MEMORY, World, on_control_plane
 from e2e.scenarios.paper import Paper, node_object
 from fenka.dialects import gpushare
 
@@ -21,7 +21,8 @@ NAMESPACE = "fenka-system"
 NODE = "sd-cluster-04"
 MIGRATE = """\
 helm install fenka deploy/chart --namespace fenka-system --create-namespace \\
-  --set image.repository=registry.example.com/fenka --set node.unit=GiB
+  --set image.repository=registry.example.com/fenka --set node.unit=GiB \\
+  --set scheduler.tls.enabled=false
 """
 PLUGIN = """
 apiVersion: apps/v1
@@ -90,7 +91,7 @@ def test_the_guide(shell: Shell, world: World) -> None:
         "get", "notes", RELEASE, "-n", NAMESPACE
     )
     shell(rollout)
-    cluster.set_scheduler_configuration(block("apiVersion: kubescheduler.config.k8s.io/v1"))
+    configure(cluster)
     shell(block("kubectl -n kube-system patch daemonset nvidia-device-plugin-daemonset"))
 
     shell(block("kubectl label node NODE fenka.io/simulated=t4 gpushare=true"))
@@ -125,12 +126,32 @@ def test_the_guide(shell: Shell, world: World) -> None:
     assert "fenka.io/cards" not in node["annotations"]
 
 
+def configure(cluster: Cluster) -> None:
+    """What an administrator does on the control plane."""
+    on_control_plane(cluster, block("fenka certificates --into"))
+    cluster.set_scheduler_configuration(block("apiVersion: kubescheduler.config.k8s.io/v1"))
+
+
 def container(cluster: Cluster) -> tuple[str, int]:
     """Which one the first pod has, and how often it was started again."""
     (status,) = cluster.get("pod", "first")["status"]["containerStatuses"]
     return status["containerID"], status["restartCount"]
 
 
+GPUSHARE_CONFIGURATION = """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+extenders:
+- urlPrefix: "http://127.0.0.1:32766/gpushare-scheduler"
+  filterVerb: filter
+  bindVerb: bind
+  enableHTTPS: false
+  nodeCacheCapable: true
+  managedResources:
+  - name: aliyun.com/gpu-mem
+    ignoredByScheduler: false
+  ignorable: false
+"""
 GPUSHARE = """
 apiVersion: v1
 kind: Service
@@ -176,11 +197,18 @@ def test_moving_from_gpushare(shell: Shell, world: World, namespace: str) -> Non
         shell(block("kubectl -n kube-system delete service gpushare-schd-extender"))
         shell(block(MIGRATE))
         shell(f"kubectl -n {NAMESPACE} rollout status deployment/fenka-scheduler --timeout=180s")
-        cluster.set_scheduler_configuration(block("apiVersion: kubescheduler.config.k8s.io/v1"))
+        cluster.set_scheduler_configuration(GPUSHARE_CONFIGURATION)
         assert ["old-pod", namespace, "0", "10"] in words(shell("kubectl inspect gpushare -d"))
         wait_until("it knows the node", lambda: paper.inspect() == {"old": {"1": 10}}, 20)
         paper.create(paper.pod("new-pod", 10))
         assert paper.wait_for_placed(2)["new-pod"] == ("old", "0")
+        for line in block(
+            "helm upgrade fenka deploy/chart -n fenka-system --reuse-values --set sch"
+        ).splitlines():
+            shell(line)
+        configure(cluster)
+        paper.create(paper.pod("by-tls", 4))
+        assert paper.wait_for_placed(3)["by-tls"][0] == "old"
         shell(block("kubectl delete clusterrolebinding gpushare-schd-extender"))
         left = cluster.kubectl("get", "all,sa,clusterrole,clusterrolebinding", "-A", "-o", "name")
         assert "gpushare-" not in left

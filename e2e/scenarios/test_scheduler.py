@@ -15,7 +15,7 @@ import pytest
 
 from e2e.cluster import Cluster, ClusterError, wait_until
 from e2e.scenarios.conftest import CHART, RELEASE
-from e2e.scenarios.kit import MEMORY, World, deployment
+from e2e.scenarios.kit import MEMORY, World, ask, deployment
 from e2e.scenarios.paper import UNITS, Json, Paper
 from fenka.dialects import gpushare
 
@@ -94,22 +94,13 @@ def test_both_replicas_are_ready_and_either_can_be_asked(paper: Paper) -> None:
     paper.node("paper-0", 1)
     pod = paper.pod("p", 4)
     asked = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": ["paper-0"]})
-    script = """
-import sys, urllib.request as u
-print(u.urlopen(u.Request(sys.argv[1], sys.argv[2].encode()), timeout=5).read().decode())
-"""
     leads = leader(cluster)["metadata"]["name"]
     answers = {}
     for replica in replicas(cluster):
-        url = f"http://{replica['status']['podIP']}:12345"
-        filtered = cluster.run("python3", "-c", script, f"{url}/gpushare-scheduler/filter", asked)
+        url = f"https://{replica['status']['podIP']}:12345"
+        filtered = ask(cluster, f"{url}/gpushare-scheduler/filter", asked)
         assert json.loads(filtered)["NodeNames"] == ["paper-0"]
-        answers[replica["metadata"]["name"]] = cluster.run(
-            "python3",
-            "-c",
-            "import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).read().decode())",
-            f"{url}/metrics",
-        )
+        answers[replica["metadata"]["name"]] = ask(cluster, f"{url}/metrics")
     assert len(answers) == 2
     for name, text in answers.items():
         assert f"fenka_scheduler_leading {float(name == leads)}" in text

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -76,8 +76,15 @@ def _not_found(kind: str, name: str) -> web.Response:
     return _status(404, "NotFound", f'{kind} "{name}" not found')
 
 
+class Answering(Protocol):
+    """Any stand-in."""
+
+    async def answer(self, request: web.Request, /) -> web.StreamResponse:
+        """One request."""
+
+
 @contextmanager
-def serving(server: Server, folder: Path) -> Iterator[Path]:
+def serving(server: Answering, folder: Path) -> Iterator[Path]:
     """Serve on a port of this machine; the kubeconfig that leads there."""
     loop, ready = asyncio.new_event_loop(), threading.Event()
     ports: list[int] = []

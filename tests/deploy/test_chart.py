@@ -69,6 +69,7 @@ def test_lint() -> None:
         "serviceMonitor.enabled=true",
         "dashboard.enabled=true",
         "node.metrics.enabled=true",
+        "networkPolicy.enabled=true",
     ]
     for given in ([], [f"--set={it}" for it in everything]):
         done = helm("lint", "--strict", str(CHART), *given)
@@ -87,7 +88,7 @@ def test_scheduler_is_nobody_on_a_read_only_root() -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert "volumes" not in pod
+    assert [it["name"] for it in pod["volumes"]] == ["tls"]
     assert set(container["resources"]["limits"]) == {"memory"}
     assert pod["enableServiceLinks"] is False
 
@@ -99,6 +100,144 @@ def test_service_is_gpushares() -> None:
     (port,) = service["ports"]
     assert (service["type"], port["nodePort"], port["port"]) == ("NodePort", 32766, 12345)
     assert service["publishNotReadyAddresses"] is False
+
+
+def names_of(objects: list[Json], *kinds: str) -> set[str]:
+    """The names of the objects of these kinds."""
+    return {it["metadata"]["name"] for it in objects if it["kind"] in kinds}
+
+
+def arguments(objects: list[Json]) -> list[str]:
+    """Of the extender."""
+    (container,) = pod_of(one(objects, "Deployment", "fenka-scheduler"))["containers"]
+    found: list[str] = container["args"]
+    return found
+
+
+@needs_helm
+def test_the_extender_serves_callers_with_a_certificate_by_default() -> None:
+    """A Job makes the certificates, and its rights reach its own Secrets alone."""
+    objects = render()
+    assert "--tls=/etc/fenka/tls" in arguments(objects)
+    pod = pod_of(one(objects, "Deployment", "fenka-scheduler"))
+    (volume,) = pod["volumes"]
+    files = {
+        item["path"]: (source["secret"]["name"], item["key"])
+        for source in volume["projected"]["sources"]
+        for item in source["secret"]["items"]
+    }
+    server, client = "fenka-scheduler-server", "fenka-scheduler-client"
+    assert files == {
+        "ca.crt": (server, "ca.crt"),
+        "server.crt": (server, "tls.crt"),
+        "server.key": (server, "tls.key"),
+        "client.crt": (client, "tls.crt"),
+        "client.key": (client, "tls.key"),
+    }
+    role = one(objects, "Role", "fenka-certificates")
+    assert {tuple(it["resources"]) for it in role["rules"]} == {("secrets",)}
+    create, rest = role["rules"]
+    assert create["verbs"] == ["create"]
+    assert set(rest["resourceNames"]) == {"fenka-scheduler-authority", server, client}
+    assert role["metadata"]["namespace"] == "gpu"
+
+
+@needs_helm
+def test_a_job_of_other_certificates_is_another_job() -> None:
+    """Jobs cannot be changed: an upgrade that did would fail."""
+    jobs = [
+        names_of(render(**values), "Job")
+        for values in ({}, {}, {"scheduler.tls.hosts": ["gpu.example.com"]}, {"image.tag": "2"})
+    ]
+    assert jobs[0] == jobs[1]
+    assert len({*map(tuple, jobs)}) == 3
+    (container,) = pod_of(
+        next(it for it in render(**{"scheduler.tls.hosts": ["h"]}) if it["kind"] == "Job")
+    )["containers"]
+    assert container["args"] == [
+        "certificates",
+        "--make",
+        "--name=fenka-scheduler",
+        "--host=h",
+    ]
+
+
+@needs_helm
+def test_plain_http_needs_no_certificates() -> None:
+    """For configurations made for gpushare; also where the values are those of an older release."""
+    for values in ({"scheduler.tls.enabled": False}, {"scheduler.tls": None}):
+        objects = render(**values, **{"secondScheduler.enabled": True})
+        assert not [it for it in arguments(objects) if "tls" in it]
+        assert "volumes" not in pod_of(one(objects, "Deployment", "fenka-scheduler"))
+        assert not names_of(objects, "Job", "CronJob")
+        text = one(objects, "ConfigMap", "fenka-second-scheduler")["data"]["config.yaml"]
+        (extender,) = yaml.safe_load(text)["extenders"]
+        assert extender["urlPrefix"].startswith("http://fenka-scheduler.gpu.svc:12345/")
+        assert extender["enableHTTPS"] is False
+        assert "tlsConfig" not in extender
+
+
+@needs_helm
+def test_what_may_be_read_without_a_certificate_can_be_closed() -> None:
+    """It has a port and a Service of its own, which no NodePort leads to."""
+    objects = render()
+    service = one(objects, "Service", "fenka-scheduler-read")["spec"]
+    assert service.get("type", "ClusterIP") == "ClusterIP"
+    assert [(it["name"], it["port"]) for it in service["ports"]] == [("http", 12346)]
+    assert not {"--no-inspect", "--no-metrics"} & {*arguments(objects)}
+    closed = {"scheduler.read.inspect": False, "scheduler.read.metrics": False}
+    assert {"--no-inspect", "--no-metrics"} <= {*arguments(render(**closed))}
+    for values in ({"scheduler.read": None}, {"scheduler.bodies": None}):
+        assert "--read-port=12346" in arguments(render(**values))
+
+
+@needs_helm
+def test_a_network_policy_keeps_pods_from_fenkas_ports() -> None:
+    """Replicas and the second scheduler are let in; others as they are named."""
+    assert not names_of(render(), "NetworkPolicy")
+    nodes = [{"ipBlock": {"cidr": "192.168.1.0/24"}}]
+    monitoring: list[Json] = [{"namespaceSelector": {}}]
+    objects = render(
+        **{
+            "networkPolicy.enabled": True,
+            "networkPolicy.schedulers": nodes,
+            "networkPolicy.readers": monitoring,
+            "secondScheduler.enabled": True,
+        }
+    )
+    decide, read = one(objects, "NetworkPolicy", "fenka-scheduler")["spec"]["ingress"]
+    assert decide["ports"] == [{"port": "extender"}]
+    components = [
+        it["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for it in decide["from"]
+        if "podSelector" in it
+    ]
+    assert components == ["scheduler", "second-scheduler"]
+    assert decide["from"][2:] == nodes
+    assert (read["ports"], read["from"]) == ([{"port": "http"}], monitoring)
+    closed = render(**{"networkPolicy.enabled": True})
+    assert len(one(closed, "NetworkPolicy", "fenka-scheduler")["spec"]["ingress"]) == 1
+    assert one(closed, "NetworkPolicy", "fenka-node")["spec"]["ingress"] == []
+
+
+@needs_helm
+def test_only_pods_of_named_schedulers_are_bound_where_names_are_given() -> None:
+    """Empty: any."""
+    assert not [it for it in arguments(render()) if "scheduler-name" in it]
+    given = render(**{"scheduler.bindsFor": ["default-scheduler", "fenka"]})
+    assert "--scheduler-name=default-scheduler" in arguments(given)
+    assert "--scheduler-name=fenka" in arguments(given)
+
+
+@needs_helm
+def test_every_node_is_looked_at_however_many_there_are() -> None:
+    """Above a hundred kube-scheduler would stop early, and a pod that fits on the last one would wait."""
+    second = one(render(**{"secondScheduler.enabled": True}), "ConfigMap", "fenka-second-scheduler")
+    pasted = (CHART / "files" / "scheduler-config.yaml").read_text()
+    for text in (second["data"]["config.yaml"], pasted):
+        assert yaml.safe_load(text)["percentageOfNodesToScore"] == 100
+    for page in ("docs/kubernetes.md", "docs/scheduler.md", "deploy/chart/templates/NOTES.txt"):
+        assert "percentageOfNodesToScore: 100" in (ROOT / page).read_text(), page
 
 
 RULES = {
@@ -217,8 +356,16 @@ def test_second_scheduler_asks_the_same_extender() -> None:
     objects = render(**{"secondScheduler.enabled": True})
     text = one(objects, "ConfigMap", "fenka-second-scheduler")["data"]["config.yaml"]
     (extender,) = yaml.safe_load(text)["extenders"]
-    url = "http://fenka-scheduler.gpu.svc:12345/gpushare-scheduler"
-    assert extender == {**extenders(), "urlPrefix": url}
+    url = "https://fenka-scheduler.gpu.svc:12345/gpushare-scheduler"
+    kinds = {"caFile": "ca.crt", "certFile": "client.crt", "keyFile": "client.key"}
+    tls = {kind: f"/etc/fenka-tls/{name}" for kind, name in kinds.items()}
+    assert extender == {**extenders(), "urlPrefix": url, "tlsConfig": tls}
+    pasted = {kind: f"/etc/kubernetes/fenka/{name}" for kind, name in kinds.items()}
+    assert extenders()["tlsConfig"] == pasted
+    pod = pod_of(one(objects, "Deployment", "fenka-second-scheduler"))
+    (mounted,) = (it["secret"] for it in pod["volumes"] if it["name"] == "tls")
+    assert mounted["secretName"] == "fenka-scheduler-client"
+    assert [it["path"] for it in mounted["items"]] == list(kinds.values())
 
 
 def test_the_extender_is_asked_about_every_resource_that_fenka_gives() -> None:

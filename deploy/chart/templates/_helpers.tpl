@@ -32,9 +32,42 @@ imagePullSecrets: {{ toJson . }}
 {{- end }}
 {{- end }}
 
-{{/* What the extender is called: (dict "root" . "url" URL). Also docs/kubernetes.md shows it. */}}
+{{/* "true" or nothing. Values of a release from before there was TLS lack it: it stays as it was. */}}
+{{- define "fenka.tls" -}}
+{{- if (.Values.scheduler.tls | default dict).enabled }}true{{ end }}
+{{- end }}
+
+{{/* A port that is not there in values of an older release has its default. */}}
+{{- define "fenka.readPort" -}}
+{{- (.Values.scheduler.read | default dict).port | default 12346 }}
+{{- end }}
+
+{{/* What the extender is called: (dict "root" . "host" HOST:PORT "files" DIRECTORY). Also docs/kubernetes.md shows
+it. files: where kube-scheduler finds its certificate; empty: where the file to paste has it. */}}
 {{- define "fenka.extender" -}}
 {{- $file := .root.Files.Get "files/scheduler-config.yaml" | fromYaml -}}
 {{- $extender := first $file.extenders -}}
-{{- list (set $extender "urlPrefix" .url) | toYaml -}}
+{{- if include "fenka.tls" .root -}}
+{{- $_ := set $extender "urlPrefix" (printf "https://%s/gpushare-scheduler" .host) -}}
+{{- if .files -}}
+{{- range $name, $path := $extender.tlsConfig -}}
+{{- $_ := set $extender.tlsConfig $name (printf "%s/%s" $.files (base $path)) -}}
+{{- end -}}
+{{- end -}}
+{{- else -}}
+{{- $_ := set $extender "urlPrefix" (printf "http://%s/gpushare-scheduler" .host) -}}
+{{- $_ := set $extender "enableHTTPS" false -}}
+{{- $_ := unset $extender "tlsConfig" -}}
+{{- end -}}
+{{- list $extender | toYaml -}}
+{{- end }}
+
+{{/* kube-scheduler's certificate, under the names that `fenka certificates --into` writes. */}}
+{{- define "fenka.clientFiles" -}}
+secretName: {{ include "fenka.fullname" . }}-scheduler-client
+defaultMode: 0440
+items:
+  - {key: ca.crt, path: ca.crt}
+  - {key: tls.crt, path: client.crt}
+  - {key: tls.key, path: client.key}
 {{- end }}

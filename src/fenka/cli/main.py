@@ -489,6 +489,41 @@ def scheduler(
     )
 
 
+@app.command()
+def certificates(
+    into: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIRECTORY", help="write what kube-scheduler needs"),
+    ] = None,
+    make: Annotated[
+        bool, typer.Option("--make", help="make those that are missing or end soon")
+    ] = False,
+    host: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="NAME", help="with --make: another name or address of the extender"),
+    ] = None,
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", envvar="POD_NAMESPACE", help="of the extender")
+    ] = "fenka-system",
+    name: Annotated[str, typer.Option(help="of the extender's Service")] = "fenka-scheduler",
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Show, write or make the certificates by which kube-scheduler and the extender know each other."""
+    from fenka.cli import certificates as command
+    from fenka.cli.cluster import Where
+
+    where = Where(cluster=True, kubeconfig=kubeconfig, context=context)
+    installation = command.Installation(where, namespace, name)
+    if make:
+        command.make(installation, host or ())
+    if into is not None:
+        command.write(installation, into)
+    if not make and into is None:
+        command.show(installation, output.value)
+
+
 @app.command("simulate-card")
 def simulate_card(
     card: Annotated[str, typer.Argument(help="by index or UUID")],

@@ -290,6 +290,13 @@ class ConfigMap(Object):
     data: dict[str, str] = {}
 
 
+class Secret(Object):
+    """A Secret. data: in base64."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    data: dict[str, str] = {}
+
+
 class Status(Object):
     """How the API server says no."""
 

@@ -199,7 +199,7 @@ class Binder:
         if by and pod.spec.scheduler_name not in by:
             return (
                 f"{which} is for the scheduler {pod.spec.scheduler_name!r}, and fenka binds pods of "
-                f"{', '.join(by)}: add it to scheduler.schedulerNames of fenka's chart"
+                f"{', '.join(by)}: add it to scheduler.bindsFor of fenka's chart"
             )
         node = self._world.node(name)
         if node is None:

@@ -1,0 +1,228 @@
+"""`fenka certificates`: makes those of a cluster's extender, shows when they end, writes kube-scheduler's.
+
+They are in three Secrets: the authority, which only `make` reads; the server's, which the replicas mount; the
+client's, which belongs on control planes.
+"""
+
+import asyncio
+import os
+from base64 import b64decode, b64encode
+from binascii import Error as NotBase64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fenka.cli import cluster, tables
+from fenka.cli.cluster import Where
+from fenka.cli.errors import Problem
+from fenka.kubernetes.client import Api, Refused
+from fenka.kubernetes.objects import Secret
+
+if TYPE_CHECKING:
+    from fenka.scheduler.certificates import Pair
+
+EXPIRES = "fenka.io/expires"
+"""Annotation of the Secrets: when the certificate ends."""
+AUTHORITY, SERVER, CLIENT = "authority", "server", "client"
+USES = {
+    AUTHORITY: "signs the others",
+    SERVER: "the extender's replicas",
+    CLIENT: "kube-scheduler, and replicas that pass calls on",
+}
+SOON = timedelta(days=365)
+"""An authority that ends earlier is told of: what is on control planes ends with it."""
+
+ATTEMPTS = 5
+CONFLICT, NOT_FOUND = 409, 404
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """Which one. name: of the extender's Service; the Secrets are called after it."""
+
+    where: Where
+    namespace: str
+    name: str
+
+    def secret(self, which: str) -> str:
+        """Its name."""
+        return f"{self.name}-{which}"
+
+    @property
+    def path(self) -> str:
+        """Of the API server."""
+        return f"/api/v1/namespaces/{self.namespace}/secrets"
+
+    def hosts(self) -> list[str]:
+        """By which pods call the Service."""
+        service = f"{self.name}.{self.namespace}"
+        return [self.name, service, f"{service}.svc", f"{service}.svc.cluster.local"]
+
+
+def show(installation: Installation, output: str) -> None:
+    """Print the Secrets and when their certificates end."""
+
+    async def question(api: Api) -> dict[str, Secret | None]:
+        return {which: await _read(api, installation, which) for which in (SERVER, CLIENT)}
+
+    found = cluster.ask(installation.where, question)
+    rows = [
+        {"secret": installation.secret(which), "for": USES[which], "expires": _expires(it)}
+        for which, it in found.items()
+    ]
+    if not tables.show(rows, output):
+        lines = [["SECRET", "FOR", "EXPIRES"], *(list(it.values()) for it in rows)]
+        print("\n".join(tables.columns(lines)))
+
+
+def write(installation: Installation, directory: Path) -> None:
+    """Write the files that kube-scheduler's configuration names. Raises Problem."""
+
+    async def question(api: Api) -> Secret | None:
+        return await _read(api, installation, CLIENT)
+
+    found = cluster.ask(installation.where, question)
+    name = f"{installation.namespace}/{installation.secret(CLIENT)}"
+    if found is None:
+        raise Problem(
+            f"the Secret {name} is not there: install the chart with scheduler.tls.enabled=true, or say "
+            "with --namespace where it is installed"
+        )
+    files = {"ca.crt": "ca.crt", "client.crt": "tls.crt", "client.key": "tls.key"}
+    contents = {file: _decoded(found, key) for file, key in files.items()}
+    if not all(contents.values()):
+        raise Problem(
+            f"the Secret {name} is incomplete: `fenka certificates --make` makes it again"
+        )
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for file, content in contents.items():
+            _replace(directory / file, content)
+    except OSError as why:
+        raise Problem(f"{why.filename or directory} cannot be written: {why.strerror}") from None
+    print(f"wrote {', '.join(files)} to {directory}; the certificate ends {_expires(found)}")
+
+
+def make(installation: Installation, hosts: Sequence[str]) -> None:
+    """Make the certificates that are missing or end soon. hosts: more names of the server. Raises Problem."""
+
+    async def question(api: Api) -> dict[str, datetime]:
+        for _ in range(ATTEMPTS):
+            try:
+                return await _make(api, installation, [*installation.hosts(), *hosts])
+            except Refused as why:
+                # Somebody else makes them this moment.
+                if why.status != CONFLICT:
+                    raise
+            await asyncio.sleep(1)
+        raise Problem(f"the Secrets of {installation.namespace} change all the time: try again")
+
+    from fenka.scheduler.certificates import Unusable
+
+    try:
+        made = cluster.ask(installation.where, question)
+    except (Unusable, ValueError) as why:
+        raise Problem(f"no certificate was made: {why}") from None
+    for which, until in made.items():
+        print(f"made {installation.secret(which)}: {USES[which]}, until {until:%Y-%m-%d}")
+    if not made:
+        print("every certificate will do")
+
+
+async def _make(api: Api, installation: Installation, hosts: Sequence[str]) -> dict[str, datetime]:
+    from fenka.scheduler import certificates, credentials
+
+    names = {
+        AUTHORITY: credentials.AUTHORITY,
+        SERVER: credentials.SERVER,
+        CLIENT: credentials.CLIENT,
+    }
+    secrets = {which: await _read(api, installation, which) for which in names}
+    found = {name: _pair(secrets[which]) for which, name in names.items()}
+    now = datetime.now(UTC)
+    made = certificates.due(found, hosts, now)
+    authority = made.get(credentials.AUTHORITY) or found[credentials.AUTHORITY]
+    assert authority is not None
+    ends = certificates.expiry(authority)
+    if ends - now < SOON:
+        print(
+            f"the authority ends {ends:%Y-%m-%d}, and with it what is on control planes: delete the Secret "
+            f"{installation.secret(AUTHORITY)}, make certificates again, and copy them there"
+        )
+    result = {}
+    # The authority first: what it has signed is worth nothing without it.
+    for which, name in names.items():
+        if name not in made:
+            continue
+        until = certificates.expiry(made[name])
+        content = {"tls.crt": made[name].certificate, "tls.key": made[name].key}
+        content["ca.crt"] = authority.certificate
+        await _keep(api, installation, which, secrets[which], content, until)
+        result[which] = until
+    return result
+
+
+async def _keep(
+    api: Api,
+    installation: Installation,
+    which: str,
+    known: Secret | None,
+    content: Mapping[str, bytes],
+    until: datetime,
+) -> None:
+    meta = {
+        "name": installation.secret(which),
+        "labels": {"app.kubernetes.io/name": "fenka"},
+        "annotations": {EXPIRES: f"{until:%Y-%m-%dT%H:%M:%SZ}"},
+    }
+    data = {key: b64encode(value).decode() for key, value in content.items()}
+    if known is None:
+        body = {"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls"}
+        await api.create(installation.path, Secret, {**body, "metadata": meta, "data": data})
+        return
+    meta["resourceVersion"] = known.metadata.resource_version
+    path = f"{installation.path}/{installation.secret(which)}"
+    await api.patch(path, Secret, {"metadata": meta, "data": data})
+
+
+async def _read(api: Api, installation: Installation, which: str) -> Secret | None:
+    try:
+        return await api.get(f"{installation.path}/{installation.secret(which)}", Secret)
+    except Refused as why:
+        if why.status == NOT_FOUND:
+            return None
+        raise
+
+
+def _pair(secret: Secret | None) -> "Pair | None":
+    from fenka.scheduler.certificates import Pair
+
+    return Pair(_decoded(secret, "tls.crt"), _decoded(secret, "tls.key")) if secret else None
+
+
+def _decoded(secret: Secret, key: str) -> bytes:
+    try:
+        return b64decode(secret.data.get(key, ""), validate=True)
+    except NotBase64:
+        return b""
+
+
+def _expires(secret: Secret | None) -> str:
+    return secret.metadata.annotations.get(EXPIRES, "unknown") if secret else "missing"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Never half of it, and never readable for others."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

@@ -86,7 +86,10 @@ def exchange(world: World, node: str, cards: str) -> None:
         there = [
             it
             for it in world.cluster.list("pods", "fenka")
-            if it["spec"].get("nodeName") == node and "scheduler" not in it["metadata"]["name"]
+            if it["spec"].get("nodeName") == node
+            and "scheduler" not in it["metadata"]["name"]
+            # What made the certificates has ended.
+            and it["status"]["phase"] != "Succeeded"
         ]
         labels = [it["metadata"]["labels"]["app.kubernetes.io/component"] for it in there]
         return labels == [component] and there[0]["status"]["phase"] == "Running"

@@ -1,0 +1,193 @@
+"""Who may reach the extender: attacks from an ordinary pod, with certificates and without."""
+
+import json
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.cluster import Cluster, wait_until
+from e2e.scenarios.conftest import CHART, RELEASE
+from e2e.scenarios.kit import MEMORY, WORKLOAD, World
+from e2e.scenarios.paper import ONLY, Json, Paper
+from e2e.scenarios.test_guide import GPUSHARE_CONFIGURATION
+from e2e.scenarios.test_scheduler import paper, replicas, wait_for_replicas
+
+__all__ = ["paper"]
+
+BROKEN = ("RemoteDisconnected", "ConnectionResetError", "BadStatusLine")
+BIND = """
+import json, ssl, sys, urllib.request
+context = ssl._create_unverified_context()
+url, *names = sys.argv[1:]
+body = json.dumps(dict(zip(("PodName", "PodNamespace", "PodUID", "Node"), names))).encode()
+try:
+    print(urllib.request.urlopen(url + "/gpushare-scheduler/bind", body, 10, context=context).read().decode())
+except Exception as why:
+    print(type(why).__name__, why)
+"""
+FLOOD = """
+import socket, sys, threading
+host, port = sys.argv[1], int(sys.argv[2])
+HEAD = b"POST /gpushare-scheduler/filter HTTP/1.1\\r\\nHost: n\\r\\nContent-Length: 200000000\\r\\n\\r\\n"
+ended = []
+def send():
+    for _ in range(3):
+        try:
+            with socket.create_connection((host, port), 10) as one:
+                one.sendall(HEAD)
+                for _ in range(200):
+                    one.sendall(bytes(1000000))
+        except OSError as why:
+            ended.append(type(why).__name__)
+threads = [threading.Thread(target=send) for _ in range(4)]
+for it in threads: it.start()
+for it in threads: it.join()
+print(len(ended), "of 12 ended early")
+"""
+SILENT = """
+import socket, sys, time
+host, port = sys.argv[1], int(sys.argv[2])
+print(len([socket.create_connection((host, port), 10) for _ in range(600)]), flush=True)
+time.sleep(3600)
+"""
+READ = """
+import sys, urllib.request
+for path in sys.argv[2:]:
+    print(urllib.request.urlopen(sys.argv[1] + path, timeout=10).read().decode()[:200])
+"""
+
+
+class Attacker:
+    """An ordinary pod, with no rights, in a namespace of its own."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster, self.namespace = cluster, namespace
+        cluster.apply(self._pod("attacker", ["sleep", "100000"]), namespace)
+        cluster.wait_for_pod("attacker", namespace)
+
+    def _pod(self, name: str, command: list[str]) -> str:
+        return textwrap.dedent(f"""\
+            apiVersion: v1
+            kind: Pod
+            metadata: {{name: {name}}}
+            spec:
+              terminationGracePeriodSeconds: 0
+              automountServiceAccountToken: false
+              containers:
+              - name: c
+                image: {WORKLOAD}
+                imagePullPolicy: Never
+                command: {json.dumps(command)}
+            """)
+
+    def python(self, script: str, *arguments: str) -> str:
+        """What a script prints there."""
+        command = ("exec", "attacker", "--", "python3", "-c", script, *arguments)
+        return self.cluster.kubectl("-n", self.namespace, *command, timeout=120)
+
+    def leave(self, name: str, script: str, *arguments: str) -> None:
+        """A script that goes on."""
+        self.cluster.apply(self._pod(name, ["python3", "-c", script, *arguments]), self.namespace)
+        self.cluster.wait_for_pod(name, self.namespace)
+
+
+@pytest.fixture
+def attacker(world: World, namespace: str) -> Attacker:
+    """In a pod of its own."""
+    return Attacker(world.cluster, namespace)
+
+
+def service(cluster: Cluster, name: str = "fenka-scheduler") -> str:
+    """The address of a Service: this cluster has no DNS."""
+    found: str = cluster.get("service", name, RELEASE)["spec"]["clusterIP"]
+    return found
+
+
+def lives(cluster: Cluster) -> dict[str, int]:
+    """The extender's pods, and how often each was started again."""
+    return {
+        it["metadata"]["name"]: it["status"]["containerStatuses"][0]["restartCount"]
+        for it in replicas(cluster)
+    }
+
+
+def victims(paper: Paper) -> list[tuple[Json, str]]:
+    """Pods of others, and nodes that are not for them."""
+    paper.node("paper-0", 1)
+    paper.node("paper-1", 1)
+    elsewhere = {"nodeSelector": {ONLY: "yes", "kubernetes.io/hostname": "nowhere"}}
+    plain = paper.pod("plain", 1, **elsewhere)
+    plain["spec"]["containers"][0].pop("resources")
+    paper.create(plain, paper.pod("chooser", 4, **elsewhere))
+    chosen = (it for it in paper.pods() if it["metadata"]["name"] in ("plain", "chooser"))
+    return [(it, "paper-1") for it in chosen]
+
+
+def forged(attacker: Attacker, url: str, pod: Json, node: str) -> str:
+    """What a forged binding comes to."""
+    meta = pod["metadata"]
+    return attacker.python(BIND, url, meta["name"], meta["namespace"], meta["uid"], node)
+
+
+def test_an_ordinary_pod_decides_nothing(paper: Paper, attacker: Attacker) -> None:
+    """Bindings without a certificate, large bodies, silent connections; pods are placed meanwhile."""
+    cluster = paper.cluster
+    wait_for_replicas(cluster)
+    before, host = lives(cluster), service(cluster)
+    node = cluster.nodes[0].address
+    for pod, where in victims(paper):
+        for url in (f"https://{host}:12345", f"https://{node}:32766", f"http://{host}:12345"):
+            said = forged(attacker, url, pod, where)
+            assert said.split()[0] in ("URLError", "SSLError", *BROKEN), said
+    print(attacker.python(FLOOD, host, "12345"))
+    reading = service(cluster, "fenka-scheduler-read")
+    print(attacker.python(FLOOD, reading, "12346"))
+    attacker.leave("silent", SILENT, host, "12345")
+    attacker.leave("silent-readers", SILENT, reading, "12346")
+    paper.create(*(paper.pod(f"served-{number}", 4) for number in range(6)))
+    wait_until("pods are placed", lambda: len(paper.placed()) == 6, 60)
+    assert not [it for it in paper.placed() if it in ("plain", "chooser")]
+    shown = attacker.python(
+        READ, f"http://{reading}:12346", "/gpushare-scheduler/inspect", "/metrics"
+    )
+    assert '"nodes"' in shown
+    assert "# HELP" in shown
+    wait_for_replicas(cluster)
+    assert lives(cluster) == before
+
+
+@pytest.fixture
+def plain(world: World) -> Iterator[World]:
+    """fenka without TLS, and kube-scheduler as it was configured for gpushare."""
+    cluster = world.cluster
+    upgrade = ("upgrade", RELEASE, str(CHART), "-n", RELEASE, "--reuse-values", "--wait")
+    cluster.helm(*upgrade, "--set=scheduler.tls.enabled=false", "--timeout=90s")
+    cluster.set_scheduler_configuration(GPUSHARE_CONFIGURATION)
+    yield world
+    cluster.helm(*upgrade, "--set=scheduler.tls.enabled=true", "--timeout=90s")
+    cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
+    wait_for_replicas(cluster)
+
+
+def test_without_certificates_bind_does_no_more_than_a_scheduler_would(
+    plain: World, paper: Paper, attacker: Attacker
+) -> None:
+    """gpushare's configuration works; forged bindings are refused by the pods' specs, and large bodies."""
+    cluster = plain.cluster
+    wait_for_replicas(cluster)
+    before, host = lives(cluster), service(cluster)
+    url = f"http://{host}:12345"
+    (chooser, where), (nothing, _) = sorted(
+        victims(paper), key=lambda it: str(it[0]["metadata"]["name"])
+    )
+    assert "may not go to the node paper-1" in forged(attacker, url, chooser, where)
+    assert "names no resource of fenka's" in forged(attacker, url, nothing, where)
+    nameless = {"metadata": {**chooser["metadata"], "uid": ""}}
+    assert "PodUID" in forged(attacker, url, nameless, where)
+    print(attacker.python(FLOOD, host, "12345"))
+    attacker.leave("silent", SILENT, host, "12345")
+    paper.create(paper.pod("served", 4))
+    assert "served" in paper.wait_for_placed(1)
+    assert lives(cluster) == before
+    assert MEMORY in json.dumps(chooser)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fenka.dialects import whole_cards
-from fenka.dialects.recognition import WITH_HAMI
+from fenka.dialects import resizing, whole_cards
+from fenka.dialects.recognition import DIALECTS, WITH_HAMI
 from fenka.kubernetes.objects import GATE
 
 ROOT = Path(__file__).parents[2]
@@ -489,3 +489,62 @@ def test_replicas_are_replaced_and_drained_one_at_a_time() -> None:
     assert fields["POD_IP"] == "status.podIP"
     alone = one(render(**{"scheduler.replicas": 1}), "Deployment", "fenka-scheduler")
     assert alone["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+
+
+def policy(name: str, **values: Any) -> Json:
+    """The spec of an admission policy of the chart."""
+    spec: Json = one(render(**values), "ValidatingAdmissionPolicy", f"fenka-{name}")["spec"]
+    return spec
+
+
+def variable(spec: Json, name: str) -> Any:
+    """What an admission policy's variable lists."""
+    (found,) = (it["expression"] for it in spec["variables"] if it["name"] == name)
+    return json.loads(found)
+
+
+@needs_helm
+@pytest.mark.parametrize("hami", [False, True])
+def test_nobody_else_writes_what_fenka_writes(hami: bool) -> None:
+    """The names are the code's own; of HAMi's only where HAMi itself is not at work."""
+    spec = policy("records", hamiNames=hami)
+    dialects = WITH_HAMI if hami else DIALECTS
+    keys = {*resizing.RECORDS, *(key for it in dialects for key in it.RECORDS)}
+    found = variable(spec, "records") + variable(spec, "prefixes")
+    assert sorted(found) == sorted(keys)
+    assert all(it.endswith("-") for it in variable(spec, "prefixes"))
+    cards = variable(policy("placement", hamiNames=hami), "cards")
+    assert sorted(cards) == sorted({name for it in dialects for name in it.RESOURCES})
+    assert resizing.WISH not in found
+
+
+@needs_helm
+def test_who_else_may_write_records_is_said_by_a_value() -> None:
+    """For example the former plugin's account, while a cluster is moved."""
+    extra = "system:serviceaccount:kube-system:gpushare"
+    spec = policy("records", **{"admission.extraUsers": [extra]})
+    (condition,) = spec["matchConditions"]
+    for user in (
+        "system:serviceaccount:gpu:fenka-scheduler",
+        "system:serviceaccount:gpu:fenka-node",
+        extra,
+    ):
+        assert f'"{user}"' in condition["expression"]
+
+
+@needs_helm
+def test_admission_policies_are_bound_unless_they_are_switched_off() -> None:
+    """Or where the API server does not know them."""
+
+    def kinds(objects: list[Json]) -> list[str]:
+        return [it["kind"] for it in objects if it["kind"].startswith("ValidatingAdmission")]
+
+    assert kinds(render()) == [
+        *["ValidatingAdmissionPolicy"] * 3,
+        *["ValidatingAdmissionPolicyBinding"] * 3,
+    ]
+    for it in render():
+        if it["kind"] == "ValidatingAdmissionPolicyBinding":
+            assert it["spec"]["validationActions"] == ["Deny"]
+            assert it["spec"]["policyName"] == it["metadata"]["name"]
+    assert kinds(render(**{"admission.enabled": False})) == []

@@ -19,10 +19,10 @@ CORE = "aliyun.com/gpu-core.percentage"
 """Extended resource: percent of one card's compute, in steps of 5, together with memory."""
 RESOURCES: tuple[str, ...] = (MEMORY, CORE)
 LEASED = MEMORY
-STEP, MOST = 5, 100
-
 CORES = "gpushare.alibabacloud.com/core-percentage"
-"""Annotation: {"<container>": {"<card>": <percent>}}."""
+"""Annotation: {"<container>": {"<card>": <percent>}}. It is written for others and never read."""
+RECORDS: tuple[str, ...] = (*gpushare.RECORDS, CORES)
+STEP, MOST = 5, 100
 
 
 def speaks(pod: Manifest) -> bool:

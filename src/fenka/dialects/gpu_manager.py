@@ -44,6 +44,7 @@ INDEXES = "tencent.com/predicate-gpu-idx-"
 TIME = "tencent.com/predicate-time"
 NODE = "tencent.com/predicate-node"
 ASSIGNED = "tencent.com/gpu-assigned"
+RECORDS: tuple[str, ...] = (INDEXES, TIME, NODE, ASSIGNED, CARDS)
 
 
 class Metric(NamedTuple):

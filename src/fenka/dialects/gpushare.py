@@ -40,6 +40,8 @@ ALLOCATION = "scheduler.framework.gpushare.allocation"
 
 CARDS = "fenka.io/cards"
 """Annotation. On a node: its inventory. On a pod: UUIDs of its cards, by index."""
+RECORDS = (IDX, POD, DEV, ASSUME_TIME, ASSIGNED, ALLOCATION, CARDS)
+"""All annotations that are written on a pod."""
 CORDONED = "fenka.io/cordoned"
 """Node annotation, written by people: indexes of cards that shall admit nobody, such as "0,2"."""
 

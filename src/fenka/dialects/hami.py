@@ -43,6 +43,7 @@ ALLOCATED = "hami.io/vgpu-devices-allocated"
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 NODE = "hami.io/vgpu-node"
 TIME = "hami.io/vgpu-time"
+RECORDS: tuple[str, ...] = (ALLOCATED, TO_ALLOCATE, NODE, TIME, CARDS)
 
 NOT_SERVED = (
     "nvidia.com/use-gputype",

@@ -79,6 +79,9 @@ class Dialect(Protocol):
     NAME: str
     RESOURCES: tuple[str, ...]
     """The extended resources that are asked for in it."""
+    RECORDS: tuple[str, ...]
+    """The annotations that `write` makes of a pod, which nobody else is to write. One that ends in `-` stands
+    for all that begin so."""
     LEASED: str
     """The one whose allocation by the kubelet brings the lease; the others are only counted."""
 

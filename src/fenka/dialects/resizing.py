@@ -22,6 +22,7 @@ from fenka.dialects.sizes import BadSize, parse_memory
 WISH = "fenka.io/resize"
 RECORD = "fenka.io/resized"
 REFUSED = "fenka.io/resize-refused"
+RECORDS = (RECORD, REFUSED)
 
 VERSION = 1
 

@@ -28,6 +28,7 @@ HAMI_ONLY = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gp
 
 RECORD = "fenka.io/whole-cards"
 """Pod annotation: {"<name of the container>": [<card>, …]}."""
+RECORDS: tuple[str, ...] = (RECORD, CARDS)
 
 
 def speaks(pod: Manifest) -> bool:

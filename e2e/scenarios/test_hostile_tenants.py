@@ -1,1 +1,1 @@
-"""A tenant with the ClusterRole `edit` in one namespace, and what it writes: with the admission policy and without."""
+"""A tenant with the role `edit` in one namespace: with the admission policies, and without."""

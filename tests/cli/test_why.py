@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from fenka.cli.errors import sentences
 from fenka.cli.main import app
+from fenka.dialects import leases
+from fenka.dialects.leases import Refusal, Report
 from fenka.kubernetes.objects import GATE
 from tests.cli.api_kit import Json, Server, node, on_card, pod, serving, sharing, units
 
@@ -246,7 +248,7 @@ def test_whole_cards(tmp_path: Path) -> None:
 
 
 def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """It counts on every card, which is why the others wait."""
+    """It counts although nobody knows where, which is why the others wait."""
     pods = [waiting(), pod("odd", units(12), node="a", annotations={"ALIYUN_COM_GPU_MEM_IDX": "?"})]
     answer = data(Server(nodes=[sharing("a", cards=2)], pods=pods), tmp_path, "default/p")
     (_, note) = answer["notes"]
@@ -268,6 +270,24 @@ def test_a_running_pod_says_where_it_is(tmp_path: Path) -> None:
     answer = data(Server(nodes=[sharing("a")], pods=notebooks("a")), tmp_path, "default/notebook-1")
     assert answer["state"] == "running"
     assert answer["slices"] == ["4 units (4096 MiB) of card 0 on a"]
+
+
+def test_a_pod_that_its_node_refuses_and_the_one_in_its_way(tmp_path: Path) -> None:
+    """Both say so."""
+    there, late = (pod(it, units(8), node="a", annotations=on_card(0, 8)) for it in ("p", "late"))
+    another = pod("p-2", units(1), node="a", annotations=on_card(0, 1))
+    late["status"]["phase"] = "Pending"
+    sentence = "fenka: card 0 has 14336 MiB, of which 8192 MiB are still held by default/p: these wait"
+    report = Report(refused={late["metadata"]["uid"]: Refusal(sentence, movable=True)})
+    refusing = sharing("a")
+    refusing["metadata"].setdefault("annotations", {})[leases.REPORT] = leases.write_report(report)
+    server = Server(nodes=[refusing], pods=[there, late, another])
+    answer = data(server, tmp_path, "default/late")
+    assert f"its node has refused it for more than a minute: {sentence}" in answer["notes"]
+    assert any("evicted" in it for it in answer["help"])
+    in_the_way = f"default/late was placed on the same card and does not start: {sentence}"
+    assert in_the_way in data(server, tmp_path, "default/p")["notes"]
+    assert data(server, tmp_path, "default/p-2")["notes"] == []
 
 
 def test_a_container_that_waits(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from fenka.kubernetes.objects import (
 from fenka.kubernetes.world import World
 from fenka.scheduler.decide import Judge
 from fenka.scheduler.desk import Desk
-from fenka.scheduler.gangs import BROKEN_S, PLAN_S, Gangs
+from fenka.scheduler.gangs import BROKEN_S, DOUBT_S, PLAN_S, Gangs
 from fenka.scheduler.order import InOrder, Order
 from tests.kubernetes.api_server import ApiServer, until
 from tests.scheduler.objects_kit import T4_MIB, Json, a_node, a_pod, node_json, on_card
@@ -211,6 +211,11 @@ def test_kube_scheduler_knows_more_about_a_node() -> None:
     pods = cluster.gang("g", 2, 10)
     (node,) = cluster.filter(pods[0])
     others = [it for it in cluster.names if it != node]
+    # Once may be anybody's question: kube-scheduler asks again.
+    assert cluster.desk.filter(pods[0], others).fitting == []
+    assert cluster.filter(pods[1]) != []
+    assert cluster.desk.filter(pods[0], others).fitting == []
+    cluster.now += DOUBT_S
     (instead,) = cluster.desk.filter(pods[0], others).fitting
     assert instead in others
     assert cluster.free(node) == T4_MIB

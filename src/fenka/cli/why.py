@@ -1,6 +1,7 @@
 """`fenka why POD`: the whole answer to "why is it pending?"."""
 
 import asyncio
+import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -195,10 +196,30 @@ def _add_place(result: Answer, pod: FullPod, around: Cluster) -> None:
                 f"{held.node}" + (f", {it.uuid}" if it.uuid else "")
                 for it in held.slices
             ]
+    _add_refusals(result, pod, around)
     if not result.slices:
         result.notes.insert(0, f"it is on node {pod.spec.node_name}")
     if result.containers and result.state == "starting":
         result.help.append("it starts by itself once what its containers wait for is there")
+
+
+def _add_refusals(result: Answer, pod: FullPod, around: Cluster) -> None:
+    """What the node reports of pods that it does not start: of this one, and of those that it keeps out."""
+    refused = around.world.refused(pod.spec.node_name)
+    mine = refused.get(pod.metadata.uid)
+    if mine is not None:
+        result.notes.append(f"its node has refused it for more than a minute: {mine.sentence}")
+        if mine.movable:
+            result.help.append(
+                "it is evicted if a controller makes another; else delete it and create it again"
+            )
+    named = re.compile(rf"(?<![\w./-]){re.escape(pod.full_name)}(?![\w./-])")
+    names = {it.metadata.uid: it.full_name for it in around.pods}
+    result.notes += [
+        f"{names[uid]} was placed on the same card and does not start: {it.sentence}"
+        for uid, it in sorted(refused.items())
+        if uid in names and uid != pod.metadata.uid and named.search(it.sentence)
+    ]
 
 
 def _add_wait(result: Answer, pod: FullPod, around: Cluster) -> None:

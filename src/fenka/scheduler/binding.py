@@ -115,13 +115,14 @@ class Binder:
 
     async def _bind(self, wanted: Binding) -> str:
         try:
-            known = self._pods().get(wanted.uid)
+            # One that the watch has not brought may be of a gang too.
+            known = self._pods().get(wanted.uid) or await self._read(wanted)
             # A binding that will be refused must not count as a member that has arrived.
-            fits = known is not None and self._unfit(known, wanted) is None
-            if known and fits and not await self._gangs.gather(known, wanted.node):
+            fits = self._unfit(known, wanted) is None
+            if fits and not await self._gangs.gather(known, wanted.node):
                 self._count("refused")
                 return f"the gang of the pod {wanted.name} did not come together in time"
-            sent = await self._send(wanted)
+            sent = await self._send(self._pods().get(wanted.uid) or known, wanted)
             if isinstance(sent, _Try):
                 self._count("unknown")
                 return await self._find_out(sent)
@@ -135,9 +136,8 @@ class Binder:
     def _count(self, outcome: str) -> None:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
-    async def _send(self, wanted: Binding) -> str | _Try:
+    async def _send(self, pod: Pod, wanted: Binding) -> str | _Try:
         """Why not, empty if it is bound; or what was sent and is not known."""
-        pod = self._pods().get(wanted.uid) or await self._read(wanted)
         # From here to `assume` nothing waits: no other binding can come in between.
         trouble = self._unfit(pod, wanted)
         if trouble is not None:

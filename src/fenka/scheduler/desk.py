@@ -49,6 +49,13 @@ class Desk:
         elsewhere = f"the plan for its gang has it on {node}"
         return Filtered([node], {name: elsewhere for name in names if name != node})
 
+    def look(self, pod: Pod, names: Sequence[str]) -> Filtered:
+        """Judge a pod that the watch has not brought, by what the caller says of it. Changes nothing."""
+        if name_of(pod) is None:
+            return self._judge.filter(pod, names, self._in_order.ahead(pod))
+        why = "the API server has not shown fenka this pod of a gang yet"
+        return Filtered(failed=dict.fromkeys(names, why))
+
     def prioritize(self, pod: Pod, names: Sequence[str]) -> list[tuple[str, int]]:
         """A score for each node, in the order given."""
         for name in names:

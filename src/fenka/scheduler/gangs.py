@@ -19,6 +19,7 @@ from fenka.core.requests import Placement
 from fenka.dialects import modes, whole_cards
 from fenka.dialects.gpushare import Unreadable
 from fenka.dialects.requests import Part
+from fenka.kubernetes.fitting import obstacles
 from fenka.kubernetes.gangs import Gang, PodGroup, gang_of, key_of, name_of
 from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import World
@@ -26,6 +27,10 @@ from fenka.scheduler.decide import Wanted, neighbours
 
 PLAN_S = 30.0
 """So long a plan waits for its members: longer than kube-scheduler's longest backoff, twice."""
+
+DOUBT_S = 1.0
+"""A member's plan is given up when its node is not offered twice, so far apart: callers over plain HTTP may
+be anybody, and kube-scheduler asks again."""
 
 LONGEST_PAUSE_S = 600.0
 """A gang whose plans are not fulfilled is planned anew after pauses that double, up to this: it must not hold
@@ -61,6 +66,8 @@ class _Gathering:
     arrived: set[str] = field(default_factory=set)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """All are here, or the plan has ended."""
+    doubts: dict[str, float] = field(default_factory=dict)
+    """By member, since when its node has not been offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +177,9 @@ class Gangs:
         self.expire()
         plan, uid = self._plans.plan(gang.key), pod.metadata.uid
         if plan is not None and uid in plan.placements:
-            if plan.placements[uid].node in names:
-                return Place(plan.placements[uid])
-            # kube-scheduler does not have it there: it must be thought over.
-            self._drop(gang.key)
+            place = self._planned(pod, gang, plan.placements[uid], names)
+            if place is not None:
+                return place
         elif plan is not None:
             return Waits(f"the gang {gang.name} is being placed, without this pod", in_line=False)
         state = self._state(gang)
@@ -192,10 +198,41 @@ class Gangs:
         rest = [it for it in unbound if it.metadata.uid != uid][: state.missing - 1]
         return self._plan(gang, [pod, *rest], names, reserved)
 
+    def _planned(
+        self, pod: Pod, gang: Gang, placement: Placement, names: Sequence[str]
+    ) -> Place | Waits | None:
+        """Where a member of a plan goes; None where its node does not do and the plan is given up."""
+        gathering, uid = self._gatherings[gang.key], pod.metadata.uid
+        if placement.node in names:
+            gathering.doubts.pop(uid, None)
+            return Place(placement)
+        if self._doubted(pod, placement.node, gathering):
+            self._drop(gang.key)
+            return None
+        sentence = f"the plan for the gang {gang.name} has the pod on {placement.node}, which was not offered"
+        return Waits(sentence, in_line=False)
+
+    def _doubted(self, pod: Pod, node: str, gathering: _Gathering) -> bool:
+        """Whether a member, for which its planned node was not offered, is to be planned elsewhere."""
+        if not self._may_go(pod, node):
+            return True
+        if pod.metadata.uid in gathering.arrived:
+            # kube-scheduler has chosen that node.
+            return False
+        now = self._clock()
+        return now - gathering.doubts.setdefault(pod.metadata.uid, now) >= DOUBT_S
+
+    def _may_go(self, pod: Pod, name: str) -> bool:
+        """By what the API server says of both."""
+        node = self._world.node(name)
+        there = self._world.share(name) is not None and self._world.node_trouble(name) is None
+        return node is not None and there and not obstacles(pod, node)
+
     def _plan(
         self, gang: Gang, members: Sequence[Pod], names: Sequence[str], reserved: frozenset[str]
     ) -> Place | Waits:
         why = "no node of the cluster shares cards with it"
+        names = [name for name in names if self._may_go(members[0], name)]
         for unit, nodes in self._nodes(names).items():
             parts = {it.metadata.uid: self._part(it, unit) for it in members}
             requests = {uid: part.request for uid, part in parts.items()}

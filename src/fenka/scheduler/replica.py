@@ -13,6 +13,7 @@ from fenka.kubernetes.budgets import covering
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.election import RETRY_S, Election
 from fenka.kubernetes.events import Recorder
+from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import World
 from fenka.scheduler.binding import BIND_WITHIN_S, SETTLED_S, Binder
 from fenka.scheduler.cluster import Cluster
@@ -21,6 +22,7 @@ from fenka.scheduler.desk import Desk
 from fenka.scheduler.gangs import Gangs
 from fenka.scheduler.gates import GateKeeper
 from fenka.scheduler.keeping import GangKeeper
+from fenka.scheduler.moving import Mover
 from fenka.scheduler.nudging import Nudger
 from fenka.scheduler.order import InOrder, Order
 from fenka.scheduler.telling import Teller
@@ -120,11 +122,19 @@ class Replica:
             sleep=sleep,
             schedulers=settings.schedulers,
         )
+        self.mover = Mover(api, self.world, lambda: self.cluster.pods.objects, self.recorder, sleep)
         self.nudger = Nudger(api, self.order.due, lambda: self.leading, sleep)
         self.gate_keeper = GateKeeper(api, self.order.to_ungate, lambda: self.leading, sleep)
         self._sleep = sleep
         self._fresh = self._ending = False
         self._refreshing: asyncio.Task[None] | None = None
+
+    def known(self, asked: Pod) -> Pod | None:
+        """Return the pod with this UID as the API server has it, None if its watch has not brought it.
+
+        What a caller says of a pod changes nothing here: callers over plain HTTP may be anybody.
+        """
+        return self.cluster.pods.objects.get(asked.metadata.uid)
 
     @property
     def leading(self) -> bool:
@@ -157,6 +167,7 @@ class Replica:
             group.create_task(self.cluster.run())
             group.create_task(self.recorder.run())
             group.create_task(self.keeper.run(lambda: self.leading))
+            group.create_task(self.mover.run(lambda: self.leading))
             group.create_task(self._stand(group))
             group.create_task(self.nudger.run())
             group.create_task(self.gate_keeper.run())

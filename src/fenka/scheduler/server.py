@@ -113,8 +113,12 @@ class Server:
     async def filter(self, body: bytes) -> wire.Answer:
         """Which nodes fit, and why the others do not."""
         asked = wire.read_nodes(body)
-        self._replica.teller.asked(asked.pod)
-        found = self._replica.desk.filter(asked.pod, asked.names)
+        pod = self._replica.known(asked.pod)
+        if pod is None:
+            found = self._replica.desk.look(asked.pod, asked.names)
+        else:
+            self._replica.teller.asked(pod)
+            found = self._replica.desk.filter(pod, asked.names)
         answer = wire.answer_nodes(asked, found.fitting)
         answer.failed_nodes = found.failed
         answer.failed_and_unresolvable_nodes = found.hopeless
@@ -123,7 +127,8 @@ class Server:
     async def prioritize(self, body: bytes) -> list[dict[str, Any]]:
         """A score for each node."""
         asked = wire.read_nodes(body)
-        scores = self._replica.desk.prioritize(asked.pod, asked.names)
+        pod = self._replica.known(asked.pod) or asked.pod
+        scores = self._replica.desk.prioritize(pod, asked.names)
         return [{"Host": name, "Score": score} for name, score in scores]
 
     async def bind(self, body: bytes) -> dict[str, str]:
@@ -136,11 +141,12 @@ class Server:
     async def preempt(self, body: bytes) -> dict[str, Any]:
         """Whom to evict, on nodes where that helps."""
         asked = wire.read_preemption(body)
-        pods = {**self._replica.cluster.pods.objects, **asked.pods}
+        pod = self._replica.known(asked.pod) or asked.pod
+        pods = {**asked.pods, **self._replica.cluster.pods.objects}
         chosen = {
             node: (found.uids, found.violations)
             for node, victims in asked.victims.items()
-            if (found := self._replica.desk.preempt(asked.pod, node, victims, pods)) and found.uids
+            if (found := self._replica.desk.preempt(pod, node, victims, pods)) and found.uids
         }
         return wire.answer_preemption(asked, chosen)
 

@@ -1,0 +1,88 @@
+"""Pods that their node refuses are evicted where somebody makes another, and never while they run."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from fenka.dialects import leases
+from fenka.dialects.leases import Refusal, Report
+from fenka.kubernetes.objects import Pod
+from fenka.kubernetes.world import World
+from fenka.scheduler.moving import MOVED, STUCK, Mover
+from tests.kubernetes.api_server import ApiServer, api_server
+from tests.scheduler.objects_kit import T4_MIB, a_node, on_card, pod_json
+
+SENTENCE = "fenka: card 0 has 15079 MiB, of which 8616 MiB are still held by team/there"
+MADE_AGAIN = [{"kind": "ReplicaSet", "name": "r", "uid": "r", "controller": True}]
+
+
+class Told:
+    """A recorder."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    def on_pod(self, _: Pod, reason: str, note: str) -> None:
+        """As Recorder."""
+        self.events.append((reason, note))
+
+    def on_node(self, *_: Any) -> None:
+        """As Recorder."""
+
+
+def look(
+    *, owners: Any, movable: bool, phase: str = "Pending", node: str = "n"
+) -> tuple[list[str], Told]:
+    """Two looks at a refused pod: the evictions that were asked for, and what was told."""
+
+    async def go() -> tuple[list[str], Told]:
+        async with api_server() as server, server.api() as api:
+            made = pod_json("p", 8, node=node, uid="u", annotations=on_card(0, 8), phase=phase)
+            made["metadata"]["ownerReferences"] = owners
+            server.put("pods", made)
+            pod = msgspec.convert(made, Pod)
+            text = leases.write_report(Report(refused={"u": Refusal(SENTENCE, movable)}))
+            world = World([a_node("n", T4_MIB, annotations={leases.REPORT: text})], [pod])
+            told = Told()
+            mover = Mover(api, world, lambda: {"u": pod}, told)
+            await mover.look()
+            await mover.look()
+            return _evictions(server), told
+
+    return asyncio.run(go())
+
+
+def _evictions(server: ApiServer) -> list[str]:
+    return [it for it in server.requests if it.endswith("/eviction")]
+
+
+def test_a_refused_pod_with_a_controller_is_evicted_and_told_once() -> None:
+    """Its successor is placed by what is known now."""
+    evictions, told = look(owners=MADE_AGAIN, movable=True)
+    assert evictions
+    ((reason, note),) = told.events
+    assert reason == MOVED
+    assert SENTENCE in note
+
+
+@pytest.mark.parametrize("owners", [[], [{"kind": "Node", "name": "n", "controller": True}]])
+def test_a_refused_pod_that_nobody_would_make_again_stays(owners: Any) -> None:
+    """It is told what to do."""
+    evictions, told = look(owners=owners, movable=True)
+    assert not evictions
+    ((reason, note),) = told.events
+    assert reason == STUCK
+    assert "delete it and create it again" in note
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"movable": False}, {"movable": True, "phase": "Running"}, {"movable": True, "node": "m"}],
+)
+def test_who_would_be_refused_everywhere_or_runs_or_is_elsewhere_is_left_alone(how: Any) -> None:
+    """Another place would not help, or work would be lost, or it is another node's word."""
+    evictions, told = look(owners=MADE_AGAIN, **how)
+    assert not evictions
+    assert not told.events

@@ -1,0 +1,105 @@
+"""Callers who are not kube-scheduler: what they say of other people's pods changes nothing."""
+
+from copy import deepcopy
+
+from tests.kubernetes.api_server import ApiServer, until
+from tests.scheduler.objects_kit import T4_MIB, Json, node_json, pod_json
+from tests.scheduler.replica_kit import Extender, put_pod, scenario
+from tests.scheduler.test_gangs import in_gang
+
+NODES = node_json("a", T4_MIB), node_json("b", T4_MIB)
+
+
+def as_told(pod: Json, **meta: object) -> Json:
+    """The pod as a caller describes it."""
+    told = deepcopy(pod)
+    told["metadata"] |= meta
+    return told
+
+
+def test_a_gangs_plan_stays_whatever_strangers_say() -> None:
+    """Of its members, of pods that are none, and of the nodes that are offered."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pods = [put_pod(server, f"g-{n}", 10, labels=in_gang("g", 2)) for n in range(2)]
+        await until(lambda: one.knows(*pods))
+        places = [(await one.filter(pod, "a", "b"))["NodeNames"] for pod in pods]
+        planned = one.replica.gangs.planned()
+        assert len(planned) == 1
+        stranger = pod_json("g-9", 1, labels=in_gang("g", 9))
+        for told in (
+            as_told(pods[0], labels={}),
+            as_told(pods[0], labels=in_gang("other", 1)),
+            as_told(pods[0], namespace="else"),
+            as_told(pods[0], deletionTimestamp="2026-01-01T00:00:00Z"),
+            {**pods[0], "spec": {"containers": []}},
+            {**pods[0], "spec": {**pods[0]["spec"], "nodeSelector": {"no": "where"}}},
+            stranger,
+            as_told(stranger, uid=""),
+        ):
+            for names in (("a", "b"), ("a",), ("b",), (), ("nowhere",)):
+                for verb in ("filter", "prioritize"):
+                    await one.post(verb, {"Pod": told, "NodeNames": names})
+        assert one.replica.gangs.planned() == planned
+        assert [(await one.filter(pod, "a", "b"))["NodeNames"] for pod in pods] == places
+
+    scenario(run, *NODES)
+
+
+def test_a_stranger_makes_no_plan_for_pods_that_are_not_there() -> None:
+    """Cards would be held for them."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        for number in range(2):
+            made_up = pod_json(f"g-{number}", 14, labels=in_gang("g", 1))
+            answer = await one.filter(made_up, "a", "b")
+            assert answer["NodeNames"] == []
+        assert one.replica.gangs.planned() == {}
+        fits = put_pod(server, "p", 14)
+        await until(lambda: one.knows(fits))
+        assert (await one.filter(fits, "a", "b"))["NodeNames"] == ["a", "b"]
+
+    scenario(run, *NODES)
+
+
+def test_the_api_servers_own_pod_is_judged_whatever_the_caller_says() -> None:
+    """By its UID: neither its size nor its place in line is the caller's to say."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        pod = put_pod(server, "p", 4)
+        await until(lambda: one.knows(pod))
+        told = pod_json("p", 99, uid=pod["metadata"]["uid"])
+        assert (await one.filter(told, "a", "b"))["NodeNames"] == ["a", "b"]
+        large = put_pod(server, "large", 15)
+        await until(lambda: one.knows(large))
+        told = pod_json("large", 1, uid=large["metadata"]["uid"], priority=1000)
+        assert (await one.filter(told, "a", "b"))["NodeNames"] == []
+
+    scenario(run, *NODES)
+
+
+def test_pods_that_are_not_there_leave_nothing_behind() -> None:
+    """Who invents UIDs neither fills the memory nor pushes others out of it."""
+
+    async def run(_: ApiServer, one: Extender) -> None:
+        order = one.replica.order
+        before = {name: len(it) for name, it in vars(order).items() if hasattr(it, "__len__")}
+        for number in range(20):
+            await one.filter(pod_json(f"p{number}", 99), "a", "b")
+        after = {name: len(it) for name, it in vars(order).items() if hasattr(it, "__len__")}
+        assert after == before
+
+    scenario(run, *NODES)
+
+
+def test_a_gangs_member_is_not_bound_alone_before_the_watch_has_brought_it() -> None:
+    """It is read, and gathered like the others."""
+
+    async def run(server: ApiServer, one: Extender) -> None:
+        server.mute = True
+        pod = put_pod(server, "g-0", 10, labels=in_gang("g", 2))
+        assert not one.knows(pod)
+        assert "did not come together" in await one.bind(pod, "a")
+        assert "nodeName" not in server.get("pods", "g-0", "default")["spec"]
+
+    scenario(run, *NODES)

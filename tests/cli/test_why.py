@@ -277,7 +277,9 @@ def test_a_pod_that_its_node_refuses_and_the_one_in_its_way(tmp_path: Path) -> N
     there, late = (pod(it, units(8), node="a", annotations=on_card(0, 8)) for it in ("p", "late"))
     another = pod("p-2", units(1), node="a", annotations=on_card(0, 1))
     late["status"]["phase"] = "Pending"
-    sentence = "fenka: card 0 has 14336 MiB, of which 8192 MiB are still held by default/p: these wait"
+    sentence = (
+        "fenka: card 0 has 14336 MiB, of which 8192 MiB are still held by default/p: these wait"
+    )
     report = Report(refused={late["metadata"]["uid"]: Refusal(sentence, movable=True)})
     refusing = sharing("a")
     refusing["metadata"].setdefault("annotations", {})[leases.REPORT] = leases.write_report(report)

@@ -227,7 +227,8 @@ def test_a_pod_that_the_extender_was_never_asked_about_is_told_why() -> None:
     """NodeResourcesFit says no first. One that was asked about has kube-scheduler's own event."""
 
     async def run(server: ApiServer, one: Extender) -> None:
-        asked = pod_json("asked", 20)
+        asked = put_pod(server, "asked", 20)
+        await until(lambda: one.knows(asked))
         await one.filter(asked, "n")
         for pod in (asked, pod_json("never", 20), pod_json("nothing", 0), pod_json("fits", 4)):
             server.put("pods", {**pod, "status": UNSCHEDULABLE})

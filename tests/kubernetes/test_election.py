@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.election import FENCE_S, LEASE_S, RENEW_WITHIN_S, Election
+from fenka.kubernetes.election import FENCE_S, LAST_WRITE_S, LEASE_S, RENEW_WITHIN_S, Election
+from fenka.kubernetes.objects import ContainerStatus, seconds
 from tests.kubernetes.api_server import ApiServer, Json, api_server
 
 
@@ -193,3 +195,63 @@ def test_writes_of_two_never_overlap(steps: list[tuple[int, float, str]]) -> Non
                 server.before = None
 
     scenario(run)
+
+
+def test_who_has_certainly_ended_is_followed_when_its_last_write_is_over() -> None:
+    """By the kubelet's word; a renewal in between shows that it was not so."""
+
+    async def run(server: ApiServer, api: Api) -> None:
+        clock, ended = Clock(), set[str]()
+        one = candidate(api, "one", clock)
+        asked: list[float] = []
+
+        def has_ended(who: str, renewed: float) -> bool:
+            asked.append(renewed)
+            return who in ended
+
+        two = Election(api, "n", "s", "two", ended=has_ended, clock=clock)
+        await one.attempt()
+        assert not await two.attempt()
+        ended.add("one")
+        assert not await two.attempt()
+        clock.now += LAST_WRITE_S - 0.1
+        assert not await two.attempt()
+        # It lives after all.
+        assert await one.attempt()
+        clock.now += 0.1
+        assert not await two.attempt()
+        clock.now += LAST_WRITE_S
+        assert await two.attempt()
+        assert lease(server)["holderIdentity"] == "two"
+        assert asked == sorted(asked)
+
+    scenario(run)
+
+
+def status(*, running: str = "", finished: str = "", last_finished: str = "") -> ContainerStatus:
+    """Of a container, with times as the kubelet writes them."""
+    ended = {"terminated": {"finishedAt": finished}} if finished else {}
+    now = {"running": {"startedAt": running}} if running else ended
+    last = {"terminated": {"finishedAt": last_finished}} if last_finished else {}
+    return msgspec.convert({"name": "c", "state": now, "lastState": last}, ContainerStatus)
+
+
+def test_a_container_has_ended_when_its_successor_runs_or_none_does() -> None:
+    """Whole seconds against the moment when it was last alive."""
+    moment = seconds("2026-01-01T00:01:00.700000Z")
+    assert moment is not None
+    early, same, later = (f"2026-01-01T00:0{it}Z" for it in ("0:50", "1:00", "1:05"))
+    for told, expected in (
+        (status(running=early), False),
+        (status(running=early, last_finished=same), False),
+        (status(last_finished=early), False),
+        (status(finished=early), False),
+        (status(), False),
+        (status(finished=same), True),
+        (status(finished=later), True),
+        (status(last_finished=later), True),
+        (status(running=later, last_finished=later), True),
+        (status(running=same, last_finished=same), False),
+        (status(finished="?"), False),
+    ):
+        assert told.ended_after(moment) is expected, told

@@ -7,7 +7,8 @@ from typing import Any
 
 from aiohttp import web
 
-from fenka.kubernetes.election import ADDRESS, LEASE_S
+from fenka.kubernetes.election import ADDRESS, LAST_WRITE_S, LEASE_S
+from fenka.scheduler.binding import BIND_WITHIN_S, SETTLED_S
 from fenka.scheduler.forward import FORWARDED
 from fenka.scheduler.main import url
 from fenka.scheduler.server import PREFIX
@@ -21,15 +22,15 @@ FOUR = T4_MIB * 4 // 14
 Run = Callable[[ApiServer, Extender, Extender], Awaitable[None]]
 
 
-def two_replicas(run: Run, *, told: bool = True) -> None:
+def two_replicas(run: Run, *, told: bool = True, names: tuple[str, str] = ("one", "two")) -> None:
     """The leader, and one that stands by and is ready."""
 
     @contextlib.asynccontextmanager
     async def both(server: ApiServer) -> AsyncIterator[tuple[Extender, Extender]]:
         clock = Clock()
-        async with extender(server, "one", clock, told=told) as one:
+        async with extender(server, names[0], clock, told=told) as one:
             await until(lambda: one.replica.leading)
-            async with extender(server, "two", clock) as two:
+            async with extender(server, names[1], clock) as two:
                 await until(lambda: two.replica.ready)
                 yield one, two
 
@@ -171,3 +172,23 @@ def test_urls_of_both_kinds_of_addresses() -> None:
     """A pod's IP is either."""
     assert url("10.0.0.1", 12345) == "http://10.0.0.1:12345"
     assert url("fd00::1", 12345) == "http://[fd00::1]:12345"
+
+
+def test_a_leader_whose_container_has_ended_is_followed_before_its_lease_runs_out() -> None:
+    """Killed, and killed again: the kubelet waits longer each time before it starts it again."""
+    assert BIND_WITHIN_S + SETTLED_S <= LAST_WRITE_S < LEASE_S
+
+    async def run(server: ApiServer, one: Extender, two: Extender) -> None:
+        await one.die()
+        clock = two.clock
+        lease = server.get("leases", "fenka-scheduler", "kube-system")["spec"]
+        ended = {"terminated": {"finishedAt": lease["renewTime"]}}
+        waiting = {"name": "scheduler", "state": {"waiting": {}}, "lastState": ended}
+        pod = {"metadata": {"name": "pod-one", "namespace": "kube-system"}}
+        server.put("pods", {**pod, "status": {"containerStatuses": [waiting]}})
+        await until(lambda: two.replica.election._dead)
+        clock.now += LAST_WRITE_S
+        await until(lambda: two.replica.leading)
+        assert await two.bind(put_pod(server, "p", 4), "n") == ""
+
+    two_replicas(run, names=("pod-one_1", "pod-two_2"))

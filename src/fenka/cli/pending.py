@@ -24,7 +24,14 @@ from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI, recognise
 from fenka.dialects.requests import Part
 from fenka.kubernetes import fitting
-from fenka.kubernetes.objects import ContainerStatus, Node, Object, Pod, PodStatus
+from fenka.kubernetes.objects import (
+    ContainerState,
+    ContainerStatus,
+    Node,
+    Pod,
+    PodStatus,
+    Terminated,
+)
 from fenka.kubernetes.world import World
 
 POLICY = "binpack"
@@ -40,14 +47,14 @@ COUNTED = tuple(name for dialect in DIALECTS for name in dialect.RESOURCES)
 # ---- the pod, more of it than screens read ----
 
 
-class Said(Object):
+class Said(Terminated):
     """Why a container waits, or how it ended."""
 
     reason: str = ""
     message: str = ""
 
 
-class State(Object):
+class State(ContainerState):
     """Of a container."""
 
     waiting: Said | None = None

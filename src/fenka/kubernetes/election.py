@@ -2,7 +2,8 @@
 
 Fenced by time: another replica takes the lease at the earliest LEASE_S after it saw the last renewal, which
 was written after its request was begun. So whoever counts from the beginning of its last successful request
-and stops earlier never writes beside another.
+and stops earlier never writes beside another. The lease of a process that is known to have ended need not
+run out.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fenka.kubernetes.client import Api, NoCluster, Refused
-from fenka.kubernetes.objects import Meta, Object, micro_time
+from fenka.kubernetes.objects import Meta, Object, micro_time, seconds
 
 LEASE_S = 15
 """How long a lease lasts that nobody renews."""
@@ -24,6 +25,8 @@ ATTEMPT_S = 4.0
 """For one attempt, so that a connection that died without a word leaves time for a second one."""
 FENCE_S = 13.0
 """Every write has ended so long after the beginning of the last renewal."""
+LAST_WRITE_S = 4.0
+"""Every write of a process that has ended is over so long after its end."""
 
 ADDRESS = "fenka.io/address"
 """Annotation of the Lease: the URL at which the others reach the leader."""
@@ -49,7 +52,8 @@ class Lease(Object):
 class Election:
     """A candidate. `run` keeps it standing; `leading` says whether it may begin to write.
 
-    address: the URL that others are told while this one leads.
+    address: the URL that others are told while this one leads. ended: whether the process of this identity,
+    which renewed at that time (seconds since 1970), is known to have ended; then its lease need not run out.
     """
 
     def __init__(  # noqa: PLR0913
@@ -60,6 +64,7 @@ class Election:
         identity: str,
         *,
         address: str = "",
+        ended: Callable[[str, float], bool] = lambda *_: False,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -67,6 +72,8 @@ class Election:
         self._api, self._name, self._namespace = api, name, namespace
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self.identity, self.address = identity, address
+        self._ended = ended
+        self._dead: tuple[str, float] | None = None
         self._clock, self._now, self._sleep = clock, now, sleep
         self._renewed: float | None = None
         self._seen: tuple[str, float] | None = None
@@ -149,7 +156,7 @@ class Election:
         holder = lease.spec.holder_identity or ""
         if holder == self.identity:
             await self._write(lease, holder=holder, seconds=LEASE_S, transition=False)
-        elif not holder or self._run_out(lease):
+        elif not holder or self._run_out(lease) or self._orphaned(lease, holder):
             await self._write(lease, holder=self.identity, seconds=LEASE_S, transition=True)
         else:
             self._leads(holder, _address(lease))
@@ -171,6 +178,16 @@ class Election:
             self._seen = lease.metadata.resource_version, self._clock()
         duration = lease.spec.lease_duration_seconds or LEASE_S
         return self._clock() >= self._seen[1] + duration
+
+    def _orphaned(self, lease: Lease, holder: str) -> bool:
+        """Return whether its holder has ended so long ago that nothing it sent can arrive any more."""
+        renewed, version = seconds(lease.spec.renew_time or ""), lease.metadata.resource_version
+        if renewed is None or not self._ended(holder, renewed):
+            self._dead = None
+            return False
+        if self._dead is None or self._dead[0] != version:
+            self._dead = version, self._clock()
+        return self._clock() >= self._dead[1] + LAST_WRITE_S
 
     async def _create(self) -> bool:
         stamp = micro_time(self._now())

@@ -142,6 +142,25 @@ class Condition(Object):
     last_transition_time: str = ""
 
 
+class Running(Object):
+    """Of a container that runs."""
+
+    started_at: str = ""
+
+
+class Terminated(Object):
+    """Of a container that has ended."""
+
+    finished_at: str = ""
+
+
+class ContainerState(Object):
+    """Neither: it waits to be started."""
+
+    running: Running | None = None
+    terminated: Terminated | None = None
+
+
 class ContainerStatus(Object):
     """A container as it runs."""
 
@@ -149,6 +168,20 @@ class ContainerStatus(Object):
     container_id: str = msgspec.field(default="", name="containerID")
     ready: bool = False
     restart_count: int = 0
+    state: ContainerState = msgspec.field(default_factory=ContainerState)
+    last_state: ContainerState = msgspec.field(default_factory=ContainerState)
+
+    def ended_after(self, moment: float) -> bool:
+        """Return whether what ran at that time (seconds since 1970, by the node's clock) has ended.
+
+        Containers of one name run one after the other. The kubelet writes whole seconds.
+        """
+        ended = self.state.terminated or self.last_state.terminated
+        finished = seconds(ended.finished_at) if ended else None
+        if finished is None or finished + 1 < moment:
+            return False
+        running = self.state.running
+        return running is None or (seconds(running.started_at) or 0.0) >= moment
 
 
 class PodStatus(Object):

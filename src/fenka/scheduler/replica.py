@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 DRAIN_S = BIND_WITHIN_S + SETTLED_S + 1
 """By then every binding that was sent is known, or can do no harm."""
 
+CONTAINER = "scheduler"
+"""Of a replica's pod, as the chart calls it."""
+
 LINGER_S = 3.0
 """So long a replica that ends passes calls on: until every node's proxy has heard that it is not ready."""
 LOOK_S = 0.25
@@ -101,6 +104,7 @@ class Replica:
             settings.lease,
             settings.identity,
             address=settings.address,
+            ended=self._has_ended,
             clock=clock,
         )
         self.teller = Teller(
@@ -125,7 +129,7 @@ class Replica:
         self.mover = Mover(api, self.world, lambda: self.cluster.pods.objects, self.recorder, sleep)
         self.nudger = Nudger(api, self.order.due, lambda: self.leading, sleep)
         self.gate_keeper = GateKeeper(api, self.order.to_ungate, lambda: self.leading, sleep)
-        self._sleep = sleep
+        self._sleep, self._namespace = sleep, settings.namespace
         self._fresh = self._ending = False
         self._refreshing: asyncio.Task[None] | None = None
 
@@ -160,6 +164,15 @@ class Replica:
     def leader(self) -> str:
         """Who leads."""
         return self.election.leader
+
+    def _has_ended(self, identity: str, renewed: float) -> bool:
+        """Return whether the kubelet says that the replica which renewed the lease at that time has ended."""
+        where = self._namespace, identity.rpartition("_")[0]
+        for pod in self.cluster.pods.objects.values():
+            if (pod.metadata.namespace, pod.metadata.name) == where:
+                mine = (it for it in pod.status.container_statuses if it.name == CONTAINER)
+                return any(it.ended_after(renewed) for it in mine)
+        return False
 
     async def run(self) -> None:
         """Until cancelled; an exception is a bug, and the process is better begun anew."""

@@ -101,7 +101,43 @@ CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int n, CUstream 
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags) {
     (void)flags;
+    if (!pointer)
+        return CUDA_ERROR_INVALID_VALUE;
     memcpy(pointer, handle.reserved, sizeof *pointer); /* again so that a test can name what it means */
+    return CUDA_SUCCESS;
+}
+
+CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags) {
+    return cuIpcOpenMemHandle_v2(pointer, handle, flags);
+}
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer) {
+    if (!handle)
+        return CUDA_ERROR_INVALID_VALUE;
+    memcpy(handle->reserved, &pointer, sizeof pointer);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+    (void)stream;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize_ptsz(CUstream stream) {
+    return cuStreamSynchronize(stream);
+}
+
+CUresult cuCtxSynchronize(void) {
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventSynchronize(CUevent event) {
+    (void)event;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGraphMemTrim(CUdevice device) {
+    (void)device;
     return CUDA_SUCCESS;
 }
 
@@ -201,6 +237,8 @@ CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgra
 
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
     (void)stream;
+    if (!graph)
+        return CUDA_ERROR_INVALID_VALUE;
     *graph = captured;
     captured = NULL;
     return CUDA_SUCCESS;
@@ -208,11 +246,17 @@ CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
 
 CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
                                    const CUgraphNode **dependencies, size_t *n) {
-    (void)stream, (void)id, (void)dependencies, (void)n;
+    (void)stream, (void)dependencies, (void)n;
+    if (id)
+        *id = 1;
     *status = captured ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
     if (graph)
         *graph = captured;
     return CUDA_SUCCESS;
+}
+
+CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
+    return cuStreamEndCapture(stream, graph);
 }
 
 CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,

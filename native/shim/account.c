@@ -463,6 +463,11 @@ static inline void subtract(uint64_t *own, uint64_t bytes) {
         ;
 }
 
+void account_must(unsigned card, uint64_t bytes) {
+    if (slot != NO_SLOT)
+        __atomic_fetch_add(&page->memory[card][slot], bytes, __ATOMIC_SEQ_CST);
+}
+
 void account_discharge(unsigned card, uint64_t bytes) {
     if (slot != NO_SLOT)
         subtract(&page->memory[card][slot], bytes);

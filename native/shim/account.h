@@ -21,6 +21,7 @@ void account_forget(void);
 
 /* True when the bytes were granted: at no instant does the sum of what is granted exceed the cap. */
 bool account_charge(unsigned card, uint64_t bytes);
+void account_must(unsigned card, uint64_t bytes); /* charged even beyond the cap: they are there */
 void account_discharge(unsigned card, uint64_t bytes);
 
 /* Counts what is handed to other processes, and what comes from them: see lease.h. An import is refused where

@@ -3,6 +3,7 @@
 #include "account.h"
 #include "context.h"
 #include "late.h"
+#include "pools.h"
 
 /* The current context changes seldom and its device never; asking the driver once per thread is enough,
  * until a context dies and its address may come to name another. */
@@ -86,7 +87,9 @@ CUresult charge(const struct place *place, uint64_t bytes) {
     /* Nothing can be had even where a lowered cap leaves less than nothing. */
     if (bytes == 0 || place->card == NO_CARD || account_charge(place->card, bytes))
         return CUDA_SUCCESS;
-    return late_look() && account_charge(place->card, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    bool less = late_look();
+    less |= pools_look(true);
+    return less && account_charge(place->card, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static void discharge(uint8_t card, uint64_t bytes) {
@@ -94,7 +97,24 @@ static void discharge(uint8_t card, uint64_t bytes) {
         account_discharge(card, bytes);
 }
 
-CUresult settle(CUresult result, const struct place *place, uint64_t bytes, enum kind kind, uint64_t key) {
+void give_up(const struct holding *gone) {
+    if (gone->card == NO_CARD)
+        return;
+    if (__builtin_expect(gone->kind == POINTER && gone->shared == EXPORTED, 0)) {
+        account_give_up(gone->card, gone->bytes);
+    } else if (__builtin_expect(gone->kind == OPENED, 0)) {
+        account_unimport(gone->card, gone->bytes);
+    } else if (__builtin_expect(gone->kind == POINTER && gone->shared == POOLED, 0)) {
+        pools_freed();
+    } else {
+        if (__builtin_expect(gone->kind == NODE || gone->shared == GRAPHED, 0))
+            pools_graph_memory(gone->card, -(int64_t)gone->bytes);
+        account_discharge(gone->card, gone->bytes);
+    }
+}
+
+CUresult settle_as(CUresult result, const struct place *place, uint64_t bytes, enum kind kind, uint64_t key,
+                   uint8_t shared) {
     struct holding old;
     if (result != CUDA_SUCCESS) {
         discharge(place->card, bytes);
@@ -105,10 +125,11 @@ CUresult settle(CUresult result, const struct place *place, uint64_t bytes, enum
                                   .owner = place->owner,
                                   .references = 1,
                                   .kind = kind,
-                                  .card = place->card},
+                                  .card = place->card,
+                                  .shared = shared},
                  &old);
     if (__builtin_expect(old.kind != NOTHING, 0))
-        discharge(old.card, old.bytes);
+        give_up(&old);
     return result;
 }
 
@@ -121,7 +142,7 @@ CUresult released(CUresult result, bool last, const struct holding *holding) {
     if (!last)
         return result;
     if (result == CUDA_SUCCESS) {
-        discharge(holding->card, holding->bytes);
+        give_up(holding);
         return result;
     }
     struct holding back = *holding;

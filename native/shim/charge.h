@@ -19,7 +19,15 @@ CUresult place_location(struct place *place, CUmemLocation location);
 CUresult charge(const struct place *place, uint64_t bytes);
 
 /* After the driver's answer: notes what was charged under the key, or discharges it. */
-CUresult settle(CUresult result, const struct place *place, uint64_t bytes, enum kind kind, uint64_t key);
+CUresult settle_as(CUresult result, const struct place *place, uint64_t bytes, enum kind kind, uint64_t key,
+                   uint8_t shared);
+static inline CUresult settle(CUresult result, const struct place *place, uint64_t bytes, enum kind kind,
+                              uint64_t key) {
+    return settle_as(result, place, bytes, kind, key, OWN);
+}
+
+/* The driver has freed it: whatever it is charged as, it is no longer. */
+void give_up(const struct holding *gone);
 
 /* Around a call that frees: takes the holding out before the driver can give its address to another
  * thread, and puts it back if the driver would not free it. */

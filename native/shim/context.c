@@ -7,6 +7,7 @@
 #include "control.h"
 #include "fenka/lease.h"
 #include "os.h"
+#include "pools.h"
 
 uint32_t context_deaths;
 
@@ -93,7 +94,9 @@ static void drop_all_of(uint64_t context) {
     unsigned shard = 0;
     __atomic_fetch_add(&context_deaths, 1, __ATOMIC_RELEASE);
     while (context && holdings_take_owned(&shard, context, &gone))
-        account_discharge(gone.card, gone.bytes);
+        give_up(&gone);
+    pools_freed();
+    pools_look(false);
 }
 
 static CUresult created(CUresult result, const struct place *place, void *context) {

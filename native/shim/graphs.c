@@ -4,23 +4,110 @@
  * launches; so it stays charged until the graph and its executable forms are gone. The driver allows one such
  * form at a time, and neither clones nor removes such nodes: owners need no more than a count.
  *
- * What a launch took and nobody freed outlives the graph, and is then memory like any other. Freed it is by a node
- * of the same graph, or after the launch by the program; a node of another graph counts as if it had run. */
+ * What a launch took and nobody freed outlives the graph, and is then memory like any other. Freed it is after the
+ * launch by the program, or by a node when an executable form that has this node is launched, of the same graph or
+ * of another. */
 #include "graphs.h"
+
+#include <string.h>
 
 #include "context.h"
 #include "control.h"
 #include "kernels.h"
 #include "launches.h"
+#include "os.h"
+#include "pools.h"
 
 static bool any; /* graph with memory was ever made: else launches and frees are none of our business */
 
-CUresult graphs_settle(CUresult result, struct place *place, uint64_t bytes, CUgraph graph, CUdeviceptr pointer) {
-    struct holding old, seen = {.key = (uint64_t)graph, .references = 1, .kind = GRAPH, .card = NO_CARD};
-    if (result == CUDA_SUCCESS && !holdings_find(GRAPH, (uint64_t)graph, &old))
+/* ---- nodes that free ---- */
+
+struct free_node {
+    uint64_t graph, pointer;
+    uint64_t number;  /* in the order of adding */
+    uint64_t capture; /* that has not ended */
+};
+
+static struct os_lock adding;
+static struct free_node *free_nodes;
+static uint64_t nodes_added;
+static size_t nodes, room;
+
+void graphs_forget(void) {
+    adding.held = 0;
+    free_nodes = NULL;
+    nodes = room = 0;
+}
+
+static bool more_room(void) {
+    size_t wanted = room ? room * 2 : 256;
+    struct free_node *made = os_pages(wanted * sizeof *made);
+    if (!made)
+        return false;
+    if (nodes) {
+        memcpy(made, free_nodes, nodes * sizeof *made);
+        os_unmap(free_nodes, room * sizeof *made);
+    }
+    free_nodes = made;
+    room = wanted;
+    return true;
+}
+
+static void forget_free_nodes(uint64_t graph) {
+    os_lock(&adding);
+    for (size_t i = 0; i < nodes;)
+        if (free_nodes[i].graph == graph)
+            free_nodes[i] = free_nodes[--nodes];
+        else
+            i++;
+    os_unlock(&adding);
+}
+
+static void run_free_nodes(uint64_t graph, uint64_t before) {
+    os_lock(&adding);
+    for (size_t i = 0; i < nodes; i++)
+        if (free_nodes[i].graph == graph && free_nodes[i].number < before && !free_nodes[i].capture)
+            graphs_freed(free_nodes[i].pointer);
+    os_unlock(&adding);
+}
+
+static void remember(uint64_t graph) {
+    struct holding old, seen = {.key = graph, .references = 1, .kind = GRAPH, .card = NO_CARD};
+    if (!holdings_find(GRAPH, graph, &old))
         holdings_put(seen, &old);
+    __atomic_store_n(&any, true, __ATOMIC_RELAXED);
+}
+
+/* Without host memory for it what it frees stays charged. */
+void graphs_frees(CUgraph graph, CUdeviceptr pointer, uint64_t capture) {
+    remember((uint64_t)graph);
+    os_lock(&adding);
+    if (nodes < room || more_room())
+        free_nodes[nodes++] = (struct free_node){(uint64_t)graph, pointer, nodes_added++, capture};
+    os_unlock(&adding);
+}
+
+void graphs_captured(uint64_t capture, CUgraph graph) {
+    os_lock(&adding);
+    for (size_t i = 0; i < nodes;) {
+        struct free_node *node = &free_nodes[i++];
+        if (node->capture != capture)
+            continue;
+        if (graph)
+            *node = (struct free_node){(uint64_t)graph, node->pointer, nodes_added++, 0};
+        else
+            free_nodes[--i] = free_nodes[--nodes];
+    }
+    os_unlock(&adding);
+}
+
+/* ---- */
+
+CUresult graphs_settle(CUresult result, struct place *place, uint64_t bytes, CUgraph graph, CUdeviceptr pointer) {
     if (result == CUDA_SUCCESS)
-        __atomic_store_n(&any, true, __ATOMIC_RELAXED);
+        remember((uint64_t)graph);
+    if (result == CUDA_SUCCESS && place->card != NO_CARD)
+        pools_graph_memory(place->card, (int64_t)bytes);
     place->owner = (uint64_t)graph;
     return settle(result, place, bytes, NODE, pointer);
 }
@@ -35,22 +122,22 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphN
     return graphs_settle(result, &place, p->bytesize, graph, result ? 0 : p->dptr);
 }
 
-static CUresult added(CUresult result, CUdeviceptr freed) {
+static CUresult added(CUresult result, CUgraph graph, CUdeviceptr freed) {
     if (result == CUDA_SUCCESS && freed)
-        holdings_freed(freed, IN_EACH_LAUNCH);
+        graphs_frees(graph, freed, 0);
     return result;
 }
 
 CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
                                CUdeviceptr pointer) {
-    return added(REAL(cuGraphAddMemFreeNode)(node, graph, dependencies, count, pointer), pointer);
+    return added(REAL(cuGraphAddMemFreeNode)(node, graph, dependencies, count, pointer), graph, pointer);
 }
 
 #define ADD(p, call)                                                                                 \
     do {                                                                                             \
         struct place place_;                                                                         \
         if (!p || p->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)                                           \
-            return added(call, p && p->type == CU_GRAPH_NODE_TYPE_MEM_FREE ? p->free.dptr : 0);      \
+            return added(call, graph, p && p->type == CU_GRAPH_NODE_TYPE_MEM_FREE ? p->free.dptr : 0);      \
         CHARGE_OR_RETURN(&place_, place_location(&place_, p->alloc.poolProps.location), p->alloc.bytesize); \
         CUresult result_ = call;                                                                     \
         return graphs_settle(result_, &place_, p->alloc.bytesize, graph, result_ ? 0 : p->alloc.dptr); \
@@ -71,6 +158,7 @@ static CUresult instantiated(CUresult result, CUgraphExec *exec, CUgraph graph) 
     if (result != CUDA_SUCCESS || !holdings_refer(GRAPH, (uint64_t)graph))
         return result;
     made.key = (uint64_t)*exec;
+    made.bytes = __atomic_load_n(&nodes_added, __ATOMIC_RELAXED); /* later nodes are not in it */
     holdings_put(made, &old);
     return result;
 }
@@ -98,8 +186,10 @@ CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUD
 static CUresult launched(CUresult result, CUgraphExec exec) {
     struct holding holding;
     if (__builtin_expect(__atomic_load_n(&any, __ATOMIC_RELAXED), 0) && result == CUDA_SUCCESS &&
-        holdings_find(EXEC, (uint64_t)exec, &holding))
+        holdings_find(EXEC, (uint64_t)exec, &holding)) {
         holdings_launch(holding.owner);
+        run_free_nodes(holding.owner, holding.bytes);
+    }
     return result;
 }
 
@@ -120,13 +210,10 @@ CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
     LAUNCH(REAL(cuGraphLaunch_ptsz)(exec, stream), stream ? stream : CU_STREAM_PER_THREAD);
 }
 
-void graphs_freed(CUdeviceptr pointer, CUgraph captured) {
+void graphs_freed(CUdeviceptr pointer) {
     struct holding node, graph;
-    if (!__atomic_load_n(&any, __ATOMIC_RELAXED) || !holdings_find(NODE, pointer, &node))
-        return;
-    if (captured)
-        holdings_freed(pointer, IN_EACH_LAUNCH);
-    else if (holdings_find(GRAPH, node.owner, &graph))
+    if (__atomic_load_n(&any, __ATOMIC_RELAXED) && holdings_find(NODE, pointer, &node) &&
+        holdings_find(GRAPH, node.owner, &graph))
         holdings_freed(pointer, (uint32_t)graph.bytes);
 }
 
@@ -134,7 +221,7 @@ void graphs_freed(CUdeviceptr pointer, CUgraph captured) {
 static void node_gone(const struct holding *node, uint64_t launches) {
     struct place place = {.owner = context_primary(node->card), .card = node->card};
     if (node->card != NO_CARD && launches >= node->references)
-        settle(CUDA_SUCCESS, &place, node->bytes, POINTER, node->key);
+        settle_as(CUDA_SUCCESS, &place, node->bytes, POINTER, node->key, GRAPHED);
     else
         released(CUDA_SUCCESS, true, node);
 }
@@ -144,6 +231,7 @@ static void unrefer(uint64_t graph) {
     unsigned shard = 0;
     if (!release(GRAPH, graph, &gone))
         return;
+    forget_free_nodes(graph);
     while (holdings_take_owned(&shard, graph, &node))
         node_gone(&node, gone.bytes);
 }

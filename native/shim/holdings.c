@@ -123,8 +123,8 @@ void holdings_freed(uint64_t node, uint32_t launches) {
     struct shard *s = shard_of(h);
     os_lock(&s->lock);
     struct holding *e = find(s, h, NODE, node);
-    if (e && e->references != IN_EACH_LAUNCH)
-        e->references = launches == IN_EACH_LAUNCH ? launches : launches + 1;
+    if (e)
+        e->references = launches + 1;
     os_unlock(&s->lock);
 }
 

@@ -25,7 +25,8 @@ struct holding {
     uint8_t shared; /* BLOCK, POINTER */
 };
 
-enum { OWN, EXPORTED, IMPORTED }; /* what a BLOCK or a POINTER is */
+/* What a BLOCK or a POINTER is; a POOLED one is charged to its pool, one that is GRAPHED has outlived its graph. */
+enum { OWN, EXPORTED, IMPORTED, POOLED, GRAPHED };
 #define UNMARKED 1                /* the mark of a block whose descriptor cannot bear one */
 
 /* Replaces one of the same key and kind, which the program must have freed where nobody saw it, and gives it
@@ -48,8 +49,7 @@ uint64_t holdings_grow(uint64_t key, uint8_t card, uint64_t bytes);
 
 /* One launch of a GRAPH. */
 void holdings_launch(uint64_t graph);
-/* The memory of a NODE is freed: after so many launches, or in each of them. */
-#define IN_EACH_LAUNCH UINT32_MAX
+/* The memory of a NODE is freed, after so many launches. */
 void holdings_freed(uint64_t node, uint32_t launches);
 
 /* Drops one reference; true when it was the last and the holding is gone. */

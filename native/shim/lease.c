@@ -6,10 +6,12 @@
 #include "account.h"
 #include "context.h"
 #include "control.h"
+#include "graphs.h"
 #include "holdings.h"
 #include "kernels.h"
 #include "late.h"
 #include "os.h"
+#include "pools.h"
 
 #define ISOLATED "/run/fenka"
 #define MAX_DEVICES 64
@@ -28,6 +30,8 @@ static void forget_in_child(void) {
     context_forget();
     kernels_forget();
     late_forget();
+    pools_forget();
+    graphs_forget();
 }
 
 /* musl has the second, glibc the first (its pthread_atfork is linked statically). */

@@ -1,6 +1,7 @@
 /* Linear memory: plain, pitched, managed and stream-ordered. */
 #include "charge.h"
 #include "graphs.h"
+#include "pools.h"
 
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     struct place place;
@@ -67,8 +68,11 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned 
 /* What is not held as a pointer may be of a graph, which is told where the memory has gone. */
 static CUresult freed(CUresult result, bool ours, const struct holding *holding, CUdeviceptr pointer) {
     if (__builtin_expect(!ours, 0) && result == CUDA_SUCCESS)
-        graphs_freed(pointer, NULL);
-    return released(result, ours, holding);
+        graphs_freed(pointer);
+    released(result, ours, holding);
+    if (__builtin_expect(ours && holding->shared == POOLED, 0))
+        pools_look(false);
+    return result;
 }
 
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
@@ -84,24 +88,26 @@ CUresult cuMemFree(CUdeviceptr_v1 pointer) {
 }
 
 /* The graph that the stream's calls become part of, if they do. The plain default stream never captures. */
-static CUgraph capturing(__typeof__(&cuStreamGetCaptureInfo_v2) ask, CUstream stream) {
+static CUgraph capturing(__typeof__(&cuStreamGetCaptureInfo_v2) ask, CUstream stream, cuuint64_t *capture) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUgraph graph = NULL;
-    CUresult result = ask(stream, &status, NULL, &graph, NULL, NULL);
+    CUresult result = ask(stream, &status, capture, &graph, NULL, NULL);
     return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? graph : NULL;
 }
 
-#define CAPTURING(stream, suffix) \
-    (stream || sizeof #suffix > 1 ? capturing(REAL(cuStreamGetCaptureInfo_v2##suffix), stream) : NULL)
+#define CAPTURING(stream, suffix, capture) \
+    (stream || sizeof #suffix > 1 ? capturing(REAL(cuStreamGetCaptureInfo_v2##suffix), stream, capture) : NULL)
 
-/* Discharged when the free is ordered, not when the stream gets there or the pool gives memory back. */
+/* What is freed in a capture is freed when the graph is launched: nothing is given up now. */
 #define FREE_ORDERED(suffix)                                                       \
     do {                                                                           \
         struct holding holding_;                                                   \
-        bool ours_ = release(POINTER, pointer, &holding_);                         \
+        cuuint64_t capture_ = 0;                                                   \
+        CUgraph graph_ = CAPTURING(stream, suffix, &capture_);                     \
+        bool ours_ = !graph_ && release(POINTER, pointer, &holding_);              \
         CUresult result_ = REAL(cuMemFreeAsync##suffix)(pointer, stream);          \
         if (__builtin_expect(!ours_, 0) && result_ == CUDA_SUCCESS)                \
-            graphs_freed(pointer, CAPTURING(stream, suffix));                      \
+            graph_ ? graphs_frees(graph_, pointer, capture_) : graphs_freed(pointer); \
         return released(result_, ours_, &holding_);                                \
     } while (0)
 
@@ -113,24 +119,39 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream) {
     FREE_ORDERED(_ptsz);
 }
 
-static CUresult settle_ordered(CUresult result, struct place *place, uint64_t bytes, CUdeviceptr pointer,
-                               CUgraph graph) {
-    return graph ? graphs_settle(result, place, bytes, graph, pointer)
-                 : settle(result, place, bytes, POINTER, pointer);
-}
+/* From a pool, or as part of the graph that the stream is captured into; where the driver tells nothing of its pools,
+ * by itself. */
+#define ALLOCATE(where, pool, suffix, call)                                                                    \
+    do {                                                                                                       \
+        struct place place_;                                                                                   \
+        CUresult result_ = (where);                                                                            \
+        if (result_ == CUDA_SUCCESS && !lease_ready())                                                         \
+            result_ = LEASE_BROKEN;                                                                            \
+        if (result_ != CUDA_SUCCESS)                                                                           \
+            return result_;                                                                                    \
+        CUgraph graph_ = CAPTURING(stream, suffix, NULL);                                                      \
+        if (!graph_ && place_.card != NO_CARD && pointer && pools_begin(place_.card, pool, bytes, &result_)) { \
+            if (result_ != CUDA_SUCCESS)                                                                       \
+                return result_;                                                                                \
+            result_ = (call);                                                                                  \
+            result_ = pools_end(result_, result_ ? 0 : *pointer, stream);                                      \
+            return settle_as(result_, &place_, 0, POINTER, result_ ? 0 : *pointer, POOLED);                    \
+        }                                                                                                      \
+        result_ = charge(&place_, bytes);                                                                      \
+        if (result_ != CUDA_SUCCESS)                                                                           \
+            return result_;                                                                                    \
+        result_ = (call);                                                                                      \
+        return graph_ ? graphs_settle(result_, &place_, bytes, graph_, result_ ? 0 : *pointer)                 \
+                      : settle(result_, &place_, bytes, POINTER, result_ ? 0 : *pointer);                      \
+    } while (0)
 
 CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
-    struct place place;
-    CHARGE_OR_RETURN(&place, place_stream(&place, stream), bytes);
-    CUresult result = REAL(cuMemAllocAsync)(pointer, bytes, stream);
-    return settle_ordered(result, &place, bytes, result ? 0 : *pointer, CAPTURING(stream, ));
+    ALLOCATE(place_stream(&place_, stream), pools_of(place_.card), , REAL(cuMemAllocAsync)(pointer, bytes, stream));
 }
 
 CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream) {
-    struct place place;
-    CHARGE_OR_RETURN(&place, place_stream(&place, stream), bytes);
-    CUresult result = REAL(cuMemAllocAsync_ptsz)(pointer, bytes, stream);
-    return settle_ordered(result, &place, bytes, result ? 0 : *pointer, CAPTURING(stream, _ptsz));
+    ALLOCATE(place_stream(&place_, stream), pools_of(place_.card), _ptsz,
+             REAL(cuMemAllocAsync_ptsz)(pointer, bytes, stream));
 }
 
 /* A pool that we did not see created may be a device's default one. */
@@ -151,21 +172,19 @@ static CUresult place_pool(struct place *place, CUmemoryPool pool) {
 }
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
-    struct place place;
-    CHARGE_OR_RETURN(&place, place_pool(&place, pool), bytes);
-    CUresult result = REAL(cuMemAllocFromPoolAsync)(pointer, bytes, pool, stream);
-    return settle_ordered(result, &place, bytes, result ? 0 : *pointer, CAPTURING(stream, ));
+    ALLOCATE(place_pool(&place_, pool), pool, , REAL(cuMemAllocFromPoolAsync)(pointer, bytes, pool, stream));
 }
 
 CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream) {
-    struct place place;
-    CHARGE_OR_RETURN(&place, place_pool(&place, pool), bytes);
-    CUresult result = REAL(cuMemAllocFromPoolAsync_ptsz)(pointer, bytes, pool, stream);
-    return settle_ordered(result, &place, bytes, result ? 0 : *pointer, CAPTURING(stream, _ptsz));
+    ALLOCATE(place_pool(&place_, pool), pool, _ptsz,
+             REAL(cuMemAllocFromPoolAsync_ptsz)(pointer, bytes, pool, stream));
 }
 
+/* What another process takes out of a pool of ours, or keeps of it when we have ended, nobody would pay for. */
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
     struct place place;
+    if (properties && properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE)
+        return CUDA_ERROR_NOT_SUPPORTED;
     CHARGE_OR_RETURN(&place, properties ? place_location(&place, properties->location) : CUDA_ERROR_INVALID_VALUE, 0);
     CUresult result = REAL(cuMemPoolCreate)(pool, properties);
     return settle(result, &place, 0, POOL, result ? 0 : (uint64_t)*pool);
@@ -173,15 +192,66 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     struct holding holding;
+    CUresult result;
     bool ours = release(POOL, (uint64_t)pool, &holding);
+    if (pools_destroy(pool, &result))
+        return result;
     return released(REAL(cuMemPoolDestroy)(pool), ours, &holding);
 }
 
-/* Memory is charged from allocation to free, so a pool must not keep what was freed: beside a full pool of
- * freed memory a program could take its whole slice once more. The driver gives back at the next
- * synchronisation what is beyond the threshold, which programs may only wish to be more than nothing. */
+/* A pool that keeps what was freed keeps it from the whole lease. The driver gives back at the next synchronisation
+ * what is beyond the threshold, which programs may only wish to be more than nothing. */
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
     cuuint64_t nothing = 0;
     bool threshold = attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD && value;
     return REAL(cuMemPoolSetAttribute)(pool, attribute, threshold ? &nothing : value);
+}
+
+/* After these calls pools may have less. */
+static CUresult looked(CUresult result) {
+    pools_look(false);
+    return result;
+}
+
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
+    return looked(REAL(cuMemPoolTrimTo)(pool, keep));
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+    return looked(REAL(cuStreamSynchronize)(stream));
+}
+
+CUresult cuStreamSynchronize_ptsz(CUstream stream) {
+    return looked(REAL(cuStreamSynchronize_ptsz)(stream));
+}
+
+CUresult cuCtxSynchronize(void) {
+    return looked(REAL(cuCtxSynchronize)());
+}
+
+CUresult cuEventSynchronize(CUevent event) {
+    return looked(REAL(cuEventSynchronize)(event));
+}
+
+CUresult cuDeviceGraphMemTrim(CUdevice device) {
+    return looked(REAL(cuDeviceGraphMemTrim)(device));
+}
+
+/* Only what has become a graph can be launched: the driver may give an abandoned one's address to another. */
+#define END_CAPTURE(suffix)                                                     \
+    do {                                                                        \
+        cuuint64_t capture_ = 0;                                                 \
+        bool active_ = CAPTURING(stream, suffix, &capture_) != NULL;            \
+        CUresult result_ = REAL(cuStreamEndCapture##suffix)(stream, graph);     \
+        if (active_)                                                            \
+            graphs_captured(capture_, result_ == CUDA_SUCCESS ? *graph : NULL); \
+        return result_;                                                         \
+    } while (0)
+
+CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
+    END_CAPTURE();
+}
+
+CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
+    END_CAPTURE(_ptsz);
 }

@@ -5,6 +5,7 @@
 #include "charge.h"
 #include "control.h"
 #include "late.h"
+#include "pools.h"
 #include "query.h"
 
 static uint64_t least(uint64_t a, uint64_t b) {
@@ -13,6 +14,7 @@ static uint64_t least(uint64_t a, uint64_t b) {
 
 void query_slice(unsigned card, uint64_t *free, uint64_t *total) {
     late_look();
+    pools_look(false);
     uint64_t cap = least(control_cap(card), *total), used = account_used(card);
     *free = least(*free, cap > used ? cap - used : 0);
     *total = cap;

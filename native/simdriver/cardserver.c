@@ -26,6 +26,7 @@
 #define SOCKET_NAME "server.sock"
 #define MAX_CLIENTS 65536
 #define NO_SLOT UINT32_MAX
+#define ORPHANS_MS 10
 /* As nvml.h numbers them, which this program is not compiled with. */
 #define EVENT_SINGLE_BIT 1
 #define EVENT_DOUBLE_BIT 2
@@ -43,6 +44,7 @@ static uint32_t slot_of[MAX_CLIENTS];
 /* And the file that its client shares, -1 = none, with the name that others ask for it by. */
 static int file_of[MAX_CLIENTS];
 static uint8_t token_of[MAX_CLIENTS][NODE_TOKEN];
+static int32_t pid_of[MAX_CLIENTS]; /* of those who share or keep */
 static int highest; /* descriptor of a client, ever */
 static char hello_of[MAX_CLIENTS];
 
@@ -164,6 +166,112 @@ static uint32_t take_slot(int32_t pid, uint64_t *generation)
     return slot;
 }
 
+/* ---- memory that outlives its process ---- */
+
+/* What others hold of the memory of processes that have ended, charged to a slot of nobody's. */
+struct orphan {
+    int file;
+    bool shared; /* pieces of it are, by their locks; else all of it, while any other opening has a lock */
+    struct node_keep keep;
+    uint64_t held[FENKA_NODE_CARDS];
+    struct orphan *next;
+};
+static struct orphan *orphans;
+static uint32_t orphan_slot = NO_SLOT;
+
+#define OFD_GETLK 36
+
+/* Locks are listed in no order. */
+static uint64_t locked_between(int file, off_t from, off_t to)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = from, .l_len = to - from};
+    if (from >= to || fcntl(file, OFD_GETLK, &lock) != 0 || lock.l_type == F_UNLCK)
+        return 0;
+    off_t begin = lock.l_start > from ? lock.l_start : from;
+    off_t end = lock.l_len && lock.l_start + lock.l_len < to ? lock.l_start + lock.l_len : to;
+    return (uint64_t)(end - begin) + locked_between(file, from, begin) + locked_between(file, end, to);
+}
+
+static uint64_t held_of(const struct orphan *orphan, uint32_t card)
+{
+    if (orphan->shared)
+        return locked_between(orphan->file, (off_t)card << NODE_CARD_SHIFT,
+                              ((off_t)card + 1) << NODE_CARD_SHIFT);
+    if (card != orphan->keep.card || flock(orphan->file, LOCK_EX | LOCK_NB) == 0)
+        return 0;
+    return orphan->keep.bytes;
+}
+
+/* Brings the card's account up to what is held; false where that is nothing. */
+static bool charge_orphan(struct orphan *orphan)
+{
+    bool any = false;
+    for (uint32_t card = 0; card < state->card_count; card++) {
+        uint64_t held = held_of(orphan, card);
+        if (held != orphan->held[card])
+            __atomic_fetch_add(&state->memory[card][orphan_slot], held - orphan->held[card],
+                               __ATOMIC_SEQ_CST);
+        orphan->held[card] = held;
+        any = any || held > 0;
+    }
+    return any;
+}
+
+static void look_at_orphans(void)
+{
+    for (struct orphan **place = &orphans, *one; (one = *place);) {
+        if (charge_orphan(one)) {
+            place = &one->next;
+            continue;
+        }
+        *place = one->next;
+        close(one->file);
+        free(one);
+    }
+}
+
+static uint32_t take_slot(int32_t pid, uint64_t *generation);
+
+/* Takes the file over from a connection whose process ends. */
+static void orphan(int fd)
+{
+    uint64_t generation;
+    struct orphan *made = calloc(1, sizeof *made);
+    if (orphan_slot == NO_SLOT)
+        orphan_slot = take_slot(0, &generation);
+    if (!made || orphan_slot == NO_SLOT) {
+        free(made);
+        return;
+    }
+    made->file = file_of[fd];
+    made->shared = hello_of[fd] == NODE_HELLO_SHARE;
+    memcpy(&made->keep, token_of[fd], sizeof made->keep);
+    file_of[fd] = -1;
+    if (charge_orphan(made)) {
+        made->next = orphans;
+        orphans = made;
+    } else {
+        close(made->file);
+        free(made);
+    }
+}
+
+static int32_t peer_of(int fd)
+{
+    struct ucred peer = {.pid = 0};
+    socklen_t size = sizeof peer;
+    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size);
+    return peer.pid;
+}
+
+/* Before its slot is emptied: what others hold is on the card at every instant. */
+static void orphan_all_of(int32_t pid)
+{
+    for (int fd = 0; fd <= highest; fd++)
+        if (file_of[fd] >= 0 && pid_of[fd] == pid)
+            orphan(fd);
+}
+
 static void watch(int fd)
 {
     struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.fd = fd};
@@ -201,9 +309,13 @@ static void accept_clients(void)
 
 static void hang_up(int fd)
 {
-    if (slot_of[fd] != NO_SLOT)
+    if (slot_of[fd] != NO_SLOT) {
+        orphan_all_of(state->processes[slot_of[fd]].pid);
         empty_slot(slot_of[fd]);
+    }
     slot_of[fd] = NO_SLOT;
+    if (file_of[fd] >= 0)
+        orphan(fd);
     if (file_of[fd] >= 0)
         close(file_of[fd]);
     file_of[fd] = -1;
@@ -235,7 +347,7 @@ static ssize_t receive(int fd, char *byte, int *file)
 static int shared_as(const uint8_t *token)
 {
     for (int fd = 0; fd <= highest; fd++)
-        if (file_of[fd] >= 0 && memcmp(token_of[fd], token, NODE_TOKEN) == 0)
+        if (file_of[fd] >= 0 && hello_of[fd] == NODE_HELLO_SHARE && memcmp(token_of[fd], token, NODE_TOKEN) == 0)
             return file_of[fd];
     return -1;
 }
@@ -258,17 +370,21 @@ static bool answer(int fd, const struct node_welcome *welcome, int file)
 /* Takes the file in, or finds it. The token came in one piece with the first byte. */
 static bool exchange(int fd, char hello, int given, struct node_welcome *welcome)
 {
-    uint8_t token[NODE_TOKEN];
+    _Alignas(struct node_keep) uint8_t token[NODE_TOKEN];
     bool whole = recv(fd, token, sizeof token, 0) == (ssize_t)sizeof token;
     if (hello == NODE_HELLO_FETCH) {
         int file = whole ? shared_as(token) : -1;
         welcome->ok = file >= 0;
         return answer(fd, welcome, file);
     }
-    welcome->ok = whole && given >= 0 && file_of[fd] < 0 && shared_as(token) < 0;
+    bool fits = hello == NODE_HELLO_KEEP
+                    ? ((struct node_keep *)(void *)token)->card < state->card_count
+                    : shared_as(token) < 0;
+    welcome->ok = whole && given >= 0 && file_of[fd] < 0 && fits;
     if (!welcome->ok)
         return false;
     file_of[fd] = given;
+    pid_of[fd] = peer_of(fd);
     memcpy(token_of[fd], token, sizeof token);
     return answer(fd, welcome, -1);
 }
@@ -375,14 +491,11 @@ static void hear(int fd)
     if (fits)
         hello_of[fd] = hello;
     struct node_welcome welcome = {.ok = 1};
-    if (fits && (hello == NODE_HELLO_SHARE || hello == NODE_HELLO_FETCH)) {
+    if (fits && (hello == NODE_HELLO_SHARE || hello == NODE_HELLO_FETCH || hello == NODE_HELLO_KEEP)) {
         fits = exchange(fd, hello, given, &welcome);
     } else if (fits) {
         if (hello == NODE_HELLO_CUDA) {
-            struct ucred peer = {.pid = 0};
-            socklen_t size = sizeof peer;
-            getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size);
-            slot_of[fd] = take_slot(peer.pid, &welcome.generation);
+            slot_of[fd] = take_slot(peer_of(fd), &welcome.generation);
             welcome.slot = slot_of[fd];
             welcome.ok = slot_of[fd] != NO_SLOT;
         }
@@ -419,8 +532,11 @@ static void serve(int idle_ms)
 {
     struct epoll_event ready[64];
     for (;;) {
-        int count = epoll_wait(events, ready, 64, clients == 0 ? idle_ms : -1);
-        if (count == 0)
+        int patience = orphans ? ORPHANS_MS : clients == 0 ? idle_ms : -1;
+        int count = epoll_wait(events, ready, 64, patience);
+        bool looked = orphans;
+        look_at_orphans();
+        if (count == 0 && !looked)
             return;
         for (int i = 0; i < count; i++) {
             int fd = ready[i].data.fd;

@@ -2,7 +2,7 @@
  * another process can be shown any of it (IPC), and one file only, because a program may make tens of
  * thousands of allocations and may not have that many descriptors.
  *
- * Offsets are not used twice, what is given back becomes a hole. Pieces below 64 KiB share blocks of
+ * Offsets are not used twice, what is given back becomes a hole. Each card has a range of them. Pieces below 64 KiB share blocks of
  * one size each, since a process may not have that many mappings either. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -17,6 +17,7 @@
 #include "driver.h"
 
 #define FILE_BYTES (1ll << 62)
+#define CARD_BYTES (1ll << NODE_CARD_SHIFT)
 #define BLOCK (2u << 20)
 #define SMALLEST 512
 #define CLASSES 8 /* 512 bytes … 64 KiB */
@@ -32,7 +33,7 @@ struct block {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int file = -1;
 static ino_t inode;
-static off_t end;
+static off_t end[FENKA_NODE_CARDS];
 static struct block *blocks[CLASSES];
 
 int memory_file(const char *name) { return (int)syscall(SYS_memfd_create, name, 1u /* CLOEXEC */); }
@@ -51,11 +52,11 @@ void arena_after_fork(void)
     if (file_is_ours())
         close(file);
     file = -1;
-    end = 0;
+    memset(end, 0, sizeof end);
     memset(blocks, 0, sizeof blocks);
 }
 
-static off_t reserve(size_t bytes)
+static off_t reserve(size_t bytes, uint32_t card)
 {
     struct stat made;
     if (file < 0 && (file = memory_file("fenka-device-memory")) >= 0) {
@@ -66,17 +67,17 @@ static off_t reserve(size_t bytes)
             file = -1;
         }
     }
-    if (!file_is_ours() || (off_t)bytes > FILE_BYTES - end)
+    if (!file_is_ours() || (off_t)bytes > CARD_BYTES - BLOCK - end[card])
         return -1;
-    off_t offset = end;
-    end += (off_t)((bytes + BLOCK - 1) / BLOCK * BLOCK);
+    off_t offset = (off_t)card * CARD_BYTES + end[card];
+    end[card] += (off_t)((bytes + BLOCK - 1) / BLOCK * BLOCK);
     return offset;
 }
 
-int arena_reserve(size_t bytes, off_t *offset)
+int arena_reserve(size_t bytes, uint32_t card, off_t *offset)
 {
     pthread_mutex_lock(&lock);
-    *offset = reserve(bytes);
+    *offset = reserve(bytes, card);
     int found = *offset < 0 ? -1 : file;
     pthread_mutex_unlock(&lock);
     return found;
@@ -102,7 +103,7 @@ static unsigned class_of(size_t bytes)
 static struct block *block_new(unsigned class)
 {
     struct block *block = calloc(1, sizeof *block);
-    off_t offset = block ? reserve(BLOCK) : -1;
+    off_t offset = block ? reserve(BLOCK, 0) : -1;
     void *base = offset < 0 ? MAP_FAILED
                             : mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
     if (base == MAP_FAILED) {
@@ -134,13 +135,13 @@ static uintptr_t small_take(unsigned class, off_t *offset)
     return block->base + at;
 }
 
-uintptr_t arena_take(size_t bytes, off_t *offset)
+uintptr_t arena_take(size_t bytes, uint32_t card, off_t *offset)
 {
     uintptr_t base = 0;
     pthread_mutex_lock(&lock);
     if (bytes < ARENA_MAPS_FROM) {
         base = small_take(class_of(bytes), offset);
-    } else if ((*offset = reserve(bytes)) >= 0) {
+    } else if ((*offset = reserve(bytes, card)) >= 0) {
         void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file,
                             *offset);
         base = mapped == MAP_FAILED ? 0 : (uintptr_t)mapped;

@@ -112,7 +112,7 @@ CUresult cuEventCreate(CUevent *event, unsigned int flags)
     if (!made)
         return CUDA_ERROR_OUT_OF_MEMORY;
     made->flags = flags;
-    made->moment = shared ? (struct moment *)arena_take(sizeof *made->moment, &made->offset)
+    made->moment = shared ? (struct moment *)arena_take(sizeof *made->moment, 0, &made->offset)
                           : &made->own;
     if (!made->moment) {
         object_delete(made);
@@ -180,6 +180,7 @@ CUresult cuEventSynchronize(CUevent event)
     if (event->moment->recorded)
         timeline_wait(event->moment->place);
     events_settle(event->moment->place.card);
+    pools_settle();
     return CUDA_SUCCESS;
 }
 

@@ -192,12 +192,23 @@ CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARA
     return CUDA_SUCCESS;
 }
 
+static bool frees(CUgraph graph, CUdeviceptr pointer)
+{
+    for (CUgraphNode node = graph->first; node; node = node->next)
+        if (node->work.type == CU_GRAPH_NODE_TYPE_MEM_FREE && node->work.freed == pointer)
+            return true;
+    return false;
+}
+
+/* Of an allocation node of this graph or another, and once in a graph. */
 CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
                                size_t count, CUdeviceptr pointer)
 {
     struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .freed = pointer};
     TRY(driver_ready());
-    return node && pointer ? graph_add(graph, needs, count, &work, node) : CUDA_ERROR_INVALID_VALUE;
+    if (!node || !object_get(graph, GRAPH) || !graph_memory_known(pointer) || frees(graph, pointer))
+        return CUDA_ERROR_INVALID_VALUE;
+    return graph_add(graph, needs, count, &work, node);
 }
 
 CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *pointer)

@@ -25,6 +25,41 @@ struct CUgraphExec_st {
 
 /* ---- memory ---- */
 
+static pthread_mutex_t known_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct graph_memory *known; /* all there is */
+
+bool graph_memory_known(CUdeviceptr address)
+{
+    pthread_mutex_lock(&known_lock);
+    const struct graph_memory *memory = known;
+    while (memory && memory->base != address)
+        memory = memory->next;
+    pthread_mutex_unlock(&known_lock);
+    return memory;
+}
+
+static void know(struct graph_memory *memory, bool there)
+{
+    pthread_mutex_lock(&known_lock);
+    if (there) {
+        memory->next = known;
+        if (known)
+            known->previous = memory;
+        known = memory;
+    } else {
+        if (memory->next)
+            memory->next->previous = memory->previous;
+        *(memory->previous ? &memory->previous->next : &known) = memory->next;
+    }
+    pthread_mutex_unlock(&known_lock);
+}
+
+void graphs_after_fork(void)
+{
+    known_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    known = NULL;
+}
+
 CUresult graph_memory_new(CUdevice device, size_t bytes, struct graph_memory **out)
 {
     size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
@@ -34,7 +69,8 @@ CUresult graph_memory_new(CUdevice device, size_t bytes, struct graph_memory **o
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *made = (struct graph_memory){(uintptr_t)base, size, device, 1};
+    *made = (struct graph_memory){(uintptr_t)base, size, device, 1, NULL, NULL};
+    know(made, true);
     *out = made;
     return CUDA_SUCCESS;
 }
@@ -45,6 +81,7 @@ void graph_memory_hold(struct graph_memory *memory, int change)
     struct allocation held;
     if (__atomic_add_fetch(&memory->holders, (unsigned)change, __ATOMIC_ACQ_REL) > 0)
         return;
+    know(memory, false);
     if (!memory_find(memory->base, &held))
         munmap((void *)memory->base, memory->size);
     free(memory);
@@ -60,7 +97,7 @@ static CUresult take(const struct graph_memory *memory, CUcontext context, bool 
         memory_drop(memory->base, 1u << MEMORY_GRAPH);
     if (!held.pool || !pool_take(held.pool, held.charged))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    int file = arena_reserve(memory->size, &held.offset);
+    int file = arena_reserve(memory->size, held.card, &held.offset);
     CUresult result = file < 0 ? CUDA_ERROR_OUT_OF_MEMORY : memory_link(&held);
     if (result != CUDA_SUCCESS) { /* launched again before the last launch's memory was freed */
         pool_give_back(held.pool, held.charged);

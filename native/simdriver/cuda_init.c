@@ -34,6 +34,7 @@ static void after_fork(void)
     events_after_fork();
     timeline_after_fork();
     pools_after_fork();
+    graphs_after_fork();
     modules_after_fork();
     host_functions_after_fork();
 }

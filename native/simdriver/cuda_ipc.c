@@ -1,16 +1,24 @@
 /* Showing memory and events to other processes. The card server keeps the descriptor of a process's
  * device memory and gives it to whoever knows its secret name, which travels in the IPC handle; so it
- * works across PID namespaces and ends with the process. Only the owner is charged. */
+ * works across PID namespaces and ends with the process. Only the owner is charged, until the last who
+ * has opened it has closed it; after the owner's end the card server sees to that. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "account.h"
 #include "driver.h"
 
 #define MEMORY_MAGIC 0x6d656d31
 #define EVENT_MAGIC 0x65766531
 #define PAGE 4096
+#define WAITER_STACK (64u << 10)
+#define OFD_SETLK 37 /* F_OFD_SETLK, F_OFD_SETLKW */
+#define OFD_SETLKW 38
 
 struct handle {
     uint32_t magic, card;
@@ -49,6 +57,23 @@ static bool publish(struct handle *handle)
     return shared;
 }
 
+/* An opening of its own with a lock on the piece, which lasts as long as its mapping; -1 where there is another. */
+static int open_locked(int file, short type, off_t offset, size_t bytes, bool wait)
+{
+    char path[40];
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = offset, .l_len = (off_t)bytes};
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    int opened = open(path, O_RDWR | O_CLOEXEC);
+    int failed;
+    while (opened >= 0 && (failed = fcntl(opened, wait ? OFD_SETLKW : OFD_SETLK, &lock)) != 0 && errno == EINTR)
+        ;
+    if (opened >= 0 && failed != 0) {
+        close(opened);
+        return -1;
+    }
+    return opened;
+}
+
 /* The pages around the piece; 0 where it cannot be had. */
 static uintptr_t map_piece(const struct handle *handle)
 {
@@ -56,10 +81,55 @@ static uintptr_t map_piece(const struct handle *handle)
     if (file < 0)
         return 0;
     size_t inside = handle->offset % PAGE;
-    void *base = mmap(NULL, inside + handle->size, PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_NORESERVE, file, (off_t)(handle->offset - inside));
+    int opened = open_locked(file, F_RDLCK, (off_t)handle->offset, handle->size, false);
     close(file);
+    void *base = mmap(NULL, inside + handle->size, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_NORESERVE, opened, (off_t)(handle->offset - inside));
+    if (opened >= 0)
+        close(opened);
     return base == MAP_FAILED ? 0 : (uintptr_t)base + inside;
+}
+
+struct piece {
+    int file;
+    uint32_t card;
+    size_t bytes, charged;
+    off_t offset;
+};
+
+static void *wait_for_importers(void *argument)
+{
+    struct piece *piece = argument;
+    int opened = open_locked(piece->file, F_WRLCK, piece->offset, piece->bytes, true);
+    arena_punch(piece->offset, piece->charged);
+    account_release(piece->card, piece->charged);
+    if (opened >= 0)
+        close(opened);
+    free(piece);
+    return NULL;
+}
+
+bool import_outlives(const struct allocation *held)
+{
+    pthread_t thread;
+    pthread_attr_t attributes;
+    if (__atomic_load_n(&line, __ATOMIC_ACQUIRE) < 0 || held->charged < ARENA_MAPS_FROM)
+        return false;
+    int opened = open_locked(arena_file(), F_WRLCK, held->offset, held->size, false);
+    struct piece *piece = opened < 0 ? malloc(sizeof *piece) : NULL;
+    if (opened >= 0)
+        close(opened);
+    if (!piece)
+        return false;
+    *piece = (struct piece){arena_file(), held->card, held->size, held->charged, held->offset};
+    munmap((void *)held->base, held->charged);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, WAITER_STACK);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    if (pthread_create(&thread, &attributes, wait_for_importers, piece) != 0)
+        free(piece); /* it stays charged */
+    pthread_attr_destroy(&attributes);
+    return true;
 }
 
 void import_give_back(uintptr_t base, size_t bytes)

@@ -82,6 +82,8 @@ static void give_back(const struct allocation *held)
     }
     if (held->kind == MEMORY_IMPORTED)
         import_give_back(held->base, held->size);
+    else if (held->kind == MEMORY_DEVICE && held->base && !held->pool && import_outlives(held))
+        return;
     else if (held->base && (held->kind == MEMORY_DEVICE || held->kind == MEMORY_ARRAY))
         arena_give_back(held->base, held->charged, held->offset);
     else if (held->mapped)
@@ -119,12 +121,14 @@ static CUresult make(CUcontext context, enum memory_kind kind, size_t bytes, uns
                                .card = context->card, .device = context->device,
                                .pool = out->pool};
     if (kind != MEMORY_HOST || out->pool) {
+        if (!out->pool)
+            pools_settle();
         if (!(out->pool ? pool_take(out->pool, whole) : account_charge(context->card, whole)))
             return node_owns_slot() ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_SYSTEM_NOT_READY;
         out->charged = whole;
     }
     out->shared = kind == MEMORY_DEVICE || kind == MEMORY_ARRAY;
-    out->base = out->shared ? arena_take(whole, &out->offset)
+    out->base = out->shared ? arena_take(whole, out->card, &out->offset)
                             : (uintptr_t)back(whole, &out->mapped);
     CUresult result = out->base ? memory_link(out) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS)
@@ -258,6 +262,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
     CUcontext context;
     TRY(context_current(&context));
+    pools_settle();
     uint64_t whole = node_state->cards[context->card].memory_bytes;
     uint64_t used = account_total(context->card);
     if (free_bytes)

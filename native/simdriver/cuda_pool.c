@@ -1,6 +1,8 @@
-/* Stream-ordered allocation. What is freed stays with the pool, and charged, up to its release
- * threshold; beyond that it is given back at once and not only at the next synchronisation. A pool's
- * memory has no pieces: any of it serves any later request. */
+/* Stream-ordered allocation. What is freed stays with the pool, and charged, until its stream gets there;
+ * afterwards up to the pool's release threshold. What is beyond that is given back when the process next
+ * synchronises or asks for memory, and at once where the stream had nothing to do. A pool's memory has no
+ * pieces: any of it serves any later request, which then comes behind the free. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "account.h"
@@ -15,7 +17,18 @@ struct CUmemPoolHandle_st {
     uint64_t used, used_high, reserved, reserved_high, limit;
     uint64_t attributes[16];
     uint8_t access[FENKA_NODE_CARDS];
+    struct freed *freed; /* that its stream has not reached */
+    CUmemoryPool previous, next;
 };
+
+struct freed {
+    struct timeline_place at;
+    uint64_t bytes;
+    struct freed *next;
+};
+
+static CUmemoryPool first; /* of all pools of cards */
+static __thread struct timeline_place freeing; /* generation 0 = at once */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static CUmemoryPool standard[FENKA_NODE_CARDS], chosen[FENKA_NODE_CARDS], graphs[FENKA_NODE_CARDS];
@@ -27,10 +40,28 @@ static CUmemoryPool pool_new(CUdevice device)
         return NULL;
     pool->device = device;
     pool->card = device >= 0 ? device_cards[device] : 0;
+    if (device >= 0) {
+        pool->next = first;
+        if (first)
+            first->previous = pool;
+        first = pool;
+    }
     pool->attributes[CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES] = 1;
     pool->attributes[CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC] = 1;
     pool->attributes[CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES] = 1;
     return pool;
+}
+
+/* Under the lock. */
+static void pool_delete(CUmemoryPool pool)
+{
+    if (pool->next)
+        pool->next->previous = pool->previous;
+    if (pool->previous)
+        pool->previous->next = pool->next;
+    else if (first == pool)
+        first = pool->next;
+    object_delete(pool);
 }
 
 static CUmemoryPool pool_of(CUmemoryPool *pools, CUdevice device)
@@ -61,11 +92,28 @@ static CUmemoryPool pool_get(CUmemoryPool handle)
     return pool && !pool->doomed ? pool : NULL;
 }
 
+/* Under the lock. What is freed on streams that have not got there is in use by the work before. */
+static uint64_t in_use(CUmemoryPool pool)
+{
+    uint64_t bytes = pool->used;
+    for (struct freed **place = &pool->freed, *one; (one = *place);) {
+        if (timeline_reached(one->at)) {
+            *place = one->next;
+            free(one);
+        } else {
+            bytes += one->bytes;
+            place = &one->next;
+        }
+    }
+    return bytes;
+}
+
 /* Under the lock. */
 static void shrink(CUmemoryPool pool, uint64_t keep)
 {
-    if (keep < pool->used)
-        keep = pool->used;
+    uint64_t used = in_use(pool);
+    if (keep < used)
+        keep = used;
     if (pool->reserved <= keep)
         return;
     if (pool->device >= 0)
@@ -73,8 +121,27 @@ static void shrink(CUmemoryPool pool, uint64_t keep)
     pool->reserved = keep;
 }
 
+/* Under the lock: what it may keep. True where it was destroyed, and is empty now. */
+static bool settle(CUmemoryPool pool)
+{
+    shrink(pool, pool->doomed ? 0 : pool->attributes[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD]);
+    return pool->doomed && pool->reserved == 0;
+}
+
+void pools_settle(void)
+{
+    pthread_mutex_lock(&lock);
+    for (CUmemoryPool pool = first, next; pool; pool = next) {
+        next = pool->next;
+        if (settle(pool))
+            pool_delete(pool);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 bool pool_take(CUmemoryPool pool, uint64_t bytes)
 {
+    pools_settle();
     pthread_mutex_lock(&lock);
     uint64_t wanted = pool->used + bytes;
     bool granted = !pool->limit || wanted <= pool->limit;
@@ -94,13 +161,16 @@ bool pool_take(CUmemoryPool pool, uint64_t bytes)
 
 void pool_give_back(CUmemoryPool pool, uint64_t bytes)
 {
+    struct freed *later = freeing.generation && pool->device >= 0 ? malloc(sizeof *later) : NULL;
     pthread_mutex_lock(&lock);
     pool->used -= bytes;
-    shrink(pool, pool->doomed ? 0 : pool->attributes[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD]);
-    bool last = pool->doomed && pool->used == 0;
+    if (later) {
+        *later = (struct freed){freeing, bytes, pool->freed};
+        pool->freed = later;
+    }
+    if (settle(pool) && pool->used == 0)
+        pool_delete(pool);
     pthread_mutex_unlock(&lock);
-    if (last)
-        object_delete(pool);
 }
 
 void pools_card_left(uint32_t card)
@@ -122,6 +192,7 @@ void pools_after_fork(void)
     memset(standard, 0, sizeof standard);
     memset(chosen, 0, sizeof chosen);
     memset(graphs, 0, sizeof graphs);
+    first = NULL;
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
@@ -180,18 +251,16 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     TRY(driver_ready());
     pthread_mutex_lock(&lock);
-    bool fits = pool_get(pool) && !pool->standard, empty = false;
+    bool fits = pool_get(pool) && !pool->standard;
     if (fits) {
         for (CUdevice device = 0; device < device_count; device++)
             if (chosen[device] == pool)
                 chosen[device] = NULL;
         pool->doomed = true;
-        shrink(pool, 0);
-        empty = pool->used == 0;
+        if (settle(pool))
+            pool_delete(pool);
     }
     pthread_mutex_unlock(&lock);
-    if (empty)
-        object_delete(pool);
     return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -288,6 +357,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
     if (!pool_get(pool) || !value)
         return CUDA_ERROR_INVALID_VALUE;
     cuuint64_t number;
+    pools_settle();
     switch (attribute) {
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: number = pool->reserved; break;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: number = pool->reserved_high; break;
@@ -358,13 +428,20 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
     TRY(stream_resolve(stream, &context, &stream));
     bool taken;
     struct graph_work work = {.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .freed = pointer};
+    if (stream_capturing(stream) && !graph_memory_known(pointer))
+        return CUDA_ERROR_INVALID_VALUE;
     TRY(capture_work(context, stream, &work, &taken));
-    if (taken)
+    if (taken || !pointer)
         return CUDA_SUCCESS;
     /* Memory of the host comes from a pool only when it was allocated like this. */
     struct allocation held;
     bool pooled = memory_find(pointer, &held) && held.pool;
-    return pointer ? memory_drop(pointer, 1u << MEMORY_DEVICE | 1u << MEMORY_GRAPH |
-                                      (pooled ? 1u << MEMORY_HOST : 0))
-                   : CUDA_SUCCESS;
+    freeing = timeline_own(context->card, stream_end(context, stream));
+    /* What is in no pool is given back to the card, not before the work is done that may use it. */
+    if (!pooled)
+        timeline_wait(freeing);
+    CUresult result = memory_drop(pointer, 1u << MEMORY_DEVICE | 1u << MEMORY_GRAPH |
+                                               (pooled ? 1u << MEMORY_HOST : 0));
+    freeing.generation = 0;
+    return result;
 }

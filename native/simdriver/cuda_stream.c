@@ -71,6 +71,7 @@ void stream_wait(CUcontext context, CUstream stream)
     timeline_wait(timeline_own(context->card, stream_end(context, stream)));
     events_settle(context->card);
     host_functions_wait(context);
+    pools_settle();
 }
 
 bool stream_done(CUcontext context, CUstream stream)

@@ -1,8 +1,9 @@
 /* Virtual memory management: addresses, memory and the tie between the two are three things.
  *
- * Memory without a shareable type lies in the arena; memory that can be shared has a file of its own. Whoever was given such a file holds a lock on it, which the kernel drops with the
- * last descriptor and the last mapping, however their process ends: so its creator learns, and
- * only then discharges it. */
+ * Memory without a shareable type lies in the arena; memory that can be shared has a file of its own.
+ * Whoever was given such a file holds a lock on it, which the kernel drops with the last descriptor and
+ * the last mapping, however their process ends: so its creator learns, and only then discharges it; and
+ * where the creator ends first, the card server. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -28,6 +29,7 @@ struct memory_handle {
     uint32_t card;
     size_t size, charged;
     int file;
+    int line; /* to the card server, once it was exported */
     off_t offset;
     unsigned references, mappings;
     bool own_file, exported;
@@ -99,8 +101,15 @@ static bool back_with_own_file(struct memory_handle *handle)
 
 static bool back_with_arena(struct memory_handle *handle)
 {
-    handle->file = arena_reserve(handle->size, &handle->offset);
+    handle->file = arena_reserve(handle->size, handle->card, &handle->offset);
     return handle->file >= 0;
+}
+
+/* The server needs to know no longer: this process has seen the memory go. */
+static void unkeep(const struct memory_handle *handle)
+{
+    if (handle->exported && handle->line >= 0)
+        close(handle->line);
 }
 
 static void *wait_for_importers(void *argument)
@@ -110,6 +119,7 @@ static void *wait_for_importers(void *argument)
         ;
     close(handle->file);
     account_release(handle->card, handle->charged);
+    unkeep(handle);
     object_delete(handle);
     return NULL;
 }
@@ -141,6 +151,7 @@ static void drop_if_unused(struct memory_handle *handle)
         arena_punch(handle->offset, handle->size);
     if (handle->charged)
         account_release(handle->card, handle->charged);
+    unkeep(handle);
     object_delete(handle);
 }
 
@@ -264,6 +275,8 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
     bool allowed = found && found->properties.requestedHandleTypes & type;
     int file = allowed ? open_locked(found->file) : -1;
     if (file >= 0) {
+        if (!found->exported)
+            found->line = found->charged ? node_keep(found->file, found->card, found->charged) : -1;
         found->exported = true;
         *(int *)out = file;
     }
@@ -306,8 +319,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void 
     handle->size = (size_t)found.st_size - TRAILER_BYTES;
     handle->own_file = true;
     bool seen = !on_device(&trailer.properties) || find_device(handle, trailer.card_uuid);
-    /* A copy of the descriptor shares the exporter's lock, and so keeps the memory charged. */
-    handle->file = seen ? fcntl(given, F_DUPFD_CLOEXEC, 3) : -1;
+    handle->file = seen ? open_locked(given) : -1;
     if (handle->file < 0) {
         object_delete(handle);
         return seen ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_INVALID_DEVICE;

@@ -105,6 +105,7 @@ void captures_after_fork(void);
 /* ---- cuda_graph_exec.c ---- */
 struct allocation;
 void graph_give_back(const struct allocation *held);
+void graphs_after_fork(void);
 CUmemoryPool pool_of_graphs(CUdevice device);
 CUresult set_rows(const CUDA_MEMSET_NODE_PARAMS *what);
 
@@ -212,16 +213,18 @@ void memory_after_fork(void);
 #define ARENA_MAPS_FROM 65536 /* smaller pieces share a mapping */
 int memory_file(const char *name);
 /* A piece, readable and writable; 0 where there is none to be had. */
-uintptr_t arena_take(size_t bytes, off_t *offset);
+uintptr_t arena_take(size_t bytes, uint32_t card, off_t *offset);
 void arena_give_back(uintptr_t base, size_t bytes, off_t offset);
 /* A range that the caller maps himself: the file, or -1. */
-int arena_reserve(size_t bytes, off_t *offset);
+int arena_reserve(size_t bytes, uint32_t card, off_t *offset);
 void arena_punch(off_t offset, size_t bytes);
 int arena_file(void);
 void arena_after_fork(void);
 
 /* ---- cuda_ipc.c ---- */
 void import_give_back(uintptr_t base, size_t bytes);
+/* True where other processes have the piece open: it is given back when they have closed it. */
+bool import_outlives(const struct allocation *held);
 void ipc_after_fork(void);
 
 /* ---- cuda_vmm.c ---- */
@@ -252,6 +255,8 @@ CUresult box_copy_on(const CUDA_MEMCPY3D *what, CUstream stream);
 /* False where the card, or the pool's own limit, would be exceeded. */
 bool pool_take(CUmemoryPool pool, uint64_t bytes);
 void pool_give_back(CUmemoryPool pool, uint64_t bytes);
+/* Gives back to the cards what all pools need not keep. */
+void pools_settle(void);
 /* The process's last context on the card has gone: nothing is kept back there. */
 void pools_card_left(uint32_t card);
 void pools_after_fork(void);

@@ -9,6 +9,7 @@ struct graph_memory {
     size_t size;
     CUdevice device;
     unsigned holders;
+    struct graph_memory *previous, *next;
 };
 
 struct graph_work {
@@ -50,6 +51,8 @@ CUresult graph_add(CUgraph graph, const CUgraphNode *needs, size_t count,
 /* The memory of an allocation node that is to be added. */
 CUresult graph_memory_new(CUdevice device, size_t bytes, struct graph_memory **out);
 void graph_memory_hold(struct graph_memory *memory, int change);
+/* Whether the address is an allocation node's. */
+bool graph_memory_known(CUdeviceptr address);
 /* Does it, in the stream's turn. */
 CUresult graph_work_run(const struct graph_work *work, CUcontext context, CUstream stream,
                         bool free_first);

@@ -203,9 +203,9 @@ union descriptor_message {
     struct cmsghdr header;
 };
 
-int node_share(int file, uint8_t *token)
+static int hand_over(char hello, const void *what, int file)
 {
-    uint8_t said[1 + NODE_TOKEN] = {NODE_HELLO_SHARE};
+    uint8_t said[1 + NODE_TOKEN] = {(uint8_t)hello};
     union descriptor_message beside = {
         .header = {.cmsg_len = CMSG_LEN(sizeof file), .cmsg_level = SOL_SOCKET,
                    .cmsg_type = SCM_RIGHTS}};
@@ -214,9 +214,7 @@ int node_share(int file, uint8_t *token)
     struct msghdr message = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = beside.bytes,
                              .msg_controllen = sizeof beside.bytes};
     struct node_welcome welcome = {.ok = 0};
-    if (syscall(SYS_getrandom, token, NODE_TOKEN, 0) != NODE_TOKEN)
-        return -1;
-    memcpy(said + 1, token, NODE_TOKEN);
+    memcpy(said + 1, what, NODE_TOKEN);
     int fd = call_again();
     if (fd >= 0 && sendmsg(fd, &message, MSG_NOSIGNAL) == (ssize_t)sizeof said &&
         recv(fd, &welcome, sizeof welcome, MSG_WAITALL) == (ssize_t)sizeof welcome && welcome.ok)
@@ -224,6 +222,19 @@ int node_share(int file, uint8_t *token)
     if (fd >= 0)
         close(fd);
     return -1;
+}
+
+int node_share(int file, uint8_t *token)
+{
+    if (syscall(SYS_getrandom, token, NODE_TOKEN, 0) != NODE_TOKEN)
+        return -1;
+    return hand_over(NODE_HELLO_SHARE, token, file);
+}
+
+int node_keep(int file, uint32_t card, uint64_t bytes)
+{
+    struct node_keep keep = {card, 0, bytes};
+    return hand_over(NODE_HELLO_KEEP, &keep, file);
 }
 
 int node_open_shared(const uint8_t *token)

@@ -15,8 +15,21 @@
 #define NODE_HELLO_SHARE 'S'
 #define NODE_HELLO_FETCH 'F'
 #define NODE_TOKEN 16
+/* Followed by a node_keep, and a descriptor of memory that others may come to hold: what they still hold
+ * when the process has ended stays charged to the card. So does what they have opened of a shared file,
+ * on whose pieces they hold locks. */
+#define NODE_HELLO_KEEP 'K'
 #define NODE_HELLO_EVENTS 'E'  /* is sent a node_event for each event from now on */
 #define NODE_HELLO_COMMAND 'X' /* sends one node_command after another, is sent a node_answer to each */
+
+struct node_keep {
+    uint32_t card, reserved;
+    uint64_t bytes;
+};
+_Static_assert(sizeof(struct node_keep) == NODE_TOKEN, "both follow a greeting");
+
+/* Where a card's pieces lie in the file of a process's memory. */
+#define NODE_CARD_SHIFT 58
 
 struct node_welcome {
     uint32_t ok;
@@ -66,6 +79,8 @@ void node_forget(void);
 
 /* A line that keeps the file shared under a new secret token; or -1. */
 int node_share(int file, uint8_t *token);
+/* A line that has the server keep account of the file when this process has ended; or -1. */
+int node_keep(int file, uint32_t card, uint64_t bytes);
 /* What was shared under the token: a descriptor of one's own; or -1. */
 int node_open_shared(const uint8_t *token);
 /* A greeted connection of the caller's own, or -1. */

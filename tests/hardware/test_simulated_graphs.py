@@ -233,7 +233,10 @@ def test_a_graphs_memory_is_charged_from_its_launch_to_the_trim(program: Client)
     assert program.do("[memory(n) for n in ('USED_MEM_CURRENT', 'USED_MEM_HIGH')]") == [0, 64]
     assert program.do("memory('RESERVED_MEM_CURRENT')") == 64
     assert program.free_bytes() == T4_BYTES - 64 * MIB
-    assert program.do("code(d.cuDeviceGraphMemTrim(0))", "memory('RESERVED_MEM_CURRENT')") == 0
+    trimmed = "code(d.cuDeviceGraphMemTrim(0))", "memory('RESERVED_MEM_CURRENT')"
+    assert program.do(*trimmed) == 64  # the kernels run
+    program.do("ok(d.cuStreamSynchronize(s))", "0")
+    assert program.do(*trimmed) == 0
     assert program.free_bytes() == T4_BYTES
 
 
@@ -292,3 +295,21 @@ def test_each_thread_can_have_a_default_stream_of_its_own(make_client: MakeClien
     assert program.do(
         "lib.cuStreamBeginCapture_v2_ptsz(None, 2), launch(own)", "types(ok(end(own)))"
     ) == [0]
+
+
+def test_only_what_a_graph_allocates_can_be_freed_in_one(program: Client) -> None:
+    """Plain and pooled memory is refused in a capture and in a free node; so is freeing twice in a graph."""
+    program.do("g = ok(d.cuGraphCreate(0))", "node, at = alloc_node(g, [], MIB)", "0")
+    program.do("other = ok(d.cuGraphCreate(0))", "0")
+    for take in ("d.cuMemAlloc(MIB)", "d.cuMemAllocAsync(MIB, 0)"):
+        program.do(f"p = int(ok({take}))", "begin(s)")
+        assert program.do("code(d.cuMemFreeAsync(p, s))") == INVALID_VALUE
+        assert (
+            program.do("code(end(s))", "code(d.cuGraphAddMemFreeNode(g, [], 0, p))")
+            == INVALID_VALUE
+        )
+        assert program.do("code(d.cuMemFreeAsync(p, 0))") == 0
+    assert program.do("code(d.cuGraphAddMemFreeNode(g, [], 0, at + 512))") == INVALID_VALUE
+    assert program.do("code(d.cuGraphAddMemFreeNode(g, [node], 1, at))") == 0
+    assert program.do("code(d.cuGraphAddMemFreeNode(g, [node], 1, at))") == INVALID_VALUE
+    assert program.do("code(d.cuGraphAddMemFreeNode(other, [], 0, at))") == 0

@@ -84,9 +84,10 @@ def test_what_cannot_be_shared_is_refused(make_node: MakeNode, make_client: Make
 
 
 def test_the_owners_end_ends_its_handles(make_client: MakeClient) -> None:
-    """After the owner was killed its handle opens no more; who had opened it keeps the bytes."""
+    """After the owner was killed its handle opens no more; who had opened it keeps the bytes, which stay
+    charged to the card until it closes them."""
     owner, other, late = (make_client().enter() for _ in range(3))
-    owner.do("p = ok(d.cuMemAlloc(4096))", "ok(d.cuMemcpyHtoD(p, b'still', 5))", "0")
+    owner.do("p = ok(d.cuMemAlloc(1 << 20))", "ok(d.cuMemcpyHtoD(p, b'still', 5))", "0")
     handle = owner.do("import ctypes", HANDLE)
     other.do(
         "import ctypes",
@@ -99,7 +100,9 @@ def test_the_owners_end_ends_its_handles(make_client: MakeClient) -> None:
     late.do("import ctypes", RECEIVE.format(handle), "0")
     until(lambda: late.do("code(d.cuIpcOpenMemHandle(h, 1))") == MAP_FAILED, within_s=2.0)
     assert other.do(READ.format("q")) == "still"
-    assert other.free_bytes() == T4_BYTES
+    assert other.free_bytes() == T4_BYTES - MIB
+    assert other.do("code(d.cuIpcCloseMemHandle(q))") == 0
+    until(lambda: other.free_bytes() == T4_BYTES)
 
 
 def test_an_event_is_seen_by_both(make_client: MakeClient) -> None:

@@ -136,3 +136,22 @@ def test_leaving_the_card_leaves_no_reserve(program: Client, make_client: MakeCl
     assert other.free_bytes() == T4_BYTES - 1024 * MIB
     program.do("ok(d.cuDevicePrimaryCtxRelease(0))", "0")
     assert other.free_bytes() == T4_BYTES
+
+
+def test_what_is_freed_behind_work_stays_until_the_work_is_done(program: Client) -> None:
+    """The pool keeps it reserved, and the card charged, also where trimmed or destroyed; another allocation
+    of the same pool may come behind it."""
+    program.do(
+        "module = ok(d.cuModuleLoadData(b'an image'))",
+        "f = ok(d.cuModuleGetFunction(module, b'k_us60000000'))",
+        "s = ok(d.cuStreamCreate(1))",
+        "a, b, c = take(own, 80 * MIB), take(own, 20 * MIB), ok(d.cuMemAllocAsync(5 * MIB, s))",
+        "ok(d.cuMemFreeAsync(b, s)), code(d.cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, s, 0, 0))",
+        "0",
+    )
+    assert program.do("code(d.cuMemFreeAsync(a, s))") == 0
+    assert program.do("code(d.cuMemPoolTrimTo(own, 0))", "state()") == [0, 100, 80, 100]
+    assert program.free_bytes() == T4_BYTES - 85 * MIB
+    assert program.do("code(d.cuMemAllocFromPoolAsync(60 * MIB, own, s))") == 0
+    assert program.do("code(d.cuMemPoolDestroy(own))") == 0
+    assert program.free_bytes() == T4_BYTES - 85 * MIB

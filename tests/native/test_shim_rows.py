@@ -125,12 +125,24 @@ COVERED_ELSEWHERE = {
         "cuGetProcAddress_v2",
     },  # test_shim_interception, _closed
     # below, test_shim_lifetimes and test_shim_simulated
-    "NOTES": {
+    "NOTES": {  # test_shim_lifetimes, test_shim_truth
         "cuGraphAddMemFreeNode",
+        "cuStreamEndCapture",
+        "cuStreamEndCapture_ptsz",
         "cuMemExportToShareableHandle",
         "cuMemPoolCreate",
         "cuMemPoolDestroy",
         "cuMemPoolSetAttribute",
+        "cuMemPoolTrimTo",
+        "cuDeviceGraphMemTrim",
+        "cuStreamSynchronize",
+        "cuStreamSynchronize_ptsz",
+        "cuCtxSynchronize",
+        "cuEventSynchronize",
+        "cuIpcGetMemHandle",
+        "cuIpcOpenMemHandle",
+        "cuIpcOpenMemHandle_v2",
+        "cuIpcCloseMemHandle",
     },
     "TELLS": {  # test_shim_memory
         "cuMemGetInfo",

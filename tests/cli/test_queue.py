@@ -14,7 +14,9 @@ from tests.workstation.conftest import HOLD, Workstation, refused, workstation_a
 NOW = 1000.0
 
 ROWS = [
-    QueueRow(1, "night", "ann", 5, "gang of 4: 8", NOW - 300, ["0", "1"], NOW + 90, "too full"),
+    QueueRow(
+        1, "night", "ann", 5, "gang of 4: 8", NOW - 300, ["0", "1"], NOW + 90, "too full", 600.0
+    ),
     QueueRow(2, "try", "bob", -1, "2 x 3, 30% hard", NOW - 7, ["2"], None, "too full as well"),
     QueueRow(3, "last", "bob", -1, "whole", NOW, why="kept for others"),
 ]
@@ -23,10 +25,10 @@ ROWS = [
 def test_the_table() -> None:
     """Cards, and when they will do where that is known; the sentence last."""
     assert tables.columns(table(ROWS, NOW)) == [
-        "POSITION  NAME   NAMESPACE  PRIORITY  ASKS             SINCE  RESERVED   WHY",
-        "1         night  ann        5         gang of 4: 8     5m     0,1 in 1m  too full",
-        "2         try    bob        -1        2 x 3, 30% hard  7s     2          too full as well",
-        "3         last   bob        -1        whole            0s     -          kept for others",
+        "POSITION  NAME   NAMESPACE  PRIORITY  ASKS             SINCE  USED  RESERVED   WHY",
+        "1         night  ann        5         gang of 4: 8     5m     10m   0,1 in 1m  too full",
+        "2         try    bob        -1        2 x 3, 30% hard  7s     0s    2          too full as well",
+        "3         last   bob        -1        whole            0s     0s    -          kept for others",
     ]
 
 

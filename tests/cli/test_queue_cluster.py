@@ -1,8 +1,10 @@
 """A cluster's queue without its scheduler: who waits, behind whom, for what."""
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from fenka.cli.cluster import Where
 from fenka.cli.queue_cluster import cluster_rows
@@ -62,6 +64,31 @@ def test_the_whole_queue(tmp_path: Path) -> None:
         QueueRow(3, "third", "default", 0, f"2 {memory}", since(4), ["b/0"], None, REASON[1]),
         QueueRow(4, "zoned", "default", 0, f"4 {memory}", since(5), ["b/0"], None, REASON[1]),
     ]
+
+
+def test_namespace_that_has_used_cards_is_behind_one_that_has_not(tmp_path: Path) -> None:
+    """By the pods that the API server still shows: one ran for an hour until now, and has finished."""
+    now = datetime.now(UTC)
+
+    def ago(seconds: int) -> str:
+        return (now - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    ended: Json = {
+        "phase": "Succeeded",
+        "startTime": ago(3600),
+        "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": ago(0)}],
+    }
+    done = pod("done", units(14), node="a", annotations=on_card(0, 14), status=ended)
+    holder = pod("holder", units(14), node="a", annotations=on_card(0, 14))
+    light = waiting("light", 12, 9)
+    holder["metadata"]["namespace"] = light["metadata"]["namespace"] = "other"
+    heavy = waiting("heavy", 12, 1)
+    for it, created in ((done, 3600), (heavy, 3000), (holder, 0), (light, 0)):
+        it["metadata"]["creationTimestamp"] = ago(created)
+    found = ask(Server(nodes=[sharing("a")], pods=[done, holder, heavy, light]), tmp_path)
+    assert [it.name for it in found] == ["light", "heavy"]
+    # half of what was held an hour ago counts: 3600 / ln 2 * (1 - 1/2)
+    assert found[1].used_s == pytest.approx(2597, rel=0.02)
 
 
 REASON = [

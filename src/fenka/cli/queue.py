@@ -45,6 +45,7 @@ def local_rows(world: protocol.Snapshot) -> list[QueueRow]:
             reserved=[str(card) for card in job.reserved],
             starts_by=job.starts_by,
             why=job.reason,
+            used_s=job.used_s,
         )
         for job in world.jobs
         if job.position is not None
@@ -53,7 +54,7 @@ def local_rows(world: protocol.Snapshot) -> list[QueueRow]:
 
 def table(rows: list[QueueRow], now: float) -> list[tuple[str, ...]]:
     """With its head line. The sentence comes last, where a narrow terminal cuts."""
-    head = ("POSITION", "NAME", "NAMESPACE", "PRIORITY", "ASKS", "SINCE", "RESERVED", "WHY")
+    head = ("POSITION", "NAME", "NAMESPACE", "PRIORITY", "ASKS", "SINCE", "USED", "RESERVED", "WHY")
     return [
         head,
         *(
@@ -64,6 +65,7 @@ def table(rows: list[QueueRow], now: float) -> list[tuple[str, ...]]:
                 str(it.priority),
                 it.asks,
                 age(now - it.since),
+                age(it.used_s),
                 _reserved(it, now),
                 it.why,
             )

@@ -1,7 +1,8 @@
 """A cluster's queue, from a plain reading of the API server: the scheduler need not be asked, or be there.
 
 Who waits is served here once, as the scheduler does for each pod that it is asked about, by its defaults.
-What only the scheduler knows is not in it: whom it has lost patience with (docs/scheduler.md, Order).
+What only the scheduler knows is not in it: which pods it no longer keeps cards for, and the use of pods that
+were deleted since (docs/scheduler.md, Order).
 """
 
 import asyncio
@@ -12,17 +13,16 @@ from fenka.cli import cluster
 from fenka.cli.cluster import PAGE, Cluster, Where
 from fenka.cli.pending import amounts
 from fenka.cli.rows import QueueRow
+from fenka.core.fairness import Fairness
 from fenka.dialects.gpushare import Unreadable
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.objects import Node, Pod
 from fenka.kubernetes.world import World
 from fenka.scheduler.decide import named
 from fenka.scheduler.line import Line, Place
+from fenka.scheduler.using import PodUses
 
 POLICY = "binpack"
-
-UNFINISHED = "status.phase!=Succeeded,status.phase!=Failed"
-"""Field selector of the pods that hold something or wait for it."""
 
 
 def cluster_rows(where: Where) -> list[QueueRow]:
@@ -33,7 +33,8 @@ def cluster_rows(where: Where) -> list[QueueRow]:
 async def _read(api: Api) -> Cluster:
     (nodes, _), (pods, _), sick = await asyncio.gather(
         api.list("/api/v1/nodes", Node, limit=PAGE),
-        api.list("/api/v1/pods", Pod, limit=PAGE, fieldSelector=UNFINISHED),
+        # Those that have finished count for what their namespaces have had.
+        api.list("/api/v1/pods", Pod, limit=PAGE),
         cluster.sick(api),
     )
     return cluster.gathered(nodes, pods, sick)
@@ -41,13 +42,22 @@ async def _read(api: Api) -> Cluster:
 
 def rows(around: Cluster, now: float) -> list[QueueRow]:
     """From what the API server says. now: Unix seconds."""
-    turn = Line(around.world, POLICY).serve(around.pods, now)
-    cards = _cards(around.world)
-    return [_row(number, place, cards) for number, place in enumerate(turn.places, start=1)]
+    fairness = Fairness()
+    uses = PodUses(around.world, fairness)
+    for pod in around.pods:
+        uses.set(pod, now)
+    turn = Line(around.world, POLICY, fairness, uses=uses.uses).serve(around.pods, now)
+    cards, used = _cards(around.world), uses.uses.used(now)
+    return [_row(number, place, cards, used) for number, place in enumerate(turn.places, start=1)]
 
 
-def _row(position: int, place: Place, cards: Mapping[str, tuple[str, int]]) -> QueueRow:
-    """cards: node and index of each, by UUID."""
+def _row(
+    position: int,
+    place: Place,
+    cards: Mapping[str, tuple[str, int]],
+    used: Mapping[str, float],
+) -> QueueRow:
+    """cards: node and index of each, by UUID; used: card-seconds by namespace."""
     waiter, reservation = place.waiter, place.reservation
     uuids = {piece.uuid for it in place.placements for piece in it.slices}
     why = place.why
@@ -65,6 +75,7 @@ def _row(position: int, place: Place, cards: Mapping[str, tuple[str, int]]) -> Q
         [f"{node}/{index}" for node, index in sorted(cards[uuid] for uuid in uuids)],
         reservation.starts_by if reservation is not None else None,
         why,
+        round(used.get(waiter.namespace, 0.0), 1),
     )
 
 

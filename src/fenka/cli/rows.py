@@ -108,7 +108,7 @@ class QueueRow:
 
     position: 1 is served next. asks: as its user wrote it. since: Unix seconds. reserved: the cards that
     are kept for it, as its world calls them. starts_by: when they will do at the latest, in Unix seconds;
-    None where nobody can tell.
+    None where nobody can tell. used_s: what its namespace has had of cards, in card-seconds that decay.
     """
 
     position: int
@@ -120,6 +120,7 @@ class QueueRow:
     reserved: list[str] = field(default_factory=list)
     starts_by: float | None = None
     why: str = ""
+    used_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

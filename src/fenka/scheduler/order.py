@@ -15,11 +15,11 @@ from typing import Protocol, TypeVar
 
 from fenka.core.backfill import Key
 from fenka.core.evaluate import Policy
-from fenka.core.fairness import Fairness, Uses, cards_of
+from fenka.core.fairness import Fairness
 from fenka.core.requests import Placement
 from fenka.kubernetes.gangs import key_of
-from fenka.kubernetes.objects import GATE, Pod, seconds
-from fenka.kubernetes.world import World, read_holding
+from fenka.kubernetes.objects import GATE, Pod
+from fenka.kubernetes.world import World
 from fenka.scheduler.decide import Ahead, Filtered, Judge, Kept, No
 from fenka.scheduler.line import (
     Line,
@@ -31,6 +31,7 @@ from fenka.scheduler.line import (
     runs_for,
     waits,
 )
+from fenka.scheduler.using import PodUses
 
 PATIENCE_S = 15.0
 """kube-scheduler tries a pod again 10 s after it could have, at the latest, and binds it at once."""
@@ -90,15 +91,9 @@ class Order:
     ) -> None:
         self._world, self._now, self._took = world, now, took
         self._planned = gangs.planned if gangs else dict
-        self.uses = Uses(fairness or Fairness())
-        """What namespaces have had."""
+        self._uses = PodUses(world, fairness or Fairness())
         complete = gangs.complete if gangs else looks_complete
-        self._line = Line(world, policy, fairness, complete, self.uses)
-        self._uncounted: dict[str, Pod] = {}
-        """Pods on nodes whose cards the watch has not brought yet."""
-        self._counted_nodes = -1
-        self._ended: set[str] = set()
-        """Pods that have ended, and were counted until then."""
+        self._line = Line(world, policy, fairness, complete, self._uses.uses)
         self._open: dict[str, Pod] = {}
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._waiting: set[str] = set()
@@ -124,9 +119,9 @@ class Order:
         """These are all pods there are."""
         pods = list(pods)
         there = {pod.metadata.uid for pod in pods}
-        known = self._open.keys() | self.uses.holders | self._ended
-        for uid in [uid for uid in known if uid not in there]:
+        for uid in [uid for uid in self._open | self._gated if uid not in there]:
             self.forget(uid)
+        self._uses.resync(there, self._now())
         for pod in pods:
             self.set_pod(pod)
 
@@ -134,7 +129,7 @@ class Order:
         """The pod is new, or is so now."""
         uid = pod.metadata.uid
         known = self._open.get(uid)
-        self._count_use(pod)
+        self._uses.set(pod, self._now())
         self._set_gated(pod)
         if not is_open(pod) or not self._line.wants(pod):
             if known is not None and pod.spec.node_name:
@@ -154,9 +149,7 @@ class Order:
     def forget(self, uid: str) -> None:
         """The pod is gone."""
         self._gated.pop(uid, None)
-        self._uncounted.pop(uid, None)
-        self._ended.discard(uid)
-        self.uses.stop(uid, self._now(), self._now())
+        self._uses.forget(uid, self._now())
         self._close(uid)
         self._line.forget(uid)
 
@@ -231,6 +224,10 @@ class Order:
         of = len(turn.places) + (waiter_id not in turn)
         return f"; position {rank + 1} of {of} in the queue"
 
+    def used(self) -> dict[str, float]:
+        """Return the card-seconds of all namespaces that have had any of late."""
+        return self._uses.uses.used(self._now())
+
     def places(self) -> Sequence[Place]:
         """Those who wait, in order."""
         return self._current().places if self._waiting else ()
@@ -297,33 +294,6 @@ class Order:
     def _waits(self, pod: Pod) -> bool:
         return pod.metadata.uid in self._refused or waits(pod)
 
-    def _count_use(self, pod: Pod) -> None:
-        """Count what it holds for its namespace, by the kubelet's times, which tenants cannot write."""
-        uid, node, now = pod.metadata.uid, pod.spec.node_name, self._now()
-        self._uncounted.pop(uid, None)
-        if not node or uid in self._ended or not self._line.wants(pod):
-            return
-        share, ended = self._world.share(node), now
-        if share is None:
-            self._uncounted[uid] = pod
-            return
-        created = seconds(pod.metadata.creation_timestamp) or now
-        started = max(created, seconds(pod.status.start_time) or now)
-        if not pod.finished:
-            holding = self._world.holding(uid)
-        elif self.uses.holds(uid):
-            holding = None
-        else:
-            # It ended before this replica came.
-            holding = read_holding(share, pod, self._world.dialects)
-            ended = seconds(pod.ended_at) or started
-        if holding is not None:
-            cards = cards_of(holding.placements, {it.index: it for it in share.node.cards})
-            self.uses.start(uid, pod.metadata.namespace, cards, created, started, now)
-        if pod.finished or holding is None:
-            self.uses.stop(uid, max(started, ended), now)
-            self._ended.add(uid)
-
     def _set_gated(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         gates = {it.name for it in pod.spec.scheduling_gates}
@@ -388,10 +358,7 @@ class Order:
         return self._turn
 
     def _serve(self, now: float, planned: Mapping[str, tuple[Placement, ...]]) -> None:
-        if self._counted_nodes != self._world.nodes_version:
-            self._counted_nodes = self._world.nodes_version
-            for pod in list(self._uncounted.values()):
-                self._count_use(pod)
+        self._uses.renew(now)
         # Who loses patience with one leaves its cards to the next, who may have waited as long.
         for _ in range(3):
             waiting = [it for it in self._open.values() if _waiter_id(it) not in self._passed]

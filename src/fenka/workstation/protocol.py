@@ -165,6 +165,7 @@ class JobView(msgspec.Struct, frozen=True):
     A gang that waits is one, under its own name and id; its members are one each once they are granted.
     gang, rank, size: of a gang; rank is None while it waits. ends_at: when it is ended whatever it does.
     reserved: indices of the cards that are kept for it; starts_by: when they will do at the latest.
+    used_s: what its user has had of cards, in card-seconds that decay.
     """
 
     job: str
@@ -192,6 +193,7 @@ class JobView(msgspec.Struct, frozen=True):
     size: int = 1
     reserved: list[int] = []
     starts_by: float | None = None
+    used_s: float = 0.0
 
 
 class CardView(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 
 import psutil
@@ -110,6 +111,7 @@ def _job(broker: Broker, runtime: Runtime, job: Job, processes: list[int]) -> pr
         size=job.gang.size if job.gang else 1,
         reserved=[card.index for card in broker.node.cards if card.uuid in named],
         starts_by=reservation.starts_by if reservation else None,
+        used_s=round(broker.uses.past(str(job.uid), 0, time.time()).used_s, 1) if waits else 0.0,
     )
 
 

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #define ANSWER_WITHIN_S 5
+#define RESTARTED_WITHIN_S 15
 #define CHECK_EVERY_NS 10000000
 /* In a container each library is bound alone to a path of the system, with no node beside it. */
 #define NODE_IN_CONTAINER "/run/fenka/simulated"
@@ -119,14 +120,19 @@ static int if_node(int directory, struct fenka_node **state)
     return directory;
 }
 
-static int open_directory(struct fenka_node **state)
+static int open_node(const char *path, struct fenka_node **state)
 {
-    const char *const elsewhere[] = {getenv("FENKA_SIMULATED_NODE"), NODE_IN_CONTAINER};
+    return path ? if_node(open(path, O_PATH | O_DIRECTORY | O_CLOEXEC), state) : -1;
+}
+
+/* contained: set where the node was found at its place in a container. */
+static int open_directory(struct fenka_node **state, bool *contained)
+{
     int directory = if_node(open_own_directory(), state);
-    for (int i = 0; directory < 0 && i < 2; i++)
-        if (elsewhere[i])
-            directory = if_node(open(elsewhere[i], O_PATH | O_DIRECTORY | O_CLOEXEC), state);
-    return directory;
+    if (directory < 0)
+        directory = open_node(getenv("FENKA_SIMULATED_NODE"), state);
+    *contained = directory < 0;
+    return *contained ? open_node(NODE_IN_CONTAINER, state) : directory;
 }
 
 static int call_server(int directory)
@@ -158,10 +164,11 @@ static int greet(int fd, char hello, struct node_welcome *welcome)
     return welcome->ok ? 0 : EUSERS;
 }
 
-int node_attach(char hello)
+/* contained: set where the server runs in a container of its own, which is started again when it ends. */
+static int attach(char hello, bool *contained)
 {
     struct fenka_node *state = NULL;
-    int directory = open_directory(&state);
+    int directory = open_directory(&state, contained);
     if (directory < 0)
         return ENOENT;
     struct node_welcome welcome;
@@ -186,11 +193,26 @@ int node_attach(char hello)
     return 0;
 }
 
+/* A container may start while the card server is being restarted: it waits for the server. */
+int node_attach(char hello)
+{
+    const struct timespec pause = {.tv_nsec = 50000000};
+    uint64_t until = node_now() + RESTARTED_WITHIN_S * 1000000000ULL;
+    bool contained = false;
+    int why = attach(hello, &contained);
+    while ((why == ECONNREFUSED || why == ECONNRESET) && contained && node_now() < until) {
+        nanosleep(&pause, NULL);
+        why = attach(hello, &contained);
+    }
+    return why;
+}
+
 /* A connection besides the process's own, which must stay silent. */
 static int call_again(void)
 {
+    bool contained;
     struct fenka_node *state = NULL;
-    int directory = open_directory(&state);
+    int directory = open_directory(&state, &contained);
     if (directory < 0)
         return -1;
     int fd = call_server(directory);

@@ -222,6 +222,15 @@ def test_pod_with_fenkas_gate_waits_for_its_turn(tmp_path: Path) -> None:
     assert [it["fits"] for it in answer["nodes"]] == [True]
 
 
+def test_pod_that_asks_in_two_dialects_is_told_so_once(tmp_path: Path) -> None:
+    """The whole screen says it in one place."""
+    both = waiting()
+    both["spec"]["containers"][0]["resources"]["limits"]["tencent.com/vcuda-core"] = "10"
+    screen = ask(Server(nodes=[sharing("a")], pods=[both]), tmp_path, "default/p")
+    assert screen.count("which do not go together") == 1
+    assert "What helps:\n  - it can never start as it is: it asks for aliyun.com/gpu-mem" in screen
+
+
 def test_gates(tmp_path: Path) -> None:
     """A gated pod is not the scheduler's."""
     gated = waiting(spec={"schedulingGates": [{"name": "team/quota"}]})

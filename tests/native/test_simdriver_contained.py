@@ -41,6 +41,8 @@ print(*codes, os.getpid(), flush=True)
 sys.stdin.read()
 """
 
+BEGINS = "print('begins', flush=True)\n"
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[SimulatedNode]:
@@ -101,6 +103,26 @@ def test_a_contained_program_is_on_the_node(
     assert held(outside) == {only_child(program.pid): HELD_MIB}
     program.communicate()
     assert held(outside) == {}
+
+
+def test_container_that_starts_while_the_card_server_restarts_waits_for_it(
+    node: SimulatedNode,
+) -> None:
+    """The server was killed and left its socket: the container's first call is answered once it is back."""
+    assert node._server
+    node._server.kill()
+    node._server.wait()
+    assert not node.running
+    program = in_container(node, sys.executable, "-SIc", BEGINS + PROGRAM, "/mnt/lib64")
+    assert program.stdout
+    assert program.stdout.readline() == "begins\n"
+    again = SimulatedNode(node.directory)
+    again.start()
+    try:
+        assert program.stdout.readline().startswith("0 0 0 0 0 0 ")
+        program.communicate()
+    finally:
+        again.stop()
 
 
 def test_a_killed_container_holds_nothing(node: SimulatedNode, outside: Driver) -> None:

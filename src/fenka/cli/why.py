@@ -141,8 +141,9 @@ def _state(pod: FullPod) -> str:
 def _asks(pod: FullPod) -> str:
     try:
         amounts, cards = pending.amounts(pod), gpushare.card_count(pod.metadata.labels)
-    except Unreadable as why:
-        return f"GPU memory that cannot be read ({why})"
+    except Unreadable:
+        # Why is among what helps.
+        return "cards in a way that cannot be read"
     if pod.whole and len(amounts) == 1:
         return f"{pod.whole} whole card{'s' if pod.whole > 1 else ''} ({gpushare.WHOLE})"
     if not amounts:

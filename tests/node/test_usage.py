@@ -286,21 +286,18 @@ def test_what_the_port_answers(unused_tcp_port: int) -> None:
 
     async def story() -> None:
         nonlocal ready
-        runner = await serve(Exporter("n1"), unused_tcp_port, lambda: ready)
 
         async def ask(path: str) -> tuple[int, str]:
             url = f"http://127.0.0.1:{unused_tcp_port}{path}"
             async with aiohttp.ClientSession() as session, session.get(url) as answer:
                 return answer.status, await answer.text()
 
-        try:
+        async with serve(Exporter("n1"), unused_tcp_port, lambda: ready):
             assert await ask("/healthz") == (200, "ok\n")
             assert (await ask("/readyz"))[0] == 503
             ready = True
             assert await ask("/readyz") == (200, "ok\n")
             assert 'fenka_node_offences_total{kind="over_limit"} 0.0' in (await ask("/metrics"))[1]
-        finally:
-            await runner.cleanup()
 
     play(story())
 

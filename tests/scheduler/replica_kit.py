@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from fenka.scheduler.listening import Listener, serving
+from fenka.kubernetes.listening import Listener, serving
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import PREFIX, Access, Server
 from tests.kubernetes.api_server import ApiServer, api_server, until

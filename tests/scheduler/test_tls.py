@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from fenka.kubernetes.listening import serving
 from fenka.scheduler.certificates import due
 from fenka.scheduler.credentials import BadCredentials, Credentials
-from fenka.scheduler.listening import serving
 from fenka.scheduler.main import url
 from fenka.scheduler.server import PREFIX, Access, Server
 from tests.kubernetes.api_server import ApiServer, api_server, until

@@ -309,11 +309,8 @@ async def _listening(exporter: Exporter, port: int | None, agent: Agent) -> Asyn
     if port is None:
         yield
         return
-    runner = await serve(exporter, port, lambda: agent.ready)
-    try:
+    async with serve(exporter, port, lambda: agent.ready):
         yield
-    finally:
-        await runner.cleanup()
 
 
 @contextlib.asynccontextmanager

@@ -1,5 +1,6 @@
 """Prometheus' view of the node: /metrics, /healthz and /readyz."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from aiohttp import web
@@ -10,6 +11,7 @@ from prometheus_client.registry import Collector
 from fenka.core.cards import Card
 from fenka.dialects import gpu_manager
 from fenka.dialects.gpu_manager import Metric as TheirMetric
+from fenka.kubernetes.listening import READERS, Listener, Rested, bound, serving
 from fenka.node.usage import MIB, Look, Use
 
 _CONTAINER = ("namespace", "pod", "container", "uuid", "index", "model", "node")
@@ -135,14 +137,17 @@ def _times(share: float | None, factor: float) -> float | None:
     return None if share is None else share * factor
 
 
-async def serve(exporter: Exporter, port: int, ready: Callable[[], bool]) -> web.AppRunner:
-    """Listen on all addresses; the result's `cleanup` ends it. Raises OSError."""
+def serve(
+    exporter: Exporter, port: int, ready: Callable[[], bool]
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """Listen on all addresses while the block runs. Raises OSError."""
     registry = CollectorRegistry()
     registry.register(exporter)
+    text = Rested(lambda: generate_latest(registry))
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(
-            body=generate_latest(registry),
+            body=text(),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
@@ -158,7 +163,4 @@ async def serve(exporter: Exporter, port: int, ready: Callable[[], bool]) -> web
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, None, port).start()
-    return runner
+    return serving(app, bound(None, port), Listener(most=READERS))

@@ -56,13 +56,12 @@ class Bodies:
             length = request.content_length
             # The size of a chunked body is known at its end: until then it grows.
             reserved = await self._reserve(0, length or 0)
-            parts: list[bytes] = []
-            size = 0
+            # Not a list of parts: those of a byte each would be large.
+            body = bytearray()
             async for part in request.content.iter_any():
-                parts.append(part)
-                size += len(part)
-                reserved = await self._reserve(reserved, size)
-            yield b"".join(parts)
+                body += part
+                reserved = await self._reserve(reserved, len(body))
+            yield bytes(body)
         finally:
             if reserved:
                 self._held -= reserved

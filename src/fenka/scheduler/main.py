@@ -3,18 +3,13 @@
 import asyncio
 import contextlib
 import signal
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from fenka.kubernetes.client import Api
-from fenka.scheduler.listening import Listener, serving
+from fenka.kubernetes.listening import READERS, Listener, bound, serving
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import KEEP_ALIVE_S, Access, Server
-
-READERS = 64
-"""Connections at a time of those who only read."""
-BACKLOG = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +38,17 @@ async def serve(place: Place, settings: Settings, access: Access) -> None:
         replica = Replica(api, settings)
         server = Server(replica, access)
         listener = Listener((lambda: credentials.server) if credentials else lambda: None)
-        listening = _listen(place.address, place.port)
+        listening = bound(place.address, place.port)
         await stack.enter_async_context(
             serving(server.app(), listening, listener, keep_alive_s=KEEP_ALIVE_S)
         )
         if place.read_port is not None:
-            # Few connections: an answer may be long, and each reader has it in memory.
-            readers, listening = Listener(most=READERS), _listen(place.address, place.read_port)
+            readers, listening = Listener(most=READERS), bound(place.address, place.read_port)
             await stack.enter_async_context(serving(server.readable(), listening, readers))
         if credentials is not None:
             renewing = asyncio.create_task(credentials.run())
             stack.callback(renewing.cancel)
         await _until(stop, replica)
-
-
-def _listen(address: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=BACKLOG)
 
 
 async def _until(stop: asyncio.Event, replica: Replica) -> None:

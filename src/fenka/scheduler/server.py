@@ -17,12 +17,12 @@ import msgspec
 from aiohttp import web
 
 from fenka import __version__
+from fenka.kubernetes.listening import LISTENER, Rested
 from fenka.scheduler import wire
 from fenka.scheduler.bodies import Bodies, BodyRefused, Bounds
 from fenka.scheduler.credentials import Credentials
 from fenka.scheduler.forward import FORWARDED, Forwarder, Unreachable
 from fenka.scheduler.inspect import inspect
-from fenka.scheduler.listening import LISTENER
 from fenka.scheduler.metrics import Metrics, State
 from fenka.scheduler.replica import Replica
 from fenka.scheduler.wire import NotUnderstood
@@ -32,9 +32,6 @@ log = logging.getLogger(__name__)
 PREFIX = "/gpushare-scheduler"
 KEEP_ALIVE_S = 600.0
 """Longer than kube-scheduler keeps a connection: whoever closes it first loses no request."""
-
-REST = 4
-"""A text that took so long to make is made again only after this many times as long, however many read it."""
 
 Verb = Callable[[bytes], Awaitable[Any]]
 
@@ -69,8 +66,8 @@ class Server:
         self._metrics = Metrics(state)
         self._forwarder = Forwarder(replica.election.identity, access.credentials)
         self._bodies = Bodies(access.bounds)
-        self._inspected = _Rested(lambda: _encoded(inspect(replica.world)))
-        self._counted = _Rested(self._metrics.text)
+        self._inspected = Rested(lambda: _encoded(inspect(replica.world)))
+        self._counted = Rested(self._metrics.text)
 
     def app(self) -> web.Application:
         """Return an application with all routes. With certificates nobody else reaches it."""
@@ -237,22 +234,6 @@ class Server:
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._counted(), content_type="text/plain", charset="utf-8")
-
-
-class _Rested:
-    """Makes a text when it is asked for, and then not again for REST times as long as that took."""
-
-    def __init__(self, make: Callable[[], bytes]) -> None:
-        self._make = make
-        self._made, self._until = b"", 0.0
-
-    def __call__(self) -> bytes:
-        begun = time.perf_counter()
-        if begun >= self._until:
-            self._made = self._make()
-            now = time.perf_counter()
-            self._until = now + REST * (now - begun)
-        return self._made
 
 
 def _encoded(answer: Any) -> bytes:

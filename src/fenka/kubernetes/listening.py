@@ -21,10 +21,15 @@ MOST = 256
 """Connections of a port."""
 MOST_GREETING = 64
 """Connections that have not ended their TLS handshake: nobody knows yet whose they are."""
+READERS = 64
+"""Connections of a port where things are only read: each may have a long answer in memory."""
+BACKLOG = 128
 GREETING_WITHIN_S = 5.0
 REQUEST_WITHIN_S = 10.0
 """From its first byte to its last; also how long a caller may leave an answer unread."""
 LOOK_S = 1.0
+REST = 4
+"""A text that took so long to make is made again only after this many times as long, however many read it."""
 COMPLAIN_S = 60.0
 """Between two lines of the log about connections that were refused."""
 
@@ -216,6 +221,33 @@ class Listener:
         if self._complained_at is None or now - self._complained_at >= COMPLAIN_S:
             self._complained_at = now
             log.warning("%s", sentence)
+
+
+class Rested:
+    """Makes a text when it is asked for, and then not again for REST times as long as that took."""
+
+    def __init__(self, make: Callable[[], bytes]) -> None:
+        self._make = make
+        self._made, self._until = b"", 0.0
+
+    def __call__(self) -> bytes:
+        """Return the text."""
+        begun = time.perf_counter()
+        if begun >= self._until:
+            self._made = self._make()
+            now = time.perf_counter()
+            self._until = now + REST * (now - begun)
+        return self._made
+
+
+def bound(address: str | None, port: int) -> socket.socket:
+    """Return a listening socket. address: None for all, of both families where there are two."""
+    if address is None:
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=BACKLOG)
 
 
 LISTENER: web.AppKey[Listener] = web.AppKey("listener", Listener)

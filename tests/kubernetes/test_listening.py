@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from fenka.scheduler.listening import REQUEST_WITHIN_S, Listener, serving
+from fenka.kubernetes.listening import REQUEST_WITHIN_S, Listener, serving
 from tests.kubernetes.api_server import until
 from tests.kubernetes.test_election import Clock
 

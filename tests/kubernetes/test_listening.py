@@ -153,3 +153,31 @@ def test_a_flood_of_connections_is_bounded_and_the_next_request_is_answered() ->
                 task.result()[1].close()
 
     served(run)
+
+
+def test_accepting_a_flood_leaves_turns_for_others() -> None:
+    """Connections in the backlog are accepted one at a time, between other work."""
+
+    async def go() -> None:
+        listening = socket.create_server(("127.0.0.1", 0), backlog=100)
+        clients = [socket.create_connection(listening.getsockname()) for _ in range(60)]
+        turns: list[int] = []
+
+        class Counting(Listener):
+            def _admit(self, connection: socket.socket) -> None:
+                turns.append(beats)
+                connection.close()
+
+        beats = 0
+        listener = Counting()
+        accepting = asyncio.create_task(listener.run(listening))
+        while len(turns) < len(clients):
+            beats += 1
+            await asyncio.sleep(0)
+        accepting.cancel()
+        await asyncio.gather(accepting, return_exceptions=True)
+        assert len({*turns}) == len(clients)
+        for it in clients:
+            it.close()
+
+    asyncio.run(go())

@@ -161,7 +161,7 @@ def test_silent_handshakes_do_not_lock_kube_scheduler_out(tmp_path: Path) -> Non
 
     async def run(server: ApiServer, one: Extender) -> None:
         host, port = one.url.removeprefix("https://").split(":")
-        silent = [await asyncio.open_connection(host, int(port)) for _ in range(150)]
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(300)]
         assert await one.bind(put_pod(server, "p", 4), "n") == ""
         # Those that came first were ended for those that came later.
         assert await silent[0][0].read() == b""

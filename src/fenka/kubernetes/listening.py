@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 MOST = 256
 """Connections of a port."""
-MOST_GREETING = 64
+MOST_GREETING = 128
 """Connections that have not ended their TLS handshake: nobody knows yet whose they are."""
 READERS = 64
 """Connections of a port where things are only read: each may have a long answer in memory."""
@@ -151,6 +151,8 @@ class Listener:
                     await asyncio.sleep(LOOK_S / 10)
                     continue
                 self._admit(connection)
+                # While others wait in the backlog, accepting does not: let those who are in have their turn.
+                await asyncio.sleep(0)
         finally:
             sweeping.cancel()
             listening.close()

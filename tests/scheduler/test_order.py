@@ -448,6 +448,19 @@ def test_namespace_that_has_used_the_card_is_behind_one_that_has_not() -> None:
     assert firsts(cluster) == ["later", "h10"]
 
 
+def test_cards_kept_for_pods_that_do_not_come_count_as_used() -> None:
+    """A line of pods whose volume is missing keeps the free card for 15 s, not for 15 s each."""
+    cluster = Cluster([node_json("n", T4_MIB)], Fairness())
+    cluster.set(*(heavy(number, said=UNSCHEDULABLE) for number in range(MANY)))
+    late = make("late", 14, 5, namespace="light")
+    cluster.set(late)
+    assert "reserved" in cluster.start(late)
+    cluster.now = PATIENCE_S
+    assert firsts(cluster) == ["late", "h1"]
+    assert cluster.start(late) == "n/0"
+    assert cluster.order.used() == pytest.approx({"heavy": PATIENCE_S})
+
+
 def test_use_is_rebuilt_from_the_pods_that_the_api_server_still_shows() -> None:
     """A replica that starts counts those that run since they started, and those that ended for as long."""
     ready = {"type": "Ready", "status": "False", "lastTransitionTime": stamp(400)}

@@ -114,6 +114,13 @@ class Uses:
         """Return whether the holder is counted now."""
         return holder in self._open
 
+    def charge(self, user: str, seconds: float, requested_at: float, now: float) -> None:
+        """Count card-seconds that were kept for a request of the user, which did not come for them."""
+        mine = self._users.setdefault(user, _User())
+        self._advance(mine, now)
+        mine.used_s += seconds
+        self._served(mine, requested_at, now)
+
     def past(self, user: str, held: int, now: float) -> Past:
         """Return what this user has had until now. held: placements that it has."""
         mine = self._users.get(user)

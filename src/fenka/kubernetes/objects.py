@@ -4,6 +4,7 @@ Unknown fields are passed over, so that newer servers are no trouble; nothing is
 """
 
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -339,6 +340,7 @@ class Status(Object):
     details: dict[str, Any] | None = None
 
 
+@lru_cache(maxsize=65_536)
 def seconds(moment: str) -> float | None:
     """Since 1970, of a time as Kubernetes writes it; None for what is none."""
     try:

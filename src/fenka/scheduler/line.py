@@ -234,7 +234,9 @@ class Line:
             if asked:
                 wanted[waiter.id] = waiter, asked
         past = pasts(users, self._uses, now)
-        order = keyed((it.waiting(now) for it, _ in wanted.values()), past, self._fairness, now)
+        order = keyed(
+            (next(iter(asked.values())) for _, asked in wanted.values()), past, self._fairness, now
+        )
         placed: dict[str, tuple[Placement, ...]] = {}
         standings: dict[str, list[Standing]] = {}
         room = set()

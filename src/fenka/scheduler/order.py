@@ -385,6 +385,10 @@ class Order:
                 continue
             lost = True
             del self._fits[waiter_id]
+            # Else pods that can never start would keep a card from everybody, one after another.
+            self._uses.charge(
+                place.waiter.namespace, place.placements, fits.since, place.requested_at, now
+            )
             if fits.asked:
                 # These nodes were not even named.
                 there = frozenset(it.node for it in place.placements)

@@ -7,6 +7,7 @@ shows, running and finished. The use of pods that are deleted by then is lost.
 from collections.abc import Iterable
 
 from fenka.core.fairness import Fairness, Uses, cards_of
+from fenka.core.requests import Placement
 from fenka.kubernetes.objects import Pod, seconds
 from fenka.kubernetes.world import World, asks, read_holding
 
@@ -48,6 +49,22 @@ class PodUses:
         if pod.finished or holding is None:
             self.uses.stop(uid, max(started, ended), now)
             self._ended.add(uid)
+
+    def charge(
+        self,
+        namespace: str,
+        placements: Iterable[Placement],
+        since: float,
+        requested_at: float,
+        now: float,
+    ) -> None:
+        """Count cards that were kept for a pod since then, and for nobody else, as used by its namespace."""
+        cards = 0.0
+        for it in placements:
+            share = self._world.share(it.node)
+            if share is not None:
+                cards += cards_of((it,), {card.index: card for card in share.node.cards})
+        self.uses.charge(namespace, cards * (now - since), requested_at, now)
 
     def forget(self, uid: str, now: float) -> None:
         """The pod is gone."""

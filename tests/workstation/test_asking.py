@@ -1,12 +1,13 @@
 """What a client asks for, as jobs."""
 
 import os
+from typing import Any
 
 import msgspec
 import pytest
 
 from fenka.core.requests import BadRequest
-from fenka.workstation.asking import Who, jobs
+from fenka.workstation.asking import NAME, Who, jobs, shortened
 from fenka.workstation.protocol import Ask
 
 OTHER = os.geteuid() + 4321
@@ -48,7 +49,9 @@ def test_members_of_a_gang() -> None:
     assert len({it.entry for it in made}) == 1
     assert {it.wanted for it in made} == {"gang of 2: 4"}
     for name in ("g", "g/1", made[0].id):
-        with pytest.raises(BadRequest, match=f"a job called {name} is already here"):
+        with pytest.raises(
+            BadRequest, match=f"a job called {name} is already here|'g/1' is no name"
+        ):
             jobs(msgspec.structs.replace(ASK, name=name), Who(os.getpid(), 7), 1024, made, 6.0)
     (later,) = jobs(ASK, Who(os.getpid(), 7), 1024, made, now=1.0)
     assert later.requested_at > 5.0, "although the clock was set back"
@@ -67,3 +70,38 @@ def test_values_are_checked_here_too(fields: dict[str, object], sentence: str) -
     """A client that does not check them gets nothing by that."""
     with pytest.raises(BadRequest, match=sentence):
         asked(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["\x1b]0;x\x07", "../x", "-x", "x" * 64, "a b", "a/0", "é", "x\n"])
+def test_names_that_are_none_are_refused_by_the_daemon(name: str) -> None:
+    """A client of somebody's own need not check them."""
+    with pytest.raises(BadRequest, match="is no name"):
+        asked(name=name)
+
+
+def test_job_without_a_name_gets_one_that_is() -> None:
+    """Whatever its program is called."""
+    for command in (["/x/my prog\x1b[2J"], ["../.."], ["é"], ["-"], ["x" * 300], []):
+        (name,) = asked(command=command)
+        assert NAME.fullmatch(name)
+
+
+def test_much_of_a_long_command_is_not_kept() -> None:
+    """It is there for people to recognise it; what is no text is replaced."""
+    ask = msgspec.structs.replace(ASK, command=["python", "-c", "x" * 9000, "y"])
+    short = shortened(ask)
+    assert short.command[:2] == ["python", "-c"]
+    assert len(short.command) == 3
+    assert len("".join(short.command)) < 2100
+    assert shortened(ASK) == ASK
+    odd = msgspec.structs.replace(ASK, command=["caf\udce9"], directory="/\udce9")
+    assert (shortened(odd).command, shortened(odd).directory) == (["caf?"], "/?")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"models": ["x"] * 65}, {"models": ["x" * 129]}, {"gpu_mem": "0" * 129}]
+)
+def test_long_requests_are_refused(fields: dict[str, Any]) -> None:
+    """What waits is kept in memory and on the disk."""
+    with pytest.raises(BadRequest, match="at most 64 models"):
+        asked(**fields)

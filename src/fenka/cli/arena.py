@@ -6,8 +6,6 @@ here: roles of GPU nodes, memory of nodes that count in MiB, `-m n`.
 
 from collections.abc import Sequence
 
-import msgspec
-
 from fenka.cli import tables
 from fenka.cli.rows import MODES, RESOURCES, Look, Mode, NodeRow, ProgramRow
 from fenka.core.cards import WHOLE_COMPUTE
@@ -56,10 +54,10 @@ def show(rows: Sequence[NodeRow], look: Look) -> None:
     )
     if look.output == "json":
         # As arena: four blanks, no newline at the end.
-        print(msgspec.json.format(msgspec.json.encode(document(rows)), indent=4).decode(), end="")
+        print(tables.json_text(document(rows), 4), end="")
     elif not tables.show(document(rows), look.output):
         lines = details(rows) if look.details else summary(rows, foot=not look.names)
-        print("\n".join(lines))
+        tables.put(lines)
 
 
 def summary(rows: Sequence[NodeRow], *, foot: bool = True) -> list[str]:

@@ -20,7 +20,9 @@ class Problem(Exception):
 
 def complain(sentence: str) -> None:
     """One line on stderr."""
-    sys.stderr.write(f"fenka: {sentence}\n")
+    from fenka.cli.tables import shown
+
+    sys.stderr.write(f"fenka: {shown(sentence)}\n")
     sys.stderr.flush()
 
 

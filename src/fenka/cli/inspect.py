@@ -80,7 +80,7 @@ def inspect(where: Where, node: str | None, *, details: bool, output: str = "tab
     if tables.show(nodes, output):
         return
     lines = details_screen(nodes) if details else summary_screen(nodes)
-    sys.stdout.write("\n".join([*lines, ""]))
+    sys.stdout.write("\n".join([*map(tables.shown, lines), ""]))
 
 
 def read_nodes(cluster: Cluster) -> list[NodeUnits]:
@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         inspect(where, given.node, details=given.details, output=given.output)
     except Problem as why:
         # Where gpushare's plugin says it, and as it begins.
-        print(f"Failed due to {why}")
+        tables.put([f"Failed due to {why}"])
         sys.exit(1)
     except BrokenPipeError:
         sys.stderr.close()

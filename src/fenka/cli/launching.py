@@ -3,8 +3,6 @@
 import contextlib
 import math
 import os
-import re
-import secrets
 import shutil
 import signal
 import socket
@@ -49,7 +47,7 @@ class Wanted:
     priority: int = 0
     limit_s: float | None = None
 
-    def ask(self, kind: str, command: list[str], how: "How") -> protocol.Ask:
+    def ask(self, kind: protocol.Kind, command: list[str], how: "How") -> protocol.Ask:
         """The request. Raises Problem for options that contradict each other, and BadRequest."""
         if self.gpu_core_mode and not self.gpu_core:
             raise Problem("--gpu-core-mode says what --gpu-core means: give both", BAD_INPUT)
@@ -68,11 +66,6 @@ class Wanted:
             )
         if how.timeout_s is not None and not math.isfinite(how.timeout_s):
             raise Problem("--timeout takes a number of seconds; leave it out to wait", BAD_INPUT)
-        if self.name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", self.name):
-            raise Problem(
-                f"{self.name!r} is no name: use letters, digits, dots, dashes and underscores, 63 at most",
-                BAD_INPUT,
-            )
         ask = protocol.Ask(
             command=command,
             gpu_mem=self.gpu_mem,
@@ -81,7 +74,7 @@ class Wanted:
             cards=self.gpus or self.cards,
             whole=bool(self.gpus),
             models=list(self.models),
-            name=self.name or f"{Path(command[0]).name[:56]}-{secrets.token_hex(2)}",
+            name=self.name or asking.name_for(command),
             kind=kind,
             wait=how.wait,
             directory=str(Path.cwd()),
@@ -269,7 +262,7 @@ def _detached(ask: protocol.Ask, how: How, job_dir: Path, extra: dict[str, str])
         for line in map(str.strip, reports):
             if line.startswith("waiting"):
                 # It may wait for hours; it will start by itself.
-                print(f"{ask.name}: {line}; it starts by itself")
+                print(f"{ask.name}: {tables.shown(line)}; it starts by itself")
                 sys.exit(0)
             if line.startswith(FAILED):
                 _, status = os.waitpid(child, 0)
@@ -316,20 +309,24 @@ def _found(command: list[str]) -> list[str]:
 def _job_dir(name: str) -> Path:
     """A fresh directory for a job's log and files; that of a job of this name that has ended goes.
 
-    Raises Problem if one of this name is still here: its log is being written.
+    Raises Problem if one of this name is still here: its log is being written. Raises UnsafeDirectory where
+    another user could put something else in its place.
     """
     if name in running_names():
         raise Problem(f"a job called {name} is already here: choose another --name", BAD_INPUT)
-    directory = paths.jobs_directory() / name
+    jobs = paths.jobs_directory()
+    jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = jobs / name
+    paths.check_above(directory)
     shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(mode=0o700, parents=True)
+    directory.mkdir(mode=0o700)
     return directory
 
 
 def _redirect(log: Path) -> None:
     descriptors = (
         os.open(os.devnull, os.O_RDONLY),
-        os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+        os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600),
     )
     os.dup2(descriptors[0], 0)
     os.dup2(descriptors[1], 1)

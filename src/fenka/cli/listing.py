@@ -31,7 +31,7 @@ def ps(output: str) -> None:
         ("NAME", "USER", "STATE", "GPU", "MEMORY", "CORE", "USED", "AGE", "COMMAND")
     ]
     rows += [_row(job) for job in world.jobs]
-    print("\n".join(tables.fit(rows)))
+    tables.put(tables.fit(rows))
 
 
 def _row(job: protocol.JobView) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def resize(name: str, gpu_mem: str, gpu_core: int | None, gpu_core_mode: Mode | 
         answer = connection.call(protocol.Resize(name, gpu_mem, gpu_core, gpu_core_mode))
     if not isinstance(answer, protocol.Done):
         raise Problem(protocol.refusal(answer))
-    print(f"{answer.text}: resized")
+    print(f"{tables.shown(answer.text)}: resized")
 
 
 def stop(names: list[str], grace_s: float) -> None:
@@ -119,7 +119,7 @@ def stop(names: list[str], grace_s: float) -> None:
         with Connection(paths.current()) as connection:
             answer = connection.call(protocol.Stop(name, grace_s))
         if isinstance(answer, protocol.Done):
-            print(f"{answer.text}: stopped")
+            print(f"{tables.shown(answer.text)}: stopped")
         else:
             failures.append(protocol.refusal(answer))
     if failures:

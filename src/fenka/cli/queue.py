@@ -17,7 +17,7 @@ def queue(where: Where, output: str) -> None:
     if not rows:
         print("nobody waits: what is asked for now starts at once, if it fits")
         return
-    print("\n".join(tables.fit(table(rows, time.time()))))
+    tables.put(tables.fit(table(rows, time.time())))
 
 
 def rows_of(where: Where) -> list[QueueRow]:

@@ -27,10 +27,10 @@ def node(where: Where, look: Look) -> None:
         return
     if tables.show(rows, look.output):
         return
-    print("\n".join(_screen(rows, look)))
+    tables.put(_screen(rows, look))
     for row in rows:
         if row.trouble:
-            print(f"{row.name}: {row.trouble}")
+            tables.put([f"{row.name}: {row.trouble}"])
 
 
 def _screen(rows: list[NodeRow], look: Look) -> list[str]:

@@ -86,7 +86,7 @@ def explain(where: Where, name: str, namespace: str, *, output: str) -> None:
 
     answer = cluster.ask(where, question)
     if not tables.show(answer, output):
-        print("\n".join(screen(answer)))
+        tables.put(screen(answer))
 
 
 async def _ask(api: Api, namespace: str, name: str) -> Answer:

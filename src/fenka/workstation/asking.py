@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -23,6 +24,18 @@ MOST_PRIORITY = 1_000_000
 """And the negative of it: what people can tell apart."""
 
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""Of a job: it is part of paths, and of what other users' commands print."""
+
+COMMAND_CHARACTERS = 2048
+"""As much of a command is recorded, for people to recognise it."""
+
+MOST_MODELS = 64
+PATH_CHARACTERS = 4096
+SHORT_CHARACTERS = 128
+"""Of a size, or a model's name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Who:
     """The process that asks and its user, from the kernel."""
@@ -33,6 +46,16 @@ class Who:
 
 def check(ask: protocol.Ask) -> None:
     """What can be said without a daemon, so that no client need send it. Raises BadRequest."""
+    if ask.name and not NAME.fullmatch(ask.name):
+        raise BadRequest(
+            f"{ask.name[:80]!r} is no name: use letters, digits, dots, dashes and underscores, 63 at most"
+        )
+    short = [ask.gpu_mem, *ask.models]
+    if len(ask.models) > MOST_MODELS or max(map(len, short)) > SHORT_CHARACTERS:
+        raise BadRequest(
+            f"a request has at most {MOST_MODELS} models, and sizes and models at most {SHORT_CHARACTERS} "
+            "characters"
+        )
     if ask.gang is not None and not 1 <= ask.gang <= MOST_MEMBERS:
         raise BadRequest(f"a gang has 1 to {MOST_MEMBERS} members, not {ask.gang}")
     if ask.limit_s is not None and not 0 < ask.limit_s < math.inf:
@@ -48,11 +71,38 @@ def check(ask: protocol.Ask) -> None:
         raise BadRequest(f"one lease has at most {most} cards, not {ask.cards}")
 
 
+def shortened(ask: protocol.Ask) -> protocol.Ask:
+    """The request with as much of its command and directory as others are shown, in characters that can be
+    written."""
+    words, left = list[str](), COMMAND_CHARACTERS
+    for word in map(_readable, ask.command):
+        if left < len(word):
+            words.append(word[: max(left, 0)] + "…")
+            break
+        words.append(word)
+        left -= len(word) + 1
+    return msgspec.structs.replace(
+        ask, command=words, directory=_readable(ask.directory)[:PATH_CHARACTERS]
+    )
+
+
+def name_for(command: list[str]) -> str:
+    """A name for a job whose user gives it none."""
+    program = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(command[0]).name).lstrip("._-")[:56]
+    return f"{program or 'job'}-{secrets.token_hex(2)}"
+
+
+def _readable(text: str) -> str:
+    """Names of files need not be text."""
+    return text.encode(errors="replace").decode()
+
+
 def jobs(
     ask: protocol.Ask, who: Who, unit_mib: int, here: Collection[Job], now: float
 ) -> list[Job]:
     """One job, or the members of a gang. here: all jobs there are. Raises BadSize, BadRequest."""
     check(ask)
+    ask = shortened(ask)
     if ask.priority > 0 and who.uid not in (0, os.geteuid()):
         raise BadRequest(
             f"a priority above 0 is for {user_name(os.geteuid())} to give, whose daemon this is: ask for "
@@ -77,13 +127,12 @@ def jobs(
 def _one(ask: protocol.Ask, who: Who, unit_mib: int) -> Job:
     memory = None if ask.whole else parse_memory(ask.gpu_mem, unit_mib)
     identity = secrets.token_hex(4)
-    program = Path(ask.command[0]).name if ask.command else ask.kind
     ticks = members.start_ticks(who.pid)
     if ticks is None:
         raise BadRequest("the process that asked is gone")
     return Job(
         id=identity,
-        name=ask.name or f"{program}-{identity[:4]}",
+        name=ask.name or name_for(ask.command or [ask.kind]),
         uid=who.uid,
         pid=who.pid,
         start_ticks=ticks,

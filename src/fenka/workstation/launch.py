@@ -14,7 +14,7 @@ from typing import NoReturn
 import msgspec
 
 from fenka.isolation import sandbox
-from fenka.workstation import protocol
+from fenka.workstation import asking, protocol
 from fenka.workstation.broker import GRANT_EXPIRES_S
 from fenka.workstation.client import Connection, NoDaemon, connect
 from fenka.workstation.paths import Runtime
@@ -79,7 +79,7 @@ def _await_grant(
 ) -> protocol.Granted | protocol.GangGranted:
     job, reason = ask.job, ""
     try:
-        connection.send(ask)
+        connection.send(asking.shortened(ask))
     except ConnectionError:
         raise _Interrupted(job) from None
     while True:

@@ -6,7 +6,7 @@ asks from the socket's peer credentials, never from a message.
 """
 
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -18,6 +18,7 @@ PROTOCOL = 3
 
 JobState = Literal["waiting", "starting", "running"]
 Isolation = Literal["namespace", "cooperative"]
+Kind = Literal["run", "notebook"]
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
@@ -54,7 +55,7 @@ class Ask(Message, tag="ask"):
     whole: bool = False
     models: list[str] = []
     name: str = ""
-    kind: str = "run"
+    kind: Kind = "run"
     wait: bool = True
     directory: str = ""
     isolation: Isolation = "namespace"
@@ -240,12 +241,21 @@ _hellos = msgspec.json.Decoder(Hello)
 
 def decode_request(line: bytes) -> ToDaemon:
     """What a client says. Raises msgspec.MsgspecError."""
-    return cast("ToDaemon", _requests.decode(line))
+    return cast("ToDaemon", _decoded(_requests, line))
 
 
 def decode_answer(line: bytes) -> FromDaemon:
     """What the daemon says. Raises msgspec.MsgspecError."""
-    return cast("FromDaemon", _answers.decode(line))
+    return cast("FromDaemon", _decoded(_answers, line))
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], line: bytes) -> object:
+    try:
+        return decoder.decode(line)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise msgspec.DecodeError("it is not UTF-8") from None
 
 
 def refusal(answer: FromDaemon) -> str:
@@ -260,7 +270,7 @@ class OtherVersion(Exception):
 def check_hello(line: bytes, socket: Path) -> Hello:
     """The other end's Hello. Raises OtherVersion."""
     try:
-        hello = _hellos.decode(line)
+        hello = cast("Hello", _decoded(_hellos, line))
     except msgspec.MsgspecError:
         raise OtherVersion(
             f"{socket} is not served by fenka: remove it, or name another directory "

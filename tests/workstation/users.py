@@ -54,8 +54,8 @@ class User:
         os.chown(path, self.uid, self.uid)
         return path
 
-    def serve(self, path: Path) -> socket.socket:
-        """A socket that listens at this path and belongs to this user; what comes is left in its queue."""
+    def serve(self, path: Path | str) -> socket.socket:
+        """A socket that listens at this path or name and is this user's; what comes is left in its queue."""
         server = socket.socket(socket.AF_UNIX)
         saved = os.geteuid(), os.getegid()
         os.setegid(self.uid)
@@ -66,7 +66,8 @@ class User:
         finally:
             os.seteuid(saved[0])
             os.setegid(saved[1])
-        path.chmod(0o777)
+        if isinstance(path, Path):
+            path.chmod(0o777)
         return server
 
 

@@ -7,7 +7,6 @@ made in the network of the machine's first process.
 import contextlib
 import ctypes
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -34,7 +33,7 @@ def hold_cards(cards: Iterable[Card], proc: Path = Path("/proc")) -> contextlib.
     return held
 
 
-def _lock(card: Card) -> socket.socket:
+def _lock(card: Card) -> contextlib.ExitStack:
     try:
         return own(card)
     except Owned as it:
@@ -50,9 +49,9 @@ def _named(owner: Owner | None) -> str:
     return f"process {owner.pid} of user {owner.uid}, fenka's daemon or another of its agents"
 
 
-def _in_network(network: Path, make: Callable[[], socket.socket]) -> socket.socket:
+def _in_network(network: Path, make: Callable[[], contextlib.ExitStack]) -> contextlib.ExitStack:
     """A socket stays in the network in which it was made; only one thread, which ends, goes there."""
-    made: list[socket.socket] = []
+    made: list[contextlib.ExitStack] = []
     failed: list[Exception] = []
 
     def work() -> None:

@@ -9,23 +9,27 @@ import contextlib
 import fcntl
 import os
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
 from fenka.core.ledger import Conflict
 from fenka.core.requests import BadRequest, Placement
 from fenka.dialects.sizes import BadSize
+from fenka.hardware import ownership
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.peers import peer, user_name
 from fenka.hardware.simulated import NodeError
 from fenka.isolation import namespaces, telling
-from fenka.workstation import asking, files, members, protocol, resizing
+from fenka.workstation import admission, asking, files, members, protocol, resizing
+from fenka.workstation.admission import Admission, TooMany
 from fenka.workstation.broker import (
     GRACE_S,
     GRANT_EXPIRES_S,
@@ -70,6 +74,31 @@ def take_runtime(runtime: Runtime) -> IO[str]:
     return lock
 
 
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    """One line. Raises MsgspecError where it is too long."""
+    try:
+        return await reader.readline()
+    except ValueError:
+        raise msgspec.DecodeError(f"a message has at most {admission.LINE_BYTES} bytes") from None
+
+
+def _log(sentence: str) -> None:
+    """One line in the daemon's log."""
+    print(f"fenka daemon: {sentence!s:.2000}".replace("\n", " "), file=sys.stderr, flush=True)
+
+
+def _log_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What asyncio would print as a traceback: no descriptor left for a connection, for instance."""
+    why = context.get("exception")
+    _log(f"{context['message']}: {_where(why)}" if why else context["message"])
+
+
+def _where(why: BaseException) -> str:
+    frames = traceback.extract_tb(why.__traceback__)
+    at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(why).__name__}: {why}{at}"
+
+
 class Client:
     """One connection: who is there, and the job it asks for."""
 
@@ -79,8 +108,13 @@ class Client:
         self.job: str | None = None
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue a message; a client that went away is noticed when its connection is read."""
-        self.writer.write(protocol.encode(message) + b"\n")
+        """Queue a message; a client that went away is noticed when its connection is read.
+
+        To one that does not read, its place in the queue is not told.
+        """
+        stuck = self.writer.transport.get_write_buffer_size() > 0
+        if not (stuck and isinstance(message, protocol.Waiting)):
+            self.writer.write(protocol.encode(message) + b"\n")
 
 
 class Daemon:
@@ -98,6 +132,11 @@ class Daemon:
         """By the entry that they ask for; a gang's members, each by its own job."""
         self._watches: dict[str, members.Watch] = {}
         """By job; for a gang, who started it, by entry."""
+        self._admission = Admission(
+            admission.raise_descriptor_limit(), frozenset({0, os.geteuid()})
+        )
+        self._taken: set[str] = set()
+        """Cards of ours that root's daemon owns now, by UUID."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
         self._teller = telling.Teller(self._samples, members.lease_of_process)
@@ -106,6 +145,7 @@ class Daemon:
     async def serve(self, ready: Callable[[], None]) -> None:
         """Until SIGTERM, SIGINT or a Shutdown. `ready` is called once clients can connect."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_log_failure)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopped.set)
         if self.library_dir is not None:
@@ -114,7 +154,9 @@ class Daemon:
         # We hold the lock, so a socket that is there is a dead daemon's.
         self.runtime.socket.unlink(missing_ok=True)
         former = os.umask(0o111 if self.runtime.system else 0o177)
-        server = await asyncio.start_unix_server(self._client, self.runtime.socket)
+        server = await asyncio.start_unix_server(
+            self._client, self.runtime.socket, limit=admission.LINE_BYTES, backlog=admission.BACKLOG
+        )
         os.umask(former)
         ready()
         work = (self._keep_looking(), self._keep_telling(), self._keep_judging())
@@ -171,23 +213,61 @@ class Daemon:
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = Client(writer)
+        client.send(protocol.Hello())
         try:
-            client.send(protocol.Hello())
-            protocol.check_hello(await reader.readline(), self.runtime.socket)
-            while line := await reader.readline():
-                await self._answer(client, protocol.decode_request(line))
-                await writer.drain()
+            self._admission.enter(client.uid)
+        except TooMany as why:
+            client.send(protocol.Failure(str(why)))
+            writer.close()
+            return
+        try:
+            await self._converse(client, reader)
         except protocol.OtherVersion:
             pass  # Our Hello lets the other end say so.
         except msgspec.MsgspecError as why:
             client.send(protocol.Failure(f"not understood: {why}"))
-        except (ConnectionError, ValueError):
-            pass  # It went away, or its line has no end.
+        except (ConnectionError, TimeoutError):
+            pass  # It went away, or keeps others waiting.
         except asyncio.CancelledError:
             pass  # We are going away; asyncio would print a traceback for it.
+        except Exception as why:  # What one client says must not reach another's, whatever it is.
+            _log(f"a request of {user_name(client.uid)} failed: {_where(why)}")
+            client.send(protocol.Failure("the fenka daemon failed to do it; its log says why"))
         finally:
+            self._admission.leave(client.uid)
             self._left(client)
+            if writer.transport.get_write_buffer_size() > 0:
+                loop = asyncio.get_running_loop()
+                loop.call_later(admission.READS_WITHIN_S, writer.transport.abort)
             writer.close()
+
+    async def _converse(self, client: Client, reader: asyncio.StreamReader) -> None:
+        """Until the client hangs up. Raises what ends the conversation otherwise."""
+        async with asyncio.timeout(admission.HELLO_WITHIN_S):
+            protocol.check_hello(await _read(reader), self.runtime.socket)
+        while line := await self._line(client, reader):
+            message = protocol.decode_request(line)
+            if isinstance(message, protocol.Stop):  # It takes as long as the programs take to end.
+                await self._answer(client, message)
+                await self._drain(client)
+                continue
+            async with self._admission.turn(client.uid):
+                await self._answer(client, message)
+                await self._drain(client)
+
+    async def _line(self, client: Client, reader: asyncio.StreamReader) -> bytes:
+        jobs = self.broker.of(client.job or "")
+        waits = any(job.state != "running" for job in jobs)
+        async with asyncio.timeout(None if waits else admission.IDLE_S):
+            return await _read(reader)
+
+    async def _drain(self, client: Client) -> None:
+        try:
+            async with asyncio.timeout(admission.READS_WITHIN_S):
+                await client.writer.drain()
+        except TimeoutError:
+            client.writer.transport.abort()
+            raise
 
     async def _answer(self, client: Client, message: protocol.ToDaemon) -> None:
         try:
@@ -215,7 +295,15 @@ class Daemon:
         """See which cards are there: no slice of one that is not. Raises NoDriver, NodeError."""
         here = self.hardware.readings()
         node = self.broker.node
-        cards = tuple(replace(card, healthy=card.uuid in here) for card in node.cards)
+        taken = {card.uuid for card in node.cards if ownership.taken(card)}
+        if taken > self._taken:
+            _log(
+                f"root's daemon has taken {len(taken)} of our cards: nothing more is given of them"
+            )
+        self._taken = taken
+        cards = tuple(
+            replace(card, healthy=card.uuid in here.keys() - taken) for card in node.cards
+        )
         self._carry_out(self.broker.renew(replace(node, cards=cards), time.time()), save=False)
         return here
 
@@ -223,6 +311,7 @@ class Daemon:
         """So that those who wait for a card get it when it comes back, and not when somebody asks."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
+            files.bound_log(self.runtime)
             with contextlib.suppress(NoDriver, NodeError):
                 self._look()
 
@@ -274,8 +363,9 @@ class Daemon:
         try:
             who = asking.Who(client.pid, client.uid)
             jobs = asking.jobs(ask, who, self.unit_mib, self.broker.jobs.values(), time.time())
-        except (BadSize, BadRequest) as why:
-            client.send(protocol.Refused(str(why), final=True))
+            self._admission.check_jobs(client.uid, len(jobs), self.broker.jobs.values())
+        except (BadSize, BadRequest, TooMany) as why:
+            client.send(protocol.Refused(str(why), final=not isinstance(why, TooMany)))
             return
         entry = client.job = jobs[0].entry
         self._clients[entry] = client

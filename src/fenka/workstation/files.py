@@ -1,6 +1,7 @@
 """The files of a workstation's daemon: what it remembers, and what a lease is made of."""
 
 import contextlib
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -19,6 +20,9 @@ from fenka.workstation.paths import Runtime
 
 SYSTEM_NATIVE = Path("/var/lib/fenka/workstation")
 """Where a system daemon keeps copies of them, in directories named by their content."""
+
+LOG_BYTES = 4 << 20
+"""Of a daemon in the background."""
 
 Loaded = TypeVar("Loaded")
 
@@ -57,6 +61,18 @@ def load_config(runtime: Runtime) -> Config | None:
 def save_config(runtime: Runtime, config: Config) -> None:
     """Remember how this daemon was started."""
     write_atomically(runtime.config, msgspec.json.encode(config))
+
+
+def bound_log(runtime: Runtime) -> None:
+    """Keep the end of a log that has become too long; what is appended meanwhile may be lost."""
+    with contextlib.suppress(FileNotFoundError), runtime.log.open("r+b") as log:
+        if os.fstat(log.fileno()).st_size <= LOG_BYTES:
+            return
+        log.seek(-LOG_BYTES // 4, os.SEEK_END)
+        kept = log.read().partition(b"\n")[2]
+        log.truncate(0)
+        log.seek(0)
+        log.write(kept)
 
 
 def load_jobs(runtime: Runtime) -> list[Job]:

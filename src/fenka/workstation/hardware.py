@@ -1,6 +1,7 @@
 """Of the cards of this machine one daemon owns each: what a daemon says to who asks for another's."""
 
 import contextlib
+import sys
 from collections.abc import Iterable
 
 from fenka.core.cards import Card
@@ -17,13 +18,22 @@ def lock_cards(cards: Iterable[Card]) -> contextlib.ExitStack:
     with contextlib.ExitStack() as held:
         for card in cards:
             try:
-                held.enter_context(own(card))
+                held.enter_context(own(card, lambda owner, card=card: _say(card, owner)))  # type: ignore[misc]
             except Owned as it:
                 raise CardTaken(
                     f"{it} is owned by {_named(it.owner)}: use that daemon, stop it with "
                     "`fenka daemon --stop`, or leave the card out with --only"
                 ) from None
         return held.pop_all()
+
+
+def _say(card: Card, owner: Owner) -> None:
+    print(
+        f"fenka daemon: card {card.index} is root's now; process {owner.pid} of {user_name(owner.uid)} had "
+        "claimed it: what that user's daemon has given of it stays in use until those programs end",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _named(owner: Owner | None) -> str:

@@ -1,0 +1,125 @@
+"""Whose a card is, where other users do what they can."""
+
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fenka.core.cards import Card
+from fenka.hardware import ownership
+from fenka.hardware.ownership import Owned, Owner, own, taken
+from tests.workstation.users import User, place, stranger, victim
+
+__all__ = ["place", "stranger", "victim"]
+
+
+@pytest.fixture(autouse=True)
+def roots_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where root locks, here below a temporary directory."""
+    monkeypatch.setattr(ownership, "PLACE", place / "cards")
+    return place / "cards"
+
+
+@pytest.fixture
+def card() -> Card:
+    """No other test has one of this name."""
+    return Card(0, f"GPU-{uuid.uuid4()}", "Tesla T4", 15079)
+
+
+@pytest.fixture
+def squatted(card: Card, stranger: User) -> Iterator[socket.socket]:
+    """A stranger has the card's name."""
+    with stranger.serve(f"\0fenka/card/{card.uuid}") as name:
+        yield name
+
+
+@pytest.mark.usefixtures("squatted")
+def test_name_held_by_an_ordinary_user_keeps_root_from_nothing(card: Card, stranger: User) -> None:
+    """Root takes the card and is told whose process had the name."""
+    told: list[Owner] = []
+    with own(card, told.append), pytest.raises(Owned):
+        own(card)
+    assert [it.uid for it in told] == [stranger.uid]
+
+
+def test_name_whose_holder_lets_nobody_in_keeps_nobody_waiting(
+    card: Card, squatted: socket.socket, victim: User
+) -> None:
+    """A queue of connections that is full is an answer, too."""
+    squatted.listen(0)
+    name = f"\0fenka/card/{card.uuid}"
+    with socket.socket(socket.AF_UNIX) as first:
+        first.connect(name)
+        assert victim.do(lambda: can_own(card)) is False
+        assert can_own(card) is True
+
+
+def test_card_of_roots_is_refused_to_ordinary_users(
+    card: Card, victim: User, roots_place: Path
+) -> None:
+    """By whose process, as long as it lives; what a killed one leaves counts for nothing."""
+    with own(card):
+        assert victim.do(lambda: can_own(card)) is False
+        assert victim.do(lambda: taken(card)) is True
+        assert victim.do(lambda: _can_open(roots_place / f"{card.uuid}.lock")) is False
+    assert list(roots_place.iterdir()) == []
+    roots_place.joinpath(f"{card.uuid}.lock").write_text("1")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(roots_place / card.uuid))
+    assert victim.do(lambda: taken(card)) is False
+    assert victim.do(lambda: can_own(card)) is True
+    assert can_own(card) is True
+
+
+def test_roots_programs_keep_each_other_out(card: Card) -> None:
+    """Also one that sees another /run."""
+    with own(card):
+        with pytest.raises(Owned) as refused:
+            own(card)
+        owner = refused.value.owner
+        assert owner
+        assert owner.uid == 0
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"\0fenka/card/{card.uuid}")
+        other.listen()
+        with pytest.raises(Owned) as refused:
+            own(card)
+    own(card).close()
+
+
+def test_ordinary_users_daemon_sees_that_root_took_its_card(card: Card, stranger: User) -> None:
+    """It held the card first; root's claim goes before."""
+    with stranger.serve(f"\0fenka/card/{card.uuid}"):
+        assert stranger.do(lambda: taken(card)) is False
+        with own(card):
+            assert stranger.do(lambda: taken(card)) is True
+            assert taken(card) is False
+        assert stranger.do(lambda: taken(card)) is False
+
+
+def test_place_of_a_stranger_is_not_roots(card: Card, stranger: User, roots_place: Path) -> None:
+    """Then the name alone decides."""
+    stranger.mkdir(roots_place)
+    with own(card):
+        assert list(roots_place.iterdir()) == []
+        with pytest.raises(Owned):
+            own(card)
+
+
+def can_own(card: Card) -> bool:
+    """Whether this process could."""
+    try:
+        own(card).close()
+    except Owned:
+        return False
+    return True
+
+
+def _can_open(path: Path) -> bool:
+    try:
+        path.open().close()
+    except PermissionError:
+        return False
+    return True

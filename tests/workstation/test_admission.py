@@ -1,0 +1,258 @@
+"""What one user may take of the daemon, and what it makes of messages that mean harm."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from fenka.core.cards import Card, Node
+from fenka.hardware.machine import Hardware
+from fenka.workstation import admission, files, protocol
+from fenka.workstation.admission import Admission, TooMany
+from fenka.workstation.broker import Broker
+from fenka.workstation.daemon import Client, Daemon
+from fenka.workstation.paths import Runtime
+from tests.workstation.users import place
+
+__all__ = ["place"]
+
+CARD = Card(0, "GPU-1", "Tesla T4", 15079)
+HELLO = protocol.encode(protocol.Hello()) + b"\n"
+CONFIRM = protocol.encode(protocol.Confirm()) + b"\n"
+SOMEBODY = 61000
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[], Awaitable[Streams]]
+
+
+@contextlib.asynccontextmanager
+async def serving(place: Path, bounds: Admission) -> AsyncIterator[Connect]:
+    """A daemon's conversations, with a card that is lost: what yields connections to it."""
+    driver = SimpleNamespace(simulated=False)
+    hardware = SimpleNamespace(driver=driver, readings=dict)
+    runtime = Runtime(place / "run")
+    runtime.create()
+    broker = Broker(Node("here", (CARD,)), "binpack")
+    daemon = Daemon(runtime, cast("Hardware", hardware), broker, 1024, place)
+    daemon._admission = bounds
+    server = await asyncio.start_unix_server(
+        daemon._client, runtime.socket, limit=admission.LINE_BYTES
+    )
+    async with server:
+        yield lambda: asyncio.open_unix_connection(str(runtime.socket))
+
+
+async def said(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """The next message."""
+    return cast("dict[str, Any]", msgspec.json.decode(await reader.readline()))
+
+
+async def greeted(connect: Connect, line: bytes = HELLO) -> Streams:
+    """A connection on which both have said Hello."""
+    reader, writer = await connect()
+    assert (await said(reader))["type"] == "hello"
+    writer.write(line)
+    return reader, writer
+
+
+def test_silent_connections_are_closed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that never say Hello, or only a part of it, and those that say nothing after it."""
+    monkeypatch.setattr(admission, "HELLO_WITHIN_S", 0.05)
+    monkeypatch.setattr(admission, "IDLE_S", 0.05)
+
+    async def story() -> None:
+        async with serving(place, Admission(1000, ())) as connect:
+            for words in (b"", HELLO[:5], HELLO, HELLO + CONFIRM[:5]):
+                reader, _ = await greeted(connect, words)
+                assert await reader.read() == b""
+
+    asyncio.run(story())
+
+
+def test_connection_that_waits_for_a_slice_is_kept(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing for as long as it waits, which may be days."""
+    monkeypatch.setattr(admission, "IDLE_S", 0.05)
+    ask = protocol.Ask(command=["x"], gpu_mem="14")
+
+    async def story() -> None:
+        async with serving(place, Admission(1000, ())) as connect:
+            waiting, writer = await greeted(connect)
+            writer.write(protocol.encode(ask) + b"\n")
+            assert (await said(waiting))["type"] == "waiting"
+            idle, _ = await greeted(connect)
+            assert await idle.read() == b""
+            writer.write(CONFIRM)
+            assert (await said(waiting))["type"] == "failure"
+
+    asyncio.run(story())
+
+
+def test_user_with_too_many_connections_is_told_so(place: Path) -> None:
+    """The next connections get a sentence; once one is closed there is room again."""
+    bounds = Admission(256 + 4 * 8, ())
+    uid = os.geteuid()
+
+    async def story() -> None:
+        async with serving(place, bounds) as connect:
+            first = await greeted(connect)
+            second = await greeted(connect)
+            refused, _ = await connect()
+            assert (await said(refused))["type"] == "hello"
+            assert "2 connections to the fenka daemon" in (await said(refused))["reason"]
+            assert await refused.read() == b""
+            for _, writer in (first, second):
+                writer.close()
+            await first[0].read()
+            await second[0].read()
+            while bounds._here[uid]:
+                await asyncio.sleep(0)
+            reader, writer = await greeted(connect)
+            writer.write(CONFIRM)
+            assert (await said(reader))["type"] == "failure"
+
+    asyncio.run(story())
+
+
+def test_users_together_leave_room_for_root() -> None:
+    """And the owner of the daemon is bound by the number of descriptors alone."""
+    bounds = Admission(256 + 4 * 8, {0, 1000})
+    for uid in (1, 2, 3):
+        bounds.enter(uid)
+        bounds.enter(uid)
+        with pytest.raises(TooMany, match="2 connections"):
+            bounds.enter(uid)
+    bounds.enter(1000)
+    bounds.enter(1000)
+    with pytest.raises(TooMany, match="no room for more"):
+        bounds.enter(4)
+    bounds.enter(0)
+    bounds.leave(3)
+    bounds.leave(3)
+    bounds.enter(4)
+
+
+def test_user_with_too_many_jobs_gets_no_more() -> None:
+    """Members of gangs count one by one; others' do not."""
+    here = [SimpleNamespace(uid=SOMEBODY)] * 500 + [SimpleNamespace(uid=7)] * 500
+    bounds = Admission(1000, {0})
+    bounds.check_jobs(SOMEBODY, 12, cast("Any", here))
+    bounds.check_jobs(0, 1000, cast("Any", here))
+    with pytest.raises(TooMany, match="500 jobs here, and 13 more are beyond the 512"):
+        bounds.check_jobs(SOMEBODY, 13, cast("Any", here))
+
+
+def test_requests_of_one_user_take_turns() -> None:
+    """While one of them is served, another user's is served too."""
+
+    async def story() -> None:
+        bounds, order, go = Admission(1000, ()), list[str](), asyncio.Event()
+
+        async def ask(uid: int, name: str) -> None:
+            async with bounds.turn(uid):
+                order.append(name)
+                if name == "first":
+                    await go.wait()
+
+        first = asyncio.create_task(ask(1, "first"))
+        second = asyncio.create_task(ask(1, "second"))
+        await asyncio.create_task(ask(2, "other"))
+        assert order == ["first", "other"]
+        go.set()
+        await asyncio.gather(first, second)
+        assert order == ["first", "other", "second"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b'{"type":"hello","protocol":3,"version":"x","new":' + b"[" * 20000 + b"\n",
+        b'{"type":"hello","new":' + b'{"a":' * 9000 + b"\n",
+        HELLO + b'{"type":"ask","command":[],"x":' + b"[" * 20000 + b"\n",
+        HELLO + b'{"type":"ask","command":["\xed\xa0\x80"]}\n',
+        HELLO + b"x" * (1 << 17) + b"\n",
+        b"x" * (1 << 17) + b"\n",
+        b"\xff" * 100 + b"\n",
+    ],
+    ids=["hello", "objects", "ask", "surrogate", "long", "long hello", "bytes"],
+)
+def test_hostile_line_ends_its_own_connection_alone(
+    place: Path, words: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No traceback: a log that anybody can write to would fill the disk."""
+
+    async def story() -> None:
+        async with serving(place, Admission(1000, ())) as connect:
+            reader, writer = await greeted(connect, words)
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+                rest = await reader.read()
+                assert not rest or msgspec.json.decode(rest)["type"] == "failure"
+            again, writer = await greeted(connect)
+            writer.write(CONFIRM)
+            assert (await said(again))["type"] == "failure"
+
+    asyncio.run(story())
+    assert capfd.readouterr().err == ""
+
+
+def test_unforeseen_failure_is_one_line(
+    place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what failed and where; the daemon goes on."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("two\nlines")
+
+    monkeypatch.setattr(Daemon, "_confirm", fail)
+
+    async def story() -> None:
+        async with serving(place, Admission(1000, ())) as connect:
+            for _ in range(2):
+                reader, writer = await greeted(connect)
+                writer.write(CONFIRM)
+                assert "failed to do it" in (await said(reader))["reason"]
+
+    asyncio.run(story())
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "ZeroDivisionError: two lines (test_admission.py:" in lines[0]
+
+
+def test_client_that_does_not_read_is_not_written_to() -> None:
+    """Its place in the queue changes all the time; only its grant is kept for it."""
+    written: list[bytes] = []
+    waiting = SimpleNamespace(get_write_buffer_size=lambda: 1)
+    client = Client.__new__(Client)
+    client.writer = cast("Any", SimpleNamespace(transport=waiting, write=written.append))
+    client.send(protocol.Waiting("1", "a", 1, 1, "full"))
+    client.send(protocol.Refused("stopped", final=True))
+    assert [msgspec.json.decode(line)["type"] for line in written] == ["refused"]
+
+
+def test_long_log_keeps_its_end(place: Path) -> None:
+    """It stays below its bound while others append to it."""
+    runtime = Runtime(place)
+    files.bound_log(runtime)
+    with runtime.log.open("ab") as log:
+        log.write(b"line of the beginning\n" * 10)
+        log.flush()
+        files.bound_log(runtime)
+        assert runtime.log.stat().st_size == 220
+        log.write(b"some line of the log\n" * (files.LOG_BYTES // 20))
+        log.flush()
+        files.bound_log(runtime)
+        log.write(b"the last\n")
+    lines = runtime.log.read_text().splitlines()
+    assert runtime.log.stat().st_size < files.LOG_BYTES // 3
+    assert {*lines[:-1]} == {"some line of the log"}
+    assert lines[-1] == "the last"

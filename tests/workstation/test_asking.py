@@ -17,7 +17,7 @@ ASK = Ask(command=["/usr/bin/python3", "x.py"], gpu_mem="4")
 def asked(uid: int = OTHER, **fields: object) -> list[str]:
     """The names of the jobs."""
     ask = msgspec.structs.replace(ASK, **fields)
-    return [it.name for it in jobs(ask, Who(os.getpid(), uid), 1024, [], 0)]
+    return [it.name for it in jobs(ask, Who(os.getpid(), uid, 1), 1024, [], 0)]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_who_may_give_which_priority(uid: int, priority: int, refused: bool) -> 
 def test_members_of_a_gang() -> None:
     """Jobs of their own, with one entry; their names tell the rank."""
     made = jobs(
-        msgspec.structs.replace(ASK, name="g", gang=2), Who(os.getpid(), 7), 1024, [], now=5.0
+        msgspec.structs.replace(ASK, name="g", gang=2), Who(os.getpid(), 7, 1), 1024, [], now=5.0
     )
     assert [(it.name, it.rank, it.title) for it in made] == [("g/0", 0, "g"), ("g/1", 1, "g")]
     assert len({it.id for it in made}) == 2
@@ -52,8 +52,8 @@ def test_members_of_a_gang() -> None:
         with pytest.raises(
             BadRequest, match=f"a job called {name} is already here|'g/1' is no name"
         ):
-            jobs(msgspec.structs.replace(ASK, name=name), Who(os.getpid(), 7), 1024, made, 6.0)
-    (later,) = jobs(ASK, Who(os.getpid(), 7), 1024, made, now=1.0)
+            jobs(msgspec.structs.replace(ASK, name=name), Who(os.getpid(), 7, 1), 1024, made, 6.0)
+    (later,) = jobs(ASK, Who(os.getpid(), 7, 1), 1024, made, now=1.0)
     assert later.requested_at > 5.0, "although the clock was set back"
 
 

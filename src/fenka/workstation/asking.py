@@ -14,7 +14,7 @@ from fenka.core.requests import BadRequest, Request
 from fenka.dialects.sizes import parse_memory
 from fenka.hardware.peers import user_name
 from fenka.isolation.layout import constant
-from fenka.workstation import members, protocol
+from fenka.workstation import protocol
 from fenka.workstation.broker import Gang, Job
 
 MOST_MEMBERS = 256
@@ -38,10 +38,11 @@ SHORT_CHARACTERS = 128
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """The process that asks and its user, from the kernel."""
+    """The process that asks, its user and its start, from the kernel."""
 
     pid: int
     uid: int
+    start_ticks: int
 
 
 def check(ask: protocol.Ask) -> None:
@@ -127,15 +128,12 @@ def jobs(
 def _one(ask: protocol.Ask, who: Who, unit_mib: int) -> Job:
     memory = None if ask.whole else parse_memory(ask.gpu_mem, unit_mib)
     identity = secrets.token_hex(4)
-    ticks = members.start_ticks(who.pid)
-    if ticks is None:
-        raise BadRequest("the process that asked is gone")
     return Job(
         id=identity,
         name=ask.name or name_for(ask.command or [ask.kind]),
         uid=who.uid,
         pid=who.pid,
-        start_ticks=ticks,
+        start_ticks=who.start_ticks,
         request=Request(
             memory=memory,
             # A weight is no promise: nothing is set aside for it.

@@ -25,10 +25,10 @@ from fenka.dialects.sizes import BadSize
 from fenka.hardware import ownership
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
-from fenka.hardware.peers import peer, user_name
+from fenka.hardware.peers import process, user_name
 from fenka.hardware.simulated import NodeError
 from fenka.isolation import namespaces, telling
-from fenka.workstation import admission, asking, files, members, protocol, resizing
+from fenka.workstation import admission, asking, files, members, protocol, resizing, signals
 from fenka.workstation.admission import Admission, TooMany
 from fenka.workstation.broker import (
     GRACE_S,
@@ -38,6 +38,7 @@ from fenka.workstation.broker import (
     Drop,
     Effect,
     End,
+    Gang,
     Job,
     Start,
     UnknownJob,
@@ -99,13 +100,36 @@ def _where(why: BaseException) -> str:
     return f"{type(why).__name__}: {why}{at}"
 
 
+def _belongs(pid: int, job: Job) -> bool:
+    """Whether the process that has this PID now is the one that asked, or in the lease."""
+    asked = pid == job.pid and members.start_ticks(pid) == job.start_ticks
+    return asked or members.lease_of_process(pid) == job.id
+
+
 class Client:
-    """One connection: who is there, and the job it asks for."""
+    """One connection: who is there, and the job it asks for. Raises OSError where that process is gone."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self.pid, self.uid, self.gid = peer(writer.get_extra_info("socket"))
+        self._process = process(writer.get_extra_info("socket"))
+        self.pid, self.uid = self._process.pid, self._process.uid
+        self.start_ticks = members.start_ticks(self.pid) or 0
+        """Of the process that connected, as long as :attr:`lives`."""
         self.writer = writer
         self.job: str | None = None
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process that connected is still there; others may have the connection from it."""
+        return self._process.lives() and self.start_ticks != 0
+
+    def is_process(self, pid: int, start_ticks: int) -> bool:
+        """Whether it is the process that is recorded so."""
+        return (self.pid, self.start_ticks) == (pid, start_ticks)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._process.close()
+        self.writer.close()
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue a message; a client that went away is noticed when its connection is read.
@@ -212,13 +236,17 @@ class Daemon:
                 self._expire_later()
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client = Client(writer)
+        try:
+            client = Client(writer)
+        except OSError:
+            writer.close()
+            return
         client.send(protocol.Hello())
         try:
             self._admission.enter(client.uid)
         except TooMany as why:
             client.send(protocol.Failure(str(why)))
-            writer.close()
+            client.close()
             return
         try:
             await self._converse(client, reader)
@@ -239,7 +267,7 @@ class Daemon:
             if writer.transport.get_write_buffer_size() > 0:
                 loop = asyncio.get_running_loop()
                 loop.call_later(admission.READS_WITHIN_S, writer.transport.abort)
-            writer.close()
+            client.close()
 
     async def _converse(self, client: Client, reader: asyncio.StreamReader) -> None:
         """Until the client hangs up. Raises what ends the conversation otherwise."""
@@ -349,6 +377,9 @@ class Daemon:
         )
 
     def _ask(self, client: Client, ask: protocol.Ask) -> None:
+        if not client.lives:
+            client.send(protocol.Refused("the process that connected is gone", final=True))
+            return
         known = self._asked_before(client, ask.job)
         if known:
             client.job = known.entry
@@ -361,7 +392,7 @@ class Daemon:
             return
         self._look()
         try:
-            who = asking.Who(client.pid, client.uid)
+            who = asking.Who(client.pid, client.uid, client.start_ticks)
             jobs = asking.jobs(ask, who, self.unit_mib, self.broker.jobs.values(), time.time())
             self._admission.check_jobs(client.uid, len(jobs), self.broker.jobs.values())
         except (BadSize, BadRequest, TooMany) as why:
@@ -376,8 +407,8 @@ class Daemon:
     def _asked_before(self, client: Client, job_id: str) -> Job | None:
         """The job of a process that asked a former daemon, and may not have heard its id."""
         for job in self.broker.jobs.values():
-            same = (job.uid, job.pid) == (client.uid, client.pid) and job_id in ("", job.entry)
-            if same and job.state != "running":
+            same = job.uid == client.uid and client.is_process(job.pid, job.start_ticks)
+            if same and job_id in ("", job.entry) and job.state != "running":
                 return job
         return None
 
@@ -386,24 +417,28 @@ class Daemon:
         job = self.broker.jobs.get(job_id)
         if job is None or job.gang is None or job.placement is None or job.uid != client.uid:
             return None
-        entitled = client.pid == job.pid or (
-            job.pid == job.gang.pid == members.parent(client.pid) and job.state == "starting"
+        gang = job.gang
+        entitled = client.is_process(job.pid, job.start_ticks) or (
+            job.pid == gang.pid == members.parent(client.pid)
+            and members.start_ticks(gang.pid) == gang.start_ticks
+            and job.state == "starting"
         )
         return job if entitled else None
 
     def _claim(self, client: Client, job: Job) -> None:
-        job.pid, job.start_ticks = client.pid, members.start_ticks(client.pid) or 0
+        job.pid, job.start_ticks = client.pid, client.start_ticks
         client.job = job.id
         self._clients[job.id] = client
-        self._follow(job.id, job.pid, lambda: self._gone(job.id))
+        self._follow(job.id, job, lambda: self._gone(job.id))
         self._save()
         client.send(self._granted(job))
 
     def _confirm(self, client: Client) -> None:
         job = self.broker.jobs.get(client.job or "")
         # Again, if the daemon before us recorded it and could not say so.
-        again = job is not None and job.state == "running" and job.pid == client.pid
-        if job and (again or self.broker.confirm(job.id, time.time())):
+        ours = job is not None and client.lives and client.is_process(job.pid, job.start_ticks)
+        again = job is not None and job.state == "running"
+        if job and ours and (again or self.broker.confirm(job.id, time.time())):
             self._save()
             client.send(protocol.Done())
         else:
@@ -445,7 +480,7 @@ class Daemon:
                 waiter.send(protocol.Refused("stopped while it waited", final=True))
             self._disband(job.entry)
         elif not await self._end(jobs, stop.grace_s):
-            left = ", ".join(map(str, self._processes(jobs)))
+            left = ", ".join(str(pid) for pid, _ in self._processes(jobs))
             client.send(
                 protocol.Failure(f"{job.title} does not end: processes {left} ignore SIGKILL")
             )
@@ -456,7 +491,8 @@ class Daemon:
         """SIGTERM to all, SIGKILL to those that are left after the grace; whether that ended them."""
         for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_TAKES_S)):
             deadline = time.monotonic() + patience_s
-            members.signal_all(self._processes(jobs), number)
+            for pid, job in self._processes(jobs):
+                signals.send(pid, number, job.uid, lambda pid, job=job: _belongs(pid, job))  # type: ignore[misc]
             while self._here(jobs) and time.monotonic() < deadline:
                 await asyncio.sleep(0.02)
         return not self._here(jobs)
@@ -464,13 +500,14 @@ class Daemon:
     def _here(self, jobs: Sequence[Job]) -> list[Job]:
         return [job for job in jobs if job.id in self.broker.jobs]
 
-    def _processes(self, jobs: Sequence[Job]) -> list[int]:
-        holders, found = members.holders(), set[int]()
-        for job in self._here(jobs):
-            found.update(holders.get(job.id, []))
-            if members.start_ticks(job.pid) == job.start_ticks:
-                found.add(job.pid)
-        return sorted(found)
+    def _processes(self, jobs: Sequence[Job]) -> list[tuple[int, Job]]:
+        holders = members.holders()
+        return [
+            (pid, job)
+            for job in self._here(jobs)
+            for pid in sorted({job.pid, *holders.get(job.id, [])})
+            if _belongs(pid, job)
+        ]
 
     def _resize(self, client: Client, wanted: protocol.Resize) -> protocol.Done | protocol.Failure:
         try:
@@ -573,19 +610,20 @@ class Daemon:
         """Those of one entry, and who is to end with them."""
         for job in jobs:
             if not job.gang or job.pid != job.gang.pid:
-                self._follow(job.id, job.pid, lambda job=job: self._gone(job.id))  # type: ignore[misc]
+                self._follow(job.id, job, lambda job=job: self._gone(job.id))  # type: ignore[misc]
         gang, entry = (jobs[0].gang, jobs[0].entry) if jobs else (None, "")
         if gang and members.start_ticks(gang.pid) == gang.start_ticks:
-            self._follow(entry, gang.pid, lambda: self._disband(entry))
+            self._follow(entry, gang, lambda: self._disband(entry))
         elif gang:
             self._disband(entry)
 
-    def _follow(self, name: str, pid: int, on_end: Callable[[], None]) -> None:
+    def _follow(self, name: str, who: Job | Gang, on_end: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         if name in self._watches:
             self._watches.pop(name).close()
-        watch = members.Watch(name, pid, on_end, loop.add_reader, loop.remove_reader)
-        self._watches[name] = watch
+        self._watches[name] = members.Watch(
+            name, who.pid, who.start_ticks, on_end, loop.add_reader, loop.remove_reader
+        )
 
     def _end_later(self, job: Job) -> None:
         """When its time is over, whatever it does."""

@@ -72,19 +72,11 @@ def _namespace(pid: str) -> str:
     return os.readlink(f"/proc/{pid}/ns/mnt")
 
 
-def signal_all(pids: Iterable[int], number: int) -> None:
-    """Send a signal to processes some of which may be gone already."""
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue
-
-
 class Watch:
     """Calls back once when no process of a lease is left.
 
-    holder: the process that asked; it counts from the grant on, before it has entered the lease.
+    holder, ticks: the process that asked and its start. It counts from the grant on, before it has entered
+    the lease; another that has its PID now does not.
     on_end: called at most once.
     add_reader, remove_reader: an event loop's, which tell when a pidfd becomes readable.
     """
@@ -93,6 +85,7 @@ class Watch:
         self,
         lease: str,
         holder: int,
+        ticks: int,
         on_end: Callable[[], None],
         add_reader: Callable[[int, Callable[[], None]], object],
         remove_reader: Callable[[int], object],
@@ -100,7 +93,11 @@ class Watch:
         self._lease, self._on_end = lease, on_end
         self._add_reader, self._remove_reader = add_reader, remove_reader
         self._watched: dict[int, int] = {}
-        if not self._follow([holder]):
+        followed = self._follow([holder])
+        if followed and start_ticks(holder) != ticks:
+            self.close()
+            followed = False
+        if not followed:
             self._rescan()
 
     def close(self) -> None:

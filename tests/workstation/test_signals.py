@@ -1,0 +1,162 @@
+"""Whom the daemon's rights reach, when PIDs are used again and connections are passed on."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fenka.hardware.peers import process
+from fenka.workstation import signals
+from fenka.workstation.members import Watch, start_ticks
+from tests.workstation.users import User, place, stranger, victim
+
+__all__ = ["place", "stranger", "victim"]
+
+
+@pytest.fixture
+def ours() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this user."""
+    with subprocess.Popen(["sleep", "1000"]) as sleeper:
+        yield sleeper
+        sleeper.kill()
+
+
+@pytest.fixture
+def theirs(victim: User) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of an ordinary user."""
+    with subprocess.Popen(["sleep", "1000"], user=victim.uid) as sleeper:
+        yield sleeper
+        sleeper.kill()
+
+
+def next_pid_is(pid: int) -> bool:
+    """Have the next process get this PID."""
+    try:
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+    except OSError:
+        return False
+    return True
+
+
+def test_peer_is_who_connected_even_when_its_pid_is_anothers() -> None:
+    """The connection outlives the process that made it, held by a child; a later process has its PID."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("")
+        server.listen()
+        child = os.fork()
+        if child == 0:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(server.getsockname())
+                keeper = os.fork()
+                if keeper == 0:
+                    os.read(client.fileno(), 1)
+                os._exit(0)
+        os.waitpid(child, 0)
+        connection, _ = server.accept()
+        with connection:
+            for _ in range(20):  # Others may be given the number that was asked for.
+                again = None
+                if next_pid_is(child):
+                    again = subprocess.Popen(["sleep", "1000"])
+                    if again.pid == child:
+                        break
+                    again.kill()
+                    again.wait()
+            try:
+                found = process(connection)
+            except ProcessLookupError:
+                return
+            finally:
+                reused = again is not None and again.pid == child
+                if again:
+                    again.kill()
+                    again.wait()
+            assert not found.lives(), f"the PID was used again: {reused}"
+            found.close()
+
+
+def test_peer_that_became_another_program_is_the_same_process(place: Path) -> None:
+    """An exec changes nothing of who connected."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place / "socket"))
+        server.listen()
+        code = (
+            "import os, socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+            "os.set_inheritable(s.fileno(), True); os.execv('/bin/cat', ['cat'])"
+        )
+        words = [sys.executable, "-c", code, str(place / "socket")]
+        with subprocess.Popen(words, stdin=subprocess.PIPE) as client:
+            connection, _ = server.accept()
+            with connection:
+                found = process(connection)
+                assert (found.pid, found.uid) == (client.pid, os.geteuid())
+                assert found.lives()
+                assert client.stdin
+                client.stdin.close()
+                client.wait()
+                assert not found.lives()
+                found.close()
+
+
+def test_signal_reaches_a_process_of_the_job(theirs: subprocess.Popen[bytes], victim: User) -> None:
+    """That of its user."""
+    signals.send(theirs.pid, signal.SIGKILL, victim.uid, lambda _: True)
+    assert theirs.wait() == -signal.SIGKILL
+
+
+def test_signal_of_roots_job_reaches_any_users_process(theirs: subprocess.Popen[bytes]) -> None:
+    """A service of root's may have given up its rights."""
+    signals.send(theirs.pid, signal.SIGKILL, 0, lambda _: True)
+    assert theirs.wait() == -signal.SIGKILL
+
+
+def test_signal_for_one_user_reaches_no_other(
+    theirs: subprocess.Popen[bytes], ours: subprocess.Popen[bytes], stranger: User
+) -> None:
+    """Neither root's processes nor a neighbour's, whatever led to them."""
+    for sleeper in (theirs, ours):
+        signals.send(sleeper.pid, signal.SIGKILL, stranger.uid, lambda _: True)
+    for sleeper in (theirs, ours):
+        sleeper.terminate()
+        assert sleeper.wait() == -signal.SIGTERM
+
+
+def test_signal_reaches_nothing_when_the_process_ends_meanwhile(
+    ours: subprocess.Popen[bytes],
+) -> None:
+    """What has the PID by then may look like the job's: the descriptor is the old process's."""
+
+    def ends_and_looks_right(_: int) -> bool:
+        ours.kill()
+        ours.wait()
+        return True
+
+    signals.send(ours.pid, signal.SIGKILL, os.geteuid(), ends_and_looks_right)
+    signals.send(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: True)
+
+
+def test_signal_reaches_nothing_that_is_not_the_jobs(ours: subprocess.Popen[bytes]) -> None:
+    """Its PID alone is no reason."""
+    signals.send(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: False)
+    ours.terminate()
+    assert ours.wait() == -signal.SIGTERM
+
+
+def test_lease_is_not_held_by_what_has_the_pid_of_its_process(
+    ours: subprocess.Popen[bytes],
+) -> None:
+    """A daemon that is started again compares the start that was recorded."""
+    ticks = start_ticks(ours.pid)
+    assert ticks
+    ended: list[int] = []
+    for recorded in (ticks, ticks - 1):
+        watch = Watch(
+            "none", ours.pid, recorded, lambda: ended.append(1), lambda *_: None, lambda _: None
+        )
+        assert bool(ended) is (recorded != ticks)
+        watch.close()

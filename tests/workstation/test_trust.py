@@ -9,6 +9,7 @@ import pytest
 
 from fenka.workstation import client, paths
 from fenka.workstation.client import Connection, NoDaemon
+from fenka.workstation.daemon import take_runtime
 from fenka.workstation.paths import Runtime, UnsafeDirectory
 from tests.workstation.users import User, place, stranger, victim, was_connected_to
 
@@ -163,3 +164,16 @@ def test_log_is_no_link(place: Path) -> None:
     with pytest.raises(OSError, match=r"daemon\.log"):
         client.start_daemon(Runtime(place / "run"), [])
     assert (place / "target").read_bytes() == b""
+
+
+def test_lock_of_the_system_daemon_is_roots_alone(nobody_named: Path, victim: User) -> None:
+    """Whoever may read a file may lock it, and the next daemon would find one running."""
+    with take_runtime(Runtime(nobody_named)), pytest.raises(PermissionError):
+        victim.do(lambda: (nobody_named / "daemon.lock").open().close())
+    with take_runtime(Runtime(nobody_named)):
+        assert {it.name for it in nobody_named.iterdir()} == {
+            "account",
+            "daemon.lock",
+            "lease",
+            "leases",
+        }

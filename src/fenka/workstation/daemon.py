@@ -61,7 +61,9 @@ class AlreadyRunning(Exception):
 def take_runtime(runtime: Runtime) -> IO[str]:
     """Lock the runtime directory for this process. Raises AlreadyRunning, UnsafeDirectory."""
     runtime.create()
-    lock = runtime.lock.open("a+")
+    # Who may read a file may lock it, and would keep the next daemon out.
+    lock = open(runtime.lock, "a+", opener=lambda path, flags: os.open(path, flags, 0o600))  # noqa: SIM115
+    os.fchmod(lock.fileno(), 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

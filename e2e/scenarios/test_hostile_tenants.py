@@ -1,1 +1,236 @@
 """A tenant with the role `edit` in one namespace: with the admission policies, and without."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster import ClusterError, wait_until
+from e2e.scenarios.kit import MEMORY, World, deployment
+from e2e.scenarios.lease_kit import CAP, cap, installed_with, pod
+
+TENANT = "tenant"
+AS = (
+    f"--as=system:serviceaccount:{TENANT}:mallory",
+    "--as-group=system:serviceaccounts",
+    f"--as-group=system:serviceaccounts:{TENANT}",
+    "--as-group=system:authenticated",
+)
+RIGHTS = f"""
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: mallory}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: mallory}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit}}
+subjects: [{{kind: ServiceAccount, name: mallory, namespace: {TENANT}}}]
+---
+apiVersion: v1
+kind: ResourceQuota
+metadata: {{name: units}}
+spec: {{hard: {{requests.{MEMORY}: 17}}}}
+"""
+UNIT, CARD = 1077, 15079
+NODE_OF_PAIR = "sd-cluster-05"
+
+
+class Mallory:
+    """What the tenant does."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """With its own rights."""
+        return self.world.cluster.kubectl(*AS, "-n", TENANT, *arguments, stdin=stdin)
+
+    def create(self, manifest: str) -> None:
+        """An object of its namespace."""
+        self.kubectl("create", "-f", "-", stdin=manifest)
+
+    def annotate(self, name: str, **annotations: str) -> None:
+        """Its own pod."""
+        patch = {"metadata": {"annotations": annotations}}
+        self.kubectl("patch", "pod", name, "--type=merge", "-p", json.dumps(patch))
+
+    def cap(self, name: str) -> int:
+        """MiB that a program in its pod sees."""
+        return int(self.kubectl("exec", name, "-c", "x", "--", "python3", "-c", CAP))
+
+    def uid(self, name: str) -> str:
+        """Of its pod."""
+        return str(self.world.cluster.get("pod", name, TENANT)["metadata"]["uid"])
+
+
+@pytest.fixture
+def mallory(world: World) -> Iterator[Mallory]:
+    """A namespace of the tenant's own."""
+    world.cluster.kubectl("create", "namespace", TENANT)
+    world.cluster.apply(RIGHTS, TENANT)
+    yield Mallory(world)
+    world.cluster.kubectl("delete", "namespace", TENANT, "--wait=true", timeout=120)
+
+
+def with_annotations(manifest: str, **annotations: str) -> str:
+    """The pod with a record of its own."""
+    body = json.loads(manifest)
+    body["metadata"]["annotations"] = annotations
+    return json.dumps(body)
+
+
+def record(card: int, units: int) -> dict[str, str]:
+    """gpushare's, as if fenka had written it."""
+    return {
+        "ALIYUN_COM_GPU_MEM_IDX": str(card),
+        "ALIYUN_COM_GPU_MEM_ASSIGNED": "true",
+        "scheduler.framework.gpushare.allocation": json.dumps({"0": {str(card): units}}),
+    }
+
+
+def resized(uid: str, uuid: str) -> dict[str, str]:
+    """All of a card for a pod that says it holds a unit."""
+
+    def piece(mib: int) -> list[dict[str, Any]]:
+        return [{"card": 0, "uuid": uuid, "memoryMiB": mib, "compute": 0}]
+
+    said = {"version": 1, "pod": uid, "holds": piece(UNIT), "containers": {"x": piece(CARD)}}
+    return {"fenka.io/resized": json.dumps({**said, "wish": ""})}
+
+
+def held(world: World, node: str) -> list[int]:
+    """MiB of each card, by the node's own report."""
+    notes = world.cluster.get("node", node)["metadata"]["annotations"]
+    report = json.loads(notes["fenka.io/leases"])
+    total: dict[int, int] = {}
+    for slices in report["pods"].values():
+        for _, card, mib, _ in slices:
+            total[card] = total.get(card, 0) + mib
+    return [total.get(card, 0) for card in range(2)]
+
+
+RECORDS = {
+    **record(0, 14),
+    "fenka.io/cards": "{}",
+    "fenka.io/whole-cards": '{"x":[0]}',
+    "fenka.io/resized": "{}",
+    "fenka.io/resize-refused": "x",
+    "tencent.com/predicate-gpu-idx-0": "0",
+    "gpushare.alibabacloud.com/core-percentage": "{}",
+}
+
+
+def test_with_the_policies_a_tenant_writes_no_record_and_names_no_node(
+    world: World, mallory: Mallory
+) -> None:
+    """Not in a new pod, not on one that is there, not in a template; all else is as always."""
+    for key, value in RECORDS.items():
+        with pytest.raises(ClusterError, match=f"annotation {key} is written by fenka alone"):
+            mallory.create(with_annotations(pod("a", "x=1:"), **{key: value}))
+    with pytest.raises(ClusterError, match=r"spec\.nodeName is set and the pod asks for a GPU"):
+        mallory.create(pod("a", "x=1:", nodeName=NODE_OF_PAIR))
+    with pytest.raises(ClusterError, match=r"spec\.nodeName is set and the pod asks for a GPU"):
+        mallory.create(pod("a", "init-x=1:\ny=0:", nodeName=NODE_OF_PAIR))
+    mallory.create(pod("a", "x=1:", schedulingGates=[{"name": "tenant/gate"}]))
+    for key, value in RECORDS.items():
+        with pytest.raises(ClusterError, match="is written by fenka alone"):
+            mallory.annotate("a", **{key: value})
+    mallory.annotate("a", **{"fenka.io/resize": "gpu-mem=2", "mine": "x"})
+    body = yaml.safe_load(deployment("copied", MEMORY, 1))
+    body["spec"]["template"]["metadata"]["annotations"] = record(0, 1)
+    mallory.create(json.dumps(body))
+
+    def told() -> bool:
+        sets = world.cluster.list("replicasets", TENANT, selector="app=copied")
+        return any(
+            "is written by fenka alone" in line
+            for it in sets
+            for line in world.cluster.events(it["metadata"]["name"], TENANT)
+        )
+
+    wait_until("the ReplicaSet's event", told, 60)
+
+
+def test_without_the_policies_lies_give_nothing_and_block_nobody(
+    world: World, pair: str, mallory: Mallory
+) -> None:
+    """The second defence, by itself: victims get the card that is free, and see their memory."""
+    with installed_with(world, "admission.enabled=false"):
+        world.wait_for_allocatable(pair, MEMORY, 28)
+        # A resize that never was, written before the first start.
+        mallory.create(pod("liar", "x=1:", schedulingGates=[{"name": "tenant/gate"}]))
+        inventory = world.cluster.get("node", pair)["metadata"]["annotations"]["fenka.io/cards"]
+        uuid = json.loads(inventory)["cards"][0]["uuid"]
+        mallory.annotate("liar", **resized(mallory.uid("liar"), uuid))
+        gates = world.cluster.get("pod", "liar", TENANT)["spec"]["schedulingGates"]
+        at = [it["name"] for it in gates].index("tenant/gate")
+        removal = json.dumps([{"op": "remove", "path": f"/spec/schedulingGates/{at}"}])
+        mallory.kubectl("patch", "pod", "liar", "--type=json", "-p", removal)
+        world.cluster.wait_for_pod("liar", TENANT)
+        assert mallory.cap("liar") == UNIT
+        # While it runs it says that it holds everything, then nothing that can be read.
+        for lie in (
+            {"scheduler.framework.gpushare.allocation": '{"0":{"0":14,"1":14}}'},
+            {"scheduler.framework.gpushare.allocation": '{"0":{"99":1}}'},
+            {"scheduler.framework.gpushare.allocation": "nonsense"},
+            {"fenka.io/cards": '{"0":"GPU-of-another"}', **record(1, 1)},
+        ):
+            mallory.annotate("liar", **lie)
+        # A pod past the scheduler, with a record for all of a card, and one of two dialects.
+        bold = with_annotations(pod("bold", "x=1:", nodeName=pair), **record(1, 14))
+        mallory.create(bold)
+        # It says that it is on the other card than it is.
+        mallory.create(pod("wide", "x=7:"))
+        world.cluster.wait_for_pod("wide", TENANT)
+        assert held(world, pair) == [UNIT + 7539, 0]
+        mallory.annotate("wide", **record(1, 7))
+        world.cluster.apply(pod("large", "x=13:"))
+        world.cluster.wait_for_pod("large")
+        world.cluster.apply(pod("small", "x=5:"))
+        world.cluster.wait_for_pod("small")
+        assert cap(world, "large", "x") == CARD * 13 // 14
+        assert cap(world, "small", "x") == CARD * 5 // 14
+        assert all(mib <= CARD for mib in held(world, pair))
+        assert mallory.cap("liar") == UNIT
+        used = world.cluster.get("resourcequota", "units", TENANT)["status"]["used"]
+        assert used[f"requests.{MEMORY}"] == "9"
+
+
+def test_a_pod_that_its_node_refuses_is_moved(world: World, pair: str, mallory: Mallory) -> None:
+    """After a minute: evicted where a controller makes another; `fenka why` of both says so."""
+    with installed_with(world, "admission.enabled=false"):
+        world.wait_for_allocatable(pair, MEMORY, 28)
+        world.cluster.apply(pod("there", "x=8:"))
+        world.cluster.wait_for_pod("there")
+        mallory.create(with_annotations(pod("alone", "x=8:", nodeName=pair), **record(0, 8)))
+        body = yaml.safe_load(deployment("again", MEMORY, 8))
+        template = body["spec"]["template"]
+        template["metadata"]["annotations"] = record(0, 8)
+        template["spec"]["nodeName"] = pair
+        mallory.create(json.dumps(body))
+
+        def names() -> set[str]:
+            found = world.cluster.list("pods", TENANT, selector="app=again")
+            return {str(it["metadata"]["name"]) for it in found}
+
+        wait_until("the Deployment's pod", lambda: bool(names()), 30)
+        first = names()
+        wait_until("another pod in its place", lambda: not first & names(), 120)
+        assert "FenkaMoved" in world.cluster.kubectl(
+            "-n", TENANT, "get", "events", "-o", "jsonpath={.items[*].reason}"
+        )
+
+        def stuck() -> bool:
+            return any(
+                "no controller would make another" in it
+                for it in world.cluster.events("alone", TENANT)
+            )
+
+        wait_until("the lone pod's event", stuck, 30)
+        assert "its node has refused it for more than a minute" in world.fenka(
+            "why", f"{TENANT}/alone"
+        )
+        assert f"{TENANT}/alone was placed on the same card" in world.fenka("why", "default/there")

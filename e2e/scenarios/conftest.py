@@ -15,6 +15,7 @@ RELEASE = "fenka"
 VALUES = """
 image: {repository: localhost/fenka, tag: e2e, pullPolicy: Never}
 node: {metrics: {enabled: true}}
+admission: {extraUsers: [former-plugin]}
 simulatedCards:
 - {nodeSelector: {fenka.io/simulated: t4}, spec: T4}
 - {nodeSelector: {fenka.io/simulated: pair}, spec: T4*2}

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from e2e.cluster import wait_until
+from e2e.cluster import ClusterError, wait_until
 from e2e.scenarios.kit import MEMORY, World, deployment
 from e2e.scenarios.lease_kit import CAP, CHEAT, agent, cap, pod, quoted
 
@@ -22,8 +22,12 @@ def test_several_containers_and_init_containers(world: World) -> None:
 
 
 def test_nobody_starts_who_was_not_placed(world: World, node: str) -> None:
-    """A node chosen by hand: the sentence is in the pod's event."""
-    world.cluster.apply(pod("by-hand", "x=2:", nodeName=node))
+    """A node chosen by hand: the API server says so, and where it does not, the pod's event."""
+    by_hand = pod("by-hand", "x=2:", nodeName=node)
+    with pytest.raises(ClusterError, match="use nodeSelector or node affinity instead"):
+        world.cluster.apply(by_hand)
+    former = ("--as=former-plugin", "--as-group=system:masters")
+    world.cluster.kubectl(*former, "create", "-f", "-", stdin=by_hand)
     world.wait_for_event("by-hand", "not placed by fenka's scheduler extender")
 
 

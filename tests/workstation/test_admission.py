@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from fenka.core.cards import Card, Node
+from fenka.hardware import ownership
 from fenka.hardware.machine import Hardware
 from fenka.workstation import admission, files, protocol
 from fenka.workstation.admission import Admission, TooMany
@@ -256,3 +257,21 @@ def test_long_log_keeps_its_end(place: Path) -> None:
     assert runtime.log.stat().st_size < files.LOG_BYTES // 3
     assert {*lines[:-1]} == {"some line of the log"}
     assert lines[-1] == "the last"
+
+
+def test_daemon_gives_nothing_more_of_a_card_that_root_took(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Until root's daemon has gone; it says so once."""
+    hardware = SimpleNamespace(
+        driver=SimpleNamespace(simulated=False), readings=lambda: {CARD.uuid: None}
+    )
+    broker = Broker(Node("here", (CARD,)), "binpack")
+    daemon = Daemon(Runtime(place), cast("Hardware", hardware), broker, 1024, place)
+    healthy = []
+    for took in (False, True, True, False):
+        monkeypatch.setattr(ownership, "taken", lambda _, took=took: took)
+        daemon._look()
+        healthy.append(broker.node.cards[0].healthy)
+    assert healthy == [True, False, False, True]
+    assert len(capfd.readouterr().err.splitlines()) == 1

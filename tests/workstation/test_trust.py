@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fenka.workstation import client, paths
+from fenka.cli import cluster, doctor, launching
+from fenka.workstation import client, launch, paths, protocol
 from fenka.workstation.client import Connection, NoDaemon
 from fenka.workstation.daemon import take_runtime
 from fenka.workstation.paths import Runtime, UnsafeDirectory
@@ -177,3 +179,67 @@ def test_lock_of_the_system_daemon_is_roots_alone(nobody_named: Path, victim: Us
             "lease",
             "leases",
         }
+
+
+def test_request_waits_while_the_system_daemon_is_away(
+    nobody_named: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ordinary user's, until root has started it again; without --wait it is refused at once."""
+    monkeypatch.setattr(Runtime, "foreign", property(lambda _: True))
+    nobody_named.mkdir()
+    runtime, told = Runtime(nobody_named), list[str]()
+    ask = protocol.Ask(command=["x"], gpu_mem="1")
+
+    def start_daemon(text: str) -> None:
+        told.append(text)
+        server = User(0).serve(runtime.socket)
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with server, connection, connection.makefile("rb") as lines:
+                for words in (protocol.Hello(), protocol.Refused("it was heard", final=False)):
+                    lines.readline()
+                    connection.sendall(protocol.encode(words) + b"\n")
+
+        threading.Thread(target=answer).start()
+
+    def acquire(wanted: protocol.Ask) -> None:
+        launch.acquire(
+            runtime, wanted, timeout_s=None, on_wait=lambda _: None, announce=start_daemon
+        )
+
+    with pytest.raises(NoDaemon, match="only root can start this machine's"):
+        acquire(protocol.Ask(command=["x"], gpu_mem="1", wait=False))
+    assert told == []
+    with pytest.raises(launch.NotGranted, match="it was heard"):
+        acquire(ask)
+    assert len(told) == 1
+    assert "waiting until root has started it" in told[0]
+
+
+def test_logs_of_jobs_are_not_written_where_a_stranger_can_change_it(
+    nobody_named: Path, place: Path, victim: User, stranger: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there is removed before a job of that name starts: it may be a link to anything."""
+    stranger.mkdir(place / "theirs")
+    monkeypatch.setenv("XDG_STATE_HOME", str(place / "theirs"))
+    victim.mkdir(place / "theirs" / "fenka" / "jobs")
+    with pytest.raises(UnsafeDirectory, match="theirs belongs to user"):
+        victim.do(lambda: launching._job_dir("night"))
+    victim.mkdir(place / "mine")
+    monkeypatch.setenv("XDG_STATE_HOME", str(place / "mine"))
+    made = victim.do(lambda: launching._job_dir("night"))
+    assert made == place / "mine" / "fenka" / "jobs" / "night"
+    assert not nobody_named.exists()
+
+
+@pytest.mark.usefixtures("nobody_named")
+def test_strangers_directory_hides_no_cluster_and_is_named_by_doctor(
+    victim: User, stranger: User
+) -> None:
+    """The cluster's screens need no daemon here."""
+    with default_directory_of(victim, stranger):
+        assert victim.do(lambda: cluster.local(cluster.Where())) is None
+        (check,) = victim.do(doctor._daemon)
+        assert check.status == "wrong"
+        assert f"belongs to user {stranger.uid}" in check.detail

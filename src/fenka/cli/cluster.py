@@ -19,6 +19,7 @@ from fenka.kubernetes.objects import ConfigMap, Node, Pod
 from fenka.kubernetes.world import World
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import NoDaemon
+from fenka.workstation.paths import UnsafeDirectory
 
 T = TypeVar("T")
 
@@ -58,14 +59,17 @@ class Cluster:
 
 
 def local(where: Where) -> protocol.Snapshot | None:
-    """This machine's world; None where the cluster is to be shown. Raises NoDaemon, OtherVersion."""
+    """This machine's world; None where the cluster is to be shown.
+
+    Raises NoDaemon, UnsafeDirectory, OtherVersion.
+    """
     from fenka.cli.listing import current
 
     if where.of_cluster:
         return None
     try:
         return current()
-    except NoDaemon:
+    except (NoDaemon, UnsafeDirectory):
         if where.local:
             raise
         return None

@@ -14,6 +14,7 @@ from fenka.hardware.nvml import Driver, NoDriver
 from fenka.isolation import sandbox
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import NoDaemon
+from fenka.workstation.paths import UnsafeDirectory
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -48,14 +49,15 @@ def _daemon() -> list[Check]:
     runtime = paths.current()
     try:
         world = current()
-    except NoDaemon:
+    except NoDaemon as why:
+        by_itself = f"none runs at {runtime.socket}; commands start it by themselves"
         return [
-            Check(
-                "daemon", "note", f"none runs at {runtime.socket}; commands start it by themselves"
-            ),
+            Check("daemon", "wrong", str(why))
+            if runtime.foreign
+            else Check("daemon", "note", by_itself),
             *_cards_without_daemon(),
         ]
-    except protocol.OtherVersion as why:
+    except (protocol.OtherVersion, UnsafeDirectory) as why:
         return [Check("daemon", "wrong", str(why))]
     unit = "GiB" if world.unit_mib == UNITS_MIB["GiB"] else f"{world.unit_mib} MiB"
     return [

@@ -157,6 +157,69 @@ def test_a_small_request_does_not_overtake(broker: Broker) -> None:
     assert kinds(broker.gone("a", 3)) == [("Drop", "a"), ("Start", "b"), ("Start", "c")]
 
 
+def test_a_slice_that_is_still_in_use_is_kept_and_waiters_are_told(broker: Broker) -> None:
+    """A job without processes keeps its slice while it is held; then it is released as ever."""
+    broker.ask([job("a", 14, limit_s=60)], 0)
+    broker.confirm("a", 0)
+    broker.ask([job("b", 14, at=1)], 1)
+    (told,) = broker.gone("a", 2, "process 7 uses card 0 outside of its lease")
+    reason = "0/1 GPUs fit: 1 too little memory; a has ended, but process 7 uses card 0 outside of its lease"
+    assert told == Wait(broker.jobs["b"], 1, 1, reason)
+    assert (broker.jobs["a"].state, broker.reason(broker.jobs["b"])) == ("held", reason)
+    assert broker.gone("a", 3, "process 7 uses card 0 outside of its lease") == []
+    assert broker.resume("b") == [told]
+    *_, denied = broker.ask([job("c", 1, at=3)], 3, wait=False)
+    assert isinstance(denied, Deny)
+    assert "process 7" in denied.reason
+    assert broker.expire(1000) == []
+    assert kinds(broker.gone("a", 4)) == [("Drop", "a"), ("Start", "b")]
+
+
+def test_nobody_counts_on_the_end_of_a_slice_that_is_held(broker: Broker) -> None:
+    """Its time limit says nothing any more about when it is free."""
+    broker.ask([job("a", 14, limit_s=60)], 0)
+    broker.confirm("a", 0)
+    broker.ask([job("b", 14, at=1)], 1)
+    standing = broker.standing(broker.jobs["b"])
+    assert standing
+    assert standing.reservation
+    assert standing.reservation.starts_by == 60 + GRACE_S
+    broker.gone("a", 2, "it is in use")
+    standing = broker.standing(broker.jobs["b"])
+    assert standing
+    assert standing.reservation is None or standing.reservation.starts_by is None
+
+
+def test_what_was_never_confirmed_or_waits_is_not_held(broker: Broker) -> None:
+    """Only programs that ran can have left something."""
+    broker.ask([job("a", 14)], 0)
+    broker.ask([job("b", 14, at=1)], 1)
+    assert kinds(broker.gone("a", 2, "in use")) == [("Drop", "a"), ("Start", "b")]
+
+
+def test_a_held_member_neither_ends_nor_starts_with_its_gang(broker: Broker) -> None:
+    """Disbanding a gang ends those that run and leaves the slice that is in use."""
+    broker.ask(gang("g", 2, job("g", 4)), 0)
+    for rank in range(2):
+        broker.confirm(f"g/{rank}", 0)
+    broker.gone("g/0", 1, "in use")
+    assert kinds(broker.disband("g", 2)) == [("End", "g/1")]
+    assert kinds(broker.gone("g/1", 3)) == [("Drop", "g/1")]
+    assert [it.name for it in broker.named("g")] == ["g/0"]
+    assert kinds(broker.gone("g/0", 4)) == [("Drop", "g/0")]
+
+
+def test_a_restarted_daemon_goes_on_holding(broker: Broker) -> None:
+    """What was held is held, and nobody gets it."""
+    broker.ask([job("a", 14)], 0)
+    broker.confirm("a", 0)
+    broker.gone("a", 1, "in use")
+    after = Broker(broker.node, broker.policy)
+    assert after.restore(list(broker.jobs.values()), 2) == []
+    assert kinds(after.ask([job("b", 14)], 3)) == [("Wait", "b")]
+    assert kinds(after.gone("a", 4)) == [("Drop", "a"), ("Start", "b")]
+
+
 def test_an_unconfirmed_grant_expires(broker: Broker) -> None:
     """A client that never enters its lease does not keep it; the next one gets it."""
     broker.ask([job("a", 14)], 0)

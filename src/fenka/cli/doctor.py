@@ -68,8 +68,9 @@ def _daemon() -> list[Check]:
             f"policy {world.policy}, unit {unit}",
         ),
         _driver(world.driver, world.cuda, simulated=world.simulated, library_dir=world.library_dir),
-        *(_card(card, world.unit_mib) for card in world.cards),
+        *(_card(card, world) for card in world.cards),
         _leases(world),
+        *_offences(world),
     ]
 
 
@@ -95,8 +96,8 @@ def _driver(version: str, cuda: str, *, simulated: bool, library_dir: str = "") 
     return Check("driver", "note", f"simulated {version}, CUDA {cuda}{hint if library_dir else ''}")
 
 
-def _card(card: protocol.CardView, unit_mib: int) -> Check:
-    units = card_units(card.memory_mib, unit_mib)
+def _card(card: protocol.CardView, world: protocol.Snapshot) -> Check:
+    units = card_units(card.memory_mib, world.unit_mib)
     context = "unknown" if card.context_mib is None else f"{card.context_mib} MiB"
     detail = (
         f"{card.model}, {card.memory_mib} MiB = {units} units, {card.leased_mib} MiB leased, "
@@ -104,11 +105,39 @@ def _card(card: protocol.CardView, unit_mib: int) -> Check:
     )
     if not card.healthy:
         return Check(f"card {card.index}", "wrong", f"{detail}; the driver has lost it")
+    outside = [_outside(it) for it in world.outside if it.card == card.index]
+    if outside:
+        why = (
+            f"outside of any lease it is used by {', '.join(outside)}: start such programs with `fenka run`, "
+            "or leave a part of the card unleased for them"
+        )
+        return Check(f"card {card.index}", "note", f"{detail}; {why}")
     if card.used_mib is not None and card.used_mib > card.leased_mib:
         over = card.used_mib - card.leased_mib
-        why = f"programs outside any lease hold {over} MiB or more"
+        why = f"{over} MiB or more are in use outside of any lease, by no process that the driver names"
         return Check(f"card {card.index}", "note", f"{detail}; {why}")
     return Check(f"card {card.index}", "ok", detail)
+
+
+def _outside(process: protocol.ProcessView) -> str:
+    used = "" if process.used_mib is None else f", {process.used_mib} MiB"
+    return f"process {process.pid} of {process.user} ({process.program}{used})"
+
+
+def _offences(world: protocol.Snapshot) -> list[Check]:
+    return [
+        Check(
+            "limit",
+            "wrong",
+            f"{job.name} of {job.user} {offence}: end it with `fenka stop {job.name}`",
+        )
+        for job in world.jobs
+        for offence in job.offences
+    ] + [
+        Check("slice", "note", f"{job.name} of {job.user} has ended, but {job.reason}")
+        for job in world.jobs
+        if job.state == "held"
+    ]
 
 
 def _leases(world: protocol.Snapshot) -> Check:

@@ -23,7 +23,10 @@ def current() -> protocol.Snapshot:
 
 
 def ps(output: str) -> None:
-    """Leases first, then those that wait, in their order."""
+    """Print leases first, then requests that wait, in their order.
+
+    An exclamation mark behind USED marks a job that exceeds its limits; a line below the table says how.
+    """
     world = current()
     if tables.show(world.jobs, output):
         return
@@ -32,6 +35,13 @@ def ps(output: str) -> None:
     ]
     rows += [_row(job) for job in world.jobs]
     tables.put(tables.fit(rows))
+    tables.put(
+        [
+            f"! {job.name} {offence}; `fenka stop {job.name}` ends it"
+            for job in world.jobs
+            for offence in job.offences
+        ]
+    )
 
 
 def _row(job: protocol.JobView) -> tuple[str, ...]:
@@ -44,9 +54,9 @@ def _row(job: protocol.JobView) -> tuple[str, ...]:
         ",".join(str(piece.card) for piece in job.slices) or "-",
         "+".join(f"{piece.memory_mib}MiB" for piece in job.slices) or job.wanted,
         _core(job),
-        f"{sum(used)}MiB" if used else "-",
+        (f"{sum(used)}MiB" if used else "-") + ("!" if job.offences else ""),
         age(time.time() - (job.started_at or job.requested_at)),
-        job.reason if job.state == "waiting" else _what(job),
+        job.reason if job.state in ("waiting", "held") else _what(job),
     )
 
 

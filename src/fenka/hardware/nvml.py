@@ -55,6 +55,8 @@ class GpuProcess:
     pid: int
     """As the driver sees it, which is the host's number and not a container's."""
     used_mib: int | None
+    graphics: bool = False
+    """Whether it only draws, as a desktop does."""
 
 
 @dataclass(slots=True)
@@ -200,14 +202,14 @@ class Driver:
         found: dict[tuple[int, int], GpuProcess] = {}
         for index, handle in _handles():
             uuid = pynvml.nvmlDeviceGetUUID(handle)
-            for ask in (
-                pynvml.nvmlDeviceGetComputeRunningProcesses,
-                pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+            for ask, graphics in (
+                (pynvml.nvmlDeviceGetGraphicsRunningProcesses, True),
+                (pynvml.nvmlDeviceGetComputeRunningProcesses, False),
             ):
                 for process in _or_none(ask, handle) or ():
                     used = process.usedGpuMemory
                     found[index, process.pid] = GpuProcess(
-                        uuid, process.pid, None if used is None else used // _MIB
+                        uuid, process.pid, None if used is None else used // _MIB, graphics
                     )
         return tuple(found[key] for key in sorted(found))
 

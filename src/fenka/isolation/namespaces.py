@@ -19,7 +19,7 @@ from pathlib import Path
 from fenka.isolation import account
 from fenka.isolation.layout import constant
 
-__all__ = ["PERIOD_S", "Judge", "living"]
+__all__ = ["PERIOD_S", "Judge", "living", "sees_everybody"]
 
 PERIOD_S = 0.1
 """Between rounds. Programs wait for an answer for a little over half a second."""
@@ -32,6 +32,11 @@ REST = 9
 
 _FIRST = 0xEFFFFFFC
 """Inode of the machine's first PID namespace, whose processes see all others."""
+
+
+def sees_everybody() -> bool:
+    """Return whether this process is in the machine's first PID namespace."""
+    return _own() == _FIRST
 
 
 def living(proc: Path = Path("/proc")) -> set[int] | None:
@@ -144,7 +149,7 @@ class Judge:
 
     def _visible(self, inode: int) -> bool:
         """Whether a process of this namespace would be seen."""
-        return self._own == _FIRST or inode in self._below
+        return sees_everybody() or inode in self._below
 
 
 class _Words:

@@ -131,6 +131,11 @@ class Teller:
         if page:
             page.close()
 
+    def busy_ns(self, lease: str, uuid: str) -> int:
+        """Return what a lease has had of a card's time so far, where a lease on that card is limited."""
+        page = self._pages.get(lease)
+        return page.busy_ns.get(uuid, 0) if page else 0
+
     def close(self) -> None:
         """Forget all."""
         for lease in list(self._pages):

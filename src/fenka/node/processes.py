@@ -1,7 +1,9 @@
 """Whose a process is, by the one thing that a container cannot change: its cgroup."""
 
+import contextlib
 import os
 import re
+import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -65,3 +67,17 @@ def _dead(process: Path) -> bool:
         return (process / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (OSError, IndexError):
         return True
+
+
+def kill(pid: int, pod: str, proc: Path = Path("/proc")) -> bool:
+    """End a process if it is still one of this pod; whether it was sent the signal."""
+    with contextlib.suppress(OSError):
+        # The number may be another process's by now: hold it, then look again.
+        descriptor = os.pidfd_open(pid)
+        try:
+            if place_of(pid, proc)[0] == pod:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                return True
+        finally:
+            os.close(descriptor)
+    return False

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from fenka.core.cards import Card
 from fenka.hardware.nvml import DriverLost, GpuProcess, Reading
-from fenka.isolation import account
-from fenka.node import cheating, processes
+from fenka.isolation import account, cheating
+from fenka.isolation.sandbox import SHIM
+from fenka.node import processes
 from fenka.node.leases import Leases
 from fenka.node.store import Token
 
@@ -185,9 +186,12 @@ class Usage:
             assert token.lease is not None
             if token.lease.limits_mib:  # its node does not isolate
                 continue
+            try:
+                shim = (Path(token.lease.library) / SHIM.name).stat().st_ino
+            except OSError:
+                continue
             for pid in sorted({it.pid for it in owned.get(token.name, ())}):
-                library = Path(token.lease.library)
-                if cheating.has_shim(pid, library, self._proc) is False:
+                if cheating.has_shim(pid, shim, self._proc) is False:
                     found.append(Unshimmed(token, pid))
         return found
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fenka.hardware.nvml import DriverLost, Events
 from fenka.kubernetes.client import NoCluster, Refused
-from fenka.node import cheating
+from fenka.node import processes
 from fenka.node.agent import Agent
 from fenka.node.cards import APPLICATION_XIDS, LOST_XID, NOTES_XIDS
 from fenka.node.metrics import Exporter
@@ -109,7 +109,7 @@ class Watcher:
         if lease is None:
             return
         self._exporter.offences["unshimmed"] += 1
-        ended = self._kill and cheating.kill(pid, lease.uid)
+        ended = self._kill and processes.kill(pid, lease.uid)
         self._agent.cluster.pod_event(
             lease.uid,
             "FenkaUnlimited",

@@ -1,11 +1,12 @@
 """The lifecycle of a job: events in, effects out. No socket, clock, file or process in here.
 
     ask ──> waiting ──> starting ──> running ──> (gone)
-               │            │           │
+               │            │           │  └──> held ──> (gone)
                └────────────┴───────────┴──> gone at any time: stopped, died, or its grant expired
 
 `waiting` is in the queue; `starting` holds its slice, assumed, until the client confirms that it has
-entered the lease or the assumption expires; `running` holds it until the last process ends. The daemon
+entered the lease or the assumption expires; `running` holds it until the last process ends. `held` keeps
+the slice of a job without processes while its memory is still in use outside of every lease. The daemon
 feeds events in, writes `jobs` to disk, and then carries out the effects in order.
 
 The members of a gang are jobs of their own, with one entry in the queue: they wait, and are granted,
@@ -33,6 +34,10 @@ GRANT_EXPIRES_S = 30.0
 
 GRACE_S = 10.0
 """Between SIGTERM and SIGKILL, where nobody says otherwise."""
+
+
+MOST_HELD = 3
+"""Slices that are held, of how many a waiter is told why."""
 
 
 class Gang(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,6 +81,12 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     gang: Gang | None = None
     rank: int = 0
     """Of its gang's members, from 0."""
+    held: str = ""
+    """Why its slice is kept after its last process has ended."""
+    shim: int = 0
+    """Inode of the shim that its processes have mapped; 0 = not known."""
+    unnamed_mib: dict[str, int] = {}
+    """By card UUID, memory that belonged to no process when the slice was granted."""
 
     @property
     def entry(self) -> str:
@@ -150,8 +161,8 @@ class Broker:
         """A single job under its id, a gang's members that are left, by rank, under the gang's."""
         self._queue: dict[str, Waiting] = {}
         self._held: dict[str, Held] = {}
-        self._told: dict[str, tuple[Standing, int]] = {}
-        """How each entry that waits stands, in a queue of what length."""
+        self._told: dict[str, tuple[Standing, int, str]] = {}
+        """How each entry that waits stands, in a queue of what length, and the reason it was given."""
 
     def ask(self, jobs: Sequence[Job], now: float, *, wait: bool = True) -> list[Effect]:
         """A new request, of one job or of all members of a gang. It is served at once, queued, or denied."""
@@ -162,7 +173,7 @@ class Broker:
         self._enqueue(jobs)
         effects = self._serve(now)
         if first.state == "waiting" and not wait:
-            reason = self._told[first.entry][0].reason
+            reason = self._told[first.entry][2]
             others = [e for e in effects if not (isinstance(e, Wait) and e.job is first)]
             gone = [*self._forget(jobs, now), *self._serve(now)]
             return [*others, *gone, Deny(first, reason, final=False)]
@@ -177,11 +188,22 @@ class Broker:
         job.state, job.started_at, job.expires_at = "running", now, None
         return True
 
-    def gone(self, job_id: str, now: float) -> list[Effect]:
-        """The last process of the job has ended. Unknown ids are nothing."""
+    def gone(self, job_id: str, now: float, held: str = "") -> list[Effect]:
+        """The last process of the job has ended. Unknown ids are nothing.
+
+        Args:
+            job_id: The job's id.
+            now: Unix seconds.
+            held: Why its slice cannot be given away, or nothing. To be called again until there is nothing.
+        """
         job = self.jobs.get(job_id)
         if job is None:
             return []
+        if held and job.state in ("running", "held"):
+            job.state, job.held = "held", held
+            assert job.placement is not None
+            self._hold(job, job.placement, now)
+            return self._serve(now)
         # Nobody waits for a part of a gang.
         jobs = self.of(job.entry) if job.state == "waiting" else [job]
         return [*self._forget(jobs, now), *self._serve(now)]
@@ -251,8 +273,8 @@ class Broker:
         jobs = self._entries[entry]
         if jobs[0].state != "waiting":
             return [Start(tuple(jobs))]
-        standing, length = self._told[entry]
-        return [Wait(jobs[0], standing.position, length, standing.reason)]
+        standing, length, reason = self._told[entry]
+        return [Wait(jobs[0], standing.position, length, reason)]
 
     def of(self, name: str) -> list[Job]:
         """The jobs of an entry, by its id; the one job that has this id; or none."""
@@ -273,6 +295,11 @@ class Broker:
         """How a job that waits stands, else None."""
         told = self._told.get(job.entry)
         return told[0] if told else None
+
+    def reason(self, job: Job) -> str:
+        """Return why a job waits, or why its slice is held; else nothing."""
+        told = self._told.get(job.entry)
+        return told[2] if told else job.held
 
     def _impossible(self, requests: list[Request]) -> str:
         """Why these can never be granted; empty if they can."""
@@ -304,7 +331,7 @@ class Broker:
 
     def _hold(self, job: Job, placement: Placement, now: float) -> None:
         job.placement = placement
-        ends_by = None if job.ends_at is None else job.ends_at + GRACE_S
+        ends_by = None if job.ends_at is None or job.held else job.ends_at + GRACE_S
         self._held[job.id] = Held(placement, ends_by, str(job.uid))
         cards = cards_of((placement,), {it.index: it for it in self.node.cards})
         since = now if job.started_at is None else job.started_at
@@ -314,7 +341,7 @@ class Broker:
         running = [job for job in jobs if job.state == "running"]
         return [
             *map(End, running),
-            *self._forget([job for job in jobs if job.state != "running"], now),
+            *self._forget([job for job in jobs if job.state not in ("running", "held")], now),
         ]
 
     def _forget(self, jobs: Sequence[Job], now: float) -> list[Effect]:
@@ -349,10 +376,12 @@ class Broker:
             self._told.pop(entry, None)
             effects.append(Start(tuple(jobs)))
         length = len(step.waiting)
+        held = [f"{job.name} has ended, but {job.held}" for job in self.jobs.values() if job.held]
         for standing in step.waiting:
             before = self._told.get(standing.id)
-            self._told[standing.id] = standing, length
-            told = standing.position, length, standing.reason
-            if before is None or (before[0].position, before[1], before[0].reason) != told:
+            reason = "; ".join([standing.reason, *held[:MOST_HELD]])
+            self._told[standing.id] = standing, length, reason
+            told = standing.position, length, reason
+            if before is None or (before[0].position, *before[1:]) != told:
                 effects.append(Wait(self._entries[standing.id][0], *told))
         return effects

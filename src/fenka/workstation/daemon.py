@@ -28,7 +28,7 @@ from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.peers import process, user_name
 from fenka.hardware.simulated import NodeError
 from fenka.isolation import namespaces, telling
-from fenka.workstation import admission, asking, files, members, protocol, resizing, signals
+from fenka.workstation import admission, asking, files, members, protocol, resizing, signals, usage
 from fenka.workstation.admission import Admission, TooMany
 from fenka.workstation.broker import (
     GRACE_S,
@@ -49,6 +49,9 @@ from fenka.workstation.snapshot import snapshot
 
 LOOK_EVERY_S = 5.0
 """A card that fell off the bus is noticed within that."""
+
+LOOK_AGAIN_S = 0.3
+"""After a slice was held for the first time."""
 
 KILL_TAKES_S = 5.0
 """SIGKILL ends a process at once, unless it waits for a device."""
@@ -167,6 +170,9 @@ class Daemon:
         self._stopped = asyncio.Event()
         self._teller = telling.Teller(self._samples, members.lease_of_process)
         self._judge = namespaces.Judge()
+        self._offences = usage.Offences()
+        self._accused: dict[str, list[str]] = {}
+        """What jobs do beyond their limits, by the last look."""
 
     async def serve(self, ready: Callable[[], None]) -> None:
         """Until SIGTERM, SIGINT or a Shutdown. `ready` is called once clients can connect."""
@@ -207,7 +213,7 @@ class Daemon:
         kept = [
             job
             for job in files.load_jobs(self.runtime)
-            if members.start_ticks(job.pid) == job.start_ticks or job.id in alive
+            if members.start_ticks(job.pid) == job.start_ticks or job.id in alive or job.held
         ]
         for directory in self.runtime.leases.iterdir():
             if directory.name in (job.id for job in kept):
@@ -344,6 +350,13 @@ class Daemon:
             files.bound_log(self.runtime)
             with contextlib.suppress(NoDriver, NodeError):
                 self._look()
+                for job in [it for it in self.broker.jobs.values() if it.held]:
+                    self._gone(job.id)
+                jobs, seen = self._with_slices(), self._glance()
+                contexts = self.hardware.context_mib
+                self._accused = await asyncio.to_thread(
+                    self._offences.look, jobs, seen, contexts, self._teller.busy_ns
+                )
 
     async def _keep_telling(self) -> None:
         """What programs with a limited share of compute need; cheap where there are none."""
@@ -356,9 +369,25 @@ class Daemon:
         """Memory of processes that ended with their PID namespace is free for others of their lease."""
         while True:
             await asyncio.sleep(namespaces.PERIOD_S)
-            jobs = [job for job in self.broker.jobs.values() if job.placement]
-            accounts = [files.slots(self.lease_dir(job.id)) for job in jobs]
+            accounts = [files.slots(self.lease_dir(job.id)) for job in self._with_slices()]
             await asyncio.to_thread(self._judge.round, accounts)
+
+    def _with_slices(self) -> list[Job]:
+        return [job for job in self.broker.jobs.values() if job.placement]
+
+    def _glance(self) -> usage.Glance:
+        """Raises NoDriver."""
+        processes = self.hardware.driver.processes()
+        return usage.glance(processes, members.lease_of_process, members.start_ticks)
+
+    def _remains(self, job: Job) -> str:
+        """Why the slice of a job without processes cannot be given away. A lost driver cannot be asked."""
+        cards = {card.uuid: card for card in self.broker.node.cards}
+        try:
+            readings, seen = self._look(), self._glance()
+        except (NoDriver, NodeError):
+            return ""
+        return usage.remains(job, self._with_slices(), cards, readings, seen)
 
     def _samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:
         return self.hardware.driver.busy_samples(uuid, since_us)  # of the driver that is open now
@@ -371,7 +400,7 @@ class Daemon:
         readings = self._look()
         return snapshot(
             self.hardware,
-            readings,
+            usage.Look(readings, self._glance(), self._accused),
             self.broker,
             self.runtime,
             self.unit_mib,
@@ -410,7 +439,7 @@ class Daemon:
         """The job of a process that asked a former daemon, and may not have heard its id."""
         for job in self.broker.jobs.values():
             same = job.uid == client.uid and client.is_process(job.pid, job.start_ticks)
-            if same and job_id in ("", job.entry) and job.state != "running":
+            if same and job_id in ("", job.entry) and job.state in ("waiting", "starting"):
                 return job
         return None
 
@@ -453,11 +482,17 @@ class Daemon:
         del self._clients[client.job]
         if self._stopped.is_set():
             return
-        if any(job.state != "running" for job in self.broker.of(client.job)):
+        if any(job.state in ("waiting", "starting") for job in self.broker.of(client.job)):
             self._disband(client.job)
 
     def _gone(self, job_id: str) -> None:
-        self._carry_out(self.broker.gone(job_id, time.time()))
+        job = self.broker.jobs.get(job_id)
+        first = job is not None and job.state == "running"
+        held = self._remains(job) if job and (first or job.held) else ""
+        self._carry_out(self.broker.gone(job_id, time.time(), held))
+        if held and first:
+            # A driver may take a moment to give back what a killed process had.
+            asyncio.get_running_loop().call_later(LOOK_AGAIN_S, lambda: self._gone(job_id))
 
     def _disband(self, name: str) -> None:
         self._carry_out(self.broker.disband(name, time.time()))
@@ -477,6 +512,17 @@ class Daemon:
             return
         # A gang goes as a whole, whichever member is named.
         jobs = self.broker.of(job.entry)
+        kept = [it.held for it in jobs if it.held]
+        if kept and client.uid not in (0, os.geteuid()):
+            client.send(protocol.Failure(f"{job.title} has ended, but {kept[0]}: end that first"))
+            return
+        for it in [it for it in jobs if it.held]:
+            # Who owns the daemon decides: the next program may find less memory than its slice has.
+            self._carry_out(self.broker.gone(it.id, time.time()))
+        jobs = self._here(jobs)
+        if not jobs:
+            client.send(protocol.Done(job.title))
+            return
         if job.state == "waiting":
             if waiter := self._clients.get(job.entry):
                 waiter.send(protocol.Refused("stopped while it waited", final=True))
@@ -588,12 +634,25 @@ class Daemon:
                 )
             self._tell_of(job)
             self._end_later(job)
+            self._note(job)
         first = jobs[0]
         if first.gang:
             ids = [job.id for job in jobs]
             self._tell_client(first, protocol.GangGranted(first.gang.name, ids))
         else:
             self._tell_client(first, self._granted(first))
+
+    def _note(self, job: Job) -> None:
+        """What is compared later: which shim its programs have, and what nobody accounts for on its cards."""
+        job.shim = (self.native / "libfenka.so").stat().st_ino
+        if not namespaces.sees_everybody():
+            return  # The driver names only processes that we could see.
+        with contextlib.suppress(NoDriver, NodeError):
+            readings, seen = self.hardware.readings(), self._glance()
+            for piece in job.placement.slices if job.placement else ():
+                unnamed = usage.unnamed_mib(piece.uuid, readings, seen)
+                if unnamed is not None:
+                    job.unnamed_mib.setdefault(piece.uuid, unnamed)
 
     def _granted(self, job: Job) -> protocol.Granted:
         assert job.placement is not None

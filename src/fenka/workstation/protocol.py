@@ -13,10 +13,10 @@ import msgspec
 from fenka import __version__
 from fenka.isolation.control import Mode
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever a message changes."""
 
-JobState = Literal["waiting", "starting", "running"]
+JobState = Literal["waiting", "starting", "running", "held"]
 Isolation = Literal["namespace", "cooperative"]
 Kind = Literal["run", "notebook"]
 
@@ -167,6 +167,7 @@ class JobView(msgspec.Struct, frozen=True):
     gang, rank, size: of a gang; rank is None while it waits. ends_at: when it is ended whatever it does.
     reserved: indices of the cards that are kept for it; starts_by: when they will do at the latest.
     used_s: what its user has had of cards, in card-seconds that decay.
+    reason: why it waits, or why its slice is held after its end. offences: what it does beyond its limits.
     """
 
     job: str
@@ -195,6 +196,17 @@ class JobView(msgspec.Struct, frozen=True):
     reserved: list[int] = []
     starts_by: float | None = None
     used_s: float = 0.0
+    offences: list[str] = []
+
+
+class ProcessView(msgspec.Struct, frozen=True):
+    """A process that uses a card and is in no lease. used_mib: None where the driver does not tell."""
+
+    card: int
+    pid: int
+    user: str
+    program: str
+    used_mib: int | None
 
 
 class CardView(msgspec.Struct, frozen=True):
@@ -228,6 +240,7 @@ class Snapshot(Message, tag="snapshot"):
     unit_mib: int
     cards: list[CardView]
     jobs: list[JobView]
+    outside: list[ProcessView] = []
 
 
 ToDaemon = Ask | Confirm | List | Stop | Resize | Shutdown

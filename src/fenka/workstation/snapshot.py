@@ -3,36 +3,36 @@
 import os
 import socket
 import time
-from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 
 from fenka import __version__
 from fenka.hardware.machine import Hardware
-from fenka.hardware.nvml import Reading
 from fenka.hardware.peers import user_name
 from fenka.isolation import account
 from fenka.workstation import files, members, protocol
 from fenka.workstation.broker import Broker, Job
 from fenka.workstation.paths import Runtime
+from fenka.workstation.usage import Glance, Look
 
 MIB = 1 << 20
 
 
 def snapshot(
     hardware: Hardware,
-    readings: Mapping[str, Reading],
+    look: Look,
     broker: Broker,
     runtime: Runtime,
     unit_mib: int,
     library_dir: str,
 ) -> protocol.Snapshot:
-    """Cards with the driver's readings (by UUID), and jobs with their processes and what they hold."""
+    """Cards with the driver's readings, and jobs with their processes and what they hold."""
     driver = hardware.driver
     holders = members.holders()
     cards = []
     for card in broker.node.cards:
-        reading = readings.get(card.uuid)
+        reading = look.readings.get(card.uuid)
         leased = sum(
             piece.memory_mib
             for job in broker.jobs.values()
@@ -68,11 +68,30 @@ def snapshot(
         unit_mib=unit_mib,
         cards=cards,
         jobs=[
-            _job(broker, runtime, job, holders.get(job.id, []))
+            _job(broker, runtime, job, holders.get(job.id, []), look)
             for job in sorted(broker.jobs.values(), key=lambda job: _order(broker, job))
             if job.state != "waiting" or job.rank == 0
         ],
+        outside=[
+            protocol.ProcessView(
+                card=card.index,
+                pid=it.pid,
+                user=user_name(it.uid),
+                program=_program(it.pid),
+                used_mib=it.used_mib,
+            )
+            for card in broker.node.cards
+            for it in look.glance.outside
+            if it.uuid == card.uuid
+        ],
     )
+
+
+def _program(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
+    except OSError:
+        return ""
 
 
 def _order(broker: Broker, job: Job) -> tuple[int, float, str, int]:
@@ -80,7 +99,9 @@ def _order(broker: Broker, job: Job) -> tuple[int, float, str, int]:
     return standing.position if standing else 0, job.requested_at, job.entry, job.rank
 
 
-def _job(broker: Broker, runtime: Runtime, job: Job, processes: list[int]) -> protocol.JobView:
+def _job(
+    broker: Broker, runtime: Runtime, job: Job, processes: list[int], look: Look
+) -> protocol.JobView:
     standing = broker.standing(job)
     waits = standing is not None
     reservation = standing.reservation if standing else None
@@ -100,10 +121,10 @@ def _job(broker: Broker, runtime: Runtime, job: Job, processes: list[int]) -> pr
         isolation=job.isolation,
         wanted=job.wanted,
         whole=job.request.whole,
-        slices=_slices(runtime, job),
+        slices=_slices(runtime, job, look.glance),
         processes=processes,
         position=standing.position if standing else None,
-        reason=standing.reason if standing else "",
+        reason=broker.reason(job),
         priority=job.priority,
         ends_at=job.ends_at,
         gang=job.gang.name if job.gang else "",
@@ -112,27 +133,35 @@ def _job(broker: Broker, runtime: Runtime, job: Job, processes: list[int]) -> pr
         reserved=[card.index for card in broker.node.cards if card.uuid in named],
         starts_by=reservation.starts_by if reservation else None,
         used_s=round(broker.uses.past(str(job.uid), 0, time.time()).used_s, 1) if waits else 0.0,
+        offences=look.offences.get(job.id, []),
     )
 
 
-def _slices(runtime: Runtime, job: Job) -> list[protocol.SliceView]:
+def _slices(runtime: Runtime, job: Job, seen: Glance) -> list[protocol.SliceView]:
     if job.placement is None:
         return []
-    try:
-        held = account.read(files.slots(runtime.lease(job.id))).memory_bytes
-    except (OSError, account.BadAccount):
-        held = ()
     return [
         protocol.SliceView(
             card=piece.card,
             uuid=piece.uuid,
             memory_mib=piece.memory_mib,
-            used_mib=held[position] // MIB if position < len(held) else None,
+            used_mib=_used(runtime, job, position, seen.used_mib(job.id, piece.uuid)),
             compute=job.core,
             compute_mode=job.core_mode,
         )
         for position, piece in enumerate(job.placement.slices)
     ]
+
+
+def _used(runtime: Runtime, job: Job, position: int, by_driver: int | None) -> int | None:
+    """By the driver's word; where it does not tell, by the programs' own."""
+    if by_driver is not None:
+        return by_driver
+    try:
+        held = account.read(files.slots(runtime.lease(job.id))).memory_bytes
+    except (OSError, account.BadAccount):
+        return None
+    return held[position] // MIB if position < len(held) else None
 
 
 def _address() -> str:

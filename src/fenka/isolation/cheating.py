@@ -1,17 +1,12 @@
-"""Who gets round the limit: told from outside, by what the driver and the kernel say of processes.
+"""Detects programs that exceed their limits, from what the driver and the kernel say of processes.
 
-The account is written by the programs themselves, so it proves nothing. NVML's own memory of a process,
-and the files that it has mapped, do.
+Programs write the account themselves, so it proves nothing. NVML's own memory of a process, and the files
+that it has mapped, do. The workstation's daemon and the node's program use the same thresholds.
 """
 
-import contextlib
-import os
-import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
-
-from fenka.isolation.sandbox import SHIM
-from fenka.node import processes
 
 SAMPLES = 3
 """In a row before anybody is accused: one may be caught between an allocation and its end."""
@@ -23,6 +18,9 @@ SPARE = 0.10
 BLATANT_S, LONG_S = 15.0, 60.0
 """In every look for so long, or together over so long. A program's single kernel cannot be stopped, and is
 paid for by waiting afterwards: one of seconds is in few looks, and a minute has its price too."""
+
+MAPS_TAKE_S = 1.0
+"""A process can keep who reads its mappings waiting for as long as it likes, by a file system of its own."""
 
 _MAPS_BYTES = 8 << 20
 """A program may have any number of mappings; the shim is among the first thousands."""
@@ -93,35 +91,28 @@ def allowance(limit_bytes: int, context_bytes: int) -> int:
     return int((limit_bytes + context_bytes) * TOLERANCE)
 
 
-def has_shim(pid: int, library: Path, proc: Path = Path("/proc")) -> bool | None:
-    """Whether a process has the node's own shim mapped; None where it cannot be told (it ended).
+def has_shim(pid: int, inode: int, proc: Path = Path("/proc")) -> bool | None:
+    """Return whether a process has the shim mapped; None where it cannot be told.
 
-    By inode: a file of that name is easily made.
+    It is recognised by its inode, because a file of that name is easily made. A process that keeps the reader
+    waiting is not told from one that has just ended; its memory is judged all the same.
     """
-    try:
-        inode = (library / SHIM.name).stat().st_ino
-        with (proc / str(pid) / "maps").open("rb") as file:
-            text = file.read(_MAPS_BYTES)
-    except OSError:
-        return None
-    if not text:
-        return None  # a zombie, or a thread of the kernel
-    for line in text.splitlines():
+    text: list[bytes] = []
+    reader = threading.Thread(target=_read_maps, args=(proc / str(pid) / "maps", text), daemon=True)
+    reader.start()
+    reader.join(MAPS_TAKE_S)
+    if not text or not text[0]:
+        return None  # it ended, is a zombie or a thread of the kernel, or keeps us waiting
+    for line in text[0].splitlines():
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[4] == str(inode).encode():
             return True
     return False
 
 
-def kill(pid: int, pod: str, proc: Path = Path("/proc")) -> bool:
-    """End a process if it is still one of this pod; whether it was sent the signal."""
-    with contextlib.suppress(OSError):
-        # The number may be another process's by now: hold it, then look again.
-        descriptor = os.pidfd_open(pid)
-        try:
-            if processes.place_of(pid, proc)[0] == pod:
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                return True
-        finally:
-            os.close(descriptor)
-    return False
+def _read_maps(maps: Path, text: list[bytes]) -> None:
+    try:
+        with maps.open("rb") as file:
+            text.append(file.read(_MAPS_BYTES))
+    except OSError:
+        return

@@ -1,0 +1,270 @@
+"""The driver's word: who exceeds a limit, who is in no lease, and which slices cannot be given away yet."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fenka.core.cards import Card
+from fenka.core.requests import Memory, Placement, Request, Slice
+from fenka.hardware.nvml import GpuProcess, Reading
+from fenka.workstation.broker import Job
+from fenka.workstation.usage import Glance, Offences, Outside, glance, remains, unnamed_mib
+from tests.workstation.conftest import HOLD, Workstation, eventually, refused
+
+CARD = "GPU-00000000-0000-0000-0000-000000000001"
+T4 = Card(0, CARD, "Tesla T4", 15000)
+CARDS = {CARD: T4}
+CAP = 4308
+
+
+def job(
+    name: str = "a",
+    mib: int = 4000,
+    *,
+    uid: int = 1000,
+    since: int = 100,
+    held: str = "",
+    core: int = 0,
+) -> Job:
+    """A job with a slice, which began so many ticks after boot."""
+    return Job(
+        id=name,
+        name=name,
+        uid=uid,
+        pid=1,
+        start_ticks=since,
+        request=Request(memory=Memory(1, 1024)),
+        wanted="1",
+        command=["true"],
+        directory="/",
+        kind="run",
+        isolation="namespace",
+        requested_at=0,
+        state="held" if held else "running",
+        placement=Placement("here", (Slice(0, CARD, mib, 100),)),
+        held=held,
+        core=core,
+        unnamed_mib={CARD: 300},
+    )
+
+
+def outside(
+    pid: int, mib: int | None = 1000, *, uid: int = 1000, start: int = 200, graphics: bool = False
+) -> Outside:
+    """A process in no lease."""
+    return Outside(CARD, pid, uid, start, mib, graphics)
+
+
+def reading(mib: int) -> dict[str, Reading]:
+    """What is in use on the card altogether."""
+    return {CARD: Reading(CARD, mib, 15000, None, None, None, None)}
+
+
+def leased(**mib: int) -> dict[str, list[GpuProcess]]:
+    """One process in each of these leases."""
+    return {
+        lease: [GpuProcess(CARD, number, held)] for number, (lease, held) in enumerate(mib.items())
+    }
+
+
+def kept(
+    ended: Job,
+    *others: Job,
+    used: int = 300,
+    by: dict[str, list[GpuProcess]] | None = None,
+    out: tuple[Outside, ...] = (),
+) -> str:
+    """Why the slice of the first is kept."""
+    return remains(ended, others, CARDS, reading(used), Glance(by or {}, out))
+
+
+# ---- which slices are kept ----
+
+
+def test_a_slice_is_given_away_when_nothing_of_it_is_left() -> None:
+    """The card may be full of others' memory."""
+    assert kept(job(), job("b"), used=4300, by=leased(b=4000)) == ""
+
+
+def test_a_slice_is_kept_for_a_process_of_its_user_that_began_after_it() -> None:
+    """In no lease, computing on the same card: it may be what the job has left behind."""
+    assert kept(job(), used=1300, out=(outside(7),)) == "process 7 uses card 0 outside of its lease"
+    assert (
+        kept(job(), used=300, out=(outside(7, None),))
+        == "process 7 uses card 0 outside of its lease"
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [outside(7, uid=1001), outside(7, start=99), outside(7, graphics=True)],
+    ids=["another user's", "there before", "a desktop's"],
+)
+def test_what_cannot_be_of_the_job_keeps_nothing(other: Outside) -> None:
+    """Other people, programs that were there before, and screens use the card as they like."""
+    assert kept(job(), used=300 + 1000, out=(other,)) == ""
+
+
+def test_one_process_keeps_no_more_slices_than_it_fills() -> None:
+    """Of two jobs that ran when it began the first to end makes up for it."""
+    first = job("b", held="process 7 uses card 0 outside of its lease")
+    assert kept(job(), first, used=1300, out=(outside(7),)) == ""
+    assert kept(job(), first, used=5300, out=(outside(7, 5000),)) != ""
+    theirs = job("b", uid=1001, held="it is in use")
+    assert kept(job(), theirs, used=1300, out=(outside(7),)) != ""
+
+
+def test_memory_of_no_process_keeps_the_slice() -> None:
+    """What a helper holds by a descriptor, or a driver has not given back, is not there for others."""
+    assert kept(job(), used=3300) == (
+        "3000 MiB of card 0 are still in use by no process that the driver names"
+    )
+    assert kept(job(), used=300 + 700) == "", "drivers' own account varies by some percent"
+
+
+def test_memory_of_no_process_may_be_that_of_other_slices() -> None:
+    """What fits into the unused parts of other leases takes nothing from who comes next."""
+    assert kept(job(), job("b"), used=300 + 1000 + 3000, by=leased(b=1000)) == ""
+    assert kept(job(), job("b"), used=300 + 1000 + 5000, by=leased(b=1000)) != ""
+
+
+def test_memory_is_not_counted_where_the_driver_does_not_tell() -> None:
+    """Some drivers give no process's memory, and a daemon that was killed forgets what there was."""
+    assert kept(job(), used=9000, out=(outside(7, None, uid=1001),)) == ""
+    unknown = job()
+    unknown.unnamed_mib = {}
+    assert kept(unknown, used=9000) == ""
+    assert unnamed_mib(CARD, {}, Glance()) is None
+
+
+def test_processes_are_sorted_by_lease_and_dead_ones_left_out() -> None:
+    """A number that the driver still shows is nobody's when the process has ended."""
+    mine, gone = os.getpid(), 7
+    seen = glance(
+        [GpuProcess(CARD, pid, 10) for pid in (mine, gone, 8)],
+        lambda pid: "a" if pid == 8 else None,
+        lambda pid: 5 if pid == mine else None,
+    )
+    assert seen.leased == {"a": [GpuProcess(CARD, 8, 10)]}
+    assert seen.outside == [Outside(CARD, mine, os.getuid(), 5, 10, False)]
+
+
+# ---- who is accused ----
+
+
+def test_who_holds_too_much_is_accused_at_the_third_look() -> None:
+    """As on a node: one look may fall between an allocation and its end."""
+    offences = Offences(itertools.count(0, 5).__next__)
+    seen = Glance(leased(a=14848))
+    said = [offences.look([job()], seen, {}, lambda *_: 0) for _ in range(3)]
+    sentence = "holds 14848 MiB of card 0 by the driver's account, more than its 4000 MiB"
+    assert said == [{}, {}, {"a": [sentence]}]
+    assert offences.look([job()], Glance(leased(a=4000)), {}, lambda *_: 0) == {}
+
+
+def test_who_has_too_much_time_is_accused() -> None:
+    """A quarter of the card for 10 %, over fifteen seconds."""
+    had = itertools.count(0, 1_250_000_000)
+    offences = Offences(itertools.count(0, 5).__next__)
+    said = [offences.look([job(core=10)], Glance(), {}, lambda *_: next(had)) for _ in range(4)]
+    sentence = "has had more than its 10 % of the time of card 0 by the driver's account"
+    assert said == [{}, {}, {}, {"a": [sentence]}]
+
+
+def test_who_has_no_shim_is_accused_at_once(tmp_path: Path) -> None:
+    """By what the process has mapped."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
+        seen = Glance({"a": [GpuProcess(CARD, program.pid, 10)]})
+        bare = job()
+        bare.shim = 1
+        sentence = "uses a card without fenka's library, so without its limit: process "
+        said = Offences().look([bare], seen, {}, lambda *_: 0)
+        assert said == {"a": [f"{sentence}{program.pid}"]}
+        bare.shim = 0
+        assert Offences().look([bare], seen, {}, lambda *_: 0) == {}
+        program.communicate(b"\n")
+
+
+# ---- on a machine ----
+
+
+def plain(t4: Workstation, mib: int) -> subprocess.Popen[str]:
+    """A program that uses the card without fenka, as the user who started the daemon."""
+    library = str(t4.root / "simulated" / "lib")
+    environment = {**t4.environment, "LD_LIBRARY_PATH": library}
+    program = subprocess.Popen(
+        [*HOLD, str(mib)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout
+    assert '"result": 0' in program.stdout.readline()
+    return program
+
+
+def end(program: subprocess.Popen[str]) -> None:
+    """Kill it and take its last words."""
+    program.send_signal(signal.SIGKILL)
+    program.communicate()
+
+
+def test_a_slice_waits_for_what_runs_outside_of_it(t4: Workstation) -> None:
+    """It is shown as held with the reason, so is who waits for it, and it goes when the process ends."""
+    first = t4.run("--gpu-mem", "7", "--name", "first", "--", *HOLD, "100")
+    first.report()
+    program = plain(t4, 3000)
+    assert first.end() == 0
+    held = eventually(
+        lambda: next((it for it in t4.jobs().values() if it["state"] == "held"), None)
+    )
+    reason = f"process {program.pid} uses card 0 outside of its lease"
+    assert (held["name"], held["reason"]) == ("first", reason)
+    waiting = t4.run("--gpu-mem", "14", "--name", "next", "--", *HOLD, "100")
+    assert waiting.says().endswith(f"first has ended, but {reason}")
+    assert reason in t4.ok("ps")
+    doctor = t4.fenka("doctor").stdout
+    assert f"process {program.pid} of " in doctor
+    assert f"first of {held['user']} has ended, but {reason}" in doctor
+    t4.kill_daemon()
+    eventually(lambda: t4.fenka("ps").returncode == 0 and t4.jobs()["first"]["state"] == "held")
+    end(program)
+    assert waiting.report()["cards"][0]["result"] == 0
+
+
+def test_what_ran_before_keeps_no_slice_and_the_owner_may_give_one_away(t4: Workstation) -> None:
+    """A program that was there first is nobody's; the daemon's owner may release what is held."""
+    before = plain(t4, 1000)
+    first = t4.run("--gpu-mem", "7", "--name", "first", "--", *HOLD, "100")
+    first.report()
+    assert first.end() == 0
+    eventually(lambda: not t4.jobs())
+    second = t4.run("--gpu-mem", "7", "--name", "second", "--", *HOLD, "100")
+    second.report()
+    after = plain(t4, 1000)
+    assert second.end() == 0
+    eventually(lambda: t4.jobs()["second"]["state"] == "held")
+    assert t4.ok("stop", "second") == "second: stopped\n"
+    assert t4.jobs() == {}
+    end(before)
+    end(after)
+
+
+def test_a_program_over_its_limit_is_marked(t4: Workstation) -> None:
+    """One that has unset the cooperative limit: its use by the driver's word, a mark, and what to do."""
+    words = ("--gpu-mem", "4", "--isolation", "cooperative", "--name", "cheat", "--")
+    cheat = t4.run(*words, "env", "-u", "LD_PRELOAD", *HOLD, "9000")
+    assert cheat.report()["cards"][0]["result"] == 0
+    offences = eventually(lambda: len(it := t4.jobs()["cheat"]["offences"]) > 1 and it)
+    holds, bare = offences
+    assert holds.startswith("holds ")
+    assert "without fenka's library" in bare
+    lines = t4.ok("ps").splitlines()
+    assert "MiB!  " in lines[1]
+    assert lines[2] == f"! cheat {holds}; `fenka stop cheat` ends it"
+    doctor = t4.fenka("doctor")
+    assert doctor.returncode == 1
+    assert f"{holds}: end it with `fenka stop cheat`" in doctor.stdout
+    refused(t4.fenka("stop", "nobody"), 1, "no job is called nobody.*")

@@ -20,6 +20,7 @@
 #define CHECK_EVERY_NS 10000000
 /* In a container each library is bound alone to a path of the system, with no node beside it. */
 #define NODE_IN_CONTAINER "/run/fenka/simulated"
+#define NODE_IN_LEASE "/run/fenka/driver/node"
 
 struct fenka_node *node_state;
 uint32_t node_slot;
@@ -129,6 +130,8 @@ static int open_node(const char *path, struct fenka_node **state)
 static int open_directory(struct fenka_node **state, bool *contained)
 {
     int directory = if_node(open_own_directory(), state);
+    if (directory < 0)
+        directory = open_node(NODE_IN_LEASE, state);
     if (directory < 0)
         directory = open_node(getenv("FENKA_SIMULATED_NODE"), state);
     *contained = directory < 0;

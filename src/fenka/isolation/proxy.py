@@ -10,9 +10,10 @@ import argparse
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,13 +21,17 @@ from typing import Final
 from fenka.isolation.elf import NotALibrary, exported, versioned
 from fenka.isolation.layout import HEADER
 
-__all__ = ["LIBRARIES", "Unknown", "main", "place", "unknown"]
+__all__ = ["BEHIND", "LIBRARIES", "Unknown", "installed", "main", "place", "unknown"]
 
 LIBRARIES: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
+BEHIND: Final = ("libfenka-behind-cuda.so", "libfenka-behind-nvml.so")
+
+_KIND: Final = {"x86_64": "x86-64", "aarch64": "AArch64"}.get(os.uname().machine, "")
+"""What the dynamic linker's cache calls libraries for this kind of machine."""
+_CACHE_TAKES_S: Final = 20
 
 _NATIVE: Final = HEADER.parent
 _SHIM: Final = "libfenka.so"
-_BEHIND: Final = ("libfenka-behind-cuda.so", "libfenka-behind-nvml.so")
 _VERSION: Final = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
 
 _ROOM: Final = re.compile(rb"/nowhere/fenka-proxy-place/x+")
@@ -63,6 +68,34 @@ def _base(name: str) -> str:
     return _VERSION.sub("", name)
 
 
+def installed(beside: Iterable[Path] = ()) -> dict[str, tuple[Path, ...]]:
+    """Return the driver's libraries on this machine by name, as the dynamic linker finds them, without links.
+
+    beside: directories of others, such as that of a library which was loaded by its path; they come last.
+    """
+    cache = subprocess.run(
+        ["/sbin/ldconfig", "-p"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=_CACHE_TAKES_S,
+    )
+    named: dict[str, list[Path]] = {name: [] for name in LIBRARIES}
+    for line in cache.stdout.splitlines():
+        described, _, path = line.partition(" => ")
+        name, _, kind = described.strip().partition(" ")
+        if name in named and _KIND in kind:
+            named[name].append(Path(path))
+    for directory in beside:
+        for name, paths in named.items():
+            paths.append(directory / name)
+    found = {
+        name: tuple(dict.fromkeys(path.resolve() for path in paths if path.is_file()))
+        for name, paths in named.items()
+    }
+    return {name: paths for name, paths in found.items() if paths}
+
+
 def place(directory: Path, driver: Path, native: Path = _NATIVE) -> None:
     """Make `directory` one that programs find the driver in, through the proxy.
 
@@ -73,11 +106,11 @@ def place(directory: Path, driver: Path, native: Path = _NATIVE) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fenka-", dir=directory) as new:
         shutil.copy(native / _SHIM, new)
-        for behind, library in zip(_BEHIND, LIBRARIES, strict=True):
+        for behind, library in zip(BEHIND, LIBRARIES, strict=True):
             _write_place(native / "proxy" / behind, Path(new) / behind, driver.absolute() / library)
             shutil.copy(native / "proxy" / library, new)
         # The proxies last: whoever finds one finds all that it needs.
-        for name in (_SHIM, *_BEHIND, *LIBRARIES):
+        for name in (_SHIM, *BEHIND, *LIBRARIES):
             os.replace(Path(new) / name, directory / name)
 
 

@@ -8,6 +8,7 @@ again at the exec. What the program then sees:
     /run/fenka/lease/control        its limits, read-only
     /run/fenka/lease/libfenka.so    the shim; a bind mount pins its inode, so a rebuild cannot remove it
     /run/fenka/account/slots        its own accounting
+    /run/fenka/driver/              the driver's libraries; at their own places stand the proxies
     /etc/ld.so.preload              names the shim; unlike LD_PRELOAD it survives env -i and setuid
     /etc/ld.so.cache                only with a simulated driver: finds its libraries under env -i too
 
@@ -18,17 +19,23 @@ import contextlib
 import fcntl
 import os
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from fenka.isolation import mounting
+from fenka.isolation import mounting, proxy
 
 INSIDE = Path("/run/fenka")
 """Where a program finds its lease."""
 
+DRIVER = INSIDE / "driver"
+"""Where the proxies find the driver's own libraries."""
+
 SHIM = INSIDE / "lease" / "libfenka.so"
 """The shim as a program finds it."""
+
+NODE = "node"
+"""Below it, a simulated driver's node."""
 
 PRELOAD = Path("/etc/ld.so.preload")
 LINKER_CACHE = Path("/etc/ld.so.cache")
@@ -42,6 +49,17 @@ class CannotIsolate(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class DriverFiles:
+    """A driver's libraries, by the names in proxy.LIBRARIES; the first of each is the one that is used.
+
+    node: the directory of a simulated driver's node, or None.
+    """
+
+    libraries: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    node: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Mounts:
     """What the sandbox binds.
 
@@ -49,12 +67,15 @@ class Mounts:
     shim: libfenka.so to bind.
     hidden: directories that the program must not reach by their own path (other leases' files).
     linker_cache: replaces /etc/ld.so.cache, or None.
+    proxies: the directory of the proxies (docs/proxy.md), and driver: the files that they stand in for.
     """
 
     directory: Path
     shim: Path
     hidden: tuple[Path, ...] = ()
     linker_cache: Path | None = None
+    proxies: Path | None = None
+    driver: DriverFiles = field(default_factory=DriverFiles)
 
 
 def enter(mounts: Mounts) -> None:
@@ -116,6 +137,8 @@ def _enter(mounts: Mounts) -> None:
     _provide_inside(mounts.directory / "run")
     _mount(mounts.directory / "lease", INSIDE / "lease", mounting.BIND)
     _mount(mounts.shim, SHIM, mounting.BIND)
+    if mounts.proxies is not None:
+        _place_proxies(mounts.directory / "driver", mounts.proxies, mounts.driver)
     _read_only(INSIDE / "lease")
     _mount(mounts.directory / "account", INSIDE / "account", mounting.BIND)
     _provide_etc(layer, mounts.linker_cache)
@@ -125,10 +148,30 @@ def _enter(mounts: Mounts) -> None:
         raise CannotIsolate(f"{PRELOAD} could not be put in place; see `fenka doctor`")
 
 
+def _place_proxies(layer: Path, proxies: Path, driver: DriverFiles) -> None:
+    """Have the driver's own names lead to the shim, for programs that load libraries before those of
+    /etc/ld.so.preload: what LD_PRELOAD names comes first."""
+    _mount(layer, DRIVER, mounting.BIND)
+    for name in proxy.BEHIND:
+        _mount(proxies / name, SHIM.parent / name, mounting.BIND)
+    if driver.node is not None:
+        _mount(driver.node, DRIVER / NODE, mounting.BIND)
+    for name, (first, *_) in driver.libraries.items():
+        _mount(first, DRIVER / name, mounting.BIND)
+    _read_only(DRIVER)
+    for name, files in driver.libraries.items():
+        for file in files:
+            _mount(proxies / name, file, mounting.BIND)
+
+
 def prepare(directory: Path, linker_cache: Path | None) -> None:
     """Write what `enter` binds besides the two files: called by the daemon when it makes a lease."""
-    (directory / "lease" / "libfenka.so").touch(mode=0o644)
-    for name in ("lease", "account"):
+    for name in (SHIM.name, *proxy.BEHIND):
+        (directory / "lease" / name).touch(mode=0o644)
+    (directory / "driver" / NODE).mkdir(parents=True)
+    for name in proxy.LIBRARIES:
+        (directory / "driver" / name).touch(mode=0o644)
+    for name in ("lease", "account", "driver"):
         (directory / "run" / name).mkdir(parents=True, exist_ok=True)
     layer = directory / "etc"
     layer.mkdir(exist_ok=True)
@@ -184,9 +227,9 @@ def _unshare() -> None:
 
 
 def _provide_inside(layer: Path) -> None:
-    """Make /run/fenka/lease and /run/fenka/account exist."""
+    """Make /run/fenka/lease, account and driver exist."""
     try:
-        for name in ("lease", "account"):
+        for name in ("lease", "account", "driver"):
             (INSIDE / name).mkdir(parents=True, exist_ok=True)
     except OSError:
         if INSIDE.is_dir():

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fenka.isolation import proxy
-from fenka.isolation.sandbox import INSIDE, SHIM
+from fenka.isolation.proxy import BEHIND
+from fenka.isolation.sandbox import DRIVER, INSIDE, SHIM
 from fenka.node.kubelet import LEASE_KIND
 
 CDI_VERSION = "0.6.0"
-
-BEHIND = ("libfenka-behind-cuda.so", "libfenka-behind-nvml.so")
-DRIVER = INSIDE / "driver"
-"""Where the proxies find the driver's own libraries."""
 
 PRELOADS = (Path("/etc/ld.so.preload"), Path("/etc/ld-nix.so.preload"))
 LIBRARY_DIRECTORIES = (Path(f"/usr/lib/{os.uname().machine}-linux-gnu"), Path("/usr/lib64"))

@@ -157,6 +157,8 @@ class Daemon:
         simulated = hardware.driver.simulated
         self.library_dir = runtime.simulated / "lib" if simulated else None
         self.cache: Path | None = None
+        self._driver: dict[str, tuple[Path, ...]] = {}
+        """The driver's files, which the proxies stand in for inside leases."""
         self._clients: dict[str, Client] = {}
         """By the entry that they ask for; a gang's members, each by its own job."""
         self._watches: dict[str, members.Watch] = {}
@@ -182,6 +184,7 @@ class Daemon:
             loop.add_signal_handler(number, self._stopped.set)
         if self.library_dir is not None:
             self.cache = files.build_linker_cache(self.runtime, self.library_dir)
+        self._driver = files.driver_files(self.library_dir)
         self._restore()
         # We hold the lock, so a socket that is there is a dead daemon's.
         self.runtime.socket.unlink(missing_ok=True)
@@ -665,6 +668,9 @@ class Daemon:
             library_dir=str(self.library_dir or ""),
             hidden=[str(self.runtime.leases)],
             uuids=[piece.uuid for piece in job.placement.slices],
+            proxies=str(self.native / "proxy"),
+            driver={name: [*map(str, files)] for name, files in self._driver.items()},
+            simulated=str(self.runtime.simulated if self.library_dir else ""),
         )
 
     def _watch(self, jobs: Sequence[Job]) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from fenka import native
-from fenka.isolation import account, mounting, sandbox
+from fenka.isolation import account, mounting, proxy, sandbox
 from fenka.isolation import files as isolation_files
 from fenka.isolation.access import admit
 from fenka.isolation.files import write_atomically
@@ -119,6 +119,20 @@ def build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
         capture_output=True,
     )
     return cache
+
+
+def driver_files(library_dir: Path | None) -> dict[str, tuple[Path, ...]]:
+    """Return the driver's files by library: those in `library_dir` if it is simulated, else the machine's.
+
+    NVML may have been loaded from a directory that is not in the dynamic linker's cache. Raises OSError.
+    """
+    if library_dir is not None:
+        return {name: ((library_dir / name).resolve(),) for name in proxy.LIBRARIES}
+    mapped = (line.split(None, 5) for line in Path("/proc/self/maps").read_text().splitlines())
+    paths = [Path(line[5]) for line in mapped if len(line) == 6]
+    return proxy.installed(
+        {path.parent for path in paths if path.name.startswith("libnvidia-ml.so")}
+    )
 
 
 def create_lease(

@@ -154,6 +154,11 @@ def enter(
                 shim=shim,
                 hidden=tuple(map(Path, granted.hidden)),
                 linker_cache=Path(granted.linker_cache) if granted.linker_cache else None,
+                proxies=Path(granted.proxies),
+                driver=sandbox.DriverFiles(
+                    {name: tuple(map(Path, files)) for name, files in granted.driver.items()},
+                    Path(granted.simulated) if granted.simulated else None,
+                ),
             )
         )
         shim = sandbox.SHIM

@@ -113,7 +113,7 @@ class Runtime:
         # Of other users' leases not even the names.
         self.leases.mkdir(mode=0o711, exist_ok=True)
         # Mount points of leases, for those who may not make them where they enter one.
-        for name in ("lease", "account") if self.system else ():
+        for name in ("lease", "account", "driver") if self.system else ():
             (self.root / name).mkdir(mode=0o755, exist_ok=True)
 
     def open(self) -> int:

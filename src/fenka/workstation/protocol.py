@@ -110,7 +110,10 @@ class Waiting(Message, tag="waiting"):
 
 
 class Granted(Message, tag="granted"):
-    """The slice, and what the client must bind and set to enter it."""
+    """The slice, and what the client must bind and set to enter it.
+
+    proxies: their directory. driver: the files they stand in for, by library. simulated: the node's, if any.
+    """
 
     job: str
     name: str
@@ -120,6 +123,9 @@ class Granted(Message, tag="granted"):
     library_dir: str
     hidden: list[str]
     uuids: list[str]
+    proxies: str
+    driver: dict[str, list[str]]
+    simulated: str
 
 
 class GangGranted(Message, tag="gang-granted"):

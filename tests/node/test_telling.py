@@ -1,6 +1,7 @@
 """Programs are told of their cards' time: those of all leases that there are, by their cgroups."""
 
 import asyncio
+import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from fenka.core.requests import Slice
 from fenka.hardware.nvml import DriverLost
+from fenka.isolation import account, namespaces
 from fenka.isolation.files import create_lease
 from fenka.isolation.layout import layout
 from fenka.isolation.telling import Samples, Teller
@@ -109,6 +111,27 @@ def test_containers_of_one_pod_are_told_apart(machine: Machine) -> None:
     machine.names = {"aa" * 32: "y", "bb" * 32: "x"}
     machine.round(p1=50)
     assert (machine.told("x")[0], machine.told("y")[0]) == (0, 50)
+
+
+@pytest.mark.skipif(
+    not namespaces.sees_everybody(), reason="needs the machine's first PID namespace"
+)
+def test_what_a_restarted_container_left_counts_no_more(machine: Machine) -> None:
+    """Nobody of its PID namespace lives: it is named as ended, and its memory is free for the others."""
+    machine.lease("a", 30)
+    slots = machine.root / "leases" / "a" / "account" / "slots"
+    with slots.open("r+b") as file:
+        for field, word in (
+            ("slots_used", 8),
+            ("pid_namespaces", 77),
+            ("identity", 100 | 5 << 32),
+            ("memory", 1 << 20),
+        ):
+            file.seek(account.offset(field))
+            file.write(struct.pack("<Q", word))
+    assert account.read(slots).memory_bytes[0] == 1 << 20
+    machine.round()
+    assert account.read(slots).memory_bytes[0] == 0
 
 
 def test_the_next_agent_goes_on(machine: Machine) -> None:

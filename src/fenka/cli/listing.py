@@ -34,14 +34,12 @@ def ps(output: str) -> None:
         ("NAME", "USER", "STATE", "GPU", "MEMORY", "CORE", "USED", "AGE", "COMMAND")
     ]
     rows += [_row(job) for job in world.jobs]
-    tables.put(tables.fit(rows))
-    tables.put(
-        [
-            f"! {job.name} {offence}; `fenka stop {job.name}` ends it"
-            for job in world.jobs
-            for offence in job.offences
-        ]
-    )
+    offences = [
+        f"! {job.name} {offence}; `fenka stop {job.name}` ends it"
+        for job in world.jobs
+        for offence in job.offences
+    ]
+    tables.put([*tables.fit(rows), *offences])
 
 
 def _row(job: protocol.JobView) -> tuple[str, ...]:

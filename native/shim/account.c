@@ -18,8 +18,9 @@
  * that finds too little judges at once, however recently that was done. */
 #define JUDGE_EVERY_MS 50
 
-/* An agent looks ten times a second. Without one, a program that asks for too much again and again waits rarely. */
-#define ANSWERED_WITHIN_MS 600
+/* An agent looks ten times a second, less often while its looks take long. Without one, a program that asks for too
+ * much again and again waits rarely. */
+#define ANSWERED_WITHIN_MS 3000
 #define SILENCE_MS 30000
 #define LOOK_EVERY_NS 2000000
 

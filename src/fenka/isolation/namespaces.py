@@ -22,12 +22,12 @@ from fenka.isolation.layout import constant
 __all__ = ["PERIOD_S", "Judge", "living", "sees_everybody"]
 
 PERIOD_S = 0.1
-"""Between rounds. Programs wait for an answer for a little over half a second."""
+"""Between rounds. Programs wait for an answer for three seconds."""
 
 LOOK_EVERY_S = 5.0
 """Without a request, so that the memory of ended processes is not shown as used for long."""
 
-REST = 9
+REST = 4
 """Times as long as the last round took. Tenants may ask without end, and name namespaces that never were."""
 
 _FIRST = 0xEFFFFFFC

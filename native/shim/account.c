@@ -338,6 +338,22 @@ static const char *page_fault(void) {
     return page->slot_count == FENKA_MAX_SLOTS ? NULL : "states a number of slots that is not its own";
 }
 
+/* In a signal's handler. Somebody has cut the account off: what we hold is not known any more, nor what others hold.
+ * So nothing more is granted, by sums that are beyond every cap; what is given back is given back to the driver. */
+#define BEYOND_ALL ((uint64_t)1 << 62)
+
+static bool lost;
+
+static void lose(void) {
+    uint32_t own = slot == NO_SLOT ? 0 : slot;
+    page->magic = FENKA_ACCOUNT_MAGIC;
+    page->slots_used = FENKA_MAX_SLOTS;
+    page->identity[own] = identity;
+    for (unsigned card = 0; card < FENKA_MAX_CARDS; card++)
+        page->memory[card][own] = BEYOND_ALL;
+    __atomic_store_n(&lost, true, __ATOMIC_RELEASE);
+}
+
 static const char *map(const char *path) {
     void *address;
     switch (os_map(path, sizeof *page, true, &address)) {
@@ -351,8 +367,10 @@ static const char *map(const char *path) {
         return "cannot be written";
     }
     page = address;
+    os_guard(page, sizeof *page, lose);
     const char *fault = page_fault();
     if (fault) {
+        os_unguard(page);
         os_unmap(page, sizeof *page);
         page = NULL;
     }
@@ -371,7 +389,10 @@ const char *account_open(const char *path) {
                ((uint64_t)namespace_index(self.namespace) << FENKA_IDENTITY_NAMESPACE) | self.pid;
     bool shared = share_or_drop();
     reap(true);
-    if (shared || take_slot() || (reap_all() && take_slot()))
+    bool taken = shared || take_slot() || (reap_all() && take_slot());
+    if (__atomic_load_n(&lost, __ATOMIC_ACQUIRE))
+        return "was made shorter while it was used";
+    if (taken)
         return NULL;
     return "has no free slot left";
 }

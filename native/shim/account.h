@@ -1,11 +1,11 @@
 /* What the processes of the lease hold, each in its own slot; the total is the sum of the slots.
  *
  * The page is shared with programs that may write anything into it: that can give wrong sums, for as long as
- * the writer lives, but no crash and no wait. One thing is beyond us: a program that makes the file shorter
- * takes the pages away from under all that have mapped it, and the kernel answers their next touch with
- * SIGBUS. Files with a path cannot be sealed against that, whoever may write a file may shorten it, looking at
- * the size first would be a race and cost more than the charge, and a handler for SIGBUS in every program is
- * a worse intrusion than the end of a lease whose own program broke it. The agent reads by pread and lives on. */
+ * the writer lives, but no crash and no wait. A program that makes the file shorter takes the pages away from
+ * under all that have mapped it, and the kernel answers their next touch with SIGBUS. Files with a path cannot be
+ * sealed against that, and looking at the size first would be a race; so a handler puts an empty page there, and
+ * the program goes on with what it has, but is granted nothing more. A program that installs a handler of its own
+ * afterwards, without calling the one before it, ends by it. The agent reads by pread and lives on. */
 #ifndef FENKA_ACCOUNT_H
 #define FENKA_ACCOUNT_H
 #include <stdbool.h>

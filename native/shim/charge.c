@@ -97,20 +97,26 @@ static void discharge(uint8_t card, uint64_t bytes) {
         account_discharge(card, bytes);
 }
 
+__attribute__((noinline, cold)) static void give_up_shared(const struct holding *gone) {
+    if (gone->kind == OPENED) {
+        account_unimport(gone->card, gone->bytes);
+    } else if (gone->shared == EXPORTED) {
+        account_give_up(gone->card, gone->bytes);
+    } else if (gone->shared == POOLED) {
+        pools_freed();
+    } else { /* a graph's, or what has outlived one */
+        pools_graph_memory(gone->card, -(int64_t)gone->bytes);
+        account_discharge(gone->card, gone->bytes);
+    }
+}
+
 void give_up(const struct holding *gone) {
     if (gone->card == NO_CARD)
         return;
-    if (__builtin_expect(gone->kind == POINTER && gone->shared == EXPORTED, 0)) {
-        account_give_up(gone->card, gone->bytes);
-    } else if (__builtin_expect(gone->kind == OPENED, 0)) {
-        account_unimport(gone->card, gone->bytes);
-    } else if (__builtin_expect(gone->kind == POINTER && gone->shared == POOLED, 0)) {
-        pools_freed();
-    } else {
-        if (__builtin_expect(gone->kind == NODE || gone->shared == GRAPHED, 0))
-            pools_graph_memory(gone->card, -(int64_t)gone->bytes);
+    if (__builtin_expect(gone->shared || gone->kind == OPENED || gone->kind == NODE, 0))
+        give_up_shared(gone);
+    else
         account_discharge(gone->card, gone->bytes);
-    }
 }
 
 CUresult settle_as(CUresult result, const struct place *place, uint64_t bytes, enum kind kind, uint64_t key,

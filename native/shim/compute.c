@@ -41,6 +41,9 @@
 #define BURST_NS 100000000ull
 #define AHEAD_NS 10000000ull
 #define STEP_NS 5000000ull        /* no longer asleep than this without looking whether the limits have changed */
+#define LEAST_STEP_NS 50000ull    /* at first: what was charged beforehand may be given back soon */
+#define LEAST_FIRST_NS 5000000ull
+#define MOST_FIRST_NS 100000000ull /* a kernel may wait for the next one to be launched */
 #define SILENT_NS 1000000000ull   /* told so long ago, it is not known any more */
 #define MOST_OWED_NS 86400000000000ull /* a later ready_at was scribbled by somebody */
 #define COARSE 0.005
@@ -146,8 +149,31 @@ static void compare(struct fenka_spending *on, const struct control_told *told, 
         move(on, -part / share, now);
 }
 
+static uint64_t first_of(const struct fenka_spending *on) {
+    uint64_t first = load(&on->first_ns);
+    return first < LEAST_FIRST_NS ? LEAST_FIRST_NS : first > MOST_FIRST_NS ? MOST_FIRST_NS : first;
+}
+
+uint64_t compute_first(unsigned card) {
+    struct fenka_spending *on = account_spending(card);
+    if (!on)
+        return 0;
+    uint64_t first = first_of(on);
+    store(&on->first_ns, first * 2);
+    return first;
+}
+
+void compute_first_was(unsigned card, const uint64_t *ns) {
+    struct fenka_spending *on = account_spending(card);
+    if (!on)
+        return;
+    uint64_t before = first_of(on) / 2;
+    store(&on->first_ns, ns ? (before + (*ns < MOST_FIRST_NS ? *ns : MOST_FIRST_NS)) / 2 : before);
+}
+
 void compute_take(unsigned card, uint64_t cost) {
     struct fenka_spending *on = account_spending(card);
+    uint64_t step = LEAST_STEP_NS;
     if (!on)
         return;
     for (;;) {
@@ -160,7 +186,8 @@ void compute_take(unsigned card, uint64_t cost) {
             compare(on, &told, share, now);
         uint64_t seen = load(&on->ready_at), ready = sensible(seen, now);
         if (share < 1 && ready > now + AHEAD_NS) {
-            os_sleep_until(ready - AHEAD_NS < now + STEP_NS ? ready - AHEAD_NS : now + STEP_NS);
+            os_sleep_until(ready - AHEAD_NS < now + step ? ready - AHEAD_NS : now + step);
+            step = step * 2 < STEP_NS ? step * 2 : STEP_NS;
             kernels_look();
             control_limits_compute(); /* takes in what has changed */
             continue;

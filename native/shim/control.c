@@ -82,12 +82,14 @@ const char *control_open(const char *path) {
     if (fault)
         return fault;
     page = address;
+    os_guard(address, FENKA_CONTROL_BYTES, NULL); /* what was read last holds then */
     bool whole = false;
     for (int i = 0; i < 1000 && !(whole = copy_whole(&last)); i++)
         os_yield();
     fault = whole ? page_fault(&last) : "was left half written";
     if (fault) {
         page = NULL;
+        os_unguard(address);
         os_unmap(address, FENKA_CONTROL_BYTES);
     } else
         note_limited();

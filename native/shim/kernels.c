@@ -2,8 +2,9 @@
  * so after the first few launches of some work only so many are measured that it is a hundredth of the work.
  *
  * The interval is too long when other programs, or other streams, had the card in it: so the least of the last
- * few is what counts. It is never waited for, but for the first launch of what was never measured: a second one
- * waits for that, at most FIRST_NS long, for a kernel may wait for another one to be launched.
+ * few is what counts. It is never waited for, but for the first launch of what was never measured: that one is
+ * charged beforehand what such launches have cost of late (compute.h), and a second one waits for its end, at most
+ * FIRST_NS long, for a kernel may wait for another one to be launched.
  *
  * Work that costs little is added up, by thread, and taken from the lease's account together. Nothing here is
  * locked: what threads share is atomic, and of two that meet in the same place one goes without. */
@@ -49,6 +50,7 @@ struct kernel_measure {
     struct known *known;
     uint64_t work, charged;
     uint8_t card;
+    bool first; /* charged beforehand, for want of anything better */
 };
 
 /* What a thread remembers of the table, and what it has yet to take from the account. Threads have lanes in turn;
@@ -208,23 +210,27 @@ static struct kernel_measure *begin_measure(CUstream stream) {
     return begun ? measure : NULL;
 }
 
-/* Once measured, the launch that was made unknown is paid for. */
+/* Once measured, the launch that was made unknown is paid for, and what was charged too much is given back. */
 static void settle_measure(struct kernel_measure *measure, float milliseconds) {
     uint64_t ns = milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) : 0;
     struct known *known = measure->known;
-    bool first = measure->charged == UNKNOWN;
+    bool first = measure->first;
     if (load(&known->work) == measure->work) {
         learn(known, ns);
         if (first)
             store(&known->first_at, 0);
     }
-    if (first)
-        compute_adjust(measure->card, (int64_t)ns);
+    if (first) {
+        compute_first_was(measure->card, &ns);
+        compute_adjust(measure->card, (int64_t)ns - (int64_t)measure->charged);
+    }
 }
 
 static void look_at(struct kernel_measure *measure, uint32_t deaths) {
     float milliseconds = 0;
     if (measure->deaths != deaths) {
+        if (measure->first)
+            compute_first_was(measure->card, NULL);
         __atomic_fetch_sub(&running, 1, __ATOMIC_RELAXED);
         let_go(measure, true);
         return;
@@ -289,23 +295,27 @@ __attribute__((noinline, cold)) static void begin_slowly(struct launch *launch, 
     kernels_look();
     uint64_t cost = await_first(known);
     bool first = cost == UNKNOWN;
-    launch->cost = first ? 0 : cost;
+    launch->cost = first ? compute_first(launch->card) : cost;
     compute_take(launch->card, launch->cost);
     launch->charged = true;
     unsigned place = work & (CACHED - 1);
     uint32_t few = known->times < RECENT && load(&known->cost) > 1000;
     lane->cached[place].work = first ? 0 : work;
-    lane->cached[place].cost = launch->cost;
-    lane->cached[place].until_measured = few ? 1 : measured_every(launch->cost);
+    lane->cached[place].cost = first ? 0 : cost;
+    lane->cached[place].until_measured = few ? 1 : measured_every(lane->cached[place].cost);
     launch->measure = captures(stream) ? NULL : begin_measure(stream);
     if (launch->measure) {
         launch->measure->known = known;
         launch->measure->work = work;
         launch->measure->card = launch->card;
-        launch->measure->charged = first ? UNKNOWN : cost;
+        launch->measure->charged = launch->cost;
+        launch->measure->first = first;
         if (first)
             store(&known->first_at, os_nanoseconds());
     } else if (first) { /* it cannot be measured now: perhaps later */
+        compute_first_was(launch->card, NULL);
+        compute_adjust(launch->card, -(int64_t)launch->cost);
+        launch->cost = 0;
         lane->cached[place].work = work;
         lane->cached[place].until_measured = SELDOM / 16;
     }
@@ -360,8 +370,12 @@ CUresult kernels_end(struct launch *launch, CUresult result, CUstream stream) {
         __atomic_store_n(&measure->state, RUNNING, __ATOMIC_RELEASE);
         return result;
     }
-    if (measure->charged == UNKNOWN)
+    if (measure->first) {
         store(&measure->known->first_at, 0);
+        compute_first_was(launch->card, NULL);
+        if (result == CUDA_SUCCESS)
+            compute_adjust(launch->card, -(int64_t)launch->cost);
+    }
     let_go(measure, false);
     return result;
 }

@@ -5,11 +5,12 @@
 #include "os.h"
 
 static struct os_lock looking;
-static uint32_t waiting, pass;
+uint32_t late_waiting;
+static uint32_t pass;
 
 void late_forget(void) {
     looking.held = 0;
-    waiting = 0;
+    late_waiting = 0;
 }
 
 /* Where two blocks have the same mark, the one waits for the other; where a block has none it stays charged. */
@@ -20,10 +21,10 @@ void late_give_up(const struct holding *block) {
     os_lock(&looking);
     if (holdings_take(LEFT, left.key, &old)) {
         left.bytes += old.bytes;
-        waiting--;
+        late_waiting--;
     }
     if (holdings_put(left, &old))
-        __atomic_fetch_add(&waiting, 1, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&late_waiting, 1, __ATOMIC_RELAXED);
     os_unlock(&looking);
     late_look();
 }
@@ -33,17 +34,15 @@ static void still_there(void *to, const struct mark *mark) {
     holdings_seen(mark->first, pass);
 }
 
-bool late_look(void) {
+bool late_look_now(void) {
     struct holding gone;
     unsigned shard = 0;
     bool any = false;
-    if (__builtin_expect(!__atomic_load_n(&waiting, __ATOMIC_RELAXED), 1))
-        return false;
     os_lock(&looking);
     pass++;
     if (marks_each(still_there, NULL))
         for (; holdings_take_unseen(&shard, pass, &gone); any = true) {
-            waiting--;
+            late_waiting--;
             account_give_up(gone.card, gone.bytes);
         }
     os_unlock(&looking);

@@ -7,6 +7,10 @@
 /* An exported block that the driver has released; its owner is its mark. */
 void late_give_up(const struct holding *block);
 /* True when some were charged that are gone now. */
-bool late_look(void);
+bool late_look_now(void);
+extern uint32_t late_waiting;
+static inline bool late_look(void) {
+    return __builtin_expect(__atomic_load_n(&late_waiting, __ATOMIC_RELAXED) != 0, 0) && late_look_now();
+}
 void late_forget(void); /* in a child after fork */
 #endif

@@ -107,6 +107,71 @@ enum os_result os_map(const char *path, size_t bytes, bool writable, void **addr
     return result;
 }
 
+/* ---- mappings whose file may become shorter ---- */
+
+#define GUARDED 4
+
+static struct {
+    uintptr_t begin, bytes; /* bytes: 0 = none */
+    void (*lost)(void);
+} guarded[GUARDED];
+static struct sigaction before;
+
+/* As if we were not there. A fault comes again at once where nobody handles it. */
+static void pass_on(int number, siginfo_t *what, void *context) {
+    if (before.sa_flags & SA_SIGINFO) {
+        before.sa_sigaction(number, what, context);
+    } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
+        before.sa_handler(number);
+    } else {
+        struct sigaction none = {.sa_handler = SIG_DFL};
+        sigaction(number, &none, NULL);
+    }
+}
+
+static void on_fault(int number, siginfo_t *what, void *context) {
+    int kept = errno;
+    uintptr_t at = (uintptr_t)what->si_addr;
+    for (unsigned i = 0; i < GUARDED; i++) {
+        uintptr_t begin = guarded[i].begin, bytes = __atomic_load_n(&guarded[i].bytes, __ATOMIC_ACQUIRE);
+        if (what->si_code <= 0 || at - begin >= bytes)
+            continue;
+        if (mmap((void *)begin, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+            MAP_FAILED)
+            break;
+        if (guarded[i].lost)
+            guarded[i].lost();
+        errno = kept;
+        return;
+    }
+    errno = kept;
+    pass_on(number, what, context);
+}
+
+/* A program that has its own handler installed later keeps it: then ours does not run. */
+void os_guard(void *address, size_t bytes, void (*lost)(void)) {
+    struct sigaction ours = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART}, now;
+    for (unsigned i = 0; i < GUARDED; i++) {
+        if (guarded[i].bytes)
+            continue;
+        guarded[i].begin = (uintptr_t)address;
+        guarded[i].lost = lost;
+        __atomic_store_n(&guarded[i].bytes, bytes, __ATOMIC_RELEASE);
+        break;
+    }
+    sigemptyset(&ours.sa_mask);
+    if (sigaction(SIGBUS, NULL, &now) != 0 || ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault))
+        return;
+    before = now;
+    sigaction(SIGBUS, &ours, NULL);
+}
+
+void os_unguard(void *address) {
+    for (unsigned i = 0; i < GUARDED; i++)
+        if (guarded[i].begin == (uintptr_t)address)
+            __atomic_store_n(&guarded[i].bytes, 0, __ATOMIC_RELEASE);
+}
+
 enum os_result os_map_file(const char *path, size_t *bytes, void **address) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)

@@ -33,6 +33,11 @@ bool os_program(uint32_t pid, char *path, size_t room);
 enum os_result os_map(const char *path, size_t bytes, bool writable, void **address);
 /* Maps a file of any size but nothing, to be read by this process alone. */
 enum os_result os_map_file(const char *path, size_t *bytes, void **address);
+/* Who makes a file shorter takes its pages away from all that have mapped it; the next touch is a SIGBUS. From now on
+ * an empty page of this process's own takes the place of such a mapping, and `lost` is called, in the signal's
+ * handler. Other faults go where they went before. NULL = nothing to do but that. */
+void os_guard(void *address, size_t bytes, void (*lost)(void));
+void os_unguard(void *address);
 bool os_exists(const char *path); /* also when it is there but must not be read */
 void os_unmap(void *address, size_t bytes);
 /* How often this process has the file mapped that is mapped from its beginning at `address`; 0 = unknown. */

@@ -127,10 +127,9 @@ CUmemoryPool pools_of(unsigned card) {
     return device >= 0 && REAL(cuDeviceGetMemPool)(&pool, device) == CUDA_SUCCESS ? pool : NULL;
 }
 
-bool pools_look(bool hard) {
-    if (__builtin_expect(!__atomic_exchange_n(&pools_stale, false, __ATOMIC_ACQ_REL), 1))
-        return false;
+bool pools_look_now(bool hard) {
     os_lock(&looking);
+    __atomic_store_n(&pools_stale, false, __ATOMIC_RELEASE);
     bool less = look(hard);
     os_unlock(&looking);
     return less;

@@ -18,8 +18,11 @@ CUmemoryPool pools_of(unsigned card); /* that cuMemAllocAsync takes from */
 
 /* Looks at what pools have reserved now, where something was freed lately; true when that was less. `hard`: has them
  * give back what they need not keep. */
-bool pools_look(bool hard);
+bool pools_look_now(bool hard);
 extern bool pools_stale;
+static inline bool pools_look(bool hard) {
+    return __builtin_expect(__atomic_load_n(&pools_stale, __ATOMIC_RELAXED), 0) && pools_look_now(hard);
+}
 static inline void pools_freed(void) {
     __atomic_store_n(&pools_stale, true, __ATOMIC_RELEASE);
 }

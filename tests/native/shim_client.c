@@ -7,9 +7,12 @@
 #include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -167,6 +170,16 @@ static size_t children_of_threads(CUcontext context, int count) {
     return granted;
 }
 
+/* Touches a page that no file is behind: whether the program's own handler, if it has one, was called. */
+static sigjmp_buf back;
+static void own_handler(int number) { siglongjmp(back, number); }
+static CUresult fault(void) {
+    volatile char *page = mmap(NULL, 4096, PROT_READ, MAP_SHARED, memfd_create("empty", 0), 0);
+    if (sigsetjmp(back, 1))
+        return CUDA_SUCCESS;
+    return page[0] ? CUDA_ERROR_UNKNOWN : CUDA_ERROR_UNKNOWN;
+}
+
 static CUresult answer(const char *what, long long a, long long b, unsigned long long *x, unsigned long long *y) {
     CUdeviceptr p = 0;
     CUcontext context = NULL;
@@ -174,6 +187,10 @@ static CUresult answer(const char *what, long long a, long long b, unsigned long
     CUresult result = CUDA_ERROR_UNKNOWN;
     if (!strcmp(what, "init"))
         return p_cuInit(0);
+    if (!strcmp(what, "handler"))
+        return signal(SIGBUS, own_handler) == SIG_ERR ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+    if (!strcmp(what, "fault"))
+        return fault();
     if (!strcmp(what, "count")) {
         int count = 0;
         result = p_cuDeviceGetCount(&count);

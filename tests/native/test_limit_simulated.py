@@ -9,11 +9,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from fenka.isolation import account
+from tests.hardware.gpu_kit import Client
+from tests.native.shim_kit import SHIM
 
 BENCH = Path(__file__).parent.parent.parent / "bench" / "compute" / "run.py"
 TRIES = 3
@@ -97,4 +102,40 @@ def test_a_killed_program_s_debt_is_not_the_next_one_s(world: Any) -> None:
         while world.busy(0).get(load.process.pid, 0) < 50_000_000:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+    world.end(lease)
+
+
+def test_a_first_launch_is_charged_before_it_ends(world: Any) -> None:
+    """A program that is killed in its first kernel has paid for it, the next one more; what is charged too
+    much of one that ends is given back."""
+    lease = world.lease(0, 90)
+
+    def charged() -> int:
+        return account.read(lease / "account" / "slots").charged_ns[0]
+
+    def started(kernel: str) -> Client:
+        client = Client(world.node.library_dir, LD_PRELOAD=str(SHIM), FENKA_LEASE=str(lease))
+        client.enter().do(
+            "module = ok(d.cuModuleLoadData(b'an image'))",
+            f"f = ok(d.cuModuleGetFunction(module, b'{kernel}'))",
+            "code(d.cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0))",
+        )
+        return client
+
+    charges = [0]
+    for _ in range(3):
+        client = started("k_us600000000")
+        charges.append(charged())
+        client.kill()
+    steps = [after - before for before, after in pairwise(charges)]
+    assert steps[0] >= 1_000_000
+    assert steps == sorted(steps)
+    assert len(set(steps)) == 3
+    client = started("k_us100")
+    before = charged()
+    client.do(
+        "ok(d.cuCtxSynchronize())", "code(d.cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0))"
+    )
+    assert charged() - before < -1_000_000
+    client.kill()
     world.end(lease)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import struct
 import subprocess
 from collections.abc import Callable
@@ -11,7 +12,15 @@ import pytest
 
 from fenka.isolation import account
 from fenka.isolation.layout import layout
-from tests.native.shim_kit import GIB, MIB, OUT_OF_MEMORY, Client, Lease, client
+from tests.native.shim_kit import (
+    GIB,
+    MIB,
+    OUT_OF_MEMORY,
+    SYSTEM_NOT_READY,
+    Client,
+    Lease,
+    client,
+)
 
 Make = Callable[..., Lease]
 
@@ -139,3 +148,55 @@ def test_a_grown_account_goes_on(lease: Lease) -> None:
     newcomer = lease.start()
     assert newcomer.ask("init").code != 0
     assert "does not have the size of an account" in newcomer.finish()
+
+
+SHORTER = [0, 1, 4096, 20_000, 300_000]
+
+
+@pytest.mark.parametrize("size", SHORTER)
+def test_a_shortened_account_ends_nobody(lease: Lease, size: int) -> None:
+    """Whoever cuts the file off: programs that run go on, keep what they have, and are granted nothing more
+    where they notice; a newcomer is told, and the reader reads."""
+    one, two = (lease.start().enter() for _ in range(2))
+    pointer = one.ask("alloc", GIB).value
+    whole = lease.account.stat().st_size
+    os.truncate(lease.account, size)
+    for program in (one, two):
+        for _ in range(3):
+            works(program)
+    assert one.ask("free", pointer).code == 0
+    if size < 4096:  # else what is left of it says enough
+        assert one.ask("alloc", MIB).code == OUT_OF_MEMORY
+        assert one.ask("info").value == 0
+    newcomer = lease.start()
+    assert newcomer.ask("init").code != 0
+    os.truncate(lease.account, whole)
+    for program in (one, two):
+        for _ in range(3):
+            works(program)
+        # A child's exit status has eight bits.
+        assert program.ask("child", MIB).code in (0, OUT_OF_MEMORY, SYSTEM_NOT_READY & 255)
+        program.finish()
+        assert program.process.returncode == 0
+
+
+def test_a_shortened_control_page_ends_nobody(lease: Lease) -> None:
+    """Where isolation is cooperative it is the user's own file: what it said last holds."""
+    one = lease.start().enter()
+    os.truncate(lease.control, 0)
+    assert one.ask("alloc", 4 * GIB).code == 0
+    assert one.ask("alloc", MIB).code == OUT_OF_MEMORY
+
+
+def test_a_program_s_own_faults_stay_its_own(lease: Lease) -> None:
+    """Its handler from before is called for them, and without one it ends, as without the shim."""
+    handles, ends = lease.start(), lease.start().enter()
+    assert handles.ask("handler").code == 0
+    handles.enter()
+    os.truncate(lease.account, 0)
+    works(handles)
+    assert handles.ask("fault").code == 0
+    works(handles)
+    ends.send("fault")
+    ends.finish()
+    assert ends.process.returncode == -signal.SIGBUS

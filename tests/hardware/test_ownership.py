@@ -108,6 +108,13 @@ def test_place_of_a_stranger_is_not_roots(card: Card, stranger: User, roots_plac
             own(card)
 
 
+def test_place_that_others_may_replace_is_not_roots(card: Card, roots_place: Path) -> None:
+    """A directory above it that was made with an open umask."""
+    roots_place.parent.chmod(0o777)
+    with own(card):
+        assert not roots_place.exists()
+
+
 def can_own(card: Card) -> bool:
     """Whether this process could."""
     try:

@@ -112,7 +112,7 @@ class World:
         """Run one command as a user would, and show it with what it printed."""
         print(f"\n$ fenka {' '.join(words)}")
         result = subprocess.run(
-            [sys.executable, "-m", "fenka", *words],
+            [sys.executable, "-Pm", "fenka", *words],
             env=self.environment,
             capture_output=True,
             text=True,

@@ -95,13 +95,16 @@ def _is_root() -> bool:
 
 def _made() -> bool:
     """Whether root's locks have a place that is root's alone."""
-    try:
-        PLACE.mkdir(mode=0o755, parents=True, exist_ok=True)
-        found = PLACE.lstat()
-    except OSError:
-        return False
     others = stat.S_IWGRP | stat.S_IWOTH
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == 0 and not found.st_mode & others
+    for directory in (PLACE.parent, PLACE):
+        try:
+            directory.mkdir(mode=0o755, exist_ok=True)
+            found = directory.lstat()
+        except OSError:
+            return False
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0 or found.st_mode & others:
+            return False
+    return True
 
 
 def _lock(card: Card, held: contextlib.ExitStack) -> None:

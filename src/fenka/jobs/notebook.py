@@ -97,7 +97,7 @@ def find() -> list[str]:
     if own:
         return [own]
     if importlib.util.find_spec("jupyterlab"):
-        return [sys.executable, "-m", "jupyterlab"]
+        return [sys.executable, "-Pm", "jupyterlab"]
     raise NoJupyter(
         "there is no Jupyter here: `pip install jupyterlab`, or install fenka[notebook]"
     )

@@ -2,12 +2,23 @@
 
 import json
 import os
+import pty
+import select
 import signal
 import sys
+from collections.abc import Callable
 
 import pytest
 
-from tests.workstation.conftest import HOLD, Program, Workstation, eventually, kill, refused
+from tests.workstation.conftest import (
+    HOLD,
+    PATIENCE_S,
+    Program,
+    Workstation,
+    eventually,
+    kill,
+    refused,
+)
 
 SLEEP = ["sh", "-c", "echo begun; exec sleep 1000"]
 
@@ -244,3 +255,75 @@ def test_a_cooperative_gang(t4: Workstation) -> None:
     begun(gang, 2)
     kill(gang.pid)
     eventually(lambda: nothing_left(t4))
+
+
+# The first prints without end, the others nothing; none heeds the signals that ask politely.
+TALK = """
+trap '' HUP TERM
+echo begun
+while [ "$RANK" = 0 ]; do echo on; sleep 0.01; done
+exec sleep 1000
+"""
+
+
+def on_a_terminal(station: Workstation, *words: str) -> tuple[int, int]:
+    """`fenka run WORDS` as what a terminal was opened for: its process, and the terminal's other end."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = [*station.prefix, sys.executable, "-m", "fenka", "run", *words]
+        os.execvpe(command[0], command, station.environment)
+    return pid, terminal
+
+
+def read_until(terminal: int, count: int, word: bytes) -> None:
+    """As many lines with the word as that."""
+    said = b""
+    while said.count(word) < count:
+        said += os.read(terminal, 4096)
+
+
+@pytest.mark.parametrize("daemon_first", [True, False])
+def test_a_gang_that_lost_its_daemon_and_its_terminal_ends(
+    t4: Workstation, daemon_first: bool
+) -> None:
+    """In whichever order; nobody else would end it."""
+    words = ("--gang", "2", "--gpu-mem", "4", "--name", "g", "--", "sh", "-c", TALK)
+    supervisor, terminal = on_a_terminal(t4, *words)
+    read_until(terminal, 2, b"begun")
+    members = processes(t4, "g")
+    gone = [os.pidfd_open(pid) for pid in members]
+    losses: list[Callable[[], None]] = [t4.kill_daemon, lambda: os.close(terminal)]
+    for lose in losses if daemon_first else reversed(losses):
+        lose()
+    os.waitpid(supervisor, 0)
+    for descriptor in gone:
+        assert select.select([descriptor], [], [], PATIENCE_S)[0]
+        os.close(descriptor)
+
+
+def test_members_end_with_a_supervisor_that_is_killed_where_no_daemon_lives(
+    t4: Workstation,
+) -> None:
+    """Without anybody to tell them."""
+    program = t4.run("--gang", "2", "--gpu-mem", "4", "--name", "g", "--", *SLEEP)
+    begun(program, 2)
+    gone = [os.pidfd_open(pid) for pid in processes(t4, "g")]
+    t4.kill_daemon()
+    kill(program.pid)
+    for descriptor in gone:
+        assert select.select([descriptor], [], [], PATIENCE_S)[0]
+        os.close(descriptor)
+
+
+def test_a_gang_that_ignores_hang_ups_outlives_its_terminal(t4: Workstation) -> None:
+    """As nohup has it."""
+    words = ("--gang", "2", "--gpu-mem", "4", "--name", "g", "--", "sh", "-c")
+    t4.prefix = ["env", "--ignore-signal=HUP"]
+    script = "echo begun; until [ -e $FENKA_RUNTIME/end ]; do sleep 0.05; done"
+    supervisor, terminal = on_a_terminal(t4, *words, script)
+    read_until(terminal, 2, b"begun")
+    os.close(terminal)
+    os.kill(supervisor, signal.SIGHUP)
+    assert len(processes(t4, "g")) == 2
+    (t4.root / "end").touch()
+    assert os.waitstatus_to_exitcode(os.waitpid(supervisor, 0)[1]) == 0

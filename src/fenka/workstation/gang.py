@@ -6,6 +6,7 @@ front, and as mpirun does it ends the others when one has failed. It knows nothi
 """
 
 import contextlib
+import ctypes
 import os
 import selectors
 import signal
@@ -23,6 +24,8 @@ DRAIN_S = 1.0
 
 LONGEST_LINE = 1 << 16
 """What has no end by then is passed on as it is."""
+
+_PR_SET_PDEATHSIG = 1
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -70,9 +73,10 @@ class _Stream:
     rest: bytes = b""
 
     def take(self, data: bytes) -> None:
-        """Pass on whole lines; with nothing more to come, what is left."""
+        """Pass on whole lines; with nothing more to come, what is left. Raises OSError."""
         if self.log:
-            self.log.write(data)
+            with contextlib.suppress(OSError):  # The disk is full: no reason to end what computes.
+                self.log.write(data)
         *lines, self.rest = (self.rest + data).split(b"\n")
         if self.rest and (not data or len(self.rest) > LONGEST_LINE):
             lines, self.rest = [*lines, self.rest], b""
@@ -106,9 +110,11 @@ class _Gang:
     _go: int = -1
 
     _streams: list[_Stream] = field(default_factory=list)
+    _passed_on: list[signal.Signals] = field(default_factory=list)
+    """Without those that are ignored because who started this said so (nohup)."""
 
     def close(self) -> None:
-        for number in PASSED_ON:
+        for number in self._passed_on:
             signal.signal(number, signal.SIG_DFL)
         self._selector.close()
         self._files.close()
@@ -122,13 +128,14 @@ class _Gang:
             self._files.callback(os.close, ours)
         os.set_blocking(say_signal, False)
         former = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+        self._passed_on = [it for it in PASSED_ON if signal.getsignal(it) != signal.SIG_IGN]
         for rank in range(self.size):
             outputs = [os.pipe() for _ in range(2)]
             pid = os.fork()
             if pid == 0:
                 for ours in (self._go, ready, signals):
                     os.close(ours)
-                _become_member(outputs, former)
+                _become_member(outputs, self._passed_on, former)
                 member(rank, lambda: _await_others(say_ready, go))
             # Both do it, so that it is done whoever comes first.
             with contextlib.suppress(OSError):
@@ -140,7 +147,7 @@ class _Gang:
             os.close(theirs)
         self._listen(ready, lambda: self._one_ready(ready))
         self._listen(signals, lambda: self._signalled(os.read(signals, 1)[0]))
-        for number in PASSED_ON:
+        for number in self._passed_on:
             signal.signal(number, lambda number, _: os.write(say_signal, bytes([number])))
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
@@ -209,8 +216,8 @@ class _Gang:
     def _take(self, stream: _Stream, data: bytes) -> None:
         try:
             stream.take(data)
-        except BrokenPipeError:
-            # Nobody reads us any more (`| head`).
+        except OSError:
+            # Nobody reads us any more (`| head`, or a terminal that was closed).
             stream.to = -1
             self._end(signal.SIGTERM)
 
@@ -245,10 +252,14 @@ class _Gang:
                 os.killpg(process.pid, number)
 
 
-def _become_member(outputs: list[tuple[int, int]], mask: set[int | signal.Signals]) -> None:
+def _become_member(
+    outputs: list[tuple[int, int]],
+    handled: list[signal.Signals],
+    mask: set[int | signal.Signals],
+) -> None:
     """In the child: a process group of its own, so that Ctrl-C reaches it once, through its gang."""
     os.setpgid(0, 0)
-    for passed_on in PASSED_ON:
+    for passed_on in handled:
         signal.signal(passed_on, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -258,6 +269,9 @@ def _become_member(outputs: list[tuple[int, int]], mask: set[int | signal.Signal
 
 
 def _await_others(say_ready: int, go: int) -> None:
+    # Where no daemon lives, nobody else would end this when the gang's process was killed. Only now: a
+    # process that enters a user namespace loses it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     os.write(say_ready, b"r")
     # Nothing: the gang's process is gone, or ends all of us.
     if os.read(go, 1) != b"g":

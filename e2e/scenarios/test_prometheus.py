@@ -1,0 +1,171 @@
+"""What a real Prometheus makes of fenka's metrics, scraped as the Operator would by the chart's monitors."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import yaml
+
+from e2e.cluster import wait_until
+from e2e.scenarios.conftest import CHART
+from e2e.scenarios.kit import World
+from e2e.scenarios.lease_kit import installed_with, pod, settle
+
+ADDRESS = "127.0.0.1:19090"
+CAP_BYTES = (15079 * 4 // 14) << 20
+DASHBOARD = CHART / "files" / "dashboard.json"
+FETCH = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
+
+Json = dict[str, Any]
+
+
+def rule(target: str, *source: str, **more: str) -> Json:
+    """A relabelling."""
+    return {"source_labels": list(source), "target_label": target, **more}
+
+
+def keep(source: str, value: str) -> Json:
+    """Only targets of which this is so."""
+    return {"source_labels": [source], "regex": value, "action": "keep"}
+
+
+def escaped(label: str) -> str:
+    """As Prometheus names a label of Kubernetes."""
+    return "".join(letter if letter.isalnum() else "_" for letter in label)
+
+
+def scraped(monitor: Json, kubeconfig: Path) -> Json:
+    """What the Prometheus Operator makes of a PodMonitor's or ServiceMonitor's first endpoint."""
+    pods = monitor["kind"] == "PodMonitor"
+    spec, namespace = monitor["spec"], monitor["metadata"]["namespace"]
+    (end,) = spec["podMetricsEndpoints" if pods else "endpoints"]
+    meta = "__meta_kubernetes_"
+    selected = f"{meta}{'pod' if pods else 'service'}_label_"
+    port = f"{meta}{'pod_container_port_name' if pods else 'endpoint_port_name'}"
+    rules = [
+        *(keep(selected + escaped(k), v) for k, v in spec["selector"]["matchLabels"].items()),
+        keep(port, end["port"]),
+        rule("namespace", f"{meta}namespace"),
+        rule("container", f"{meta}pod_container_name"),
+        rule("pod", f"{meta}pod_name"),
+        rule("job", replacement=f"{namespace}/{monitor['metadata']['name']}"),
+        rule("endpoint", replacement=end["port"]),
+    ]
+    if not pods:
+        rules.append(rule("service", f"{meta}service_name"))
+    return {
+        "job_name": f"{monitor['kind']}/{namespace}/{monitor['metadata']['name']}/0",
+        "honor_labels": end.get("honorLabels", False),
+        "scrape_interval": "1s",
+        "scrape_timeout": "1s",
+        "kubernetes_sd_configs": [
+            {
+                "role": "pod" if pods else "endpoints",
+                "kubeconfig_file": str(kubeconfig),
+                "namespaces": {"names": [namespace]},
+            }
+        ],
+        "relabel_configs": rules,
+    }
+
+
+def monitors(world: World) -> list[Json]:
+    """The chart's, with the values of the release that runs."""
+    values = world.cluster.helm("get", "values", "fenka", "-n", "fenka", "-o", "yaml")
+    made = world.cluster.state / "monitored.yaml"
+    made.write_text(yaml.safe_dump(yaml.safe_load(values) | {"serviceMonitor": {"enabled": True}}))
+    text = world.cluster.helm("template", "fenka", str(CHART), "-n", "fenka", "-f", str(made))
+    return [
+        it | {"metadata": {"namespace": "fenka", **it["metadata"]}}
+        for it in yaml.safe_load_all(text)
+        if it and it["kind"] in ("PodMonitor", "ServiceMonitor")
+    ]
+
+
+@pytest.fixture
+def prometheus(world: World, sharing: str, tmp_path: Path) -> Iterator[str]:
+    """Debian's, beside the control plane; the sharing node."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("there is no prometheus on the PATH: .ci/run installs Debian's")
+    with installed_with(world, "node.metrics.enabled=true"):
+        settle(world, sharing, 14)
+        jobs = [scraped(it, world.cluster.kubeconfig) for it in monitors(world)]
+        configuration = tmp_path / "prometheus.yaml"
+        configuration.write_text(yaml.safe_dump({"scrape_configs": jobs}))
+        words = [
+            "prometheus",
+            f"--config.file={configuration}",
+            f"--storage.tsdb.path={tmp_path / 'data'}",
+            f"--web.listen-address={ADDRESS}",
+        ]
+        with (tmp_path / "log").open("wb") as log:
+            process = subprocess.Popen(
+                world.cluster.command(*words),
+                env=world.cluster.environment(),
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            yield sharing
+        finally:
+            process.kill()
+            process.wait()
+            world.cluster.kubectl("delete", "pod", "--all", "--now")
+
+
+def ask(world: World, query: str) -> list[Json]:
+    """The samples of an instant query, by Prometheus' own API; none before it answers."""
+    url = f"http://{ADDRESS}/api/v1/query?{urlencode({'query': query})}"
+    try:
+        answer = json.loads(world.cluster.run("python3", "-c", FETCH, url))
+    except Exception:
+        return []
+    found: list[Json] = answer["data"]["result"]
+    return found
+
+
+def panels() -> dict[str, str]:
+    """The board's queries by title, with every namespace and node chosen."""
+    board = json.loads(DASHBOARD.read_text())
+    return {
+        panel["title"]: panel["targets"][0]["expr"]
+        .replace("$namespace", ".*")
+        .replace("$node", ".*")
+        for panel in board["panels"]
+    }
+
+
+def test_the_board_shows_three_notebooks_as_three(world: World, prometheus: str) -> None:
+    """By their own names, though one program of fenka's tells of all of them; and the scheduler's too."""
+    names = ("tf-notebook", "tf-notebook-2", "tf-notebook-3")
+    for name in names:
+        world.cluster.apply(pod(name, "notebook=4:"))
+        world.cluster.wait_for_pod(name)
+    wanted = {("default", name) for name in names}
+    queries = panels()
+
+    def lines(title: str) -> dict[tuple[str, str], float]:
+        return {
+            (it["metric"]["namespace"], it["metric"]["pod"]): float(it["value"][1])
+            for it in ask(world, queries[title])
+        }
+
+    def seen() -> bool:
+        return lines("GPU memory of pods: allowed") == dict.fromkeys(wanted, CAP_BYTES)
+
+    wait_until("three lines", seen, 90)
+    for title in queries:
+        if "of pods" in title:
+            assert set(lines(title)) == wanted, title
+        else:
+            assert {it["metric"]["node"] for it in ask(world, queries[title])} == {prometheus}
+    limits = ask(world, "fenka_container_gpu_memory_limit_bytes")
+    assert {it["metric"]["container"] for it in limits} == {"notebook"}
+    # Whom a sample does not name, Prometheus does: which replica it comes from.
+    wait_until("the scheduler's", lambda: ask(world, 'up{job="fenka/fenka-scheduler"} == 1'), 60)
+    wait_until("the node's", lambda: ask(world, 'up{job="fenka/fenka-node"} == 1'), 60)

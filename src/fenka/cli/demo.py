@@ -22,7 +22,7 @@ from fenka.dialects.sizes import UNITS_MIB
 from fenka.hardware.nvml import Driver, NoDriver
 from fenka.jobs.kernel import Kernel
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import Connection
+from fenka.workstation.client import Connection, start_daemon
 
 GIB_MIB = UNITS_MIB["GiB"]
 CHUNK_MIB = 256
@@ -103,6 +103,8 @@ class World:
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
             "COLUMNS": "200",
         }
+        # A command that is still on its way when this ends must not start a daemon of its own.
+        self.environment["FENKA_START_DAEMON"] = "never"
         if runtime != paths.own() or os.environ.get("FENKA_RUNTIME"):
             self.environment["FENKA_RUNTIME"] = str(runtime.root)
             os.environ["FENKA_RUNTIME"] = str(runtime.root)
@@ -159,21 +161,49 @@ def _interrupt(number: int, _: object) -> None:
 @contextlib.contextmanager
 def _world(*, private: bool) -> Iterator[World]:
     """A daemon of our own, ended with all that it holds, however the demonstration ends."""
-    runtime = paths.own()
-    scratch = None
-    if private or runtime.answers():
-        # Somebody's daemon is at work there: leave it alone.
-        scratch = Path(tempfile.mkdtemp(prefix="fenka-"))
-        runtime = paths.Runtime(scratch)
-    world = World(runtime)
+    with contextlib.ExitStack() as stack:
+        runtime = paths.own()
+        if private or runtime.answers():
+            # Somebody's daemon is at work there: leave it alone.
+            runtime = paths.Runtime(stack.enter_context(_scratch()))
+        world = World(runtime)
+        with _daemon(runtime):
+            try:
+                yield world
+            finally:
+                # From here to the end of this process.
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                _clean(world)
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A directory that goes however this ends, if there is time to remove it."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    directory = Path(tempfile.mkdtemp(prefix="fenka-"))
     try:
-        world.fenka("daemon", "--background", *_hardware())
-        yield world
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        yield directory
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _clean(world)
-        if scratch:
-            shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _daemon(runtime: paths.Runtime) -> Iterator[None]:
+    """A daemon that ends, with its jobs, when this process does, even by SIGKILL."""
+    options = _hardware()
+    print(f"\n$ fenka daemon --background {' '.join(options)}", flush=True)
+    theirs, ours = os.pipe()
+    process = None
+    try:
+        with open(theirs) as lifeline:
+            process = start_daemon(runtime, options, lifeline.fileno())
+        print("the fenka daemon is running; `fenka daemon --stop` ends it", flush=True)
+        yield
+    finally:
+        os.close(ours)
+        if process:
+            process.wait()
 
 
 def _hardware() -> list[str]:

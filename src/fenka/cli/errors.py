@@ -7,7 +7,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-BAD_INPUT, NOT_NOW, NO_PROGRAM, INTERRUPTED = 2, 75, 127, 130
+from fenka.cli.interrupting import INTERRUPTED, leave_at_once, raise_it
+
+BAD_INPUT, NOT_NOW, NO_PROGRAM = 2, 75, 127
 
 
 class Problem(Exception):
@@ -30,8 +32,10 @@ def complain(sentence: str) -> None:
 def sentences(show: Callable[[str], None] = complain) -> Iterator[None]:
     """Show foreseen exceptions as one line and exit; let bugs through with a traceback."""
     try:
+        raise_it()
         yield
     except KeyboardInterrupt:
+        leave_at_once()
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output went away (`| head`); it knows why.
@@ -39,10 +43,16 @@ def sentences(show: Callable[[str], None] = complain) -> Iterator[None]:
         sys.exit(1)
     except Exception as why:
         code = _code(why)
-        if code is None:
+        if code is not None:
+            show(str(why))
+            sys.exit(code)
+        if not isinstance(why, OSError):
             raise
-        show(str(why))
-        sys.exit(code)
+        # The last net: files and disks fail in more ways than anybody has foreseen.
+        from fenka.isolation.files import sentence
+
+        show(sentence(why))
+        sys.exit(1)
 
 
 def _code(why: Exception) -> int | None:
@@ -81,7 +91,5 @@ def _code(why: Exception) -> int | None:
         CardTaken,
         UnsafeDirectory,
         OtherVersion,
-        FileNotFoundError,
-        ConnectionError,
     )
     return 1 if isinstance(why, foreseen) else None

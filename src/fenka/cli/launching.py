@@ -18,6 +18,7 @@ import msgspec
 
 from fenka.cli import tables
 from fenka.cli.errors import BAD_INPUT, NO_PROGRAM, Problem, complain, sentences
+from fenka.cli.interrupting import INTERRUPTED
 from fenka.cli.listing import running_names
 from fenka.isolation.control import Mode
 from fenka.jobs import notebook as jupyter
@@ -27,6 +28,9 @@ from fenka.workstation.paths import Runtime
 
 FAILED = "failed: "
 """Begins a detached child's report that it will not start."""
+
+INTERRUPTED_GRACE_S = 3.0
+"""Between SIGTERM and SIGKILL for a detached program whose start was interrupted."""
 
 NOTEBOOK_READY_S = 60.0
 """A cold start of JupyterLab takes a few seconds; a minute covers a slow disk."""
@@ -117,14 +121,31 @@ def notebook(wanted: Wanted, how: How, password: str, directory: Path) -> None:
     ask = msgspec.structs.replace(ask, command=server.command)
     if how.detach:
         _detached(ask, how, job_dir, server.environment)
+    # Held back until each of the two knows what to do about it.
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     child = os.fork()
     if child == 0:
-        _in_child(lambda: _become(ask, how, server.environment, complain))
-    # The terminal interrupts the server too, which asks whether it was meant.
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        _in_child(lambda: _become(ask, how, server.environment, complain, _left_to_parent))
+    asked: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        asked.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGTERM)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    signal.pthread_sigmask(signal.SIG_SETMASK, former)
+    code = os.waitstatus_to_exitcode(_announce_url(child, job_dir))
+    if signal.SIGINT in asked:
+        sys.exit(INTERRUPTED)
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+def _left_to_parent() -> None:
+    """Until the server knows what Ctrl-C means it would die of it with a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
-    status = _announce_url(child, job_dir)
-    sys.exit(os.waitstatus_to_exitcode(status) % 256)
 
 
 def _announce_url(child: int, job_dir: Path) -> int:
@@ -138,6 +159,8 @@ def _announce_url(child: int, job_dir: Path) -> int:
         if url:
             announced = True
             print(f"notebook: {url}", flush=True)
+            # The terminal interrupts the server too, which asks whether it was meant.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         else:
             time.sleep(0.05)
 
@@ -147,11 +170,14 @@ def _become(
     how: How,
     extra: dict[str, str],
     tell: Callable[[str], None],
+    before: Callable[[], None] = lambda: None,
 ) -> NoReturn:
+    """before: called last of all."""
     runtime = paths.current()
     connection, granted = _acquire(runtime, ask, how, tell)
     assert isinstance(granted, protocol.Granted)
     environment = launch.enter(connection, granted, how.isolation) | extra
+    before()
     _exec(ask.command, environment)
 
 
@@ -239,10 +265,12 @@ def _free_port() -> int:
 def _detached(ask: protocol.Ask, how: How, job_dir: Path, extra: dict[str, str]) -> NoReturn:
     """Start the program in a session of its own, report how it stands, and leave."""
     receive, send = os.pipe()
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     child = os.fork()
     if child == 0:
         os.close(receive)
         os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
         _redirect(job_dir / "log")
 
         def tell(text: str) -> None:
@@ -257,13 +285,25 @@ def _detached(ask: protocol.Ask, how: How, job_dir: Path, extra: dict[str, str])
 
         _in_child(body, lambda why: tell(f"{FAILED}{why}"))
     os.close(send)
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        _report(ask, child, receive, job_dir)
+    except KeyboardInterrupt:
+        # Given up before it was said how it stands: then nothing is to be left of it.
+        _end_detached(child)
+        raise
+    sys.exit(0)
+
+
+def _report(ask: protocol.Ask, child: int, receive: int, job_dir: Path) -> None:
+    """How a detached program stands. Raises Problem if it has not started."""
     with os.fdopen(receive) as reports:
         # The pipe closes when the program is executed, or when it could not be.
         for line in map(str.strip, reports):
             if line.startswith("waiting"):
                 # It may wait for hours; it will start by itself.
                 print(f"{ask.name}: {tables.shown(line)}; it starts by itself")
-                sys.exit(0)
+                return
             if line.startswith(FAILED):
                 _, status = os.waitpid(child, 0)
                 raise Problem(line.removeprefix(FAILED), os.waitstatus_to_exitcode(status))
@@ -273,7 +313,19 @@ def _detached(ask: protocol.Ask, how: How, job_dir: Path, extra: dict[str, str])
         print(f"{ask.name}: {url}")
     else:
         print(f"{ask.name}: started, see `fenka logs {ask.name}`")
-    sys.exit(0)
+
+
+def _end_detached(child: int) -> None:
+    """With what it has started."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, number)
+        deadline = time.monotonic() + INTERRUPTED_GRACE_S
+        while time.monotonic() < deadline:
+            if os.waitpid(child, os.WNOHANG)[0]:
+                return
+            time.sleep(0.02)
 
 
 def _await_url(child: int, name: str, job_dir: Path) -> str:
@@ -294,6 +346,8 @@ def _in_child(body: Callable[[], object], on_failure: Callable[[str], None] = co
             body()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     except BaseException:
         traceback.print_exc()
     os._exit(code)

@@ -388,6 +388,8 @@ def daemon(
         bool, typer.Option("--force", help="with --stop: programs keep running")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", hidden=True)] = False,
+    behind: Annotated[bool, typer.Option("--behind", hidden=True)] = False,
+    lifeline: Annotated[bool, typer.Option("--lifeline", hidden=True)] = False,
 ) -> None:
     """Lease this machine's cards (starts by itself)."""
     from fenka.cli import serving
@@ -396,7 +398,10 @@ def daemon(
         serving.stop(force=force)
     else:
         given = serving.Given(simulate, policy, unit, tuple(only or ()))
-        serving.daemon(given, background=background, resume=resume)
+        if background:
+            serving.start(given)
+        else:
+            serving.daemon(given, resume=resume, behind=behind, lifeline=lifeline)
 
 
 @app.command()

@@ -1,13 +1,16 @@
 """`fenka daemon`."""
 
+import contextlib
 import os
 import select
+import signal
 from dataclasses import dataclass
 
 from fenka.cli.errors import Problem
 from fenka.workstation import files, main, paths, protocol
-from fenka.workstation.client import Connection, start_daemon
-from fenka.workstation.daemon import Daemon
+from fenka.workstation.client import ALREADY_RUNNING, READY, Connection, for_log, start_daemon
+from fenka.workstation.daemon import AlreadyRunning, Daemon
+from fenka.workstation.ending import Ending
 from fenka.workstation.files import Config
 
 ENDS_WITHIN_S = 10.0
@@ -29,21 +32,57 @@ class Given:
         return [*simulate, "--policy", self.policy, "--unit", self.unit, *only]
 
 
-def daemon(given: Given, *, background: bool, resume: bool) -> None:
-    """Serve in the foreground, or start behind and say so."""
+def start(given: Given) -> None:
+    """Start a daemon behind this command."""
     runtime = paths.own()
-    if background:
-        if runtime.answers():
-            raise Problem("a fenka daemon is already running here: `fenka doctor` shows it")
-        start_daemon(runtime, given.options())
-        print("the fenka daemon is running; `fenka daemon --stop` ends it")
-        return
+    if runtime.answers():
+        raise Problem("a fenka daemon is already running here: `fenka doctor` shows it")
+    start_daemon(runtime, given.options())
+    print("the fenka daemon is running; `fenka daemon --stop` ends it")
+
+
+def daemon(given: Given, *, resume: bool, behind: bool, lifeline: bool) -> None:
+    """Serve until told to stop.
+
+    behind: start_daemon has started this; stdout and stderr are its pipe until clients can connect.
+    lifeline: end when standard input does.
+    """
+    ending = Ending(0 if lifeline else None)
+    runtime = paths.own()
     config = Config(given.simulate, given.policy, given.unit, list(given.only))
     if resume:
         config = files.load_config(runtime) or config
-    left = main.run(runtime, config, _announce)
+    # Now, when a reason to end can still be told.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    log = for_log(str(runtime.log), flags) if behind else None
+
+    def ready(daemon: Daemon) -> None:
+        if log is not None:
+            _go_behind(log)
+        with contextlib.suppress(OSError):  # The disk is full: that is no reason to end.
+            _announce(daemon)
+
+    try:
+        left = main.run(runtime, config, ready, ending)
+    except AlreadyRunning as why:
+        raise Problem(str(why), ALREADY_RUNNING if behind else 1) from None
+    except Exception:
+        # Ctrl-C may have ended a program that the start needs.
+        if signal.SIGINT in ending.signals:
+            raise KeyboardInterrupt from None
+        raise
     if left:
         print(f"fenka daemon: ended; {', '.join(left)} go on, and the next daemon knows them")
+    if signal.SIGINT in ending.signals:
+        raise KeyboardInterrupt
+
+
+def _go_behind(log: int) -> None:
+    """Tell who started us, and talk to the log from now on. Raises BrokenPipeError."""
+    os.write(1, READY)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
 
 
 def _announce(daemon: Daemon) -> None:

@@ -258,7 +258,15 @@ class SimulatedNode:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._server.wait(1.0)
         sentence = said.decode(errors="replace").strip().removeprefix("fenka-cardserver: ")
-        return sentence or "the card server ended without a word"
+        return sentence or self._how_it_ended()
+
+    def _how_it_ended(self) -> str:
+        code = self._server.returncode if self._server else None
+        if code == -signal.SIGBUS:
+            state = self.directory / "state"
+            return f"the card server cannot write {state}: make room on that file system (`df`)"
+        how = f"was ended by {signal.Signals(-code).name}" if code and code < 0 else "ended"
+        return f"the card server of {self.directory} {how} before it was ready: try again"
 
     def _connect(self, hello: bytes = _HELLO) -> socket.socket | None:
         """A greeted connection, or None when no server answers within 10 s."""
@@ -369,11 +377,12 @@ def _write_state(directory: Path, content: bytes) -> None:
 def _locked(path: Path) -> Iterator[bytes | None]:
     """Hold the lock that a card server takes; yields the content when a server has it instead."""
     try:
-        file = path.open("rb")
+        # Whatever is there, this does not wait for it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         yield None
         return
-    with file:
+    with open(descriptor, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

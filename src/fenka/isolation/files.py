@@ -1,9 +1,12 @@
 """The files that every lease is made of, and how they are written so that a crash leaves no half."""
 
+import contextlib
+import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +18,67 @@ from fenka.isolation.control import Control, Limit, Mode
 MIB = 1 << 20
 
 
+_ADVICE = {
+    errno.ENOSPC: "make room on that file system, for bytes or inodes (`df`, `df -i`)",
+    errno.EDQUOT: "your quota on that file system is used up: make room",
+    errno.EROFS: "choose a directory on a file system that can be written",
+    errno.EACCES: "check who owns it and the directories above it, and their modes (`ls -ld`)",
+    errno.EPERM: "check who owns it and the directories above it, and their modes (`ls -ld`)",
+    errno.ENOTDIR: "something there is a file where a directory is needed: remove it",
+    errno.EEXIST: "something else of that name is there: remove it",
+    errno.EISDIR: "a directory is there where a file is needed: remove it",
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
+    errno.ENFILE: "raise the machine's limit of open files (`sysctl fs.file-max`)",
+    errno.ENOMEM: "free some memory",
+}
+
+
+def sentence(why: OSError) -> str:
+    """What failed, where, and what to do; for errors that are no bug and have no better words."""
+    if why.errno is None:
+        return str(why)  # Raised by fenka, with words of its own.
+    names = [str(name) for name in (why.filename, why.filename2) if name is not None]
+    where = f"cannot use {' and '.join(names)}" if names else "cannot go on"
+    advice = f"; {_ADVICE[why.errno]}" if why.errno in _ADVICE else ""
+    return f"{where}: {os.strerror(why.errno)}{advice}"
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have the file's name in errors of reading and writing, which come without one."""
+    try:
+        yield
+    except OSError as why:
+        if why.errno is None or why.filename is not None:
+            raise
+        raise OSError(why.errno, why.strerror, str(path)) from None
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Readers and a crash see the old content or the new one, nothing between."""
     temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with naming(path):
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """The content of a regular file of at most so many bytes, whatever else may be there; never waits.
+
+    Raises OSError, with the file's name.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no regular file")
+    with naming(path), open(descriptor, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(f"{path} has more than {most} bytes, so it is damaged")
+    return content
 
 
 def fsync_directory(path: Path) -> None:

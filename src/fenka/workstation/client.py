@@ -2,11 +2,12 @@
 
 import contextlib
 import os
+import selectors
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -14,10 +15,19 @@ import msgspec
 
 from fenka.hardware.peers import peer
 from fenka.workstation import paths, protocol
+from fenka.workstation.ending import SIGNALS
 from fenka.workstation.paths import Runtime, UnsafeDirectory
 
-STARTS_WITHIN_S = 20.0
-"""A daemon answers within a second; a real driver's first initialisation can take several."""
+STARTS_WITHIN_S = 60.0
+"""A daemon answers within a second; a real driver's first initialisation can take many."""
+
+ENDS_WITHIN_S = 10.0
+
+READY = b"fenka daemon: ready\n"
+"""A daemon in the background says this to who started it once clients can connect, and no more after it."""
+
+ALREADY_RUNNING = 75
+"""Its exit code where another one serves the runtime directory."""
 
 
 class NoDaemon(Exception):
@@ -113,50 +123,18 @@ class Connection:
 def connect(runtime: Runtime, announce: Callable[[str], None]) -> Connection:
     """Talk to the daemon, starting one first where none runs. Only root starts the system's.
 
-    Raises NoDaemon, UnsafeDirectory, OtherVersion.
+    With FENKA_START_DAEMON=never in the environment none is started.
+
+    Raises NoDaemon, UnsafeDirectory, OtherVersion, OSError.
     """
     try:
         return Connection(runtime)
     except NoDaemon:
-        if runtime.foreign:
+        if runtime.foreign or os.environ.get("FENKA_START_DAEMON") == "never":
             raise
         announce("starting the fenka daemon …")
         start_daemon(runtime, ["--resume"])
         return Connection(runtime)
-
-
-def start_daemon(runtime: Runtime, options: list[str]) -> None:
-    """Start a daemon behind this command and wait until it answers. Raises NoDaemon.
-
-    With `--resume` it starts as the last one was started, if that left its configuration.
-    """
-    runtime.create()
-    environment = {**os.environ, "FENKA_RUNTIME": str(runtime.root)}
-    if runtime.system:
-        del environment["FENKA_RUNTIME"]
-    with open(runtime.log, "ab", opener=_without_links) as log:
-        began = log.tell()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fenka", "daemon", *options],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env=environment,
-            cwd="/",
-        )
-    deadline = time.monotonic() + STARTS_WITHIN_S
-    while time.monotonic() < deadline:
-        if runtime.answers():
-            return
-        if process.poll() is not None and not runtime.answers():
-            raise NoDaemon(_last_line(runtime.log, began) or f"see {runtime.log}")
-        time.sleep(0.01)
-    raise NoDaemon(f"the daemon did not answer within {STARTS_WITHIN_S:.0f} s: see {runtime.log}")
-
-
-def _without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
 
 
 def _nobody(runtime: Runtime, why: OSError) -> str:
@@ -166,8 +144,103 @@ def _nobody(runtime: Runtime, why: OSError) -> str:
     return f"{where}: start one with `fenka daemon`"
 
 
-def _last_line(log: Path, began: int) -> str:
-    with log.open("rb") as file:
-        file.seek(began)
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("fenka: ") if lines else ""
+def start_daemon(
+    runtime: Runtime, options: list[str], lifeline: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a daemon behind this command and wait until one answers. Raises NoDaemon, OSError.
+
+    With `--resume` it starts as the last one was started, if that left its configuration. A daemon whose
+    starter has gone when it is ready ends at once. lifeline: once it is ready it ends, with all that it has
+    started, when this descriptor, a pipe's, reaches its end.
+
+    Returns the process that was started; it has ended if another one's daemon answers.
+    """
+    runtime.create()
+    deadline = time.monotonic() + STARTS_WITHIN_S
+    while True:
+        process, words = _launch(runtime, options, lifeline, deadline)
+        if words is None or _answers(runtime, process):
+            return process
+        if process.returncode != ALREADY_RUNNING:
+            raise NoDaemon(words)
+        if time.monotonic() > deadline:
+            raise NoDaemon(f"no daemon answers within {STARTS_WITHIN_S:.0f} s, though {words}")
+
+
+def _launch(
+    runtime: Runtime, options: list[str], lifeline: int | None, deadline: float
+) -> tuple[subprocess.Popen[bytes], str | None]:
+    """Start a daemon; why it has ended, or None once it is ready."""
+    environment = {**os.environ, "FENKA_RUNTIME": str(runtime.root)}
+    if runtime.system:
+        del environment["FENKA_RUNTIME"]
+    tied = [] if lifeline is None else ["--lifeline"]
+    # An interruption in here would lose the process; the daemon itself lets signals in again.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fenka", "daemon", "--behind", *tied, *options],
+        stdin=subprocess.DEVNULL if lifeline is None else lifeline,
+        # Not the log: that may be on a disk that is full.
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=environment,
+        cwd="/",
+    )
+    assert process.stdout
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        with process.stdout as pipe:
+            said = _hear(pipe.fileno(), deadline)
+            if said.endswith(READY):
+                return process, None
+        process.wait(ENDS_WITHIN_S)
+    except BaseException:
+        # Interrupted: nothing is to be left. It ends in order, once it can.
+        process.terminate()
+        try:
+            process.wait(STARTS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        raise
+    with contextlib.suppress(OSError), open(runtime.log, "ab", opener=for_log) as log:
+        log.write(said)
+    return process, _last_words(said, process.returncode)
+
+
+def _hear(pipe: int, deadline: float) -> bytes:
+    """What a daemon says until it is ready or has ended. Raises NoDaemon."""
+    said = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while not said.endswith(READY):
+            if not selector.select(deadline - time.monotonic()):
+                raise NoDaemon(
+                    f"the daemon was not ready within {STARTS_WITHIN_S:.0f} s: see whether the driver "
+                    "answers, as with `nvidia-smi`"
+                )
+            if not (more := os.read(pipe, 1 << 16)):
+                break
+            said += more
+    return said
+
+
+def _last_words(said: bytes, code: int) -> str:
+    lines = said.decode(errors="replace").strip().splitlines()
+    if lines:
+        return lines[-1].removeprefix("fenka: ")
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    return f"the daemon {how} while it started: try again; `dmesg` says if memory was short"
+
+
+def _answers(runtime: Runtime, process: subprocess.Popen[bytes]) -> bool:
+    """Whether another one's daemon answers, which may be starting or ending just now."""
+    until = time.monotonic() + (0.5 if process.returncode == ALREADY_RUNNING else 0)
+    while not (answers := runtime.answers()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return answers
+
+
+def for_log(path: str, flags: int) -> int:
+    """Open a daemon's log, whatever stands in its place, without waiting. Raises OSError."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -28,6 +28,7 @@ from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.peers import process, user_name
 from fenka.hardware.simulated import NodeError
 from fenka.isolation import namespaces, telling
+from fenka.isolation.files import naming, sentence
 from fenka.workstation import admission, asking, files, members, protocol, resizing, signals, usage
 from fenka.workstation.admission import Admission, TooMany
 from fenka.workstation.broker import (
@@ -44,6 +45,7 @@ from fenka.workstation.broker import (
     UnknownJob,
     Wait,
 )
+from fenka.workstation.ending import Ending
 from fenka.workstation.paths import Runtime
 from fenka.workstation.snapshot import snapshot
 
@@ -53,6 +55,15 @@ LOOK_EVERY_S = 5.0
 LOOK_AGAIN_S = 0.3
 """After a slice was held for the first time."""
 
+ABANDONED_GRACE_S = 3.0
+"""Between SIGTERM and SIGKILL for jobs of a daemon that was started for a program that has ended."""
+
+RETRY_S = 1.0
+"""Until it is tried again to write what could not be written."""
+
+ROUNDS = 3
+"""Of ending them: one may have been granted meanwhile."""
+
 KILL_TAKES_S = 5.0
 """SIGKILL ends a process at once, unless it waits for a device."""
 
@@ -61,23 +72,26 @@ class AlreadyRunning(Exception):
     """Another daemon serves this runtime directory."""
 
 
-def take_runtime(runtime: Runtime) -> IO[str]:
-    """Lock the runtime directory for this process. Raises AlreadyRunning, UnsafeDirectory."""
+def take_runtime(runtime: Runtime) -> BinaryIO:
+    """Lock the runtime directory for this process. Raises AlreadyRunning, UnsafeDirectory, OSError."""
     runtime.create()
     # Who may read a file may lock it, and would keep the next daemon out.
-    lock = open(runtime.lock, "a+", opener=lambda path, flags: os.open(path, flags, 0o600))  # noqa: SIM115
-    os.fchmod(lock.fileno(), 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read().strip() or "unknown"
-        lock.close()
-        raise AlreadyRunning(f"a fenka daemon is already running here (process {holder})") from None
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
-    return lock
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.ExitStack() as opened:
+        lock = opened.enter_context(open(os.open(runtime.lock, flags, 0o600), "r+b", buffering=0))
+        with naming(runtime.lock):
+            os.fchmod(lock.fileno(), 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = lock.read(20).decode(errors="replace").strip() or "unknown"
+                raise AlreadyRunning(
+                    f"a fenka daemon is already running here (process {holder})"
+                ) from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()).encode())
+        opened.pop_all()
+        return lock
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
@@ -170,18 +184,21 @@ class Daemon:
         """Cards of ours that root's daemon owns now, by UUID."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
+        self._due: list[Effect] = []
+        """Decided, but not yet recorded, or not yet acted on."""
+        self._retry: asyncio.TimerHandle | None = None
         self._teller = telling.Teller(self._samples, members.lease_of_process)
         self._judge = namespaces.Judge()
         self._offences = usage.Offences()
         self._accused: dict[str, list[str]] = {}
         """What jobs do beyond their limits, by the last look."""
 
-    async def serve(self, ready: Callable[[], None]) -> None:
-        """Until SIGTERM, SIGINT or a Shutdown. `ready` is called once clients can connect."""
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_log_failure)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopped.set)
+    async def serve(self, ready: Callable[[], None], ending: Ending) -> None:
+        """Until `ending` says so, or a Shutdown. `ready` is called once clients can connect.
+
+        If it raises BrokenPipeError, who started this has gone: it ends at once.
+        """
+        asyncio.get_running_loop().set_exception_handler(_log_failure)
         if self.library_dir is not None:
             self.cache = files.build_linker_cache(self.runtime, self.library_dir)
         self._driver = files.driver_files(self.library_dir)
@@ -193,11 +210,17 @@ class Daemon:
             self._client, self.runtime.socket, limit=admission.LINE_BYTES, backlog=admission.BACKLOG
         )
         os.umask(former)
-        ready()
+        ending.attach(asyncio.get_running_loop(), self._stopped.set, self._abandoned)
+        if not self._stopped.is_set():
+            try:
+                ready()
+            except BrokenPipeError:
+                self._stopped.set()
         work = (self._keep_looking(), self._keep_telling(), self._keep_judging())
         tasks = [asyncio.create_task(it) for it in work]
         async with server:
             await self._stopped.wait()
+        ending.detach()
         for task in tasks:
             task.cancel()
         self._teller.close()
@@ -311,9 +334,11 @@ class Daemon:
     async def _answer(self, client: Client, message: protocol.ToDaemon) -> None:
         try:
             await self._message(client, message)
-        except (NoDriver, NodeError, OSError) as why:
-            # A lost driver, or a full disk: the client gives up its place by leaving.
+        except (NoDriver, NodeError) as why:
+            # The client gives up its place by leaving.
             client.send(protocol.Failure(str(why)))
+        except OSError as why:
+            client.send(protocol.Failure(sentence(why)))
 
     async def _message(self, client: Client, message: protocol.ToDaemon) -> None:
         match message:
@@ -350,8 +375,9 @@ class Daemon:
         """So that those who wait for a card get it when it comes back, and not when somebody asks."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            files.bound_log(self.runtime)
-            with contextlib.suppress(NoDriver, NodeError):
+            with contextlib.suppress(OSError):
+                files.bound_log(self.runtime)
+            with contextlib.suppress(NoDriver, NodeError, OSError):
                 self._look()
                 for job in [it for it in self.broker.jobs.values() if it.held]:
                     self._gone(job.id)
@@ -492,13 +518,13 @@ class Daemon:
         job = self.broker.jobs.get(job_id)
         first = job is not None and job.state == "running"
         held = self._remains(job) if job and (first or job.held) else ""
-        self._carry_out(self.broker.gone(job_id, time.time(), held))
+        self._carry_out_rest(self.broker.gone(job_id, time.time(), held))
         if held and first:
             # A driver may take a moment to give back what a killed process had.
             asyncio.get_running_loop().call_later(LOOK_AGAIN_S, lambda: self._gone(job_id))
 
     def _disband(self, name: str) -> None:
-        self._carry_out(self.broker.disband(name, time.time()))
+        self._carry_out_rest(self.broker.disband(name, time.time()))
 
     async def _stop(self, client: Client, stop: protocol.Stop) -> None:
         try:
@@ -594,25 +620,69 @@ class Daemon:
         client.send(protocol.Done())
         self._stopped.set()
 
+    def _abandoned(self) -> None:
+        """Who this daemon was started for has ended: so do all jobs, and the daemon."""
+
+        async def end() -> None:
+            for _ in range(ROUNDS):
+                jobs = list(self.broker.jobs.values())
+                for entry in {job.entry for job in jobs if job.state == "waiting"}:
+                    if waiter := self._clients.get(entry):
+                        waiter.send(protocol.Refused("stopped while it waited", final=True))
+                    self._disband(entry)
+                if not jobs or not await self._end(self._here(jobs), ABANDONED_GRACE_S):
+                    break
+            self._stopped.set()
+
+        self._spawn(end())
+
     # --- effects ----------------------------------------------------------------------------------
 
     def _carry_out(self, effects: list[Effect], *, save: bool = True) -> None:
-        if save or effects:
-            self._save()
-        for effect in effects:
-            match effect:
-                case Start(jobs):
+        """Record what was decided, then act on it, in order.
+
+        Raises OSError, for whoever asked; the rest is done as soon as the disk lets it be recorded.
+        """
+        self._due += effects
+        try:
+            if save or self._due:
+                self._save()
+            while self._due:
+                self._act(self._due.pop(0))
+        except OSError:
+            if self._retry is None:
+                loop = asyncio.get_running_loop()
+                self._retry = loop.call_later(RETRY_S, self._carry_out_rest)
+            raise
+        finally:
+            self._forget_watches()
+
+    def _carry_out_rest(self, effects: Sequence[Effect] = ()) -> None:
+        """Where nobody has asked who could be told of an error."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        with contextlib.suppress(OSError):
+            self._carry_out(list(effects))
+
+    def _act(self, effect: Effect) -> None:
+        match effect:
+            case Start(jobs):
+                # One that could not be recorded at once may have been given up since.
+                if len(self._here(jobs)) == len(jobs):
                     self._start(jobs)
-                case Drop(job):
-                    self._teller.forget(job.id)
-                    files.remove_lease(self.lease_dir(job.id))
-                case End(job):
-                    self._spawn(self._end([job], GRACE_S))
-                case Wait(job, position, length, reason):
-                    said = protocol.Waiting(job.entry, job.title, position, length, reason)
-                    self._tell_client(job, said)
-                case Deny(job, reason, final):
-                    self._tell_client(job, protocol.Refused(reason, final))
+            case Drop(job):
+                self._teller.forget(job.id)
+                files.remove_lease(self.lease_dir(job.id))
+            case End(job):
+                self._spawn(self._end([job], GRACE_S))
+            case Wait(job, position, length, reason):
+                said = protocol.Waiting(job.entry, job.title, position, length, reason)
+                self._tell_client(job, said)
+            case Deny(job, reason, final):
+                self._tell_client(job, protocol.Refused(reason, final))
+
+    def _forget_watches(self) -> None:
         here = {name for job in self.broker.jobs.values() for name in (job.id, job.entry)}
         for name in self._watches.keys() - here:
             self._watches.pop(name).close()
@@ -712,7 +782,7 @@ class Daemon:
     def _expire_later(self) -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(
-            GRANT_EXPIRES_S + 1, lambda: self._carry_out(self.broker.expire(time.time()))
+            GRANT_EXPIRES_S + 1, lambda: self._carry_out_rest(self.broker.expire(time.time()))
         )
 
     def hold(self, job: Job, placement: Placement) -> None:

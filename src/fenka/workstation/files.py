@@ -18,11 +18,16 @@ from fenka.isolation.files import write_atomically
 from fenka.workstation.broker import Job
 from fenka.workstation.paths import Runtime
 
+LDCONFIG = "/sbin/ldconfig"
+
 SYSTEM_NATIVE = Path("/var/lib/fenka/workstation")
 """Where a system daemon keeps copies of them, in directories named by their content."""
 
 LOG_BYTES = 4 << 20
 """Of a daemon in the background."""
+
+MOST_BYTES = 1 << 28
+"""Of a file that is read whole; thousands of jobs with the longest commands come to less."""
 
 Loaded = TypeVar("Loaded")
 
@@ -88,10 +93,15 @@ def save_jobs(runtime: Runtime, jobs: list[Job]) -> None:
 
 def _load(path: Path, kind: type[Loaded]) -> Loaded | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(isolation_files.read_plain(path, MOST_BYTES), type=kind)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as why:
+    except OSError as why:
+        raise Unreadable(
+            f"{isolation_files.sentence(why)}; it says who holds which slice: before you remove it, end the "
+            "programs that hold leases"
+        ) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
         raise Unreadable(
             f"{path} is not understood ({why}): it was written by another version or damaged; end the "
             "programs that hold leases, remove the file and start again"
@@ -110,14 +120,27 @@ def install_native(runtime: Runtime) -> Path:
 
 
 def build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
-    """A cache for the dynamic linker in which `library_dir` comes first. Raises CalledProcessError."""
+    """A cache for the dynamic linker in which `library_dir` comes first. Raises CannotIsolate, OSError."""
     configuration, cache = runtime.root / "ld.so.conf", runtime.root / "ld.so.cache"
-    configuration.write_text(f"{library_dir}\ninclude /etc/ld.so.conf\n")
-    subprocess.run(
-        ["/sbin/ldconfig", "-X", "-i", "-f", configuration, "-C", cache],
-        check=True,
-        capture_output=True,
-    )
+    text = f"{library_dir}\ninclude /etc/ld.so.conf\n"
+    isolation_files.write_atomically(configuration, text.encode())
+    try:
+        done = subprocess.run(
+            [LDCONFIG, "-X", "-i", "-f", configuration, "-C", cache],
+            check=False,
+            capture_output=True,
+            process_group=0,  # Ctrl-C is the daemon's to act upon.
+        )
+    except OSError as why:
+        raise sandbox.CannotIsolate(
+            f"{LDCONFIG} cannot be run ({why.strerror}), which makes simulated cards' libraries known inside "
+            "leases: install it (in Debian's package libc-bin)"
+        ) from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise sandbox.CannotIsolate(
+            f"{LDCONFIG} cannot write {cache}: {said[-1] if said else f'it ended with {done.returncode}'}"
+        )
     return cache
 
 
@@ -157,19 +180,20 @@ def create_lease(
     """
     assert job.placement is not None  # Broker: only placed jobs start.
     directory = runtime.lease(job.id)
-    remove_lease(directory)
-    directory.mkdir(mode=0o700)
-    for part in ("lease", "account"):
-        (directory / part).mkdir(mode=0o755)
-    if runtime.system:
-        # Without the right to mount, as in a container, the account stands on /run itself.
-        with contextlib.suppress(PermissionError):
-            mounting.mount_small(directory / "account", account.size())
     owner = None if job.uid == 0 else job.uid
-    slices = job.placement.slices
-    isolation_files.create_lease(directory, job.id, slices, contexts_mib, compute, owner)
-    sandbox.prepare(directory, cache)
-    admit(directory, job.uid)
+    remove_lease(directory)
+    with isolation_files.naming(directory):
+        directory.mkdir(mode=0o700)
+        for part in ("lease", "account"):
+            (directory / part).mkdir(mode=0o755)
+        if runtime.system:
+            # Without the right to mount, as in a container, the account stands on /run itself.
+            with contextlib.suppress(PermissionError):
+                mounting.mount_small(directory / "account", account.size())
+        slices = job.placement.slices
+        isolation_files.create_lease(directory, job.id, slices, contexts_mib, compute, owner)
+        sandbox.prepare(directory, cache)
+        admit(directory, job.uid)
 
 
 def slots(directory: Path) -> Path:

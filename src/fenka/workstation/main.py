@@ -17,6 +17,7 @@ from fenka.isolation import sandbox
 from fenka.workstation import files, members
 from fenka.workstation.broker import Broker
 from fenka.workstation.daemon import Daemon, take_runtime
+from fenka.workstation.ending import Ending
 from fenka.workstation.files import Config
 from fenka.workstation.hardware import lock_cards
 from fenka.workstation.paths import Runtime
@@ -26,13 +27,15 @@ class BadOption(Exception):
     """An option of the daemon means nothing; the message says what would."""
 
 
-def run(runtime: Runtime, config: Config, ready: Callable[[Daemon], None]) -> list[str]:
+def run(
+    runtime: Runtime, config: Config, ready: Callable[[Daemon], None], ending: Ending
+) -> list[str]:
     """Serve until told to stop; the names of the jobs that are still there then.
 
-    `ready` is called once clients can connect.
+    `ready` is called once clients can connect, unless it was told to stop before.
 
     Raises AlreadyRunning, UnsafeDirectory, BadOption, BadSize, BadSpec, NoDriver, CardTaken,
-    Unreadable, FileNotFoundError; each message is the sentence to show.
+    Unreadable, CannotIsolate, whose messages are the sentences to show, and OSError.
     """
     # What programs of other users need is readable, whatever the mask of who starts the daemon.
     os.umask(0o022)
@@ -41,14 +44,18 @@ def run(runtime: Runtime, config: Config, ready: Callable[[Daemon], None]) -> li
         raise BadOption(f"no policy is called {config.policy}: choose one of {', '.join(POLICIES)}")
     with take_runtime(runtime):
         _clean_preload()
-        left = _serve(runtime, config, unit_mib, ready)
+        left = _serve(runtime, config, unit_mib, ready, ending)
         if not left:
             forget(runtime)
         return left
 
 
 def _serve(
-    runtime: Runtime, config: Config, unit_mib: int, ready: Callable[[Daemon], None]
+    runtime: Runtime,
+    config: Config,
+    unit_mib: int,
+    ready: Callable[[Daemon], None],
+    ending: Ending,
 ) -> list[str]:
     native = files.install_native(runtime)
     with _hardware(runtime, config.simulate, native) as hardware:
@@ -58,7 +65,7 @@ def _serve(
             hardware.measure(node.cards, library_dir)
             files.save_config(runtime, config)
             daemon = Daemon(runtime, hardware, Broker(node, config.policy), unit_mib, native)
-            asyncio.run(daemon.serve(lambda: ready(daemon)))
+            asyncio.run(daemon.serve(lambda: ready(daemon), ending))
         return [job.name for job in daemon.broker.jobs.values()]
 
 

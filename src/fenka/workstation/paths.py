@@ -232,7 +232,12 @@ def jobs_directory() -> Path:
     named = os.environ.get("FENKA_RUNTIME")
     if named:
         return _without_links(Path(named)) / "jobs"
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise UnsafeDirectory(
+            f"user {os.geteuid()} has no home directory for logs: set HOME or XDG_STATE_HOME"
+        ) from None
     return _without_links(Path(state)) / "fenka" / "jobs"
 
 

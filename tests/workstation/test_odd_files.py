@@ -1,0 +1,137 @@
+"""Whatever stands where the daemon keeps its files, or if nothing can be written: one sentence, no loss."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fenka.workstation import files
+from fenka.workstation.paths import Runtime
+from tests.workstation.conftest import HOLD, Workstation, refused, workstation_at
+
+
+def binary(path: Path) -> None:
+    """No text in any encoding."""
+    path.write_bytes(b"\xff\xfe\x00{")
+
+
+def empty(path: Path) -> None:
+    """As after a crash of a file system."""
+    path.touch()
+
+
+def nested(path: Path) -> None:
+    """Deeper than a decoder goes."""
+    path.write_text("[" * 100_000)
+
+
+def link(path: Path) -> None:
+    """To something that has no end."""
+    path.symlink_to("/dev/zero")
+
+
+KINDS = (binary, empty, nested, link, Path.mkdir, os.mkfifo)
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("name", ["state", "config"])
+def test_what_is_no_file_of_ours_is_named(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    """And is not waited for, as a FIFO would have it."""
+    runtime = Runtime(tmp_path)
+    path: Path = getattr(runtime, name)
+    make(path)
+    read = files.load_jobs if name == "state" else files.load_config
+    with pytest.raises(files.Unreadable, match=re.escape(str(path))) as said:
+        read(runtime)
+    assert "\n" not in str(said.value)
+    assert "Errno" not in str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("daemon.lock", link),
+        ("daemon.log", os.mkfifo),
+        ("daemon.sock", Path.mkdir),
+        ("leases", empty),
+        ("ld.so.conf", Path.mkdir),
+        ("simulated", empty),
+    ],
+)
+def test_a_daemon_says_which_file_is_in_its_way(
+    station: Workstation, name: str, make: Callable[[Path], None]
+) -> None:
+    """In the words of one who has to clear it away."""
+    make(station.root / name)
+    refused(
+        station.fenka("daemon", "--background", "--simulate", "T4"),
+        1,
+        rf".*{re.escape(str(station.root / name))}.*",
+    )
+    assert not (station.root / "daemon.sock").is_socket()
+
+
+def test_an_unreadable_ledger_gives_nothing_away(t4: Workstation) -> None:
+    """Its slices are held by programs that go on; nobody starts a daemon that knows nothing of them."""
+    program = t4.run("--gpu-mem", "14", "--", *HOLD, "14000")
+    program.report()
+    t4.kill_daemon()
+    state = t4.root / "state.json"
+    kept = state.rename(t4.root / "kept")
+    state.mkdir()
+    result = t4.fenka("run", "--gpu-mem", "14", "--", "true")
+    assert result.returncode == 1
+    assert str(state) in result.stderr.splitlines()[-1]
+    state.rmdir()
+    kept.rename(state)
+    assert t4.fenka("run", "--gpu-mem", "14", "--no-wait", "--", "true").returncode == 75
+    assert program.end() == 0
+
+
+DISKS = ("size=4k", "nr_inodes=3", "ro")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
+@pytest.mark.parametrize("disk", DISKS)
+def test_a_daemon_on_a_disk_without_room_says_so(tmp_path: Path, disk: str) -> None:
+    """Its log is there too, so the reason comes another way; and nothing is left running."""
+    script = 'mount -t tmpfs -o "$0" small "$FENKA_RUNTIME" && exec "$@"'
+    with workstation_at(["unshare", "--mount", "sh", "-c", script, f"mode=700,{disk}"]) as small:
+        result = small.fenka("daemon", "--background", "--simulate", "T4")
+        assert result.returncode == 1, result.stdout
+        (line,) = result.stderr.splitlines()
+        assert re.fullmatch(rf"fenka: .*{re.escape(str(small.root))}.*", line), line
+        assert "Errno" not in line
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="hiding a program takes root")
+def test_without_ldconfig_the_sentence_says_what_to_install(tmp_path: Path) -> None:
+    """Simulated cards need it inside leases."""
+    script = 'mount --bind /dev/null "$(readlink -f /sbin/ldconfig)" && exec "$@"'
+    with workstation_at(["unshare", "--mount", "sh", "-c", script, "sh"]) as station:
+        refused(
+            station.fenka("daemon", "--background", "--simulate", "T4"),
+            1,
+            r"/sbin/ldconfig cannot be run \(Permission denied\), .*: install it .*",
+        )
+
+
+def test_what_could_not_be_recorded_happens_once_there_is_room(t4: Workstation) -> None:
+    """A slice that is freed while the disk is full goes to who waits for it, when it is not any more."""
+    holder = t4.run("--gpu-mem", "14", "--", *HOLD, "14000")
+    holder.report()
+    waiter = t4.run("--gpu-mem", "14", "--", *HOLD, "14000")
+    assert "waiting, position 1 of 1" in waiter.says()
+    in_the_way = t4.root / ".state.json.new"
+    in_the_way.mkdir()
+    assert holder.end() == 0
+    refusal = t4.fenka("run", "--gpu-mem", "1", "--no-wait", "--", "true").stderr
+    assert re.fullmatch(rf"fenka: cannot use {re.escape(str(in_the_way))}: .*\n", refusal), refusal
+    assert waiter.process.poll() is None
+    in_the_way.rmdir()
+    assert waiter.report()["cards"][0]["result"] == 0
+    assert waiter.end() == 0

@@ -1,0 +1,196 @@
+"""A start that is cut off, at any point and by any signal, leaves nothing behind and prints no traceback."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.workstation.conftest import Workstation, eventually
+
+PATIENCE_S = 100.0
+"""Interpreters start by the dozen here, on a machine that does other things too."""
+
+MARK = "FENKA_TEST_MARK"
+
+
+class Start:
+    """A command in a process group of its own, as from a terminal, and all that came of it."""
+
+    def __init__(self, root: Path, *words: str, **environment: str) -> None:
+        self.root, self.mark = root, uuid.uuid4().hex
+        self.output = root.with_name(f"{root.name}.output")
+        kept = {name: value for name, value in os.environ.items() if name != "FENKA_RUNTIME"}
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fenka", *words],
+                env=kept | environment | {MARK: self.mark, "TMPDIR": str(root)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def until(self, sign: Callable[[], object]) -> None:
+        """Wait for the sign, or the command's end."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not sign() and self.process.poll() is None:
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.001)
+
+    def until_there(self, pattern: str) -> None:
+        """Until a file of such a name is there."""
+        self.until(lambda: list(self.root.glob(pattern)))
+
+    def interrupt(self) -> int:
+        """Ctrl-C; the exit code."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.wait(PATIENCE_S)
+
+    def said(self) -> str:
+        """All that it printed."""
+        return self.output.read_text(errors="replace")
+
+    def left(self) -> list[str]:
+        """Its descendants that are still here, wherever they went."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark and process.status() != "zombie":
+                    found.append(f"{process.pid} {' '.join(process.cmdline())}")
+            except psutil.Error:
+                continue
+        return found
+
+    def close(self) -> None:
+        """Whatever the test has found: end it."""
+        for line in self.left():
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def started(station: Workstation) -> Iterator[Callable[..., Start]]:
+    """Starts commands; what they leave is ended at last."""
+    every: list[Start] = []
+
+    def start(*words: str, **environment: str) -> Start:
+        every.append(Start(station.root, *words, **environment))
+        return every[-1]
+
+    yield start
+    for one in every:
+        one.close()
+        one.output.unlink()
+
+
+POINTS = ("daemon.lock", "simulated/server.sock", "config.json")
+"""Files of the runtime directory, in the order in which a start makes them."""
+
+
+def test_an_interruption_of_the_imports_is_no_traceback(
+    started: Callable[..., Start], station: Workstation
+) -> None:
+    """They take longer than it takes to press Ctrl-C."""
+    (station.root / "typer.py").write_text("import os; os.kill(os.getpid(), 2); input()")
+    start = started("ps", PYTHONPATH=str(station.root))
+    assert start.process.wait(PATIENCE_S) == 130
+    assert start.said() == ""
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_daemon_interrupted_while_it_starts_leaves_nothing(
+    started: Callable[..., Start], station: Workstation, point: str
+) -> None:
+    """In the foreground; its card server goes with it."""
+    start = started("daemon", "--simulate", "T4", FENKA_RUNTIME=str(station.root))
+    start.until_there(point)
+    assert start.interrupt() == 130, start.said()
+    assert "Traceback" not in start.said()
+    eventually(lambda: not start.left(), PATIENCE_S)
+    assert not (station.root / "daemon.sock").exists()
+
+
+@pytest.mark.parametrize("point", ["daemon.lock", "config.json"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_daemon_whose_starter_ends_before_it_is_ready_ends(
+    started: Callable[..., Start], station: Workstation, point: str, number: int
+) -> None:
+    """Or it is ready, and stays: never something in between."""
+    start = started("daemon", "--background", "--simulate", "T4", FENKA_RUNTIME=str(station.root))
+    start.until_there(point)
+    start.process.send_signal(number)
+    code = start.process.wait(PATIENCE_S)
+    assert "Traceback" not in start.said()
+    if number == signal.SIGINT:
+        assert code in (130, 0)
+    eventually(lambda: not start.left() or station.fenka("ps").returncode == 0)
+    station.fenka("daemon", "--stop")
+    # The card server of a daemon that was killed stays for half a minute, for its programs' sake.
+    eventually(lambda: not start.left(), PATIENCE_S)
+
+
+DEMO = ("fenka-*", "fenka-*/simulated/server.sock", "fenka-*/daemon.sock", "fenka-*/leases/*")
+
+
+@pytest.mark.parametrize("point", DEMO)
+def test_a_demonstration_interrupted_leaves_nothing(
+    started: Callable[..., Start], station: Workstation, point: str
+) -> None:
+    """Neither daemon nor notebooks nor its directory."""
+    start = started("demo", "--check")
+    start.until_there(point)
+    assert start.interrupt() == 130, start.said()
+    assert "Traceback" not in start.said()
+    eventually(lambda: not start.left(), PATIENCE_S)
+    assert not list(station.root.glob("fenka-*"))
+
+
+@pytest.mark.parametrize("point", DEMO[2:])
+def test_a_demonstration_killed_takes_its_daemon_along(
+    started: Callable[..., Start], station: Workstation, point: str
+) -> None:
+    """Nobody is left to end it: it notices by itself."""
+    start = started("demo", "--check")
+    start.until_there(point)
+    start.process.kill()
+    eventually(lambda: not start.left(), PATIENCE_S)
+    assert not list(station.root.glob("fenka-*/daemon.sock"))
+
+
+@pytest.mark.parametrize("point", ["simulated/server.sock", "daemon.sock", "leases/*"])
+def test_a_program_interrupted_while_it_starts_leaves_a_daemon_that_works_or_none(
+    started: Callable[..., Start], station: Workstation, point: str
+) -> None:
+    """Its slice is free again."""
+    station.start("--simulate", "T4")
+    station.kill_daemon()
+    start = started(
+        "run", "--gpu-mem", "14", "--", "sleep", "1000", FENKA_RUNTIME=str(station.root)
+    )
+    start.until_there(point)
+    code = start.interrupt()
+    assert code == 130 or (code == -signal.SIGINT and (station.root / "daemon.sock").exists())
+    assert "Traceback" not in start.said()
+    assert station.ok("run", "--gpu-mem", "14", "--timeout", "30", "--", "echo", "free") == "free\n"
+
+
+@pytest.mark.parametrize("detach", [[], ["--detach"]])
+@pytest.mark.parametrize("point", ["jobs/n", "leases/*"])
+def test_a_notebook_interrupted_before_its_url_is_there_ends(
+    started: Callable[..., Start], t4: Workstation, point: str, detach: list[str]
+) -> None:
+    """Detached or not: nobody has been told of it yet."""
+    words = ("notebook", "--gpu-mem", "14", "--name", "n", *detach)
+    start = started(*words, FENKA_RUNTIME=str(t4.root))
+    start.until_there(point)
+    assert start.interrupt() == 130, start.said()
+    assert "Traceback" not in start.said()
+    eventually(lambda: not start.left(), PATIENCE_S)
+    eventually(lambda: not t4.jobs())

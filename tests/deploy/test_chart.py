@@ -401,6 +401,16 @@ def test_pods_are_gated_by_every_resource_that_this_line_orders(hami: bool) -> N
 
 
 @needs_helm
+def test_values_of_an_older_release_are_enough_for_the_order() -> None:
+    """`helm upgrade --reuse-values` knows nothing of values that came later."""
+    older = {"scheduler.order": {"halfLifeSeconds": None, "gate": None, "schedulerNames": None}}
+    (container,) = pod_of(one(render(**older), "Deployment", "fenka-scheduler"))["containers"]
+    assert not [it for it in container["args"] if it.startswith("--half-life")]
+    (container,) = pod_of(one(render(), "Deployment", "fenka-scheduler"))["containers"]
+    assert "--half-life=3600" in container["args"]
+
+
+@needs_helm
 def test_no_pod_is_gated_where_the_api_is_missing_or_the_value_says_so() -> None:
     """Kubernetes before 1.36."""
     assert not [

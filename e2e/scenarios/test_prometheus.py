@@ -39,8 +39,55 @@ def escaped(label: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in label)
 
 
-def scraped(monitor: Json, kubeconfig: Path) -> Json:
-    """What the Prometheus Operator makes of a PodMonitor's or ServiceMonitor's first endpoint."""
+def labelled(kind: str, labels: dict[str, str]) -> dict[str, str]:
+    """Labels of an object as service discovery has them."""
+    return {f"__meta_kubernetes_{kind}_label_{escaped(k)}": v for k, v in labels.items()}
+
+
+def pods_found(world: World, namespace: str) -> list[Json]:
+    """Targets, one for each port of a container: Debian's Prometheus has no discovery in Kubernetes."""
+    return [
+        {
+            "targets": [f"{it['status']['podIP']}:{port['containerPort']}"],
+            "labels": {
+                "__meta_kubernetes_namespace": namespace,
+                "__meta_kubernetes_pod_name": it["metadata"]["name"],
+                "__meta_kubernetes_pod_container_name": container["name"],
+                "__meta_kubernetes_pod_container_port_name": port.get("name", ""),
+                **labelled("pod", it["metadata"]["labels"]),
+            },
+        }
+        for it in world.cluster.list("pods", namespace)
+        if it["status"]["phase"] == "Running"
+        for container in it["spec"]["containers"]
+        for port in container.get("ports", [])
+    ]
+
+
+def endpoints_found(world: World, namespace: str) -> list[Json]:
+    """Targets, one for each address of a Service."""
+    services = {it["metadata"]["name"]: it for it in world.cluster.list("services", namespace)}
+    return [
+        {
+            "targets": [f"{address['ip']}:{port['port']}"],
+            "labels": {
+                "__meta_kubernetes_namespace": namespace,
+                "__meta_kubernetes_pod_name": address["targetRef"]["name"],
+                "__meta_kubernetes_endpoint_port_name": port.get("name", ""),
+                "__meta_kubernetes_service_name": name,
+                **labelled("service", services[name]["metadata"]["labels"]),
+            },
+        }
+        for it in world.cluster.list("endpoints", namespace)
+        if (name := it["metadata"]["name"]) in services
+        for subset in it.get("subsets", [])
+        for address in subset.get("addresses", [])
+        for port in subset["ports"]
+    ]
+
+
+def scraped(monitor: Json, targets: list[Json]) -> Json:
+    """What the Prometheus Operator makes of a PodMonitor's or ServiceMonitor's only endpoint."""
     pods = monitor["kind"] == "PodMonitor"
     spec, namespace = monitor["spec"], monitor["metadata"]["namespace"]
     (end,) = spec["podMetricsEndpoints" if pods else "endpoints"]
@@ -63,13 +110,7 @@ def scraped(monitor: Json, kubeconfig: Path) -> Json:
         "honor_labels": end.get("honorLabels", False),
         "scrape_interval": "1s",
         "scrape_timeout": "1s",
-        "kubernetes_sd_configs": [
-            {
-                "role": "pod" if pods else "endpoints",
-                "kubeconfig_file": str(kubeconfig),
-                "namespaces": {"names": [namespace]},
-            }
-        ],
+        "static_configs": targets,
         "relabel_configs": rules,
     }
 
@@ -94,7 +135,8 @@ def prometheus(world: World, sharing: str, tmp_path: Path) -> Iterator[str]:
         pytest.skip("there is no prometheus on the PATH: .ci/run installs Debian's")
     with installed_with(world, "node.metrics.enabled=true"):
         settle(world, sharing, 14)
-        jobs = [scraped(it, world.cluster.kubeconfig) for it in monitors(world)]
+        found = {"PodMonitor": pods_found, "ServiceMonitor": endpoints_found}
+        jobs = [scraped(it, found[it["kind"]](world, "fenka")) for it in monitors(world)]
         configuration = tmp_path / "prometheus.yaml"
         configuration.write_text(yaml.safe_dump({"scrape_configs": jobs}))
         words = [

@@ -554,9 +554,11 @@ void account_judge(unsigned card) {
     reap_on(card);
 }
 
-uint64_t account_used(unsigned card) {
-    if (os_milliseconds() - __atomic_load_n(&judged[card], __ATOMIC_RELAXED) >= JUDGE_EVERY_MS)
+uint64_t account_used(unsigned card, void (*first)(void)) {
+    if (__builtin_expect(os_milliseconds() - __atomic_load_n(&judged[card], __ATOMIC_RELAXED) >= JUDGE_EVERY_MS, 0)) {
+        first();
         account_judge(card);
+    }
     return sum(card);
 }
 

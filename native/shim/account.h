@@ -34,8 +34,9 @@ void account_give_up(unsigned card, uint64_t bytes);
 bool account_import(unsigned card, uint64_t bytes);
 void account_unimport(unsigned card, uint64_t bytes);
 
-/* Bytes held on the card by all processes of the lease that lived some 50 milliseconds ago. */
-uint64_t account_used(unsigned card);
+/* Bytes held on the card by all processes of the lease that lived some 50 milliseconds ago. `first` is called before
+ * they are judged. */
+uint64_t account_used(unsigned card, void (*first)(void));
 
 /* Takes what the dead held out of the sum now, where that is to be seen at once. */
 void account_judge(unsigned card);

@@ -39,6 +39,10 @@ void graphs_forget(void) {
     nodes = room = 0;
 }
 
+static uint64_t next_number(void) {
+    return __atomic_fetch_add(&nodes_added, 1, __ATOMIC_RELAXED);
+}
+
 static bool more_room(void) {
     size_t wanted = room ? room * 2 : 256;
     struct free_node *made = os_pages(wanted * sizeof *made);
@@ -83,7 +87,7 @@ void graphs_frees(CUgraph graph, CUdeviceptr pointer, uint64_t capture) {
     remember((uint64_t)graph);
     os_lock(&adding);
     if (nodes < room || more_room())
-        free_nodes[nodes++] = (struct free_node){(uint64_t)graph, pointer, nodes_added++, capture};
+        free_nodes[nodes++] = (struct free_node){(uint64_t)graph, pointer, next_number(), capture};
     os_unlock(&adding);
 }
 
@@ -94,7 +98,7 @@ void graphs_captured(uint64_t capture, CUgraph graph) {
         if (node->capture != capture)
             continue;
         if (graph)
-            *node = (struct free_node){(uint64_t)graph, node->pointer, nodes_added++, 0};
+            *node = (struct free_node){(uint64_t)graph, node->pointer, next_number(), 0};
         else
             free_nodes[--i] = free_nodes[--nodes];
     }

@@ -21,7 +21,7 @@ void late_give_up(const struct holding *block) {
     os_lock(&looking);
     if (holdings_take(LEFT, left.key, &old)) {
         left.bytes += old.bytes;
-        late_waiting--;
+        __atomic_fetch_sub(&late_waiting, 1, __ATOMIC_RELAXED);
     }
     if (holdings_put(left, &old))
         __atomic_fetch_add(&late_waiting, 1, __ATOMIC_RELAXED);
@@ -42,7 +42,7 @@ bool late_look_now(void) {
     pass++;
     if (marks_each(still_there, NULL))
         for (; holdings_take_unseen(&shard, pass, &gone); any = true) {
-            late_waiting--;
+            __atomic_fetch_sub(&late_waiting, 1, __ATOMIC_RELAXED);
             account_give_up(gone.card, gone.bytes);
         }
     os_unlock(&looking);

@@ -12,10 +12,13 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-void query_slice(unsigned card, uint64_t *free, uint64_t *total) {
+static void look(void) {
     late_look();
     pools_look(false);
-    uint64_t cap = least(control_cap(card), *total), used = account_used(card);
+}
+
+void query_slice(unsigned card, uint64_t *free, uint64_t *total) {
+    uint64_t cap = least(control_cap(card), *total), used = account_used(card, look);
     *free = least(*free, cap > used ? cap - used : 0);
     *total = cap;
 }

@@ -106,6 +106,8 @@ static void fuzz_control(const uint8_t *data, size_t size) {
     }
 }
 
+static void nothing(void) {}
+
 static void use_account(unsigned card, uint64_t bytes, bool give) {
     uint32_t pid;
     uint64_t held;
@@ -120,7 +122,7 @@ static void use_account(unsigned card, uint64_t bytes, bool give) {
         account_unimport(card, bytes);
     if (bytes & 8)
         account_give_up(card, bytes);
-    account_used(card);
+    account_used(card, nothing);
     while ((seen = account_next((unsigned)(seen + 1), card, &pid, &held)) >= 0)
         REQUIRE(seen < FENKA_MAX_SLOTS && ++slots <= FENKA_MAX_SLOTS);
 }

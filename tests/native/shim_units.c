@@ -55,6 +55,8 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuui
 }
 
 static CUcontext context;
+
+static void nothing(void) {}
 static const char *folder;
 
 static void enter(void) {
@@ -94,6 +96,11 @@ static void take_one(unsigned *seed) {
     case 2:
         if (cuMemCreate(&handle, bytes, &block, 0))
             break;
+        if (next(seed) % 64 == 0) {
+            int descriptor = -1;
+            CHECK(!cuMemExportToShareableHandle(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+            CHECK(close(descriptor) == 0);
+        }
         CHECK(!cuMemMap(place, bytes, 0, handle, 0) && !cuMemRelease(handle) && !cuMemUnmap(place, bytes));
         break;
     case 3:
@@ -149,7 +156,7 @@ static void threads(void) {
         pthread_join(workers[i], NULL);
     __atomic_store_n(&done, true, __ATOMIC_RELEASE);
     pthread_join(agent, NULL);
-    CHECK(account_used(0) == 0);
+    CHECK(account_used(0, nothing) == 0);
     CHECK(cuCtxDestroy_v2(context) == CUDA_SUCCESS);
 }
 
@@ -159,7 +166,7 @@ static void calls(void) {
     enter();
     for (int i = 0; i < 20000; i++)
         take_one(&seed);
-    CHECK(account_used(0) == 0);
+    CHECK(account_used(0, nothing) == 0);
     CHECK(cuMemAlloc_v2(&(CUdeviceptr){0}, 5ull << 30) == CUDA_ERROR_OUT_OF_MEMORY);
     pid_t child = fork();
     if (child == 0)

@@ -140,19 +140,20 @@ class Condition(Object):
     status: str = ""
     reason: str = ""
     message: str = ""
-    last_transition_time: str = ""
+    last_transition_time: str | None = None
+    """Go writes null for a time that was never set."""
 
 
 class Running(Object):
     """Of a container that runs."""
 
-    started_at: str = ""
+    started_at: str | None = None
 
 
 class Terminated(Object):
     """Of a container that has ended."""
 
-    finished_at: str = ""
+    finished_at: str | None = None
 
 
 class ContainerState(Object):
@@ -178,11 +179,11 @@ class ContainerStatus(Object):
         Containers of one name run one after the other. The kubelet writes whole seconds.
         """
         ended = self.state.terminated or self.last_state.terminated
-        finished = seconds(ended.finished_at) if ended else None
+        finished = seconds(ended.finished_at or "") if ended else None
         if finished is None or finished + 1 < moment:
             return False
         running = self.state.running
-        return running is None or (seconds(running.started_at) or 0.0) >= moment
+        return running is None or (seconds(running.started_at or "") or 0.0) >= moment
 
 
 class PodStatus(Object):
@@ -213,7 +214,7 @@ class Pod(Object):
     def ended_at(self) -> str:
         """Return when its containers stopped being ready, for a pod that has finished; empty if unknown."""
         times = (it.last_transition_time for it in self.status.conditions if it.type == "Ready")
-        return next(times, "")
+        return next(times, None) or ""
 
     @property
     def unschedulable(self) -> str | None:

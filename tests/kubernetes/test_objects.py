@@ -1,0 +1,22 @@
+"""Objects as Go writes them: a time that was never set is null."""
+
+import msgspec
+
+from fenka.kubernetes.objects import Node, Pod
+
+
+def test_times_that_were_never_set_are_read() -> None:
+    """One such node would keep the extender from reading any."""
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": None}
+    assert msgspec.convert({"status": {"conditions": [ready]}}, Node).ready
+    states = (
+        {"running": {"startedAt": None}},
+        {"terminated": {"finishedAt": None}},
+        {"waiting": {"reason": "CrashLoopBackOff"}},
+    )
+    for state in states:
+        status = {"name": "c", "state": state, "lastState": {}}
+        told = {"status": {"conditions": [ready], "containerStatuses": [status]}}
+        pod = msgspec.json.decode(msgspec.json.encode(told), type=Pod)
+        assert pod.ended_at == ""
+        assert not pod.status.container_statuses[0].ended_after(0)

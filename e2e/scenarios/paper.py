@@ -4,6 +4,7 @@ What is decided about hundreds of slices is seen on them without starting anythi
 """
 
 import json
+import sys
 from collections import Counter
 from typing import Any
 
@@ -18,6 +19,20 @@ UNITS = 16
 GIB = 1024
 ONLY = "fenka.io/test-node"
 """A label of the nodes that are an object alone."""
+
+
+CREATE = """
+import asyncio, json, pathlib, sys
+from fenka.kubernetes.client import Api
+from fenka.kubernetes.objects import Node
+async def main():
+    async with await Api.connect(pathlib.Path(sys.argv[1])) as api:
+        for node, status in json.load(sys.stdin):
+            await api.create("/api/v1/nodes", Node, node)
+            path = f"/api/v1/nodes/{node['metadata']['name']}/status"
+            await api.patch(path, Node, status)
+asyncio.run(main())
+"""
 
 
 def node_object(name: str, cards: int, labels: dict[str, str], *, inventory: bool = True) -> Json:
@@ -68,6 +83,14 @@ class Paper:
         self.cluster.kubectl(
             "patch", "node", name, "--subresource=status", "--type=merge", f"--patch={status}"
         )
+
+    def add_all(self, cards: int, nodes: list[Json]) -> None:
+        """Many new ones at a time, of so many cards each."""
+        self.names += [it["metadata"]["name"] for it in nodes]
+        given = json.dumps([[node, status_of(cards)] for node in nodes])
+        kubeconfig = str(self.cluster.kubeconfig)
+        command = (sys.executable, "-c", CREATE, kubeconfig)
+        self.cluster.run(*command, stdin=given, timeout=120)
 
     def pod(self, name: str, units: int, **rest: Any) -> Json:
         """The manifest of a pod for these nodes. rest: more of its spec; annotations."""

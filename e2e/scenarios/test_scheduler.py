@@ -16,7 +16,7 @@ import pytest
 from e2e.cluster import Cluster, ClusterError, wait_until
 from e2e.scenarios.conftest import CHART, RELEASE
 from e2e.scenarios.kit import MEMORY, World, ask, deployment
-from e2e.scenarios.paper import UNITS, Json, Paper
+from e2e.scenarios.paper import ONLY, UNITS, Json, Paper, node_object
 from fenka.dialects import gpushare
 
 
@@ -26,8 +26,7 @@ def paper(world: World, namespace: str) -> Iterator[Paper]:
     paper = Paper(world, namespace)
     yield paper
     world.cluster.kubectl("-n", namespace, "delete", "pods", "--all", "--grace-period=0", "--force")
-    for name in paper.names:
-        world.cluster.kubectl("delete", "node", name)
+    world.cluster.kubectl("delete", "node", "-l", ONLY)
 
 
 def replicas(cluster: Cluster) -> list[Json]:
@@ -168,6 +167,22 @@ def test_units_that_are_free_but_not_on_one_card(paper: Paper) -> None:
     # It is placed by itself when one ends.
     paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "a")
     assert "p" in paper.wait_for_placed(2)
+
+
+def test_a_pod_is_placed_on_the_only_one_of_hundreds_of_nodes_that_has_room(paper: Paper) -> None:
+    """By kube-scheduler's count all have; it looks at each, since its configuration says so."""
+    nodes = []
+    for number in range(300):
+        node = node_object(f"paper-{number}", 1, {})
+        if number != 299:
+            node["metadata"]["annotations"]["fenka.io/cordoned"] = "0"
+        nodes.append(node)
+    paper.add_all(1, nodes)
+    wait_until("the extender knows them", lambda: len(paper.inspect()) == 300, 30)
+    for number in range(3):
+        paper.create(paper.pod(f"p{number}", 4))
+        placed = paper.wait_for_placed(number + 1, 30)
+        assert placed[f"p{number}"] == ("paper-299", "0")
 
 
 @pytest.fixture

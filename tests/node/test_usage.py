@@ -37,10 +37,10 @@ def test_a_process_is_placed_by_its_cgroup(tmp_path: Path, text: str) -> None:
     """Both cgroup versions, both of the kubelet's drivers, and seen from another cgroup namespace."""
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cgroup").write_text(text)
-    (tmp_path / "7" / "stat").write_text("7 (a) b) S 1")
+    (tmp_path / "7" / "stat").write_text(f"7 (a) b) S {20 * '1 '}")
     assert processes.place_of(7, tmp_path) == (POD, CONTAINER)
     assert processes.living_pods(tmp_path) == {POD}
-    (tmp_path / "7" / "stat").write_text("7 (a) b) Z 1")
+    (tmp_path / "7" / "stat").write_text(f"7 (a) b) Z {20 * '1 '}")
     assert processes.living_pods(tmp_path) == set()
     assert processes.place_of(8, tmp_path) == ("", "")
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from fenka.isolation import account
+from fenka.isolation import account, processes
 from fenka.isolation.layout import constant
 
 __all__ = ["PERIOD_S", "Judge", "living", "sees_everybody"]
@@ -48,13 +48,13 @@ def living(proc: Path = Path("/proc")) -> set[int] | None:
     found = {_own(proc)}
     for name in filter(str.isdecimal, os.listdir(proc)):
         try:
-            if _ended(proc / name):
+            if processes.start_ticks(name, proc) is None:
                 continue
             found.add((proc / name / "ns/pid").stat().st_ino)
         except (FileNotFoundError, ProcessLookupError):
             continue
         except PermissionError:
-            if _nested(proc / name):
+            if _nested(name, proc):
                 return None
     return found
 
@@ -63,20 +63,12 @@ def _own(proc: Path = Path("/proc")) -> int:
     return (proc / "self/ns/pid").stat().st_ino
 
 
-def _ended(process: Path) -> bool:
-    """Whether it is a zombie none of whose threads runs."""
-    fields = (process / "stat").read_text().rpartition(")")[2].split()
-    return fields[0] in "ZX" and int(fields[17]) <= 1
-
-
-def _nested(process: Path) -> bool:
+def _nested(pid: str, proc: Path) -> bool:
     """Whether a process is in a namespace below the caller's. True where it cannot be told."""
     try:
-        status = (process / "status").read_text()
+        return len(processes.namespace_pids(pid, proc)) != 1
     except (FileNotFoundError, ProcessLookupError):
         return False
-    line = next((it for it in status.splitlines() if it.startswith("NSpid:")), "")
-    return len(line.split()) != 2
 
 
 class Judge:

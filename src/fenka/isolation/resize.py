@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from fenka.isolation import account, control
+from fenka.isolation import account, control, processes
 from fenka.isolation.account import Process
 from fenka.isolation.control import Control, Limit
 from fenka.isolation.layout import constant
@@ -18,8 +18,6 @@ from fenka.isolation.layout import constant
 __all__ = ["InUse", "check", "resize"]
 
 _MIB = 1 << 20
-_STATE, _START_TIME = 0, 19
-"""Fields of ``/proc/PID/stat`` behind the name."""
 _FIRST_NAMESPACE = 0xEFFFFFFC
 """The kernel's number for the machine's first PID namespace."""
 
@@ -101,12 +99,10 @@ def _inode(path: str) -> int:
 
 def _start_time(pid: int | str) -> int | None:
     """As accounts have it; -1 of one that is dead and not buried, None of one that is not there."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    low_bits = (1 << 64 - constant("FENKA_IDENTITY_START")) - 1
-    return -1 if fields[_STATE] in "ZX" else int(fields[_START_TIME]) & low_bits
+    start = processes.start_ticks(pid)
+    if start is None:
+        return -1 if Path(f"/proc/{pid}").exists() else None
+    return start & (1 << 64 - constant("FENKA_IDENTITY_START")) - 1
 
 
 def _members(namespace: int, own: int) -> set[tuple[int, int]] | None:
@@ -121,7 +117,7 @@ def _members(namespace: int, own: int) -> set[tuple[int, int]] | None:
         if start in (None, -1):
             continue
         try:
-            numbers = _numbers(name)
+            numbers = processes.namespace_pids(name)
             # One number alone is one of our own namespace.
             if len(numbers) == 1 or Path(f"/proc/{name}/ns/pid").stat().st_ino != namespace:
                 continue
@@ -132,13 +128,6 @@ def _members(namespace: int, own: int) -> set[tuple[int, int]] | None:
         found.add((numbers[-1], start or 0))
         seen = True
     return found if seen else None
-
-
-def _numbers(name: str) -> list[int]:
-    """A process's in our namespace, and in each below it down to its own."""
-    status = Path(f"/proc/{name}/status").read_text()
-    line = next((it for it in status.splitlines() if it.startswith("NSpid:")), "NSpid: 0 0")
-    return [int(it) for it in line.split()[1:]]
 
 
 def _hidden() -> bool:

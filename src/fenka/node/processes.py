@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from fenka.isolation.processes import start_ticks
 from fenka.node.store import Token
 
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
@@ -19,7 +20,8 @@ def place_of(pid: int, proc: Path = Path("/proc")) -> tuple[str, str]:
     systemd's cgroup driver writes _ for -, and a static pod's UID has neither.
     """
     try:
-        text = (proc / str(pid) / "cgroup").read_text()
+        # A container may give cgroups below its own names that are no text.
+        text = os.fsdecode((proc / str(pid) / "cgroup").read_bytes())
     except OSError:
         return "", ""
     pod = _POD.search(text)
@@ -57,16 +59,9 @@ def living_pods(proc: Path = Path("/proc")) -> set[str]:
     for name in os.listdir(proc):
         if name.isdecimal():
             uid, _ = place_of(int(name), proc)
-            if uid and uid not in found and not _dead(proc / name):
+            if uid and uid not in found and start_ticks(name, proc) is not None:
                 found.add(uid)
     return found
-
-
-def _dead(process: Path) -> bool:
-    try:
-        return (process / "stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (OSError, IndexError):
-        return True
 
 
 def kill(pid: int, pod: str, proc: Path = Path("/proc")) -> bool:

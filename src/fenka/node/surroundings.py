@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fenka.isolation.processes import mounts
+
 _CONTAINERD = Path("etc/containerd/config.toml")
 _CRIO = Path("etc/crio")
 _NVIDIA = Path("etc/nvidia-container-runtime/config.toml")
@@ -74,14 +76,15 @@ def unseen_mounts(directory: Path, proc: Path = Path("/proc")) -> str | None:
     """
     if _same(proc / "self/ns/mnt", proc / "1/ns/mnt"):
         return None  # not in a container
-    mount, options = max(
-        (it for it in _mounts(proc) if directory.is_relative_to(it[0])),
-        key=lambda it: len(it[0].parts),
+    # Later ones lie over earlier ones.
+    mount = max(
+        (it for it in reversed([*mounts("self", proc)]) if directory.is_relative_to(it.point)),
+        key=lambda it: len(it.point.parts),
     )
-    if any(it.startswith("shared:") for it in options):
+    if any(it.startswith("shared:") for it in mount.optional):
         return None
     return (
-        f"mounts below {mount} are not seen by the node, so no container could have a lease: mount "
+        f"mounts below {mount.point} are not seen by the node, so no container could have a lease: mount "
         f"{directory.parent} with mountPropagation Bidirectional, and have it shared on the node "
         f"(mount --make-rshared /)"
     )
@@ -92,10 +95,3 @@ def _same(one: Path, other: Path) -> bool:
         return os.readlink(one) == os.readlink(other)
     except OSError:
         return False
-
-
-def _mounts(proc: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Where something is mounted, and its optional fields; later lines lie over earlier ones."""
-    for line in reversed((proc / "self/mountinfo").read_text().splitlines()):
-        fields = line.split()
-        yield Path(fields[4]), fields[6 : fields.index("-")]

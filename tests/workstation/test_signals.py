@@ -1,5 +1,6 @@
 """Whom the daemon's rights reach, when PIDs are used again and connections are passed on."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from fenka.hardware.peers import process
+from fenka.isolation.processes import start_ticks
 from fenka.workstation import signals
-from fenka.workstation.members import Watch, start_ticks
+from fenka.workstation.members import Look, Watch
 from tests.workstation.users import User, place, stranger, victim
 
 __all__ = ["place", "stranger", "victim"]
@@ -153,10 +155,16 @@ def test_lease_is_not_held_by_what_has_the_pid_of_its_process(
     """A daemon that is started again compares the start that was recorded."""
     ticks = start_ticks(ours.pid)
     assert ticks
-    ended: list[int] = []
-    for recorded in (ticks, ticks - 1):
-        watch = Watch(
-            "none", ours.pid, recorded, lambda: ended.append(1), lambda *_: None, lambda _: None
-        )
-        assert bool(ended) is (recorded != ticks)
+
+    async def nobody() -> Look:
+        return Look()
+
+    async def ends(recorded: int) -> bool:
+        ended: list[int] = []
+        watch = Watch("none", ours.pid, recorded, lambda: ended.append(1), nobody)
+        for _ in range(10):
+            await asyncio.sleep(0)
         watch.close()
+        return bool(ended)
+
+    assert [asyncio.run(ends(it)) for it in (ticks, ticks - 1)] == [False, True]

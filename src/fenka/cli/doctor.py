@@ -71,6 +71,7 @@ def _daemon() -> list[Check]:
         *(_card(card, world) for card in world.cards),
         _leases(world),
         *_offences(world),
+        *_unreadable(world),
     ]
 
 
@@ -141,7 +142,11 @@ def _offences(world: protocol.Snapshot) -> list[Check]:
 
 
 def _leases(world: protocol.Snapshot) -> Check:
-    loose = [job.name for job in world.jobs if job.isolation == "cooperative" and job.slices]
+    loose = [
+        job.name
+        for job in world.jobs
+        if job.slices and (job.isolation == "cooperative" or job.user_namespaces)
+    ]
     held = sum(1 for job in world.jobs if job.slices)
     waiting = len(world.jobs) - held
     text = f"{held} held, {waiting} waiting"
@@ -152,6 +157,20 @@ def _leases(world: protocol.Snapshot) -> Check:
     return Check("leases", "ok", text)
 
 
+def _unreadable(world: protocol.Snapshot) -> list[Check]:
+    """Jobs whose slice is held on suspicion."""
+    return [
+        Check(
+            f"job {job.name}",
+            "note",
+            f"processes {', '.join(map(str, job.unreadable))} may be in its lease and cannot be read: it "
+            "holds its slice until they end",
+        )
+        for job in world.jobs
+        if job.unreadable
+    ]
+
+
 def _isolation() -> Check:
     why_not = sandbox.probe()
     if why_not:
@@ -159,8 +178,8 @@ def _isolation() -> Check:
     return Check(
         "memory limit",
         "ok",
-        "hard, per program and card, by the shim in a private mount namespace (fair sharing, not a "
-        "security boundary)",
+        "hard, per program and card, by the shim in user and mount namespaces of the lease's own, in which "
+        "programs can make no further user namespace",
     )
 
 

@@ -86,6 +86,7 @@ class Wanted:
             gang=self.gang,
             priority=self.priority,
             limit_s=self.limit_s,
+            user_namespaces=how.user_namespaces,
         )
         asking.check(ask)
         return ask
@@ -99,6 +100,8 @@ class How:
     timeout_s: float | None
     detach: bool
     isolation: protocol.Isolation
+    user_namespaces: bool = False
+    """Whether the program may make user namespaces, in which it could undo the limits."""
 
 
 def run(wanted: Wanted, how: How, command: list[str]) -> None:
@@ -176,7 +179,10 @@ def _become(
     runtime = paths.current()
     connection, granted = _acquire(runtime, ask, how, tell)
     assert isinstance(granted, protocol.Granted)
-    environment = launch.enter(connection, granted, how.isolation) | extra
+    environment = launch.enter(
+        connection, granted, how.isolation, user_namespaces=how.user_namespaces
+    )
+    environment |= extra
     before()
     _exec(ask.command, environment)
 
@@ -220,7 +226,9 @@ def _be_gang(
         def body() -> NoReturn:
             # The gang's own place is the parent's to give up.
             environment = launch.enter(
-                *launch.claim(runtime, jobs[rank]), how.isolation
+                *launch.claim(runtime, jobs[rank]),
+                how.isolation,
+                user_namespaces=how.user_namespaces,
             ) | _gang_environment(rank, len(jobs), port)
             ready()
             _exec(ask.command, environment)

@@ -106,6 +106,13 @@ IsolationOption = Annotated[
     Isolation,
     typer.Option("--isolation", help="cooperative: by environment alone, a program can undo it"),
 ]
+UserNamespacesOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-user-namespaces",
+        help="for bubblewrap, apptainer, browsers; with them a program can undo its limits",
+    ),
+]
 
 
 LocalOption = Annotated[
@@ -150,6 +157,7 @@ def run(
     timeout: TimeoutOption = None,
     detach: DetachOption = False,
     isolation: IsolationOption = Isolation.namespace,
+    user_namespaces: UserNamespacesOption = False,
     gang: GangOption = None,
     priority: PriorityOption = 0,
     limit: ForOption = None,
@@ -169,7 +177,7 @@ def run(
         priority,
         limit,
     )
-    how = launching.How(not no_wait, timeout, detach, isolation.value)
+    how = launching.How(not no_wait, timeout, detach, isolation.value, user_namespaces)
     launching.run(wanted, how, command)
 
 
@@ -192,6 +200,7 @@ def notebook(
     timeout: TimeoutOption = None,
     detach: DetachOption = False,
     isolation: IsolationOption = Isolation.namespace,
+    user_namespaces: UserNamespacesOption = False,
 ) -> None:
     """Start a Jupyter server with a slice of a GPU and print its URL."""
     from fenka.cli import launching
@@ -205,7 +214,7 @@ def notebook(
         tuple(model or ()),
         name,
     )
-    how = launching.How(not no_wait, timeout, detach, isolation.value)
+    how = launching.How(not no_wait, timeout, detach, isolation.value, user_namespaces)
     launching.notebook(wanted, how, password, directory)
 
 

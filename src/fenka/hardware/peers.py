@@ -55,7 +55,7 @@ def _by_number(pid: int, uid: int, gid: int) -> Process:
     try:
         users = next(
             line.split()[1:]
-            for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+            for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
             if line.startswith("Uid:")
         )
     except OSError:

@@ -1,4 +1,4 @@
-"""The system calls around mounts that Python 3.11 lacks. Each raises OSError."""
+"""The system calls around mounts and namespaces that Python 3.11 lacks. Each raises OSError."""
 
 import ctypes
 import errno
@@ -12,6 +12,11 @@ RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, RECURSIVE = 1, 2, 4, 8, 32, 4096, 
 SLAVE = 1 << 19
 DETACH = 2
 _PAGE = 4096
+
+NEW_MOUNTS = 0x00020000
+NEW_USER = 0x10000000
+
+_CAPBSET_DROP = 24
 
 
 @cache
@@ -28,6 +33,13 @@ def _check(result: int, *names: str) -> None:
 def unshare(flags: int) -> None:
     """Leave some of the namespaces that this process shares with its parent."""
     _check(_libc().unshare(flags))
+
+
+def drop_capabilities() -> None:
+    """No program that this process executes will have any, whatever its file says."""
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    for number in range(last + 1):
+        _check(_libc().prctl(_CAPBSET_DROP, number, 0, 0, 0))
 
 
 def mount(

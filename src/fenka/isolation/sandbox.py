@@ -1,9 +1,9 @@
 """Enter a lease: bind its files where the shim and the dynamic linker look, then exec the program.
 
 Called by the workstation's launcher in the very process that becomes the program, so that signals,
-terminal and exit code need no forwarding. A private mount namespace holds everything: as root
-directly, otherwise inside an unprivileged user namespace, whose capabilities the kernel takes away
-again at the exec. What the program then sees:
+terminal and exit code need no forwarding. A mount namespace holds everything, inside a user namespace by
+which the daemon knows the lease's processes. An ordinary user's has no capabilities after the exec; root's
+has all, for what belongs to the namespace. What the program then sees:
 
     /run/fenka/lease/control        its limits, read-only
     /run/fenka/lease/libfenka.so    the shim; a bind mount pins its inode, so a rebuild cannot remove it
@@ -12,18 +12,22 @@ again at the exec. What the program then sees:
     /etc/ld.so.preload              names the shim; unlike LD_PRELOAD it survives env -i and setuid
     /etc/ld.so.cache                only with a simulated driver: finds its libraries under env -i too
 
-Fair sharing, not a security boundary: a program that is root can undo a mount.
+Programs cannot make further user namespaces, in which they could mount over all of this, unless they are
+allowed to. The kernel counts them in every namespace above, so the limit stands where the program has no
+rights: an ordinary user's in the lease's own, root's in one around it.
+
+Fair sharing, not a security boundary: root can undo this from outside, or bind another file over a mount.
 """
 
 import contextlib
 import fcntl
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fenka.isolation import mounting, proxy
+from fenka.isolation import mounting, processes, proxy
 
 INSIDE = Path("/run/fenka")
 """Where a program finds its lease."""
@@ -39,9 +43,6 @@ NODE = "node"
 
 PRELOAD = Path("/etc/ld.so.preload")
 LINKER_CACHE = Path("/etc/ld.so.cache")
-
-_CLONE_NEWNS = 0x00020000
-_CLONE_NEWUSER = 0x10000000
 
 
 class CannotIsolate(Exception):
@@ -68,6 +69,7 @@ class Mounts:
     hidden: directories that the program must not reach by their own path (other leases' files).
     linker_cache: replaces /etc/ld.so.cache, or None.
     proxies: the directory of the proxies (docs/proxy.md), and driver: the files that they stand in for.
+    user_namespaces: whether programs may make user namespaces of their own.
     """
 
     directory: Path
@@ -76,6 +78,7 @@ class Mounts:
     linker_cache: Path | None = None
     proxies: Path | None = None
     driver: DriverFiles = field(default_factory=DriverFiles)
+    user_namespaces: bool = False
 
 
 def enter(mounts: Mounts) -> None:
@@ -86,19 +89,32 @@ def enter(mounts: Mounts) -> None:
         os.set_inheritable(held, True)
 
 
-def clean(in_use: Callable[[], bool]) -> None:
+def clean() -> None:
     """Remove the empty /etc/ld.so.preload that `enter` may have made as root, if no lease needs it.
 
-    in_use: whether any process is in a lease of any daemon. Removing a file that is bound over drops the
-    mounts on it in every namespace. Processes of another PID namespace cannot be seen: their lock counts too.
+    Removing a file that is bound over drops the mounts on it in every namespace. Processes of another PID
+    namespace cannot be seen: their lock counts too.
     """
     if os.geteuid() != 0:
         return
     with contextlib.suppress(OSError), PRELOAD.open("r+b") as file:
         # Refused at once while anybody is in a lease: the file then stays, which does no harm.
         _lock(file.fileno(), fcntl.F_WRLCK, fcntl.F_OFD_SETLK)
-        if not file.read(1) and not in_use():
+        if not file.read(1) and not _bound_over():
             PRELOAD.unlink()
+
+
+def _bound_over() -> bool:
+    """Whether any process sees a mount over the file. Raises OSError."""
+    seen: set[int] = set()
+    for pid in processes.pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            thread = processes.living_thread(pid)
+            number = processes.namespace(thread, "mnt")
+            if number not in seen and any(it.point == PRELOAD for it in processes.mounts(thread)):
+                return True
+            seen.add(number)
+    return False
 
 
 def _keep_preload() -> int | None:
@@ -129,7 +145,13 @@ def _lock(descriptor: int, kind: int, command: int) -> None:
 
 
 def _enter(mounts: Mounts) -> None:
-    _unshare()
+    own_users = _unshare()
+    _mount_all(mounts)
+    if own_users:
+        _give_up_rights(user_namespaces=mounts.user_namespaces)
+
+
+def _mount_all(mounts: Mounts) -> None:
     # Slave, not private: disks that are mounted later on the host still appear inside.
     _mount(None, Path("/"), mounting.RECURSIVE | mounting.SLAVE)
     preload = _preload_text()
@@ -187,7 +209,8 @@ def probe() -> str | None:
     child = os.fork()
     if child == 0:
         try:
-            _unshare()
+            if _unshare():
+                _give_up_rights(user_namespaces=False)
         except CannotIsolate as why:
             os.write(send, str(why).encode())
         os._exit(0)
@@ -198,10 +221,9 @@ def probe() -> str | None:
     return why_not or None
 
 
-def lease_of(pid: int) -> Path | None:
-    """The path at which this process can read the control page that process `pid` sees, if any."""
-    path = Path(f"/proc/{pid}/root") / INSIDE.relative_to("/") / "lease" / "control"
-    return path if path.exists() else None
+def inside() -> bool:
+    """Whether this process is in a lease."""
+    return (INSIDE / "lease" / "control").exists()
 
 
 def _preload_text() -> str:
@@ -214,16 +236,90 @@ def _preload_text() -> str:
     return "\n".join([*(line for line in lines if line != ours), ours]) + "\n"
 
 
-def _unshare() -> None:
-    if os.geteuid() == 0:
-        _unshare_or_say(_CLONE_NEWNS)
-        return
-    uid, gid = os.geteuid(), os.getegid()
-    _unshare_or_say(_CLONE_NEWUSER | _CLONE_NEWNS)
-    # The kernel wants setgroups denied before an unprivileged process may map its group.
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+def _unshare() -> bool:
+    """A mount namespace of our own, and whether there is a user namespace of our own too."""
+    if os.geteuid() != 0:
+        uid, gid = os.geteuid(), os.getegid()
+        _unshare_or_say(mounting.NEW_USER | mounting.NEW_MOUNTS)
+        # The kernel wants setgroups denied before an unprivileged process may map its group.
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        return True
+    try:
+        _unshare_all_users()
+    except OSError:
+        # Where root can make no user namespace, its programs cannot either.
+        _unshare_or_say(mounting.NEW_MOUNTS)
+        return False
+    return True
+
+
+def _unshare_all_users() -> None:
+    """New user and mount namespaces in which everybody is who they are outside. Raises OSError.
+
+    Only a process above a user namespace may map more than one user there: a child does it.
+    """
+    lines = [
+        (kind, "".join(f"{first} {first} {count}\n" for first, _, count in map(str.split, text)))
+        for kind in ("uid_map", "gid_map")
+        for text in [Path(f"/proc/self/{kind}").read_text().splitlines()]
+    ]
+    receive, send = os.pipe()
+    mapper = os.fork()
+    if mapper == 0:
+        failed = 1
+        try:
+            os.close(send)
+            if os.read(receive, 1):
+                for kind, text in lines:
+                    Path(f"/proc/{os.getppid()}/{kind}").write_text(text)
+                failed = 0
+        finally:
+            os._exit(failed)
+    os.close(receive)
+    try:
+        mounting.unshare(mounting.NEW_USER | mounting.NEW_MOUNTS)
+        os.write(send, b"g")
+    finally:
+        os.close(send)
+        _, status = os.waitpid(mapper, 0)
+    if status:
+        raise CannotIsolate(
+            "root's users cannot be mapped into a user namespace; see `fenka doctor`"
+        )
+
+
+def _give_up_rights(*, user_namespaces: bool) -> None:
+    """What the program is not to have, in a namespace that `_unshare` has made."""
+    if os.geteuid() != 0:
+        if not user_namespaces:
+            _allow_most("user", 0)
+        # A file's capabilities would count in this namespace.
+        mounting.drop_capabilities()
+    elif not user_namespaces:
+        _allow_most("user", 1)
+        _allow_most("time", 0)
+        try:
+            # It has no rights over the one that counts, and cannot take away the mounts that it inherits.
+            _unshare_all_users()
+        except OSError as why:
+            raise CannotIsolate(f"no user namespace can be made here ({why.strerror})") from None
+
+
+def _allow_most(kind: str, number: int) -> None:
+    """So many more namespaces of this kind may be made in this user namespace and those below it."""
+    limit = Path(f"/proc/sys/user/max_{kind}_namespaces")
+    try:
+        limit.write_text(str(number))
+    except OSError as why:
+        if kind == "time" and isinstance(why, FileNotFoundError):
+            return  # The kernel is older than these.
+        raise CannotIsolate(
+            f"programs in the lease could undo its limits in a user namespace of their own, for {limit} "
+            f"cannot be written here ({why.strerror}): mount /proc writable, or accept that with "
+            "--allow-user-namespaces"
+        ) from None
 
 
 def _provide_inside(layer: Path) -> None:
@@ -275,18 +371,12 @@ def _provide_etc(layer: Path, linker_cache: Path | None) -> None:
 def _overlay_etc(layer: Path) -> None:
     """Read-only, which takes nothing from a program that may not write to /etc anyway."""
     etc = PRELOAD.parent
-    below = [point for point in _mount_points() if etc in point.parents]
+    below = [mount.point for mount in processes.mounts() if etc in mount.point.parents]
     kept = [(point, os.open(point, os.O_PATH)) for point in below]
     _mount("overlay", etc, mounting.RDONLY, kind="overlay", data=f"lowerdir={layer}:{etc}")
     for point, descriptor in kept:
         _mount(Path(f"/proc/self/fd/{descriptor}"), point, mounting.BIND)
         os.close(descriptor)
-
-
-def _mount_points() -> list[Path]:
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    fields = (line.split()[4].encode().decode("unicode_escape") for line in lines)
-    return [Path(field) for field in fields]
 
 
 def _read_only(target: Path) -> None:

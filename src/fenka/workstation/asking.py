@@ -149,6 +149,7 @@ def _one(ask: protocol.Ask, who: Who, unit_mib: int) -> Job:
         directory=ask.directory,
         kind=ask.kind,
         isolation=ask.isolation,
+        user_namespaces=ask.user_namespaces,
         requested_at=0,
         priority=ask.priority,
         limit_s=ask.limit_s,

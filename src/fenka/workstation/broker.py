@@ -87,6 +87,10 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     """Inode of the shim that its processes have mapped; 0 = not known."""
     unnamed_mib: dict[str, int] = {}
     """By card UUID, memory that belonged to no process when the slice was granted."""
+    user_namespaces: bool = False
+    """Whether its programs may make user namespaces of their own."""
+    namespace: int = 0
+    """The number of its lease's user namespace, once it runs; see members.py."""
 
     @property
     def entry(self) -> str:

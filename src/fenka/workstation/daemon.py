@@ -29,6 +29,7 @@ from fenka.hardware.peers import process, user_name
 from fenka.hardware.simulated import NodeError
 from fenka.isolation import namespaces, telling
 from fenka.isolation.files import naming, sentence
+from fenka.isolation.processes import parent, start_ticks
 from fenka.workstation import admission, asking, files, members, protocol, resizing, signals, usage
 from fenka.workstation.admission import Admission, TooMany
 from fenka.workstation.broker import (
@@ -119,19 +120,13 @@ def _where(why: BaseException) -> str:
     return f"{type(why).__name__}: {why}{at}"
 
 
-def _belongs(pid: int, job: Job) -> bool:
-    """Whether the process that has this PID now is the one that asked, or in the lease."""
-    asked = pid == job.pid and members.start_ticks(pid) == job.start_ticks
-    return asked or members.lease_of_process(pid) == job.id
-
-
 class Client:
     """One connection: who is there, and the job it asks for. Raises OSError where that process is gone."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._process = process(writer.get_extra_info("socket"))
         self.pid, self.uid = self._process.pid, self._process.uid
-        self.start_ticks = members.start_ticks(self.pid) or 0
+        self.start_ticks = start_ticks(self.pid) or 0
         """Of the process that connected, as long as :attr:`lives`."""
         self.writer = writer
         self.job: str | None = None
@@ -187,7 +182,8 @@ class Daemon:
         self._due: list[Effect] = []
         """Decided, but not yet recorded, or not yet acted on."""
         self._retry: asyncio.TimerHandle | None = None
-        self._teller = telling.Teller(self._samples, members.lease_of_process)
+        self._members = members.Members(broker.jobs.values, runtime.leases)
+        self._teller = telling.Teller(self._samples, self._members.lease_of)
         self._judge = namespaces.Judge()
         self._offences = usage.Offences()
         self._accused: dict[str, list[str]] = {}
@@ -227,6 +223,7 @@ class Daemon:
         self.runtime.socket.unlink(missing_ok=True)
         for watch in self._watches.values():
             watch.close()
+        self._members.close()
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -235,19 +232,24 @@ class Daemon:
 
         Raises Unreadable if programs hold slices that cannot be accounted for on these cards.
         """
-        alive = members.holders()
+        known = files.load_jobs(self.runtime)
+        look = self._members.adopt(known)
         kept = [
             job
-            for job in files.load_jobs(self.runtime)
-            if members.start_ticks(job.pid) == job.start_ticks or job.id in alive or job.held
+            for job in known
+            if start_ticks(job.pid) == job.start_ticks
+            or look.of(job.id)
+            or not look.complete
+            or job.held
         ]
         for directory in self.runtime.leases.iterdir():
             if directory.name in (job.id for job in kept):
                 continue
-            if directory.name in alive:
+            recorded = directory.name in (job.id for job in known)
+            if not recorded and (there := self._members.strangers(directory.name)):
                 raise files.Unreadable(
-                    f"processes {alive[directory.name]} hold a slice that {self.runtime.state} does "
-                    "not know: end them first"
+                    f"processes {there} hold a slice that {self.runtime.state} does not know: end them "
+                    "first"
                 )
             files.remove_lease(directory)
         granted = [job for job in kept if job.placement]
@@ -347,7 +349,7 @@ class Daemon:
             case protocol.Confirm():
                 self._confirm(client)
             case protocol.List():
-                client.send(self._snapshot())
+                client.send(await self._snapshot())
             case protocol.Stop():
                 await self._stop(client, message)
             case protocol.Resize():
@@ -393,6 +395,8 @@ class Daemon:
             await asyncio.sleep(telling.PERIOD_S)
             with contextlib.suppress(NoDriver, NodeError):  # _look opens the driver again
                 self._teller.tell()
+            if self._members.unsure:
+                await self._members.look()
 
     async def _keep_judging(self) -> None:
         """Memory of processes that ended with their PID namespace is free for others of their lease."""
@@ -407,7 +411,7 @@ class Daemon:
     def _glance(self) -> usage.Glance:
         """Raises NoDriver."""
         processes = self.hardware.driver.processes()
-        return usage.glance(processes, members.lease_of_process, members.start_ticks)
+        return usage.glance(processes, self._members.lease_of, start_ticks)
 
     def _remains(self, job: Job) -> str:
         """Why the slice of a job without processes cannot be given away. A lost driver cannot be asked."""
@@ -425,15 +429,16 @@ class Daemon:
         with contextlib.suppress(FileNotFoundError):  # made when its client comes back
             self._teller.watch(job.id, self.lease_dir(job.id) / "lease" / "control")
 
-    def _snapshot(self) -> protocol.Snapshot:
+    async def _snapshot(self) -> protocol.Snapshot:
+        look = await self._members.look()
         readings = self._look()
         return snapshot(
             self.hardware,
             usage.Look(readings, self._glance(), self._accused),
             self.broker,
+            look,
             self.runtime,
             self.unit_mib,
-            str(self.library_dir or ""),
         )
 
     def _ask(self, client: Client, ask: protocol.Ask) -> None:
@@ -479,8 +484,8 @@ class Daemon:
             return None
         gang = job.gang
         entitled = client.is_process(job.pid, job.start_ticks) or (
-            job.pid == gang.pid == members.parent(client.pid)
-            and members.start_ticks(gang.pid) == gang.start_ticks
+            job.pid == gang.pid == parent(client.pid)
+            and start_ticks(gang.pid) == gang.start_ticks
             and job.state == "starting"
         )
         return job if entitled else None
@@ -497,12 +502,18 @@ class Daemon:
         job = self.broker.jobs.get(client.job or "")
         # Again, if the daemon before us recorded it and could not say so.
         ours = job is not None and client.lives and client.is_process(job.pid, job.start_ticks)
-        again = job is not None and job.state == "running"
-        if job and ours and (again or self.broker.confirm(job.id, time.time())):
-            self._save()
-            client.send(protocol.Done())
-        else:
+        if job is None or not ours or job.state not in ("starting", "running"):
             client.send(protocol.Failure("the grant expired before the program started: try again"))
+            return
+        if job.isolation == "namespace":
+            try:
+                self._members.enter(job)
+            except members.NotEntered as why:
+                client.send(protocol.Failure(str(why)))
+                return
+        self.broker.confirm(job.id, time.time())
+        self._save()
+        client.send(protocol.Done())
 
     def _left(self, client: Client) -> None:
         """A client that went away while it waited, or before it confirmed, gives up its place."""
@@ -557,7 +568,7 @@ class Daemon:
                 waiter.send(protocol.Refused("stopped while it waited", final=True))
             self._disband(job.entry)
         elif not await self._end(jobs, stop.grace_s):
-            left = ", ".join(str(pid) for pid, _ in self._processes(jobs))
+            left = ", ".join(str(pid) for pid, _ in await self._processes(jobs))
             client.send(
                 protocol.Failure(f"{job.title} does not end: processes {left} ignore SIGKILL")
             )
@@ -568,8 +579,8 @@ class Daemon:
         """SIGTERM to all, SIGKILL to those that are left after the grace; whether that ended them."""
         for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_TAKES_S)):
             deadline = time.monotonic() + patience_s
-            for pid, job in self._processes(jobs):
-                signals.send(pid, number, job.uid, lambda pid, job=job: _belongs(pid, job))  # type: ignore[misc]
+            for pid, job in await self._processes(jobs):
+                signals.send(pid, number, job.uid, lambda pid, job=job: self._belongs(pid, job))  # type: ignore[misc]
             while self._here(jobs) and time.monotonic() < deadline:
                 await asyncio.sleep(0.02)
         return not self._here(jobs)
@@ -577,14 +588,19 @@ class Daemon:
     def _here(self, jobs: Sequence[Job]) -> list[Job]:
         return [job for job in jobs if job.id in self.broker.jobs]
 
-    def _processes(self, jobs: Sequence[Job]) -> list[tuple[int, Job]]:
-        holders = members.holders()
+    async def _processes(self, jobs: Sequence[Job]) -> list[tuple[int, Job]]:
+        look = await self._members.look()
         return [
             (pid, job)
             for job in self._here(jobs)
-            for pid in sorted({job.pid, *holders.get(job.id, [])})
-            if _belongs(pid, job)
+            for pid in sorted({job.pid, *look.holders.get(job.id, [])})
+            if self._belongs(pid, job)
         ]
+
+    def _belongs(self, pid: int, job: Job) -> bool:
+        """Whether the process that has this PID now is the one that asked, or in the lease."""
+        asked = pid == job.pid and start_ticks(pid) == job.start_ticks
+        return asked or self._members.lease_of(pid) == job.id
 
     def _resize(self, client: Client, wanted: protocol.Resize) -> protocol.Done | protocol.Failure:
         try:
@@ -673,6 +689,7 @@ class Daemon:
                     self._start(jobs)
             case Drop(job):
                 self._teller.forget(job.id)
+                self._members.forget(job.id)
                 files.remove_lease(self.lease_dir(job.id))
             case End(job):
                 self._spawn(self._end([job], GRACE_S))
@@ -749,17 +766,16 @@ class Daemon:
             if not job.gang or job.pid != job.gang.pid:
                 self._follow(job.id, job, lambda job=job: self._gone(job.id))  # type: ignore[misc]
         gang, entry = (jobs[0].gang, jobs[0].entry) if jobs else (None, "")
-        if gang and members.start_ticks(gang.pid) == gang.start_ticks:
+        if gang and start_ticks(gang.pid) == gang.start_ticks:
             self._follow(entry, gang, lambda: self._disband(entry))
         elif gang:
             self._disband(entry)
 
     def _follow(self, name: str, who: Job | Gang, on_end: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
         if name in self._watches:
             self._watches.pop(name).close()
         self._watches[name] = members.Watch(
-            name, who.pid, who.start_ticks, on_end, loop.add_reader, loop.remove_reader
+            name, who.pid, who.start_ticks, on_end, self._members.look
         )
 
     def _end_later(self, job: Job) -> None:

@@ -45,7 +45,7 @@ def acquire(
     timeout_s: give up after so many seconds of waiting, None for never. on_wait is told each change.
     Raises NotGranted, NestedLease, NoDaemon, UnsafeDirectory, OtherVersion.
     """
-    if "FENKA_LEASE" in os.environ or sandbox.lease_of(os.getpid()):
+    if "FENKA_LEASE" in os.environ or sandbox.inside():
         raise NestedLease("this shell is inside a lease already: leave it to ask for another one")
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     try:
@@ -138,8 +138,12 @@ def enter(
     connection: Connection,
     granted: protocol.Granted,
     isolation: protocol.Isolation,
+    *,
+    user_namespaces: bool,
 ) -> dict[str, str]:
     """Move this process into the lease and return the environment for the program.
+
+    user_namespaces: whether it may make user namespaces of its own.
 
     Raises CannotIsolate, NotGranted; the process must then end, and its lease ends with it.
     """
@@ -160,6 +164,7 @@ def enter(
                     {name: tuple(map(Path, files)) for name, files in granted.driver.items()},
                     Path(granted.simulated) if granted.simulated else None,
                 ),
+                user_namespaces=user_namespaces,
             )
         )
         shim = sandbox.SHIM

@@ -14,7 +14,7 @@ from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.isolation import sandbox
-from fenka.workstation import files, members
+from fenka.workstation import files
 from fenka.workstation.broker import Broker
 from fenka.workstation.daemon import Daemon, take_runtime
 from fenka.workstation.ending import Ending
@@ -43,7 +43,8 @@ def run(
     if config.policy not in POLICIES:
         raise BadOption(f"no policy is called {config.policy}: choose one of {', '.join(POLICIES)}")
     with take_runtime(runtime):
-        _clean_preload()
+        # What was killed could not do it.
+        sandbox.clean()
         left = _serve(runtime, config, unit_mib, ready, ending)
         if not left:
             forget(runtime)
@@ -77,12 +78,7 @@ def forget(runtime: Runtime) -> None:
     shutil.rmtree(runtime.simulated, ignore_errors=True)
     if runtime.system:
         shutil.rmtree(files.SYSTEM_NATIVE, ignore_errors=True)
-    _clean_preload()
-
-
-def _clean_preload() -> None:
-    """At the start too: what was killed could not do it."""
-    sandbox.clean(lambda: bool(members.holders()))
+    sandbox.clean()
 
 
 @contextlib.contextmanager

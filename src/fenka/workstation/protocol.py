@@ -45,6 +45,7 @@ class Ask(Message, tag="ask"):
     gang: so many leases, all at once; None for a single one.
     priority: the larger is served first.
     limit_s: seconds after which it is ended, whatever it does; None for never.
+    user_namespaces: its programs may make user namespaces of their own.
     """
 
     command: list[str]
@@ -63,6 +64,7 @@ class Ask(Message, tag="ask"):
     gang: int | None = None
     priority: int = 0
     limit_s: float | None = None
+    user_namespaces: bool = False
 
 
 class Confirm(Message, tag="confirm"):
@@ -174,6 +176,8 @@ class JobView(msgspec.Struct, frozen=True):
     reserved: indices of the cards that are kept for it; starts_by: when they will do at the latest.
     used_s: what its user has had of cards, in card-seconds that decay.
     reason: why it waits, or why its slice is held after its end. offences: what it does beyond its limits.
+    unreadable: processes that may be in the lease and cannot be looked at; they keep it as long as they live.
+    user_namespaces: its programs may make user namespaces, in which they can undo its limits.
     """
 
     job: str
@@ -203,6 +207,8 @@ class JobView(msgspec.Struct, frozen=True):
     starts_by: float | None = None
     used_s: float = 0.0
     offences: list[str] = []
+    unreadable: list[int] = []
+    user_namespaces: bool = False
 
 
 class ProcessView(msgspec.Struct, frozen=True):

@@ -3,7 +3,8 @@
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
+
+from fenka.isolation.processes import real_uid
 
 
 def send(pid: int, number: int, uid: int, belongs: Callable[[int], bool]) -> None:
@@ -19,18 +20,9 @@ def send(pid: int, number: int, uid: int, belongs: Callable[[int], bool]) -> Non
     try:
         # The descriptor is older than these answers. If they are about a process that has got the PID since,
         # the one that it stands for is gone, and the kernel sends nothing.
-        if belongs(pid) and uid in (0, _real_uid(pid)):
+        if belongs(pid) and uid in (0, real_uid(pid)):
             signal.pidfd_send_signal(descriptor, number)
     except (ProcessLookupError, PermissionError):
         return
     finally:
         os.close(descriptor)
-
-
-def _real_uid(pid: int) -> int | None:
-    """Whoever started it, whatever rights its program has."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), None)

@@ -23,13 +23,12 @@ def snapshot(
     hardware: Hardware,
     look: Look,
     broker: Broker,
+    seen: members.Look,
     runtime: Runtime,
     unit_mib: int,
-    library_dir: str,
 ) -> protocol.Snapshot:
     """Cards with the driver's readings, and jobs with their processes and what they hold."""
     driver = hardware.driver
-    holders = members.holders()
     cards = []
     for card in broker.node.cards:
         reading = look.readings.get(card.uuid)
@@ -63,12 +62,12 @@ def snapshot(
         driver=driver.version,
         cuda=driver.cuda_version,
         simulated=driver.simulated,
-        library_dir=library_dir,
+        library_dir=str(runtime.simulated / "lib") if driver.simulated else "",
         policy=broker.policy,
         unit_mib=unit_mib,
         cards=cards,
         jobs=[
-            _job(broker, runtime, job, holders.get(job.id, []), look)
+            _job(broker, runtime, job, look, seen)
             for job in sorted(broker.jobs.values(), key=lambda job: _order(broker, job))
             if job.state != "waiting" or job.rank == 0
         ],
@@ -100,7 +99,7 @@ def _order(broker: Broker, job: Job) -> tuple[int, float, str, int]:
 
 
 def _job(
-    broker: Broker, runtime: Runtime, job: Job, processes: list[int], look: Look
+    broker: Broker, runtime: Runtime, job: Job, look: Look, seen: members.Look
 ) -> protocol.JobView:
     standing = broker.standing(job)
     waits = standing is not None
@@ -122,7 +121,7 @@ def _job(
         wanted=job.wanted,
         whole=job.request.whole,
         slices=_slices(runtime, job, look.glance),
-        processes=processes,
+        processes=seen.holders.get(job.id, []),
         position=standing.position if standing else None,
         reason=broker.reason(job),
         priority=job.priority,
@@ -134,6 +133,8 @@ def _job(
         starts_by=reservation.starts_by if reservation else None,
         used_s=round(broker.uses.past(str(job.uid), 0, time.time()).used_s, 1) if waits else 0.0,
         offences=look.offences.get(job.id, []),
+        unreadable=seen.unreadable.get(job.id, []),
+        user_namespaces=job.user_namespaces,
     )
 
 

@@ -6,13 +6,13 @@ Called by the daemon every few seconds, when somebody lists the jobs, and before
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from fenka.core.cards import Card
 from fenka.core.requests import Slice
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.isolation import cheating
 from fenka.isolation.files import MIB
+from fenka.isolation.processes import real_uid
 from fenka.workstation.broker import Job
 
 TOLERANCE = 0.05
@@ -66,18 +66,9 @@ def glance(
         lease, start = lease_of(it.pid), start_ticks(it.pid)
         if lease is not None:
             leased.setdefault(lease, []).append(it)
-        elif start is not None and (uid := _uid(it.pid)) is not None:
+        elif start is not None and (uid := real_uid(it.pid)) is not None:
             outside.append(Outside(it.uuid, it.pid, uid, start, it.used_mib, it.graphics))
     return Glance(leased, outside)
-
-
-def _uid(pid: int) -> int | None:
-    """Its real user; the owner of its files in /proc is root where it hides its memory."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), None)
 
 
 # ---- who exceeds a limit ----

@@ -1,0 +1,324 @@
+"""Whose a process is: what neighbours do to seem to be in a lease, and what programs do to seem to be out."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from fenka.core.requests import Memory, Placement, Request, Slice
+from fenka.isolation import memory_files, processes
+from fenka.workstation import members
+from fenka.workstation.broker import Job
+from tests.workstation.conftest import HOLD, Workstation, eventually, kill
+
+STRANGER = 64002
+SLEEP = "import signal; signal.pause()"
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as two users takes root")
+
+# Only the first thread ends; the process lives on in another.
+FIRST_THREAD_ENDS = """
+import ctypes, signal, threading
+def rest():
+    print(threading.get_native_id(), flush=True)
+    while True:
+        signal.sigwait([signal.SIGUSR1])
+threading.Thread(target=rest).start()
+ctypes.CDLL(None).syscall({exit}, 0)
+"""
+
+# Asks for a lease and says that it is inside, without having gone anywhere.
+FORGED = """
+import os, sys
+from pathlib import Path
+from fenka.workstation import protocol
+from fenka.workstation.client import Connection
+from fenka.workstation.paths import Runtime
+daemon = Connection(Runtime(Path(os.environ["FENKA_RUNTIME"])))
+granted = daemon.call(protocol.Ask(command=["x"], gpu_mem="4", name="forged"))
+print(type(granted).__name__, daemon.call(protocol.Confirm()).reason)
+"""
+
+# At the end whoever waits for the pipe's other end is let go.
+PIPE_WHERE_A_LEASE_BELONGS = """
+mount -t tmpfs none /run && mkdir -p /run/fenka/lease && mkfifo /run/fenka/lease/control &&
+echo ready; read end; exec 3<>/run/fenka/lease/control
+"""
+
+BIND = """
+mount -t tmpfs none /run && mkdir -p /run/fenka/lease && mount --bind "$1" /run/fenka/lease &&
+echo ready; read end
+"""
+
+
+@contextlib.contextmanager
+def stranger(*words: str, environment: dict[str, str] | None = None) -> Iterator[int]:
+    """Another user's process, once it has said that it is ready; it runs until its stdin ends."""
+    with subprocess.Popen(
+        ["setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        try:
+            if process.stdout.readline() != "ready\n":
+                pytest.skip("an ordinary user can make no user namespace here")
+            yield process.pid
+        finally:
+            process.stdin.close()
+
+
+def in_own_namespaces(script: str, *words: str) -> list[str]:
+    """A script of a user who is root in namespaces of their own."""
+    return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", *words]
+
+
+# --- neighbours -------------------------------------------------------------------------------------
+
+
+@as_root
+def test_nothing_of_a_strangers_is_opened(t4: Workstation) -> None:
+    """A pipe without a writer, where the control page of a lease would be, keeps no reader waiting."""
+    with stranger(*in_own_namespaces(PIPE_WHERE_A_LEASE_BELONGS)):
+        program = t4.run("--gpu-mem", "14", "--name", "all", "--", *HOLD, "1")
+        program.report()
+        assert t4.jobs()["all"]["processes"] == [program.pid]
+        assert program.end() == 0
+        eventually(lambda: not t4.jobs())
+
+
+@as_root
+@pytest.mark.parametrize("isolation", ["namespace", "cooperative"])
+def test_an_environment_of_another_user_holds_no_lease(t4: Workstation, isolation: str) -> None:
+    """Ids are no secret: only the job's own user can be in it, and then only without namespaces."""
+    program = t4.run("--gpu-mem", "4", "--name", "it", "--isolation", isolation, "--", *HOLD, "1")
+    program.report()
+    lease = t4.jobs()["it"]["job"]
+    with stranger("sh", "-c", "echo ready; read end", environment={"FENKA_LEASE": f"/x/{lease}"}):
+        assert t4.jobs()["it"]["processes"] == [program.pid]
+        assert program.end() == 0
+        eventually(lambda: not t4.jobs())
+
+
+def test_an_environment_of_the_same_user_holds_no_lease_with_a_namespace(t4: Workstation) -> None:
+    """Only what is inside is inside."""
+    program = t4.run("--gpu-mem", "4", "--name", "it", "--", *HOLD, "1")
+    program.report()
+    lease = t4.jobs()["it"]["job"]
+    with subprocess.Popen(
+        [sys.executable, "-c", SLEEP], env=os.environ | {"FENKA_LEASE": f"/x/{lease}"}
+    ) as ghost:
+        assert t4.jobs()["it"]["processes"] == [program.pid]
+        assert program.end() == 0
+        eventually(lambda: not t4.jobs())
+        ghost.kill()
+
+
+@as_root
+def test_a_process_with_any_name_disturbs_nobody(t4: Workstation) -> None:
+    """The kernel passes on names that are no text."""
+    name = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff) Z 1', 0, 0, 0); "
+    with stranger(sys.executable, "-ISc", f"{name}print('ready', flush=True); input()"):
+        assert t4.ok("run", "--gpu-mem", "4", "--", "echo", "started") == "started\n"
+        eventually(lambda: not t4.jobs())
+
+
+def test_whoever_has_not_entered_the_lease_gets_none(t4: Workstation) -> None:
+    """The daemon looks where the process is that says so."""
+    said = subprocess.run(
+        [sys.executable, "-c", FORGED],
+        env=t4.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert said.startswith("Granted the program is not in its lease: ")
+    eventually(lambda: not t4.jobs())
+
+
+# --- programs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["--user", "--time"])
+def test_programs_can_make_no_namespace_to_get_out(t4: Workstation, kind: str) -> None:
+    """Also after root has raised the limit of its own namespace, and as another user."""
+    attempt = f"unshare {kind} echo out"
+    script = f"echo 9 > /proc/sys/user/max_{kind[2:]}_namespaces; {attempt}"
+    if os.geteuid() == 0 and kind == "--user":
+        script += f"; setpriv --reuid={STRANGER} --clear-groups {attempt}"
+    told = t4.fenka("run", "--gpu-mem", "4", "--", "sh", "-c", script)
+    assert told.stdout == ""
+    assert "unshare failed" in told.stderr
+
+
+@as_root
+def test_mounts_of_a_lease_cannot_be_taken_away_by_root_inside(t4: Workstation) -> None:
+    """They are inherited from a namespace above."""
+    script = "umount -l /etc/ld.so.preload; umount -l /run/fenka/lease; cat /etc/ld.so.preload"
+    told = t4.fenka("run", "--gpu-mem", "4", "--", "sh", "-c", script)
+    assert told.stdout == "/run/fenka/lease/libfenka.so\n"
+
+
+@pytest.mark.parametrize("words", [["chroot", "/"], ["unshare", "-Ur", "chroot", "/"]])
+def test_a_changed_root_keeps_the_lease(t4: Workstation, words: list[str]) -> None:
+    """Mounts are not seen any more then; also a new daemon finds who is left, and doctor names the job."""
+    if os.geteuid() != 0 and words[0] == "chroot":
+        pytest.skip("only root may change the root directory")
+    script = 'setsid "$@" sleep 1000 > /dev/null 2>&1 < /dev/null & echo $!'
+    t4.ok(
+        *("run", "--gpu-mem", "14", "--name", "hidden", "--allow-user-namespaces", "--"),
+        *("sh", "-c", script, "sh", *words),
+    )
+    (left,) = eventually(lambda: t4.jobs()["hidden"]["processes"])
+    eventually(lambda: os.readlink(f"/proc/{left}/exe").endswith("/sleep"))
+    assert t4.fenka("run", "--gpu-mem", "1", "--no-wait", "--", "true").returncode == 75
+    t4.kill_daemon()
+    t4.start("--simulate", "T4")
+    assert t4.jobs()["hidden"]["processes"] == [left]
+    assert "undo its limit: hidden" in t4.fenka("doctor").stdout
+    kill(left)
+    eventually(lambda: not t4.jobs())
+
+
+def test_a_process_whose_first_thread_ended_keeps_the_lease(t4: Workstation) -> None:
+    """The kernel calls it a zombie."""
+    code = FIRST_THREAD_ENDS.format(exit={"x86_64": 60, "aarch64": 93}[os.uname().machine])
+    script = 'setsid "$@" &'
+    program = t4.run(
+        *("--gpu-mem", "14", "--name", "rest", "--", "sh", "-c", script, "sh"),
+        *(sys.executable, "-ISc", code),
+    )
+    program.report()
+    (left,) = eventually(lambda: t4.jobs()["rest"]["processes"])
+    assert left != program.pid
+    eventually(lambda: " Z " in Path(f"/proc/{left}/stat").read_text())
+    assert t4.jobs()["rest"]["processes"] == [left]
+    kill(left)
+    eventually(lambda: not t4.jobs())
+
+
+# --- without a daemon -------------------------------------------------------------------------------
+
+
+def a_job(namespace: int, **others: object) -> Job:
+    """One that runs, held by nobody that is still there."""
+    job = Job(
+        id="0123abcd",
+        name="job",
+        uid=os.geteuid(),
+        pid=os.getpid(),
+        start_ticks=0,
+        request=Request(memory=Memory(1, 1024)),
+        wanted="1",
+        command=["true"],
+        directory="/",
+        kind="run",
+        isolation="namespace",
+        requested_at=0,
+        placement=Placement("here", (Slice(0, "GPU-0", 1024, 100),)),
+        namespace=namespace,
+    )
+    for name, value in others.items():
+        setattr(job, name, value)
+    return job
+
+
+def seen(job: Job, leases: Path) -> list[int]:
+    """Who is in it by one look."""
+    look = asyncio.run(members.Members(lambda: [job], leases).look())
+    assert look.complete
+    return look.of(job.id)
+
+
+@pytest.fixture
+def leases(tmp_path: Path) -> Path:
+    """A directory of leases that strangers reach."""
+    lease = tmp_path / "0123abcd" / "lease"
+    lease.mkdir(parents=True)
+    for directory in (lease, *list(lease.parents)[:4]):
+        directory.chmod(0o755)
+    return tmp_path
+
+
+@as_root
+def test_a_lease_bound_in_a_strangers_namespace_is_not_held_by_them(leases: Path) -> None:
+    """Where root's lease has no user namespace the mount counts, but not in one of somebody else's."""
+    lease = str(leases / "0123abcd" / "lease")
+    job = a_job(processes.namespace("self", "user"))
+    with stranger(*in_own_namespaces(BIND, lease)):
+        assert seen(job, leases) == []
+    with subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", BIND, "sh", lease],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdin
+        assert holder.stdout
+        assert holder.stdout.readline() == b"ready\n"
+        assert holder.pid in seen(job, leases)
+        assert holder.pid in members.Members(list, leases).strangers(job.id)
+        holder.stdin.close()
+
+
+def test_a_process_that_forks_behind_a_look_is_met(
+    leases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listings go on until one shows nothing new."""
+    listings: Iterator[Sequence[int]] = iter([[], [4_000_001], [4_000_001, os.getpid()]])
+    last = [4_000_001, os.getpid()]
+    monkeypatch.setattr(processes, "pids", lambda: next(listings, last))
+    found = members._Found([], {})
+    monkeypatch.setattr(found, "lease", lambda pid: "it" if pid == os.getpid() else None)
+    monkeypatch.setattr(members, "_Found", lambda *_: found)
+    look = members.Members(list, leases)._see([])
+    assert look.of("it") in ([], [os.getpid()])
+
+
+def test_a_process_that_cannot_be_read_keeps_what_it_may_hold(
+    leases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless its users are ours, or it is older than the job."""
+
+    def hidden(pid: int | str, kind: str) -> int:
+        if pid == os.getpid():
+            raise PermissionError
+        return namespace(pid, kind)
+
+    namespace = processes.namespace
+    monkeypatch.setattr(processes, "namespace", hidden)
+    assert seen(a_job(1), leases) == []
+    monkeypatch.setattr(processes, "has_own_users", lambda pid: pid == os.getpid())
+    assert seen(a_job(1), leases) == [os.getpid()]
+    assert seen(a_job(1, start_ticks=1 << 60), leases) == []
+
+
+def test_a_look_that_cannot_be_finished_says_so(
+    leases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is given away by it."""
+
+    def no_descriptor_left(_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(processes, "open_user_namespace", no_descriptor_left)
+    monkeypatch.setattr(processes, "pids", lambda: [os.getpid()])
+    monkeypatch.setattr(processes, "namespace", lambda pid, _: 1 if pid == "self" else 2)
+    assert not asyncio.run(members.Members(list, leases).look()).complete
+
+
+def test_files_that_keep_their_reader_waiting_are_given_up(tmp_path: Path) -> None:
+    """What was read before is there, and what could not be read is told from it."""
+    pipe, whole, missing = tmp_path / "pipe", tmp_path / "whole", tmp_path / "missing"
+    os.mkfifo(pipe)
+    whole.write_bytes(b"1\n2")
+    answers = memory_files.read([whole, missing, pipe, whole], 100, 5)
+    assert answers == {whole: b"1\n2", missing: None}
+    os.close(os.open(pipe, os.O_RDWR))

@@ -22,8 +22,9 @@ from fenka.isolation.processes import start_ticks
 from fenka.isolation.sandbox import INSIDE
 from fenka.workstation.broker import Job
 
-LOOK_TAKES_S = 5.0
-"""A look at ten thousand processes takes half a second. What is not seen by then is looked at again."""
+LOOK_TAKES_S = 30.0
+"""A look at ten thousand processes takes half a second, more on a busy machine; what is not seen by then
+makes another necessary."""
 
 LOOK_AGAIN_S = 1.0
 """After one that was not complete; the lease is held meanwhile."""

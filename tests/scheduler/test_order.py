@@ -483,6 +483,16 @@ def test_use_is_rebuilt_from_the_pods_that_the_api_server_still_shows() -> None:
     assert cluster.order.used() == pytest.approx({"a": 300, "b": 150}, rel=1e-3)
 
 
+def test_condition_without_a_time_is_read() -> None:
+    """The API server answers null for a time that the writer of a condition has not set."""
+    condition = {"type": "Ready", "status": "False", "lastTransitionTime": None}
+    pod = make("p", 4, said={"conditions": [condition]})
+    assert pod.ended_at == ""
+    made = node_json("n", T4_MIB)
+    made["status"]["conditions"] = [condition]
+    assert not msgspec.convert(made, Node).ready
+
+
 def test_use_counts_from_when_the_nodes_cards_are_known() -> None:
     """Pods may come by the watch before their node does."""
     cluster = Cluster([node_json("n", T4_MIB)], Fairness(half_life_s=1e9), now=100)

@@ -1,7 +1,7 @@
 # `make` lists the targets. Each does all its own set-up, into this folder only.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help build run test e2e check bench clean
+.PHONY: help build run test e2e fire check bench clean
 
 UV_VERSION := 0.13.8
 UV  := .tools/bin/uv
@@ -27,6 +27,11 @@ e2e: build .venv/.test ## a real Kubernetes with two nodes, and the tests on it 
 	$(BIN)/python -m e2e build
 	@# In one order: the tests share a cluster, and a failure is to be seen again.
 	$(BIN)/pytest -p no:randomly e2e $${FENKA_E2E_TESTS:-}
+
+fire: build .venv/.test ## kill and attack a whole workstation and cluster for long, and audit them (root)
+	$(BIN)/python -m fire workstation --minutes $${FENKA_FIRE_MINUTES:-20}
+	$(BIN)/python -m e2e build
+	$(BIN)/python -m fire cluster --minutes $${FENKA_FIRE_MINUTES:-20}
 
 check: build .venv/.test ## format, lint, types, who imports whom
 	$(BIN)/ruff format --check --quiet .

@@ -1,0 +1,418 @@
+"""The storm over a workstation: root's daemon, two ordinary users and a hostile one, on two simulated T4s.
+
+Each move is drawn from a seeded generator: programs start and end, daemon, card server, clients and programs
+are killed, the hostile user attacks. After each move the audit compares the driver's word with the ledger's.
+What it finds must persist over several looks: a ledger and a driver cannot be read in the same instant.
+"""
+
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fire import audit
+from fire.machine import FENKA, HERE, PYTHON, environment
+
+ALICE, BOB, MALLORY = 64001, 64002, 64003
+ROOT = 0
+SPEC = "T4*2"
+CARDS = 2
+RUNTIME = Path("/run/fenka")
+LIBRARIES = RUNTIME / "simulated" / "lib"
+LOOKS, BETWEEN_S = 20, 0.25
+ANSWERS_WITHIN_S = 60.0
+MOST_PROGRAMS = 7
+CHEATS: tuple[tuple[str, ...], ...] = (
+    (),
+    (),
+    ("env", "LD_PRELOAD=libc.so.6"),
+    ("env", "LD_PRELOAD=libcuda.so.1"),
+    ("env", "-i", "PATH=/usr/bin:/bin"),
+    ("setsid", "--wait"),
+)
+
+
+class Breach(Exception):
+    """The audit found what must never be; the message says what."""
+
+
+@dataclass
+class Program:
+    """One `fenka run` of the storm."""
+
+    name: str
+    uid: int
+    units: int
+    process: subprocess.Popen[str]
+    report: dict[str, Any] | None = None
+    excused: bool = False
+    """It may end or lose memory: it, its daemon or its card was struck."""
+    spoken: str = ""
+
+    def listen(self) -> None:
+        """Read what it has printed so far; never waits."""
+        assert self.process.stdout
+        while select.select([self.process.stdout], [], [], 0)[0]:
+            piece = os.read(self.process.stdout.fileno(), 65536).decode()
+            if not piece:
+                return
+            self.spoken += piece
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it reported."""
+        self.listen()
+        whole = self.spoken.rpartition("\n")[0]
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+
+
+@dataclass
+class Storm:
+    """The state of one run. say: where progress goes. hostile: whether the third user attacks."""
+
+    seed: int
+    say: Callable[[str], None]
+    hostile: bool = True
+    chance: random.Random = field(init=False)
+    programs: list[Program] = field(default_factory=list)
+    attacks: list[subprocess.Popen[str]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+
+    # ---- commands ----
+
+    def fenka(self, uid: int, *words: str) -> subprocess.CompletedProcess[str]:
+        """One command of a user, to its end."""
+        try:
+            return subprocess.run(
+                [*FENKA, *words],
+                env=environment(),
+                cwd="/",
+                user=uid,
+                group=uid,
+                extra_groups=[],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=ANSWERS_WITHIN_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Breach(
+                f"no answer within {ANSWERS_WITHIN_S:.0f} s: fenka {' '.join(words)}"
+            ) from None
+
+    def daemon(self) -> None:
+        """Have root's daemon run."""
+        done = self.fenka(ROOT, "daemon", "--background", "--simulate", SPEC)
+        if done.returncode and "already" not in done.stderr:
+            raise Breach(f"root's daemon does not start: {done.stderr.strip()}")
+
+    def spawn(self, uid: int, *words: str) -> subprocess.Popen[str]:
+        """Something of a user that stays until its stdin ends."""
+        return subprocess.Popen(
+            words,
+            env=environment(),
+            cwd="/",
+            user=uid,
+            group=uid,
+            extra_groups=[],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    # ---- moves ----
+
+    def start(self) -> None:
+        """A program of a random size, sometimes one that tries to get round its limit."""
+        if len(self.alive()) >= MOST_PROGRAMS:
+            self.end()
+            return
+        self.number += 1
+        uid = self.chance.choice([ROOT, ALICE, ALICE, BOB])
+        units, cards = self.chance.choice([1, 2, 3, 4, 7, 14]), self.chance.choice([1, 1, 1, 2])
+        name = f"p{self.number}"
+        options = ["--gpu-mem", str(units), "--cards", str(cards), "--name", name]
+        if self.chance.random() < 0.1:
+            options += ["--for", "3"]
+        cheat = self.chance.choice(CHEATS)
+        holder = [*cheat, PYTHON, str(HERE / "fire" / "holder.py")]
+        process = self.spawn(uid, *FENKA, "run", *options, "--", *holder)
+        program = Program(name, uid, units, process, excused="--for" in options)
+        self.programs.append(program)
+
+    def end(self) -> None:
+        """A program ends: in peace, by SIGKILL, by SIGTERM, or by its owner's `fenka stop`."""
+        alive = self.alive()
+        if not alive:
+            return
+        program = self.chance.choice(alive)
+        program.excused = True
+        match self.chance.choice(["peace", "kill", "kill", "term", "stop"]):
+            case "peace":
+                assert program.process.stdin
+                with contextlib.suppress(BrokenPipeError):
+                    program.process.stdin.close()
+            case "kill":
+                program.process.kill()
+            case "term":
+                program.process.terminate()
+            case "stop":
+                self.fenka(program.uid, "stop", "--grace", "1", program.name)
+
+    def resize(self) -> None:
+        """A program is resized by its owner; what it may then hold is not what it was promised first."""
+        running = [it for it in self.alive() if it.report]
+        if running:
+            program = self.chance.choice(running)
+            done = self.fenka(program.uid, "resize", program.name, "--gpu-mem", str(program.units))
+            if done.returncode not in (0, 1):
+                raise Breach(f"resize: {done.stderr.strip()}")
+
+    def kill_daemon(self) -> None:
+        """SIGKILL to root's daemon; somebody else's command, or root, starts the next one."""
+        for pid in self.processes("daemon", "--simulate"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for program in self.alive():
+            if program.report is None:
+                program.excused = True
+        if self.chance.random() < 0.7:
+            self.daemon()
+
+    def kill_cards(self) -> None:
+        """SIGKILL to the card server: programs on it have lost their card."""
+        for pid in self.processes("fenka-cardserver"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for program in self.alive():
+            program.excused = True
+
+    def attack(self) -> None:
+        """The hostile user tries one thing; some attacks stand until the end."""
+        leases = [job["job"] for job in self.ledger() or []]
+        name = self.chance.choice(
+            ["fifo", "connections", "garbage", "squat", "impostor", "names"]
+            + (["bind", "ghost", "account"] if leases else [])
+        )
+        words = [name]
+        if name in ("bind", "ghost", "account"):
+            words.append(self.chance.choice(leases))
+        if name == "impostor":
+            words.append(str(self.chance.choice([ALICE, BOB])))
+        self.counts[name] = self.counts.get(name, 0) + 1
+        process = self.spawn(MALLORY, PYTHON, str(HERE / "fire" / "hostile.py"), *words)
+        self.attacks.append(process)
+        assert process.stdout
+        first = process.stdout.readline()
+        if first.startswith("won"):
+            raise Breach(first.strip())
+
+    def meddle(self) -> None:
+        """The hostile user tries to stop and to resize what others run."""
+        others = [it for it in self.alive() if it.report and it.process.poll() is None]
+        if others:
+            name = self.chance.choice(others).name
+            for words in (("stop", "--grace", "0", name), ("resize", name, "--gpu-mem", "1")):
+                if self.fenka(MALLORY, *words).returncode == 0:
+                    raise Breach(f"user {MALLORY} could: fenka {' '.join(words)}")
+
+    # ---- truth ----
+
+    def processes(self, *words: str) -> list[int]:
+        """Processes whose command line has all these words, this machine's alone."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal() and int(entry.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    line = (entry / "cmdline").read_bytes().decode(errors="replace")
+                    if all(word in line for word in words):
+                        found.append(int(entry.name))
+        return found
+
+    def alive(self) -> list[Program]:
+        """Programs that have not ended."""
+        return [it for it in self.programs if it.process.poll() is None]
+
+    def driver(self) -> dict[str, dict[int, int]] | None:
+        """MiB by card and process, as the driver says; None while no card server runs."""
+        done = subprocess.run(
+            [PYTHON, str(HERE / "fire" / "driver_truth.py")],
+            env=environment() | {"LD_LIBRARY_PATH": str(LIBRARIES)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=ANSWERS_WITHIN_S,
+        )
+        if done.returncode:
+            return None
+        cards = json.loads(done.stdout)
+        return {
+            uuid: {int(pid): mib for pid, mib in card["processes"].items()}
+            for uuid, card in cards.items()
+        }
+
+    def ledger(self) -> list[dict[str, Any]] | None:
+        """The screen that everybody sees; None while no daemon answers."""
+        done = self.fenka(BOB, "ps", "-o", "json")
+        return None if done.returncode else json.loads(done.stdout)
+
+    def tree(self, root: int) -> frozenset[int]:
+        """A process and its descendants, as the kernel has them now."""
+        children: dict[int, list[int]] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                with contextlib.suppress(OSError, IndexError, ValueError):
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                    children.setdefault(int(fields[1]), []).append(int(entry.name))
+        found, stack = {root}, [root]
+        while stack:
+            for child in children.get(stack.pop(), []):
+                if child not in found:
+                    found.add(child)
+                    stack.append(child)
+        return frozenset(found)
+
+    # ---- the audit ----
+
+    def look(self) -> list[str]:
+        """What is wrong at this moment."""
+        jobs, used = self.ledger(), self.driver()
+        if jobs is None:
+            self.daemon()
+            return ["no daemon answered"]
+        named = {it.name: it for it in self.programs}
+        complaints, holdings = [], []
+        for job in jobs:
+            program = named.get(job["name"])
+            if program is None:
+                complaints.append(f"nobody asked for {job['name']!r}")
+                continue
+            if job["state"] == "waiting":
+                continue
+            pids = self.tree(program.process.pid)
+            for piece in job["slices"]:
+                if piece["memory_mib"] != audit.cap(program.units):
+                    complaints.append(f"{program.name} of {program.units} units is given {piece}")
+                holdings.append(
+                    audit.Holding(program.name, piece["uuid"], piece["memory_mib"], pids)
+                )
+        complaints += audit.overcommitted(holdings)
+        complaints += audit.beyond(holdings, used or {})
+        complaints += audit.strangers(holdings, used or {})
+        complaints += self.reports({job["name"]: job for job in jobs})
+        return complaints
+
+    def reports(self, jobs: dict[str, dict[str, Any]]) -> Iterator[str]:
+        """What programs saw, and programs and ledger that do not know each other."""
+        for program in self.programs:
+            lines = program.lines()
+            ended = program.process.poll() is not None
+            if lines and "got" in lines[0]:
+                program.report = lines[0]
+                want = audit.cap(program.units)
+                if any(total != want for total in lines[0]["total"]):
+                    yield f"{program.name} of {program.units} units sees {lines[0]['total']} MiB, not {want}"
+                if not program.excused and any(got != want for got in lines[0]["got"]):
+                    yield f"{program.name} was promised {want} MiB and could allocate {lines[0]['got']}"
+            elif lines and not program.excused:
+                yield f"{program.name}: {lines[0]}"
+            if len(lines) > 1 and not program.excused:
+                yield f"{program.name} lost memory that was its own"
+            if ended and program.name in jobs and jobs[program.name]["state"] != "waiting":
+                yield f"{program.name} has ended, the ledger says {jobs[program.name]['state']}"
+            if not ended and program.report and program.name not in jobs:
+                yield f"{program.name} runs and is not in the ledger"
+            if ended and not program.excused:
+                yield f"{program.name} ended by itself with {program.process.returncode}"
+
+    def check(self, what: str) -> None:
+        """Look until all is well. Raises Breach with what persists."""
+        for _ in range(LOOKS):
+            complaints = list(self.look())
+            if not complaints:
+                return
+            time.sleep(BETWEEN_S)
+        raise Breach(f"after {what}: " + "; ".join(complaints))
+
+    # ---- the run ----
+
+    def run(self, moves: int, until: float) -> int:
+        """So many moves, or until this moment; how many were made. Raises Breach."""
+        self.daemon()
+        table = [
+            (self.start, 10),
+            (self.end, 5),
+            (self.kill_daemon, 2),
+            (self.kill_cards, 0.4),
+            (self.attack, 3 * self.hostile),
+            (self.meddle, 1),
+            (self.resize, 1),
+        ]
+        made = 0
+        while made < moves and time.monotonic() < until:
+            move = self.chance.choices([it for it, _ in table], [weight for _, weight in table])[0]
+            name = move.__name__
+            self.counts[name] = self.counts.get(name, 0) + 1
+            move()
+            made += 1
+            self.check(f"move {made} ({name})")
+            if made % 25 == 0:
+                self.say(f"{made} moves, {len(self.alive())} programs, {self.counts}")
+        self.finish()
+        return made
+
+    def finish(self) -> None:
+        """End everything; nothing may stay. Then an ordinary user gets whole cards at once."""
+        for program in self.programs:
+            program.excused = True
+            if program.process.poll() is None:
+                program.process.kill()
+        self.daemon()
+        self.check("the end of all programs")
+        self.empty()
+        for attack in self.attacks:
+            assert attack.stdin
+            with contextlib.suppress(BrokenPipeError):
+                attack.stdin.close()
+            spoken = attack.stdout.read() if attack.stdout else ""
+            attack.wait(ANSWERS_WITHIN_S)
+            if "won:" in spoken:
+                raise Breach(spoken.strip())
+        self.programs.clear()
+        self.number = 10_000
+        whole = ["run", "--gpu-mem", "14", "--cards", "2", "--timeout", "30"]
+        after = self.fenka(ALICE, *whole, "--", PYTHON, str(HERE / "fire" / "holder.py"))
+        if f'"got": [{audit.CARD_MIB}, {audit.CARD_MIB}]' not in after.stdout:
+            raise Breach(f"the cards are not whole again: {after.stdout} {after.stderr}")
+        self.empty()
+        done = self.fenka(ROOT, "daemon", "--stop")
+        if done.returncode:
+            raise Breach(f"the daemon does not end: {done.stderr.strip()}")
+        left = [str(it) for it in (RUNTIME / "leases").iterdir()]
+        preload = Path("/etc/ld.so.preload")
+        left += [str(preload)] if preload.exists() else []
+        left += [f"process {pid}" for pid in self.processes("fenka-cardserver")]
+        if left:
+            raise Breach(f"left behind: {', '.join(left)}")
+
+    def empty(self) -> None:
+        """Until ledger and cards are empty. Raises Breach."""
+        for _ in range(LOOKS * 4):
+            jobs, used = self.ledger(), self.driver()
+            if jobs == [] and not any((used or {}).values()):
+                return
+            time.sleep(BETWEEN_S)
+        raise Breach(f"not empty after the end: {jobs}, {used}")

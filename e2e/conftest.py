@@ -1,4 +1,7 @@
-"""One cluster for all the tests of a session; FENKA_E2E_KEEP=1 leaves it running to look at it."""
+"""One cluster for all the tests of a session; FENKA_E2E_KEEP=1 leaves it running to look at it.
+
+FENKA_E2E_TIER=full also runs the scenarios that take minutes each and are marked `full`.
+"""
 
 import os
 from collections.abc import Iterator
@@ -16,10 +19,15 @@ SECONDS = 300
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give these tests more time than those that start no cluster."""
+    """Give these tests more time than those that start no cluster; skip the second tier unless asked for."""
+    full = os.environ.get("FENKA_E2E_TIER") == "full"
     for item in items:
         if HERE in item.path.parents and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SECONDS))
+        if item.get_closest_marker("full") and not full:
+            item.add_marker(
+                pytest.mark.skip(reason="of the second tier: FENKA_E2E_TIER=full runs it")
+            )
 
 
 @pytest.fixture(scope="session")

@@ -164,7 +164,14 @@ def test_without_the_policies_lies_give_nothing_and_block_nobody(
         mallory.create(pod("liar", "x=1:", schedulingGates=[{"name": "tenant/gate"}]))
         inventory = world.cluster.get("node", pair)["metadata"]["annotations"]["fenka.io/cards"]
         uuid = json.loads(inventory)["cards"][0]["uuid"]
-        mallory.annotate("liar", **resized(mallory.uid("liar"), uuid))
+        forged = resized(mallory.uid("liar"), uuid)
+
+        def lie() -> bool:
+            mallory.annotate("liar", **forged)
+            return True
+
+        # The API server applies the removal of a policy a moment later.
+        wait_until("the policies are gone", lie)
         gates = world.cluster.get("pod", "liar", TENANT)["spec"]["schedulingGates"]
         at = [it["name"] for it in gates].index("tenant/gate")
         removal = json.dumps([{"op": "remove", "path": f"/spec/schedulingGates/{at}"}])

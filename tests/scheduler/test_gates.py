@@ -39,6 +39,13 @@ def test_gate_is_removed_for_pods_that_fit_and_the_four_that_have_named_cards() 
     assert to_ungate(cluster) == []
 
 
+def test_first_four_are_ungated_when_there_is_no_card_to_reserve() -> None:
+    """The only card is cordoned: kube-scheduler says so on the first pods, or evicts others for them."""
+    cluster = Cluster([node_json("n", T4_MIB, annotations={"fenka.io/cordoned": "0"})])
+    cluster.set(*(gated(f"p{number}", 6, number) for number in range(6)))
+    assert to_ungate(cluster) == ["p0", "p1", "p2", "p3"]
+
+
 def test_next_pod_is_ungated_at_once_when_a_card_is_released() -> None:
     """Nothing needs to be tried or refused before."""
     cluster = Cluster([node_json("n", T4_MIB)])

@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
 from typing import Protocol, TypeVar
 
@@ -22,6 +23,7 @@ from fenka.kubernetes.objects import GATE, Pod
 from fenka.kubernetes.world import World
 from fenka.scheduler.decide import Ahead, Filtered, Judge, Kept, No
 from fenka.scheduler.line import (
+    DEPTH,
     Line,
     Place,
     Turn,
@@ -252,9 +254,10 @@ class Order:
     def to_ungate(self, most: int) -> list[Pod]:
         """Return gated pods that kube-scheduler is to try now, about so many, in order.
 
-        These are the pods for which anything is kept: they fit, or are among the first that have named cards.
-        kube-scheduler preempts for the latter, and says why they wait. Pods that are not in this line are
-        kube-scheduler's alone. Pods of a gang stay gated until enough of the gang exist.
+        These are the pods for which anything is kept, because they fit or have named cards, and the first
+        that do not fit, whether or not there is a card to name. kube-scheduler preempts for these, and says why
+        they wait. Pods that are not in this line are kube-scheduler's alone. Pods of a gang stay gated until
+        enough of the gang exist.
         """
         if not self._gated:
             return []
@@ -262,7 +265,9 @@ class Order:
         turn = state[0]
         if self._ungated is not None and self._ungated[0] is turn and self._ungated[1] == state[1]:
             return []
-        uids = [it.metadata.uid for _, place in turn.marks for it in place.waiter.pods]
+        unfit = (place for place in turn.places if not place.placements)
+        places = [place for _, place in turn.marks] + list(islice(unfit, DEPTH))
+        uids = list(dict.fromkeys(it.metadata.uid for place in places for it in place.waiter.pods))
         uids += [
             uid
             for uid, pod in self._gated.items()

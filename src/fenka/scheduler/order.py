@@ -255,9 +255,9 @@ class Order:
         """Return gated pods that kube-scheduler is to try now, about so many, in order.
 
         These are the pods for which anything is kept, because they fit or have named cards, and the first
-        that do not fit, whether or not there is a card to name. kube-scheduler preempts for these, and says why
-        they wait. Pods that are not in this line are kube-scheduler's alone. Pods of a gang stay gated until
-        enough of the gang exist.
+        that do not fit, whether or not there is a card to name. kube-scheduler preempts for these, and says
+        why they wait. Pods that are not in this line are kube-scheduler's alone. Pods of a gang stay gated
+        until enough of the gang exist.
         """
         if not self._gated:
             return []

@@ -289,7 +289,9 @@ def test_doctor_notes_who_is_outside(t4: Workstation) -> None:
         assert outside.stdin
         assert outside.stdout
         outside.stdout.readline()
-        assert "programs outside any lease hold 1000 MiB or more" in t4.ok("doctor")
+        named = f"outside of any lease it is used by process {outside.pid} of "
+        assert named in t4.ok("doctor")
+        assert ", 1000 MiB): start such programs with `fenka run`" in t4.ok("doctor")
         outside.stdin.close()
 
 

@@ -166,12 +166,12 @@ def test_without_the_policies_lies_give_nothing_and_block_nobody(
         uuid = json.loads(inventory)["cards"][0]["uuid"]
         forged = resized(mallory.uid("liar"), uuid)
 
-        def lie() -> bool:
+        def lied() -> bool:
             mallory.annotate("liar", **forged)
             return True
 
         # The API server applies the removal of a policy a moment later.
-        wait_until("the policies are gone", lie)
+        wait_until("the policies are gone", lied)
         gates = world.cluster.get("pod", "liar", TENANT)["spec"]["schedulingGates"]
         at = [it["name"] for it in gates].index("tenant/gate")
         removal = json.dumps([{"op": "remove", "path": f"/spec/schedulingGates/{at}"}])

@@ -31,6 +31,14 @@ def eventually(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
     return answer
 
 
+def open_to_all(directory: Path) -> None:
+    """Let every user enter a directory below pytest's, however deep that is: workers have one of their own."""
+    temporary = Path(tempfile.gettempdir())
+    for part in (directory, *directory.parents):
+        if temporary in part.parents:
+            part.chmod(0o755)
+
+
 def kill(pid: int) -> None:
     """kill -9, and wait until it is gone."""
     ending = os.pidfd_open(pid)

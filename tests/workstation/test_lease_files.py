@@ -13,7 +13,7 @@ from fenka.isolation import account
 from fenka.workstation import files
 from fenka.workstation.broker import Job
 from fenka.workstation.paths import Runtime
-from tests.workstation.conftest import HOLD, Workstation
+from tests.workstation.conftest import HOLD, Workstation, open_to_all
 
 OWNER, STRANGER = 64001, 64002
 CARD = "GPU-00000000-0000-0000-0000-000000000001"
@@ -43,9 +43,7 @@ def job(uid: int) -> Job:
 @pytest.fixture
 def runtime(tmp_path: Path) -> Iterator[Runtime]:
     """A runtime directory that every user may enter."""
-    tmp_path.chmod(0o755)
-    for above in list(tmp_path.parents)[:2]:
-        above.chmod(0o755)
+    open_to_all(tmp_path)
     made = Runtime(tmp_path / "run")
     made.create()
     made.root.chmod(0o755)

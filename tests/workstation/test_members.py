@@ -14,7 +14,7 @@ from fenka.core.requests import Memory, Placement, Request, Slice
 from fenka.isolation import memory_files, processes
 from fenka.workstation import members
 from fenka.workstation.broker import Job
-from tests.workstation.conftest import HOLD, Workstation, eventually, kill
+from tests.workstation.conftest import HOLD, Workstation, eventually, kill, open_to_all
 
 STRANGER = 64002
 SLEEP = "import signal; signal.pause()"
@@ -243,8 +243,7 @@ def leases(tmp_path: Path) -> Path:
     """A directory of leases that strangers reach."""
     lease = tmp_path / "0123abcd" / "lease"
     lease.mkdir(parents=True)
-    for directory in (lease, *list(lease.parents)[:4]):
-        directory.chmod(0o755)
+    open_to_all(lease)
     return tmp_path
 
 

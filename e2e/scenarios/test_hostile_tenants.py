@@ -206,6 +206,7 @@ def test_without_the_policies_lies_give_nothing_and_block_nobody(
         assert used[f"requests.{MEMORY}"] == "9"
 
 
+@pytest.mark.full
 def test_a_pod_that_its_node_refuses_is_moved(world: World, pair: str, mallory: Mallory) -> None:
     """After a minute: evicted where a controller makes another; `fenka why` of both says so."""
     with installed_with(world, "admission.enabled=false"):

@@ -32,7 +32,7 @@ def eventually(what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
 
 
 def open_to_all(directory: Path) -> None:
-    """Let every user enter a directory below pytest's, however deep that is: workers have one of their own."""
+    """Let every user enter a directory below pytest's, however deep it is: workers have their own."""
     temporary = Path(tempfile.gettempdir())
     for part in (directory, *directory.parents):
         if temporary in part.parents:

@@ -104,6 +104,20 @@ def test_gang_is_ungated_whole_once_it_fits() -> None:
     assert to_ungate(cluster) == ["g1", "g2"]
 
 
+def test_one_pod_of_an_incomplete_gang_is_ungated_so_that_it_says_what_is_missing() -> None:
+    """Two of three exist: kube-scheduler asks about the first, the second waits for the rest."""
+    cluster = Cluster([node_json("n", T4_MIB, T4_MIB)])
+    labels = {
+        "pod-group.scheduling.sigs.k8s.io/name": "g",
+        "pod-group.scheduling.sigs.k8s.io/min-available": "3",
+    }
+    members = [make(f"g{number}", 8, number, labels=labels, spec=GATED) for number in (1, 2)]
+    cluster.set(*members)
+    assert to_ungate(cluster) == ["g1"]
+    cluster.set(make("g1", 8, 1, labels=labels))
+    assert to_ungate(cluster) == []
+
+
 def test_gated_pod_that_is_deleted_is_forgotten() -> None:
     """Also one that ends while it is gated."""
     cluster = Cluster([node_json("n", T4_MIB)])

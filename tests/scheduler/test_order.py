@@ -16,6 +16,7 @@ from fenka.dialects import gpushare
 from fenka.kubernetes.objects import Node, Pod
 from fenka.kubernetes.world import World
 from fenka.scheduler.decide import Judge, No
+from fenka.scheduler.line import looks_complete
 from fenka.scheduler.order import DUE_S, PATIENCE_S, InOrder, Order
 from tests.scheduler.objects_kit import GIB, T4_MIB, Json, node_json, on_card, pod_json
 
@@ -81,8 +82,8 @@ class Cluster:
         return self.plans
 
     def complete(self, pods: Sequence[Pod]) -> bool:
-        """As Plans."""
-        return bool(pods)
+        """As Plans, by the pods' label alone."""
+        return looks_complete(pods)
 
     def set(self, *pods: Pod) -> None:
         """The watch brings them."""

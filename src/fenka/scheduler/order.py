@@ -256,8 +256,8 @@ class Order:
 
         These are the pods for which anything is kept, because they fit or have named cards, and the first
         that do not fit, whether or not there is a card to name. kube-scheduler preempts for these, and says
-        why they wait. Pods that are not in this line are kube-scheduler's alone. Pods of a gang stay gated
-        until enough of the gang exist.
+        why they wait. Pods that are not in this line are kube-scheduler's alone. Of a gang that lacks pods
+        one is ungated, so that its events say how many are missing.
         """
         if not self._gated:
             return []
@@ -267,14 +267,20 @@ class Order:
             return []
         unfit = (place for place in turn.places if not place.placements)
         places = [place for _, place in turn.marks] + list(islice(unfit, DEPTH))
-        uids = list(dict.fromkeys(it.metadata.uid for place in places for it in place.waiter.pods))
+        uids = [it.metadata.uid for place in places for it in place.waiter.pods]
         uids += [
             uid
             for uid, pod in self._gated.items()
             if (waiter_id := _waiter_id(pod)) in self._passed
             or (waiter_id not in turn and not self._line.orders(pod))
         ]
-        found = [self._gated[uid] for uid in uids if uid in self._gated]
+        asked = {_waiter_id(pod) for uid, pod in self._open.items() if uid not in self._gated}
+        for uid, pod in self._gated.items():
+            gang = key_of(pod)
+            if gang is not None and gang not in turn and gang not in asked:
+                asked.add(gang)
+                uids.append(uid)
+        found = [self._gated[uid] for uid in dict.fromkeys(uids) if uid in self._gated]
         if not found:
             self._ungated = state
         return found[:most]

@@ -147,7 +147,9 @@ def test_fenkas_image_works_for_nobody_on_a_read_only_root(
     cluster: Cluster, namespace: str
 ) -> None:
     """And it carries the native libraries, which the node program installs."""
-    script = f"set -e; id -u; fenka --help > /dev/null; python3 -c '{FIND_LIBRARY}'; ! touch /opt/x"
+    script = (
+        f"set -e; id -u; fenka --help > /dev/null; python3 -c '{FIND_LIBRARY}'; ! touch /opt/x 2>&1"
+    )
     text = pod(
         "fenka",
         FENKA,

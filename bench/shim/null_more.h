@@ -79,7 +79,7 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
     (void)type, (void)flags;
     if (!handle)
         return CUDA_ERROR_INVALID_VALUE;
-    *(int *)shareable = memfd_create("null-memory", MFD_CLOEXEC);
+    *(int *)shareable = (int)syscall(SYS_memfd_create, "null-memory", 1u /* CLOEXEC; older libc lacks the call */);
     return CUDA_SUCCESS;
 }
 

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -174,7 +175,8 @@ static size_t children_of_threads(CUcontext context, int count) {
 static sigjmp_buf back;
 static void own_handler(int number) { siglongjmp(back, number); }
 static CUresult fault(void) {
-    volatile char *page = mmap(NULL, 4096, PROT_READ, MAP_SHARED, memfd_create("empty", 0), 0);
+    int empty = (int)syscall(SYS_memfd_create, "empty", 0u); /* older libc lacks the call */
+    volatile char *page = mmap(NULL, 4096, PROT_READ, MAP_SHARED, empty, 0);
     if (sigsetjmp(back, 1))
         return CUDA_SUCCESS;
     return page[0] ? CUDA_ERROR_UNKNOWN : CUDA_ERROR_UNKNOWN;

@@ -169,6 +169,12 @@ def workstation_at(prefix: list[str]) -> Iterator[Workstation]:
         shutil.rmtree(root, ignore_errors=True)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _interruptible() -> None:
+    """Programs inherit an ignored SIGINT, which a shell gives to what it starts behind it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def station() -> Iterator[Workstation]:
     """No daemon runs yet."""

@@ -7,7 +7,7 @@ import time
 
 from e2e.cluster import STATE, Cluster, ClusterError
 from fire import machine, workstation
-from fire.workstation import Breach
+from fire.storm import Breach
 
 LONG = 10**9
 

@@ -23,7 +23,7 @@ import grpc
 
 from e2e.cluster import Cluster, ClusterError, Node, wait_until
 from fire import audit, pod_resources
-from fire.workstation import Breach
+from fire.storm import Breach, Move, blow
 
 HERE = Path(__file__).parent
 IMAGE = "localhost/fenka-workload:e2e"
@@ -473,7 +473,7 @@ class Storm:
 
     def run(self, moves: int, until: float) -> int:
         """So many moves, or until this moment; how many were made. Raises Breach."""
-        table: list[tuple[Callable[[], None], float]] = [
+        table: list[tuple[Move, float]] = [
             (self.start, 8),
             (self.delete, 4),
             (self.resize, 1),
@@ -481,16 +481,12 @@ class Storm:
             (self.weather, 2),
             (self.attack, 4 * self.hostile),
         ]
-        made = 0
-        while made < moves and time.monotonic() < until:
-            move = self.chance.choices([it for it, _ in table], [weight for _, weight in table])[0]
-            name = move.__name__
-            self.counts[name] = self.counts.get(name, 0) + 1
-            move()
-            made += 1
-            self.check(f"move {made} ({name})")
+
+        def progress(made: int) -> None:
             if made % 10 == 0:
                 self.say(f"{made} moves, {len(self.asked)} pods, {self.counts}")
+
+        made = blow(self, table, moves, until, progress)
         self.finish()
         return made
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from fire import audit
 from fire.machine import FENKA, HERE, PYTHON, environment
+from fire.storm import Breach, Move, blow
 
 ALICE, BOB, MALLORY = 64001, 64002, 64003
 ROOT = 0
@@ -38,10 +39,6 @@ CHEATS: tuple[tuple[str, ...], ...] = (
     ("env", "-i", "PATH=/usr/bin:/bin"),
     ("setsid", "--wait"),
 )
-
-
-class Breach(Exception):
-    """The audit found what must never be; the message says what."""
 
 
 @dataclass
@@ -352,7 +349,7 @@ class Storm:
     def run(self, moves: int, until: float) -> int:
         """So many moves, or until this moment; how many were made. Raises Breach."""
         self.daemon()
-        table = [
+        table: list[tuple[Move, float]] = [
             (self.start, 10),
             (self.end, 5),
             (self.kill_daemon, 2),
@@ -361,16 +358,12 @@ class Storm:
             (self.meddle, 1),
             (self.resize, 1),
         ]
-        made = 0
-        while made < moves and time.monotonic() < until:
-            move = self.chance.choices([it for it, _ in table], [weight for _, weight in table])[0]
-            name = move.__name__
-            self.counts[name] = self.counts.get(name, 0) + 1
-            move()
-            made += 1
-            self.check(f"move {made} ({name})")
+
+        def progress(made: int) -> None:
             if made % 25 == 0:
                 self.say(f"{made} moves, {len(self.alive())} programs, {self.counts}")
+
+        made = blow(self, table, moves, until, progress)
         self.finish()
         return made
 

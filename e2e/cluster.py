@@ -27,10 +27,10 @@ from typing import Any, Self
 
 from e2e import configuration
 from e2e.images import copy_store
-from e2e.keeper import REPOSITORY, hierarchies
 from e2e.machine import ClusterError, Machine, missing_programs, run, tail, wait_until
 from e2e.pki import Authority
 from e2e.programs import BuildError, directories
+from e2e.supervisor import REPOSITORY, hierarchies
 
 # Of this checkout: clusters of several checkouts may run side by side.
 STATE = Path(f"/var/tmp/fenka-e2e-{hashlib.sha256(str(REPOSITORY).encode()).hexdigest()[:6]}")

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from e2e.configuration import PAUSE
-from e2e.keeper import REPOSITORY
 from e2e.machine import ClusterError, missing_programs, tail
 from e2e.programs import COMPLETE, cache, directories, only_one
+from e2e.supervisor import REPOSITORY
 
 BUSYBOX = "localhost/busybox:e2e"
 WORKLOAD = "localhost/fenka-workload:e2e"

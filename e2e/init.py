@@ -1,6 +1,6 @@
 """The first process of a machine: make its file system, then collect whatever dies.
 
-Runs in fresh namespaces (see keeper.py), from the standard library only. The machine's root is this
+Runs in fresh namespaces (see supervisor.py), from the standard library only. The machine's root is this
 machine's, copy-on-write: a pod that writes to "its host" writes into memory that goes with the node.
 """
 

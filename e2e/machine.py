@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from e2e.keeper import REPOSITORY, Place, clean_up
 from e2e.programs import directories
+from e2e.supervisor import REPOSITORY, Place, clean_up
 
 # First of all into the machine's cgroup: entering its namespaces does not do that.
 ENTER = 'for each in /sys/fs/cgroup/*/cgroup.procs; do echo 0 > "$each"; done; '
@@ -64,9 +64,9 @@ class Machine:
         """Make its namespaces and its file system. It ends with the process `owner`, if given."""
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / "machine.log"
-        command = [sys.executable, "-m", "e2e.keeper", str(self.place.state), self.name]
+        command = [sys.executable, "-m", "e2e.supervisor", str(self.place.state), self.name]
         with log.open("ab") as output:
-            keeper = subprocess.Popen(
+            supervisor = subprocess.Popen(
                 command + ([str(owner)] if owner else []),
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,
@@ -76,7 +76,7 @@ class Machine:
             )
 
         def is_ready() -> bool:
-            if keeper.poll() is not None:
+            if supervisor.poll() is not None:
                 raise ChildProcessError
             return self.place.ready.exists() and self.is_on()
 
@@ -90,11 +90,11 @@ class Machine:
         processes = self.place.processes()
         if not processes:
             return
-        keeper, first = processes
-        if keeper.alive():
-            os.kill(keeper.pid, signal.SIGTERM)
-            wait_until(f"{self.name}: its end", lambda: not keeper.alive())
-        elif first.alive():  # somebody killed the keeper, this instant
+        supervisor, first = processes
+        if supervisor.alive():
+            os.kill(supervisor.pid, signal.SIGTERM)
+            wait_until(f"{self.name}: its end", lambda: not supervisor.alive())
+        elif first.alive():  # somebody killed the supervisor, this instant
             os.kill(first.pid, signal.SIGKILL)
             wait_until(f"{self.name}: its end", lambda: not first.alive())
         if self.place.record.exists():

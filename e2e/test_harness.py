@@ -15,8 +15,8 @@ import yaml
 from e2e import device_plugin
 from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX, FENKA, WORKLOAD
-from e2e.keeper import CGROUPS, REPOSITORY, Place, Process, hierarchies
 from e2e.machine import Machine
+from e2e.supervisor import CGROUPS, REPOSITORY, Place, Process, hierarchies
 
 FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
 ASK_THE_API = """
@@ -337,14 +337,14 @@ def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
     assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
 
 
-def test_a_killed_keeper_takes_its_machine_along(tmp_path: Path) -> None:
+def test_a_killed_supervisor_takes_its_machine_along(tmp_path: Path) -> None:
     """What the kernel cannot clean up, `down` does."""
     machine = Machine(tmp_path, "orphan", "192.0.2.1")
     machine.power_on()
-    keeper, first = machine.place.processes() or (None, None)
-    assert keeper
+    supervisor, first = machine.place.processes() or (None, None)
+    assert supervisor
     assert first
-    os.kill(keeper.pid, signal.SIGKILL)
+    os.kill(supervisor.pid, signal.SIGKILL)
     wait_until("the machine's end", lambda: not first.alive())
     Cluster(tmp_path).down()
     assert not [

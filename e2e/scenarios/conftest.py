@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import Cluster, wait_until
-from e2e.scenarios.kit import CERTIFICATES, MEMORY, World, ask, on_control_plane
-from e2e.scenarios.lease_kit import settle, wait_for_none_left
+from e2e.scenarios.containers import settle, wait_for_none_left
+from e2e.scenarios.installation import CERTIFICATES, MEMORY, Installation, ask, on_control_plane
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
 RELEASE = "fenka"
@@ -23,10 +23,10 @@ simulatedCards:
 
 
 @pytest.fixture(scope="session")
-def world(cluster: Cluster) -> Iterator[World]:
+def installation(cluster: Cluster) -> Iterator[Installation]:
     """Two nodes with a simulated T4 each, fenka's chart, and the scheduler configured as the chart says."""
     install(cluster)
-    yield World(cluster)
+    yield Installation(cluster)
     if os.environ.get("FENKA_E2E_KEEP"):
         return
     cluster.helm("uninstall", RELEASE, "-n", RELEASE, "--wait")
@@ -47,46 +47,46 @@ def install(cluster: Cluster) -> None:
 
 
 @pytest.fixture
-def shared(world: World) -> Iterator[World]:
+def shared(installation: Installation) -> Iterator[Installation]:
     """Both nodes share their card; afterwards none does."""
-    for node in world.cluster.nodes:
-        world.label(node.name, "cgpu-", "gpushare=true")
-    for node in world.cluster.nodes:
-        world.wait_for_allocatable(node.name, MEMORY, 14)
-    yield world
-    world.cluster.kubectl("delete", "deployment", "--all", "--now")
-    for node in world.cluster.nodes:
-        world.label(node.name, "gpushare-")
+    for node in installation.cluster.nodes:
+        installation.label(node.name, "cgpu-", "gpushare=true")
+    for node in installation.cluster.nodes:
+        installation.wait_for_allocatable(node.name, MEMORY, 14)
+    yield installation
+    installation.cluster.kubectl("delete", "deployment", "--all", "--now")
+    for node in installation.cluster.nodes:
+        installation.label(node.name, "gpushare-")
     # What the next test waits for must not be what the kubelet still says of this one.
-    for node in world.cluster.nodes:
-        world.wait_for_allocatable(node.name, MEMORY, 0)
+    for node in installation.cluster.nodes:
+        installation.wait_for_allocatable(node.name, MEMORY, 0)
 
 
 @pytest.fixture
-def pair(world: World) -> Iterator[str]:
+def pair(installation: Installation) -> Iterator[str]:
     """A sharing node with two cards instead of one."""
     name = "sd-cluster-05"
-    world.label("sd-cluster-04", "gpushare-", "cgpu-")
-    exchange(world, name, "pair")
-    world.label(name, "gpushare=true")
-    world.wait_for_allocatable(name, MEMORY, 28)
+    installation.label("sd-cluster-04", "gpushare-", "cgpu-")
+    exchange(installation, name, "pair")
+    installation.label(name, "gpushare=true")
+    installation.wait_for_allocatable(name, MEMORY, 28)
     yield name
-    world.cluster.kubectl("delete", "pod", "--all", "--now")
-    world.label(name, "gpushare-")
-    world.wait_for_allocatable(name, MEMORY, 0)
-    exchange(world, name, "t4")
+    installation.cluster.kubectl("delete", "pod", "--all", "--now")
+    installation.label(name, "gpushare-")
+    installation.wait_for_allocatable(name, MEMORY, 0)
+    exchange(installation, name, "t4")
 
 
-def exchange(world: World, node: str, cards: str) -> None:
+def exchange(installation: Installation, node: str, cards: str) -> None:
     """Other simulated cards for a node; those that it had are gone for good."""
-    world.label(node, f"fenka.io/simulated={cards}")
+    installation.label(node, f"fenka.io/simulated={cards}")
 
     component = {"t4": "cards-0", "pair": "cards-1"}[cards]
 
     def exchanged() -> bool:
         there = [
             it
-            for it in world.cluster.list("pods", "fenka")
+            for it in installation.cluster.list("pods", "fenka")
             if it["spec"].get("nodeName") == node
             and "scheduler" not in it["metadata"]["name"]
             # What made the certificates has ended.
@@ -97,7 +97,7 @@ def exchange(world: World, node: str, cards: str) -> None:
 
     # Its node program has ended with the sharing label, and the next one comes with it.
     wait_until("only the new cards' keeper", exchanged, 90)
-    world.cluster.kubectl("annotate", "node", node, "fenka.io/cards-")
+    installation.cluster.kubectl("annotate", "node", node, "fenka.io/cards-")
 
 
 def ready(cluster: Cluster) -> bool:
@@ -109,23 +109,23 @@ def ready(cluster: Cluster) -> bool:
 
 
 @pytest.fixture(scope="module")
-def sharing(world: World) -> Iterator[str]:
+def sharing(installation: Installation) -> Iterator[str]:
     """A sharing node, for all tests of a module: without the label the agent would end each time."""
     name = "sd-cluster-05"
-    world.label("sd-cluster-04", "gpushare-", "cgpu-")
+    installation.label("sd-cluster-04", "gpushare-", "cgpu-")
     # Until the kubelet has said so too, pods would still go there, and fail.
-    world.wait_for_allocatable("sd-cluster-04", MEMORY, 0)
-    world.label(name, "cgpu-", "gpushare=true")
+    installation.wait_for_allocatable("sd-cluster-04", MEMORY, 0)
+    installation.label(name, "cgpu-", "gpushare=true")
     yield name
-    world.label(name, "gpushare-")
+    installation.label(name, "gpushare-")
     # What the next module waits for must not be what the kubelet still says of this one.
-    world.wait_for_allocatable(name, MEMORY, 0)
+    installation.wait_for_allocatable(name, MEMORY, 0)
 
 
 @pytest.fixture
-def node(world: World, sharing: str) -> Iterator[str]:
+def node(installation: Installation, sharing: str) -> Iterator[str]:
     """The sharing node, empty; afterwards nothing of a lease is left on it."""
-    settle(world, sharing, 14)
+    settle(installation, sharing, 14)
     yield sharing
-    world.cluster.kubectl("delete", "deployment,pod", "--all", "--now")
-    wait_for_none_left(world, sharing)
+    installation.cluster.kubectl("delete", "deployment,pod", "--all", "--now")
+    wait_for_none_left(installation, sharing)

@@ -8,12 +8,12 @@ import pytest
 
 from e2e.cluster import Cluster, wait_until
 from e2e.scenarios.conftest import CHART, RELEASE
-from e2e.scenarios.kit import MEMORY, WORKLOAD, World
-from e2e.scenarios.paper import ONLY, Json, Paper
+from e2e.scenarios.installation import MEMORY, WORKLOAD, Installation
 from e2e.scenarios.test_guide import GPUSHARE_CONFIGURATION
-from e2e.scenarios.test_scheduler import paper, replicas, wait_for_replicas
+from e2e.scenarios.test_scheduler import replicas, virtual, wait_for_replicas
+from e2e.scenarios.virtual_nodes import ONLY, Json, VirtualNodes
 
-__all__ = ["paper"]
+__all__ = ["virtual"]
 
 BROKEN = ("RemoteDisconnected", "ConnectionResetError", "BadStatusLine")
 BIND = """
@@ -93,9 +93,9 @@ class Attacker:
 
 
 @pytest.fixture
-def attacker(world: World, namespace: str) -> Attacker:
+def attacker(installation: Installation, namespace: str) -> Attacker:
     """In a pod of its own."""
-    return Attacker(world.cluster, namespace)
+    return Attacker(installation.cluster, namespace)
 
 
 def service(cluster: Cluster, name: str = "fenka-scheduler") -> str:
@@ -112,16 +112,16 @@ def lives(cluster: Cluster) -> dict[str, int]:
     }
 
 
-def victims(paper: Paper) -> list[tuple[Json, str]]:
+def victims(virtual: VirtualNodes) -> list[tuple[Json, str]]:
     """Pods of others, and nodes that are not for them."""
-    paper.node("paper-0", 1)
-    paper.node("paper-1", 1)
+    virtual.node("virtual-0", 1)
+    virtual.node("virtual-1", 1)
     elsewhere = {"nodeSelector": {ONLY: "yes", "kubernetes.io/hostname": "nowhere"}}
-    plain = paper.pod("plain", 1, **elsewhere)
+    plain = virtual.pod("plain", 1, **elsewhere)
     plain["spec"]["containers"][0].pop("resources")
-    paper.create(plain, paper.pod("chooser", 4, **elsewhere))
-    chosen = (it for it in paper.pods() if it["metadata"]["name"] in ("plain", "chooser"))
-    return [(it, "paper-1") for it in chosen]
+    virtual.create(plain, virtual.pod("chooser", 4, **elsewhere))
+    chosen = (it for it in virtual.pods() if it["metadata"]["name"] in ("plain", "chooser"))
+    return [(it, "virtual-1") for it in chosen]
 
 
 def forged(attacker: Attacker, url: str, pod: Json, node: str) -> str:
@@ -130,13 +130,13 @@ def forged(attacker: Attacker, url: str, pod: Json, node: str) -> str:
     return attacker.python(BIND, url, meta["name"], meta["namespace"], meta["uid"], node)
 
 
-def test_an_ordinary_pod_decides_nothing(paper: Paper, attacker: Attacker) -> None:
+def test_an_ordinary_pod_decides_nothing(virtual: VirtualNodes, attacker: Attacker) -> None:
     """Bindings without a certificate, large bodies, silent connections; pods are placed meanwhile."""
-    cluster = paper.cluster
+    cluster = virtual.cluster
     wait_for_replicas(cluster)
     before, host = lives(cluster), service(cluster)
     node = cluster.nodes[0].address
-    for pod, where in victims(paper):
+    for pod, where in victims(virtual):
         for url in (f"https://{host}:12345", f"https://{node}:32766", f"http://{host}:12345"):
             said = forged(attacker, url, pod, where)
             assert said.split()[0] in ("URLError", "SSLError", *BROKEN), said
@@ -145,9 +145,9 @@ def test_an_ordinary_pod_decides_nothing(paper: Paper, attacker: Attacker) -> No
     print(attacker.python(FLOOD, reading, "12346"))
     attacker.leave("silent", SILENT, host, "12345")
     attacker.leave("silent-readers", SILENT, reading, "12346")
-    paper.create(*(paper.pod(f"served-{number}", 4) for number in range(6)))
-    wait_until("pods are placed", lambda: len(paper.placed()) == 6, 60)
-    assert not [it for it in paper.placed() if it in ("plain", "chooser")]
+    virtual.create(*(virtual.pod(f"served-{number}", 4) for number in range(6)))
+    wait_until("pods are placed", lambda: len(virtual.placed()) == 6, 60)
+    assert not [it for it in virtual.placed() if it in ("plain", "chooser")]
     shown = attacker.python(
         READ, f"http://{reading}:12346", "/gpushare-scheduler/inspect", "/metrics"
     )
@@ -158,20 +158,20 @@ def test_an_ordinary_pod_decides_nothing(paper: Paper, attacker: Attacker) -> No
 
 
 @pytest.fixture
-def plain(world: World) -> Iterator[World]:
+def plain(installation: Installation) -> Iterator[Installation]:
     """fenka without TLS, and kube-scheduler as it was configured for gpushare."""
-    cluster = world.cluster
+    cluster = installation.cluster
     upgrade = ("upgrade", RELEASE, str(CHART), "-n", RELEASE, "--reuse-values", "--wait")
     cluster.helm(*upgrade, "--set=scheduler.tls.enabled=false", "--timeout=90s")
     cluster.set_scheduler_configuration(GPUSHARE_CONFIGURATION)
-    yield world
+    yield installation
     cluster.helm(*upgrade, "--set=scheduler.tls.enabled=true", "--timeout=90s")
     cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
     wait_for_replicas(cluster)
 
 
 def test_without_certificates_bind_does_no_more_than_a_scheduler_would(
-    plain: World, paper: Paper, attacker: Attacker
+    plain: Installation, virtual: VirtualNodes, attacker: Attacker
 ) -> None:
     """gpushare's configuration works; forged bindings are refused by the pods' specs, and large bodies."""
     cluster = plain.cluster
@@ -179,15 +179,15 @@ def test_without_certificates_bind_does_no_more_than_a_scheduler_would(
     before, host = lives(cluster), service(cluster)
     url = f"http://{host}:12345"
     (chooser, where), (nothing, _) = sorted(
-        victims(paper), key=lambda it: str(it[0]["metadata"]["name"])
+        victims(virtual), key=lambda it: str(it[0]["metadata"]["name"])
     )
-    assert "may not go to the node paper-1" in forged(attacker, url, chooser, where)
+    assert "may not go to the node virtual-1" in forged(attacker, url, chooser, where)
     assert "names no resource of fenka's" in forged(attacker, url, nothing, where)
     nameless = {"metadata": {**chooser["metadata"], "uid": ""}}
     assert "PodUID" in forged(attacker, url, nameless, where)
     print(attacker.python(FLOOD, host, "12345"))
     attacker.leave("silent", SILENT, host, "12345")
-    paper.create(paper.pod("served", 4))
-    assert "served" in paper.wait_for_placed(1)
+    virtual.create(virtual.pod("served", 4))
+    assert "served" in virtual.wait_for_placed(1)
     assert lives(cluster) == before
     assert MEMORY in json.dumps(chooser)

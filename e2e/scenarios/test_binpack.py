@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.scenarios.kit import MEMORY, World, deployment
+from e2e.scenarios.installation import MEMORY, Installation, deployment
 
 NODES = {"sd-cluster-04": "192.168.1.214", "sd-cluster-05": "192.168.1.215"}
 STEPS = [
@@ -17,30 +17,30 @@ STEPS = [
 
 
 @pytest.fixture
-def nodes(world: World) -> Iterator[dict[str, str]]:
+def nodes(installation: Installation) -> Iterator[dict[str, str]]:
     """Both are shared."""
     for name in NODES:
-        world.label(name, "cgpu-", "gpushare=true")
+        installation.label(name, "cgpu-", "gpushare=true")
     for name in NODES:
-        world.wait_for_allocatable(name, MEMORY, 14)
+        installation.wait_for_allocatable(name, MEMORY, 14)
     yield NODES
-    world.cluster.kubectl("delete", "deployment", "--all", "--now")
+    installation.cluster.kubectl("delete", "deployment", "--all", "--now")
     for name in NODES:
-        world.label(name, "gpushare-")
+        installation.label(name, "gpushare-")
     for name in NODES:
-        world.wait_for_allocatable(name, MEMORY, 0)
+        installation.wait_for_allocatable(name, MEMORY, 0)
 
 
-def test_binpack(world: World, nodes: dict[str, str]) -> None:
+def test_binpack(installation: Installation, nodes: dict[str, str]) -> None:
     """After every step the table is the article's, and each container sees what it was given."""
     for name, replicas, units, after, total in STEPS:
         command = "env | grep ALIYUN_COM_GPU_MEM | sort; exec sleep 100000"
-        world.cluster.apply(deployment(name, MEMORY, units, replicas, command))
-        for pod in world.wait_for_running(name, replicas):
-            logs = world.cluster.kubectl("logs", pod["metadata"]["name"])
+        installation.cluster.apply(deployment(name, MEMORY, units, replicas, command))
+        for pod in installation.wait_for_running(name, replicas):
+            logs = installation.cluster.kubectl("logs", pod["metadata"]["name"])
             assert "ALIYUN_COM_GPU_MEM_DEV=14" in logs
             assert f"ALIYUN_COM_GPU_MEM_CONTAINER={units}" in logs
-        table = world.inspect().splitlines()
+        table = installation.inspect().splitlines()
         header = "NAME IPADDRESS GPU0(Allocated/Total) GPU Memory(GiB)"
         assert table[0].split("  ")[0] == "NAME"
         assert " ".join(table[0].split()) == header

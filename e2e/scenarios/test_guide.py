@@ -10,10 +10,10 @@ import pytest
 
 from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX, FENKA
-from e2e.keeper import REPOSITORY
 from e2e.scenarios.conftest import RELEASE, install
-from e2e.scenarios.kit import MEMORY, World, on_control_plane
-from e2e.scenarios.paper import Paper, node_object
+from e2e.scenarios.installation import MEMORY, Installation, on_control_plane
+from e2e.scenarios.virtual_nodes import VirtualNodes, node_object
+from e2e.supervisor import REPOSITORY
 from fenka.dialects import gpushare
 
 GUIDE = (REPOSITORY / "docs" / "kubernetes.md").read_text()
@@ -60,13 +60,13 @@ class Shell:
 
 
 @pytest.fixture
-def shell(world: World) -> Iterator[Shell]:
+def shell(installation: Installation) -> Iterator[Shell]:
     """A cluster without fenka, on whose nodes the guide's images are."""
-    cluster = world.cluster
+    cluster = installation.cluster
     cluster.helm("uninstall", RELEASE, "-n", RELEASE, "--wait")
     cluster.set_scheduler_configuration(None)
     for node in cluster.nodes:
-        world.label(node.name, "gpushare-", "cgpu-", "fenka.io/simulated-")
+        installation.label(node.name, "gpushare-", "cgpu-", "fenka.io/simulated-")
         for image, name in (
             (FENKA, "registry.example.com/fenka:0.1.0"),
             (FENKA, "registry.example.com/fenka:0.1.1"),
@@ -82,7 +82,7 @@ def shell(world: World) -> Iterator[Shell]:
     install(cluster)
 
 
-def test_the_guide(shell: Shell, world: World) -> None:
+def test_the_guide(shell: Shell, installation: Installation) -> None:
     """Install, label, the first pod, look, upgrade, roll back, uninstall."""
     cluster = shell.cluster
     shell(block("helm install fenka deploy/chart"))
@@ -96,7 +96,7 @@ def test_the_guide(shell: Shell, world: World) -> None:
 
     shell(block("kubectl label node NODE fenka.io/simulated=t4 gpushare=true"))
     shell(block("kubectl label node NODE gpushare=true"))
-    world.wait_for_allocatable(NODE, MEMORY, 14)
+    installation.wait_for_allocatable(NODE, MEMORY, 14)
     cluster.apply(block("apiVersion: v1\nkind: Pod"))
     cluster.wait_for_pod("first", seconds=90)
 
@@ -181,34 +181,34 @@ spec:
 """
 
 
-def test_moving_from_gpushare(shell: Shell, world: World, namespace: str) -> None:
+def test_moving_from_gpushare(shell: Shell, installation: Installation, namespace: str) -> None:
     """Its pods keep their cards, new ones are placed beside them, and nothing of it is left."""
-    cluster, paper = shell.cluster, Paper(world, namespace)
+    cluster, virtual = shell.cluster, VirtualNodes(installation, namespace)
     cluster.kubectl("apply", "-f", "-", stdin=GPUSHARE)
     for name in ("gpushare-schd-extender", "gpushare-device-plugin"):
         cluster.kubectl("create", "clusterrole", name, "--verb=get", "--resource=pods")
         cluster.kubectl("-n", "kube-system", "create", "serviceaccount", name)
         account = f"--serviceaccount=kube-system:{name}"
         cluster.kubectl("create", "clusterrolebinding", name, f"--clusterrole={name}", account)
-    paper.add(2, node_object("old", 2, {}, inventory=False))
+    virtual.add(2, node_object("old", 2, {}, inventory=False))
     record = {gpushare.IDX: "1", gpushare.POD: "10", gpushare.DEV: "16", gpushare.ASSIGNED: "true"}
-    paper.create(paper.pod("old-pod", 10, nodeName="old", annotations=record))
+    virtual.create(virtual.pod("old-pod", 10, nodeName="old", annotations=record))
     try:
         shell(block("kubectl -n kube-system delete service gpushare-schd-extender"))
         shell(block(MIGRATE))
         shell(f"kubectl -n {NAMESPACE} rollout status deployment/fenka-scheduler --timeout=180s")
         cluster.set_scheduler_configuration(GPUSHARE_CONFIGURATION)
         assert ["old-pod", namespace, "0", "10"] in words(shell("kubectl inspect gpushare -d"))
-        wait_until("it knows the node", lambda: paper.inspect() == {"old": {"1": 10}}, 20)
-        paper.create(paper.pod("new-pod", 10))
-        assert paper.wait_for_placed(2)["new-pod"] == ("old", "0")
+        wait_until("it knows the node", lambda: virtual.inspect() == {"old": {"1": 10}}, 20)
+        virtual.create(virtual.pod("new-pod", 10))
+        assert virtual.wait_for_placed(2)["new-pod"] == ("old", "0")
         for line in block(
             "helm upgrade fenka deploy/chart -n fenka-system --reuse-values --set sch"
         ).splitlines():
             shell(line)
         configure(cluster)
-        paper.create(paper.pod("by-tls", 4))
-        assert paper.wait_for_placed(3)["by-tls"][0] == "old"
+        virtual.create(virtual.pod("by-tls", 4))
+        assert virtual.wait_for_placed(3)["by-tls"][0] == "old"
         shell(block("kubectl delete clusterrolebinding gpushare-schd-extender"))
         left = cluster.kubectl("get", "all,sa,clusterrole,clusterrolebinding", "-A", "-o", "name")
         assert "gpushare-" not in left

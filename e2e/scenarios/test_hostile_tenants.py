@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from e2e.cluster import ClusterError, wait_until
-from e2e.scenarios.kit import MEMORY, World, deployment
-from e2e.scenarios.lease_kit import CAP, cap, installed_with, pod
+from e2e.scenarios.containers import CAP, cap, installed_with, pod
+from e2e.scenarios.installation import MEMORY, Installation, deployment
 
 TENANT = "tenant"
 AS = (
@@ -41,12 +41,12 @@ NODE_OF_PAIR = "sd-cluster-05"
 class Mallory:
     """What the tenant does."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, installation: Installation) -> None:
+        self.installation = installation
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """With its own rights."""
-        return self.world.cluster.kubectl(*AS, "-n", TENANT, *arguments, stdin=stdin)
+        return self.installation.cluster.kubectl(*AS, "-n", TENANT, *arguments, stdin=stdin)
 
     def create(self, manifest: str) -> None:
         """An object of its namespace."""
@@ -63,16 +63,16 @@ class Mallory:
 
     def uid(self, name: str) -> str:
         """Of its pod."""
-        return str(self.world.cluster.get("pod", name, TENANT)["metadata"]["uid"])
+        return str(self.installation.cluster.get("pod", name, TENANT)["metadata"]["uid"])
 
 
 @pytest.fixture
-def mallory(world: World) -> Iterator[Mallory]:
+def mallory(installation: Installation) -> Iterator[Mallory]:
     """A namespace of the tenant's own."""
-    world.cluster.kubectl("create", "namespace", TENANT)
-    world.cluster.apply(RIGHTS, TENANT)
-    yield Mallory(world)
-    world.cluster.kubectl("delete", "namespace", TENANT, "--wait=true", timeout=120)
+    installation.cluster.kubectl("create", "namespace", TENANT)
+    installation.cluster.apply(RIGHTS, TENANT)
+    yield Mallory(installation)
+    installation.cluster.kubectl("delete", "namespace", TENANT, "--wait=true", timeout=120)
 
 
 def with_annotations(manifest: str, **annotations: str) -> str:
@@ -101,9 +101,9 @@ def resized(uid: str, uuid: str) -> dict[str, str]:
     return {"fenka.io/resized": json.dumps({**said, "wish": ""})}
 
 
-def held(world: World, node: str) -> list[int]:
+def held(installation: Installation, node: str) -> list[int]:
     """MiB of each card, by the node's own report."""
-    notes = world.cluster.get("node", node)["metadata"]["annotations"]
+    notes = installation.cluster.get("node", node)["metadata"]["annotations"]
     report = json.loads(notes["fenka.io/leases"])
     total: dict[int, int] = {}
     for slices in report["pods"].values():
@@ -124,7 +124,7 @@ RECORDS = {
 
 
 def test_with_the_policies_a_tenant_writes_no_record_and_names_no_node(
-    world: World, mallory: Mallory
+    installation: Installation, mallory: Mallory
 ) -> None:
     """Not in a new pod, not on one that is there, not in a template; all else is as always."""
     for key, value in RECORDS.items():
@@ -144,25 +144,27 @@ def test_with_the_policies_a_tenant_writes_no_record_and_names_no_node(
     mallory.create(json.dumps(body))
 
     def told() -> bool:
-        sets = world.cluster.list("replicasets", TENANT, selector="app=copied")
+        sets = installation.cluster.list("replicasets", TENANT, selector="app=copied")
         return any(
             "is written by fenka alone" in line
             for it in sets
-            for line in world.cluster.events(it["metadata"]["name"], TENANT)
+            for line in installation.cluster.events(it["metadata"]["name"], TENANT)
         )
 
     wait_until("the ReplicaSet's event", told, 60)
 
 
 def test_without_the_policies_lies_give_nothing_and_block_nobody(
-    world: World, pair: str, mallory: Mallory
+    installation: Installation, pair: str, mallory: Mallory
 ) -> None:
     """The second defence, by itself: victims get the card that is free, and see their memory."""
-    with installed_with(world, "admission.enabled=false"):
-        world.wait_for_allocatable(pair, MEMORY, 28)
+    with installed_with(installation, "admission.enabled=false"):
+        installation.wait_for_allocatable(pair, MEMORY, 28)
         # A resize that never was, written before the first start.
         mallory.create(pod("liar", "x=1:", schedulingGates=[{"name": "tenant/gate"}]))
-        inventory = world.cluster.get("node", pair)["metadata"]["annotations"]["fenka.io/cards"]
+        inventory = installation.cluster.get("node", pair)["metadata"]["annotations"][
+            "fenka.io/cards"
+        ]
         uuid = json.loads(inventory)["cards"][0]["uuid"]
         forged = resized(mallory.uid("liar"), uuid)
 
@@ -172,11 +174,11 @@ def test_without_the_policies_lies_give_nothing_and_block_nobody(
 
         # The API server applies the removal of a policy a moment later.
         wait_until("the policies are gone", lied)
-        gates = world.cluster.get("pod", "liar", TENANT)["spec"]["schedulingGates"]
+        gates = installation.cluster.get("pod", "liar", TENANT)["spec"]["schedulingGates"]
         at = [it["name"] for it in gates].index("tenant/gate")
         removal = json.dumps([{"op": "remove", "path": f"/spec/schedulingGates/{at}"}])
         mallory.kubectl("patch", "pod", "liar", "--type=json", "-p", removal)
-        world.cluster.wait_for_pod("liar", TENANT)
+        installation.cluster.wait_for_pod("liar", TENANT)
         assert mallory.cap("liar") == UNIT
         # While it runs it says that it holds everything, then nothing that can be read.
         for lie in (
@@ -191,28 +193,30 @@ def test_without_the_policies_lies_give_nothing_and_block_nobody(
         mallory.create(bold)
         # It says that it is on the other card than it is.
         mallory.create(pod("wide", "x=7:"))
-        world.cluster.wait_for_pod("wide", TENANT)
-        assert held(world, pair) == [UNIT + 7539, 0]
+        installation.cluster.wait_for_pod("wide", TENANT)
+        assert held(installation, pair) == [UNIT + 7539, 0]
         mallory.annotate("wide", **record(1, 7))
-        world.cluster.apply(pod("large", "x=13:"))
-        world.cluster.wait_for_pod("large")
-        world.cluster.apply(pod("small", "x=5:"))
-        world.cluster.wait_for_pod("small")
-        assert cap(world, "large", "x") == CARD * 13 // 14
-        assert cap(world, "small", "x") == CARD * 5 // 14
-        assert all(mib <= CARD for mib in held(world, pair))
+        installation.cluster.apply(pod("large", "x=13:"))
+        installation.cluster.wait_for_pod("large")
+        installation.cluster.apply(pod("small", "x=5:"))
+        installation.cluster.wait_for_pod("small")
+        assert cap(installation, "large", "x") == CARD * 13 // 14
+        assert cap(installation, "small", "x") == CARD * 5 // 14
+        assert all(mib <= CARD for mib in held(installation, pair))
         assert mallory.cap("liar") == UNIT
-        used = world.cluster.get("resourcequota", "units", TENANT)["status"]["used"]
+        used = installation.cluster.get("resourcequota", "units", TENANT)["status"]["used"]
         assert used[f"requests.{MEMORY}"] == "9"
 
 
 @pytest.mark.full
-def test_a_pod_that_its_node_refuses_is_moved(world: World, pair: str, mallory: Mallory) -> None:
+def test_a_pod_that_its_node_refuses_is_moved(
+    installation: Installation, pair: str, mallory: Mallory
+) -> None:
     """After a minute: evicted where a controller makes another; `fenka why` of both says so."""
-    with installed_with(world, "admission.enabled=false"):
-        world.wait_for_allocatable(pair, MEMORY, 28)
-        world.cluster.apply(pod("there", "x=8:"))
-        world.cluster.wait_for_pod("there")
+    with installed_with(installation, "admission.enabled=false"):
+        installation.wait_for_allocatable(pair, MEMORY, 28)
+        installation.cluster.apply(pod("there", "x=8:"))
+        installation.cluster.wait_for_pod("there")
         mallory.create(with_annotations(pod("alone", "x=8:", nodeName=pair), **record(0, 8)))
         body = yaml.safe_load(deployment("again", MEMORY, 8))
         template = body["spec"]["template"]
@@ -221,24 +225,26 @@ def test_a_pod_that_its_node_refuses_is_moved(world: World, pair: str, mallory: 
         mallory.create(json.dumps(body))
 
         def names() -> set[str]:
-            found = world.cluster.list("pods", TENANT, selector="app=again")
+            found = installation.cluster.list("pods", TENANT, selector="app=again")
             return {str(it["metadata"]["name"]) for it in found}
 
         wait_until("the Deployment's pod", lambda: bool(names()), 30)
         first = names()
         wait_until("another pod in its place", lambda: not first & names(), 120)
-        assert "FenkaMoved" in world.cluster.kubectl(
+        assert "FenkaMoved" in installation.cluster.kubectl(
             "-n", TENANT, "get", "events", "-o", "jsonpath={.items[*].reason}"
         )
 
         def stuck() -> bool:
             return any(
                 "no controller would make another" in it
-                for it in world.cluster.events("alone", TENANT)
+                for it in installation.cluster.events("alone", TENANT)
             )
 
         wait_until("the lone pod's event", stuck, 30)
-        assert "its node has refused it for more than a minute" in world.fenka(
+        assert "its node has refused it for more than a minute" in installation.fenka(
             "why", f"{TENANT}/alone"
         )
-        assert f"{TENANT}/alone was placed on the same card" in world.fenka("why", "default/there")
+        assert f"{TENANT}/alone was placed on the same card" in installation.fenka(
+            "why", "default/there"
+        )

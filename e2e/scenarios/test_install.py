@@ -12,11 +12,11 @@ import yaml
 
 from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX, archive, hash_of, image_of
-from e2e.keeper import REPOSITORY
 from e2e.programs import directories
 from e2e.scenarios.conftest import CHART, RELEASE
-from e2e.scenarios.kit import HERE, MEMORY, World, deployment
-from e2e.scenarios.lease_kit import installed_with
+from e2e.scenarios.containers import installed_with
+from e2e.scenarios.installation import HERE, MEMORY, Installation, deployment
+from e2e.supervisor import REPOSITORY
 
 Json = dict[str, Any]
 RIGHTS = HERE / "rights.py"
@@ -84,13 +84,15 @@ handler: runc
 
 
 @pytest.mark.parametrize("which", ["scheduler", "node"])
-def test_each_right_is_needed(world: World, namespace: str, which: str, tmp_path: Path) -> None:
+def test_each_right_is_needed(
+    installation: Installation, namespace: str, which: str, tmp_path: Path
+) -> None:
     """With the chart's rights nothing is refused to fenka's own code; without any one verb that verb is.
 
     The release's admission policies would refuse what these ServiceAccounts write, which are none of its own.
     """
-    with installed_with(world, "admission.enabled=false"):
-        each_right_is_needed(world.cluster, namespace, which, tmp_path)
+    with installed_with(installation, "admission.enabled=false"):
+        each_right_is_needed(installation.cluster, namespace, which, tmp_path)
 
 
 def each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_path: Path) -> None:
@@ -169,7 +171,7 @@ def scheduler_image() -> Path:
 
 
 @pytest.fixture
-def second(shared: World) -> Iterator[World]:
+def second(shared: Installation) -> Iterator[Installation]:
     """The chart's second scheduler on one node; the default one knows nothing of fenka."""
     cluster = shared.cluster
     node = cluster.nodes[1]
@@ -196,7 +198,7 @@ def second(shared: World) -> Iterator[World]:
     cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
 
 
-def test_second_scheduler(second: World) -> None:
+def test_second_scheduler(second: Installation) -> None:
     """Pods that name it get their card through the extender; a pod that does not is told so."""
     text = deployment("named", MEMORY, 4)
     named = text.replace("terminationGracePeriodSeconds: 0", "schedulerName: fenka")

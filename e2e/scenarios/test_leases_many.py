@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster import wait_until
-from e2e.scenarios.kit import MEMORY, WORKLOAD, World
-from e2e.scenarios.lease_kit import agent, cap, installed_with, settle, wait_for_none_left
+from e2e.scenarios.containers import agent, cap, installed_with, settle, wait_for_none_left
+from e2e.scenarios.installation import MEMORY, WORKLOAD, Installation
 
 NODE = "sd-cluster-04"
 PODS, CONTAINERS = 50, 2
@@ -18,26 +18,26 @@ CARDS = """simulatedCards=[
 
 
 @pytest.fixture
-def two_cards(world: World) -> Iterator[str]:
+def two_cards(installation: Installation) -> Iterator[str]:
     """A node with two T4 in units of 128 MiB, where pods go to the card with the most room."""
-    world.label("sd-cluster-05", "gpushare-", "cgpu-")
-    world.label(NODE, "cgpu-", "gpushare-")
-    with installed_with(world, 'node.unit="128MiB"', CARDS.replace("\n", " ")):
-        world.label(
+    installation.label("sd-cluster-05", "gpushare-", "cgpu-")
+    installation.label(NODE, "cgpu-", "gpushare-")
+    with installed_with(installation, 'node.unit="128MiB"', CARDS.replace("\n", " ")):
+        installation.label(
             NODE, "fenka.io/simulated=two", "gpushare=true", "ack.node.gpu.placement=spread"
         )
-        settle(world, NODE, UNITS)
+        settle(installation, NODE, UNITS)
         yield NODE
-        world.cluster.kubectl("delete", "deployment,pod", "--all", "--now", timeout=120)
-        wait_for_none_left(world, NODE)
-        world.label(NODE, "gpushare-", "ack.node.gpu.placement-", "fenka.io/simulated=t4")
-        wait_until("no agent", lambda: not agent(world, NODE), 60)
+        installation.cluster.kubectl("delete", "deployment,pod", "--all", "--now", timeout=120)
+        wait_for_none_left(installation, NODE)
+        installation.label(NODE, "gpushare-", "ack.node.gpu.placement-", "fenka.io/simulated=t4")
+        wait_until("no agent", lambda: not agent(installation, NODE), 60)
         # The second card is gone for good.
-        world.cluster.kubectl("annotate", "node", NODE, "fenka.io/cards-")
+        installation.cluster.kubectl("annotate", "node", NODE, "fenka.io/cards-")
 
 
 @pytest.mark.timeout(480)
-def test_a_hundred_containers_at_once(world: World, two_cards: str) -> None:
+def test_a_hundred_containers_at_once(installation: Installation, two_cards: str) -> None:
     """Every one starts, and what it was given is the card that the scheduler wrote on its pod."""
     container = {
         "image": WORKLOAD,
@@ -59,16 +59,18 @@ def test_a_hundred_containers_at_once(world: World, two_cards: str) -> None:
             "template": {"metadata": {"labels": {"app": "crowd"}}, "spec": pod},
         },
     }
-    world.cluster.apply(json.dumps(made))
-    world.cluster.kubectl("rollout", "status", "deployment/crowd", "--timeout=240s", timeout=250)
-    pods = {it["metadata"]["uid"]: it for it in world.pods("crowd")}
+    installation.cluster.apply(json.dumps(made))
+    installation.cluster.kubectl(
+        "rollout", "status", "deployment/crowd", "--timeout=240s", timeout=250
+    )
+    pods = {it["metadata"]["uid"]: it for it in installation.pods("crowd")}
     assert len(pods) == PODS
 
     program = (
         "import glob, json; print(json.dumps([json.load(open(p))['lease'] for p in "
         "glob.glob('/var/lib/fenka/node/*.json')]))"
     )
-    leases = json.loads(world.cluster.node(two_cards).run("python3", "-c", program))
+    leases = json.loads(installation.cluster.node(two_cards).run("python3", "-c", program))
     assert len(leases) == PODS * CONTAINERS
     assert len({(it["uid"], it["container"]) for it in leases}) == PODS * CONTAINERS
     by_card: dict[str, int] = {}
@@ -80,9 +82,9 @@ def test_a_hundred_containers_at_once(world: World, two_cards: str) -> None:
         by_card[piece["uuid"]] = by_card.get(piece["uuid"], 0) + 1
     assert sorted(by_card.values()) == [PODS * CONTAINERS // 2] * 2
 
-    told = world.cluster.kubectl(
+    told = installation.cluster.kubectl(
         "logs", "-l", "app=crowd", "--all-containers", "--tail=1", "--max-log-requests=200"
     ).split()
     assert {uuid: told.count(uuid) for uuid in by_card} == by_card
     name = next(iter(pods.values()))["metadata"]["name"]
-    assert cap(world, name, "c0") == 15079 // (15079 // 128)
+    assert cap(installation, name, "c0") == 15079 // (15079 // 128)

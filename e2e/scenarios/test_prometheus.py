@@ -13,8 +13,8 @@ import yaml
 
 from e2e.cluster import wait_until
 from e2e.scenarios.conftest import CHART
-from e2e.scenarios.kit import World
-from e2e.scenarios.lease_kit import installed_with, pod, settle
+from e2e.scenarios.containers import installed_with, pod, settle
+from e2e.scenarios.installation import Installation
 
 ADDRESS = "127.0.0.1:19090"
 CAP_BYTES = (15079 * 4 // 14) << 20
@@ -44,7 +44,7 @@ def labelled(kind: str, labels: dict[str, str]) -> dict[str, str]:
     return {f"__meta_kubernetes_{kind}_label_{escaped(k)}": v for k, v in labels.items()}
 
 
-def pods_found(world: World, namespace: str) -> list[Json]:
+def pods_found(installation: Installation, namespace: str) -> list[Json]:
     """Targets, one for each port of a container: Debian's Prometheus has no discovery in Kubernetes."""
     return [
         {
@@ -57,16 +57,18 @@ def pods_found(world: World, namespace: str) -> list[Json]:
                 **labelled("pod", it["metadata"]["labels"]),
             },
         }
-        for it in world.cluster.list("pods", namespace)
+        for it in installation.cluster.list("pods", namespace)
         if it["status"]["phase"] == "Running"
         for container in it["spec"]["containers"]
         for port in container.get("ports", [])
     ]
 
 
-def endpoints_found(world: World, namespace: str) -> list[Json]:
+def endpoints_found(installation: Installation, namespace: str) -> list[Json]:
     """Targets, one for each address of a Service."""
-    services = {it["metadata"]["name"]: it for it in world.cluster.list("services", namespace)}
+    services = {
+        it["metadata"]["name"]: it for it in installation.cluster.list("services", namespace)
+    }
     return [
         {
             "targets": [f"{address['ip']}:{port['port']}"],
@@ -78,7 +80,7 @@ def endpoints_found(world: World, namespace: str) -> list[Json]:
                 **labelled("service", services[name]["metadata"]["labels"]),
             },
         }
-        for it in world.cluster.list("endpoints", namespace)
+        for it in installation.cluster.list("endpoints", namespace)
         if (name := it["metadata"]["name"]) in services
         for subset in it.get("subsets", [])
         for address in subset.get("addresses", [])
@@ -115,12 +117,14 @@ def scraped(monitor: Json, targets: list[Json]) -> Json:
     }
 
 
-def monitors(world: World) -> list[Json]:
+def monitors(installation: Installation) -> list[Json]:
     """The chart's, with the values of the release that runs."""
-    values = world.cluster.helm("get", "values", "fenka", "-n", "fenka", "-o", "yaml")
-    made = world.cluster.state / "monitored.yaml"
+    values = installation.cluster.helm("get", "values", "fenka", "-n", "fenka", "-o", "yaml")
+    made = installation.cluster.state / "monitored.yaml"
     made.write_text(yaml.safe_dump(yaml.safe_load(values) | {"serviceMonitor": {"enabled": True}}))
-    text = world.cluster.helm("template", "fenka", str(CHART), "-n", "fenka", "-f", str(made))
+    text = installation.cluster.helm(
+        "template", "fenka", str(CHART), "-n", "fenka", "-f", str(made)
+    )
     return [
         it | {"metadata": {"namespace": "fenka", **it["metadata"]}}
         for it in yaml.safe_load_all(text)
@@ -129,14 +133,16 @@ def monitors(world: World) -> list[Json]:
 
 
 @pytest.fixture
-def prometheus(world: World, sharing: str, tmp_path: Path) -> Iterator[str]:
+def prometheus(installation: Installation, sharing: str, tmp_path: Path) -> Iterator[str]:
     """Debian's, beside the control plane; the sharing node."""
     if shutil.which("prometheus") is None:
         pytest.skip("there is no prometheus on the PATH: .ci/run installs Debian's")
-    with installed_with(world, "node.metrics.enabled=true"):
-        settle(world, sharing, 14)
+    with installed_with(installation, "node.metrics.enabled=true"):
+        settle(installation, sharing, 14)
         found = {"PodMonitor": pods_found, "ServiceMonitor": endpoints_found}
-        jobs = [scraped(it, found[it["kind"]](world, "fenka")) for it in monitors(world)]
+        jobs = [
+            scraped(it, found[it["kind"]](installation, "fenka")) for it in monitors(installation)
+        ]
         configuration = tmp_path / "prometheus.yaml"
         configuration.write_text(yaml.safe_dump({"scrape_configs": jobs}))
         words = [
@@ -147,8 +153,8 @@ def prometheus(world: World, sharing: str, tmp_path: Path) -> Iterator[str]:
         ]
         with (tmp_path / "log").open("wb") as log:
             process = subprocess.Popen(
-                world.cluster.command(*words),
-                env=world.cluster.environment(),
+                installation.cluster.command(*words),
+                env=installation.cluster.environment(),
                 stdout=log,
                 stderr=log,
             )
@@ -157,14 +163,14 @@ def prometheus(world: World, sharing: str, tmp_path: Path) -> Iterator[str]:
         finally:
             process.kill()
             process.wait()
-            world.cluster.kubectl("delete", "pod", "--all", "--now")
+            installation.cluster.kubectl("delete", "pod", "--all", "--now")
 
 
-def ask(world: World, query: str) -> list[Json]:
+def ask(installation: Installation, query: str) -> list[Json]:
     """The samples of an instant query, by Prometheus' own API; none before it answers."""
     url = f"http://{ADDRESS}/api/v1/query?{urlencode({'query': query})}"
     try:
-        answer = json.loads(world.cluster.run("python3", "-c", FETCH, url))
+        answer = json.loads(installation.cluster.run("python3", "-c", FETCH, url))
     except Exception:
         return []
     found: list[Json] = answer["data"]["result"]
@@ -182,19 +188,21 @@ def panels() -> dict[str, str]:
     }
 
 
-def test_the_board_shows_three_notebooks_as_three(world: World, prometheus: str) -> None:
+def test_the_board_shows_three_notebooks_as_three(
+    installation: Installation, prometheus: str
+) -> None:
     """By their own names, though one program of fenka's tells of all of them; and the scheduler's too."""
     names = ("tf-notebook", "tf-notebook-2", "tf-notebook-3")
     for name in names:
-        world.cluster.apply(pod(name, "notebook=4:"))
-        world.cluster.wait_for_pod(name)
+        installation.cluster.apply(pod(name, "notebook=4:"))
+        installation.cluster.wait_for_pod(name)
     wanted = {("default", name) for name in names}
     queries = panels()
 
     def lines(title: str) -> dict[tuple[str, str], float]:
         return {
             (it["metric"]["namespace"], it["metric"]["pod"]): float(it["value"][1])
-            for it in ask(world, queries[title])
+            for it in ask(installation, queries[title])
         }
 
     def seen() -> bool:
@@ -205,9 +213,13 @@ def test_the_board_shows_three_notebooks_as_three(world: World, prometheus: str)
         if "of pods" in title:
             assert set(lines(title)) == wanted, title
         else:
-            assert {it["metric"]["node"] for it in ask(world, queries[title])} == {prometheus}
-    limits = ask(world, "fenka_container_gpu_memory_limit_bytes")
+            assert {it["metric"]["node"] for it in ask(installation, queries[title])} == {
+                prometheus
+            }
+    limits = ask(installation, "fenka_container_gpu_memory_limit_bytes")
     assert {it["metric"]["container"] for it in limits} == {"notebook"}
     # Whom a sample does not name, Prometheus does: which replica it comes from.
-    wait_until("the scheduler's", lambda: ask(world, 'up{job="fenka/fenka-scheduler"} == 1'), 60)
-    wait_until("the node's", lambda: ask(world, 'up{job="fenka/fenka-node"} == 1'), 60)
+    wait_until(
+        "the scheduler's", lambda: ask(installation, 'up{job="fenka/fenka-scheduler"} == 1'), 60
+    )
+    wait_until("the node's", lambda: ask(installation, 'up{job="fenka/fenka-node"} == 1'), 60)

@@ -1,6 +1,6 @@
 """The extender on a real cluster: replicas and API servers that die, preemption, upgrades, drains.
 
-Most pods here go to nodes that are an object alone (paper.py).
+Most pods here go to nodes that are an object alone (virtual_nodes.py).
 """
 
 import contextlib
@@ -15,18 +15,20 @@ import pytest
 
 from e2e.cluster import Cluster, ClusterError, wait_until
 from e2e.scenarios.conftest import CHART, RELEASE
-from e2e.scenarios.kit import MEMORY, World, ask, deployment
-from e2e.scenarios.paper import ONLY, UNITS, Json, Paper, node_object
+from e2e.scenarios.installation import MEMORY, Installation, ask, deployment
+from e2e.scenarios.virtual_nodes import ONLY, UNITS, Json, VirtualNodes, node_object
 from fenka.dialects import gpushare
 
 
 @pytest.fixture
-def paper(world: World, namespace: str) -> Iterator[Paper]:
+def virtual(installation: Installation, namespace: str) -> Iterator[VirtualNodes]:
     """Nodes that are gone after the test."""
-    paper = Paper(world, namespace)
-    yield paper
-    world.cluster.kubectl("-n", namespace, "delete", "pods", "--all", "--grace-period=0", "--force")
-    world.cluster.kubectl("delete", "node", "-l", ONLY)
+    virtual = VirtualNodes(installation, namespace)
+    yield virtual
+    installation.cluster.kubectl(
+        "-n", namespace, "delete", "pods", "--all", "--grace-period=0", "--force"
+    )
+    installation.cluster.kubectl("delete", "node", "-l", ONLY)
 
 
 def replicas(cluster: Cluster) -> list[Json]:
@@ -86,19 +88,19 @@ def kill_leader(cluster: Cluster) -> None:
     wait_until("the end of the leader", restarted, 20)
 
 
-def test_both_replicas_are_ready_and_either_can_be_asked(paper: Paper) -> None:
+def test_both_replicas_are_ready_and_either_can_be_asked(virtual: VirtualNodes) -> None:
     """A standby passes kube-scheduler's calls on: the Service and a rollout need not know who leads."""
-    cluster = paper.cluster
+    cluster = virtual.cluster
     wait_for_replicas(cluster)
-    paper.node("paper-0", 1)
-    pod = paper.pod("p", 4)
-    asked = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": ["paper-0"]})
+    virtual.node("virtual-0", 1)
+    pod = virtual.pod("p", 4)
+    asked = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": ["virtual-0"]})
     leads = leader(cluster)["metadata"]["name"]
     answers = {}
     for replica in replicas(cluster):
         url = f"https://{replica['status']['podIP']}:12345"
         filtered = ask(cluster, f"{url}/gpushare-scheduler/filter", asked)
-        assert json.loads(filtered)["NodeNames"] == ["paper-0"]
+        assert json.loads(filtered)["NodeNames"] == ["virtual-0"]
         answers[replica["metadata"]["name"]] = ask(cluster, f"{url}/metrics")
     assert len(answers) == 2
     for name, text in answers.items():
@@ -111,82 +113,86 @@ def test_both_replicas_are_ready_and_either_can_be_asked(paper: Paper) -> None:
     ids=["leader-deleted", "leader-killed", "apiserver-killed"],
 )
 def test_what_dies_under_a_stream_of_pods_loses_nothing(
-    paper: Paper, strike: Callable[[Cluster], None]
+    virtual: VirtualNodes, strike: Callable[[Cluster], None]
 ) -> None:
     """All are bound, none too many, and the extender's report is what the annotations say."""
-    cluster, total = paper.cluster, 48
+    cluster, total = virtual.cluster, 48
     wait_for_replicas(cluster)
     for number in range(2):
-        paper.node(f"paper-{number}", 4)
+        virtual.node(f"virtual-{number}", 4)
 
     def stream() -> None:
         for number in range(total):
             while True:
                 with contextlib.suppress(Exception):
-                    paper.create(paper.pod(f"p{number}", 2 + number % 3 // 2))
+                    virtual.create(virtual.pod(f"p{number}", 2 + number % 3 // 2))
                     break
                 # The API server is away, or it has made the pod and did not say so.
                 with contextlib.suppress(Exception):
-                    cluster.get("pod", f"p{number}", paper.namespace)
+                    cluster.get("pod", f"p{number}", virtual.namespace)
                     break
                 time.sleep(0.2)
 
     thread = threading.Thread(target=stream)
     thread.start()
-    wait_until("the stream runs", lambda: len(paper.placed()) >= 6, 60)
+    wait_until("the stream runs", lambda: len(virtual.placed()) >= 6, 60)
     strike(cluster)
     thread.join(120)
-    paper.wait_for_placed(total, 90)
-    held = paper.annotated()
+    virtual.wait_for_placed(total, 90)
+    held = virtual.annotated()
     assert sum(sum(cards.values()) for cards in held.values()) == sum(
         2 + number % 3 // 2 for number in range(total)
     )
     assert max(units for cards in held.values() for units in cards.values()) <= UNITS
-    wait_until("the extender's report is the same", lambda: paper.inspect() == held, 20)
+    wait_until("the extender's report is the same", lambda: virtual.inspect() == held, 20)
     wait_for_replicas(cluster)
 
 
-def test_a_record_that_cannot_be_read_is_told_and_counts_once(paper: Paper) -> None:
+def test_a_record_that_cannot_be_read_is_told_and_counts_once(virtual: VirtualNodes) -> None:
     """On the pod; it keeps nobody from the other card."""
-    paper.node("paper-0", 2)
-    bad = paper.pod("bad", 10, nodeName="paper-0", annotations={gpushare.IDX: "x"})
-    paper.create(bad)
-    paper.wait_for_event("bad", "ALIYUN_COM_GPU_MEM_IDX is 'x'", "counted for what it asks")
-    assert paper.inspect() == {"paper-0": Counter({"0": 10})}
-    paper.create(paper.pod("p", 7))
-    wait_until("its card", lambda: paper.inspect() == {"paper-0": Counter({"0": 10, "1": 7})}, 20)
+    virtual.node("virtual-0", 2)
+    bad = virtual.pod("bad", 10, nodeName="virtual-0", annotations={gpushare.IDX: "x"})
+    virtual.create(bad)
+    virtual.wait_for_event("bad", "ALIYUN_COM_GPU_MEM_IDX is 'x'", "counted for what it asks")
+    assert virtual.inspect() == {"virtual-0": Counter({"0": 10})}
+    virtual.create(virtual.pod("p", 7))
+    wait_until(
+        "its card", lambda: virtual.inspect() == {"virtual-0": Counter({"0": 10, "1": 7})}, 20
+    )
 
 
-def test_units_that_are_free_but_not_on_one_card(paper: Paper) -> None:
+def test_units_that_are_free_but_not_on_one_card(virtual: VirtualNodes) -> None:
     """kube-scheduler's sum says yes; the extender's reason is in its event."""
-    paper.node("paper-0", 2)
-    paper.create(paper.pod("a", 10), paper.pod("b", 10))
-    assert {card for _, card in paper.wait_for_placed(2).values()} == {"0", "1"}
-    paper.create(paper.pod("p", 8))
-    paper.wait_for_event("p", "Insufficient GPU Memory in one device: 0/2 GPUs fit")
+    virtual.node("virtual-0", 2)
+    virtual.create(virtual.pod("a", 10), virtual.pod("b", 10))
+    assert {card for _, card in virtual.wait_for_placed(2).values()} == {"0", "1"}
+    virtual.create(virtual.pod("p", 8))
+    virtual.wait_for_event("p", "Insufficient GPU Memory in one device: 0/2 GPUs fit")
     # It is placed by itself when one ends.
-    paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "a")
-    assert "p" in paper.wait_for_placed(2)
+    virtual.cluster.kubectl("-n", virtual.namespace, "delete", "pod", "a")
+    assert "p" in virtual.wait_for_placed(2)
 
 
-def test_a_pod_is_placed_on_the_only_one_of_hundreds_of_nodes_that_has_room(paper: Paper) -> None:
+def test_a_pod_is_placed_on_the_only_one_of_hundreds_of_nodes_that_has_room(
+    virtual: VirtualNodes,
+) -> None:
     """By kube-scheduler's count all have; it looks at each, since its configuration says so."""
     nodes = []
     for number in range(300):
-        node = node_object(f"paper-{number}", 1, {})
+        node = node_object(f"virtual-{number}", 1, {})
         if number != 299:
             node["metadata"]["annotations"]["fenka.io/cordoned"] = "0"
         nodes.append(node)
-    paper.add_all(1, nodes)
-    wait_until("the extender knows them", lambda: len(paper.inspect()) == 300, 30)
+    virtual.add_all(1, nodes)
+    wait_until("the extender knows them", lambda: len(virtual.inspect()) == 300, 30)
     for number in range(3):
-        paper.create(paper.pod(f"p{number}", 4))
-        placed = paper.wait_for_placed(number + 1, 30)
-        assert placed[f"p{number}"] == ("paper-299", "0")
+        virtual.create(virtual.pod(f"p{number}", 4))
+        placed = virtual.wait_for_placed(number + 1, 30)
+        assert placed[f"p{number}"] == ("virtual-299", "0")
 
 
 @pytest.fixture
-def important(world: World) -> Iterator[str]:
+def important(installation: Installation) -> Iterator[str]:
     """A PriorityClass."""
     text = json.dumps(
         {
@@ -196,47 +202,47 @@ def important(world: World) -> Iterator[str]:
             "value": 1000,
         }
     )
-    world.cluster.apply(text)
+    installation.cluster.apply(text)
     yield "important"
-    world.cluster.delete(text)
+    installation.cluster.delete(text)
 
 
-def test_preemption_frees_one_card_and_no_more(paper: Paper, important: str) -> None:
+def test_preemption_frees_one_card_and_no_more(virtual: VirtualNodes, important: str) -> None:
     """By kube-scheduler's sum one victim is enough; by the cards it takes two of the same card."""
-    paper.node("paper-0", 2)
-    paper.create(*(paper.pod(f"low-{number}", 6) for number in range(4)))
-    before = paper.wait_for_placed(4)
+    virtual.node("virtual-0", 2)
+    virtual.create(*(virtual.pod(f"low-{number}", 6) for number in range(4)))
+    before = virtual.wait_for_placed(4)
     assert Counter(card for _, card in before.values()) == {"0": 2, "1": 2}
-    paper.create(paper.pod("high", 14, priorityClassName=important))
-    wait_until("high has a card", lambda: "high" in paper.placed(), 60)
-    after = paper.placed()
+    virtual.create(virtual.pod("high", 14, priorityClassName=important))
+    wait_until("high has a card", lambda: "high" in virtual.placed(), 60)
+    after = virtual.placed()
     _, freed = after.pop("high")
     assert after == {name: place for name, place in before.items() if place[1] != freed}
 
 
-def test_preemption_respects_disruption_budgets(paper: Paper, important: str) -> None:
+def test_preemption_respects_disruption_budgets(virtual: VirtualNodes, important: str) -> None:
     """Two of four may not be disturbed: the other card's two go."""
-    paper.node("paper-0", 2)
-    paper.create(*(paper.pod(f"low-{number}", 6) for number in range(4)))
-    before = paper.wait_for_placed(4)
+    virtual.node("virtual-0", 2)
+    virtual.create(*(virtual.pod(f"low-{number}", 6) for number in range(4)))
+    before = virtual.wait_for_placed(4)
     kept = {name for name, place in before.items() if place[1] == "0"}
     for name in kept:
-        paper.cluster.kubectl("-n", paper.namespace, "label", "pod", name, "keep=yes")
+        virtual.cluster.kubectl("-n", virtual.namespace, "label", "pod", name, "keep=yes")
     budget = {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {"name": "keep", "namespace": paper.namespace},
+        "metadata": {"name": "keep", "namespace": virtual.namespace},
         "spec": {"minAvailable": 2, "selector": {"matchLabels": {"keep": "yes"}}},
     }
-    paper.cluster.apply(json.dumps(budget), paper.namespace)
-    paper.create(paper.pod("high", 14, priorityClassName=important))
-    wait_until("high has a card", lambda: "high" in paper.placed(), 60)
-    assert paper.placed().keys() == {*kept, "high"}
-    assert paper.placed()["high"][1] == "1"
+    virtual.cluster.apply(json.dumps(budget), virtual.namespace)
+    virtual.create(virtual.pod("high", 14, priorityClassName=important))
+    wait_until("high has a card", lambda: "high" in virtual.placed(), 60)
+    assert virtual.placed().keys() == {*kept, "high"}
+    assert virtual.placed()["high"][1] == "1"
 
 
 @pytest.fixture
-def patient(world: World) -> Iterator[str]:
+def patient(installation: Installation) -> Iterator[str]:
     """A PriorityClass that waits for its turn and drives nobody away."""
     text = json.dumps(
         {
@@ -247,64 +253,66 @@ def patient(world: World) -> Iterator[str]:
             "preemptionPolicy": "Never",
         }
     )
-    world.cluster.apply(text)
+    installation.cluster.apply(text)
     yield "patient"
-    world.cluster.delete(text)
+    installation.cluster.delete(text)
 
 
-def queued(paper: Paper) -> list[str]:
+def queued(virtual: VirtualNodes) -> list[str]:
     """Who waits in this namespace, in order, as `fenka queue` tells."""
-    rows = json.loads(paper.world.fenka("queue", "--cluster", "-o", "json"))
-    return [it["name"] for it in rows if it["namespace"] == paper.namespace]
+    rows = json.loads(virtual.installation.fenka("queue", "--cluster", "-o", "json"))
+    return [it["name"] for it in rows if it["namespace"] == virtual.namespace]
 
 
 def test_pods_are_served_in_order_and_small_ones_fill_what_is_free(
-    paper: Paper, patient: str
+    virtual: VirtualNodes, patient: str
 ) -> None:
     """Two cards of 16, 10 of each held. A pod of 12 waits and names the card that is free at a known time:
     small ones use the other, or this one if they end before. A more important one is served first."""
-    paper.node("paper-0", 2)
-    paper.create(paper.pod("a", 10))
-    paper.wait_for_placed(1)
-    paper.create(paper.pod("b", 10, activeDeadlineSeconds=600))
-    assert paper.wait_for_placed(2) == {"a": ("paper-0", "0"), "b": ("paper-0", "1")}
-    paper.create(paper.pod("head", 12))
-    paper.wait_for_event("head", "0/2 GPUs fit: 2 too little memory")
+    virtual.node("virtual-0", 2)
+    virtual.create(virtual.pod("a", 10))
+    virtual.wait_for_placed(1)
+    virtual.create(virtual.pod("b", 10, activeDeadlineSeconds=600))
+    assert virtual.wait_for_placed(2) == {"a": ("virtual-0", "0"), "b": ("virtual-0", "1")}
+    virtual.create(virtual.pod("head", 12))
+    virtual.wait_for_event("head", "0/2 GPUs fit: 2 too little memory")
     # Kubernetes writes the time of creation in whole seconds: who comes in the same one is no later.
-    head = next(it for it in paper.pods() if it["metadata"]["name"] == "head")
+    head = next(it for it in virtual.pods() if it["metadata"]["name"] == "head")
     created = datetime.fromisoformat(head["metadata"]["creationTimestamp"]).timestamp()
     wait_until("the next second", lambda: time.time() >= created + 1)
-    paper.create(paper.pod("small", 4))
-    assert paper.wait_for_placed(3)["small"] == ("paper-0", "0")
+    virtual.create(virtual.pod("small", 4))
+    assert virtual.wait_for_placed(3)["small"] == ("virtual-0", "0")
     # 2 units are left on card 0; the 6 of card 1 are kept for the head.
-    paper.create(paper.pod("late", 4))
-    paper.wait_for_event("late", "1 reserved for requests before it", "position 2 of 2")
-    paper.create(paper.pod("short", 4, activeDeadlineSeconds=60))
-    assert paper.wait_for_placed(4)["short"] == ("paper-0", "1")
-    paper.create(paper.pod("vip", 12, priorityClassName=patient))
-    paper.wait_for_event("vip", "position 1 of 3 in the queue")
-    assert queued(paper) == ["vip", "head", "late"]
-    paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "b")
-    wait_until("the important one", lambda: "vip" in paper.placed(), 60)
-    assert paper.placed()["vip"] == ("paper-0", "1")
-    assert queued(paper) == ["head", "late"]
-    paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "vip")
-    wait_until("the head", lambda: "head" in paper.placed(), 60)
-    assert "late" not in paper.placed()
-    paper.cluster.kubectl("-n", paper.namespace, "delete", "pod", "a")
-    wait_until("all", lambda: "late" in paper.placed(), 60)
+    virtual.create(virtual.pod("late", 4))
+    virtual.wait_for_event("late", "1 reserved for requests before it", "position 2 of 2")
+    virtual.create(virtual.pod("short", 4, activeDeadlineSeconds=60))
+    assert virtual.wait_for_placed(4)["short"] == ("virtual-0", "1")
+    virtual.create(virtual.pod("vip", 12, priorityClassName=patient))
+    virtual.wait_for_event("vip", "position 1 of 3 in the queue")
+    assert queued(virtual) == ["vip", "head", "late"]
+    virtual.cluster.kubectl("-n", virtual.namespace, "delete", "pod", "b")
+    wait_until("the important one", lambda: "vip" in virtual.placed(), 60)
+    assert virtual.placed()["vip"] == ("virtual-0", "1")
+    assert queued(virtual) == ["head", "late"]
+    virtual.cluster.kubectl("-n", virtual.namespace, "delete", "pod", "vip")
+    wait_until("the head", lambda: "head" in virtual.placed(), 60)
+    assert "late" not in virtual.placed()
+    virtual.cluster.kubectl("-n", virtual.namespace, "delete", "pod", "a")
+    wait_until("all", lambda: "late" in virtual.placed(), 60)
 
 
-def test_long_line_is_gated_and_served_in_order(paper: Paper) -> None:
+def test_long_line_is_gated_and_served_in_order(virtual: VirtualNodes) -> None:
     """Of 30 pods that ask for the whole card one has it, and the first few are tried. The others wait at a
     gate that an editor of the namespace cannot remove. Each release lets the next one in."""
-    cluster, namespace = paper.cluster, paper.namespace
-    paper.node("paper-0", 1)
-    paper.create(*(paper.pod(f"p{number:02}", UNITS) for number in range(30)))
-    bound = list(paper.wait_for_placed(1))
+    cluster, namespace = virtual.cluster, virtual.namespace
+    virtual.node("virtual-0", 1)
+    virtual.create(*(virtual.pod(f"p{number:02}", UNITS) for number in range(30)))
+    bound = list(virtual.wait_for_placed(1))
 
     def gated() -> list[str]:
-        return [it["metadata"]["name"] for it in paper.pods() if it["spec"].get("schedulingGates")]
+        return [
+            it["metadata"]["name"] for it in virtual.pods() if it["spec"].get("schedulingGates")
+        ]
 
     # More than four, where pods that came later in one second are before others by their UID.
     wait_until("the first four to be tried", lambda: 10 <= len(gated()) <= 25, 30)
@@ -317,30 +325,30 @@ def test_long_line_is_gated_and_served_in_order(paper: Paper) -> None:
             *("--as=eve", "-n", namespace, "patch", "pod", gated()[0], "--type=merge", "-p", take)
         )
     for _ in range(3):
-        following = queued(paper)[0]
+        following = queued(virtual)[0]
         cluster.kubectl("-n", namespace, "delete", "pod", bound[-1], "--grace-period=0", "--force")
-        wait_until(f"{following} has the card", lambda: following in paper.placed(), 30)  # noqa: B023
+        wait_until(f"{following} has the card", lambda: following in virtual.placed(), 30)  # noqa: B023
         bound.append(following)
-    there = {it["metadata"]["name"] for it in paper.pods()}
+    there = {it["metadata"]["name"] for it in virtual.pods()}
     assert len(there) == 27
-    wait_until("the next four to be tried", lambda: not {*queued(paper)[:4]} & {*gated()}, 30)
+    wait_until("the next four to be tried", lambda: not {*queued(virtual)[:4]} & {*gated()}, 30)
 
 
-def test_a_nodes_label_overrides_the_policy(paper: Paper) -> None:
+def test_a_nodes_label_overrides_the_policy(virtual: VirtualNodes) -> None:
     """ack.node.gpu.placement=spread: a card each; without it all go to the first."""
-    paper.node("paper-0", 3, ack_node_gpu_placement="spread")
-    paper.create(*(paper.pod(f"p{number}", 2) for number in range(3)))
-    assert {card for _, card in paper.wait_for_placed(3).values()} == {"0", "1", "2"}
-    paper.cluster.kubectl("label", "node", "paper-0", "ack.node.gpu.placement-")
-    paper.cluster.kubectl("-n", paper.namespace, "delete", "pods", "--all")
-    paper.create(*(paper.pod(f"q{number}", 2) for number in range(3)))
-    assert {card for _, card in paper.wait_for_placed(3).values()} == {"0"}
+    virtual.node("virtual-0", 3, ack_node_gpu_placement="spread")
+    virtual.create(*(virtual.pod(f"p{number}", 2) for number in range(3)))
+    assert {card for _, card in virtual.wait_for_placed(3).values()} == {"0", "1", "2"}
+    virtual.cluster.kubectl("label", "node", "virtual-0", "ack.node.gpu.placement-")
+    virtual.cluster.kubectl("-n", virtual.namespace, "delete", "pods", "--all")
+    virtual.create(*(virtual.pod(f"q{number}", 2) for number in range(3)))
+    assert {card for _, card in virtual.wait_for_placed(3).values()} == {"0"}
 
 
 # ---- on real nodes ----
 
 
-def slices(world: World) -> dict[str, Json]:
+def slices(installation: Installation) -> dict[str, Json]:
     """What must not change while fenka is replaced: of each running pod its node, record and containers."""
     return {
         pod["metadata"]["name"]: {
@@ -350,11 +358,11 @@ def slices(world: World) -> dict[str, Json]:
                 (it["containerID"], it["restartCount"]) for it in pod["status"]["containerStatuses"]
             ],
         }
-        for pod in world.pods("held")
+        for pod in installation.pods("held")
     }
 
 
-def test_upgrade_and_rollback_keep_running_slices(shared: World) -> None:
+def test_upgrade_and_rollback_keep_running_slices(shared: Installation) -> None:
     """The same containers with the same cards, the same ledger; helm sees both replicas ready."""
     cluster = shared.cluster
     cluster.apply(deployment("held", MEMORY, 5, replicas=4))
@@ -384,7 +392,7 @@ def test_upgrade_and_rollback_keep_running_slices(shared: World) -> None:
     wait_until("the same table again", lambda: shared.inspect("-d") == table, 30)
 
 
-def test_any_node_can_be_drained(shared: World) -> None:
+def test_any_node_can_be_drained(shared: Installation) -> None:
     """The leader's too: its disruption budget lets one replica go at a time."""
     cluster = shared.cluster
     wait_for_replicas(cluster)

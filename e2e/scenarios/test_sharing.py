@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from e2e.cluster import ClusterError, wait_until
-from e2e.scenarios.kit import MEMORY, WHOLE, World, deployment
-from e2e.scenarios.lease_kit import CAP, cap, installed_with, pod, settle
+from e2e.scenarios.containers import CAP, cap, installed_with, pod, settle
+from e2e.scenarios.installation import MEMORY, WHOLE, Installation, deployment
 from fenka.kubernetes.gangs import MINIMUM_LABEL, NAME_LABELS
 
 CORE, BLOCKS = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
@@ -48,54 +48,54 @@ def asking(name: str, limits: Mapping[str, int], program: str = "", **labels: st
     return json.dumps(made)
 
 
-def shares(world: World, name: str) -> list[float]:
+def shares(installation: Installation, name: str) -> list[float]:
     """What the program has said so far, without its first ten seconds."""
-    told = re.findall(r"share ([\d.]+)", world.cluster.kubectl("logs", name))
+    told = re.findall(r"share ([\d.]+)", installation.cluster.kubectl("logs", name))
     return [float(it) for it in told][1:]
 
 
 @pytest.fixture
-def both(shared: World) -> Iterator[World]:
+def both(shared: Installation) -> Iterator[Installation]:
     """Two sharing nodes with a T4 each, and no pod afterwards."""
     yield shared
     shared.cluster.kubectl("delete", "pod", "--all", "--now")
 
 
-def where(world: World, name: str) -> str:
+def where(installation: Installation, name: str) -> str:
     """The node of a pod."""
-    return str(world.cluster.get("pod", name)["spec"].get("nodeName", ""))
+    return str(installation.cluster.get("pod", name)["spec"].get("nodeName", ""))
 
 
-def test_three_jobs_of_gpu_manager(world: World, pair: str) -> None:
+def test_three_jobs_of_gpu_manager(installation: Installation, pair: str) -> None:
     """On a node with two cards 100/64 has one for itself; 40/24 and 30/24 share the other, and get 40 and 30
     percent of its time."""
     for name, core, blocks in (("job1", 100, 64), ("job2", 40, 24), ("job3", 30, 24)):
-        world.cluster.apply(asking(name, {CORE: core, BLOCKS: blocks}, COMPUTE))
-        world.cluster.wait_for_pod(name)
+        installation.cluster.apply(asking(name, {CORE: core, BLOCKS: blocks}, COMPUTE))
+        installation.cluster.wait_for_pod(name)
     notes = [
-        world.cluster.get("pod", name)["metadata"]["annotations"]
+        installation.cluster.get("pod", name)["metadata"]["annotations"]
         for name in ("job1", "job2", "job3")
     ]
     cards = [it["tencent.com/predicate-gpu-idx-0"] for it in notes]
     assert cards[1] == cards[2] != cards[0]
     assert {it["tencent.com/predicate-node"] for it in notes} == {pair}
     # 15079 MiB are 58 blocks: 24 of them are 15079 * 24 // 58 = 6239 MiB.
-    assert [cap(world, it, "x") for it in ("job1", "job2", "job3")] == [15079, 6239, 6239]
-    wait_until("assigned", lambda: _assigned(world, "job2"), 30)
-    wait_until("three looks", lambda: len(shares(world, "job3")) >= 3, 90)
-    means = {it: _mean(shares(world, it)) for it in ("job1", "job2", "job3")}
+    assert [cap(installation, it, "x") for it in ("job1", "job2", "job3")] == [15079, 6239, 6239]
+    wait_until("assigned", lambda: _assigned(installation, "job2"), 30)
+    wait_until("three looks", lambda: len(shares(installation, "job3")) >= 3, 90)
+    means = {it: _mean(shares(installation, it)) for it in ("job1", "job2", "job3")}
     print(means)
     # The machine that simulates the cards has two cores for everything: wider than docs/measurements.
     assert means["job1"] > 85
     assert means["job2"] == pytest.approx(40, abs=4)
     assert means["job3"] == pytest.approx(30, abs=4)
     # A fourth does not fit beside them, and hears why.
-    world.cluster.apply(asking("job4", {CORE: 40, BLOCKS: 8}))
-    world.wait_for_event("job4", "too little compute")
+    installation.cluster.apply(asking("job4", {CORE: 40, BLOCKS: 8}))
+    installation.wait_for_event("job4", "too little compute")
 
 
-def _assigned(world: World, name: str) -> bool:
-    notes = world.cluster.get("pod", name)["metadata"]["annotations"]
+def _assigned(installation: Installation, name: str) -> bool:
+    notes = installation.cluster.get("pod", name)["metadata"]["annotations"]
     return bool(notes.get("tencent.com/gpu-assigned") == "true")
 
 
@@ -103,30 +103,30 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def test_whole_cards_beside_slices(both: World) -> None:
+def test_whole_cards_beside_slices(both: Installation) -> None:
     """One label more and the nodes give whole cards too; none is given twice; what contradicts is said."""
-    world = both
+    installation = both
     try:
         for node in NODES:
-            world.label(node, "fenka.io/whole-cards=true")
+            installation.label(node, "fenka.io/whole-cards=true")
         for node in NODES:
-            world.wait_for_allocatable(node, WHOLE, 1)
-        world.cluster.apply(pod("slice", "x=4:"))
-        world.cluster.wait_for_pod("slice")
-        world.cluster.apply(asking("whole", {WHOLE: 1}))
-        world.cluster.wait_for_pod("whole")
-        assert where(world, "whole") != where(world, "slice")
-        assert cap(world, "whole", "x") == 15079
+            installation.wait_for_allocatable(node, WHOLE, 1)
+        installation.cluster.apply(pod("slice", "x=4:"))
+        installation.cluster.wait_for_pod("slice")
+        installation.cluster.apply(asking("whole", {WHOLE: 1}))
+        installation.cluster.wait_for_pod("whole")
+        assert where(installation, "whole") != where(installation, "slice")
+        assert cap(installation, "whole", "x") == 15079
         # Each node still counts one of nvidia.com/gpu by its kubelet, or 10 units: the cards say no.
-        world.cluster.apply(asking("second", {WHOLE: 1}))
-        world.wait_for_event("second", "in use")
-        world.cluster.apply(asking("both", {WHOLE: 1, MEMORY: 2}))
-        world.wait_for_event("both", "do not go together")
-        world.cluster.kubectl("delete", "pod", "slice", "both", "--now")
-        world.cluster.wait_for_pod("second")
+        installation.cluster.apply(asking("second", {WHOLE: 1}))
+        installation.wait_for_event("second", "in use")
+        installation.cluster.apply(asking("both", {WHOLE: 1, MEMORY: 2}))
+        installation.wait_for_event("both", "do not go together")
+        installation.cluster.kubectl("delete", "pod", "slice", "both", "--now")
+        installation.cluster.wait_for_pod("second")
     finally:
         for node in NODES:
-            world.label(node, "fenka.io/whole-cards-")
+            installation.label(node, "fenka.io/whole-cards-")
 
 
 # What the driver says that there is, whenever that changes.
@@ -142,81 +142,83 @@ SIZES = CAP.replace("print(t.value>>20)", "") + textwrap.dedent("""
     """)
 
 
-def told(world: World, name: str) -> list[int]:
+def told(installation: Installation, name: str) -> list[int]:
     """What the program has said."""
-    return [int(it) for it in world.cluster.kubectl("logs", name).split()]
+    return [int(it) for it in installation.cluster.kubectl("logs", name).split()]
 
 
-def test_a_running_pod_is_resized(both: World) -> None:
+def test_a_running_pod_is_resized(both: Installation) -> None:
     """By annotation or command, without a restart; the scheduler counts it; what cannot be is refused."""
-    world = both
-    world.cluster.apply(asking("grows", {MEMORY: 4}, SIZES))
-    world.cluster.wait_for_pod("grows")
-    node = where(world, "grows")
-    wait_until("its first size", lambda: told(world, "grows") == [4308], 30)
-    world.cluster.kubectl("annotate", "pod", "grows", "fenka.io/resize=gpu-mem=6")
+    installation = both
+    installation.cluster.apply(asking("grows", {MEMORY: 4}, SIZES))
+    installation.cluster.wait_for_pod("grows")
+    node = where(installation, "grows")
+    wait_until("its first size", lambda: told(installation, "grows") == [4308], 30)
+    installation.cluster.kubectl("annotate", "pod", "grows", "fenka.io/resize=gpu-mem=6")
     # 15079 * 6 // 14 = 6462 MiB
-    wait_until("the larger size", lambda: told(world, "grows") == [4308, 6462], 30)
-    wait_until("its record", lambda: "6/14" in world.inspect(), 30)
-    assert "resized" in world.fenka("resize", "default/grows", "--gpu-mem", "13")
-    assert told(world, "grows")[-1] == 15079 * 13 // 14
+    wait_until("the larger size", lambda: told(installation, "grows") == [4308, 6462], 30)
+    wait_until("its record", lambda: "6/14" in installation.inspect(), 30)
+    assert "resized" in installation.fenka("resize", "default/grows", "--gpu-mem", "13")
+    assert told(installation, "grows")[-1] == 15079 * 13 // 14
     # Neither the scheduler nor the node gives away what it holds now.
-    world.cluster.apply(asking("beside", {MEMORY: 4}))
-    world.cluster.wait_for_pod("beside")
-    assert where(world, "beside") != node
-    world.fenka("resize", "default/grows", "--gpu-mem", "2", "--gpu-core", "20")
-    assert told(world, "grows")[-1] == 15079 * 2 // 14
+    installation.cluster.apply(asking("beside", {MEMORY: 4}))
+    installation.cluster.wait_for_pod("beside")
+    assert where(installation, "beside") != node
+    installation.fenka("resize", "default/grows", "--gpu-mem", "2", "--gpu-core", "20")
+    assert told(installation, "grows")[-1] == 15079 * 2 // 14
     with pytest.raises(ClusterError, match="more than all of it"):
-        world.fenka("resize", "default/grows", "--gpu-mem", "15")
-    assert told(world, "grows")[-1] == 15079 * 2 // 14
-    status = world.cluster.get("pod", "grows")["status"]
+        installation.fenka("resize", "default/grows", "--gpu-mem", "15")
+    assert told(installation, "grows")[-1] == 15079 * 2 // 14
+    status = installation.cluster.get("pod", "grows")["status"]
     assert status["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_modes_and_compute_as_in_ack(both: World) -> None:
+def test_modes_and_compute_as_in_ack(both: Installation) -> None:
     """4 units and 30 percent on a node of core_mem, where pods without compute do not mix; one of cgpu has
     memory alone to share."""
-    world = both
+    installation = both
     mode, core = "ack.node.gpu.schedule", "aliyun.com/gpu-core.percentage"
     mixed, plain = NODES
     try:
-        world.label(mixed, f"{mode}=core_mem")
-        world.label(plain, f"{mode}=cgpu")
-        world.wait_for_allocatable(plain, core, 0)
-        world.wait_for_allocatable(mixed, core, 100)
-        world.cluster.apply(asking("ack", {MEMORY: 4, core: 30}, COMPUTE))
-        world.cluster.wait_for_pod("ack")
-        assert where(world, "ack") == mixed
-        assert cap(world, "ack", "x") == 4308
-        notes = world.cluster.get("pod", "ack")["metadata"]["annotations"]
+        installation.label(mixed, f"{mode}=core_mem")
+        installation.label(plain, f"{mode}=cgpu")
+        installation.wait_for_allocatable(plain, core, 0)
+        installation.wait_for_allocatable(mixed, core, 100)
+        installation.cluster.apply(asking("ack", {MEMORY: 4, core: 30}, COMPUTE))
+        installation.cluster.wait_for_pod("ack")
+        assert where(installation, "ack") == mixed
+        assert cap(installation, "ack", "x") == 4308
+        notes = installation.cluster.get("pod", "ack")["metadata"]["annotations"]
         assert notes["gpushare.alibabacloud.com/core-percentage"] == '{"0":{"0":30}}'
         without = json.loads(asking("without", {MEMORY: 2}))
         without["spec"]["nodeSelector"] = {"kubernetes.io/hostname": mixed}
-        world.cluster.apply(json.dumps(without))
-        world.wait_for_event("without", "does not mix, and pods with a share of compute are there")
-        wait_until("two looks", lambda: len(shares(world, "ack")) >= 2, 90)
-        assert _mean(shares(world, "ack")) == pytest.approx(30, abs=4)
+        installation.cluster.apply(json.dumps(without))
+        installation.wait_for_event(
+            "without", "does not mix, and pods with a share of compute are there"
+        )
+        wait_until("two looks", lambda: len(shares(installation, "ack")) >= 2, 90)
+        assert _mean(shares(installation, "ack")) == pytest.approx(30, abs=4)
     finally:
         for node in NODES:
-            world.label(node, f"{mode}-")
+            installation.label(node, f"{mode}-")
 
 
-def test_hamis_names_behind_their_switch(both: World) -> None:
+def test_hamis_names_behind_their_switch(both: Installation) -> None:
     """3000 MiB and 30 percent of a card, as HAMi's users write it; without the switch nobody gives it."""
-    world = both
+    installation = both
     hami = {WHOLE: 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}
-    with installed_with(world, "hamiNames=true"):
+    with installed_with(installation, "hamiNames=true"):
         for node in NODES:
-            settle(world, node, 14)
-            world.wait_for_allocatable(node, WHOLE, 10)
-        world.cluster.apply(asking("hami", hami))
-        world.cluster.wait_for_pod("hami")
-        assert cap(world, "hami", "x") == 3000
-        notes = world.cluster.get("pod", "hami")["metadata"]["annotations"]
+            settle(installation, node, 14)
+            installation.wait_for_allocatable(node, WHOLE, 10)
+        installation.cluster.apply(asking("hami", hami))
+        installation.cluster.wait_for_pod("hami")
+        assert cap(installation, "hami", "x") == 3000
+        notes = installation.cluster.get("pod", "hami")["metadata"]["annotations"]
         assert ",NVIDIA,3000,30:;" in notes["hami.io/vgpu-devices-allocated"]
-        world.cluster.kubectl("delete", "pod", "hami", "--now")
+        installation.cluster.kubectl("delete", "pod", "hami", "--now")
     for node in NODES:
-        settle(world, node, 14)
+        settle(installation, node, 14)
 
 
 def gang(name: str, size: int, units: int, numbers: range) -> Iterator[str]:
@@ -235,70 +237,70 @@ spec:
 """
 
 
-def placed(world: World, name: str, size: int) -> list[str]:
+def placed(installation: Installation, name: str, size: int) -> list[str]:
     """The nodes of its pods that have one."""
-    return [node for n in range(size) if (node := where(world, f"{name}-{n}"))]
+    return [node for n in range(size) if (node := where(installation, f"{name}-{n}"))]
 
 
-def test_a_gang_starts_whole(both: World) -> None:
+def test_a_gang_starts_whole(both: Installation) -> None:
     """Four times 7 of 14 units on two nodes: three wait for the fourth, and all wait for the room."""
-    world = both
-    world.cluster.apply(deployment("old", MEMORY, 8))
-    world.wait_for_running("old", 1)
+    installation = both
+    installation.cluster.apply(deployment("old", MEMORY, 8))
+    installation.wait_for_running("old", 1)
     for it in gang("g", 4, 7, range(3)):
-        world.cluster.apply(it)
-    world.wait_for_event("g-0", "waits whole: 3 of its 4 pods are there")
+        installation.cluster.apply(it)
+    installation.wait_for_event("g-0", "waits whole: 3 of its 4 pods are there")
     for it in gang("g", 4, 7, range(3, 4)):
-        world.cluster.apply(it)
-    world.wait_for_event("g-3", "of 4 waits whole", "2 of the gang's 4 would fit together")
-    assert placed(world, "g", 4) == []
-    world.cluster.kubectl("delete", "deployment", "old")
-    wait_until("all four", lambda: len(placed(world, "g", 4)) == 4, 90)
-    assert sorted(placed(world, "g", 4)) == sorted(NODES * 2)
+        installation.cluster.apply(it)
+    installation.wait_for_event("g-3", "of 4 waits whole", "2 of the gang's 4 would fit together")
+    assert placed(installation, "g", 4) == []
+    installation.cluster.kubectl("delete", "deployment", "old")
+    wait_until("all four", lambda: len(placed(installation, "g", 4)) == 4, 90)
+    assert sorted(placed(installation, "g", 4)) == sorted(NODES * 2)
     for n in range(4):
-        world.cluster.wait_for_pod(f"g-{n}")
-        assert cap(world, f"g-{n}", "x") == 7539
+        installation.cluster.wait_for_pod(f"g-{n}")
+        assert cap(installation, f"g-{n}", "x") == 7539
 
 
-def test_a_group_of_kubernetes_own(both: World) -> None:
+def test_a_group_of_kubernetes_own(both: Installation) -> None:
     """The same by a PodGroup and spec.schedulingGroup: no label, no annotation."""
-    world = both
-    world.cluster.apply(GROUP)
+    installation = both
+    installation.cluster.apply(GROUP)
     try:
         for number in range(4):
             made = json.loads(asking(f"native-{number}", {MEMORY: 7}))
             made["spec"]["schedulingGroup"] = {"podGroupName": "native"}
-            world.cluster.apply(json.dumps(made))
+            installation.cluster.apply(json.dumps(made))
             if number == 2:
                 # Who comes after them is placed: kube-scheduler has been there, and left them alone.
-                world.cluster.apply(asking("after", {MEMORY: 1}))
-                world.cluster.wait_for_pod("after")
-                assert placed(world, "native", 3) == []
-                world.cluster.kubectl("delete", "pod", "after", "--now")
-        wait_until("all four", lambda: len(placed(world, "native", 4)) == 4, 90)
-        assert sorted(placed(world, "native", 4)) == sorted(NODES * 2)
-        world.cluster.wait_for_pod("native-0")
+                installation.cluster.apply(asking("after", {MEMORY: 1}))
+                installation.cluster.wait_for_pod("after")
+                assert placed(installation, "native", 3) == []
+                installation.cluster.kubectl("delete", "pod", "after", "--now")
+        wait_until("all four", lambda: len(placed(installation, "native", 4)) == 4, 90)
+        assert sorted(placed(installation, "native", 4)) == sorted(NODES * 2)
+        installation.cluster.wait_for_pod("native-0")
     finally:
         # It ends with the last of its pods.
-        world.cluster.kubectl("delete", "podgroup", "native", "--wait=false")
+        installation.cluster.kubectl("delete", "podgroup", "native", "--wait=false")
 
 
-def test_two_gangs_do_not_lock_each_other_out(both: World) -> None:
+def test_two_gangs_do_not_lock_each_other_out(both: Installation) -> None:
     """Both want both cards, their pods come in turns: one runs whole, the other has nothing; then it runs."""
-    world = both
+    installation = both
     for first, second in zip(gang("a", 2, 10, range(2)), gang("b", 2, 10, range(2)), strict=True):
-        world.cluster.apply(first)
-        world.cluster.apply(second)
+        installation.cluster.apply(first)
+        installation.cluster.apply(second)
 
     def whole() -> str:
-        return next((name for name in "ab" if len(placed(world, name, 2)) == 2), "")
+        return next((name for name in "ab" if len(placed(installation, name, 2)) == 2), "")
 
     wait_until("one of them", whole, 90)
     winner = whole()
     loser = "b" if winner == "a" else "a"
-    assert placed(world, loser, 2) == []
-    world.cluster.kubectl("delete", "pod", f"{winner}-0", f"{winner}-1", "--now")
-    wait_until("the other", lambda: len(placed(world, loser, 2)) == 2, 90)
+    assert placed(installation, loser, 2) == []
+    installation.cluster.kubectl("delete", "pod", f"{winner}-0", f"{winner}-1", "--now")
+    wait_until("the other", lambda: len(placed(installation, loser, 2)) == 2, 90)
 
 
 SERVER = """
@@ -309,32 +311,32 @@ exec /usr/sbin/sshd -D -e -p 2222 -o UsePAM=no -o StrictModes=no
 """
 
 
-def test_a_development_machine(both: World) -> None:
+def test_a_development_machine(both: Installation) -> None:
     """S5.2: a long-lived pod with ssh; whoever logs in, root or not, with whichever shell, has the slice."""
-    world = both
+    installation = both
     machine = json.loads(asking("dev", {CORE: 50, BLOCKS: 16}))
     machine["spec"]["containers"][0]["command"] = ["bash", "-c", SERVER]
-    world.cluster.apply(json.dumps(machine))
+    installation.cluster.apply(json.dumps(machine))
     laptop = json.loads(pod("laptop", "x=0:"))
     laptop["spec"]["containers"][0]["resources"] = {}
-    world.cluster.apply(json.dumps(laptop))
+    installation.cluster.apply(json.dumps(laptop))
     for name in ("dev", "laptop"):
-        world.cluster.wait_for_pod(name)
+        installation.cluster.wait_for_pod(name)
     on_laptop = ("exec", "laptop", "--")
-    world.cluster.kubectl(
+    installation.cluster.kubectl(
         *on_laptop, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "/tmp/key"
     )
-    key = world.cluster.kubectl(*on_laptop, "cat", "/tmp/key.pub").strip()
+    key = installation.cluster.kubectl(*on_laptop, "cat", "/tmp/key.pub").strip()
     allow = f"for home in /root /home/dev; do echo '{key}' > $home/.ssh/authorized_keys; done"
-    world.cluster.kubectl("exec", "dev", "--", "sh", "-c", allow)
-    address = world.cluster.get("pod", "dev")["status"]["podIP"]
+    installation.cluster.kubectl("exec", "dev", "--", "sh", "-c", allow)
+    address = installation.cluster.get("pod", "dev")["status"]["podIP"]
     quiet = ("-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR")
     (home, script) = ("/opt/workload/bin/python3", f"cat > /usr/local/bin/look <<'END'\n{CAP}\nEND")
-    world.cluster.kubectl("exec", "dev", "--", "sh", "-c", script)
+    installation.cluster.kubectl("exec", "dev", "--", "sh", "-c", script)
     look = f"{home} /usr/local/bin/look"
     # 16 of 58 blocks: 15079 * 16 // 58 = 4159 MiB.
     for user in ("root", "dev"):
         for command in (look, f"env -i {look}", f"bash -lc '{look}'", f"sh -c 'setsid {look}'"):
             login = ("-i", "/tmp/key", "-p", "2222", f"{user}@{address}", command)
-            told = world.cluster.kubectl(*on_laptop, "ssh", *quiet, *login)
+            told = installation.cluster.kubectl(*on_laptop, "ssh", *quiet, *login)
             assert int(told) == 4159, (user, command)

@@ -3,13 +3,14 @@
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
 from e2e.cluster import wait_until
-from e2e.scenarios.kit import HERE, MEMORY, WHOLE, World, deployment, notebook
+from e2e.scenarios.installation import HERE, MEMORY, WHOLE, Installation, deployment, notebook
 
 NODE = "sd-cluster-04"
 NOTEBOOKS = ("tf-notebook", "tf-notebook-2", "tf-notebook-3")
@@ -18,100 +19,107 @@ OUT_OF_MEMORY = 2
 
 
 @pytest.fixture
-def node(world: World) -> Iterator[str]:
+def node(installation: Installation) -> Iterator[str]:
     """The one GPU node of the article: the other one is not labelled, so it has nothing to give."""
-    world.label("sd-cluster-05", "gpushare-", "cgpu-")
-    world.label(NODE, "gpushare-", "cgpu=false")
-    world.wait_for_allocatable(NODE, MEMORY, 0)
-    world.cluster.kubectl("create", "configmap", "notebook", f"--from-file={HERE / 'notebook.py'}")
+    installation.label("sd-cluster-05", "gpushare-", "cgpu-")
+    installation.label(NODE, "gpushare-", "cgpu=false")
+    installation.wait_for_allocatable(NODE, MEMORY, 0)
+    installation.cluster.kubectl(
+        "create", "configmap", "notebook", f"--from-file={HERE / 'notebook.py'}"
+    )
     yield NODE
-    world.cluster.kubectl("delete", "deployment,service,configmap,pod", "--all", "--now")
-    world.label(NODE, "cgpu-")
+    installation.cluster.kubectl("delete", "deployment,service,configmap,pod", "--all", "--now")
+    installation.label(NODE, "cgpu-")
 
 
-def cell(world: World, name: str, path: str, **query: str | int) -> Any:
+def cell(installation: Installation, name: str, path: str, **query: str | int) -> Any:
     """Run a cell of a notebook by its Service."""
-    service = world.cluster.get("service", name)
+    service = installation.cluster.get("service", name)
     address = service["spec"]["clusterIP"]
     url = f"http://{address}/{path}?{urlencode({'password': 'mypassw0rd', **query})}"
     fetch = (
         "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read().decode())"
     )
-    return json.loads(world.cluster.run("python3", "-c", fetch, url))
+    return json.loads(installation.cluster.run("python3", "-c", fetch, url))
 
 
-def test_one_card_is_one_pod_where_cards_are_not_shared(world: World, node: str) -> None:
+def test_one_card_is_one_pod_where_cards_are_not_shared(
+    installation: Installation, node: str
+) -> None:
     """Two replicas that ask for a whole card each: one runs, one waits with Kubernetes' own words."""
-    world.wait_for_allocatable(node, WHOLE, 1)
-    world.cluster.apply(deployment("tf-notebook", WHOLE, 1, replicas=2))
-    (running,) = world.wait_for_running("tf-notebook", 1)
-    (waiting,) = [pod for pod in world.pods("tf-notebook") if pod != running]
+    installation.wait_for_allocatable(node, WHOLE, 1)
+    installation.cluster.apply(deployment("tf-notebook", WHOLE, 1, replicas=2))
+    (running,) = installation.wait_for_running("tf-notebook", 1)
+    (waiting,) = [pod for pod in installation.pods("tf-notebook") if pod != running]
     name = waiting["metadata"]["name"]
-    message = world.wait_for_event(name, "Insufficient nvidia.com/gpu")
+    message = installation.wait_for_event(name, "Insufficient nvidia.com/gpu")
     assert message.startswith("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")
-    total = world.fenka("top", "node")
+    total = installation.fenka("top", "node")
     assert re.search(rf"^{node} +192\.168\.1\.214 +<none> +ready +1 +1\b", total, re.MULTILINE), (
         total
     )
     assert "1/1 (100%)" in total
 
 
-def test_three_notebooks_share_a_card_and_a_fourth_waits(world: World, node: str) -> None:
+def test_three_notebooks_share_a_card_and_a_fourth_waits(
+    installation: Installation, node: str
+) -> None:
     """The whole article, from the label to the fourth notebook that starts by itself."""
-    world.label(node, "cgpu=true")
-    world.wait_for_allocatable(node, MEMORY, 14)
-    world.wait_for_allocatable(node, WHOLE, 0)
+    installation.label(node, "cgpu=true")
+    installation.wait_for_allocatable(node, MEMORY, 14)
+    installation.wait_for_allocatable(node, WHOLE, 0)
 
     for name in NOTEBOOKS:
-        world.cluster.apply(notebook(name, 4))
-    pods = {name: world.wait_for_running(name, 1)[0] for name in NOTEBOOKS}
+        installation.cluster.apply(notebook(name, 4))
+    pods = {name: installation.wait_for_running(name, 1)[0] for name in NOTEBOOKS}
     assert {pod["spec"]["nodeName"] for pod in pods.values()} == {node}
 
     # What each sees and may have: 15079 MiB x 4/14 = 4308 MiB.
     for name in NOTEBOOKS:
-        wait_until(f"{name} answers", lambda name=name: cell(world, name, "copy")["same"], 30)  # type: ignore[misc]
-        memory = cell(world, name, "memory")
+        copied = partial(cell, installation, name, "copy")
+        wait_until(f"{name} answers", lambda copied=copied: copied()["same"], 30)  # type: ignore[misc]
+        memory = cell(installation, name, "memory")
         assert memory["cuda"]["total"] == memory["nvml"]["total"] == CAP_MIB
-    environment = cell(world, "tf-notebook", "environment")
+    environment = cell(installation, "tf-notebook", "environment")
     assert environment["ALIYUN_COM_GPU_MEM_DEV"] == "14"
     assert environment["ALIYUN_COM_GPU_MEM_CONTAINER"] == "4"
 
     # One fills its slice and is refused more; its neighbours notice nothing.
-    free = cell(world, "tf-notebook", "memory")["cuda"]["free"]
-    assert cell(world, "tf-notebook", "take", mib=free)["result"] == 0
-    assert cell(world, "tf-notebook", "take", mib=4)["result"] == OUT_OF_MEMORY
+    free = cell(installation, "tf-notebook", "memory")["cuda"]["free"]
+    assert cell(installation, "tf-notebook", "take", mib=free)["result"] == 0
+    assert cell(installation, "tf-notebook", "take", mib=4)["result"] == OUT_OF_MEMORY
     for name in NOTEBOOKS[1:]:
-        assert cell(world, name, "copy")["same"]
-        mine = cell(world, name, "memory")["cuda"]["free"]
-        assert cell(world, name, "take", mib=mine)["result"] == 0
+        assert cell(installation, name, "copy")["same"]
+        mine = cell(installation, name, "memory")["cuda"]["free"]
+        assert cell(installation, name, "take", mib=mine)["result"] == 0
 
     # The screens.
-    shared = world.fenka("top", "node", "-s").splitlines()
+    shared = installation.fenka("top", "node", "-s").splitlines()
     assert shared[0].split() == ["NAME", "IPADDRESS", "GPU0(Allocated/Total)"]
     assert [node, "192.168.1.214", "12/14"] in [line.split() for line in shared]
     assert shared[-2:] == ["Allocated/Total GPU Memory In GPUShare Node:", "12/14 (GiB) (85%)"]
-    details = world.fenka("top", "node", "-s", "-d")
+    details = installation.fenka("top", "node", "-s", "-d")
     for pod in pods.values():
         assert re.search(rf"^{pod['metadata']['name']} +default +4", details, re.MULTILINE), details
     assert "12 (85%)" in details
 
     # A fourth waits, with the reason, and starts by itself when one ends.
-    world.cluster.apply(deployment("tf-notebook-4", MEMORY, 4))
-    wait_until("a fourth pod", lambda: len(world.pods("tf-notebook-4")) == 1)
-    (fourth,) = world.pods("tf-notebook-4")
+    installation.cluster.apply(deployment("tf-notebook-4", MEMORY, 4))
+    wait_until("a fourth pod", lambda: len(installation.pods("tf-notebook-4")) == 1)
+    (fourth,) = installation.pods("tf-notebook-4")
     name = fourth["metadata"]["name"]
-    world.wait_for_event(name, "Insufficient aliyun.com/gpu-mem")
-    world.wait_for_event(name, "fenka:", "too little memory")
-    why = world.fenka("why", name)
+    installation.wait_for_event(name, "Insufficient aliyun.com/gpu-mem")
+    installation.wait_for_event(name, "fenka:", "too little memory")
+    why = installation.fenka("why", name)
     assert "too little memory" in why
-    world.cluster.kubectl("delete", "deployment", "tf-notebook-2", "--now")
-    world.wait_for_running("tf-notebook-4", 1)
+    installation.cluster.kubectl("delete", "deployment", "tf-notebook-2", "--now")
+    installation.wait_for_running("tf-notebook-4", 1)
 
     # The label goes to false while slices are held: nothing is taken from who has it.
-    world.label(node, "cgpu=false")
-    cell(world, "tf-notebook", "give")
-    assert cell(world, "tf-notebook", "copy")["same"]
-    assert world.allocatable(node, WHOLE) == 0
-    world.cluster.kubectl("delete", "deployment", "--all", "--now")
-    world.wait_for_allocatable(node, MEMORY, 0)
-    world.wait_for_allocatable(node, WHOLE, 1)
+    installation.label(node, "cgpu=false")
+    cell(installation, "tf-notebook", "give")
+    assert cell(installation, "tf-notebook", "copy")["same"]
+    assert installation.allocatable(node, WHOLE) == 0
+    installation.cluster.kubectl("delete", "deployment", "--all", "--now")
+    installation.wait_for_allocatable(node, MEMORY, 0)
+    installation.wait_for_allocatable(node, WHOLE, 1)

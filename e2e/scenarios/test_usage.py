@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import ClusterError, wait_until
-from e2e.scenarios.kit import MEMORY, World, deployment
-from e2e.scenarios.lease_kit import (
+from e2e.scenarios.containers import (
     CHEAT,
     ask_agent,
     cap,
@@ -17,6 +16,7 @@ from e2e.scenarios.lease_kit import (
     pod,
     settle,
 )
+from e2e.scenarios.installation import MEMORY, Installation, deployment
 
 MIB = 1 << 20
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "chart" / "files" / "dashboard.json"
@@ -37,10 +37,10 @@ RUIN = (
 Sample = tuple[str, dict[str, str], float]
 
 
-def metrics(world: World, node: str) -> list[Sample]:
+def metrics(installation: Installation, node: str) -> list[Sample]:
     """Name, labels and value of each sample of the node."""
     samples: list[Sample] = []
-    for line in ask_agent(world, node, "/metrics").splitlines():
+    for line in ask_agent(installation, node, "/metrics").splitlines():
         if line and not line.startswith("#"):
             name, labels, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line).groups()  # type: ignore[union-attr]
             samples.append((name, dict(re.findall(r'(\w+)="([^"]*)"', labels or "")), float(value)))
@@ -53,24 +53,24 @@ def of(samples: list[Sample], name: str, **labels: str) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def measured(world: World, sharing: str) -> Iterator[str]:
+def measured(installation: Installation, sharing: str) -> Iterator[str]:
     """The sharing node with its port of metrics open."""
-    with installed_with(world, "node.metrics.enabled=true"):
-        settle(world, sharing, 14)
+    with installed_with(installation, "node.metrics.enabled=true"):
+        settle(installation, sharing, 14)
         yield sharing
 
 
 @pytest.mark.usefixtures("measured")
-def test_metrics_of_pods_and_cards(world: World, node: str) -> None:
+def test_metrics_of_pods_and_cards(installation: Installation, node: str) -> None:
     """Per pod, container and card; what the dashboard draws is there; what ends is gone."""
     for name, units in (("a", 4), ("b", 2)):
-        world.cluster.apply(pod(name, f'x={units}:python3 -c "{TAKE}"\ny=1:'))
-        world.cluster.wait_for_pod(name)
+        installation.cluster.apply(pod(name, f'x={units}:python3 -c "{TAKE}"\ny=1:'))
+        installation.cluster.wait_for_pod(name)
     used = "fenka_container_gpu_memory_used_bytes"
     seen: list[Sample] = []
 
     def told() -> bool:
-        seen[:] = metrics(world, node)
+        seen[:] = metrics(installation, node)
         return (
             all(value >= 1 << 30 for value in of(seen, used, container="x"))
             and len(of(seen, used, container="x")) == 2
@@ -102,23 +102,23 @@ def test_metrics_of_pods_and_cards(world: World, node: str) -> None:
     assert len([it for it in seen if it[0].startswith("fenka_")]) == 4 * 5 + 8 + 3
     theirs = {"pod_name": "a", "container_name": "x", "node": node, "gpu_memory": "gpu0"}
     assert of(seen, "container_gpu_memory_total", **theirs)[0] >= 1 << 10
-    world.cluster.kubectl("delete", "pod", "a", "b", "--now")
-    wait_until("nothing of what ended", lambda: not of(metrics(world, node), used), 60)
+    installation.cluster.kubectl("delete", "pod", "a", "b", "--now")
+    wait_until("nothing of what ended", lambda: not of(metrics(installation, node), used), 60)
 
 
-def cheat(world: World, name: str) -> str:
+def cheat(installation: Installation, name: str) -> str:
     """A program of the pod that takes 6 GiB past the library, in the background."""
     told = f"cat > /tmp/cheat.py <<'END'\n{CHEAT}\nEND\npython3 /tmp/cheat.py > /tmp/told 2>&1 &"
-    world.cluster.kubectl("exec", name, "--", "sh", "-c", told)
+    installation.cluster.kubectl("exec", name, "--", "sh", "-c", told)
     wait_until(
         "its memory",
-        lambda: world.cluster.kubectl("exec", name, "--", "cat", "/tmp/told") != "",
+        lambda: installation.cluster.kubectl("exec", name, "--", "cat", "/tmp/told") != "",
         20,
     )
-    return world.cluster.kubectl("exec", name, "--", "cat", "/tmp/told").strip()
+    return installation.cluster.kubectl("exec", name, "--", "cat", "/tmp/told").strip()
 
 
-def rss(world: World, node: str) -> int:
+def rss(installation: Installation, node: str) -> int:
     """Bytes of the agent."""
     program = (
         "import pathlib\n"
@@ -127,79 +127,84 @@ def rss(world: World, node: str) -> int:
         "    if b'node' in words and any(b'fenka' in w for w in words) and b'--unit=GiB' in words:\n"
         "        print(int((p / 'statm').read_text().split()[1]) * 4096)"
     )
-    return max(int(it) for it in world.cluster.node(node).run("python3", "-c", program).split())
+    return max(
+        int(it) for it in installation.cluster.node(node).run("python3", "-c", program).split()
+    )
 
 
 def test_over_the_limit_is_said_and_costs_the_node_nothing(
-    world: World, measured: str, node: str
+    installation: Installation, measured: str, node: str
 ) -> None:
     """Within 15 s, as event and metric, and again for as long as it lasts; ruined accounts as well."""
-    with installed_with(world, 'node.extraArgs=["--unshimmed=report"]'):
-        settle(world, node, 14)
-        world.cluster.apply(pod("greedy", "x=2:"))
-        world.cluster.wait_for_pod("greedy")
-        before = rss(world, node)
-        assert cheat(world, "greedy") == "0 0 0 0"
+    with installed_with(installation, 'node.extraArgs=["--unshimmed=report"]'):
+        settle(installation, node, 14)
+        installation.cluster.apply(pod("greedy", "x=2:"))
+        installation.cluster.wait_for_pod("greedy")
+        before = rss(installation, node)
+        assert cheat(installation, "greedy") == "0 0 0 0"
         began = time.monotonic()
-        world.wait_for_event("greedy", "holds more than its 2154 MiB")
+        installation.wait_for_event("greedy", "holds more than its 2154 MiB")
         assert time.monotonic() - began < 15
-        world.wait_for_event("greedy", "without fenka's library")
-        assert "no room" in world.cluster.kubectl("exec", "greedy", "--", "python3", "-c", RUIN)
+        installation.wait_for_event("greedy", "without fenka's library")
+        assert "no room" in installation.cluster.kubectl(
+            "exec", "greedy", "--", "python3", "-c", RUIN
+        )
         wait_until(
             "three looks more",
             lambda: (
-                of(metrics(world, node), "fenka_node_offences_total", kind="over_limit")[0] >= 4
+                of(metrics(installation, node), "fenka_node_offences_total", kind="over_limit")[0]
+                >= 4
             ),
             60,
         )
-        seen = metrics(world, node)
+        seen = metrics(installation, node)
         assert of(seen, "fenka_container_gpu_memory_used_bytes", pod="greedy")[0] >= 6 << 30
-        assert rss(world, node) - before < 8 * MIB
-        world.cluster.kubectl("delete", "pod", "greedy", "--now")
-    settle(world, measured, 14)
+        assert rss(installation, node) - before < 8 * MIB
+        installation.cluster.kubectl("delete", "pod", "greedy", "--now")
+    settle(installation, measured, 14)
 
 
 def test_over_the_limit_evicts_where_that_is_asked_for(
-    world: World, measured: str, node: str
+    installation: Installation, measured: str, node: str
 ) -> None:
     """The pod ends, and its memory is free again."""
     changes = ('node.extraArgs=["--unshimmed=report"]', 'node.overLimit="evict"')
-    with installed_with(world, *changes):
-        settle(world, node, 14)
-        world.cluster.apply(pod("greedy", "x=2:"))
-        world.cluster.wait_for_pod("greedy")
-        assert cheat(world, "greedy") == "0 0 0 0"
+    with installed_with(installation, *changes):
+        settle(installation, node, 14)
+        installation.cluster.apply(pod("greedy", "x=2:"))
+        installation.cluster.wait_for_pod("greedy")
+        assert cheat(installation, "greedy") == "0 0 0 0"
 
         def gone() -> bool:
             try:
-                return "deletionTimestamp" in world.cluster.get("pod", "greedy")["metadata"]
+                return "deletionTimestamp" in installation.cluster.get("pod", "greedy")["metadata"]
             except ClusterError:
                 return True
 
         wait_until("its eviction", gone, 20)
-        assert any("the pod is evicted" in it for it in world.cluster.events("greedy"))
+        assert any("the pod is evicted" in it for it in installation.cluster.events("greedy"))
         wait_until(
             "a free card",
-            lambda: of(metrics(world, node), "fenka_card_memory_used_bytes") == [0],
+            lambda: of(metrics(installation, node), "fenka_card_memory_used_bytes") == [0],
             30,
         )
-    settle(world, measured, 14)
+    settle(installation, measured, 14)
 
 
-def test_a_node_that_does_not_isolate(world: World, node: str) -> None:
+def test_a_node_that_does_not_isolate(installation: Installation, node: str) -> None:
     """cGPU's label: programs may use the whole card and are told so, the node's events say it."""
-    world.label(node, "cgpu.disable.isolation=true")
+    installation.label(node, "cgpu.disable.isolation=true")
     try:
-        world.cluster.apply(deployment("free", MEMORY, 4, command="env; exec sleep 100000"))
-        (running,) = world.wait_for_running("free", 1)
+        installation.cluster.apply(deployment("free", MEMORY, 4, command="env; exec sleep 100000"))
+        (running,) = installation.wait_for_running("free", 1)
         name = running["metadata"]["name"]
-        assert cap(world, name, "free") == 15079
-        told = world.cluster.kubectl("logs", name)
+        assert cap(installation, name, "free") == 15079
+        told = installation.cluster.kubectl("logs", name)
         assert "CGPU_DISABLE=true" in told
         assert "ALIYUN_COM_GPU_MEM_CONTAINER=4" in told
-        assert any("this node does not isolate" in it for it in world.cluster.events(node))
+        assert any("this node does not isolate" in it for it in installation.cluster.events(node))
     finally:
-        world.label(node, "cgpu.disable.isolation-")
-    world.cluster.apply(pod("held", "x=2:"))
-    world.cluster.wait_for_pod("held")
-    assert cap(world, "held", "x") == 2154
+        installation.label(node, "cgpu.disable.isolation-")
+    installation.cluster.apply(pod("held", "x=2:"))
+    installation.cluster.wait_for_pod("held")
+    assert cap(installation, "held", "x") == 2154

@@ -1,8 +1,8 @@
 """Keeps one machine: makes its cgroup and namespaces, and leaves nothing of them behind.
 
-``python -m e2e.keeper STATE NAME [OWNER]`` runs beside each machine. It ends the machine on SIGTERM, when
+``python -m e2e.supervisor STATE NAME [OWNER]`` runs beside each machine. It ends the machine on SIGTERM, when
 the machine's first process ends, and when OWNER (a process id, usually pytest's) is gone: however that
-happened. Should the keeper itself be killed, the kernel ends the machine, and `down` removes the rest.
+happened. Should the supervisor itself be killed, the kernel ends the machine, and `down` removes the rest.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class Place:
 
     @property
     def record(self) -> Path:
-        """Exists while the machine does: its keeper and its first process."""
+        """Exists while the machine does: its supervisor and its first process."""
         return self.folder / "machine.json"
 
     @property
@@ -99,7 +99,7 @@ class Place:
             record = json.loads(self.record.read_text())
         except FileNotFoundError:
             return None
-        return Process(**record["keeper"]), Process(**record["first"])
+        return Process(**record["supervisor"]), Process(**record["first"])
 
 
 def state_of(pid: int) -> str:
@@ -201,13 +201,13 @@ def unshare(place: Place) -> tuple[subprocess.Popen[bytes], Process]:
     (place.folder / "init.json").write_text(json.dumps(config))
     place.ready.unlink(missing_ok=True)
     first = [sys.executable, "-I", "-S", str(REPOSITORY / "e2e" / "init.py")]
-    # Each ends with its parent: the keeper, setpriv that becomes unshare, the first process.
+    # Each ends with its parent: the supervisor, setpriv that becomes unshare, the first process.
     command = ["setpriv", "--pdeathsig", "KILL", "--"]
     command += ["unshare", *NAMESPACES, "--fork", "--kill-child", "--"]
     child = subprocess.Popen(
         [*command, *first, str(place.folder / "init.json")],
         stdin=subprocess.DEVNULL,
-        preexec_fn=lambda: enter_cgroups(place),  # noqa: PLW1509 - the keeper has one thread
+        preexec_fn=lambda: enter_cgroups(place),  # noqa: PLW1509 - the supervisor has one thread
     )
     children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
     while not children.read_text().split():
@@ -244,7 +244,7 @@ def main() -> None:
     make_cgroups(place)
     child, first = unshare(place)
     try:
-        record = {"keeper": asdict(Process.of(os.getpid())), "first": asdict(first)}
+        record = {"supervisor": asdict(Process.of(os.getpid())), "first": asdict(first)}
         temporary = place.record.with_suffix(".new")
         temporary.write_text(json.dumps(record))
         temporary.rename(place.record)

@@ -10,7 +10,7 @@ from typing import Any
 
 from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX
-from e2e.scenarios.kit import MEMORY, World
+from e2e.scenarios.installation import MEMORY, Installation
 from fenka.core.cards import Card
 from fenka.dialects import gpushare
 
@@ -61,11 +61,15 @@ def status_of(cards: int) -> Json:
     return {"status": {"capacity": resources, "allocatable": resources, "conditions": [ready]}}
 
 
-class Paper:
+class VirtualNodes:
     """Nodes that are an object alone, and pods on them, in a namespace of their own."""
 
-    def __init__(self, world: World, namespace: str) -> None:
-        self.world, self.cluster, self.namespace = world, world.cluster, namespace
+    def __init__(self, installation: Installation, namespace: str) -> None:
+        self.installation, self.cluster, self.namespace = (
+            installation,
+            installation.cluster,
+            namespace,
+        )
         self.names: list[str] = []
 
     def node(self, name: str, cards: int, **labels: str) -> None:

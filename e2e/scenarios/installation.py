@@ -41,7 +41,7 @@ def ask(cluster: Cluster, url: str, body: str = "") -> str:
 
 
 @dataclass(frozen=True)
-class World:
+class Installation:
     """A cluster with fenka on it."""
 
     cluster: Cluster

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.cluster import wait_until
-from e2e.scenarios.kit import MEMORY, WORKLOAD, World
+from e2e.scenarios.installation import MEMORY, WORKLOAD, Installation
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
 FILES = ("/run/fenka/leases", "/var/lib/fenka/node")
@@ -55,29 +55,29 @@ def pod(name: str, containers: str, **spec: Any) -> str:
     return json.dumps(made)
 
 
-def cap(world: World, name: str, container: str) -> int:
+def cap(installation: Installation, name: str, container: str) -> int:
     """MiB that a program in the container sees."""
-    told = world.cluster.kubectl("exec", name, "-c", container, "--", "python3", "-c", CAP)
+    told = installation.cluster.kubectl("exec", name, "-c", container, "--", "python3", "-c", CAP)
     return int(told)
 
 
-def agent(world: World, node: str) -> str:
+def agent(installation: Installation, node: str) -> str:
     """The node's agent; empty while there is none."""
-    found = world.cluster.list("pods", "fenka", selector="component=gpushare-device-plugin")
+    found = installation.cluster.list("pods", "fenka", selector="component=gpushare-device-plugin")
     names = [it["metadata"]["name"] for it in found if it["spec"]["nodeName"] == node]
     return str(names[0]) if names else ""
 
 
-def left(world: World, node: str) -> list[str]:
+def left(installation: Installation, node: str) -> list[str]:
     """What there is of leases on a node."""
-    found = world.cluster.node(node).run("ls", "-A", *FILES).split()
+    found = installation.cluster.node(node).run("ls", "-A", *FILES).split()
     return [it for it in found if it[:-1] not in FILES]
 
 
-def wait_for_none_left(world: World, node: str) -> None:
+def wait_for_none_left(installation: Installation, node: str) -> None:
     """Until nothing of any lease is on the node."""
-    wait_until("nothing is left", lambda: not left(world, node), 90)
-    assert "fenka" not in world.cluster.node(node).run("ls", "/var/run/cdi")
+    wait_until("nothing is left", lambda: not left(installation, node), 90)
+    assert "fenka" not in installation.cluster.node(node).run("ls", "/var/run/cdi")
 
 
 def quoted(program: str) -> str:
@@ -85,32 +85,34 @@ def quoted(program: str) -> str:
     return program.replace("'", "'\"'\"'")
 
 
-def ask_agent(world: World, node: str, path: str) -> str:
+def ask_agent(installation: Installation, node: str, path: str) -> str:
     """What the node's agent answers on its port of metrics."""
-    address = world.cluster.get("pod", agent(world, node), "fenka")["status"]["podIP"]
+    address = installation.cluster.get("pod", agent(installation, node), "fenka")["status"]["podIP"]
     fetch = (
         "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
     )
-    return world.cluster.run("python3", "-c", fetch, f"http://{address}:9445{path}")
+    return installation.cluster.run("python3", "-c", fetch, f"http://{address}:9445{path}")
 
 
 @contextmanager
-def installed_with(world: World, *changes: str) -> Iterator[None]:
+def installed_with(installation: Installation, *changes: str) -> Iterator[None]:
     """fenka's release with other values (helm's --set), as long as this lasts."""
     helm = ("upgrade", "fenka", str(CHART), "-n", "fenka", "--reuse-values")
     wanted = [part for change in changes for part in ("--set-json", change)]
-    world.cluster.helm(*helm, *wanted)
+    installation.cluster.helm(*helm, *wanted)
     try:
         yield
     finally:
-        world.cluster.helm("rollback", "fenka", "-n", "fenka")
+        installation.cluster.helm("rollback", "fenka", "-n", "fenka")
 
 
-def settle(world: World, node: str, units: int) -> None:
+def settle(installation: Installation, node: str, units: int) -> None:
     """Until the node's agent is the release's current one, and the kubelet offers so much."""
 
     def current() -> bool:
-        sets = world.cluster.list("daemonsets", "fenka", selector="app.kubernetes.io/name=fenka")
+        sets = installation.cluster.list(
+            "daemonsets", "fenka", selector="app.kubernetes.io/name=fenka"
+        )
         return all(
             it["status"].get("observedGeneration") == it["metadata"]["generation"]
             and it["status"].get("updatedNumberScheduled", 0)
@@ -122,7 +124,9 @@ def settle(world: World, node: str, units: int) -> None:
     wait_until("the release's own agents", current, 90)
 
     def registered() -> bool:
-        return "is registered" in world.cluster.kubectl("-n", "fenka", "logs", agent(world, node))
+        return "is registered" in installation.cluster.kubectl(
+            "-n", "fenka", "logs", agent(installation, node)
+        )
 
     wait_until("a registered agent", registered, 60)
-    world.wait_for_allocatable(node, MEMORY, units)
+    installation.wait_for_allocatable(node, MEMORY, units)

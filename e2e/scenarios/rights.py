@@ -22,8 +22,8 @@ from fenka.kubernetes.events import SERIES_S, Recorder
 from fenka.kubernetes.eviction import evict
 from fenka.kubernetes.objects import Meta, Pod
 from fenka.kubernetes.world import World
-from fenka.node.cluster import Cluster as OfNode
-from fenka.node.store import Lease
+from fenka.node.lease.store import Lease
+from fenka.node.node_api import NodeApi
 from fenka.scheduler.binding import Binder
 from fenka.scheduler.cluster import Cluster
 from fenka.scheduler.decide import Judge
@@ -106,7 +106,7 @@ async def scheduler(api: Api, namespace: str) -> dict[str, str]:
 
 async def node(api: Api, namespace: str) -> dict[str, str]:
     """All that the node program does."""
-    cluster = OfNode(api, NODE)
+    cluster = NodeApi(api, NODE)
     task = asyncio.create_task(cluster.run())
     found = {}
     try:
@@ -137,7 +137,7 @@ async def node(api: Api, namespace: str) -> dict[str, str]:
     return found | await events(api, namespace)
 
 
-def _confirmed(cluster: OfNode) -> bool:
+def _confirmed(cluster: NodeApi) -> bool:
     return any(
         "ALIYUN_COM_GPU_MEM_ASSIGNED" in it.metadata.annotations for it in cluster.pods.values()
     )

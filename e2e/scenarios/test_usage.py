@@ -93,7 +93,7 @@ def test_metrics_of_pods_and_cards(installation: Installation, node: str) -> Non
     assert all(
         {"uuid", "model", "index", "node"} <= set(its)
         for at, its, _ in seen
-        if at.startswith("fenka_") and "offences" not in at
+        if at.startswith("fenka_") and "violations" not in at
     )
     drawn = set(re.findall(r"fenka_(?:container|card|node)_\w+", DASHBOARD.read_text()))
     assert drawn
@@ -136,7 +136,7 @@ def test_over_the_limit_is_said_and_costs_the_node_nothing(
     installation: Installation, measured: str, node: str
 ) -> None:
     """Within 15 s, as event and metric, and again for as long as it lasts; ruined accounts as well."""
-    with installed_with(installation, 'node.extraArgs=["--unshimmed=report"]'):
+    with installed_with(installation, 'node.extraArgs=["--unmanaged-process=report"]'):
         settle(installation, node, 14)
         installation.cluster.apply(pod("greedy", "x=2:"))
         installation.cluster.wait_for_pod("greedy")
@@ -152,7 +152,9 @@ def test_over_the_limit_is_said_and_costs_the_node_nothing(
         wait_until(
             "three looks more",
             lambda: (
-                of(metrics(installation, node), "fenka_node_offences_total", kind="over_limit")[0]
+                of(metrics(installation, node), "fenka_node_violations_total", kind="memory_limit")[
+                    0
+                ]
                 >= 4
             ),
             60,
@@ -168,7 +170,7 @@ def test_over_the_limit_evicts_where_that_is_asked_for(
     installation: Installation, measured: str, node: str
 ) -> None:
     """The pod ends, and its memory is free again."""
-    changes = ('node.extraArgs=["--unshimmed=report"]', 'node.overLimit="evict"')
+    changes = ('node.extraArgs=["--unmanaged-process=report"]', 'node.overLimit="evict"')
     with installed_with(installation, *changes):
         settle(installation, node, 14)
         installation.cluster.apply(pod("greedy", "x=2:"))

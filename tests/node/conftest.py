@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.node_kit import installed
+from tests.node.harness import installed
 
 
 @pytest.fixture(scope="session")

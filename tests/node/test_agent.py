@@ -9,31 +9,33 @@ import pytest
 from fenka.dialects import gpushare
 from fenka.isolation import account, control
 from fenka.node import agent
-from tests.node.node_kit import (
+from tests.node.harness import (
     AdmissionFailed,
     ContainerFailed,
     Json,
-    Rig,
+    NodeHarness,
     card,
+    node_harness,
     play,
-    rig,
     until,
 )
 
 
-def on(library: Path, story: Callable[[Rig], Awaitable[None]], *cards: int, **labels: str) -> None:
+def on(
+    library: Path, story: Callable[[NodeHarness], Awaitable[None]], *cards: int, **labels: str
+) -> None:
     """Run a story on a node with cards of these sizes."""
 
     async def whole() -> None:
         made = [card(index, mib) for index, mib in enumerate(cards)]
-        async with rig(*made, library=library, labels=labels) as node:
+        async with node_harness(*made, library=library, labels=labels) as node:
             await story(node)
 
     play(whole())
 
 
 def cap(given: Json) -> list[tuple[str, int]]:
-    """Cards and MiB of a started container, from its control page."""
+    """CardHealth and MiB of a started container, from its control page."""
     page = control.read(Path(given["mounts"]["/run/fenka/lease"]) / "control")
     return [(it.uuid, it.memory_bytes >> 20) for it in page.limits]
 
@@ -41,7 +43,7 @@ def cap(given: Json) -> list[tuple[str, int]]:
 def test_registers_and_starts_a_pod(library: Path) -> None:
     """S1's first pod: 4 units of a T4 are 4308 MiB, with the contract's environment."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         await until(lambda: node.agent.ready)
         assert len(node.kubelet.free()) == 14
@@ -70,7 +72,7 @@ def test_registers_and_starts_a_pod(library: Path) -> None:
 def test_equal_pods_do_not_swap_cards(library: Path) -> None:
     """Two pods of equal size, admitted in the other order than they were placed."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         a, b = node.pod("a", 4, on=0), node.pod("b", 4, on=1)
         await node.kubelet.admit(b)
@@ -85,7 +87,7 @@ def test_equal_pods_do_not_swap_cards(library: Path) -> None:
 def test_two_gpu_containers_in_one_pod(library: Path) -> None:
     """Each its own slice; gpushare's plugin cannot do this."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         pod = node.pod("two", {"x": 4, "y": 2})
         await node.kubelet.admit(pod)
@@ -103,7 +105,7 @@ def test_two_gpu_containers_in_one_pod(library: Path) -> None:
 def test_init_and_app_share_ids(library: Path, answers: bool) -> None:
     """Both tokens are served, whether the checkpoint repeats them or tells ids alone."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         node.kubelet.hide_answers = not answers
         await node.ready()
         pod = node.pod("init", 4, init={"prepare": 4})
@@ -118,7 +120,7 @@ def test_init_and_app_share_ids(library: Path, answers: bool) -> None:
 def test_init_with_other_ids_than_its_app(library: Path) -> None:
     """A larger one, of which the app container uses a part again."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         pod = node.pod("init", 2, init={"prepare": 6})
         await node.kubelet.admit(pod)
@@ -131,7 +133,7 @@ def test_init_with_other_ids_than_its_app(library: Path) -> None:
 def test_several_cards(library: Path) -> None:
     """A placement on two cards is two limits, in the order of the cards."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         given = await node.run(node.pod("wide", 8, on=(0, 1)))
         assert cap(given) == [(card(0).uuid, 4308), (card(1).uuid, 4096)]
@@ -143,7 +145,7 @@ def test_several_cards(library: Path) -> None:
 def test_a_container_restart_has_the_same_lease(library: Path) -> None:
     """The spec is written once."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         pod = node.pod("a", 4)
         given = await node.run(pod)
@@ -157,7 +159,7 @@ def test_a_container_restart_has_the_same_lease(library: Path) -> None:
 def test_without_checkpoint_podresources_is_enough(library: Path) -> None:
     """The checkpoint is the kubelet's own file."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         node.kubelet.checkpoint = False
         (node.kubelet.plugins / "kubelet_internal_checkpoint").unlink()
         await node.ready()
@@ -169,7 +171,7 @@ def test_without_checkpoint_podresources_is_enough(library: Path) -> None:
 def test_a_pod_deleted_before_its_token_was_bound(library: Path) -> None:
     """Its ids go to another pod; the old token is nobody's, is not served, and is collected."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         node.api.away = True
         gone = node.pod("gone", 4, on=None)
@@ -180,7 +182,7 @@ def test_a_pod_deleted_before_its_token_was_bound(library: Path) -> None:
         assert cap(await node.run(b)) == [(card(1).uuid, 4308)]
         assert len(node.agent.store.tokens) == 2
         node.now += 61
-        node.agent.nudge()
+        node.agent.trigger()
         await until(lambda: len(node.agent.store.tokens) == 1)
         assert cap(await node.kubelet.start_container(b, "main")) == [(card(1).uuid, 4308)]
 
@@ -190,7 +192,7 @@ def test_a_pod_deleted_before_its_token_was_bound(library: Path) -> None:
 def test_a_removed_pod_leaves_nothing(library: Path) -> None:
     """Files go when the pod is gone and no process of it lives."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         pod = node.pod("a", 4)
         await node.run(pod)
@@ -200,7 +202,7 @@ def test_a_removed_pod_leaves_nothing(library: Path) -> None:
         await node.agent.reconcile()
         assert node.files()
         node.living.clear()
-        node.agent.nudge()
+        node.agent.trigger()
         await until(lambda: not node.files())
         assert not list((node.root / "state").iterdir())
 
@@ -210,7 +212,7 @@ def test_a_removed_pod_leaves_nothing(library: Path) -> None:
 def test_a_finished_pod_gives_back_and_is_not_adopted_again(library: Path) -> None:
     """A Job's pod stays in the API server, and in the kubelet's checkpoint, after its end."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         pod = node.pod("job", 4)
         await node.run(pod)
@@ -226,9 +228,9 @@ def test_a_finished_pod_gives_back_and_is_not_adopted_again(library: Path) -> No
 
 
 def test_force_deleted_but_alive_keeps_the_card(library: Path) -> None:
-    """The node's veto: a lease that lives on must fit, and the refusal heals when it has ended."""
+    """The node's check_capacity: a lease that lives on must fit, and the refusal heals when it has ended."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         old = node.pod("old", 14, on=0)
         await node.run(old)
@@ -249,7 +251,7 @@ def test_force_deleted_but_alive_keeps_the_card(library: Path) -> None:
 def test_two_schedulers_cannot_overcommit_a_card(library: Path) -> None:
     """Both placed onto card 0 what only one of them can have."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         await node.run(node.pod("a", 10, on=0))
         with pytest.raises(ContainerFailed, match="must wait until they end"):
@@ -287,7 +289,7 @@ def test_refused_with_a_sentence(
 ) -> None:
     """What the user reads in the pod's event."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         node.api.objects["/apis/node.k8s.io/v1/runtimeclasses/safe"] = {
             "metadata": {},
@@ -307,7 +309,7 @@ def test_refused_with_a_sentence(
 def test_kubelet_restart(library: Path) -> None:
     """The plugin registers again; running pods' leases stay; while it is away, containers start by theirs."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         pod = node.pod("a", 4)
         given = await node.run(pod)
@@ -323,7 +325,7 @@ def test_kubelet_restart(library: Path) -> None:
 def test_agent_restart(library: Path) -> None:
     """It reads its store, and goes on."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         pod = node.pod("a", 4)
         given = await node.run(pod)
@@ -338,7 +340,7 @@ def test_agent_restart(library: Path) -> None:
 def test_a_lost_store_is_rebuilt_from_the_checkpoint(library: Path) -> None:
     """The kubelet repeats what the plugin answered, and with it the token."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         pod = node.pod("a", 4)
         given = await node.run(pod)
@@ -355,7 +357,7 @@ def test_a_lost_store_is_rebuilt_from_the_checkpoint(library: Path) -> None:
 def test_after_a_reboot_leases_are_made_again(library: Path) -> None:
     """/run is empty then, the store is not."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         pod = node.pod("a", 4)
         given = await node.run(pod)
@@ -374,7 +376,7 @@ def test_after_a_reboot_leases_are_made_again(library: Path) -> None:
 def test_many_starts_at_once(library: Path) -> None:
     """A hundred pods, admitted one after the other as the kubelet does, started all at once."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         node.kubelet.hide_answers = False
         await node.ready()
         pods = [node.pod(f"p{n}", 1, on=n % 2) for n in range(100)]
@@ -390,13 +392,13 @@ def test_many_starts_at_once(library: Path) -> None:
 def test_a_sick_card(library: Path) -> None:
     """The ids of its pods and as many free ones go; the inventory says so; both come back with the card."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         pod = node.pod("a", 4, on=1)
         await node.run(pod)
         node.hardware.lost.add(card(1).uuid)
         node.agent.cards.refresh()
-        node.agent.nudge()
+        node.agent.trigger()
         held = set(node.kubelet.entries[0].ids)
         await until(
             lambda: (
@@ -411,7 +413,7 @@ def test_a_sick_card(library: Path) -> None:
             await node.run(node.pod("b", 2, on=1))
         node.hardware.lost.clear()
         node.agent.cards.refresh()
-        node.agent.nudge()
+        node.agent.trigger()
         await until(
             lambda: all(it == "Healthy" for it in node.kubelet.devices[gpushare.MEMORY].values())
         )
@@ -422,7 +424,7 @@ def test_a_sick_card(library: Path) -> None:
 def test_a_cordoned_card(library: Path) -> None:
     """Its pods stay, its free units go."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         await node.run(node.pod("a", 4, on=1))
         node.annotate(**{"fenka.io/cordoned": "1"})
@@ -440,7 +442,7 @@ def test_a_cordoned_card(library: Path) -> None:
 def test_a_reset_card_and_one_that_was_taken_out(library: Path) -> None:
     """Both by annotations: the agent takes the first away, and what a missing inventory held is forgotten."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         path = "/api/v1/nodes/n1"
 
         def annotations() -> dict[str, str]:
@@ -450,14 +452,14 @@ def test_a_reset_card_and_one_that_was_taken_out(library: Path) -> None:
         await node.ready()
         node.agent.cards.refresh()
         node.agent.cards.report(card(1).uuid, 48)
-        node.agent.nudge()
+        node.agent.trigger()
         await until(lambda: len(node.kubelet.free()) == 14)
         node.annotate(**{"fenka.io/reset": "1"})
         await until(lambda: len(node.kubelet.free()) == 28)
         await until(lambda: "fenka.io/reset" not in annotations())
         node.hardware.lost.add(card(1).uuid)
         node.agent.cards.refresh()
-        node.agent.nudge()
+        node.agent.trigger()
         await until(lambda: '"healthy":false' in annotations().get(gpushare.CARDS, ""))
         old = node.api.objects[path]
         kept = {key: text for key, text in annotations().items() if key != gpushare.CARDS}
@@ -472,7 +474,7 @@ def test_a_reset_card_and_one_that_was_taken_out(library: Path) -> None:
 def test_a_node_that_does_not_isolate(library: Path) -> None:
     """cGPU's label: all of the card, the program is told, the booking stays; a second one fits beside it."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         node.label(gpushare="true", **{"cgpu.disable.isolation": "true"})
         await until(
@@ -499,7 +501,7 @@ def test_nobody_is_sent_while_the_kubelet_has_no_plugin(
     """The inventory says so at the agent's end, at its start, and while the kubelet is away."""
     monkeypatch.setattr(agent, "ON_THEIR_WAY_S", 0.2)
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         def healthy() -> bool:
             meta = node.api.objects["/api/v1/nodes/n1"]["metadata"]
             return '"healthy":true' in meta["annotations"].get(gpushare.CARDS, "")
@@ -511,7 +513,7 @@ def test_nobody_is_sent_while_the_kubelet_has_no_plugin(
         await until(lambda: not healthy())
         await node.kubelet.start()
         await until(healthy)
-        leaving = asyncio.create_task(node.agent.leave())
+        leaving = asyncio.create_task(node.agent.drain())
         await until(lambda: not healthy())
         await node.run(node.pod("late", 4))
         await leaving
@@ -526,7 +528,7 @@ def test_nobody_is_sent_while_the_kubelet_has_no_plugin(
 def test_exclusive_node(library: Path) -> None:
     """Without a label whole cards are served; the lease is the card."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready(gpushare.WHOLE)
         assert gpushare.MEMORY not in node.kubelet.devices
         pod = node.pod("a", 1, resource=gpushare.WHOLE)
@@ -541,7 +543,7 @@ def test_exclusive_node(library: Path) -> None:
 def test_a_label_turns_the_node(library: Path) -> None:
     """Whole cards go, units come; a card that is still held whole is not shared until it is released."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready(gpushare.WHOLE)
         pod = node.pod("a", 1, resource=gpushare.WHOLE)
         await node.run(pod, gpushare.WHOLE)
@@ -563,7 +565,7 @@ def test_a_label_turns_the_node(library: Path) -> None:
 def test_a_label_that_is_taken_away_offers_no_whole_cards(library: Path) -> None:
     """Where the program runs on labelled nodes only, it is ended in a moment; the kubelet would remember."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         node.labelled_only = True
         await node.kill()
         await node.start()
@@ -580,7 +582,7 @@ def test_a_label_that_is_taken_away_offers_no_whole_cards(library: Path) -> None
 def test_no_label_while_slices_are_held(library: Path) -> None:
     """The node stays shared for those who are there, takes nobody new, says so, and turns afterwards."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         pod = node.pod("a", 4)
         given = await node.run(pod)
@@ -601,7 +603,7 @@ def test_no_label_while_slices_are_held(library: Path) -> None:
 def test_labels_that_contradict_each_other(library: Path) -> None:
     """Nothing changes, and an event says what to do."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         node.label(gpushare="true", cgpu="false")
         await until(lambda: [it for it in node.api.events if it["reason"] == "FenkaLabels"])
@@ -613,7 +615,7 @@ def test_labels_that_contradict_each_other(library: Path) -> None:
 def test_the_node_is_described(library: Path) -> None:
     """Inventory and number of cards, also when somebody else takes them away."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.ready()
         path = "/api/v1/nodes/n1"
         await until(

@@ -10,10 +10,10 @@ import grpc.aio
 import pytest
 
 from fenka.isolation import mounting
-from fenka.node import leases, store
-from fenka.node.leases import Leases
-from fenka.node.store import Store
-from tests.node.node_kit import ContainerFailed, Rig, card, play, rig, until
+from fenka.node.lease import files, store
+from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.store import LeaseStore
+from tests.node.harness import ContainerFailed, NodeHarness, card, node_harness, play, until
 from tests.node.test_agent import cap
 
 
@@ -39,23 +39,23 @@ def dying(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool) -
 MAKING = [
     (store, "write_atomically"),
     (store, "fsync_directory"),
-    (Store, "put"),
-    (Leases, "make"),
-    (Leases, "remove"),
-    (leases, "mount_points"),
-    (leases, "create_lease"),
-    (leases, "specification"),
-    (leases, "write_atomically"),
+    (LeaseStore, "put"),
+    (LeaseFiles, "make"),
+    (LeaseFiles, "remove"),
+    (files, "mount_points"),
+    (files, "create_lease"),
+    (files, "specification"),
+    (files, "write_atomically"),
 ]
 REMOVING = [
-    (Leases, "remove"),
+    (LeaseFiles, "remove"),
     (mounting, "unmount_all"),
     (shutil, "rmtree"),
-    (Store, "drop"),
+    (LeaseStore, "drop"),
 ]
 
 
-async def starts(node: Rig, pod: Any) -> None:
+async def starts(node: NodeHarness, pod: Any) -> None:
     """As the kubelet does: again and again until it works."""
     async with asyncio.timeout(20):
         while True:
@@ -68,7 +68,7 @@ async def starts(node: Rig, pod: Any) -> None:
                 return
 
 
-async def ends_without_a_trace(node: Rig, pod: Any) -> None:
+async def ends_without_a_trace(node: NodeHarness, pod: Any) -> None:
     """The pod goes, and all that it had."""
     node.delete(pod)
     node.kubelet.forget(pod)
@@ -83,7 +83,7 @@ def test_killed_while_a_lease_is_made(
     """The next agent finishes it, and one cap is in force."""
 
     async def story() -> None:
-        async with rig(card(0), library=library) as node:
+        async with node_harness(card(0), library=library) as node:
             await node.ready()
             pod = node.pod("a", 4)
             with monkeypatch.context() as patched:
@@ -114,7 +114,7 @@ def test_killed_while_a_lease_is_taken_away(
     """The next agent takes away the rest, and others are not touched."""
 
     async def story() -> None:
-        async with rig(card(0), library=library) as node:
+        async with node_harness(card(0), library=library) as node:
             await node.ready()
             other, pod = node.pod("other", 4), node.pod("a", 4)
             for it in (other, pod):

@@ -1,4 +1,4 @@
-"""Leases of every dialect on one node, from the kubelet's question to what a container finds."""
+"""LeaseFiles of every dialect on one node, from the kubelet's question to what a container finds."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,16 @@ import pytest
 from fenka.core.ledger import Tally
 from fenka.dialects import ack, gpu_manager, gpushare, hami, whole_cards
 from fenka.isolation import control
-from tests.node.node_kit import T4_MIB, ContainerFailed, Json, Rig, card, play, rig, until
+from tests.node.harness import (
+    T4_MIB,
+    ContainerFailed,
+    Json,
+    NodeHarness,
+    card,
+    node_harness,
+    play,
+    until,
+)
 
 
 def limits(given: Json) -> list[tuple[str, int, int]]:
@@ -21,18 +30,20 @@ def limits(given: Json) -> list[tuple[str, int, int]]:
     ]
 
 
-def two_cards(library: Path, story: Callable[[Rig], Awaitable[None]], **labels: str) -> None:
+def two_cards(
+    library: Path, story: Callable[[NodeHarness], Awaitable[None]], **labels: str
+) -> None:
     """On a sharing node with two T4."""
 
     async def on() -> None:
-        async with rig(card(0), card(1), library=library, labels=labels or None) as node:
+        async with node_harness(card(0), card(1), library=library, labels=labels or None) as node:
             await until(lambda: known(node))
             await story(node)
 
     play(on())
 
 
-def known(node: Rig) -> bool:
+def known(node: NodeHarness) -> bool:
     """Whether the kubelet has heard of all that is offered."""
     plugins = node.agent.plugins.values()
     return any(it.devices for it in plugins) and all(
@@ -40,7 +51,7 @@ def known(node: Rig) -> bool:
     )
 
 
-def offered(node: Rig) -> dict[str, int]:
+def offered(node: NodeHarness) -> dict[str, int]:
     """Usable ids, by resource."""
     return {
         name: sum(health == "Healthy" for health in ids.values())
@@ -52,7 +63,7 @@ def offered(node: Rig) -> dict[str, int]:
 def test_what_a_sharing_node_offers(library: Path) -> None:
     """Two T4: 14 GiB, 100 percent and 15079 // 256 = 58 blocks each; whole cards by one more label."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         shared = {
             gpushare.MEMORY: 28,
             ack.CORE: 200,
@@ -73,7 +84,7 @@ def test_what_a_sharing_node_offers(library: Path) -> None:
 def test_three_jobs_of_gpu_manager(library: Path) -> None:
     """S5.2: job1 has a card for itself; 24 blocks of 256 MiB are 15079 * 24 // 58 = 6239 MiB."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         both = (gpu_manager.CORE, gpu_manager.MEMORY)
         job1 = node.asking("job1", {gpu_manager.CORE: 100, gpu_manager.MEMORY: 64})
         given = await node.run(job1, *both)
@@ -95,7 +106,7 @@ def test_three_jobs_of_gpu_manager(library: Path) -> None:
 def test_containers_of_one_pod_each_have_their_own(library: Path) -> None:
     """gpu-manager asks container by container; with a ceiling what is idle may be used."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         pod = node.asking(
             "pair",
             {gpu_manager.CORE: 40, gpu_manager.MEMORY: 24},
@@ -120,7 +131,7 @@ def test_containers_of_one_pod_each_have_their_own(library: Path) -> None:
 def test_memory_with_compute_as_in_ack(library: Path) -> None:
     """4 units and 30 percent."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         pod = node.asking("a", {gpushare.MEMORY: 4, ack.CORE: 30})
         given = await node.run(pod, gpushare.MEMORY, ack.CORE)
         assert limits(given) == [(card(0).uuid, 4308, 30)]
@@ -131,7 +142,7 @@ def test_memory_with_compute_as_in_ack(library: Path) -> None:
 def test_no_isolation_where_the_mode_says_so(library: Path) -> None:
     """ACK's `share`: programs limit themselves by what they are told."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         given = await node.run(node.asking("a", {gpushare.MEMORY: 4}))
         assert limits(given) == [(card(0).uuid, T4_MIB, 100)]
         assert given["env"]["CGPU_DISABLE"] == "true"
@@ -143,7 +154,7 @@ def test_no_isolation_where_the_mode_says_so(library: Path) -> None:
 def test_whole_cards_beside_slices(library: Path) -> None:
     """The scheduler chose the second card; the kubelet's id is a coin. The node refuses a card twice."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await until(lambda: gpushare.WHOLE in offered(node))
         await node.run(node.asking("slice", {gpushare.MEMORY: 4}))
         whole = node.asking("whole", {gpushare.WHOLE: 1})
@@ -162,7 +173,7 @@ def test_whole_cards_beside_slices(library: Path) -> None:
 def test_who_had_a_whole_card_before_the_node_was_shared(library: Path) -> None:
     """The kubelet chose it; from then on the pod itself says which, and the scheduler can know."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         pod = node.pod("old", 1, resource=gpushare.WHOLE)
         await node.run(pod, gpushare.WHOLE)
         (uuid,) = node.kubelet.entries[0].ids
@@ -184,10 +195,10 @@ def test_who_had_a_whole_card_before_the_node_was_shared(library: Path) -> None:
 def test_hami_names_behind_their_switch(library: Path) -> None:
     """3000 MiB and 30 percent; without the switch nobody would have placed it."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         pod = node.asking("h", {hami.COUNT: 1, hami.MEMORY: 3000, hami.CORES: 30})
         node.agent.settings = replace(node.agent.settings, hami=True)
-        node.agent.nudge()
+        node.agent.trigger()
         await until(lambda: offered(node).get(hami.COUNT) == 20)
         given = await node.run(pod, hami.COUNT)
         assert limits(given) == [(card(0).uuid, 3000, 30)]
@@ -199,7 +210,7 @@ def test_hami_names_behind_their_switch(library: Path) -> None:
 def test_what_a_former_process_offered_is_taken_back(library: Path) -> None:
     """The kubelet would count it for minutes: it is told that there is none."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.kill()
         path = "/api/v1/nodes/n1"
         capacity = {"capacity": {hami.COUNT: "10"}, "allocatable": {hami.COUNT: "0"}}

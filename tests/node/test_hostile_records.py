@@ -14,17 +14,26 @@ from fenka.dialects.resizing import RECORD, Resized, write_record
 from fenka.isolation import control
 from fenka.kubernetes.client import NoCluster
 from fenka.node.agent import REFUSED_S
-from fenka.node.cluster import Cluster
-from tests.node.node_kit import NODE, ContainerFailed, Json, Rig, card, play, rig, until
+from fenka.node.node_api import NodeApi
+from tests.node.harness import (
+    NODE,
+    ContainerFailed,
+    Json,
+    NodeHarness,
+    card,
+    node_harness,
+    play,
+    until,
+)
 
 A, B = card(0).uuid, card(1).uuid
 
 
-def on(library: Path, story: Callable[[Rig], Awaitable[None]], cards: int = 2) -> None:
+def on(library: Path, story: Callable[[NodeHarness], Awaitable[None]], cards: int = 2) -> None:
     """Run a story on a node of T4s."""
 
     async def whole() -> None:
-        async with rig(*map(card, range(cards)), library=library) as node:
+        async with node_harness(*map(card, range(cards)), library=library) as node:
             await node.ready()
             await story(node)
 
@@ -36,14 +45,14 @@ def path(name: str) -> str:
     return f"/api/v1/namespaces/default/pods/{name}"
 
 
-def write(node: Rig, name: str, **annotations: str) -> None:
+def write(node: NodeHarness, name: str, **annotations: str) -> None:
     """On a pod, as its owner can."""
     old = node.api.objects[path(name)]
     meta = {**old["metadata"], "annotations": {**old["metadata"]["annotations"], **annotations}}
     node.api.put(path(name), {**old, "metadata": meta})
 
 
-async def seen(node: Rig, name: str, key: str, text: str) -> None:
+async def seen(node: NodeHarness, name: str, key: str, text: str) -> None:
     """Until the node's program knows of the annotation."""
 
     def known() -> bool:
@@ -63,7 +72,7 @@ def forged(pod: Json, card_uuid: str = A) -> str:
     )
 
 
-def pages(node: Rig, name: str) -> list[int]:
+def pages(node: NodeHarness, name: str) -> list[int]:
     """MiB that programs of the pod may use, container by container."""
     return [
         limit.memory_bytes >> 20
@@ -73,7 +82,7 @@ def pages(node: Rig, name: str) -> list[int]:
     ]
 
 
-def report(node: Rig) -> Report:
+def report(node: NodeHarness) -> Report:
     """What is on the Node."""
     found = read_report(node.api.objects[f"/api/v1/nodes/{NODE}"]["metadata"]["annotations"])
     assert found is not None
@@ -83,7 +92,7 @@ def report(node: Rig) -> Report:
 def test_a_forged_record_of_a_resize_gives_nothing_before_the_first_start(library: Path) -> None:
     """Its UID is known beforehand to whoever holds the pod back with a scheduling gate."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 1)
         write(node, "a", **{RECORD: forged(pod)})
         await seen(node, "a", RECORD, forged(pod))
@@ -106,7 +115,7 @@ def test_a_forged_record_of_a_resize_gives_nothing_before_the_first_start(librar
 def test_a_forged_record_of_a_resize_gives_nothing_after_the_store_was_lost(library: Path) -> None:
     """What is in force is on the control page, which tenants cannot write."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 1)
         await node.run(pod)
         write(node, "a", **{RECORD: forged(pod)})
@@ -126,7 +135,7 @@ def test_a_forged_record_of_a_resize_gives_nothing_after_the_store_was_lost(libr
 def test_a_lost_store_finds_the_card_by_the_page_when_the_record_was_changed(library: Path) -> None:
     """Programs are on the card that the page says."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 8)
         await node.run(pod)
         await node.kill()
@@ -146,7 +155,7 @@ def test_a_lost_store_finds_the_card_by_the_page_when_the_record_was_changed(lib
 def test_a_record_cannot_be_changed_between_two_containers_of_a_pod(library: Path) -> None:
     """Each would have its slice by another record, and the pod would hold both cards."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         pod = node.pod("a", {"x": 4, "y": 4})
         write(node, "a", **{gpushare.ALLOCATION: '{"0":{"0":4},"1":{"0":3}}'})
         await until(
@@ -171,7 +180,7 @@ def test_a_record_cannot_be_changed_between_two_containers_of_a_pod(library: Pat
 def test_the_last_check_counts_what_every_container_may_use(library: Path) -> None:
     """An init container's share of a card may be more than what its pod's record says of that card."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await node.run(node.pod("there", 8, on=0))
         pod = node.pod("a", {"x": 2, "y": 8}, on=1, init={"prepare": 16})
         uneven = {
@@ -190,7 +199,7 @@ def test_the_last_check_counts_what_every_container_may_use(library: Path) -> No
 def test_a_pod_that_pretends_to_be_anothers_mirror_is_not_taken_for_it(library: Path) -> None:
     """The annotation of mirror pods is anybody's to write; a finalizer keeps such a pod where it is."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         victim = node.pod("victim", 4)
         del node.api.objects[path("victim")]
         impostor = node.pod("impostor", 4, on=None)
@@ -212,7 +221,7 @@ def test_a_pod_that_pretends_to_be_anothers_mirror_is_not_taken_for_it(library: 
 def test_a_refused_pod_is_reported_after_a_minute(library: Path) -> None:
     """With whether it could start elsewhere; no more once it runs."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         there = node.pod("there", 8)
         await node.run(there)
         late, foreign = node.pod("late", 8), node.pod("foreign", 1, on=None)
@@ -241,7 +250,7 @@ def test_a_refused_pod_is_reported_after_a_minute(library: Path) -> None:
 def test_what_lives_on_after_its_pod_is_reported(library: Path) -> None:
     """Deleted by force: the card is still taken, and quotas know nothing of it."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 8)
         await node.run(pod)
         uid = pod["metadata"]["uid"]
@@ -252,7 +261,7 @@ def test_what_lives_on_after_its_pod_is_reported(library: Path) -> None:
         assert report(node).pods == {}
         assert report(node).lingering == {uid: Lingering("default/a", (Slice(0, A, 8616, 0),))}
         node.living.clear()
-        node.agent.nudge()
+        node.agent.trigger()
         await until(lambda: not report(node).lingering)
 
     on(library, story)
@@ -261,7 +270,7 @@ def test_what_lives_on_after_its_pod_is_reported(library: Path) -> None:
 def test_the_report_is_there_before_the_container_starts(library: Path) -> None:
     """And a pass that finds it as it should be writes nothing."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 4)
         await node.run(pod)
         assert pod["metadata"]["uid"] in report(node).pods
@@ -282,7 +291,7 @@ def test_the_report_is_there_before_the_container_starts(library: Path) -> None:
     on(library, story)
 
 
-def _readable(node: Rig) -> bool:
+def _readable(node: NodeHarness) -> bool:
     text = node.api.objects[f"/api/v1/nodes/{NODE}"]["metadata"]["annotations"][REPORT]
     return bool(text != "x")
 
@@ -293,7 +302,7 @@ def test_containers_start_while_the_report_cannot_be_written(
 ) -> None:
     """The node's own check protects who is there; it is reported once the API server is back."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         with monkeypatch.context() as patched:
 
             async def fails(*_: Any) -> str:
@@ -301,12 +310,12 @@ def test_containers_start_while_the_report_cannot_be_written(
                     await asyncio.Event().wait()
                 raise NoCluster("away")
 
-            patched.setattr(Cluster, "report", fails)
+            patched.setattr(NodeApi, "report", fails)
             pod = node.pod("a", 4)
             await node.run(pod)
             assert pages(node, "a") == [4308]
         if how == "away":
-            node.agent.nudge()
+            node.agent.trigger()
             await until(lambda: pod["metadata"]["uid"] in report(node).pods)
 
     on(library, story)

@@ -16,12 +16,12 @@ from fenka.core.requests import Slice
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.isolation import cheating
 from fenka.isolation.files import create_lease, limits_of
-from fenka.node import processes
-from fenka.node.leases import Leases
-from fenka.node.metrics import Exporter, serve
-from fenka.node.store import Lease, Token
-from fenka.node.usage import MIB, Look, Usage, Use
-from tests.node.node_kit import card, play
+from fenka.node.lease import pod_processes
+from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.store import Lease, Token
+from fenka.node.monitor.metrics import Exporter, serve
+from fenka.node.monitor.usage import MIB, Usage, UsageSample, Use
+from tests.node.harness import card, play
 
 POD = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1"
 CONTAINER = "ab" * 32
@@ -38,18 +38,18 @@ def test_a_process_is_placed_by_its_cgroup(tmp_path: Path, text: str) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cgroup").write_text(text)
     (tmp_path / "7" / "stat").write_text(f"7 (a) b) S {20 * '1 '}")
-    assert processes.place_of(7, tmp_path) == (POD, CONTAINER)
-    assert processes.living_pods(tmp_path) == {POD}
+    assert pod_processes.place_of(7, tmp_path) == (POD, CONTAINER)
+    assert pod_processes.living_pods(tmp_path) == {POD}
     (tmp_path / "7" / "stat").write_text(f"7 (a) b) Z {20 * '1 '}")
-    assert processes.living_pods(tmp_path) == set()
-    assert processes.place_of(8, tmp_path) == ("", "")
+    assert pod_processes.living_pods(tmp_path) == set()
+    assert pod_processes.place_of(8, tmp_path) == ("", "")
 
 
 def test_a_process_of_the_host_is_in_no_pod(tmp_path: Path) -> None:
     """Nor one whose cgroup merely looks alike."""
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cgroup").write_text("0::/system.slice/podman.service\n")
-    assert processes.place_of(7, tmp_path) == ("", "")
+    assert pod_processes.place_of(7, tmp_path) == ("", "")
 
 
 def test_accused_after_three_samples_in_a_row() -> None:
@@ -103,7 +103,7 @@ def test_what_a_lease_may_have_of_the_time(
     """The page says the same."""
     slices = [Slice(0, card(0).uuid, 100, compute)]
     lease = Lease(POD, "default", "a", "main", slices, slices, {}, "", limits, ceiling)
-    assert lease.most_percent(slices[0]) == most
+    assert lease.limit_percent(slices[0]) == most
     (limit,) = limits_of(slices, {}, lease.compute)
     assert limit.limits_compute is (most < 100)
     assert limit.compute_mode == ("soft" if most > compute > 0 and not limits else "hard")
@@ -117,10 +117,15 @@ def test_over_time(tmp_path: Path, token: Token) -> None:
         token, lease=msgspec.structs.replace(token.lease, slices=slices, holds=slices)
     )
     looks = usage(tmp_path, 50, iter(range(0, 100, 4)))
-    found = [looks.look([token], {CONTAINER: "main"}, (card(0),), {}).over_time for _ in range(5)]
+    found = [looks.sample([token], {CONTAINER: "main"}, (card(0),), {}).over_time for _ in range(5)]
     assert [len(it) for it in found] == [0, 0, 0, 0, 1]  # the first look knows no time before it
     (use,) = found[-1]
-    assert (use.compute, use.charged, use.promised_percent, use.most_percent) == (0.25, 0.0, 10, 10)
+    assert (use.compute, use.charged, use.requested_percent, use.limit_percent) == (
+        0.25,
+        0.0,
+        10,
+        10,
+    )
 
 
 def test_the_shim_is_known_by_its_inode(library: Path, tmp_path: Path) -> None:
@@ -145,7 +150,7 @@ def test_the_shim_is_known_by_its_inode(library: Path, tmp_path: Path) -> None:
 
 def test_nobody_is_ended_who_is_not_in_the_pod() -> None:
     """The process number may be another's by now."""
-    assert not processes.kill(os.getpid(), POD)
+    assert not pod_processes.kill(os.getpid(), POD)
 
 
 @pytest.fixture
@@ -168,7 +173,7 @@ def usage(tmp_path: Path, used_mib: int, clock: Iterator[float]) -> Usage:
     uuid = card(0).uuid
     return Usage(
         lambda: [GpuProcess(uuid, 7, used_mib), GpuProcess(uuid, 8, 999)],
-        Leases(tmp_path / "leases", tmp_path / "cdi"),
+        LeaseFiles(tmp_path / "leases", tmp_path / "cdi"),
         {uuid: 20},
         lambda: {(uuid, 7): next(busy)},
         tmp_path / "proc",
@@ -181,7 +186,7 @@ def test_over_the_limit(tmp_path: Path, token: Token) -> None:
     for used, expected in ((126, [0, 0, 0]), (127, [0, 0, 1])):
         looks = usage(tmp_path, used, iter(range(0, 100, 4)))
         found = [
-            len(looks.look([token], {CONTAINER: "main"}, (card(0),), {}).over) for _ in range(3)
+            len(looks.sample([token], {CONTAINER: "main"}, (card(0),), {}).over) for _ in range(3)
         ]
         assert found == expected
 
@@ -190,8 +195,8 @@ def test_over_the_limit(tmp_path: Path, token: Token) -> None:
 def test_a_ruined_account_hurts_nobody(tmp_path: Path, token: Token, ruin: str) -> None:
     """It is the tenant's to write."""
     (tmp_path / "leases" / "t" / "account" / "slots").write_text(ruin)
-    (use,) = usage(tmp_path, 50, iter(range(100))).look([token], {}, (card(0),), {}).uses
-    assert (use.held_bytes, use.used_bytes) == (0, 50 * MIB)
+    (use,) = usage(tmp_path, 50, iter(range(100))).sample([token], {}, (card(0),), {}).uses
+    assert (use.self_reported_bytes, use.driver_reported_bytes) == (0, 50 * MIB)
 
 
 def test_a_ruined_account_is_not_followed(tmp_path: Path, token: Token) -> None:
@@ -199,17 +204,17 @@ def test_a_ruined_account_is_not_followed(tmp_path: Path, token: Token) -> None:
     slots = tmp_path / "leases" / "t" / "account" / "slots"
     slots.unlink()
     os.mkfifo(slots)
-    (use,) = usage(tmp_path, 50, iter(range(100))).look([token], {}, (card(0),), {}).uses
-    assert use.held_bytes == 0
+    (use,) = usage(tmp_path, 50, iter(range(100))).sample([token], {}, (card(0),), {}).uses
+    assert use.self_reported_bytes == 0
 
 
 def test_metrics(tmp_path: Path, token: Token) -> None:
     """Labels and names are part of what users build on."""
     looks = usage(tmp_path, 50, iter(range(0, 100, 4)))
-    looks.look([token], {}, (card(0),), {})
+    looks.sample([token], {}, (card(0),), {})
     exporter = Exporter("n1")
     readings = {card(0).uuid: Reading(card(0).uuid, 60, 15079, 30, 41, 33.5, 70.0)}
-    exporter.look = looks.look([token], {CONTAINER: "main"}, (card(0),), readings)
+    exporter.sample = looks.sample([token], {CONTAINER: "main"}, (card(0),), readings)
     registry = CollectorRegistry()
     registry.register(exporter)
     text = generate_latest(registry).decode()
@@ -236,11 +241,11 @@ def test_metrics(tmp_path: Path, token: Token) -> None:
         f"fenka_card_power_watts{alone}": 33.5,
         f"fenka_card_healthy{alone}": 1,
         f"fenka_card_cordoned{alone}": 0,
-        'fenka_node_offences_total{kind="over_limit"}': 0,
-        'fenka_node_offences_total{kind="over_time"}': 0,
-        'fenka_node_offences_total{kind="unshimmed"}': 0,
+        'fenka_node_violations_total{kind="memory_limit"}': 0,
+        'fenka_node_violations_total{kind="compute_limit"}': 0,
+        'fenka_node_violations_total{kind="unmanaged_process"}': 0,
     }
-    assert Look().uses == ()
+    assert UsageSample().uses == ()
 
 
 GPU_MANAGERS = """\
@@ -249,7 +254,7 @@ GPU_MANAGERS = """\
 container_gpu_utilization{container_name="c",gpu="gpu0",namespace="default",node="n1",pod_name="p"} 25.0
 container_gpu_utilization{container_name="c",gpu="gpu1",namespace="default",node="n1",pod_name="p"} 50.0
 container_gpu_utilization{container_name="c",gpu="total",namespace="default",node="n1",pod_name="p"} 75.0
-# HELP container_request_gpu_utilization Cards' time that it asks for: 0.4 is 40 % of one card.
+# HELP container_request_gpu_utilization CardHealth' time that it asks for: 0.4 is 40 % of one card.
 # TYPE container_request_gpu_utilization gauge
 container_request_gpu_utilization{container_name="c",namespace="default",node="n1",pod_name="p",req_of_gpu="total"} 0.8
 # HELP container_gpu_memory_total MiB of card memory in use.
@@ -268,7 +273,7 @@ def test_metrics_in_gpu_managers_names() -> None:
     slices = [Slice(index, card(index).uuid, 4096, 40) for index in (0, 1)]
     token = Token("t", "r", [], 0.0, Lease(POD, "default", "p", "c", slices, slices, {}))
     exporter = Exporter("n1")
-    exporter.look = Look(
+    exporter.sample = UsageSample(
         (
             Use(token, card(0).uuid, 4096 * MIB, 4096 * MIB, 0, 300 * MIB, 1, 0.25, 0.2, 40, 40),
             Use(token, card(1).uuid, 4096 * MIB, 4096 * MIB, 0, 0, 1, 0.5, 0.5, 40, 40),
@@ -279,7 +284,7 @@ def test_metrics_in_gpu_managers_names() -> None:
     registry.register(exporter)
     text = generate_latest(registry).decode()
     start = text.index("# HELP container_gpu_utilization")
-    assert text[start : text.index("# HELP fenka_node_offences")] == GPU_MANAGERS
+    assert text[start : text.index("# HELP fenka_node_violations")] == GPU_MANAGERS
 
 
 def test_what_the_port_answers(unused_tcp_port: int) -> None:
@@ -299,7 +304,9 @@ def test_what_the_port_answers(unused_tcp_port: int) -> None:
             assert (await ask("/readyz"))[0] == 503
             ready = True
             assert await ask("/readyz") == (200, "ok\n")
-            assert 'fenka_node_offences_total{kind="over_limit"} 0.0' in (await ask("/metrics"))[1]
+            assert (
+                'fenka_node_violations_total{kind="memory_limit"} 0.0' in (await ask("/metrics"))[1]
+            )
 
     play(story())
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from fenka.core.cards import Card, Node
-from fenka.hardware import ownership
+from fenka.hardware import card_lock
 from fenka.hardware.machine import Hardware
 from fenka.workstation import admission, files, protocol
 from fenka.workstation.admission import Admission, TooMany
@@ -270,7 +270,7 @@ def test_daemon_gives_nothing_more_of_a_card_that_root_took(
     daemon = Daemon(Runtime(place), cast("Hardware", hardware), broker, 1024, place)
     healthy = []
     for took in (False, True, True, False):
-        monkeypatch.setattr(ownership, "taken", lambda _, took=took: took)
+        monkeypatch.setattr(card_lock, "taken", lambda _, took=took: took)
         daemon._look()
         healthy.append(broker.node.cards[0].healthy)
     assert healthy == [True, False, False, True]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from fenka.hardware.peers import peer
+from fenka.hardware.peer_credentials import peer
 from tests.workstation.conftest import HOLD, Workstation, eventually, kill
 
 CAP = 4308

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.hardware.peers import process
+from fenka.hardware.peer_credentials import process
 from fenka.isolation.processes import start_ticks
 from fenka.workstation import signals
 from fenka.workstation.members import Look, Watch

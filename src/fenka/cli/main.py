@@ -605,7 +605,7 @@ def node(
     over_limit: Annotated[
         str, typer.Option(help="a pod that gets round its limit: report or evict")
     ] = "report",
-    unshimmed: Annotated[
+    unmanaged_process: Annotated[
         str, typer.Option(help="a leased pod's program without fenka's library: kill or report")
     ] = "kill",
     metrics_port: Annotated[
@@ -629,7 +629,7 @@ def node(
             hami=hami,
             assume_cdi=assume_cdi,
             over_limit=over_limit,
-            unshimmed=unshimmed,
+            unmanaged_process=unmanaged_process,
             metrics_port=metrics_port,
         )
     )

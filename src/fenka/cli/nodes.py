@@ -10,7 +10,7 @@ from pathlib import Path
 from fenka.cli.errors import BAD_INPUT, Problem
 from fenka.hardware.simulated import SimulatedCard, SimulatedNode, parse_spec
 from fenka.node import main
-from fenka.node.main import CannotServe, Config
+from fenka.node.main import Config, PreflightError
 
 
 def node(config: Config) -> None:
@@ -18,7 +18,7 @@ def node(config: Config) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     try:
         main.run(config)
-    except CannotServe as why:
+    except PreflightError as why:
         raise Problem(str(why), BAD_INPUT) from None
 
 

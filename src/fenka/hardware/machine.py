@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from fenka.core.cards import Card
-from fenka.hardware.context import context_mib
+from fenka.hardware.context_overhead import context_mib
 from fenka.hardware.nvml import Driver, DriverLost, Reading
 
 

@@ -18,7 +18,7 @@ import pynvml
 
 from fenka.core.cards import Card
 
-__all__ = ["Driver", "DriverLost", "Events", "GpuProcess", "NoDriver", "Reading"]
+__all__ = ["Driver", "DriverLost", "GpuProcess", "NoDriver", "Reading", "XidListener"]
 
 _SONAME = "libnvidia-ml.so.1"
 _MIB = 1 << 20
@@ -214,7 +214,7 @@ class Driver:
         return tuple(found[key] for key in sorted(found))
 
 
-class Events:
+class XidListener:
     """XIDs, the driver's word for an error of a card, of all cards that tell. `with` ends it.
 
     Raises DriverLost.

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fenka import native as built
-from fenka.hardware.peers import peer
+from fenka.hardware.peer_credentials import peer
 from fenka.hardware.spec import BadSpec, SimulatedCard, parse_spec
 
 __all__ = ["BadSpec", "NoSuchCard", "NodeError", "SimulatedCard", "SimulatedNode", "parse_spec"]

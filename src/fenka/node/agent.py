@@ -29,17 +29,18 @@ from fenka.isolation.control import BadControl
 from fenka.kubernetes.client import NoCluster
 from fenka.kubernetes.client import Refused as ApiRefused
 from fenka.kubernetes.objects import Pod
-from fenka.node import binding, offer, processes
-from fenka.node.binding import Misplaced, NotYet, Refused
-from fenka.node.cards import Cards
-from fenka.node.cluster import RESET, Cluster
-from fenka.node.edits import Edits, NoDriverFiles
-from fenka.node.kubelet import Claim, Kubelet, KubeletAway
-from fenka.node.leases import Leases
-from fenka.node.plugin import Plugin
-from fenka.node.reporting import Reporter
-from fenka.node.resizing import Resizer, Room, as_in_force, with_peak
-from fenka.node.store import Lease, Store, Token
+from fenka.node.kubelet import device_ids
+from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
+from fenka.node.kubelet.plugin import Plugin
+from fenka.node.lease import pod_processes, resolve
+from fenka.node.lease.cdi import ContainerEdits, NoDriverFiles
+from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.report import Reporter
+from fenka.node.lease.resize import NodeCapacity, Resizer, as_in_force, with_peak
+from fenka.node.lease.resolve import LeaseDenied, LeasePending, Misplaced
+from fenka.node.lease.store import Lease, LeaseStore, Token
+from fenka.node.monitor.health import CardHealth
+from fenka.node.node_api import RESET, NodeApi
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Settings:
     unit_mib: int
     library: Path
     contexts_mib: Mapping[str, int]
-    driver: Callable[[Sequence[Slice]], Edits]
+    driver: Callable[[Sequence[Slice]], ContainerEdits]
     exclusive: bool = True
     labelled_only: bool = False
     hami: bool = False
@@ -81,12 +82,12 @@ class Settings:
 class Parts:
     """What the agent works on. living: UIDs of pods that have processes. clock: seconds since the epoch."""
 
-    cluster: Cluster
+    cluster: NodeApi
     kubelet: Kubelet
-    cards: Cards
-    store: Store
-    leases: Leases
-    living: Callable[[], set[str]] = processes.living_pods
+    cards: CardHealth
+    store: LeaseStore
+    leases: LeaseFiles
+    living: Callable[[], set[str]] = pod_processes.living_pods
     clock: Callable[[], float] = time.time
 
 
@@ -129,7 +130,7 @@ class Agent:
         }
         self.units, self.whole = self.plugins[gpushare.MEMORY], self.plugins[gpushare.WHOLE]
         for plugin in self.plugins.values():
-            plugin.changed = self.nudge
+            plugin.changed = self.trigger
         self.sharing: bool | None = None
         """Whether slices are offered, or whole cards alone; None while the labels have said nothing."""
         self._mode = modes.EXCLUSIVE
@@ -159,7 +160,7 @@ class Agent:
     async def allocate(self, resource: str, ids: Sequence[str]) -> str:
         """A token, on the disk before the kubelet hears of it."""
         token = await asyncio.to_thread(self.store.issue, resource, ids)
-        self.nudge()
+        self.trigger()
         return token.name
 
     async def prepare(self, resource: str, ids: Sequence[str]) -> None:
@@ -168,7 +169,7 @@ class Agent:
         while True:
             try:
                 await self._serve(resource, frozenset(ids))
-            except NotYet:
+            except LeasePending:
                 if self._clock() >= deadline:
                     raise
                 await asyncio.sleep(_ASK_AGAIN_S)
@@ -178,9 +179,9 @@ class Agent:
     async def _serve(self, resource: str, ids: frozenset[str]) -> None:
         try:
             claims = await self.kubelet.claims()
-        except KubeletAway as why:
-            raise NotYet(f"fenka: {why}") from None
-        await self._adopt(claims)
+        except KubeletUnavailable as why:
+            raise LeasePending(f"fenka: {why}") from None
+        await self._recover(claims)
         served = False
         for token in list(self.store.tokens.values()):
             if token.resource == resource and ids == set(token.ids):
@@ -188,19 +189,19 @@ class Agent:
         self._claims = claims
         await self._reporter.tell()
         if not served:
-            raise NotYet(
+            raise LeasePending(
                 "fenka: neither PodResources nor the kubelet's checkpoint says which pod these units are for"
             )
 
     # ---- one pass over everything ----
 
-    def nudge(self) -> None:
+    def trigger(self) -> None:
         """Have a pass soon."""
         self._wanted.set()
 
     async def run(self) -> None:
         """Until cancelled: passes when something happens, and every few seconds."""
-        self.cluster.changed = self.nudge
+        self.cluster.changed = self.trigger
         while True:
             self._wanted.clear()
             try:
@@ -214,28 +215,30 @@ class Agent:
 
     async def reconcile(self) -> None:
         """Do all that is missing."""
-        self._choose()
-        await self._heed()
-        await self._describe()
+        self._select_mode()
+        await self._apply_annotations()
+        await self._publish_inventory()
         try:
             claims = await self.kubelet.claims()
-        except KubeletAway:
+        except KubeletUnavailable:
             claims = None
         if claims is not None and self.cluster.synced:
-            await self._adopt(claims)
+            await self._recover(claims)
             for token in list(self.store.tokens.values()):
-                with contextlib.suppress(Refused):
+                with contextlib.suppress(LeaseDenied):
                     await self._ensure(token, claims)
             known = claims
-            await self._resizer.look(lambda: Room(self.share(), self._held(known), self._names()))
+            await self._resizer.look(
+                lambda: NodeCapacity(self.share(), self._held(known), self._names())
+            )
             await self._collect(claims)
             self._claims = claims
             await self._reporter.keep_up()
-        await self._offer(claims or [])
+        await self._update_devices(claims or [])
 
     # ---- sharing or exclusive ----
 
-    def _choose(self) -> None:
+    def _select_mode(self) -> None:
         node = self.cluster.node
         if node is None:
             return
@@ -267,7 +270,7 @@ class Agent:
     def _labelled(self) -> bool:
         return modes.labelled(self.cluster.node.metadata.labels if self.cluster.node else {})
 
-    async def _heed(self) -> None:
+    async def _apply_annotations(self) -> None:
         """What people have written on the node about its cards."""
         node = self.cluster.node
         if node is None:
@@ -285,7 +288,7 @@ class Agent:
             with contextlib.suppress(ApiRefused, NoCluster):
                 await self.cluster.take_reset()
 
-    async def _describe(self) -> None:
+    async def _publish_inventory(self) -> None:
         cards = self.now()
         if self.sharing and (self._leaving or not self._told):
             # Whoever came now would be failed by the kubelet.
@@ -315,7 +318,7 @@ class Agent:
         """The node as gpushare's dialect has it."""
         return Share(Node(self.cluster.name, self.now()), self.settings.unit_mib)
 
-    async def _offer(self, claims: Sequence[Claim]) -> None:
+    async def _update_devices(self, claims: Sequence[Claim]) -> None:
         if self.sharing is None:
             return
         exclusive = self._held_exclusively(claims)
@@ -329,7 +332,7 @@ class Agent:
             if resource != gpushare.WHOLE:
                 await plugin.offer([], remembered=self._remembered(resource))
         if self.settings.exclusive and (self._labelled or not self.settings.labelled_only):
-            await self.whole.offer(offer.whole(self.now(), exclusive, ()))
+            await self.whole.offer(device_ids.whole(self.now(), exclusive, ()))
 
     def _remembered(self, resource: str) -> bool:
         """Whether the kubelet counts any, perhaps of a process before this one. Not of another plugin."""
@@ -370,14 +373,14 @@ class Agent:
         if not wanted and not held:
             return kept if self._mode.whole else []
         withheld = exclusive if wanted and not self._draining else self._by_uuid().keys()
-        return [*offer.coins(cards, worth_of, held, withheld), *kept]
+        return [*device_ids.device_list(cards, worth_of, held, withheld), *kept]
 
-    def _coins_held(self, resource: str, claims: Sequence[Claim]) -> Iterator[offer.Held]:
+    def _coins_held(self, resource: str, claims: Sequence[Claim]) -> Iterator[device_ids.Held]:
         if resource in LEASED:
             for token in self.store.tokens.values():
                 if token.resource == resource and not self._exclusive(token):
                     slices = tuple(token.lease.slices) if token.lease else ()
-                    yield offer.Held(tuple(token.ids), slices)
+                    yield device_ids.Held(tuple(token.ids), slices)
             return
         leases = [it.lease for it in self.store.tokens.values() if it.lease]
         for claim in claims:
@@ -394,7 +397,7 @@ class Agent:
                     ),
                     (),
                 )
-                yield offer.Held(tuple(sorted(claim.ids)), slices)
+                yield device_ids.Held(tuple(sorted(claim.ids)), slices)
 
     async def _record(self, claims: Sequence[Claim]) -> None:
         """Pods that were given whole cards before the node was shared, by whomever, say so nowhere: the
@@ -402,7 +405,7 @@ class Agent:
         cards, pods = self._by_uuid(), list(self.cluster.pods.values())
         found: dict[str, dict[str, list[Slice]]] = {}
         for claim in claims:
-            pod = binding.pod_of(claim, pods) if claim.resource == gpushare.WHOLE else None
+            pod = resolve.pod_of(claim, pods) if claim.resource == gpushare.WHOLE else None
             if pod is None or whole_cards.RECORD in pod.metadata.annotations:
                 continue
             slices = [
@@ -427,7 +430,7 @@ class Agent:
         offered = [it for it in self.plugins.values() if it.devices]
         return self.sharing is not None and all(it.registered.is_set() for it in offered)
 
-    async def leave(self) -> None:
+    async def drain(self) -> None:
         """Have no new pod sent here, and serve those that are on their way; `run` goes on meanwhile.
 
         The kubelet fails a pod at once that comes while there is no plugin, and tells the scheduler only
@@ -437,12 +440,12 @@ class Agent:
         if self.sharing:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LEAVE_S):
-                    await self._describe()
+                    await self._publish_inventory()
                     await asyncio.sleep(ON_THEIR_WAY_S)
 
     # ---- leases ----
 
-    async def _adopt(self, claims: Sequence[Claim]) -> None:
+    async def _recover(self, claims: Sequence[Claim]) -> None:
         """Tokens that the kubelet remembers and the store does not: the store was lost."""
         for claim in claims:
             ours = claim.resource in LEASED and claim.token
@@ -452,20 +455,20 @@ class Agent:
                 )
 
     async def _ensure(self, token: Token, claims: Sequence[Claim]) -> bool:
-        """Have the token's lease if a pod holds it; whether one does. Raises Refused, OSError."""
+        """Have the token's lease if a pod holds it; whether one does. Raises LeaseDenied, OSError."""
         pods = list(self.cluster.pods.values())
-        claim = binding.claim_of(token, claims, pods)
+        claim = resolve.claim_of(token, claims, pods)
         if claim is None:
             return False
         if token.lease is None:
-            pod = binding.pod_of(claim, pods)
+            pod = resolve.pod_of(claim, pods)
             if pod is None:
-                raise NotYet("fenka: the API server has not shown this node the pod yet")
+                raise LeasePending("fenka: the API server has not shown this node the pod yet")
             if pod.finished:
                 return False
             try:
                 token = await self._bind(token, pod, claim.container, claims)
-            except Refused as why:
+            except LeaseDenied as why:
                 self._refuse(token, pod, why)
                 raise
             self._refusals.pop(token.name, None)
@@ -481,9 +484,9 @@ class Agent:
             token = self.store.tokens.get(token.name, token)
             if token.lease is not None:
                 return token
-            binding.check_pod(pod, handler)
+            resolve.check_pod(pod, handler)
             lease = self._whole_story(token, self._decided(token, pod, container), pod)
-            binding.veto(lease, self._held(claims), self.now(), self._names())
+            resolve.check_capacity(lease, self._held(claims), self.now(), self._names())
             lease = msgspec.structs.replace(lease, library=str(self.settings.library))
             token = msgspec.structs.replace(token, lease=lease)
             await asyncio.to_thread(self.store.put, token)
@@ -514,13 +517,13 @@ class Agent:
             with contextlib.suppress(BadControl):
                 found = as_in_force(lease, control.current(page).limits, self.cards.known)
         if found is None:
-            binding.check_siblings(lease, siblings)
+            resolve.check_siblings(lease, siblings)
         return with_peak(found or lease, siblings, pod)
 
     def _decided(self, token: Token, pod: Pod, container: str) -> Lease:
         if self._exclusive(token):
-            return binding.whole_lease(self.now(), pod, container, token.ids)
-        lease = binding.share_lease(
+            return resolve.whole_lease(self.now(), pod, container, token.ids)
+        lease = resolve.share_lease(
             self.share(),
             pod,
             container,
@@ -528,7 +531,7 @@ class Agent:
             len(token.ids),
             WITH_HAMI if self.settings.hami else DIALECTS,
         )
-        return lease if self._isolated() else binding.unlimited(lease, self.now())
+        return lease if self._isolated() else resolve.unlimited(lease, self.now())
 
     def _isolated(self) -> bool:
         """A limit that cannot be enforced is an error; some labels ask for none."""
@@ -565,8 +568,8 @@ class Agent:
                     of_pod[one] = Slice(card.index, one, card.memory_mib, card.compute)
         return {uid: list(slices.values()) for uid, slices in held.items()}
 
-    def _refuse(self, token: Token, pod: Pod, why: Refused) -> None:
-        if isinstance(why, NotYet):
+    def _refuse(self, token: Token, pod: Pod, why: LeaseDenied) -> None:
+        if isinstance(why, LeasePending):
             return
         known = self._refusals.get(token.name)
         since = known.since if known is not None else self._clock()
@@ -620,11 +623,11 @@ class Agent:
         if token.lease is None:
             if self._clock() - token.made_at < UNCLAIMED_S:
                 return True
-            claim = binding.claim_of(token, claims, list(self.cluster.pods.values()))
+            claim = resolve.claim_of(token, claims, list(self.cluster.pods.values()))
             return claim is not None and (not claim.uid or self._runs(claim.uid))
         if self._runs(token.lease.uid):
             return True
-        claim = binding.claim_of(token, claims, list(self.cluster.pods.values()))
+        claim = resolve.claim_of(token, claims, list(self.cluster.pods.values()))
         # PodResources shows pods that the kubelet still ends; the checkpoint also those that it has ended.
         return claim is not None and not claim.uid and token.lease.uid not in self.cluster.pods
 
@@ -640,7 +643,7 @@ class Agent:
             _LOG.info("%s/%s has ended", token.lease.namespace, token.lease.pod)
 
     def _sweep(self, known: Collection[str]) -> None:
-        for name in self.leases.strays(known):
+        for name in self.leases.orphans(known):
             self.leases.remove(name)
         kept = {str(self.settings.library), *self.leases.libraries()}
         kept |= {it.lease.library for it in self.store.tokens.values() if it.lease}

@@ -1,6 +1,6 @@
 """Of the cards of a machine one program owns each: a workstation's daemon, or the node's agent.
 
-The lock's name (hardware/ownership.py) belongs to a network, and a pod has one of its own: the sockets are
+The lock's name (hardware/card_lock.py) belongs to a network, and a pod has one of its own: the sockets are
 made in the network of the machine's first process.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fenka.core.cards import Card
-from fenka.hardware.ownership import Owned, Owner, own
+from fenka.hardware.card_lock import CardLocked, Owner, acquire
 
 _NEW_NETWORK = 0x40000000
 
@@ -35,8 +35,8 @@ def hold_cards(cards: Iterable[Card], proc: Path = Path("/proc")) -> contextlib.
 
 def _lock(card: Card) -> contextlib.ExitStack:
     try:
-        return own(card)
-    except Owned as it:
+        return acquire(card)
+    except CardLocked as it:
         raise CardTaken(
             f"{it} is owned by {_named(it.owner)}: stop it with "
             f"`fenka daemon --stop`, or take the card from it with --only"

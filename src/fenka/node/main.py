@@ -17,23 +17,24 @@ from fenka.core.requests import Slice
 from fenka.core.units import card_units
 from fenka.dialects.sizes import parse_unit
 from fenka.hardware.machine import Hardware
-from fenka.hardware.nvml import Driver, DriverLost, Events, GpuProcess, NoDriver
+from fenka.hardware.nvml import Driver, DriverLost, GpuProcess, NoDriver, XidListener
 from fenka.hardware.simulated import SimulatedNode
 from fenka.isolation.files import install_native
 from fenka.kubernetes.client import Api, NoCluster, Refused
-from fenka.node import edits, kubelet
 from fenka.node.agent import Agent, Parts, Settings
-from fenka.node.cards import Cards
-from fenka.node.cluster import Cluster
 from fenka.node.holding import CardTaken, hold_cards
-from fenka.node.kubelet import Kubelet
-from fenka.node.leases import Leases
-from fenka.node.metrics import Exporter, serve
-from fenka.node.store import Store
-from fenka.node.surroundings import nvidia_by_default, unseen_mounts
-from fenka.node.telling import Telling
-from fenka.node.usage import BusyNs, Usage
-from fenka.node.watching import Watcher
+from fenka.node.kubelet import client
+from fenka.node.kubelet.client import Kubelet
+from fenka.node.lease import cdi
+from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.store import LeaseStore
+from fenka.node.monitor.compute_feedback import Telling
+from fenka.node.monitor.health import CardHealth
+from fenka.node.monitor.metrics import Exporter, serve
+from fenka.node.monitor.monitor import Monitor
+from fenka.node.monitor.usage import BusyNs, Usage
+from fenka.node.node_api import NodeApi
+from fenka.node.preflight import nvidia_by_default, unseen_mounts
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ _Made = TypeVar("_Made")
 _RUNTIME = re.compile(r"([\w-]+)://v?(\d+)\.(\d+)")
 
 
-class CannotServe(Exception):
+class PreflightError(Exception):
     """This node cannot share cards as it is; one sentence that says why and what to do."""
 
 
@@ -71,27 +72,27 @@ class Config:
     hami: bool = False
     assume_cdi: bool = False
     over_limit: str = "report"
-    unshimmed: str = "kill"
+    unmanaged_process: str = "kill"
     metrics_port: int | None = None
 
 
 def run(config: Config) -> None:
     """Serve until told to stop.
 
-    Raises CannotServe, BadSize, NoCluster, FileNotFoundError; each message is the sentence to show.
+    Raises PreflightError, BadSize, NoCluster, FileNotFoundError; each message is the sentence to show.
     """
     unit_mib = parse_unit(config.unit)
     for option, value, known in (
         ("--over-limit", config.over_limit, ("report", "evict")),
-        ("--unshimmed", config.unshimmed, ("report", "kill")),
+        ("--unmanaged-process", config.unmanaged_process, ("report", "kill")),
     ):
         if value not in known:
-            raise CannotServe(f"{option} is {' or '.join(known)}, not {value}")
+            raise PreflightError(f"{option} is {' or '.join(known)}, not {value}")
     if complaint := unseen_mounts(config.leases):
-        raise CannotServe(complaint)
-    library = install_native(config.state / "lib", edits.prepare_library)
+        raise PreflightError(complaint)
+    library = install_native(config.state / "lib", cdi.prepare_library)
     with hardware(config, library) as machine, contextlib.ExitStack() as held:
-        cards = Cards(
+        cards = CardHealth(
             machine,
             config.leases.parent / "health.json",
             lambda cards: machine.measure(cards, _libraries(config, library)),
@@ -110,60 +111,60 @@ def run(config: Config) -> None:
         asyncio.run(_serve(config, settings, cards, machine, held))
 
 
-def check_unit(cards: Cards, unit_mib: int) -> None:
-    """Raises CannotServe if the kubelet cannot be told of so many units, or if there are none."""
+def check_unit(cards: CardHealth, unit_mib: int) -> None:
+    """Raises PreflightError if the kubelet cannot be told of so many units, or if there are none."""
 
     def units(mib: int) -> int:
         return sum(card_units(card.memory_mib, mib) for card in cards.known)
 
-    fitting = kubelet.fitting_unit(unit_mib, units)
+    fitting = client.fitting_unit(unit_mib, units)
     if fitting != unit_mib:
-        raise CannotServe(
+        raise PreflightError(
             f"units of {unit_mib} MiB are {units(unit_mib)} on this node, which the kubelet cannot be told: "
-            f"the list would be {kubelet.largest_bytes(units(unit_mib))} bytes, and it reads "
-            f"{kubelet.MESSAGE_BYTES}; use --unit {fitting}MiB or larger"
+            f"the list would be {client.largest_bytes(units(unit_mib))} bytes, and it reads "
+            f"{client.MESSAGE_BYTES}; use --unit {fitting}MiB or larger"
         )
     if not units(unit_mib):
-        raise CannotServe(f"no card of this node has {unit_mib} MiB: use a smaller --unit")
+        raise PreflightError(f"no card of this node has {unit_mib} MiB: use a smaller --unit")
 
 
 def check_runtime(version: str, *, assume_cdi: bool) -> None:
-    """Raises CannotServe for a container runtime that would leave out a lease without a word."""
+    """Raises PreflightError for a container runtime that would leave out a lease without a word."""
     match = _RUNTIME.match(version)
     if match is None:
         _LOG.warning("container runtime %s is not known: it must serve CDI devices", version)
         return
     name, release = match[1], (int(match[2]), int(match[3]))
     if name == "containerd" and (release < (1, 7) or (release < (2, 0) and not assume_cdi)):
-        raise CannotServe(
+        raise PreflightError(
             f"{version} starts containers without the CDI devices that a lease is made of, and says "
             f"nothing: use containerd 2.0 or newer"
             + ("" if release < (1, 7) else ", or set enable_cdi and start with --assume-cdi")
         )
     if name == "docker":
-        raise CannotServe(f"{version} serves no CDI devices to the kubelet: use containerd 2.0")
+        raise PreflightError(f"{version} serves no CDI devices to the kubelet: use containerd 2.0")
 
 
 def _driver(
     config: Config, machine: Hardware, library: Path
-) -> Callable[[Sequence[Slice]], edits.Edits]:
+) -> Callable[[Sequence[Slice]], cdi.ContainerEdits]:
     if config.simulated is not None:
-        simulated = edits.simulated(library, config.simulated)
+        simulated = cdi.simulated(library, config.simulated)
         return lambda _: simulated
 
-    def real(slices: Sequence[Slice]) -> edits.Edits:
+    def real(slices: Sequence[Slice]) -> cdi.ContainerEdits:
         minors = [machine.driver.minor(piece.uuid) for piece in slices]
-        return edits.real(minors, machine.driver.version, config.host)
+        return cdi.real(minors, machine.driver.version, config.host)
 
     return real
 
 
 def _libraries(config: Config, library: Path) -> Path | None:
-    return library / "simulated" if config.simulated else edits.nvml_directory(config.host)
+    return library / "simulated" if config.simulated else cdi.nvml_directory(config.host)
 
 
 def _owned(cards: Sequence[Card]) -> contextlib.ExitStack:
-    """The cards, held against other programs of the machine; waits for who has them. Raises CannotServe."""
+    """The cards, held against other programs of the machine; waits for their owner. Raises PreflightError."""
     return _once_there(lambda: hold_cards(cards), CardTaken)
 
 
@@ -205,7 +206,7 @@ def _once_there(make: Callable[[], _Made], absent: type[Exception]) -> _Made:
 async def _serve(
     config: Config,
     settings: Settings,
-    cards: Cards,
+    cards: CardHealth,
     machine: Hardware,
     held: contextlib.ExitStack,
 ) -> None:
@@ -213,17 +214,17 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with await Api.connect(config.kubeconfig) as api:
-        cluster = Cluster(api, config.node)
+        cluster = NodeApi(api, config.node)
         runtime, described = await _patiently(cluster.first_look)
         check_runtime(runtime, assume_cdi=config.assume_cdi)
         shown = {card.uuid for card in cards.known}
         cards.remember(described)
         held.enter_context(_owned([it for it in cards.known if it.uuid not in shown]))
         check_unit(cards, settings.unit_mib)
-        store = Store(config.state / "node")
+        store = LeaseStore(config.state / "node")
         for complaint in store.load():
             _LOG.error("%s", complaint)
-        leases = Leases(config.leases, config.cdi)
+        leases = LeaseFiles(config.leases, config.cdi)
         leases.prepare()
         kubelet_ = Kubelet(config.plugins, config.pod_resources)
         agent = Agent(settings, Parts(cluster, kubelet_, cards, store, leases))
@@ -239,12 +240,12 @@ async def _serve(
             _busy(config, machine, cards),
         )
         exporter = Exporter(config.node)
-        watcher = Watcher(
+        watcher = Monitor(
             agent,
             usage,
             exporter,
             evict=config.over_limit == "evict",
-            kill=config.unshimmed == "kill",
+            kill=config.unmanaged_process == "kill",
         )
         telling = Telling(machine.busy_samples, leases)
         work = (
@@ -253,19 +254,19 @@ async def _serve(
             *(plugin.run() for plugin in agent.plugins.values()),
             agent.run(),
             watcher.run(),
-            watcher.listen(Events),
+            watcher.listen(XidListener),
             _warn_of_runtime(config, cluster),
         )
         async with _listening(exporter, config.metrics_port, agent), _tasks(*work) as tasks:
             ending = asyncio.create_task(stop.wait())
             done, _ = await asyncio.wait({ending, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             if ending in done:
-                await agent.leave()
+                await agent.drain()
             for task in done:
                 task.result()
 
 
-def _busy(config: Config, machine: Hardware, cards: Cards) -> BusyNs:
+def _busy(config: Config, machine: Hardware, cards: CardHealth) -> BusyNs:
     """Simulated cards count exactly; real ones say percents of a moment, which are added up."""
     if config.simulated is not None:
         node = SimulatedNode(config.simulated)
@@ -294,7 +295,7 @@ def _busy(config: Config, machine: Hardware, cards: Cards) -> BusyNs:
     return added
 
 
-async def _warn_of_runtime(config: Config, cluster: Cluster) -> None:
+async def _warn_of_runtime(config: Config, cluster: NodeApi) -> None:
     """Every hour, for as long as it is so."""
     while True:
         while not cluster.synced:

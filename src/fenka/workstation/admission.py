@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable
 
-from fenka.hardware.peers import user_name
+from fenka.hardware.peer_credentials import user_name
 from fenka.workstation.broker import Job
 
 HELLO_WITHIN_S = 10.0

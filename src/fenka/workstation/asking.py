@@ -12,7 +12,7 @@ import msgspec
 
 from fenka.core.requests import BadRequest, Request
 from fenka.dialects.sizes import parse_memory
-from fenka.hardware.peers import user_name
+from fenka.hardware.peer_credentials import user_name
 from fenka.isolation.layout import constant
 from fenka.workstation import protocol
 from fenka.workstation.broker import Gang, Job

@@ -13,7 +13,7 @@ from typing import Self
 
 import msgspec
 
-from fenka.hardware.peers import peer
+from fenka.hardware.peer_credentials import peer
 from fenka.workstation import paths, protocol
 from fenka.workstation.ending import SIGNALS
 from fenka.workstation.paths import Runtime, UnsafeDirectory

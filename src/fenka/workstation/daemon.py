@@ -22,10 +22,10 @@ import msgspec
 from fenka.core.ledger import Conflict
 from fenka.core.requests import BadRequest, Placement
 from fenka.dialects.sizes import BadSize
-from fenka.hardware import ownership
+from fenka.hardware import card_lock
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
-from fenka.hardware.peers import process, user_name
+from fenka.hardware.peer_credentials import process, user_name
 from fenka.hardware.simulated import NodeError
 from fenka.isolation import namespaces, telling
 from fenka.isolation.files import naming, sentence
@@ -361,7 +361,7 @@ class Daemon:
         """See which cards are there: no slice of one that is not. Raises NoDriver, NodeError."""
         here = self.hardware.readings()
         node = self.broker.node
-        taken = {card.uuid for card in node.cards if ownership.taken(card)}
+        taken = {card.uuid for card in node.cards if card_lock.taken(card)}
         if taken > self._taken:
             _log(
                 f"root's daemon has taken {len(taken)} of our cards: nothing more is given of them"

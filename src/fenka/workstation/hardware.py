@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterable
 
 from fenka.core.cards import Card
-from fenka.hardware.ownership import Owned, Owner, own
-from fenka.hardware.peers import user_name
+from fenka.hardware.card_lock import CardLocked, Owner, acquire
+from fenka.hardware.peer_credentials import user_name
 
 
 class CardTaken(Exception):
@@ -18,8 +18,8 @@ def lock_cards(cards: Iterable[Card]) -> contextlib.ExitStack:
     with contextlib.ExitStack() as held:
         for card in cards:
             try:
-                held.enter_context(own(card, lambda owner, card=card: _say(card, owner)))  # type: ignore[misc]
-            except Owned as it:
+                held.enter_context(acquire(card, lambda owner, card=card: _say(card, owner)))  # type: ignore[misc]
+            except CardLocked as it:
                 raise CardTaken(
                     f"{it} is owned by {_named(it.owner)}: use that daemon, stop it with "
                     "`fenka daemon --stop`, or leave the card out with --only"

@@ -9,7 +9,7 @@ import psutil
 
 from fenka import __version__
 from fenka.hardware.machine import Hardware
-from fenka.hardware.peers import user_name
+from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import account
 from fenka.workstation import files, members, protocol
 from fenka.workstation.broker import Broker, Job

@@ -10,9 +10,9 @@ import pytest
 from fenka.core.requests import Slice
 from fenka.hardware.nvml import Driver
 from fenka.isolation.telling import PERIOD_S
-from fenka.node.leases import Leases
-from fenka.node.store import Lease, Token
-from fenka.node.telling import Telling
+from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.store import Lease, Token
+from fenka.node.monitor.compute_feedback import Telling
 from tests.native.test_limit_simulated import TRIES, bench
 
 UID = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b{}"
@@ -39,7 +39,7 @@ def test_soft_shares_end_at_their_ceiling_and_give_way(tmp_path: Path) -> None:
             return int(load.process.pid)
 
         telling = Telling(
-            driver.busy_samples, Leases(tmp_path, tmp_path / "cdi"), tmp_path / "proc"
+            driver.busy_samples, LeaseFiles(tmp_path, tmp_path / "cdi"), tmp_path / "proc"
         )
         stop = threading.Event()
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from fenka.core.cards import Card
 from fenka.core.requests import Slice
 from fenka.core.units import card_units
-from fenka.node import deviceplugin_pb2 as api
-from fenka.node import offer
-from fenka.node.cards import APPLICATION_XIDS, NOTES_XIDS, is_sick
-from fenka.node.kubelet import (
+from fenka.node.kubelet import device_ids
+from fenka.node.kubelet import deviceplugin_pb2 as api
+from fenka.node.kubelet.client import (
     MESSAGE_BYTES,
     Claim,
     fitting_unit,
@@ -23,13 +22,14 @@ from fenka.node.kubelet import (
     read_checkpoint,
     unit_id,
 )
+from fenka.node.monitor.health import APPLICATION_XIDS, INFO_XIDS, is_fatal_xid
 
 UNIT = 1024
 
 
 @st.composite
-def nodes(draw: st.DrawFn) -> tuple[list[Card], list[offer.Held]]:
-    """Cards in any state, and containers whose ids are drawn from anywhere but fit their cards."""
+def nodes(draw: st.DrawFn) -> tuple[list[Card], list[device_ids.Held]]:
+    """CardHealth in any state, and containers whose ids are drawn from anywhere but fit their cards."""
     sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
     cards = [
         Card(
@@ -49,7 +49,7 @@ def nodes(draw: st.DrawFn) -> tuple[list[Card], list[offer.Held]]:
         while left and draw(st.booleans()):
             wanted = draw(st.integers(1, left))
             held.append(
-                offer.Held(
+                device_ids.Held(
                     tuple(ids[begin : begin + wanted]), (Slice(card.index, card.uuid, 1, 0),)
                 )
             )
@@ -58,10 +58,12 @@ def nodes(draw: st.DrawFn) -> tuple[list[Card], list[offer.Held]]:
 
 
 @given(nodes())
-def test_offered_is_what_can_be_given(made: tuple[list[Card], list[offer.Held]]) -> None:
+def test_offered_is_what_can_be_given(made: tuple[list[Card], list[device_ids.Held]]) -> None:
     """Healthy ids are worth what healthy cards are; who is on a healthy card keeps what it has."""
     cards, held = made
-    offered = dict(offer.coins(cards, lambda it: card_units(it.memory_mib, UNIT), held, ()))
+    offered = dict(
+        device_ids.device_list(cards, lambda it: card_units(it.memory_mib, UNIT), held, ())
+    )
     worth = {card.uuid: card_units(card.memory_mib, UNIT) for card in cards}
     assert len(offered) == sum(worth.values())
     usable = {card.uuid: card.healthy and not card.cordoned for card in cards}
@@ -120,5 +122,5 @@ def test_a_checkpoint_of_another_kind_says_nothing(tmp_path: Path, text: str) ->
 def test_xids_that_are_a_programs_own_leave_the_card() -> None:
     """As NVIDIA's own plugin has it: 13, 31, 43, 45, 68 and 109; 79 is a lost card."""
     assert {13, 31, 43, 45, 68, 109} <= set(APPLICATION_XIDS)
-    assert not any(map(is_sick, (*APPLICATION_XIDS, *NOTES_XIDS)))
-    assert all(map(is_sick, (48, 62, 64, 74, 79, 95, 119, 120, 99999)))
+    assert not any(map(is_fatal_xid, (*APPLICATION_XIDS, *INFO_XIDS)))
+    assert all(map(is_fatal_xid, (48, 62, 64, 74, 79, 95, 119, 120, 99999)))

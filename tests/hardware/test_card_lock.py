@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fenka.core.cards import Card
-from fenka.hardware import ownership
-from fenka.hardware.ownership import Owned, Owner, own, taken
+from fenka.hardware import card_lock
+from fenka.hardware.card_lock import CardLocked, Owner, acquire, taken
 from tests.workstation.users import User, place, stranger, victim
 
 __all__ = ["place", "stranger", "victim"]
@@ -18,7 +18,7 @@ __all__ = ["place", "stranger", "victim"]
 @pytest.fixture(autouse=True)
 def roots_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where root locks, here below a temporary directory."""
-    monkeypatch.setattr(ownership, "PLACE", place / "cards")
+    monkeypatch.setattr(card_lock, "PLACE", place / "cards")
     return place / "cards"
 
 
@@ -39,8 +39,8 @@ def squatted(card: Card, stranger: User) -> Iterator[socket.socket]:
 def test_name_held_by_an_ordinary_user_keeps_root_from_nothing(card: Card, stranger: User) -> None:
     """Root takes the card and is told whose process had the name."""
     told: list[Owner] = []
-    with own(card, told.append), pytest.raises(Owned):
-        own(card)
+    with acquire(card, told.append), pytest.raises(CardLocked):
+        acquire(card)
     assert [it.uid for it in told] == [stranger.uid]
 
 
@@ -60,7 +60,7 @@ def test_card_of_roots_is_refused_to_ordinary_users(
     card: Card, victim: User, roots_place: Path
 ) -> None:
     """By whose process, as long as it lives; what a killed one leaves counts for nothing."""
-    with own(card):
+    with acquire(card):
         assert victim.do(lambda: can_own(card)) is False
         assert victim.do(lambda: taken(card)) is True
         assert victim.do(lambda: _can_open(roots_place / f"{card.uuid}.lock")) is False
@@ -75,25 +75,25 @@ def test_card_of_roots_is_refused_to_ordinary_users(
 
 def test_roots_programs_keep_each_other_out(card: Card) -> None:
     """Also one that sees another /run."""
-    with own(card):
-        with pytest.raises(Owned) as refused:
-            own(card)
+    with acquire(card):
+        with pytest.raises(CardLocked) as refused:
+            acquire(card)
         owner = refused.value.owner
         assert owner
         assert owner.uid == 0
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(f"\0fenka/card/{card.uuid}")
         other.listen()
-        with pytest.raises(Owned) as refused:
-            own(card)
-    own(card).close()
+        with pytest.raises(CardLocked) as refused:
+            acquire(card)
+    acquire(card).close()
 
 
 def test_ordinary_users_daemon_sees_that_root_took_its_card(card: Card, stranger: User) -> None:
     """It held the card first; root's claim goes before."""
     with stranger.serve(f"\0fenka/card/{card.uuid}"):
         assert stranger.do(lambda: taken(card)) is False
-        with own(card):
+        with acquire(card):
             assert stranger.do(lambda: taken(card)) is True
             assert taken(card) is False
         assert stranger.do(lambda: taken(card)) is False
@@ -102,24 +102,24 @@ def test_ordinary_users_daemon_sees_that_root_took_its_card(card: Card, stranger
 def test_place_of_a_stranger_is_not_roots(card: Card, stranger: User, roots_place: Path) -> None:
     """Then the name alone decides."""
     stranger.mkdir(roots_place)
-    with own(card):
+    with acquire(card):
         assert list(roots_place.iterdir()) == []
-        with pytest.raises(Owned):
-            own(card)
+        with pytest.raises(CardLocked):
+            acquire(card)
 
 
 def test_place_that_others_may_replace_is_not_roots(card: Card, roots_place: Path) -> None:
     """A directory above it that was made with an open umask."""
     roots_place.parent.chmod(0o777)
-    with own(card):
+    with acquire(card):
         assert not roots_place.exists()
 
 
 def can_own(card: Card) -> bool:
     """Whether this process could."""
     try:
-        own(card).close()
-    except Owned:
+        acquire(card).close()
+    except CardLocked:
         return False
     return True
 

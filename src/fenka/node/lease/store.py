@@ -44,7 +44,7 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         above = any(0 < piece.compute < self.ceiling for piece in self.slices)
         return Compute(0, "soft" if above else "hard")
 
-    def most_percent(self, piece: Slice) -> int:
+    def limit_percent(self, piece: Slice) -> int:
         """Of the card's time, when nobody else wants it; 100 where nothing limits that."""
         if self.limits_mib or not piece.compute:
             return 100
@@ -66,7 +66,7 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int = 1
 
 
-class Store:
+class LeaseStore:
     """All tokens of the node, in memory and on the disk."""
 
     def __init__(

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fenka.core.cards import Card
-from fenka.hardware.peers import peer
+from fenka.hardware.peer_credentials import peer
 
 PLACE = Path("/run/fenka/cards")
 """Root's locks."""
@@ -39,7 +39,7 @@ class Owner:
     uid: int
 
 
-class Owned(Exception):
+class CardLocked(Exception):
     """Another program owns the card. owner: None where the kernel does not say who."""
 
     def __init__(self, card: Card, owner: Owner | None) -> None:
@@ -47,8 +47,8 @@ class Owned(Exception):
         self.owner = owner
 
 
-def own(card: Card, over: Callable[[Owner], None] = lambda _: None) -> contextlib.ExitStack:
-    """Own the card, in this thread's network, until the result is closed. Raises Owned.
+def acquire(card: Card, over: Callable[[Owner], None] = lambda _: None) -> contextlib.ExitStack:
+    """Own the card, in this thread's network, until the result is closed. Raises CardLocked.
 
     over: told of an ordinary user's process that holds the name of a card that root takes.
     """
@@ -60,17 +60,17 @@ def own(card: Card, over: Callable[[Owner], None] = lambda _: None) -> contextli
             except OSError:
                 owner = _listener(_name(card)).owner
                 if owner and owner.uid == 0:  # One that does not see our /run.
-                    raise Owned(card, owner) from None
+                    raise CardLocked(card, owner) from None
                 if owner:
                     over(owner)
             return held.pop_all()
         root = _listener(str(_socket(card)))
         if root.there:
-            raise Owned(card, root.owner)
+            raise CardLocked(card, root.owner)
         try:
             held.enter_context(_listen(_name(card)))
         except OSError:
-            raise Owned(card, _listener(_name(card)).owner) from None
+            raise CardLocked(card, _listener(_name(card)).owner) from None
         return held.pop_all()
 
 
@@ -108,7 +108,7 @@ def _made() -> bool:
 
 
 def _lock(card: Card, held: contextlib.ExitStack) -> None:
-    """Lock as root, and let others see it. Raises Owned."""
+    """Lock as root, and let others see it. Raises CardLocked."""
     path = _socket(card).with_name(f"{_socket(card).name}.lock")
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -117,7 +117,7 @@ def _lock(card: Card, held: contextlib.ExitStack) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(lock, 20).decode()
-            raise Owned(card, Owner(int(holder), 0) if holder.isdecimal() else None) from None
+            raise CardLocked(card, Owner(int(holder), 0) if holder.isdecimal() else None) from None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock), os.stat(path)):
                 break

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fenka.node.holding import CardTaken, hold_cards
-from fenka.node.surroundings import nvidia_by_default, unseen_mounts
-from tests.node.node_kit import card
+from fenka.node.preflight import nvidia_by_default, unseen_mounts
+from tests.node.harness import card
 
 V2 = """version = 2
 [plugins."io.containerd.grpc.v1.cri".containerd]

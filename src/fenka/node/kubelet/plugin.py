@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from fenka.node import deviceplugin_pb2 as api
-from fenka.node.binding import Refused
-from fenka.node.kubelet import LEASE_KIND, Kubelet, KubeletAway, listing
+from fenka.node.kubelet import deviceplugin_pb2 as api
+from fenka.node.kubelet.client import LEASE_KIND, Kubelet, KubeletUnavailable, listing
+from fenka.node.lease.resolve import LeaseDenied
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Lessor(Protocol):
         """A token for these ids. Raises OSError."""
 
     async def prepare(self, resource: str, ids: Sequence[str]) -> None:
-        """Have the lease of whoever holds these ids, before a container starts. Raises Refused."""
+        """Have the lease of whoever holds these ids, before a container starts. Raises LeaseDenied."""
 
 
 class Plugin:
@@ -77,7 +77,7 @@ class Plugin:
             try:
                 await self._serve()
                 quiet = False
-            except (KubeletAway, OSError, RuntimeError) as why:
+            except (KubeletUnavailable, OSError, RuntimeError) as why:
                 # Its absence is ordinary, and not worth a line every second.
                 _LOG.log(
                     logging.DEBUG if quiet else logging.WARNING,
@@ -98,7 +98,7 @@ class Plugin:
         path = self._kubelet.plugins / f"{self._endpoint}-{secrets.token_hex(4)}.sock"
         kubelet = _identity(self._kubelet.socket)
         if kubelet is None:
-            raise KubeletAway(f"there is no {self._kubelet.socket}")
+            raise KubeletUnavailable(f"there is no {self._kubelet.socket}")
         _remove_dead(self._kubelet.plugins, f"{self._endpoint}*.sock")
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((self._handlers(),))
@@ -180,7 +180,7 @@ class Plugin:
             return api.PreStartContainerResponse()
         try:
             await self._lessor.prepare(self.resource, request.devices_ids)
-        except Refused as why:
+        except LeaseDenied as why:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(why))
         return api.PreStartContainerResponse()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fenka.isolation.processes import start_ticks
-from fenka.node.store import Token
+from fenka.node.lease.store import Token
 
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
 _CONTAINER = re.compile(r"[0-9a-f]{64}")

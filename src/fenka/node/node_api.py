@@ -16,7 +16,7 @@ from fenka.kubernetes.events import Recorder
 from fenka.kubernetes.eviction import evict
 from fenka.kubernetes.objects import Meta, Node, Object, Pod
 from fenka.kubernetes.watch import Watch
-from fenka.node.store import Lease
+from fenka.node.lease.store import Lease
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class _InfoNode(Object):
 class _Nudge:
     """Tells that something has changed; what, is in the Watch."""
 
-    def __init__(self, cluster: "Cluster") -> None:
+    def __init__(self, cluster: "NodeApi") -> None:
         self._cluster = cluster
 
     def on_resync(self, _: Sequence[object]) -> None:
@@ -64,7 +64,7 @@ class _Nudge:
         self._cluster.changed()
 
 
-class Cluster:
+class NodeApi:
     """This node's objects, kept up by watches while `run` runs. changed: called after every change."""
 
     def __init__(self, api: Api, node: str) -> None:

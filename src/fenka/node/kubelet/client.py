@@ -17,8 +17,8 @@ import grpc.aio
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
-from fenka.node import deviceplugin_pb2 as plugin_api
-from fenka.node import podresources_pb2 as resources_api
+from fenka.node.kubelet import deviceplugin_pb2 as plugin_api
+from fenka.node.kubelet import podresources_pb2 as resources_api
 
 API_VERSION = "v1beta1"
 MESSAGE_BYTES = 4 << 20
@@ -32,7 +32,7 @@ _TIMEOUT_S = 5.0
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
 
 
-class KubeletAway(Exception):
+class KubeletUnavailable(Exception):
     """The kubelet does not answer on a socket; the message says on which and why."""
 
 
@@ -63,7 +63,7 @@ class Kubelet:
     async def register(
         self, endpoint: str, resource: str, options: plugin_api.DevicePluginOptions
     ) -> None:
-        """Say that `resource` is served on the socket of that name. Raises KubeletAway."""
+        """Say that `resource` is served on the socket of that name. Raises KubeletUnavailable."""
         request = plugin_api.RegisterRequest(
             version=API_VERSION,
             endpoint=endpoint,
@@ -73,7 +73,7 @@ class Kubelet:
         await _call(self.socket, "/v1beta1.Registration/Register", request, plugin_api.Empty)
 
     async def claims(self) -> list[Claim]:
-        """Who holds what, from both sources. Raises KubeletAway."""
+        """Who holds what, from both sources. Raises KubeletUnavailable."""
         answer = await _call(
             self.pod_resources,
             "/v1.PodResourcesLister/List",
@@ -107,7 +107,9 @@ async def _call(socket: Path, method: str, request: Message, kind: type[Any]) ->
         try:
             return await ask(request, timeout=_TIMEOUT_S)
         except grpc.aio.AioRpcError as why:
-            raise KubeletAway(f"the kubelet does not answer on {socket}: {why.details()}") from None
+            raise KubeletUnavailable(
+                f"the kubelet does not answer on {socket}: {why.details()}"
+            ) from None
 
 
 def _serialize(message: Message) -> bytes:

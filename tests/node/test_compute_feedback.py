@@ -15,11 +15,11 @@ from fenka.isolation import account, namespaces
 from fenka.isolation.files import create_lease
 from fenka.isolation.layout import layout
 from fenka.isolation.telling import Samples, Teller
-from fenka.node.leases import Leases
-from fenka.node.store import Lease, Token
-from fenka.node.telling import Telling
-from tests.node.node_kit import card, play, rig, until
-from tests.node.test_resizing import granted, running, wish
+from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.store import Lease, Token
+from fenka.node.monitor.compute_feedback import Telling
+from tests.node.harness import card, node_harness, play, until
+from tests.node.test_resize import granted, running, wish
 
 PODS = ("0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1", "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b2")
 MS = 1_000_000
@@ -38,7 +38,7 @@ class Machine:
 
     def start(self) -> None:
         """The agent, as after a crash: it knows what is on the disk."""
-        leases = Leases(self.root / "leases", self.root / "cdi")
+        leases = LeaseFiles(self.root / "leases", self.root / "cdi")
         self.telling = Telling(self.samples, leases, self.root / "proc", self.make)
 
     def make(self, samples: Samples, lease_of: Callable[[int], str | None]) -> Teller:
@@ -212,7 +212,7 @@ def test_a_slow_driver_holds_up_nobody_else(library: Path, tmp_path: Path) -> No
         return since_us + 100_000, {7: 50}
 
     async def story() -> None:
-        async with rig(card(0), library=library) as node:
+        async with node_harness(card(0), library=library) as node:
             await node.ready()
             pod = await running(node, "a")
             wish(node, "a", "gpu-core=40")

@@ -15,9 +15,9 @@ from fenka.hardware.nvml import NoDriver
 from fenka.isolation import namespaces
 from fenka.isolation.telling import PERIOD_S, Samples, Teller
 from fenka.node.agent import Agent
-from fenka.node.leases import Leases
-from fenka.node.processes import Owners
-from fenka.node.store import Token
+from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.pod_processes import Owners
+from fenka.node.lease.store import Token
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Telling:
     def __init__(
         self,
         samples: Samples,
-        leases: Leases,
+        leases: LeaseFiles,
         proc: Path = Path("/proc"),
         make: Callable[[Samples, Callable[[int], str | None]], Teller] = Teller,
     ) -> None:

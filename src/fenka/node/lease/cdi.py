@@ -13,7 +13,7 @@ from typing import Any
 from fenka.isolation import proxy
 from fenka.isolation.proxy import BEHIND
 from fenka.isolation.sandbox import DRIVER, INSIDE, SHIM
-from fenka.node.kubelet import LEASE_KIND
+from fenka.node.kubelet.client import LEASE_KIND
 
 CDI_VERSION = "0.6.0"
 
@@ -43,7 +43,7 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class Edits:
+class ContainerEdits:
     """What the driver's part is. libraries: its libcuda and libnvidia-ml, by the names in proxy.LIBRARIES."""
 
     libraries: Mapping[str, Path]
@@ -53,7 +53,11 @@ class Edits:
 
 
 def specification(
-    token: str, directory: Path, library: Path, driver: Edits, environment: Mapping[str, str]
+    token: str,
+    directory: Path,
+    library: Path,
+    driver: ContainerEdits,
+    environment: Mapping[str, str],
 ) -> dict[str, Any]:
     """The lease's CDI specification. directory: the lease's own. library: as `prepare_library` left it."""
     mounts = [
@@ -101,9 +105,9 @@ def mount_points() -> tuple[str, ...]:
 # ---- simulated cards ----
 
 
-def simulated(library: Path, node: Path) -> Edits:
+def simulated(library: Path, node: Path) -> ContainerEdits:
     """node: the simulated node's directory. No device nodes: there is no device."""
-    return Edits(
+    return ContainerEdits(
         {name: library / "simulated" / name for name in proxy.LIBRARIES},
         (Mount(node, _SIMULATED, ("rw", "nosuid", "nodev", "noexec", "bind")),),
     )
@@ -123,7 +127,7 @@ class NoDriverFiles(Exception):
     """The driver's files are not where they should be; one sentence."""
 
 
-def real(minors: Iterable[int], version: str, host: Path = Path("/")) -> Edits:
+def real(minors: Iterable[int], version: str, host: Path = Path("/")) -> ContainerEdits:
     """The chosen cards' device nodes and the driver's files, as `nvidia-ctk cdi generate` lists them.
 
     minors: N of /dev/nvidiaN. version: the driver's. host: where this process sees the node's own root.
@@ -158,7 +162,7 @@ def real(minors: Iterable[int], version: str, host: Path = Path("/")) -> Edits:
     ]
     devices = [Path("/dev") / f"nvidia{minor}" for minor in sorted(minors)]
     devices += [Path("/dev") / name for name in _COMMON_DEVICES if (host / "dev" / name).exists()]
-    return Edits(proxied, tuple(mounts), tuple(devices))
+    return ContainerEdits(proxied, tuple(mounts), tuple(devices))
 
 
 def _driver_directory(version: str, host: Path) -> Path | None:

@@ -1,11 +1,11 @@
-"""Which ids the kubelet may give away. Anonymous coins: a card that is away takes its worth along."""
+"""Which ids the kubelet may give away. Anonymous device_list: a card that is away takes its worth along."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fenka.core.cards import Card
 from fenka.core.requests import Slice
-from fenka.node.kubelet import unit_id
+from fenka.node.kubelet.client import unit_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Held:
     slices: tuple[Slice, ...] = ()
 
 
-def coins(
+def device_list(
     cards: Sequence[Card],
     worth_of: Callable[[Card], int],
     held: Iterable[Held],

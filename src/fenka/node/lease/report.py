@@ -12,7 +12,7 @@ from fenka.dialects.gpushare import Unreadable
 from fenka.dialects.leases import REPORT, Report, write_report
 from fenka.kubernetes.client import NoCluster, Refused
 from fenka.kubernetes.watch import newer
-from fenka.node.cluster import Cluster
+from fenka.node.node_api import NodeApi
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ WITHIN_S = 1.0
 class Reporter:
     """Writes one report at a time; changes that come meanwhile go with the next. make: what there is now."""
 
-    def __init__(self, cluster: Cluster, make: Callable[[], Report]) -> None:
+    def __init__(self, cluster: NodeApi, make: Callable[[], Report]) -> None:
         self._cluster, self._make = cluster, make
         self._lock = asyncio.Lock()
         self._text: str | None = None

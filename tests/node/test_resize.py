@@ -16,13 +16,13 @@ from fenka.isolation import control, resize
 from fenka.isolation.layout import layout
 from fenka.kubernetes.client import NoCluster
 from fenka.kubernetes.objects import Container, Meta, Pod, PodSpec
-from fenka.node.cluster import Cluster
-from fenka.node.resizing import Cannot, check_room, peak
-from fenka.node.store import Store
-from tests.node.node_kit import ContainerFailed, Json, Rig, card, play, rig, until
+from fenka.node.lease.resize import ResizeRejected, check_room, peak
+from fenka.node.lease.store import LeaseStore
+from fenka.node.node_api import NodeApi
+from tests.node.harness import ContainerFailed, Json, NodeHarness, card, node_harness, play, until
 
 A = card(0).uuid
-Story = Callable[[Rig], Awaitable[None]]
+Story = Callable[[NodeHarness], Awaitable[None]]
 
 
 def on(library: Path, story: Story, *sizes: int) -> None:
@@ -30,7 +30,7 @@ def on(library: Path, story: Story, *sizes: int) -> None:
 
     async def whole() -> None:
         cards = [card(index, mib) for index, mib in enumerate(sizes or (15079,))]
-        async with rig(*cards, library=library) as node:
+        async with node_harness(*cards, library=library) as node:
             await node.ready()
             await story(node)
 
@@ -42,7 +42,7 @@ def path(name: str) -> str:
     return f"/api/v1/namespaces/default/pods/{name}"
 
 
-async def running(node: Rig, name: str, units: Any = 4, at: Any = 0, **given: Any) -> Json:
+async def running(node: NodeHarness, name: str, units: Any = 4, at: Any = 0, **given: Any) -> Json:
     """A pod whose containers all run."""
     pod = node.pod(name, units, on=at, **given)
     await node.kubelet.admit(pod)
@@ -52,12 +52,12 @@ async def running(node: Rig, name: str, units: Any = 4, at: Any = 0, **given: An
     return pod
 
 
-def state(node: Rig, name: str, phase: str) -> None:
+def state(node: NodeHarness, name: str, phase: str) -> None:
     """As its kubelet says."""
     node.api.put(path(name), {**node.api.objects[path(name)], "status": {"phase": phase}})
 
 
-def write(node: Rig, name: str, **annotations: str | None) -> None:
+def write(node: NodeHarness, name: str, **annotations: str | None) -> None:
     """On a pod, as its user does."""
     old = node.api.objects[path(name)]
     merged = {**old["metadata"]["annotations"], **annotations}
@@ -65,23 +65,23 @@ def write(node: Rig, name: str, **annotations: str | None) -> None:
     node.api.put(path(name), {**old, "metadata": {**old["metadata"], "annotations": kept}})
 
 
-def wish(node: Rig, name: str, text: str | None) -> None:
+def wish(node: NodeHarness, name: str, text: str | None) -> None:
     """What the user writes."""
     write(node, name, **{WISH: text})
 
 
-def notes(node: Rig, name: str) -> dict[str, str]:
+def notes(node: NodeHarness, name: str) -> dict[str, str]:
     """The pod's annotations."""
     found: dict[str, str] = node.api.objects[path(name)]["metadata"]["annotations"]
     return found
 
 
-def record(node: Rig, name: str) -> Resized | None:
+def record(node: NodeHarness, name: str) -> Resized | None:
     """What the pod is recorded to hold."""
     return read_record(notes(node, name))
 
 
-def lease(node: Rig, name: str, container: str = "main") -> tuple[str, Any]:
+def lease(node: NodeHarness, name: str, container: str = "main") -> tuple[str, Any]:
     """A container's token, and its lease as the store has it."""
     return next(
         (it.name, it.lease)
@@ -90,13 +90,13 @@ def lease(node: Rig, name: str, container: str = "main") -> tuple[str, Any]:
     )
 
 
-def page(node: Rig, name: str, container: str = "main") -> list[tuple[int, int, str]]:
+def page(node: NodeHarness, name: str, container: str = "main") -> list[tuple[int, int, str]]:
     """MiB, percent and mode that are in force, card by card."""
     limits = control.read(node.agent.leases.control(lease(node, name, container)[0])).limits
     return [(it.memory_bytes >> 20, it.compute_percent, it.compute_mode) for it in limits]
 
 
-def hold(node: Rig, name: str, mib: int) -> None:
+def hold(node: NodeHarness, name: str, mib: int) -> None:
     """A program of the container holds so much of its first card: this process, in its account."""
     slots = node.agent.leases.slots(lease(node, name)[0])
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
@@ -111,7 +111,7 @@ def hold(node: Rig, name: str, mib: int) -> None:
             file.write(struct.pack("<Q", word))
 
 
-async def granted(node: Rig, name: str, text: str) -> Resized:
+async def granted(node: NodeHarness, name: str, text: str) -> Resized:
     """Until the wish is what is recorded."""
     await until(lambda: (found := record(node, name)) is not None and found.wish == text)
     assert REFUSED not in notes(node, name)
@@ -135,7 +135,7 @@ async def granted(node: Rig, name: str, text: str) -> Resized:
 def test_a_pod_is_resized_while_it_runs(library: Path, text: str, mib: int, percent: int) -> None:
     """In force on the page, in the store, and on the pod, where schedulers read it."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         pod = await running(node, "a")
         before = asyncio.get_running_loop().time()
         wish(node, "a", text)
@@ -155,7 +155,7 @@ def test_a_pod_is_resized_while_it_runs(library: Path, text: str, mib: int, perc
 def test_wish_after_wish(library: Path) -> None:
     """Each says what is to change; what it does not speak of stays, also when the wish is taken away."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "a")
         for text, mib, percent in (
             ("gpu-mem=6", 6462, 100),
@@ -176,7 +176,7 @@ def test_wish_after_wish(library: Path) -> None:
 def test_what_was_done_is_not_done_again(library: Path) -> None:
     """A pass that finds everything as it should be writes nothing."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "a")
         wish(node, "a", "gpu-mem=6")
         await granted(node, "a", "gpu-mem=6")
@@ -207,7 +207,7 @@ def test_what_was_done_is_not_done_again(library: Path) -> None:
 def test_what_cannot_be_is_refused(library: Path, text: str, sentence: str) -> None:
     """In one sentence, on the pod and in an event; nothing changes; a better wish takes it away."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "a")
         await running(node, "b")
         hold(node, "a", 2000)
@@ -236,7 +236,7 @@ def test_what_cannot_be_is_refused(library: Path, text: str, sentence: str) -> N
 def test_a_ruined_account_is_no_reason_to_be_silent(library: Path) -> None:
     """It is the tenant's to write: who cannot tell what is used resizes nothing, and says so."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "a")
         node.agent.leases.slots(lease(node, "a")[0]).write_text("x")
         for text in ("gpu-mem=2", "gpu-mem=6"):
@@ -251,7 +251,7 @@ def test_a_ruined_account_is_no_reason_to_be_silent(library: Path) -> None:
 def test_compute_has_an_end_too(library: Path) -> None:
     """100 % of a card in all."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "a")
         await running(node, "b")
         wish(node, "a", "gpu-core=60")
@@ -271,7 +271,7 @@ def test_compute_has_an_end_too(library: Path) -> None:
 def test_a_refused_wish_is_granted_once_there_is_room(library: Path) -> None:
     """It stays on the pod, and each pass looks again."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "a")
         b = await running(node, "b", 10)
         wish(node, "a", "gpu-mem=8")
@@ -286,7 +286,7 @@ def test_a_refused_wish_is_granted_once_there_is_room(library: Path) -> None:
 def test_a_pod_on_its_way_is_counted(library: Path) -> None:
     """Placed here by the scheduler, but not admitted by the kubelet yet."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "a")
         node.pod("coming", 8)
         wish(node, "a", "gpu-mem=8")
@@ -297,9 +297,9 @@ def test_a_pod_on_its_way_is_counted(library: Path) -> None:
 
 
 def test_whoever_comes_later_must_fit_beside_the_new_size(library: Path) -> None:
-    """The node's veto knows it."""
+    """The node's check_capacity knows it."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "a")
         wish(node, "a", "gpu-mem=8")
         await granted(node, "a", "gpu-mem=8")
@@ -312,7 +312,7 @@ def test_whoever_comes_later_must_fit_beside_the_new_size(library: Path) -> None
 def test_containers_of_one_pod(library: Path) -> None:
     """Each by its name; the pod holds what they have together, also for all its other tokens."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "two", {"x": 4, "y": 2})
         wish(node, "two", "gpu-mem=6")
         await until(lambda: REFUSED in notes(node, "two"))
@@ -337,7 +337,7 @@ def test_containers_of_one_pod(library: Path) -> None:
 def test_an_init_container_does_not_make_it_ambiguous(library: Path) -> None:
     """It has ended; what it had is still the pod's peak."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "a", 4, init={"prepare": 6})
         wish(node, "a", "gpu-mem=2")
         found = await granted(node, "a", "gpu-mem=2")
@@ -350,7 +350,7 @@ def test_an_init_container_does_not_make_it_ambiguous(library: Path) -> None:
 def test_several_cards(library: Path) -> None:
     """So much on each of them, in the units of each."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "wide", 8, (0, 1))
         wish(node, "wide", "gpu-mem=6")
         await granted(node, "wide", "gpu-mem=6")
@@ -362,7 +362,7 @@ def test_several_cards(library: Path) -> None:
 def test_a_pod_that_does_not_run_yet_waits(library: Path) -> None:
     """Not all of its containers may be known."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 4)
         await node.run(pod)
         wish(node, "a", "gpu-mem=6")
@@ -377,7 +377,7 @@ def test_a_pod_that_does_not_run_yet_waits(library: Path) -> None:
 def test_a_node_that_does_not_isolate(library: Path) -> None:
     """There is no limit that could be changed."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         node.label(**{"gpushare": "true", "cgpu.disable.isolation": "true"})
         seen = node.agent.cluster
         await until(lambda: seen.node is not None and len(seen.node.metadata.labels) == 2)
@@ -393,7 +393,7 @@ def test_whole_cards_are_not_resized(library: Path) -> None:
     """They have no part that could be another."""
 
     async def story() -> None:
-        async with rig(card(0), library=library, labels={"gpushare": "false"}) as node:
+        async with node_harness(card(0), library=library, labels={"gpushare": "false"}) as node:
             await node.ready("nvidia.com/gpu")
             pod = node.pod("a", 1, resource="nvidia.com/gpu")
             await node.run(pod, "nvidia.com/gpu")
@@ -411,7 +411,7 @@ def test_whole_cards_are_not_resized(library: Path) -> None:
 def test_a_record_that_is_not_true_is_corrected(library: Path, forged: str) -> None:
     """Users may write it; what is in force counts."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "a")
         wish(node, "a", "gpu-mem=6")
         true = await granted(node, "a", "gpu-mem=6")
@@ -437,7 +437,7 @@ def test_a_record_that_is_not_true_is_corrected(library: Path, forged: str) -> N
 def test_a_record_in_a_pods_template_gives_nothing(library: Path) -> None:
     """It names no such pod."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 4)
         text = write_record(
             Resized("x", (Slice(0, A, 15000, 0),), {"main": (Slice(0, A, 15000, 0),)})
@@ -452,7 +452,7 @@ def test_a_record_in_a_pods_template_gives_nothing(library: Path) -> None:
 def test_a_lost_store_learns_of_the_size_from_the_control_page(library: Path) -> None:
     """The kubelet's checkpoint repeats the token, the page says the size. The pod's record is not asked."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "a")
         wish(node, "a", "gpu-mem=6")
         await granted(node, "a", "gpu-mem=6")
@@ -476,7 +476,7 @@ def test_a_program_that_takes_memory_meanwhile(
 ) -> None:
     """Between the look and the shrinking: all of a wish is undone, also what was recorded to grow."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "two", {"x": 4, "y": 2})
         true, calls = resize.resize, 0
 
@@ -510,16 +510,16 @@ def test_whoever_is_bound_meanwhile_keeps_its_room(
 ) -> None:
     """While the API server is told of what shall grow, another takes the room: that is undone."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "a")
-        true = Cluster.annotate
+        true = NodeApi.annotate
 
-        async def slow(cluster: Cluster, pod: Pod, annotations: Any) -> None:
-            monkeypatch.setattr(Cluster, "annotate", true)
+        async def slow(cluster: NodeApi, pod: Pod, annotations: Any) -> None:
+            monkeypatch.setattr(NodeApi, "annotate", true)
             await true(cluster, pod, annotations)
             await node.run(node.pod("b", 8))
 
-        monkeypatch.setattr(Cluster, "annotate", slow)
+        monkeypatch.setattr(NodeApi, "annotate", slow)
         wish(node, "a", "gpu-mem=8")
         await until(lambda: REFUSED in notes(node, "a"))
         assert "of which default/b hold 8616" in notes(node, "a")[REFUSED]
@@ -534,7 +534,7 @@ def test_whoever_is_bound_meanwhile_keeps_its_room(
 def test_an_api_server_that_is_away(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What grows waits for it; what shrinks is in force at once; both are recorded when it is back."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "a")
         await running(node, "b")
         with monkeypatch.context() as patched:
@@ -542,13 +542,13 @@ def test_an_api_server_that_is_away(library: Path, monkeypatch: pytest.MonkeyPat
             async def away(*_: Any) -> None:
                 raise NoCluster("away")
 
-            patched.setattr(Cluster, "annotate", away)
+            patched.setattr(NodeApi, "annotate", away)
             wish(node, "a", "gpu-mem=6")
             wish(node, "b", "gpu-mem=2")
             await until(lambda: page(node, "b") == [(2154, 100, "hard")])
             await node.agent.reconcile()
             assert page(node, "a") == [(4308, 100, "hard")]
-        node.agent.nudge()
+        node.agent.trigger()
         await granted(node, "a", "gpu-mem=6")
         await granted(node, "b", "gpu-mem=2")
 
@@ -559,7 +559,7 @@ class Killed(Exception):
     """Here the process ended."""
 
 
-def holds(node: Rig) -> tuple[int, int, int]:
+def holds(node: NodeHarness) -> tuple[int, int, int]:
     """MiB of pod `a` as recorded on it, in the store, and in force."""
     found = record(node, "a")
     files = [json.loads(it.read_text()) for it in (node.root / "state").glob("*.json")]
@@ -579,7 +579,7 @@ def holds(node: Rig) -> tuple[int, int, int]:
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Cluster, "annotate"), (Store, "put"), (resize, "resize")],
+    [(NodeApi, "annotate"), (LeaseStore, "put"), (resize, "resize")],
 )
 def test_killed_at_any_step(  # noqa: PLR0917
     library: Path,
@@ -592,7 +592,7 @@ def test_killed_at_any_step(  # noqa: PLR0917
 ) -> None:
     """What is recorded and what is kept is never less than what is in force; the next agent completes it."""
 
-    async def story(node: Rig) -> None:
+    async def story(node: NodeHarness) -> None:
         await running(node, "a")
         with monkeypatch.context() as patched:
             called = dying(patched, owner, name, times, after)
@@ -707,6 +707,6 @@ def test_room(
     if sentence is None:
         check_room(*arguments)
         return
-    with pytest.raises(Cannot) as why:
+    with pytest.raises(ResizeRejected) as why:
         check_room(*arguments)
     assert str(why.value) == sentence

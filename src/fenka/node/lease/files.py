@@ -14,13 +14,13 @@ from pathlib import Path
 
 from fenka.isolation import account, mounting
 from fenka.isolation.files import create_lease, write_atomically
-from fenka.node.edits import Edits, mount_points, specification
-from fenka.node.store import Lease
+from fenka.node.lease.cdi import ContainerEdits, mount_points, specification
+from fenka.node.lease.store import Lease
 
 _PREFIX, _SUFFIX = "fenka-", ".json"
 
 
-class Leases:
+class LeaseFiles:
     """The leases' files of this node. `root` must be a place whose mounts the container runtime sees."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Leases:
         token: str,
         lease: Lease,
         contexts_mib: Mapping[str, int],
-        driver: Edits,
+        driver: ContainerEdits,
     ) -> None:
         """Make it, or what is missing of it. What is complete stays as it is: programs may run in it.
 
@@ -92,7 +92,7 @@ class Leases:
             mounting.unmount_all(directory / "account", self._unmount)
             shutil.rmtree(directory)
 
-    def strays(self, known: Collection[str]) -> set[str]:
+    def orphans(self, known: Collection[str]) -> set[str]:
         """Tokens that have files here and are not in `known`."""
         return {token for token in self._found() if token not in known}
 

@@ -14,22 +14,22 @@ from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.recognition import DIALECTS, recognise
 from fenka.dialects.requests import Dialect, Part, of_container
 from fenka.kubernetes.objects import Pod
-from fenka.node.kubelet import Claim
-from fenka.node.store import Lease, Token
+from fenka.node.kubelet.client import Claim
+from fenka.node.lease.store import Lease, Token
 
 _MIRROR = "kubernetes.io/config.mirror"
 _FOREIGN_KERNELS = ("gvisor", "runsc", "kata")
 
 
-class Refused(Exception):
+class LeaseDenied(Exception):
     """The container gets no lease now; one sentence for the pod's user."""
 
 
-class Misplaced(Refused):
+class Misplaced(LeaseDenied):
     """The pod may start in another place, or once another record says where it is."""
 
 
-class NotYet(Refused):
+class LeasePending(LeaseDenied):
     """Nobody can say yet whose the token is; ask again in a moment."""
 
 
@@ -79,15 +79,15 @@ def pod_of(claim: Claim, pods: Collection[Pod]) -> Pod | None:
 
 
 def check_pod(pod: Pod, handler: str) -> None:
-    """Raises Refused for a pod that cannot hold a lease. handler: of its runtime class, or empty."""
+    """Raises LeaseDenied for a pod that cannot hold a lease. handler: of its runtime class, or empty."""
     if _MIRROR in pod.metadata.annotations:
-        raise Refused(
+        raise LeaseDenied(
             "fenka: a static pod cannot have a GPU, since no scheduler places it: "
             "make it an ordinary pod, a DaemonSet's for example"
         )
     runtime = f"{pod.spec.runtime_class_name or ''} {handler}".casefold()
     if any(kernel in runtime for kernel in _FOREIGN_KERNELS):
-        raise Refused(
+        raise LeaseDenied(
             f"fenka: programs of runtime class {pod.spec.runtime_class_name} run on another kernel, where "
             f"a slice cannot be enforced: leave runtimeClassName out"
         )
@@ -101,7 +101,7 @@ def share_lease(
     amount: int,
     dialects: Collection[Dialect] = DIALECTS,
 ) -> Lease:
-    """What a container with so much of the resource holds, as its pod's record says. Raises Refused."""
+    """What a container with so much of the resource holds, as its pod's record says. Raises LeaseDenied."""
     manifest = pod.manifest
     try:
         dialect = recognise(manifest, dialects)
@@ -111,14 +111,14 @@ def share_lease(
         raise Misplaced(f"fenka: {why}: delete the pod, so that it is placed anew") from None
     if dialect is None or placements is None:
         by = pod.spec.scheduler_name or "nobody"
-        raise Refused(
+        raise LeaseDenied(
             f"fenka: no record says on which card this pod is, so it was not placed by fenka's scheduler "
             f"extender (schedulerName {by}; nodeName set by hand?): delete it and let a scheduler that "
             f"asks fenka place it"
         )
     asked = next((it.of(resource) for it in manifest.containers if it.name == container), None)
     if asked != amount:
-        raise Refused(
+        raise LeaseDenied(
             f"fenka: container {container} of the pod asks for {asked} of {resource}, the kubelet gives "
             f"{amount}: delete the pod, so that it is placed anew"
         )
@@ -180,11 +180,11 @@ def unlimited(lease: Lease, cards: Collection[Card]) -> Lease:
 
 
 def whole_lease(cards: Collection[Card], pod: Pod, container: str, ids: Iterable[str]) -> Lease:
-    """What a container holds that was given these cards, named by UUID. Raises Refused."""
+    """What a container holds that was given these cards, named by UUID. Raises LeaseDenied."""
     by_uuid = {card.uuid: card for card in cards}
     wanted = sorted(set(ids))
     if missing := [one for one in wanted if one not in by_uuid]:
-        raise Refused(f"fenka: card {missing[0]} is not on this node any more")
+        raise LeaseDenied(f"fenka: card {missing[0]} is not on this node any more")
     chosen = sorted((by_uuid[one] for one in wanted), key=lambda card: card.index)
     slices = [Slice(card.index, card.uuid, card.memory_mib, 0) for card in chosen]
     holds = [replace(it, compute=card.compute) for it, card in zip(slices, chosen, strict=True)]
@@ -209,13 +209,13 @@ def check_siblings(lease: Lease, siblings: Iterable[Lease]) -> None:
                 )
 
 
-def veto(
+def check_capacity(
     lease: Lease,
     others: Mapping[str, Sequence[Slice]],
     cards: Collection[Card],
     names: Mapping[str, str],
 ) -> None:
-    """The node's last word: what lives on a card and this lease must fit it. Raises Refused.
+    """The node's last word: what lives on a card and this lease must fit it. Raises LeaseDenied.
 
     others: what other pods hold here, by their UID, as long as anything of them lives. names: how to call
     them. So neither a pod that was deleted by force and still runs, nor two schedulers that decide at

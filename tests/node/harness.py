@@ -31,15 +31,15 @@ from fenka.dialects.requests import Limits, Manifest
 from fenka.hardware.nvml import Reading
 from fenka.isolation.files import install_native
 from fenka.kubernetes.client import Change, Refused
-from fenka.node import deviceplugin_pb2 as api
-from fenka.node import edits
-from fenka.node import podresources_pb2 as resources
 from fenka.node.agent import Agent, Parts, Settings
-from fenka.node.cards import Cards
-from fenka.node.cluster import Cluster
-from fenka.node.kubelet import HEALTHY, Kubelet
-from fenka.node.leases import Leases
-from fenka.node.store import Store
+from fenka.node.kubelet import deviceplugin_pb2 as api
+from fenka.node.kubelet import podresources_pb2 as resources
+from fenka.node.kubelet.client import HEALTHY, Kubelet
+from fenka.node.lease import cdi
+from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.store import LeaseStore
+from fenka.node.monitor.health import CardHealth
+from fenka.node.node_api import NodeApi
 
 NODE = "n1"
 DEADLINE_S = 10.0
@@ -63,7 +63,7 @@ async def until(condition: Callable[[], object], why: str = "") -> None:
             await asyncio.sleep(0.01)
 
 
-class StandInApi:
+class FakeApi:
     """The part of `Api` that the node uses, on objects in memory."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class _Entry:
 
 
 @dataclass
-class StandInKubelet:
+class FakeKubelet:
     """The kubelet's device manager, as its sources have it, and a container runtime that resolves CDI."""
 
     root: Path
@@ -352,7 +352,7 @@ class StandInKubelet:
         self._write_checkpoint()
 
     async def start_container(self, pod: Json, name: str) -> Json:
-        """PreStart, then the runtime: the container's edits."""
+        """PreStart, then the runtime: the container's cdi."""
         entries = [
             it for it in self.entries if (it.uid, it.container) == (pod["metadata"]["uid"], name)
         ]
@@ -407,8 +407,8 @@ class StandInDriver:
 
 
 @dataclass
-class StandInHardware:
-    """Cards without a driver."""
+class FakeHardware:
+    """CardHealth without a driver."""
 
     cards: tuple[Card, ...]
     lost: set[str] = field(default_factory=set)
@@ -433,13 +433,13 @@ def card(index: int, memory_mib: int = T4_MIB) -> Card:
 
 
 @dataclass
-class Rig:
+class NodeHarness:
     """One node: its kubelet, its API server, its agent."""
 
     root: Path
-    api: StandInApi
-    kubelet: StandInKubelet
-    hardware: StandInHardware
+    api: FakeApi
+    kubelet: FakeKubelet
+    hardware: FakeHardware
     library: Path
     unit_mib: int = 1024
     labelled_only: bool = False
@@ -451,12 +451,14 @@ class Rig:
 
     async def start(self) -> None:
         """The agent, as after a crash: from what is on the disk."""
-        store = Store(self.root / "state", clock=lambda: self.now)
+        store = LeaseStore(self.root / "state", clock=lambda: self.now)
         store.load()
-        leases = Leases(self.root / "leases", self.root / "cdi", lambda *_: None, _nothing_there)
+        leases = LeaseFiles(
+            self.root / "leases", self.root / "cdi", lambda *_: None, _nothing_there
+        )
         leases.prepare()
-        cluster = Cluster(self.api, NODE)  # type: ignore[arg-type]
-        simulated = edits.simulated(self.library, self.root / "node")
+        cluster = NodeApi(self.api, NODE)  # type: ignore[arg-type]
+        simulated = cdi.simulated(self.library, self.root / "node")
         settings = Settings(
             self.unit_mib,
             self.library,
@@ -467,7 +469,7 @@ class Rig:
         parts = Parts(
             cluster,
             Kubelet(self.kubelet.plugins, self.kubelet.pod_resources),
-            Cards(self.hardware),  # type: ignore[arg-type]
+            CardHealth(self.hardware),  # type: ignore[arg-type]
             store,
             leases,
             lambda: self.living,
@@ -610,17 +612,17 @@ def _nothing_there(_: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def rig(
+async def node_harness(
     *cards: Card, library: Path, labels: Mapping[str, str] | None = None
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[NodeHarness]:
     """A node that shares its cards unless told otherwise, with its agent."""
     # A socket's path is short: pytest's own folders are too deep.
     with tempfile.TemporaryDirectory(prefix="fenka-") as folder:
         root = Path(folder)
         (root / "node").mkdir()
-        kubelet = StandInKubelet(root, root / "cdi")
+        kubelet = FakeKubelet(root, root / "cdi")
         await kubelet.start()
-        made = Rig(root, StandInApi(), kubelet, StandInHardware(cards or (card(0),)), library)
+        made = NodeHarness(root, FakeApi(), kubelet, FakeHardware(cards or (card(0),)), library)
         made.node(**(labels or {"gpushare": "true"}))
         await made.start()
         try:
@@ -632,4 +634,4 @@ async def rig(
 
 def installed(target: Path) -> Path:
     """The native libraries, prepared for leases."""
-    return install_native(target / "lib", edits.prepare_library)
+    return install_native(target / "lib", cdi.prepare_library)

@@ -36,10 +36,10 @@ from fenka.isolation.resize import InUse
 from fenka.kubernetes.client import NoCluster, Refused
 from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import read_holding
-from fenka.node.binding import MEMORY, shortages
-from fenka.node.cluster import Cluster
-from fenka.node.leases import Leases
-from fenka.node.store import Lease, Store, Token
+from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.resolve import MEMORY, shortages
+from fenka.node.lease.store import Lease, LeaseStore, Token
+from fenka.node.node_api import NodeApi
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ Parts = dict[str, list[Slice]]
 """What containers hold, by token; in the order of their control page."""
 
 
-class Cannot(Exception):
+class ResizeRejected(Exception):
     """Nothing is changed; one sentence for the pod's user. kind: the same while only its numbers change."""
 
     def __init__(self, sentence: str, kind: str = "") -> None:
@@ -59,7 +59,7 @@ class Cannot(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class NodeCapacity:
     """Of the node. others: what pods hold, by UID, as long as anything of them lives. names: theirs."""
 
     share: Share
@@ -73,9 +73,9 @@ class Resizer:
 
     def __init__(
         self,
-        cluster: Cluster,
-        store: Store,
-        leases: Leases,
+        cluster: NodeApi,
+        store: LeaseStore,
+        leases: LeaseFiles,
         contexts_mib: Mapping[str, int],
         binding: asyncio.Lock,
         report: Callable[[], Awaitable[None]],
@@ -85,7 +85,7 @@ class Resizer:
         self._refused: dict[str, tuple[str, str]] = {}
         """Wish and kind of refusal, by UID: what was said already."""
 
-    async def look(self, room: Callable[[], Room]) -> None:
+    async def look(self, room: Callable[[], NodeCapacity]) -> None:
         """One pass. room: as it is whenever asked."""
         tokens: dict[str, list[Token]] = {}
         for token in self._store.tokens.values():
@@ -99,11 +99,11 @@ class Resizer:
             if pod is None or pod.status.phase != "Running" or not _touched(pod, own):
                 continue
             try:
-                await _Resize(self, pod, own, room).run()
+                await PodResize(self, pod, own, room).run()
             except (Refused, NoCluster, OSError, BadControl, BadAccount) as why:
                 _LOG.warning("%s is resized later: %s", pod.full_name, why)
 
-    # ---- for _Resize ----
+    # ---- for PodResize ----
 
     async def write(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
         """On the pod. Raises Refused, NoCluster."""
@@ -158,7 +158,7 @@ class Resizer:
         """Of this node."""
         return self._cluster.pods.values()
 
-    def refuse(self, pod: Pod, why: Cannot) -> bool:
+    def refuse(self, pod: Pod, why: ResizeRejected) -> bool:
         """Say it in an event, unless it was said; whether it was not."""
         said = pod.metadata.annotations.get(WISH, ""), why.kind
         again = self._refused.get(pod.metadata.uid) == said
@@ -172,11 +172,11 @@ class Resizer:
         self._refused.pop(pod.metadata.uid, None)
 
 
-class _Resize:
+class PodResize:
     """One pod in one pass."""
 
     def __init__(
-        self, resizer: Resizer, pod: Pod, tokens: Sequence[Token], room: Callable[[], Room]
+        self, resizer: Resizer, pod: Pod, tokens: Sequence[Token], room: Callable[[], NodeCapacity]
     ) -> None:
         self._resizer, self._pod, self._room = resizer, pod, room
         self._annotations = dict(pod.metadata.annotations)
@@ -193,10 +193,10 @@ class _Resize:
         refusal = None
         try:
             after = before if wish is None else self._wanted(wish, before)
-            await self._bring(before, after, wish)
-        except Cannot as why:
+            await self._transition(before, after, wish)
+        except ResizeRejected as why:
             refusal = why
-            await self._bring(before, before, None)
+            await self._transition(before, before, None)
         if refusal is None:
             self._resizer.granted(self._pod)
             await self._write({REFUSED: None})
@@ -208,23 +208,23 @@ class _Resize:
         try:
             wishes = read_wish(text, share.unit_mib)
         except Unreadable as why:
-            raise Cannot(str(why)) from None
+            raise ResizeRejected(str(why)) from None
         if not self._tokens:
-            raise Cannot("the pod holds whole cards: there is nothing to resize")
+            raise ResizeRejected("the pod holds whole cards: there is nothing to resize")
         after = dict(before)
         for name, token in named(wishes, self._tokens.values(), self._pod).items():
             assert token.lease is not None
             if token.lease.limits_mib:
-                raise Cannot(
+                raise ResizeRejected(
                     f"nothing limits container {token.lease.container}, since its node does not isolate: "
                     f"there is nothing to resize"
                 )
             after[token.name] = changed(before[token.name], wishes[name], share.node.cards)
         return after
 
-    async def _bring(self, before: Parts, after: Parts, wish: str | None) -> None:
-        """From what is in force to what shall be. Raises Cannot: then what was in force is, and what is
-        recorded may be more."""
+    async def _transition(self, before: Parts, after: Parts, wish: str | None) -> None:
+        """From what is in force to what shall be. Raises ResizeRejected: then what was in force
+        is, and what is recorded may be more."""
         larger = {name: _larger(before[name], after[name]) for name in before}
         if larger != before:
             self._check_room(before, larger)
@@ -246,7 +246,7 @@ class _Resize:
             for name in after:
                 await self._do(self._resizer.check_use, name, before[name], after[name])
         except (InUse, BadAccount) as why:
-            raise Cannot(str(why), "in use") from None
+            raise ResizeRejected(str(why), "in use") from None
 
     async def _put_in_force(self, before: Parts, after: Parts) -> None:
         # What can be refused comes first: then only what has shrunk must be undone, for which there is room.
@@ -260,7 +260,7 @@ class _Resize:
         except (InUse, BadAccount) as why:
             for name in done:
                 await self._do(self._resizer.put_in_force, name, before[name])
-            raise Cannot(str(why), "in use") from None
+            raise ResizeRejected(str(why), "in use") from None
 
     async def _do(self, work: Callable[..., None], name: str, *parts: Sequence[Slice]) -> None:
         await asyncio.to_thread(work, self._tokens[name], *parts)
@@ -374,7 +374,7 @@ def is_whole(token: Token, cards: Collection[Card]) -> bool:
 
 
 def named(wishes: Iterable[str], tokens: Collection[Token], pod: Pod) -> dict[str, Token]:
-    """Whose token each wish is for. Raises Cannot.
+    """Whose token each wish is for. Raises ResizeRejected.
 
     One without a name is for the only container that has a lease; init containers, which have ended when the
     others run, only if there is no other.
@@ -386,18 +386,18 @@ def named(wishes: Iterable[str], tokens: Collection[Token], pod: Pod) -> dict[st
     for name in wishes:
         if not name and len(running) > 1:
             first = running[0]
-            raise Cannot(
+            raise ResizeRejected(
                 f"the pod has {len(running)} containers with a slice ({', '.join(running)}): say which, "
                 f"as {first}: gpu-mem=6"
             )
         if name and name not in by_name:
-            raise Cannot(f"the pod has no container {name} with a slice of a card")
+            raise ResizeRejected(f"the pod has no container {name} with a slice of a card")
         found[name] = by_name[name or running[0]]
     return found
 
 
 def changed(slices: Sequence[Slice], wish: Wish, cards: Collection[Card]) -> list[Slice]:
-    """The slices as they are wished for. Raises Cannot."""
+    """The slices as they are wished for. Raises ResizeRejected."""
     sizes = {card.uuid: card.memory_mib for card in cards}
 
     def one(piece: Slice) -> Slice:
@@ -406,7 +406,7 @@ def changed(slices: Sequence[Slice], wish: Wish, cards: Collection[Card]) -> lis
             mib = wish.memory.on(sizes.get(piece.uuid, 0))
         if mib is None:
             size = sizes.get(piece.uuid, 0)
-            raise Cannot(
+            raise ResizeRejected(
                 f"card {piece.card} has {size} MiB: {wish.memory.nominal_mib if wish.memory else 0} MiB "
                 f"are more than all of it"
             )
@@ -460,18 +460,20 @@ def check_room(
     cards: Collection[Card],
     names: Mapping[str, str],
 ) -> None:
-    """Whether a pod may grow beside others, which are known by UID. Raises Cannot."""
+    """Whether a pod may grow beside others, which are known by UID. Raises ResizeRejected."""
     known, had = {card.uuid: card for card in cards}, {it.uuid: it for it in before}
     for piece in after:
         card, former = known.get(piece.uuid), had.get(piece.uuid)
         if former == piece:
             continue
         if card is None or not card.healthy:
-            raise Cannot(f"card {piece.card} does not work now: nothing grows on it", "sick")
+            raise ResizeRejected(
+                f"card {piece.card} does not work now: nothing grows on it", "sick"
+            )
         for it in shortages(piece, card, others, names):
             if former is None or _amount(piece, it.of) > _amount(former, it.of):
                 by = f", of which {_listed(it.by)} hold {it.held}" if it.held else ""
-                raise Cannot(
+                raise ResizeRejected(
                     f"card {piece.card} has {it.total} {it.of}{by}: {it.wanted} do not fit",
                     f"room {it.of}",
                 )

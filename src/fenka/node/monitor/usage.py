@@ -13,9 +13,9 @@ from fenka.core.cards import Card
 from fenka.hardware.nvml import DriverLost, GpuProcess, Reading
 from fenka.isolation import account, cheating
 from fenka.isolation.sandbox import SHIM
-from fenka.node import processes
-from fenka.node.leases import Leases
-from fenka.node.store import Token
+from fenka.node.lease import pod_processes
+from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.store import Token
 
 MIB = 1 << 20
 
@@ -29,27 +29,27 @@ class Use:
 
     token: Token
     uuid: str
-    booked_bytes: int
+    requested_bytes: int
     """What its pod asked for."""
     limit_bytes: int
     """What it may hold: the same, unless its node does not isolate."""
-    held_bytes: int
+    self_reported_bytes: int
     """As its programs say."""
-    used_bytes: int
+    driver_reported_bytes: int
     """As the driver says; 0 where it names no process's memory."""
     processes: int
     compute: float | None
     """Share of the card's time since the last look, 0 to 1; None where nobody says."""
     charged: float | None = None
     """The same as its programs say; where nothing limits it they need not."""
-    promised_percent: int = 0
+    requested_percent: int = 0
     """Of the card's time; 0 where it was promised none of its own."""
-    most_percent: int = 100
+    limit_percent: int = 100
     """Of the card's time; 100 where nothing limits it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unshimmed:
+class UnmanagedProcess:
     """A process of a lease that computes on a card without the shim."""
 
     token: Token
@@ -57,14 +57,14 @@ class Unshimmed:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class UsageSample:
     """One look at everything."""
 
     uses: tuple[Use, ...] = ()
     cards: tuple[Card, ...] = ()
     readings: Mapping[str, Reading] = field(default_factory=dict)
     over: tuple[Use, ...] = ()
-    unshimmed: tuple[Unshimmed, ...] = ()
+    unmanaged: tuple[UnmanagedProcess, ...] = ()
     over_time: tuple[Use, ...] = ()
 
 
@@ -74,7 +74,7 @@ class Usage:
     def __init__(
         self,
         running: Callable[[], Sequence[GpuProcess]],
-        leases: Leases,
+        leases: LeaseFiles,
         contexts_mib: Mapping[str, int],
         busy_ns: BusyNs,
         proc: Path = Path("/proc"),
@@ -88,13 +88,13 @@ class Usage:
         self._over = cheating.OverLimit()
         self._over_time = cheating.OverTime()
 
-    def look(
+    def sample(
         self,
         tokens: Sequence[Token],
         names: Mapping[str, str],
         cards: tuple[Card, ...],
         readings: Mapping[str, Reading],
-    ) -> Look:
+    ) -> UsageSample:
         """Takes as long as the driver and the disk take. names: containers by the id of their runtime."""
         bound = [token for token in tokens if token.lease is not None]
         owned = self._owned(bound, names)
@@ -107,19 +107,19 @@ class Usage:
             for use in _uses(token, owned.get(token.name, ()), shares, read[token.name], charged)
         )
         excess = {
-            (use.token.name, use.uuid): use.used_bytes
+            (use.token.name, use.uuid): use.driver_reported_bytes
             > cheating.allowance(use.limit_bytes, self._contexts_mib.get(use.uuid, 0) * MIB)
             for use in uses
         }
         accused = self._over.observe(excess)
         beyond = {
             # A driver that says nothing of a program that was busy before means that it is idle.
-            (use.token.name, use.uuid): (use.compute or 0) - use.most_percent / 100
+            (use.token.name, use.uuid): (use.compute or 0) - use.limit_percent / 100
             for use in uses
-            if use.most_percent < 100
+            if use.limit_percent < 100
         }
         hurried = self._over_time.observe(seconds, beyond)
-        return Look(
+        return UsageSample(
             uses,
             cards,
             readings,
@@ -132,7 +132,7 @@ class Usage:
         self, bound: Sequence[Token], names: Mapping[str, str]
     ) -> dict[str, list[GpuProcess]]:
         """The driver's processes by token. A container that nobody names is its pod's first."""
-        owners = processes.Owners(bound, names, self._proc)
+        owners = pod_processes.Owners(bound, names, self._proc)
         try:
             running = self._running()
         except DriverLost:
@@ -180,7 +180,7 @@ class Usage:
 
     def _without_shim(
         self, bound: Sequence[Token], owned: Mapping[str, Sequence[GpuProcess]]
-    ) -> list[Unshimmed]:
+    ) -> list[UnmanagedProcess]:
         found = []
         for token in bound:
             assert token.lease is not None
@@ -192,7 +192,7 @@ class Usage:
                 continue
             for pid in sorted({it.pid for it in owned.get(token.name, ())}):
                 if cheating.has_shim(pid, shim, self._proc) is False:
-                    found.append(Unshimmed(token, pid))
+                    found.append(UnmanagedProcess(token, pid))
         return found
 
 
@@ -221,7 +221,7 @@ def _uses(
                 min(sum(told), 1.0) if told or not mine else None,
                 charged.get((token.name, piece.uuid)),
                 piece.compute,
-                token.lease.most_percent(piece),
+                token.lease.limit_percent(piece),
             )
         )
     return uses

@@ -28,7 +28,7 @@ APPLICATION_XIDS: Mapping[int, str] = {
 }
 """A program's own fault, or only its own trouble: the card is as good as before."""
 
-NOTES_XIDS: Mapping[int, str] = {
+INFO_XIDS: Mapping[int, str] = {
     63: "a row of memory will be replaced at the next reset",
     92: "many corrected memory errors",
 }
@@ -37,12 +37,12 @@ NOTES_XIDS: Mapping[int, str] = {
 LOST_XID = 79
 
 
-def is_sick(xid: int) -> bool:
+def is_fatal_xid(xid: int) -> bool:
     """Whether a card that reports this is not to be used: every XID that is not known to be harmless."""
-    return xid not in APPLICATION_XIDS and xid not in NOTES_XIDS
+    return xid not in APPLICATION_XIDS and xid not in INFO_XIDS
 
 
-class Cards:
+class CardHealth:
     """The cards that were there at the start, and those that the node is known to have had before.
 
     One that is lost stays known, and may come back. notes: a file for what cards have reported, which this
@@ -93,13 +93,13 @@ class Cards:
         self._cards = tuple(sorted((*kept, *gone), key=lambda it: it.index))
 
     def forget_lost(self) -> None:
-        """Cards that are lost were taken out for good."""
+        """CardHealth that are lost were taken out for good."""
         self._cards = tuple(it for it in self._cards if it.uuid not in self._lost)
         self._lost.clear()
 
     def report(self, uuid: str | None, xid: int) -> None:
         """The driver has reported an XID; without a UUID it is about all cards."""
-        if is_sick(xid):
+        if is_fatal_xid(xid):
             found = [it.uuid for it in self._cards if uuid in (None, it.uuid)]
             self._note(lambda sick: {**sick, **dict.fromkeys(found, f"XID {xid}")})
 
@@ -109,7 +109,7 @@ class Cards:
         self._note(lambda sick: _without(sick, well))
 
     def refresh(self) -> None:
-        """Look at the cards. Takes as long as the driver takes."""
+        """UsageSample at the cards. Takes as long as the driver takes."""
         try:
             self.readings, self.trouble = self._hardware.readings(), None
         except NoDriver as why:

@@ -12,44 +12,54 @@ from fenka.core.cards import Card
 from fenka.dialects import gpu_manager
 from fenka.dialects.gpu_manager import Metric as TheirMetric
 from fenka.kubernetes.listening import READERS, Listener, Rested, bound, serving
-from fenka.node.usage import MIB, Look, Use
+from fenka.node.monitor.usage import MIB, UsageSample, Use
 
 _CONTAINER = ("namespace", "pod", "container", "uuid", "index", "model", "node")
 _CARD = ("uuid", "index", "model", "node")
 
 
 class Exporter(Collector):
-    """Renders the last look. offences: how often each kind of offence was reported."""
+    """Renders the last look. violations: how often each kind of offence was reported."""
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self.look = Look()
-        self.offences = {"over_limit": 0, "over_time": 0, "unshimmed": 0}
+        self.sample = UsageSample()
+        self.violations = {"memory_limit": 0, "compute_limit": 0, "unmanaged_process": 0}
 
     def collect(self) -> Iterable[Metric]:
         """As prometheus_client wants it."""
         yield from self._containers()
         yield from self._cards()
         yield from self._in_gpu_managers_names()
-        offences = CounterMetricFamily(
-            "fenka_node_offences", "Programs that got round their limit, by how.", labels=("kind",)
+        violations = CounterMetricFamily(
+            "fenka_node_violations",
+            "Programs that got round their limit, by how.",
+            labels=("kind",),
         )
-        for kind, count in self.offences.items():
-            offences.add_metric((kind,), count)
-        yield offences
+        for kind, count in self.violations.items():
+            violations.add_metric((kind,), count)
+        yield violations
 
     def _containers(self) -> Iterator[Metric]:
         columns: Sequence[tuple[str, str, Callable[[Use], float | None]]] = (
             ("memory_limit_bytes", "Card memory that it may hold.", lambda it: it.limit_bytes),
-            ("memory_held_bytes", "Card memory by its own account.", lambda it: it.held_bytes),
-            ("memory_used_bytes", "Card memory by the driver's account.", lambda it: it.used_bytes),
+            (
+                "memory_held_bytes",
+                "Card memory by its own account.",
+                lambda it: it.self_reported_bytes,
+            ),
+            (
+                "memory_used_bytes",
+                "Card memory by the driver's account.",
+                lambda it: it.driver_reported_bytes,
+            ),
             ("utilization_ratio", "Share of the card's time, 0 to 1.", lambda it: it.compute),
             ("processes", "Processes on the card.", lambda it: it.processes),
         )
-        cards = {card.uuid: card for card in self.look.cards}
+        cards = {card.uuid: card for card in self.sample.cards}
         for name, text, value in columns:
             family = GaugeMetricFamily(f"fenka_container_gpu_{name}", text, labels=_CONTAINER)
-            for use in self.look.uses:
+            for use in self.sample.uses:
                 lease, card, amount = use.token.lease, cards.get(use.uuid), value(use)
                 if lease is not None and card is not None and amount is not None:
                     labels = (lease.namespace, lease.pod, lease.container, *self._of(card))
@@ -58,12 +68,12 @@ class Exporter(Collector):
 
     def _cards(self) -> Iterator[Metric]:
         allocated: dict[str, int] = {}
-        for use in self.look.uses:
-            allocated[use.uuid] = allocated.get(use.uuid, 0) + use.booked_bytes
+        for use in self.sample.uses:
+            allocated[use.uuid] = allocated.get(use.uuid, 0) + use.requested_bytes
 
         def reading(name: str, scale: float = 1) -> Callable[[Card], float | None]:
             def of(card: Card) -> float | None:
-                found = self.look.readings.get(card.uuid)
+                found = self.sample.readings.get(card.uuid)
                 value = None if found is None else getattr(found, name)
                 return None if value is None else value * scale
 
@@ -85,7 +95,7 @@ class Exporter(Collector):
         )
         for name, text, value in columns:
             family = GaugeMetricFamily(f"fenka_card_{name}", text, labels=_CARD)
-            for card in self.look.cards:
+            for card in self.sample.cards:
                 amount = value(card)
                 if amount is not None:
                     family.add_metric(self._of(card), amount)
@@ -98,21 +108,26 @@ class Exporter(Collector):
             (used, "Percent of the card's time.", True, lambda it: _times(it.compute, 100)),
             (
                 asked_time,
-                "Cards' time that it asks for: 0.4 is 40 % of one card.",
+                "CardHealth' time that it asks for: 0.4 is 40 % of one card.",
                 False,
-                lambda it: it.promised_percent / 100,
+                lambda it: it.requested_percent / 100,
             ),
-            (memory, "MiB of card memory in use.", True, lambda it: it.used_bytes // MIB),
+            (
+                memory,
+                "MiB of card memory in use.",
+                True,
+                lambda it: it.driver_reported_bytes // MIB,
+            ),
             (
                 asked_memory,
                 "MiB of card memory that it asks for.",
                 False,
-                lambda it: it.booked_bytes // MIB,
+                lambda it: it.requested_bytes // MIB,
             ),
         )
-        indexes = {card.uuid: card.index for card in self.look.cards}
+        indexes = {card.uuid: card.index for card in self.sample.cards}
         containers: dict[tuple[str, ...], list[Use]] = {}
-        for use in self.look.uses:
+        for use in self.sample.uses:
             lease = use.token.lease
             if lease is not None and use.uuid in indexes:
                 whose = lease.pod, lease.namespace, self._node, lease.container

@@ -5,14 +5,14 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from fenka.hardware.nvml import DriverLost, Events
+from fenka.hardware.nvml import DriverLost, XidListener
 from fenka.kubernetes.client import NoCluster, Refused
-from fenka.node import processes
 from fenka.node.agent import Agent
-from fenka.node.cards import APPLICATION_XIDS, LOST_XID, NOTES_XIDS
-from fenka.node.metrics import Exporter
-from fenka.node.store import Lease
-from fenka.node.usage import MIB, Usage, Use
+from fenka.node.lease import pod_processes
+from fenka.node.lease.store import Lease
+from fenka.node.monitor.health import APPLICATION_XIDS, INFO_XIDS, LOST_XID
+from fenka.node.monitor.metrics import Exporter
+from fenka.node.monitor.usage import MIB, Usage, Use
 
 _LOG = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ LOOK_S = 4.0
 _LISTEN_MS = 1000
 
 
-class Watcher:
+class Monitor:
     """evict, kill: what happens to a pod over its limit, and to a process without the shim."""
 
     def __init__(
@@ -31,12 +31,12 @@ class Watcher:
         self._evict, self._kill = evict, kill
 
     async def run(self) -> None:
-        """Look every few seconds until cancelled."""
+        """UsageSample every few seconds until cancelled."""
         while True:
-            await self.look()
+            await self.sample()
             await asyncio.sleep(LOOK_S)
 
-    async def look(self) -> None:
+    async def sample(self) -> None:
         """Once."""
         agent = self._agent
         before = agent.now()
@@ -44,19 +44,19 @@ class Watcher:
         if agent.now() != before:
             self._tell_health()
         look = await asyncio.to_thread(
-            self._usage.look,
+            self._usage.sample,
             list(agent.store.tokens.values()),
             agent.containers(),
             agent.now(),
             agent.cards.readings,
         )
-        self._exporter.look = look
+        self._exporter.sample = look
         for use in look.over:
-            await self._over(use.token.name, use.uuid, use.used_bytes, use.limit_bytes)
+            await self._over(use.token.name, use.uuid, use.driver_reported_bytes, use.limit_bytes)
         for use in look.over_time:
             await self._over_time(use)
-        for found in look.unshimmed:
-            self._unshimmed(found.token.name, found.pid)
+        for found in look.unmanaged:
+            self._unmanaged(found.token.name, found.pid)
 
     def _tell_health(self) -> None:
         for card in self._agent.now():
@@ -64,7 +64,7 @@ class Watcher:
             if why is not None:
                 note = f"card {card.index} ({card.model}, {card.uuid}) is not used: {why}"
                 self._agent.cluster.node_event("FenkaCardUnhealthy", note)
-        self._agent.nudge()
+        self._agent.trigger()
 
     def _lease(self, name: str) -> Lease | None:
         token = self._agent.store.tokens.get(name)
@@ -77,7 +77,7 @@ class Watcher:
         _LOG.warning("%s/%s holds %d MiB", lease.namespace, lease.pod, used // MIB)
         # Without the exact number, so that the same event is counted and not repeated.
         note = f"holds more than its {limit // MIB} MiB of {uuid}, by the driver's account"
-        await self._accuse(lease, "over_limit", "FenkaOverLimit", note)
+        await self._report_violation(lease, "memory_limit", "FenkaMemoryLimitExceeded", note)
 
     async def _over_time(self, use: Use) -> None:
         lease = self._lease(use.token.name)
@@ -91,11 +91,15 @@ class Watcher:
             use.uuid,
             (use.charged or 0) * 100,
         )
-        note = f"has had much more than its {use.most_percent} % of the time of {use.uuid}, by the "
-        await self._accuse(lease, "over_time", "FenkaOverTime", note + "driver's account")
+        note = (
+            f"has had much more than its {use.limit_percent} % of the time of {use.uuid}, by the "
+        )
+        await self._report_violation(
+            lease, "compute_limit", "FenkaComputeLimitExceeded", note + "driver's account"
+        )
 
-    async def _accuse(self, lease: Lease, kind: str, reason: str, note: str) -> None:
-        self._exporter.offences[kind] += 1
+    async def _report_violation(self, lease: Lease, kind: str, reason: str, note: str) -> None:
+        self._exporter.violations[kind] += 1
         ends = "; the pod is evicted" if self._evict else ""
         self._agent.cluster.pod_event(
             lease.uid, reason, f"container {lease.container} {note}{ends}"
@@ -104,20 +108,20 @@ class Watcher:
             with contextlib.suppress(Refused, NoCluster):
                 await self._agent.cluster.evict(lease)
 
-    def _unshimmed(self, name: str, pid: int) -> None:
+    def _unmanaged(self, name: str, pid: int) -> None:
         lease = self._lease(name)
         if lease is None:
             return
-        self._exporter.offences["unshimmed"] += 1
-        ended = self._kill and processes.kill(pid, lease.uid)
+        self._exporter.violations["unmanaged_process"] += 1
+        ended = self._kill and pod_processes.kill(pid, lease.uid)
         self._agent.cluster.pod_event(
             lease.uid,
-            "FenkaUnlimited",
+            "FenkaUnmanagedProcess",
             f"a program in container {lease.container} used the GPU without fenka's library, so without "
             f"its limit" + ("; it was ended" if ended else ""),
         )
 
-    async def listen(self, events: Callable[[], Events]) -> None:
+    async def listen(self, events: Callable[[], XidListener]) -> None:
         """Hear of XIDs until cancelled; a driver that was lost is listened to again."""
         loop = asyncio.get_running_loop()
         while True:
@@ -132,7 +136,7 @@ class Watcher:
             await asyncio.sleep(LOOK_S)
 
     async def _xid(self, uuid: str, xid: int) -> None:
-        harmless = APPLICATION_XIDS.get(xid) or NOTES_XIDS.get(xid)
+        harmless = APPLICATION_XIDS.get(xid) or INFO_XIDS.get(xid)
         _LOG.warning("XID %d of %s%s", xid, uuid, f": {harmless}" if harmless else "")
         await asyncio.to_thread(self._agent.cards.report, uuid, xid)
         if xid == LOST_XID:

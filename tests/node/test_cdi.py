@@ -7,17 +7,18 @@ import pytest
 
 from fenka.core.cards import Card
 from fenka.hardware.nvml import Reading
-from fenka.node import edits, main
-from fenka.node.cards import Cards
-from fenka.node.main import CannotServe, Config
-from tests.node.node_kit import StandInHardware, card
+from fenka.node import main
+from fenka.node.lease import cdi
+from fenka.node.main import Config, PreflightError
+from fenka.node.monitor.health import CardHealth
+from tests.node.harness import FakeHardware, card
 
 VERSION = "550.163.01"
 
 
 def driver(root: Path) -> None:
     """The files of a driver, and of two cards."""
-    libraries = root / edits.LIBRARY_DIRECTORIES[0].relative_to("/")
+    libraries = root / cdi.LIBRARY_DIRECTORIES[0].relative_to("/")
     libraries.mkdir(parents=True)
     for name in ("cuda", "nvidia-ml", "nvidia-ptxjitcompiler", "nvcuvid", "GLX_nvidia"):
         (libraries / f"lib{name}.so.{VERSION}").touch()
@@ -32,9 +33,9 @@ def driver(root: Path) -> None:
 def test_real_cards(tmp_path: Path) -> None:
     """Only the chosen card's node; the driver's own two libraries behind the proxy, the others in place."""
     driver(tmp_path)
-    made = edits.real([1], VERSION, tmp_path)
+    made = cdi.real([1], VERSION, tmp_path)
     assert [str(it) for it in made.devices] == ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"]
-    place = edits.LIBRARY_DIRECTORIES[0]
+    place = cdi.LIBRARY_DIRECTORIES[0]
     assert made.libraries == {
         "libcuda.so.1": place / f"libcuda.so.{VERSION}",
         "libnvidia-ml.so.1": place / f"libnvidia-ml.so.{VERSION}",
@@ -43,20 +44,18 @@ def test_real_cards(tmp_path: Path) -> None:
     assert f"{place}/libnvidia-ptxjitcompiler.so.1" in targets
     assert "/usr/bin/nvidia-smi" in targets
     assert not any("libcuda.so" in it or "libnvidia-ml" in it or "GLX" in it for it in targets)
-    assert edits.nvml_directory(tmp_path) == tmp_path / place.relative_to("/")
+    assert cdi.nvml_directory(tmp_path) == tmp_path / place.relative_to("/")
 
 
 def test_no_driver(tmp_path: Path) -> None:
     """A sentence, for the agent's log."""
-    with pytest.raises(edits.NoDriverFiles, match=r"no libcuda\.so\.550\.163\.01 in"):
-        edits.real([0], VERSION, tmp_path)
+    with pytest.raises(cdi.NoDriverFiles, match=r"no libcuda\.so\.550\.163\.01 in"):
+        cdi.real([0], VERSION, tmp_path)
 
 
 def test_one_specification_has_it_all(library: Path, tmp_path: Path) -> None:
     """Shim, limits, account, driver and proxy: every source of the node exists, every target once."""
-    spec = edits.specification(
-        "t", tmp_path, library, edits.simulated(library, tmp_path), {"A": "b=c"}
-    )
+    spec = cdi.specification("t", tmp_path, library, cdi.simulated(library, tmp_path), {"A": "b=c"})
     (device,) = spec["devices"]
     assert (spec["kind"], device["name"]) == ("fenka.io/lease", "t")
     found = device["containerEdits"]
@@ -73,7 +72,7 @@ def test_one_specification_has_it_all(library: Path, tmp_path: Path) -> None:
         "/etc/ld.so.preload",
         "/etc/ld-nix.so.preload",
         "/usr/lib64/libcuda.so.1",
-        f"{edits.LIBRARY_DIRECTORIES[0]}/libnvidia-ml.so.1",
+        f"{cdi.LIBRARY_DIRECTORIES[0]}/libnvidia-ml.so.1",
     } <= set(targets)
     written = [it["containerPath"] for it in found["mounts"] if "rw" in it["options"]]
     assert written == ["/run/fenka/account", "/run/fenka/simulated"]
@@ -100,30 +99,30 @@ def test_runtimes(version: str, assumed: bool, served: bool) -> None:
     if served:
         main.check_runtime(version, assume_cdi=assumed)
         return
-    with pytest.raises(CannotServe, match=r"containerd 2\.0"):
+    with pytest.raises(PreflightError, match=r"containerd 2\.0"):
         main.check_runtime(version, assume_cdi=assumed)
 
 
 def test_units_that_cannot_be_told() -> None:
     """The sentence names a unit that works."""
-    cards = Cards(StandInHardware(tuple(card(n, 81251) for n in range(8))))  # type: ignore[arg-type]
-    with pytest.raises(CannotServe, match="use --unit 4MiB or larger"):
+    cards = CardHealth(FakeHardware(tuple(card(n, 81251) for n in range(8))))  # type: ignore[arg-type]
+    with pytest.raises(PreflightError, match="use --unit 4MiB or larger"):
         main.check_unit(cards, 1)
     main.check_unit(cards, 4)
-    with pytest.raises(CannotServe, match="smaller --unit"):
+    with pytest.raises(PreflightError, match="smaller --unit"):
         main.check_unit(cards, 1 << 20)
 
 
 def test_options_are_checked_first() -> None:
     """Before anything is touched."""
-    with pytest.raises(CannotServe, match="--over-limit is report or evict, not kill"):
+    with pytest.raises(PreflightError, match="--over-limit is report or evict, not kill"):
         main.run(Config("n", over_limit="kill"))
 
 
 def test_a_card_that_was_sick_is_well_after_it_was_lost_and_found() -> None:
     """Which is what a reset looks like; an XID of a program's own changes nothing."""
-    hardware = StandInHardware((card(0), card(1)))
-    cards = Cards(hardware)  # type: ignore[arg-type]
+    hardware = FakeHardware((card(0), card(1)))
+    cards = CardHealth(hardware)  # type: ignore[arg-type]
     cards.refresh()
     cards.report(card(0).uuid, 13)
     assert cards.why(card(0).uuid) is None
@@ -142,10 +141,10 @@ def test_a_card_that_was_sick_is_well_after_it_was_lost_and_found() -> None:
 def test_what_a_card_reported_outlives_the_agent(tmp_path: Path) -> None:
     """Until it was reset: somebody says so, or it was away, or the node started anew."""
     notes = tmp_path / "health.json"
-    hardware = StandInHardware((card(0), card(1)))
+    hardware = FakeHardware((card(0), card(1)))
 
-    def started() -> Cards:
-        cards = Cards(hardware, notes)  # type: ignore[arg-type]
+    def started() -> CardHealth:
+        cards = CardHealth(hardware, notes)  # type: ignore[arg-type]
         cards.refresh()
         return cards
 
@@ -161,8 +160,8 @@ def test_what_a_card_reported_outlives_the_agent(tmp_path: Path) -> None:
 
 def test_a_card_that_was_lost_before_the_start() -> None:
     """Known from what is written on the node."""
-    hardware = StandInHardware((card(0),))
-    cards = Cards(hardware)  # type: ignore[arg-type]
+    hardware = FakeHardware((card(0),))
+    cards = CardHealth(hardware)  # type: ignore[arg-type]
     cards.remember([card(0), card(1)])
     cards.refresh()
     assert [(it.index, it.healthy) for it in cards.now(())] == [(0, True), (1, False)]
@@ -180,7 +179,7 @@ def test_a_driver_that_counts_anew_without_a_lost_card() -> None:
     had = [card(0), card(1), card(2)]
 
     def after(*shown: Card) -> list[tuple[int, str, bool]]:
-        cards = Cards(StandInHardware(shown))  # type: ignore[arg-type]
+        cards = CardHealth(FakeHardware(shown))  # type: ignore[arg-type]
         cards.remember(had)
         cards.refresh()
         return [(it.index, it.uuid, it.healthy) for it in cards.now(())]

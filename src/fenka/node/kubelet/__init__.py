@@ -1,0 +1,1 @@
+"""The kubelet's side: its sockets, its checkpoint, and the device plugins."""

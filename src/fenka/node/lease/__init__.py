@@ -1,0 +1,1 @@
+"""LeaseFiles: which pod holds which card, and the files that enforce it."""

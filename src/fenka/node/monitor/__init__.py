@@ -1,0 +1,1 @@
+"""Monitoring: card health, usage, violations, metrics, and compute feedback."""

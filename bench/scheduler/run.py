@@ -26,11 +26,17 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from fenka.dialects import gpushare
 from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import World
-from fenka.scheduler.decide import NOBODY, Ahead, Filtered, Judge, No
-from fenka.scheduler.line import Line
-from fenka.scheduler.order import InOrder, Order
+from fenka.scheduler.extender_api import ExtenderBindingArgs, read_args
+from fenka.scheduler.pending_queue import PendingQueue
+from fenka.scheduler.pod_placement import (
+    NO_CONSTRAINTS,
+    FilterResult,
+    Infeasible,
+    PodEvaluator,
+    QueueConstraints,
+)
+from fenka.scheduler.queue_controller import QueueController, QueuedEvaluator
 from fenka.scheduler.replica import Replica, Settings
-from fenka.scheduler.wire import Binding, read_nodes
 from tests.kubernetes.api_server import api_server
 from tests.scheduler.objects_kit import T4_MIB, a_node, a_pod, node_json, on_card, pod_json
 
@@ -51,31 +57,33 @@ def cluster() -> World:
     return World(nodes, pods)
 
 
-class Forgetful(Judge):
+class Forgetful(PodEvaluator):
     """The baseline: nothing is remembered."""
 
-    def filter(self, pod: Pod, names: Iterable[str], ahead: Ahead = NOBODY) -> Filtered:
+    def filter(
+        self, pod: Pod, names: Iterable[str], ahead: QueueConstraints = NO_CONSTRAINTS
+    ) -> FilterResult:
         """Every node again."""
         self._memory.clear()
         return super().filter(pod, names, ahead)
 
 
-def filtering(judge: Callable[[World, str], Judge]) -> tuple[list[float], list[str]]:
+def filtering(judge: Callable[[World, str], PodEvaluator]) -> tuple[list[float], list[str]]:
     """Milliseconds of each request, decoding it too; and where the pods went."""
     world = cluster()
     names = [it.metadata.name for it in world.nodes()]
-    deciding = InOrder(judge(world, "binpack"), Order(world))
+    deciding = QueuedEvaluator(judge(world, "binpack"), QueueController(world))
     times, went = [], []
     for number in range(ASKED):
         pod = pod_json(f"new-{number}", (2, 4, 8)[number % 3])
         body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": names})
         begun = time.perf_counter()
-        asked = read_nodes(body)
+        asked = read_args(body)
         found = deciding.filter(asked.pod, asked.names)
         times.append((time.perf_counter() - begun) * 1000)
         node = max(deciding.prioritize(asked.pod, found.fitting), key=lambda it: it[1])[0]
         placements = deciding.placements(asked.pod, node)
-        assert not isinstance(placements, No)
+        assert not isinstance(placements, Infeasible)
         world.assume(asked.pod, placements)
         went.append(f"{node}/{placements[0].slices[0].card}")
     return times, went
@@ -85,8 +93,8 @@ def filtering_behind_others() -> tuple[list[float], float, float]:
     """Milliseconds of each request while others wait; and of serving the line first, and again."""
     world = cluster()
     names = [it.metadata.name for it in world.nodes()]
-    order = Order(world)
-    deciding = InOrder(Judge(world, "binpack"), order)
+    order = QueueController(world)
+    deciding = QueuedEvaluator(PodEvaluator(world, "binpack"), order)
     waiters: list[Pod] = []
     for number in range(WAITING):
         units = 8 * (11, 12, 13, 14)[number % 4]
@@ -95,7 +103,7 @@ def filtering_behind_others() -> tuple[list[float], float, float]:
         order.set_pod(waiter)
         assert not deciding.filter(waiter, names).fitting
     begun = time.perf_counter()
-    line = Line(world, "binpack")
+    line = PendingQueue(world, "binpack")
     turn = line.serve(waiters, time.time(), refused=lambda _: True)
     assert len(turn.places) == WAITING
     first = (time.perf_counter() - begun) * 1000
@@ -109,12 +117,12 @@ def filtering_behind_others() -> tuple[list[float], float, float]:
         pod = pod_json(f"new-{number}", (2, 4, 8)[number % 3], uid=f"new-{number}")
         body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": names})
         begun = time.perf_counter()
-        asked = read_nodes(body)
+        asked = read_args(body)
         found = deciding.filter(asked.pod, asked.names)
         times.append((time.perf_counter() - begun) * 1000)
         node = max(deciding.prioritize(asked.pod, found.fitting), key=lambda it: it[1])[0]
         placements = deciding.placements(asked.pod, node)
-        assert not isinstance(placements, No)
+        assert not isinstance(placements, Infeasible)
         world.assume(asked.pod, placements)
     return times, first, again
 
@@ -137,7 +145,9 @@ async def binding(*, at_once: bool) -> float:
             while not replica.leading:
                 await asyncio.sleep(0.01)
             wanted = [
-                Binding(it["metadata"]["name"], "default", it["metadata"]["uid"], f"n{i // 24}")
+                ExtenderBindingArgs(
+                    it["metadata"]["name"], "default", it["metadata"]["uid"], f"n{i // 24}"
+                )
                 for i, it in enumerate(pods)
             ]
             begun = time.perf_counter()
@@ -154,7 +164,7 @@ async def binding(*, at_once: bool) -> float:
 
 def main() -> int:
     """Measure, print, judge."""
-    rounds = [(filtering(Judge), filtering(Forgetful)) for _ in range(ROUNDS)]
+    rounds = [(filtering(PodEvaluator), filtering(Forgetful)) for _ in range(ROUNDS)]
     assert all(mine[1] == base[1] for mine, base in rounds), "they decided differently"
     # The first request of each of the three sizes judges all nodes.
     mine = statistics.median(ms for (times, _), _ in rounds for ms in times[3:])

@@ -24,14 +24,14 @@ from fenka.kubernetes.objects import Meta, Pod
 from fenka.kubernetes.world import World
 from fenka.node.lease.store import Lease
 from fenka.node.node_api import NodeApi
-from fenka.scheduler.binding import Binder
-from fenka.scheduler.cluster import Cluster
-from fenka.scheduler.decide import Judge
-from fenka.scheduler.gangs import Gangs
-from fenka.scheduler.nudging import nudge
-from fenka.scheduler.order import InOrder, Order
-from fenka.scheduler.telling import Teller
-from fenka.scheduler.wire import Binding
+from fenka.scheduler.binder import Binder
+from fenka.scheduler.event_reporter import EventReporter
+from fenka.scheduler.extender_api import ExtenderBindingArgs
+from fenka.scheduler.gang_scheduler import GangScheduler
+from fenka.scheduler.informers import ClusterInformers
+from fenka.scheduler.pod_placement import PodEvaluator
+from fenka.scheduler.queue_controller import QueueController, QueuedEvaluator
+from fenka.scheduler.requeue import requeue
 
 POLICY: Policy = "binpack"
 NODE, POD, CLASS, LEASE = "rights-node", "rights-pod", "rights-class", "rights-fenka-scheduler"
@@ -83,9 +83,11 @@ async def events(api: Api, namespace: str) -> dict[str, str]:
 async def scheduler(api: Api, namespace: str) -> dict[str, str]:
     """All that the extender does."""
     world = World()
-    judge, order = Judge(world, POLICY), Order(world, POLICY)
+    judge, order = PodEvaluator(world, POLICY), QueueController(world, POLICY)
     recorder = Recorder(api, "rights", "rights")
-    cluster = Cluster(api, world, order, Teller(world, judge, recorder, lambda: False))
+    cluster = ClusterInformers(
+        api, world, order, EventReporter(world, judge, recorder, lambda: False)
+    )
     found = await watches(cluster.run(), dict(cluster.watches))
     election = Election(api, namespace, LEASE, "rights", address="http://rights")
     for what in ("the first election", "renewal"):
@@ -93,13 +95,13 @@ async def scheduler(api: Api, namespace: str) -> dict[str, str]:
         found[what] = election.trouble or ""
     found |= await events(api, namespace)
     # What the watch has not brought yet is read.
-    gangs = Gangs(world, POLICY, dict, dict, time.monotonic)
-    unknown = Binder(api, world, InOrder(judge, order), gangs, Leads(), dict)
+    gangs = GangScheduler(world, POLICY, dict, dict, time.monotonic)
+    unknown = Binder(api, world, QueuedEvaluator(judge, order), gangs, Leads(), dict)
     for pod in cluster.pods.objects.values():
         if (pod.metadata.namespace, pod.metadata.name) == (namespace, POD):
-            binding = Binding(POD, namespace, pod.metadata.uid, NODE)
+            binding = ExtenderBindingArgs(POD, namespace, pod.metadata.uid, NODE)
             found["read and bind"] = await unknown.bind(binding)
-            found["wake"] = await refused(nudge(api, pod, time.time()))
+            found["wake"] = await refused(requeue(api, pod, time.time()))
             found["evict"] = await refused(evict(api, namespace, POD, pod.metadata.uid))
     return found
 

@@ -231,7 +231,7 @@ def test_a_pod_that_its_node_refuses_is_moved(
         wait_until("the Deployment's pod", lambda: bool(names()), 30)
         first = names()
         wait_until("another pod in its place", lambda: not first & names(), 120)
-        assert "FenkaMoved" in installation.cluster.kubectl(
+        assert "FenkaEvicted" in installation.cluster.kubectl(
             "-n", TENANT, "get", "events", "-o", "jsonpath={.items[*].reason}"
         )
 

@@ -26,7 +26,7 @@ async def briefly(_: float) -> None:
 
 
 @dataclass
-class Extender:
+class SchedulerHarness:
     """One replica, and a client of it as kube-scheduler is one."""
 
     replica: Replica
@@ -97,7 +97,7 @@ async def extender(
     *,
     told: bool = True,
     access: Access = OPEN,
-) -> AsyncIterator[Extender]:
+) -> AsyncIterator[SchedulerHarness]:
     """A replica that runs while the block does. told: it says in the lease where it is."""
     clock = clock or Clock()
     listening = socket.create_server(("127.0.0.1", 0))
@@ -116,14 +116,14 @@ async def extender(
         await served.enter_async_context(serving(app, listening, listener))
         task = asyncio.create_task(replica.run())
         try:
-            yield Extender(replica, session, url, clock, task, served)
+            yield SchedulerHarness(replica, session, url, clock, task, served)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
 
 def scenario(
-    run: Callable[[ApiServer, Extender], Awaitable[None]],
+    run: Callable[[ApiServer, SchedulerHarness], Awaitable[None]],
     *nodes: Json,
     access: Access = OPEN,
 ) -> None:

@@ -16,7 +16,7 @@ from fenka.dialects.recognition import WITH_HAMI, recognise
 from fenka.dialects.requests import nominal_mib
 from fenka.kubernetes.objects import Node, Pod
 from fenka.kubernetes.world import World
-from fenka.scheduler.decide import Judge
+from fenka.scheduler.pod_placement import PodEvaluator
 from tests.scheduler.objects_kit import T4_MIB, a_node, pod_json
 
 CARDS = 4
@@ -280,7 +280,7 @@ def test_a_pod_deleted_by_force_counts_while_its_node_says_that_it_lives() -> No
     assert holding.lingering
     assert holding.pod.full_name == "team/p"
     important = msgspec.convert(pod_json("v", 14, uid="v", priority=100), Pod)
-    judge = Judge(world, "binpack")
+    judge = PodEvaluator(world, "binpack")
     for card in (0, 1, 3):
         world.set_pod(
             msgspec.convert(
@@ -309,4 +309,4 @@ def test_a_pod_of_two_dialects_does_not_keep_others_from_its_node() -> None:
     world.set_node(a_node("n", *[T4_MIB] * CARDS, labels=labels))
     wanted = msgspec.convert(pod_json("v", 14, uid="v"), Pod)
     wanted.spec.containers[0].resources.limits[ack.CORE] = "50"
-    assert Judge(world, "binpack").filter(wanted, ["n"]).fitting == ["n"]
+    assert PodEvaluator(world, "binpack").filter(wanted, ["n"]).fitting == ["n"]

@@ -13,13 +13,13 @@ import pytest
 
 from fenka.kubernetes.listening import serving
 from fenka.scheduler.certificates import due
-from fenka.scheduler.credentials import BadCredentials, Credentials
+from fenka.scheduler.credentials import Credentials, InvalidCredentials
 from fenka.scheduler.main import url
 from fenka.scheduler.server import PREFIX, Access, Server
 from tests.kubernetes.api_server import ApiServer, api_server, until
 from tests.kubernetes.test_election import Clock
 from tests.scheduler.objects_kit import T4_MIB, node_json
-from tests.scheduler.replica_kit import Extender, extender, put_pod, scenario
+from tests.scheduler.replica_kit import SchedulerHarness, extender, put_pod, scenario
 from tests.scheduler.tls_kit import access, fresh, write
 
 NODE = node_json("n", T4_MIB)
@@ -48,7 +48,7 @@ async def bind(url: str, context: Any, pod: Any) -> str:
 def test_only_callers_with_a_certificate_of_the_authority_are_heard(tmp_path: Path) -> None:
     """No certificate, another authority's, the server's own, plain HTTP: nothing is even read."""
 
-    async def run(server: ApiServer, one: Extender) -> None:
+    async def run(server: ApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
         as_server = anonymous()
         as_server.load_cert_chain(tmp_path / "own" / "server.crt", tmp_path / "own" / "server.key")
@@ -93,7 +93,7 @@ def test_renewed_certificates_are_loaded_without_a_restart(tmp_path: Path) -> No
     """Connections that are open go on; what cannot be used is not taken."""
     given = access(tmp_path / "own")
 
-    async def run(server: ApiServer, one: Extender) -> None:
+    async def run(server: ApiServer, one: SchedulerHarness) -> None:
         assert given.credentials
         first, second = put_pod(server, "a", 4), put_pod(server, "b", 4)
         assert await one.bind(first, "n") == ""
@@ -116,7 +116,7 @@ def test_renewed_certificates_are_loaded_without_a_restart(tmp_path: Path) -> No
 def test_what_changes_nothing_is_for_everybody_unless_it_is_closed(tmp_path: Path) -> None:
     """On a port of its own, where nothing is decided."""
 
-    async def run(_: ApiServer, one: Extender) -> None:
+    async def run(_: ApiServer, one: SchedulerHarness) -> None:
         for closed in (False, True):
             allowed = Access(inspect=not closed, metrics=not closed, credentials=None)
             app = Server(one.replica, allowed).readable()
@@ -148,18 +148,18 @@ def test_what_changes_nothing_is_for_everybody_unless_it_is_closed(tmp_path: Pat
 
 def test_certificates_that_are_not_there_are_told_in_a_sentence(tmp_path: Path) -> None:
     """Which file, and what to do."""
-    with pytest.raises(BadCredentials, match=r"ca\.crt cannot be read: .*fenka certificates"):
+    with pytest.raises(InvalidCredentials, match=r"ca\.crt cannot be read: .*fenka certificates"):
         Credentials(tmp_path)
     write(tmp_path, due({}, (), datetime.now(UTC)))
     (tmp_path / "client.crt").write_bytes(b"")
-    with pytest.raises(BadCredentials, match="cannot be used"):
+    with pytest.raises(InvalidCredentials, match="cannot be used"):
         Credentials(tmp_path)
 
 
 def test_silent_handshakes_do_not_lock_kube_scheduler_out(tmp_path: Path) -> None:
     """Connections that say nothing, more than may be greeted at a time."""
 
-    async def run(server: ApiServer, one: Extender) -> None:
+    async def run(server: ApiServer, one: SchedulerHarness) -> None:
         host, port = one.url.removeprefix("https://").split(":")
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(300)]
         assert await one.bind(put_pod(server, "p", 4), "n") == ""

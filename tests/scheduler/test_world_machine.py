@@ -12,7 +12,7 @@ from fenka.core.units import units_to_mib
 from fenka.dialects import gpushare
 from fenka.kubernetes.objects import Node, Pod
 from fenka.kubernetes.world import World
-from fenka.scheduler.decide import Judge, No
+from fenka.scheduler.pod_placement import Infeasible, PodEvaluator
 from tests.scheduler.objects_kit import GIB, T4_MIB, a_node, a_pod
 
 NAMES = ("a", "b")
@@ -25,7 +25,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
-        self.judge = Judge(self.world, "binpack")
+        self.judge = PodEvaluator(self.world, "binpack")
         self.ids = itertools.count()
         self.unbound: dict[str, Pod] = {}
         self.sent: dict[str, tuple[Pod, Placement]] = {}
@@ -57,7 +57,7 @@ class Machine(RuleBasedStateMachine):
         """A binding begins: what is assumed must have room beside all that truly is there."""
         uid = data.draw(st.sampled_from(sorted(self.unbound)))
         placements = self.judge.placements(self.unbound[uid], node)
-        if isinstance(placements, No) or not placements:
+        if isinstance(placements, Infeasible) or not placements:
             return
         (placement,) = placements
         share = self.world.share(node)

@@ -439,7 +439,7 @@ def scheduler(
     hami: Annotated[
         bool, typer.Option("--hami-names", help="understand nvidia.com/gpumem and gpucores too")
     ] = False,
-    turn: Annotated[
+    queue_penalty: Annotated[
         float,
         typer.Option(
             metavar="SECONDS",
@@ -447,7 +447,7 @@ def scheduler(
             "0: pods are served by time alone",
         ),
     ] = 60,
-    starvation: Annotated[
+    queue_max_penalty: Annotated[
         float,
         typer.Option(
             metavar="SECONDS",
@@ -488,16 +488,16 @@ def scheduler(
 ) -> None:
     """Serve kube-scheduler as its extender (runs in a cluster)."""
     from fenka.cli import serving_cluster
-    from fenka.scheduler.main import Place
+    from fenka.scheduler.main import ServerOptions
 
     serving_cluster.scheduler(
-        Place(address, port, read_port, kubeconfig),
+        ServerOptions(address, port, read_port, kubeconfig),
         policy,
         (namespace, lease),
         name,
         advertise,
         hami=hami,
-        fairness=(turn, starvation, half_life),
+        fairness=(queue_penalty, queue_max_penalty, half_life),
         schedulers=tuple(scheduler_name or ()),
         given=serving_cluster.Given(tls, inspect, metrics, largest_body, bodies),
     )

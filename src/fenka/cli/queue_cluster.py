@@ -18,9 +18,9 @@ from fenka.dialects.gpushare import Unreadable
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.objects import Node, Pod
 from fenka.kubernetes.world import World
-from fenka.scheduler.decide import named
-from fenka.scheduler.line import Line, Place
-from fenka.scheduler.using import PodUses
+from fenka.scheduler.pending_queue import PendingQueue, QueueEntry
+from fenka.scheduler.pod_placement import with_card_ids
+from fenka.scheduler.usage_accounting import UsageAccounting
 
 POLICY = "binpack"
 
@@ -43,17 +43,17 @@ async def _read(api: Api) -> Cluster:
 def rows(around: Cluster, now: float) -> list[QueueRow]:
     """From what the API server says. now: Unix seconds."""
     fairness = Fairness()
-    uses = PodUses(around.world, fairness)
+    uses = UsageAccounting(around.world, fairness)
     for pod in around.pods:
         uses.set(pod, now)
-    turn = Line(around.world, POLICY, fairness, uses=uses.uses).serve(around.pods, now)
+    turn = PendingQueue(around.world, POLICY, fairness, uses=uses.uses).serve(around.pods, now)
     cards, used = _cards(around.world), uses.uses.used(now)
     return [_row(number, place, cards, used) for number, place in enumerate(turn.places, start=1)]
 
 
 def _row(
     position: int,
-    place: Place,
+    place: QueueEntry,
     cards: Mapping[str, tuple[str, int]],
     used: Mapping[str, float],
 ) -> QueueRow:
@@ -97,5 +97,5 @@ def _cards(world: World) -> dict[str, tuple[str, int]]:
     return {
         card.uuid: (share.node.name, card.index)
         for share in world.shares()
-        for card in named(share.node).cards
+        for card in with_card_ids(share.node).cards
     }

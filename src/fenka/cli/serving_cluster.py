@@ -12,10 +12,10 @@ from fenka.cli.errors import BAD_INPUT, Problem
 from fenka.core.evaluate import POLICIES
 from fenka.core.fairness import Fairness
 from fenka.kubernetes.client import NoCluster
-from fenka.scheduler.bodies import MIB, Bounds
-from fenka.scheduler.credentials import BadCredentials, Credentials
-from fenka.scheduler.main import Place, serve, url
+from fenka.scheduler.credentials import Credentials, InvalidCredentials
+from fenka.scheduler.main import ServerOptions, serve, url
 from fenka.scheduler.replica import Settings
+from fenka.scheduler.request_bodies import MIB, BodyLimits
 from fenka.scheduler.server import Access
 
 
@@ -37,14 +37,14 @@ class Given:
             )
         try:
             credentials = Credentials(self.tls) if self.tls else None
-        except BadCredentials as why:
+        except InvalidCredentials as why:
             raise Problem(str(why)) from None
-        bounds = Bounds(self.largest_body * MIB, self.bodies * MIB)
+        bounds = BodyLimits(self.largest_body * MIB, self.bodies * MIB)
         return Access(bounds, self.inspect, self.metrics, credentials)
 
 
 def scheduler(  # noqa: PLR0913
-    place: Place,
+    place: ServerOptions,
     policy: str,
     lease: tuple[str, str],
     name: str,
@@ -63,7 +63,9 @@ def scheduler(  # noqa: PLR0913
     if policy not in POLICIES:
         raise Problem(f"--policy is {' or '.join(POLICIES)}, not {policy}", 2)
     if not all(0 <= it < inf for it in fairness):
-        raise Problem("--turn, --starvation and --half-life are seconds, 0 or more", 2)
+        raise Problem(
+            "--queue-penalty, --queue-max-penalty and --half-life are seconds, 0 or more", 2
+        )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # Never the same twice: a new process must not take its predecessor's lease for its own.
     identity = f"{name or socket.gethostname()}_{uuid.uuid4().hex[:8]}"

@@ -20,7 +20,7 @@ SERVER_NAME = "fenka-scheduler"
 LOOK_S = 30.0
 
 
-class BadCredentials(Exception):
+class InvalidCredentials(Exception):
     """The certificates cannot be used; the message says which and why."""
 
 
@@ -52,7 +52,7 @@ class Credentials:
             if found == self._read:
                 return False
             self._load()
-        except BadCredentials as why:
+        except InvalidCredentials as why:
             # The kubelet may be exchanging them this moment.
             log.warning("the certificates in use are kept: %s", why)
             return False
@@ -66,7 +66,7 @@ class Credentials:
                 name: (self._directory / name).read_bytes() for name in (f"{AUTHORITY}.crt", *FILES)
             }
         except OSError as why:
-            raise BadCredentials(
+            raise InvalidCredentials(
                 f"the certificate file {why.filename} cannot be read: {why.strerror}; `fenka certificates "
                 "--make` makes them, docs/scheduler.md says how"
             ) from None
@@ -89,7 +89,7 @@ class Credentials:
                 )
                 expires[name] = found.not_valid_after_utc.timestamp()
         except (OSError, ValueError) as why:
-            raise BadCredentials(
+            raise InvalidCredentials(
                 f"the certificates in {self._directory} cannot be used: {why}"
             ) from None
         self.server, self.client, self.expires_at = server, client, expires

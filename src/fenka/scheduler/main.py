@@ -13,7 +13,7 @@ from fenka.scheduler.server import KEEP_ALIVE_S, Access, Server
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerOptions:
     """Where to serve, and which cluster. read_port: for what changes nothing; None: not besides `port`."""
 
     address: str = "0.0.0.0"
@@ -27,7 +27,7 @@ def url(address: str, port: int, scheme: str = "http") -> str:
     return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
 
-async def serve(place: Place, settings: Settings, access: Access) -> None:
+async def serve(place: ServerOptions, settings: Settings, access: Access) -> None:
     """Until SIGTERM or SIGINT. Raises NoCluster, OSError if a port is taken."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

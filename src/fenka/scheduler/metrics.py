@@ -10,9 +10,9 @@ from prometheus_client.registry import Collector
 
 from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import World, asks
-from fenka.scheduler.binding import Binder
-from fenka.scheduler.cluster import Cluster
-from fenka.scheduler.order import Order
+from fenka.scheduler.binder import Binder
+from fenka.scheduler.informers import ClusterInformers
+from fenka.scheduler.queue_controller import QueueController
 
 MIB = 1024 * 1024
 SHOWN = 50
@@ -45,15 +45,15 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class State(Collector):
+class StateCollector(Collector):
     """Read from the world when Prometheus asks; nothing is counted twice."""
 
     def __init__(
         self,
         world: World,
-        cluster: Cluster,
+        cluster: ClusterInformers,
         binder: Binder,
-        leading: Callable[[], Order | None],
+        leading: Callable[[], QueueController | None],
     ) -> None:
         """leading: the order that this replica keeps, None where another leads."""
         self._world, self._cluster, self._binder = world, cluster, binder
@@ -132,7 +132,7 @@ class State(Collector):
             value=max(ages, default=0.0),
         )
 
-    def _order(self, order: Order) -> Iterator[Metric]:
+    def _order(self, order: QueueController) -> Iterator[Metric]:
         positions = GaugeMetricFamily(
             "fenka_scheduler_waiting_position",
             f"Of the first {SHOWN} that wait: 1 is served next",
@@ -144,12 +144,12 @@ class State(Collector):
         yield GaugeMetricFamily(
             "fenka_scheduler_starvation_seconds",
             "By how much later a request has come, at most, that was served before one that still waits",
-            value=order.starvation_s,
+            value=order.max_bypass_s,
         )
         yield GaugeMetricFamily(
             "fenka_scheduler_starvation_bound_seconds",
             "What that is never more than",
-            value=order.starvation_bound_s,
+            value=order.max_bypass_bound_s,
         )
 
 

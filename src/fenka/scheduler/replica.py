@@ -15,17 +15,17 @@ from fenka.kubernetes.election import RETRY_S, Election
 from fenka.kubernetes.events import Recorder
 from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import World
-from fenka.scheduler.binding import BIND_WITHIN_S, SETTLED_S, Binder
-from fenka.scheduler.cluster import Cluster
-from fenka.scheduler.decide import Judge
-from fenka.scheduler.desk import Desk
-from fenka.scheduler.gangs import Gangs
-from fenka.scheduler.gates import GateKeeper
-from fenka.scheduler.keeping import GangKeeper
-from fenka.scheduler.moving import Mover
-from fenka.scheduler.nudging import Nudger
-from fenka.scheduler.order import InOrder, Order
-from fenka.scheduler.telling import Teller
+from fenka.scheduler.binder import BIND_WITHIN_S, SETTLED_S, Binder
+from fenka.scheduler.descheduler import Descheduler
+from fenka.scheduler.event_reporter import EventReporter
+from fenka.scheduler.extender import Extender
+from fenka.scheduler.gang_controller import GangController
+from fenka.scheduler.gang_scheduler import GangScheduler
+from fenka.scheduler.gate_controller import GateController
+from fenka.scheduler.informers import ClusterInformers
+from fenka.scheduler.pod_placement import PodEvaluator
+from fenka.scheduler.queue_controller import QueueController, QueuedEvaluator
+from fenka.scheduler.requeue import Requeuer
 
 log = logging.getLogger(__name__)
 
@@ -73,28 +73,28 @@ class Replica:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.world = World(dialects=WITH_HAMI if settings.hami else DIALECTS)
-        self.gangs = Gangs(
+        self.gangs = GangScheduler(
             self.world,
             settings.policy,
             lambda: self.cluster.pods.objects,
             lambda: self.cluster.group_names.by_name,
             clock,
         )
-        self.judge = Judge(self.world, settings.policy, self.gangs)
-        self.order = Order(
+        self.judge = PodEvaluator(self.world, settings.policy, self.gangs)
+        self.order = QueueController(
             self.world,
             settings.policy,
             settings.fairness,
             now=now,
             gangs=self.gangs,
         )
-        self.in_order = InOrder(self.judge, self.order)
-        self.keeper = GangKeeper(api, self.gangs)
-        self.desk = Desk(
-            self.in_order,
+        self.queued_evaluator = QueuedEvaluator(self.judge, self.order)
+        self.gang_controller = GangController(api, self.gangs)
+        self.extender = Extender(
+            self.queued_evaluator,
             self.judge,
             self.gangs,
-            self.keeper.wake,
+            self.gang_controller.wake,
             lambda pod: covering(pod, self.cluster.budgets.objects.values()),
         )
         self.recorder = Recorder(api, "fenka-scheduler", settings.identity)
@@ -107,18 +107,18 @@ class Replica:
             ended=self._has_ended,
             clock=clock,
         )
-        self.teller = Teller(
+        self.event_reporter = EventReporter(
             self.world,
             self.judge,
             self.recorder,
             lambda: self.election.leading,
             position=self.order.position,
         )
-        self.cluster = Cluster(api, self.world, self.order, self.teller)
+        self.cluster = ClusterInformers(api, self.world, self.order, self.event_reporter)
         self.binder = Binder(
             api,
             self.world,
-            self.in_order,
+            self.queued_evaluator,
             self.gangs,
             self,
             lambda: self.cluster.pods.objects,
@@ -126,9 +126,13 @@ class Replica:
             sleep=sleep,
             schedulers=settings.schedulers,
         )
-        self.mover = Mover(api, self.world, lambda: self.cluster.pods.objects, self.recorder, sleep)
-        self.nudger = Nudger(api, self.order.due, lambda: self.leading, sleep)
-        self.gate_keeper = GateKeeper(api, self.order.to_ungate, lambda: self.leading, sleep)
+        self.descheduler = Descheduler(
+            api, self.world, lambda: self.cluster.pods.objects, self.recorder, sleep
+        )
+        self.requeuer = Requeuer(api, self.order.due, lambda: self.leading, sleep)
+        self.gate_controller = GateController(
+            api, self.order.pods_to_ungate, lambda: self.leading, sleep
+        )
         self._sleep, self._namespace = sleep, settings.namespace
         self._fresh = self._ending = False
         self._refreshing: asyncio.Task[None] | None = None
@@ -179,11 +183,11 @@ class Replica:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.cluster.run())
             group.create_task(self.recorder.run())
-            group.create_task(self.keeper.run(lambda: self.leading))
-            group.create_task(self.mover.run(lambda: self.leading))
+            group.create_task(self.gang_controller.run(lambda: self.leading))
+            group.create_task(self.descheduler.run(lambda: self.leading))
             group.create_task(self._stand(group))
-            group.create_task(self.nudger.run())
-            group.create_task(self.gate_keeper.run())
+            group.create_task(self.requeuer.run())
+            group.create_task(self.gate_controller.run())
 
     async def stop(self) -> None:
         """Begin nothing new, finish what runs, let another lead at once, and send late callers to it."""

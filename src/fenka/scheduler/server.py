@@ -18,14 +18,14 @@ from aiohttp import web
 
 from fenka import __version__
 from fenka.kubernetes.listening import LISTENER, Rested
-from fenka.scheduler import wire
-from fenka.scheduler.bodies import Bodies, BodyRefused, Bounds
+from fenka.scheduler import extender_api
 from fenka.scheduler.credentials import Credentials
-from fenka.scheduler.forward import FORWARDED, Forwarder, Unreachable
+from fenka.scheduler.extender_api import InvalidExtenderRequest
 from fenka.scheduler.inspect import inspect
-from fenka.scheduler.metrics import Metrics, State
+from fenka.scheduler.leader_proxy import FORWARDED, LeaderProxy, LeaderUnreachable
+from fenka.scheduler.metrics import Metrics, StateCollector
 from fenka.scheduler.replica import Replica
-from fenka.scheduler.wire import NotUnderstood
+from fenka.scheduler.request_bodies import BodyLimits, BodyReader, BodyRejected
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Access:
     credentials: certificates with which calls are passed on; None for plain HTTP.
     """
 
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: BodyLimits = field(default_factory=BodyLimits)
     inspect: bool = True
     metrics: bool = True
     credentials: Credentials | None = None
@@ -55,7 +55,7 @@ class Server:
 
     def __init__(self, replica: Replica, access: Access = Access()) -> None:
         self._replica, self._access = replica, access
-        state = State(
+        state = StateCollector(
             replica.world,
             replica.cluster,
             replica.binder,
@@ -64,8 +64,8 @@ class Server:
         if (credentials := access.credentials) is not None:
             state.expiries = lambda: credentials.expires_at
         self._metrics = Metrics(state)
-        self._forwarder = Forwarder(replica.election.identity, access.credentials)
-        self._bodies = Bodies(access.bounds)
+        self._forwarder = LeaderProxy(replica.election.identity, access.credentials)
+        self._bodies = BodyReader(access.bounds)
         self._inspected = Rested(lambda: _encoded(inspect(replica.world)))
         self._counted = Rested(self._metrics.text)
 
@@ -77,7 +77,7 @@ class Server:
         )
         app.cleanup_ctx.append(self._forwarder.running)
         verbs: dict[str, tuple[Verb, Any]] = {
-            "filter": (self.filter, wire.Answer()),
+            "filter": (self.filter, extender_api.ExtenderFilterResult()),
             "prioritize": (self.prioritize, None),
             "bind": (self.bind, {"Error": ""}),
             "preempt": (self.preempt, None),
@@ -107,45 +107,45 @@ class Server:
 
     # ---- verbs ----
 
-    async def filter(self, body: bytes) -> wire.Answer:
+    async def filter(self, body: bytes) -> extender_api.ExtenderFilterResult:
         """Which nodes fit, and why the others do not."""
-        asked = wire.read_nodes(body)
+        asked = extender_api.read_args(body)
         pod = self._replica.known(asked.pod)
         if pod is None:
-            found = self._replica.desk.look(asked.pod, asked.names)
+            found = self._replica.extender.look(asked.pod, asked.names)
         else:
-            self._replica.teller.asked(pod)
-            found = self._replica.desk.filter(pod, asked.names)
-        answer = wire.answer_nodes(asked, found.fitting)
+            self._replica.event_reporter.asked(pod)
+            found = self._replica.extender.filter(pod, asked.names)
+        answer = extender_api.filter_result(asked, found.fitting)
         answer.failed_nodes = found.failed
-        answer.failed_and_unresolvable_nodes = found.hopeless
+        answer.failed_and_unresolvable_nodes = found.unresolvable
         return answer
 
     async def prioritize(self, body: bytes) -> list[dict[str, Any]]:
         """A score for each node."""
-        asked = wire.read_nodes(body)
+        asked = extender_api.read_args(body)
         pod = self._replica.known(asked.pod) or asked.pod
-        scores = self._replica.desk.prioritize(pod, asked.names)
+        scores = self._replica.extender.prioritize(pod, asked.names)
         return [{"Host": name, "Score": score} for name, score in scores]
 
     async def bind(self, body: bytes) -> dict[str, str]:
         """Bind one pod."""
-        wanted = wire.read_binding(body)
+        wanted = extender_api.read_binding(body)
         error = await self._replica.binder.bind(wanted)
         log.info("%s/%s to %s: %s", wanted.namespace, wanted.name, wanted.node, error or "bound")
         return {"Error": error}
 
     async def preempt(self, body: bytes) -> dict[str, Any]:
         """Whom to evict, on nodes where that helps."""
-        asked = wire.read_preemption(body)
+        asked = extender_api.read_preemption(body)
         pod = self._replica.known(asked.pod) or asked.pod
         pods = {**asked.pods, **self._replica.cluster.pods.objects}
         chosen = {
             node: (found.uids, found.violations)
             for node, victims in asked.victims.items()
-            if (found := self._replica.desk.preempt(pod, node, victims, pods)) and found.uids
+            if (found := self._replica.extender.preempt(pod, node, victims, pods)) and found.uids
         }
-        return wire.answer_preemption(asked, chosen)
+        return extender_api.preemption_result(asked, chosen)
 
     # ---- HTTP ----
 
@@ -161,7 +161,7 @@ class Server:
                     with request.app[LISTENER].at_work(request):
                         passed_on = FORWARDED in request.headers
                         answer = await self._respond(name, verb, empty, body, passed_on)
-            except BodyRefused as why:
+            except BodyRejected as why:
                 answer = _trouble(empty, f"fenka: {why}", status=why.status)
                 answer.force_close()
             finally:
@@ -196,7 +196,7 @@ class Server:
             return _trouble(empty, f"fenka: the leader {leader} does not say where it is reached")
         try:
             answer = await self._forwarder.post(f"{election.leader_address}{PREFIX}/{name}", body)
-        except Unreachable as why:
+        except LeaderUnreachable as why:
             return _trouble(empty, f"fenka: the leader {leader} does not answer: {why}")
         self._metrics.forwarded.labels(name).inc()
         return answer
@@ -204,7 +204,7 @@ class Server:
     async def _answer(self, verb: Verb, empty: Any, body: bytes) -> web.Response:
         try:
             return _json(await verb(body))
-        except NotUnderstood as why:
+        except InvalidExtenderRequest as why:
             return _trouble(empty, str(why), status=400)
         except Exception:
             # A bug: this pod is told so, the next one is served.
@@ -248,8 +248,8 @@ def _trouble(empty: Any, sentence: str, status: int = 503) -> web.Response:
     """status: where the answer has no place for a sentence."""
     if empty is None:
         return web.Response(status=status, text=sentence)
-    if isinstance(empty, wire.Answer):
-        return _json(wire.Answer(error=sentence))
+    if isinstance(empty, extender_api.ExtenderFilterResult):
+        return _json(extender_api.ExtenderFilterResult(error=sentence))
     return _json({"Error": sentence})
 
 

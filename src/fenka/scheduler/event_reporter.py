@@ -11,11 +11,15 @@ from typing import Protocol, TypeVar
 from fenka.dialects.gpushare import Unreadable
 from fenka.kubernetes.objects import Node, Pod
 from fenka.kubernetes.world import World, asks
-from fenka.scheduler.decide import Judge
+from fenka.scheduler.pod_placement import PodEvaluator
 
-WAITING, UNREADABLE, NODE = "FenkaUnschedulable", "FenkaUnreadable", "FenkaNode"
+UNSCHEDULABLE, INVALID_RECORD, NODE_UNAVAILABLE = (
+    "FenkaUnschedulable",
+    "FenkaInvalidRecord",
+    "FenkaNodeUnavailable",
+)
 
-MOMENT_S = 1.0
+MIN_INTERVAL_S = 1.0
 _REMEMBERED = 10_000
 
 K = TypeVar("K")
@@ -31,20 +35,25 @@ class Recorder(Protocol):
         """On a node."""
 
 
-class Teller:
+class EventReporter:
     """Says what people would not be told otherwise. Silent on a replica that does not lead."""
 
     def __init__(
         self,
         world: World,
-        judge: Judge,
+        judge: PodEvaluator,
         recorder: Recorder,
         leading: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
         position: Callable[[Pod], str] = lambda _: "",
     ) -> None:
         """position: how a pod stands in line, as its sentence ends."""
-        self._world, self._judge, self._recorder, self._leading = world, judge, recorder, leading
+        self._world, self._evaluate_node, self._recorder, self._leading = (
+            world,
+            judge,
+            recorder,
+            leading,
+        )
         self._position = position
         self._clock, self._since = clock, clock()
         self._whys: dict[tuple[object, ...], str | None] = {}
@@ -70,11 +79,11 @@ class Teller:
                     f"fenka: {holding.trouble}; the pod is counted for what it asks where it was placed, "
                     f"or on the first cards of its node"
                 )
-                self._recorder.on_pod(pod, UNREADABLE, note)
+                self._recorder.on_pod(pod, INVALID_RECORD, note)
         elif _waits(pod) and pod.metadata.uid not in self._asked:
             why = self._why(pod)
             if why is not None:
-                self._recorder.on_pod(pod, WAITING, f"fenka: {why}{self._position(pod)}")
+                self._recorder.on_pod(pod, UNSCHEDULABLE, f"fenka: {why}{self._position(pod)}")
         if _waits(pod):
             # The next time that it is found unschedulable counts anew.
             self._asked.pop(pod.metadata.uid, None)
@@ -88,19 +97,21 @@ class Teller:
         held = len(self._world.holdings(name))
         stay = f"; what {held} of its pods hold stays theirs until they end" if held else ""
         if self._first(node.metadata.uid, trouble):
-            self._recorder.on_node(node, NODE, f"fenka: admits no new pods: {trouble}{stay}")
+            self._recorder.on_node(
+                node, NODE_UNAVAILABLE, f"fenka: admits no new pods: {trouble}{stay}"
+            )
 
     def _why(self, pod: Pod) -> str | None:
         """Pods that wait come by the hundred, of few sizes: an answer holds for a moment."""
-        if self._clock() >= self._since + MOMENT_S:
+        if self._clock() >= self._since + MIN_INTERVAL_S:
             self._whys.clear()
             self._since = self._clock()
         try:
-            shape = self._judge.shape(pod)
+            shape = self._evaluate_node.shape(pod)
         except Unreadable as why:
             return str(why)
         if shape not in self._whys:
-            self._whys[shape] = self._judge.why(pod)
+            self._whys[shape] = self._evaluate_node.why(pod)
         return self._whys[shape]
 
     def _first(self, uid: str, sentence: str) -> bool:

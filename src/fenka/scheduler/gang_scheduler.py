@@ -23,25 +23,25 @@ from fenka.kubernetes.fitting import obstacles
 from fenka.kubernetes.gangs import Gang, PodGroup, gang_of, key_of, name_of
 from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import World
-from fenka.scheduler.decide import Wanted, neighbours
+from fenka.scheduler.pod_placement import PodDemand, resident_compute
 
-PLAN_S = 30.0
+PLAN_TTL_S = 30.0
 """So long a plan waits for its members: longer than kube-scheduler's longest backoff, twice."""
 
-DOUBT_S = 1.0
+NODE_MISSING_TTL_S = 1.0
 """A member's plan is given up when its node is not offered twice, so far apart: callers over plain HTTP may
 be anybody, and kube-scheduler asks again."""
 
-LONGEST_PAUSE_S = 600.0
+MAX_BACKOFF_S = 600.0
 """A gang whose plans are not fulfilled is planned anew after pauses that double, up to this: it must not hold
 cards for ever that it does not come for."""
 
-BROKEN_S = 60.0
+INCOMPLETE_TTL_S = 60.0
 """So long a gang that has lost members may run without them before all of it is started anew."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class GangPending:
     """The gang cannot be placed now; the sentence says why.
 
     in_line: it waits for cards, and not for pods of its own.
@@ -52,7 +52,7 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemberPlacement:
     """Where a member goes. others: who is awaited there too, and should be asked for again now."""
 
     placement: Placement
@@ -60,7 +60,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class _Gathering:
+class _Barrier:
     """Members whose binding was asked for, of those that are planned."""
 
     arrived: set[str] = field(default_factory=set)
@@ -71,7 +71,7 @@ class _Gathering:
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _GangStatus:
     """How a gang stands, from one look at its pods. alive: the oldest first. missing: how many more must have
     a card, at most 0 where it is whole."""
 
@@ -86,7 +86,7 @@ class _State:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pause:
+class _PlanBackoff:
     """After a plan that was not fulfilled. until: of the clock."""
 
     failures: int
@@ -94,7 +94,7 @@ class _Pause:
     why: str
 
 
-class Gangs:
+class GangScheduler:
     """A Held for the judge: what plans hold is held.
 
     pods, groups: what the watches know, by UID and by namespace/name. clock: seconds.
@@ -111,10 +111,10 @@ class Gangs:
         self._world, self._policy, self._clock = world, policy, clock
         self._pods, self._groups = pods, groups
         self._plans = Plans(world)
-        self._gatherings: dict[str, _Gathering] = {}
+        self._barriers: dict[str, _Barrier] = {}
         self._generations: dict[str, int] = {}
-        self._broken_since: dict[str, float] = {}
-        self._pauses: dict[str, _Pause] = {}
+        self._incomplete_since: dict[str, float] = {}
+        self._backoffs: dict[str, _PlanBackoff] = {}
 
     # ---- a View ----
 
@@ -151,7 +151,7 @@ class Gangs:
 
     def _asks(self, pod: Pod) -> bool:
         """Whether it wants something of cards that fenka places; whole cards it does on few nodes."""
-        wanted = Wanted(pod, self._world.dialects)
+        wanted = PodDemand(pod, self._world.dialects)
         if wanted.dialect is not whole_cards:
             return wanted.dialect is not None or wanted.trouble is not None
         return any(self._admits(it.node.name, wanted.parts(1)) for it in self._world.shares())
@@ -160,7 +160,7 @@ class Gangs:
         known = self._world.node(node)
         try:
             modes.admits(
-                known.metadata.labels if known else {}, parts, neighbours(self._world, node)
+                known.metadata.labels if known else {}, parts, resident_compute(self._world, node)
             )
         except Unreadable:
             return False
@@ -168,7 +168,7 @@ class Gangs:
 
     def place(
         self, pod: Pod, gang: Gang, names: Sequence[str], reserved: frozenset[str] = frozenset()
-    ) -> Place | Waits | None:
+    ) -> MemberPlacement | GangPending | None:
         """Where a member goes; a plan for the whole gang is made if there is none.
 
         None: enough of the gang run already, the pod is placed like any other. names: the nodes that it may
@@ -181,38 +181,40 @@ class Gangs:
             if place is not None:
                 return place
         elif plan is not None:
-            return Waits(f"the gang {gang.name} is being placed, without this pod", in_line=False)
+            return GangPending(
+                f"the gang {gang.name} is being placed, without this pod", in_line=False
+            )
         state = self._state(gang)
         if state.missing <= 0:
             return None
         unbound = [it for it in state.alive if self._comes(it)]
         if len(unbound) < state.missing:
-            return Waits(
+            return GangPending(
                 f"the gang {gang.name} waits whole: {state.there} of its {gang.minimum} pods are there",
                 in_line=False,
             )
-        pause = self._pauses.get(gang.key)
+        pause = self._backoffs.get(gang.key)
         if pause is not None and self._clock() < pause.until:
             again = round(pause.until - self._clock())
-            return Waits(f"{pause.why}: it is planned again in {again} s", in_line=False)
+            return GangPending(f"{pause.why}: it is planned again in {again} s", in_line=False)
         rest = [it for it in unbound if it.metadata.uid != uid][: state.missing - 1]
         return self._plan(gang, [pod, *rest], names, reserved)
 
     def _planned(
         self, pod: Pod, gang: Gang, placement: Placement, names: Sequence[str]
-    ) -> Place | Waits | None:
+    ) -> MemberPlacement | GangPending | None:
         """Where a member of a plan goes; None where its node does not do and the plan is given up."""
-        gathering, uid = self._gatherings[gang.key], pod.metadata.uid
+        gathering, uid = self._barriers[gang.key], pod.metadata.uid
         if placement.node in names:
             gathering.doubts.pop(uid, None)
-            return Place(placement)
+            return MemberPlacement(placement)
         if self._doubted(pod, placement.node, gathering):
             self._drop(gang.key)
             return None
         sentence = f"the plan for the gang {gang.name} has the pod on {placement.node}, which was not offered"
-        return Waits(sentence, in_line=False)
+        return GangPending(sentence, in_line=False)
 
-    def _doubted(self, pod: Pod, node: str, gathering: _Gathering) -> bool:
+    def _doubted(self, pod: Pod, node: str, gathering: _Barrier) -> bool:
         """Whether a member, for which its planned node was not offered, is to be planned elsewhere."""
         if not self._may_go(pod, node):
             return True
@@ -220,7 +222,7 @@ class Gangs:
             # kube-scheduler has chosen that node.
             return False
         now = self._clock()
-        return now - gathering.doubts.setdefault(pod.metadata.uid, now) >= DOUBT_S
+        return now - gathering.doubts.setdefault(pod.metadata.uid, now) >= NODE_MISSING_TTL_S
 
     def _may_go(self, pod: Pod, name: str) -> bool:
         """By what the API server says of both."""
@@ -230,7 +232,7 @@ class Gangs:
 
     def _plan(
         self, gang: Gang, members: Sequence[Pod], names: Sequence[str], reserved: frozenset[str]
-    ) -> Place | Waits:
+    ) -> MemberPlacement | GangPending:
         why = "no node of the cluster shares cards with it"
         names = [name for name in names if self._may_go(members[0], name)]
         for unit, nodes in self._nodes(names).items():
@@ -240,16 +242,16 @@ class Gangs:
             if not open_:
                 continue
             found = self._plans.make(
-                gang.key, requests, self._policy, open_, self._clock() + PLAN_S, reserved
+                gang.key, requests, self._policy, open_, self._clock() + PLAN_TTL_S, reserved
             )
             if isinstance(found, Rejected):
                 why = found.sentence()
                 continue
-            self._gatherings[gang.key] = _Gathering()
+            self._barriers[gang.key] = _Barrier()
             self._touch(found.placements.values())
             mine, *others = members
-            return Place(found.placements[mine.metadata.uid], tuple(others))
-        return Waits(f"the gang {gang.name} of {len(members)} waits whole: {why}")
+            return MemberPlacement(found.placements[mine.metadata.uid], tuple(others))
+        return GangPending(f"the gang {gang.name} of {len(members)} waits whole: {why}")
 
     def _nodes(self, names: Sequence[str]) -> dict[int, list[Node]]:
         """Those that share, by their unit."""
@@ -261,7 +263,7 @@ class Gangs:
         return found
 
     def _part(self, pod: Pod, unit_mib: int) -> Part:
-        wanted = Wanted(pod, self._world.dialects)
+        wanted = PodDemand(pod, self._world.dialects)
         if wanted.trouble is not None:
             raise Unreadable(wanted.trouble)
         parts = wanted.parts(unit_mib) if wanted.dialect else ()
@@ -272,7 +274,7 @@ class Gangs:
             )
         return parts[0]
 
-    def worth_preempting(self, pod: Pod) -> bool:
+    def fits_after_preemption(self, pod: Pod) -> bool:
         """Whether all of its gang would fit, were everybody of less priority gone; True without a gang."""
         key = self.key(pod)
         if key is None:
@@ -300,14 +302,14 @@ class Gangs:
 
     # ---- binding ----
 
-    def place_of(self, pod: Pod, node: str) -> Placement | None:
+    def planned_placement(self, pod: Pod, node: str) -> Placement | None:
         """What is planned for the pod on this node."""
         key = self.key(pod)
         plan = self._plans.plan(key) if key else None
         found = plan.placements.get(pod.metadata.uid) if plan else None
         return found if found is not None and found.node == node else None
 
-    async def gather(self, pod: Pod, node: str) -> bool:
+    async def wait_for_members(self, pod: Pod, node: str) -> bool:
         """The pod may be bound: wait until all of its plan may be. False if the plan has ended before, or is
         another by now. True at once for a pod alone.
         """
@@ -318,8 +320,8 @@ class Gangs:
         except Unreadable:
             return False
         plan = self._plans.plan(gang.key) if gang else None
-        gathering = self._gatherings.get(gang.key) if gang else None
-        if plan is None or gathering is None or self.place_of(pod, node) is None:
+        gathering = self._barriers.get(gang.key) if gang else None
+        if plan is None or gathering is None or self.planned_placement(pod, node) is None:
             # Who is not planned there is let in only where the gang is whole without it.
             return gang is None or self._state(gang).missing <= 0
         gathering.arrived.add(pod.metadata.uid)
@@ -329,12 +331,12 @@ class Gangs:
             async with asyncio.timeout(plan.expires_at - self._clock()):
                 await gathering.over.wait()
         self.expire()
-        return self.place_of(pod, node) is not None
+        return self.planned_placement(pod, node) is not None
 
-    def awaited(self, pod: Pod) -> str | None:
+    def waiting_status(self, pod: Pod) -> str | None:
         """While the pod waits for its gang: how far that is; None if it does no more."""
         key = self.key(pod)
-        plan, gathering = self._plans.plan(key or ""), self._gatherings.get(key or "")
+        plan, gathering = self._plans.plan(key or ""), self._barriers.get(key or "")
         if plan is None or gathering is None or pod.metadata.uid not in plan.placements:
             return None
         here, of = len(gathering.arrived | plan.started), len(plan.placements)
@@ -349,37 +351,39 @@ class Gangs:
         self._plans.start(key, pod.metadata.uid)
         self._touch([plan.placements[pod.metadata.uid]])
         if self._plans.plan(key) is None:
-            self._gatherings.pop(key, None)
-            self._pauses.pop(key, None)
+            self._barriers.pop(key, None)
+            self._backoffs.pop(key, None)
 
     def expire(self) -> None:
         """Drop plans whose time is over. Members that were bound stay: `broken` tells if they are too few."""
         now, known = self._clock(), self._pods()
         for key in self._plans.overdue(now):
-            self._pauses[key] = self._pause(key, now)
+            self._backoffs[key] = self._pause(key, now)
             self._drop(key)
-        for key in list(self._gatherings):
+        for key in list(self._barriers):
             plan = self._plans.plan(key)
             if plan is not None and not plan.placements.keys() <= known.keys():
                 # Somebody else comes in the place of a member that was deleted.
                 self._drop(key)
 
-    def _pause(self, key: str, now: float) -> _Pause:
-        plan, gathering = self._plans.plan(key), self._gatherings[key]
+    def _pause(self, key: str, now: float) -> _PlanBackoff:
+        plan, gathering = self._plans.plan(key), self._barriers[key]
         assert plan is not None
         known = self._pods()
         away = plan.placements.keys() - gathering.arrived - plan.started
         names = sorted(known[uid].metadata.name for uid in away if uid in known)
-        failures = self._pauses[key].failures + 1 if key in self._pauses else 1
+        failures = self._backoffs[key].failures + 1 if key in self._backoffs else 1
         why = (
-            f"kube-scheduler has not brought all of the gang in {PLAN_S:g} s, "
+            f"kube-scheduler has not brought all of the gang in {PLAN_TTL_S:g} s, "
             f"something else keeps {', '.join(names[:3]) or 'them'}"
         )
-        return _Pause(failures, now + min(PLAN_S * 2 ** (failures - 1), LONGEST_PAUSE_S), why)
+        return _PlanBackoff(
+            failures, now + min(PLAN_TTL_S * 2 ** (failures - 1), MAX_BACKOFF_S), why
+        )
 
     # ---- gangs that have lost members ----
 
-    def broken(self) -> list[Pod]:
+    def incomplete_gangs(self) -> list[Pod]:
         """Members that must go: their gang has been incomplete for too long, and starts anew, whole."""
         now, found = self._clock(), list[Pod]()
         by_key: dict[str, list[Pod]] = {}
@@ -398,16 +402,16 @@ class Gangs:
                 bound = [it for it in state.alive if it.spec.node_name]
                 if any(map(self._asks, bound)):
                     incomplete[key] = bound
-        self._broken_since = {key: self._broken_since.get(key, now) for key in incomplete}
-        self._pauses = {key: it for key, it in self._pauses.items() if key in gangs}
+        self._incomplete_since = {key: self._incomplete_since.get(key, now) for key in incomplete}
+        self._backoffs = {key: it for key, it in self._backoffs.items() if key in gangs}
         for key, bound in incomplete.items():
-            if now - self._broken_since[key] >= BROKEN_S:
+            if now - self._incomplete_since[key] >= INCOMPLETE_TTL_S:
                 found += bound
         return found
 
     # ---- what is known ----
 
-    def _state(self, gang: Gang, pods: Iterable[Pod] | None = None) -> _State:
+    def _state(self, gang: Gang, pods: Iterable[Pod] | None = None) -> _GangStatus:
         """pods: all of the gang's, where they are known. Members that want no card count as soon as they are
         there: kube-scheduler places them."""
         pods = self._of(gang.key) if pods is None else pods
@@ -418,7 +422,7 @@ class Gangs:
                 alive.append(pod)
                 there += bool(pod.spec.node_name) or not self._asks(pod)
         alive.sort(key=lambda it: (it.metadata.creation_timestamp, it.metadata.name))
-        return _State(tuple(alive), succeeded, gang.minimum - there - succeeded)
+        return _GangStatus(tuple(alive), succeeded, gang.minimum - there - succeeded)
 
     def _comes(self, pod: Pod) -> bool:
         """Whether kube-scheduler will ask where to put it."""
@@ -449,7 +453,7 @@ class Gangs:
         if plan is not None:
             self._plans.drop(key)
             self._touch(plan.placements.values())
-        gathering = self._gatherings.pop(key, None)
+        gathering = self._barriers.pop(key, None)
         if gathering is not None:
             gathering.over.set()
 

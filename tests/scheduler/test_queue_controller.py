@@ -15,9 +15,14 @@ from fenka.core.requests import Placement
 from fenka.dialects import gpushare
 from fenka.kubernetes.objects import Node, Pod
 from fenka.kubernetes.world import World
-from fenka.scheduler.decide import Judge, No
-from fenka.scheduler.line import looks_complete
-from fenka.scheduler.order import DUE_S, PATIENCE_S, InOrder, Order
+from fenka.scheduler.pending_queue import gang_complete_by_label
+from fenka.scheduler.pod_placement import Infeasible, PodEvaluator
+from fenka.scheduler.queue_controller import (
+    REQUEUE_AFTER_S,
+    RESERVATION_TTL_S,
+    QueueController,
+    QueuedEvaluator,
+)
 from tests.scheduler.objects_kit import GIB, T4_MIB, Json, node_json, on_card, pod_json
 
 START = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
@@ -67,14 +72,14 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.world = World(msgspec.convert(it, Node) for it in self.nodes)
-        self.order = Order(
+        self.order = QueueController(
             self.world,
             fairness=self.fairness,
             now=lambda: START + self.now,
             took=lambda: 0.0,
             gangs=self,
         )
-        self.desk = InOrder(Judge(self.world, "binpack"), self.order)
+        self.extender = QueuedEvaluator(PodEvaluator(self.world, "binpack"), self.order)
         self.names = [it["metadata"]["name"] for it in self.nodes]
 
     def planned(self) -> dict[str, tuple[Placement, ...]]:
@@ -83,7 +88,7 @@ class Cluster:
 
     def complete(self, pods: Sequence[Pod]) -> bool:
         """As Plans, by the pods' label alone."""
-        return looks_complete(pods)
+        return gang_complete_by_label(pods)
 
     def set(self, *pods: Pod) -> None:
         """The watch brings them."""
@@ -103,21 +108,21 @@ class Cluster:
 
     def ask(self, pod: Pod, *names: str) -> dict[str, str]:
         """As kube-scheduler does: sentences of the nodes that refuse it, empty if any does."""
-        found = self.desk.filter(pod, names or self.names)
-        return {} if found.fitting else {**found.failed, **found.hopeless}
+        found = self.extender.filter(pod, names or self.names)
+        return {} if found.fitting else {**found.failed, **found.unresolvable}
 
     def start(self, pod: Pod) -> str:
         """Filter, prioritize, bind: node/card, or the first sentence."""
         if refused := self.ask(pod):
             return next(iter(refused.values()))
-        fitting = self.desk.filter(pod, self.names).fitting
-        node = max(self.desk.prioritize(pod, fitting), key=lambda it: it[1])[0]
+        fitting = self.extender.filter(pod, self.names).fitting
+        node = max(self.extender.prioritize(pod, fitting), key=lambda it: it[1])[0]
         return self.bind(pod, node)
 
     def bind(self, pod: Pod, node: str) -> str:
         """The last of the three alone."""
-        found = self.desk.placements(pod, node)
-        if isinstance(found, No):
+        found = self.extender.placements(pod, node)
+        if isinstance(found, Infeasible):
             return found.sentence
         self.world.assume(pod, found)
         return f"{node}/{found[0].slices[0].card}"
@@ -198,7 +203,7 @@ def test_a_backfilled_pod_ends_by_its_deadline_before_the_node_has_started_it() 
     cluster.wait(make("head", 12, 1))
     small = make("s", 4, 5, runs=100)
     cluster.set(small)
-    cluster.world.assume(small, cluster.desk.placements(small, "n"))  # type: ignore[arg-type]
+    cluster.world.assume(small, cluster.extender.placements(small, "n"))  # type: ignore[arg-type]
     cluster.now = 11
     (place,) = cluster.order.places()
     assert place.reservation is not None
@@ -246,9 +251,9 @@ def test_patience_with_who_does_not_come() -> None:
     head, later = make("head", 12, 1, said=UNSCHEDULABLE), make("later", 4, 2)
     cluster.set(head, later)
     assert "reserved" in cluster.start(later)
-    cluster.now = PATIENCE_S - 0.1
+    cluster.now = RESERVATION_TTL_S - 0.1
     assert "reserved" in cluster.start(later)
-    cluster.now = PATIENCE_S
+    cluster.now = RESERVATION_TTL_S
     assert cluster.start(later) == "n/0"
     cluster.now += 1
     assert cluster.order.places() == ()
@@ -269,7 +274,7 @@ def test_who_is_to_be_tried_again() -> None:
     cluster.now = 1
     cluster.gone("head")
     assert cluster.order.due(9) == []
-    cluster.now = 1 + DUE_S
+    cluster.now = 1 + REQUEUE_AFTER_S
     assert [it.metadata.name for it in cluster.order.due(9)] == ["next"]
     # Once, while it fits.
     assert cluster.order.due(9) == []
@@ -279,7 +284,7 @@ def test_who_is_to_be_tried_again() -> None:
     cluster.gone("h2")
     cluster.now += 1
     assert cluster.order.due(9) == []
-    cluster.now += DUE_S
+    cluster.now += REQUEUE_AFTER_S
     assert [it.metadata.name for it in cluster.order.due(9)] == ["next"]
 
 
@@ -293,7 +298,7 @@ def test_a_node_that_kube_scheduler_rules_out_is_not_kept() -> None:
     assert "reserved" in cluster.ask(later, "b")["b"]
     cluster.now = 8
     cluster.ask(head, "a")
-    cluster.now = PATIENCE_S
+    cluster.now = RESERVATION_TTL_S
     # Now it names a's, and waits there as before.
     assert cluster.ask(later, "b") == {}
     assert "reserved" in cluster.ask(later, "a")["a"]
@@ -315,7 +320,7 @@ def test_a_pod_that_lacks_units_by_kube_schedulers_count_counts_again() -> None:
     later = make("later", 4, 2)
     cluster.set(later)
     cluster.ask(later)
-    cluster.now = PATIENCE_S
+    cluster.now = RESERVATION_TTL_S
     assert cluster.start(later) == "n/0"
     cluster.set(make("head", 12, 1, said=lacking))
     small = make("small", 2, 3)
@@ -456,10 +461,10 @@ def test_cards_kept_for_pods_that_do_not_come_count_as_used() -> None:
     late = make("late", 14, 5, namespace="light")
     cluster.set(late)
     assert "reserved" in cluster.start(late)
-    cluster.now = PATIENCE_S
+    cluster.now = RESERVATION_TTL_S
     assert firsts(cluster) == ["late", "h1"]
     assert cluster.start(late) == "n/0"
-    assert cluster.order.used() == pytest.approx({"heavy": PATIENCE_S})
+    assert cluster.order.used() == pytest.approx({"heavy": RESERVATION_TTL_S})
 
 
 def test_use_is_rebuilt_from_the_pods_that_the_api_server_still_shows() -> None:
@@ -518,23 +523,23 @@ def test_the_starvation_figure() -> None:
     a1 = make("a1", 8, 1, namespace="a")
     b1 = make("b1", 8, 50, namespace="b")
     cluster.wait(a1, b1)
-    assert cluster.order.starvation_s == 0
+    assert cluster.order.max_bypass_s == 0
     # b1: 0, a1: 60 and what it has had, c: 120
     c = make("c", 2, 55, namespace="c")
     cluster.set(c)
     # b1 has named card 0, a1 card 1
     assert cluster.start(c) == "n/2"
     cluster.set(make("c", 2, 55, namespace="c", node="n", annotations=on_card(2, 2)))
-    assert cluster.order.starvation_s == 0
+    assert cluster.order.max_bypass_s == 0
     cluster.gone("h0")
     cluster.now = 61
     assert cluster.start(b1) == "n/0"
     cluster.set(make("b1", 8, 50, namespace="b", node="n", annotations=on_card(0, 8)))
     cluster.now = 62
-    assert cluster.order.starvation_s == 49
-    assert cluster.order.starvation_bound_s == 3600
+    assert cluster.order.max_bypass_s == 49
+    assert cluster.order.max_bypass_bound_s == 3600
     cluster.gone("a1")
-    assert cluster.order.starvation_s == 0
+    assert cluster.order.max_bypass_s == 0
 
 
 def gang(name: str, units: int, at: float) -> Pod:
@@ -579,7 +584,7 @@ def test_nobody_is_evicted_for_a_card_that_another_would_get() -> None:
     cluster.holds("low", 0, 10, priority=1)
     first, second = make("first", 12, 1, priority=5), make("second", 8, 2, priority=5)
     cluster.wait(first, second)
-    judge, pods = Judge(cluster.world, "binpack"), dict[str, Pod]()
+    judge, pods = PodEvaluator(cluster.world, "binpack"), dict[str, Pod]()
     found = judge.preempt(first, "n", ["low"], pods, ahead=cluster.order.ahead(first))
     assert found is not None
     assert found.uids == ("low",)
@@ -755,7 +760,9 @@ def test_a_large_one_in_a_stream_of_small_ones(ordered: bool) -> None:
     kube, running = KubeScheduler(cluster), dict[str, float]()
     if not ordered:
         # The order as if nobody waited.
-        cluster.desk = InOrder(Judge(cluster.world, "binpack"), Order(World()))
+        cluster.extender = QueuedEvaluator(
+            PodEvaluator(cluster.world, "binpack"), QueueController(World())
+        )
     begun: dict[str, int] = {}
     for second in range(300):
         cluster.now = second

@@ -23,35 +23,35 @@ BEST, REST = 10, 8
 """Scores that kube-scheduler takes are 0 to 10. The best node alone has 10, and two points before the next
 outweigh all of kube-scheduler's own scores at the weight that the documentation names."""
 
-TOO_LITTLE = "Insufficient GPU Memory in one device"
+INSUFFICIENT_MEMORY = "Insufficient GPU Memory in one device"
 """gpushare's words, which people search for."""
 
-_SHAPES = 64
+_MAX_SHAPES = 64
 """Requests of so many different sizes are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
-class No:
+class Infeasible:
     """Why a node does not do. hopeless: nor would it if nothing were held there."""
 
     sentence: str
-    hopeless: bool
+    unresolvable: bool
     rejection: Rejection | None = None
     """Card by card, where that is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Yes:
+class Feasible:
     """Where the pod would be, a placement for each of its parts. score: the smaller, the better."""
 
     score: tuple[float, ...]
     placements: tuple[Placement, ...]
 
 
-Verdict = Yes | No
+Verdict = Feasible | Infeasible
 
 
-class Held(View, Protocol):
+class VersionedUsage(View, Protocol):
     """What is held of each card, and when that changed."""
 
     def generation(self, node: str) -> int:
@@ -59,7 +59,7 @@ class Held(View, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class HeldPlacement:
     """What somebody who waits will get. id: whose it is."""
 
     id: str
@@ -67,7 +67,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class QueueConstraints:
     """Who is served before a pod, and what is kept for them.
 
     reserved: UUIDs of the cards that they have named, as `named` has them. kept: by node, what fits for
@@ -76,49 +76,53 @@ class Ahead:
     """
 
     reserved: frozenset[str] = frozenset()
-    kept: Mapping[str, tuple[Kept, ...]] = field(default_factory=dict)
+    kept: Mapping[str, tuple[HeldPlacement, ...]] = field(default_factory=dict)
     nodes: frozenset[str] = frozenset()
     position: int = 0
     of: int = 0
 
 
-NOBODY = Ahead()
+NO_CONSTRAINTS = QueueConstraints()
 
 
 @dataclass(frozen=True, slots=True)
-class Filtered:
+class FilterResult:
     """Nodes that fit, in the order in which they were named; and sentences for those that do not."""
 
     fitting: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    hopeless: dict[str, str] = field(default_factory=dict)
+    unresolvable: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Sacrifice:
+class PreemptionResult:
     """UIDs of pods that must go, and how many of them no disruption budget allows."""
 
     uids: tuple[str, ...]
     violations: int = 0
 
 
-class Judge:
+class PodEvaluator:
     """Judges nodes for pods, and remembers the verdicts until the node changes.
 
     A cluster's pods come in few sizes: of a thousand nodes those few are judged again that changed.
     """
 
-    def __init__(self, world: World, policy: Policy, view: Held | None = None) -> None:
+    def __init__(self, world: World, policy: Policy, view: VersionedUsage | None = None) -> None:
         """view: what is held; more than the world says where plans hold something besides."""
         self._world, self._policy, self._view = world, policy, view or world
         self._memory: OrderedDict[tuple[Part, ...], dict[str, tuple[int, Verdict]]] = OrderedDict()
 
-    def filter(self, pod: Pod, names: Iterable[str], ahead: Ahead = NOBODY) -> Filtered:
+    def filter(
+        self, pod: Pod, names: Iterable[str], ahead: QueueConstraints = NO_CONSTRAINTS
+    ) -> FilterResult:
         """Which of the nodes the pod fits. Nothing is reserved: the pod may yet go nowhere."""
-        answer = Filtered()
-        for name, verdict in self.judge(pod, names, ahead):
-            if isinstance(verdict, No):
-                (answer.hopeless if verdict.hopeless else answer.failed)[name] = verdict.sentence
+        answer = FilterResult()
+        for name, verdict in self.evaluate(pod, names, ahead):
+            if isinstance(verdict, Infeasible):
+                (answer.unresolvable if verdict.unresolvable else answer.failed)[name] = (
+                    verdict.sentence
+                )
             else:
                 answer.fitting.append(name)
         if not answer.fitting and ahead.of:
@@ -128,7 +132,7 @@ class Judge:
         return answer
 
     def prioritize(
-        self, pod: Pod, names: Sequence[str], ahead: Ahead = NOBODY
+        self, pod: Pod, names: Sequence[str], ahead: QueueConstraints = NO_CONSTRAINTS
     ) -> list[tuple[str, int]]:
         """A score for each node, in the order given: 10 for the best one, 8 down to 0 for the others.
 
@@ -136,8 +140,8 @@ class Judge:
         """
         fits = [
             (verdict.score, name)
-            for name, verdict in self.judge(pod, names, ahead)
-            if isinstance(verdict, Yes)
+            for name, verdict in self.evaluate(pod, names, ahead)
+            if isinstance(verdict, Feasible)
         ]
         ranked = [name for _, name in sorted(fits)]
         scores = {
@@ -146,19 +150,21 @@ class Judge:
         }
         return [(name, scores.get(name, 0)) for name in names]
 
-    def placements(self, pod: Pod, name: str, ahead: Ahead = NOBODY) -> tuple[Placement, ...] | No:
+    def placements(
+        self, pod: Pod, name: str, ahead: QueueConstraints = NO_CONSTRAINTS
+    ) -> tuple[Placement, ...] | Infeasible:
         """Where on this node the pod goes; nothing if it asks for nothing."""
-        ((_, verdict),) = self.judge(pod, (name,), ahead)
-        return verdict.placements if isinstance(verdict, Yes) else verdict or ()
+        ((_, verdict),) = self.evaluate(pod, (name,), ahead)
+        return verdict.placements if isinstance(verdict, Feasible) else verdict or ()
 
-    def judge(
-        self, pod: Pod, names: Iterable[str], ahead: Ahead = NOBODY
+    def evaluate(
+        self, pod: Pod, names: Iterable[str], ahead: QueueConstraints = NO_CONSTRAINTS
     ) -> list[tuple[str, Verdict | None]]:
         """A verdict for each node; None where the pod asks for nothing that is fenka's to give.
 
         ahead: what is kept for others of the cards that are free. Only where it is, anything is judged anew.
         """
-        world, wanted = self._world, Wanted(pod, self._world.dialects)
+        world, wanted = self._world, PodDemand(pod, self._world.dialects)
         known: dict[int, tuple[tuple[Part, ...], dict[str, tuple[int, Verdict]]]] = {}
         verdicts: list[tuple[str, Verdict | None]] = []
         for name in names:
@@ -171,17 +177,20 @@ class Judge:
                 try:
                     parts = wanted.parts(share.unit_mib)
                 except Unreadable as why:
-                    verdicts.append((name, No(str(why), hopeless=True)))
+                    verdicts.append((name, Infeasible(str(why), unresolvable=True)))
                     continue
                 found = known[share.unit_mib] = parts, self._of_shape(parts)
             parts, memory = found
             generation = self._view.generation(name)
             remembered = memory.get(name)
             if remembered is None or remembered[0] != generation:
-                remembered = memory[name] = generation, self._judge(parts, share, self._view)
+                remembered = memory[name] = (
+                    generation,
+                    self._evaluate_node(parts, share, self._view),
+                )
             verdict = remembered[1]
-            if name in ahead.nodes and isinstance(verdict, Yes):
-                verdict = self._behind(parts, share, ahead)
+            if name in ahead.nodes and isinstance(verdict, Feasible):
+                verdict = self._evaluate_constrained(parts, share, ahead)
             verdicts.append((name, verdict))
         return verdicts
 
@@ -190,7 +199,7 @@ class Judge:
 
         Raises Unreadable.
         """
-        wanted = Wanted(pod, self._world.dialects)
+        wanted = PodDemand(pod, self._world.dialects)
         if wanted.trouble is not None:
             raise Unreadable(wanted.trouble)
         if wanted.dialect is None:
@@ -201,21 +210,21 @@ class Judge:
     def why(self, pod: Pod) -> str | None:
         """One sentence over all sharing nodes, for a pod that waits; None where one fits."""
         names = [share.node.name for share in self._world.shares()]
-        verdicts = [verdict for _, verdict in self.judge(pod, names)]
-        noes = [verdict for verdict in verdicts if isinstance(verdict, No)]
+        verdicts = [verdict for _, verdict in self.evaluate(pod, names)]
+        noes = [verdict for verdict in verdicts if isinstance(verdict, Infeasible)]
         if len(noes) < len(verdicts):
             return None
         rejections = tuple(no.rejection for no in noes if no.rejection is not None)
         if noes and not rejections:
             return noes[0].sentence
         hint = ""
-        if all(no.hopeless for no in noes):
+        if all(no.unresolvable for no in noes):
             hint = self._hint(pod)
         return Rejected(rejections, hint).sentence()
 
     def _hint(self, pod: Pod) -> str:
         """Nothing that is held is to blame: what could ever be had."""
-        wanted = Wanted(pod, self._world.dialects)
+        wanted = PodDemand(pod, self._world.dialects)
         usable = [it for it in self._world.shares() if not self._world.node_trouble(it.node.name)]
         for unit in sorted({share.unit_mib for share in usable}):
             parts = wanted.parts(unit)
@@ -234,8 +243,8 @@ class Judge:
         budgets: Callable[[Pod], frozenset[Budget]] = lambda _: frozenset(),
         gang: Callable[[Pod], str | None] = lambda _: None,
         *,
-        ahead: Ahead = NOBODY,
-    ) -> Sacrifice | None:
+        ahead: QueueConstraints = NO_CONSTRAINTS,
+    ) -> PreemptionResult | None:
         """Who must go so that this one fits on the node's cards; None where nobody's going helps.
 
         victims: whom kube-scheduler would evict for its own reasons; they all stay victims. Others of lower
@@ -245,12 +254,12 @@ class Judge:
         """
         if any(uid in pods and _priority(pods[uid]) >= _priority(pod) for uid in victims):
             return None
-        wanted = Wanted(pod, self._world.dialects)
+        wanted = PodDemand(pod, self._world.dialects)
         if wanted.dialect is None and wanted.trouble is None:
-            return Sacrifice(tuple(victims))
+            return PreemptionResult(tuple(victims))
         share = self._world.share(node)
         if share is None or wanted.trouble or self._world.node_trouble(node):
-            return Sacrifice(tuple(victims)) if _elsewhere(wanted) else None
+            return PreemptionResult(tuple(victims)) if _elsewhere(wanted) else None
         try:
             parts = wanted.parts(share.unit_mib)
             modes.admits(self._labels(node), parts)
@@ -275,43 +284,47 @@ class Judge:
         if found is None:
             return None
         # Who has several slices is there several times.
-        return Sacrifice((*victims, *dict.fromkeys(found.ids)), found.violations)
+        return PreemptionResult((*victims, *dict.fromkeys(found.ids)), found.violations)
 
     def _of_shape(self, parts: tuple[Part, ...]) -> dict[str, tuple[int, Verdict]]:
         memory = self._memory.setdefault(parts, {})
         self._memory.move_to_end(parts)
-        if len(self._memory) > _SHAPES:
+        if len(self._memory) > _MAX_SHAPES:
             self._memory.popitem(last=False)
         return memory
 
-    def _without_request(self, wanted: "Wanted", name: str) -> No | None:
+    def _without_request(self, wanted: "PodDemand", name: str) -> Infeasible | None:
         if wanted.trouble is not None:
-            return No(wanted.trouble, hopeless=True)
+            return Infeasible(wanted.trouble, unresolvable=True)
         if wanted.dialect is None:
             return None
         trouble = self._world.node_trouble(name)
         if trouble is not None:
-            return No(trouble, hopeless=True)
+            return Infeasible(trouble, unresolvable=True)
         if self._world.node(name) is None:
-            return No(f'node "{name}" not found', hopeless=True)
+            return Infeasible(f'node "{name}" not found', unresolvable=True)
         if _elsewhere(wanted):
             return None
-        return No(f"The node {name} is not for GPU share, need skip", hopeless=True)
+        return Infeasible(f"The node {name} is not for GPU share, need skip", unresolvable=True)
 
-    def _behind(self, parts: tuple[Part, ...], share: Share, ahead: Ahead) -> Verdict:
+    def _evaluate_constrained(
+        self, parts: tuple[Part, ...], share: Share, ahead: QueueConstraints
+    ) -> Verdict:
         """On what those before it leave."""
         node, view = share.node, Stacked(self._view)
         for it in ahead.kept.get(node.name, ()):
             view.add(it.placement)
-        verdict = self._judge(parts, replace(share, node=named(node)), view, ahead.reserved)
-        if isinstance(verdict, Yes):
+        verdict = self._evaluate_node(
+            parts, replace(share, node=with_card_ids(node)), view, ahead.reserved
+        )
+        if isinstance(verdict, Feasible):
             return replace(
                 verdict, placements=tuple(_as_recorded(it, node) for it in verdict.placements)
             )
         if verdict.rejection is None:
             return verdict
         rejection = self._kept(parts[0].request, node, verdict.rejection)
-        return No(sentence(rejection), hopeless=False, rejection=rejection)
+        return Infeasible(sentence(rejection), unresolvable=False, rejection=rejection)
 
     def _kept(self, request: Request, node: Node, rejection: Rejection) -> Rejection:
         """A card that would do, were it not for others, is reserved for them, whatever is lacking then."""
@@ -323,7 +336,7 @@ class Judge:
         )
         return replace(rejection, reasons=tuple(reasons))
 
-    def _judge(
+    def _evaluate_node(
         self,
         parts: tuple[Part, ...],
         share: Share,
@@ -333,8 +346,8 @@ class Judge:
         node = share.node
         trouble = self._world.node_trouble(node.name)
         if trouble is not None:
-            return No(trouble, hopeless=True)
-        turned_away = self._turned_away(parts, node.name)
+            return Infeasible(trouble, unresolvable=True)
+        turned_away = self._rejected_by_mode(parts, node.name)
         if turned_away is not None:
             return turned_away
         requests = tuple(part.request for part in parts)
@@ -343,29 +356,29 @@ class Judge:
             return self._no(requests, node, verdict)
         policy = self._card_policy(node.name)
         if len(requests) == 1 and policy == self._policy:
-            return Yes(verdict.score, (verdict.placement,))
+            return Feasible(verdict.score, (verdict.placement,))
         # Nodes are compared by one policy, cards chosen by the node's own.
         found = plan_gang(view, requests, policy, (node,), reserved)
         if isinstance(found, Rejected):
             return self._no(requests, node, found.rejections[0])
-        return Yes(verdict.score, found)
+        return Feasible(verdict.score, found)
 
-    def _turned_away(self, parts: tuple[Part, ...], name: str) -> No | None:
+    def _rejected_by_mode(self, parts: tuple[Part, ...], name: str) -> Infeasible | None:
         """By the node's mode; by what its pods hold, only as long as they do."""
         labels = self._labels(name)
         try:
             modes.admits(labels, parts)
         except Unreadable as why:
-            return No(str(why), hopeless=True)
+            return Infeasible(str(why), unresolvable=True)
         try:
-            modes.admits(labels, parts, neighbours(self._world, name))
+            modes.admits(labels, parts, resident_compute(self._world, name))
         except Unreadable as why:
-            return No(str(why), hopeless=False)
+            return Infeasible(str(why), unresolvable=False)
         return None
 
-    def _no(self, requests: tuple[Request, ...], node: Node, rejection: Rejection) -> No:
-        hopeless = _hopeless(requests, tuple(map(_kind, node.cards)))
-        return No(sentence(rejection), hopeless, rejection)
+    def _no(self, requests: tuple[Request, ...], node: Node, rejection: Rejection) -> Infeasible:
+        unresolvable = _never_fits(requests, tuple(map(_kind, node.cards)))
+        return Infeasible(sentence(rejection), unresolvable, rejection)
 
     def _labels(self, name: str) -> Mapping[str, str]:
         node = self._world.node(name)
@@ -376,7 +389,7 @@ class Judge:
         return asked if asked in ("binpack", "spread") else self._policy
 
 
-def neighbours(world: World, name: str) -> set[bool]:
+def resident_compute(world: World, name: str) -> set[bool]:
     """Of those who hold memory of the node, whether they hold compute; only some modes ask."""
     node = world.node(name)
     if node is None or modes.MODE not in node.metadata.labels:
@@ -388,7 +401,7 @@ def neighbours(world: World, name: str) -> set[bool]:
     }
 
 
-def named(node: Node) -> Node:
+def with_card_ids(node: Node) -> Node:
     """With a name for each card, also where only gpushare's plugin is, which tells no UUIDs."""
     if all(card.uuid for card in node.cards):
         return node
@@ -400,7 +413,7 @@ def _without(node: Node, reserved: Collection[str]) -> Node:
     """With these cards closed."""
     cards = (
         replace(card, cordoned=True) if name.uuid in reserved else card
-        for card, name in zip(node.cards, named(node).cards, strict=True)
+        for card, name in zip(node.cards, with_card_ids(node).cards, strict=True)
     )
     return replace(node, cards=tuple(cards)) if reserved else node
 
@@ -416,7 +429,7 @@ def sentence(rejection: Rejection) -> str:
     """gpushare's words where they are true, and the counts."""
     counts = Rejected((rejection,)).sentence()
     memory = any(reason.why is Why.MEMORY for reason in rejection.reasons)
-    return f"{TOO_LITTLE}: {counts}" if memory else counts
+    return f"{INSUFFICIENT_MEMORY}: {counts}" if memory else counts
 
 
 _Kind = tuple[int, int, str, bool, bool]
@@ -426,17 +439,17 @@ def _kind(card: Card) -> _Kind:
     return card.memory_mib, card.compute, card.model, card.healthy, card.cordoned
 
 
-def could_ever(requests: tuple[Request, ...], node: Node) -> bool:
+def fits_when_empty(requests: tuple[Request, ...], node: Node) -> bool:
     """Whether the node would do if nothing were held there, and none of its cards were sick or cordoned."""
     kinds = (
         replace(card, healthy=True, cordoned=False) if card.cordoned or not card.healthy else card
         for card in node.cards
     )
-    return not _hopeless(requests, tuple(map(_kind, kinds)))
+    return not _never_fits(requests, tuple(map(_kind, kinds)))
 
 
 @lru_cache(maxsize=1024)
-def _hopeless(requests: tuple[Request, ...], kinds: tuple[_Kind, ...]) -> bool:
+def _never_fits(requests: tuple[Request, ...], kinds: tuple[_Kind, ...]) -> bool:
     """Whether a node with such cards would not do even if it were empty. A cluster has few kinds of nodes."""
     cards = (
         Card(index, "", model, memory_mib, compute, healthy=healthy, cordoned=cordoned)
@@ -446,7 +459,7 @@ def _hopeless(requests: tuple[Request, ...], kinds: tuple[_Kind, ...]) -> bool:
     return isinstance(plan_gang(Empty(), requests, "binpack", (node,)), Rejected)
 
 
-class Wanted:
+class PodDemand:
     """What a pod asks for, read once."""
 
     def __init__(self, pod: Pod, dialects: Collection[Dialect]) -> None:
@@ -465,7 +478,7 @@ class Wanted:
         return self.dialect.demand(self._manifest, unit_mib)
 
 
-def _elsewhere(wanted: Wanted) -> bool:
+def _elsewhere(wanted: PodDemand) -> bool:
     """Whole cards are also had on nodes that do not share: there the kubelet chooses them."""
     return wanted.dialect is whole_cards
 

@@ -8,25 +8,25 @@ from typing import Any
 from aiohttp import web
 
 from fenka.kubernetes.election import ADDRESS, LAST_WRITE_S, LEASE_S
-from fenka.scheduler.binding import BIND_WITHIN_S, SETTLED_S
-from fenka.scheduler.forward import FORWARDED
+from fenka.scheduler.binder import BIND_WITHIN_S, SETTLED_S
+from fenka.scheduler.leader_proxy import FORWARDED
 from fenka.scheduler.main import url
 from fenka.scheduler.server import PREFIX
 from tests.kubernetes.api_server import ApiServer, api_server, until
 from tests.kubernetes.test_election import Clock
 from tests.scheduler.objects_kit import T4_MIB, node_json, on_card, pod_json
-from tests.scheduler.replica_kit import Extender, extender, put_pod
+from tests.scheduler.replica_kit import SchedulerHarness, extender, put_pod
 
 NODE = node_json("n", T4_MIB)
 FOUR = T4_MIB * 4 // 14
-Run = Callable[[ApiServer, Extender, Extender], Awaitable[None]]
+Run = Callable[[ApiServer, SchedulerHarness, SchedulerHarness], Awaitable[None]]
 
 
 def two_replicas(run: Run, *, told: bool = True, names: tuple[str, str] = ("one", "two")) -> None:
     """The leader, and one that stands by and is ready."""
 
     @contextlib.asynccontextmanager
-    async def both(server: ApiServer) -> AsyncIterator[tuple[Extender, Extender]]:
+    async def both(server: ApiServer) -> AsyncIterator[tuple[SchedulerHarness, SchedulerHarness]]:
         clock = Clock()
         async with extender(server, names[0], clock, told=told) as one:
             await until(lambda: one.replica.leading)
@@ -44,7 +44,7 @@ def two_replicas(run: Run, *, told: bool = True, names: tuple[str, str] = ("one"
 
 
 async def post(
-    one: Extender, verb: str, body: Any, headers: dict[str, str] | None = None
+    one: SchedulerHarness, verb: str, body: Any, headers: dict[str, str] | None = None
 ) -> tuple[int, str]:
     """Status and text."""
     where = f"{one.url}{PREFIX}/{verb}"
@@ -55,7 +55,7 @@ async def post(
 def test_all_verbs_are_answered_by_the_leader_wherever_they_arrive() -> None:
     """Also what is held by the leader's memory alone counts; both replicas are ready."""
 
-    async def run(server: ApiServer, one: Extender, two: Extender) -> None:
+    async def run(server: ApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         for it in (one, two):
             async with it.session.get(f"{it.url}/readyz") as answer:
                 assert (answer.status, await answer.text()) == (200, "ok")
@@ -86,7 +86,7 @@ def test_all_verbs_are_answered_by_the_leader_wherever_they_arrive() -> None:
 def test_nothing_is_passed_on_twice() -> None:
     """Two replicas of different opinion who leads do not play ball."""
 
-    async def run(_: ApiServer, one: Extender, two: Extender) -> None:
+    async def run(_: ApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         for verb, body in (
             ("filter", {"Pod": pod_json("p", 4), "NodeNames": ["n"]}),
             ("bind", {"PodName": "p", "PodNamespace": "default", "Node": "n"}),
@@ -105,7 +105,7 @@ def test_nothing_is_passed_on_twice() -> None:
 def test_a_leader_that_does_not_answer_is_named() -> None:
     """In the place where each verb's answer has one."""
 
-    async def run(_: ApiServer, one: Extender, two: Extender) -> None:
+    async def run(_: ApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         await one.die()
         answer = await two.filter(pod_json("p", 4), "n")
         assert answer["Error"].startswith("fenka: the leader one does not answer: ")
@@ -122,7 +122,7 @@ def test_a_leader_that_does_not_answer_is_named() -> None:
 def test_a_leader_that_says_no_address_cannot_be_asked() -> None:
     """One that was started by hand, without an address to advertise."""
 
-    async def run(server: ApiServer, _: Extender, two: Extender) -> None:
+    async def run(server: ApiServer, _: SchedulerHarness, two: SchedulerHarness) -> None:
         answer = await two.filter(pod_json("p", 4), "n")
         assert answer["Error"] == "fenka: the leader one does not say where it is reached"
         lease = server.get("leases", "fenka-scheduler", "kube-system")
@@ -134,7 +134,7 @@ def test_a_leader_that_says_no_address_cannot_be_asked() -> None:
 def test_who_ends_passes_late_calls_to_its_successor_and_ends_the_connection() -> None:
     """Not ready any more, but kube-proxy has not heard of it yet."""
 
-    async def run(server: ApiServer, one: Extender, two: Extender) -> None:
+    async def run(server: ApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         stopping = asyncio.create_task(one.replica.stop())
         await until(lambda: one.replica.leader == "two" and two.replica.leading)
         await stopping
@@ -154,7 +154,7 @@ def test_who_ends_passes_late_calls_to_its_successor_and_ends_the_connection() -
 def test_who_has_not_heard_of_the_lease_for_long_is_not_ready() -> None:
     """It would pass calls on to somebody who may not lead any more."""
 
-    async def run(server: ApiServer, _: Extender, two: Extender) -> None:
+    async def run(server: ApiServer, _: SchedulerHarness, two: SchedulerHarness) -> None:
         async def no_leases(request: web.Request) -> web.StreamResponse | None:
             return web.Response(status=503) if "leases" in request.path else None
 
@@ -178,7 +178,7 @@ def test_a_leader_whose_container_has_ended_is_followed_before_its_lease_runs_ou
     """Killed, and killed again: the kubelet waits longer each time before it starts it again."""
     assert BIND_WITHIN_S + SETTLED_S <= LAST_WRITE_S < LEASE_S
 
-    async def run(server: ApiServer, one: Extender, two: Extender) -> None:
+    async def run(server: ApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         await one.die()
         clock = two.clock
         lease = server.get("leases", "fenka-scheduler", "kube-system")["spec"]

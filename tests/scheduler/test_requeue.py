@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from fenka.kubernetes.objects import Pod
-from fenka.scheduler.nudging import LABEL, Nudger
+from fenka.scheduler.requeue import LABEL, Requeuer
 from tests.kubernetes.api_server import ApiServer, api_server, until
 from tests.scheduler.objects_kit import a_pod
 from tests.scheduler.replica_kit import briefly, put_pod
@@ -32,8 +32,8 @@ def test_the_label() -> None:
             def due(_: int) -> Sequence[Pod]:
                 return batches.pop() if batches else ()
 
-            nudger = Nudger(api, due, lambda: leads, briefly, now=lambda: 12.5)
-            task = asyncio.create_task(nudger.run())
+            requeuer = Requeuer(api, due, lambda: leads, briefly, now=lambda: 12.5)
+            task = asyncio.create_task(requeuer.run())
             await asyncio.sleep(0.02)
             assert label(server, "p") is None
             leads = True
@@ -58,7 +58,7 @@ def test_where_it_may_not() -> None:
             server.before = forbid
             pods = [a_pod("p", 4, uid="p")]
             async with asyncio.timeout(10):
-                await Nudger(api, lambda _: pods, lambda: True, briefly).run()
+                await Requeuer(api, lambda _: pods, lambda: True, briefly).run()
             assert label(server, "p") is None
 
     asyncio.run(go())

@@ -15,16 +15,16 @@ from fenka.kubernetes.client import Api, NoCluster, Refused
 from fenka.kubernetes.eviction import evict
 from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import World
-from fenka.scheduler.telling import Recorder
+from fenka.scheduler.event_reporter import Recorder
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-MOVED, STUCK = "FenkaMoved", "FenkaRefused"
+EVICTED, LEASE_DENIED = "FenkaEvicted", "FenkaLeaseDenied"
 _REMEMBERED = 10_000
 
 
-class Mover:
+class Descheduler:
     """Best effort: what fails is tried again. pods: those that the watch knows, by UID."""
 
     def __init__(
@@ -66,10 +66,10 @@ class Mover:
             said = f"fenka: its node has refused it for a minute: {refusal.sentence}"
             if movable:
                 note = f"{said}; it is evicted, and its controller makes another"
-                self._recorder.on_pod(pod, MOVED, note)
+                self._recorder.on_pod(pod, EVICTED, note)
             elif refusal.movable:
                 note = f"{said}; no controller would make another: delete it and create it again"
-                self._recorder.on_pod(pod, STUCK, note)
+                self._recorder.on_pod(pod, LEASE_DENIED, note)
         if movable:
             log.warning("%s is evicted: %s", pod.full_name, refusal.sentence)
             with contextlib.suppress(Refused, NoCluster):

@@ -4,13 +4,13 @@ import pytest
 
 from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import World
-from fenka.scheduler.decide import Judge, No
+from fenka.scheduler.pod_placement import Infeasible, PodEvaluator
 from tests.scheduler.objects_kit import GIB, T4_MIB, a_node, a_pod, on_card
 
 UNITS_16 = 16 * GIB
 
 
-def placed(world: World, judge: Judge, pod: Pod) -> str | None:
+def placed(world: World, judge: PodEvaluator, pod: Pod) -> str | None:
     """Schedule as kube-scheduler does, by scores alone, and bind: the node; None where nothing fits."""
     fitting = judge.filter(pod, [it.metadata.name for it in world.nodes()]).fitting
     if not fitting:
@@ -18,15 +18,15 @@ def placed(world: World, judge: Judge, pod: Pod) -> str | None:
     name, best = max(judge.prioritize(pod, fitting), key=lambda it: it[1])
     assert best == 10
     placements = judge.placements(pod, name)
-    assert not isinstance(placements, No)
+    assert not isinstance(placements, Infeasible)
     world.assume(pod, placements)
     return name
 
 
-def cards(judge: Judge, pod: Pod, name: str = "n") -> list[int]:
+def cards(judge: PodEvaluator, pod: Pod, name: str = "n") -> list[int]:
     """The cards of a node on which the pod would be."""
     placements = judge.placements(pod, name)
-    assert not isinstance(placements, No)
+    assert not isinstance(placements, Infeasible)
     return [piece.card for placement in placements for piece in placement.slices]
 
 
@@ -38,7 +38,7 @@ def held(world: World, node: str, card: int = 0) -> int:
 def test_binpack_on_two_nodes_as_in_the_scenario() -> None:
     """2; 8 and 8; 2; 5 GiB on two T4 of 14: 4 units are 15079 * 4 // 14 MiB."""
     world = World([a_node("04", T4_MIB), a_node("05", T4_MIB)])
-    judge = Judge(world, "binpack")
+    judge = PodEvaluator(world, "binpack")
 
     def units(node: str) -> float:
         return round(held(world, node) * 14 / T4_MIB)
@@ -73,7 +73,7 @@ def test_gpusharees_card(held_units: tuple[int, ...], asked: int, card: int) -> 
         for i, units in enumerate(held_units)
         if units
     ]
-    judge = Judge(World([a_node("n", *[UNITS_16] * 4)], pods), "binpack")
+    judge = PodEvaluator(World([a_node("n", *[UNITS_16] * 4)], pods), "binpack")
     assert cards(judge, a_pod("new", asked)) == [card]
 
 
@@ -82,13 +82,13 @@ def test_a_node_may_have_a_policy_of_its_own() -> None:
     for label, card in (("spread", 1), ("binpack", 0), ("nonsense", 0)):
         node = a_node("n", T4_MIB, T4_MIB, labels={"ack.node.gpu.placement": label})
         pod = a_pod("old", 4, node="n", annotations=on_card(0, 4))
-        assert cards(Judge(World([node], [pod]), "binpack"), a_pod("new", 4)) == [card]
+        assert cards(PodEvaluator(World([node], [pod]), "binpack"), a_pod("new", 4)) == [card]
 
 
 def test_a_label_that_changes_the_policy_is_seen() -> None:
     """Verdicts are remembered, but not beyond a change."""
     world = World([a_node("n", T4_MIB, T4_MIB)])
-    judge = Judge(world, "binpack")
+    judge = PodEvaluator(world, "binpack")
     world.set_pod(a_pod("old", 4, node="n", annotations=on_card(0, 4)))
     assert cards(judge, a_pod("new", 4)) == [0]
     world.set_node(a_node("n", T4_MIB, T4_MIB, labels={"ack.node.gpu.placement": "spread"}))
@@ -114,7 +114,7 @@ def test_reasons_by_node() -> None:
     )
     world.set_sick("sick", frozenset({0}))
     names = [it.metadata.name for it in world.nodes()]
-    found = Judge(world, "binpack").filter(a_pod("p", 10), [*names, "gone"])
+    found = PodEvaluator(world, "binpack").filter(a_pod("p", 10), [*names, "gone"])
     assert found.fitting == ["good"]
     assert found.failed == {
         "full": "Insufficient GPU Memory in one device: 0/1 GPUs fit: 1 too little memory"
@@ -127,14 +127,14 @@ def test_reasons_by_node() -> None:
         "shut": "0/1 GPUs fit: 1 cordoned",
         "gone": 'node "gone" not found',
     }
-    assert {name: found.hopeless[name] for name in expected} == expected
-    assert "contradict" in found.hopeless["torn"]
-    assert "fenka.io/cards" in found.hopeless["broken"]
+    assert {name: found.unresolvable[name] for name in expected} == expected
+    assert "contradict" in found.unresolvable["torn"]
+    assert "fenka.io/cards" in found.unresolvable["broken"]
 
 
 def test_a_pod_that_asks_for_nothing_passes() -> None:
     """Also a limit of 0, and any node."""
-    judge = Judge(World([a_node("n", T4_MIB), a_node("plain")]), "binpack")
+    judge = PodEvaluator(World([a_node("n", T4_MIB), a_node("plain")]), "binpack")
     for pod in (a_pod("zero", 0), a_pod("none")):
         assert judge.filter(pod, ["n", "plain", "gone"]).fitting == ["n", "plain", "gone"]
         assert judge.prioritize(pod, ["n", "plain"]) == [("n", 0), ("plain", 0)]
@@ -143,21 +143,21 @@ def test_a_pod_that_asks_for_nothing_passes() -> None:
 
 def test_a_pod_that_makes_no_sense_says_so_on_every_node() -> None:
     """Nothing that is evicted helps it."""
-    judge = Judge(World([a_node("n", T4_MIB)]), "binpack")
+    judge = PodEvaluator(World([a_node("n", T4_MIB)]), "binpack")
     for pod, said in (
         (a_pod("p", "four"), "'four' is no quantity"),
         (a_pod("p", 5, labels={"aliyun.com/gpu-count": "2"}), "evenly over 2 cards"),
         (a_pod("p", 4, labels={"aliyun.com/gpu-count": "x"}), "not a number of cards"),
     ):
         found = judge.filter(pod, ["n"])
-        assert said in found.hopeless["n"]
+        assert said in found.unresolvable["n"]
         assert said in (judge.why(pod) or "")
 
 
 def test_several_cards_of_one_node() -> None:
     """8 units over two cards: 4 on each, in both generations of annotations."""
     world = World([a_node("n", T4_MIB, T4_MIB, T4_MIB)])
-    judge = Judge(world, "binpack")
+    judge = PodEvaluator(world, "binpack")
     pod = a_pod("p", 8, labels={"aliyun.com/gpu-count": "2"})
     assert placed(world, judge, pod) == "n"
     assert [held(world, "n", i) for i in range(3)] == [4308, 4308, 0]
@@ -167,7 +167,7 @@ def test_several_cards_of_one_node() -> None:
 
 def test_unequal_cards_are_counted_each() -> None:
     """gpushare's defect (d): 14 + 7 units are not 2 of 10."""
-    judge = Judge(World([a_node("n", T4_MIB, 7611)]), "binpack")
+    judge = PodEvaluator(World([a_node("n", T4_MIB, 7611)]), "binpack")
     assert cards(judge, a_pod("p", 12)) == [0]
     assert cards(judge, a_pod("p", 6)) == [1]
     assert judge.filter(a_pod("p", 15), ["n"]).fitting == []
@@ -176,7 +176,7 @@ def test_unequal_cards_are_counted_each() -> None:
 def test_an_overcommitted_card_has_nothing_free() -> None:
     """gpushare's defect (a): 16 in all, 20 used, and a request of 100."""
     pods = [a_pod(f"p{i}", 10, node="n", annotations=on_card(0, 10)) for i in range(2)]
-    judge = Judge(World([a_node("n", UNITS_16)], pods), "binpack")
+    judge = PodEvaluator(World([a_node("n", UNITS_16)], pods), "binpack")
     assert judge.filter(a_pod("p", 100), ["n"]).fitting == []
     assert judge.filter(a_pod("p", 1), ["n"]).fitting == []
 
@@ -185,7 +185,7 @@ def test_a_node_that_shrinks_is_seen_at_once() -> None:
     """gpushare's defect (b): 4 cards become 2, with and without an inventory."""
     for inventory in (True, False):
         world = World([a_node("n", *[UNITS_16] * 4, inventory=inventory)])
-        judge = Judge(world, "binpack")
+        judge = PodEvaluator(world, "binpack")
         for index in range(2):
             world.set_pod(a_pod(f"p{index}", 16, node="n", annotations=on_card(index, 16)))
         assert judge.filter(a_pod("p", 4), ["n"]).fitting == ["n"]
@@ -196,7 +196,7 @@ def test_a_node_that_shrinks_is_seen_at_once() -> None:
 def test_a_name_that_is_used_again_leaks_nothing() -> None:
     """gpushare's defect (f): force-deleted and made again under the same name; whatever comes first."""
     world = World([a_node("n", UNITS_16)])
-    judge = Judge(world, "binpack")
+    judge = PodEvaluator(world, "binpack")
     for turn in range(20):
         first = a_pod("web-0", 16, node="n", uid=f"a{turn}", annotations=on_card(0, 16))
         second = a_pod("web-0", 16, uid=f"b{turn}")
@@ -211,7 +211,7 @@ def test_a_name_that_is_used_again_leaks_nothing() -> None:
 def test_scores_make_the_best_node_certain() -> None:
     """10 for the best alone, then 8 down to 0; equal nodes by name, whatever the order asked in."""
     world = World([a_node(name, T4_MIB) for name in "edcba"])
-    judge = Judge(world, "binpack")
+    judge = PodEvaluator(world, "binpack")
     world.set_pod(a_pod("p", 2, node="c", annotations=on_card(0, 2)))
     scores = dict(judge.prioritize(a_pod("new", 2), list("bedac")))
     assert scores == {"c": 10, "a": 8, "b": 5, "d": 2, "e": 0}
@@ -223,7 +223,7 @@ def test_spread_takes_the_emptiest_node() -> None:
     """The reverse."""
     world = World([a_node("a", T4_MIB), a_node("b", T4_MIB)])
     world.set_pod(a_pod("p", 2, node="a", annotations=on_card(0, 2)))
-    assert placed(world, Judge(world, "spread"), a_pod("new", 2)) == "b"
+    assert placed(world, PodEvaluator(world, "spread"), a_pod("new", 2)) == "b"
 
 
 # ---- preempt ----
@@ -240,7 +240,7 @@ def preempted(pods: list[Pod], new: Pod, victims: list[str], *sizes: int) -> lis
     """Who goes of a node with these cards."""
     world = World([a_node("n", *(sizes or (T4_MIB, T4_MIB)))], pods)
     known = {it.metadata.uid: it for it in pods}
-    found = Judge(world, "binpack").preempt(new, "n", victims, known)
+    found = PodEvaluator(world, "binpack").preempt(new, "n", victims, known)
     return list(found.uids) if found else None
 
 
@@ -294,11 +294,11 @@ def test_a_card_that_is_too_small_is_no_use() -> None:
 def test_the_sentence_over_all_nodes() -> None:
     """For kube-scheduler's own refusals; with a hint only where nothing that is held is to blame."""
     world = World([a_node("a", T4_MIB), a_node("b", 7611)])
-    judge = Judge(world, "binpack")
+    judge = PodEvaluator(world, "binpack")
     assert judge.why(a_pod("p", 4)) is None
     assert judge.why(a_pod("p", 20)) == (
         "0/2 GPUs fit: 2 too little memory; the largest card has 14 units, ask for no more"
     )
     world.set_pod(a_pod("old", 10, node="a", annotations=on_card(0, 10)))
     assert judge.why(a_pod("p", 10)) == "0/2 GPUs fit: 2 too little memory"
-    assert Judge(World(), "binpack").why(a_pod("p", 4)) == "there is no GPU"
+    assert PodEvaluator(World(), "binpack").why(a_pod("p", 4)) == "there is no GPU"

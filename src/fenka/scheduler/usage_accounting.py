@@ -12,7 +12,7 @@ from fenka.kubernetes.objects import Pod, seconds
 from fenka.kubernetes.world import World, asks, read_holding
 
 
-class PodUses:
+class UsageAccounting:
     """Keeps `uses` up to date. now: seconds since 1970."""
 
     def __init__(self, world: World, fairness: Fairness) -> None:

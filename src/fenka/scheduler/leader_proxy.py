@@ -21,11 +21,11 @@ CONNECT_WITHIN_S = 1.0
 """A node that is gone does not even refuse; kube-scheduler places nothing else while it waits for filter."""
 
 
-class Unreachable(Exception):
+class LeaderUnreachable(Exception):
     """The leader does not answer; the message says why."""
 
 
-class Forwarder:
+class LeaderProxy:
     """Connections to the leader, kept open. `running` is for aiohttp's cleanup_ctx.
 
     credentials: how this replica shows who it is, and knows the leader; None for plain HTTP.
@@ -57,4 +57,4 @@ class Forwarder:
                     content_type=answer.content_type,
                 )
         except (aiohttp.ClientError, TimeoutError, OSError) as why:
-            raise Unreachable(str(why) or "no answer in time") from None
+            raise LeaderUnreachable(str(why) or "no answer in time") from None

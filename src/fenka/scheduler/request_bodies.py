@@ -17,7 +17,7 @@ WAIT_S = 4.0
 """For other bodies to be done with; kube-scheduler waits 5 s in all."""
 
 
-class BodyRefused(Exception):
+class BodyRejected(Exception):
     """The body is not read to its end. status: HTTP's. The message is for kube-scheduler's event."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -26,17 +26,17 @@ class BodyRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class BodyLimits:
     """largest: bytes of one body; together: bytes of all bodies that are read or answered at a time."""
 
     largest: int = 8 * MIB
     together: int = 64 * MIB
 
 
-class Bodies:
+class BodyReader:
     """Those of one server."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: BodyLimits) -> None:
         self._bounds = bounds
         self._held = 0
         self._freed = asyncio.Condition()
@@ -50,7 +50,7 @@ class Bodies:
     async def reading(self, request: web.Request) -> AsyncIterator[bytes]:
         """Read the body; its room is given back at the end. Raises BodyRefused."""
         if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise BodyRefused(415, "the request's body is compressed: send it as it is")
+            raise BodyRejected(415, "the request's body is compressed: send it as it is")
         reserved = 0
         try:
             length = request.content_length
@@ -71,7 +71,7 @@ class Bodies:
     async def _reserve(self, reserved: int, size: int) -> int:
         """Return the bytes that are reserved for a body of this size so far."""
         if size > self._bounds.largest:
-            raise BodyRefused(
+            raise BodyRejected(
                 413,
                 f"the request's body has more than {self._bounds.largest // MIB} MiB: set nodeCacheCapable: "
                 "true in kube-scheduler's configuration, or raise scheduler.bodies.largestMiB of the chart",
@@ -85,7 +85,7 @@ class Bodies:
                 )
                 self._held += size - reserved
         except TimeoutError:
-            raise BodyRefused(
+            raise BodyRejected(
                 503, f"requests of {self._bounds.together // MIB} MiB are being answered: try again"
             ) from None
         return size

@@ -23,13 +23,18 @@ from fenka.kubernetes.objects import (
     SchedulingGroup,
 )
 from fenka.kubernetes.world import World
-from fenka.scheduler.decide import Judge
-from fenka.scheduler.desk import Desk
-from fenka.scheduler.gangs import BROKEN_S, DOUBT_S, PLAN_S, Gangs
-from fenka.scheduler.order import InOrder, Order
+from fenka.scheduler.extender import Extender
+from fenka.scheduler.gang_scheduler import (
+    INCOMPLETE_TTL_S,
+    NODE_MISSING_TTL_S,
+    PLAN_TTL_S,
+    GangScheduler,
+)
+from fenka.scheduler.pod_placement import PodEvaluator
+from fenka.scheduler.queue_controller import QueueController, QueuedEvaluator
 from tests.kubernetes.api_server import ApiServer, until
 from tests.scheduler.objects_kit import T4_MIB, Json, a_node, a_pod, node_json, on_card
-from tests.scheduler.replica_kit import Extender, put_pod, scenario
+from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
 
 
 def in_gang(name: str, size: int) -> dict[str, str]:
@@ -46,13 +51,13 @@ class Cluster:
         self.groups: dict[str, PodGroup] = {}
         self.now = 0.0
         self.woken: list[str] = []
-        self.gangs = Gangs(
+        self.gangs = GangScheduler(
             self.world, "binpack", lambda: self.pods, lambda: self.groups, lambda: self.now
         )
-        judge = Judge(self.world, "binpack", self.gangs)
-        self.order = Order(self.world, gangs=self.gangs, now=lambda: self.now)
-        self.desk = Desk(
-            InOrder(judge, self.order),
+        judge = PodEvaluator(self.world, "binpack", self.gangs)
+        self.order = QueueController(self.world, gangs=self.gangs, now=lambda: self.now)
+        self.extender = Extender(
+            QueuedEvaluator(judge, self.order),
             judge,
             self.gangs,
             lambda pods: self.woken.extend(it.metadata.name for it in pods),
@@ -80,16 +85,16 @@ class Cluster:
 
     def filter(self, pod: Pod) -> list[str]:
         """Where it fits."""
-        return self.desk.filter(pod, self.names).fitting
+        return self.extender.filter(pod, self.names).fitting
 
     def why(self, pod: Pod) -> str:
         """The first sentence."""
-        found = self.desk.filter(pod, self.names)
-        return next(iter({**found.failed, **found.hopeless}.values()))
+        found = self.extender.filter(pod, self.names)
+        return next(iter({**found.failed, **found.unresolvable}.values()))
 
     def bind(self, pod: Pod, node: str) -> None:
         """As the binder does once the gang is there."""
-        placement = self.gangs.place_of(pod, node)
+        placement = self.gangs.planned_placement(pod, node)
         assert placement is not None
         self.world.assume(pod, (placement,))
         self.gangs.start(pod)
@@ -112,7 +117,7 @@ def test_a_gang_over_two_nodes() -> None:
     places = [cluster.filter(pod) for pod in pods]
     assert sorted(places) == [["a"], ["a"], ["b"], ["b"]]
     for pod, (node,) in zip(pods, places, strict=True):
-        assert cluster.desk.prioritize(pod, [node]) == [(node, 10)]
+        assert cluster.extender.prioritize(pod, [node]) == [(node, 10)]
         cluster.bind(pod, node)
     assert [cluster.world.used(it, 0).memory_mib for it in "ab"] == [15078, 15078]
     assert [cluster.free("a"), cluster.free("b")] == [1, 1]
@@ -141,7 +146,7 @@ def test_a_plan_ends() -> None:
     pods = cluster.gang("g", 2, 10)
     cluster.filter(pods[0])
     assert cluster.filter(a_pod("other", 10)) == []
-    cluster.now = PLAN_S
+    cluster.now = PLAN_TTL_S
     cluster.gangs.expire()
     assert [cluster.free("a"), cluster.free("b")] == [T4_MIB] * 2
     assert cluster.filter(a_pod("other", 10)) == ["a", "b"]
@@ -150,9 +155,9 @@ def test_a_plan_ends() -> None:
         "kube-scheduler has not brought all of the gang in 30 s, something else keeps g-0, g-1: "
         "it is planned again in 30 s"
     )
-    cluster.now += PLAN_S
+    cluster.now += PLAN_TTL_S
     assert len(cluster.filter(pods[1])) == 1
-    cluster.now += PLAN_S
+    cluster.now += PLAN_TTL_S
     assert "it is planned again in 60 s" in cluster.why(pods[1])
 
 
@@ -175,7 +180,7 @@ def test_members_without_a_card() -> None:
     launcher = cluster.put(a_pod("launcher", uid="launcher", labels=in_gang("g", 3)))
     assert cluster.gangs.gang(launcher) is None
     assert len(cluster.filter(workers[0])) == 1
-    cluster.now += 10 * PLAN_S
+    cluster.now += 10 * PLAN_TTL_S
     workers[1].spec.scheduling_gates = [Gate(name="quota")]
     assert "pods are there" in cluster.why(workers[0])
 
@@ -190,13 +195,13 @@ def test_gangs_that_are_not_fenkas() -> None:
     for pod in whole:
         pod.spec.containers = [Container(resources=Resources(limits={"nvidia.com/gpu": "1"}))]
         cluster.put(pod)
-    cluster.now += 10 * BROKEN_S
+    cluster.now += 10 * INCOMPLETE_TTL_S
     assert [cluster.gangs.gang(it) for it in (*idle, *whole)] == [None] * 4
-    assert cluster.gangs.broken() == []
-    assert asyncio.run(cluster.gangs.gather(whole[0], "elsewhere"))
-    assert "elsewhere" in cluster.desk.filter(whole[0], ["elsewhere"]).hopeless
+    assert cluster.gangs.incomplete_gangs() == []
+    assert asyncio.run(cluster.gangs.wait_for_members(whole[0], "elsewhere"))
+    assert "elsewhere" in cluster.extender.filter(whole[0], ["elsewhere"]).unresolvable
     cluster.world.set_node(a_node("elsewhere"))
-    assert cluster.desk.filter(whole[0], ["elsewhere"]).fitting == ["elsewhere"]
+    assert cluster.extender.filter(whole[0], ["elsewhere"]).fitting == ["elsewhere"]
     # Where a sharing node gives whole cards too, they are planned.
     cluster.world.set_node(
         a_node("c", T4_MIB, labels={"gpushare": "true", "fenka.io/whole-cards": "true"})
@@ -212,11 +217,11 @@ def test_kube_scheduler_knows_more_about_a_node() -> None:
     (node,) = cluster.filter(pods[0])
     others = [it for it in cluster.names if it != node]
     # Once may be anybody's question: kube-scheduler asks again.
-    assert cluster.desk.filter(pods[0], others).fitting == []
+    assert cluster.extender.filter(pods[0], others).fitting == []
     assert cluster.filter(pods[1]) != []
-    assert cluster.desk.filter(pods[0], others).fitting == []
-    cluster.now += DOUBT_S
-    (instead,) = cluster.desk.filter(pods[0], others).fitting
+    assert cluster.extender.filter(pods[0], others).fitting == []
+    cluster.now += NODE_MISSING_TTL_S
+    (instead,) = cluster.extender.filter(pods[0], others).fitting
     assert instead in others
     assert cluster.free(node) == T4_MIB
 
@@ -269,16 +274,16 @@ def test_who_is_left_of_a_broken_gang() -> None:
     pods = cluster.gang("g", 2, 10)
     for pod, node in zip(pods, "ab", strict=True):
         pod.spec.node_name = node
-    assert cluster.gangs.broken() == []
+    assert cluster.gangs.incomplete_gangs() == []
     pods[0].status.phase = "Succeeded"
-    assert cluster.gangs.broken() == []
+    assert cluster.gangs.incomplete_gangs() == []
     pods[0].status.phase = "Failed"
-    assert cluster.gangs.broken() == []
-    cluster.now += BROKEN_S
-    assert cluster.gangs.broken() == [pods[1]]
+    assert cluster.gangs.incomplete_gangs() == []
+    cluster.now += INCOMPLETE_TTL_S
+    assert cluster.gangs.incomplete_gangs() == [pods[1]]
     replaced = a_pod("g-0", 10, uid="new", node="a", labels=in_gang("g", 2))
     cluster.put(replaced)
-    assert cluster.gangs.broken() == []
+    assert cluster.gangs.incomplete_gangs() == []
 
 
 def test_preemption_for_a_gang() -> None:
@@ -291,9 +296,9 @@ def test_preemption_for_a_gang() -> None:
     pods = cluster.gang("g", 2, 10)
     for pod in pods:
         pod.spec.priority = 9
-    assert cluster.desk.preempt(pods[0], "a", [], cluster.pods) is None
+    assert cluster.extender.preempt(pods[0], "a", [], cluster.pods) is None
     strong.spec.priority = 0
-    found = cluster.desk.preempt(pods[0], "a", [], cluster.pods)
+    found = cluster.extender.preempt(pods[0], "a", [], cluster.pods)
     assert found is not None
     assert found.uids == ("weak",)
 
@@ -324,7 +329,7 @@ def test_two_gangs_never_hold_half_each(sizes: list[tuple[int, int]], data: st.D
         assert cluster.gangs.used(name, 0).memory_mib <= T4_MIB
     planned = {
         key: [
-            cluster.gangs.place_of(pod, places.get(pod.metadata.uid, "")) is not None
+            cluster.gangs.planned_placement(pod, places.get(pod.metadata.uid, "")) is not None
             for pod in pods
         ]
         for key, pods in gangs.items()
@@ -339,7 +344,7 @@ def test_two_gangs_never_hold_half_each(sizes: list[tuple[int, int]], data: st.D
 def test_members_are_bound_together() -> None:
     """The first three wait without a record; the last one brings all of them their node."""
 
-    async def run(server: ApiServer, one: Extender) -> None:
+    async def run(server: ApiServer, one: SchedulerHarness) -> None:
         pods = [put_pod(server, f"g-{n}", 7, labels=in_gang("g", 4)) for n in range(4)]
         await until(lambda: one.knows(*pods))
         places = [(await one.filter(pod, "a", "b"))["NodeNames"][0] for pod in pods]
@@ -348,7 +353,7 @@ def test_members_are_bound_together() -> None:
             asyncio.create_task(one.bind(pod, node))
             for pod, node in zip(pods[:3], places[:3], strict=True)
         ]
-        await until(lambda: one.replica.gangs.awaited(_read(pods[0])) is not None)
+        await until(lambda: one.replica.gangs.waiting_status(_read(pods[0])) is not None)
         assert not any(it["spec"].get("nodeName") for it in server.all("pods"))
         assert await one.bind(pods[3], places[3]) == ""
         assert await asyncio.gather(*early) == ["", "", ""]
@@ -362,7 +367,7 @@ def test_members_are_bound_together() -> None:
 def test_nobody_is_bound_past_the_plan() -> None:
     """To another node than planned, or when the plan has ended since filter: half a gang never starts."""
 
-    async def run(server: ApiServer, one: Extender) -> None:
+    async def run(server: ApiServer, one: SchedulerHarness) -> None:
         pods = [put_pod(server, f"g-{n}", 10, labels=in_gang("g", 2)) for n in range(2)]
         await until(lambda: one.knows(*pods))
         said = "the gang of the pod g-0 did not come together in time"

@@ -21,27 +21,33 @@ from fenka.core.requests import Placement
 from fenka.kubernetes.gangs import key_of
 from fenka.kubernetes.objects import GATE, Pod
 from fenka.kubernetes.world import World
-from fenka.scheduler.decide import Ahead, Filtered, Judge, Kept, No
-from fenka.scheduler.line import (
+from fenka.scheduler.pending_queue import (
     DEPTH,
-    Line,
-    Place,
-    Turn,
-    Waiter,
+    PendingEntry,
+    PendingQueue,
+    QueueEntry,
+    QueueSnapshot,
+    gang_complete_by_label,
     is_open,
-    looks_complete,
-    runs_for,
+    time_limit_s,
     waits,
 )
-from fenka.scheduler.using import PodUses
+from fenka.scheduler.pod_placement import (
+    FilterResult,
+    HeldPlacement,
+    Infeasible,
+    PodEvaluator,
+    QueueConstraints,
+)
+from fenka.scheduler.usage_accounting import UsageAccounting
 
-PATIENCE_S = 15.0
+RESERVATION_TTL_S = 15.0
 """kube-scheduler tries a pod again 10 s after it could have, at the latest, and binds it at once."""
 
-DUE_S = 0.5
+REQUEUE_AFTER_S = 0.5
 """By then kube-scheduler has mostly come back to a pod by itself."""
 
-MOMENT_S = 0.25
+MIN_INTERVAL_S = 0.25
 """The line is not served anew more often, but for a pod that comes to wait, and before one is told no."""
 
 SHARE = 4
@@ -50,7 +56,7 @@ SHARE = 4
 REMEMBERED = 10_000
 """Pods that were refused and have not been heard of since; and pods that were let through."""
 
-FIRST = Ahead(position=1, of=1)
+FIRST = QueueConstraints(position=1, of=1)
 
 T = TypeVar("T")
 
@@ -65,7 +71,7 @@ class _Fits:
     named: bool = False
 
 
-class Plans(Protocol):
+class GangPlans(Protocol):
     """Of gangs."""
 
     def planned(self) -> dict[str, tuple[Placement, ...]]:
@@ -75,7 +81,7 @@ class Plans(Protocol):
         """Whether of a gang, of which these wait, enough are there."""
 
 
-class Order:
+class QueueController:
     """Who waits, and what is kept for them. Told of pods as the watch brings them, after the world.
 
     now: seconds since 1970. took: any clock, for what serving costs.
@@ -89,31 +95,31 @@ class Order:
         *,
         now: Callable[[], float] = time.time,
         took: Callable[[], float] = time.monotonic,
-        gangs: Plans | None = None,
+        gangs: GangPlans | None = None,
     ) -> None:
         self._world, self._now, self._took = world, now, took
         self._planned = gangs.planned if gangs else dict
-        self._uses = PodUses(world, fairness or Fairness())
-        complete = gangs.complete if gangs else looks_complete
-        self._line = Line(world, policy, fairness, complete, self._uses.uses)
+        self._uses = UsageAccounting(world, fairness or Fairness())
+        complete = gangs.complete if gangs else gang_complete_by_label
+        self._line = PendingQueue(world, policy, fairness, complete, self._uses.uses)
         self._open: dict[str, Pod] = {}
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._waiting: set[str] = set()
         """Of the open ones those for which no node was found."""
         self._gated: dict[str, Pod] = {}
         """Pods on which fenka's gate is the only one left."""
-        self._ungated: tuple[Turn, int] | None = None
+        self._ungated: tuple[QueueSnapshot, int] | None = None
         """As of which serving, and how many gated pods, `to_ungate` found nothing."""
-        self._turn, self._stamp = Turn(), (-1, -1)
+        self._turn, self._stamp = QueueSnapshot(), (-1, -1)
         self._plans: Mapping[str, tuple[Placement, ...]] = {}
         self._changes, self._urgent = 0, False
         self._served_at, self._cost, self._due = -inf, 0.0, inf
         self._fits: dict[str, _Fits] = {}
-        self._struck: dict[str, frozenset[str]] = {}
+        self._excluded_nodes: dict[str, frozenset[str]] = {}
         """By waiter, nodes that kube-scheduler rules out for it though a card there would do."""
-        self._passed: dict[str, str] = {}
+        self._stalled: dict[str, str] = {}
         """Waiters that something else keeps waiting, with what kube-scheduler said then."""
-        self._overtaken: dict[str, float] = {}
+        self._bypassed: dict[str, float] = {}
 
     # ---- what happens ----
 
@@ -135,16 +141,16 @@ class Order:
         self._set_gated(pod)
         if not is_open(pod) or not self._line.wants(pod):
             if known is not None and pod.spec.node_name:
-                self._count_overtaken(known)
+                self._count_bypassed(known)
             self._close(uid)
             return
         self._open[uid] = pod
         if self._waits(pod):
             self._changes += 1
-            self._readmit(pod)
+            self._requeue_stalled(pod)
             if uid not in self._waiting:
                 self._waiting.add(uid)
-                self._hurry(pod)
+                self._mark_urgent(pod)
         elif self._waiting and key_of(pod) is not None:
             self._changes += 1
 
@@ -166,28 +172,28 @@ class Order:
         waiter_id = _waiter_id(pod)
         if waiter_id in self._fits:
             self._fits[waiter_id].asked = True
-        struck = self._struck.get(waiter_id)
-        if self._passed.pop(waiter_id, None) is not None:
+        struck = self._excluded_nodes.get(waiter_id)
+        if self._stalled.pop(waiter_id, None) is not None:
             new = True
         if struck and not struck.isdisjoint(names):
-            self._struck[waiter_id] = struck.difference(names)
+            self._excluded_nodes[waiter_id] = struck.difference(names)
             self._changes += 1
         if new:
             self._changes += 1
-            self._hurry(pod)
+            self._mark_urgent(pod)
 
     # ---- what is asked ----
 
-    def ahead(self, pod: Pod, *, last: bool = False) -> Ahead:
+    def ahead(self, pod: Pod, *, last: bool = False) -> QueueConstraints:
         """What is kept for those before this pod. last: it is about to be told no."""
         if not self._waiting:
             return FIRST
         turn = self._current(last=last)
-        mine, runs = _waiter_id(pod), runs_for(pod)
+        mine, runs = _waiter_id(pod), time_limit_s(pod)
         ends_by = None if runs is None else self._now() + runs
         rank = turn.rank(self._key(pod))
         reserved: set[str] = set()
-        kept: dict[str, list[Kept]] = {}
+        kept: dict[str, list[HeldPlacement]] = {}
         for at, it in turn.marks:
             if at >= rank:
                 break
@@ -196,9 +202,9 @@ class Order:
             if it.reservation is not None and it.reservation.bars(ends_by):
                 reserved |= it.reservation.cards
             for placement in it.placements:
-                kept.setdefault(placement.node, []).append(Kept(it.waiter.id, placement))
+                kept.setdefault(placement.node, []).append(HeldPlacement(it.waiter.id, placement))
         nodes = {turn.home[uuid] for uuid in reserved if uuid in turn.home}
-        return Ahead(
+        return QueueConstraints(
             frozenset(reserved),
             {node: tuple(some) for node, some in kept.items()},
             frozenset(nodes.union(kept)),
@@ -206,7 +212,7 @@ class Order:
             len(turn.places) + (mine not in turn),
         )
 
-    def still(self, ahead: Ahead) -> Ahead:
+    def still(self, ahead: QueueConstraints) -> QueueConstraints:
         """Without what was kept for those who have it by now, or wait no more."""
         there = {_waiter_id(it) for it in self._open.values() if self._still((it,))}
         kept = {
@@ -230,7 +236,7 @@ class Order:
         """Return the card-seconds of all namespaces that have had any of late."""
         return self._uses.uses.used(self._now())
 
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[QueueEntry]:
         """Those who wait, in order."""
         return self._current().places if self._waiting else ()
 
@@ -240,7 +246,7 @@ class Order:
         now = self._now()
         for it in self.places():
             fits = self._fits.get(it.waiter.id)
-            if fits is None or fits.named or now - fits.since < DUE_S:
+            if fits is None or fits.named or now - fits.since < REQUEUE_AFTER_S:
                 continue
             if self._still(it.waiter.pods) and not any(
                 pod.metadata.uid in self._gated for pod in it.waiter.pods
@@ -251,7 +257,7 @@ class Order:
                 break
         return found
 
-    def to_ungate(self, most: int) -> list[Pod]:
+    def pods_to_ungate(self, most: int) -> list[Pod]:
         """Return gated pods that kube-scheduler is to try now, about so many, in order.
 
         These are the pods for which anything is kept, because they fit or have named cards, and the first
@@ -271,7 +277,7 @@ class Order:
         uids += [
             uid
             for uid, pod in self._gated.items()
-            if (waiter_id := _waiter_id(pod)) in self._passed
+            if (waiter_id := _waiter_id(pod)) in self._stalled
             or (waiter_id not in turn and not self._line.orders(pod))
         ]
         asked = {_waiter_id(pod) for uid, pod in self._open.items() if uid not in self._gated}
@@ -286,21 +292,21 @@ class Order:
         return found[:most]
 
     @property
-    def starvation_s(self) -> float:
+    def max_bypass_s(self) -> float:
         """By how much later a request has come, at most, that was served before one of its priority that
         waits now. Those who use what it does not wait for, behind it in line, are not counted."""
-        there = (self._overtaken.get(it.waiter.id, 0.0) for it in self.places())
+        there = (self._bypassed.get(it.waiter.id, 0.0) for it in self.places())
         return max(there, default=0.0)
 
     @property
-    def starvation_bound_s(self) -> float:
+    def max_bypass_bound_s(self) -> float:
         """What that is never more than."""
         return self._line.fairness.starvation_s
 
     # ---- inside ----
 
     def _key(self, pod: Pod) -> Key:
-        return self._turn.key(Waiter(_waiter_id(pod), (pod,)).waiting(self._now()))
+        return self._turn.key(PendingEntry(_waiter_id(pod), (pod,)).waiting(self._now()))
 
     def _waits(self, pod: Pod) -> bool:
         return pod.metadata.uid in self._refused or waits(pod)
@@ -329,11 +335,11 @@ class Order:
         self._changes += 1
         waiter_id = _waiter_id(pod)
         self._fits.pop(waiter_id, None)
-        self._struck.pop(waiter_id, None)
-        self._passed.pop(waiter_id, None)
-        self._overtaken.pop(waiter_id, None)
+        self._excluded_nodes.pop(waiter_id, None)
+        self._stalled.pop(waiter_id, None)
+        self._bypassed.pop(waiter_id, None)
 
-    def _hurry(self, pod: Pod) -> None:
+    def _mark_urgent(self, pod: Pod) -> None:
         """Serve before anybody else is asked about, unless nothing would be kept for this one."""
         turn = self._turn
         if self._urgent or turn.room is None or not turn.room.isdisjoint(self._line.units(pod)):
@@ -341,17 +347,17 @@ class Order:
         elif turn.marks:
             self._urgent = turn.rank(self._key(pod)) <= turn.marks[-1][0]
 
-    def _readmit(self, pod: Pod) -> None:
+    def _requeue_stalled(self, pod: Pod) -> None:
         """kube-scheduler says of one that was passed over that it is units that are lacking now."""
         waiter_id = _waiter_id(pod)
         said = pod.unschedulable or ""
-        if waiter_id in self._passed and said != self._passed[waiter_id]:
+        if waiter_id in self._stalled and said != self._stalled[waiter_id]:
             resources = (name for it in self._world.dialects for name in it.RESOURCES)
             if any(f"Insufficient {name}" in said for name in resources):
-                del self._passed[waiter_id]
+                del self._stalled[waiter_id]
                 self._urgent = True
 
-    def _current(self, *, last: bool = False) -> Turn:
+    def _current(self, *, last: bool = False) -> QueueSnapshot:
         now = self._now()
         planned = self._planned()
         changed = (
@@ -360,7 +366,7 @@ class Order:
             or planned != self._plans
         )
         idle = now - self._served_at
-        rested = idle >= max(0.0 if last else MOMENT_S, SHARE * self._cost)
+        rested = idle >= max(0.0 if last else MIN_INTERVAL_S, SHARE * self._cost)
         # A clock that was put back does not stop the line.
         if self._urgent or (changed and (rested or idle < 0)):
             begun = self._took()
@@ -372,19 +378,19 @@ class Order:
         self._uses.renew(now)
         # Who loses patience with one leaves its cards to the next, who may have waited as long.
         for _ in range(3):
-            waiting = [it for it in self._open.values() if _waiter_id(it) not in self._passed]
+            waiting = [it for it in self._open.values() if _waiter_id(it) not in self._stalled]
             self._turn = self._line.serve(
-                waiting, now, refused=self._waits, planned=planned, struck=self._struck
+                waiting, now, refused=self._waits, planned=planned, struck=self._excluded_nodes
             )
-            lost = self._lose_patience(now)
+            lost = self._expire_reservations(now)
             if not lost:
                 break
         self._stamp, self._plans = (self._world.version, self._changes), dict(planned)
         self._urgent = False
         first = min((it.since for it in self._fits.values()), default=inf)
-        self._due = now if lost else first + PATIENCE_S
+        self._due = now if lost else first + RESERVATION_TTL_S
 
-    def _lose_patience(self, now: float) -> bool:
+    def _expire_reservations(self, now: float) -> bool:
         """With those who have fitted for too long. Whether there were any."""
         fitting = {it.waiter.id: it for it in self._turn.places if it.placements}
         for waiter_id in self._fits.keys() - fitting.keys():
@@ -392,7 +398,7 @@ class Order:
         lost = False
         for waiter_id, place in fitting.items():
             fits = self._fits.setdefault(waiter_id, _Fits(now))
-            if now - fits.since < PATIENCE_S:
+            if now - fits.since < RESERVATION_TTL_S:
                 continue
             lost = True
             del self._fits[waiter_id]
@@ -403,12 +409,14 @@ class Order:
             if fits.asked:
                 # These nodes were not even named.
                 there = frozenset(it.node for it in place.placements)
-                self._struck[waiter_id] = self._struck.get(waiter_id, frozenset()) | there
+                self._excluded_nodes[waiter_id] = (
+                    self._excluded_nodes.get(waiter_id, frozenset()) | there
+                )
             else:
-                self._passed[waiter_id] = place.waiter.pods[0].unschedulable or ""
+                self._stalled[waiter_id] = place.waiter.pods[0].unschedulable or ""
         return lost
 
-    def _count_overtaken(self, pod: Pod) -> None:
+    def _count_bypassed(self, pod: Pod) -> None:
         """It is bound: before whom that came earlier and still waits, though not behind it in line?"""
         turn = self._turn
         if not turn.places or not self._waiting:
@@ -428,10 +436,10 @@ class Order:
             since = max(it.requested_at, turn.past(namespace).served_at(it.requested_at))
             if since < requested_at:
                 by = requested_at - since
-                self._overtaken[it.waiter.id] = max(by, self._overtaken.get(it.waiter.id, 0.0))
+                self._bypassed[it.waiter.id] = max(by, self._bypassed.get(it.waiter.id, 0.0))
 
 
-class InOrder:
+class QueuedEvaluator:
     """The judge, with what is kept for those before a pod: what kube-scheduler is answered.
 
     A pod is judged by one and the same order from filter to bind. Where bind finds that nothing is left by
@@ -439,27 +447,27 @@ class InOrder:
     for somebody then is never given, one that came to be kept in between is, if it is free.
     """
 
-    def __init__(self, judge: Judge, order: Order) -> None:
-        self._judge, self._order = judge, order
-        self._let: OrderedDict[str, Ahead] = OrderedDict()
+    def __init__(self, judge: PodEvaluator, order: QueueController) -> None:
+        self._evaluate_node, self._order = judge, order
+        self._filter_constraints: OrderedDict[str, QueueConstraints] = OrderedDict()
 
-    def filter(self, pod: Pod, names: Sequence[str]) -> Filtered:
+    def filter(self, pod: Pod, names: Sequence[str]) -> FilterResult:
         """Which of the nodes the pod fits; where none does, it waits from now on."""
         ahead = self._order.ahead(pod)
-        found = self._judge.filter(pod, names, ahead)
+        found = self._evaluate_node.filter(pod, names, ahead)
         if not found.fitting and ahead.nodes:
             # What was kept a moment ago may not be any more.
             fresh = self._order.ahead(pod, last=True)
             if fresh != ahead:
-                ahead, found = fresh, self._judge.filter(pod, names, fresh)
+                ahead, found = fresh, self._evaluate_node.filter(pod, names, fresh)
         if found.fitting:
-            _remember(self._let, pod.metadata.uid, ahead)
+            _remember(self._filter_constraints, pod.metadata.uid, ahead)
         elif found.failed:
-            self._let.pop(pod.metadata.uid, None)
+            self._filter_constraints.pop(pod.metadata.uid, None)
             self._order.refused(pod, names)
         return found
 
-    def ahead(self, pod: Pod) -> Ahead:
+    def ahead(self, pod: Pod) -> QueueConstraints:
         """What is kept for those before it now."""
         return self._order.ahead(pod)
 
@@ -476,15 +484,15 @@ class InOrder:
 
     def prioritize(self, pod: Pod, names: Sequence[str]) -> list[tuple[str, int]]:
         """As filter was answered."""
-        ahead = self._let.get(pod.metadata.uid) or self._order.ahead(pod)
-        return self._judge.prioritize(pod, names, ahead)
+        ahead = self._filter_constraints.get(pod.metadata.uid) or self._order.ahead(pod)
+        return self._evaluate_node.prioritize(pod, names, ahead)
 
-    def placements(self, pod: Pod, name: str) -> tuple[Placement, ...] | No:
+    def placements(self, pod: Pod, name: str) -> tuple[Placement, ...] | Infeasible:
         """Where on this node the pod goes; nothing if it asks for nothing."""
-        found = self._judge.placements(pod, name, self._order.ahead(pod))
-        then = self._let.pop(pod.metadata.uid, None)
-        if isinstance(found, No) and then is not None:
-            found = self._judge.placements(pod, name, self._order.still(then))
+        found = self._evaluate_node.placements(pod, name, self._order.ahead(pod))
+        then = self._filter_constraints.pop(pod.metadata.uid, None)
+        if isinstance(found, Infeasible) and then is not None:
+            found = self._evaluate_node.placements(pod, name, self._order.still(then))
         return found
 
 

@@ -13,7 +13,7 @@ from fenka.kubernetes.objects import Pod
 T = TypeVar("T")
 
 
-class NotUnderstood(Exception):
+class InvalidExtenderRequest(Exception):
     """No request of the extender protocol; the message says why."""
 
 
@@ -24,7 +24,7 @@ class _Named(msgspec.Struct):
     metadata: Meta = msgspec.field(default_factory=Meta)
 
 
-class Answer(msgspec.Struct, rename="pascal"):
+class ExtenderFilterResult(msgspec.Struct, rename="pascal"):
     """Of filter."""
 
     nodes: dict[str, Any] | None = None
@@ -34,7 +34,7 @@ class Answer(msgspec.Struct, rename="pascal"):
     error: str = ""
 
 
-class Asked(msgspec.Struct):
+class ExtenderArgs(msgspec.Struct):
     """By filter and prioritize. nodes: as they were sent, where no cache was promised."""
 
     pod: Pod
@@ -42,7 +42,7 @@ class Asked(msgspec.Struct):
     nodes: dict[str, msgspec.Raw] | None = None
 
 
-class Binding(msgspec.Struct):
+class ExtenderBindingArgs(msgspec.Struct):
     """By bind."""
 
     name: str
@@ -51,7 +51,7 @@ class Binding(msgspec.Struct):
     node: str
 
 
-class Preemption(msgspec.Struct):
+class ExtenderPreemptionArgs(msgspec.Struct):
     """By preempt. victims: UIDs by node. disruptions: NumPDBViolations, as kube-scheduler counted them."""
 
     pod: Pod
@@ -61,44 +61,44 @@ class Preemption(msgspec.Struct):
     """Victims that were sent whole, by UID."""
 
 
-def read_nodes(body: bytes) -> Asked:
+def read_args(body: bytes) -> ExtenderArgs:
     """The arguments of filter and prioritize. Raises NotUnderstood."""
     fields = _fields(body)
     pod = _pod(fields)
     names = _maybe(fields, "nodenames", list[str])
     if names is not None:
-        return Asked(pod, names)
+        return ExtenderArgs(pod, names)
     items = _maybe(fields, "nodes", dict[str, msgspec.Raw])
     if items is None:
-        raise NotUnderstood("cannot get node names")
+        raise InvalidExtenderRequest("cannot get node names")
     raw = _maybe(_lower(items), "items", list[msgspec.Raw]) or []
     nodes = {_decoded(bytes(it), _Named).metadata.name: it for it in raw}
-    return Asked(pod, list(nodes), nodes)
+    return ExtenderArgs(pod, list(nodes), nodes)
 
 
-def answer_nodes(asked: Asked, fitting: list[str]) -> Answer:
+def filter_result(asked: ExtenderArgs, fitting: list[str]) -> ExtenderFilterResult:
     """In the form in which it was asked."""
     if asked.nodes is None:
-        return Answer(node_names=fitting)
+        return ExtenderFilterResult(node_names=fitting)
     items = [asked.nodes[name] for name in fitting]
-    return Answer(nodes={"metadata": {}, "items": items}, node_names=fitting)
+    return ExtenderFilterResult(nodes={"metadata": {}, "items": items}, node_names=fitting)
 
 
-def read_binding(body: bytes) -> Binding:
+def read_binding(body: bytes) -> ExtenderBindingArgs:
     """The arguments of bind. Raises NotUnderstood."""
     fields = _fields(body)
     wanted = [
         _maybe(fields, name, str) or "" for name in ("podname", "podnamespace", "poduid", "node")
     ]
     if not all(wanted):
-        raise NotUnderstood("a binding names PodName, PodNamespace, PodUID and Node")
-    return Binding(*wanted)
+        raise InvalidExtenderRequest("a binding names PodName, PodNamespace, PodUID and Node")
+    return ExtenderBindingArgs(*wanted)
 
 
-def read_preemption(body: bytes) -> Preemption:
+def read_preemption(body: bytes) -> ExtenderPreemptionArgs:
     """The arguments of preempt, whole victims or just their UIDs. Raises NotUnderstood."""
     fields = _fields(body)
-    preemption = Preemption(_pod(fields), {}, {}, {})
+    preemption = ExtenderPreemptionArgs(_pod(fields), {}, {}, {})
     by_node = _maybe(fields, "nodenametometavictims", dict[str, msgspec.Raw])
     if by_node:
         for node, victims in by_node.items():
@@ -118,8 +118,8 @@ def read_preemption(body: bytes) -> Preemption:
     return preemption
 
 
-def answer_preemption(
-    asked: Preemption, chosen: Mapping[str, tuple[Iterable[str], int]]
+def preemption_result(
+    asked: ExtenderPreemptionArgs, chosen: Mapping[str, tuple[Iterable[str], int]]
 ) -> dict[str, Any]:
     """Always by UID: kube-scheduler looks them up. chosen: with the budgets violated beyond its own count."""
     return {
@@ -144,10 +144,10 @@ def _fields(body: bytes) -> dict[str, msgspec.Raw]:
 def _pod(fields: dict[str, msgspec.Raw]) -> Pod:
     raw = fields.get("pod")
     if raw is None or bytes(raw) == b"null":
-        raise NotUnderstood("arg or pod is nil")
+        raise InvalidExtenderRequest("arg or pod is nil")
     try:
         return _decoded(bytes(raw), Pod)
-    except NotUnderstood:
+    except InvalidExtenderRequest:
         # Go writes null for a time or a list that was never set.
         return _without_nulls(bytes(raw))
 
@@ -156,7 +156,7 @@ def _without_nulls(data: bytes) -> Pod:
     try:
         return msgspec.convert(_dropped(_decoded(data, dict[str, Any])), Pod)
     except msgspec.MsgspecError as why:
-        raise NotUnderstood(str(why)) from None
+        raise InvalidExtenderRequest(str(why)) from None
 
 
 def _dropped(value: Any) -> Any:
@@ -176,4 +176,4 @@ def _decoded(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
-        raise NotUnderstood(str(why)) from None
+        raise InvalidExtenderRequest(str(why)) from None

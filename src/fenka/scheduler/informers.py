@@ -11,11 +11,11 @@ from fenka.kubernetes.gangs import POD_GROUPS, PodGroup
 from fenka.kubernetes.objects import ConfigMap, Node, Pod
 from fenka.kubernetes.watch import Watch
 from fenka.kubernetes.world import World
-from fenka.scheduler.order import Order
-from fenka.scheduler.telling import Teller
+from fenka.scheduler.event_reporter import EventReporter
+from fenka.scheduler.queue_controller import QueueController
 
 
-class Unheard:
+class NullListener:
     """Nobody needs to hear of each change: what there is is looked up."""
 
     def on_resync(self, objects: Sequence[object]) -> None:
@@ -28,7 +28,7 @@ class Unheard:
         """One is gone."""
 
 
-class Groups:
+class PodGroupIndex:
     """Listens to PodGroups, which pods name."""
 
     def __init__(self) -> None:
@@ -56,11 +56,11 @@ def _full_name(group: PodGroup) -> str:
     return f"{group.metadata.namespace}/{group.metadata.name}"
 
 
-class Pods:
+class PodListener:
     """Listens to pods."""
 
-    def __init__(self, world: World, order: Order, teller: Teller) -> None:
-        self._world, self._order, self._teller = world, order, teller
+    def __init__(self, world: World, order: QueueController, event_reporter: EventReporter) -> None:
+        self._world, self._order, self._teller = world, order, event_reporter
 
     def on_resync(self, objects: Sequence[Pod]) -> None:
         """All pods there are."""
@@ -82,11 +82,11 @@ class Pods:
         self._teller.forget(thing.metadata.uid)
 
 
-class Nodes:
+class NodeListener:
     """Listens to nodes."""
 
-    def __init__(self, world: World, teller: Teller) -> None:
-        self._world, self._teller = world, teller
+    def __init__(self, world: World, event_reporter: EventReporter) -> None:
+        self._world, self._teller = world, event_reporter
 
     def on_resync(self, objects: Sequence[Node]) -> None:
         """All nodes there are."""
@@ -106,7 +106,7 @@ class Nodes:
             self._world.forget_node(thing.metadata.name)
 
 
-class SickCards:
+class UnhealthyCards:
     """Listens to the ConfigMaps in which gpushare's health daemon names cards."""
 
     def __init__(self, world: World) -> None:
@@ -143,21 +143,27 @@ def _node_of(config_map: ConfigMap) -> str:
     return name.removeprefix(prefix) if name.startswith(prefix) else ""
 
 
-class Cluster:
+class ClusterInformers:
     """The watches, together."""
 
-    def __init__(self, api: Api, world: World, order: Order, teller: Teller) -> None:
-        self.nodes: Watch[Node] = Watch(api, "/api/v1/nodes", Node, Nodes(world, teller))
-        self.pods: Watch[Pod] = Watch(api, "/api/v1/pods", Pod, Pods(world, order, teller))
-        self.group_names = Groups()
+    def __init__(
+        self, api: Api, world: World, order: QueueController, event_reporter: EventReporter
+    ) -> None:
+        self.nodes: Watch[Node] = Watch(
+            api, "/api/v1/nodes", Node, NodeListener(world, event_reporter)
+        )
+        self.pods: Watch[Pod] = Watch(
+            api, "/api/v1/pods", Pod, PodListener(world, order, event_reporter)
+        )
+        self.group_names = PodGroupIndex()
         self.groups: Watch[PodGroup] = Watch(
             api, POD_GROUPS, PodGroup, self.group_names, optional=True
         )
         self.budgets: Watch[PodDisruptionBudget] = Watch(
-            api, BUDGETS, PodDisruptionBudget, Unheard(), optional=True
+            api, BUDGETS, PodDisruptionBudget, NullListener(), optional=True
         )
         self.config_maps: Watch[ConfigMap] = Watch(
-            api, "/api/v1/namespaces/kube-system/configmaps", ConfigMap, SickCards(world)
+            api, "/api/v1/namespaces/kube-system/configmaps", ConfigMap, UnhealthyCards(world)
         )
 
     @property

@@ -6,12 +6,12 @@ import json
 from aiohttp import web
 
 from fenka.kubernetes.objects import GATE, Pod
-from fenka.scheduler.gates import AGAIN_S, GateKeeper
-from fenka.scheduler.order import PATIENCE_S
+from fenka.scheduler.gate_controller import RETRY_AFTER_S, GateController
+from fenka.scheduler.queue_controller import RESERVATION_TTL_S
 from tests.kubernetes.api_server import ApiServer, api_server, until
 from tests.scheduler.objects_kit import T4_MIB, Json, a_pod, node_json, pod_json
-from tests.scheduler.replica_kit import Extender, briefly, put_pod, scenario
-from tests.scheduler.test_order import Cluster, gang, make
+from tests.scheduler.replica_kit import SchedulerHarness, briefly, put_pod, scenario
+from tests.scheduler.test_queue_controller import Cluster, gang, make
 
 GATED: Json = {"schedulingGates": [{"name": GATE}]}
 
@@ -21,10 +21,10 @@ def gated(name: str, units: int, at: float = 0, **rest: object) -> Pod:
     return make(name, units, at, spec={**GATED, **rest})
 
 
-def to_ungate(cluster: Cluster, most: int = 99) -> list[str]:
+def pods_to_ungate(cluster: Cluster, most: int = 99) -> list[str]:
     """Return the names of the pods whose gate is to be removed, in order."""
     cluster.now += 1
-    return [it.metadata.name for it in cluster.order.to_ungate(most)]
+    return [it.metadata.name for it in cluster.order.pods_to_ungate(most)]
 
 
 def test_gate_is_removed_for_pods_that_fit_and_the_four_that_have_named_cards() -> None:
@@ -32,18 +32,18 @@ def test_gate_is_removed_for_pods_that_fit_and_the_four_that_have_named_cards() 
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 8)
     cluster.set(*(gated(f"p{number}", 6, number) for number in range(8)))
-    assert to_ungate(cluster) == ["p0", "p1", "p2", "p3", "p4"]
-    assert to_ungate(cluster, 2) == ["p0", "p1"]
+    assert pods_to_ungate(cluster) == ["p0", "p1", "p2", "p3", "p4"]
+    assert pods_to_ungate(cluster, 2) == ["p0", "p1"]
     for number in range(5):
         cluster.set(make(f"p{number}", 6, number))
-    assert to_ungate(cluster) == []
+    assert pods_to_ungate(cluster) == []
 
 
 def test_first_four_are_ungated_when_there_is_no_card_to_reserve() -> None:
     """The only card is cordoned: kube-scheduler says so on the first pods, or evicts others for them."""
     cluster = Cluster([node_json("n", T4_MIB, annotations={"fenka.io/cordoned": "0"})])
     cluster.set(*(gated(f"p{number}", 6, number) for number in range(6)))
-    assert to_ungate(cluster) == ["p0", "p1", "p2", "p3"]
+    assert pods_to_ungate(cluster) == ["p0", "p1", "p2", "p3"]
 
 
 def test_next_pod_is_ungated_at_once_when_a_card_is_released() -> None:
@@ -51,19 +51,19 @@ def test_next_pod_is_ungated_at_once_when_a_card_is_released() -> None:
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 14)
     cluster.set(*(gated(f"p{number}", 14, number) for number in range(800)))
-    first = to_ungate(cluster)
+    first = pods_to_ungate(cluster)
     assert first == ["p0", "p1", "p2", "p3"]
     cluster.set(*(make(name, 14, int(name[1:])) for name in first))
     cluster.gone("h")
     cluster.holds("p0", 0, 14)
-    assert to_ungate(cluster) == ["p4"]
+    assert pods_to_ungate(cluster) == ["p4"]
 
 
 def test_ungated_pod_keeps_its_place_until_kube_scheduler_asks_for_it() -> None:
     """A later pod that comes without a gate does not take its card in between."""
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.set(gated("first", 12, 1))
-    assert to_ungate(cluster) == ["first"]
+    assert pods_to_ungate(cluster) == ["first"]
     cluster.set(make("first", 12, 1))
     later = make("later", 12, 2)
     cluster.set(later)
@@ -81,7 +81,7 @@ def test_pod_that_fenka_does_not_order_is_ungated_at_once() -> None:
     unreadable.spec.containers[0].resources.limits = {"aliyun.com/gpu-mem": "x"}
     away = gated("away", 4, nodeSelector={"zone": "a"})
     cluster.set(gated("none", 0), unreadable, gated("large", 99), away, whole)
-    assert to_ungate(cluster) == ["none", "unreadable", "large", "away", "whole"]
+    assert pods_to_ungate(cluster) == ["none", "unreadable", "large", "away", "whole"]
 
 
 def test_pod_with_a_gate_of_somebody_else_stays_gated_and_out_of_line() -> None:
@@ -89,9 +89,9 @@ def test_pod_with_a_gate_of_somebody_else_stays_gated_and_out_of_line() -> None:
     cluster = Cluster([node_json("n", T4_MIB)])
     both = make("p", 4, 1, spec={"schedulingGates": [{"name": GATE}, {"name": "mine"}]})
     cluster.set(both)
-    assert (to_ungate(cluster), cluster.order.places()) == ([], ())
+    assert (pods_to_ungate(cluster), cluster.order.places()) == ([], ())
     cluster.set(gated("p", 4, 1))
-    assert to_ungate(cluster) == ["p"]
+    assert pods_to_ungate(cluster) == ["p"]
 
 
 def test_gang_is_ungated_whole_once_it_fits() -> None:
@@ -101,7 +101,7 @@ def test_gang_is_ungated_whole_once_it_fits() -> None:
         member = gang(name, 8, 1)
         member.spec.scheduling_gates = gated("x", 8).spec.scheduling_gates
         cluster.set(member)
-    assert to_ungate(cluster) == ["g1", "g2"]
+    assert pods_to_ungate(cluster) == ["g1", "g2"]
 
 
 def test_one_pod_of_an_incomplete_gang_is_ungated_so_that_it_says_what_is_missing() -> None:
@@ -113,9 +113,9 @@ def test_one_pod_of_an_incomplete_gang_is_ungated_so_that_it_says_what_is_missin
     }
     members = [make(f"g{number}", 8, number, labels=labels, spec=GATED) for number in (1, 2)]
     cluster.set(*members)
-    assert to_ungate(cluster) == ["g1"]
+    assert pods_to_ungate(cluster) == ["g1"]
     cluster.set(make("g1", 8, 1, labels=labels))
-    assert to_ungate(cluster) == []
+    assert pods_to_ungate(cluster) == []
 
 
 def test_gated_pod_that_is_deleted_is_forgotten() -> None:
@@ -124,19 +124,19 @@ def test_gated_pod_that_is_deleted_is_forgotten() -> None:
     cluster.set(gated("p", 4, 1), gated("q", 4, 1))
     cluster.gone("p")
     cluster.set(make("q", 4, 1, spec=GATED, phase="Failed"))
-    assert to_ungate(cluster) == []
+    assert pods_to_ungate(cluster) == []
 
 
 def test_pod_whose_gate_cannot_be_removed_does_not_keep_its_card() -> None:
     """An admission policy may refuse every update of it. After 15 s its card is free; fenka tries on."""
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.set(gated("stuck", 12, 1), gated("next", 12, 2))
-    assert to_ungate(cluster) == ["stuck", "next"]
+    assert pods_to_ungate(cluster) == ["stuck", "next"]
     cluster.set(make("next", 12, 2))
     assert "reserved" in cluster.start(make("next", 12, 2))
-    cluster.now += PATIENCE_S
+    cluster.now += RESERVATION_TTL_S
     assert cluster.start(make("next", 12, 2)) == "n/0"
-    assert to_ungate(cluster) == ["stuck"]
+    assert pods_to_ungate(cluster) == ["stuck"]
 
 
 def gates(server: ApiServer, name: str) -> object:
@@ -153,7 +153,7 @@ def test_leader_removes_the_gate_and_nobody_else_does() -> None:
             server.put("pods", {**pod_json("p", 4, uid="p"), "spec": dict(GATED)})
             leads = False
             pods = [a_pod("p", 4, uid="p")]
-            keeper = GateKeeper(api, lambda _: pods, lambda: leads, briefly)
+            keeper = GateController(api, lambda _: pods, lambda: leads, briefly)
             task = asyncio.create_task(keeper.run())
             await asyncio.sleep(0.02)
             assert gates(server, "p") == GATED["schedulingGates"]
@@ -186,12 +186,12 @@ def test_refused_request_is_repeated_after_a_pause_and_others_go_on() -> None:
             for it in pods:
                 put_pod(server, it.metadata.name, 4, uid=it.metadata.uid)
             server.before = forbid
-            keeper = GateKeeper(api, lambda _: pods, lambda: True, briefly, clock=lambda: now)
+            keeper = GateController(api, lambda _: pods, lambda: True, briefly, clock=lambda: now)
             task = asyncio.create_task(keeper.run())
             await until(lambda: sorted(asked) == ["p", "stuck"])
             await asyncio.sleep(0.02)
             assert sorted(asked) == ["p", "stuck"]
-            now = AGAIN_S
+            now = RETRY_AFTER_S
             await until(lambda: asked.count("stuck") == 2)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -202,7 +202,7 @@ def test_refused_request_is_repeated_after_a_pause_and_others_go_on() -> None:
 def test_replica_ungates_the_first_in_line() -> None:
     """As it is wired: the watch brings the pod, the gate goes, and kube-scheduler may ask for it."""
 
-    async def run(server: ApiServer, one: Extender) -> None:
+    async def run(server: ApiServer, one: SchedulerHarness) -> None:
         pod = pod_json("p", 4, uid="p")
         pod["spec"] |= GATED
         server.put("pods", pod)

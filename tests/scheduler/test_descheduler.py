@@ -10,7 +10,7 @@ from fenka.dialects import leases
 from fenka.dialects.leases import Refusal, Report
 from fenka.kubernetes.objects import Pod
 from fenka.kubernetes.world import World
-from fenka.scheduler.moving import MOVED, STUCK, Mover
+from fenka.scheduler.descheduler import EVICTED, LEASE_DENIED, Descheduler
 from tests.kubernetes.api_server import ApiServer, api_server
 from tests.scheduler.objects_kit import T4_MIB, a_node, on_card, pod_json
 
@@ -46,9 +46,9 @@ def look(
             text = leases.write_report(Report(refused={"u": Refusal(SENTENCE, movable)}))
             world = World([a_node("n", T4_MIB, annotations={leases.REPORT: text})], [pod])
             told = Told()
-            mover = Mover(api, world, lambda: {"u": pod}, told)
-            await mover.look()
-            await mover.look()
+            descheduler = Descheduler(api, world, lambda: {"u": pod}, told)
+            await descheduler.look()
+            await descheduler.look()
             return _evictions(server), told
 
     return asyncio.run(go())
@@ -63,7 +63,7 @@ def test_a_refused_pod_with_a_controller_is_evicted_and_told_once() -> None:
     evictions, told = look(owners=MADE_AGAIN, movable=True)
     assert evictions
     ((reason, note),) = told.events
-    assert reason == MOVED
+    assert reason == EVICTED
     assert SENTENCE in note
 
 
@@ -73,7 +73,7 @@ def test_a_refused_pod_that_nobody_would_make_again_stays(owners: Any) -> None:
     evictions, told = look(owners=owners, movable=True)
     assert not evictions
     ((reason, note),) = told.events
-    assert reason == STUCK
+    assert reason == LEASE_DENIED
     assert "delete it and create it again" in note
 
 

@@ -14,7 +14,7 @@ from fenka.kubernetes.objects import Pod
 
 log = logging.getLogger(__name__)
 
-LABEL = "fenka.io/tried-again"
+LABEL = "fenka.io/requeued-at"
 """On a pod: when there was room for it and kube-scheduler had not come back to it, in seconds since 1970."""
 
 LOOK_S = 0.25
@@ -24,7 +24,7 @@ MOST = 20
 FORBIDDEN = 403
 
 
-class Nudger:
+class Requeuer:
     """`run` is its task. due: the pods, at most so many; each is named once for as long as it fits."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Nudger:
 
     async def _nudge(self, pod: Pod) -> None:
         try:
-            await nudge(self._api, pod, self._now())
+            await requeue(self._api, pod, self._now())
         except Refused as why:
             # Anything else is about this one pod: it is gone, or another by now.
             if why.status == FORBIDDEN:
@@ -59,7 +59,7 @@ class Nudger:
             pass
 
 
-async def nudge(api: Api, pod: Pod, now: float) -> None:
+async def requeue(api: Api, pod: Pod, now: float) -> None:
     """Have kube-scheduler try this pod. now: seconds since 1970. Raises Refused, NoCluster."""
     labels = {LABEL: str(int(now))}
     await api.patch(pod.path, Pod, {"metadata": {"uid": pod.metadata.uid, "labels": labels}})

@@ -20,11 +20,11 @@ LOOK_S = 0.1
 MOST = 20
 """Pods at a time. Each is one request; they are sent together."""
 
-AGAIN_S = 5.0
+RETRY_AFTER_S = 5.0
 """Pause before a failed or unanswered request for the same pod is repeated."""
 
 
-class GateKeeper:
+class GateController:
     """`run` is its task. due: at most N pods whose gate is to be removed, in order."""
 
     def __init__(
@@ -46,7 +46,9 @@ class GateKeeper:
             await self._sleep(LOOK_S)
             if self._leading():
                 now = self._clock()
-                self._tried = {uid: at for uid, at in self._tried.items() if now < at + AGAIN_S}
+                self._tried = {
+                    uid: at for uid, at in self._tried.items() if now < at + RETRY_AFTER_S
+                }
                 pods = self._due(MOST + len(self._tried))
                 await asyncio.gather(
                     *(self._open(it) for it in pods if it.metadata.uid not in self._tried)

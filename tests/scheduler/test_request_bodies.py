@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from fenka.scheduler.bodies import MIB, SMALL, Bodies, BodyRefused, Bounds
+from fenka.scheduler.request_bodies import MIB, SMALL, BodyLimits, BodyReader, BodyRejected
 from fenka.scheduler.server import PREFIX, Access
 from tests.kubernetes.api_server import ApiServer, until
 from tests.scheduler.objects_kit import T4_MIB, node_json, pod_json
-from tests.scheduler.replica_kit import Extender, scenario
+from tests.scheduler.replica_kit import SchedulerHarness, scenario
 
 NODE = node_json("n", T4_MIB)
 FILTER = f"POST {PREFIX}/filter HTTP/1.1\r\nHost: n\r\n"
@@ -25,7 +25,7 @@ class Caller:
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def of(cls, one: Extender) -> "Caller":
+    async def of(cls, one: SchedulerHarness) -> "Caller":
         """A connection."""
         host, port = one.url.removeprefix("http://").split(":")
         return cls(*await asyncio.open_connection(host, int(port)))
@@ -50,7 +50,7 @@ def of_size(size: int) -> bytes:
 def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_read() -> None:
     """200 MB at a time ended both replicas for want of memory."""
 
-    async def run(_: ApiServer, one: Extender) -> None:
+    async def run(_: ApiServer, one: SchedulerHarness) -> None:
         caller = await Caller.of(one)
         caller.writer.write(f"{FILTER}Content-Length: {200 * MIB}\r\n\r\n".encode())
         status, text = await caller.answer()
@@ -70,7 +70,7 @@ def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_read() -> None
 def test_a_chunked_body_is_refused_when_it_has_become_too_large() -> None:
     """Its size is in no header."""
 
-    async def run(_: ApiServer, one: Extender) -> None:
+    async def run(_: ApiServer, one: SchedulerHarness) -> None:
         async def endless() -> AsyncIterator[bytes]:
             for _ in range(9 * 16):
                 yield b" " * (MIB // 16)
@@ -89,7 +89,7 @@ def test_a_chunked_body_is_refused_when_it_has_become_too_large() -> None:
 def test_a_compressed_body_is_refused() -> None:
     """Few bytes can be many."""
 
-    async def run(_: ApiServer, one: Extender) -> None:
+    async def run(_: ApiServer, one: SchedulerHarness) -> None:
         where = f"{one.url}{PREFIX}/filter"
         headers = {"Content-Encoding": "gzip"}
         async with one.session.post(where, data=b"\x1f\x8b", headers=headers) as answer:
@@ -101,17 +101,17 @@ def test_a_compressed_body_is_refused() -> None:
 def test_a_body_within_the_bound_is_answered() -> None:
     """Whole nodes where the bound is as high."""
 
-    async def run(_: ApiServer, one: Extender) -> None:
+    async def run(_: ApiServer, one: SchedulerHarness) -> None:
         where = f"{one.url}{PREFIX}/filter"
         async with one.session.post(where, data=of_size(9 * MIB)) as answer:
             assert (await answer.json())["NodeNames"] == ["n"]
 
-    scenario(run, NODE, access=Access(Bounds(10 * MIB, 10 * MIB)))
+    scenario(run, NODE, access=Access(BodyLimits(10 * MIB, 10 * MIB)))
 
 
-def bodies(*bounds: int) -> Bodies:
+def bodies(*bounds: int) -> BodyReader:
     """With these bounds."""
-    return Bodies(Bounds(*bounds))
+    return BodyReader(BodyLimits(*bounds))
 
 
 async def with_request(
@@ -183,7 +183,7 @@ def test_a_chunked_body_reserves_what_it_has_grown_to() -> None:
             payload.feed_data(b" " * MIB)
             await until(lambda: held.held == MIB)
             payload.feed_data(b" " * (MIB + 1))
-            with pytest.raises(BodyRefused, match="more than 2 MiB"):
+            with pytest.raises(BodyRejected, match="more than 2 MiB"):
                 await task
 
         await with_request(run, None)

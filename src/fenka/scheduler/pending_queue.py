@@ -36,12 +36,17 @@ from fenka.kubernetes.fitting import obstacles
 from fenka.kubernetes.gangs import MINIMUM_LABEL, key_of
 from fenka.kubernetes.objects import GATE, Pod, seconds
 from fenka.kubernetes.world import Holding, World
-from fenka.scheduler.decide import Wanted, could_ever, named, neighbours
+from fenka.scheduler.pod_placement import (
+    PodDemand,
+    fits_when_empty,
+    resident_compute,
+    with_card_ids,
+)
 
 GRACE_S = 30
 """Kubernetes' own, for a pod that does not say how long it may take to end."""
 
-OVERDUE_S = 60.0
+OVERDUE_TTL_S = 60.0
 """Who has not ended so long after it had to (its node is gone) may end at any time, or never."""
 
 DEPTH = 4
@@ -51,7 +56,7 @@ PLAIN = Fairness(turn_s=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiter:
+class PendingEntry:
     """A pod that waits, or those of a gang that are on no node yet. id: the pod's UID, or the gang's name."""
 
     id: str
@@ -74,27 +79,27 @@ class Waiter:
         return min(it.spec.priority or 0 for it in self.pods)
 
     @property
-    def runs_for(self) -> float | None:
+    def time_limit_s(self) -> float | None:
         """Seconds after which all of it has ended, grace included; None if nothing ends it."""
-        found = [runs_for(it) for it in self.pods]
+        found = [time_limit_s(it) for it in self.pods]
         return None if None in found else max(it for it in found if it is not None)
 
     def waiting(self, now: float) -> Waiting:
         """As the core orders it: what it asks for depends on the nodes."""
         created = (seconds(it.metadata.creation_timestamp) for it in self.pods)
         at = min(now if it is None else it for it in created)
-        return Waiting(self.id, (), at, self.priority, self.namespace, self.runs_for)
+        return Waiting(self.id, (), at, self.priority, self.namespace, self.time_limit_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueueEntry:
     """How somebody stands in line: by `key`.
 
     placements: what fits for it now, on what those before it leave; none where it waits, and `refused` has
     why, for nodes of each unit. reservation: the cards it has named then; only the first few do.
     """
 
-    waiter: Waiter
+    waiter: PendingEntry
     key: Key
     refused: tuple[Rejected, ...] = ()
     reservation: Reservation | None = None
@@ -114,14 +119,14 @@ class Place:
 
 
 @dataclass(slots=True)
-class Turn:
+class QueueSnapshot:
     """What serving the line once came to. places: in order.
 
     room: units of the nodes of which another that came to wait might name cards, wherever it stands; None:
     of any.
     """
 
-    places: tuple[Place, ...] = ()
+    places: tuple[QueueEntry, ...] = ()
     room: frozenset[int] | None = None
     home: Mapping[str, str] = field(default_factory=dict)
     """The node of each card."""
@@ -132,7 +137,7 @@ class Turn:
     _keys: dict[str, Key] = field(init=False)
     _ranks: list[Key] = field(init=False)
     _users: dict[str, list[tuple[float, float, str]]] = field(init=False)
-    marks: tuple[tuple[int, Place], ...] = field(init=False)
+    marks: tuple[tuple[int, QueueEntry], ...] = field(init=False)
     """Those for whom anything is kept, with their rank."""
 
     def __post_init__(self) -> None:
@@ -171,13 +176,13 @@ def _arrival(found: Key) -> tuple[float, float, str]:
     return found[0], found[3], found[4]
 
 
-def looks_complete(pods: Sequence[Pod]) -> bool:
+def gang_complete_by_label(pods: Sequence[Pod]) -> bool:
     """By their own label alone: as many wait as start together. True where it says nothing."""
     text = pods[0].metadata.labels.get(MINIMUM_LABEL, "")
     return len(pods) >= (int(text) if text.isdecimal() and len(text) < 7 else 0)
 
 
-class Line:
+class PendingQueue:
     """Serves those who wait. What it remembers between two servings are answers that still hold."""
 
     def __init__(
@@ -185,7 +190,7 @@ class Line:
         world: World,
         policy: Policy,
         fairness: Fairness | None = None,
-        complete: Callable[[Sequence[Pod]], bool] = looks_complete,
+        complete: Callable[[Sequence[Pod]], bool] = gang_complete_by_label,
         uses: Uses | None = None,
     ) -> None:
         """complete: whether of a gang, of which these wait, enough are there. uses: by namespace."""
@@ -218,7 +223,7 @@ class Line:
         refused: Callable[[Pod], bool] | None = None,
         planned: Mapping[str, tuple[Placement, ...]] | None = None,
         struck: Mapping[str, frozenset[str]] | None = None,
-    ) -> Turn:
+    ) -> QueueSnapshot:
         """Once, for the pods of these that wait. now: seconds since 1970.
 
         refused: whether a pod waits; by default what its own status says. planned: what is held for gangs
@@ -228,7 +233,7 @@ class Line:
         planned, struck, refused = planned or {}, struck or {}, refused or waits
         self._renew_nodes()
         held, users = self._all_held(planned, now)
-        wanted: dict[str, tuple[Waiter, dict[int, Waiting]]] = {}
+        wanted: dict[str, tuple[PendingEntry, dict[int, Waiting]]] = {}
         for waiter in self._waiters(pods, refused, planned):
             asked = self._asked(waiter, struck.get(waiter.id, frozenset()), now)
             if asked:
@@ -257,7 +262,7 @@ class Line:
             _place(wanted[it.id][0], at, placed.get(it.id, ()), standings.get(it.id, ()))
             for at, it in order
         )
-        return Turn(tuple(places), frozenset(room), self._home, past, self._fairness, now)
+        return QueueSnapshot(tuple(places), frozenset(room), self._home, past, self._fairness, now)
 
     def wants(self, pod: Pod) -> bool:
         """Whether it asks for something that is fenka's to give, and can be read."""
@@ -272,7 +277,7 @@ class Line:
         kube-scheduler also places pods with whole cards on nodes that do not share: those pods are not in
         this line. Nor is a pod that could not be on any sharing node.
         """
-        wanted = Wanted(pod, self._world.dialects)
+        wanted = PodDemand(pod, self._world.dialects)
         return (
             wanted.dialect is not None
             and wanted.dialect is not whole_cards
@@ -282,7 +287,7 @@ class Line:
     def units(self, pod: Pod) -> set[int]:
         """Of the nodes to which it may go, and where it could be if nothing were held."""
         self._renew_nodes()
-        return set(self._asked(Waiter(pod.metadata.uid, (pod,)), frozenset(), 0.0))
+        return set(self._asked(PendingEntry(pod.metadata.uid, (pod,)), frozenset(), 0.0))
 
     # ---- who waits ----
 
@@ -291,7 +296,7 @@ class Line:
         pods: Iterable[Pod],
         refused: Callable[[Pod], bool],
         planned: Mapping[str, tuple[Placement, ...]],
-    ) -> Iterable[Waiter]:
+    ) -> Iterable[PendingEntry]:
         gangs: dict[str, list[Pod]] = {}
         for pod in pods:
             if not is_open(pod) or self._world.is_assumed(pod.metadata.uid):
@@ -299,14 +304,16 @@ class Line:
             gang = key_of(pod)
             if gang is None:
                 if refused(pod):
-                    yield Waiter(pod.metadata.uid, (pod,))
+                    yield PendingEntry(pod.metadata.uid, (pod,))
             elif self.wants(pod):
                 gangs.setdefault(gang, []).append(pod)
         for gang, members in gangs.items():
             if gang not in planned and any(map(refused, members)) and self._complete(members):
-                yield Waiter(gang, tuple(sorted(members, key=lambda it: it.metadata.name)))
+                yield PendingEntry(gang, tuple(sorted(members, key=lambda it: it.metadata.name)))
 
-    def _asked(self, waiter: Waiter, struck: frozenset[str], now: float) -> dict[int, Waiting]:
+    def _asked(
+        self, waiter: PendingEntry, struck: frozenset[str], now: float
+    ) -> dict[int, Waiting]:
         """By unit, what it asks for and where; nothing where it has nowhere to go."""
         whole = waiter.waiting(now)
         found = {}
@@ -374,7 +381,7 @@ class Line:
         for unit in self._groups.keys() - self._shares.keys():
             del self._groups[unit]
         for unit, shares in sorted(self._shares.items()):
-            nodes = [named(share.node) for share in shares]
+            nodes = [with_card_ids(share.node) for share in shares]
             self._home.update((card.uuid, node.name) for node in nodes for card in node.cards)
             if unit in self._groups:
                 self._groups[unit].set_nodes(nodes)
@@ -393,7 +400,7 @@ class Line:
         for name in found & self._mixed if self._mixed else ():
             labels = self._labels(name)
             try:
-                modes.admits(labels, parts, neighbours(self._world, name))
+                modes.admits(labels, parts, resident_compute(self._world, name))
             except Unreadable:
                 # Only as long as they are there; where there is no other, it waits for that.
                 found = found - {name} or found
@@ -403,7 +410,7 @@ class Line:
         node = self._world.node(share.node.name)
         if node is None or obstacles(pod, node):
             return False
-        if not could_ever(tuple(part.request for part in parts), share.node):
+        if not fits_when_empty(tuple(part.request for part in parts), share.node):
             return False
         try:
             modes.admits(node.metadata.labels, parts)
@@ -449,7 +456,7 @@ class Line:
         for holding in self._world.holdings(name):
             ends_by = self._ends_by(holding, now)
             if ends_by is not None:
-                until = min(until, ends_by + OVERDUE_S)
+                until = min(until, ends_by + OVERDUE_TTL_S)
             user = holding.pod.metadata.namespace
             found += [Held(it, ends_by, user) for it in holding.placements]
         self._held[name] = generation, until, found
@@ -458,7 +465,7 @@ class Line:
     def _ends_by(self, holding: Holding, now: float) -> float | None:
         """When the pod has ended whatever it does; None if nothing ends it, or if that time is long over."""
         pod = holding.pod
-        uid, runs = pod.metadata.uid, runs_for(pod)
+        uid, runs = pod.metadata.uid, time_limit_s(pod)
         ends = []
         if runs is not None:
             started = seconds(pod.status.start_time)
@@ -471,7 +478,7 @@ class Line:
         deleted = seconds(pod.metadata.deletion_timestamp or "")
         ends += [deleted] if deleted is not None else []
         ends_by = min(ends, default=None)
-        return ends_by if ends_by is not None and ends_by + OVERDUE_S > now else None
+        return ends_by if ends_by is not None and ends_by + OVERDUE_TTL_S > now else None
 
 
 def is_open(pod: Pod) -> bool:
@@ -489,24 +496,24 @@ def waits(pod: Pod) -> bool:
     return pod.unschedulable is not None or pod.gated_by(GATE)
 
 
-def runs_for(pod: Pod) -> float | None:
+def time_limit_s(pod: Pod) -> float | None:
     """Seconds after its start at which the kubelet has ended it; None if it never does."""
     deadline, grace = pod.spec.active_deadline_seconds, pod.spec.termination_grace_period_seconds
     return None if deadline is None else float(deadline + (GRACE_S if grace is None else grace))
 
 
 def _place(
-    waiter: Waiter,
+    waiter: PendingEntry,
     at: Key,
     placements: tuple[Placement, ...],
     standings: Sequence[Standing],
-) -> Place:
+) -> QueueEntry:
     """standings: one for each unit of nodes on which it was refused."""
     if placements:
-        return Place(waiter, at, placements=placements)
+        return QueueEntry(waiter, at, placements=placements)
     # Of the units where it has named cards, the one where it starts first; the other's are nobody's.
     reservations = [it.reservation for it in standings if it.reservation is not None]
     first = min(
         reservations, key=lambda it: inf if it.starts_by is None else it.starts_by, default=None
     )
-    return Place(waiter, at, tuple(it.why for it in standings), first)
+    return QueueEntry(waiter, at, tuple(it.why for it in standings), first)

@@ -17,10 +17,10 @@ from fenka.kubernetes.fitting import obstacles
 from fenka.kubernetes.objects import Pod, Status, pod_path
 from fenka.kubernetes.watch import Backoff
 from fenka.kubernetes.world import World, read_holding
-from fenka.scheduler.decide import No
-from fenka.scheduler.gangs import Gangs
-from fenka.scheduler.order import InOrder
-from fenka.scheduler.wire import Binding
+from fenka.scheduler.extender_api import ExtenderBindingArgs
+from fenka.scheduler.gang_scheduler import GangScheduler
+from fenka.scheduler.pod_placement import Infeasible
+from fenka.scheduler.queue_controller import QueuedEvaluator
 
 BIND_WITHIN_S = 3.0
 """For the one request; less where the lease ends earlier."""
@@ -47,7 +47,7 @@ class Leadership(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Try:
+class _BindAttempt:
     """A binding that was sent, and when the server gives up on it at the latest."""
 
     pod: Pod
@@ -63,8 +63,8 @@ class Binder:
         self,
         api: Api,
         world: World,
-        judge: InOrder,
-        gangs: Gangs,
+        judge: QueuedEvaluator,
+        gangs: GangScheduler,
         leadership: Leadership,
         pods: Callable[[], Mapping[str, Pod]],
         *,
@@ -73,7 +73,7 @@ class Binder:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         schedulers: Collection[str] = (),
     ) -> None:
-        self._api, self._world, self._judge, self._gangs = api, world, judge, gangs
+        self._api, self._world, self._evaluate_node, self._gangs = api, world, judge, gangs
         self.schedulers = schedulers
         """Values of `schedulerName` whose pods are bound; empty: all."""
         self._leadership, self._pods = leadership, pods
@@ -82,7 +82,7 @@ class Binder:
         self.outcomes: dict[str, int] = {}
         """How often binding ended how: bound, refused, failed, unknown."""
 
-    async def bind(self, wanted: Binding) -> str:
+    async def bind(self, wanted: ExtenderBindingArgs) -> str:
         """Empty if the pod is bound to that node, else why not.
 
         The same binding asked for again while it runs is the same binding. Cancelling does not end it.
@@ -98,9 +98,10 @@ class Binder:
             return task.result()
         pod = self._pods().get(wanted.uid)
         # It goes on all the same: once the last one is here, all of the gang are bound.
-        awaited = self._gangs.awaited(pod) if pod else None
+        waiting_status = self._gangs.waiting_status(pod) if pod else None
         return (
-            awaited or f"whether the pod {wanted.name} was bound to {wanted.node} is not known yet"
+            waiting_status
+            or f"whether the pod {wanted.name} was bound to {wanted.node} is not known yet"
         )
 
     @property
@@ -113,19 +114,19 @@ class Binder:
         if self._running:
             await asyncio.wait(list(self._running.values()), timeout=within_s)
 
-    async def _bind(self, wanted: Binding) -> str:
+    async def _bind(self, wanted: ExtenderBindingArgs) -> str:
         try:
             # One that the watch has not brought may be of a gang too.
             known = self._pods().get(wanted.uid) or await self._read(wanted)
             # A binding that will be refused must not count as a member that has arrived.
             fits = self._unfit(known, wanted) is None
-            if fits and not await self._gangs.gather(known, wanted.node):
+            if fits and not await self._gangs.wait_for_members(known, wanted.node):
                 self._count("refused")
                 return f"the gang of the pod {wanted.name} did not come together in time"
             sent = await self._send(self._pods().get(wanted.uid) or known, wanted)
-            if isinstance(sent, _Try):
+            if isinstance(sent, _BindAttempt):
                 self._count("unknown")
-                return await self._find_out(sent)
+                return await self._resolve_unknown(sent)
         except (Refused, NoCluster) as why:
             # Before anything was assumed: the pod could not even be read.
             self._count("failed")
@@ -136,15 +137,15 @@ class Binder:
     def _count(self, outcome: str) -> None:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
-    async def _send(self, pod: Pod, wanted: Binding) -> str | _Try:
+    async def _send(self, pod: Pod, wanted: ExtenderBindingArgs) -> str | _BindAttempt:
         """Why not, empty if it is bound; or what was sent and is not known."""
         # From here to `assume` nothing waits: no other binding can come in between.
         trouble = self._unfit(pod, wanted)
         if trouble is not None:
             return trouble
-        planned = self._gangs.place_of(pod, wanted.node)
-        placements = (planned,) if planned else self._judge.placements(pod, wanted.node)
-        if isinstance(placements, No):
+        planned = self._gangs.planned_placement(pod, wanted.node)
+        placements = (planned,) if planned else self._evaluate_node.placements(pod, wanted.node)
+        if isinstance(placements, Infeasible):
             which = f"the pod {wanted.name} in ns {wanted.namespace}"
             return f"The node {wanted.node} can't place {which}: {placements.sentence}"
         within_s = min(BIND_WITHIN_S, self._leadership.time_left_s)
@@ -152,7 +153,7 @@ class Binder:
         if placements:
             self._world.assume(pod, placements)
             self._gangs.start(pod)
-        sent = _Try(pod, placements, wanted.node, self._clock() + within_s + SETTLED_S)
+        sent = _BindAttempt(pod, placements, wanted.node, self._clock() + within_s + SETTLED_S)
         try:
             await self._api.create(f"{pod.path}/binding", Status, body, within_s=within_s)
         except NoCluster:
@@ -165,7 +166,7 @@ class Binder:
             return str(why)
         return ""
 
-    def _unfit(self, pod: Pod, wanted: Binding) -> str | None:
+    def _unfit(self, pod: Pod, wanted: ExtenderBindingArgs) -> str | None:
         """Why this pod is not to be bound now; empty if that is done already."""
         meta = pod.metadata
         trouble: str | None = None
@@ -207,7 +208,7 @@ class Binder:
         reasons = obstacles(pod, node)
         return f"{which} may not go to the node {name}: {'; '.join(reasons)}" if reasons else None
 
-    async def _read(self, wanted: Binding) -> Pod:
+    async def _read(self, wanted: ExtenderBindingArgs) -> Pod:
         return await self._api.get(pod_path(wanted.namespace, wanted.name), Pod)
 
     def _body(self, pod: Pod, node: str, placements: tuple[Placement, ...]) -> dict[str, Any]:
@@ -231,7 +232,7 @@ class Binder:
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
 
-    async def _find_out(self, sent: _Try) -> str:
+    async def _resolve_unknown(self, sent: _BindAttempt) -> str:
         """Ask until the answer is certain; the assumption holds meanwhile."""
         backoff, meta = Backoff(), sent.pod.metadata
         while True:

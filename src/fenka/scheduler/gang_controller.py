@@ -9,18 +9,20 @@ from collections.abc import Callable, Sequence
 from fenka.kubernetes.client import Api, NoCluster, Refused
 from fenka.kubernetes.eviction import evict
 from fenka.kubernetes.objects import Pod
-from fenka.scheduler.gangs import Gangs
-from fenka.scheduler.nudging import nudge
+from fenka.scheduler.gang_scheduler import GangScheduler
+from fenka.scheduler.requeue import requeue
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 
 
-class GangKeeper:
+class GangController:
     """Best effort: what fails is tried again."""
 
-    def __init__(self, api: Api, gangs: Gangs, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, api: Api, gangs: GangScheduler, now: Callable[[], float] = time.time
+    ) -> None:
         self._api, self._gangs, self._now = api, gangs, now
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -36,7 +38,7 @@ class GangKeeper:
         while True:
             await asyncio.sleep(LOOK_S)
             self._gangs.expire()
-            for pod in self._gangs.broken() if leading() else ():
+            for pod in self._gangs.incomplete_gangs() if leading() else ():
                 meta = pod.metadata
                 log.warning("%s goes: its gang has been incomplete for too long", pod.full_name)
                 with contextlib.suppress(Refused, NoCluster):
@@ -44,4 +46,4 @@ class GangKeeper:
 
     async def _wake(self, pod: Pod) -> None:
         with contextlib.suppress(Refused, NoCluster):
-            await nudge(self._api, pod, self._now())
+            await requeue(self._api, pod, self._now())

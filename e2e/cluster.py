@@ -160,8 +160,8 @@ class Node(Machine):
 
     def wait_until_ready(self, seconds: float = 60, since: float = 0) -> None:
         """Until the node is Ready."""
-        what = f"{self.name}: Ready"
-        wait_until(what, lambda: self.is_ready(since), seconds, self.log("kubelet"))
+        description = f"{self.name}: Ready"
+        wait_until(description, lambda: self.is_ready(since), seconds, self.log("kubelet"))
 
 
 class Cluster:
@@ -261,9 +261,9 @@ class Cluster:
         shutil.rmtree(self.state / "etcd", ignore_errors=True)
         (self.state / "layout.json").unlink(missing_ok=True)
 
-    def timeline(self, what: str) -> None:
+    def timeline(self, step: str) -> None:
         """Say how far it is."""
-        self.say(f"{time.monotonic() - self.began:6.2f} s  {what}")
+        self.say(f"{time.monotonic() - self.began:6.2f} s  {step}")
 
     def prepare(self, node: Node, images: Path | None) -> None:
         """What a node can do before there is an apiserver."""
@@ -391,10 +391,10 @@ class Cluster:
     def wait_for_service_account(self, namespace: str) -> None:
         """Until pods may be created in a namespace."""
 
-        def there() -> bool:
+        def exists() -> bool:
             return bool(self.get("serviceaccount", "default", namespace))
 
-        wait_until(f"the default ServiceAccount of {namespace}", there)
+        wait_until(f"the default ServiceAccount of {namespace}", exists)
 
     def write_scheduler_configuration(self, text: str | None) -> Path:
         """Put it where the scheduler reads it."""
@@ -471,10 +471,10 @@ class Cluster:
 
     def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
         """One object."""
-        found: dict[str, Any] = json.loads(
+        document: dict[str, Any] = json.loads(
             self.kubectl("-n", namespace, "get", kind, name, "-o", "json")
         )
-        return found
+        return document
 
     def list(
         self, kind: str, namespace: str = "default", selector: str = ""
@@ -487,9 +487,9 @@ class Cluster:
     def events(self, name: str, namespace: str = "default") -> Sequence[str]:
         """The messages of the events about one object, oldest first."""
         chosen = f"--field-selector=involvedObject.name={name}"
-        found = self.kubectl("-n", namespace, "get", "events", chosen, "-o", "json")
+        output = self.kubectl("-n", namespace, "get", "events", chosen, "-o", "json")
         return [
-            event.get("message") or event.get("note", "") for event in json.loads(found)["items"]
+            event.get("message") or event.get("note", "") for event in json.loads(output)["items"]
         ]
 
     def wait_for_pod(
@@ -498,7 +498,7 @@ class Cluster:
         """Until the pod has the phase (for Running: is Ready too); the pod."""
         seen: dict[str, Any] = {}
 
-        def there() -> bool:
+        def has_phase() -> bool:
             seen.update(self.get("pod", name, namespace))
             status = seen["status"]
             conditions = {each["type"]: each["status"] for each in status.get("conditions", [])}
@@ -507,7 +507,7 @@ class Cluster:
             return phase != "Running" or conditions.get("Ready") == "True"
 
         try:
-            wait_until(f"pod {name}: {phase}", there, seconds)
+            wait_until(f"pod {name}: {phase}", has_phase, seconds)
         except ClusterError as error:
             last = "\n".join(self.events(name, namespace)[-5:])
             raise ClusterError(f"{error}; it is {seen.get('status')}\nevents:\n{last}") from error

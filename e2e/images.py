@@ -91,15 +91,15 @@ def image_store() -> Path:
         shutil.rmtree(store, ignore_errors=True)
         # The last one has most of the images already.
         earlier = sorted(cache().glob("store-*"), key=lambda path: path.stat().st_mtime)
-        there: list[str] = []
+        unpacked: list[str] = []
         if earlier and (earlier[-1] / COMPLETE).exists():
             made_by, *names = (earlier[-1] / COMPLETE).read_text().split()
             if made_by == version:
                 copy_store(earlier[-1], store)
                 (store / COMPLETE).unlink()
-                there = names
+                unpacked = names
         store.mkdir(parents=True, exist_ok=True)
-        missing = [each for each in archives if each.name not in there]
+        missing = [each for each in archives if each.name not in unpacked]
         # In a mount namespace: it mounts what it unpacks.
         alone = ["unshare", "--mount", "sh", "-euc", UNPACK, "sh", str(programs), str(store)]
         checked([*alone, *map(str, missing)], timeout=300)
@@ -127,19 +127,19 @@ def copy_store(store: Path, target: Path) -> None:
 def archive(name: str, key: str, make: Callable[[Path], None]) -> Path:
     """The archive of an image in the cache; `make` writes it to a path when it is not there yet."""
     folder = cache() / "images"
-    found = folder / f"{name}-{key}.tar"
-    if found.exists():
-        os.utime(found)
-        return found
+    cached = folder / f"{name}-{key}.tar"
+    if cached.exists():
+        os.utime(cached)
+        return cached
     began = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
-    partial = found.with_suffix(".partial")
+    partial = cached.with_suffix(".partial")
     partial.unlink(missing_ok=True)
     make(partial)
-    partial.rename(found)
+    partial.rename(cached)
     forget_old(folder, name)
-    print(f"made {found.name} in {time.monotonic() - began:.1f} s", flush=True)
-    return found
+    print(f"made {cached.name} in {time.monotonic() - began:.1f} s", flush=True)
+    return cached
 
 
 def forget_old(folder: Path, name: str, keep: int = 6) -> None:
@@ -365,8 +365,8 @@ def checked(command: list[str], log: Path | None = None, timeout: float = 60) ->
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     if done.returncode:
-        said = tail(log) or f": {done.stderr.strip() or done.stdout.strip()}"
-        raise ClusterError(f"{command[0]} failed ({done.returncode}){said}")
+        output = tail(log) or f": {done.stderr.strip() or done.stdout.strip()}"
+        raise ClusterError(f"{command[0]} failed ({done.returncode}){output}")
     return done.stdout
 
 

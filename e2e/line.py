@@ -66,9 +66,9 @@ class Bench:
         async for change in self.api.watch(
             self.path, Pod, version, seconds=3600, labelSelector=ONLY
         ):
-            found = change.object
-            if found is not None and found.spec.node_name:
-                self.bound.setdefault(found.metadata.name, time.monotonic())
+            pod = change.object
+            if pod is not None and pod.spec.node_name:
+                self.bound.setdefault(pod.metadata.name, time.monotonic())
                 self.changed.set()
 
     async def prepare(self) -> None:
@@ -84,26 +84,26 @@ class Bench:
     async def clean(self) -> None:
         """Remove the node and all pods."""
         pods, _ = await self.api.list(self.path, Pod, labelSelector=ONLY)
-        await self.all(self.delete(f"{self.path}/{it.metadata.name}") for it in pods)
+        await self.all(self.delete(f"{self.path}/{pod.metadata.name}") for pod in pods)
         await self.delete(f"/api/v1/nodes/{NODE}")
 
     async def delete(self, path: str) -> None:
         """Delete it if it is there, at once."""
         try:
             await self.api.delete(path, {"gracePeriodSeconds": 0})
-        except Refused as why:
-            if why.status != 404:
+        except Refused as error:
+            if error.status != 404:
                 raise
 
     async def all(self, calls: Any) -> None:
         """A few at a time."""
         slots = asyncio.Semaphore(TOGETHER)
 
-        async def one(call: Any) -> None:
+        async def limited(call: Any) -> None:
             async with slots:
                 await call
 
-        await asyncio.gather(*map(one, calls))
+        await asyncio.gather(*map(limited, calls))
 
     async def next_bound(self, known: set[str], within_s: float) -> str:
         """Wait until a pod besides these is bound."""
@@ -126,16 +126,16 @@ class Bench:
         holder = await self.next_bound(known, 120)
         print(f"<!-- {length} created within {time.monotonic() - begun:.1f} s -->", flush=True)
         await asyncio.sleep(settle_s)
-        found = []
+        delays = []
         for _ in range(min(releases, length - 1)):
             known.add(holder)
             await self.delete(f"{self.path}/{holder}")
             released = time.monotonic()
             holder = await self.next_bound(known, 300)
-            found.append(self.bound[holder] - released)
+            delays.append(self.bound[holder] - released)
             await asyncio.sleep(RUNS_S)
         await self.clean()
-        return found
+        return delays
 
 
 async def main() -> None:
@@ -153,9 +153,9 @@ async def main() -> None:
         watching = asyncio.create_task(bench.watch())
         try:
             for length in options.lengths:
-                found = await bench.measure(length, options.releases, options.settle)
+                delays = await bench.measure(length, options.releases, options.settle)
                 print(
-                    f"| {length} | {statistics.median(found):.2f} | {max(found):.2f} | {len(found)} |",
+                    f"| {length} | {statistics.median(delays):.2f} | {max(delays):.2f} | {len(delays)} |",
                     flush=True,
                 )
         finally:

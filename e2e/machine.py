@@ -22,7 +22,7 @@ class ClusterError(Exception):
 
 
 def wait_until(
-    what: str, check: Callable[[], object], seconds: float = 30, log: Path | None = None
+    description: str, check: Callable[[], object], seconds: float = 30, log: Path | None = None
 ) -> float:
     """Ask until the answer is true; the seconds it took. ClusterError says what was waited for."""
     began = time.monotonic()
@@ -34,7 +34,7 @@ def wait_until(
         except (ClusterError, AssertionError) as raised:
             error = f" ({raised})"
         if time.monotonic() - began > seconds:
-            raise ClusterError(f"{what}: not within {seconds:g} s{error}{tail(log)}")
+            raise ClusterError(f"{description}: not within {seconds:g} s{error}{tail(log)}")
         time.sleep(0.1)
 
 

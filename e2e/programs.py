@@ -51,10 +51,10 @@ class Module:
 
     def version(self, module: str) -> str:
         """The version of a Go module, as go.mod pins it."""
-        found = re.search(rf"^\s*{re.escape(module)} (v\S+)", self.go_mod(), re.MULTILINE)
-        if not found:
+        match = re.search(rf"^\s*{re.escape(module)} (v\S+)", self.go_mod(), re.MULTILINE)
+        if not match:
             raise BuildError(f"{self.folder}/go.mod requires no {module}")
-        return found[1]
+        return match[1]
 
     def go_mod(self) -> str:
         """The text of go.mod."""

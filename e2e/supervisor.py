@@ -112,17 +112,17 @@ def state_of(pid: int) -> str:
 
 def hierarchies() -> dict[str, str]:
     """The cgroup v1 hierarchies of this machine: folder name to mount options."""
-    found = {}
+    options_by_name = {}
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, target, kind, options, *_ = line.split()
         if kind == "cgroup" and Path(target).parent == CGROUPS:
             chosen = [each for each in options.split(",") if each not in {"rw", "relatime"}]
-            found[Path(target).name] = ",".join(
+            options_by_name[Path(target).name] = ",".join(
                 each for each in chosen if not each.startswith(("no", "release_agent"))
             )
-            if found[Path(target).name].startswith("name="):
-                found[Path(target).name] = "none," + found[Path(target).name]
-    return found
+            if options_by_name[Path(target).name].startswith("name="):
+                options_by_name[Path(target).name] = "none," + options_by_name[Path(target).name]
+    return options_by_name
 
 
 def make_cgroups(place: Place) -> None:

@@ -70,12 +70,12 @@ def web(name: str, node: str) -> str:
 def test_both_nodes_are_ready_at_their_addresses(cluster: Cluster) -> None:
     """Kubelet and containerd are of the versions that were built."""
     for node in cluster.nodes:
-        found = cluster.get("node", node.name)
-        addresses = {each["type"]: each["address"] for each in found["status"]["addresses"]}
+        status = cluster.get("node", node.name)
+        addresses = {each["type"]: each["address"] for each in status["status"]["addresses"]}
         assert node.is_ready()
         assert addresses["InternalIP"] == node.address
-        assert found["status"]["nodeInfo"]["kubeletVersion"].startswith("v1.37.")
-        assert found["status"]["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://2.")
+        assert status["status"]["nodeInfo"]["kubeletVersion"].startswith("v1.37.")
+        assert status["status"]["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://2.")
 
 
 def test_pods_reach_each_other_across_nodes_by_address_and_by_service(

@@ -27,18 +27,18 @@ def main() -> int:
         limits += ["--calm"] * chosen.calm
         try:
             return machine.run_inside([chosen.world, "--seed", str(seed), *limits])
-        except machine.CannotBurn as why:
-            print(f"fire: {why}", file=sys.stderr)
+        except machine.CannotBurn as error:
+            print(f"fire: {error}", file=sys.stderr)
             return 2
     print(f"{chosen.world}: seed {seed}", flush=True)
     until = time.monotonic() + chosen.minutes * 60
     run = on_workstation if chosen.world == "workstation" else on_cluster
     try:
         made, counts = run(seed, chosen.moves, until, not chosen.calm)
-    except Exception as why:
-        if not isinstance(why, (Breach, ClusterError)):
+    except Exception as error:
+        if not isinstance(error, (Breach, ClusterError)):
             raise
-        print(f"fire: seed {seed}: {why}", file=sys.stderr)
+        print(f"fire: seed {seed}: {error}", file=sys.stderr)
         return 1
     print(f"{made} moves: {counts}\n1 passed, 0 failed", flush=True)
     return 0

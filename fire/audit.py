@@ -34,8 +34,8 @@ Truth = Mapping[str, Mapping[str, object]]
 def overcommitted(holdings: Iterable[Holding]) -> list[str]:
     """Cards of which more was promised than they have."""
     promised: dict[str, int] = {}
-    for it in holdings:
-        promised[it.uuid] = promised.get(it.uuid, 0) + it.mib
+    for holding in holdings:
+        promised[holding.uuid] = promised.get(holding.uuid, 0) + holding.mib
     return [
         f"{mib} MiB of {uuid} are promised, it has {CARD_MIB}"
         for uuid, mib in promised.items()
@@ -45,21 +45,23 @@ def overcommitted(holdings: Iterable[Holding]) -> list[str]:
 
 def beyond(holdings: Iterable[Holding], used: Mapping[str, Mapping[int, int]]) -> list[str]:
     """Tenants that hold more of a card than they were promised. used: MiB by card and process."""
-    found = []
-    for it in holdings:
-        processes = used.get(it.uuid, {})
-        held = sum(processes.get(pid, 0) for pid in it.pids)
-        contexts = CONTEXT_MIB * len(it.pids & processes.keys())
-        if held > it.mib + contexts:
-            found.append(f"{it.name} holds {held} MiB of {it.uuid}, it was promised {it.mib}")
-    return found
+    violations = []
+    for holding in holdings:
+        processes = used.get(holding.uuid, {})
+        held = sum(processes.get(pid, 0) for pid in holding.pids)
+        contexts = CONTEXT_MIB * len(holding.pids & processes.keys())
+        if held > holding.mib + contexts:
+            violations.append(
+                f"{holding.name} holds {held} MiB of {holding.uuid}, it was promised {holding.mib}"
+            )
+    return violations
 
 
 def strangers(holdings: Iterable[Holding], used: Mapping[str, Mapping[int, int]]) -> list[str]:
     """Processes that use a card of which they were promised nothing."""
     known: dict[str, set[int]] = {}
-    for it in holdings:
-        known.setdefault(it.uuid, set()).update(it.pids)
+    for holding in holdings:
+        known.setdefault(holding.uuid, set()).update(holding.pids)
     return [
         f"process {pid} uses {mib} MiB of {uuid} and was promised nothing of it"
         for uuid, processes in used.items()

@@ -197,9 +197,9 @@ class Storm:
     def kill(self) -> None:
         """SIGKILL to a component somewhere, or to a victim's program."""
         node = self.chance.choice(self.cluster.nodes)
-        what = self.chance.choice([*COMPONENTS, "apiserver", "kube-scheduler", "program"])
-        self.counts[what] = self.counts.get(what, 0) + 1
-        match what:
+        target = self.chance.choice([*COMPONENTS, "apiserver", "kube-scheduler", "program"])
+        self.counts[target] = self.counts.get(target, 0) + 1
+        match target:
             case "apiserver":
                 self.cluster.restart_apiserver()
             case "kube-scheduler":
@@ -213,22 +213,22 @@ class Storm:
                 for pid in self.pids(node, "python3", "forever")[:1]:
                     os.kill(pid, signal.SIGKILL)
             case _:
-                for pid in self.pids(node, *COMPONENTS[what]):
+                for pid in self.pids(node, *COMPONENTS[target]):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
 
     def pids(self, node: Node, *words: str) -> list[int]:
         """Processes of a node whose command line has these words, by this machine's numbers."""
         space = os.readlink(f"/proc/{node.first_process}/ns/pid")
-        found = []
+        pids = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if not entry.name.isdecimal():
                     continue
                 line = (entry / "cmdline").read_bytes().decode(errors="replace")
                 if all(word in line for word in words) and self.node_space(entry) == space:
-                    found.append(int(entry.name))
-        return found
+                    pids.append(int(entry.name))
+        return pids
 
     def node_space(self, process: Path) -> str:
         """The PID namespace of the machine that a process belongs to; a container's is one further in."""
@@ -237,8 +237,10 @@ class Storm:
             if os.readlink(process / "ns" / "pid") == own:
                 return own
             cgroup = (process / "cgroup").read_text()
-            mine = Path(f"/proc/{node.first_process}/cgroup").read_text().split(":")[-1].strip()
-            if len(mine) > 1 and mine in cgroup:
+            node_cgroup = (
+                Path(f"/proc/{node.first_process}/cgroup").read_text().split(":")[-1].strip()
+            )
+            if len(node_cgroup) > 1 and node_cgroup in cgroup:
                 return own
         return ""
 
@@ -298,9 +300,9 @@ class Storm:
         name = self.forge(1, {}, **gate)
         uid = json.loads(self.mallory("get", "pod", name, "-o", "json"))["metadata"]["uid"]
         whole = [{"card": 0, "uuid": "", "memoryMiB": audit.CARD_MIB, "compute": 0}]
-        said = {"version": 1, "pod": uid, "holds": whole, "containers": {"c": whole}, "wish": ""}
+        record = {"version": 1, "pod": uid, "holds": whole, "containers": {"c": whole}, "wish": ""}
         with contextlib.suppress(ClusterError):
-            self.mallory("annotate", "pod", name, f"fenka.io/resized={json.dumps(said)}")
+            self.mallory("annotate", "pod", name, f"fenka.io/resized={json.dumps(record)}")
         gates = [{"op": "remove", "path": "/spec/schedulingGates"}]
         self.mallory("patch", "pod", name, "--type=json", f"--patch={json.dumps(gates)}")
 
@@ -329,16 +331,16 @@ class Storm:
             str(HERE / "driver_truth.py"),
         ]
         cards = json.loads(node.run(*words))
-        found: dict[str, dict[str, int]] = {}
+        usage: dict[str, dict[str, int]] = {}
         for uuid, card in cards.items():
-            pods = found.setdefault(uuid, {})
+            pods = usage.setdefault(uuid, {})
             for pid, mib in card["processes"].items():
                 with contextlib.suppress(OSError):
                     match = PODS.search(node.read(f"/proc/{pid}/cgroup"))
                     if match:
                         uid = match[1].replace("_", "-")
                         pods[uid] = pods.get(uid, 0) + mib
-        return found
+        return usage
 
     def all_pods(self) -> list[dict[str, Any]]:
         """Of both namespaces."""
@@ -381,17 +383,17 @@ class Storm:
             self.cluster.run(sys.executable, "-m", "fenka", "top", "node", "-o", "json")
         )
         for node in shown:
-            at = [it for it in pods.values() if it["spec"].get("nodeName") == node["name"]]
-            alive = [it for it in at if it["status"].get("phase") not in ("Failed", "Succeeded")]
+            at = [pod for pod in pods.values() if pod["spec"].get("nodeName") == node["name"]]
+            alive = [pod for pod in at if pod["status"].get("phase") not in ("Failed", "Succeeded")]
             most = sum(
-                max(self.limit(it), self.asked.get(it["metadata"]["name"], 0)) for it in alive
+                max(self.limit(pod), self.asked.get(pod["metadata"]["name"], 0)) for pod in alive
             )
             least = sum(
-                self.limit(it)
-                for it in alive
-                if it["metadata"]["namespace"] == VICTIMS
-                and it["status"].get("phase") == "Running"
-                and it["metadata"]["name"] not in self.excused
+                self.limit(pod)
+                for pod in alive
+                if pod["metadata"]["namespace"] == VICTIMS
+                and pod["status"].get("phase") == "Running"
+                and pod["metadata"]["name"] not in self.excused
             )
             allocated = sum(card["allocated"] for card in node["cards"])
             if not least <= allocated <= most:
@@ -407,26 +409,28 @@ class Storm:
 
     def ids(self, node: Node, pods: dict[str, Any]) -> Iterator[str]:
         """Device ids: as many as were asked for, and none held twice."""
-        names = {(it["metadata"]["namespace"], it["metadata"]["name"]): it for it in pods.values()}
+        names = {
+            (pod["metadata"]["namespace"], pod["metadata"]["name"]): pod for pod in pods.values()
+        }
         holders: dict[str, str] = {}
         try:
             listed = list(pod_resources.held(Path(f"/proc/{node.first_process}/root")))
         except grpc.RpcError:
             yield f"the kubelet of {node.name} says nothing"
             return
-        for it in listed:
-            pod = names.get((it.namespace, it.pod))
-            if it.resource != MEMORY or pod is None:
+        for allocation in listed:
+            pod = names.get((allocation.namespace, allocation.pod))
+            if allocation.resource != MEMORY or pod is None:
                 continue
             if pod["status"].get("phase") in ("Failed", "Succeeded"):
                 continue
             want = int(pod["spec"]["containers"][0]["resources"]["limits"][MEMORY])
-            if len(it.ids) != want:
-                yield f"{it.pod} holds {len(it.ids)} ids, it asked for {want}"
-            for identity in it.ids:
+            if len(allocation.ids) != want:
+                yield f"{allocation.pod} holds {len(allocation.ids)} ids, it asked for {want}"
+            for identity in allocation.ids:
                 if identity in holders:
-                    yield f"{it.pod} and {holders[identity]} both hold {identity}"
-                holders[identity] = it.pod
+                    yield f"{allocation.pod} and {holders[identity]} both hold {identity}"
+                holders[identity] = allocation.pod
 
     def victims(self, pods: dict[str, Any]) -> Iterator[str]:
         """Victims see what they asked for, lose nothing, and do not fail."""
@@ -449,25 +453,25 @@ class Storm:
             except ClusterError:
                 continue
             want = [audit.cap(self.asked[name])]
-            for line in map(json.loads, filter(lambda it: it.startswith("{"), lines)):
+            for line in map(json.loads, filter(lambda line: line.startswith("{"), lines)):
                 if "got" in line and (line["got"], line["total"]) != (want, want):
                     yield f"{name} asked for {want} MiB, its program says {line}"
                 if "lost" in line or "error" in line:
                     yield f"{name}: {line}"
 
-    def check(self, what: str) -> None:
+    def check(self, moment: str) -> None:
         """Look until all is well. Raises Breach with what persists."""
         complaints: list[str] = []
         until = time.monotonic() + PATIENCE_S
         while not complaints or time.monotonic() < until:
             try:
                 complaints = list(self.look())
-            except ClusterError as why:
-                complaints = [str(why)[:300]]
+            except ClusterError as error:
+                complaints = [str(error)[:300]]
             if not complaints:
                 return
             time.sleep(BETWEEN_S)
-        raise Breach(f"after {what}: " + "; ".join(complaints))
+        raise Breach(f"after {moment}: " + "; ".join(complaints))
 
     # ---- the run ----
 

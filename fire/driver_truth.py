@@ -24,12 +24,12 @@ def main() -> None:
                 "total": memory.total // MIB,
                 "used": memory.used // MIB,
                 "processes": {
-                    it.pid: (it.usedGpuMemory or 0) // MIB
-                    for it in pynvml.nvmlDeviceGetComputeRunningProcesses(card)
+                    process.pid: (process.usedGpuMemory or 0) // MIB
+                    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(card)
                 },
             }
-    except pynvml.NVMLError as why:
-        print(why, file=sys.stderr)
+    except pynvml.NVMLError as error:
+        print(error, file=sys.stderr)
         sys.exit(1)
     print(json.dumps(cards))
 

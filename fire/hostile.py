@@ -47,10 +47,10 @@ def ghost(lease: str) -> None:
 def account(lease: str) -> None:
     """Write somebody's account, read it, cut it short."""
     slots = RUNTIME / "leases" / lease / "account" / "slots"
-    for flags, what in ((os.O_RDWR, "open"), (os.O_WRONLY | os.O_TRUNC, "cut short")):
+    for flags, action in ((os.O_RDWR, "open"), (os.O_WRONLY | os.O_TRUNC, "cut short")):
         with contextlib.suppress(OSError):
             os.close(os.open(slots, flags))
-            say(f"won: could {what} {slots}")
+            say(f"won: could {action} {slots}")
     say("done: account")
 
 

@@ -55,7 +55,7 @@ def furnish() -> None:
 def _open_python() -> None:
     """Show Python's own files to ordinary users where they stand in a home directory closed to them."""
     prefix = Path(sys.base_prefix).resolve()
-    closed = [it for it in reversed(prefix.parents) if not it.stat().st_mode & 0o001]
+    closed = [parent for parent in reversed(prefix.parents) if not parent.stat().st_mode & 0o001]
     if not closed:
         return
     kept = os.open(prefix, os.O_PATH)

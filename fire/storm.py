@@ -16,7 +16,7 @@ class World(Protocol):
     chance: random.Random
     counts: dict[str, int]
 
-    def check(self, what: str) -> None:
+    def check(self, moment: str) -> None:
         """Audit. Raises Breach."""
 
 
@@ -36,7 +36,9 @@ def blow(
     """
     made = 0
     while made < moves and time.monotonic() < until:
-        move = world.chance.choices([it for it, _ in table], [weight for _, weight in table])[0]
+        move = world.chance.choices(
+            [candidate for candidate, _ in table], [weight for _, weight in table]
+        )[0]
         name = move.__name__
         world.counts[name] = world.counts.get(name, 0) + 1
         move()

@@ -171,7 +171,7 @@ class Storm:
 
     def resize(self) -> None:
         """A program is resized by its owner; what it may then hold is not what it was promised first."""
-        running = [it for it in self.alive() if it.report]
+        running = [program for program in self.alive() if program.report]
         if running:
             program = self.chance.choice(running)
             done = self.fenka(program.uid, "resize", program.name, "--gpu-mem", str(program.units))
@@ -219,7 +219,9 @@ class Storm:
 
     def meddle(self) -> None:
         """The hostile user tries to stop and to resize what others run."""
-        others = [it for it in self.alive() if it.report and it.process.poll() is None]
+        others = [
+            program for program in self.alive() if program.report and program.process.poll() is None
+        ]
         if others:
             name = self.chance.choice(others).name
             for words in (("stop", "--grace", "0", name), ("resize", name, "--gpu-mem", "1")):
@@ -230,18 +232,18 @@ class Storm:
 
     def processes(self, *words: str) -> list[int]:
         """Processes whose command line has all these words, this machine's alone."""
-        found = []
+        pids = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal() and int(entry.name) != os.getpid():
                 with contextlib.suppress(OSError):
                     line = (entry / "cmdline").read_bytes().decode(errors="replace")
                     if all(word in line for word in words):
-                        found.append(int(entry.name))
-        return found
+                        pids.append(int(entry.name))
+        return pids
 
     def alive(self) -> list[Program]:
         """Programs that have not ended."""
-        return [it for it in self.programs if it.process.poll() is None]
+        return [program for program in self.programs if program.process.poll() is None]
 
     def driver(self) -> dict[str, dict[int, int]] | None:
         """MiB by card and process, as the driver says; None while no card server runs."""
@@ -274,13 +276,13 @@ class Storm:
                 with contextlib.suppress(OSError, IndexError, ValueError):
                     fields = (entry / "stat").read_text().rpartition(")")[2].split()
                     children.setdefault(int(fields[1]), []).append(int(entry.name))
-        found, stack = {root}, [root]
+        pids, stack = {root}, [root]
         while stack:
             for child in children.get(stack.pop(), []):
-                if child not in found:
-                    found.add(child)
+                if child not in pids:
+                    pids.add(child)
                     stack.append(child)
-        return frozenset(found)
+        return frozenset(pids)
 
     # ---- the audit ----
 
@@ -290,7 +292,7 @@ class Storm:
         if jobs is None:
             self.daemon()
             return ["no daemon answered"]
-        named = {it.name: it for it in self.programs}
+        named = {program.name: program for program in self.programs}
         complaints, holdings = [], []
         for job in jobs:
             program = named.get(job["name"])
@@ -335,14 +337,14 @@ class Storm:
             if ended and not program.excused:
                 yield f"{program.name} ended by itself with {program.process.returncode}"
 
-    def check(self, what: str) -> None:
+    def check(self, moment: str) -> None:
         """Look until all is well. Raises Breach with what persists."""
         for _ in range(LOOKS):
             complaints = list(self.look())
             if not complaints:
                 return
             time.sleep(BETWEEN_S)
-        raise Breach(f"after {what}: " + "; ".join(complaints))
+        raise Breach(f"after {moment}: " + "; ".join(complaints))
 
     # ---- the run ----
 
@@ -394,7 +396,7 @@ class Storm:
         done = self.fenka(ROOT, "daemon", "--stop")
         if done.returncode:
             raise Breach(f"the daemon does not end: {done.stderr.strip()}")
-        left = [str(it) for it in (RUNTIME / "leases").iterdir()]
+        left = [str(path) for path in (RUNTIME / "leases").iterdir()]
         preload = Path("/etc/ld.so.preload")
         left += [str(preload)] if preload.exists() else []
         left += [f"process {pid}" for pid in self.processes("fenka-cardserver")]

@@ -214,7 +214,7 @@ def _had(world: World, card: int, leases: Sequence[list["Load"]], seconds: float
     time.sleep(seconds)
     after, took = world.busy(card), time.monotonic() - began
     return [
-        sum(after[it.process.pid] - before[it.process.pid] for it in loads) / took / 1e7
+        sum(after[load.process.pid] - before[load.process.pid] for load in loads) / took / 1e7
         for loads in leases
     ]
 
@@ -225,17 +225,17 @@ def waking(world: World, card: int, kernels: str, times: int = 10) -> list[float
     with ExitStack() as stack:
         soft = _start(world, card, Program(kernels, 30, "soft"), stack)
         hard = _start(world, card, Program(kernels, 50), stack, working=False)
-        found = []
+        percents = []
         for _ in range(times):
             time.sleep(1.5)
             hard[0].switch()
             time.sleep(0.2)
-            found += _had(world, card, [hard], 0.5)
+            percents += _had(world, card, [hard], 0.5)
             hard[0].switch()
         hard[0].switch()
         time.sleep(SETTLE_S)
         assert soft
-        return [*found, *_had(world, card, [hard], 5)]
+        return [*percents, *_had(world, card, [hard], 5)]
 
 
 @dataclass(frozen=True)
@@ -346,10 +346,12 @@ def together(world: World, seconds: float, cards: int) -> list[Result]:
     got = in_parallel(cards, [measured(programs) for _, programs, _ in TOGETHER])
     print("\n| programs | wanted % | got % |\n|---|---|---|")
     results = []
-    for (what, _, wanted), found in zip(TOGETHER, got, strict=True):
-        print(f"| {what} | {_numbers(wanted)} | {_numbers(found)} |")
+    for (description, _, wanted), percents in zip(TOGETHER, got, strict=True):
+        print(f"| {description} | {_numbers(wanted)} | {_numbers(percents)} |")
         results += [
-            Result(Case(0, what, ""), g, w) for g, w in zip(found, wanted, strict=True) if w < 100
+            Result(Case(0, description, ""), g, w)
+            for g, w in zip(percents, wanted, strict=True)
+            if w < 100
         ]
     return results
 
@@ -371,20 +373,20 @@ def soft(world: World, seconds: float, cards: int) -> bool:
     held = in_parallel(cards, [alone(Program(k, 30, "soft")) for k in KERNELS.values()])
     print("\n| kernels | unlimited, alone % | soft 30 %, alone | of it |\n|---|---|---|---|")
     good = True
-    for name, one, other in zip(KERNELS, free, held, strict=True):
-        good &= other / one >= 0.97
-        print(f"| {name} | {one:.2f} | {other:.2f} | {other / one:.1%} |")
+    for name, unlimited, limited in zip(KERNELS, free, held, strict=True):
+        good &= limited / unlimited >= 0.97
+        print(f"| {name} | {unlimited:.2f} | {limited:.2f} | {limited / unlimited:.1%} |")
     print(
         "\nA program with 50 % pauses and wakes beside a soft one of 30 %; what it gets in the half second "
         "that begins 200 ms after waking:\n\n| kernels | each time % | in the long run |\n|---|---|---|"
     )
-    for name, found in zip(
+    for name, percents in zip(
         ("0.2 ms", "2 ms", "20 ms"),
         in_parallel(cards, [woken(KERNELS[name]) for name in ("0.2 ms", "2 ms", "20 ms")]),
         strict=True,
     ):
-        good &= statistics.mean(found[:-1]) >= 0.95 * found[-1]
-        print(f"| {name} | {', '.join(f'{x:.1f}' for x in found[:-1])} | {found[-1]:.2f} |")
+        good &= statistics.mean(percents[:-1]) >= 0.95 * percents[-1]
+        print(f"| {name} | {', '.join(f'{x:.1f}' for x in percents[:-1])} | {percents[-1]:.2f} |")
     return good
 
 
@@ -429,7 +431,9 @@ def main() -> int:
         print(f"\nMean error {statistics.mean(errors):.2f} points, worst {max(errors):.2f}.")
         missed |= statistics.mean(errors) > 1 or max(errors) > 3
         if not chosen.only_table:
-            beside_each_other = [it.error for it in together(world, chosen.seconds, chosen.at_once)]
+            beside_each_other = [
+                result.error for result in together(world, chosen.seconds, chosen.at_once)
+            ]
             missed |= max(beside_each_other) > 2
             missed |= not soft(world, chosen.seconds, chosen.at_once)
     return 1 if missed else 0

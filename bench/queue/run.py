@@ -102,8 +102,8 @@ def backfill(nodes: tuple[Node, ...], case: Case) -> tuple[float, float]:
         step = scheduler.serve(queue, held.values(), 0)
         times.append(time.perf_counter() - start)
         placed = dict(step.placed)
-        queue = [it for it in queue if it.id not in placed]
-        held |= {f"{name}/0": Held(found[0]) for name, found in placed.items()}
+        queue = [request for request in queue if request.id not in placed]
+        held |= {f"{name}/0": Held(placements[0]) for name, placements in placed.items()}
         del held[chance.choice(sorted(held))]
     return times[0], statistics.median(times[1:])
 

@@ -58,8 +58,8 @@ def _pod(number: int) -> dict[str, object]:
 
 
 BODIES = {
-    "/api/v1/nodes": json.dumps({"items": [_node(it) for it in range(NODES)]}).encode(),
-    "/api/v1/pods": json.dumps({"items": [_pod(it) for it in range(PODS)]}).encode(),
+    "/api/v1/nodes": json.dumps({"items": [_node(number) for number in range(NODES)]}).encode(),
+    "/api/v1/pods": json.dumps({"items": [_pod(number) for number in range(PODS)]}).encode(),
 }
 
 
@@ -120,7 +120,7 @@ def main() -> None:
         for _ in range(RUNS):
             for name, command in commands.items():
                 times[name].append(seconds(command))
-    medians = {name: statistics.median(found) for name, found in times.items()}
+    medians = {name: statistics.median(durations) for name, durations in times.items()}
     print(f"| {NODES} nodes, {PODS} pods | median CPU ms | ratio |\n|---|---|---|")
     for name, median in medians.items():
         print(f"| `{name}` | {median * 1e3:.0f} | {median / medians['fetch only']:.1f} |")

@@ -78,11 +78,11 @@ def lease(folder: Path, percent: int = 100) -> Path:
 
 
 def start(
-    caller: Path, what: str, environment: Environment, until: int = subprocess.PIPE
+    caller: Path, mode: str, environment: Environment, until: int = subprocess.PIPE
 ) -> "subprocess.Popen[str]":
     """The caller in the background, once it has said its first word; `until` is its input."""
     process = subprocess.Popen(
-        [str(caller), what],
+        [str(caller), mode],
         env={**os.environ, "FENKA_NULL_CARDS": CARD, **environment},
         stdin=until,
         stdout=subprocess.PIPE,
@@ -126,8 +126,8 @@ def medians(
 def company(caller: Path, environment: Environment) -> Iterator[None]:
     """128 other processes that hold memory in the lease."""
     others = [start(caller, "hold", environment) for _ in range(OTHERS)]
-    said = account.read(Path(environment["FENKA_LEASE"]) / "account" / "slots")
-    assert said.memory_bytes[0] == OTHERS << 20
+    usage = account.read(Path(environment["FENKA_LEASE"]) / "account" / "slots")
+    assert usage.memory_bytes[0] == OTHERS << 20
     yield
     for other in others:
         other.communicate()
@@ -159,15 +159,15 @@ Row = tuple[str, float, float, float, str]
 
 def calls(caller: Path, shim: Environment, folder: Path, runs: int) -> list[Row]:
     """The first table."""
-    found = medians(runs, lambda shimmed: run(caller, shim if shimmed else {}))
+    figures = medians(runs, lambda shimmed: run(caller, shim if shimmed else {}))
     # Kernels of no length: what is left is what a launch adds, with all that is measured of some of them.
     slowed = {**shim, "FENKA_LEASE": str(lease(folder / "limited", 50))}
     limited = medians(runs, lambda shimmed: run(caller, slowed if shimmed else {}))
     launches = {"cuLaunchKernel": "limited", "cuLaunchKernel,stream": "limited, a stream"}
-    found |= {f"cuLaunchKernel, {how}": limited[name] for name, how in launches.items()}
+    figures |= {f"cuLaunchKernel, {how}": limited[name] for name, how in launches.items()}
     return [
         (name, bare, loaded, bare + TARGETS.get(name, float("inf")), "ns")
-        for name, (bare, loaded) in found.items()
+        for name, (bare, loaded) in figures.items()
     ]
 
 
@@ -175,18 +175,21 @@ def with_company(caller: Path, shim: Environment, folder: Path, runs: int) -> li
     """The second table."""
     crowded = {**shim, "FENKA_LEASE": str(lease(folder / "crowded"))}
     with company(caller, crowded):
-        found = medians(runs, lambda many: run(caller, crowded if many else shim))
-    alone, among = found[PAIR]
+        figures = medians(runs, lambda many: run(caller, crowded if many else shim))
+    alone, among = figures[PAIR]
     rows: list[Row] = [(f"{PAIR}, {OTHERS} others", alone, among, alone + 20, "ns")]
-    alone, among = found["cuMemGetInfo"]
+    alone, among = figures["cuMemGetInfo"]
     rows.append((f"cuMemGetInfo, {OTHERS} others", alone, among, 100, "ns"))
-    one, two = found["cuLaunchKernel,one-thread"][0], found["cuLaunchKernel,two-threads"][0]
-    rows.append(("cuLaunchKernel, slower of two threads", one, two, one * 1.25, "ns"))
+    single, double = (
+        figures["cuLaunchKernel,one-thread"][0],
+        figures["cuLaunchKernel,two-threads"][0],
+    )
+    rows.append(("cuLaunchKernel, slower of two threads", single, double, single * 1.25, "ns"))
     slowed = {**shim, "FENKA_LEASE": str(lease(folder / "threads", 50))}
     limited = medians(runs, lambda _: run(caller, slowed))
-    one = limited["cuLaunchKernel,one-thread"][0]
-    two = limited["cuLaunchKernel,two-threads"][0]
-    rows.append(("the same, limited", one, two, one * 1.25, "ns"))
+    single = limited["cuLaunchKernel,one-thread"][0]
+    double = limited["cuLaunchKernel,two-threads"][0]
+    rows.append(("the same, limited", single, double, single * 1.25, "ns"))
     starts = medians(runs, lambda shimmed: {"": attach(caller, shim if shimmed else {})})
     rows.append((f"{STARTS} starts, slowest cuInit", *starts[""], starts[""][0] + 2, "ms"))
     preload = {"LD_PRELOAD": shim["LD_PRELOAD"]}

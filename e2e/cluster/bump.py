@@ -30,10 +30,10 @@ def go(*arguments: str) -> str:
 
 def pinned(module: str) -> str:
     """The version that go.mod names now; edit it there before bumping to raise it."""
-    found = re.search(rf"{re.escape(module)} (v\S+)", (HERE / "go.mod").read_text())
-    if not found:
+    match = re.search(rf"{re.escape(module)} (v\S+)", (HERE / "go.mod").read_text())
+    if not match:
         raise SystemExit(f"go.mod names no version of {module}")
-    return found[1]
+    return match[1]
 
 
 def main() -> None:

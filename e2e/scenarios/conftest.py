@@ -84,16 +84,16 @@ def exchange(installation: Installation, node: str, cards: str) -> None:
     component = {"t4": "cards-0", "pair": "cards-1"}[cards]
 
     def exchanged() -> bool:
-        there = [
-            it
-            for it in installation.cluster.list("pods", "fenka")
-            if it["spec"].get("nodeName") == node
-            and "scheduler" not in it["metadata"]["name"]
+        pods = [
+            pod
+            for pod in installation.cluster.list("pods", "fenka")
+            if pod["spec"].get("nodeName") == node
+            and "scheduler" not in pod["metadata"]["name"]
             # What made the certificates has ended.
-            and it["status"]["phase"] != "Succeeded"
+            and pod["status"]["phase"] != "Succeeded"
         ]
-        labels = [it["metadata"]["labels"]["app.kubernetes.io/component"] for it in there]
-        return labels == [component] and there[0]["status"]["phase"] == "Running"
+        labels = [pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in pods]
+        return labels == [component] and pods[0]["status"]["phase"] == "Running"
 
     # Its node program has ended with the sharing label, and the next one comes with it.
     wait_until("only the new cards' keeper", exchanged, 90)

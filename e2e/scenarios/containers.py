@@ -57,21 +57,21 @@ def pod(name: str, containers: str, **spec: Any) -> str:
 
 def cap(installation: Installation, name: str, container: str) -> int:
     """MiB that a program in the container sees."""
-    told = installation.cluster.kubectl("exec", name, "-c", container, "--", "python3", "-c", CAP)
-    return int(told)
+    output = installation.cluster.kubectl("exec", name, "-c", container, "--", "python3", "-c", CAP)
+    return int(output)
 
 
 def agent(installation: Installation, node: str) -> str:
     """The node's agent; empty while there is none."""
-    found = installation.cluster.list("pods", "fenka", selector="component=gpushare-device-plugin")
-    names = [it["metadata"]["name"] for it in found if it["spec"]["nodeName"] == node]
+    pods = installation.cluster.list("pods", "fenka", selector="component=gpushare-device-plugin")
+    names = [pod["metadata"]["name"] for pod in pods if pod["spec"]["nodeName"] == node]
     return str(names[0]) if names else ""
 
 
 def left(installation: Installation, node: str) -> list[str]:
     """What there is of leases on a node."""
-    found = installation.cluster.node(node).run("ls", "-A", *FILES).split()
-    return [it for it in found if it[:-1] not in FILES]
+    lines = installation.cluster.node(node).run("ls", "-A", *FILES).split()
+    return [line for line in lines if line[:-1] not in FILES]
 
 
 def wait_for_none_left(installation: Installation, node: str) -> None:
@@ -110,15 +110,15 @@ def settle(installation: Installation, node: str, units: int) -> None:
     """Until the node's agent is the release's current one, and the kubelet offers so much."""
 
     def current() -> bool:
-        sets = installation.cluster.list(
+        daemon_sets = installation.cluster.list(
             "daemonsets", "fenka", selector="app.kubernetes.io/name=fenka"
         )
         return all(
-            it["status"].get("observedGeneration") == it["metadata"]["generation"]
-            and it["status"].get("updatedNumberScheduled", 0)
-            == it["status"]["desiredNumberScheduled"]
-            for it in sets
-            if "node" in it["metadata"]["name"]
+            daemon_set["status"].get("observedGeneration") == daemon_set["metadata"]["generation"]
+            and daemon_set["status"].get("updatedNumberScheduled", 0)
+            == daemon_set["status"]["desiredNumberScheduled"]
+            for daemon_set in daemon_sets
+            if "node" in daemon_set["metadata"]["name"]
         )
 
     wait_until("the release's own agents", current, 90)

@@ -76,8 +76,8 @@ class Installation:
 
     def pods(self, app: str) -> list[dict[str, Any]]:
         """The pods of a Deployment that are not being deleted, by name."""
-        found = self.cluster.list("pods", selector=f"app={app}")
-        alive = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        pods = self.cluster.list("pods", selector=f"app={app}")
+        alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
         return sorted(alive, key=lambda pod: str(pod["metadata"]["name"]))
 
     def wait_for_running(self, app: str, replicas: int) -> list[dict[str, Any]]:
@@ -90,8 +90,8 @@ class Installation:
             wait_until(f"{app}: {replicas} running", running, 90)
         except Exception as error:
             names = [str(pod["metadata"]["name"]) for pod in self.pods(app)]
-            told = [line for name in names for line in self.cluster.events(name)[-4:]]
-            raise AssertionError("\n".join([str(error), *told])) from error
+            messages = [line for name in names for line in self.cluster.events(name)[-4:]]
+            raise AssertionError("\n".join([str(error), *messages])) from error
         return self._running(app)
 
     def _running(self, app: str) -> list[dict[str, Any]]:
@@ -99,16 +99,16 @@ class Installation:
 
     def wait_for_event(self, pod: str, *parts: str) -> str:
         """Until an event of the pod holds all these words; the event's message."""
-        found: list[str] = []
+        matching: list[str] = []
 
-        def there() -> bool:
-            found[:] = [
+        def has_event() -> bool:
+            matching[:] = [
                 line for line in self.cluster.events(pod) if all(part in line for part in parts)
             ]
-            return bool(found)
+            return bool(matching)
 
-        wait_until(f"an event of {pod} with {parts}", there, 60)
-        return found[0]
+        wait_until(f"an event of {pod} with {parts}", has_event, 60)
+        return matching[0]
 
 
 def deployment(name: str, resource: str, units: int, replicas: int = 1, command: str = "") -> str:

@@ -100,15 +100,15 @@ def attacker(installation: Installation, namespace: str) -> Attacker:
 
 def service(cluster: Cluster, name: str = "fenka-scheduler") -> str:
     """The address of a Service: this cluster has no DNS."""
-    found: str = cluster.get("service", name, RELEASE)["spec"]["clusterIP"]
-    return found
+    address: str = cluster.get("service", name, RELEASE)["spec"]["clusterIP"]
+    return address
 
 
 def lives(cluster: Cluster) -> dict[str, int]:
     """The extender's pods, and how often each was started again."""
     return {
-        it["metadata"]["name"]: it["status"]["containerStatuses"][0]["restartCount"]
-        for it in replicas(cluster)
+        pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"]
+        for pod in replicas(cluster)
     }
 
 
@@ -120,8 +120,8 @@ def victims(virtual: VirtualNodes) -> list[tuple[Json, str]]:
     plain = virtual.pod("plain", 1, **elsewhere)
     plain["spec"]["containers"][0].pop("resources")
     virtual.create(plain, virtual.pod("chooser", 4, **elsewhere))
-    chosen = (it for it in virtual.pods() if it["metadata"]["name"] in ("plain", "chooser"))
-    return [(it, "virtual-1") for it in chosen]
+    chosen = (pod for pod in virtual.pods() if pod["metadata"]["name"] in ("plain", "chooser"))
+    return [(pod, "virtual-1") for pod in chosen]
 
 
 def forged(attacker: Attacker, url: str, pod: Json, node: str) -> str:
@@ -138,8 +138,8 @@ def test_an_ordinary_pod_decides_nothing(virtual: VirtualNodes, attacker: Attack
     node = cluster.nodes[0].address
     for pod, where in victims(virtual):
         for url in (f"https://{host}:12345", f"https://{node}:32766", f"http://{host}:12345"):
-            said = forged(attacker, url, pod, where)
-            assert said.split()[0] in ("URLError", "SSLError", *BROKEN), said
+            output = forged(attacker, url, pod, where)
+            assert output.split()[0] in ("URLError", "SSLError", *BROKEN), output
     print(attacker.python(FLOOD, host, "12345"))
     reading = service(cluster, "fenka-scheduler-read")
     print(attacker.python(FLOOD, reading, "12346"))
@@ -147,7 +147,7 @@ def test_an_ordinary_pod_decides_nothing(virtual: VirtualNodes, attacker: Attack
     attacker.leave("silent-readers", SILENT, reading, "12346")
     virtual.create(*(virtual.pod(f"served-{number}", 4) for number in range(6)))
     wait_until("pods are placed", lambda: len(virtual.placed()) == 6, 60)
-    assert not [it for it in virtual.placed() if it in ("plain", "chooser")]
+    assert not [name for name in virtual.placed() if name in ("plain", "chooser")]
     shown = attacker.python(
         READ, f"http://{reading}:12346", "/gpushare-scheduler/inspect", "/metrics"
     )
@@ -179,7 +179,7 @@ def test_without_certificates_bind_does_no_more_than_a_scheduler_would(
     before, host = lives(cluster), service(cluster)
     url = f"http://{host}:12345"
     (chooser, where), (nothing, _) = sorted(
-        victims(virtual), key=lambda it: str(it[0]["metadata"]["name"])
+        victims(virtual), key=lambda victim: str(victim[0]["metadata"]["name"])
     )
     assert "may not go to the node virtual-1" in forged(attacker, url, chooser, where)
     assert "names no resource of fenka's" in forged(attacker, url, nothing, where)

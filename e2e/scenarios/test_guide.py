@@ -42,8 +42,8 @@ def block(start: str) -> str:
     """The first block of the guide whose text begins so."""
     fenced: list[str] = re.findall(r"^```\w*\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
     indented: list[str] = re.findall(r"(?:^ {4,}\S.*\n(?:^\n(?= {4}))?)+", GUIDE, re.MULTILINE)
-    texts = [*fenced, *(textwrap.dedent(it) for it in indented)]
-    return next(it for it in texts if it.startswith(start))
+    texts = [*fenced, *(textwrap.dedent(text) for text in indented)]
+    return next(text for text in texts if text.startswith(start))
 
 
 class Shell:

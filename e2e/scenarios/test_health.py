@@ -13,12 +13,12 @@ from e2e.scenarios.installation import MEMORY, Installation
 
 def cards(installation: Installation, node: str) -> str:
     """The pod that keeps the simulated cards of a node."""
-    (found,) = [
-        it["metadata"]["name"]
-        for it in installation.cluster.list("pods", "fenka")
-        if it["metadata"]["name"].startswith("fenka-cards") and it["spec"]["nodeName"] == node
+    (name,) = [
+        pod["metadata"]["name"]
+        for pod in installation.cluster.list("pods", "fenka")
+        if pod["metadata"]["name"].startswith("fenka-cards") and pod["spec"]["nodeName"] == node
     ]
-    return str(found)
+    return str(name)
 
 
 def simulate(installation: Installation, node: str, act: str) -> None:
@@ -34,7 +34,7 @@ def simulate(installation: Installation, node: str, act: str) -> None:
 def healthy(installation: Installation, node: str) -> list[bool]:
     """What the extender reads of each card."""
     text = installation.cluster.get("node", node)["metadata"]["annotations"]["fenka.io/cards"]
-    return [it["healthy"] for it in json.loads(text)["cards"]]
+    return [card["healthy"] for card in json.loads(text)["cards"]]
 
 
 def restart_agent(installation: Installation, node: str) -> None:
@@ -68,7 +68,9 @@ def test_an_xid_withdraws_the_card_until_somebody_resets_it(
     wait_until("the inventory", lambda: healthy(installation, well) == [False], 30)
     wait_until(
         "the node's event",
-        lambda: any("is not used: XID 48" in it for it in installation.cluster.events(well)),
+        lambda: any(
+            "is not used: XID 48" in message for message in installation.cluster.events(well)
+        ),
         30,
     )
     assert cap(installation, "runs", "x") == 4308

@@ -97,8 +97,8 @@ def resized(uid: str, uuid: str) -> dict[str, str]:
     def piece(mib: int) -> list[dict[str, Any]]:
         return [{"card": 0, "uuid": uuid, "memoryMiB": mib, "compute": 0}]
 
-    said = {"version": 1, "pod": uid, "holds": piece(UNIT), "containers": {"x": piece(CARD)}}
-    return {"fenka.io/resized": json.dumps({**said, "wish": ""})}
+    content = {"version": 1, "pod": uid, "holds": piece(UNIT), "containers": {"x": piece(CARD)}}
+    return {"fenka.io/resized": json.dumps({**content, "wish": ""})}
 
 
 def held(installation: Installation, node: str) -> list[int]:
@@ -143,15 +143,15 @@ def test_with_the_policies_a_tenant_writes_no_record_and_names_no_node(
     body["spec"]["template"]["metadata"]["annotations"] = record(0, 1)
     mallory.create(json.dumps(body))
 
-    def told() -> bool:
-        sets = installation.cluster.list("replicasets", TENANT, selector="app=copied")
+    def has_event() -> bool:
+        replica_sets = installation.cluster.list("replicasets", TENANT, selector="app=copied")
         return any(
             "is written by fenka alone" in line
-            for it in sets
-            for line in installation.cluster.events(it["metadata"]["name"], TENANT)
+            for replica_set in replica_sets
+            for line in installation.cluster.events(replica_set["metadata"]["name"], TENANT)
         )
 
-    wait_until("the ReplicaSet's event", told, 60)
+    wait_until("the ReplicaSet's event", has_event, 60)
 
 
 def test_without_the_policies_lies_give_nothing_and_block_nobody(
@@ -175,7 +175,7 @@ def test_without_the_policies_lies_give_nothing_and_block_nobody(
         # The API server applies the removal of a policy a moment later.
         wait_until("the policies are gone", lied)
         gates = installation.cluster.get("pod", "liar", TENANT)["spec"]["schedulingGates"]
-        at = [it["name"] for it in gates].index("tenant/gate")
+        at = [gate["name"] for gate in gates].index("tenant/gate")
         removal = json.dumps([{"op": "remove", "path": f"/spec/schedulingGates/{at}"}])
         mallory.kubectl("patch", "pod", "liar", "--type=json", "-p", removal)
         installation.cluster.wait_for_pod("liar", TENANT)
@@ -225,8 +225,8 @@ def test_a_pod_that_its_node_refuses_is_moved(
         mallory.create(json.dumps(body))
 
         def names() -> set[str]:
-            found = installation.cluster.list("pods", TENANT, selector="app=again")
-            return {str(it["metadata"]["name"]) for it in found}
+            pods = installation.cluster.list("pods", TENANT, selector="app=again")
+            return {str(pod["metadata"]["name"]) for pod in pods}
 
         wait_until("the Deployment's pod", lambda: bool(names()), 30)
         first = names()
@@ -237,8 +237,8 @@ def test_a_pod_that_its_node_refuses_is_moved(
 
         def stuck() -> bool:
             return any(
-                "no controller would make another" in it
-                for it in installation.cluster.events("alone", TENANT)
+                "no controller would make another" in message
+                for message in installation.cluster.events("alone", TENANT)
             )
 
         wait_until("the lone pod's event", stuck, 30)

@@ -27,9 +27,9 @@ def test_contract_of_the_api_server(cluster: Cluster) -> None:
     tests = REPOSITORY / "tests" / "kubernetes" / "test_contract.py"
     environment = {"FENKA_E2E_KUBECONFIG": str(cluster.kubeconfig)}
     command = (sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tests))
-    said = cluster.run(*command, timeout=120, environment=environment)
-    assert "passed" in said
-    assert "skipped" not in said
+    output = cluster.run(*command, timeout=120, environment=environment)
+    assert "passed" in output
+    assert "skipped" not in output
 
 
 # ---- rights ----
@@ -42,10 +42,10 @@ def rendered(cluster: Cluster, which: str, namespace: str) -> list[Json]:
         *("template", "rights", str(CHART), "-n", namespace, "--show-only", only),
         "--set=node.overLimit=evict",
     )
-    objects = [it for it in yaml.safe_load_all(text) if it]
-    for it in objects:
-        if not it["kind"].startswith("Cluster"):
-            it["metadata"].setdefault("namespace", namespace)
+    objects = [document for document in yaml.safe_load_all(text) if document]
+    for document in objects:
+        if not document["kind"].startswith("Cluster"):
+            document["metadata"].setdefault("namespace", namespace)
     return objects
 
 
@@ -56,7 +56,7 @@ def single_verbs(objects: list[Json]) -> Iterator[tuple[str, Json]]:
             for verb in rule["verbs"]:
                 less = deepcopy(role)
                 less["rules"][number]["verbs"].remove(verb)
-                less["rules"] = [it for it in less["rules"] if it["verbs"]]
+                less["rules"] = [rule for rule in less["rules"] if rule["verbs"]]
                 (resource,) = rule["resources"]
                 yield f"{verb} {resource}", less
 
@@ -120,9 +120,9 @@ def each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_path:
         for thing in (("pod", "rights-pod"), ("lease", "rights-fenka-scheduler")):
             cluster.kubectl("-n", namespace, "delete", *thing, *at_once)
         cluster.apply(json.dumps(pod), namespace)
-        said = cluster.run(sys.executable, str(RIGHTS), which, str(kubeconfig), namespace)
-        found: dict[str, str] = json.loads(said)
-        return {name: why for name, why in found.items() if why}
+        output = cluster.run(sys.executable, str(RIGHTS), which, str(kubeconfig), namespace)
+        errors: dict[str, str] = json.loads(output)
+        return {name: error for name, error in errors.items() if error}
 
     cluster.apply(THINGS)
     try:
@@ -130,18 +130,18 @@ def each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_path:
         kubeconfig_of(cluster, f"rights-fenka-{which}", namespace, kubeconfig)
         wait_until("the rights are there", lambda: refused() == {}, 30)
         needless = []
-        for what, less in single_verbs(objects):
-            roles = [it for it in objects if "rules" in it]
+        for right, less in single_verbs(objects):
+            roles = [document for document in objects if "rules" in document]
             cluster.kubectl("apply", "-f", "-", stdin=as_text([*roles, less]))
-            verb, resource = what.split()
+            verb, resource = right.split()
             sentence = f'cannot {verb} resource "{resource}"'
 
-            def told(sentence: str = sentence) -> bool:
-                return any(sentence in it or it == "refused" for it in refused().values())
+            def is_refused(sentence: str = sentence) -> bool:
+                return any(sentence in error or error == "refused" for error in refused().values())
 
             # The API server hears of a change of roles in a moment.
-            if not (told() or told()):
-                needless.append(what)
+            if not (is_refused() or is_refused()):
+                needless.append(right)
         assert needless == []
     finally:
         cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=as_text(objects))
@@ -150,7 +150,7 @@ def each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_path:
 
 def as_text(objects: list[Json]) -> str:
     """Of YAML documents."""
-    return "\n---\n".join(json.dumps(it) for it in objects)
+    return "\n---\n".join(json.dumps(document) for document in objects)
 
 
 # ---- the second scheduler ----

@@ -15,7 +15,7 @@ def test_several_containers_and_init_containers(installation: Installation) -> N
     shown = f'python3 -c "{CAP}"'
     installation.cluster.apply(pod("many", f"init-a=4:{shown}\nx=4:\ny=2:"))
     installation.cluster.wait_for_pod("many")
-    assert [cap(installation, "many", it) for it in ("x", "y")] == [4308, 2154]
+    assert [cap(installation, "many", container) for container in ("x", "y")] == [4308, 2154]
     assert installation.cluster.kubectl("logs", "many", "-c", "init-a").strip() == "4308"
     annotations = installation.cluster.get("pod", "many")["metadata"]["annotations"]
     assert annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true"
@@ -38,7 +38,8 @@ def test_a_container_that_restarts_keeps_its_slice(installation: Installation) -
 
     def restarted() -> bool:
         status = installation.cluster.get("pod", "again")["status"]
-        return any(it["restartCount"] > 0 for it in status.get("containerStatuses", []))
+        containers = status.get("containerStatuses", [])
+        return any(container["restartCount"] > 0 for container in containers)
 
     wait_until("a second life", restarted, 60)
     assert installation.cluster.kubectl("logs", "again", "--previous").strip() == "4308"
@@ -71,22 +72,26 @@ def test_kubelet_and_agent_come_and_go(installation: Installation, node: str) ->
     installation.wait_for_allocatable(node, MEMORY, 14)
     installation.cluster.apply(pod("third", "x=4:"))
     installation.cluster.wait_for_pod("third")
-    assert [cap(installation, it, "x") for it in ("stays", "second", "third")] == [4308, 4308, 4308]
+    assert [cap(installation, name, "x") for name in ("stays", "second", "third")] == [
+        4308,
+        4308,
+        4308,
+    ]
 
 
 def test_fourteen_at_once(installation: Installation, node: str) -> None:
     """A lost race with the runtime's cache would show as a start that is tried again."""
     installation.cluster.apply(deployment("crowd", MEMORY, 1, replicas=14))
     pods = installation.wait_for_running("crowd", 14)
-    assert {it["spec"]["nodeName"] for it in pods} == {node}
+    assert {pod["spec"]["nodeName"] for pod in pods} == {node}
 
 
 def test_a_lost_card(installation: Installation, node: str) -> None:
     """The kubelet hears of it, and of its return."""
     (cards,) = [
-        it["metadata"]["name"]
-        for it in installation.cluster.list("pods", "fenka")
-        if it["metadata"]["name"].startswith("fenka-cards") and it["spec"]["nodeName"] == node
+        pod["metadata"]["name"]
+        for pod in installation.cluster.list("pods", "fenka")
+        if pod["metadata"]["name"].startswith("fenka-cards") and pod["spec"]["nodeName"] == node
     ]
 
     def fault(act: str) -> None:
@@ -108,7 +113,7 @@ def test_who_leaves_the_library_out_is_ended(installation: Installation) -> None
     """A dynamic linker of its own, and the driver by its own path: told from outside within 15 s."""
     installation.cluster.apply(pod("cheat", "x=2:"))
     installation.cluster.wait_for_pod("cheat")
-    told = installation.cluster.kubectl(
+    output = installation.cluster.kubectl(
         "exec",
         "cheat",
         "--",
@@ -117,5 +122,5 @@ def test_who_leaves_the_library_out_is_ended(installation: Installation) -> None
         f"python3 -c '{quoted(CHEAT)}'; echo ended $?",
         timeout=40,
     )
-    assert told.split() == ["0", "0", "0", "0", "ended", "137"]
+    assert output.split() == ["0", "0", "0", "0", "ended", "137"]
     installation.wait_for_event("cheat", "without fenka's library")

@@ -132,19 +132,19 @@ def test_a_static_pod_is_refused(installation: Installation, node: str) -> None:
     """No scheduler places it. The kubelet may be without devices just after its start, and says so itself."""
     with static_pods(installation, node, pod("static", "x=2:")):
         installation.wait_for_allocatable(node, MEMORY, 14)
-        told: list[str] = []
+        messages: list[str] = []
 
         def refused() -> bool:
             try:
-                told[:] = installation.cluster.events(f"static-{node}")
+                messages[:] = installation.cluster.events(f"static-{node}")
             except ClusterError:
                 return False
-            if any("a static pod cannot have a GPU" in it for it in told):
+            if any("a static pod cannot have a GPU" in message for message in messages):
                 return True
-            if any("no healthy devices" in it for it in told):
+            if any("no healthy devices" in message for message in messages):
                 # Have the kubelet see another pod in the file.
                 manifest = json.loads(pod("static", "x=2:"))
-                manifest["metadata"]["labels"] = {"again": str(len(told))}
+                manifest["metadata"]["labels"] = {"again": str(len(messages))}
                 path = "/var/lib/kubelet/manifests/static.yaml"
                 installation.cluster.node(node).run("tee", path, stdin=json.dumps(manifest))
             return False
@@ -227,29 +227,31 @@ def test_a_reboot(installation: Installation, node: str) -> None:
     installation.cluster.node(node).reboot()
     settle(installation, node, 14)
     (agent_pod,) = [
-        it
-        for it in installation.cluster.list(
+        pod
+        for pod in installation.cluster.list(
             "pods", "fenka", selector="component=gpushare-device-plugin"
         )
-        if it["spec"]["nodeName"] == node
+        if pod["spec"]["nodeName"] == node
     ]
     assert agent_pod["metadata"]["name"] == agent(installation, node)
 
     def back() -> bool:
-        pods = [it for it in installation.pods("web") if it["status"]["phase"] == "Running"]
+        pods = [pod for pod in installation.pods("web") if pod["status"]["phase"] == "Running"]
         ready = [
-            it
-            for it in pods
-            if all(s["ready"] for s in it["status"].get("containerStatuses", [{"ready": False}]))
+            pod
+            for pod in pods
+            if all(s["ready"] for s in pod["status"].get("containerStatuses", [{"ready": False}]))
         ]
         return len(ready) == 3
 
     wait_until("web: three running again", back, 120)
-    failed = [it for it in installation.cluster.list("pods") if it["status"]["phase"] == "Failed"]
-    assert {it["status"].get("reason") for it in failed} <= {"UnexpectedAdmissionError"}
-    running = [it["metadata"]["name"] for it in installation.pods("web") if it not in failed]
-    names = [it for it in running if not reason(installation, it)]
-    assert [cap(installation, it, "web") for it in names] == [15079 * 3 // 14] * 3
+    failed = [
+        pod for pod in installation.cluster.list("pods") if pod["status"]["phase"] == "Failed"
+    ]
+    assert {pod["status"].get("reason") for pod in failed} <= {"UnexpectedAdmissionError"}
+    running = [pod["metadata"]["name"] for pod in installation.pods("web") if pod not in failed]
+    names = [name for name in running if not reason(installation, name)]
+    assert [cap(installation, name, "web") for name in names] == [15079 * 3 // 14] * 3
     alive = len(names) + (installation.cluster.get("pod", "alone")["status"]["phase"] == "Running")
     wait_until("one lease for each", lambda: len(leases(installation, node)) == alive, 90)
 
@@ -277,8 +279,8 @@ def test_deleted_by_force_and_still_running(installation: Installation, node: st
         installation.cluster.apply(json.dumps(heir))
 
         def waits() -> bool:
-            told = " ".join(installation.cluster.events("heir"))
-            return "are still held by default/stuck" in told or "too little memory" in told
+            messages = " ".join(installation.cluster.events("heir"))
+            return "are still held by default/stuck" in messages or "too little memory" in messages
 
         wait_until("heir waits for what stuck holds", waits, 60)
     finally:

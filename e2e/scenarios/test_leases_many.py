@@ -63,7 +63,7 @@ def test_a_hundred_containers_at_once(installation: Installation, two_cards: str
     installation.cluster.kubectl(
         "rollout", "status", "deployment/crowd", "--timeout=240s", timeout=250
     )
-    pods = {it["metadata"]["uid"]: it for it in installation.pods("crowd")}
+    pods = {pod["metadata"]["uid"]: pod for pod in installation.pods("crowd")}
     assert len(pods) == PODS
 
     program = (
@@ -72,7 +72,7 @@ def test_a_hundred_containers_at_once(installation: Installation, two_cards: str
     )
     leases = json.loads(installation.cluster.node(two_cards).run("python3", "-c", program))
     assert len(leases) == PODS * CONTAINERS
-    assert len({(it["uid"], it["container"]) for it in leases}) == PODS * CONTAINERS
+    assert len({(lease["uid"], lease["container"]) for lease in leases}) == PODS * CONTAINERS
     by_card: dict[str, int] = {}
     for lease in leases:
         annotations = pods[lease["uid"]]["metadata"]["annotations"]
@@ -82,9 +82,9 @@ def test_a_hundred_containers_at_once(installation: Installation, two_cards: str
         by_card[piece["uuid"]] = by_card.get(piece["uuid"], 0) + 1
     assert sorted(by_card.values()) == [PODS * CONTAINERS // 2] * 2
 
-    told = installation.cluster.kubectl(
+    visible = installation.cluster.kubectl(
         "logs", "-l", "app=crowd", "--all-containers", "--tail=1", "--max-log-requests=200"
     ).split()
-    assert {uuid: told.count(uuid) for uuid in by_card} == by_card
+    assert {uuid: visible.count(uuid) for uuid in by_card} == by_card
     name = next(iter(pods.values()))["metadata"]["name"]
     assert cap(installation, name, "c0") == 15079 // (15079 // 128)

@@ -48,18 +48,18 @@ def pods_found(installation: Installation, namespace: str) -> list[Json]:
     """Targets, one for each port of a container: Debian's Prometheus has no discovery in Kubernetes."""
     return [
         {
-            "targets": [f"{it['status']['podIP']}:{port['containerPort']}"],
+            "targets": [f"{pod['status']['podIP']}:{port['containerPort']}"],
             "labels": {
                 "__meta_kubernetes_namespace": namespace,
-                "__meta_kubernetes_pod_name": it["metadata"]["name"],
+                "__meta_kubernetes_pod_name": pod["metadata"]["name"],
                 "__meta_kubernetes_pod_container_name": container["name"],
                 "__meta_kubernetes_pod_container_port_name": port.get("name", ""),
-                **labelled("pod", it["metadata"]["labels"]),
+                **labelled("pod", pod["metadata"]["labels"]),
             },
         }
-        for it in installation.cluster.list("pods", namespace)
-        if it["status"]["phase"] == "Running"
-        for container in it["spec"]["containers"]
+        for pod in installation.cluster.list("pods", namespace)
+        if pod["status"]["phase"] == "Running"
+        for container in pod["spec"]["containers"]
         for port in container.get("ports", [])
     ]
 
@@ -67,7 +67,8 @@ def pods_found(installation: Installation, namespace: str) -> list[Json]:
 def endpoints_found(installation: Installation, namespace: str) -> list[Json]:
     """Targets, one for each address of a Service."""
     services = {
-        it["metadata"]["name"]: it for it in installation.cluster.list("services", namespace)
+        service["metadata"]["name"]: service
+        for service in installation.cluster.list("services", namespace)
     }
     return [
         {
@@ -80,9 +81,9 @@ def endpoints_found(installation: Installation, namespace: str) -> list[Json]:
                 **labelled("service", services[name]["metadata"]["labels"]),
             },
         }
-        for it in installation.cluster.list("endpoints", namespace)
-        if (name := it["metadata"]["name"]) in services
-        for subset in it.get("subsets", [])
+        for endpoints in installation.cluster.list("endpoints", namespace)
+        if (name := endpoints["metadata"]["name"]) in services
+        for subset in endpoints.get("subsets", [])
         for address in subset.get("addresses", [])
         for port in subset["ports"]
     ]
@@ -126,9 +127,9 @@ def monitors(installation: Installation) -> list[Json]:
         "template", "fenka", str(CHART), "-n", "fenka", "-f", str(made)
     )
     return [
-        it | {"metadata": {"namespace": "fenka", **it["metadata"]}}
-        for it in yaml.safe_load_all(text)
-        if it and it["kind"] in ("PodMonitor", "ServiceMonitor")
+        document | {"metadata": {"namespace": "fenka", **document["metadata"]}}
+        for document in yaml.safe_load_all(text)
+        if document and document["kind"] in ("PodMonitor", "ServiceMonitor")
     ]
 
 
@@ -139,9 +140,10 @@ def prometheus(installation: Installation, sharing: str, tmp_path: Path) -> Iter
         pytest.skip("there is no prometheus on the PATH: .ci/run installs Debian's")
     with installed_with(installation, "node.metrics.enabled=true"):
         settle(installation, sharing, 14)
-        found = {"PodMonitor": pods_found, "ServiceMonitor": endpoints_found}
+        discover = {"PodMonitor": pods_found, "ServiceMonitor": endpoints_found}
         jobs = [
-            scraped(it, found[it["kind"]](installation, "fenka")) for it in monitors(installation)
+            scraped(monitor, discover[monitor["kind"]](installation, "fenka"))
+            for monitor in monitors(installation)
         ]
         configuration = tmp_path / "prometheus.yaml"
         configuration.write_text(yaml.safe_dump({"scrape_configs": jobs}))
@@ -173,8 +175,8 @@ def ask(installation: Installation, query: str) -> list[Json]:
         answer = json.loads(installation.cluster.run("python3", "-c", FETCH, url))
     except Exception:
         return []
-    found: list[Json] = answer["data"]["result"]
-    return found
+    samples: list[Json] = answer["data"]["result"]
+    return samples
 
 
 def panels() -> dict[str, str]:
@@ -201,8 +203,8 @@ def test_the_board_shows_three_notebooks_as_three(
 
     def lines(title: str) -> dict[tuple[str, str], float]:
         return {
-            (it["metric"]["namespace"], it["metric"]["pod"]): float(it["value"][1])
-            for it in ask(installation, queries[title])
+            (sample["metric"]["namespace"], sample["metric"]["pod"]): float(sample["value"][1])
+            for sample in ask(installation, queries[title])
         }
 
     def seen() -> bool:
@@ -213,11 +215,11 @@ def test_the_board_shows_three_notebooks_as_three(
         if "of pods" in title:
             assert set(lines(title)) == wanted, title
         else:
-            assert {it["metric"]["node"] for it in ask(installation, queries[title])} == {
+            assert {sample["metric"]["node"] for sample in ask(installation, queries[title])} == {
                 prometheus
             }
     limits = ask(installation, "fenka_container_gpu_memory_limit_bytes")
-    assert {it["metric"]["container"] for it in limits} == {"notebook"}
+    assert {sample["metric"]["container"] for sample in limits} == {"notebook"}
     # Whom a sample does not name, Prometheus does: which replica it comes from.
     wait_until(
         "the scheduler's", lambda: ask(installation, 'up{job="fenka/fenka-scheduler"} == 1'), 60

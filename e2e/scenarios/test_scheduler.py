@@ -33,13 +33,15 @@ def virtual(installation: Installation, namespace: str) -> Iterator[VirtualNodes
 
 def replicas(cluster: Cluster) -> list[Json]:
     """The extender's pods that are not ending."""
-    found = cluster.list("pods", RELEASE, "app.kubernetes.io/component=scheduler")
-    return [it for it in found if "deletionTimestamp" not in it["metadata"]]
+    pods = cluster.list("pods", RELEASE, "app.kubernetes.io/component=scheduler")
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
 def is_ready(pod: Json) -> bool:
     """By its condition."""
-    conditions = {it["type"]: it["status"] for it in pod["status"].get("conditions", [])}
+    conditions = {
+        condition["type"]: condition["status"] for condition in pod["status"].get("conditions", [])
+    }
     return conditions.get("Ready") == "True"
 
 
@@ -47,10 +49,12 @@ def wait_for_replicas(cluster: Cluster) -> None:
     """Until both are ready."""
 
     def both() -> bool:
-        found = replicas(cluster)
-        told = {it["metadata"]["name"]: (it["spec"].get("nodeName"), it["status"]) for it in found}
-        assert len(found) == 2, told
-        assert all(map(is_ready, found)), told
+        pods = replicas(cluster)
+        states = {
+            pod["metadata"]["name"]: (pod["spec"].get("nodeName"), pod["status"]) for pod in pods
+        }
+        assert len(pods) == 2, states
+        assert all(map(is_ready, pods)), states
         return True
 
     wait_until("two ready replicas", both, 180)
@@ -261,7 +265,7 @@ def patient(installation: Installation) -> Iterator[str]:
 def queued(virtual: VirtualNodes) -> list[str]:
     """Who waits in this namespace, in order, as `fenka queue` tells."""
     rows = json.loads(virtual.installation.fenka("queue", "--cluster", "-o", "json"))
-    return [it["name"] for it in rows if it["namespace"] == virtual.namespace]
+    return [row["name"] for row in rows if row["namespace"] == virtual.namespace]
 
 
 def test_pods_are_served_in_order_and_small_ones_fill_what_is_free(
@@ -277,7 +281,7 @@ def test_pods_are_served_in_order_and_small_ones_fill_what_is_free(
     virtual.create(virtual.pod("head", 12))
     virtual.wait_for_event("head", "0/2 GPUs fit: 2 too little memory")
     # Kubernetes writes the time of creation in whole seconds: who comes in the same one is no later.
-    head = next(it for it in virtual.pods() if it["metadata"]["name"] == "head")
+    head = next(pod for pod in virtual.pods() if pod["metadata"]["name"] == "head")
     created = datetime.fromisoformat(head["metadata"]["creationTimestamp"]).timestamp()
     wait_until("the next second", lambda: time.time() >= created + 1)
     virtual.create(virtual.pod("small", 4))
@@ -311,7 +315,7 @@ def test_long_line_is_gated_and_served_in_order(virtual: VirtualNodes) -> None:
 
     def gated() -> list[str]:
         return [
-            it["metadata"]["name"] for it in virtual.pods() if it["spec"].get("schedulingGates")
+            pod["metadata"]["name"] for pod in virtual.pods() if pod["spec"].get("schedulingGates")
         ]
 
     # More than four, where pods that came later in one second are before others by their UID.
@@ -329,8 +333,8 @@ def test_long_line_is_gated_and_served_in_order(virtual: VirtualNodes) -> None:
         cluster.kubectl("-n", namespace, "delete", "pod", bound[-1], "--grace-period=0", "--force")
         wait_until(f"{following} has the card", lambda: following in virtual.placed(), 30)  # noqa: B023
         bound.append(following)
-    there = {it["metadata"]["name"] for it in virtual.pods()}
-    assert len(there) == 27
+    remaining = {pod["metadata"]["name"] for pod in virtual.pods()}
+    assert len(remaining) == 27
     wait_until("the next four to be tried", lambda: not {*queued(virtual)[:4]} & {*gated()}, 30)
 
 
@@ -355,7 +359,8 @@ def slices(installation: Installation) -> dict[str, Json]:
             "node": pod["spec"]["nodeName"],
             "record": pod["metadata"]["annotations"],
             "containers": [
-                (it["containerID"], it["restartCount"]) for it in pod["status"]["containerStatuses"]
+                (status["containerID"], status["restartCount"])
+                for status in pod["status"]["containerStatuses"]
             ],
         }
         for pod in installation.pods("held")

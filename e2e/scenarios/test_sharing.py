@@ -50,8 +50,8 @@ def asking(name: str, limits: Mapping[str, int], program: str = "", **labels: st
 
 def shares(installation: Installation, name: str) -> list[float]:
     """What the program has said so far, without its first ten seconds."""
-    told = re.findall(r"share ([\d.]+)", installation.cluster.kubectl("logs", name))
-    return [float(it) for it in told][1:]
+    reports = re.findall(r"share ([\d.]+)", installation.cluster.kubectl("logs", name))
+    return [float(percent) for percent in reports][1:]
 
 
 @pytest.fixture
@@ -72,18 +72,22 @@ def test_three_jobs_of_gpu_manager(installation: Installation, pair: str) -> Non
     for name, core, blocks in (("job1", 100, 64), ("job2", 40, 24), ("job3", 30, 24)):
         installation.cluster.apply(asking(name, {CORE: core, BLOCKS: blocks}, COMPUTE))
         installation.cluster.wait_for_pod(name)
-    notes = [
+    records = [
         installation.cluster.get("pod", name)["metadata"]["annotations"]
         for name in ("job1", "job2", "job3")
     ]
-    cards = [it["tencent.com/predicate-gpu-idx-0"] for it in notes]
+    cards = [annotations["tencent.com/predicate-gpu-idx-0"] for annotations in records]
     assert cards[1] == cards[2] != cards[0]
-    assert {it["tencent.com/predicate-node"] for it in notes} == {pair}
+    assert {annotations["tencent.com/predicate-node"] for annotations in records} == {pair}
     # 15079 MiB are 58 blocks: 24 of them are 15079 * 24 // 58 = 6239 MiB.
-    assert [cap(installation, it, "x") for it in ("job1", "job2", "job3")] == [15079, 6239, 6239]
+    assert [cap(installation, name, "x") for name in ("job1", "job2", "job3")] == [
+        15079,
+        6239,
+        6239,
+    ]
     wait_until("assigned", lambda: _assigned(installation, "job2"), 30)
     wait_until("three looks", lambda: len(shares(installation, "job3")) >= 3, 90)
-    means = {it: _mean(shares(installation, it)) for it in ("job1", "job2", "job3")}
+    means = {name: _mean(shares(installation, name)) for name in ("job1", "job2", "job3")}
     print(means)
     # The machine that simulates the cards has two cores for everything: wider than docs/measurements.
     assert means["job1"] > 85
@@ -95,8 +99,8 @@ def test_three_jobs_of_gpu_manager(installation: Installation, pair: str) -> Non
 
 
 def _assigned(installation: Installation, name: str) -> bool:
-    notes = installation.cluster.get("pod", name)["metadata"]["annotations"]
-    return bool(notes.get("tencent.com/gpu-assigned") == "true")
+    annotations = installation.cluster.get("pod", name)["metadata"]["annotations"]
+    return bool(annotations.get("tencent.com/gpu-assigned") == "true")
 
 
 def _mean(values: list[float]) -> float:
@@ -142,9 +146,9 @@ SIZES = CAP.replace("print(t.value>>20)", "") + textwrap.dedent("""
     """)
 
 
-def told(installation: Installation, name: str) -> list[int]:
+def reported_sizes(installation: Installation, name: str) -> list[int]:
     """What the program has said."""
-    return [int(it) for it in installation.cluster.kubectl("logs", name).split()]
+    return [int(size) for size in installation.cluster.kubectl("logs", name).split()]
 
 
 def test_a_running_pod_is_resized(both: Installation) -> None:
@@ -153,22 +157,22 @@ def test_a_running_pod_is_resized(both: Installation) -> None:
     installation.cluster.apply(asking("grows", {MEMORY: 4}, SIZES))
     installation.cluster.wait_for_pod("grows")
     node = where(installation, "grows")
-    wait_until("its first size", lambda: told(installation, "grows") == [4308], 30)
+    wait_until("its first size", lambda: reported_sizes(installation, "grows") == [4308], 30)
     installation.cluster.kubectl("annotate", "pod", "grows", "fenka.io/resize=gpu-mem=6")
     # 15079 * 6 // 14 = 6462 MiB
-    wait_until("the larger size", lambda: told(installation, "grows") == [4308, 6462], 30)
+    wait_until("the larger size", lambda: reported_sizes(installation, "grows") == [4308, 6462], 30)
     wait_until("its record", lambda: "6/14" in installation.inspect(), 30)
     assert "resized" in installation.fenka("resize", "default/grows", "--gpu-mem", "13")
-    assert told(installation, "grows")[-1] == 15079 * 13 // 14
+    assert reported_sizes(installation, "grows")[-1] == 15079 * 13 // 14
     # Neither the scheduler nor the node gives away what it holds now.
     installation.cluster.apply(asking("beside", {MEMORY: 4}))
     installation.cluster.wait_for_pod("beside")
     assert where(installation, "beside") != node
     installation.fenka("resize", "default/grows", "--gpu-mem", "2", "--gpu-core", "20")
-    assert told(installation, "grows")[-1] == 15079 * 2 // 14
+    assert reported_sizes(installation, "grows")[-1] == 15079 * 2 // 14
     with pytest.raises(ClusterError, match="more than all of it"):
         installation.fenka("resize", "default/grows", "--gpu-mem", "15")
-    assert told(installation, "grows")[-1] == 15079 * 2 // 14
+    assert reported_sizes(installation, "grows")[-1] == 15079 * 2 // 14
     status = installation.cluster.get("pod", "grows")["status"]
     assert status["containerStatuses"][0]["restartCount"] == 0
 
@@ -188,8 +192,8 @@ def test_modes_and_compute_as_in_ack(both: Installation) -> None:
         installation.cluster.wait_for_pod("ack")
         assert where(installation, "ack") == mixed
         assert cap(installation, "ack", "x") == 4308
-        notes = installation.cluster.get("pod", "ack")["metadata"]["annotations"]
-        assert notes["gpushare.alibabacloud.com/core-percentage"] == '{"0":{"0":30}}'
+        annotations = installation.cluster.get("pod", "ack")["metadata"]["annotations"]
+        assert annotations["gpushare.alibabacloud.com/core-percentage"] == '{"0":{"0":30}}'
         without = json.loads(asking("without", {MEMORY: 2}))
         without["spec"]["nodeSelector"] = {"kubernetes.io/hostname": mixed}
         installation.cluster.apply(json.dumps(without))
@@ -214,8 +218,8 @@ def test_hamis_names_behind_their_switch(both: Installation) -> None:
         installation.cluster.apply(asking("hami", hami))
         installation.cluster.wait_for_pod("hami")
         assert cap(installation, "hami", "x") == 3000
-        notes = installation.cluster.get("pod", "hami")["metadata"]["annotations"]
-        assert ",NVIDIA,3000,30:;" in notes["hami.io/vgpu-devices-allocated"]
+        annotations = installation.cluster.get("pod", "hami")["metadata"]["annotations"]
+        assert ",NVIDIA,3000,30:;" in annotations["hami.io/vgpu-devices-allocated"]
         installation.cluster.kubectl("delete", "pod", "hami", "--now")
     for node in NODES:
         settle(installation, node, 14)
@@ -247,11 +251,11 @@ def test_a_gang_starts_whole(both: Installation) -> None:
     installation = both
     installation.cluster.apply(deployment("old", MEMORY, 8))
     installation.wait_for_running("old", 1)
-    for it in gang("g", 4, 7, range(3)):
-        installation.cluster.apply(it)
+    for manifest in gang("g", 4, 7, range(3)):
+        installation.cluster.apply(manifest)
     installation.wait_for_event("g-0", "waits whole: 3 of its 4 pods are there")
-    for it in gang("g", 4, 7, range(3, 4)):
-        installation.cluster.apply(it)
+    for manifest in gang("g", 4, 7, range(3, 4)):
+        installation.cluster.apply(manifest)
     installation.wait_for_event("g-3", "of 4 waits whole", "2 of the gang's 4 would fit together")
     assert placed(installation, "g", 4) == []
     installation.cluster.kubectl("delete", "deployment", "old")
@@ -338,5 +342,5 @@ def test_a_development_machine(both: Installation) -> None:
     for user in ("root", "dev"):
         for command in (look, f"env -i {look}", f"bash -lc '{look}'", f"sh -c 'setsid {look}'"):
             login = ("-i", "/tmp/key", "-p", "2222", f"{user}@{address}", command)
-            told = installation.cluster.kubectl(*on_laptop, "ssh", *quiet, *login)
-            assert int(told) == 4159, (user, command)
+            output = installation.cluster.kubectl(*on_laptop, "ssh", *quiet, *login)
+            assert int(output) == 4159, (user, command)

@@ -90,8 +90,8 @@ def test_three_notebooks_share_a_card_and_a_fourth_waits(
     assert cell(installation, "tf-notebook", "take", mib=4)["result"] == OUT_OF_MEMORY
     for name in NOTEBOOKS[1:]:
         assert cell(installation, name, "copy")["same"]
-        mine = cell(installation, name, "memory")["cuda"]["free"]
-        assert cell(installation, name, "take", mib=mine)["result"] == 0
+        free = cell(installation, name, "memory")["cuda"]["free"]
+        assert cell(installation, name, "take", mib=free)["result"] == 0
 
     # The screens.
     shared = installation.fenka("top", "node", "-s").splitlines()
@@ -110,8 +110,8 @@ def test_three_notebooks_share_a_card_and_a_fourth_waits(
     name = fourth["metadata"]["name"]
     installation.wait_for_event(name, "Insufficient aliyun.com/gpu-mem")
     installation.wait_for_event(name, "fenka:", "too little memory")
-    why = installation.fenka("why", name)
-    assert "too little memory" in why
+    explanation = installation.fenka("why", name)
+    assert "too little memory" in explanation
     installation.cluster.kubectl("delete", "deployment", "tf-notebook-2", "--now")
     installation.wait_for_running("tf-notebook-4", 1)
 

@@ -69,14 +69,14 @@ def test_metrics_of_pods_and_cards(installation: Installation, node: str) -> Non
     used = "fenka_container_gpu_memory_used_bytes"
     seen: list[Sample] = []
 
-    def told() -> bool:
+    def has_usage() -> bool:
         seen[:] = metrics(installation, node)
         return (
             all(value >= 1 << 30 for value in of(seen, used, container="x"))
             and len(of(seen, used, container="x")) == 2
         )
 
-    wait_until("what the pods use", told, 30)
+    wait_until("what the pods use", has_usage, 30)
     held = "fenka_container_gpu_memory_held_bytes"
     limit = "fenka_container_gpu_memory_limit_bytes"
     a_x = {"namespace": "default", "pod": "a", "container": "x", "node": node, "index": "0"}
@@ -99,7 +99,7 @@ def test_metrics_of_pods_and_cards(installation: Installation, node: str) -> Non
     assert drawn
     assert drawn <= {name for name, _, _ in seen}
     # Five for a container and card, eight for a card, three of the node; and gpu-manager's names.
-    assert len([it for it in seen if it[0].startswith("fenka_")]) == 4 * 5 + 8 + 3
+    assert len([sample for sample in seen if sample[0].startswith("fenka_")]) == 4 * 5 + 8 + 3
     theirs = {"pod_name": "a", "container_name": "x", "node": node, "gpu_memory": "gpu0"}
     assert of(seen, "container_gpu_memory_total", **theirs)[0] >= 1 << 10
     installation.cluster.kubectl("delete", "pod", "a", "b", "--now")
@@ -108,8 +108,8 @@ def test_metrics_of_pods_and_cards(installation: Installation, node: str) -> Non
 
 def cheat(installation: Installation, name: str) -> str:
     """A program of the pod that takes 6 GiB past the library, in the background."""
-    told = f"cat > /tmp/cheat.py <<'END'\n{CHEAT}\nEND\npython3 /tmp/cheat.py > /tmp/told 2>&1 &"
-    installation.cluster.kubectl("exec", name, "--", "sh", "-c", told)
+    script = f"cat > /tmp/cheat.py <<'END'\n{CHEAT}\nEND\npython3 /tmp/cheat.py > /tmp/told 2>&1 &"
+    installation.cluster.kubectl("exec", name, "--", "sh", "-c", script)
     wait_until(
         "its memory",
         lambda: installation.cluster.kubectl("exec", name, "--", "cat", "/tmp/told") != "",
@@ -128,7 +128,7 @@ def rss(installation: Installation, node: str) -> int:
         "        print(int((p / 'statm').read_text().split()[1]) * 4096)"
     )
     return max(
-        int(it) for it in installation.cluster.node(node).run("python3", "-c", program).split()
+        int(line) for line in installation.cluster.node(node).run("python3", "-c", program).split()
     )
 
 
@@ -184,7 +184,9 @@ def test_over_the_limit_evicts_where_that_is_asked_for(
                 return True
 
         wait_until("its eviction", gone, 20)
-        assert any("the pod is evicted" in it for it in installation.cluster.events("greedy"))
+        assert any(
+            "the pod is evicted" in message for message in installation.cluster.events("greedy")
+        )
         wait_until(
             "a free card",
             lambda: of(metrics(installation, node), "fenka_card_memory_used_bytes") == [0],
@@ -201,10 +203,11 @@ def test_a_node_that_does_not_isolate(installation: Installation, node: str) -> 
         (running,) = installation.wait_for_running("free", 1)
         name = running["metadata"]["name"]
         assert cap(installation, name, "free") == 15079
-        told = installation.cluster.kubectl("logs", name)
-        assert "CGPU_DISABLE=true" in told
-        assert "ALIYUN_COM_GPU_MEM_CONTAINER=4" in told
-        assert any("this node does not isolate" in it for it in installation.cluster.events(node))
+        logs = installation.cluster.kubectl("logs", name)
+        assert "CGPU_DISABLE=true" in logs
+        assert "ALIYUN_COM_GPU_MEM_CONTAINER=4" in logs
+        messages = installation.cluster.events(node)
+        assert any("this node does not isolate" in message for message in messages)
     finally:
         installation.label(node, "cgpu.disable.isolation-")
     installation.cluster.apply(pod("held", "x=2:"))

@@ -37,14 +37,14 @@ asyncio.run(main())
 
 def node_object(name: str, cards: int, labels: dict[str, str], *, inventory: bool = True) -> Json:
     """A node of so many cards of 16 GiB each; without inventory it is one of gpushare's."""
-    found = [Card(i, f"GPU-{name}-{i}", "Tesla T4", UNITS * GIB) for i in range(cards)]
+    inventory_cards = [Card(i, f"GPU-{name}-{i}", "Tesla T4", UNITS * GIB) for i in range(cards)]
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {
             "name": name,
             "labels": {ONLY: "yes", "kubernetes.io/hostname": name, **labels},
-            "annotations": {gpushare.CARDS: gpushare.write_inventory(found, GIB)}
+            "annotations": {gpushare.CARDS: gpushare.write_inventory(inventory_cards, GIB)}
             if inventory
             else {},
         },
@@ -90,7 +90,7 @@ class VirtualNodes:
 
     def add_all(self, cards: int, nodes: list[Json]) -> None:
         """Many new ones at a time, of so many cards each."""
-        self.names += [it["metadata"]["name"] for it in nodes]
+        self.names += [node["metadata"]["name"] for node in nodes]
         given = json.dumps([[node, status_of(cards)] for node in nodes])
         kubeconfig = str(self.cluster.kubeconfig)
         command = (sys.executable, "-c", CREATE, kubeconfig)
@@ -147,16 +147,18 @@ class VirtualNodes:
 
     def wait_for_event(self, pod: str, *parts: str) -> str:
         """Until one of the pod's events has all these words."""
-        found: list[str] = []
+        matching: list[str] = []
 
-        def there() -> bool:
-            told = self.cluster.events(pod, self.namespace)
-            found[:] = [it for it in told if all(part in it for part in parts)]
-            assert found, told
+        def has_event() -> bool:
+            messages = self.cluster.events(pod, self.namespace)
+            matching[:] = [
+                message for message in messages if all(part in message for part in parts)
+            ]
+            assert matching, messages
             return True
 
-        wait_until(f"an event of {pod} with {parts}", there, 60)
-        return found[0]
+        wait_until(f"an event of {pod} with {parts}", has_event, 60)
+        return matching[0]
 
     def annotated(self) -> dict[str, Counter[str]]:
         """Units held of each card of each node, by the pods' annotations."""
@@ -168,12 +170,12 @@ class VirtualNodes:
 
     def inspect(self) -> dict[str, Counter[str]]:
         """The same by the extender's report."""
-        found = json.loads(fetch(self.cluster, "/gpushare-scheduler/inspect"))["nodes"]
+        nodes = json.loads(fetch(self.cluster, "/gpushare-scheduler/inspect"))["nodes"]
         return {
             node["name"]: Counter(
-                {str(it["id"]): it["usedGPU"] for it in node["devs"] if it["usedGPU"]}
+                {str(card["id"]): card["usedGPU"] for card in node["devs"] if card["usedGPU"]}
             )
-            for node in found
+            for node in nodes
             if node["name"] in self.names
         }
 

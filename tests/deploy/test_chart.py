@@ -43,13 +43,17 @@ def render(**values: Any) -> list[Json]:
     given = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
     done = helm("template", "fenka", str(CHART), "--namespace", "gpu", *given)
     assert done.returncode == 0, done.stderr
-    return [it for it in yaml.safe_load_all(done.stdout) if it]
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
-def one(objects: list[Json], kind: str, name: str) -> Json:
+def find(objects: list[Json], kind: str, name: str) -> Json:
     """The object of this kind and name."""
-    (found,) = (it for it in objects if (it["kind"], it["metadata"]["name"]) == (kind, name))
-    return found
+    (document,) = (
+        document
+        for document in objects
+        if (document["kind"], document["metadata"]["name"]) == (kind, name)
+    )
+    return document
 
 
 def pod_of(workload: Json) -> Json:
@@ -71,7 +75,7 @@ def test_lint() -> None:
         "node.metrics.enabled=true",
         "networkPolicy.enabled=true",
     ]
-    for given in ([], [f"--set={it}" for it in everything]):
+    for given in ([], [f"--set={setting}" for setting in everything]):
         done = helm("lint", "--strict", str(CHART), *given)
         assert done.returncode == 0, done.stdout
 
@@ -79,7 +83,7 @@ def test_lint() -> None:
 @needs_helm
 def test_scheduler_is_nobody_on_a_read_only_root() -> None:
     """It needs no rights on its node, and no GPU memory."""
-    pod = pod_of(one(render(), "Deployment", "fenka-scheduler"))
+    pod = pod_of(find(render(), "Deployment", "fenka-scheduler"))
     (container,) = pod["containers"]
     assert pod["securityContext"]["runAsUser"] == 65532
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -88,7 +92,7 @@ def test_scheduler_is_nobody_on_a_read_only_root() -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert [it["name"] for it in pod["volumes"]] == ["tls"]
+    assert [volume["name"] for volume in pod["volumes"]] == ["tls"]
     assert set(container["resources"]["limits"]) == {"memory"}
     assert pod["enableServiceLinks"] is False
 
@@ -96,7 +100,7 @@ def test_scheduler_is_nobody_on_a_read_only_root() -> None:
 @needs_helm
 def test_service_is_gpushares() -> None:
     """NodePort 32766 to 12345: configurations that name gpushare's extender find fenka's."""
-    service = one(render(), "Service", "fenka-scheduler")["spec"]
+    service = find(render(), "Service", "fenka-scheduler")["spec"]
     (port,) = service["ports"]
     assert (service["type"], port["nodePort"], port["port"]) == ("NodePort", 32766, 12345)
     assert service["publishNotReadyAddresses"] is False
@@ -104,14 +108,14 @@ def test_service_is_gpushares() -> None:
 
 def names_of(objects: list[Json], *kinds: str) -> set[str]:
     """The names of the objects of these kinds."""
-    return {it["metadata"]["name"] for it in objects if it["kind"] in kinds}
+    return {document["metadata"]["name"] for document in objects if document["kind"] in kinds}
 
 
 def arguments(objects: list[Json]) -> list[str]:
     """Of the extender."""
-    (container,) = pod_of(one(objects, "Deployment", "fenka-scheduler"))["containers"]
-    found: list[str] = container["args"]
-    return found
+    (container,) = pod_of(find(objects, "Deployment", "fenka-scheduler"))["containers"]
+    args: list[str] = container["args"]
+    return args
 
 
 @needs_helm
@@ -119,7 +123,7 @@ def test_the_extender_serves_callers_with_a_certificate_by_default() -> None:
     """A Job makes the certificates, and its rights reach its own Secrets alone."""
     objects = render()
     assert "--tls=/etc/fenka/tls" in arguments(objects)
-    pod = pod_of(one(objects, "Deployment", "fenka-scheduler"))
+    pod = pod_of(find(objects, "Deployment", "fenka-scheduler"))
     (volume,) = pod["volumes"]
     files = {
         item["path"]: (source["secret"]["name"], item["key"])
@@ -134,8 +138,8 @@ def test_the_extender_serves_callers_with_a_certificate_by_default() -> None:
         "client.crt": (client, "tls.crt"),
         "client.key": (client, "tls.key"),
     }
-    role = one(objects, "Role", "fenka-certificates")
-    assert {tuple(it["resources"]) for it in role["rules"]} == {("secrets",)}
+    role = find(objects, "Role", "fenka-certificates")
+    assert {tuple(rule["resources"]) for rule in role["rules"]} == {("secrets",)}
     create, rest = role["rules"]
     assert create["verbs"] == ["create"]
     assert set(rest["resourceNames"]) == {"fenka-scheduler-authority", server, client}
@@ -152,7 +156,11 @@ def test_a_job_of_other_certificates_is_another_job() -> None:
     assert jobs[0] == jobs[1]
     assert len({*map(tuple, jobs)}) == 3
     (container,) = pod_of(
-        next(it for it in render(**{"scheduler.tls.hosts": ["h"]}) if it["kind"] == "Job")
+        next(
+            document
+            for document in render(**{"scheduler.tls.hosts": ["h"]})
+            if document["kind"] == "Job"
+        )
     )["containers"]
     assert container["args"] == [
         "certificates",
@@ -167,10 +175,10 @@ def test_plain_http_needs_no_certificates() -> None:
     """For configurations made for gpushare; also where the values are those of an older release."""
     for values in ({"scheduler.tls.enabled": False}, {"scheduler.tls": None}):
         objects = render(**values, **{"secondScheduler.enabled": True})
-        assert not [it for it in arguments(objects) if "tls" in it]
-        assert "volumes" not in pod_of(one(objects, "Deployment", "fenka-scheduler"))
+        assert not [argument for argument in arguments(objects) if "tls" in argument]
+        assert "volumes" not in pod_of(find(objects, "Deployment", "fenka-scheduler"))
         assert not names_of(objects, "Job", "CronJob")
-        text = one(objects, "ConfigMap", "fenka-second-scheduler")["data"]["config.yaml"]
+        text = find(objects, "ConfigMap", "fenka-second-scheduler")["data"]["config.yaml"]
         (extender,) = yaml.safe_load(text)["extenders"]
         assert extender["urlPrefix"].startswith("http://fenka-scheduler.gpu.svc:12345/")
         assert extender["enableHTTPS"] is False
@@ -181,9 +189,9 @@ def test_plain_http_needs_no_certificates() -> None:
 def test_what_may_be_read_without_a_certificate_can_be_closed() -> None:
     """It has a port and a Service of its own, which no NodePort leads to."""
     objects = render()
-    service = one(objects, "Service", "fenka-scheduler-read")["spec"]
+    service = find(objects, "Service", "fenka-scheduler-read")["spec"]
     assert service.get("type", "ClusterIP") == "ClusterIP"
-    assert [(it["name"], it["port"]) for it in service["ports"]] == [("http", 12346)]
+    assert [(port["name"], port["port"]) for port in service["ports"]] == [("http", 12346)]
     assert not {"--no-inspect", "--no-metrics"} & {*arguments(objects)}
     closed = {"scheduler.read.inspect": False, "scheduler.read.metrics": False}
     assert {"--no-inspect", "--no-metrics"} <= {*arguments(render(**closed))}
@@ -205,25 +213,25 @@ def test_a_network_policy_keeps_pods_from_fenkas_ports() -> None:
             "secondScheduler.enabled": True,
         }
     )
-    decide, read = one(objects, "NetworkPolicy", "fenka-scheduler")["spec"]["ingress"]
+    decide, read = find(objects, "NetworkPolicy", "fenka-scheduler")["spec"]["ingress"]
     assert decide["ports"] == [{"port": "extender"}]
     components = [
-        it["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
-        for it in decide["from"]
-        if "podSelector" in it
+        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for peer in decide["from"]
+        if "podSelector" in peer
     ]
     assert components == ["scheduler", "second-scheduler"]
     assert decide["from"][2:] == nodes
     assert (read["ports"], read["from"]) == ([{"port": "http"}], monitoring)
     closed = render(**{"networkPolicy.enabled": True})
-    assert len(one(closed, "NetworkPolicy", "fenka-scheduler")["spec"]["ingress"]) == 1
-    assert one(closed, "NetworkPolicy", "fenka-node")["spec"]["ingress"] == []
+    assert len(find(closed, "NetworkPolicy", "fenka-scheduler")["spec"]["ingress"]) == 1
+    assert find(closed, "NetworkPolicy", "fenka-node")["spec"]["ingress"] == []
 
 
 @needs_helm
 def test_only_pods_of_named_schedulers_are_bound_where_names_are_given() -> None:
     """Empty: any."""
-    assert not [it for it in arguments(render()) if "scheduler-name" in it]
+    assert not [argument for argument in arguments(render()) if "scheduler-name" in argument]
     given = render(**{"scheduler.bindsFor": ["default-scheduler", "fenka"]})
     assert "--scheduler-name=default-scheduler" in arguments(given)
     assert "--scheduler-name=fenka" in arguments(given)
@@ -232,7 +240,9 @@ def test_only_pods_of_named_schedulers_are_bound_where_names_are_given() -> None
 @needs_helm
 def test_every_node_is_looked_at_however_many_there_are() -> None:
     """Above a hundred kube-scheduler would stop early, and a pod that fits on the last one would wait."""
-    second = one(render(**{"secondScheduler.enabled": True}), "ConfigMap", "fenka-second-scheduler")
+    second = find(
+        render(**{"secondScheduler.enabled": True}), "ConfigMap", "fenka-second-scheduler"
+    )
     pasted = (CHART / "files" / "scheduler-config.yaml").read_text()
     for text in (second["data"]["config.yaml"], pasted):
         assert yaml.safe_load(text)["percentageOfNodesToScore"] == 100
@@ -264,18 +274,18 @@ RULES = {
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_rights(name: str) -> None:
     """Just these, in the whole cluster; nothing reads secrets, nothing writes all of a pod."""
-    found: dict[tuple[str, str], set[str]] = {}
-    for rule in one(render(), "ClusterRole", name)["rules"]:
+    rights: dict[tuple[str, str], set[str]] = {}
+    for rule in find(render(), "ClusterRole", name)["rules"]:
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
-                found.setdefault((group, resource), set()).update(rule["verbs"])
-    assert found == RULES[name]
+                rights.setdefault((group, resource), set()).update(rule["verbs"])
+    assert rights == RULES[name]
 
 
 @needs_helm
 def test_eviction_is_a_right_only_where_it_is_wanted() -> None:
     """node.overLimit=evict."""
-    role = one(render(**{"node.overLimit": "evict"}), "ClusterRole", "fenka-node")
+    role = find(render(**{"node.overLimit": "evict"}), "ClusterRole", "fenka-node")
     assert {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]} in role["rules"]
 
 
@@ -283,8 +293,8 @@ def test_eviction_is_a_right_only_where_it_is_wanted() -> None:
 def test_rights_outside_nodes_and_pods_are_of_one_namespace() -> None:
     """Leases where the replicas are, ConfigMaps where the health daemon writes."""
     objects = render()
-    leader = one(objects, "Role", "fenka-scheduler-leader")
-    health = one(objects, "Role", "fenka-scheduler-health")
+    leader = find(objects, "Role", "fenka-scheduler-leader")
+    health = find(objects, "Role", "fenka-scheduler-health")
     assert leader["metadata"]["namespace"] == "gpu"
     assert leader["rules"][1]["resourceNames"] == ["fenka-scheduler"]
     assert health["metadata"]["namespace"] == "kube-system"
@@ -293,35 +303,41 @@ def test_rights_outside_nodes_and_pods_are_of_one_namespace() -> None:
 def terms(workload: Json) -> list[Json]:
     """The alternatives of its node affinity."""
     required = "requiredDuringSchedulingIgnoredDuringExecution"
-    found: list[Json] = pod_of(workload)["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"]
-    return found
+    alternatives: list[Json] = pod_of(workload)["affinity"]["nodeAffinity"][required][
+        "nodeSelectorTerms"
+    ]
+    return alternatives
 
 
 @needs_helm
 def test_node_program_is_on_labelled_nodes() -> None:
     """Any of the labels, whatever it says: `false` turns sharing off and the exclusive plugin on."""
-    found = terms(one(render(), "DaemonSet", "fenka-node"))
-    assert [term["matchExpressions"] for term in found] == [
+    alternatives = terms(find(render(), "DaemonSet", "fenka-node"))
+    assert [term["matchExpressions"] for term in alternatives] == [
         [{"key": "gpushare", "operator": "Exists"}],
         [{"key": "cgpu", "operator": "Exists"}],
         [{"key": "nvidia-device-enable", "operator": "Exists"}],
         [{"key": "ack.node.gpu.schedule", "operator": "Exists"}],
     ]
-    everywhere = one(render(**{"node.allNodes": True}), "DaemonSet", "fenka-node")
+    everywhere = find(render(**{"node.allNodes": True}), "DaemonSet", "fenka-node")
     assert "affinity" not in pod_of(everywhere)
 
 
 @needs_helm
 def test_slices_outlive_the_node_program() -> None:
     """What running pods have of it is on the node."""
-    pod = pod_of(one(render(), "DaemonSet", "fenka-node"))
+    pod = pod_of(find(render(), "DaemonSet", "fenka-node"))
     (container,) = pod["containers"]
-    paths = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
-    mounts = {it["name"]: it["mountPath"] for it in container["volumeMounts"]}
+    paths = {
+        volume["name"]: volume["hostPath"]["path"]
+        for volume in pod["volumes"]
+        if "hostPath" in volume
+    }
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     # The runtime finds them on the node by the paths that the program knows.
     for name in ("cdi", "run", "state"):
         assert paths[name] == mounts[name]
-    (run,) = (it for it in container["volumeMounts"] if it["name"] == "run")
+    (run,) = (mount for mount in container["volumeMounts"] if mount["name"] == "run")
     assert run["mountPropagation"] == "Bidirectional"
     assert pod["hostPID"] is True
 
@@ -330,31 +346,31 @@ def test_slices_outlive_the_node_program() -> None:
 def test_simulated_cards_stay_while_fenka_is_upgraded() -> None:
     """Their DaemonSet waits for OnDelete, and each node has one node program."""
     objects = render(simulatedCards=[T4])
-    cards = one(objects, "DaemonSet", "fenka-cards-0")
+    cards = find(objects, "DaemonSet", "fenka-cards-0")
     assert cards["spec"]["updateStrategy"] == {"type": "OnDelete"}
     (container,) = pod_of(cards)["containers"]
     assert container["args"] == ["simulate-node", "T4", "--directory", "/run/fenka/simulated"]
-    simulated = pod_of(one(objects, "DaemonSet", "fenka-node-simulated-0"))
+    simulated = pod_of(find(objects, "DaemonSet", "fenka-node-simulated-0"))
     assert "--simulated=/run/fenka/simulated" in simulated["containers"][0]["args"]
     assert simulated["nodeSelector"] == T4["nodeSelector"]
     excluded = {"key": "fenka.io/simulated", "operator": "NotIn", "values": ["t4"]}
-    for term in terms(one(objects, "DaemonSet", "fenka-node")):
+    for term in terms(find(objects, "DaemonSet", "fenka-node")):
         assert excluded in term["matchExpressions"]
 
 
 def extenders() -> Json:
     """As the file to paste has them."""
     written = yaml.safe_load((CHART / "files" / "scheduler-config.yaml").read_text())
-    (found,) = written["extenders"]
-    assert isinstance(found, dict)
-    return found
+    (extender,) = written["extenders"]
+    assert isinstance(extender, dict)
+    return extender
 
 
 @needs_helm
 def test_second_scheduler_asks_the_same_extender() -> None:
     """By the Service's name, otherwise as in the file to paste."""
     objects = render(**{"secondScheduler.enabled": True})
-    text = one(objects, "ConfigMap", "fenka-second-scheduler")["data"]["config.yaml"]
+    text = find(objects, "ConfigMap", "fenka-second-scheduler")["data"]["config.yaml"]
     (extender,) = yaml.safe_load(text)["extenders"]
     url = "https://fenka-scheduler.gpu.svc:12345/gpushare-scheduler"
     kinds = {"caFile": "ca.crt", "certFile": "client.crt", "keyFile": "client.key"}
@@ -362,15 +378,18 @@ def test_second_scheduler_asks_the_same_extender() -> None:
     assert extender == {**extenders(), "urlPrefix": url, "tlsConfig": tls}
     pasted = {kind: f"/etc/kubernetes/fenka/{name}" for kind, name in kinds.items()}
     assert extenders()["tlsConfig"] == pasted
-    pod = pod_of(one(objects, "Deployment", "fenka-second-scheduler"))
-    (mounted,) = (it["secret"] for it in pod["volumes"] if it["name"] == "tls")
+    pod = pod_of(find(objects, "Deployment", "fenka-second-scheduler"))
+    (mounted,) = (volume["secret"] for volume in pod["volumes"] if volume["name"] == "tls")
     assert mounted["secretName"] == "fenka-scheduler-client"
-    assert [it["path"] for it in mounted["items"]] == list(kinds.values())
+    assert [item["path"] for item in mounted["items"]] == list(kinds.values())
 
 
 def test_the_extender_is_asked_about_every_resource_that_fenka_gives() -> None:
     """What no node counts is ignored by kube-scheduler itself."""
-    managed = {it["name"]: it["ignoredByScheduler"] for it in extenders()["managedResources"]}
+    managed = {
+        resource["name"]: resource["ignoredByScheduler"]
+        for resource in extenders()["managedResources"]
+    }
     names = {name for dialect in WITH_HAMI for name in dialect.RESOURCES}
     assert managed == {name: name in whole_cards.HAMI_ONLY for name in names}
 
@@ -386,10 +405,16 @@ def test_pods_are_gated_by_every_resource_that_this_line_orders(hami: bool) -> N
         *("template", "fenka", str(CHART), "--api-versions", ADMISSION),
         *("--set", f"hamiNames={str(hami).lower()},secondScheduler.enabled=true"),
     )
-    objects = [it for it in yaml.safe_load_all(done.stdout) if it]
-    policy = one(objects, "MutatingAdmissionPolicy", "fenka-queue-gate")["spec"]
-    conditions = {it["name"]: it["expression"] for it in policy["matchConditions"]}
-    names = [it["name"] for it in extenders()["managedResources"] if it["name"] != "nvidia.com/gpu"]
+    objects = [document for document in yaml.safe_load_all(done.stdout) if document]
+    policy = find(objects, "MutatingAdmissionPolicy", "fenka-queue-gate")["spec"]
+    conditions = {
+        condition["name"]: condition["expression"] for condition in policy["matchConditions"]
+    }
+    names = [
+        resource["name"]
+        for resource in extenders()["managedResources"]
+        if resource["name"] != "nvidia.com/gpu"
+    ]
     for name in names:
         assert (json.dumps(name) in conditions["asks-for-a-card"]) == (
             hami or name not in whole_cards.HAMI_ONLY
@@ -404,9 +429,9 @@ def test_pods_are_gated_by_every_resource_that_this_line_orders(hami: bool) -> N
 def test_values_of_an_older_release_are_enough_for_the_order() -> None:
     """`helm upgrade --reuse-values` knows nothing of values that came later."""
     older = {"scheduler.order": {"halfLifeSeconds": None, "gate": None, "schedulerNames": None}}
-    (container,) = pod_of(one(render(**older), "Deployment", "fenka-scheduler"))["containers"]
-    assert not [it for it in container["args"] if it.startswith("--half-life")]
-    (container,) = pod_of(one(render(), "Deployment", "fenka-scheduler"))["containers"]
+    (container,) = pod_of(find(render(**older), "Deployment", "fenka-scheduler"))["containers"]
+    assert not [argument for argument in container["args"] if argument.startswith("--half-life")]
+    (container,) = pod_of(find(render(), "Deployment", "fenka-scheduler"))["containers"]
     assert "--half-life=3600" in container["args"]
 
 
@@ -414,9 +439,9 @@ def test_values_of_an_older_release_are_enough_for_the_order() -> None:
 def test_no_pod_is_gated_where_the_api_is_missing_or_the_value_says_so() -> None:
     """Kubernetes before 1.36."""
     assert not [
-        it
-        for it in render()
-        if "AdmissionPolicy" in it["kind"] and "gate" in it["metadata"]["name"]
+        document
+        for document in render()
+        if "AdmissionPolicy" in document["kind"] and "gate" in document["metadata"]["name"]
     ]
     off = helm(
         *("template", "fenka", str(CHART), "--api-versions", ADMISSION),
@@ -433,14 +458,14 @@ def test_guide_shows_the_file_to_paste() -> None:
 
 def read_dashboard() -> Json:
     """As it is in the chart."""
-    found: Json = json.loads((CHART / "files" / "dashboard.json").read_text())
-    return found
+    board: Json = json.loads((CHART / "files" / "dashboard.json").read_text())
+    return board
 
 
 def test_dashboard_shows_pods_and_cards() -> None:
     """Scenario S1, 8: memory used and allowed and utilisation of pods; temperature, power of cards."""
     shown = " ".join(
-        target["expr"] for it in read_dashboard()["panels"] for target in it["targets"]
+        target["expr"] for panel in read_dashboard()["panels"] for target in panel["targets"]
     )
     for metric in (
         "fenka_container_gpu_memory_used_bytes",
@@ -458,9 +483,9 @@ def test_monitors_keep_the_labels_of_what_is_measured() -> None:
     made = render(**{"serviceMonitor.enabled": True, "node.metrics.enabled": True})
     ends = [
         end
-        for it in made
+        for document in made
         for kind in ("endpoints", "podMetricsEndpoints")
-        for end in it.get("spec", {}).get(kind, [])
+        for end in document.get("spec", {}).get(kind, [])
     ]
     assert [end["honorLabels"] for end in ends] == [True, True]
 
@@ -489,28 +514,30 @@ def test_values_that_mean_nothing_are_refused(wrong: Json) -> None:
 def test_replicas_are_replaced_and_drained_one_at_a_time() -> None:
     """Both are ready, whoever leads; one alone stays until its successor is ready, and never bars a drain."""
     objects = render()
-    deployment = one(objects, "Deployment", "fenka-scheduler")
+    deployment = find(objects, "Deployment", "fenka-scheduler")
     assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 1}
-    budget = one(objects, "PodDisruptionBudget", "fenka-scheduler")["spec"]
+    budget = find(objects, "PodDisruptionBudget", "fenka-scheduler")["spec"]
     assert budget["maxUnavailable"] == 1
     assert budget["selector"] == deployment["spec"]["selector"]
     (container,) = pod_of(deployment)["containers"]
-    fields = {it["name"]: it["valueFrom"]["fieldRef"]["fieldPath"] for it in container["env"]}
+    fields = {
+        entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in container["env"]
+    }
     assert fields["POD_IP"] == "status.podIP"
-    alone = one(render(**{"scheduler.replicas": 1}), "Deployment", "fenka-scheduler")
+    alone = find(render(**{"scheduler.replicas": 1}), "Deployment", "fenka-scheduler")
     assert alone["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
 
 
 def policy(name: str, **values: Any) -> Json:
     """The spec of an admission policy of the chart."""
-    spec: Json = one(render(**values), "ValidatingAdmissionPolicy", f"fenka-{name}")["spec"]
+    spec: Json = find(render(**values), "ValidatingAdmissionPolicy", f"fenka-{name}")["spec"]
     return spec
 
 
 def variable(spec: Json, name: str) -> Any:
     """What an admission policy's variable lists."""
-    (found,) = (it["expression"] for it in spec["variables"] if it["name"] == name)
-    return json.loads(found)
+    (expression,) = (entry["expression"] for entry in spec["variables"] if entry["name"] == name)
+    return json.loads(expression)
 
 
 @needs_helm
@@ -519,13 +546,13 @@ def test_nobody_else_writes_what_fenka_writes(hami: bool) -> None:
     """The names are the code's own; of HAMi's only where HAMi itself is not at work."""
     spec = policy("records", hamiNames=hami)
     dialects = WITH_HAMI if hami else DIALECTS
-    keys = {*resizing.RECORDS, *(key for it in dialects for key in it.RECORDS)}
-    found = variable(spec, "records") + variable(spec, "prefixes")
-    assert sorted(found) == sorted(keys)
-    assert all(it.endswith("-") for it in variable(spec, "prefixes"))
+    keys = {*resizing.RECORDS, *(key for dialect in dialects for key in dialect.RECORDS)}
+    protected = variable(spec, "records") + variable(spec, "prefixes")
+    assert sorted(protected) == sorted(keys)
+    assert all(prefix.endswith("-") for prefix in variable(spec, "prefixes"))
     cards = variable(policy("placement", hamiNames=hami), "cards")
-    assert sorted(cards) == sorted({name for it in dialects for name in it.RESOURCES})
-    assert resizing.WISH not in found
+    assert sorted(cards) == sorted({name for dialect in dialects for name in dialect.RESOURCES})
+    assert resizing.WISH not in protected
 
 
 @needs_helm
@@ -547,14 +574,18 @@ def test_admission_policies_are_bound_unless_they_are_switched_off() -> None:
     """Or where the API server does not know them."""
 
     def kinds(objects: list[Json]) -> list[str]:
-        return [it["kind"] for it in objects if it["kind"].startswith("ValidatingAdmission")]
+        return [
+            document["kind"]
+            for document in objects
+            if document["kind"].startswith("ValidatingAdmission")
+        ]
 
     assert kinds(render()) == [
         *["ValidatingAdmissionPolicy"] * 3,
         *["ValidatingAdmissionPolicyBinding"] * 3,
     ]
-    for it in render():
-        if it["kind"] == "ValidatingAdmissionPolicyBinding":
-            assert it["spec"]["validationActions"] == ["Deny"]
-            assert it["spec"]["policyName"] == it["metadata"]["name"]
+    for document in render():
+        if document["kind"] == "ValidatingAdmissionPolicyBinding":
+            assert document["spec"]["validationActions"] == ["Deny"]
+            assert document["spec"]["policyName"] == document["metadata"]["name"]
     assert kinds(render(**{"admission.enabled": False})) == []

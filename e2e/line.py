@@ -12,10 +12,10 @@ import statistics
 import time
 from typing import Any
 
+from fenka.cluster.objects import Node, Pod
 from fenka.core.cards import Card
 from fenka.dialects import gpushare
-from fenka.kubernetes.client import Api, Refused
-from fenka.kubernetes.objects import Node, Pod
+from fenka.kubernetes.client import Api, ApiError
 
 NODE, ONLY, UNITS, GIB = "bench-line", "fenka.io/bench-line", 16, 1024
 NAMESPACE = "default"
@@ -91,7 +91,7 @@ class Bench:
         """Delete it if it is there, at once."""
         try:
             await self.api.delete(path, {"gracePeriodSeconds": 0})
-        except Refused as error:
+        except ApiError as error:
             if error.status != 404:
                 raise
 

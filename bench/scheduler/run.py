@@ -23,9 +23,9 @@ from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from fenka.cluster.objects import Pod
+from fenka.cluster.state import ClusterState
 from fenka.dialects import gpushare
-from fenka.kubernetes.objects import Pod
-from fenka.kubernetes.world import World
 from fenka.scheduler.extender_api import ExtenderBindingArgs, read_args
 from fenka.scheduler.pending_queue import PendingQueue
 from fenka.scheduler.pod_placement import (
@@ -47,14 +47,14 @@ ASKED, ROUNDS, BOUND = 60, 3, 400
 WAITING = 200
 
 
-def cluster() -> World:
+def cluster() -> ClusterState:
     """5,000 pods of 4 units: five on each node, on five of its eight cards."""
     nodes = [a_node(f"node-{i:04}", *[T4_MIB] * CARDS) for i in range(NODES)]
     pods = [
         a_pod(f"p{i}", 4, node=f"node-{i % NODES:04}", annotations=on_card(i // NODES, 4))
         for i in range(PODS)
     ]
-    return World(nodes, pods)
+    return ClusterState(nodes, pods)
 
 
 class Forgetful(PodEvaluator):
@@ -68,7 +68,7 @@ class Forgetful(PodEvaluator):
         return super().filter(pod, names, ahead)
 
 
-def filtering(judge: Callable[[World, str], PodEvaluator]) -> tuple[list[float], list[str]]:
+def filtering(judge: Callable[[ClusterState, str], PodEvaluator]) -> tuple[list[float], list[str]]:
     """Milliseconds of each request, decoding it too; and where the pods went."""
     world = cluster()
     names = [it.metadata.name for it in world.nodes()]

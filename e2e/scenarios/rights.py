@@ -14,14 +14,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from fenka.cluster.objects import ObjectMeta, Pod
+from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.dialects import gpushare
-from fenka.kubernetes.client import Api, Refused
+from fenka.kubernetes.client import Api, ApiError
 from fenka.kubernetes.election import Election
-from fenka.kubernetes.events import SERIES_S, Recorder
+from fenka.kubernetes.events import SERIES_S, EventRecorder
 from fenka.kubernetes.eviction import evict
-from fenka.kubernetes.objects import Meta, Pod
-from fenka.kubernetes.world import World
 from fenka.node.lease.store import Lease
 from fenka.node.node_api import NodeApi
 from fenka.scheduler.binder import Binder
@@ -55,10 +55,10 @@ async def until(truth: Callable[[], object]) -> None:
 async def watches(run: Awaitable[None], collections: dict[str, Any]) -> dict[str, str]:
     """Trouble of collections that are listed and watched."""
     task = asyncio.ensure_future(run)
-    await until(lambda: all(it.synced.is_set() or it.trouble for it in collections.values()))
+    await until(lambda: all(it.synced.is_set() or it.last_error for it in collections.values()))
     # A watch that is refused is refused at once.
     await asyncio.sleep(0.3)
-    found = {name: it.trouble or "" for name, it in collections.items()}
+    found = {name: it.last_error or "" for name, it in collections.items()}
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     return found
@@ -67,8 +67,8 @@ async def watches(run: Awaitable[None], collections: dict[str, Any]) -> dict[str
 async def events(api: Api, namespace: str) -> dict[str, str]:
     """One event, and the same again later: that one is counted."""
     offset = 0.0
-    recorder = Recorder(api, "rights", "rights", clock=lambda: time.monotonic() + offset)
-    pod = Pod(metadata=Meta(name=POD, namespace=namespace, uid=str(uuid.uuid4())))
+    recorder = EventRecorder(api, "rights", "rights", clock=lambda: time.monotonic() + offset)
+    pod = Pod(metadata=ObjectMeta(name=POD, namespace=namespace, uid=str(uuid.uuid4())))
     task = asyncio.create_task(recorder.run())
     found = {}
     for what in ("create", "patch"):
@@ -82,9 +82,9 @@ async def events(api: Api, namespace: str) -> dict[str, str]:
 
 async def scheduler(api: Api, namespace: str) -> dict[str, str]:
     """All that the extender does."""
-    world = World()
+    world = ClusterState()
     judge, order = PodEvaluator(world, POLICY), QueueController(world, POLICY)
-    recorder = Recorder(api, "rights", "rights")
+    recorder = EventRecorder(api, "rights", "rights")
     cluster = ClusterInformers(
         api, world, order, EventReporter(world, judge, recorder, lambda: False)
     )
@@ -92,7 +92,7 @@ async def scheduler(api: Api, namespace: str) -> dict[str, str]:
     election = Election(api, namespace, LEASE, "rights", address="http://rights")
     for what in ("the first election", "renewal"):
         await election.attempt()
-        found[what] = election.trouble or ""
+        found[what] = election.last_error or ""
     found |= await events(api, namespace)
     # What the watch has not brought yet is read.
     gangs = GangScheduler(world, POLICY, dict, dict, time.monotonic)
@@ -115,7 +115,7 @@ async def node(api: Api, namespace: str) -> dict[str, str]:
         await until(lambda: cluster.synced and cluster.pods)
         await asyncio.sleep(0.3)
         for name, watch in (("nodes", cluster._nodes), ("pods", cluster._pods)):
-            found[name] = watch.trouble or ""
+            found[name] = watch.last_error or ""
         if cluster.pods:
             (meta,) = (pod.metadata for pod in cluster.pods.values())
             lease = Lease(meta.uid, namespace, POD, "c", [], [], {})
@@ -149,7 +149,7 @@ async def refused(call: Awaitable[object]) -> str:
     """What the server says to that; empty if it is done."""
     try:
         await call
-    except Refused as why:
+    except ApiError as why:
         return str(why)
     return ""
 

@@ -10,7 +10,7 @@ import pytest
 from e2e.cluster import ClusterError, wait_until
 from e2e.scenarios.containers import CAP, cap, installed_with, pod, settle
 from e2e.scenarios.installation import MEMORY, WHOLE, Installation, deployment
-from fenka.kubernetes.gangs import MINIMUM_LABEL, NAME_LABELS
+from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS
 
 CORE, BLOCKS = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 NODES = ("sd-cluster-04", "sd-cluster-05")

@@ -24,7 +24,7 @@ ONLY = "fenka.io/test-node"
 CREATE = """
 import asyncio, json, pathlib, sys
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.objects import Node
+from fenka.cluster.objects import Node
 async def main():
     async with await Api.connect(pathlib.Path(sys.argv[1])) as api:
         for node, status in json.load(sys.stdin):

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from fenka.cli.errors import sentences
 from fenka.cli.main import app
+from fenka.cluster.objects import QUEUE_GATE
 from fenka.dialects import leases
 from fenka.dialects.leases import Refusal, Report
-from fenka.kubernetes.objects import GATE
 from tests.cli.api_kit import Json, Server, node, on_card, pod, serving, sharing, units
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -215,10 +215,10 @@ def test_pod_with_fenkas_gate_waits_for_its_turn(tmp_path: Path) -> None:
     """It is pending like any other, and the nodes are judged for it."""
     blocked = said("Scheduling is blocked due to non-empty scheduling gates")
     blocked["conditions"][0]["reason"] = "SchedulingGated"
-    gated = waiting(spec={"schedulingGates": [{"name": GATE}]}, status=blocked)
+    gated = waiting(spec={"schedulingGates": [{"name": QUEUE_GATE}]}, status=blocked)
     answer = data(Server(nodes=[sharing("a")], pods=[gated]), tmp_path, "default/p")
     assert (answer["state"], answer["said"]) == ("pending", "")
-    assert any(GATE in note and "fenka queue" in note for note in answer["notes"])
+    assert any(QUEUE_GATE in note and "fenka queue" in note for note in answer["notes"])
     assert [it["fits"] for it in answer["nodes"]] == [True]
 
 

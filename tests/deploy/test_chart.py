@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from fenka.cluster.objects import QUEUE_GATE
 from fenka.dialects import resizing, whole_cards
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI
-from fenka.kubernetes.objects import GATE
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "chart"
@@ -421,7 +421,7 @@ def test_pods_are_gated_by_every_resource_that_this_line_orders(hami: bool) -> N
         )
     assert '"nvidia.com/gpu"' not in conditions["asks-for-a-card"]
     assert '["default-scheduler","fenka"]' in conditions["kube-scheduler-places-it"]
-    assert GATE in policy["mutations"][0]["applyConfiguration"]["expression"]
+    assert QUEUE_GATE in policy["mutations"][0]["applyConfiguration"]["expression"]
     assert policy["failurePolicy"] == "Ignore"
 
 

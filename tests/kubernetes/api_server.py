@@ -16,8 +16,8 @@ from typing import Any
 
 from aiohttp import web
 
-from fenka.kubernetes.authentication import load
 from fenka.kubernetes.client import Api
+from fenka.kubernetes.kube_config import load
 
 Json = dict[str, Any]
 Fault = Callable[[web.Request], Awaitable[web.StreamResponse | None]]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from fenka.kubernetes.client import Api, Refused
-from fenka.kubernetes.objects import Pod, Status
-from fenka.kubernetes.watch import newer
+from fenka.cluster.objects import Pod, Status
+from fenka.kubernetes.client import Api, ApiError
+from fenka.kubernetes.informer import newer
 from tests.kubernetes.api_server import api_server
 
 KUBECONFIG = os.environ.get("FENKA_E2E_KUBECONFIG", "")
@@ -66,7 +66,7 @@ async def a_pod(api: Api) -> AsyncIterator[Pod]:
     try:
         yield pod
     finally:
-        with contextlib.suppress(Refused):
+        with contextlib.suppress(ApiError):
             await api.delete(f"{PODS}/{name}", {"gracePeriodSeconds": 0})
 
 
@@ -88,14 +88,14 @@ def test_a_binding_copies_annotations_and_is_guarded_by_uid(cluster: Scenario) -
     async def run(api: Api) -> None:
         async with a_pod(api) as pod:
             path = f"{PODS}/{pod.metadata.name}/binding"
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(ApiError) as refused:
                 await api.create(path, Status, binding(pod, "nowhere", str(uuid.uuid4())))
             assert refused.value.status == 409
             await api.create(path, Status, binding(pod, "nowhere"), within_s=3.0)
             found = await api.get(f"{PODS}/{pod.metadata.name}", Pod)
             assert found.spec.node_name == "nowhere"
             assert found.metadata.annotations == {"own": "kept", "fenka.io/tried": "yes"}
-            with pytest.raises(Refused) as again:
+            with pytest.raises(ApiError) as again:
                 await api.create(path, Status, binding(pod, "elsewhere"))
             assert again.value.status == 409
 
@@ -112,7 +112,7 @@ def test_a_pod_that_is_gone_is_404(cluster: Scenario) -> None:
                 api.get(f"{PODS}/{pod.metadata.name}", Pod),
                 api.create(f"{PODS}/{pod.metadata.name}/binding", Status, binding(pod, "n")),
             ):
-                with pytest.raises(Refused) as refused:
+                with pytest.raises(ApiError) as refused:
                     await call
                 assert refused.value.status == 404
 
@@ -148,7 +148,7 @@ def test_a_patch_of_another_version_is_409(cluster: Scenario) -> None:
                 "labels": {"x": "1"},
             }
             await api.patch(path, Pod, {"metadata": meta})
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(ApiError) as refused:
                 await api.patch(path, Pod, {"metadata": {**meta, "labels": {"x": "2"}}})
             assert refused.value.status == 409
 

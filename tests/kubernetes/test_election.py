@@ -8,9 +8,15 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fenka.cluster.objects import ContainerStatus, seconds
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.election import FENCE_S, LAST_WRITE_S, LEASE_S, RENEW_WITHIN_S, Election
-from fenka.kubernetes.objects import ContainerStatus, seconds
+from fenka.kubernetes.election import (
+    FENCE_S,
+    LAST_WRITE_S,
+    LEASE_DURATION_S,
+    RENEW_DEADLINE_S,
+    Election,
+)
 from tests.kubernetes.api_server import ApiServer, Json, api_server
 
 
@@ -58,7 +64,7 @@ def test_the_first_takes_it_and_keeps_it() -> None:
             assert two.leader == "one"
             clock.now += 2
         assert lease(server)["leaseTransitions"] == 0
-        assert lease(server)["leaseDurationSeconds"] == LEASE_S
+        assert lease(server)["leaseDurationSeconds"] == LEASE_DURATION_S
 
     scenario(run)
 
@@ -71,7 +77,7 @@ def test_who_dies_is_followed_after_the_lease_ran_out() -> None:
         one, two = candidate(api, "one", clock), candidate(api, "two", clock)
         await one.attempt()
         await two.attempt()
-        clock.now += LEASE_S - 0.1
+        clock.now += LEASE_DURATION_S - 0.1
         assert not await two.attempt()
         clock.now += 0.1
         assert await two.attempt()
@@ -112,16 +118,16 @@ def test_leading_ends_by_time_when_the_server_is_silent() -> None:
             return web.Response(status=500)
 
         server.before = broken
-        clock.now += RENEW_WITHIN_S - 1
+        clock.now += RENEW_DEADLINE_S - 1
         assert await one.attempt()
-        assert one.trouble
-        assert one.time_left_s == FENCE_S - RENEW_WITHIN_S + 1
+        assert one.last_error
+        assert one.time_left_s == FENCE_S - RENEW_DEADLINE_S + 1
         clock.now += 1
         assert not await one.attempt()
         assert one.time_left_s == 0
         server.before = None
         assert await one.attempt()
-        assert one.trouble is None
+        assert one.last_error is None
 
     scenario(run)
 

@@ -30,7 +30,7 @@ from fenka.dialects.recognition import WITH_HAMI, recognise
 from fenka.dialects.requests import Limits, Manifest
 from fenka.hardware.nvml import Reading
 from fenka.isolation.files import install_native
-from fenka.kubernetes.client import Change, Refused
+from fenka.kubernetes.client import ApiError, WatchEvent
 from fenka.node.agent import Agent, Parts, Settings
 from fenka.node.kubelet import deviceplugin_pb2 as api
 from fenka.node.kubelet import podresources_pb2 as resources
@@ -95,7 +95,7 @@ class FakeApi:
     async def get(self, path: str, kind: type[Any], **_: Any) -> Any:
         """As `Api.get`."""
         if path not in self.objects:
-            raise Refused(404, "NotFound", f"{path} not found")
+            raise ApiError(404, "NotFound", f"{path} not found")
         return msgspec.convert(self.objects[path], kind)
 
     async def list(self, path: str, kind: type[Any], **_: Any) -> tuple[list[Any], str]:
@@ -113,17 +113,17 @@ class FakeApi:
                 change, at, thing = self.log[seen]
                 seen += 1
                 if _collection(at) == path:
-                    yield Change(change, msgspec.convert(thing, kind), str(seen))
+                    yield WatchEvent(change, msgspec.convert(thing, kind), str(seen))
 
     async def patch(self, path: str, kind: type[Any], body: Json, *_: Any) -> Any:
         """As `Api.patch`."""
         self.patches.append((path, body))
         target = path.removesuffix("/status")
         if target not in self.objects:
-            raise Refused(404, "NotFound", f"{target} not found")
+            raise ApiError(404, "NotFound", f"{target} not found")
         wanted = body.get("metadata", {}).get("uid")
         if wanted not in (None, self.objects[target]["metadata"]["uid"]):
-            raise Refused(409, "Conflict", "another uid")
+            raise ApiError(409, "Conflict", "another uid")
         self.put(target, _merged(self.objects[target], body))
         return msgspec.convert(self.objects[target], kind)
 

@@ -12,7 +12,7 @@ from fenka.dialects import gpushare
 from fenka.dialects.leases import REPORT, Lingering, Report, read_report
 from fenka.dialects.resizing import RECORD, Resized, write_record
 from fenka.isolation import control
-from fenka.kubernetes.client import NoCluster
+from fenka.kubernetes.client import ApiUnreachable
 from fenka.node.agent import REFUSED_S
 from fenka.node.node_api import NodeApi
 from tests.node.harness import (
@@ -308,7 +308,7 @@ def test_containers_start_while_the_report_cannot_be_written(
             async def fails(*_: Any) -> str:
                 if how == "silent":
                     await asyncio.Event().wait()
-                raise NoCluster("away")
+                raise ApiUnreachable("away")
 
             patched.setattr(NodeApi, "report", fails)
             pod = node.pod("a", 4)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from fenka.cluster.objects import Container, ObjectMeta, Pod, PodSpec
 from fenka.core.requests import Slice
 from fenka.dialects.resizing import RECORD, REFUSED, WISH, Resized, read_record, write_record
 from fenka.isolation import control, resize
 from fenka.isolation.layout import layout
-from fenka.kubernetes.client import NoCluster
-from fenka.kubernetes.objects import Container, Meta, Pod, PodSpec
+from fenka.kubernetes.client import ApiUnreachable
 from fenka.node.lease.resize import ResizeRejected, check_room, peak
 from fenka.node.lease.store import LeaseStore
 from fenka.node.node_api import NodeApi
@@ -540,7 +540,7 @@ def test_an_api_server_that_is_away(library: Path, monkeypatch: pytest.MonkeyPat
         with monkeypatch.context() as patched:
 
             async def away(*_: Any) -> None:
-                raise NoCluster("away")
+                raise ApiUnreachable("away")
 
             patched.setattr(NodeApi, "annotate", away)
             wish(node, "a", "gpu-mem=6")
@@ -653,7 +653,7 @@ def test_the_peak_of_a_pod() -> None:
     """As the scheduler counts: containers and sidecars, or an init container with those before it."""
     init = [Container(name="i"), Container(name="s", restart_policy="Always")]
     pod = Pod(
-        metadata=Meta(),
+        metadata=ObjectMeta(),
         spec=PodSpec(containers=[Container(name="x"), Container(name="y")], init_containers=init),
     )
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
+from fenka.cluster.objects import Node, Pod
 from fenka.core.cards import Card
 from fenka.dialects import gpushare
-from fenka.kubernetes.objects import Node, Pod
 
 Json = dict[str, Any]
 T4_MIB = 15079

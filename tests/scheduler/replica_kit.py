@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from fenka.kubernetes.listening import Listener, serving
+from fenka.kubernetes.http_listener import HttpListener, serve_app
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import PREFIX, Access, Server
 from tests.kubernetes.api_server import ApiServer, api_server, until
@@ -111,9 +111,9 @@ async def extender(
         settings = Settings(name, address=url if told else "")
         replica = Replica(api, settings, clock=clock, sleep=briefly)
         credentials = access.credentials
-        listener = Listener((lambda: credentials.server) if credentials else lambda: None)
+        listener = HttpListener((lambda: credentials.server) if credentials else lambda: None)
         app = Server(replica, access).app()
-        await served.enter_async_context(serving(app, listening, listener))
+        await served.enter_async_context(serve_app(app, listening, listener))
         task = asyncio.create_task(replica.run())
         try:
             yield SchedulerHarness(replica, session, url, clock, task, served)

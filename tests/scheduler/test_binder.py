@@ -227,7 +227,7 @@ def test_a_node_that_is_unknown_or_closed_is_refused() -> None:
         pod = put_pod(server, "p", 4)
         assert 'node "m" not found' in await one.bind(pod, "m")
         server.put("nodes", node_json("n", T4_MIB, labels={"gpushare": "false"}))
-        await until(lambda: one.replica.world.node_trouble("n"))
+        await until(lambda: one.replica.world.node_error("n"))
         assert "takes it out of sharing" in await one.bind(pod, "n")
         assert bound(server, pod) is None
 

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from fenka.cluster.objects import Pod
+from fenka.cluster.state import ClusterState
 from fenka.dialects import leases
 from fenka.dialects.leases import Refusal, Report
-from fenka.kubernetes.objects import Pod
-from fenka.kubernetes.world import World
 from fenka.scheduler.descheduler import EVICTED, LEASE_DENIED, Descheduler
 from tests.kubernetes.api_server import ApiServer, api_server
 from tests.scheduler.objects_kit import T4_MIB, a_node, on_card, pod_json
@@ -44,7 +44,7 @@ def look(
             server.put("pods", made)
             pod = msgspec.convert(made, Pod)
             text = leases.write_report(Report(refused={"u": Refusal(SENTENCE, movable)}))
-            world = World([a_node("n", T4_MIB, annotations={leases.REPORT: text})], [pod])
+            world = ClusterState([a_node("n", T4_MIB, annotations={leases.REPORT: text})], [pod])
             told = Told()
             descheduler = Descheduler(api, world, lambda: {"u": pod}, told)
             await descheduler.look()

@@ -6,7 +6,15 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.kubernetes.gangs import (
+from fenka.cluster.objects import (
+    Container,
+    ObjectMeta,
+    Pod,
+    ResourceRequirements,
+    SchedulingGate,
+    SchedulingGroup,
+)
+from fenka.cluster.pod_groups import (
     MINIMUM_LABEL,
     NAME_LABELS,
     GangPolicy,
@@ -14,15 +22,7 @@ from fenka.kubernetes.gangs import (
     PodGroupSpec,
     SchedulingPolicy,
 )
-from fenka.kubernetes.objects import (
-    Container,
-    Gate,
-    Meta,
-    Pod,
-    Resources,
-    SchedulingGroup,
-)
-from fenka.kubernetes.world import World
+from fenka.cluster.state import ClusterState
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.gang_scheduler import (
     INCOMPLETE_TTL_S,
@@ -46,7 +46,7 @@ class Cluster:
     """A world with nodes of one T4 each, the pods that the watch knows, and a clock."""
 
     def __init__(self, *nodes: str) -> None:
-        self.world = World([a_node(name, T4_MIB) for name in nodes])
+        self.world = ClusterState([a_node(name, T4_MIB) for name in nodes])
         self.pods: dict[str, Pod] = {}
         self.groups: dict[str, PodGroup] = {}
         self.now = 0.0
@@ -181,7 +181,7 @@ def test_members_without_a_card() -> None:
     assert cluster.gangs.gang(launcher) is None
     assert len(cluster.filter(workers[0])) == 1
     cluster.now += 10 * PLAN_TTL_S
-    workers[1].spec.scheduling_gates = [Gate(name="quota")]
+    workers[1].spec.scheduling_gates = [SchedulingGate(name="quota")]
     assert "pods are there" in cluster.why(workers[0])
 
 
@@ -193,7 +193,9 @@ def test_gangs_that_are_not_fenkas() -> None:
     ]
     whole = [a_pod(f"w{n}", uid=f"w{n}", labels=in_gang("w", 3)) for n in (0, 1)]
     for pod in whole:
-        pod.spec.containers = [Container(resources=Resources(limits={"nvidia.com/gpu": "1"}))]
+        pod.spec.containers = [
+            Container(resources=ResourceRequirements(limits={"nvidia.com/gpu": "1"}))
+        ]
         cluster.put(pod)
     cluster.now += 10 * INCOMPLETE_TTL_S
     assert [cluster.gangs.gang(it) for it in (*idle, *whole)] == [None] * 4
@@ -255,7 +257,7 @@ def test_the_clusters_own_groups() -> None:
     """scheduling.k8s.io: the PodGroup says how many; one without a gang says nothing."""
     cluster = Cluster("a", "b")
     group = PodGroup(
-        metadata=Meta(name="n", namespace="default"),
+        metadata=ObjectMeta(name="n", namespace="default"),
         spec=PodGroupSpec(scheduling_policy=SchedulingPolicy(gang=GangPolicy(min_count=2))),
     )
     cluster.groups["default/n"] = group

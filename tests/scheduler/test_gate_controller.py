@@ -5,7 +5,7 @@ import json
 
 from aiohttp import web
 
-from fenka.kubernetes.objects import GATE, Pod
+from fenka.cluster.objects import QUEUE_GATE, Pod
 from fenka.scheduler.gate_controller import RETRY_AFTER_S, GateController
 from fenka.scheduler.queue_controller import RESERVATION_TTL_S
 from tests.kubernetes.api_server import ApiServer, api_server, until
@@ -13,7 +13,7 @@ from tests.scheduler.objects_kit import T4_MIB, Json, a_pod, node_json, pod_json
 from tests.scheduler.replica_kit import SchedulerHarness, briefly, put_pod, scenario
 from tests.scheduler.test_queue_controller import Cluster, gang, make
 
-GATED: Json = {"schedulingGates": [{"name": GATE}]}
+GATED: Json = {"schedulingGates": [{"name": QUEUE_GATE}]}
 
 
 def gated(name: str, units: int, at: float = 0, **rest: object) -> Pod:
@@ -87,7 +87,7 @@ def test_pod_that_fenka_does_not_order_is_ungated_at_once() -> None:
 def test_pod_with_a_gate_of_somebody_else_stays_gated_and_out_of_line() -> None:
     """Its own gate goes first."""
     cluster = Cluster([node_json("n", T4_MIB)])
-    both = make("p", 4, 1, spec={"schedulingGates": [{"name": GATE}, {"name": "mine"}]})
+    both = make("p", 4, 1, spec={"schedulingGates": [{"name": QUEUE_GATE}, {"name": "mine"}]})
     cluster.set(both)
     assert (pods_to_ungate(cluster), cluster.order.places()) == ([], ())
     cluster.set(gated("p", 4, 1))

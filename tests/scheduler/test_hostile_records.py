@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fenka.cluster.objects import Node, Pod
+from fenka.cluster.state import ClusterState
 from fenka.core.requests import Slice
 from fenka.dialects import ack, gpu_manager, gpushare, hami, leases, modes, resizing, whole_cards
 from fenka.dialects.gpushare import Unreadable
 from fenka.dialects.leases import Lingering, Report
 from fenka.dialects.recognition import WITH_HAMI, recognise
 from fenka.dialects.requests import nominal_mib
-from fenka.kubernetes.objects import Node, Pod
-from fenka.kubernetes.world import World
 from fenka.scheduler.pod_placement import PodEvaluator
 from tests.scheduler.objects_kit import T4_MIB, a_node, pod_json
 
@@ -32,7 +32,7 @@ def pod(limits: dict[str, int], **rest: Any) -> Pod:
     return msgspec.convert(made, Pod)
 
 
-def counted(world: World) -> tuple[int, int]:
+def counted(world: ClusterState) -> tuple[int, int]:
     """MiB and percent that are held of all cards of the node."""
     used = [world.used("n", card) for card in range(CARDS)]
     return sum(it.memory_mib for it in used), sum(it.compute for it in used)
@@ -52,9 +52,9 @@ def asked(it: Pod) -> tuple[int, int]:
     )
 
 
-def a_world(*pods: Pod) -> World:
+def a_world(*pods: Pod) -> ClusterState:
     """A node of four cards."""
-    return World([a_node("n", *[T4_MIB] * CARDS)], pods, WITH_HAMI)
+    return ClusterState([a_node("n", *[T4_MIB] * CARDS)], pods, WITH_HAMI)
 
 
 UNIT = {gpushare.MEMORY: 1}
@@ -204,7 +204,7 @@ def test_what_the_leader_wrote_counts_when_the_record_is_changed() -> None:
     """Else the next pod would be sent to a card that is full."""
     world = a_world()
     unbound = msgspec.convert(pod_json("p", 8, uid="u"), Pod)
-    share = world.share("n")
+    share = world.shared_node("n")
     assert share is not None
     (part,) = ack.demand(unbound.manifest, 1024)
     placement = gpushare.read_placement(share, placed(2), unbound.manifest.asks(gpushare.MEMORY))
@@ -224,9 +224,9 @@ def test_an_unreadable_record_counts_where_the_last_readable_one_was() -> None:
     world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(2)))
     world.set_pod(pod({gpushare.MEMORY: 8}, annotations={gpushare.ALLOCATION: "x"}))
     assert [world.used("n", card).memory_mib for card in range(CARDS)] == [0, 0, 8616, 0]
-    holding = world.holding("u")
+    holding = world.allocation("u")
     assert holding is not None
-    assert holding.trouble is not None
+    assert holding.error is not None
 
 
 def reporting(report: Report) -> Node:
@@ -243,9 +243,9 @@ def test_the_nodes_report_counts_for_pods_with_a_lease_whatever_their_records_sa
     assert world.used("n", 2).memory_mib == 12000
     world.set_pod(pod({gpushare.MEMORY: 8}, annotations={gpushare.ALLOCATION: "x"}))
     assert world.used("n", 2).memory_mib == 12000
-    holding = world.holding("u")
+    holding = world.allocation("u")
     assert holding is not None
-    assert holding.trouble is None
+    assert holding.error is None
     world.set_node(a_node("n", *[T4_MIB] * CARDS))
     # What the tenant wrote before is all that is left.
     assert world.used("n", 2).memory_mib == 0
@@ -276,7 +276,7 @@ def test_a_pod_deleted_by_force_counts_while_its_node_says_that_it_lives() -> No
     assert counted(world) == (8616, 0)
     world.forget_pod("u")
     assert world.used("n", 2).memory_mib == 8616
-    (holding,) = world.holdings("n")
+    (holding,) = world.allocations("n")
     assert holding.lingering
     assert holding.pod.full_name == "team/p"
     important = msgspec.convert(pod_json("v", 14, uid="v", priority=100), Pod)

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from fenka.kubernetes.election import ADDRESS, LAST_WRITE_S, LEASE_S
+from fenka.kubernetes.election import ADDRESS, LAST_WRITE_S, LEASE_DURATION_S
 from fenka.scheduler.binder import BIND_WITHIN_S, SETTLED_S
 from fenka.scheduler.leader_proxy import FORWARDED
 from fenka.scheduler.main import url
@@ -159,7 +159,7 @@ def test_who_has_not_heard_of_the_lease_for_long_is_not_ready() -> None:
             return web.Response(status=503) if "leases" in request.path else None
 
         server.before = no_leases
-        two.clock.now += LEASE_S
+        two.clock.now += LEASE_DURATION_S
         async with two.session.get(f"{two.url}/readyz") as answer:
             assert answer.status == 503
         server.before = None
@@ -176,7 +176,7 @@ def test_urls_of_both_kinds_of_addresses() -> None:
 
 def test_a_leader_whose_container_has_ended_is_followed_before_its_lease_runs_out() -> None:
     """Killed, and killed again: the kubelet waits longer each time before it starts it again."""
-    assert BIND_WITHIN_S + SETTLED_S <= LAST_WRITE_S < LEASE_S
+    assert BIND_WITHIN_S + SETTLED_S <= LAST_WRITE_S < LEASE_DURATION_S
 
     async def run(server: ApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         await one.die()

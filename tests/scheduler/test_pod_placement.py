@@ -2,15 +2,15 @@
 
 import pytest
 
-from fenka.kubernetes.objects import Pod
-from fenka.kubernetes.world import World
+from fenka.cluster.objects import Pod
+from fenka.cluster.state import ClusterState
 from fenka.scheduler.pod_placement import Infeasible, PodEvaluator
 from tests.scheduler.objects_kit import GIB, T4_MIB, a_node, a_pod, on_card
 
 UNITS_16 = 16 * GIB
 
 
-def placed(world: World, judge: PodEvaluator, pod: Pod) -> str | None:
+def placed(world: ClusterState, judge: PodEvaluator, pod: Pod) -> str | None:
     """Schedule as kube-scheduler does, by scores alone, and bind: the node; None where nothing fits."""
     fitting = judge.filter(pod, [it.metadata.name for it in world.nodes()]).fitting
     if not fitting:
@@ -30,14 +30,14 @@ def cards(judge: PodEvaluator, pod: Pod, name: str = "n") -> list[int]:
     return [piece.card for placement in placements for piece in placement.slices]
 
 
-def held(world: World, node: str, card: int = 0) -> int:
+def held(world: ClusterState, node: str, card: int = 0) -> int:
     """MiB."""
     return world.used(node, card).memory_mib
 
 
 def test_binpack_on_two_nodes_as_in_the_scenario() -> None:
     """2; 8 and 8; 2; 5 GiB on two T4 of 14: 4 units are 15079 * 4 // 14 MiB."""
-    world = World([a_node("04", T4_MIB), a_node("05", T4_MIB)])
+    world = ClusterState([a_node("04", T4_MIB), a_node("05", T4_MIB)])
     judge = PodEvaluator(world, "binpack")
 
     def units(node: str) -> float:
@@ -73,7 +73,7 @@ def test_gpusharees_card(held_units: tuple[int, ...], asked: int, card: int) -> 
         for i, units in enumerate(held_units)
         if units
     ]
-    judge = PodEvaluator(World([a_node("n", *[UNITS_16] * 4)], pods), "binpack")
+    judge = PodEvaluator(ClusterState([a_node("n", *[UNITS_16] * 4)], pods), "binpack")
     assert cards(judge, a_pod("new", asked)) == [card]
 
 
@@ -82,12 +82,14 @@ def test_a_node_may_have_a_policy_of_its_own() -> None:
     for label, card in (("spread", 1), ("binpack", 0), ("nonsense", 0)):
         node = a_node("n", T4_MIB, T4_MIB, labels={"ack.node.gpu.placement": label})
         pod = a_pod("old", 4, node="n", annotations=on_card(0, 4))
-        assert cards(PodEvaluator(World([node], [pod]), "binpack"), a_pod("new", 4)) == [card]
+        assert cards(PodEvaluator(ClusterState([node], [pod]), "binpack"), a_pod("new", 4)) == [
+            card
+        ]
 
 
 def test_a_label_that_changes_the_policy_is_seen() -> None:
     """Verdicts are remembered, but not beyond a change."""
-    world = World([a_node("n", T4_MIB, T4_MIB)])
+    world = ClusterState([a_node("n", T4_MIB, T4_MIB)])
     judge = PodEvaluator(world, "binpack")
     world.set_pod(a_pod("old", 4, node="n", annotations=on_card(0, 4)))
     assert cards(judge, a_pod("new", 4)) == [0]
@@ -98,7 +100,7 @@ def test_a_label_that_changes_the_policy_is_seen() -> None:
 def test_reasons_by_node() -> None:
     """gpushare's words where they say the same; what preemption cannot help is told apart."""
     full = a_pod("full", 12, node="full", annotations=on_card(0, 12))
-    world = World(
+    world = ClusterState(
         [
             a_node("full", T4_MIB),
             a_node("small", 8 * GIB),
@@ -112,7 +114,7 @@ def test_reasons_by_node() -> None:
         ],
         [full],
     )
-    world.set_sick("sick", frozenset({0}))
+    world.set_unhealthy("sick", frozenset({0}))
     names = [it.metadata.name for it in world.nodes()]
     found = PodEvaluator(world, "binpack").filter(a_pod("p", 10), [*names, "gone"])
     assert found.fitting == ["good"]
@@ -134,7 +136,7 @@ def test_reasons_by_node() -> None:
 
 def test_a_pod_that_asks_for_nothing_passes() -> None:
     """Also a limit of 0, and any node."""
-    judge = PodEvaluator(World([a_node("n", T4_MIB), a_node("plain")]), "binpack")
+    judge = PodEvaluator(ClusterState([a_node("n", T4_MIB), a_node("plain")]), "binpack")
     for pod in (a_pod("zero", 0), a_pod("none")):
         assert judge.filter(pod, ["n", "plain", "gone"]).fitting == ["n", "plain", "gone"]
         assert judge.prioritize(pod, ["n", "plain"]) == [("n", 0), ("plain", 0)]
@@ -143,7 +145,7 @@ def test_a_pod_that_asks_for_nothing_passes() -> None:
 
 def test_a_pod_that_makes_no_sense_says_so_on_every_node() -> None:
     """Nothing that is evicted helps it."""
-    judge = PodEvaluator(World([a_node("n", T4_MIB)]), "binpack")
+    judge = PodEvaluator(ClusterState([a_node("n", T4_MIB)]), "binpack")
     for pod, said in (
         (a_pod("p", "four"), "'four' is no quantity"),
         (a_pod("p", 5, labels={"aliyun.com/gpu-count": "2"}), "evenly over 2 cards"),
@@ -156,7 +158,7 @@ def test_a_pod_that_makes_no_sense_says_so_on_every_node() -> None:
 
 def test_several_cards_of_one_node() -> None:
     """8 units over two cards: 4 on each, in both generations of annotations."""
-    world = World([a_node("n", T4_MIB, T4_MIB, T4_MIB)])
+    world = ClusterState([a_node("n", T4_MIB, T4_MIB, T4_MIB)])
     judge = PodEvaluator(world, "binpack")
     pod = a_pod("p", 8, labels={"aliyun.com/gpu-count": "2"})
     assert placed(world, judge, pod) == "n"
@@ -167,7 +169,7 @@ def test_several_cards_of_one_node() -> None:
 
 def test_unequal_cards_are_counted_each() -> None:
     """gpushare's defect (d): 14 + 7 units are not 2 of 10."""
-    judge = PodEvaluator(World([a_node("n", T4_MIB, 7611)]), "binpack")
+    judge = PodEvaluator(ClusterState([a_node("n", T4_MIB, 7611)]), "binpack")
     assert cards(judge, a_pod("p", 12)) == [0]
     assert cards(judge, a_pod("p", 6)) == [1]
     assert judge.filter(a_pod("p", 15), ["n"]).fitting == []
@@ -176,7 +178,7 @@ def test_unequal_cards_are_counted_each() -> None:
 def test_an_overcommitted_card_has_nothing_free() -> None:
     """gpushare's defect (a): 16 in all, 20 used, and a request of 100."""
     pods = [a_pod(f"p{i}", 10, node="n", annotations=on_card(0, 10)) for i in range(2)]
-    judge = PodEvaluator(World([a_node("n", UNITS_16)], pods), "binpack")
+    judge = PodEvaluator(ClusterState([a_node("n", UNITS_16)], pods), "binpack")
     assert judge.filter(a_pod("p", 100), ["n"]).fitting == []
     assert judge.filter(a_pod("p", 1), ["n"]).fitting == []
 
@@ -184,7 +186,7 @@ def test_an_overcommitted_card_has_nothing_free() -> None:
 def test_a_node_that_shrinks_is_seen_at_once() -> None:
     """gpushare's defect (b): 4 cards become 2, with and without an inventory."""
     for inventory in (True, False):
-        world = World([a_node("n", *[UNITS_16] * 4, inventory=inventory)])
+        world = ClusterState([a_node("n", *[UNITS_16] * 4, inventory=inventory)])
         judge = PodEvaluator(world, "binpack")
         for index in range(2):
             world.set_pod(a_pod(f"p{index}", 16, node="n", annotations=on_card(index, 16)))
@@ -195,7 +197,7 @@ def test_a_node_that_shrinks_is_seen_at_once() -> None:
 
 def test_a_name_that_is_used_again_leaks_nothing() -> None:
     """gpushare's defect (f): force-deleted and made again under the same name; whatever comes first."""
-    world = World([a_node("n", UNITS_16)])
+    world = ClusterState([a_node("n", UNITS_16)])
     judge = PodEvaluator(world, "binpack")
     for turn in range(20):
         first = a_pod("web-0", 16, node="n", uid=f"a{turn}", annotations=on_card(0, 16))
@@ -210,7 +212,7 @@ def test_a_name_that_is_used_again_leaks_nothing() -> None:
 
 def test_scores_make_the_best_node_certain() -> None:
     """10 for the best alone, then 8 down to 0; equal nodes by name, whatever the order asked in."""
-    world = World([a_node(name, T4_MIB) for name in "edcba"])
+    world = ClusterState([a_node(name, T4_MIB) for name in "edcba"])
     judge = PodEvaluator(world, "binpack")
     world.set_pod(a_pod("p", 2, node="c", annotations=on_card(0, 2)))
     scores = dict(judge.prioritize(a_pod("new", 2), list("bedac")))
@@ -221,7 +223,7 @@ def test_scores_make_the_best_node_certain() -> None:
 
 def test_spread_takes_the_emptiest_node() -> None:
     """The reverse."""
-    world = World([a_node("a", T4_MIB), a_node("b", T4_MIB)])
+    world = ClusterState([a_node("a", T4_MIB), a_node("b", T4_MIB)])
     world.set_pod(a_pod("p", 2, node="a", annotations=on_card(0, 2)))
     assert placed(world, PodEvaluator(world, "spread"), a_pod("new", 2)) == "b"
 
@@ -238,7 +240,7 @@ def running(name: str, units: int, card: int, priority: int) -> Pod:
 
 def preempted(pods: list[Pod], new: Pod, victims: list[str], *sizes: int) -> list[str] | None:
     """Who goes of a node with these cards."""
-    world = World([a_node("n", *(sizes or (T4_MIB, T4_MIB)))], pods)
+    world = ClusterState([a_node("n", *(sizes or (T4_MIB, T4_MIB)))], pods)
     known = {it.metadata.uid: it for it in pods}
     found = PodEvaluator(world, "binpack").preempt(new, "n", victims, known)
     return list(found.uids) if found else None
@@ -293,7 +295,7 @@ def test_a_card_that_is_too_small_is_no_use() -> None:
 
 def test_the_sentence_over_all_nodes() -> None:
     """For kube-scheduler's own refusals; with a hint only where nothing that is held is to blame."""
-    world = World([a_node("a", T4_MIB), a_node("b", 7611)])
+    world = ClusterState([a_node("a", T4_MIB), a_node("b", 7611)])
     judge = PodEvaluator(world, "binpack")
     assert judge.why(a_pod("p", 4)) is None
     assert judge.why(a_pod("p", 20)) == (
@@ -301,4 +303,4 @@ def test_the_sentence_over_all_nodes() -> None:
     )
     world.set_pod(a_pod("old", 10, node="a", annotations=on_card(0, 10)))
     assert judge.why(a_pod("p", 10)) == "0/2 GPUs fit: 2 too little memory"
-    assert PodEvaluator(World(), "binpack").why(a_pod("p", 4)) == "there is no GPU"
+    assert PodEvaluator(ClusterState(), "binpack").why(a_pod("p", 4)) == "there is no GPU"

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fenka.cluster.objects import Node, Pod
+from fenka.cluster.state import ClusterState
 from fenka.core.fairness import Fairness
 from fenka.core.requests import Placement
 from fenka.dialects import gpushare
-from fenka.kubernetes.objects import Node, Pod
-from fenka.kubernetes.world import World
 from fenka.scheduler.pending_queue import gang_complete_by_label
 from fenka.scheduler.pod_placement import Infeasible, PodEvaluator
 from fenka.scheduler.queue_controller import (
@@ -71,7 +71,7 @@ class Cluster:
     plans: dict[str, tuple[Placement, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.world = World(msgspec.convert(it, Node) for it in self.nodes)
+        self.world = ClusterState(msgspec.convert(it, Node) for it in self.nodes)
         self.order = QueueController(
             self.world,
             fairness=self.fairness,
@@ -573,7 +573,7 @@ def test_cards_without_a_name() -> None:
     small = make("s", 4, 2)
     cluster.set(small)
     assert cluster.start(small) == "n/0"
-    holding = cluster.world.holding("s")
+    holding = cluster.world.allocation("s")
     assert holding is not None
     assert [it.uuid for it in holding.slices] == [""]
 
@@ -655,7 +655,7 @@ EVENTS = st.lists(
 
 def units_on(cluster: Cluster) -> Iterable[int]:
     """MiB held of each card."""
-    for share in cluster.world.shares():
+    for share in cluster.world.shared_nodes():
         for card in share.node.cards:
             yield cluster.world.used(share.node.name, card.index).memory_mib
 
@@ -681,17 +681,19 @@ def test_nobody_is_overtaken_on_the_cards_that_it_has_named(events: list[tuple[A
         elif kind == "end" and running:
             gone = running.pop(value % len(running))
             cluster.gone(gone)
-        elif kind == "ask" and (open_ := [it for it in pods if cluster.world.holding(it) is None]):
+        elif kind == "ask" and (
+            open_ := [it for it in pods if cluster.world.allocation(it) is None]
+        ):
             pod = pods[open_[value % len(open_)]]
             if pod.metadata.name not in cluster.order._open:
                 continue
             # The line may not have been served since one of them was given a card.
             places = cluster.order.places()
-            before = [it for it in places if cluster.world.holding(it.waiter.id) is None]
+            before = [it for it in places if cluster.world.allocation(it.waiter.id) is None]
             got = cluster.start(pod)
             if "/" not in got or "GPUs" in got:
                 continue
-            holding = cluster.world.holding(pod.metadata.uid)
+            holding = cluster.world.allocation(pod.metadata.uid)
             assert holding is not None
             running.append(pod.metadata.uid)
             mine = -(pod.spec.priority or 0), pod.metadata.creation_timestamp, pod.metadata.uid
@@ -761,7 +763,7 @@ def test_a_large_one_in_a_stream_of_small_ones(ordered: bool) -> None:
     if not ordered:
         # The order as if nobody waited.
         cluster.extender = QueuedEvaluator(
-            PodEvaluator(cluster.world, "binpack"), QueueController(World())
+            PodEvaluator(cluster.world, "binpack"), QueueController(ClusterState())
         )
     begun: dict[str, int] = {}
     for second in range(300):

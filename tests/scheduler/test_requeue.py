@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from fenka.kubernetes.objects import Pod
+from fenka.cluster.objects import Pod
 from fenka.scheduler.requeue import LABEL, Requeuer
 from tests.kubernetes.api_server import ApiServer, api_server, until
 from tests.scheduler.objects_kit import a_pod

@@ -284,7 +284,7 @@ def test_sick_cards_by_gpushares_config_map() -> None:
             server.put("configmaps", {"metadata": meta, "data": {"gpus": gpus}})
 
         def healthy() -> list[bool]:
-            share = one.replica.world.share("n")
+            share = one.replica.world.shared_node("n")
             assert share is not None
             return [it.healthy for it in share.node.cards]
 
@@ -307,7 +307,7 @@ def test_a_node_that_is_made_again_is_another_node() -> None:
         again = node_json("n", T4_MIB)
         again["metadata"]["uid"] = "another"
         server.put("nodes", again)
-        await until(lambda: one.replica.world.share("n") is not None)
+        await until(lambda: one.replica.world.shared_node("n") is not None)
 
     scenario(run, NODE)
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fenka.kubernetes.listening import serving
+from fenka.kubernetes.http_listener import serve_app
 from fenka.scheduler.certificates import due
 from fenka.scheduler.credentials import Credentials, InvalidCredentials
 from fenka.scheduler.main import url
@@ -122,7 +122,7 @@ def test_what_changes_nothing_is_for_everybody_unless_it_is_closed(tmp_path: Pat
             app = Server(one.replica, allowed).readable()
             listening = socket.create_server(("127.0.0.1", 0))
             where = url("127.0.0.1", listening.getsockname()[1])
-            async with serving(app, listening), aiohttp.ClientSession() as session:
+            async with serve_app(app, listening), aiohttp.ClientSession() as session:
                 for path, status in (
                     (f"{PREFIX}/inspect", 404 if closed else 200),
                     (f"{PREFIX}/inspect/n", 404 if closed else 200),

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from fenka.cli import cluster, tables
 from fenka.cli.cluster import Where
 from fenka.cli.errors import Problem
-from fenka.kubernetes.client import Api, Refused
-from fenka.kubernetes.objects import Secret
+from fenka.cluster.objects import Secret
+from fenka.kubernetes.client import Api, ApiError
 
 if TYPE_CHECKING:
     from fenka.scheduler.certificates import Pair
@@ -112,7 +112,7 @@ def make(installation: Installation, hosts: Sequence[str]) -> None:
         for _ in range(ATTEMPTS):
             try:
                 return await _make(api, installation, [*installation.hosts(), *hosts])
-            except Refused as why:
+            except ApiError as why:
                 # Somebody else makes them this moment.
                 if why.status != CONFLICT:
                     raise
@@ -190,7 +190,7 @@ async def _keep(
 async def _read(api: Api, installation: Installation, which: str) -> Secret | None:
     try:
         return await api.get(f"{installation.path}/{installation.secret(which)}", Secret)
-    except Refused as why:
+    except ApiError as why:
         if why.status == NOT_FOUND:
             return None
         raise

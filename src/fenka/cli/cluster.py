@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from fenka.cli.errors import BAD_INPUT, Problem
+from fenka.cluster.objects import ConfigMap, Node, Pod
+from fenka.cluster.state import ClusterState
 from fenka.dialects import gpushare
-from fenka.kubernetes.client import Api, NoCluster, Refused
-from fenka.kubernetes.objects import ConfigMap, Node, Pod
-from fenka.kubernetes.world import World
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import NoDaemon
 from fenka.workstation.paths import UnsafeDirectory
@@ -55,7 +55,7 @@ class Cluster:
 
     nodes: list[Node]
     pods: list[Pod]
-    world: World
+    world: ClusterState
 
 
 def local(where: Where) -> protocol.Snapshot | None:
@@ -87,9 +87,9 @@ def ask(where: Where, question: Callable[[Api], Awaitable[T]]) -> T:
     gc.disable()
     try:
         return asyncio.run(conversation())
-    except NoCluster as why:
+    except ApiUnreachable as why:
         raise Problem(str(why) if where.of_cluster else _neither(why)) from None
-    except Refused as why:
+    except ApiError as why:
         raise Problem(str(why)) from None
     finally:
         gc.freeze()
@@ -117,7 +117,7 @@ async def sick(api: Api) -> dict[str, frozenset[int]]:
     """Cards by node that gpushare's health daemon has named. Who may not read that knows of none."""
     try:
         maps, _ = await api.list("/api/v1/namespaces/kube-system/configmaps", ConfigMap)
-    except Refused:
+    except ApiError:
         return {}
     prefix = gpushare.UNHEALTHY_CONFIG_MAP
     return {
@@ -138,9 +138,9 @@ def gathered(
     """The objects, in the order of all screens, and what they mean."""
     nodes = sorted(nodes, key=lambda it: it.metadata.name)
     pods = sorted(pods, key=lambda it: (it.metadata.namespace, it.metadata.name))
-    world = World(nodes, pods)
+    world = ClusterState(nodes, pods)
     for name, indexes in (sick_cards or {}).items():
-        world.set_sick(name, indexes)
+        world.set_unhealthy(name, indexes)
     return Cluster(nodes, pods, world)
 
 
@@ -171,7 +171,7 @@ def _kubeconfig(where: Where) -> Path | None:
     return Path(named) if named else None
 
 
-def _neither(why: NoCluster) -> str:
+def _neither(why: ApiUnreachable) -> str:
     return (
         f"there is nothing to show: no fenka daemon answers at {paths.current().socket} (`fenka daemon` "
         f"starts one), and {why}"

@@ -63,7 +63,7 @@ def _code(why: Exception) -> int | None:
     from fenka.hardware.simulated import BadSpec, NodeError
     from fenka.isolation.sandbox import CannotIsolate
     from fenka.jobs.notebook import NoJupyter
-    from fenka.kubernetes.client import NoCluster
+    from fenka.kubernetes.client import ApiUnreachable
     from fenka.workstation.client import NoDaemon
     from fenka.workstation.daemon import AlreadyRunning
     from fenka.workstation.files import Unreadable
@@ -80,7 +80,7 @@ def _code(why: Exception) -> int | None:
     if isinstance(why, BadRequest | BadSize | BadSpec | BadOption | NestedLease):
         return BAD_INPUT
     foreseen = (
-        NoCluster,
+        ApiUnreachable,
         NoDriver,
         NodeError,
         CannotIsolate,

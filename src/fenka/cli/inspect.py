@@ -15,11 +15,11 @@ from fenka.cli import tables
 from fenka.cli.cluster import Cluster, Where, ask, gathered, nodes_and_pods
 from fenka.cli.errors import Problem
 from fenka.cli.rows import demanded
+from fenka.cluster.state import PodAllocation
 from fenka.core.units import format_units, percent
 from fenka.dialects import gpushare
 from fenka.dialects.gpushare import Share
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.world import Holding
 
 USAGE = "The node to show, all if none is named."
 
@@ -85,7 +85,7 @@ def inspect(where: Where, node: str | None, *, details: bool, output: str = "tab
 
 def read_nodes(cluster: Cluster) -> list[NodeUnits]:
     """All sharing nodes, by name."""
-    return [_node(cluster, share) for share in cluster.world.shares()]
+    return [_node(cluster, share) for share in cluster.world.shared_nodes()]
 
 
 def _node(cluster: Cluster, share: Share) -> NodeUnits:
@@ -96,13 +96,13 @@ def _node(cluster: Cluster, share: Share) -> NodeUnits:
         unit=share.unit,
         cards={card.index: share.units(card.index) for card in share.node.cards},
         total=gpushare.quantity(node.status.allocatable.get(gpushare.MEMORY, 0)) if node else 0,
-        pods=[_pod(share, holding) for holding in cluster.world.holdings(share.node.name)],
+        pods=[_pod(share, holding) for holding in cluster.world.allocations(share.node.name)],
     )
 
 
-def _pod(share: Share, holding: Holding) -> PodUnits:
+def _pod(share: Share, holding: PodAllocation) -> PodUnits:
     meta = holding.pod.metadata
-    if holding.trouble is None:
+    if holding.error is None:
         return PodUnits(meta.name, meta.namespace, gpushare.shown_units(share, holding.slices))
     return PodUnits(meta.name, meta.namespace, pending=demanded(share, holding.pod))
 

@@ -13,6 +13,16 @@ import msgspec
 
 from fenka.cli.cluster import Cluster
 from fenka.cli.rows import demanded, whole_cards
+from fenka.cluster import eligibility
+from fenka.cluster.objects import (
+    ContainerState,
+    ContainerStateTerminated,
+    ContainerStatus,
+    Node,
+    Pod,
+    PodStatus,
+)
+from fenka.cluster.state import ClusterState
 from fenka.core.cards import Node as CoreNode
 from fenka.core.evaluate import never_fits
 from fenka.core.gangs import plan_gang
@@ -23,16 +33,6 @@ from fenka.dialects import gpushare, modes
 from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI, recognise
 from fenka.dialects.requests import Part
-from fenka.kubernetes import fitting
-from fenka.kubernetes.objects import (
-    ContainerState,
-    ContainerStatus,
-    Node,
-    Pod,
-    PodStatus,
-    Terminated,
-)
-from fenka.kubernetes.world import World
 
 POLICY = "binpack"
 """Which card comes first is of no account here: only whether one fits."""
@@ -47,7 +47,7 @@ COUNTED = tuple(name for dialect in DIALECTS for name in dialect.RESOURCES)
 # ---- the pod, more of it than screens read ----
 
 
-class Said(Terminated):
+class Said(ContainerStateTerminated):
     """Why a container waits, or how it ended."""
 
     reason: str = ""
@@ -98,7 +98,7 @@ def requests(pod: Pod, unit_mib: int) -> tuple[Request, ...]:
     return tuple(part.request for part in parts(pod, unit_mib))
 
 
-def rejection(world: World, wanted: Sequence[Request], node: CoreNode) -> Rejection | None:
+def rejection(world: ClusterState, wanted: Sequence[Request], node: CoreNode) -> Rejection | None:
     """Why they do not fit this node together; None if they do."""
     found = plan_gang(world, wanted, POLICY, (node,))
     return found.rejections[0] if isinstance(found, Rejected) else None
@@ -151,7 +151,7 @@ def judge(pod: FullPod, cluster: Cluster) -> Judgement:
         verdict, rejection = _judge_node(pod, node, world, crowds)
         judgement.nodes.append(verdict)
         rejections += [rejection] if rejection else []
-    shares = world.shares()
+    shares = world.shared_nodes()
     if rejections and len(rejections) == len(shares):
         judgement.sentence = Rejected(tuple(rejections)).sentence()
     judgement.notes = [note for share in shares for note in _wrong(share, world)]
@@ -192,11 +192,11 @@ def _judge_whole(pod: FullPod, node: Node, holders: Holders, crowds: Counter[str
 
 
 def _judge_node(
-    pod: FullPod, node: Node, world: World, crowds: Counter[str]
+    pod: FullPod, node: Node, world: ClusterState, crowds: Counter[str]
 ) -> tuple[NodeVerdict, Rejection | None]:
     reasons = _as_a_node(pod, node, crowds)
     name = node.metadata.name
-    share = world.share(name)
+    share = world.shared_node(name)
     if share is None:
         reasons.append(_nothing_to_share(node, world))
         return NodeVerdict(name, fits=False, reasons=reasons, gpu=False), None
@@ -216,15 +216,15 @@ def _judge_node(
 
 def _as_a_node(pod: FullPod, node: Node, crowds: Counter[str]) -> list[str]:
     """What keeps the pod out, whatever GPUs there are."""
-    reasons = fitting.obstacles(pod, node)
+    reasons = eligibility.ineligibility_reasons(pod, node)
     pods = _units(node, "pods")
     if 0 < pods <= crowds[node.metadata.name]:
         reasons.append(f"has {crowds[node.metadata.name]} of {pods} pods")
     return reasons
 
 
-def _nothing_to_share(node: Node, world: World) -> str:
-    trouble = world.node_trouble(node.metadata.name)
+def _nothing_to_share(node: Node, world: ClusterState) -> str:
+    trouble = world.node_error(node.metadata.name)
     if trouble:
         return trouble
     try:
@@ -236,7 +236,7 @@ def _nothing_to_share(node: Node, world: World) -> str:
     return f"shares no GPU ({gpushare.MEMORY} is 0)"
 
 
-def _kubelets_units(pod: FullPod, node: Node, world: World) -> list[str]:
+def _kubelets_units(pod: FullPod, node: Node, world: ClusterState) -> list[str]:
     """kube-scheduler's NodeResourcesFit: it knows sums of units, no cards."""
     reasons = []
     for resource, needed in amounts(pod).items():
@@ -278,13 +278,13 @@ def _sentence(share: Share, reason: Reason) -> str:
     return f"{reason.why.value} ({free} of {total} units free)"
 
 
-def _wrong(share: Share, world: World) -> list[str]:
+def _wrong(share: Share, world: ClusterState) -> list[str]:
     """Records of this node that cannot be, or that cannot be read."""
     notes = [
-        f"{held.pod.full_name} on {share.node.name}: {held.trouble}; until it ends what it asks for "
+        f"{held.pod.full_name} on {share.node.name}: {held.error}; until it ends what it asks for "
         "counts on the first cards of the node"
-        for held in world.holdings(share.node.name)
-        if held.trouble
+        for held in world.allocations(share.node.name)
+        if held.error
     ]
     # A pod whose card is not known may fill one twice without anybody's having overcommitted it.
     if not notes:
@@ -299,11 +299,11 @@ def _wrong(share: Share, world: World) -> list[str]:
 # ---- what would help ----
 
 
-def _help(pod: FullPod, world: World, verdicts: Sequence[NodeVerdict]) -> list[str]:
-    if not world.shares():
+def _help(pod: FullPod, world: ClusterState, verdicts: Sequence[NodeVerdict]) -> list[str]:
+    if not world.shared_nodes():
         labels = " or ".join(f"{label}=true" for label in ("gpushare", "cgpu"))
         return [f"no node shares its GPUs: label one {labels}"]
-    never = _never(pod, world.shares())
+    never = _never(pod, world.shared_nodes())
     if never is not None:
         return [never]
     fitting = [it.node for it in verdicts if it.fits]
@@ -342,15 +342,15 @@ def _never(pod: FullPod, shares: Sequence[Share]) -> str | None:
     return f"it can never start as it is: {said}"
 
 
-def _when_pods_end(pod: FullPod, world: World, nodes: set[str]) -> list[str]:
+def _when_pods_end(pod: FullPod, world: ClusterState, nodes: set[str]) -> list[str]:
     """Pods each of which would make room by ending alone, those that hold least first."""
     found: list[tuple[float, str]] = []
-    for share in world.shares():
+    for share in world.shared_nodes():
         if share.node.name not in nodes:
             continue
         wanted = requests(pod, share.unit_mib)
         node = world.node(share.node.name)
-        for held in world.holdings(share.node.name):
+        for held in world.allocations(share.node.name):
             uid, units = held.pod.metadata.uid, demanded(share, held.pod)
             world.forget_pod(uid)
             room = rejection(world, wanted, share.node) is None
@@ -363,9 +363,9 @@ def _when_pods_end(pod: FullPod, world: World, nodes: set[str]) -> list[str]:
     return [sentence for _, sentence in sorted(found)[:HELPERS]]
 
 
-def _units_left(node: Node, resource: str, world: World) -> int:
+def _units_left(node: Node, resource: str, world: ClusterState) -> int:
     """Of a resource, as the kubelet counts it."""
-    held = sum(_amount(it.pod, resource) for it in world.holdings(node.metadata.name))
+    held = sum(_amount(it.pod, resource) for it in world.allocations(node.metadata.name))
     return _units(node, resource) - held
 
 

@@ -13,11 +13,11 @@ from fenka.cli import cluster
 from fenka.cli.cluster import PAGE, Cluster, Where
 from fenka.cli.pending import amounts
 from fenka.cli.rows import QueueRow
+from fenka.cluster.objects import Node, Pod
+from fenka.cluster.state import ClusterState
 from fenka.core.fairness import Fairness
 from fenka.dialects.gpushare import Unreadable
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.objects import Node, Pod
-from fenka.kubernetes.world import World
 from fenka.scheduler.pending_queue import PendingQueue, QueueEntry
 from fenka.scheduler.pod_placement import with_card_ids
 from fenka.scheduler.usage_accounting import UsageAccounting
@@ -93,9 +93,9 @@ def _asks(pods: tuple[Pod, ...]) -> str:
     return said if len(pods) == 1 else f"{len(pods)} pods: {said}"
 
 
-def _cards(world: World) -> dict[str, tuple[str, int]]:
+def _cards(world: ClusterState) -> dict[str, tuple[str, int]]:
     return {
         card.uuid: (share.node.name, card.index)
-        for share in world.shares()
+        for share in world.shared_nodes()
         for card in with_card_ids(share.node).cards
     }

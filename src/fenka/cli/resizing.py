@@ -7,12 +7,12 @@ from typing import Any
 from fenka.cli import cluster, listing
 from fenka.cli.cluster import Where
 from fenka.cli.errors import BAD_INPUT, NOT_NOW, Problem
+from fenka.cluster.objects import Pod, pod_path
 from fenka.dialects.gpushare import GIB_MIB, Unreadable
 from fenka.dialects.resizing import REFUSED, WISH, read_record, write_wish
 from fenka.dialects.sizes import parse_memory
 from fenka.isolation.control import Mode
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.objects import Pod, pod_path
 
 WAIT_S = 10.0
 """For the node's program; it takes less than one."""

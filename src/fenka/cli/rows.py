@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fenka.cli.cluster import Cluster, Where
+from fenka.cluster.objects import Container, Node, Pod, limit
+from fenka.cluster.state import PodAllocation
 from fenka.core.units import card_units, mib_to_units
 from fenka.dialects import ack, gpushare, modes
 from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.recognition import WITH_HAMI, recognise
 from fenka.dialects.requests import nominal_mib
 from fenka.dialects.sizes import UNITS_MIB
-from fenka.kubernetes.objects import Container, Node, Pod, limit
-from fenka.kubernetes.world import Holding
 from fenka.workstation import protocol
 
 GIB_MIB = UNITS_MIB["GiB"]
@@ -197,14 +197,14 @@ def cluster_nodes(cluster: Cluster) -> list[NodeRow]:
         pods.setdefault(pod.spec.node_name, []).append(pod)
     return [
         _shared(cluster, it, share)
-        if (share := cluster.world.share(it.metadata.name)) is not None
+        if (share := cluster.world.shared_node(it.metadata.name)) is not None
         else _whole_cards(cluster, it, pods.get(it.metadata.name, []))
         for it in cluster.nodes
     ]
 
 
 def _shared(cluster: Cluster, it: Node, share: Share) -> NodeRow:
-    programs = [_program(share, held) for held in cluster.world.holdings(share.node.name)]
+    programs = [_program(share, held) for held in cluster.world.allocations(share.node.name)]
     return _row(
         cluster,
         it,
@@ -262,15 +262,15 @@ def _row(cluster: Cluster, it: Node, **what: object) -> NodeRow:
         "status": "ready" if it.ready else "notReady",
         "ready": {"True": True, "False": False}.get(it.readiness),
         "schedulable": not it.spec.unschedulable,
-        "trouble": cluster.world.node_trouble(it.metadata.name) or "",
+        "trouble": cluster.world.node_error(it.metadata.name) or "",
     }
     return NodeRow(**{**fields, **what})  # type: ignore[arg-type]
 
 
-def _program(share: Share, holding: Holding) -> ProgramRow:
+def _program(share: Share, holding: PodAllocation) -> ProgramRow:
     pod = holding.pod
     name, namespace, phase = pod.metadata.name, pod.metadata.namespace, pod.status.phase
-    if holding.trouble is None:
+    if holding.error is None:
         units = gpushare.shown_units(share, holding.slices)
         whole = sum(len(it.slices) for it in holding.placements if it.whole)
         core = _core((it.card, it.compute) for it in holding.slices)

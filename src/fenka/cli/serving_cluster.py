@@ -11,7 +11,7 @@ from pathlib import Path
 from fenka.cli.errors import BAD_INPUT, Problem
 from fenka.core.evaluate import POLICIES
 from fenka.core.fairness import Fairness
-from fenka.kubernetes.client import NoCluster
+from fenka.kubernetes.client import ApiUnreachable
 from fenka.scheduler.credentials import Credentials, InvalidCredentials
 from fenka.scheduler.main import ServerOptions, serve, url
 from fenka.scheduler.replica import Settings
@@ -76,5 +76,5 @@ def scheduler(  # noqa: PLR0913
         order = Fairness(*fairness)
         settings = Settings(identity, policy, *lease, told, hami, order, schedulers)
         asyncio.run(serve(place, settings, access))
-    except (NoCluster, OSError) as why:
+    except (ApiUnreachable, OSError) as why:
         raise Problem(str(why)) from None

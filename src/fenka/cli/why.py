@@ -9,10 +9,10 @@ import msgspec
 from fenka.cli import cluster, pending, tables
 from fenka.cli.cluster import Cluster, Where
 from fenka.cli.pending import FullContainerStatus, FullPod, NodeVerdict
+from fenka.cluster.objects import QUEUE_GATE, Object, ObjectMeta, pod_path
 from fenka.dialects import ack, gpushare
 from fenka.dialects.gpushare import Unreadable
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.objects import GATE, Meta, Object, pod_path
 
 NAMES = 3
 """Nodes to name of those that have the same reasons."""
@@ -36,7 +36,7 @@ class Series(Object):
 class Event(Object):
     """Of an object."""
 
-    metadata: Meta = msgspec.field(default_factory=Meta)
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     type: str = ""
     reason: str = ""
     message: str = ""
@@ -135,7 +135,7 @@ def _state(pod: FullPod) -> str:
     if pod.spec.node_name or pod.finished:
         return "starting" if pod.status.phase == "Pending" else pod.status.phase.lower()
     gates = {it.name for it in pod.spec.scheduling_gates}
-    return "gated" if gates - {GATE} else "pending"
+    return "gated" if gates - {QUEUE_GATE} else "pending"
 
 
 def _asks(pod: FullPod) -> str:
@@ -181,11 +181,11 @@ def _warnings(events: Iterable[Event], *, placed: bool) -> list[str]:
 
 def _add_place(result: Answer, pod: FullPod, around: Cluster) -> None:
     """The pod is on a node: where, and what that node makes of it."""
-    share = around.world.share(pod.spec.node_name)
-    held = around.world.holding(pod.metadata.uid)
+    share = around.world.shared_node(pod.spec.node_name)
+    held = around.world.allocation(pod.metadata.uid)
     if share is not None and held is not None:
-        if held.trouble:
-            result.notes.append(held.trouble)
+        if held.error:
+            result.notes.append(held.error)
             result.help.append(
                 "delete the pod once kube-scheduler asks the extender (docs/kubernetes.md): its "
                 "successor gets a card"
@@ -206,7 +206,7 @@ def _add_place(result: Answer, pod: FullPod, around: Cluster) -> None:
 
 def _add_refusals(result: Answer, pod: FullPod, around: Cluster) -> None:
     """What the node reports of pods that it does not start: of this one, and of those that it keeps out."""
-    refused = around.world.refused(pod.spec.node_name)
+    refused = around.world.refusals(pod.spec.node_name)
     mine = refused.get(pod.metadata.uid)
     if mine is not None:
         result.notes.append(f"its node has refused it for more than a minute: {mine.sentence}")
@@ -226,16 +226,16 @@ def _add_refusals(result: Answer, pod: FullPod, around: Cluster) -> None:
 def _add_wait(result: Answer, pod: FullPod, around: Cluster) -> None:
     """The pod is on no node."""
     condition = next((it for it in pod.status.conditions if it.type == "PodScheduled"), None)
-    waits_for_turn = pod.gated_by(GATE)
+    waits_for_turn = pod.gated_by(QUEUE_GATE)
     result.said = condition.message if condition and not waits_for_turn else ""
     result.events = [it for it in result.events if not (result.said and it.endswith(result.said))]
     if result.state == "gated":
-        gates = ", ".join(it.name for it in pod.spec.scheduling_gates if it.name != GATE)
+        gates = ", ".join(it.name for it in pod.spec.scheduling_gates if it.name != QUEUE_GATE)
         result.help = [f"whoever put its scheduling gates there must take them away: {gates}"]
         return
     if waits_for_turn:
         result.notes.append(
-            f"the scheduling gate {GATE} keeps it from kube-scheduler until its turn comes: "
+            f"the scheduling gate {QUEUE_GATE} keeps it from kube-scheduler until its turn comes: "
             "fenka queue shows its position"
         )
     elif not result.said:

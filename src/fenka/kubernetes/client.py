@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
-from fenka.kubernetes.authentication import load
-from fenka.kubernetes.objects import Meta, Status
+from fenka.cluster.objects import ObjectMeta, Status
+from fenka.kubernetes.kube_config import load
 
 T = TypeVar("T")
 
@@ -34,11 +34,11 @@ _PAGE = 500
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
-class NoCluster(Exception):
+class ApiUnreachable(Exception):
     """The API server cannot be reached or found; the message says where it was looked for."""
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """The API server says no.
 
     status: HTTP's. reason: Kubernetes's word for it ("Conflict", "NotFound", "Expired").
@@ -62,11 +62,11 @@ class _Raw(msgspec.Struct):
 
 
 class _Versioned(msgspec.Struct):
-    metadata: Meta = msgspec.field(default_factory=Meta)
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Generic[T]):
+class WatchEvent(Generic[T]):
     """What a watch says. object: None for a bookmark."""
 
     type: str
@@ -88,7 +88,7 @@ class Api:
     async def connect(cls, kubeconfig: Path | None = None, context: str | None = None) -> Self:
         """By the kubeconfig given, else the pod's own service account, else $KUBECONFIG or ~/.kube/config.
 
-        Nothing is asked of the server yet. Raises NoCluster.
+        Nothing is asked of the server yet. Raises ApiUnreachable.
         """
         library = load()
         configuration = library.Configuration()
@@ -104,7 +104,7 @@ class Api:
             return cls(configuration)
         except (library.ConfigException, OSError, ssl.SSLError) as why:
             where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-            raise NoCluster(f"no cluster can be reached by {where}: {why}") from None
+            raise ApiUnreachable(f"no cluster can be reached by {where}: {why}") from None
 
     @property
     def server(self) -> str:
@@ -122,13 +122,13 @@ class Api:
         await self.close()
 
     async def get(self, path: str, kind: type[T], **query: str | int) -> T:
-        """The object at this path. Raises Refused, NoCluster."""
+        """The object at this path. Raises ApiError, ApiUnreachable."""
         return _decoded(await self._call("GET", path, query), kind)
 
     async def list(self, path: str, kind: type[T], **query: str | int) -> tuple[list[T], str]:
         """All objects of a collection, page by page, and the version to watch from.
 
-        It is as of now: the server asks its own store, no cache. Raises Refused, NoCluster.
+        It is as of now: the server asks its own store, no cache. Raises ApiError, ApiUnreachable.
         """
         items: list[T] = []
         query.setdefault("limit", _PAGE)
@@ -141,10 +141,10 @@ class Api:
 
     async def watch(
         self, path: str, kind: type[T], version: str, *, seconds: int = 300, **query: str | int
-    ) -> AsyncIterator[Change[T]]:
+    ) -> AsyncIterator[WatchEvent[T]]:
         """What changes from this version on, until the server ends the watch after so many seconds.
 
-        Raises Refused (status 410: the version is too old, list again), NoCluster.
+        Raises ApiError (status 410: the version is too old, list again), ApiUnreachable.
         """
         query |= {
             "watch": "true",
@@ -162,7 +162,7 @@ class Api:
                 async for line in _lines(answer.content):
                     yield _change(line, kind)
         except (aiohttp.ClientError, TimeoutError, OSError) as why:
-            raise NoCluster(f"the watch of {self.server}{path} broke off: {why}") from None
+            raise ApiUnreachable(f"the watch of {self.server}{path} broke off: {why}") from None
 
     async def patch(
         self,
@@ -174,7 +174,7 @@ class Api:
     ) -> T:
         """Change parts of an object; with metadata.resourceVersion, only of that version.
 
-        Raises Refused, NoCluster.
+        Raises ApiError, ApiUnreachable.
         """
         data = await self._call("PATCH", path, {}, body, content_type, within_s=within_s)
         return _decoded(data, kind)
@@ -185,14 +185,14 @@ class Api:
         """Add an object to a collection, or post to a subresource.
 
         within_s: how long to wait, and how long the server may go on trying: afterwards nothing more happens.
-        Raises Refused, NoCluster.
+        Raises ApiError, ApiUnreachable.
         """
         # The server counts whole milliseconds as Go writes them; its own limit is the same as ours.
         query = {} if within_s is None else {"timeout": f"{max(int(within_s * 1000), 1)}ms"}
         return _decoded(await self._call("POST", path, query, body, within_s=within_s), kind)
 
     async def delete(self, path: str, body: Mapping[str, Any] | None = None) -> None:
-        """Remove an object; `body` may hold preconditions. Raises Refused, NoCluster."""
+        """Remove an object; `body` may hold preconditions. Raises ApiError, ApiUnreachable."""
         await self._call("DELETE", path, {}, body)
 
     async def _call(
@@ -211,7 +211,7 @@ class Api:
                 return await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as why:
             said = str(why) or "no answer in time"
-            raise NoCluster(f"the API server {self.server} does not answer: {said}") from None
+            raise ApiUnreachable(f"the API server {self.server} does not answer: {said}") from None
 
     async def _send(
         self,
@@ -244,7 +244,7 @@ def _decoded(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as why:
-        raise Refused(
+        raise ApiError(
             0, "Unreadable", f"the API server's answer is not understood: {why}"
         ) from None
 
@@ -255,12 +255,12 @@ async def _refuse(answer: aiohttp.ClientResponse) -> None:
     raise _refusal(answer.status, await answer.read())
 
 
-def _refusal(code: int, data: bytes) -> Refused:
+def _refusal(code: int, data: bytes) -> ApiError:
     try:
         status = msgspec.json.decode(data, type=Status)
     except msgspec.MsgspecError:
         status = Status(message=data[:200].decode(errors="replace"))
-    return Refused(
+    return ApiError(
         code or status.code, status.reason, status.message or f"the API server answers {code}"
     )
 
@@ -275,11 +275,11 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
                 yield line
 
 
-def _change(line: bytes, kind: type[T]) -> Change[T]:
+def _change(line: bytes, kind: type[T]) -> WatchEvent[T]:
     raw = _decoded(line, _Raw)
     if raw.type == "ERROR":
         raise _refusal(0, bytes(raw.object))
     version = _decoded(bytes(raw.object), _Versioned).metadata.resource_version
     if raw.type == "BOOKMARK":
-        return Change(raw.type, None, version)
-    return Change(raw.type, _decoded(bytes(raw.object), kind), version)
+        return WatchEvent(raw.type, None, version)
+    return WatchEvent(raw.type, _decoded(bytes(raw.object), kind), version)

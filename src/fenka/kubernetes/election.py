@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from fenka.kubernetes.client import Api, NoCluster, Refused
-from fenka.kubernetes.objects import Meta, Object, micro_time, seconds
+from fenka.cluster.objects import Object, ObjectMeta, micro_time, seconds
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 
-LEASE_S = 15
+LEASE_DURATION_S = 15
 """How long a lease lasts that nobody renews."""
-RENEW_WITHIN_S = 10.0
+RENEW_DEADLINE_S = 10.0
 """A leader that has not renewed for so long does not lead any more."""
-RETRY_S = 2.0
+RETRY_PERIOD_S = 2.0
 """Between attempts to renew or to take the lease."""
 ATTEMPT_S = 4.0
 """For one attempt, so that a connection that died without a word leaves time for a second one."""
@@ -45,7 +45,7 @@ class LeaseSpec(Object):
 class Lease(Object):
     """coordination.k8s.io/v1."""
 
-    metadata: Meta
+    metadata: ObjectMeta
     spec: LeaseSpec
 
 
@@ -83,13 +83,13 @@ class Election:
         """Who led when it was last looked at; empty for nobody."""
         self.leader_address = ""
         """Where that one is reached, if it says so."""
-        self.trouble: str | None = None
+        self.last_error: str | None = None
         """Why the last attempt failed."""
 
     @property
     def leading(self) -> bool:
         """Whether a write may begin now."""
-        return self._renewed is not None and self._clock() < self._renewed + RENEW_WITHIN_S
+        return self._renewed is not None and self._clock() < self._renewed + RENEW_DEADLINE_S
 
     @property
     def time_left_s(self) -> float:
@@ -97,16 +97,16 @@ class Election:
         return self._renewed + FENCE_S - self._clock() if self.leading and self._renewed else 0.0
 
     @property
-    def informed(self) -> bool:
+    def has_leader(self) -> bool:
         """Whether it is known who leads: the lease was read lately, and somebody holds it."""
-        heard = self._heard is not None and self._clock() < self._heard + LEASE_S
+        heard = self._heard is not None and self._clock() < self._heard + LEASE_DURATION_S
         return heard and bool(self.leader)
 
     async def run(self) -> None:
         """Stand for election until cancelled."""
         while True:
             await self.attempt()
-            await self._sleep(RETRY_S)
+            await self._sleep(RETRY_PERIOD_S)
 
     async def attempt(self, *, stand: bool = True) -> bool:
         """Take or renew the lease if that is possible now; whether this replica leads then.
@@ -121,11 +121,11 @@ class Election:
         try:
             async with asyncio.timeout(ATTEMPT_S):
                 held = await (self._try() if stand else self._look())
-        except (Refused, NoCluster, TimeoutError) as why:
+        except (ApiError, ApiUnreachable, TimeoutError) as why:
             # Leading goes on until its time is over: the lease is ours as long as nobody could take it.
-            self.trouble = str(why) or "the API server does not answer in time"
+            self.last_error = str(why) or "the API server does not answer in time"
             return self.leading
-        self.trouble = None
+        self.last_error = None
         self._heard = begun
         self._renewed = begun if held else None
         return self.leading
@@ -142,22 +142,24 @@ class Election:
                 lease = await self._api.get(f"{self._collection}/{self._name}", Lease)
                 if lease.spec.holder_identity == self.identity:
                     await self._write(lease, holder="", seconds=1, transition=False)
-            except (Refused, NoCluster) as why:
+            except (ApiError, ApiUnreachable) as why:
                 # Others wait until it runs out.
-                self.trouble = str(why)
+                self.last_error = str(why)
 
     async def _try(self) -> bool:
         try:
             lease = await self._api.get(f"{self._collection}/{self._name}", Lease)
-        except Refused as why:
+        except ApiError as why:
             if why.status != 404:
                 raise
             return await self._create()
         holder = lease.spec.holder_identity or ""
         if holder == self.identity:
-            await self._write(lease, holder=holder, seconds=LEASE_S, transition=False)
+            await self._write(lease, holder=holder, seconds=LEASE_DURATION_S, transition=False)
         elif not holder or self._run_out(lease) or self._orphaned(lease, holder):
-            await self._write(lease, holder=self.identity, seconds=LEASE_S, transition=True)
+            await self._write(
+                lease, holder=self.identity, seconds=LEASE_DURATION_S, transition=True
+            )
         else:
             self._leads(holder, _address(lease))
             return False
@@ -176,7 +178,7 @@ class Election:
         """By this replica's own clock, since it saw this version: clocks of two machines differ."""
         if self._seen is None or self._seen[0] != lease.metadata.resource_version:
             self._seen = lease.metadata.resource_version, self._clock()
-        duration = lease.spec.lease_duration_seconds or LEASE_S
+        duration = lease.spec.lease_duration_seconds or LEASE_DURATION_S
         return self._clock() >= self._seen[1] + duration
 
     def _orphaned(self, lease: Lease, holder: str) -> bool:
@@ -201,7 +203,7 @@ class Election:
             },
             "spec": {
                 "holderIdentity": self.identity,
-                "leaseDurationSeconds": LEASE_S,
+                "leaseDurationSeconds": LEASE_DURATION_S,
                 "acquireTime": stamp,
                 "renewTime": stamp,
                 "leaseTransitions": 0,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from fenka.kubernetes.client import Api, NoCluster, Refused
-from fenka.kubernetes.objects import Meta, Node, Object, Pod, micro_time
+from fenka.cluster.objects import Node, Object, ObjectMeta, Pod, micro_time
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 
 LONGEST_NOTE = 1024
 """Characters: the API server refuses more."""
@@ -28,7 +28,7 @@ _QUEUE = 500
 
 
 class _Event(Object):
-    metadata: Meta
+    metadata: ObjectMeta
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _Series:
 _Key = tuple[str, str, str]
 
 
-class Recorder:
+class EventRecorder:
     """Writes events in the background: `run` is its task."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Recorder:
         return self._queue.empty() and not self._writing
 
     def _record(
-        self, meta: Meta, regarding: dict[str, str], reason: str, note: str, warning: bool
+        self, meta: ObjectMeta, regarding: dict[str, str], reason: str, note: str, warning: bool
     ) -> None:
         note = note if len(note) <= LONGEST_NOTE else note[: LONGEST_NOTE - 1] + "…"
         key = meta.uid or meta.name, reason, note
@@ -151,7 +151,7 @@ class Recorder:
                 series.written_at = self._clock()
                 counted = {"count": series.count, "lastObservedTime": micro_time(self._now())}
                 await self._api.patch(f"{path}/{series.name}", _Event, {"series": counted})
-        except (Refused, NoCluster):
+        except (ApiError, ApiUnreachable):
             self.dropped += 1
             # The next one begins anew: this one expired, or was never written.
             self._series.pop(key, None)

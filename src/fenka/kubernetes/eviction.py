@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from fenka.cluster.objects import Object, pod_path
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.objects import Object, pod_path
 
 
 async def evict(api: Api, namespace: str, name: str, uid: str) -> None:

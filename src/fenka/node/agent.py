@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from fenka.cluster.objects import Pod
 from fenka.core.cards import Card, Node
 from fenka.core.requests import Slice
 from fenka.core.units import card_units
@@ -26,9 +27,8 @@ from fenka.dialects.leases import Lingering, Refusal, Report
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI
 from fenka.isolation import control
 from fenka.isolation.control import BadControl
-from fenka.kubernetes.client import NoCluster
-from fenka.kubernetes.client import Refused as ApiRefused
-from fenka.kubernetes.objects import Pod
+from fenka.kubernetes.client import ApiError as ApiRefused
+from fenka.kubernetes.client import ApiUnreachable
 from fenka.node.kubelet import device_ids
 from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
 from fenka.node.kubelet.plugin import Plugin
@@ -285,7 +285,7 @@ class Agent:
         if RESET in written:
             _LOG.info("annotation %s=%s: these cards are used again", RESET, written[RESET])
             await asyncio.to_thread(self.cards.reset, gpushare.read_indexes(written[RESET]))
-            with contextlib.suppress(ApiRefused, NoCluster):
+            with contextlib.suppress(ApiRefused, ApiUnreachable):
                 await self.cluster.take_reset()
 
     async def _publish_inventory(self) -> None:
@@ -298,7 +298,7 @@ class Agent:
         inventory = gpushare.write_inventory(shown, self.settings.unit_mib)
         try:
             await self.cluster.describe(inventory, len(cards) if self.sharing else 0)
-        except (ApiRefused, NoCluster) as why:
+        except (ApiRefused, ApiUnreachable) as why:
             _LOG.warning("the node's cards could not be written: %s", why)
 
     def now(self) -> tuple[Card, ...]:

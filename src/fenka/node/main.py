@@ -20,7 +20,7 @@ from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import Driver, DriverLost, GpuProcess, NoDriver, XidListener
 from fenka.hardware.simulated import SimulatedNode
 from fenka.isolation.files import install_native
-from fenka.kubernetes.client import Api, NoCluster, Refused
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.node.agent import Agent, Parts, Settings
 from fenka.node.holding import CardTaken, hold_cards
 from fenka.node.kubelet import client
@@ -79,7 +79,7 @@ class Config:
 def run(config: Config) -> None:
     """Serve until told to stop.
 
-    Raises PreflightError, BadSize, NoCluster, FileNotFoundError; each message is the sentence to show.
+    Raises PreflightError, BadSize, ApiUnreachable, FileNotFoundError; each message is the sentence to show.
     """
     unit_mib = parse_unit(config.unit)
     for option, value, known in (
@@ -329,6 +329,6 @@ async def _patiently(ask: Callable[[], Awaitable[_Made]]) -> _Made:
     while True:
         try:
             return await ask()
-        except (Refused, NoCluster) as why:
+        except (ApiError, ApiUnreachable) as why:
             _LOG.warning("waiting for the API server: %s", why)
             await asyncio.sleep(WAIT_S)

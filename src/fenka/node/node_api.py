@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
+from fenka.cluster.objects import Node, Object, ObjectMeta, Pod
 from fenka.core.cards import Card
 from fenka.dialects import gpushare
 from fenka.dialects.leases import REPORT
-from fenka.kubernetes.client import Api, NoCluster, Refused
-from fenka.kubernetes.events import Recorder
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.events import EventRecorder
 from fenka.kubernetes.eviction import evict
-from fenka.kubernetes.objects import Meta, Node, Object, Pod
-from fenka.kubernetes.watch import Watch
+from fenka.kubernetes.informer import Informer
 from fenka.node.lease.store import Lease
 
 _LOG = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ RESET = "fenka.io/reset"
 
 
 class _Anything(Object):
-    metadata: Meta = msgspec.field(default_factory=Meta)
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
 
 
 class _RuntimeClass(Object):
@@ -41,7 +41,7 @@ class _InfoStatus(Object):
 
 
 class _InfoNode(Object):
-    metadata: Meta = msgspec.field(default_factory=Meta)
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     status: _InfoStatus = msgspec.field(default_factory=_InfoStatus)
 
 
@@ -51,15 +51,15 @@ class _Nudge:
     def __init__(self, cluster: "NodeApi") -> None:
         self._cluster = cluster
 
-    def on_resync(self, _: Sequence[object]) -> None:
+    def on_replace(self, _: Sequence[object]) -> None:
         """As Listener."""
         self._cluster.changed()
 
-    def on_set(self, _: object) -> None:
+    def on_upsert(self, _: object) -> None:
         """As Listener."""
         self._cluster.changed()
 
-    def on_forget(self, _: object) -> None:
+    def on_delete(self, _: object) -> None:
         """As Listener."""
         self._cluster.changed()
 
@@ -71,13 +71,13 @@ class NodeApi:
         self._api, self.name = api, node
         self.changed: Callable[[], object] = lambda: None
         listener = _Nudge(self)
-        self._pods = Watch(
+        self._pods = Informer(
             api, "/api/v1/pods", Pod, listener, query={"fieldSelector": f"spec.nodeName={node}"}
         )
-        self._nodes = Watch(
+        self._nodes = Informer(
             api, "/api/v1/nodes", Node, listener, query={"fieldSelector": f"metadata.name={node}"}
         )
-        self._events = Recorder(api, "fenka-node", node)
+        self._events = EventRecorder(api, "fenka-node", node)
         self._handlers: dict[str, str] = {}
         self._said: dict[str, str] = {}
 
@@ -106,11 +106,11 @@ class NodeApi:
 
     async def first_look(self) -> tuple[str, Sequence[Card]]:
         """The container runtime as the kubelet names it, "containerd://2.1.0"; and the cards that were last
-        written down for this node. Raises Refused, NoCluster."""
+        written down for this node. Raises ApiError, ApiUnreachable."""
         found = await self._api.get(self._path, _InfoNode)
         return found.status.node_info.container_runtime_version, self._described(found.metadata)
 
-    def _described(self, meta: Meta) -> Sequence[Card]:
+    def _described(self, meta: ObjectMeta) -> Sequence[Card]:
         if gpushare.CARDS not in meta.annotations:
             return ()
         annotations = {gpushare.CARDS: meta.annotations[gpushare.CARDS]}
@@ -122,7 +122,7 @@ class NodeApi:
         return share.node.cards if share else ()
 
     async def take_reset(self) -> None:
-        """Take the annotation RESET away. Raises Refused, NoCluster."""
+        """Take the annotation RESET away. Raises ApiError, ApiUnreachable."""
         await self._api.patch(self._path, _Anything, {"metadata": {"annotations": {RESET: None}}})
 
     async def handler(self, runtime_class: str) -> str:
@@ -132,13 +132,13 @@ class NodeApi:
                 found = await self._api.get(
                     f"/apis/node.k8s.io/v1/runtimeclasses/{runtime_class}", _RuntimeClass
                 )
-            except (Refused, NoCluster):
+            except (ApiError, ApiUnreachable):
                 return ""
             self._handlers[runtime_class] = found.handler
         return self._handlers[runtime_class]
 
     async def describe(self, inventory: str, count: int) -> None:
-        """Write the node's cards where schedulers and screens read them. Raises Refused, NoCluster."""
+        """Write the node's cards where schedulers and screens read them. Raises ApiError, ApiUnreachable."""
         node = self.node
         if node is None:
             return
@@ -155,23 +155,23 @@ class NodeApi:
             await self._api.patch(f"{self._path}/status", _Anything, body)
 
     async def report(self, text: str) -> str:
-        """Write what pods hold; the Node's version with it. Raises Refused, NoCluster."""
+        """Write what pods hold; the Node's version with it. Raises ApiError, ApiUnreachable."""
         body: dict[str, Any] = {"metadata": {"annotations": {REPORT: text}}}
         return (await self._api.patch(self._path, _Anything, body)).metadata.resource_version
 
     async def note(self, pod: Pod, annotations: Mapping[str, str]) -> None:
         """Say on the pod what has become of it, as the plugins before fenka did. Best effort."""
-        with contextlib.suppress(Refused, NoCluster):
+        with contextlib.suppress(ApiError, ApiUnreachable):
             await self.annotate(pod, annotations)
 
     async def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
-        """Write these on a pod, and take away those that are None. Raises Refused, NoCluster."""
+        """Write these on a pod, and take away those that are None. Raises ApiError, ApiUnreachable."""
         meta = pod.metadata
         body = {"metadata": {"uid": meta.uid, "annotations": dict(annotations)}}
         await self._api.patch(pod.path, _Anything, body)
 
     async def evict(self, lease: Lease) -> None:
-        """End the pod, as a drain would. Raises Refused, NoCluster."""
+        """End the pod, as a drain would. Raises ApiError, ApiUnreachable."""
         await evict(self._api, lease.namespace, lease.pod, lease.uid)
 
     def node_event(self, reason: str, note: str) -> None:

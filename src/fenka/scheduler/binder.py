@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fenka.cluster.eligibility import ineligibility_reasons
+from fenka.cluster.objects import Pod, Status, pod_path
+from fenka.cluster.state import ClusterState, read_allocation
 from fenka.core.requests import Placement
 from fenka.dialects.recognition import names_any, recognise
-from fenka.kubernetes.client import Api, NoCluster, Refused
-from fenka.kubernetes.fitting import obstacles
-from fenka.kubernetes.objects import Pod, Status, pod_path
-from fenka.kubernetes.watch import Backoff
-from fenka.kubernetes.world import World, read_holding
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.informer import Backoff
 from fenka.scheduler.extender_api import ExtenderBindingArgs
 from fenka.scheduler.gang_scheduler import GangScheduler
 from fenka.scheduler.pod_placement import Infeasible
@@ -62,7 +62,7 @@ class Binder:
     def __init__(  # noqa: PLR0913
         self,
         api: Api,
-        world: World,
+        world: ClusterState,
         judge: QueuedEvaluator,
         gangs: GangScheduler,
         leadership: Leadership,
@@ -127,7 +127,7 @@ class Binder:
             if isinstance(sent, _BindAttempt):
                 self._count("unknown")
                 return await self._resolve_unknown(sent)
-        except (Refused, NoCluster) as why:
+        except (ApiError, ApiUnreachable) as why:
             # Before anything was assumed: the pod could not even be read.
             self._count("failed")
             return str(why)
@@ -156,13 +156,13 @@ class Binder:
         sent = _BindAttempt(pod, placements, wanted.node, self._clock() + within_s + SETTLED_S)
         try:
             await self._api.create(f"{pod.path}/binding", Status, body, within_s=within_s)
-        except NoCluster:
+        except ApiUnreachable:
             return sent
-        except Refused as why:
+        except ApiError as why:
             if why.status >= 500 or why.status in (0, CONFLICT):
                 # It may be done all the same; a conflict may be with our own earlier attempt.
                 return sent
-            self._world.retract(pod.metadata.uid)
+            self._world.forget_assumed(pod.metadata.uid)
             return str(why)
         return ""
 
@@ -205,7 +205,7 @@ class Binder:
         node = self._world.node(name)
         if node is None:
             return f'node "{name}" not found'
-        reasons = obstacles(pod, node)
+        reasons = ineligibility_reasons(pod, node)
         return f"{which} may not go to the node {name}: {'; '.join(reasons)}" if reasons else None
 
     async def _read(self, wanted: ExtenderBindingArgs) -> Pod:
@@ -214,7 +214,7 @@ class Binder:
     def _body(self, pod: Pod, node: str, placements: tuple[Placement, ...]) -> dict[str, Any]:
         annotations = {}
         if placements:
-            share, manifest = self._world.share(node), pod.manifest
+            share, manifest = self._world.shared_node(node), pod.manifest
             dialect = recognise(manifest, self._world.dialects)
             assert share is not None
             assert dialect is not None
@@ -239,23 +239,23 @@ class Binder:
             last = self._clock() >= sent.over_at
             try:
                 pod = await self._api.get(sent.pod.path, Pod)
-            except Refused as why:
+            except ApiError as why:
                 if why.status == 404:
-                    self._world.retract(meta.uid)
+                    self._world.forget_assumed(meta.uid)
                     return f'pods "{meta.name}" not found'
-            except NoCluster:
+            except ApiUnreachable:
                 pass
             else:
                 if pod.metadata.uid != meta.uid:
-                    self._world.retract(meta.uid)
+                    self._world.forget_assumed(meta.uid)
                     return _another(pod, meta.uid)
                 if pod.spec.node_name:
                     if pod.spec.node_name != sent.node:
-                        self._world.retract(meta.uid)
+                        self._world.forget_assumed(meta.uid)
                     # On this node the assumption is what the watch will bring, or has brought.
                     return self._already(pod, sent.node)
                 if pod.metadata.deletion_timestamp is not None or last:
-                    self._world.retract(meta.uid)
+                    self._world.forget_assumed(meta.uid)
                     return f"the pod {meta.name} was not bound to {sent.node}"
             await self._sleep(backoff.next_s())
 
@@ -264,9 +264,9 @@ class Binder:
         name, where = pod.metadata.name, pod.spec.node_name
         if where != node:
             return f"the pod {name} is already bound to {where}"
-        share = self._world.share(where)
-        holding = read_holding(share, pod, self._world.dialects) if share else None
-        if holding is None or holding.trouble is None:
+        share = self._world.shared_node(where)
+        holding = read_allocation(share, pod, self._world.dialects) if share else None
+        if holding is None or holding.error is None:
             return ""
         return f"the pod {name} was bound to {where} by somebody else, without a card"
 

@@ -10,11 +10,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 
+from fenka.cluster.objects import Pod
+from fenka.cluster.state import ClusterState
 from fenka.dialects.leases import Refusal
-from fenka.kubernetes.client import Api, NoCluster, Refused
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.eviction import evict
-from fenka.kubernetes.objects import Pod
-from fenka.kubernetes.world import World
 from fenka.scheduler.event_reporter import Recorder
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Descheduler:
     def __init__(
         self,
         api: Api,
-        world: World,
+        world: ClusterState,
         pods: Callable[[], Mapping[str, Pod]],
         recorder: Recorder,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -51,7 +51,7 @@ class Descheduler:
         pods = self._pods()
         for node in self._world.nodes():
             name = node.metadata.name
-            for uid, refusal in self._world.refused(name).items():
+            for uid, refusal in self._world.refusals(name).items():
                 pod = pods.get(uid)
                 if pod is not None and pod.spec.node_name == name and _waits(pod):
                     await self._move(pod, refusal)
@@ -72,7 +72,7 @@ class Descheduler:
                 self._recorder.on_pod(pod, LEASE_DENIED, note)
         if movable:
             log.warning("%s is evicted: %s", pod.full_name, refusal.sentence)
-            with contextlib.suppress(Refused, NoCluster):
+            with contextlib.suppress(ApiError, ApiUnreachable):
                 await evict(self._api, meta.namespace, meta.name, meta.uid)
 
 

@@ -8,9 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from fenka.cluster.objects import Node, Pod
+from fenka.cluster.state import ClusterState, requests_gpu
 from fenka.dialects.gpushare import Unreadable
-from fenka.kubernetes.objects import Node, Pod
-from fenka.kubernetes.world import World, asks
 from fenka.scheduler.pod_placement import PodEvaluator
 
 UNSCHEDULABLE, INVALID_RECORD, NODE_UNAVAILABLE = (
@@ -40,7 +40,7 @@ class EventReporter:
 
     def __init__(
         self,
-        world: World,
+        world: ClusterState,
         judge: PodEvaluator,
         recorder: Recorder,
         leading: Callable[[], bool],
@@ -72,11 +72,11 @@ class EventReporter:
         """The pod is so now, and the world knows it."""
         if not self._leading():
             return
-        holding = self._world.holding(pod.metadata.uid)
-        if holding is not None and holding.trouble is not None:
-            if self._first(pod.metadata.uid, holding.trouble):
+        holding = self._world.allocation(pod.metadata.uid)
+        if holding is not None and holding.error is not None:
+            if self._first(pod.metadata.uid, holding.error):
                 note = (
-                    f"fenka: {holding.trouble}; the pod is counted for what it asks where it was placed, "
+                    f"fenka: {holding.error}; the pod is counted for what it asks where it was placed, "
                     f"or on the first cards of its node"
                 )
                 self._recorder.on_pod(pod, INVALID_RECORD, note)
@@ -91,10 +91,10 @@ class EventReporter:
     def node(self, node: Node) -> None:
         """The node is so now, and the world knows it."""
         name = node.metadata.name
-        trouble = self._world.node_trouble(name)
+        trouble = self._world.node_error(name)
         if trouble is None or not self._leading():
             return
-        held = len(self._world.holdings(name))
+        held = len(self._world.allocations(name))
         stay = f"; what {held} of its pods hold stays theirs until they end" if held else ""
         if self._first(node.metadata.uid, trouble):
             self._recorder.on_node(
@@ -132,4 +132,4 @@ def _waits(pod: Pod) -> bool:
     """kube-scheduler has found no node for it, and it wants a slice."""
     if pod.spec.node_name or pod.finished or pod.metadata.deletion_timestamp is not None:
         return False
-    return pod.unschedulable is not None and asks(pod)
+    return pod.unschedulable is not None and requests_gpu(pod)

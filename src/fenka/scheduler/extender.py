@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from fenka.cluster.objects import Pod
+from fenka.cluster.pod_groups import group_name
 from fenka.core.preemption import Budget
 from fenka.dialects.gpushare import Unreadable
-from fenka.kubernetes.gangs import name_of
-from fenka.kubernetes.objects import Pod
 from fenka.scheduler.gang_scheduler import GangPending, GangScheduler
 from fenka.scheduler.pod_placement import BEST, FilterResult, PodEvaluator, PreemptionResult
 from fenka.scheduler.queue_controller import QueuedEvaluator
@@ -31,7 +31,7 @@ class Extender:
 
     def filter(self, pod: Pod, names: Sequence[str]) -> FilterResult:
         """Which of the nodes the pod fits, and why the others do not."""
-        if name_of(pod) is None:
+        if group_name(pod) is None:
             return self._in_order.filter(pod, names)
         try:
             gang = self._gangs.gang(pod)
@@ -51,7 +51,7 @@ class Extender:
 
     def look(self, pod: Pod, names: Sequence[str]) -> FilterResult:
         """Judge a pod that the watch has not brought, by what the caller says of it. Changes nothing."""
-        if name_of(pod) is None:
+        if group_name(pod) is None:
             return self._evaluate_node.filter(pod, names, self._in_order.ahead(pod))
         why = "the API server has not shown fenka this pod of a gang yet"
         return FilterResult(failed=dict.fromkeys(names, why))

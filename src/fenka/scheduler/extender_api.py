@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fenka.kubernetes.objects import Pod
+from fenka.cluster.objects import Pod
 
 T = TypeVar("T")
 

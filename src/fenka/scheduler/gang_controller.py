@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from fenka.kubernetes.client import Api, NoCluster, Refused
+from fenka.cluster.objects import Pod
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.eviction import evict
-from fenka.kubernetes.objects import Pod
 from fenka.scheduler.gang_scheduler import GangScheduler
 from fenka.scheduler.requeue import requeue
 
@@ -41,9 +41,9 @@ class GangController:
             for pod in self._gangs.incomplete_gangs() if leading() else ():
                 meta = pod.metadata
                 log.warning("%s goes: its gang has been incomplete for too long", pod.full_name)
-                with contextlib.suppress(Refused, NoCluster):
+                with contextlib.suppress(ApiError, ApiUnreachable):
                     await evict(self._api, meta.namespace, meta.name, meta.uid)
 
     async def _wake(self, pod: Pod) -> None:
-        with contextlib.suppress(Refused, NoCluster):
+        with contextlib.suppress(ApiError, ApiUnreachable):
             await requeue(self._api, pod, self._now())

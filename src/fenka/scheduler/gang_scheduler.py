@@ -11,6 +11,10 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fenka.cluster.eligibility import ineligibility_reasons
+from fenka.cluster.objects import Pod
+from fenka.cluster.pod_groups import Gang, PodGroup, group_key, group_name, pod_group
+from fenka.cluster.state import ClusterState
 from fenka.core.cards import Node
 from fenka.core.evaluate import Policy, Used
 from fenka.core.gangs import Plans, Stacked, plan_gang
@@ -19,10 +23,6 @@ from fenka.core.requests import Placement
 from fenka.dialects import modes, whole_cards
 from fenka.dialects.gpushare import Unreadable
 from fenka.dialects.requests import Part
-from fenka.kubernetes.fitting import obstacles
-from fenka.kubernetes.gangs import Gang, PodGroup, gang_of, key_of, name_of
-from fenka.kubernetes.objects import Pod
-from fenka.kubernetes.world import World
 from fenka.scheduler.pod_placement import PodDemand, resident_compute
 
 PLAN_TTL_S = 30.0
@@ -102,7 +102,7 @@ class GangScheduler:
 
     def __init__(
         self,
-        world: World,
+        world: ClusterState,
         policy: Policy,
         pods: Callable[[], Mapping[str, Pod]],
         groups: Callable[[], Mapping[str, PodGroup]],
@@ -147,14 +147,14 @@ class GangScheduler:
 
     def gang(self, pod: Pod) -> Gang | None:
         """The gang that a pod is in, None for a pod that asks for nothing of fenka's. Raises Unreadable."""
-        return gang_of(pod, self._groups()) if name_of(pod) and self._asks(pod) else None
+        return pod_group(pod, self._groups()) if group_name(pod) and self._asks(pod) else None
 
     def _asks(self, pod: Pod) -> bool:
         """Whether it wants something of cards that fenka places; whole cards it does on few nodes."""
         wanted = PodDemand(pod, self._world.dialects)
         if wanted.dialect is not whole_cards:
             return wanted.dialect is not None or wanted.trouble is not None
-        return any(self._admits(it.node.name, wanted.parts(1)) for it in self._world.shares())
+        return any(self._admits(it.node.name, wanted.parts(1)) for it in self._world.shared_nodes())
 
     def _admits(self, node: str, parts: Sequence[Part]) -> bool:
         known = self._world.node(node)
@@ -227,8 +227,8 @@ class GangScheduler:
     def _may_go(self, pod: Pod, name: str) -> bool:
         """By what the API server says of both."""
         node = self._world.node(name)
-        there = self._world.share(name) is not None and self._world.node_trouble(name) is None
-        return node is not None and there and not obstacles(pod, node)
+        there = self._world.shared_node(name) is not None and self._world.node_error(name) is None
+        return node is not None and there and not ineligibility_reasons(pod, node)
 
     def _plan(
         self, gang: Gang, members: Sequence[Pod], names: Sequence[str], reserved: frozenset[str]
@@ -257,8 +257,8 @@ class GangScheduler:
         """Those that share, by their unit."""
         found: dict[int, list[Node]] = {}
         for name in names:
-            share = self._world.share(name)
-            if share is not None and self._world.node_trouble(name) is None:
+            share = self._world.shared_node(name)
+            if share is not None and self._world.node_error(name) is None:
                 found.setdefault(share.unit_mib, []).append(share.node)
         return found
 
@@ -281,9 +281,9 @@ class GangScheduler:
             return True
         unbound = [it for it in self._of(key) if self._comes(it)]
         view, priority = Stacked(self._plans), pod.spec.priority or 0
-        shares = self._world.shares()
+        shares = self._world.shared_nodes()
         for share in shares:
-            for holding in self._world.holdings(share.node.name):
+            for holding in self._world.allocations(share.node.name):
                 if not holding.lingering and (holding.pod.spec.priority or 0) < priority:
                     for placement in holding.placements:
                         view.remove(placement)
@@ -313,7 +313,7 @@ class GangScheduler:
         """The pod may be bound: wait until all of its plan may be. False if the plan has ended before, or is
         another by now. True at once for a pod alone.
         """
-        if name_of(pod) is None:
+        if group_name(pod) is None:
             return True
         try:
             gang = self.gang(pod)
@@ -388,7 +388,7 @@ class GangScheduler:
         now, found = self._clock(), list[Pod]()
         by_key: dict[str, list[Pod]] = {}
         for pod in self._pods().values():
-            if (key := key_of(pod)) is not None:
+            if (key := group_key(pod)) is not None:
                 by_key.setdefault(key, []).append(pod)
         gangs = {
             key: gang
@@ -435,7 +435,7 @@ class GangScheduler:
 
     def _of(self, key: str) -> list[Pod]:
         """Those that want no card too."""
-        return [pod for pod in self._pods().values() if key_of(pod) == key]
+        return [pod for pod in self._pods().values() if group_key(pod) == key]
 
     def key(self, pod: Pod) -> str | None:
         """Of the gang that a pod is in; None for a pod alone, and for one that does not say enough."""

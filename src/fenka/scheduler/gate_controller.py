@@ -11,8 +11,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from fenka.kubernetes.client import Api, NoCluster, Refused
-from fenka.kubernetes.objects import Pod
+from fenka.cluster.objects import Pod
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class GateController:
         body = {"metadata": {"uid": pod.metadata.uid}, "spec": {"schedulingGates": None}}
         try:
             await self._api.patch(pod.path, Pod, body)
-        except (Refused, NoCluster) as why:
+        except (ApiError, ApiUnreachable) as why:
             if str(why) != self._trouble:
                 self._trouble = str(why)
                 log.warning("cannot remove the scheduling gate of %s: %s", pod.full_name, why)

@@ -3,23 +3,23 @@
 from math import ceil
 from typing import Any
 
+from fenka.cluster.state import ClusterState
 from fenka.dialects import gpushare
 from fenka.dialects.gpushare import Share
-from fenka.kubernetes.world import World
 
 
-def inspect(world: World, name: str | None = None) -> dict[str, Any] | None:
+def inspect(world: ClusterState, name: str | None = None) -> dict[str, Any] | None:
     """All sharing nodes, or the one of that name; None where there is none."""
     if name is None:
-        return {"nodes": [_node(world, share) for share in world.shares()]}
-    share = world.share(name)
+        return {"nodes": [_node(world, share) for share in world.shared_nodes()]}
+    share = world.shared_node(name)
     return None if share is None else {"nodes": [_node(world, share)]}
 
 
-def _node(world: World, share: Share) -> dict[str, Any]:
+def _node(world: ClusterState, share: Share) -> dict[str, Any]:
     node = share.node
     pods: dict[int, list[dict[str, Any]]] = {card.index: [] for card in node.cards}
-    for holding in world.holdings(node.name):
+    for holding in world.allocations(node.name):
         for index, units in gpushare.shown_units(share, holding.slices).items():
             meta = holding.pod.metadata
             held = {"name": meta.name, "namespace": meta.namespace, "usedGPU": ceil(units)}

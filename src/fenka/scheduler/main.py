@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.listening import READERS, Listener, bound, serving
+from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, listening_socket, serve_app
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import KEEP_ALIVE_S, Access, Server
 
@@ -37,14 +37,17 @@ async def serve(place: ServerOptions, settings: Settings, access: Access) -> Non
     async with await Api.connect(place.kubeconfig) as api, contextlib.AsyncExitStack() as stack:
         replica = Replica(api, settings)
         server = Server(replica, access)
-        listener = Listener((lambda: credentials.server) if credentials else lambda: None)
-        listening = bound(place.address, place.port)
+        listener = HttpListener((lambda: credentials.server) if credentials else lambda: None)
+        listening = listening_socket(place.address, place.port)
         await stack.enter_async_context(
-            serving(server.app(), listening, listener, keep_alive_s=KEEP_ALIVE_S)
+            serve_app(server.app(), listening, listener, keep_alive_s=KEEP_ALIVE_S)
         )
         if place.read_port is not None:
-            readers, listening = Listener(most=READERS), bound(place.address, place.read_port)
-            await stack.enter_async_context(serving(server.readable(), listening, readers))
+            readers, listening = (
+                HttpListener(most=MAX_READERS),
+                listening_socket(place.address, place.read_port),
+            )
+            await stack.enter_async_context(serve_app(server.readable(), listening, readers))
         if credentials is not None:
             renewing = asyncio.create_task(credentials.run())
             stack.callback(renewing.cancel)

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fenka.kubernetes.objects import Pod
-from fenka.kubernetes.world import World, asks
+from fenka.cluster.objects import Pod
+from fenka.cluster.state import ClusterState, requests_gpu
 from fenka.scheduler.binder import Binder
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
@@ -50,7 +50,7 @@ class StateCollector(Collector):
 
     def __init__(
         self,
-        world: World,
+        world: ClusterState,
         cluster: ClusterInformers,
         binder: Binder,
         leading: Callable[[], QueueController | None],
@@ -111,7 +111,7 @@ class StateCollector(Collector):
         usable = GaugeMetricFamily(
             "fenka_scheduler_card_usable", "0 for a sick or cordoned card", labels=labels
         )
-        for share in self._world.shares():
+        for share in self._world.shared_nodes():
             for card in share.node.cards:
                 values = [share.node.name, str(card.index), card.uuid, card.model]
                 total.add_metric(values, card.memory_mib * MIB)
@@ -154,7 +154,7 @@ class StateCollector(Collector):
 
 
 def _waits(pod: Pod) -> bool:
-    return not pod.spec.node_name and not pod.finished and asks(pod)
+    return not pod.spec.node_name and not pod.finished and requests_gpu(pod)
 
 
 def _created(pod: Pod) -> float:

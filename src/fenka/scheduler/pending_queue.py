@@ -12,6 +12,10 @@ from math import inf
 
 import msgspec
 
+from fenka.cluster.eligibility import ineligibility_reasons
+from fenka.cluster.objects import QUEUE_GATE, Pod, seconds
+from fenka.cluster.pod_groups import MINIMUM_LABEL, group_key
+from fenka.cluster.state import ClusterState, PodAllocation
 from fenka.core.backfill import (
     Backfill,
     Held,
@@ -32,10 +36,6 @@ from fenka.dialects import modes, whole_cards
 from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.recognition import recognise
 from fenka.dialects.requests import Dialect, Part
-from fenka.kubernetes.fitting import obstacles
-from fenka.kubernetes.gangs import MINIMUM_LABEL, key_of
-from fenka.kubernetes.objects import GATE, Pod, seconds
-from fenka.kubernetes.world import Holding, World
 from fenka.scheduler.pod_placement import (
     PodDemand,
     fits_when_empty,
@@ -187,7 +187,7 @@ class PendingQueue:
 
     def __init__(
         self,
-        world: World,
+        world: ClusterState,
         policy: Policy,
         fairness: Fairness | None = None,
         complete: Callable[[Sequence[Pod]], bool] = gang_complete_by_label,
@@ -301,7 +301,7 @@ class PendingQueue:
         for pod in pods:
             if not is_open(pod) or self._world.is_assumed(pod.metadata.uid):
                 continue
-            gang = key_of(pod)
+            gang = group_key(pod)
             if gang is None:
                 if refused(pod):
                     yield PendingEntry(pod.metadata.uid, (pod,))
@@ -370,9 +370,9 @@ class PendingQueue:
         self._may_go.clear()
         self._shares = {}
         mixed = set()
-        for share in self._world.shares():
+        for share in self._world.shared_nodes():
             node = self._world.node(share.node.name)
-            if node is None or self._world.node_trouble(share.node.name) is not None:
+            if node is None or self._world.node_error(share.node.name) is not None:
                 continue
             self._shares.setdefault(share.unit_mib, []).append(share)
             if modes.MODE in node.metadata.labels:
@@ -408,7 +408,7 @@ class PendingQueue:
 
     def _admitted(self, pod: Pod, parts: tuple[Part, ...], share: Share) -> bool:
         node = self._world.node(share.node.name)
-        if node is None or obstacles(pod, node):
+        if node is None or ineligibility_reasons(pod, node):
             return False
         if not fits_when_empty(tuple(part.request for part in parts), share.node):
             return False
@@ -453,7 +453,7 @@ class PendingQueue:
             return known[2]
         found = []
         until = inf
-        for holding in self._world.holdings(name):
+        for holding in self._world.allocations(name):
             ends_by = self._ends_by(holding, now)
             if ends_by is not None:
                 until = min(until, ends_by + OVERDUE_TTL_S)
@@ -462,7 +462,7 @@ class PendingQueue:
         self._held[name] = generation, until, found
         return found
 
-    def _ends_by(self, holding: Holding, now: float) -> float | None:
+    def _ends_by(self, holding: PodAllocation, now: float) -> float | None:
         """When the pod has ended whatever it does; None if nothing ends it, or if that time is long over."""
         pod = holding.pod
         uid, runs = pod.metadata.uid, time_limit_s(pod)
@@ -487,13 +487,13 @@ def is_open(pod: Pod) -> bool:
         pod.spec.node_name
         or pod.finished
         or pod.metadata.deletion_timestamp is not None
-        or any(it.name != GATE for it in pod.spec.scheduling_gates)
+        or any(it.name != QUEUE_GATE for it in pod.spec.scheduling_gates)
     )
 
 
 def waits(pod: Pod) -> bool:
     """Return whether an open pod waits for certain: it is gated, or kube-scheduler has found no node."""
-    return pod.unschedulable is not None or pod.gated_by(GATE)
+    return pod.unschedulable is not None or pod.gated_by(QUEUE_GATE)
 
 
 def time_limit_s(pod: Pod) -> float | None:

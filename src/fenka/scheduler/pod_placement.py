@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
 
+from fenka.cluster.objects import Pod
+from fenka.cluster.state import ClusterState
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import Empty, Policy, View, evaluate, fits_card, never_fits
 from fenka.core.gangs import Stacked, plan_gang
@@ -16,8 +18,6 @@ from fenka.dialects import gpushare, modes, whole_cards
 from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.recognition import recognise
 from fenka.dialects.requests import Dialect, Part
-from fenka.kubernetes.objects import Pod
-from fenka.kubernetes.world import World
 
 BEST, REST = 10, 8
 """Scores that kube-scheduler takes are 0 to 10. The best node alone has 10, and two points before the next
@@ -108,7 +108,9 @@ class PodEvaluator:
     A cluster's pods come in few sizes: of a thousand nodes those few are judged again that changed.
     """
 
-    def __init__(self, world: World, policy: Policy, view: VersionedUsage | None = None) -> None:
+    def __init__(
+        self, world: ClusterState, policy: Policy, view: VersionedUsage | None = None
+    ) -> None:
         """view: what is held; more than the world says where plans hold something besides."""
         self._world, self._policy, self._view = world, policy, view or world
         self._memory: OrderedDict[tuple[Part, ...], dict[str, tuple[int, Verdict]]] = OrderedDict()
@@ -168,7 +170,7 @@ class PodEvaluator:
         known: dict[int, tuple[tuple[Part, ...], dict[str, tuple[int, Verdict]]]] = {}
         verdicts: list[tuple[str, Verdict | None]] = []
         for name in names:
-            share = world.share(name)
+            share = world.shared_node(name)
             if share is None or wanted.trouble is not None or wanted.dialect is None:
                 verdicts.append((name, self._without_request(wanted, name)))
                 continue
@@ -204,12 +206,12 @@ class PodEvaluator:
             raise Unreadable(wanted.trouble)
         if wanted.dialect is None:
             return ()
-        units = {share.unit_mib for share in self._world.shares()} or {gpushare.GIB_MIB}
+        units = {share.unit_mib for share in self._world.shared_nodes()} or {gpushare.GIB_MIB}
         return tuple(wanted.parts(unit) for unit in sorted(units))
 
     def why(self, pod: Pod) -> str | None:
         """One sentence over all sharing nodes, for a pod that waits; None where one fits."""
-        names = [share.node.name for share in self._world.shares()]
+        names = [share.node.name for share in self._world.shared_nodes()]
         verdicts = [verdict for _, verdict in self.evaluate(pod, names)]
         noes = [verdict for verdict in verdicts if isinstance(verdict, Infeasible)]
         if len(noes) < len(verdicts):
@@ -225,7 +227,9 @@ class PodEvaluator:
     def _hint(self, pod: Pod) -> str:
         """Nothing that is held is to blame: what could ever be had."""
         wanted = PodDemand(pod, self._world.dialects)
-        usable = [it for it in self._world.shares() if not self._world.node_trouble(it.node.name)]
+        usable = [
+            it for it in self._world.shared_nodes() if not self._world.node_error(it.node.name)
+        ]
         for unit in sorted({share.unit_mib for share in usable}):
             parts = wanted.parts(unit)
             nodes = [share.node for share in usable if share.unit_mib == unit]
@@ -257,8 +261,8 @@ class PodEvaluator:
         wanted = PodDemand(pod, self._world.dialects)
         if wanted.dialect is None and wanted.trouble is None:
             return PreemptionResult(tuple(victims))
-        share = self._world.share(node)
-        if share is None or wanted.trouble or self._world.node_trouble(node):
+        share = self._world.shared_node(node)
+        if share is None or wanted.trouble or self._world.node_error(node):
             return PreemptionResult(tuple(victims)) if _elsewhere(wanted) else None
         try:
             parts = wanted.parts(share.unit_mib)
@@ -266,7 +270,7 @@ class PodEvaluator:
         except Unreadable:
             return None
         view, others = Stacked(self._view), list[Holder]()
-        for it in self._world.holdings(node):
+        for it in self._world.allocations(node):
             if it.lingering:
                 # Nobody can evict it.
                 continue
@@ -298,7 +302,7 @@ class PodEvaluator:
             return Infeasible(wanted.trouble, unresolvable=True)
         if wanted.dialect is None:
             return None
-        trouble = self._world.node_trouble(name)
+        trouble = self._world.node_error(name)
         if trouble is not None:
             return Infeasible(trouble, unresolvable=True)
         if self._world.node(name) is None:
@@ -344,7 +348,7 @@ class PodEvaluator:
         reserved: Collection[str] = (),
     ) -> Verdict:
         node = share.node
-        trouble = self._world.node_trouble(node.name)
+        trouble = self._world.node_error(node.name)
         if trouble is not None:
             return Infeasible(trouble, unresolvable=True)
         turned_away = self._rejected_by_mode(parts, node.name)
@@ -389,14 +393,14 @@ class PodEvaluator:
         return asked if asked in ("binpack", "spread") else self._policy
 
 
-def resident_compute(world: World, name: str) -> set[bool]:
+def resident_compute(world: ClusterState, name: str) -> set[bool]:
     """Of those who hold memory of the node, whether they hold compute; only some modes ask."""
     node = world.node(name)
     if node is None or modes.MODE not in node.metadata.labels:
         return set()
     return {
         any(piece.compute for piece in it.slices)
-        for it in world.holdings(name)
+        for it in world.allocations(name)
         if it.slices and not any(placement.whole for placement in it.placements)
     }
 

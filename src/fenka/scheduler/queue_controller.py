@@ -14,13 +14,13 @@ from itertools import islice
 from math import inf
 from typing import Protocol, TypeVar
 
+from fenka.cluster.objects import QUEUE_GATE, Pod
+from fenka.cluster.pod_groups import group_key
+from fenka.cluster.state import ClusterState
 from fenka.core.backfill import Key
 from fenka.core.evaluate import Policy
 from fenka.core.fairness import Fairness
 from fenka.core.requests import Placement
-from fenka.kubernetes.gangs import key_of
-from fenka.kubernetes.objects import GATE, Pod
-from fenka.kubernetes.world import World
 from fenka.scheduler.pending_queue import (
     DEPTH,
     PendingEntry,
@@ -89,7 +89,7 @@ class QueueController:
 
     def __init__(
         self,
-        world: World,
+        world: ClusterState,
         policy: Policy = "binpack",
         fairness: Fairness | None = None,
         *,
@@ -151,7 +151,7 @@ class QueueController:
             if uid not in self._waiting:
                 self._waiting.add(uid)
                 self._mark_urgent(pod)
-        elif self._waiting and key_of(pod) is not None:
+        elif self._waiting and group_key(pod) is not None:
             self._changes += 1
 
     def forget(self, uid: str) -> None:
@@ -282,7 +282,7 @@ class QueueController:
         ]
         asked = {_waiter_id(pod) for uid, pod in self._open.items() if uid not in self._gated}
         for uid, pod in self._gated.items():
-            gang = key_of(pod)
+            gang = group_key(pod)
             if gang is not None and gang not in turn and gang not in asked:
                 asked.add(gang)
                 uids.append(uid)
@@ -314,7 +314,7 @@ class QueueController:
     def _set_gated(self, pod: Pod) -> None:
         uid = pod.metadata.uid
         gates = {it.name for it in pod.spec.scheduling_gates}
-        if gates == {GATE} and pod.metadata.deletion_timestamp is None and not pod.finished:
+        if gates == {QUEUE_GATE} and pod.metadata.deletion_timestamp is None and not pod.finished:
             self._gated[uid] = pod
             # Its place in line is kept until kube-scheduler has asked for it.
             _remember(self._refused, uid, None)
@@ -497,7 +497,7 @@ class QueuedEvaluator:
 
 
 def _waiter_id(pod: Pod) -> str:
-    return key_of(pod) or pod.metadata.uid
+    return group_key(pod) or pod.metadata.uid
 
 
 def _remember(known: "OrderedDict[str, T]", key: str, what: T) -> None:

@@ -6,15 +6,15 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from fenka.cluster.disruption import budgets_for
+from fenka.cluster.objects import Pod
+from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.core.fairness import Fairness
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI
-from fenka.kubernetes.budgets import covering
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.election import RETRY_S, Election
-from fenka.kubernetes.events import Recorder
-from fenka.kubernetes.objects import Pod
-from fenka.kubernetes.world import World
+from fenka.kubernetes.election import RETRY_PERIOD_S, Election
+from fenka.kubernetes.events import EventRecorder
 from fenka.scheduler.binder import BIND_WITHIN_S, SETTLED_S, Binder
 from fenka.scheduler.descheduler import Descheduler
 from fenka.scheduler.event_reporter import EventReporter
@@ -72,7 +72,7 @@ class Replica:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.world = World(dialects=WITH_HAMI if settings.hami else DIALECTS)
+        self.world = ClusterState(dialects=WITH_HAMI if settings.hami else DIALECTS)
         self.gangs = GangScheduler(
             self.world,
             settings.policy,
@@ -95,9 +95,9 @@ class Replica:
             self.judge,
             self.gangs,
             self.gang_controller.wake,
-            lambda pod: covering(pod, self.cluster.budgets.objects.values()),
+            lambda pod: budgets_for(pod, self.cluster.budgets.objects.values()),
         )
-        self.recorder = Recorder(api, "fenka-scheduler", settings.identity)
+        self.recorder = EventRecorder(api, "fenka-scheduler", settings.identity)
         self.election = Election(
             api,
             settings.namespace,
@@ -152,7 +152,7 @@ class Replica:
     @property
     def ready(self) -> bool:
         """Whether kube-scheduler may be sent here: it could lead, and knows who does."""
-        return self.cluster.synced and self.election.informed and not self._ending
+        return self.cluster.synced and self.election.has_leader and not self._ending
 
     @property
     def ending(self) -> bool:
@@ -202,16 +202,16 @@ class Replica:
     async def _stand(self, group: asyncio.TaskGroup) -> None:
         """The lease first: it must be renewed however long reading takes."""
         while not self._ending:
-            led, trouble = self.election.leading, self.election.trouble
+            led, trouble = self.election.leading, self.election.last_error
             if not await self.election.attempt():
                 self._fresh = False
             if self.election.leading != led:
                 log.info("leading" if self.election.leading else "leading no more")
-            if self.election.trouble not in (None, trouble):
-                log.warning("the lease: %s", self.election.trouble)
+            if self.election.last_error not in (None, trouble):
+                log.warning("the lease: %s", self.election.last_error)
             if self.election.leading and not self._fresh and self._refreshing is None:
                 self._refreshing = group.create_task(self._refresh())
-            await self._sleep(RETRY_S)
+            await self._sleep(RETRY_PERIOD_S)
 
     async def _refresh(self) -> None:
         """What the former leader bound last may not have come by the watch yet."""

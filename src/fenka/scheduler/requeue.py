@@ -9,8 +9,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from fenka.kubernetes.client import Api, NoCluster, Refused
-from fenka.kubernetes.objects import Pod
+from fenka.cluster.objects import Pod
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 
 log = logging.getLogger(__name__)
 
@@ -50,16 +50,16 @@ class Requeuer:
     async def _nudge(self, pod: Pod) -> None:
         try:
             await requeue(self._api, pod, self._now())
-        except Refused as why:
+        except ApiError as why:
             # Anything else is about this one pod: it is gone, or another by now.
             if why.status == FORBIDDEN:
                 self._allowed = False
                 log.warning("pods may rest for minutes although there is room for them: %s", why)
-        except NoCluster:
+        except ApiUnreachable:
             pass
 
 
 async def requeue(api: Api, pod: Pod, now: float) -> None:
-    """Have kube-scheduler try this pod. now: seconds since 1970. Raises Refused, NoCluster."""
+    """Have kube-scheduler try this pod. now: seconds since 1970. Raises ApiError, ApiUnreachable."""
     labels = {LABEL: str(int(now))}
     await api.patch(pod.path, Pod, {"metadata": {"uid": pod.metadata.uid, "labels": labels}})

@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from fenka import __version__
-from fenka.kubernetes.listening import LISTENER, Rested
+from fenka.kubernetes.http_listener import LISTENER, ThrottledText
 from fenka.scheduler import extender_api
 from fenka.scheduler.credentials import Credentials
 from fenka.scheduler.extender_api import InvalidExtenderRequest
@@ -66,8 +66,8 @@ class Server:
         self._metrics = Metrics(state)
         self._forwarder = LeaderProxy(replica.election.identity, access.credentials)
         self._bodies = BodyReader(access.bounds)
-        self._inspected = Rested(lambda: _encoded(inspect(replica.world)))
-        self._counted = Rested(self._metrics.text)
+        self._inspected = ThrottledText(lambda: _encoded(inspect(replica.world)))
+        self._counted = ThrottledText(self._metrics.text)
 
     def app(self) -> web.Application:
         """Return an application with all routes. With certificates nobody else reaches it."""
@@ -224,7 +224,7 @@ class Server:
         replica = self._replica
         if replica.ready:
             return web.Response(text="ok")
-        why = "; ".join(replica.cluster.troubles) or replica.election.trouble
+        why = "; ".join(replica.cluster.troubles) or replica.election.last_error
         if replica.ending:
             why = "it is ending"
         elif not replica.cluster.synced:

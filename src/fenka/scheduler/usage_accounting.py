@@ -6,16 +6,16 @@ shows, running and finished. The use of pods that are deleted by then is lost.
 
 from collections.abc import Iterable
 
+from fenka.cluster.objects import Pod, seconds
+from fenka.cluster.state import ClusterState, read_allocation, requests_gpu
 from fenka.core.fairness import Fairness, Uses, cards_of
 from fenka.core.requests import Placement
-from fenka.kubernetes.objects import Pod, seconds
-from fenka.kubernetes.world import World, asks, read_holding
 
 
 class UsageAccounting:
     """Keeps `uses` up to date. now: seconds since 1970."""
 
-    def __init__(self, world: World, fairness: Fairness) -> None:
+    def __init__(self, world: ClusterState, fairness: Fairness) -> None:
         self.uses = Uses(fairness)
         self._world = world
         self._unknown: dict[str, Pod] = {}
@@ -27,21 +27,21 @@ class UsageAccounting:
         """Count the pod from its start to its end."""
         uid, node = pod.metadata.uid, pod.spec.node_name
         self._unknown.pop(uid, None)
-        if not node or uid in self._ended or not asks(pod):
+        if not node or uid in self._ended or not requests_gpu(pod):
             return
-        share, ended = self._world.share(node), now
+        share, ended = self._world.shared_node(node), now
         if share is None:
             self._unknown[uid] = pod
             return
         created = seconds(pod.metadata.creation_timestamp) or now
         started = max(created, seconds(pod.status.start_time) or now)
         if not pod.finished:
-            holding = self._world.holding(uid)
+            holding = self._world.allocation(uid)
         elif self.uses.holds(uid):
             holding = None
         else:
             # It ended before it was reported for the first time.
-            holding = read_holding(share, pod, self._world.dialects)
+            holding = read_allocation(share, pod, self._world.dialects)
             ended = seconds(pod.ended_at) or started
         if holding is not None:
             cards = cards_of(holding.placements, {it.index: it for it in share.node.cards})
@@ -61,7 +61,7 @@ class UsageAccounting:
         """Count cards that were kept for a pod since then, and for nobody else, as used by its namespace."""
         cards = 0.0
         for it in placements:
-            share = self._world.share(it.node)
+            share = self._world.shared_node(it.node)
             if share is not None:
                 cards += cards_of((it,), {card.index: card for card in share.node.cards})
         self.uses.charge(namespace, cards * (now - since), requested_at, now)

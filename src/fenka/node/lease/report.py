@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from fenka.dialects.gpushare import Unreadable
 from fenka.dialects.leases import REPORT, Report, write_report
-from fenka.kubernetes.client import NoCluster, Refused
-from fenka.kubernetes.watch import newer
+from fenka.kubernetes.client import ApiError, ApiUnreachable
+from fenka.kubernetes.informer import newer
 from fenka.node.node_api import NodeApi
 
 _LOG = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Reporter:
                 self._cluster.node_event(
                     "FenkaReport", f"{why}: the scheduler goes by pods' records"
                 )
-            except (Refused, NoCluster) as why:
+            except (ApiError, ApiUnreachable) as why:
                 self._away = True
                 _LOG.warning("what pods hold could not be reported: %s", why)
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from fenka.cluster.objects import Pod
+from fenka.cluster.state import read_allocation
 from fenka.core.cards import Card
 from fenka.core.requests import Slice
 from fenka.dialects import gpushare
@@ -33,9 +35,7 @@ from fenka.isolation.account import BadAccount
 from fenka.isolation.control import BadControl, Limit
 from fenka.isolation.files import MIB, limits_of
 from fenka.isolation.resize import InUse
-from fenka.kubernetes.client import NoCluster, Refused
-from fenka.kubernetes.objects import Pod
-from fenka.kubernetes.world import read_holding
+from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.resolve import MEMORY, shortages
 from fenka.node.lease.store import Lease, LeaseStore, Token
@@ -100,13 +100,13 @@ class Resizer:
                 continue
             try:
                 await PodResize(self, pod, own, room).run()
-            except (Refused, NoCluster, OSError, BadControl, BadAccount) as why:
+            except (ApiError, ApiUnreachable, OSError, BadControl, BadAccount) as why:
                 _LOG.warning("%s is resized later: %s", pod.full_name, why)
 
     # ---- for PodResize ----
 
     async def write(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
-        """On the pod. Raises Refused, NoCluster."""
+        """On the pod. Raises ApiError, ApiUnreachable."""
         await self._cluster.annotate(pod, annotations)
 
     def in_force(self, token: Token) -> list[Slice]:
@@ -184,7 +184,7 @@ class PodResize:
         self._tokens = {it.name: it for it in tokens if not is_whole(it, cards)}
 
     async def run(self) -> None:
-        """Raises Refused, NoCluster, OSError, BadControl, BadAccount: then the next pass goes on."""
+        """Raises ApiError, ApiUnreachable, OSError, BadControl, BadAccount: then the next pass goes on."""
         before = {
             name: await asyncio.to_thread(self._resizer.in_force, token)
             for name, token in self._tokens.items()
@@ -317,8 +317,8 @@ class PodResize:
             uid = pod.metadata.uid
             if uid in room.others or uid == self._pod.metadata.uid or pod.finished:
                 continue
-            holding = read_holding(room.share, pod)
-            if holding is not None and holding.trouble is None:
+            holding = read_allocation(room.share, pod)
+            if holding is not None and holding.error is None:
                 others[uid] = holding.slices
                 names[uid] = pod.full_name
         check_room(self._peak(before), self._peak(after), others, room.share.node.cards, names)

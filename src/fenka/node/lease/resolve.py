@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from fenka.cluster.objects import Pod
 from fenka.core.cards import Card
 from fenka.core.requests import Placement, Slice
 from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.recognition import DIALECTS, recognise
 from fenka.dialects.requests import Dialect, Part, of_container
-from fenka.kubernetes.objects import Pod
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease.store import Lease, Token
 

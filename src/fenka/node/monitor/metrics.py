@@ -11,7 +11,13 @@ from prometheus_client.registry import Collector
 from fenka.core.cards import Card
 from fenka.dialects import gpu_manager
 from fenka.dialects.gpu_manager import Metric as TheirMetric
-from fenka.kubernetes.listening import READERS, Listener, Rested, bound, serving
+from fenka.kubernetes.http_listener import (
+    MAX_READERS,
+    HttpListener,
+    ThrottledText,
+    listening_socket,
+    serve_app,
+)
 from fenka.node.monitor.usage import MIB, UsageSample, Use
 
 _CONTAINER = ("namespace", "pod", "container", "uuid", "index", "model", "node")
@@ -158,7 +164,7 @@ def serve(
     """Listen on all addresses while the block runs. Raises OSError."""
     registry = CollectorRegistry()
     registry.register(exporter)
-    text = Rested(lambda: generate_latest(registry))
+    text = ThrottledText(lambda: generate_latest(registry))
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(
@@ -178,4 +184,4 @@ def serve(
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
-    return serving(app, bound(None, port), Listener(most=READERS))
+    return serve_app(app, listening_socket(None, port), HttpListener(most=MAX_READERS))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from fenka.hardware.nvml import DriverLost, XidListener
-from fenka.kubernetes.client import NoCluster, Refused
+from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.node.agent import Agent
 from fenka.node.lease import pod_processes
 from fenka.node.lease.store import Lease
@@ -105,7 +105,7 @@ class Monitor:
             lease.uid, reason, f"container {lease.container} {note}{ends}"
         )
         if self._evict:
-            with contextlib.suppress(Refused, NoCluster):
+            with contextlib.suppress(ApiError, ApiUnreachable):
                 await self._agent.cluster.evict(lease)
 
     def _unmanaged(self, name: str, pid: int) -> None:

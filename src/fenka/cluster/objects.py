@@ -12,7 +12,7 @@ import msgspec
 from fenka.dialects.gpushare import Kind, quantity
 from fenka.dialects.requests import Limits, Manifest
 
-GATE = "fenka.io/queue"
+QUEUE_GATE = "fenka.io/queue"
 """The scheduling gate that the chart's admission policy puts on pods that ask for cards. While a pod has it,
 kube-scheduler does not try it. The leader removes it."""
 
@@ -21,7 +21,7 @@ class Object(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
     """Kubernetes' names are in camel case."""
 
 
-class Owner(Object):
+class OwnerReference(Object):
     """Who made an object."""
 
     kind: str = ""
@@ -30,7 +30,7 @@ class Owner(Object):
     controller: bool = False
 
 
-class Meta(Object):
+class ObjectMeta(Object):
     """metadata."""
 
     name: str = ""
@@ -39,12 +39,12 @@ class Meta(Object):
     resource_version: str = ""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
-    owner_references: list[Owner] = []
+    owner_references: list[OwnerReference] = []
     creation_timestamp: str = ""
     deletion_timestamp: str | None = None
 
 
-class Resources(Object):
+class ResourceRequirements(Object):
     """Of a container. Quantities are strings, seldom numbers."""
 
     limits: dict[str, str | int] = {}
@@ -56,7 +56,7 @@ class Container(Object):
 
     name: str = ""
     image: str = ""
-    resources: Resources = msgspec.field(default_factory=Resources)
+    resources: ResourceRequirements = msgspec.field(default_factory=ResourceRequirements)
     restart_policy: str | None = None
 
 
@@ -66,7 +66,7 @@ class SchedulingGroup(Object):
     pod_group_name: str = ""
 
 
-class Gate(Object):
+class SchedulingGate(Object):
     """Whoever put it there keeps the pod from being scheduled."""
 
     name: str = ""
@@ -81,7 +81,7 @@ class Toleration(Object):
     effect: str = ""
 
 
-class Expression(Object):
+class SelectorRequirement(Object):
     """One condition on a label."""
 
     key: str = ""
@@ -89,23 +89,23 @@ class Expression(Object):
     values: list[str] = []
 
 
-class Term(Object):
+class NodeSelectorTerm(Object):
     """Conditions on labels, and on fields of the node, that hold together."""
 
-    match_expressions: list[Expression] = []
-    match_fields: list[Expression] = []
+    match_expressions: list[SelectorRequirement] = []
+    match_fields: list[SelectorRequirement] = []
 
 
-class Selector(Object):
+class NodeSelector(Object):
     """Terms of which one must hold."""
 
-    node_selector_terms: list[Term] = []
+    node_selector_terms: list[NodeSelectorTerm] = []
 
 
 class NodeAffinity(Object):
     """Which nodes a pod wants."""
 
-    required_during_scheduling_ignored_during_execution: Selector | None = None
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
 
 
 class Affinity(Object):
@@ -125,7 +125,7 @@ class PodSpec(Object):
     active_deadline_seconds: int | None = None
     scheduling_group: SchedulingGroup | None = None
     termination_grace_period_seconds: int | None = None
-    scheduling_gates: list[Gate] = []
+    scheduling_gates: list[SchedulingGate] = []
     tolerations: list[Toleration] = []
     node_selector: dict[str, str] = {}
     affinity: Affinity | None = None
@@ -144,13 +144,13 @@ class Condition(Object):
     """Go writes null for a time that was never set."""
 
 
-class Running(Object):
+class ContainerStateRunning(Object):
     """Of a container that runs."""
 
     started_at: str | None = None
 
 
-class Terminated(Object):
+class ContainerStateTerminated(Object):
     """Of a container that has ended."""
 
     finished_at: str | None = None
@@ -159,8 +159,8 @@ class Terminated(Object):
 class ContainerState(Object):
     """Neither: it waits to be started."""
 
-    running: Running | None = None
-    terminated: Terminated | None = None
+    running: ContainerStateRunning | None = None
+    terminated: ContainerStateTerminated | None = None
 
 
 class ContainerStatus(Object):
@@ -201,7 +201,7 @@ class PodStatus(Object):
 class Pod(Object):
     """A pod."""
 
-    metadata: Meta = msgspec.field(default_factory=Meta)
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
@@ -278,7 +278,7 @@ class NodeSpec(Object):
     taints: list[Taint] = []
 
 
-class Address(Object):
+class NodeAddress(Object):
     """Of a node."""
 
     type: str = ""
@@ -290,14 +290,14 @@ class NodeStatus(Object):
 
     capacity: dict[str, str] = {}
     allocatable: dict[str, str] = {}
-    addresses: list[Address] = []
+    addresses: list[NodeAddress] = []
     conditions: list[Condition] = []
 
 
 class Node(Object):
     """A node."""
 
-    metadata: Meta = msgspec.field(default_factory=Meta)
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
     status: NodeStatus = msgspec.field(default_factory=NodeStatus)
 
@@ -321,14 +321,14 @@ class Node(Object):
 class ConfigMap(Object):
     """A ConfigMap."""
 
-    metadata: Meta = msgspec.field(default_factory=Meta)
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     data: dict[str, str] = {}
 
 
 class Secret(Object):
     """A Secret. data: in base64."""
 
-    metadata: Meta = msgspec.field(default_factory=Meta)
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     data: dict[str, str] = {}
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from fenka.cluster.objects import Object, ObjectMeta, Pod
 from fenka.dialects.gpushare import Unreadable
-from fenka.kubernetes.objects import Meta, Object, Pod
 
 NAME_LABELS = (
     "pod-group.scheduling.sigs.k8s.io/name",
@@ -21,7 +21,7 @@ NAME_LABELS = (
 MINIMUM_LABEL = "pod-group.scheduling.sigs.k8s.io/min-available"
 """Pod label: of so many at least it consists."""
 
-POD_GROUPS = "/apis/scheduling.k8s.io/v1beta1/podgroups"
+POD_GROUPS_PATH = "/apis/scheduling.k8s.io/v1beta1/podgroups"
 
 
 class GangPolicy(Object):
@@ -45,7 +45,7 @@ class PodGroupSpec(Object):
 class PodGroup(Object):
     """Of scheduling.k8s.io."""
 
-    metadata: Meta = msgspec.field(default_factory=Meta)
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: PodGroupSpec = msgspec.field(default_factory=PodGroupSpec)
 
 
@@ -63,7 +63,7 @@ class Gang:
         return f"{self.namespace}/{self.name}"
 
 
-def name_of(pod: Pod) -> str | None:
+def group_name(pod: Pod) -> str | None:
     """The gang that a pod names, if it names one."""
     group = pod.spec.scheduling_group
     if group is not None and group.pod_group_name:
@@ -72,18 +72,18 @@ def name_of(pod: Pod) -> str | None:
     return next((labels[label] for label in NAME_LABELS if labels.get(label)), None)
 
 
-def key_of(pod: Pod) -> str | None:
+def group_key(pod: Pod) -> str | None:
     """namespace/name of the gang that a pod names, if it names one."""
-    name = name_of(pod)
+    name = group_name(pod)
     return f"{pod.metadata.namespace}/{name}" if name else None
 
 
-def gang_of(pod: Pod, groups: Mapping[str, PodGroup]) -> Gang | None:
+def pod_group(pod: Pod, groups: Mapping[str, PodGroup]) -> Gang | None:
     """The gang that a pod is in, None if it is in none. groups: those of the cluster, by namespace/name.
 
     Raises Unreadable, with the sentence, where nobody says how many belong to it.
     """
-    name, namespace = name_of(pod), pod.metadata.namespace
+    name, namespace = group_name(pod), pod.metadata.namespace
     if name is None:
         return None
     native = pod.spec.scheduling_group

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from fenka.kubernetes.objects import Node, Pod
+from fenka.cluster.objects import Node, Pod
 
 
 def test_times_that_were_never_set_are_read() -> None:

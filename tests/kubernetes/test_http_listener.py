@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from fenka.kubernetes.listening import REQUEST_WITHIN_S, Listener, serving
+from fenka.kubernetes.http_listener import REQUEST_TIMEOUT_S, HttpListener, serve_app
 from tests.kubernetes.api_server import until
 from tests.kubernetes.test_election import Clock
 
@@ -21,7 +21,7 @@ class Served:
 
     def __init__(self, most: int) -> None:
         self.clock = Clock()
-        self.listener = Listener(most=most, clock=self.clock)
+        self.listener = HttpListener(most=most, clock=self.clock)
         self.begun, self.go_on = asyncio.Event(), asyncio.Event()
         listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = listening.getsockname()[1]
@@ -29,7 +29,7 @@ class Served:
         app.router.add_get("/", self._quick)
         app.router.add_get("/slow", self._slow)
         app.router.add_get("/large", self._large)
-        self.serving = serving(app, listening, self.listener)
+        self.serving = serve_app(app, listening, self.listener)
 
     async def open(self) -> Streams:
         """Connect, and be known."""
@@ -107,10 +107,10 @@ def test_a_request_that_does_not_come_to_its_end_is_ended() -> None:
         ended[1][1].write(b"GET / HT")
         ended[2][1].write(b"POST / HTTP/1.1\r\nHost: n\r\nContent-Length: 5\r\n\r\nx")
         # Half of the time is not enough.
-        it.clock.now += REQUEST_WITHIN_S / 2
+        it.clock.now += REQUEST_TIMEOUT_S / 2
         it.listener.sweep()
         assert it.listener.connections == 4
-        it.clock.now += REQUEST_WITHIN_S
+        it.clock.now += REQUEST_TIMEOUT_S
         it.listener.sweep()
         for reader, _ in ended:
             with contextlib.suppress(ConnectionError):
@@ -130,7 +130,7 @@ def test_an_answer_that_nobody_reads_is_ended() -> None:
         await until(lambda: it.listener.connections == 1)
         (connection,) = it.listener._open.values()
         await until(lambda: connection.unread_at is not None)
-        it.clock.now += 2 * REQUEST_WITHIN_S
+        it.clock.now += 2 * REQUEST_TIMEOUT_S
         it.listener.sweep()
         await until(lambda: it.listener.connections == 0)
         assert reader is not None
@@ -163,7 +163,7 @@ def test_accepting_a_flood_leaves_turns_for_others() -> None:
         clients = [socket.create_connection(listening.getsockname()) for _ in range(60)]
         turns: list[int] = []
 
-        class Counting(Listener):
+        class Counting(HttpListener):
             def _admit(self, connection: socket.socket) -> None:
                 turns.append(beats)
                 connection.close()

@@ -4,30 +4,30 @@ from collections.abc import Iterable
 
 import msgspec
 
+from fenka.cluster.eligibility import matches
+from fenka.cluster.objects import Object, ObjectMeta, Pod, SelectorRequirement
 from fenka.core.preemption import Budget
-from fenka.kubernetes.fitting import holds
-from fenka.kubernetes.objects import Expression, Meta, Object, Pod
 
-BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
+BUDGETS_PATH = "/apis/policy/v1/poddisruptionbudgets"
 
 
-class Selector(Object):
+class LabelSelector(Object):
     """Which pods, by their labels. An empty one selects all of the namespace."""
 
     match_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    match_expressions: list[Expression] = msgspec.field(default_factory=list)
+    match_expressions: list[SelectorRequirement] = msgspec.field(default_factory=list)
 
     def selects(self, labels: dict[str, str]) -> bool:
         """All of its conditions hold."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
-            holds(it, labels) for it in self.match_expressions
+            matches(it, labels) for it in self.match_expressions
         )
 
 
 class BudgetSpec(Object):
     """spec."""
 
-    selector: Selector | None = None
+    selector: LabelSelector | None = None
 
 
 class BudgetStatus(Object):
@@ -39,12 +39,12 @@ class BudgetStatus(Object):
 class PodDisruptionBudget(Object):
     """Of policy/v1."""
 
-    metadata: Meta = msgspec.field(default_factory=Meta)
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
     status: BudgetStatus = msgspec.field(default_factory=BudgetStatus)
 
 
-def covering(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> frozenset[Budget]:
+def budgets_for(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> frozenset[Budget]:
     """Those that the pod counts on."""
     return frozenset(
         Budget(f"{it.metadata.namespace}/{it.metadata.name}", it.status.disruptions_allowed)

@@ -17,20 +17,20 @@ from aiohttp.typedefs import Handler
 
 log = logging.getLogger(__name__)
 
-MOST = 256
+MAX_CONNECTIONS = 256
 """Connections of a port."""
-MOST_GREETING = 128
+MAX_HANDSHAKES = 128
 """Connections that have not ended their TLS handshake: nobody knows yet whose they are."""
-READERS = 64
+MAX_READERS = 64
 """Connections of a port where things are only read: each may have a long answer in memory."""
 BACKLOG = 128
-GREETING_WITHIN_S = 5.0
-REQUEST_WITHIN_S = 10.0
+HANDSHAKE_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 10.0
 """From its first byte to its last; also how long a caller may leave an answer unread."""
-LOOK_S = 1.0
-REST = 4
+SWEEP_INTERVAL_S = 1.0
+THROTTLE_FACTOR = 4
 """A text that took so long to make is made again only after this many times as long, however many read it."""
-COMPLAIN_S = 60.0
+LOG_INTERVAL_S = 60.0
 """Between two lines of the log about connections that were refused."""
 
 Context = Callable[[], ssl.SSLContext | None]
@@ -39,7 +39,7 @@ Context = Callable[[], ssl.SSLContext | None]
 class _Connection(asyncio.Protocol):
     """Passes on what happens on one connection, and remembers since when what is due is awaited."""
 
-    def __init__(self, handler: web.RequestHandler, listener: "Listener") -> None:
+    def __init__(self, handler: web.RequestHandler, listener: "HttpListener") -> None:
         self.handler = handler
         self._listener = listener
         self.requested_at: float | None = listener.clock()
@@ -79,7 +79,7 @@ class _Connection(asyncio.Protocol):
     def overdue(self, now: float) -> bool:
         """Return whether the caller has kept this side waiting for too long."""
         awaited = (None if self.busy else self.requested_at), self.unread_at
-        return any(it is not None and now - it > REQUEST_WITHIN_S for it in awaited)
+        return any(it is not None and now - it > REQUEST_TIMEOUT_S for it in awaited)
 
     def end(self) -> None:
         """Close it at once."""
@@ -88,7 +88,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-class Listener:
+class HttpListener:
     """One port. `run` accepts until it is cancelled; then `close` ends what is open.
 
     Args:
@@ -103,7 +103,7 @@ class Listener:
         self,
         context: Context = lambda: None,
         *,
-        most: int = MOST,
+        most: int = MAX_CONNECTIONS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context, self._most = context, most
@@ -148,7 +148,7 @@ class Listener:
                 except OSError as why:
                     # No descriptor is free, or the caller has gone: others may come.
                     self._complain(f"a connection was not accepted: {why}")
-                    await asyncio.sleep(LOOK_S / 10)
+                    await asyncio.sleep(SWEEP_INTERVAL_S / 10)
                     continue
                 self._admit(connection)
                 # While others wait in the backlog, accepting does not: let those who are in have their turn.
@@ -187,7 +187,7 @@ class Listener:
     # ---- one connection ----
 
     def _admit(self, connection: socket.socket) -> None:
-        if len(self._greeting) >= MOST_GREETING:
+        if len(self._greeting) >= MAX_HANDSHAKES:
             oldest = next(iter(self._greeting))
             oldest.cancel()
             self._greeting.pop(oldest)
@@ -197,7 +197,7 @@ class Listener:
 
     async def _greet(self, connection: socket.socket) -> None:
         context = self._context()
-        within = None if context is None else GREETING_WITHIN_S
+        within = None if context is None else HANDSHAKE_TIMEOUT_S
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: _Connection(self.server(), self),
@@ -214,18 +214,18 @@ class Listener:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SWEEP_INTERVAL_S)
             self.sweep()
 
     def _complain(self, sentence: str) -> None:
         """Write it to the log, but not once for each of a flood."""
         now = self.clock()
-        if self._complained_at is None or now - self._complained_at >= COMPLAIN_S:
+        if self._complained_at is None or now - self._complained_at >= LOG_INTERVAL_S:
             self._complained_at = now
             log.warning("%s", sentence)
 
 
-class Rested:
+class ThrottledText:
     """Makes a text when it is asked for, and then not again for REST times as long as that took."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
@@ -238,11 +238,11 @@ class Rested:
         if begun >= self._until:
             self._made = self._make()
             now = time.perf_counter()
-            self._until = now + REST * (now - begun)
+            self._until = now + THROTTLE_FACTOR * (now - begun)
         return self._made
 
 
-def bound(address: str | None, port: int) -> socket.socket:
+def listening_socket(address: str | None, port: int) -> socket.socket:
     """Return a listening socket. address: None for all, of both families where there are two."""
     if address is None:
         both = socket.has_dualstack_ipv6()
@@ -252,7 +252,7 @@ def bound(address: str | None, port: int) -> socket.socket:
     return socket.create_server((address, port), family=family, backlog=BACKLOG)
 
 
-LISTENER: web.AppKey[Listener] = web.AppKey("listener", Listener)
+LISTENER: web.AppKey[HttpListener] = web.AppKey("listener", HttpListener)
 """Of the application that `serving` serves."""
 
 
@@ -265,15 +265,15 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def serve_app(
     app: web.Application,
     listening: socket.socket,
-    listener: Listener | None = None,
+    listener: HttpListener | None = None,
     *,
     keep_alive_s: float = 15,
 ) -> AsyncIterator[None]:
     """Serve the application on this socket while the block runs."""
-    app[LISTENER] = listener = listener or Listener()
+    app[LISTENER] = listener = listener or HttpListener()
     app.middlewares.insert(0, _answered)
     runner = web.AppRunner(
         app,

@@ -11,6 +11,7 @@ last record that was readable. By any of them but the first a pod counts for no 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fenka.cluster.objects import Node, ObjectMeta, Pod
 from fenka.core.evaluate import Used
 from fenka.core.ledger import Tally
 from fenka.core.requests import Placement, Slice
@@ -19,22 +20,21 @@ from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.leases import Lingering, Refusal, Report
 from fenka.dialects.recognition import DIALECTS, WITH_HAMI, recognise
 from fenka.dialects.requests import Dialect, unplaced
-from fenka.kubernetes.objects import Meta, Node, Pod
 
 _FOREIGN = "no record says on which card the pod is: it was not placed by fenka's scheduler"
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class PodAllocation:
     """What a pod holds of its node, in at least one placement.
 
-    trouble: why its record could not be read, where its node does not report what it holds. lingering: the
+    error: why its record could not be read, where its node does not report what it holds. lingering: the
     API server shows the pod no longer, and its node reports that it still holds this.
     """
 
     pod: Pod
     placements: tuple[Placement, ...]
-    trouble: str | None = None
+    error: str | None = None
     lingering: bool = False
 
     @property
@@ -58,7 +58,7 @@ class _Claim:
     """Of an assumption."""
 
 
-class World:
+class ClusterState:
     """A View for `evaluate`. Everything is in memory and nothing waits."""
 
     def __init__(
@@ -74,13 +74,13 @@ class World:
         self._sick: dict[str, frozenset[int]] = {}
         self._claims: dict[str, _Claim] = {}
         self._by_node: dict[str, set[str]] = {}
-        self._holdings: dict[str, Holding] = {}
+        self._holdings: dict[str, PodAllocation] = {}
         self._written: dict[str, tuple[Placement, ...]] = {}
         """What this process has placed itself, by UID, for as long as the pod is there."""
         self._last: dict[str, tuple[Placement, ...]] = {}
         """What was last read of a pod's record, by UID."""
         self._reports: dict[str, Report] = {}
-        self._ghosts: dict[str, dict[str, Holding]] = {}
+        self._ghosts: dict[str, dict[str, PodAllocation]] = {}
         """By node and UID, what is held of it by pods that the API server shows no longer."""
         self._tally = Tally()
         self._generations: dict[str, int] = {}
@@ -105,11 +105,11 @@ class World:
 
     # ---- what is there ----
 
-    def share(self, node: str) -> Share | None:
+    def shared_node(self, node: str) -> Share | None:
         """The sharing node of that name."""
         return self._shares.get(node)
 
-    def shares(self) -> list[Share]:
+    def shared_nodes(self) -> list[Share]:
         """All sharing nodes, by name."""
         return [self._shares[name] for name in sorted(self._shares)]
 
@@ -121,7 +121,7 @@ class World:
         """All nodes, by name."""
         return [self._objects[name] for name in sorted(self._objects)]
 
-    def node_trouble(self, name: str) -> str | None:
+    def node_error(self, name: str) -> str | None:
         """Why nothing new may be placed on a node that seems to share: its record, or its labels."""
         return self._troubles.get(name)
 
@@ -134,11 +134,11 @@ class World:
         claim = self._claims.get(uid)
         return claim is not None and bool(claim.placements)
 
-    def holding(self, uid: str) -> Holding | None:
+    def allocation(self, uid: str) -> PodAllocation | None:
         """What the pod with this UID holds of a sharing node."""
         return self._holdings.get(uid)
 
-    def holdings(self, node: str) -> list[Holding]:
+    def allocations(self, node: str) -> list[PodAllocation]:
         """Of this sharing node, by namespace and name of the pod."""
         found = [
             self._holdings[uid] for uid in self._by_node.get(node, ()) if uid in self._holdings
@@ -146,7 +146,7 @@ class World:
         found += self._ghosts.get(node, {}).values()
         return sorted(found, key=lambda it: (it.pod.metadata.namespace, it.pod.metadata.name))
 
-    def refused(self, node: str) -> Mapping[str, Refusal]:
+    def refusals(self, node: str) -> Mapping[str, Refusal]:
         """Pods, by UID, that the node reports to have refused for a minute."""
         report = self._reports.get(node)
         return report.refused if report else {}
@@ -172,7 +172,7 @@ class World:
         self._touch_nodes()
         self._reread(name)
 
-    def set_sick(self, node: str, indexes: frozenset[int]) -> None:
+    def set_unhealthy(self, node: str, indexes: frozenset[int]) -> None:
         """Cards that a health daemon other than fenka's has named."""
         if indexes:
             self._sick[node] = indexes
@@ -207,18 +207,20 @@ class World:
             self._hold_lingering(claim.node)
 
     def assume(self, pod: Pod, placements: tuple[Placement, ...]) -> None:
-        """The pod will be bound so. Undone by `retract`. Once the server shows it bound to this node, this
-        still says on which cards, whatever becomes of its record."""
+        """The pod will be bound so. Undone by `forget_assumed`.
+
+        Once the server shows it bound to this node, this still says on which cards, whatever its record says.
+        """
         self._claim(_Claim(pod, placements[0].node, placements))
         self._written[pod.metadata.uid] = placements
 
-    def retract(self, uid: str) -> None:
+    def forget_assumed(self, uid: str) -> None:
         """The pod was not bound after all; nothing happens if the server has shown it bound meanwhile."""
         claim = self._claims.get(uid)
         if claim is not None and claim.placements:
             self.forget_pod(uid)
 
-    def resync_pods(self, pods: Iterable[Pod]) -> None:
+    def replace_pods(self, pods: Iterable[Pod]) -> None:
         """These are all pods there are: what others held is free. Assumptions of pods that are there stay."""
         pods = list(pods)
         there = {pod.metadata.uid for pod in pods}
@@ -227,7 +229,7 @@ class World:
         for pod in pods:
             self.set_pod(pod)
 
-    def resync_nodes(self, nodes: Iterable[Node]) -> None:
+    def replace_nodes(self, nodes: Iterable[Node]) -> None:
         """These are all nodes there are."""
         nodes = list(nodes)
         there = {node.metadata.name for node in nodes}
@@ -266,21 +268,21 @@ class World:
         self.nodes_version += 1
         self.version += 1
 
-    def _holding_of(self, claim: _Claim) -> Holding | None:
+    def _holding_of(self, claim: _Claim) -> PodAllocation | None:
         share, uid = self._shares.get(claim.node), claim.pod.metadata.uid
         if share is None:
             return None
         if claim.placements:
-            return Holding(claim.pod, claim.placements)
+            return PodAllocation(claim.pod, claim.placements)
         report = self._reports.get(claim.node)
         if report is not None and uid in report.pods:
-            return Holding(claim.pod, _reported(share, report.pods[uid]))
-        holding = read_holding(share, claim.pod, self.dialects)
+            return PodAllocation(claim.pod, _reported(share, report.pods[uid]))
+        holding = read_allocation(share, claim.pod, self.dialects)
         if holding is None:
             return None
-        if holding.trouble is None:
+        if holding.error is None:
             self._last[uid] = holding.placements
-        known = self._written.get(uid) or (self._last.get(uid) if holding.trouble else None)
+        known = self._written.get(uid) or (self._last.get(uid) if holding.error else None)
         if known:
             return replace(holding, placements=tuple(_there(share, it) for it in known))
         return holding
@@ -314,7 +316,7 @@ class World:
             return
         there = self._by_node.get(node, ())
         wanted = {
-            uid: Holding(_ghost(uid, it), _reported(share, it.slices), lingering=True)
+            uid: PodAllocation(_ghost(uid, it), _reported(share, it.slices), lingering=True)
             for uid, it in said.items()
             if uid not in there and share is not None
         }
@@ -359,7 +361,7 @@ def _admits_alike(one: Node, other: Node) -> bool:
     )
 
 
-def asks(pod: Pod) -> bool:
+def requests_gpu(pod: Pod) -> bool:
     """Whether the pod wants something of a card, in whatever dialect, understood or not."""
     try:
         return recognise(pod.manifest, WITH_HAMI) is not None
@@ -367,9 +369,9 @@ def asks(pod: Pod) -> bool:
         return True
 
 
-def read_holding(
+def read_allocation(
     share: Share, pod: Pod, dialects: Collection[Dialect] = DIALECTS
-) -> Holding | None:
+) -> PodAllocation | None:
     """What a pod on a sharing node holds of it by its own record, for no more than its limits ask; None for a
     pod that asks for nothing there."""
     manifest = pod.manifest
@@ -380,7 +382,7 @@ def read_holding(
         parts = dialect.demand(manifest, share.unit_mib)
     except Unreadable as why:
         # No node gives such a pod anything.
-        return Holding(pod, (Placement(share.node.name, ()),), str(why))
+        return PodAllocation(pod, (Placement(share.node.name, ()),), str(why))
     try:
         placements = dialect.read(manifest, share)
         trouble = _FOREIGN if placements is None else None
@@ -388,7 +390,7 @@ def read_holding(
         placements, trouble = None, str(why)
     if placements is None:
         placements = unplaced(share, parts)
-    return Holding(pod, placements or (Placement(share.node.name, ()),), trouble)
+    return PodAllocation(pod, placements or (Placement(share.node.name, ()),), trouble)
 
 
 def _reported(share: Share, slices: Sequence[Slice]) -> tuple[Placement, ...]:
@@ -421,4 +423,4 @@ def _there(share: Share, placement: Placement) -> Placement:
 
 def _ghost(uid: str, it: Lingering) -> Pod:
     namespace, _, name = it.name.rpartition("/")
-    return Pod(metadata=Meta(name=name, namespace=namespace, uid=uid))
+    return Pod(metadata=ObjectMeta(name=name, namespace=namespace, uid=uid))

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from aiohttp import web
 
-from fenka.kubernetes.objects import Pod
-from fenka.kubernetes.watch import Backoff, Watch, newer
+from fenka.cluster.objects import Pod
+from fenka.kubernetes.informer import Backoff, Informer, newer
 from tests.kubernetes.api_server import ApiServer, Json, api_server, until
 
 
@@ -18,19 +18,19 @@ class Mirror:
         self.names: dict[str, str] = {}
         self.resyncs = self.sets = 0
 
-    def on_resync(self, objects: Sequence[Pod]) -> None:
+    def on_replace(self, objects: Sequence[Pod]) -> None:
         """All."""
         self.resyncs += 1
         self.names = {it.metadata.uid: it.metadata.name for it in objects}
 
-    def on_set(self, thing: Pod) -> None:
+    def on_upsert(self, obj: Pod) -> None:
         """One."""
         self.sets += 1
-        self.names[thing.metadata.uid] = thing.metadata.name
+        self.names[obj.metadata.uid] = obj.metadata.name
 
-    def on_forget(self, thing: Pod) -> None:
+    def on_delete(self, obj: Pod) -> None:
         """Gone."""
-        del self.names[thing.metadata.uid]
+        del self.names[obj.metadata.uid]
 
 
 def pod(name: str, node: str = "") -> Json:
@@ -49,11 +49,11 @@ async def at_once(_: float) -> None:
 @contextlib.asynccontextmanager
 async def watching(
     server: ApiServer, query: dict[str, str] | None = None
-) -> AsyncIterator[tuple[Watch[Pod], Mirror]]:
+) -> AsyncIterator[tuple[Informer[Pod], Mirror]]:
     """A watch that runs and is synced."""
     mirror = Mirror()
     async with server.api() as api:
-        watch = Watch(api, "/api/v1/pods", Pod, mirror, query=query, sleep=at_once)
+        watch = Informer(api, "/api/v1/pods", Pod, mirror, query=query, sleep=at_once)
         task = asyncio.create_task(watch.run())
         try:
             await asyncio.wait_for(watch.synced.wait(), 10)
@@ -145,13 +145,13 @@ def test_a_restarted_server_is_taken_up_where_it_was_left() -> None:
             server.put("pods", pod("a"))
             async with watching(server) as (watch, mirror):
                 await server.stop()
-                await until(lambda: watch.trouble)
+                await until(lambda: watch.last_error)
                 server.put("pods", pod("b"))
                 server.remove("pods", "a", "d")
                 await server.start()
                 await until(lambda: agrees(server, mirror))
                 assert mirror.resyncs == 1
-                assert watch.trouble is None
+                assert watch.last_error is None
 
     run(scenario())
 
@@ -185,8 +185,8 @@ def test_duplicates_and_old_news_change_nothing() -> None:
             new = server.put("pods", pod("a", "n"))
             gone = server.put("pods", pod("gone"))
             server.remove("pods", "gone", "d")
-            for thing in (old, new, old, gone):
-                server.send("pods", "MODIFIED", thing)
+            for obj in (old, new, old, gone):
+                server.send("pods", "MODIFIED", obj)
             server.put("pods", pod("last"))
             await until(lambda: "last" in mirror.names.values())
             assert agrees(server, mirror)
@@ -258,7 +258,7 @@ def test_a_relist_during_a_list_waits_for_the_next_one() -> None:
 
             mirror = Mirror()
             async with server.api() as api:
-                watch = Watch(api, "/api/v1/pods", Pod, mirror, sleep=at_once)
+                watch = Informer(api, "/api/v1/pods", Pod, mirror, sleep=at_once)
                 server.after = slow  # the first list is answered from before
                 task = asyncio.create_task(watch.run())
                 await listing.wait()

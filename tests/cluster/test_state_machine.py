@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from fenka.cluster.objects import Node, Pod
+from fenka.cluster.state import ClusterState
 from fenka.core.requests import Placement
 from fenka.core.units import units_to_mib
 from fenka.dialects import gpushare
-from fenka.kubernetes.objects import Node, Pod
-from fenka.kubernetes.world import World
 from fenka.scheduler.pod_placement import Infeasible, PodEvaluator
 from tests.scheduler.objects_kit import GIB, T4_MIB, a_node, a_pod
 
@@ -24,7 +24,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = ClusterState()
         self.judge = PodEvaluator(self.world, "binpack")
         self.ids = itertools.count()
         self.unbound: dict[str, Pod] = {}
@@ -60,7 +60,7 @@ class Machine(RuleBasedStateMachine):
         if isinstance(placements, Infeasible) or not placements:
             return
         (placement,) = placements
-        share = self.world.share(node)
+        share = self.world.shared_node(node)
         assert share is not None
         cards = {card.index: card for card in share.node.cards}
         for piece in placement.slices:
@@ -80,13 +80,13 @@ class Machine(RuleBasedStateMachine):
         pod, placement = self.sent.pop(uid)
         if not done:
             before = self.others(placement.node, uid)
-            self.world.retract(uid)
+            self.world.forget_assumed(uid)
             assert self.others(placement.node, uid) == before
             assert not self.world.is_assumed(uid)
             del self.assumed[uid], self.written[uid]
             self.unbound[uid] = pod
             return
-        share = self.world.share(placement.node)
+        share = self.world.shared_node(placement.node)
         unit = share or gpushare.read_node(placement.node, *self.first(placement.node))
         assert unit is not None
         copied = a_pod(
@@ -142,7 +142,7 @@ class Machine(RuleBasedStateMachine):
         self.seen = self.there()
         self.assumed = {uid: it for uid, it in self.assumed.items() if uid in self.sent}
         self.written = {uid: it for uid, it in self.written.items() if uid in self.seen}
-        self.world.resync_pods(self.seen.values())
+        self.world.replace_pods(self.seen.values())
 
     @rule(
         name=st.sampled_from(NAMES),
@@ -171,7 +171,7 @@ class Machine(RuleBasedStateMachine):
     def fall_sick(self, name: str, indexes: frozenset[int]) -> None:
         """By gpushare's ConfigMap."""
         self.sick[name] = indexes
-        self.world.set_sick(name, indexes)
+        self.world.set_unhealthy(name, indexes)
 
     # ---- truth ----
 
@@ -201,15 +201,15 @@ class Machine(RuleBasedStateMachine):
 
     def others(self, node: str, uid: str) -> list[str]:
         """Who else holds of the node."""
-        uids = [it.pod.metadata.uid for it in self.world.holdings(node)]
+        uids = [it.pod.metadata.uid for it in self.world.allocations(node)]
         return [it for it in uids if it != uid]
 
     @invariant()
     def the_same_as_from_a_full_list(self) -> None:
         """And nothing below nothing."""
-        fresh = World(self.nodes.values())
+        fresh = ClusterState(self.nodes.values())
         for name, indexes in self.sick.items():
-            fresh.set_sick(name, indexes)
+            fresh.set_unhealthy(name, indexes)
         # What it has placed itself it remembers, whatever records say.
         for pod, placement in self.written.values():
             fresh.assume(pod, (placement,))

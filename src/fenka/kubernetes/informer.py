@@ -11,8 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from fenka.kubernetes.client import Api, NoCluster, Refused
-from fenka.kubernetes.objects import Meta
+from fenka.cluster.objects import ObjectMeta
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
 WATCH_S = 300
@@ -29,7 +29,7 @@ class HasMeta(Protocol):
     """Any of Kubernetes' objects."""
 
     @property
-    def metadata(self) -> Meta:
+    def metadata(self) -> ObjectMeta:
         """Its metadata."""
 
 
@@ -37,16 +37,16 @@ T = TypeVar("T", bound=HasMeta)
 T_contra = TypeVar("T_contra", bound=HasMeta, contravariant=True)
 
 
-class Listener(Protocol[T_contra]):
+class InformerListener(Protocol[T_contra]):
     """Whoever wants to know. Called in the event loop's thread; must not raise."""
 
-    def on_resync(self, objects: Sequence[T_contra]) -> None:
+    def on_replace(self, objects: Sequence[T_contra]) -> None:
         """These are all objects there are now."""
 
-    def on_set(self, thing: T_contra) -> None:
+    def on_upsert(self, obj: T_contra) -> None:
         """This object is new, or is so now."""
 
-    def on_forget(self, thing: T_contra) -> None:
+    def on_delete(self, obj: T_contra) -> None:
         """This object is gone; it is as it was last seen."""
 
 
@@ -84,7 +84,7 @@ def newer(version: str, known: str) -> bool:
     return True
 
 
-class Watch(Generic[T]):
+class Informer(Generic[T]):
     """A collection in memory.
 
     path: of the collection ("/api/v1/pods"). query: such as fieldSelector="spec.nodeName=a". optional: a
@@ -97,7 +97,7 @@ class Watch(Generic[T]):
         api: Api,
         path: str,
         kind: type[T],
-        listener: Listener[T],
+        listener: InformerListener[T],
         *,
         query: dict[str, str] | None = None,
         optional: bool = False,
@@ -119,7 +119,7 @@ class Watch(Generic[T]):
         self.objects: dict[str, T] = {}
         self.synced = asyncio.Event()
         """Set once the first list is there; `age_s` says whether it is kept up."""
-        self.trouble: str | None = None
+        self.last_error: str | None = None
         """Why the server was not heard the last time; None while all is well."""
 
     @property
@@ -135,8 +135,8 @@ class Watch(Generic[T]):
                 self._begun += 1
                 version = await self._list()
                 await self._until_wanted(self._follow(version))
-            except (Refused, NoCluster) as why:
-                if self._optional and isinstance(why, Refused) and why.status == 404:
+            except (ApiError, ApiUnreachable) as why:
+                if self._optional and isinstance(why, ApiError) and why.status == 404:
                     await self._do_without()
                 else:
                     await self._wait(why)
@@ -176,7 +176,7 @@ class Watch(Generic[T]):
     async def _take_all(self, objects: Sequence[T]) -> None:
         self.objects = {it.metadata.uid: it for it in objects}
         self._graves.clear()
-        self._listener.on_resync(objects)
+        self._listener.on_replace(objects)
         self.synced.set()
         async with self._listed:
             self._done = self._begun
@@ -196,31 +196,31 @@ class Watch(Generic[T]):
                         self._take(change.type, change.object)
                 # The end of a watch is a sign of life too, but not one to answer without a pause.
                 await self._sleep(self._backoff.next_s())
-            except NoCluster as why:
+            except ApiUnreachable as why:
                 await self._wait(why)
 
-    def _take(self, kind: str, thing: T) -> None:
-        uid = thing.metadata.uid
+    def _take(self, kind: str, obj: T) -> None:
+        uid = obj.metadata.uid
         if kind == "DELETED":
             self._graves[uid] = None
             if len(self._graves) > _GRAVES:
                 del self._graves[next(iter(self._graves))]
             if self.objects.pop(uid, None) is not None:
-                self._listener.on_forget(thing)
+                self._listener.on_delete(obj)
             return
         known = self.objects.get(uid)
-        version = thing.metadata.resource_version
+        version = obj.metadata.resource_version
         if uid in self._graves or (
             known is not None and not newer(version, known.metadata.resource_version)
         ):
             return
-        self.objects[uid] = thing
-        self._listener.on_set(thing)
+        self.objects[uid] = obj
+        self._listener.on_upsert(obj)
 
     def _heard(self) -> None:
-        self._contact, self.trouble = self._clock(), None
+        self._contact, self.last_error = self._clock(), None
         self._backoff.reset()
 
     async def _wait(self, why: Exception) -> None:
-        self.trouble = str(why)
+        self.last_error = str(why)
         await self._sleep(self._backoff.next_s())

@@ -6,24 +6,31 @@ cards for pods that wait, `fenka why` when it says what keeps a pod from a node.
 
 from collections.abc import Iterator, Mapping
 
-from fenka.kubernetes.objects import Expression, Node, Pod, Taint, Term, Toleration
+from fenka.cluster.objects import (
+    Node,
+    NodeSelectorTerm,
+    Pod,
+    SelectorRequirement,
+    Taint,
+    Toleration,
+)
 
 STRICT = "NoSchedule"
 
 
-def obstacles(pod: Pod, node: Node) -> list[str]:
+def ineligibility_reasons(pod: Pod, node: Node) -> list[str]:
     """What keeps the pod from the node, in sentences; nothing where it may go there."""
     # What is wrong with a node itself is a taint, or will be in a moment, and can be tolerated too.
     reasons = [
         said
         for said, key in _conditions(node)
-        if not _tolerates(pod, Taint(key=key, effect=STRICT))
+        if not _any_tolerates(pod, Taint(key=key, effect=STRICT))
     ]
     for taint in node.spec.taints:
         # The node controller's own taints repeat what was said.
         said = taint.key.startswith("node.kubernetes.io/") and reasons
         strict = taint.effect in (STRICT, "NoExecute")
-        if strict and not said and not _tolerates(pod, taint):
+        if strict and not said and not _any_tolerates(pod, taint):
             value = f"={taint.value}" if taint.value else ""
             reasons.append(f"taint {taint.key}{value}:{taint.effect} is not tolerated")
     labels = node.metadata.labels
@@ -36,7 +43,7 @@ def obstacles(pod: Pod, node: Node) -> list[str]:
         reasons.append(f"the pod wants nodes labelled {', '.join(missing)}")
     affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
     required = affinity.required_during_scheduling_ignored_during_execution if affinity else None
-    if required and not any(_chooses(it, node) for it in required.node_selector_terms):
+    if required and not any(_term_matches(it, node) for it in required.node_selector_terms):
         reasons.append("the pod's node affinity excludes it")
     return reasons
 
@@ -50,11 +57,11 @@ def _conditions(node: Node) -> Iterator[tuple[str, str]]:
         yield "not ready", f"node.kubernetes.io/{which}"
 
 
-def _tolerates(pod: Pod, taint: Taint) -> bool:
-    return any(covers(it, taint) for it in pod.spec.tolerations)
+def _any_tolerates(pod: Pod, taint: Taint) -> bool:
+    return any(tolerates(it, taint) for it in pod.spec.tolerations)
 
 
-def covers(toleration: Toleration, taint: Taint) -> bool:
+def tolerates(toleration: Toleration, taint: Taint) -> bool:
     """Whether a pod with this toleration does not mind the taint."""
     return (
         (not toleration.key or toleration.key == taint.key)
@@ -63,16 +70,16 @@ def covers(toleration: Toleration, taint: Taint) -> bool:
     )
 
 
-def _chooses(term: Term, node: Node) -> bool:
+def _term_matches(term: NodeSelectorTerm, node: Node) -> bool:
     # A term without conditions chooses no node.
     fields = {"metadata.name": node.metadata.name}
     return bool(term.match_expressions or term.match_fields) and (
-        all(holds(it, node.metadata.labels) for it in term.match_expressions)
-        and all(holds(it, fields) for it in term.match_fields)
+        all(matches(it, node.metadata.labels) for it in term.match_expressions)
+        and all(matches(it, fields) for it in term.match_fields)
     )
 
 
-def holds(condition: Expression, labels: Mapping[str, str]) -> bool:
+def matches(condition: SelectorRequirement, labels: Mapping[str, str]) -> bool:
     """As Kubernetes judges it; True for an operator that is not known here."""
     value, values = labels.get(condition.key), condition.values
     match condition.operator:

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from fenka.kubernetes.fitting import obstacles
-from fenka.kubernetes.objects import Node, Pod
+from fenka.cluster.eligibility import ineligibility_reasons
+from fenka.cluster.objects import Node, Pod
 
 KEPT_OUT = ["the pod's node affinity excludes it"]
 
@@ -53,7 +53,7 @@ def test_on_a_node_named_a_in_zone_x(spec: dict[str, Any], expected: list[str]) 
         },
         Node,
     )
-    assert obstacles(msgspec.convert({"spec": spec}, Pod), node) == expected
+    assert ineligibility_reasons(msgspec.convert({"spec": spec}, Pod), node) == expected
 
 
 @pytest.mark.parametrize(
@@ -82,4 +82,4 @@ def test_what_is_wrong_with_a_node_can_be_tolerated(
         Node,
     )
     pod = msgspec.convert({"spec": {"tolerations": tolerations}}, Pod)
-    assert obstacles(pod, node) == expected
+    assert ineligibility_reasons(pod, node) == expected

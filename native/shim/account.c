@@ -4,12 +4,12 @@
 
 #include "control.h"
 #include "fenka/lease.h"
-#include "marks.h"
+#include "export_locks.h"
 #include "os.h"
 
-#define EMPTYING ((uint64_t)1 << FENKA_IDENTITY_EMPTYING)
+#define RECLAIMING ((uint64_t)1 << FENKA_IDENTITY_RECLAIMING)
 #define ORPHANED ((uint64_t)1 << FENKA_IDENTITY_ORPHANED)
-#define PID_MASK (((uint64_t)1 << FENKA_IDENTITY_EMPTYING) - 1)
+#define PID_MASK (((uint64_t)1 << FENKA_IDENTITY_RECLAIMING) - 1)
 #define START_MASK (((uint64_t)1 << (64 - FENKA_IDENTITY_START)) - 1)
 #define NO_SLOT UINT32_MAX
 #define ATTEMPTS 16
@@ -138,10 +138,10 @@ static void zero(unsigned i) {
 
 /* A slot is zeroed only by the one who has put its own name on it, and only then free for others. */
 static bool empty(unsigned i, uint64_t seen) {
-    if (!swap_identity(i, seen, identity | EMPTYING))
+    if (!swap_identity(i, seen, identity | RECLAIMING))
         return false;
     zero(i);
-    return swap_identity(i, identity | EMPTYING, 0);
+    return swap_identity(i, identity | RECLAIMING, 0);
 }
 
 /* Who has moved to another time namespace, or sees another /proc, knows nothing of others any more. */
@@ -157,9 +157,9 @@ static bool dead(uint64_t id, bool quickly) {
     if (!same_pids(id))
         return false;
     uint32_t pid = id & PID_MASK;
-    if (pid == 0 || os_gone_quickly(pid))
+    if (pid == 0 || os_process_absent(pid))
         return true;
-    return !quickly && same_namespace(id, UINT64_MAX) && os_gone(pid, id >> FENKA_IDENTITY_START, START_MASK) && still_ourselves();
+    return !quickly && same_namespace(id, UINT64_MAX) && os_process_ended(pid, id >> FENKA_IDENTITY_START, START_MASK) && still_ourselves();
 }
 
 static bool has_exported(unsigned i) {
@@ -183,7 +183,7 @@ static bool forget_own(unsigned i) {
 static bool bury(unsigned i, uint64_t seen) {
     if (!has_exported(i))
         return empty(i, seen);
-    if (!swap_identity(i, seen, (seen & ~EMPTYING) | ORPHANED))
+    if (!swap_identity(i, seen, (seen & ~RECLAIMING) | ORPHANED))
         return false;
     forget_own(i);
     return true;
@@ -193,7 +193,7 @@ static bool reap_slot(unsigned i, bool quickly) {
     uint64_t seen = __atomic_load_n(&page->identity[i], __ATOMIC_ACQUIRE);
     if (seen & ORPHANED)
         return forget_own(i);
-    return seen && (seen & ~EMPTYING) != identity && dead(seen, quickly) && bury(i, seen);
+    return seen && (seen & ~RECLAIMING) != identity && dead(seen, quickly) && bury(i, seen);
 }
 
 /* Frees the slots of the dead; true when there were any. */
@@ -207,18 +207,18 @@ static bool reap(bool quickly) {
 /* ---- what is left of the dead ---- */
 
 #define LEASE_BITS 20
-#define MAKER_BITS 20
+#define OWNER_BITS 20
 
-static uint64_t maker_of(uint64_t id) {
-    return (id & ~(EMPTYING | ORPHANED)) * 0x9e3779b97f4a7c15u >> (64 - MAKER_BITS);
+static uint64_t owner_bits(uint64_t id) {
+    return (id & ~(RECLAIMING | ORPHANED)) * 0x9e3779b97f4a7c15u >> (64 - OWNER_BITS);
 }
 
 static uint64_t lease_mark(void) {
-    return load(&page->mark) & (((uint64_t)1 << LEASE_BITS) - 1);
+    return load(&page->export_lock_id) & (((uint64_t)1 << LEASE_BITS) - 1);
 }
 
 static uint64_t marks_begin(unsigned card, uint64_t id) {
-    return lease_mark() << FENKA_MARK_LEASE | maker_of(id) << FENKA_MARK_MAKER | (uint64_t)card << FENKA_MARK_CARD;
+    return lease_mark() << FENKA_EXPORT_LOCK_LEASE | owner_bits(id) << FENKA_EXPORT_LOCK_OWNER | (uint64_t)card << FENKA_EXPORT_LOCK_CARD;
 }
 
 struct left {
@@ -226,11 +226,11 @@ struct left {
     uint64_t in_descriptors[FENKA_MAX_SLOTS];
 };
 
-static void count_left(void *to, const struct mark *mark) {
+static void count_left(void *to, const struct export_lock *mark) {
     struct left *left = to;
     for (unsigned i = 0, n = slots_used(); i < n; i++)
         if (is_orphaned(i) &&
-            mark->first >> FENKA_MARK_CARD == marks_begin(left->card, load(&page->identity[i])) >> FENKA_MARK_CARD)
+            mark->first >> FENKA_EXPORT_LOCK_CARD == marks_begin(left->card, load(&page->identity[i])) >> FENKA_EXPORT_LOCK_CARD)
             left->in_descriptors[i] += mark->bytes;
 }
 
@@ -246,7 +246,7 @@ static bool lower(uint64_t *word, uint64_t to) {
 /* What is in descriptors of a maker is there; of all the rest together there is at most what is imported. */
 static bool lower_orphans(unsigned card, uint64_t imported) {
     struct left left = {.card = card};
-    bool known = marks_each(count_left, &left), any = false;
+    bool known = export_locks_each(count_left, &left), any = false;
     for (unsigned i = 0, n = slots_used(); i < n; i++) {
         uint64_t exported = load(&page->exported[card][i]), there = known ? left.in_descriptors[i] : exported;
         if (!is_orphaned(i) || !exported)
@@ -261,7 +261,7 @@ static bool lower_orphans(unsigned card, uint64_t imported) {
 }
 
 /* Counts down what has lost its maker to what can be held; true when that was less. */
-static bool settle(unsigned card) {
+static bool trim_shared(unsigned card) {
     uint64_t imported = 0, orphaned = 0;
     if (!shares(card))
         return false;
@@ -280,7 +280,7 @@ static bool reap_on(unsigned card) {
     for (unsigned i = 0, n = slots_used(); i < n; i++)
         if (load(&page->memory[card][i]) || (shares(card) && load(&page->imported[card][i])))
             any |= reap_slot(i, false) || (!page->identity[i] && empty(i, 0));
-    return settle(card) || any;
+    return trim_shared(card) || any;
 }
 
 /* After exec the new program finds its predecessor's slots under its own name: the kernel has closed what
@@ -290,9 +290,9 @@ static bool reap_on(unsigned card) {
 static bool share_or_drop(void) {
     for (unsigned i = 0, n = slots_used(); i < n; i++) {
         uint64_t seen = __atomic_load_n(&page->identity[i], __ATOMIC_ACQUIRE);
-        if ((seen & ~EMPTYING) != identity)
+        if ((seen & ~RECLAIMING) != identity)
             continue;
-        if (seen == identity && os_times_mapped(page) > 1) {
+        if (seen == identity && os_count_mappings(page) > 1) {
             slot = i;
             return true;
         }
@@ -304,7 +304,7 @@ static bool share_or_drop(void) {
 static bool reap_all(void) {
     bool any = reap(false);
     for (unsigned card = 0; card < FENKA_MAX_CARDS; card++)
-        any |= settle(card);
+        any |= trim_shared(card);
     return any;
 }
 
@@ -397,7 +397,7 @@ const char *account_open(const char *path) {
     return "has no free slot left";
 }
 
-void account_forget(void) {
+void account_reset(void) {
     slot = NO_SLOT;
 }
 
@@ -437,8 +437,8 @@ static bool agent_judges(unsigned card) {
     uint64_t now = os_milliseconds(), until = now + ANSWERED_WITHIN_MS;
     if (now < __atomic_load_n(&not_before, __ATOMIC_RELAXED) || !others_hold(card))
         return false;
-    uint64_t ours = __atomic_add_fetch(&page->judge_asked, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&page->judge_answered, __ATOMIC_SEQ_CST) < ours) {
+    uint64_t ours = __atomic_add_fetch(&page->reap_requested, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&page->reap_completed, __ATOMIC_SEQ_CST) < ours) {
         if (os_milliseconds() >= until) {
             __atomic_store_n(&not_before, until + SILENCE_MS, __ATOMIC_RELAXED);
             return false;
@@ -485,7 +485,7 @@ static inline void subtract(uint64_t *own, uint64_t bytes) {
         ;
 }
 
-void account_must(unsigned card, uint64_t bytes) {
+void account_force_charge(unsigned card, uint64_t bytes) {
     if (slot != NO_SLOT)
         __atomic_fetch_add(&page->memory[card][slot], bytes, __ATOMIC_SEQ_CST);
 }
@@ -505,17 +505,17 @@ void account_export(unsigned card, uint64_t bytes) {
         share(card, &page->exported[card][slot], bytes);
 }
 
-uint64_t account_mark(unsigned card) {
+uint64_t account_export_lock(unsigned card) {
     static uint32_t next;
     uint64_t none = 0, block = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-    if (!load(&page->mark))
-        __atomic_compare_exchange_n(&page->mark, &none, os_chance() >> (64 - LEASE_BITS) | 1, false, __ATOMIC_SEQ_CST,
+    if (!load(&page->export_lock_id))
+        __atomic_compare_exchange_n(&page->export_lock_id, &none, os_random() >> (64 - LEASE_BITS) | 1, false, __ATOMIC_SEQ_CST,
                                     __ATOMIC_SEQ_CST);
-    return marks_begin(card, identity) | (block & (((uint64_t)1 << FENKA_MARK_CARD) - 1));
+    return marks_begin(card, identity) | (block & (((uint64_t)1 << FENKA_EXPORT_LOCK_CARD) - 1));
 }
 
 /* In this order what is held is counted at every instant. */
-void account_give_up(unsigned card, uint64_t bytes) {
+void account_release_exported(unsigned card, uint64_t bytes) {
     uint64_t imported = 0;
     if (slot == NO_SLOT)
         return;
@@ -525,7 +525,7 @@ void account_give_up(unsigned card, uint64_t bytes) {
         __atomic_fetch_add(&page->released[card], bytes, __ATOMIC_SEQ_CST);
     subtract(&page->exported[card][slot], bytes);
     subtract(&page->memory[card][slot], bytes);
-    settle(card);
+    trim_shared(card);
 }
 
 /* What changes no sum is let in, also where a lowered cap leaves less than nothing. */
@@ -546,10 +546,10 @@ void account_unimport(unsigned card, uint64_t bytes) {
     if (slot == NO_SLOT)
         return;
     subtract(&page->imported[card][slot], bytes);
-    settle(card);
+    trim_shared(card);
 }
 
-void account_judge(unsigned card) {
+void account_reap(unsigned card) {
     __atomic_store_n(&judged[card], os_milliseconds(), __ATOMIC_RELAXED);
     reap_on(card);
 }
@@ -557,19 +557,19 @@ void account_judge(unsigned card) {
 uint64_t account_used(unsigned card, void (*first)(void)) {
     if (__builtin_expect(os_milliseconds() - __atomic_load_n(&judged[card], __ATOMIC_RELAXED) >= JUDGE_EVERY_MS, 0)) {
         first();
-        account_judge(card);
+        account_reap(card);
     }
     return sum(card);
 }
 
-struct fenka_spending *account_spending(unsigned card) {
-    return page && slot != NO_SLOT ? &page->spending[card] : NULL;
+struct fenka_compute_budget *account_compute_budget(unsigned card) {
+    return page && slot != NO_SLOT ? &page->compute_budgets[card] : NULL;
 }
 
-int account_next(unsigned from, unsigned card, uint32_t *pid, uint64_t *bytes) {
+int account_next_process(unsigned from, unsigned card, uint32_t *pid, uint64_t *bytes) {
     for (unsigned i = from, n = slots_used(); i < n; i++) {
         uint64_t id = __atomic_load_n(&page->identity[i], __ATOMIC_ACQUIRE);
-        if (!id || (id & (EMPTYING | ORPHANED)) || !same_pids(id))
+        if (!id || (id & (RECLAIMING | ORPHANED)) || !same_pids(id))
             continue;
         *pid = id & PID_MASK;
         *bytes = __atomic_load_n(&page->memory[card][i], __ATOMIC_RELAXED);

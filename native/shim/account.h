@@ -11,26 +11,26 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct fenka_spending;
+struct fenka_compute_budget;
 
 /* Takes a slot for this process. NULL, or a sentence's end that says what is wrong with the file. */
 const char *account_open(const char *path);
 
 /* In a child after fork: the slot is the parent's. */
-void account_forget(void);
+void account_reset(void);
 
 /* True when the bytes were granted: at no instant does the sum of what is granted exceed the cap. */
 bool account_charge(unsigned card, uint64_t bytes);
-void account_must(unsigned card, uint64_t bytes); /* charged even beyond the cap: they are there */
+void account_force_charge(unsigned card, uint64_t bytes); /* charged even beyond the cap: they are there */
 void account_discharge(unsigned card, uint64_t bytes);
 
 /* Counts what is handed to other processes, and what comes from them: see lease.h. An import is refused where
  * memory that others made would not fit. */
 /* Of bytes that are charged: also others may hold them from now on. */
 void account_export(unsigned card, uint64_t bytes);
-uint64_t account_mark(unsigned card); /* for the descriptors of one block */
+uint64_t account_export_lock(unsigned card); /* for the descriptors of one block */
 /* Exported memory is given up by its maker, and in no descriptor any more: discharged, but for what is imported. */
-void account_give_up(unsigned card, uint64_t bytes);
+void account_release_exported(unsigned card, uint64_t bytes);
 bool account_import(unsigned card, uint64_t bytes);
 void account_unimport(unsigned card, uint64_t bytes);
 
@@ -39,12 +39,12 @@ void account_unimport(unsigned card, uint64_t bytes);
 uint64_t account_used(unsigned card, void (*first)(void));
 
 /* Takes what the dead held out of the sum now, where that is to be seen at once. */
-void account_judge(unsigned card);
+void account_reap(unsigned card);
 
 /* What the lease's processes spend together of a card's time; NULL in a child that has not joined. */
-struct fenka_spending *account_spending(unsigned card);
+struct fenka_compute_budget *account_compute_budget(unsigned card);
 
 /* Walks the processes that can be named here, in this PID namespace: the next slot at or after `slot` that
  * has one, with its PID and bytes on the card; -1 = no more. */
-int account_next(unsigned slot, unsigned card, uint32_t *pid, uint64_t *bytes);
+int account_next_process(unsigned slot, unsigned card, uint32_t *pid, uint64_t *bytes);
 #endif

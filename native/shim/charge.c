@@ -1,8 +1,8 @@
 #include "charge.h"
 
 #include "account.h"
-#include "context.h"
-#include "late.h"
+#include "hook_context.h"
+#include "deferred_release.h"
 #include "pools.h"
 
 /* The current context changes seldom and its device never; asking the driver once per thread is enough,
@@ -13,29 +13,29 @@ static __thread struct {
     uint8_t card;
 } cache;
 
-CUresult place_device(struct place *place, CUdevice device) {
+CUresult target_device(struct target *target, CUdevice device) {
     int card = card_of_device(device);
     if (card < 0)
         return lease_ready() ? CUDA_ERROR_INVALID_DEVICE : LEASE_BROKEN;
-    place->card = (uint8_t)card;
-    place->owner = 0;
+    target->card = (uint8_t)card;
+    target->owner = 0;
     return CUDA_SUCCESS;
 }
 
-static CUresult look_up_current(struct place *place, CUcontext context, uint32_t deaths) {
+static CUresult look_up_current(struct target *target, CUcontext context, uint32_t deaths) {
     CUdevice device;
     CUresult result = REAL(cuCtxGetDevice)(&device);
     if (result == CUDA_SUCCESS)
-        result = place_device(place, device);
+        result = target_device(target, device);
     if (result != CUDA_SUCCESS)
         return result;
     cache.context = context;
     cache.deaths = deaths;
-    cache.card = place->card;
+    cache.card = target->card;
     return CUDA_SUCCESS;
 }
 
-CUresult place_current(struct place *place) {
+CUresult target_current(struct target *target) {
     CUcontext context = NULL;
     uint32_t deaths = __atomic_load_n(&context_deaths, __ATOMIC_ACQUIRE);
     CUresult result = REAL(cuCtxGetCurrent)(&context);
@@ -44,14 +44,14 @@ CUresult place_current(struct place *place) {
     if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (context != cache.context || deaths != cache.deaths)
-        result = look_up_current(place, context, deaths);
-    place->card = cache.card;
-    place->owner = (uint64_t)context;
+        result = look_up_current(target, context, deaths);
+    target->card = cache.card;
+    target->owner = (uint64_t)context;
     return result;
 }
 
 /* Stream-ordered memory belongs to its device's pool, which ends with the primary context. */
-CUresult place_stream(struct place *place, CUstream stream) {
+CUresult target_stream(struct target *target, CUstream stream) {
     CUcontext context = NULL, popped;
     bool own_device = stream && stream != CU_STREAM_LEGACY && stream != CU_STREAM_PER_THREAD;
     CUresult result = own_device ? REAL(cuStreamGetCtx)(stream, &context) : CUDA_SUCCESS;
@@ -59,37 +59,37 @@ CUresult place_stream(struct place *place, CUstream stream) {
         result = REAL(cuCtxPushCurrent_v2)(context);
     if (result != CUDA_SUCCESS)
         return result;
-    result = place_current(place);
+    result = target_current(target);
     if (context)
         REAL(cuCtxPopCurrent_v2)(&popped);
     if (result == CUDA_SUCCESS)
-        place->owner = context_primary(place->card);
+        target->owner = context_primary(target->card);
     return result;
 }
 
-CUresult place_location(struct place *place, CUmemLocation location) {
+CUresult target_location(struct target *target, CUmemLocation location) {
     switch (location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
-        return place_device(place, location.id);
+        return target_device(target, location.id);
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-        *place = (struct place){.card = NO_CARD};
+        *target = (struct target){.card = NO_CARD};
         return CUDA_SUCCESS;
     default:
         return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
-CUresult charge(const struct place *place, uint64_t bytes) {
+CUresult charge(const struct target *target, uint64_t bytes) {
     if (!lease_ready())
         return LEASE_BROKEN;
     /* Nothing can be had even where a lowered cap leaves less than nothing. */
-    if (bytes == 0 || place->card == NO_CARD || account_charge(place->card, bytes))
+    if (bytes == 0 || target->card == NO_CARD || account_charge(target->card, bytes))
         return CUDA_SUCCESS;
-    bool less = late_look();
-    less |= pools_look(true);
-    return less && account_charge(place->card, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    bool less = deferred_poll();
+    less |= pools_poll(true);
+    return less && account_charge(target->card, bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static void discharge(uint8_t card, uint64_t bytes) {
@@ -97,20 +97,20 @@ static void discharge(uint8_t card, uint64_t bytes) {
         account_discharge(card, bytes);
 }
 
-__attribute__((noinline, cold)) static void give_up_shared(const struct holding *gone) {
+__attribute__((noinline, cold)) static void give_up_shared(const struct allocation *gone) {
     if (gone->kind == OPENED) {
         account_unimport(gone->card, gone->bytes);
     } else if (gone->shared == EXPORTED) {
-        account_give_up(gone->card, gone->bytes);
+        account_release_exported(gone->card, gone->bytes);
     } else if (gone->shared == POOLED) {
-        pools_freed();
+        pools_set_stale();
     } else { /* a graph's, or what has outlived one */
         pools_graph_memory(gone->card, -(int64_t)gone->bytes);
         account_discharge(gone->card, gone->bytes);
     }
 }
 
-void give_up(const struct holding *gone) {
+void discharge_allocation(const struct allocation *gone) {
     if (gone->card == NO_CARD)
         return;
     if (__builtin_expect(gone->shared || gone->kind == OPENED || gone->kind == NODE, 0))
@@ -119,40 +119,40 @@ void give_up(const struct holding *gone) {
         account_discharge(gone->card, gone->bytes);
 }
 
-CUresult settle_as(CUresult result, const struct place *place, uint64_t bytes, enum kind kind, uint64_t key,
+CUresult charge_commit_as(CUresult result, const struct target *target, uint64_t bytes, enum kind kind, uint64_t key,
                    uint8_t shared) {
-    struct holding old;
+    struct allocation old;
     if (result != CUDA_SUCCESS) {
-        discharge(place->card, bytes);
+        discharge(target->card, bytes);
         return result;
     }
-    holdings_put((struct holding){.key = key,
+    allocations_put((struct allocation){.key = key,
                                   .bytes = bytes,
-                                  .owner = place->owner,
+                                  .owner = target->owner,
                                   .references = 1,
                                   .kind = kind,
-                                  .card = place->card,
+                                  .card = target->card,
                                   .shared = shared},
                  &old);
     if (__builtin_expect(old.kind != NOTHING, 0))
-        give_up(&old);
+        discharge_allocation(&old);
     return result;
 }
 
-bool release(enum kind kind, uint64_t key, struct holding *holding) {
-    return holdings_drop(kind, key, holding);
+bool free_begin(enum kind kind, uint64_t key, struct allocation *allocation) {
+    return allocations_release(kind, key, allocation);
 }
 
-CUresult released(CUresult result, bool last, const struct holding *holding) {
-    struct holding old;
+CUresult free_end(CUresult result, bool last, const struct allocation *allocation) {
+    struct allocation old;
     if (!last)
         return result;
     if (result == CUDA_SUCCESS) {
-        give_up(holding);
+        discharge_allocation(allocation);
         return result;
     }
-    struct holding back = *holding;
+    struct allocation back = *allocation;
     back.references = 1;
-    holdings_put(back, &old);
+    allocations_put(back, &old);
     return result;
 }

@@ -3,7 +3,7 @@
  * A program gives a card work by launching; it cannot be interrupted, so the limit is held by making launches
  * wait. The lease has one account for each card, in the file that its processes share:
  *
- *   ready_at   The moment from which somebody may launch. A launch that costs c ns at a share s moves it on by
+ *   next_launch_at   The moment from which somebody may launch. A launch that costs c ns at a share s moves it on by
  *              c / s, and is made by whoever moved it. So the card's time is had at the rate s, whoever has it;
  *              several who wait cannot all go at once; and what is owed is never more than what one launch each
  *              has cost, also when the one who launched was killed. It is one word: there is nothing to lock.
@@ -17,7 +17,7 @@
  * compares:
  *
  *   excess     What was charged beyond what was measured. Every second a part of it is given back, or taken, by
- *              moving ready_at. As what is given back is subtracted, the long-term rate is that of the measured
+ *              moving next_launch_at. As what is given back is subtracted, the long-term rate is that of the measured
  *              time exactly, whatever the estimates are worth; they only say who goes when. A launch that is
  *              charged but not executed is part of the excess until it is, hence only a part. Less than half a
  *              point of the time in between is not held against the estimates: so coarse are the percents.
@@ -35,7 +35,7 @@
 #include "account.h"
 #include "control.h"
 #include "fenka/lease.h"
-#include "kernels.h"
+#include "launch_cost.h"
 #include "os.h"
 
 #define BURST_NS 100000000ull
@@ -45,7 +45,7 @@
 #define LEAST_FIRST_NS 5000000ull
 #define MOST_FIRST_NS 100000000ull /* a kernel may wait for the next one to be launched */
 #define SILENT_NS 1000000000ull   /* told so long ago, it is not known any more */
-#define MOST_OWED_NS 86400000000000ull /* a later ready_at was scribbled by somebody */
+#define MOST_OWED_NS 86400000000000ull /* a later next_launch_at was scribbled by somebody */
 #define COARSE 0.005
 #define PER_SECOND 1.0 /* of the excess: slow against the age of readings, which may be half a second on real cards */
 #define PATIENCE 2.0   /* seconds between two readings that can be compared */
@@ -55,18 +55,18 @@
 #define MOST_SCALE 4.0
 #define MOST_EXCESS_NS 1e10 /* these three hold whatever a program has scribbled */
 
-static bool fresh(const struct control_told *told, uint64_t now) {
-    return now < told->at + SILENT_NS;
+static bool fresh(const struct control_feedback *feedback, uint64_t now) {
+    return now < feedback->at + SILENT_NS;
 }
 
 /* 1 = without limit. */
-static double share_of(unsigned card, const struct control_told *told, uint64_t now) {
-    double percent = control_percent(card) / 100.0, allowed = told->allowed / 10000.0;
+static double share_of(unsigned card, const struct control_feedback *feedback, uint64_t now) {
+    double percent = control_percent(card) / 100.0, allowed = feedback->allowed / 10000.0;
     switch (control_mode(card)) {
     case FENKA_COMPUTE_SOFT:
-        return told->told && fresh(told, now) && allowed > percent ? allowed : percent;
+        return feedback->feedback_seq && fresh(feedback, now) && allowed > percent ? allowed : percent;
     case FENKA_COMPUTE_WEIGHT:
-        return told->told && fresh(told, now) && allowed > 0 ? allowed : 1;
+        return feedback->feedback_seq && fresh(feedback, now) && allowed > 0 ? allowed : 1;
     default:
         return percent;
     }
@@ -84,17 +84,17 @@ static bool swap(uint64_t *word, uint64_t seen, uint64_t next) {
     return __atomic_compare_exchange_n(word, &seen, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
-/* Where ready_at counts from: neither far behind the clock nor absurdly ahead. */
+/* Where next_launch_at counts from: neither far behind the clock nor absurdly ahead. */
 static uint64_t sensible(uint64_t ready, uint64_t now) {
     uint64_t oldest = now > BURST_NS ? now - BURST_NS : 0;
     return ready < oldest ? oldest : ready > now + MOST_OWED_NS ? now : ready;
 }
 
-static void move(struct fenka_spending *on, double ns, uint64_t now) {
+static void move(struct fenka_compute_budget *on, double ns, uint64_t now) {
     for (;;) {
-        uint64_t seen = load(&on->ready_at);
+        uint64_t seen = load(&on->next_launch_at);
         double next = (double)sensible(seen, now) + ns;
-        if (swap(&on->ready_at, seen, sensible(next > 0 ? (uint64_t)next : 0, now)))
+        if (swap(&on->next_launch_at, seen, sensible(next > 0 ? (uint64_t)next : 0, now)))
             return;
     }
 }
@@ -103,12 +103,12 @@ static double within(double value, double limit) {
     return value > limit ? limit : value < -limit ? -limit : value;
 }
 
-static double scale_of(const struct fenka_spending *on) {
+static double scale_of(const struct fenka_compute_budget *on) {
     double scale = (double)load(&on->scale) / SCALE_UNIT;
     return scale <= 0 ? 1 : scale < LEAST_SCALE ? LEAST_SCALE : scale > MOST_SCALE ? MOST_SCALE : scale;
 }
 
-static void rescale(struct fenka_spending *on, int64_t busy, int64_t estimated) {
+static void rescale(struct fenka_compute_budget *on, int64_t busy, int64_t estimated) {
     double had = (double)load(&on->recent_busy) * (1 - FORGET) + (double)busy;
     double charged = (double)load(&on->recent_charged) * (1 - FORGET) + (double)estimated;
     store(&on->recent_busy, (uint64_t)had);
@@ -120,22 +120,22 @@ static void rescale(struct fenka_spending *on, int64_t busy, int64_t estimated) 
 }
 
 /* One of those who see a new reading compares; whom the kill hits in between has lost one comparison. */
-static void compare(struct fenka_spending *on, const struct control_told *told, double share, uint64_t now) {
-    uint64_t seen = load(&on->told);
-    if (told->told == seen || !swap(&on->told, seen, told->told))
+static void compare(struct fenka_compute_budget *on, const struct control_feedback *feedback, double share, uint64_t now) {
+    uint64_t seen = load(&on->feedback_seq);
+    if (feedback->feedback_seq == seen || !swap(&on->feedback_seq, seen, feedback->feedback_seq))
         return;
-    uint64_t charged = load(&on->charged), then = load(&on->told_at);
-    double seconds = (double)(int64_t)(told->at - then) / 1e9;
-    int64_t busy = (int64_t)(told->busy_ns - load(&on->then_busy));
-    int64_t estimated = (int64_t)(charged - load(&on->then_charged));
+    uint64_t charged = load(&on->charged), then = load(&on->feedback_at);
+    double seconds = (double)(int64_t)(feedback->at - then) / 1e9;
+    int64_t busy = (int64_t)(feedback->busy_ns - load(&on->last_busy_ns));
+    int64_t estimated = (int64_t)(charged - load(&on->last_charged));
     bool follows = then && seconds > 0 && seconds < PATIENCE && busy >= 0 && estimated >= 0;
     /* Either nothing has run yet of what was charged, or the driver does not know whose work it is (as with MPS):
      * nothing measured is no reason to give all back. */
     if (follows && !busy)
         return;
-    store(&on->told_at, told->at);
-    store(&on->then_busy, told->busy_ns);
-    store(&on->then_charged, charged);
+    store(&on->feedback_at, feedback->at);
+    store(&on->last_busy_ns, feedback->busy_ns);
+    store(&on->last_charged, charged);
     if (follows)
         rescale(on, busy, estimated);
     double excess = 0;
@@ -149,53 +149,53 @@ static void compare(struct fenka_spending *on, const struct control_told *told, 
         move(on, -part / share, now);
 }
 
-static uint64_t first_of(const struct fenka_spending *on) {
-    uint64_t first = load(&on->first_ns);
+static uint64_t first_of(const struct fenka_compute_budget *on) {
+    uint64_t first = load(&on->precharge_ns);
     return first < LEAST_FIRST_NS ? LEAST_FIRST_NS : first > MOST_FIRST_NS ? MOST_FIRST_NS : first;
 }
 
-uint64_t compute_first(unsigned card) {
-    struct fenka_spending *on = account_spending(card);
+uint64_t compute_precharge(unsigned card) {
+    struct fenka_compute_budget *on = account_compute_budget(card);
     if (!on)
         return 0;
     uint64_t first = first_of(on);
-    store(&on->first_ns, first * 2);
+    store(&on->precharge_ns, first * 2);
     return first;
 }
 
-void compute_first_was(unsigned card, const uint64_t *ns) {
-    struct fenka_spending *on = account_spending(card);
+void compute_precharge_end(unsigned card, const uint64_t *ns) {
+    struct fenka_compute_budget *on = account_compute_budget(card);
     if (!on)
         return;
     uint64_t before = first_of(on) / 2;
-    store(&on->first_ns, ns ? (before + (*ns < MOST_FIRST_NS ? *ns : MOST_FIRST_NS)) / 2 : before);
+    store(&on->precharge_ns, ns ? (before + (*ns < MOST_FIRST_NS ? *ns : MOST_FIRST_NS)) / 2 : before);
 }
 
-void compute_take(unsigned card, uint64_t cost) {
-    struct fenka_spending *on = account_spending(card);
+void throttle_wait(unsigned card, uint64_t cost) {
+    struct fenka_compute_budget *on = account_compute_budget(card);
     uint64_t step = LEAST_STEP_NS;
     if (!on)
         return;
     for (;;) {
-        struct control_told told = {0};
+        struct control_feedback feedback = {0};
         uint64_t now = os_nanoseconds();
-        if (!control_told(card, &told))
-            told = (struct control_told){0};
-        double share = share_of(card, &told, now);
-        if (told.told && fresh(&told, now))
-            compare(on, &told, share, now);
-        uint64_t seen = load(&on->ready_at), ready = sensible(seen, now);
+        if (!control_feedback(card, &feedback))
+            feedback = (struct control_feedback){0};
+        double share = share_of(card, &feedback, now);
+        if (feedback.feedback_seq && fresh(&feedback, now))
+            compare(on, &feedback, share, now);
+        uint64_t seen = load(&on->next_launch_at), ready = sensible(seen, now);
         if (share < 1 && ready > now + AHEAD_NS) {
             os_sleep_until(ready - AHEAD_NS < now + step ? ready - AHEAD_NS : now + step);
             step = step * 2 < STEP_NS ? step * 2 : STEP_NS;
-            kernels_look();
+            launch_timings_poll();
             control_limits_compute(); /* takes in what has changed */
             continue;
         }
         /* Without a limit nothing is owed, nor is anything saved for a moment when there is one again. */
         double scaled = (double)cost * scale_of(on);
         uint64_t next = share < 1 ? ready + (uint64_t)(scaled / share) : now;
-        if (!swap(&on->ready_at, seen, next))
+        if (!swap(&on->next_launch_at, seen, next))
             continue;
         __atomic_fetch_add(&on->charged, (uint64_t)scaled, __ATOMIC_RELAXED);
         return;
@@ -203,14 +203,14 @@ void compute_take(unsigned card, uint64_t cost) {
 }
 
 void compute_adjust(unsigned card, int64_t cost) {
-    struct fenka_spending *on = account_spending(card);
-    struct control_told told = {0};
+    struct fenka_compute_budget *on = account_compute_budget(card);
+    struct control_feedback feedback = {0};
     uint64_t now = os_nanoseconds();
     if (!on)
         return;
-    if (!control_told(card, &told))
-        told = (struct control_told){0};
-    double share = share_of(card, &told, now), scaled = (double)cost * scale_of(on);
+    if (!control_feedback(card, &feedback))
+        feedback = (struct control_feedback){0};
+    double share = share_of(card, &feedback, now), scaled = (double)cost * scale_of(on);
     __atomic_fetch_add(&on->charged, (uint64_t)(int64_t)scaled, __ATOMIC_RELAXED);
     if (share < 1)
         move(on, scaled / share, now);

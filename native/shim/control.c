@@ -104,7 +104,7 @@ const char *control_uuid(unsigned card) {
     return last.cards[card].uuid;
 }
 
-int control_card_of(const char *uuid36) {
+int control_find_card(const char *uuid36) {
     for (unsigned card = 0; card < last.card_count; card++)
         if (!strncmp(last.cards[card].uuid + 4, uuid36, 36))
             return (int)card;
@@ -159,12 +159,12 @@ uint32_t control_mode(unsigned card) {
     return __atomic_load_n(&last.cards[card].compute_mode, __ATOMIC_RELAXED);
 }
 
-bool control_told(unsigned card, struct control_told *out) {
+bool control_feedback(unsigned card, struct control_feedback *out) {
     const struct fenka_card_limit *of = &page->cards[card];
-    out->told = __atomic_load_n(&of->told, __ATOMIC_ACQUIRE);
-    out->at = __atomic_load_n(&of->told_at, __ATOMIC_RELAXED);
+    out->feedback_seq = __atomic_load_n(&of->feedback_seq, __ATOMIC_ACQUIRE);
+    out->at = __atomic_load_n(&of->feedback_at, __ATOMIC_RELAXED);
     out->busy_ns = __atomic_load_n(&of->busy_ns, __ATOMIC_RELAXED);
     out->allowed = __atomic_load_n(&of->allowed, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    return out->told && !(out->told & 1) && __atomic_load_n(&of->told, __ATOMIC_RELAXED) == out->told;
+    return out->feedback_seq && !(out->feedback_seq & 1) && __atomic_load_n(&of->feedback_seq, __ATOMIC_RELAXED) == out->feedback_seq;
 }

@@ -11,7 +11,7 @@ unsigned control_cards(void);
 const char *control_uuid(unsigned card);
 
 /* The card whose UUID has these 36 characters, whatever prefix stands before them; -1 = none. */
-int control_card_of(const char *uuid36);
+int control_find_card(const char *uuid36);
 
 /* Bytes, as the agent wrote them last. Cards do not change while a program runs; their limits may. */
 uint64_t control_cap(unsigned card);
@@ -23,11 +23,11 @@ uint32_t control_percent(unsigned card);
 uint32_t control_mode(unsigned card); /* FENKA_COMPUTE_… */
 
 /* What the agent told last of a card. */
-struct control_told {
-    uint64_t told, at, busy_ns;
+struct control_feedback {
+    uint64_t feedback_seq, at, busy_ns;
     uint32_t allowed; /* 1/10000 */
 };
 
 /* False where it has told nothing, or is telling right now. */
-bool control_told(unsigned card, struct control_told *out);
+bool control_feedback(unsigned card, struct control_feedback *out);
 #endif

@@ -4,12 +4,12 @@
 #include <stdlib.h>
 
 #include "account.h"
-#include "context.h"
+#include "hook_context.h"
 #include "control.h"
-#include "graphs.h"
-#include "holdings.h"
-#include "kernels.h"
-#include "late.h"
+#include "hook_graph.h"
+#include "allocations.h"
+#include "launch_cost.h"
+#include "deferred_release.h"
 #include "os.h"
 #include "pools.h"
 
@@ -25,13 +25,13 @@ static int8_t cards[MAX_DEVICES]; /* by CUdevice: card + 1; 0 = not looked up */
 static void forget_in_child(void) {
     lease_joined = false;
     joining.held = 0;
-    account_forget();
-    holdings_forget();
-    context_forget();
-    kernels_forget();
-    late_forget();
-    pools_forget();
-    graphs_forget();
+    account_reset();
+    allocations_reset();
+    context_reset();
+    launch_cost_reset();
+    deferred_reset();
+    pools_reset();
+    graphs_reset();
 }
 
 /* musl has the second, glibc the first (its pthread_atfork is linked statically). */
@@ -50,7 +50,7 @@ void lease_refuse(const char *subject, const char *fault) {
     if (__atomic_exchange_n(&refused, true, __ATOMIC_RELAXED))
         return;
     snprintf(line, sizeof line, "fenka: no GPU for this process: %s %s\n", subject, fault);
-    os_say(line);
+    os_print_error(line);
 }
 
 /* Inside an isolated lease the environment has no say: it belongs to the program. */
@@ -95,7 +95,7 @@ static int look_up(CUdevice device) {
     const unsigned char *b = (const unsigned char *)id.bytes;
     snprintf(text, sizeof text, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1],
              b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
-    return control_card_of(text);
+    return control_find_card(text);
 }
 
 int card_of_device(CUdevice device) {

@@ -64,14 +64,14 @@ bool os_self(struct os_process *self) {
     return true;
 }
 
-bool os_gone_quickly(uint32_t pid) {
+bool os_process_absent(uint32_t pid) {
     return kill((pid_t)pid, 0) < 0 && errno == ESRCH;
 }
 
-bool os_gone(uint32_t pid, uint64_t start_time, uint64_t start_mask) {
+bool os_process_ended(uint32_t pid, uint64_t start_time, uint64_t start_mask) {
     char path[32];
     struct stat_line line;
-    if (os_gone_quickly(pid))
+    if (os_process_absent(pid))
         return true;
     snprintf(path, sizeof path, "/proc/%u/stat", pid);
     if (!read_stat(path, &line))
@@ -82,7 +82,7 @@ bool os_gone(uint32_t pid, uint64_t start_time, uint64_t start_mask) {
     return (line.state == 'Z' || line.state == 'X') && line.threads <= 1;
 }
 
-bool os_program(uint32_t pid, char *path, size_t room) {
+bool os_executable(uint32_t pid, char *path, size_t room) {
     char link[32];
     snprintf(link, sizeof link, "/proc/%u/exe", pid);
     ssize_t n = readlink(link, path, room - 1);
@@ -193,7 +193,7 @@ void os_unmap(void *address, size_t bytes) {
 
 /* A line of /proc/self/maps: "start-end rwxp offset device inode path"; what follows the permissions tells the
  * file and the place in it. */
-unsigned os_times_mapped(const void *address) {
+unsigned os_count_mappings(const void *address) {
     char line[4352], file[96] = "";
     unsigned times = 0;
     /* Twice: our own line need not be the first. */
@@ -218,7 +218,7 @@ unsigned os_times_mapped(const void *address) {
 #define OFD_SETLK 37 /* F_OFD_SETLK, which old headers lack */
 
 /* A descriptor that cannot be read may be written. */
-bool os_lock_file(int descriptor, uint64_t first, uint64_t length) {
+bool os_set_file_lock(int descriptor, uint64_t first, uint64_t length) {
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)first, .l_len = (off_t)length};
     if (fcntl(descriptor, OFD_SETLK, &lock) == 0)
         return true;
@@ -228,7 +228,7 @@ bool os_lock_file(int descriptor, uint64_t first, uint64_t length) {
 }
 
 /* "1: OFDLCK ADVISORY  READ -1 00:01:14 FIRST LAST"; who waits for a lock stands behind an arrow. */
-bool os_locks(const char *path, void (*each)(void *to, uint64_t first, uint64_t last), void *to) {
+bool os_each_file_lock(const char *path, void (*each)(void *to, uint64_t first, uint64_t last), void *to) {
     char line[256];
     FILE *locks = fopen(path, "re");
     if (!locks)
@@ -244,7 +244,7 @@ bool os_locks(const char *path, void (*each)(void *to, uint64_t first, uint64_t 
     return whole;
 }
 
-uint64_t os_chance(void) {
+uint64_t os_random(void) {
     uint64_t chance = 0;
     int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
     if (fd < 0 || read(fd, &chance, sizeof chance) != (ssize_t)sizeof chance)
@@ -254,7 +254,7 @@ uint64_t os_chance(void) {
     return chance;
 }
 
-void *os_pages(size_t bytes) {
+void *os_alloc_pages(size_t bytes) {
     void *pages = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return pages == MAP_FAILED ? NULL : pages;
 }
@@ -281,7 +281,7 @@ void os_yield(void) {
     sched_yield();
 }
 
-void os_say(const char *line) {
+void os_print_error(const char *line) {
     ssize_t ignored = write(STDERR_FILENO, line, strlen(line));
     (void)ignored;
 }

@@ -19,15 +19,15 @@ bool os_self(struct os_process *self);
 
 /* True only when it is certain that no process runs with this PID and start time, of which the low
  * `start_bits` bits are given: a zombie no longer holds device memory and counts as gone. */
-bool os_gone(uint32_t pid, uint64_t start_time, uint64_t start_mask);
+bool os_process_ended(uint32_t pid, uint64_t start_time, uint64_t start_mask);
 
 /* The cheap half of the above: one system call, blind to zombies and to a PID used again. */
-bool os_gone_quickly(uint32_t pid);
+bool os_process_absent(uint32_t pid);
 
 enum os_result { OS_OK, OS_MISSING, OS_UNREADABLE, OS_WRONG_SIZE };
 
 /* The path of the program that a process runs; false where that cannot be known. */
-bool os_program(uint32_t pid, char *path, size_t room);
+bool os_executable(uint32_t pid, char *path, size_t room);
 
 /* Maps a file of exactly `bytes` bytes, shared. */
 enum os_result os_map(const char *path, size_t bytes, bool writable, void **address);
@@ -41,14 +41,14 @@ void os_unguard(void *address);
 bool os_exists(const char *path); /* also when it is there but must not be read */
 void os_unmap(void *address, size_t bytes);
 /* How often this process has the file mapped that is mapped from its beginning at `address`; 0 = unknown. */
-unsigned os_times_mapped(const void *address);
+unsigned os_count_mappings(const void *address);
 /* A lock on a file's bytes [first, first + length) that belongs to the open file: it ends with the last copy of the
  * descriptor, in whatever process. It excludes nobody. False where the file takes none. */
-bool os_lock_file(int descriptor, uint64_t first, uint64_t length);
+bool os_set_file_lock(int descriptor, uint64_t first, uint64_t length);
 /* Such locks as a file of /proc lists; false where it cannot be read. */
-bool os_locks(const char *path, void (*each)(void *to, uint64_t first, uint64_t last), void *to);
-uint64_t os_chance(void); /* 64 bits that nobody foresees, or hardly */
-void *os_pages(size_t bytes); /* zeroed; NULL when there are none */
+bool os_each_file_lock(const char *path, void (*each)(void *to, uint64_t first, uint64_t last), void *to);
+uint64_t os_random(void); /* 64 bits that nobody foresees, or hardly */
+void *os_alloc_pages(size_t bytes); /* zeroed; NULL when there are none */
 
 /* Some clock that never goes back, in milliseconds; coarse, for it is asked in every query. */
 uint64_t os_milliseconds(void);
@@ -58,7 +58,7 @@ uint64_t os_nanoseconds(void);
 void os_sleep_until(uint64_t nanoseconds);
 
 void os_yield(void);
-void os_say(const char *line); /* to standard error, in one write */
+void os_print_error(const char *line); /* to standard error, in one write */
 
 /* Locks are private to the process, so a killed process takes its locks with it. */
 struct os_lock {

@@ -4,7 +4,7 @@
 
 #include "account.h"
 #include "fenka/lease.h"
-#include "late.h"
+#include "deferred_release.h"
 #include "lease.h"
 #include "os.h"
 
@@ -26,7 +26,7 @@ static struct {
 } graphs[FENKA_MAX_CARDS];
 static struct pool *growing;
 
-void pools_forget(void) {
+void pools_reset(void) {
     looking.held = 0;
     count = 0;
     pools_stale = false;
@@ -52,7 +52,7 @@ static bool charge_exactly(unsigned card, uint64_t *charged, uint64_t there) {
     if (less)
         account_discharge(card, *charged - there);
     else if (there > *charged)
-        account_must(card, there - *charged);
+        account_force_charge(card, there - *charged);
     *charged = there;
     return less;
 }
@@ -105,7 +105,7 @@ static bool look(bool hard) {
             waits |= graphs[card].charged != 0;
         }
     if (waits)
-        pools_freed();
+        pools_set_stale();
     return less;
 }
 
@@ -121,13 +121,13 @@ static struct pool *known(unsigned card, CUmemoryPool pool) {
 
 /* ---- */
 
-CUmemoryPool pools_of(unsigned card) {
+CUmemoryPool pools_current(unsigned card) {
     CUmemoryPool pool = NULL;
     CUdevice device = device_of(card);
     return device >= 0 && REAL(cuDeviceGetMemPool)(&pool, device) == CUDA_SUCCESS ? pool : NULL;
 }
 
-bool pools_look_now(bool hard) {
+bool pools_poll_now(bool hard) {
     os_lock(&looking);
     __atomic_store_n(&pools_stale, false, __ATOMIC_RELEASE);
     bool less = look(hard);
@@ -136,10 +136,10 @@ bool pools_look_now(bool hard) {
 }
 
 static bool granted(unsigned card, uint64_t bytes) {
-    return account_charge(card, bytes) || (late_look() && account_charge(card, bytes));
+    return account_charge(card, bytes) || (deferred_poll() && account_charge(card, bytes));
 }
 
-bool pools_begin(unsigned card, CUmemoryPool pool, uint64_t bytes, CUresult *refusal) {
+bool pools_alloc_begin(unsigned card, CUmemoryPool pool, uint64_t bytes, CUresult *refusal) {
     uint64_t there;
     os_lock(&looking);
     struct pool *one = reserved(pool, &there) ? known(card, pool) : NULL;
@@ -169,7 +169,7 @@ bool pools_begin(unsigned card, CUmemoryPool pool, uint64_t bytes, CUresult *ref
 }
 
 /* The driver may have taken more than it said, in whole pages; what does not fit then goes back. */
-CUresult pools_end(CUresult result, CUdeviceptr pointer, CUstream stream) {
+CUresult pools_alloc_end(CUresult result, CUdeviceptr pointer, CUstream stream) {
     struct pool *one = growing;
     uint64_t there = one->charged;
     reserved(one->pool, &there);
@@ -179,7 +179,7 @@ CUresult pools_end(CUresult result, CUdeviceptr pointer, CUstream stream) {
         } else {
             REAL(cuMemFreeAsync)(pointer, stream);
             result = CUDA_ERROR_OUT_OF_MEMORY;
-            pools_freed();
+            pools_set_stale();
         }
     }
     charge_exactly(one->card, &one->charged, there);
@@ -191,7 +191,7 @@ void pools_graph_memory(unsigned card, int64_t change) {
     os_lock(&looking);
     graphs[card].nodes += (uint64_t)change;
     if (change < 0 && look_at_graphs(card) | (graphs[card].charged != 0))
-        pools_freed();
+        pools_set_stale();
     os_unlock(&looking);
 }
 
@@ -222,8 +222,8 @@ bool pools_destroy(CUmemoryPool pool, CUresult *result) {
     }
     os_unlock(&looking);
     if (ours) {
-        pools_freed();
-        pools_look(false);
+        pools_set_stale();
+        pools_poll(false);
     }
     return ours;
 }

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "behind.h"
+#include "next_symbol.h"
 #include "proxy/proxy.h"
 #include "text.h"
 
@@ -48,10 +48,10 @@ static struct {
 
 /* Also called by the first who needs it: another library's constructor may run before ours. */
 __attribute__((constructor)) static void find_originals(void) {
-    original.dlsym = (__typeof__(original.dlsym))behind_us("dlsym");
-    original.dlvsym = (__typeof__(original.dlvsym))behind_us("dlvsym");
-    original.dlopen = (__typeof__(original.dlopen))behind_us("dlopen");
-    original.dlmopen = (__typeof__(original.dlmopen))behind_us("dlmopen");
+    original.dlsym = (__typeof__(original.dlsym))next_symbol("dlsym");
+    original.dlvsym = (__typeof__(original.dlvsym))next_symbol("dlvsym");
+    original.dlopen = (__typeof__(original.dlopen))next_symbol("dlopen");
+    original.dlmopen = (__typeof__(original.dlmopen))next_symbol("dlmopen");
 }
 
 CUresult resolve_no_cuda(void) {
@@ -118,7 +118,7 @@ void *fenka_driver_function(void *driver, const char *name) {
     return original.dlsym(driver, name);
 }
 
-void *fenka_behind_proxy(void *driver, const char *name) {
+void *fenka_proxy_target(void *driver, const char *name) {
     void *real = fenka_driver_function(driver, name);
     for (enum function f = 0; f < FUNCTIONS; f++)
         if (text_equal(functions[f].name, name)) {

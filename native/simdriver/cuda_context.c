@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "account.h"
+#include "sim_memory.h"
 #include "driver.h"
 
 #define MAGIC 0x58544353u
@@ -39,7 +39,7 @@ static CUresult bring_to_life(CUcontext context, CUdevice device, unsigned flags
     uint64_t *held = &node_state->processes[node_slot].contexts[card];
     if (!node_owns_slot())
         return CUDA_ERROR_SYSTEM_NOT_READY;
-    if (*held == 0 && !account_charge(card, node_state->cards[card].context_bytes))
+    if (*held == 0 && !sim_memory_charge(card, node_state->cards[card].context_bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     __atomic_fetch_add(held, 1, __ATOMIC_SEQ_CST);
     context->magic = MAGIC;
@@ -70,7 +70,7 @@ static void end_life(CUcontext context)
     if (!last)
         return;
     pools_card_left(context->card);
-    account_release(context->card, node_state->cards[context->card].context_bytes);
+    sim_memory_release(context->card, node_state->cards[context->card].context_bytes);
 }
 
 void contexts_after_fork(void)

@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "account.h"
+#include "sim_memory.h"
 #include "driver.h"
 
 #define MEMORY_MAGIC 0x6d656d31
@@ -102,7 +102,7 @@ static void *wait_for_importers(void *argument)
     struct piece *piece = argument;
     int opened = open_locked(piece->file, F_WRLCK, piece->offset, piece->bytes, true);
     arena_punch(piece->offset, piece->charged);
-    account_release(piece->card, piece->charged);
+    sim_memory_release(piece->card, piece->charged);
     if (opened >= 0)
         close(opened);
     free(piece);

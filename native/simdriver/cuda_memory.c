@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "account.h"
+#include "sim_memory.h"
 #include "driver.h"
 #include "timeline.h"
 
@@ -93,7 +93,7 @@ static void give_back(const struct allocation *held)
     if (held->pool)
         pool_give_back(held->pool, held->charged);
     else if (held->charged)
-        account_release(held->card, held->charged);
+        sim_memory_release(held->card, held->charged);
 }
 
 static void *back(size_t bytes, size_t *mapped)
@@ -123,7 +123,7 @@ static CUresult make(CUcontext context, enum memory_kind kind, size_t bytes, uns
     if (kind != MEMORY_HOST || out->pool) {
         if (!out->pool)
             pools_settle();
-        if (!(out->pool ? pool_take(out->pool, whole) : account_charge(context->card, whole)))
+        if (!(out->pool ? pool_take(out->pool, whole) : sim_memory_charge(context->card, whole)))
             return node_owns_slot() ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_SYSTEM_NOT_READY;
         out->charged = whole;
     }
@@ -264,7 +264,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     TRY(context_current(&context));
     pools_settle();
     uint64_t whole = node_state->cards[context->card].memory_bytes;
-    uint64_t used = account_total(context->card);
+    uint64_t used = sim_memory_total(context->card);
     if (free_bytes)
         *free_bytes = used < whole ? whole - used : 0;
     if (total)

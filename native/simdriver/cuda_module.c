@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "account.h"
+#include "sim_memory.h"
 #include "driver.h"
-#include "image.h"
+#include "module_size.h"
 
 #define DEFAULT_KERNEL_US 50
 
@@ -43,7 +43,7 @@ static CUresult load_on(CUmodule module, uint32_t card)
 {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
-    if (!module->on_card[card] && !account_charge(card, module->bytes))
+    if (!module->on_card[card] && !sim_memory_charge(card, module->bytes))
         result = CUDA_ERROR_OUT_OF_MEMORY;
     else
         module->on_card[card] = true;
@@ -62,7 +62,7 @@ static CUresult load_here(CUmodule library)
 static void leave(CUmodule module, uint32_t card)
 {
     if (module->on_card[card])
-        account_release(card, module->bytes);
+        sim_memory_release(card, module->bytes);
     module->on_card[card] = false;
 }
 
@@ -100,8 +100,8 @@ static CUresult load(CUmodule *module, const void *image, size_t size, CUcontext
     made->text = !elf && !fat && strstr(image, ".version") && strstr(image, ".entry");
     made->source = made->text ? strdup(image) : NULL;
     pthread_mutex_init(&made->lock, NULL);
-    made->bytes = image_bytes(image, size, false);
-    if (made->bytes == IMAGE_UNKNOWN) /* tests' word for an image, which no card would take */
+    made->bytes = module_size(image, size, false);
+    if (made->bytes == MODULE_SIZE_UNKNOWN) /* tests' word for an image, which no card would take */
         made->bytes = 0;
     CUresult result = context ? load_on(made, context->card) : load_here(made);
     if (result != CUDA_SUCCESS) {
@@ -175,7 +175,7 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
     CUcontext context;
     TRY(context_current(&context));
-    return load(module, image, IMAGE_UNBOUNDED, context);
+    return load(module, image, MODULE_SIZE_UNBOUNDED, context);
 }
 
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count,
@@ -255,7 +255,7 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *j
 {
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     TRY(driver_ready());
-    return load((CUmodule *)library, code, IMAGE_UNBOUNDED, NULL);
+    return load((CUmodule *)library, code, MODULE_SIZE_UNBOUNDED, NULL);
 }
 
 CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit,

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "account.h"
+#include "sim_memory.h"
 #include "graph.h"
 
 struct CUmemPoolHandle_st {
@@ -117,7 +117,7 @@ static void shrink(CUmemoryPool pool, uint64_t keep)
     if (pool->reserved <= keep)
         return;
     if (pool->device >= 0)
-        account_release(pool->card, pool->reserved - keep);
+        sim_memory_release(pool->card, pool->reserved - keep);
     pool->reserved = keep;
 }
 
@@ -146,7 +146,7 @@ bool pool_take(CUmemoryPool pool, uint64_t bytes)
     uint64_t wanted = pool->used + bytes;
     bool granted = !pool->limit || wanted <= pool->limit;
     if (granted && wanted > pool->reserved) {
-        granted = pool->device < 0 || account_charge(pool->card, wanted - pool->reserved);
+        granted = pool->device < 0 || sim_memory_charge(pool->card, wanted - pool->reserved);
         pool->reserved = granted ? wanted : pool->reserved;
     }
     if (granted)

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "account.h"
+#include "sim_memory.h"
 #include "driver.h"
 
 #define GRANULARITY (2u << 20)
@@ -118,7 +118,7 @@ static void *wait_for_importers(void *argument)
     while (flock(handle->file, LOCK_EX) != 0 && errno == EINTR)
         ;
     close(handle->file);
-    account_release(handle->card, handle->charged);
+    sim_memory_release(handle->card, handle->charged);
     unkeep(handle);
     object_delete(handle);
     return NULL;
@@ -150,7 +150,7 @@ static void drop_if_unused(struct memory_handle *handle)
     else
         arena_punch(handle->offset, handle->size);
     if (handle->charged)
-        account_release(handle->card, handle->charged);
+        sim_memory_release(handle->card, handle->charged);
     unkeep(handle);
     object_delete(handle);
 }
@@ -178,7 +178,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size,
     handle->card = card;
     handle->size = size;
     handle->charged = on_device(properties) ? size : 0;
-    if (handle->charged && !account_charge(card, size)) {
+    if (handle->charged && !sim_memory_charge(card, size)) {
         object_delete(handle);
         return node_owns_slot() ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_SYSTEM_NOT_READY;
     }
@@ -188,7 +188,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t size,
     handle->references = backed;
     pthread_mutex_unlock(&lock);
     if (!backed) {
-        account_release(card, handle->charged);
+        sim_memory_release(card, handle->charged);
         object_delete(handle);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }

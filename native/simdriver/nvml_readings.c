@@ -1,5 +1,5 @@
 /* What a card does just now. */
-#include "account.h"
+#include "sim_memory.h"
 #include "nvml_device.h"
 #include "timeline.h"
 
@@ -22,7 +22,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
     if (!memory)
         return NVML_ERROR_INVALID_ARGUMENT;
     memory->total = node_state->cards[card].memory_bytes;
-    memory->used = account_total(card);
+    memory->used = sim_memory_total(card);
     if (memory->used > memory->total) /* a charge about to be taken back */
         memory->used = memory->total;
     memory->free = memory->total - memory->used;

@@ -64,7 +64,9 @@ def is_told(offset: int) -> bool:
         ffi.offsetof("struct fenka_control", "cards"),
         ffi.sizeof("struct fenka_card_limit"),
     )
-    begin, end = (ffi.offsetof("struct fenka_card_limit", name) for name in ("told", "reserved"))
+    begin, end = (
+        ffi.offsetof("struct fenka_card_limit", name) for name in ("feedback_seq", "reserved")
+    )
     card, within = divmod(offset - first, size)
     return bool(0 <= card < len(SAMPLE.limits) and begin <= within < end)
 

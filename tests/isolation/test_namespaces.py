@@ -194,12 +194,12 @@ def test_requests_are_answered_at_once_and_looks_are_rare(path: Path) -> None:
     now[0] = 101
     judge.round([path])
     assert looks == [100]
-    put(path, "judge_asked", 0, 5)
+    put(path, "reap_requested", 0, 5)
     for _ in range(3):
         judge.round([path])
-        put(path, "judge_asked", 0, 6)
+        put(path, "reap_requested", 0, 6)
     assert looks == [100, 101]
-    assert words(path, "judge_answered") == (5,)
+    assert words(path, "reap_completed") == (5,)
 
 
 def test_hostile_files_neither_stop_nor_delay_the_agent(tmp_path: Path, path: Path) -> None:

@@ -93,8 +93,8 @@ class Machine:
         """Milliseconds had, and percent allowed."""
         data = (self.folder / name).read_bytes()
         card = layout().from_buffer("struct fenka_control *", data).cards[0]
-        assert card.told % 2 == 0
-        assert card.told_at in (0, self.now_us * 1000)
+        assert card.feedback_seq % 2 == 0
+        assert card.feedback_at in (0, self.now_us * 1000)
         return card.busy_ns // MS, card.allowed // 100
 
 

@@ -70,7 +70,7 @@ static void begin(unsigned cards) {
         os_unmap(account_page, sizeof *account_page);
     control_page = NULL;
     account_page = NULL;
-    account_forget();
+    account_reset();
     good_pages(cards);
 }
 
@@ -101,7 +101,7 @@ static void fuzz_control(const uint8_t *data, size_t size) {
         for (unsigned card = 0; card < control_cards(); card++) {
             REQUIRE(control_cap(card) > 0);
             REQUIRE(strnlen(control_uuid(card), 48) == 40);
-            REQUIRE(control_card_of(control_uuid(card) + 4) <= (int)card);
+            REQUIRE(control_find_card(control_uuid(card) + 4) <= (int)card);
         }
     }
 }
@@ -121,9 +121,9 @@ static void use_account(unsigned card, uint64_t bytes, bool give) {
     if (bytes & 2 && account_import(card, bytes) && bytes & 4)
         account_unimport(card, bytes);
     if (bytes & 8)
-        account_give_up(card, bytes);
+        account_release_exported(card, bytes);
     account_used(card, nothing);
-    while ((seen = account_next((unsigned)(seen + 1), card, &pid, &held)) >= 0)
+    while ((seen = account_next_process((unsigned)(seen + 1), card, &pid, &held)) >= 0)
         REQUIRE(seen < FENKA_MAX_SLOTS && ++slots <= FENKA_MAX_SLOTS);
 }
 

@@ -20,7 +20,7 @@ static CUmemLocation at(int device) {
     return (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
 }
 
-/* --- TAKES: so many bytes of a device -------------------------------------------------------------------- */
+/* --- CHARGE: so many bytes of a device -------------------------------------------------------------------- */
 #define TAKE(name) static CUresult take_##name(u64 bytes, int device, u64 *out)
 #define STREAM ((CUstream)0x100) /* not the default one */
 
@@ -155,7 +155,7 @@ TAKE(cuDevicePrimaryCtxRetain) {
     return cuDevicePrimaryCtxRetain(&context, device);
 }
 
-/* --- GIVES: what was taken ------------------------------------------------------------------------------- */
+/* --- DISCHARGE: what was taken ------------------------------------------------------------------------------- */
 #define GIVE(name, type, ...) \
     static CUresult give_##name(u64 handle) { return name((type)handle, ##__VA_ARGS__); }
 GIVE(cuMemFree, CUdeviceptr_v1)
@@ -179,7 +179,7 @@ GIVE(cuDevicePrimaryCtxRelease_v2, CUdevice)
 GIVE(cuDevicePrimaryCtxReset, CUdevice)
 GIVE(cuDevicePrimaryCtxReset_v2, CUdevice)
 
-/* --- KEEPS: a second claim on what was taken ------------------------------------------------------------- */
+/* --- RETAIN: a second claim on what was taken ------------------------------------------------------------- */
 #define KEEP(name) static CUresult keep_##name(u64 handle, u64 *out)
 KEEP(cuMemMap) { return cuMemMap(*out = 0x700000000000, 1 << 20, 0, handle, 0); }
 KEEP(cuMemRetainAllocationHandle) { return cuMemRetainAllocationHandle((CUmemGenericAllocationHandle *)out, (void *)handle); }
@@ -200,7 +200,7 @@ KEEP(cuGraphInstantiateWithParams_ptsz) {
     return cuGraphInstantiateWithParams_ptsz((CUgraphExec *)out, (CUgraph)handle, &how);
 }
 
-/* --- SPENDS: gives the current device work --------------------------------------------------------------- */
+/* --- LAUNCH: gives the current device work --------------------------------------------------------------- */
 #define SPEND(name, ...) static CUresult spend_##name(void) { return name(__VA_ARGS__); }
 #define FUNCTION (CUfunction)0x2000
 #define SHAPE_OF_LAUNCH 4, 1, 1, 64, 1, 1, 0
@@ -232,13 +232,13 @@ static CUresult spend(CUresult (*once)(void), u64 times, u64 *out) {
 }
 
 /* --- the table ------------------------------------------------------------------------------------------- */
-#define ROW_TAKES(name) {#name, (void *)name, take_##name, NULL, NULL, NULL},
-#define ROW_GIVES(name) {#name, (void *)name, NULL, give_##name, NULL, NULL},
-#define ROW_KEEPS(name) {#name, (void *)name, NULL, NULL, keep_##name, NULL},
-#define ROW_SPENDS(name) {#name, (void *)name, NULL, NULL, NULL, spend_##name},
-#define ROW_NOTES(name) {#name, (void *)name, NULL, NULL, NULL, NULL},
-#define ROW_TELLS(name) ROW_NOTES(name)
-#define ROW_DOOR(name) ROW_NOTES(name)
+#define ROW_CHARGE(name) {#name, (void *)name, take_##name, NULL, NULL, NULL},
+#define ROW_DISCHARGE(name) {#name, (void *)name, NULL, give_##name, NULL, NULL},
+#define ROW_RETAIN(name) {#name, (void *)name, NULL, NULL, keep_##name, NULL},
+#define ROW_LAUNCH(name) {#name, (void *)name, NULL, NULL, NULL, spend_##name},
+#define ROW_TRACK(name) {#name, (void *)name, NULL, NULL, NULL, NULL},
+#define ROW_REPORT(name) ROW_TRACK(name)
+#define ROW_RESOLVE(name) ROW_TRACK(name)
 
 static const struct row {
     const char *name;

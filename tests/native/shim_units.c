@@ -14,10 +14,10 @@
 #include <unistd.h>
 
 #include "account.h"
-#include "context.h"
+#include "hook_context.h"
 #include "control.h"
 #include "fenka/lease.h"
-#include "holdings.h"
+#include "allocations.h"
 #include "lease.h"
 #include "resolve.h"
 
@@ -177,58 +177,58 @@ static void calls(void) {
 }
 
 /* The table of holdings against a plain array. */
-static void holdings(void) {
+static void allocations(void) {
     enum { KEYS = 3000 };
-    static struct holding model[KEYS];
+    static struct allocation model[KEYS];
     unsigned seed = 3;
     for (int i = 0; i < 200000; i++) {
         uint64_t k = next(&seed) % KEYS, key = k << 21;
-        struct holding got = {0};
+        struct allocation got = {0};
         switch (next(&seed) % 5) {
         case 0: {
-            struct holding new = {key, next(&seed), k % 3, 1, BLOCK, 0};
-            CHECK(holdings_put(new, &got) && got.kind == model[k].kind);
+            struct allocation new = {key, next(&seed), k % 3, 1, BLOCK, 0};
+            CHECK(allocations_put(new, &got) && got.kind == model[k].kind);
             CHECK(got.kind == NOTHING || got.bytes == model[k].bytes);
             model[k] = new;
             break;
         }
         case 1:
-            CHECK(holdings_refer(BLOCK, key) == (model[k].kind == BLOCK));
+            CHECK(allocations_retain(BLOCK, key) == (model[k].kind == BLOCK));
             model[k].references++;
             break;
         case 2: {
             bool last = model[k].kind == BLOCK && model[k].references == 1;
-            CHECK(holdings_drop(BLOCK, key, &got) == last && (!last || got.bytes == model[k].bytes));
+            CHECK(allocations_release(BLOCK, key, &got) == last && (!last || got.bytes == model[k].bytes));
             model[k].references--;
             if (last)
                 model[k].kind = NOTHING;
             break;
         }
         case 3:
-            CHECK(holdings_take(BLOCK, key, &got) == (model[k].kind == BLOCK));
+            CHECK(allocations_take(BLOCK, key, &got) == (model[k].kind == BLOCK));
             model[k].kind = NOTHING;
             break;
         default:
-            CHECK(holdings_find(BLOCK, key, &got) == (model[k].kind == BLOCK));
+            CHECK(allocations_find(BLOCK, key, &got) == (model[k].kind == BLOCK));
             CHECK(model[k].kind == NOTHING || got.references == model[k].references);
         }
     }
 }
 
 static void owners(void) {
-    struct holding old, gone;
+    struct allocation old, gone;
     uint64_t sums[3] = {0}, found;
     for (uint64_t i = 0; i < 5000; i++) {
-        CHECK(holdings_put((struct holding){i << 9, i, i % 3 + 1, 1, i % 2 ? POINTER : MIPMAP, 0}, &old));
+        CHECK(allocations_put((struct allocation){i << 9, i, i % 3 + 1, 1, i % 2 ? POINTER : MIPMAP, 0}, &old));
         sums[i % 3] += i;
     }
     for (uint64_t owner = 3; owner >= 1; owner--) {
         unsigned shard = 0;
-        for (found = 0; holdings_take_owned(&shard, owner, &gone); found += gone.bytes)
+        for (found = 0; allocations_take_owned(&shard, owner, &gone); found += gone.bytes)
             CHECK(gone.owner == owner);
         CHECK(found == sums[owner - 1]);
     }
-    CHECK(!holdings_find(POINTER, 1 << 9, &gone));
+    CHECK(!allocations_find(POINTER, 1 << 9, &gone));
 }
 
 /* One fault of each kind, so that a run without a finding means something. */
@@ -261,7 +261,7 @@ static const struct {
     const char *name;
     void (*run)(void);
 } cases[] = {
-    {"threads", threads}, {"calls", calls}, {"holdings", holdings}, {"owners", owners},
+    {"threads", threads}, {"calls", calls}, {"allocations", allocations}, {"owners", owners},
     {"plant-thread", plant_thread}, {"plant-address", plant_address}, {"plant-undefined", plant_undefined},
 };
 

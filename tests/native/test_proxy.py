@@ -614,7 +614,7 @@ def test_the_proxy_asks_nothing_of_a_newer_system(library: str) -> None:
         ["objdump", "-p", "-T", str(PROXY / library)], capture_output=True, text=True, check=True
     ).stdout
     needed = set(re.findall(r"NEEDED\s+(\S+)", said))
-    behind = "libfenka-behind-cuda.so" if library == "libcuda.so.1" else "libfenka-behind-nvml.so"
+    behind = "libfenka-next-cuda.so" if library == "libcuda.so.1" else "libfenka-next-nvml.so"
     assert {"libfenka.so", behind} <= needed
     assert needed <= {
         "libfenka.so", behind, "libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2"
@@ -629,7 +629,7 @@ def test_placing_again_replaces(tmp_path: Path) -> None:
     """An update changes each file in one step, and leaves nothing else behind."""
     for driver in ("a", "b"):
         assert main(["place", str(tmp_path / "placed"), str(tmp_path / driver)]) == 0
-    behind = ("libfenka-behind-cuda.so", "libfenka-behind-nvml.so")
+    behind = ("libfenka-next-cuda.so", "libfenka-next-nvml.so")
     names = {p.name for p in (tmp_path / "placed").iterdir()}
     assert names == {"libfenka.so", *behind, *LIBRARIES}
     for name, library in zip(behind, LIBRARIES, strict=True):

@@ -55,7 +55,7 @@ def run(
     )
 
 
-@pytest.mark.parametrize("case", ["threads", "calls", "holdings", "owners"])
+@pytest.mark.parametrize("case", ["threads", "calls", "allocations", "owners"])
 def test_every_unit_holds(lease: Lease, case: str) -> None:
     """Also where a locked instruction is no full barrier."""
     ran = run(

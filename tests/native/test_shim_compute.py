@@ -44,7 +44,7 @@ def charged(lease: Lease) -> tuple[int, ...]:
     return tuple(ns // MS for ns in account.read(lease.account).charged_ns[:2])
 
 
-@pytest.mark.parametrize("name", with_role("SPENDS"))
+@pytest.mark.parametrize("name", with_role("LAUNCH"))
 def test_each_launch_is_charged_what_it_takes(limited: Leases, name: str) -> None:
     """The first is paid for once it is measured; on the card that is current, and on no other."""
     lease = limited(50, 50)
@@ -53,7 +53,7 @@ def test_each_launch_is_charged_what_it_takes(limited: Leases, name: str) -> Non
     assert charged(lease) == (0, 20)
 
 
-@pytest.mark.parametrize("name", with_role("SPENDS"))
+@pytest.mark.parametrize("name", with_role("LAUNCH"))
 def test_who_has_had_its_share_waits(limited: Leases, name: str) -> None:
     """Fifteen launches of 20 ms at one half take 600 ms, but for what may be saved and the last one."""
     actor = start(limited(50), 20000)
@@ -135,5 +135,5 @@ def test_an_unknown_mode_is_refused(limited: Leases) -> None:
 
 def test_the_table_names_every_launch() -> None:
     """Also those that are deprecated; what runs on the host is not among them."""
-    assert len(with_role("SPENDS")) == 12
+    assert len(with_role("LAUNCH")) == 12
     assert "cuLaunchHostFunc" not in HOOKS

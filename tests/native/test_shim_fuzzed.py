@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.shim_kit import HERE, built, compile_c
-from tests.native.test_shim_image import KERNEL, PTX, VARIABLES, cubin, entry, fat
+from tests.native.test_shim_module_size import KERNEL, PTX, VARIABLES, cubin, entry, fat
 from tests.native.test_shim_sanitized import INCLUDE, SHIM_SOURCE
 
 FUZZER = ("-g", "-O1", "-std=gnu11", "-fsanitize=fuzzer,address,undefined")
@@ -51,7 +51,7 @@ def fuzz(program: Path, folder: Path, runs: int, *first: bytes) -> None:
 
 def test_no_page_can_break_the_shim(tmp_path: Path) -> None:
     """Control page and account: what is let in has limits, and sums hold."""
-    parts = (str(SHIM_SOURCE / part) for part in ("os.c", "marks.c"))
+    parts = (str(SHIM_SOURCE / part) for part in ("os.c", "export_locks.c"))
     sources = (*parts, "-fno-sanitize-recover=all")
     flags = (*FUZZER, *INCLUDE, *sources)
     program = compile_c(HERE / "shim_fuzz.c", built() / "pages", *flags, compiler=compiler())
@@ -60,9 +60,11 @@ def test_no_page_can_break_the_shim(tmp_path: Path) -> None:
 
 def test_no_image_can_break_the_shim(tmp_path: Path) -> None:
     """Cubins, PTX and fat binaries are read within their bounds; lazily they never take more."""
-    sources = (str(SHIM_SOURCE / "image.c"), "-fno-sanitize-recover=all", "-DFUZZ")
+    sources = (str(SHIM_SOURCE / "module_size.c"), "-fno-sanitize-recover=all", "-DFUZZ")
     flags = (*FUZZER, *INCLUDE, *sources)
-    program = compile_c(HERE / "shim_image.c", built() / "images", *flags, compiler=compiler())
+    program = compile_c(
+        HERE / "shim_module_size.c", built() / "images", *flags, compiler=compiler()
+    )
     good = cubin(KERNEL, VARIABLES), PTX.encode(), fat(entry(cubin(KERNEL)), entry(PTX.encode(), 1))
     fuzz(program, tmp_path, 60_000, *good)
 

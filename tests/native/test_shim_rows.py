@@ -50,7 +50,7 @@ class Takes:
     """It makes a context, and takes what the control page says that one costs."""
 
 
-TAKES = {
+CHARGE = {
     "cuMemAlloc": Takes(NARROW_FREES),
     "cuMemAlloc_v2": Takes(),
     "cuMemAllocPitch": Takes(NARROW_FREES),
@@ -104,7 +104,7 @@ class Keeps(NamedTuple):
 
 BLOCK = ("cuMemCreate", "cuMemRelease")
 GRAPH = Keeps("cuGraphAddMemAllocNode", "cuGraphDestroy", "cuGraphExecDestroy")
-KEEPS = {
+RETAIN = {
     "cuMemMap": Keeps(*BLOCK, "cuMemUnmap"),
     "cuMemMapArrayAsync": Keeps(*BLOCK, ""),
     "cuMemMapArrayAsync_ptsz": Keeps(*BLOCK, ""),
@@ -119,13 +119,13 @@ KEEPS = {
 }
 
 COVERED_ELSEWHERE = {
-    "DOOR": {
+    "RESOLVE": {
         "cuInit",
         "cuGetProcAddress",
         "cuGetProcAddress_v2",
     },  # test_shim_interception, _closed
     # below, test_shim_lifetimes and test_shim_simulated
-    "NOTES": {  # test_shim_lifetimes, test_shim_truth
+    "TRACK": {  # test_shim_lifetimes, test_shim_truth
         "cuGraphAddMemFreeNode",
         "cuStreamEndCapture",
         "cuStreamEndCapture_ptsz",
@@ -144,7 +144,7 @@ COVERED_ELSEWHERE = {
         "cuIpcOpenMemHandle_v2",
         "cuIpcCloseMemHandle",
     },
-    "TELLS": {  # test_shim_memory
+    "REPORT": {  # test_shim_memory
         "cuMemGetInfo",
         "cuMemGetInfo_v2",
         "cuDeviceTotalMem",
@@ -155,10 +155,10 @@ COVERED_ELSEWHERE = {
 
 def test_every_hook_has_a_case() -> None:
     """No row of the table is without one, and none is tried that is not in the table."""
-    given = {name for takes in TAKES.values() for name in takes.gives}
-    given |= {name for keeps in KEEPS.values() for name in (keeps.gives, keeps.undo) if name}
-    cases = {"TAKES": set(TAKES), "KEEPS": set(KEEPS), "GIVES": given, **COVERED_ELSEWHERE}
-    cases["SPENDS"] = set(with_role("SPENDS"))  # test_shim_compute tries all that there are
+    given = {name for takes in CHARGE.values() for name in takes.gives}
+    given |= {name for keeps in RETAIN.values() for name in (keeps.gives, keeps.undo) if name}
+    cases = {"CHARGE": set(CHARGE), "RETAIN": set(RETAIN), "DISCHARGE": given, **COVERED_ELSEWHERE}
+    cases["LAUNCH"] = set(with_role("LAUNCH"))  # test_shim_compute tries all that there are
     assert cases == {role: set(with_role(role)) for role in set(HOOKS.values())}
 
 
@@ -200,13 +200,13 @@ def scene(make_lease: Make, takes: Takes) -> Scene:
     return Scene(make_lease(mib, mib, context_bytes=SIZE if takes.context else 0), takes)
 
 
-CASES = [(name, give) for name, takes in TAKES.items() for give in takes.gives]
+CASES = [(name, give) for name, takes in CHARGE.items() for give in takes.gives]
 
 
 @pytest.mark.parametrize(("name", "give"), CASES, ids=[f"{n}-{g}" for n, g in CASES])
 def test_what_is_taken_is_charged_and_given_back(make_lease: Make, name: str, give: str) -> None:
     """To the byte: by the right process, on the right card; and again, so that nothing is left behind."""
-    on = scene(make_lease, TAKES[name])
+    on = scene(make_lease, CHARGE[name])
     for _ in range(1 if name == "cuCtxSetLimit" else 2):
         code, handle, _ = on.take(name)
         assert code == 0
@@ -215,29 +215,29 @@ def test_what_is_taken_is_charged_and_given_back(make_lease: Make, name: str, gi
         on.expect(0)
 
 
-@pytest.mark.parametrize("name", [name for name, takes in TAKES.items() if not takes.context])
+@pytest.mark.parametrize("name", [name for name, takes in CHARGE.items() if not takes.context])
 def test_what_is_too_much_is_out_of_memory(make_lease: Make, name: str) -> None:
     """As the driver would say it, with what is held left alone and the other card untouched."""
-    on = scene(make_lease, TAKES[name])
+    on = scene(make_lease, CHARGE[name])
     assert on.take(name).code == 0
     assert on.take(name).code == OUT_OF_MEMORY
     on.expect(SIZE)
 
 
-@pytest.mark.parametrize("name", [name for name, takes in TAKES.items() if takes.context])
+@pytest.mark.parametrize("name", [name for name, takes in CHARGE.items() if takes.context])
 def test_a_context_too_many_is_out_of_memory(make_lease: Make, name: str) -> None:
     """A second process finds too little left for a context on that card, but enough on the other."""
-    on = scene(make_lease, TAKES[name])
+    on = scene(make_lease, CHARGE[name])
     assert on.take(name).code == 0
     assert on.bystander.ask(f"take {name}", 0, 1).code == OUT_OF_MEMORY
     on.expect(SIZE)
     assert on.bystander.ask(f"take {name}", 0, 0).code == 0
 
 
-@pytest.mark.parametrize("name", TAKES)
+@pytest.mark.parametrize("name", CHARGE)
 def test_what_the_driver_refuses_is_not_charged(make_lease: Make, name: str) -> None:
     """The driver's own answer reaches the program, and the charge is taken back."""
-    takes = TAKES[name]
+    takes = CHARGE[name]
     lease = make_lease(1, 1, context_bytes=SIZE)
     actor = lease.start_rows(FENKA_NULL_FAIL="1")
     if not takes.located and not takes.context:
@@ -247,11 +247,11 @@ def test_what_the_driver_refuses_is_not_charged(make_lease: Make, name: str) -> 
     assert (lease.held(0), lease.held(1)) == (0, 0)
 
 
-@pytest.mark.parametrize("name", KEEPS)
+@pytest.mark.parametrize("name", RETAIN)
 def test_what_is_kept_stays_charged(make_lease: Make, name: str) -> None:
     """Given back once, it is still there for the second claim; with that one it goes."""
-    keeps = KEEPS[name]
-    on = scene(make_lease, TAKES[keeps.takes])
+    keeps = RETAIN[name]
+    on = scene(make_lease, CHARGE[keeps.takes])
     handle = on.take(keeps.takes).value
     code, second, _ = on.actor.ask(f"keep {name}", handle)
     assert code == 0
@@ -335,7 +335,7 @@ def test_a_module_dies_with_its_context(make_lease: Make) -> None:
 
 def test_a_smaller_heap_takes_less(make_lease: Make) -> None:
     """Setting the heap of the kernels' malloc again replaces the charge of before."""
-    on = scene(make_lease, TAKES["cuCtxSetLimit"])
+    on = scene(make_lease, CHARGE["cuCtxSetLimit"])
     for size in (SIZE // 2, SIZE // 4, 0):
         assert on.take("cuCtxSetLimit", size).code == 0
         on.expect(size)
@@ -359,7 +359,7 @@ def test_kernels_malloc_and_printf_take_beside_each_other(make_lease: Make) -> N
 
 def test_a_context_destroyed_is_gone_however_often_attached(make_lease: Make) -> None:
     """cuCtxDestroy does not count attachments, as cuCtxDetach does."""
-    on = scene(make_lease, TAKES["cuCtxCreate_v2"])
+    on = scene(make_lease, CHARGE["cuCtxCreate_v2"])
     handle = on.take("cuCtxCreate_v2").value
     assert on.actor.ask("keep cuCtxAttach", handle).code == 0
     assert on.actor.ask("give cuCtxDestroy_v2", handle).code == 0

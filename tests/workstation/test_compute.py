@@ -15,7 +15,7 @@ def told(t4: Workstation, name: str) -> int:
     """When the daemon told the job's programs something last; 0 = never."""
     page = t4.root / "leases" / t4.jobs()[name]["job"] / "lease" / "control"
     data = page.read_bytes()
-    return int(layout().from_buffer("struct fenka_control *", data).cards[0].told_at)
+    return int(layout().from_buffer("struct fenka_control *", data).cards[0].feedback_at)
 
 
 def test_a_share_is_enforced_shown_and_set_aside(t4: Workstation) -> None:

@@ -35,8 +35,8 @@ struct fenka_card_limit {
     uint64_t context_bytes;   /* charged once per process that has a context on the card */
     uint32_t compute_percent; /* 1 to 100 */
     uint32_t compute_mode;    /* FENKA_COMPUTE_… */
-    uint64_t told;            /* sequence lock: odd while the agent writes; 0 = nothing was ever told */
-    uint64_t told_at;         /* CLOCK_MONOTONIC, ns: when that was so */
+    uint64_t feedback_seq;            /* sequence lock: odd while the agent writes; 0 = nothing was ever told */
+    uint64_t feedback_at;         /* CLOCK_MONOTONIC, ns: when that was so */
     uint64_t busy_ns;         /* the card's time that the lease's processes have had, as the driver measures it */
     uint32_t allowed;         /* of soft and weight: 1/10000 of the card's time that may be had now */
     uint32_t reserved[5];
@@ -70,7 +70,7 @@ struct fenka_control {
  * zeroed, then freed; if the emptier dies, it is itself a dead owner. A slot with something in `exported` is
  * marked by bit 31 instead, its other words are zeroed, and it is emptied when nothing of that can be held any
  * more: see below. */
-#define FENKA_IDENTITY_EMPTYING 22
+#define FENKA_IDENTITY_RECLAIMING 22
 #define FENKA_IDENTITY_NAMESPACE 23
 #define FENKA_IDENTITY_ORPHANED 31
 #define FENKA_IDENTITY_START 32
@@ -88,26 +88,26 @@ struct fenka_control {
  *
  * When no identity has the index any more, the agent writes 0 to the pid_namespaces word and then to this one.
  *
- * A process that is short of memory held by owners of other namespaces adds 1 to judge_asked, and waits a moment for
- * the agent to write the value that it has seen there, and has acted upon, to judge_answered. */
+ * A process that is short of memory held by owners of other namespaces adds 1 to reap_requested, and waits a moment for
+ * the agent to write the value that it has seen there, and has acted upon, to reap_completed. */
 #define FENKA_NAMESPACE_RETIRING 1
 #define FENKA_NAMESPACE_ENDED 2
 
 /* The card's time that the processes of a lease have spent together: see native/shim/compute.c. Times are
  * nanoseconds, moments those of CLOCK_MONOTONIC. */
-struct fenka_spending {
-    uint64_t ready_at; /* before this moment nobody launches; the debt, if it lies ahead */
+struct fenka_compute_budget {
+    uint64_t next_launch_at; /* before this moment nobody launches; the debt, if it lies ahead */
     uint64_t charged;  /* sum of all costs as they were estimated */
     /* The agent's last reading that was compared with it, by whom told it is named: */
-    uint64_t told;
-    uint64_t told_at;
-    uint64_t then_busy;
-    uint64_t then_charged;
+    uint64_t feedback_seq;
+    uint64_t feedback_at;
+    uint64_t last_busy_ns;
+    uint64_t last_charged;
     int64_t excess;           /* charged beyond what was measured, and not given back yet */
     uint64_t recent_busy;     /* measured and charged of late, */
     uint64_t recent_charged;
     uint64_t scale;           /* and what their ratio has made of the estimates: 1/65536, 0 = never compared */
-    uint64_t first_ns; /* what a launch is charged beforehand that was never measured */
+    uint64_t precharge_ns; /* what a launch is charged beforehand that was never measured */
     uint64_t reserved[5];
 };
 
@@ -133,10 +133,10 @@ struct fenka_spending {
  *   length                  of the block, in units of 64 KiB, rounded up
  *
  * A mark that another tenant forges can only keep orphans from being counted down. */
-#define FENKA_MARK_LEASE 43
-#define FENKA_MARK_MAKER 23
-#define FENKA_MARK_CARD 19
-#define FENKA_MARK_UNIT 65536 /* bytes */
+#define FENKA_EXPORT_LOCK_LEASE 43
+#define FENKA_EXPORT_LOCK_OWNER 23
+#define FENKA_EXPORT_LOCK_CARD 19
+#define FENKA_EXPORT_LOCK_UNIT 65536 /* bytes */
 
 struct fenka_account {
     uint64_t magic;
@@ -144,9 +144,9 @@ struct fenka_account {
     uint32_t slot_count;          /* FENKA_MAX_SLOTS */
     uint64_t slots_used;          /* slots from here on were never owned; only grows */
     uint64_t shared_cards;        /* bit = card: something there was exported or imported once */
-    uint64_t judge_asked;         /* by processes */
-    uint64_t judge_answered;      /* by the agent */
-    uint64_t mark;                /* 20 bits by chance; 0 = nothing was exported to a descriptor yet */
+    uint64_t reap_requested;         /* by processes */
+    uint64_t reap_completed;      /* by the agent */
+    uint64_t export_lock_id;                /* 20 bits by chance; 0 = nothing was exported to a descriptor yet */
     uint64_t reserved;
     uint64_t pid_namespaces[256]; /* bits 0-31: inode of /proc/self/ns/pid, bits 32-63: of /proc/self/ns/time, which
                                    * shifts start times; 0 = the kernel has none */
@@ -156,7 +156,7 @@ struct fenka_account {
     uint64_t memory[16][1024];    /* bytes of device memory held: [card of control][slot] */
     uint64_t exported[16][1024];  /* of these, or of a dead process's, bytes that others may hold as well */
     uint64_t imported[16][1024];  /* bytes held of blocks that another process made, not in `memory` */
-    struct fenka_spending spending[16];
+    struct fenka_compute_budget compute_budgets[16];
 };
 
 #endif

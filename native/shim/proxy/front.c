@@ -67,7 +67,7 @@ __attribute__((constructor)) static void fill(void) {
         say("its driver is missing: neither " IN_LEASE " can be loaded, nor ",
             strncmp(PLACED, NOWHERE, sizeof NOWHERE - 1) ? PLACED : "is another place written into the proxy");
     for (size_t i = 0; i < proxy_count; i++) {
-        void *target = driver ? fenka_behind_proxy(driver, proxy_names[i]) : (void *)missing;
+        void *target = driver ? fenka_proxy_target(driver, proxy_names[i]) : (void *)missing;
         proxy_targets[i] = target ? target : (void *)absent;
     }
     dlerror(); /* what was not found here is no failure of the program's dlopen */

@@ -7,7 +7,7 @@
 /* Of the shim: what the trampoline of this name jumps to. Our function when there is one and the driver that was
  * loaded as `driver` has it too, else the driver's own; NULL = the driver has none. From now on the shim takes
  * what is found here, and nothing else, for the driver's. */
-PROXY_EXPORT void *fenka_behind_proxy(void *driver, const char *name);
+PROXY_EXPORT void *fenka_proxy_target(void *driver, const char *name);
 
 /* Of the shim: the driver's own function, whatever is ours. NULL = it has none. */
 PROXY_EXPORT void *fenka_driver_function(void *driver, const char *name);

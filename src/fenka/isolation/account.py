@@ -185,7 +185,7 @@ def _processes(fd: int) -> Iterator[Process]:
     start = constant("FENKA_IDENTITY_START")
     namespace = constant("FENKA_IDENTITY_NAMESPACE")
     orphaned = constant("FENKA_IDENTITY_ORPHANED")
-    pid_bits = constant("FENKA_IDENTITY_EMPTYING")
+    pid_bits = constant("FENKA_IDENTITY_RECLAIMING")
     for earlier, identity, *held in zip(
         before, identities, memory, exported, imported, strict=True
     ):
@@ -219,7 +219,7 @@ def _processes(fd: int) -> Iterator[Process]:
 
 def _charged(fd: int) -> tuple[int, ...]:
     ffi = layout()
-    spending = dict(ffi.typeof("struct fenka_account").fields)["spending"]
+    spending = dict(ffi.typeof("struct fenka_account").fields)["compute_budgets"]
     size = ffi.sizeof(spending.type)
     data = os.pread(fd, size, spending.offset).ljust(size, b"\0")
     return tuple(card.charged for card in ffi.from_buffer(spending.type, data))

@@ -140,7 +140,7 @@ def _without_what_is_told(data: bytes) -> bytes:
     copy = bytearray(data)
     page = ffi.from_buffer("struct fenka_control *", copy)
     for card in page.cards[0 : page.card_count]:
-        card.told = card.told_at = card.busy_ns = card.allowed = 0
+        card.feedback_seq = card.feedback_at = card.busy_ns = card.allowed = 0
     ffi.release(page)
     return bytes(copy)
 

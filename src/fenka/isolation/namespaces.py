@@ -149,8 +149,8 @@ class _Words:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self.asked = self._word("judge_asked")
-        self.answered = self._word("judge_answered")
+        self.asked = self._word("reap_requested")
+        self.answered = self._word("reap_completed")
         # Whatever else the upper halves say: an inode of /proc has 32 bits.
         self.namespaces = [it & 0xFFFFFFFF for it in account.words(descriptor, "pid_namespaces")]
         self.states = account.words(descriptor, "namespace_states")
@@ -187,7 +187,7 @@ class _Words:
     def answer(self) -> None:
         """Say that all requests have been acted upon that were made before the account was opened."""
         if self.asked != self.answered:
-            self._put("judge_answered", 0, self.asked)
+            self._put("reap_completed", 0, self.asked)
 
     def _word(self, field: str) -> int:
         (word,) = account.words(self._descriptor, field)

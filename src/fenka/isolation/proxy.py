@@ -24,7 +24,7 @@ from fenka.isolation.layout import HEADER
 __all__ = ["BEHIND", "LIBRARIES", "Unknown", "installed", "main", "place", "unknown"]
 
 LIBRARIES: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
-BEHIND: Final = ("libfenka-behind-cuda.so", "libfenka-behind-nvml.so")
+BEHIND: Final = ("libfenka-next-cuda.so", "libfenka-next-nvml.so")
 
 _KIND: Final = {"x86_64": "x86-64", "aarch64": "AArch64"}.get(os.uname().machine, "")
 """What the dynamic linker's cache calls libraries for this kind of machine."""

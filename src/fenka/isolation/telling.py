@@ -170,11 +170,11 @@ class Teller:
         self._add(uuid, percents, max(at_us - since_us, 0), now)
         allowed = allowances(self._wants(uuid, cards, now))
         for lease, card in cards.items():
-            card.told |= 1
-            card.told_at = now
+            card.feedback_seq |= 1
+            card.feedback_at = now
             card.busy_ns = self._pages[lease].busy_ns.get(uuid, 0)
             card.allowed = int(allowed[lease] * 100)
-            card.told += 1
+            card.feedback_seq += 1
         return set(percents)
 
     def _add(self, uuid: str, percents: Mapping[int, int], us: int, now: int) -> None:

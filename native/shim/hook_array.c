@@ -1,0 +1,99 @@
+/* Arrays and mipmapped arrays, by what their elements need; the driver's own padding is not seen. */
+#include "charge.h"
+
+#define NO_MEMORY_OF_ITS_OWN (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)
+
+/* Formats that pack several channels or blocks differ; none of them needs more than 8 bytes a channel. */
+static uint64_t channel_bytes(CUarray_format format) {
+    switch (format) {
+    case CU_AD_FORMAT_UNSIGNED_INT8:
+    case CU_AD_FORMAT_SIGNED_INT8:
+        return 1;
+    case CU_AD_FORMAT_UNSIGNED_INT16:
+    case CU_AD_FORMAT_SIGNED_INT16:
+    case CU_AD_FORMAT_HALF:
+        return 2;
+    case CU_AD_FORMAT_UNSIGNED_INT32:
+    case CU_AD_FORMAT_SIGNED_INT32:
+    case CU_AD_FORMAT_FLOAT:
+        return 4;
+    default:
+        return 8;
+    }
+}
+
+static uint64_t times(uint64_t a, uint64_t b) {
+    uint64_t product;
+    return __builtin_mul_overflow(a, b ? b : 1, &product) ? UINT64_MAX : product;
+}
+
+static uint64_t shrunk(uint64_t extent, unsigned int level) {
+    uint64_t at_level = level < 64 ? extent >> level : 0;
+    return at_level ? at_level : 1;
+}
+
+/* Layers and faces of a cube keep their number at every level; a third dimension shrinks. */
+static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int level) {
+    bool layered = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+    uint64_t texels = times(shrunk(d->Width, level), shrunk(d->Height, level));
+    texels = times(texels, layered ? d->Depth : shrunk(d->Depth, level));
+    return times(texels, channel_bytes(d->Format) * d->NumChannels);
+}
+
+static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) {
+    uint64_t total = 0;
+    if (d->Flags & NO_MEMORY_OF_ITS_OWN)
+        return 0;
+    for (unsigned int level = 0; level < levels && level < 64; level++)
+        if (__builtin_add_overflow(total, level_bytes(d, level), &total))
+            return UINT64_MAX;
+    return total;
+}
+
+#define CREATE(kind, handle, bytes_needed, call)                                  \
+    do {                                                                          \
+        struct target target_;                                                      \
+        uint64_t bytes_ = (bytes_needed);                                         \
+        CHARGE_OR_RETURN(&target_, target_current(&target_), bytes_);                \
+        CUresult result_ = (call);                                                \
+        return charge_commit(result_, &target_, bytes_, kind, result_ ? 0 : (uint64_t)*handle); \
+    } while (0)
+
+/* The four shapes of description differ in the width of their fields only. */
+#define IN_3D(d, depth, flags)                                                                           \
+    &(CUDA_ARRAY3D_DESCRIPTOR) {                                                                         \
+        .Width = (d)->Width, .Height = (d)->Height, .Depth = (depth), .Format = (d)->Format,             \
+        .NumChannels = (d)->NumChannels, .Flags = (flags)                                                \
+    }
+
+CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *d) {
+    CREATE(ARRAY, array, d ? array_bytes(IN_3D(d, 0, 0), 1) : 0, REAL(cuArrayCreate)(array, d));
+}
+
+CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d) {
+    CREATE(ARRAY, array, d ? array_bytes(IN_3D(d, 0, 0), 1) : 0, REAL(cuArrayCreate_v2)(array, d));
+}
+
+CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *d) {
+    CREATE(ARRAY, array, d ? array_bytes(IN_3D(d, d->Depth, d->Flags), 1) : 0, REAL(cuArray3DCreate)(array, d));
+}
+
+CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *d) {
+    CREATE(ARRAY, array, d ? array_bytes(d, 1) : 0, REAL(cuArray3DCreate_v2)(array, d));
+}
+
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) {
+    CREATE(MIPMAP, array, d ? array_bytes(d, levels) : 0, REAL(cuMipmappedArrayCreate)(array, d, levels));
+}
+
+CUresult cuArrayDestroy(CUarray array) {
+    struct allocation allocation;
+    bool ours = free_begin(ARRAY, (uint64_t)array, &allocation);
+    return free_end(REAL(cuArrayDestroy)(array), ours, &allocation);
+}
+
+CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
+    struct allocation allocation;
+    bool ours = free_begin(MIPMAP, (uint64_t)array, &allocation);
+    return free_end(REAL(cuMipmappedArrayDestroy)(array), ours, &allocation);
+}

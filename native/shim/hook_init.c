@@ -1,0 +1,62 @@
+/* The door: cuInit lets a program in only when its lease can be enforced on every device that it sees. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "control.h"
+#include "fenka/lease.h"
+#include "lease.h"
+#include "os.h"
+#include "visible_devices.h"
+
+#define VISIBLE "CUDA_VISIBLE_DEVICES"
+#define UNKNOWN "is a card of the lease, but the driver does not know it"
+
+static bool open_before;
+
+static void show_only(const uint8_t *chosen, unsigned count) {
+    char list[FENKA_MAX_CARDS * sizeof((struct fenka_card_limit *)0)->uuid] = "";
+    for (unsigned i = 0; i < count; i++) {
+        strcat(list, i ? "," : "");
+        strcat(list, control_uuid(chosen[i]));
+    }
+    setenv(VISIBLE, list, 1);
+}
+
+/* The driver was asked for exactly these; anything else means that it did not listen. */
+static bool exactly(const uint8_t *chosen, unsigned count) {
+    bool seen[FENKA_MAX_CARDS] = {false};
+    int devices = 0;
+    if (REAL(cuDeviceGetCount)(&devices) != CUDA_SUCCESS)
+        devices = 0;
+    for (CUdevice device = 0; device < devices; device++) {
+        int card = card_of_device(device);
+        if (card < 0) {
+            lease_refuse("the driver", "shows a card that is not of the lease");
+            return false;
+        }
+        seen[card] = true;
+    }
+    for (unsigned i = 0; i < count; i++)
+        if (!seen[chosen[i]]) {
+            lease_refuse(control_uuid(chosen[i]), UNKNOWN);
+            return false;
+        }
+    return true;
+}
+
+CUresult cuInit(unsigned int flags) {
+    uint8_t chosen[FENKA_MAX_CARDS];
+    if (!lease_ready())
+        return LEASE_BROKEN;
+    if (__atomic_load_n(&open_before, __ATOMIC_ACQUIRE))
+        return REAL(cuInit)(flags);
+    unsigned count = visible_cards(getenv(VISIBLE), chosen);
+    show_only(chosen, count);
+    CUresult result = REAL(cuInit)(flags);
+    if (result != CUDA_SUCCESS && !(result == CUDA_ERROR_NO_DEVICE && count))
+        return result;
+    if (!exactly(chosen, count))
+        return LEASE_BROKEN;
+    __atomic_store_n(&open_before, true, __ATOMIC_RELEASE);
+    return result;
+}

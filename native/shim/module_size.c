@@ -1,0 +1,269 @@
+/* Reads cubins, PTX and fat binaries just far enough to add up what they take of a card. The driver is given
+ * nothing but a pointer, so the sizes that an image states of itself are believed here as there; sums saturate. */
+#include "module_size.h"
+
+#include <elf.h>
+#include <string.h>
+
+#define MACHINE_CUDA 190
+#define CUBIN 0x464c457f
+#define FAT_WRAPPER 0x466243b1
+#define FAT_BINARY 0xba55ed50
+#define LARGEST_FILE ((uint64_t)4 << 30) /* beyond it nothing is read */
+
+static uint64_t plus(uint64_t a, uint64_t b) {
+    uint64_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
+}
+
+static uint64_t times(uint64_t a, uint64_t b) {
+    uint64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
+}
+
+/* Byte by byte: an image that is none may end before four of them. */
+static bool has_magic(const void *image, size_t size, uint32_t magic) {
+    const unsigned char *bytes = image;
+    for (unsigned i = 0; i < 4; i++)
+        if (i >= size || bytes[i] != (unsigned char)(magic >> 8 * i))
+            return false;
+    return true;
+}
+
+static bool begins(const char *text, const char *start) {
+    return !strncmp(text, start, strlen(start));
+}
+
+/* --- cubins ---------------------------------------------------------------------------------------------- */
+
+static bool is_loaded(const Elf64_Shdr *s, const char *name, bool lazily) {
+    if (!(s->sh_flags & SHF_ALLOC) || (s->sh_type != SHT_PROGBITS && s->sh_type != SHT_NOBITS))
+        return false;
+    if (begins(name, ".nv.shared") || begins(name, ".nv.local")) /* of a block, of a thread */
+        return false;
+    return !lazily || !(begins(name, ".text") || begins(name, ".nv.constant0"));
+}
+
+static uint64_t cubin_bytes(const char *image, size_t size, bool lazily) {
+    Elf64_Ehdr header;
+    Elf64_Shdr names, section;
+    uint64_t total = 0;
+    if (size < sizeof header)
+        return 0;
+    memcpy(&header, image, sizeof header);
+    if (size > LARGEST_FILE)
+        size = LARGEST_FILE;
+    if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_machine != MACHINE_CUDA ||
+        header.e_shentsize != sizeof section || header.e_shstrndx >= header.e_shnum)
+        return MODULE_SIZE_UNKNOWN;
+    if (header.e_shoff > size || header.e_shnum > (size - header.e_shoff) / sizeof section)
+        return 0;
+    memcpy(&names, image + header.e_shoff + header.e_shstrndx * sizeof section, sizeof names);
+    if (names.sh_offset > size || names.sh_size > size - names.sh_offset || names.sh_size == 0 ||
+        image[names.sh_offset + names.sh_size - 1])
+        return 0;
+    for (unsigned i = 0; i < header.e_shnum; i++) {
+        memcpy(&section, image + header.e_shoff + i * sizeof section, sizeof section);
+        if (section.sh_name < names.sh_size &&
+            is_loaded(&section, image + names.sh_offset + section.sh_name, lazily))
+            total = plus(total, section.sh_size);
+    }
+    return total;
+}
+
+/* --- PTX ------------------------------------------------------------------------------------------------- */
+
+struct words {
+    const char *at, *end;
+    const char *word; /* the one just read: a name, number or directive, or one other character */
+    size_t length;
+};
+
+static bool in_word(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '$' ||
+           c == '.' || c == '%';
+}
+
+static void skip_to(struct words *w, const char *stop) {
+    size_t length = strlen(stop);
+    while ((size_t)(w->end - w->at) >= length && memcmp(w->at, stop, length))
+        w->at++;
+    w->at = (size_t)(w->end - w->at) >= length ? w->at + length : w->end;
+}
+
+static bool next_word(struct words *w) {
+    while (w->at < w->end) {
+        char c = *w->at, after = w->end - w->at > 1 ? w->at[1] : 0;
+        if (c == '/' && after == '/')
+            skip_to(w, "\n");
+        else if (c == '/' && after == '*')
+            skip_to(w, "*/");
+        else if (c == '"') {
+            w->at++;
+            skip_to(w, "\"");
+        } else if (c == ' ' || (c >= '\t' && c <= '\r'))
+            w->at++;
+        else
+            break;
+    }
+    if (w->at == w->end)
+        return false;
+    w->word = w->at++;
+    while (in_word(*w->word) && w->at < w->end && in_word(*w->at))
+        w->at++;
+    w->length = (size_t)(w->at - w->word);
+    return true;
+}
+
+static bool is(const struct words *w, const char *text) {
+    return w->length == strlen(text) && !memcmp(w->word, text, w->length);
+}
+
+static uint64_t number(const char **at, const char *end) {
+    unsigned base = 10;
+    uint64_t value = 0;
+    if (end - *at > 2 && **at == '0' && ((*at)[1] | 32) == 'x') {
+        base = 16;
+        *at += 2;
+    }
+    for (; *at < end; ++*at) {
+        unsigned digit = **at >= '0' && **at <= '9' ? (unsigned)(**at - '0')
+                         : (**at | 32) >= 'a' && (**at | 32) <= 'f' ? (unsigned)((**at | 32) - 'a' + 10) : 16;
+        if (digit >= base)
+            break;
+        value = plus(times(value, base), digit);
+    }
+    return value;
+}
+
+/* ".f32" = 4, ".b8" = 1, ".f16x2" = 4, ".v4" = 4 of what follows; anything else = 0. */
+static uint64_t type_bytes(const struct words *w, uint64_t vector) {
+    const char *at = w->word + 1, *end = w->word + w->length;
+    while (at < end && (*at < '0' || *at > '9'))
+        at++;
+    uint64_t bits = number(&at, end);
+    if (at < end && *at == 'x') {
+        at++;
+        bits = times(bits, number(&at, end));
+    }
+    return at == end && bits % 8 == 0 ? times(bits / 8, vector) : 0;
+}
+
+/* From behind ".global" or ".const" to the semicolon: ".align 4 .v2 .f32 a[2][3], b[] = {1, 2}". An array
+ * without a number has as many elements as there are first values. */
+static uint64_t declared_bytes(struct words *w) {
+    uint64_t type = 0, vector = 1, total = 0, elements = 0, values = 0;
+    bool counted = false;
+    unsigned braces = 0;
+    while (next_word(w) && !is(w, ";")) {
+        if (is(w, "("))
+            skip_to(w, ")");
+        else if (is(w, ".align"))
+            next_word(w);
+        else if (is(w, "{"))
+            values += !braces++;
+        else if (is(w, "}"))
+            braces -= braces > 0;
+        else if (braces)
+            values += is(w, ",");
+        else if (is(w, ",")) {
+            total = plus(total, times(type, counted ? elements : values));
+            elements = values = 0;
+        } else if (is(w, "[")) {
+            const char *at = next_word(w) ? w->word : w->end;
+            uint64_t length = number(&at, w->end);
+            counted = counted && !is(w, "]");
+            elements = counted ? times(elements, length) : elements;
+        } else if (w->length == 3 && begins(w->word, ".v"))
+            vector = (uint64_t)(w->word[2] - '0') & 7;
+        else if (*w->word == '.')
+            type = type_bytes(w, vector);
+        else if (in_word(*w->word) && !elements) {
+            elements = 1;
+            counted = true;
+        }
+    }
+    return plus(total, times(type, counted ? elements : values));
+}
+
+static uint64_t ptx_bytes(const char *text, size_t size, bool lazily) {
+    size_t length = strnlen(text, size);
+    struct words w = {text, text + length, text, 0};
+    uint64_t total = lazily ? 0 : length;
+    bool elsewhere = false; /* .extern: another image's; .ptr: of a parameter */
+    while (next_word(&w)) {
+        bool variable = is(&w, ".global") || is(&w, ".const");
+        if (variable && !elsewhere)
+            total = plus(total, declared_bytes(&w));
+        elsewhere = is(&w, ".extern") || is(&w, ".ptr");
+    }
+    return total;
+}
+
+/* --- fat binaries ---------------------------------------------------------------------------------------- */
+
+struct fat {
+    uint32_t magic;
+    uint16_t version, header_bytes;
+    uint64_t bytes; /* of the entries together */
+};
+
+struct entry {
+    uint16_t kind, version;
+    uint32_t header_bytes;
+    uint64_t bytes; /* of the image, with padding */
+    uint32_t packed_bytes, unused;
+    uint16_t minor, major;
+    uint32_t architecture, name_offset, name_bytes;
+    uint64_t flags, zero;
+    uint64_t unpacked_bytes; /* 0 = it is not compressed */
+};
+_Static_assert(sizeof(struct entry) == 64, "as fatbinary writes it");
+
+static uint64_t plain_bytes(const char *image, size_t size, bool lazily) {
+    if (!size)
+        return 0;
+    if (has_magic(image, size, CUBIN))
+        return cubin_bytes(image, size, lazily);
+    bool text = *image == '.' || *image == '/' || (*image >= '\t' && *image <= '\r') || *image == ' ';
+    return text ? ptx_bytes(image, size, lazily) : MODULE_SIZE_UNKNOWN;
+}
+
+static uint64_t entry_bytes(const struct entry *e, const char *image, bool lazily) {
+    if (!e->unpacked_bytes)
+        return plain_bytes(image, e->bytes, lazily);
+    return lazily ? 0 : e->unpacked_bytes;
+}
+
+static uint64_t fat_bytes(const char *image, size_t size, bool lazily) {
+    struct fat fat;
+    struct entry entry;
+    uint64_t largest = 0;
+    memcpy(&fat, image, sizeof fat);
+    uint64_t end = plus(fat.header_bytes, fat.bytes);
+    if (end > size || end > LARGEST_FILE)
+        return 0;
+    for (uint64_t at = fat.header_bytes; end - at >= sizeof entry;) {
+        memcpy(&entry, image + at, sizeof entry);
+        if (entry.header_bytes < sizeof entry || entry.header_bytes > end - at ||
+            entry.bytes > end - at - entry.header_bytes)
+            break;
+        uint64_t bytes = entry_bytes(&entry, image + at + entry.header_bytes, lazily);
+        largest = bytes > largest ? bytes : largest;
+        at += entry.header_bytes + entry.bytes;
+    }
+    return largest;
+}
+
+uint64_t module_size(const void *image, size_t size, bool lazily) {
+    /* What a compiler puts into a program: the magic, a version, and where the fat binary is. */
+    if (size == MODULE_SIZE_UNBOUNDED && has_magic(image, size, FAT_WRAPPER)) {
+        memcpy(&image, (const char *)image + 8, sizeof image);
+        if (!image || !has_magic(image, size, FAT_BINARY))
+            return MODULE_SIZE_UNKNOWN;
+    }
+    if (has_magic(image, size, FAT_BINARY))
+        return size < sizeof(struct fat) ? 0 : fat_bytes(image, size, lazily);
+    /* Kernels are loaded lazily, too, but a single image is made for what is about to run. */
+    return plain_bytes(image, size, false);
+}

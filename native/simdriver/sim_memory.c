@@ -1,0 +1,40 @@
+#include "sim_memory.h"
+
+#include <sched.h>
+
+#include "node.h"
+
+/* Two processes that ask at once see each other's charge and may both be refused though one would
+ * fit; so ask again before saying no. */
+#define TRIES 4
+
+uint64_t sim_memory_total(uint32_t card)
+{
+    uint64_t sum = 0;
+    uint32_t used = __atomic_load_n(&node_state->slots_used, __ATOMIC_ACQUIRE);
+    for (uint32_t slot = 0; slot < used && slot < FENKA_NODE_SLOTS; slot++)
+        sum += __atomic_load_n(&node_state->memory[card][slot], __ATOMIC_SEQ_CST);
+    return sum;
+}
+
+bool sim_memory_charge(uint32_t card, uint64_t bytes)
+{
+    uint64_t whole = node_state->cards[card].memory_bytes;
+    if (bytes > whole || !node_owns_slot())
+        return false;
+    uint64_t *held = &node_state->memory[card][node_slot];
+    for (int try = 0; try < TRIES; try++) {
+        __atomic_fetch_add(held, bytes, __ATOMIC_SEQ_CST);
+        if (sim_memory_total(card) <= whole)
+            return true;
+        __atomic_fetch_sub(held, bytes, __ATOMIC_SEQ_CST);
+        sched_yield();
+    }
+    return false;
+}
+
+void sim_memory_release(uint32_t card, uint64_t bytes)
+{
+    if (node_owns_slot())
+        __atomic_fetch_sub(&node_state->memory[card][node_slot], bytes, __ATOMIC_SEQ_CST);
+}

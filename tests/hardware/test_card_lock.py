@@ -1,5 +1,6 @@
 """Whose a card is, where other users do what they can."""
 
+import os
 import socket
 import uuid
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import pytest
 
 from fenka.core.cards import Card
 from fenka.hardware import card_lock
-from fenka.hardware.card_lock import CardLocked, Owner, acquire, taken
+from fenka.hardware.card_lock import CardLocked, Owner, acquire, locked_by_root
 from tests.workstation.users import User, place, stranger, victim
 
 __all__ = ["place", "stranger", "victim"]
@@ -18,7 +19,7 @@ __all__ = ["place", "stranger", "victim"]
 @pytest.fixture(autouse=True)
 def roots_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where root locks, here below a temporary directory."""
-    monkeypatch.setattr(card_lock, "PLACE", place / "cards")
+    monkeypatch.setattr(card_lock, "LOCKS", place / "cards")
     return place / "cards"
 
 
@@ -38,10 +39,10 @@ def squatted(card: Card, stranger: User) -> Iterator[socket.socket]:
 @pytest.mark.usefixtures("squatted")
 def test_name_held_by_an_ordinary_user_keeps_root_from_nothing(card: Card, stranger: User) -> None:
     """Root takes the card and is told whose process had the name."""
-    told: list[Owner] = []
-    with acquire(card, told.append), pytest.raises(CardLocked):
-        acquire(card)
-    assert [it.uid for it in told] == [stranger.uid]
+    displaced: list[Owner] = []
+    with acquire([card], lambda _, owner: displaced.append(owner)), pytest.raises(CardLocked):
+        acquire([card])
+    assert [owner.uid for owner in displaced] == [stranger.uid]
 
 
 def test_name_whose_holder_lets_nobody_in_keeps_nobody_waiting(
@@ -60,24 +61,24 @@ def test_card_of_roots_is_refused_to_ordinary_users(
     card: Card, victim: User, roots_place: Path
 ) -> None:
     """By whose process, as long as it lives; what a killed one leaves counts for nothing."""
-    with acquire(card):
+    with acquire([card]):
         assert victim.do(lambda: can_own(card)) is False
-        assert victim.do(lambda: taken(card)) is True
+        assert victim.do(lambda: locked_by_root(card)) is True
         assert victim.do(lambda: _can_open(roots_place / f"{card.uuid}.lock")) is False
     assert list(roots_place.iterdir()) == []
     roots_place.joinpath(f"{card.uuid}.lock").write_text("1")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(roots_place / card.uuid))
-    assert victim.do(lambda: taken(card)) is False
+    assert victim.do(lambda: locked_by_root(card)) is False
     assert victim.do(lambda: can_own(card)) is True
     assert can_own(card) is True
 
 
 def test_roots_programs_keep_each_other_out(card: Card) -> None:
     """Also one that sees another /run."""
-    with acquire(card):
+    with acquire([card]):
         with pytest.raises(CardLocked) as refused:
-            acquire(card)
+            acquire([card])
         owner = refused.value.owner
         assert owner
         assert owner.uid == 0
@@ -85,40 +86,52 @@ def test_roots_programs_keep_each_other_out(card: Card) -> None:
         other.bind(f"\0fenka/card/{card.uuid}")
         other.listen()
         with pytest.raises(CardLocked) as refused:
-            acquire(card)
-    acquire(card).close()
+            acquire([card])
+    acquire([card]).close()
 
 
 def test_ordinary_users_daemon_sees_that_root_took_its_card(card: Card, stranger: User) -> None:
     """It held the card first; root's claim goes before."""
     with stranger.serve(f"\0fenka/card/{card.uuid}"):
-        assert stranger.do(lambda: taken(card)) is False
-        with acquire(card):
-            assert stranger.do(lambda: taken(card)) is True
-            assert taken(card) is False
-        assert stranger.do(lambda: taken(card)) is False
+        assert stranger.do(lambda: locked_by_root(card)) is False
+        with acquire([card]):
+            assert stranger.do(lambda: locked_by_root(card)) is True
+            assert locked_by_root(card) is False
+        assert stranger.do(lambda: locked_by_root(card)) is False
 
 
 def test_place_of_a_stranger_is_not_roots(card: Card, stranger: User, roots_place: Path) -> None:
     """Then the name alone decides."""
     stranger.mkdir(roots_place)
-    with acquire(card):
+    with acquire([card]):
         assert list(roots_place.iterdir()) == []
         with pytest.raises(CardLocked):
-            acquire(card)
+            acquire([card])
 
 
 def test_place_that_others_may_replace_is_not_roots(card: Card, roots_place: Path) -> None:
     """A directory above it that was made with an open umask."""
     roots_place.parent.chmod(0o777)
-    with acquire(card):
+    with acquire([card]):
         assert not roots_place.exists()
+
+
+def test_acquire_locks_all_cards_or_none_in_another_network(card: Card) -> None:
+    """The error names the owner. Cards that were locked before it are unlocked."""
+    network, free = Path("/proc/self/ns/net"), Card(1, f"GPU-{uuid.uuid4()}", "Tesla T4", 15079)
+    with acquire([card], network=network):
+        owner = rf"card 0 .* is owned by process {os.getpid()} of user "
+        with pytest.raises(CardLocked, match=owner):
+            acquire([free, card], network=network)
+        with socket.socket(socket.AF_UNIX) as daemon, pytest.raises(OSError, match="in use"):
+            daemon.bind(f"\0fenka/card/{card.uuid}")
+    acquire([free, card], network=network).close()
 
 
 def can_own(card: Card) -> bool:
     """Whether this process could."""
     try:
-        acquire(card).close()
+        acquire([card]).close()
     except CardLocked:
         return False
     return True

@@ -1,14 +1,10 @@
-"""What the node must be like: no cards handed out unasked, mounts that are seen, cards of its own."""
+"""What the node must be like: no cards handed out unasked, mounts that are seen."""
 
-import os
-import socket
 from pathlib import Path
 
 import pytest
 
-from fenka.node.holding import CardTaken, hold_cards
 from fenka.node.preflight import nvidia_by_default, unseen_mounts
-from tests.node.harness import card
 
 V2 = """version = 2
 [plugins."io.containerd.grpc.v1.cri".containerd]
@@ -83,16 +79,3 @@ def test_mounts_that_the_node_does_not_see(tmp_path: Path) -> None:
     assert unseen_mounts(leases, proc(tmp_path / "good", "2", root, shared)) is None
     assert unseen_mounts(leases, proc(tmp_path / "over", "2", root, private, shared)) is None
     assert unseen_mounts(leases, proc(tmp_path / "host", "1", root)) is None
-
-
-def test_a_card_has_one_owner() -> None:
-    """Whoever comes second is told who is there; a workstation's daemon uses the same name."""
-    with hold_cards([card(0), card(1)]):
-        with pytest.raises(
-            CardTaken, match=rf"card 1 .* is owned by process {os.getpid()} of user"
-        ):
-            hold_cards([card(2), card(1)])
-        with socket.socket(socket.AF_UNIX) as daemon, pytest.raises(OSError, match="in use"):
-            daemon.bind(f"\0fenka/card/{card(0).uuid}")
-    with hold_cards([card(0), card(1), card(2)]):
-        pass

@@ -270,7 +270,7 @@ def test_daemon_gives_nothing_more_of_a_card_that_root_took(
     daemon = Daemon(Runtime(place), cast("Hardware", hardware), broker, 1024, place)
     healthy = []
     for took in (False, True, True, False):
-        monkeypatch.setattr(card_lock, "taken", lambda _, took=took: took)
+        monkeypatch.setattr(card_lock, "locked_by_root", lambda _, took=took: took)
         daemon._look()
         healthy.append(broker.node.cards[0].healthy)
     assert healthy == [True, False, False, True]

@@ -169,8 +169,8 @@ def test_a_card_has_one_owner(t4: Workstation) -> None:
         refused(
             other.fenka("daemon"),
             1,
-            rf"card 0 \(Tesla T4, GPU-\S+\) is owned by the daemon of \S+ \(process "
-            rf"{t4.daemon_pid()}\): use that daemon, .*",
+            rf"card 0 \(Tesla T4, GPU-\S+\) is owned by process {t4.daemon_pid()} of user \S+: "
+            rf"stop that program .*",
         )
 
 

@@ -59,6 +59,7 @@ def _code(why: Exception) -> int | None:
     # Imported here: commands that succeed need none of it.
     from fenka.core.requests import BadRequest
     from fenka.dialects.sizes import BadSize
+    from fenka.hardware.card_lock import CardLocked
     from fenka.hardware.nvml import NoDriver
     from fenka.hardware.simulated import BadSpec, NodeError
     from fenka.isolation.sandbox import CannotIsolate
@@ -67,7 +68,6 @@ def _code(why: Exception) -> int | None:
     from fenka.workstation.client import NoDaemon
     from fenka.workstation.daemon import AlreadyRunning
     from fenka.workstation.files import Unreadable
-    from fenka.workstation.hardware import CardTaken
     from fenka.workstation.launch import NestedLease, NotGranted
     from fenka.workstation.main import BadOption
     from fenka.workstation.paths import UnsafeDirectory
@@ -88,7 +88,7 @@ def _code(why: Exception) -> int | None:
         NoDaemon,
         AlreadyRunning,
         Unreadable,
-        CardTaken,
+        CardLocked,
         UnsafeDirectory,
         OtherVersion,
     )

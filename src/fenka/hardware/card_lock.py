@@ -1,118 +1,170 @@
-"""Of the cards of a machine one program owns each: a workstation's daemon, or a cluster's node program.
+"""Locks cards, so that each card of a machine has one owner: a workstation's daemon or a node program.
 
-The lock of a card is a listening Unix socket in the abstract namespace whose name holds the card's UUID: the
-kernel frees it when its owner dies, and whoever finds it taken can ask the kernel who holds it. Anybody can
-take such a name, so it binds ordinary users alone. Root's programs lock where only root can:
+The lock of a card is a listening Unix socket in the abstract namespace whose name holds the card's UUID. The
+kernel frees it when its owner dies, and names the owner to anyone who connects. Any user can take such a
+name, so it binds ordinary users only. Programs that run as root lock where only root can write:
 
     /run/fenka/cards/UUID.lock    locked (flock) by the owner
-    /run/fenka/cards/UUID         the owner listens here, so that ordinary users' daemons see it
+    /run/fenka/cards/UUID         a socket of the owner's, so that ordinary users' daemons see it
 
-Root's claim goes before an ordinary user's: a name that such a user holds keeps no root program away. A
-daemon of that user finds root's claim before it gives anything away (:func:`taken`), and gives no more of
-that card. Where root cannot write to /run, or is not the machine's root, the name alone decides.
+Root's lock has precedence: a name that an ordinary user holds does not prevent root from locking the card.
+The daemon of that user checks for root's lock before each grant (:func:`locked_by_root`) and grants no more
+of that card. Where root cannot write to /run, or is not the machine's root, the name alone decides.
+
+Abstract names belong to a network namespace. A program in a container passes the machine's.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from fenka.core.cards import Card
-from fenka.hardware.peer_credentials import peer
+from fenka.hardware.peer_credentials import peer, user_name
 
-PLACE = Path("/run/fenka/cards")
-"""Root's locks."""
+LOCKS = Path("/run/fenka/cards")
+"""Directory of root's locks."""
 
-_EVERY_USER = "0 0 4294967295"
-"""What the kernel says of users where they have not been mapped to others."""
+_CLONE_NEWNET = 0x40000000
+_IDENTITY_UID_MAP = "0 0 4294967295"
+"""Content of uid_map where user IDs are not mapped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds a card."""
+    """The process that holds a card's lock."""
 
     pid: int
     uid: int
 
 
 class CardLocked(Exception):
-    """Another program owns the card. owner: None where the kernel does not say who."""
+    """Another program owns the card. `owner` is None where the kernel does not name it."""
 
     def __init__(self, card: Card, owner: Owner | None) -> None:
-        super().__init__(f"card {card.index} ({card.model}, {card.uuid})")
+        holder = (
+            f"process {owner.pid} of user {user_name(owner.uid)}"
+            if owner
+            else "another program of this machine"
+        )
+        super().__init__(
+            f"card {card.index} ({card.model}, {card.uuid}) is owned by {holder}: stop that program "
+            f"(a daemon with `fenka daemon --stop`), or exclude the card from a daemon with --only"
+        )
         self.owner = owner
 
 
-def acquire(card: Card, over: Callable[[Owner], None] = lambda _: None) -> contextlib.ExitStack:
-    """Own the card, in this thread's network, until the result is closed. Raises CardLocked.
+def acquire(
+    cards: Iterable[Card],
+    on_displaced: Callable[[Card, Owner], None] = lambda _card, _owner: None,
+    network: Path | None = None,
+) -> contextlib.ExitStack:
+    """Lock the cards until the result is closed: all of them, or none.
 
-    over: told of an ordinary user's process that holds the name of a card that root takes.
+    Args:
+        cards: The cards to lock.
+        on_displaced: Called when root locks a card whose name an ordinary user's process holds.
+        network: Network namespace in which the names are taken; by default the caller's.
+
+    Raises:
+        CardLocked: Another program owns one of the cards.
     """
-    with contextlib.ExitStack() as held:
-        if _is_root() and _made():
-            _lock(card, held)
-            try:
-                held.enter_context(_listen(_name(card)))
-            except OSError:
-                owner = _listener(_name(card)).owner
-                if owner and owner.uid == 0:  # One that does not see our /run.
-                    raise CardLocked(card, owner) from None
-                if owner:
-                    over(owner)
-            return held.pop_all()
-        root = _listener(str(_socket(card)))
-        if root.there:
-            raise CardLocked(card, root.owner)
+
+    def lock_all() -> contextlib.ExitStack:
+        with contextlib.ExitStack() as locks:
+            for card in cards:
+                _acquire(card, locks, on_displaced)
+            return locks.pop_all()
+
+    if network is None:
+        return lock_all()
+    # A socket stays in the namespace in which it was made. Only this thread enters it, and then ends.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(_enter, network).result()
+        return thread.submit(lock_all).result()
+
+
+def locked_by_root(card: Card) -> bool:
+    """Return whether root has locked a card whose name this ordinary user's daemon holds."""
+    return not _is_root() and _listener(str(_socket_path(card))).exists
+
+
+def _acquire(
+    card: Card, locks: contextlib.ExitStack, on_displaced: Callable[[Card, Owner], None]
+) -> None:
+    if _is_root() and _make_directory():
+        _lock_as_root(card, locks)
         try:
-            held.enter_context(_listen(_name(card)))
+            locks.enter_context(_listen(_name(card)))
         except OSError:
-            raise CardLocked(card, _listener(_name(card)).owner) from None
-        return held.pop_all()
+            owner = _listener(_name(card)).owner
+            if owner and owner.uid == 0:  # A root program that does not see this /run.
+                raise CardLocked(card, owner) from None
+            if owner:
+                on_displaced(card, owner)
+        return
+    root = _listener(str(_socket_path(card)))
+    if root.exists:
+        raise CardLocked(card, root.owner)
+    try:
+        locks.enter_context(_listen(_name(card)))
+    except OSError:
+        raise CardLocked(card, _listener(_name(card)).owner) from None
 
 
-def taken(card: Card) -> bool:
-    """Whether a program of root's owns a card of which this ordinary user's daemon has the name."""
-    return not _is_root() and _listener(str(_socket(card))).there
+def _enter(network: Path) -> None:
+    """Move this thread into a network namespace. Without the right to do so the thread stays: outside of a
+    container its namespace is the machine's."""
+    with contextlib.suppress(PermissionError):
+        descriptor = os.open(network, os.O_RDONLY)
+        try:
+            if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), str(network))
+        finally:
+            os.close(descriptor)
 
 
 def _name(card: Card) -> str:
     return f"\0fenka/card/{card.uuid}"
 
 
-def _socket(card: Card) -> Path:
-    return PLACE / card.uuid.replace("/", "_")
+def _socket_path(card: Card) -> Path:
+    return LOCKS / card.uuid.replace("/", "_")
 
 
 def _is_root() -> bool:
-    """Whether this is the machine's root, not that of a user namespace."""
+    """Return whether this process is the machine's root, not that of a user namespace."""
     users = " ".join(Path("/proc/self/uid_map").read_text().split())
-    return os.geteuid() == 0 and users == _EVERY_USER
+    return os.geteuid() == 0 and users == _IDENTITY_UID_MAP
 
 
-def _made() -> bool:
-    """Whether root's locks have a place that is root's alone."""
+def _make_directory() -> bool:
+    """Make the directory of root's locks. Return False where others could write to it."""
     others = stat.S_IWGRP | stat.S_IWOTH
-    for directory in (PLACE.parent, PLACE):
+    for directory in (LOCKS.parent, LOCKS):
         try:
             directory.mkdir(mode=0o755, exist_ok=True)
-            found = directory.lstat()
+            status = directory.lstat()
         except OSError:
             return False
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0 or found.st_mode & others:
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != 0 or status.st_mode & others:
             return False
     return True
 
 
-def _lock(card: Card, held: contextlib.ExitStack) -> None:
-    """Lock as root, and let others see it. Raises CardLocked."""
-    path = _socket(card).with_name(f"{_socket(card).name}.lock")
+def _lock_as_root(card: Card, locks: contextlib.ExitStack) -> None:
+    """Lock the file, and listen beside it so that ordinary users see the lock. Raises CardLocked."""
+    path = _socket_path(card).with_name(f"{_socket_path(card).name}.lock")
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        held.callback(os.close, lock)
+        locks.callback(os.close, lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -121,13 +173,13 @@ def _lock(card: Card, held: contextlib.ExitStack) -> None:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock), os.stat(path)):
                 break
-        # Its owner removed it just now, and somebody else may lock another of that name.
-    held.callback(path.unlink, missing_ok=True)
+        # Its owner removed the file just now. Another process may already lock a new file of that name.
+    locks.callback(path.unlink, missing_ok=True)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
-    _socket(card).unlink(missing_ok=True)
-    held.callback(_socket(card).unlink, missing_ok=True)
-    held.enter_context(_listen(str(_socket(card))))
-    _socket(card).chmod(0o666)
+    _socket_path(card).unlink(missing_ok=True)
+    locks.callback(_socket_path(card).unlink, missing_ok=True)
+    locks.enter_context(_listen(str(_socket_path(card))))
+    _socket_path(card).chmod(0o666)
 
 
 def _listen(address: str) -> socket.socket:
@@ -143,19 +195,19 @@ def _listen(address: str) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class _Listener:
-    there: bool
+    exists: bool
     owner: Owner | None = None
 
 
 def _listener(address: str) -> _Listener:
-    """Who listens there. One that lets nobody in any more is there all the same, and keeps nobody waiting."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as question:
-        question.setblocking(False)
+    """Return the process that listens at an address. A full queue of connections counts as a listener."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
         try:
-            question.connect(address)
-            pid, uid, _ = peer(question)
+            probe.connect(address)
+            pid, uid, _ = peer(probe)
         except BlockingIOError:
-            return _Listener(there=True)
+            return _Listener(exists=True)
         except OSError:
-            return _Listener(there=False)
-    return _Listener(there=True, owner=Owner(pid, uid))
+            return _Listener(exists=False)
+    return _Listener(exists=True, owner=Owner(pid, uid))

@@ -16,13 +16,14 @@ from fenka.core.cards import Card
 from fenka.core.requests import Slice
 from fenka.core.units import card_units
 from fenka.dialects.sizes import parse_unit
+from fenka.hardware import card_lock
+from fenka.hardware.card_lock import CardLocked
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import Driver, DriverLost, GpuProcess, NoDriver, XidListener
 from fenka.hardware.simulated import SimulatedNode
 from fenka.isolation.files import install_native
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.node.agent import Agent, Parts, Settings
-from fenka.node.holding import CardTaken, hold_cards
 from fenka.node.kubelet import client
 from fenka.node.kubelet.client import Kubelet
 from fenka.node.lease import cdi
@@ -164,8 +165,8 @@ def _libraries(config: Config, library: Path) -> Path | None:
 
 
 def _owned(cards: Sequence[Card]) -> contextlib.ExitStack:
-    """The cards, held against other programs of the machine; waits for their owner. Raises PreflightError."""
-    return _once_there(lambda: hold_cards(cards), CardTaken)
+    """Lock the cards; waits while another program owns one."""
+    return _once_there(lambda: card_lock.acquire(cards, network=Path("/proc/1/ns/net")), CardLocked)
 
 
 @contextlib.contextmanager

@@ -361,7 +361,7 @@ class Daemon:
         """See which cards are there: no slice of one that is not. Raises NoDriver, NodeError."""
         here = self.hardware.readings()
         node = self.broker.node
-        taken = {card.uuid for card in node.cards if card_lock.taken(card)}
+        taken = {card.uuid for card in node.cards if card_lock.locked_by_root(card)}
         if taken > self._taken:
             _log(
                 f"root's daemon has taken {len(taken)} of our cards: nothing more is given of them"

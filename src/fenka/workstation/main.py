@@ -4,14 +4,18 @@ import asyncio
 import contextlib
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import POLICIES
 from fenka.dialects.sizes import parse_unit
+from fenka.hardware import card_lock
+from fenka.hardware.card_lock import Owner
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import Driver
+from fenka.hardware.peer_credentials import user_name
 from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.isolation import sandbox
 from fenka.workstation import files
@@ -19,7 +23,6 @@ from fenka.workstation.broker import Broker
 from fenka.workstation.daemon import Daemon, take_runtime
 from fenka.workstation.ending import Ending
 from fenka.workstation.files import Config
-from fenka.workstation.hardware import lock_cards
 from fenka.workstation.paths import Runtime
 
 
@@ -34,7 +37,7 @@ def run(
 
     `ready` is called once clients can connect, unless it was told to stop before.
 
-    Raises AlreadyRunning, UnsafeDirectory, BadOption, BadSize, BadSpec, NoDriver, CardTaken,
+    Raises AlreadyRunning, UnsafeDirectory, BadOption, BadSize, BadSpec, NoDriver, CardLocked,
     Unreadable, CannotIsolate, whose messages are the sentences to show, and OSError.
     """
     # What programs of other users need is readable, whatever the mask of who starts the daemon.
@@ -61,13 +64,22 @@ def _serve(
     native = files.install_native(runtime)
     with _hardware(runtime, config.simulate, native) as hardware:
         node = Node("localhost", _chosen(hardware.driver.cards(), config.only))
-        with lock_cards(node.cards):
+        with card_lock.acquire(node.cards, _report_displaced):
             library_dir = runtime.simulated / "lib" if config.simulate else None
             hardware.measure(node.cards, library_dir)
             files.save_config(runtime, config)
             daemon = Daemon(runtime, hardware, Broker(node, config.policy), unit_mib, native)
             asyncio.run(daemon.serve(lambda: ready(daemon), ending))
         return [job.name for job in daemon.broker.jobs.values()]
+
+
+def _report_displaced(card: Card, owner: Owner) -> None:
+    print(
+        f"fenka daemon: card {card.index} is now root's. Process {owner.pid} of {user_name(owner.uid)} had "
+        "locked it: what that user's daemon has leased of it stays in use until those programs end",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def forget(runtime: Runtime) -> None:

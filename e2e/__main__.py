@@ -42,7 +42,7 @@ def act(arguments: argparse.Namespace, rest: list[str]) -> int:
         case "up":
             specs = [NodeSpec(*each.split("=", 1)) for each in arguments.node or ()]
             layout = Layout(tuple(specs)) if specs else Layout()
-            cluster = Cluster(arguments.state, layout, say=print)
+            cluster = Cluster(arguments.state, layout, progress=print)
             config = arguments.scheduler_config
             cluster.up(images.image_store(), config.read_text() if config else None)
         case "down":

@@ -66,7 +66,7 @@ class Layout:
     )
     control_plane: str = "192.168.1.200"
 
-    def pods(self, number: int) -> str:
+    def pod_subnet(self, number: int) -> str:
         """The pod subnet of one node."""
         return f"10.77.{number + 1}.0/24"
 
@@ -95,11 +95,11 @@ class Node(Machine):
     def start_containerd(self) -> None:
         """Start it and wait for its answer."""
         cni, runc = directories()[0], shutil.which("runc", path="/usr/sbin:/usr/bin:/sbin:/bin")
-        settings = self.place.folder / "containerd.toml"
+        settings = self.files.folder / "containerd.toml"
         settings.write_text(configuration.containerd(cni, runc or "runc"))
-        network = self.place.folder / "disk" / "etc" / "cni" / "net.d" / "10-pods.conflist"
+        network = self.files.folder / "disk" / "etc" / "cni" / "net.d" / "10-pods.conflist"
         network.parent.mkdir(parents=True, exist_ok=True)
-        network.write_text(configuration.pod_network(self.cluster.layout.pods(self.number)))
+        network.write_text(configuration.pod_network(self.cluster.layout.pod_subnet(self.number)))
         self.start("containerd", ["containerd", "--config", str(settings)])
         self.wait_for_containerd()
 
@@ -118,7 +118,7 @@ class Node(Machine):
     def start_kubelet(self) -> None:
         """Start the kubelet and kube-proxy."""
         pki = self.cluster.state / "pki"
-        settings = self.place.folder / "kubelet.yaml"
+        settings = self.files.folder / "kubelet.yaml"
         settings.write_text(configuration.kubelet(pki, self.name))
         kubelet = ["kubelet", f"--config={settings}", f"--node-ip={self.address}"]
         kubelet += [f"--kubeconfig={pki}/kubelet-{self.name}.kubeconfig"]
@@ -175,12 +175,12 @@ class Cluster:
         state: Path = STATE,
         layout: Layout | None = None,
         owner: int | None = None,
-        say: Callable[[str], None] = lambda _text: None,
+        progress: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.state = state.resolve()
         self.layout = layout or Layout()
         self.owner = owner
-        self.say = say
+        self.progress = progress
         self.began = time.monotonic()
         self.scheduler_configuration: str | None = None
         self.control_plane = Machine(self.state, CONTROL_PLANE, self.layout.control_plane)
@@ -231,24 +231,24 @@ class Cluster:
             ]
             for each in machines:
                 each.result()
-            self.timeline("namespaces")
+            self.report_progress("namespaces")
             self.make_network()
             certificates.result()
-            self.timeline("certificates and network")
+            self.report_progress("certificates and network")
             loaded = [together.submit(self.prepare, node, images) for node in self.nodes]
             self.start_apiserver()
-            self.timeline("apiserver ready")
+            self.report_progress("apiserver ready")
             self.start_controllers(scheduler_configuration)
             for future in loaded:
                 future.result()
-            self.timeline("containerd ready")
+            self.report_progress("containerd ready")
             for node in self.nodes:
                 node.start_kubelet()
             for node in self.nodes:
                 node.wait_until_ready()
-            self.timeline("nodes Ready")
+            self.report_progress("nodes Ready")
             self.wait_for_service_account("default")
-        self.timeline("up")
+        self.report_progress("up")
 
     def down(self) -> None:
         """End every process; take away namespaces, mounts, cgroups and kernel settings. Logs stay."""
@@ -261,14 +261,14 @@ class Cluster:
         shutil.rmtree(self.state / "etcd", ignore_errors=True)
         (self.state / "layout.json").unlink(missing_ok=True)
 
-    def timeline(self, step: str) -> None:
+    def report_progress(self, step: str) -> None:
         """Say how far it is."""
-        self.say(f"{time.monotonic() - self.began:6.2f} s  {step}")
+        self.progress(f"{time.monotonic() - self.began:6.2f} s  {step}")
 
     def prepare(self, node: Node, images: Path | None) -> None:
         """What a node can do before there is an apiserver."""
         if images:
-            copy_store(images, node.place.folder / "disk" / "var" / "lib" / "containerd")
+            copy_store(images, node.files.folder / "disk" / "var" / "lib" / "containerd")
         node.start_containerd()
 
     @staticmethod
@@ -315,7 +315,7 @@ class Cluster:
 
     def make_network(self) -> None:
         """One bridge, in the control plane's machine, is the wire that all machines share."""
-        batch(
+        run_ip_batch(
             self.control_plane,
             "link add lan type bridge",
             f"address add {self.control_plane.address}/24 dev lan",
@@ -324,29 +324,32 @@ class Cluster:
             f"route add {configuration.SERVICES} dev lan",
         )
         # The control plane's kernel forwards nothing, but its kube-proxy answers on 127.0.0.1 too.
-        set_kernel(self.control_plane, "net.ipv4.ip_forward", "1")
+        set_sysctl(self.control_plane, "net.ipv4.ip_forward", "1")
         for node in self.nodes:
             self.connect(node)
 
     def connect(self, node: Node) -> None:
         """Plug a node into the wire and tell it, and the control plane, where everybody's pods are."""
         link = f"node{node.number}"
-        batch(
+        run_ip_batch(
             self.control_plane,
             f"link add {link} type veth peer name eth0 netns {node.first_process}",
             f"link set {link} master lan",
             f"link set {link} up",
-            f"route replace {self.layout.pods(node.number)} via {node.address} onlink dev lan",
+            f"route replace {self.layout.pod_subnet(node.number)} via {node.address} onlink dev lan",
         )
         others = [each for each in self.nodes if each is not node]
-        batch(
+        run_ip_batch(
             node,
             f"address add {ip_interface(node.address + '/24')} dev eth0",
             "link set eth0 up",
             f"route add default via {self.control_plane.address}",
-            *(f"route add {self.layout.pods(each.number)} via {each.address}" for each in others),
+            *(
+                f"route add {self.layout.pod_subnet(each.number)} via {each.address}"
+                for each in others
+            ),
         )
-        set_kernel(node, "net.ipv4.ip_forward", "1")
+        set_sysctl(node, "net.ipv4.ip_forward", "1")
 
     def start_apiserver(self) -> None:
         """Start etcd and the apiserver; wait until it is ready."""
@@ -383,7 +386,7 @@ class Cluster:
 
     def start_kube_proxy(self, machine: Machine, node: str) -> None:
         """Services of the cluster work on this machine."""
-        settings = machine.place.folder / "kube-proxy.yaml"
+        settings = machine.files.folder / "kube-proxy.yaml"
         kubeconfig = self.state / "pki" / "kube-proxy.kubeconfig"
         settings.write_text(configuration.kube_proxy(kubeconfig, node))
         machine.start("kube-proxy", ["kube-proxy", f"--config={settings}"])
@@ -544,13 +547,13 @@ print(urllib.request.urlopen("https://127.0.0.1:10259/readyz", context=context).
 """
 
 
-def batch(machine: Machine, *lines: str) -> None:
+def run_ip_batch(machine: Machine, *lines: str) -> None:
     """Run ip commands in a machine's network, but in this machine's process numbers."""
     command = machine.network_command("ip", "-batch", "-")
     run(command, machine.environment(), "\n".join(lines))
 
 
-def set_kernel(machine: Machine, name: str, value: str) -> None:
+def set_sysctl(machine: Machine, name: str, value: str) -> None:
     """A kernel setting of the machine's own network."""
     run(machine.network_command("sysctl", "-qw", f"{name}={value}"), machine.environment())
 

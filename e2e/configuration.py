@@ -10,7 +10,7 @@ SERVICES = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
 DNS_SERVICE = "10.96.0.10"
 PODS = "10.77.0.0/16"
-GROUPS = "GenericWorkload"
+POD_GROUP_FEATURE = "GenericWorkload"
 """The gate behind which Kubernetes 1.37 has groups of pods that are scheduled together."""
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 CONTAINERD = "/run/containerd/containerd.sock"
@@ -109,7 +109,7 @@ def kubelet(pki: Path, node: str) -> str:
                 "imagefs.available": "1%",
                 "nodefs.inodesFree": "1%",
             },
-            "featureGates": {GROUPS: True},
+            "featureGates": {POD_GROUP_FEATURE: True},
             "nodeStatusUpdateFrequency": "2s",
             "nodeStatusReportFrequency": "10s",
             "syncFrequency": "10s",
@@ -154,7 +154,12 @@ def scheduler(kubeconfig: Path, text: str | None = None) -> str:
 
 def kube_scheduler(written: Path) -> list[str]:
     """kube-scheduler's command line."""
-    return ["kube-scheduler", f"--config={written}", f"--feature-gates={GROUPS}=true", "--v=2"]
+    return [
+        "kube-scheduler",
+        f"--config={written}",
+        f"--feature-gates={POD_GROUP_FEATURE}=true",
+        "--v=2",
+    ]
 
 
 def etcd(data: Path) -> list[str]:
@@ -192,7 +197,7 @@ def apiserver(pki: Path, address: str) -> list[str]:
         f"--service-cluster-ip-range={SERVICES}",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
-        f"--feature-gates={GROUPS}=true",
+        f"--feature-gates={POD_GROUP_FEATURE}=true",
         "--runtime-config=scheduling.k8s.io/v1beta1=true",
         "--allow-privileged=true",
     ]
@@ -209,7 +214,7 @@ def controller_manager(pki: Path) -> list[str]:
         f"--root-ca-file={pki}/ca.crt",
         f"--cluster-signing-cert-file={pki}/ca.crt",
         f"--cluster-signing-key-file={pki}/ca.key",
-        f"--feature-gates={GROUPS}=true",
+        f"--feature-gates={POD_GROUP_FEATURE}=true",
         "--kube-api-qps=300",
         "--kube-api-burst=600",
         "--node-monitor-period=2s",

@@ -42,7 +42,7 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip(str(error))
     keep = bool(os.environ.get("FENKA_E2E_KEEP"))
     state = Path(os.environ.get("FENKA_E2E_STATE") or STATE)
-    cluster = Cluster(state, owner=None if keep else os.getpid(), say=print)
+    cluster = Cluster(state, owner=None if keep else os.getpid(), progress=print)
     try:
         cluster.up(image_store())
         yield cluster

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from e2e.configuration import PAUSE
 from e2e.machine import ClusterError, missing_programs, tail
-from e2e.programs import COMPLETE, cache, directories, only_one
+from e2e.programs import COMPLETE, cache, directories, exclusive_lock
 from e2e.supervisor import REPOSITORY
 
 BUSYBOX = "localhost/busybox:e2e"
@@ -31,7 +31,7 @@ HERE = Path(__file__).parent / "containers"
 SUITE = "bookworm"
 PACKAGES = "ca-certificates,python3,python3-venv"
 # What nobody reads in a container: a third of the base.
-SUPERFLUOUS = (
+UNNEEDED_PATHS = (
     "usr/share/doc",
     "usr/share/info",
     "usr/share/locale",
@@ -65,7 +65,7 @@ kill $daemon
 wait $daemon || true
 umount -l "$run"; rmdir "$run"
 """
-AUTHORITIES = Path("etc/ssl/certs/ca-certificates.crt")
+CA_CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
 
 
 def all_images() -> list[Path]:
@@ -73,7 +73,7 @@ def all_images() -> list[Path]:
     missing = missing_programs("buildah", "debootstrap", "busybox", "gcc")
     if missing:
         raise ClusterError(f"the images need programs that are not installed: {', '.join(missing)}")
-    with only_one(cache() / "images.lock"):
+    with exclusive_lock(cache() / "images.lock"):
         return [pause(), busybox(), workload(), fenka()]
 
 
@@ -83,7 +83,7 @@ def image_store() -> Path:
     programs = directories()[0]
     version = programs.parent.name
     store = cache() / f"store-{hash_of(version, *(each.name for each in archives))}"
-    with only_one(cache() / "images.lock"):
+    with exclusive_lock(cache() / "images.lock"):
         if (store / COMPLETE).exists():
             os.utime(store)
             return store
@@ -102,7 +102,7 @@ def image_store() -> Path:
         missing = [each for each in archives if each.name not in unpacked]
         # In a mount namespace: it mounts what it unpacks.
         alone = ["unshare", "--mount", "sh", "-euc", UNPACK, "sh", str(programs), str(store)]
-        checked([*alone, *map(str, missing)], timeout=300)
+        run_checked([*alone, *map(str, missing)], timeout=300)
         (store / COMPLETE).write_text("\n".join([version, *(each.name for each in archives)]))
         for old in earlier[:-2]:
             shutil.rmtree(old)
@@ -114,9 +114,9 @@ def copy_store(store: Path, target: Path) -> None:
     """The store as a node's own, in a moment: what containerd never changes in place is linked."""
     target.mkdir(parents=True, exist_ok=True)
     if store.stat().st_dev != target.stat().st_dev:
-        checked(["cp", "-a", f"{store}/.", str(target)], timeout=120)
+        run_checked(["cp", "-a", f"{store}/.", str(target)], timeout=120)
         return
-    checked(["cp", "-al", f"{store}/.", str(target)], timeout=120)
+    run_checked(["cp", "-al", f"{store}/.", str(target)], timeout=120)
     for database in target.rglob("*.db"):
         if database.parent.name.startswith("io.containerd."):
             copy = database.with_suffix(".copy")
@@ -137,12 +137,12 @@ def archive(name: str, key: str, make: Callable[[Path], None]) -> Path:
     partial.unlink(missing_ok=True)
     make(partial)
     partial.rename(cached)
-    forget_old(folder, name)
+    remove_old_archives(folder, name)
     print(f"made {cached.name} in {time.monotonic() - began:.1f} s", flush=True)
     return cached
 
 
-def forget_old(folder: Path, name: str, keep: int = 6) -> None:
+def remove_old_archives(folder: Path, name: str, keep: int = 6) -> None:
     """Every change of the source makes an archive of 150 MB: the oldest go."""
     made = sorted(folder.glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime)
     for old in made[:-keep]:
@@ -171,7 +171,7 @@ def pause() -> Path:
     def make(target: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder, "pause")
-            checked(["gcc", "-Os", "-static", "-s", "-o", str(program), str(source)])
+            run_checked(["gcc", "-Os", "-static", "-s", "-o", str(program), str(source)])
             config = {"Entrypoint": ["/pause"]}
             target.write_bytes(image_of(PAUSE, config, {"pause": program.read_bytes()}, ()))
 
@@ -183,7 +183,7 @@ def busybox() -> Path:
     program = Path(shutil.which("busybox") or "/bin/busybox")
 
     def make(target: Path) -> None:
-        names = checked([str(program), "--list"]).split()
+        names = run_checked([str(program), "--list"]).split()
         config = {"Cmd": ["sh"], "Env": ["PATH=/bin"]}
         files = {"bin/busybox": program.read_bytes()}
         target.write_bytes(image_of(BUSYBOX, config, files, names))
@@ -254,7 +254,7 @@ def fenka() -> Path:
     """fenka's own image, from the Dockerfile that its users build."""
     dockerfile = REPOSITORY / "deploy" / "Dockerfile"
     locked = [REPOSITORY / "pyproject.toml", REPOSITORY / "uv.lock"]
-    checked(["make", "--no-print-directory", "-C", str(REPOSITORY / "native")], timeout=600)
+    run_checked(["make", "--no-print-directory", "-C", str(REPOSITORY / "native")], timeout=600)
     sources = sorted(
         path
         for path in (REPOSITORY / "src").rglob("*")
@@ -276,7 +276,7 @@ def build_wheel(folder: Path) -> Path:
     tools = REPOSITORY / ".tools" / "bin" / "uv"
     uv = str(tools) if tools.exists() else "uv"
     dist = folder / "dist"
-    checked(
+    run_checked(
         [uv, "build", "--quiet", "--wheel", "--out-dir", str(dist), str(REPOSITORY)], timeout=300
     )
     return next(dist.glob("*.whl"))
@@ -310,8 +310,8 @@ def build_image(name: str, dockerfile: Path, files: list[Path], target: Path) ->
 
 def base_key() -> str:
     """Changes with what the base is made from."""
-    host = Path("/") / AUTHORITIES
-    return hash_of(SUITE, PACKAGES, repr(SUPERFLUOUS), host if host.exists() else "")
+    host = Path("/") / CA_CERTIFICATES
+    return hash_of(SUITE, PACKAGES, repr(UNNEEDED_PATHS), host if host.exists() else "")
 
 
 def base_image() -> str:
@@ -324,15 +324,17 @@ def base_image() -> str:
         root, packed = Path(folder, "root"), Path(folder, "root.tar")
         include = f"--include={PACKAGES}"
         log = cache() / "debootstrap.log"
-        checked(["debootstrap", "--variant=minbase", include, SUITE, str(root)], log, timeout=900)
-        for superfluous in SUPERFLUOUS:
-            shutil.rmtree(root / superfluous, ignore_errors=True)
-            (root / superfluous).mkdir(parents=True)
+        run_checked(
+            ["debootstrap", "--variant=minbase", include, SUITE, str(root)], log, timeout=900
+        )
+        for unneeded in UNNEEDED_PATHS:
+            shutil.rmtree(root / unneeded, ignore_errors=True)
+            (root / unneeded).mkdir(parents=True)
         # Whom this machine trusts, the build trusts as well: perhaps a proxy stands in between.
-        if (Path("/") / AUTHORITIES).exists():
-            shutil.copy(Path("/") / AUTHORITIES, root / AUTHORITIES)
+        if (Path("/") / CA_CERTIFICATES).exists():
+            shutil.copy(Path("/") / CA_CERTIFICATES, root / CA_CERTIFICATES)
         without = [f"--exclude=./{each}/*" for each in ("dev", "proc", "sys")]
-        checked(["tar", "--numeric-owner", *without, "-C", str(root), "-cf", str(packed), "."])
+        run_checked(["tar", "--numeric-owner", *without, "-C", str(root), "-cf", str(packed), "."])
         container = buildah("from", "scratch").strip()
         buildah("add", "--quiet", container, str(packed), "/")
         buildah("commit", "--quiet", "--rm", container, name)
@@ -347,10 +349,10 @@ def buildah(command: str, *arguments: str) -> str:
     run_root = Path("/run/fenka-e2e-buildah")
     where = [f"--root={storage}", f"--runroot={run_root}", "--storage-driver=overlay"]
     log = cache() / "buildah.log"
-    return checked(["buildah", *where, command, *arguments], log, timeout=1200)
+    return run_checked(["buildah", *where, command, *arguments], log, timeout=1200)
 
 
-def checked(command: list[str], log: Path | None = None, timeout: float = 60) -> str:
+def run_checked(command: list[str], log: Path | None = None, timeout: float = 60) -> str:
     """Run a program; what it printed. Its complaints go to the log, or into ClusterError."""
     done = subprocess.run(
         ["nice", *command],

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from e2e.programs import directories
-from e2e.supervisor import REPOSITORY, Place, clean_up
+from e2e.supervisor import REPOSITORY, MachineFiles, clean_up
 
 # First of all into the machine's cgroup: entering its namespaces does not do that.
 ENTER = 'for each in /sys/fs/cgroup/*/cgroup.procs; do echo 0 > "$each"; done; '
@@ -52,7 +52,7 @@ class Machine:
     def __init__(self, state: Path, name: str, address: str) -> None:
         self.name = name
         self.address = address
-        self.place = Place(state, name)
+        self.files = MachineFiles(state, name)
         self.logs = state / "logs" / name
 
     def __repr__(self) -> str:
@@ -64,7 +64,7 @@ class Machine:
         """Make its namespaces and its file system. It ends with the process `owner`, if given."""
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / "machine.log"
-        command = [sys.executable, "-m", "e2e.supervisor", str(self.place.state), self.name]
+        command = [sys.executable, "-m", "e2e.supervisor", str(self.files.state), self.name]
         with log.open("ab") as output:
             supervisor = subprocess.Popen(
                 command + ([str(owner)] if owner else []),
@@ -78,7 +78,7 @@ class Machine:
         def is_ready() -> bool:
             if supervisor.poll() is not None:
                 raise ChildProcessError
-            return self.place.ready.exists() and self.is_on()
+            return self.files.ready.exists() and self.is_on()
 
         try:
             wait_until(f"{self.name}: its file system", is_ready, 20, log)
@@ -87,7 +87,7 @@ class Machine:
 
     def power_off(self) -> None:
         """End all its processes at once, as when the mains fail. Its disk stays."""
-        processes = self.place.processes()
+        processes = self.files.processes()
         if not processes:
             return
         supervisor, first = processes
@@ -97,18 +97,18 @@ class Machine:
         elif first.alive():  # somebody killed the supervisor, this instant
             os.kill(first.pid, signal.SIGKILL)
             wait_until(f"{self.name}: its end", lambda: not first.alive())
-        if self.place.record.exists():
-            clean_up(self.place)
+        if self.files.record.exists():
+            clean_up(self.files)
 
     def is_on(self) -> bool:
         """Whether its first process runs."""
-        processes = self.place.processes()
+        processes = self.files.processes()
         return bool(processes and processes[1].alive())
 
     @property
     def first_process(self) -> int:
         """The process id, on this machine, of the first process there."""
-        processes = self.place.processes()
+        processes = self.files.processes()
         if not processes or not processes[1].alive():
             raise ClusterError(f"{self.name} is switched off")
         return processes[1].pid
@@ -118,7 +118,7 @@ class Machine:
     def environment(self) -> dict[str, str]:
         """The environment of programs in the cluster: this process's with the programs' PATH."""
         path = [*map(str, directories()), "/usr/local/sbin", "/usr/sbin", "/sbin"]
-        kubeconfig = str(self.place.state / "pki" / "admin.kubeconfig")
+        kubeconfig = str(self.files.state / "pki" / "admin.kubeconfig")
         return os.environ | {
             "PATH": ":".join([*path, os.environ.get("PATH", "/usr/bin:/bin")]),
             "KUBECONFIG": kubeconfig,
@@ -152,7 +152,7 @@ class Machine:
         self, daemon: str, argv: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
         """Start a program that stays; its parent is the machine's first process."""
-        record = self.place.folder / f"{daemon}.json"
+        record = self.files.folder / f"{daemon}.json"
         record.write_text(json.dumps({"argv": list(argv), "environment": dict(environment or {})}))
         # setsid forks, and whoever it leaves behind belongs to the machine's first process.
         script = ENTER + 'echo $$ > "$1"; exec >> "$2" 2>&1 < /dev/null; shift 2; exec "$@"'
@@ -167,7 +167,7 @@ class Machine:
 
     def pid_file(self, daemon: str) -> Path:
         """Holds the daemon's process id inside the machine."""
-        return self.place.folder / f"{daemon}.pid"
+        return self.files.folder / f"{daemon}.pid"
 
     def pid(self, daemon: str) -> int:
         """The daemon's process id inside the machine; ClusterError if it was never started."""
@@ -194,7 +194,7 @@ class Machine:
 
     def start_again(self, daemon: str) -> None:
         """Start a daemon as it was started last time."""
-        record = json.loads((self.place.folder / f"{daemon}.json").read_text())
+        record = json.loads((self.files.folder / f"{daemon}.json").read_text())
         self.start(daemon, record["argv"], record["environment"])
 
     def restart(self, daemon: str, number: signal.Signals = signal.SIGKILL) -> None:
@@ -204,7 +204,7 @@ class Machine:
 
     def daemons(self) -> list[str]:
         """Those that were started since the machine exists."""
-        return sorted(each.stem for each in self.place.folder.glob("*.pid"))
+        return sorted(each.stem for each in self.files.folder.glob("*.pid"))
 
 
 def run(

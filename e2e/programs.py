@@ -125,7 +125,7 @@ def go(*arguments: str) -> str:
 
 
 @contextmanager
-def only_one(lock: Path) -> Iterator[None]:
+def exclusive_lock(lock: Path) -> Iterator[None]:
     """Hold a lock file; whoever comes second waits."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
@@ -149,7 +149,7 @@ def directories() -> list[Path]:
 def build(module: Module) -> None:
     """Build one module into the cache unless it is there."""
     target = module.directory()
-    with only_one(target.with_suffix(".lock")):
+    with exclusive_lock(target.with_suffix(".lock")):
         if (target / COMPLETE).exists():
             return
         shutil.rmtree(target, ignore_errors=True)

@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from e2e.programs import cache, only_one
+from e2e.programs import cache, exclusive_lock
 
 REPOSITORY = Path(__file__).parent.parent
 CGROUPS = Path("/sys/fs/cgroup")
@@ -62,7 +62,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Place:
+class MachineFiles:
     """Where the files of one machine are."""
 
     state: Path
@@ -125,27 +125,27 @@ def hierarchies() -> dict[str, str]:
     return options_by_name
 
 
-def make_cgroups(place: Place) -> None:
+def make_cgroups(files: MachineFiles) -> None:
     """One cgroup in every hierarchy; the machine sees it as the root of all cgroups."""
     for hierarchy in hierarchies():
-        group = CGROUPS / hierarchy / place.cgroup
+        group = CGROUPS / hierarchy / files.cgroup
         group.mkdir(exist_ok=True)
         if hierarchy == "cpuset":
             for setting in ("cpuset.cpus", "cpuset.mems"):
                 (group / setting).write_text((CGROUPS / hierarchy / setting).read_text())
 
 
-def enter_cgroups(place: Place) -> None:
+def enter_cgroups(files: MachineFiles) -> None:
     """Move this process into them."""
     for hierarchy in hierarchies():
-        (CGROUPS / hierarchy / place.cgroup / "cgroup.procs").write_text("0")
+        (CGROUPS / hierarchy / files.cgroup / "cgroup.procs").write_text("0")
 
 
-def remove_cgroups(place: Place, seconds: float = 10) -> None:
+def remove_cgroups(files: MachineFiles, seconds: float = 10) -> None:
     """Empty ones only: a cgroup stays busy for a moment after its last process."""
     until = time.monotonic() + seconds
     while True:
-        left = [CGROUPS / each / place.cgroup for each in hierarchies()]
+        left = [CGROUPS / each / files.cgroup for each in hierarchies()]
         left = [group for group in left if group.exists()]
         for group in left:
             for folder, _, _ in os.walk(group, topdown=False):
@@ -158,11 +158,11 @@ def remove_cgroups(place: Place, seconds: float = 10) -> None:
         time.sleep(0.05)
 
 
-def save_kernel_settings(place: Place) -> None:
+def save_kernel_settings(files: MachineFiles) -> None:
     """Remember what the kubelets are going to change, unless that is remembered already."""
-    with only_one(LOCK):
-        place.marker.parent.mkdir(parents=True, exist_ok=True)
-        place.marker.touch()
+    with exclusive_lock(LOCK):
+        files.marker.parent.mkdir(parents=True, exist_ok=True)
+        files.marker.touch()
         saved = SHARED / "kernel-settings.json"
         if not saved.exists():
             present = [each for each in KERNEL_SETTINGS if Path("/proc/sys", each).exists()]
@@ -170,13 +170,13 @@ def save_kernel_settings(place: Place) -> None:
             saved.write_text(json.dumps(values))
 
 
-def clean_up(place: Place) -> None:
+def clean_up(files: MachineFiles) -> None:
     """After the last process of a machine: its cgroups, and with the last machine the settings."""
-    remove_cgroups(place)
-    place.record.unlink(missing_ok=True)
-    place.ready.unlink(missing_ok=True)
-    with only_one(LOCK):
-        place.marker.unlink(missing_ok=True)
+    remove_cgroups(files)
+    files.record.unlink(missing_ok=True)
+    files.ready.unlink(missing_ok=True)
+    with exclusive_lock(LOCK):
+        files.marker.unlink(missing_ok=True)
         if any((SHARED / "machines").iterdir()):
             return
         saved = SHARED / "kernel-settings.json"
@@ -185,29 +185,29 @@ def clean_up(place: Place) -> None:
         shutil.rmtree(SHARED)
 
 
-def unshare(place: Place) -> tuple[subprocess.Popen[bytes], Process]:
+def unshare(files: MachineFiles) -> tuple[subprocess.Popen[bytes], Process]:
     """Start the machine's first process in namespaces of its own."""
-    memory = place.folder / "memory"
+    memory = files.folder / "memory"
     memory.mkdir(parents=True, exist_ok=True)
     config = {
-        "name": place.name,
+        "name": files.name,
         "memory": str(memory),
-        "disk": str(place.folder / "disk"),
-        "ready": str(place.ready),
+        "disk": str(files.folder / "disk"),
+        "ready": str(files.ready),
         "cgroups": hierarchies(),
         # These change while the machine runs, and a copy-on-write view would not show it.
-        "shared": [str(each) for each in (Path("/tmp"), place.state, cache(), REPOSITORY)],
+        "shared": [str(each) for each in (Path("/tmp"), files.state, cache(), REPOSITORY)],
     }
-    (place.folder / "init.json").write_text(json.dumps(config))
-    place.ready.unlink(missing_ok=True)
+    (files.folder / "init.json").write_text(json.dumps(config))
+    files.ready.unlink(missing_ok=True)
     first = [sys.executable, "-I", "-S", str(REPOSITORY / "e2e" / "init.py")]
     # Each ends with its parent: the supervisor, setpriv that becomes unshare, the first process.
     command = ["setpriv", "--pdeathsig", "KILL", "--"]
     command += ["unshare", *NAMESPACES, "--fork", "--kill-child", "--"]
     child = subprocess.Popen(
-        [*command, *first, str(place.folder / "init.json")],
+        [*command, *first, str(files.folder / "init.json")],
         stdin=subprocess.DEVNULL,
-        preexec_fn=lambda: enter_cgroups(place),  # noqa: PLW1509 - the supervisor has one thread
+        preexec_fn=lambda: enter_cgroups(files),  # noqa: PLW1509 - the supervisor has one thread
     )
     children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
     while not children.read_text().split():
@@ -237,22 +237,22 @@ def stop(_number: int, _frame: object) -> None:
 
 def main() -> None:
     """Keep one machine until it is to end."""
-    place = Place(Path(sys.argv[1]), sys.argv[2])
+    files = MachineFiles(Path(sys.argv[1]), sys.argv[2])
     owners = [Process.of(int(pid)) for pid in sys.argv[3:]]
     signal.signal(signal.SIGTERM, stop)
-    save_kernel_settings(place)
-    make_cgroups(place)
-    child, first = unshare(place)
+    save_kernel_settings(files)
+    make_cgroups(files)
+    child, first = unshare(files)
     try:
         record = {"supervisor": asdict(Process.of(os.getpid())), "first": asdict(first)}
-        temporary = place.record.with_suffix(".new")
+        temporary = files.record.with_suffix(".new")
         temporary.write_text(json.dumps(record))
-        temporary.rename(place.record)
+        temporary.rename(files.record)
         wait_for_end(first, *owners)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end(child, first)
-        clean_up(place)
+        clean_up(files)
 
 
 def end(child: subprocess.Popen[bytes], first: Process) -> None:

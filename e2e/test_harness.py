@@ -16,7 +16,7 @@ from e2e import device_plugin
 from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX, FENKA, WORKLOAD
 from e2e.machine import Machine
-from e2e.supervisor import CGROUPS, REPOSITORY, Place, Process, hierarchies
+from e2e.supervisor import CGROUPS, REPOSITORY, MachineFiles, Process, hierarchies
 
 FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
 ASK_THE_API = """
@@ -67,7 +67,7 @@ def web(name: str, node: str) -> str:
     return pod(name, WORKLOAD, node, ["sh", "-c", serve])
 
 
-def test_both_nodes_are_ready_at_their_addresses(cluster: Cluster) -> None:
+def test_nodes_are_ready_at_their_addresses_when_the_cluster_is_up(cluster: Cluster) -> None:
     """Kubelet and containerd are of the versions that were built."""
     for node in cluster.nodes:
         status = cluster.get("node", node.name)
@@ -78,9 +78,7 @@ def test_both_nodes_are_ready_at_their_addresses(cluster: Cluster) -> None:
         assert status["status"]["nodeInfo"]["containerRuntimeVersion"].startswith("containerd://2.")
 
 
-def test_pods_reach_each_other_across_nodes_by_address_and_by_service(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_pods_reach_each_other_when_on_different_nodes(cluster: Cluster, namespace: str) -> None:
     """Also a pod on its own node, and the control plane, which runs no pods."""
     four, five = (node.name for node in cluster.nodes)
     service = dedent(
@@ -121,9 +119,7 @@ def test_pods_reach_each_other_across_nodes_by_address_and_by_service(
         wait_until(host, partial(answers_the_control_plane, f"http://{host}/"))
 
 
-def test_a_pods_token_opens_the_api_as_far_as_its_role_goes(
-    cluster: Cluster, namespace: str
-) -> None:
+def test_pod_token_is_rejected_until_a_role_is_bound(cluster: Cluster, namespace: str) -> None:
     """Without a role 403, with one 200: tokens are good, and RBAC is on."""
     binding = ("create", "clusterrolebinding", f"{namespace}-view", "--clusterrole=view")
     asking = ["python3", "-c", ASK_THE_API]
@@ -143,7 +139,7 @@ def test_a_pods_token_opens_the_api_as_far_as_its_role_goes(
         cluster.kubectl("delete", "clusterrolebinding", f"{namespace}-view")
 
 
-def test_fenkas_image_works_for_nobody_on_a_read_only_root(
+def test_fenka_image_works_when_unprivileged_on_a_read_only_root(
     cluster: Cluster, namespace: str
 ) -> None:
     """And it carries the native libraries, which the node program installs."""
@@ -171,7 +167,7 @@ def test_fenkas_image_works_for_nobody_on_a_read_only_root(
     assert (user, library) == ("65532", "True")
 
 
-def test_the_workloads_image_has_clients_of_both_driver_libraries(
+def test_workload_image_has_clients_of_both_driver_libraries(
     cluster: Cluster, namespace: str
 ) -> None:
     """They are there; what they say without a driver is not this test's business."""
@@ -183,7 +179,9 @@ def test_the_workloads_image_has_clients_of_both_driver_libraries(
     assert cluster.kubectl("-n", namespace, "logs", "workload") == "pynvml\n"
 
 
-def test_a_device_of_cdi_reaches_the_container(cluster: Cluster, namespace: str) -> None:
+def test_cdi_device_reaches_the_container_when_a_device_plugin_names_it(
+    cluster: Cluster, namespace: str
+) -> None:
     """Through a device plugin; older versions of containerd drop such a device and say nothing."""
     node = cluster.nodes[0]
     spec = {
@@ -219,7 +217,7 @@ def test_a_device_of_cdi_reaches_the_container(cluster: Cluster, namespace: str)
         node.kill("plugin")
 
 
-def test_a_privileged_pod_sees_its_own_node_and_no_other(cluster: Cluster, namespace: str) -> None:
+def test_privileged_pod_sees_only_its_own_node(cluster: Cluster, namespace: str) -> None:
     """Processes and files of the host are the node's, not this machine's."""
     four, five = cluster.nodes
     for node in (four, five):
@@ -256,7 +254,7 @@ def test_a_privileged_pod_sees_its_own_node_and_no_other(cluster: Cluster, names
     four.run("rm", "/var/lib/fenka/note")
 
 
-def test_pods_live_through_restarts_of_kubelet_containerd_and_apiserver(
+def test_pods_keep_running_when_kubelet_containerd_and_apiserver_are_killed(
     cluster: Cluster, namespace: str
 ) -> None:
     """Killed hard, one after another."""
@@ -273,7 +271,7 @@ def test_pods_live_through_restarts_of_kubelet_containerd_and_apiserver(
     assert cluster.kubectl("-n", namespace, "exec", "steady", "--", "echo", "hi") == "hi\n"
 
 
-def test_a_node_that_loses_power_comes_back_with_its_disk(cluster: Cluster, namespace: str) -> None:
+def test_node_keeps_its_disk_when_it_loses_power(cluster: Cluster, namespace: str) -> None:
     """What was in memory is gone; its pods start again."""
     node = cluster.nodes[1]
     cluster.apply(pod("survivor", BUSYBOX, node.name, ["sleep", "1000"]), namespace)
@@ -292,7 +290,9 @@ def test_a_node_that_loses_power_comes_back_with_its_disk(cluster: Cluster, name
     cluster.wait_for_pod("survivor", namespace)
 
 
-def test_the_scheduler_takes_another_configuration(cluster: Cluster, namespace: str) -> None:
+def test_scheduler_serves_the_new_profile_when_its_configuration_is_replaced(
+    cluster: Cluster, namespace: str
+) -> None:
     """It schedules for the profile that the new text names."""
     text = """
     apiVersion: kubescheduler.config.k8s.io/v1
@@ -310,7 +310,7 @@ def test_the_scheduler_takes_another_configuration(cluster: Cluster, namespace: 
         cluster.set_scheduler_configuration(before)
 
 
-def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
+def test_machine_is_removed_when_its_owner_is_killed(tmp_path: Path) -> None:
     """A second cluster, without its programs: machines are what could be left behind."""
     text = """if True:
         import os, sys, time
@@ -326,22 +326,22 @@ def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
     owner = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     assert owner.stdout
     first = Process.of(int(owner.stdout.readline()))
-    place = Place(tmp_path, "lonely")
-    groups = [CGROUPS / hierarchy / place.cgroup for hierarchy in hierarchies()]
+    files = MachineFiles(tmp_path, "lonely")
+    groups = [CGROUPS / hierarchy / files.cgroup for hierarchy in hierarchies()]
     assert groups
     assert all(group.exists() for group in groups)
     owner.kill()
     owner.wait()
-    wait_until("the machine's end", lambda: not first.alive() and not place.record.exists())
+    wait_until("the machine's end", lambda: not first.alive() and not files.record.exists())
     assert not any(group.exists() for group in groups)
     assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
 
 
-def test_a_killed_supervisor_takes_its_machine_along(tmp_path: Path) -> None:
+def test_machine_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
     """What the kernel cannot clean up, `down` does."""
     machine = Machine(tmp_path, "orphan", "192.0.2.1")
     machine.power_on()
-    supervisor, first = machine.place.processes() or (None, None)
+    supervisor, first = machine.files.processes() or (None, None)
     assert supervisor
     assert first
     os.kill(supervisor.pid, signal.SIGKILL)
@@ -350,11 +350,11 @@ def test_a_killed_supervisor_takes_its_machine_along(tmp_path: Path) -> None:
     assert not [
         hierarchy
         for hierarchy in hierarchies()
-        if (CGROUPS / hierarchy / machine.place.cgroup).exists()
+        if (CGROUPS / hierarchy / machine.files.cgroup).exists()
     ]
 
 
-def test_every_image_is_built_with_the_uv_that_this_repository_uses() -> None:
+def test_images_are_built_with_the_uv_version_of_the_makefile() -> None:
     """The version stands in three places."""
     makefile = (REPOSITORY / "Makefile").read_text()
     version = next(line for line in makefile.splitlines() if line.startswith("UV_VERSION"))

@@ -7,7 +7,7 @@ import time
 
 from e2e.cluster import STATE, Cluster, ClusterError
 from fire import machine, workstation
-from fire.storm import Breach
+from fire.experiment import InvariantViolation
 
 LONG = 10**9
 
@@ -27,7 +27,7 @@ def main() -> int:
         limits += ["--calm"] * chosen.calm
         try:
             return machine.run_inside([chosen.world, "--seed", str(seed), *limits])
-        except machine.CannotBurn as error:
+        except machine.CannotRun as error:
             print(f"fire: {error}", file=sys.stderr)
             return 2
     print(f"{chosen.world}: seed {seed}", flush=True)
@@ -36,7 +36,7 @@ def main() -> int:
     try:
         made, counts = run(seed, chosen.moves, until, not chosen.calm)
     except Exception as error:
-        if not isinstance(error, (Breach, ClusterError)):
+        if not isinstance(error, (InvariantViolation, ClusterError)):
             raise
         print(f"fire: seed {seed}: {error}", file=sys.stderr)
         return 1
@@ -54,9 +54,9 @@ def say(line: str) -> None:
 
 def on_workstation(seed: int, moves: int, until: float, hostile: bool) -> Result:
     """Inside a machine of its own."""
-    machine.furnish()
-    storm = workstation.Storm(seed, say, hostile)
-    return storm.run(moves, until), storm.counts
+    machine.isolate_files()
+    experiment = workstation.WorkstationExperiment(seed, say, hostile)
+    return experiment.run(moves, until), experiment.counts
 
 
 def on_cluster(seed: int, moves: int, until: float, hostile: bool) -> Result:
@@ -66,13 +66,13 @@ def on_cluster(seed: int, moves: int, until: float, hostile: bool) -> Result:
     from fire import cluster
 
     Cluster.require()
-    world = Cluster(STATE, owner=os.getpid(), say=say)
+    world = Cluster(STATE, owner=os.getpid(), progress=say)
     try:
         world.up(image_store())
         install(world)
-        storm = cluster.Storm(world, seed, say, hostile)
-        with storm.prepared():
-            return storm.run(moves, until), storm.counts
+        experiment = cluster.ClusterExperiment(world, seed, say, hostile)
+        with experiment.prepared():
+            return experiment.run(moves, until), experiment.counts
     finally:
         world.down()
 

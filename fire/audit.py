@@ -13,13 +13,13 @@ CONTEXT_MIB = 512
 """More than a simulated context takes on a T4: what a process may hold beside its slice."""
 
 
-def cap(units: int) -> int:
+def units_to_mib(units: int) -> int:
     """MiB of so many units. 4 of a T4: 15079 * 4 // 14 = 4308."""
     return CARD_MIB * units // UNITS
 
 
 @dataclass(frozen=True)
-class Holding:
+class Allocation:
     """What one tenant was promised of one card, and which processes are its own."""
 
     name: str
@@ -31,11 +31,11 @@ class Holding:
 Truth = Mapping[str, Mapping[str, object]]
 
 
-def overcommitted(holdings: Iterable[Holding]) -> list[str]:
+def overcommitted(allocations: Iterable[Allocation]) -> list[str]:
     """Cards of which more was promised than they have."""
     promised: dict[str, int] = {}
-    for holding in holdings:
-        promised[holding.uuid] = promised.get(holding.uuid, 0) + holding.mib
+    for allocation in allocations:
+        promised[allocation.uuid] = promised.get(allocation.uuid, 0) + allocation.mib
     return [
         f"{mib} MiB of {uuid} are promised, it has {CARD_MIB}"
         for uuid, mib in promised.items()
@@ -43,25 +43,29 @@ def overcommitted(holdings: Iterable[Holding]) -> list[str]:
     ]
 
 
-def beyond(holdings: Iterable[Holding], used: Mapping[str, Mapping[int, int]]) -> list[str]:
+def over_limit(
+    allocations: Iterable[Allocation], used: Mapping[str, Mapping[int, int]]
+) -> list[str]:
     """Tenants that hold more of a card than they were promised. used: MiB by card and process."""
     violations = []
-    for holding in holdings:
-        processes = used.get(holding.uuid, {})
-        held = sum(processes.get(pid, 0) for pid in holding.pids)
-        contexts = CONTEXT_MIB * len(holding.pids & processes.keys())
-        if held > holding.mib + contexts:
+    for allocation in allocations:
+        processes = used.get(allocation.uuid, {})
+        held = sum(processes.get(pid, 0) for pid in allocation.pids)
+        contexts = CONTEXT_MIB * len(allocation.pids & processes.keys())
+        if held > allocation.mib + contexts:
             violations.append(
-                f"{holding.name} holds {held} MiB of {holding.uuid}, it was promised {holding.mib}"
+                f"{allocation.name} holds {held} MiB of {allocation.uuid}, it was promised {allocation.mib}"
             )
     return violations
 
 
-def strangers(holdings: Iterable[Holding], used: Mapping[str, Mapping[int, int]]) -> list[str]:
+def unleased_processes(
+    allocations: Iterable[Allocation], used: Mapping[str, Mapping[int, int]]
+) -> list[str]:
     """Processes that use a card of which they were promised nothing."""
     known: dict[str, set[int]] = {}
-    for holding in holdings:
-        known.setdefault(holding.uuid, set()).update(holding.pids)
+    for allocation in allocations:
+        known.setdefault(allocation.uuid, set()).update(allocation.pids)
     return [
         f"process {pid} uses {mib} MiB of {uuid} and was promised nothing of it"
         for uuid, processes in used.items()

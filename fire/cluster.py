@@ -23,7 +23,7 @@ import grpc
 
 from e2e.cluster import Cluster, ClusterError, Node, wait_until
 from fire import audit, pod_resources
-from fire.storm import Breach, Move, blow
+from fire.experiment import InvariantViolation, Move, inject
 
 HERE = Path(__file__).parent
 IMAGE = "localhost/fenka-workload:e2e"
@@ -35,7 +35,7 @@ LIBRARIES = HERE.parent / "src" / "fenka" / "_native" / "simulated"
 API_PORT, PROXY_PORT = 6443, 16443
 CARDS = {"sd-cluster-04": 1, "sd-cluster-05": 2}
 SPECS = {1: "t4", 2: "pair"}
-PATIENCE_S, BETWEEN_S = 60.0, 0.5
+SETTLE_WITHIN_S, RETRY_EVERY_S = 60.0, 0.5
 """How long a complaint may last: a component that was killed is back by then."""
 MOST_PODS = 9
 PODS = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
@@ -48,18 +48,18 @@ COMPONENTS = {
 
 
 @dataclass
-class Storm:
+class ClusterExperiment:
     """The state of one run. say: where progress goes."""
 
     cluster: Cluster
     seed: int
     say: Callable[[str], None]
     hostile: bool = True
-    chance: random.Random = field(init=False)
+    rng: random.Random = field(init=False)
     proxy: subprocess.Popen[str] | None = None
     number: int = 0
     counts: dict[str, int] = field(default_factory=dict)
-    excused: set[str] = field(default_factory=set)
+    exempt: set[str] = field(default_factory=set)
     """Pods that were struck: they may have lost what they had."""
     asked: dict[str, int] = field(default_factory=dict)
     """The most units that each pod has asked for, at first or by a resize."""
@@ -67,7 +67,7 @@ class Storm:
     """Pods of the tenant, which may be refused, late, or wrong about themselves."""
 
     def __post_init__(self) -> None:
-        self.chance = random.Random(self.seed)
+        self.rng = random.Random(self.seed)
 
     # ---- the place ----
 
@@ -84,7 +84,7 @@ class Storm:
         for node, cards in CARDS.items():
             label = f"fenka.io/simulated={SPECS[cards]}"
             kubectl("label", "--overwrite", "node", node, "gpushare=true", label)
-        wait_until("both nodes share", self.all_share, 120)
+        wait_until("both nodes share", self.all_nodes_share, 120)
         self.start_proxy()
         try:
             yield
@@ -93,7 +93,7 @@ class Storm:
                 self.proxy.stdin.close()
                 self.proxy.wait(10)
 
-    def all_share(self) -> bool:
+    def all_nodes_share(self) -> bool:
         """Whether the kubelets offer every card."""
         return all(self.units(node) == cards * audit.UNITS for node, cards in CARDS.items())
 
@@ -130,7 +130,7 @@ class Storm:
         )
         plane.run("iptables", "-t", "nat", "-A", "PREROUTING", *to)
 
-    def tell_proxy(self, mode: str) -> None:
+    def set_proxy_mode(self, mode: str) -> None:
         """Change its mode."""
         assert self.proxy
         assert self.proxy.stdin
@@ -141,7 +141,7 @@ class Storm:
 
     def pod(self, name: str, units: int, **rest: Any) -> dict[str, Any]:
         """A pod whose program fills its slice."""
-        code = (HERE / "holder.py").read_text()
+        code = (HERE / "memory_filler.py").read_text()
         spec = rest.pop("spec", {})
         container = {
             "name": "c",
@@ -159,11 +159,11 @@ class Storm:
 
     def start(self) -> None:
         """A victim's pod of a random size."""
-        if len(self.asked) - len(self.excused & self.asked.keys()) >= MOST_PODS:
+        if len(self.asked) - len(self.exempt & self.asked.keys()) >= MOST_PODS:
             self.delete()
             return
         self.number += 1
-        units, name = self.chance.choice([1, 2, 3, 4, 7, 14]), f"v{self.number}"
+        units, name = self.rng.choice([1, 2, 3, 4, 7, 14]), f"v{self.number}"
         self.asked[name] = units
         self.create(VICTIMS, self.pod(name, units))
 
@@ -176,9 +176,9 @@ class Storm:
         names = sorted(self.asked)
         if not names:
             return
-        name = self.chance.choice(names)
-        self.excused.add(name)
-        force = ("--grace-period=0", "--force") if self.chance.random() < 0.4 else ("--wait=false",)
+        name = self.rng.choice(names)
+        self.exempt.add(name)
+        force = ("--grace-period=0", "--force") if self.rng.random() < 0.4 else ("--wait=false",)
         with contextlib.suppress(ClusterError):
             self.cluster.kubectl("-n", VICTIMS, "delete", "pod", name, *force)
         del self.asked[name]
@@ -187,17 +187,17 @@ class Storm:
         """A victim asks for more or less while it runs."""
         names = sorted(self.asked)
         if names:
-            name, units = self.chance.choice(names), self.chance.choice([1, 2, 4])
+            name, units = self.rng.choice(names), self.rng.choice([1, 2, 4])
             self.asked[name] = max(units, self.asked[name])
-            self.excused.add(name)
+            self.exempt.add(name)
             wish = f"fenka.io/resize=gpu-mem={units}"
             with contextlib.suppress(ClusterError):
                 self.cluster.kubectl("-n", VICTIMS, "annotate", "--overwrite", "pod", name, wish)
 
     def kill(self) -> None:
         """SIGKILL to a component somewhere, or to a victim's program."""
-        node = self.chance.choice(self.cluster.nodes)
-        target = self.chance.choice([*COMPONENTS, "apiserver", "kube-scheduler", "program"])
+        node = self.rng.choice(self.cluster.nodes)
+        target = self.rng.choice([*COMPONENTS, "apiserver", "kube-scheduler", "program"])
         self.counts[target] = self.counts.get(target, 0) + 1
         match target:
             case "apiserver":
@@ -244,15 +244,15 @@ class Storm:
                 return own
         return ""
 
-    def weather(self) -> None:
+    def disturb_network(self) -> None:
         """The way to the API server changes."""
-        self.tell_proxy(self.chance.choice(["slow", "stall", "reset"]))
-        time.sleep(self.chance.choice([0.5, 2, 5]))
-        self.tell_proxy("pass")
+        self.set_proxy_mode(self.rng.choice(["slow", "stall", "reset"]))
+        time.sleep(self.rng.choice([0.5, 2, 5]))
+        self.set_proxy_mode("pass")
 
     def attack(self) -> None:
         """The tenant forges."""
-        attack = self.chance.choice(
+        attack = self.rng.choice(
             [self.forge_record, self.forge_resize, self.forge_node_name, self.forge_running]
         )
         self.counts[attack.__name__] = self.counts.get(attack.__name__, 0) + 1
@@ -260,7 +260,7 @@ class Storm:
         with contextlib.suppress(ClusterError):
             attack()
 
-    def mallory(self, *words: str, stdin: str | None = None) -> str:
+    def tenant_kubectl(self, *words: str, stdin: str | None = None) -> str:
         """kubectl with the tenant's rights."""
         return self.cluster.kubectl(f"--as={HOSTILE}", "-n", TENANT, *words, stdin=stdin)
 
@@ -270,7 +270,7 @@ class Storm:
         name = f"m{self.number}"
         self.forged.add(name)
         made = self.pod(name, units, annotations=annotations, spec=spec)
-        self.mallory("create", "-f", "-", stdin=json.dumps(made))
+        self.tenant_kubectl("create", "-f", "-", stdin=json.dumps(made))
         return name
 
     @staticmethod
@@ -287,48 +287,51 @@ class Storm:
 
     def forge_record(self) -> None:
         """One unit asked for, a card's worth recorded."""
-        self.forge(1, self.record(self.chance.choice([0, 1, 7]), self.chance.choice([14, 1000])))
+        self.forge(
+            1,
+            self.record(self.rng.choice([0, 1, 7]), self.rng.choice([14, 1000])),
+        )
 
     def forge_node_name(self) -> None:
         """Past every scheduler, with a record of its own."""
-        node = self.chance.choice(list(CARDS))
+        node = self.rng.choice(list(CARDS))
         self.forge(1, self.record(0, 1), nodeName=node)
 
     def forge_resize(self) -> None:
         """A record of a resize that never was, behind a gate that the tenant opens afterwards."""
         gate = {"schedulingGates": [{"name": "tenant.example/gate"}]}
         name = self.forge(1, {}, **gate)
-        uid = json.loads(self.mallory("get", "pod", name, "-o", "json"))["metadata"]["uid"]
+        uid = json.loads(self.tenant_kubectl("get", "pod", name, "-o", "json"))["metadata"]["uid"]
         whole = [{"card": 0, "uuid": "", "memoryMiB": audit.CARD_MIB, "compute": 0}]
         record = {"version": 1, "pod": uid, "holds": whole, "containers": {"c": whole}, "wish": ""}
         with contextlib.suppress(ClusterError):
-            self.mallory("annotate", "pod", name, f"fenka.io/resized={json.dumps(record)}")
+            self.tenant_kubectl("annotate", "pod", name, f"fenka.io/resized={json.dumps(record)}")
         gates = [{"op": "remove", "path": "/spec/schedulingGates"}]
-        self.mallory("patch", "pod", name, "--type=json", f"--patch={json.dumps(gates)}")
+        self.tenant_kubectl("patch", "pod", name, "--type=json", f"--patch={json.dumps(gates)}")
 
     def forge_running(self) -> None:
         """A running pod of the tenant takes back, or changes, what was recorded of it."""
-        names = json.loads(self.mallory("get", "pods", "-o", "json"))["items"]
+        names = json.loads(self.tenant_kubectl("get", "pods", "-o", "json"))["items"]
         if names:
-            name = self.chance.choice(names)["metadata"]["name"]
-            changes = self.chance.choice(
+            name = self.rng.choice(names)["metadata"]["name"]
+            changes = self.rng.choice(
                 [
                     [f"{key}-" for key in self.record(0, 1)],
                     [f"{key}={value}" for key, value in self.record(1, 14).items()],
                     ["scheduler.framework.gpushare.allocation=no json"],
                 ]
             )
-            self.mallory("annotate", "--overwrite", "pod", name, *changes)
+            self.tenant_kubectl("annotate", "--overwrite", "pod", name, *changes)
 
     # ---- truth ----
 
-    def driver(self, node: Node) -> dict[str, dict[str, int]]:
+    def driver_usage(self, node: Node) -> dict[str, dict[str, int]]:
         """MiB by card and pod's UID, as the node's driver says and the kernel knows the processes."""
         words = [
             "env",
             f"LD_LIBRARY_PATH={LIBRARIES}",
             sys.executable,
-            str(HERE / "driver_truth.py"),
+            str(HERE / "driver_usage.py"),
         ]
         cards = json.loads(node.run(*words))
         usage: dict[str, dict[str, int]] = {}
@@ -349,33 +352,33 @@ class Storm:
             *self.cluster.list("pods", TENANT),
         ]
 
-    def look(self) -> list[str]:
+    def find_violations(self) -> list[str]:
         """What is wrong at this moment."""
         pods = {pod["metadata"]["uid"]: pod for pod in self.all_pods()}
-        complaints: list[str] = []
+        violations: list[str] = []
         for node in self.cluster.nodes:
             if not node.is_on():
                 continue
-            for uuid, held in self.driver(node).items():
+            for uuid, held in self.driver_usage(node).items():
                 promised = 0
                 for uid, mib in held.items():
                     pod = pods.get(uid)
                     if pod is None:
                         continue  # deleted by force; its processes end with their container
-                    limit = audit.cap(self.limit(pod))
+                    limit = audit.units_to_mib(self.limit(pod))
                     promised += limit
                     if mib > limit + audit.CONTEXT_MIB:
                         name = pod["metadata"]["name"]
-                        complaints.append(f"{name} holds {mib} MiB of {uuid}, it asked for {limit}")
+                        violations.append(f"{name} holds {mib} MiB of {uuid}, it asked for {limit}")
                 resized = any(
-                    pods[uid]["metadata"]["name"] in self.excused for uid in held if uid in pods
+                    pods[uid]["metadata"]["name"] in self.exempt for uid in held if uid in pods
                 )
                 if promised > audit.CARD_MIB and not resized:
-                    complaints.append(f"{promised} MiB of {uuid} are promised")
-            complaints += self.ids(node, pods)
-        complaints += self.victims(pods)
-        complaints += self.screen(pods)
-        return complaints
+                    violations.append(f"{promised} MiB of {uuid} are promised")
+            violations += self.ids(node, pods)
+        violations += self.victims(pods)
+        violations += self.screen(pods)
+        return violations
 
     def screen(self, pods: dict[str, Any]) -> Iterator[str]:
         """`fenka top node` counts no pod for more than it asked for, and each victim that runs."""
@@ -393,7 +396,7 @@ class Storm:
                 for pod in alive
                 if pod["metadata"]["namespace"] == VICTIMS
                 and pod["status"].get("phase") == "Running"
-                and pod["metadata"]["name"] not in self.excused
+                and pod["metadata"]["name"] not in self.exempt
             )
             allocated = sum(card["allocated"] for card in node["cards"])
             if not least <= allocated <= most:
@@ -412,9 +415,9 @@ class Storm:
         names = {
             (pod["metadata"]["namespace"], pod["metadata"]["name"]): pod for pod in pods.values()
         }
-        holders: dict[str, str] = {}
+        pod_by_id: dict[str, str] = {}
         try:
-            listed = list(pod_resources.held(Path(f"/proc/{node.first_process}/root")))
+            listed = list(pod_resources.held_devices(Path(f"/proc/{node.first_process}/root")))
         except grpc.RpcError:
             yield f"the kubelet of {node.name} says nothing"
             return
@@ -428,19 +431,19 @@ class Storm:
             if len(allocation.ids) != want:
                 yield f"{allocation.pod} holds {len(allocation.ids)} ids, it asked for {want}"
             for identity in allocation.ids:
-                if identity in holders:
-                    yield f"{allocation.pod} and {holders[identity]} both hold {identity}"
-                holders[identity] = allocation.pod
+                if identity in pod_by_id:
+                    yield f"{allocation.pod} and {pod_by_id[identity]} both hold {identity}"
+                pod_by_id[identity] = allocation.pod
 
     def victims(self, pods: dict[str, Any]) -> Iterator[str]:
         """Victims see what they asked for, lose nothing, and do not fail."""
         for pod in pods.values():
             name, status = pod["metadata"]["name"], pod["status"]
-            if pod["metadata"]["namespace"] != VICTIMS or name in self.excused:
+            if pod["metadata"]["namespace"] != VICTIMS or name in self.exempt:
                 continue
             if status.get("reason") == "UnexpectedAdmissionError":
                 # The kubelet's own refusal after its restart, before it asks any plugin.
-                self.excused.add(name)
+                self.exempt.add(name)
                 self.counts["refused by the kubelet"] = (
                     self.counts.get("refused by the kubelet", 0) + 1
                 )
@@ -452,7 +455,7 @@ class Storm:
                 lines = self.cluster.kubectl("-n", VICTIMS, "logs", name).splitlines()
             except ClusterError:
                 continue
-            want = [audit.cap(self.asked[name])]
+            want = [audit.units_to_mib(self.asked[name])]
             for line in map(json.loads, filter(lambda line: line.startswith("{"), lines)):
                 if "got" in line and (line["got"], line["total"]) != (want, want):
                     yield f"{name} asked for {want} MiB, its program says {line}"
@@ -461,17 +464,17 @@ class Storm:
 
     def check(self, moment: str) -> None:
         """Look until all is well. Raises Breach with what persists."""
-        complaints: list[str] = []
-        until = time.monotonic() + PATIENCE_S
-        while not complaints or time.monotonic() < until:
+        violations: list[str] = []
+        until = time.monotonic() + SETTLE_WITHIN_S
+        while not violations or time.monotonic() < until:
             try:
-                complaints = list(self.look())
+                violations = list(self.find_violations())
             except ClusterError as error:
-                complaints = [str(error)[:300]]
-            if not complaints:
+                violations = [str(error)[:300]]
+            if not violations:
                 return
-            time.sleep(BETWEEN_S)
-        raise Breach(f"after {moment}: " + "; ".join(complaints))
+            time.sleep(RETRY_EVERY_S)
+        raise InvariantViolation(f"after {moment}: " + "; ".join(violations))
 
     # ---- the run ----
 
@@ -482,7 +485,7 @@ class Storm:
             (self.delete, 4),
             (self.resize, 1),
             (self.kill, 4),
-            (self.weather, 2),
+            (self.disturb_network, 2),
             (self.attack, 4 * self.hostile),
         ]
 
@@ -490,7 +493,7 @@ class Storm:
             if made % 10 == 0:
                 self.say(f"{made} moves, {len(self.asked)} pods, {self.counts}")
 
-        made = blow(self, table, moves, until, progress)
+        made = inject(self, table, moves, until, progress)
         self.finish()
         return made
 

@@ -19,7 +19,7 @@ CONNECTIONS = 300
 DEPTH = 100_000
 
 
-def own_run(*commands: str) -> None:
+def in_own_run_directory(*commands: str) -> None:
     """A namespace of the attacker's own whose /run/fenka/lease is what the commands make of it."""
     script = "mount -t tmpfs tmpfs /run && mkdir -p /run/fenka/lease /run/fenka/account"
     steps = " && ".join([script, *commands, "echo ready", "read end"])
@@ -29,16 +29,16 @@ def own_run(*commands: str) -> None:
 
 def fifo() -> None:
     """A control page that blocks whoever opens it."""
-    own_run("mkfifo /run/fenka/lease/control")
+    in_own_run_directory("mkfifo /run/fenka/lease/control")
 
 
 def bind(lease: str) -> None:
     """Pretend to be a process of somebody's lease, by a mount of its own directory."""
     mount = f"mount --bind /proc/1/root{RUNTIME}/leases/{lease}/lease /run/fenka/lease"
-    own_run(f"({mount} || true)")
+    in_own_run_directory(f"({mount} || true)")
 
 
-def ghost(lease: str) -> None:
+def claim_by_environment(lease: str) -> None:
     """Pretend to be a process of somebody's lease, by the environment."""
     environment = os.environ | {"FENKA_LEASE": f"{RUNTIME}/leases/{lease}"}
     subprocess.run(["sh", "-c", "echo ready; read end"], env=environment, check=False)
@@ -159,7 +159,17 @@ def say(line: str) -> None:
 
 ATTACKS: dict[str, Callable[..., None]] = {
     attack.__name__: attack
-    for attack in (fifo, bind, ghost, account, connections, garbage, squat, impostor, names)
+    for attack in (
+        fifo,
+        bind,
+        claim_by_environment,
+        account,
+        connections,
+        garbage,
+        squat,
+        impostor,
+        names,
+    )
 }
 
 if __name__ == "__main__":

@@ -13,28 +13,37 @@ REPOSITORY = Path(__file__).parent.parent
 HERE = Path("/mnt")
 """Where the repository stands inside: its real place may be closed to ordinary users."""
 INSIDE = "FENKA_FIRE_INSIDE"
-SPACES = ("--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--mount-proc", "--kill-child")
+NAMESPACES = (
+    "--mount",
+    "--net",
+    "--pid",
+    "--ipc",
+    "--uts",
+    "--fork",
+    "--mount-proc",
+    "--kill-child",
+)
 
 
-class CannotBurn(Exception):
+class CannotRun(Exception):
     """The storm cannot run here; the message says why and what to do."""
 
 
 def run_inside(arguments: list[str]) -> int:
     """Run `python -m fire ARGUMENTS` in a machine of its own; the exit code. Raises CannotBurn."""
     if os.geteuid() != 0:
-        raise CannotBurn("the storm makes namespaces and users: run it as root")
+        raise CannotRun("the storm makes namespaces and users: run it as root")
     probe = subprocess.run(
-        ["unshare", *SPACES, "true"], capture_output=True, text=True, check=False
+        ["unshare", *NAMESPACES, "true"], capture_output=True, text=True, check=False
     )
     if probe.returncode:
-        raise CannotBurn(f"no namespaces can be made here: {probe.stderr.strip()}")
-    command = ["unshare", *SPACES, sys.executable, "-m", "fire", *arguments]
+        raise CannotRun(f"no namespaces can be made here: {probe.stderr.strip()}")
+    command = ["unshare", *NAMESPACES, sys.executable, "-m", "fire", *arguments]
     environment = os.environ | {INSIDE: "1"}
     return subprocess.run(command, cwd=REPOSITORY, env=environment, check=False).returncode
 
 
-def furnish() -> None:
+def isolate_files() -> None:
     """Give this namespace its own files. Called once, inside."""
     for words in (
         ["--bind", str(REPOSITORY), str(HERE)],

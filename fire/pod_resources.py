@@ -26,7 +26,7 @@ _SCHEMA: dict[str, list[tuple[str, int, str, bool]]] = {
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldDevices:
     """The ids that one container holds of one resource."""
 
     namespace: str
@@ -56,7 +56,7 @@ def _answer_class() -> Any:
 _ANSWER = _answer_class()
 
 
-def held(root: Path) -> Iterator[Held]:
+def held_devices(root: Path) -> Iterator[HeldDevices]:
     """All that the kubelet of a node says. root: the node's file system. Raises grpc.RpcError."""
     target = f"unix:{root}/var/lib/kubelet/pod-resources/kubelet.sock"
     with grpc.insecure_channel(target) as channel:
@@ -73,4 +73,6 @@ def held(root: Path) -> Iterator[Held]:
             for devices in container.devices:
                 ids.setdefault(devices.resource_name, []).extend(devices.device_ids)
             for resource, held_ids in ids.items():
-                yield Held(pod.namespace, pod.name, container.name, resource, tuple(held_ids))
+                yield HeldDevices(
+                    pod.namespace, pod.name, container.name, resource, tuple(held_ids)
+                )

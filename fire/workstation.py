@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fire import audit
+from fire.experiment import InvariantViolation, Move, inject
 from fire.machine import FENKA, HERE, PYTHON, environment
-from fire.storm import Breach, Move, blow
 
 ALICE, BOB, MALLORY = 64001, 64002, 64003
 ROOT = 0
@@ -28,7 +28,7 @@ SPEC = "T4*2"
 CARDS = 2
 RUNTIME = Path("/run/fenka")
 LIBRARIES = RUNTIME / "simulated" / "lib"
-LOOKS, BETWEEN_S = 20, 0.25
+CHECKS, RETRY_EVERY_S = 20, 0.25
 ANSWERS_WITHIN_S = 60.0
 MOST_PROGRAMS = 7
 CHEATS: tuple[tuple[str, ...], ...] = (
@@ -50,41 +50,41 @@ class Program:
     units: int
     process: subprocess.Popen[str]
     report: dict[str, Any] | None = None
-    excused: bool = False
+    exempt: bool = False
     """It may end or lose memory: it, its daemon or its card was struck."""
-    spoken: str = ""
+    output: str = ""
 
-    def listen(self) -> None:
+    def read_output(self) -> None:
         """Read what it has printed so far; never waits."""
         assert self.process.stdout
         while select.select([self.process.stdout], [], [], 0)[0]:
             piece = os.read(self.process.stdout.fileno(), 65536).decode()
             if not piece:
                 return
-            self.spoken += piece
+            self.output += piece
 
     def lines(self) -> list[dict[str, Any]]:
         """What it reported."""
-        self.listen()
-        whole = self.spoken.rpartition("\n")[0]
+        self.read_output()
+        whole = self.output.rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
 
 @dataclass
-class Storm:
+class WorkstationExperiment:
     """The state of one run. say: where progress goes. hostile: whether the third user attacks."""
 
     seed: int
     say: Callable[[str], None]
     hostile: bool = True
-    chance: random.Random = field(init=False)
+    rng: random.Random = field(init=False)
     programs: list[Program] = field(default_factory=list)
     attacks: list[subprocess.Popen[str]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     number: int = 0
 
     def __post_init__(self) -> None:
-        self.chance = random.Random(self.seed)
+        self.rng = random.Random(self.seed)
 
     # ---- commands ----
 
@@ -105,7 +105,7 @@ class Storm:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise Breach(
+            raise InvariantViolation(
                 f"no answer within {ANSWERS_WITHIN_S:.0f} s: fenka {' '.join(words)}"
             ) from None
 
@@ -113,7 +113,7 @@ class Storm:
         """Have root's daemon run."""
         done = self.fenka(ROOT, "daemon", "--background", "--simulate", SPEC)
         if done.returncode and "already" not in done.stderr:
-            raise Breach(f"root's daemon does not start: {done.stderr.strip()}")
+            raise InvariantViolation(f"root's daemon does not start: {done.stderr.strip()}")
 
     def spawn(self, uid: int, *words: str) -> subprocess.Popen[str]:
         """Something of a user that stays until its stdin ends."""
@@ -138,16 +138,19 @@ class Storm:
             self.end()
             return
         self.number += 1
-        uid = self.chance.choice([ROOT, ALICE, ALICE, BOB])
-        units, cards = self.chance.choice([1, 2, 3, 4, 7, 14]), self.chance.choice([1, 1, 1, 2])
+        uid = self.rng.choice([ROOT, ALICE, ALICE, BOB])
+        units, cards = (
+            self.rng.choice([1, 2, 3, 4, 7, 14]),
+            self.rng.choice([1, 1, 1, 2]),
+        )
         name = f"p{self.number}"
         options = ["--gpu-mem", str(units), "--cards", str(cards), "--name", name]
-        if self.chance.random() < 0.1:
+        if self.rng.random() < 0.1:
             options += ["--for", "3"]
-        cheat = self.chance.choice(CHEATS)
-        holder = [*cheat, PYTHON, str(HERE / "fire" / "holder.py")]
-        process = self.spawn(uid, *FENKA, "run", *options, "--", *holder)
-        program = Program(name, uid, units, process, excused="--for" in options)
+        cheat = self.rng.choice(CHEATS)
+        program_command = [*cheat, PYTHON, str(HERE / "fire" / "memory_filler.py")]
+        process = self.spawn(uid, *FENKA, "run", *options, "--", *program_command)
+        program = Program(name, uid, units, process, exempt="--for" in options)
         self.programs.append(program)
 
     def end(self) -> None:
@@ -155,9 +158,9 @@ class Storm:
         alive = self.alive()
         if not alive:
             return
-        program = self.chance.choice(alive)
-        program.excused = True
-        match self.chance.choice(["peace", "kill", "kill", "term", "stop"]):
+        program = self.rng.choice(alive)
+        program.exempt = True
+        match self.rng.choice(["peace", "kill", "kill", "term", "stop"]):
             case "peace":
                 assert program.process.stdin
                 with contextlib.suppress(BrokenPipeError):
@@ -173,10 +176,10 @@ class Storm:
         """A program is resized by its owner; what it may then hold is not what it was promised first."""
         running = [program for program in self.alive() if program.report]
         if running:
-            program = self.chance.choice(running)
+            program = self.rng.choice(running)
             done = self.fenka(program.uid, "resize", program.name, "--gpu-mem", str(program.units))
             if done.returncode not in (0, 1):
-                raise Breach(f"resize: {done.stderr.strip()}")
+                raise InvariantViolation(f"resize: {done.stderr.strip()}")
 
     def kill_daemon(self) -> None:
         """SIGKILL to root's daemon; somebody else's command, or root, starts the next one."""
@@ -185,8 +188,8 @@ class Storm:
                 os.kill(pid, signal.SIGKILL)
         for program in self.alive():
             if program.report is None:
-                program.excused = True
-        if self.chance.random() < 0.7:
+                program.exempt = True
+        if self.rng.random() < 0.7:
             self.daemon()
 
     def kill_cards(self) -> None:
@@ -195,38 +198,38 @@ class Storm:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for program in self.alive():
-            program.excused = True
+            program.exempt = True
 
     def attack(self) -> None:
         """The hostile user tries one thing; some attacks stand until the end."""
         leases = [job["job"] for job in self.ledger() or []]
-        name = self.chance.choice(
+        name = self.rng.choice(
             ["fifo", "connections", "garbage", "squat", "impostor", "names"]
             + (["bind", "ghost", "account"] if leases else [])
         )
         words = [name]
         if name in ("bind", "ghost", "account"):
-            words.append(self.chance.choice(leases))
+            words.append(self.rng.choice(leases))
         if name == "impostor":
-            words.append(str(self.chance.choice([ALICE, BOB])))
+            words.append(str(self.rng.choice([ALICE, BOB])))
         self.counts[name] = self.counts.get(name, 0) + 1
         process = self.spawn(MALLORY, PYTHON, str(HERE / "fire" / "hostile.py"), *words)
         self.attacks.append(process)
         assert process.stdout
         first = process.stdout.readline()
         if first.startswith("won"):
-            raise Breach(first.strip())
+            raise InvariantViolation(first.strip())
 
-    def meddle(self) -> None:
+    def run_unauthorized_commands(self) -> None:
         """The hostile user tries to stop and to resize what others run."""
         others = [
             program for program in self.alive() if program.report and program.process.poll() is None
         ]
         if others:
-            name = self.chance.choice(others).name
+            name = self.rng.choice(others).name
             for words in (("stop", "--grace", "0", name), ("resize", name, "--gpu-mem", "1")):
                 if self.fenka(MALLORY, *words).returncode == 0:
-                    raise Breach(f"user {MALLORY} could: fenka {' '.join(words)}")
+                    raise InvariantViolation(f"user {MALLORY} could: fenka {' '.join(words)}")
 
     # ---- truth ----
 
@@ -245,10 +248,10 @@ class Storm:
         """Programs that have not ended."""
         return [program for program in self.programs if program.process.poll() is None]
 
-    def driver(self) -> dict[str, dict[int, int]] | None:
+    def driver_usage(self) -> dict[str, dict[int, int]] | None:
         """MiB by card and process, as the driver says; None while no card server runs."""
         done = subprocess.run(
-            [PYTHON, str(HERE / "fire" / "driver_truth.py")],
+            [PYTHON, str(HERE / "fire" / "driver_usage.py")],
             env=environment() | {"LD_LIBRARY_PATH": str(LIBRARIES)},
             capture_output=True,
             text=True,
@@ -286,33 +289,33 @@ class Storm:
 
     # ---- the audit ----
 
-    def look(self) -> list[str]:
+    def find_violations(self) -> list[str]:
         """What is wrong at this moment."""
-        jobs, used = self.ledger(), self.driver()
+        jobs, used = self.ledger(), self.driver_usage()
         if jobs is None:
             self.daemon()
             return ["no daemon answered"]
         named = {program.name: program for program in self.programs}
-        complaints, holdings = [], []
+        violations, allocations = [], []
         for job in jobs:
             program = named.get(job["name"])
             if program is None:
-                complaints.append(f"nobody asked for {job['name']!r}")
+                violations.append(f"nobody asked for {job['name']!r}")
                 continue
             if job["state"] == "waiting":
                 continue
             pids = self.tree(program.process.pid)
             for piece in job["slices"]:
-                if piece["memory_mib"] != audit.cap(program.units):
-                    complaints.append(f"{program.name} of {program.units} units is given {piece}")
-                holdings.append(
-                    audit.Holding(program.name, piece["uuid"], piece["memory_mib"], pids)
+                if piece["memory_mib"] != audit.units_to_mib(program.units):
+                    violations.append(f"{program.name} of {program.units} units is given {piece}")
+                allocations.append(
+                    audit.Allocation(program.name, piece["uuid"], piece["memory_mib"], pids)
                 )
-        complaints += audit.overcommitted(holdings)
-        complaints += audit.beyond(holdings, used or {})
-        complaints += audit.strangers(holdings, used or {})
-        complaints += self.reports({job["name"]: job for job in jobs})
-        return complaints
+        violations += audit.overcommitted(allocations)
+        violations += audit.over_limit(allocations, used or {})
+        violations += audit.unleased_processes(allocations, used or {})
+        violations += self.reports({job["name"]: job for job in jobs})
+        return violations
 
     def reports(self, jobs: dict[str, dict[str, Any]]) -> Iterator[str]:
         """What programs saw, and programs and ledger that do not know each other."""
@@ -321,30 +324,30 @@ class Storm:
             ended = program.process.poll() is not None
             if lines and "got" in lines[0]:
                 program.report = lines[0]
-                want = audit.cap(program.units)
+                want = audit.units_to_mib(program.units)
                 if any(total != want for total in lines[0]["total"]):
                     yield f"{program.name} of {program.units} units sees {lines[0]['total']} MiB, not {want}"
-                if not program.excused and any(got != want for got in lines[0]["got"]):
+                if not program.exempt and any(got != want for got in lines[0]["got"]):
                     yield f"{program.name} was promised {want} MiB and could allocate {lines[0]['got']}"
-            elif lines and not program.excused:
+            elif lines and not program.exempt:
                 yield f"{program.name}: {lines[0]}"
-            if len(lines) > 1 and not program.excused:
+            if len(lines) > 1 and not program.exempt:
                 yield f"{program.name} lost memory that was its own"
             if ended and program.name in jobs and jobs[program.name]["state"] != "waiting":
                 yield f"{program.name} has ended, the ledger says {jobs[program.name]['state']}"
             if not ended and program.report and program.name not in jobs:
                 yield f"{program.name} runs and is not in the ledger"
-            if ended and not program.excused:
+            if ended and not program.exempt:
                 yield f"{program.name} ended by itself with {program.process.returncode}"
 
     def check(self, moment: str) -> None:
         """Look until all is well. Raises Breach with what persists."""
-        for _ in range(LOOKS):
-            complaints = list(self.look())
-            if not complaints:
+        for _ in range(CHECKS):
+            violations = list(self.find_violations())
+            if not violations:
                 return
-            time.sleep(BETWEEN_S)
-        raise Breach(f"after {moment}: " + "; ".join(complaints))
+            time.sleep(RETRY_EVERY_S)
+        raise InvariantViolation(f"after {moment}: " + "; ".join(violations))
 
     # ---- the run ----
 
@@ -357,7 +360,7 @@ class Storm:
             (self.kill_daemon, 2),
             (self.kill_cards, 0.4),
             (self.attack, 3 * self.hostile),
-            (self.meddle, 1),
+            (self.run_unauthorized_commands, 1),
             (self.resize, 1),
         ]
 
@@ -365,49 +368,51 @@ class Storm:
             if made % 25 == 0:
                 self.say(f"{made} moves, {len(self.alive())} programs, {self.counts}")
 
-        made = blow(self, table, moves, until, progress)
+        made = inject(self, table, moves, until, progress)
         self.finish()
         return made
 
     def finish(self) -> None:
         """End everything; nothing may stay. Then an ordinary user gets whole cards at once."""
         for program in self.programs:
-            program.excused = True
+            program.exempt = True
             if program.process.poll() is None:
                 program.process.kill()
         self.daemon()
         self.check("the end of all programs")
-        self.empty()
+        self.wait_until_empty()
         for attack in self.attacks:
             assert attack.stdin
             with contextlib.suppress(BrokenPipeError):
                 attack.stdin.close()
-            spoken = attack.stdout.read() if attack.stdout else ""
+            output = attack.stdout.read() if attack.stdout else ""
             attack.wait(ANSWERS_WITHIN_S)
-            if "won:" in spoken:
-                raise Breach(spoken.strip())
+            if "won:" in output:
+                raise InvariantViolation(output.strip())
         self.programs.clear()
         self.number = 10_000
         whole = ["run", "--gpu-mem", "14", "--cards", "2", "--timeout", "30"]
-        after = self.fenka(ALICE, *whole, "--", PYTHON, str(HERE / "fire" / "holder.py"))
+        after = self.fenka(ALICE, *whole, "--", PYTHON, str(HERE / "fire" / "memory_filler.py"))
         if f'"got": [{audit.CARD_MIB}, {audit.CARD_MIB}]' not in after.stdout:
-            raise Breach(f"the cards are not whole again: {after.stdout} {after.stderr}")
-        self.empty()
+            raise InvariantViolation(
+                f"the cards are not whole again: {after.stdout} {after.stderr}"
+            )
+        self.wait_until_empty()
         done = self.fenka(ROOT, "daemon", "--stop")
         if done.returncode:
-            raise Breach(f"the daemon does not end: {done.stderr.strip()}")
+            raise InvariantViolation(f"the daemon does not end: {done.stderr.strip()}")
         left = [str(path) for path in (RUNTIME / "leases").iterdir()]
         preload = Path("/etc/ld.so.preload")
         left += [str(preload)] if preload.exists() else []
         left += [f"process {pid}" for pid in self.processes("fenka-cardserver")]
         if left:
-            raise Breach(f"left behind: {', '.join(left)}")
+            raise InvariantViolation(f"left behind: {', '.join(left)}")
 
-    def empty(self) -> None:
+    def wait_until_empty(self) -> None:
         """Until ledger and cards are empty. Raises Breach."""
-        for _ in range(LOOKS * 4):
-            jobs, used = self.ledger(), self.driver()
+        for _ in range(CHECKS * 4):
+            jobs, used = self.ledger(), self.driver_usage()
             if jobs == [] and not any((used or {}).values()):
                 return
-            time.sleep(BETWEEN_S)
-        raise Breach(f"not empty after the end: {jobs}, {used}")
+            time.sleep(RETRY_EVERY_S)
+        raise InvariantViolation(f"not empty after the end: {jobs}, {used}")

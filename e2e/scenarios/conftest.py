@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import Cluster, wait_until
-from e2e.scenarios.containers import settle, wait_for_none_left
-from e2e.scenarios.installation import CERTIFICATES, MEMORY, Installation, ask, on_control_plane
+from e2e.scenarios.containers import wait_for_agent, wait_for_no_leases
+from e2e.scenarios.installation import (
+    CERTIFICATES,
+    MEMORY,
+    Installation,
+    call_extender,
+    on_control_plane,
+)
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
 RELEASE = "fenka"
@@ -43,7 +49,7 @@ def install(cluster: Cluster) -> None:
     cluster.helm("upgrade", "--install", RELEASE, str(CHART), *chart, "--wait", "--timeout=90s")
     on_control_plane(cluster, f"fenka certificates -n {RELEASE} --into {CERTIFICATES}")
     cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
-    wait_until("the extender", lambda: ready(cluster), 90)
+    wait_until("the extender", lambda: extender_is_ready(cluster), 90)
 
 
 @pytest.fixture
@@ -63,27 +69,27 @@ def shared(installation: Installation) -> Iterator[Installation]:
 
 
 @pytest.fixture
-def pair(installation: Installation) -> Iterator[str]:
+def two_card_node(installation: Installation) -> Iterator[str]:
     """A sharing node with two cards instead of one."""
     name = "sd-cluster-05"
     installation.label("sd-cluster-04", "gpushare-", "cgpu-")
-    exchange(installation, name, "pair")
+    replace_cards(installation, name, "pair")
     installation.label(name, "gpushare=true")
     installation.wait_for_allocatable(name, MEMORY, 28)
     yield name
     installation.cluster.kubectl("delete", "pod", "--all", "--now")
     installation.label(name, "gpushare-")
     installation.wait_for_allocatable(name, MEMORY, 0)
-    exchange(installation, name, "t4")
+    replace_cards(installation, name, "t4")
 
 
-def exchange(installation: Installation, node: str, cards: str) -> None:
+def replace_cards(installation: Installation, node: str, cards: str) -> None:
     """Other simulated cards for a node; those that it had are gone for good."""
     installation.label(node, f"fenka.io/simulated={cards}")
 
     component = {"t4": "cards-0", "pair": "cards-1"}[cards]
 
-    def exchanged() -> bool:
+    def replaced() -> bool:
         pods = [
             pod
             for pod in installation.cluster.list("pods", "fenka")
@@ -96,20 +102,20 @@ def exchange(installation: Installation, node: str, cards: str) -> None:
         return labels == [component] and pods[0]["status"]["phase"] == "Running"
 
     # Its node program has ended with the sharing label, and the next one comes with it.
-    wait_until("only the new cards' keeper", exchanged, 90)
+    wait_until("only the new cards' keeper", replaced, 90)
     installation.cluster.kubectl("annotate", "node", node, "fenka.io/cards-")
 
 
-def ready(cluster: Cluster) -> bool:
+def extender_is_ready(cluster: Cluster) -> bool:
     """Whether a replica answers where kube-scheduler will ask, and as it will."""
     try:
-        return ask(cluster, "https://127.0.0.1:32766/readyz").strip() == "ok"
+        return call_extender(cluster, "https://127.0.0.1:32766/readyz").strip() == "ok"
     except Exception:
         return False
 
 
 @pytest.fixture(scope="module")
-def sharing(installation: Installation) -> Iterator[str]:
+def sharing_node(installation: Installation) -> Iterator[str]:
     """A sharing node, for all tests of a module: without the label the agent would end each time."""
     name = "sd-cluster-05"
     installation.label("sd-cluster-04", "gpushare-", "cgpu-")
@@ -123,9 +129,9 @@ def sharing(installation: Installation) -> Iterator[str]:
 
 
 @pytest.fixture
-def node(installation: Installation, sharing: str) -> Iterator[str]:
+def node(installation: Installation, sharing_node: str) -> Iterator[str]:
     """The sharing node, empty; afterwards nothing of a lease is left on it."""
-    settle(installation, sharing, 14)
-    yield sharing
+    wait_for_agent(installation, sharing_node, 14)
+    yield sharing_node
     installation.cluster.kubectl("delete", "deployment,pod", "--all", "--now")
-    wait_for_none_left(installation, sharing)
+    wait_for_no_leases(installation, sharing_node)

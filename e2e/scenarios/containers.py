@@ -11,13 +11,13 @@ from e2e.scenarios.installation import MEMORY, WORKLOAD, Installation
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
 FILES = ("/run/fenka/leases", "/var/lib/fenka/node")
-CAP = (
+PRINT_VISIBLE_MIB = (
     "import ctypes as c; d=c.CDLL('libcuda.so.1'); x=c.c_void_p(); t=c.c_size_t(); f=c.c_size_t(); "
     "d.cuInit(0); d.cuDevicePrimaryCtxRetain(c.byref(x),0); d.cuCtxSetCurrent(x); "
     "d.cuMemGetInfo_v2(c.byref(f),c.byref(t)); print(t.value>>20)"
 )
 # A dynamic linker that reads another file than /etc/ld.so.preload, and the driver by its own path.
-CHEAT = """
+BYPASS_LIBRARY = """
 import os, sys
 linker = open("/lib64/ld-linux-x86-64.so.2", "rb").read()
 open("/tmp/linker", "wb").write(linker.replace(b"/etc/ld.so.preload", b"/etc/ld.so.nothing"))
@@ -55,39 +55,43 @@ def pod(name: str, containers: str, **spec: Any) -> str:
     return json.dumps(made)
 
 
-def cap(installation: Installation, name: str, container: str) -> int:
+def visible_mib(installation: Installation, name: str, container: str) -> int:
     """MiB that a program in the container sees."""
-    output = installation.cluster.kubectl("exec", name, "-c", container, "--", "python3", "-c", CAP)
+    output = installation.cluster.kubectl(
+        "exec", name, "-c", container, "--", "python3", "-c", PRINT_VISIBLE_MIB
+    )
     return int(output)
 
 
-def agent(installation: Installation, node: str) -> str:
+def agent_name(installation: Installation, node: str) -> str:
     """The node's agent; empty while there is none."""
     pods = installation.cluster.list("pods", "fenka", selector="component=gpushare-device-plugin")
     names = [pod["metadata"]["name"] for pod in pods if pod["spec"]["nodeName"] == node]
     return str(names[0]) if names else ""
 
 
-def left(installation: Installation, node: str) -> list[str]:
+def lease_files(installation: Installation, node: str) -> list[str]:
     """What there is of leases on a node."""
     lines = installation.cluster.node(node).run("ls", "-A", *FILES).split()
     return [line for line in lines if line[:-1] not in FILES]
 
 
-def wait_for_none_left(installation: Installation, node: str) -> None:
+def wait_for_no_leases(installation: Installation, node: str) -> None:
     """Until nothing of any lease is on the node."""
-    wait_until("nothing is left", lambda: not left(installation, node), 90)
+    wait_until("nothing is left", lambda: not lease_files(installation, node), 90)
     assert "fenka" not in installation.cluster.node(node).run("ls", "/var/run/cdi")
 
 
-def quoted(program: str) -> str:
+def escape_single_quotes(program: str) -> str:
     """For a shell's single quotes."""
     return program.replace("'", "'\"'\"'")
 
 
-def ask_agent(installation: Installation, node: str, path: str) -> str:
+def fetch_from_agent(installation: Installation, node: str, path: str) -> str:
     """What the node's agent answers on its port of metrics."""
-    address = installation.cluster.get("pod", agent(installation, node), "fenka")["status"]["podIP"]
+    address = installation.cluster.get("pod", agent_name(installation, node), "fenka")["status"][
+        "podIP"
+    ]
     fetch = (
         "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
     )
@@ -106,7 +110,7 @@ def installed_with(installation: Installation, *changes: str) -> Iterator[None]:
         installation.cluster.helm("rollback", "fenka", "-n", "fenka")
 
 
-def settle(installation: Installation, node: str, units: int) -> None:
+def wait_for_agent(installation: Installation, node: str, units: int) -> None:
     """Until the node's agent is the release's current one, and the kubelet offers so much."""
 
     def current() -> bool:
@@ -125,7 +129,7 @@ def settle(installation: Installation, node: str, units: int) -> None:
 
     def registered() -> bool:
         return "is registered" in installation.cluster.kubectl(
-            "-n", "fenka", "logs", agent(installation, node)
+            "-n", "fenka", "logs", agent_name(installation, node)
         )
 
     wait_until("a registered agent", registered, 60)

@@ -16,7 +16,7 @@ MEMORY, WHOLE = "aliyun.com/gpu-mem", "nvidia.com/gpu"
 
 CERTIFICATES = "/etc/kubernetes/fenka"
 """On the control plane, where kube-scheduler's configuration names them."""
-ASK = """
+CALL_EXTENDER = """
 import ssl, sys, urllib.request
 url, folder = sys.argv[1:]
 context = ssl.create_default_context(cafile=f"{folder}/ca.crt")
@@ -34,9 +34,9 @@ def on_control_plane(cluster: Cluster, command: str) -> str:
     return cluster.control_plane.run("sh", "-c", path + command)
 
 
-def ask(cluster: Cluster, url: str, body: str = "") -> str:
+def call_extender(cluster: Cluster, url: str, body: str = "") -> str:
     """What the extender answers to a caller with kube-scheduler's certificate."""
-    command = ("python3", "-c", ASK, url, CERTIFICATES)
+    command = ("python3", "-c", CALL_EXTENDER, url, CERTIFICATES)
     return cluster.control_plane.run(*command, stdin=body)
 
 

@@ -18,11 +18,11 @@ from urllib.parse import parse_qs, urlsplit
 MIB = 1 << 20
 cuda = ctypes.CDLL("libcuda.so.1")
 nvml = ctypes.CDLL("libnvidia-ml.so.1")
-taken: list[ctypes.c_uint64] = []
+allocated: list[ctypes.c_uint64] = []
 Query = dict[str, list[str]]
 
 
-def must(result: int) -> None:
+def check(result: int) -> None:
     """CUDA's or NVML's word for success is 0."""
     if result:
         raise RuntimeError(f"the driver answers {result}")
@@ -31,10 +31,10 @@ def must(result: int) -> None:
 def start() -> ctypes.c_void_p:
     """A context on the first card, current in every thread that asks."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    must(cuda.cuInit(0))
-    must(cuda.cuDeviceGet(ctypes.byref(device), 0))
-    must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
-    must(nvml.nvmlInit_v2())
+    check(cuda.cuInit(0))
+    check(cuda.cuDeviceGet(ctypes.byref(device), 0))
+    check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    check(nvml.nvmlInit_v2())
     return context
 
 
@@ -48,38 +48,38 @@ def memory(_query: Query) -> dict[str, Any]:
         _fields_ = tuple((name, ctypes.c_ulonglong) for name in ("total", "free", "used"))
 
     free, total, of_nvml, handle = ctypes.c_size_t(), ctypes.c_size_t(), Memory(), ctypes.c_void_p()
-    must(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
-    must(nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)))
-    must(nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(of_nvml)))
+    check(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+    check(nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)))
+    check(nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(of_nvml)))
     return {
         "cuda": {"total": total.value // MIB, "free": free.value // MIB},
         "nvml": {"total": of_nvml.total // MIB, "used": of_nvml.used // MIB},
     }
 
 
-def take(query: Query) -> dict[str, Any]:
+def allocate(query: Query) -> dict[str, Any]:
     """As cuMemAlloc answers."""
     address = ctypes.c_uint64()
     result = cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(query["mib"][0]) * MIB))
     if result == 0:
-        taken.append(address)
+        allocated.append(address)
     return {"result": result}
 
 
-def give(_query: Query) -> dict[str, Any]:
+def free_all(_query: Query) -> dict[str, Any]:
     """Everything."""
-    while taken:
-        must(cuda.cuMemFree_v2(taken.pop()))
+    while allocated:
+        check(cuda.cuMemFree_v2(allocated.pop()))
     return {"result": 0}
 
 
 def copy(_query: Query) -> dict[str, Any]:
     """A round trip of some bytes."""
     address, sent, got = ctypes.c_uint64(), os.urandom(4096), ctypes.create_string_buffer(4096)
-    must(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4096)))
-    must(cuda.cuMemcpyHtoD_v2(address, sent, ctypes.c_size_t(4096)))
-    must(cuda.cuMemcpyDtoH_v2(got, address, ctypes.c_size_t(4096)))
-    must(cuda.cuMemFree_v2(address))
+    check(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4096)))
+    check(cuda.cuMemcpyHtoD_v2(address, sent, ctypes.c_size_t(4096)))
+    check(cuda.cuMemcpyDtoH_v2(got, address, ctypes.c_size_t(4096)))
+    check(cuda.cuMemFree_v2(address))
     return {"same": got.raw == sent}
 
 
@@ -90,8 +90,8 @@ def environment(_query: Query) -> dict[str, Any]:
 
 CELLS = {
     "/memory": memory,
-    "/take": take,
-    "/give": give,
+    "/allocate": allocate,
+    "/free": free_all,
     "/copy": copy,
     "/environment": environment,
 }
@@ -107,7 +107,7 @@ class Notebook(BaseHTTPRequestHandler):
         if query.get("password") != [os.environ["PASSWORD"]]:
             self.send_error(403)
             return
-        must(cuda.cuCtxSetCurrent(CONTEXT))
+        check(cuda.cuCtxSetCurrent(CONTEXT))
         answer = json.dumps(CELLS[url.path](query)).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))

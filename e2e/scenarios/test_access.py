@@ -11,7 +11,7 @@ from e2e.scenarios.conftest import CHART, RELEASE
 from e2e.scenarios.installation import MEMORY, WORKLOAD, Installation
 from e2e.scenarios.test_guide import GPUSHARE_CONFIGURATION
 from e2e.scenarios.test_scheduler import replicas, virtual, wait_for_replicas
-from e2e.scenarios.virtual_nodes import ONLY, Json, VirtualNodes
+from e2e.scenarios.virtual_nodes import VIRTUAL_LABEL, Json, VirtualNodes
 
 __all__ = ["virtual"]
 
@@ -86,7 +86,7 @@ class Attacker:
         command = ("exec", "attacker", "--", "python3", "-c", script, *arguments)
         return self.cluster.kubectl("-n", self.namespace, *command, timeout=120)
 
-    def leave(self, name: str, script: str, *arguments: str) -> None:
+    def start_in_background(self, name: str, script: str, *arguments: str) -> None:
         """A script that goes on."""
         self.cluster.apply(self._pod(name, ["python3", "-c", script, *arguments]), self.namespace)
         self.cluster.wait_for_pod(name, self.namespace)
@@ -98,13 +98,13 @@ def attacker(installation: Installation, namespace: str) -> Attacker:
     return Attacker(installation.cluster, namespace)
 
 
-def service(cluster: Cluster, name: str = "fenka-scheduler") -> str:
+def service_address(cluster: Cluster, name: str = "fenka-scheduler") -> str:
     """The address of a Service: this cluster has no DNS."""
     address: str = cluster.get("service", name, RELEASE)["spec"]["clusterIP"]
     return address
 
 
-def lives(cluster: Cluster) -> dict[str, int]:
+def restart_counts(cluster: Cluster) -> dict[str, int]:
     """The extender's pods, and how often each was started again."""
     return {
         pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"]
@@ -116,35 +116,37 @@ def victims(virtual: VirtualNodes) -> list[tuple[Json, str]]:
     """Pods of others, and nodes that are not for them."""
     virtual.node("virtual-0", 1)
     virtual.node("virtual-1", 1)
-    elsewhere = {"nodeSelector": {ONLY: "yes", "kubernetes.io/hostname": "nowhere"}}
-    plain = virtual.pod("plain", 1, **elsewhere)
+    unplaceable = {"nodeSelector": {VIRTUAL_LABEL: "yes", "kubernetes.io/hostname": "nowhere"}}
+    plain = virtual.pod("plain", 1, **unplaceable)
     plain["spec"]["containers"][0].pop("resources")
-    virtual.create(plain, virtual.pod("chooser", 4, **elsewhere))
+    virtual.create(plain, virtual.pod("chooser", 4, **unplaceable))
     chosen = (pod for pod in virtual.pods() if pod["metadata"]["name"] in ("plain", "chooser"))
     return [(pod, "virtual-1") for pod in chosen]
 
 
-def forged(attacker: Attacker, url: str, pod: Json, node: str) -> str:
+def forge_binding(attacker: Attacker, url: str, pod: Json, node: str) -> str:
     """What a forged binding comes to."""
     meta = pod["metadata"]
     return attacker.python(BIND, url, meta["name"], meta["namespace"], meta["uid"], node)
 
 
-def test_an_ordinary_pod_decides_nothing(virtual: VirtualNodes, attacker: Attacker) -> None:
+def test_forged_bindings_and_floods_change_nothing_when_sent_without_a_certificate(
+    virtual: VirtualNodes, attacker: Attacker
+) -> None:
     """Bindings without a certificate, large bodies, silent connections; pods are placed meanwhile."""
     cluster = virtual.cluster
     wait_for_replicas(cluster)
-    before, host = lives(cluster), service(cluster)
+    before, host = restart_counts(cluster), service_address(cluster)
     node = cluster.nodes[0].address
     for pod, where in victims(virtual):
         for url in (f"https://{host}:12345", f"https://{node}:32766", f"http://{host}:12345"):
-            output = forged(attacker, url, pod, where)
+            output = forge_binding(attacker, url, pod, where)
             assert output.split()[0] in ("URLError", "SSLError", *BROKEN), output
     print(attacker.python(FLOOD, host, "12345"))
-    reading = service(cluster, "fenka-scheduler-read")
+    reading = service_address(cluster, "fenka-scheduler-read")
     print(attacker.python(FLOOD, reading, "12346"))
-    attacker.leave("silent", SILENT, host, "12345")
-    attacker.leave("silent-readers", SILENT, reading, "12346")
+    attacker.start_in_background("silent", SILENT, host, "12345")
+    attacker.start_in_background("silent-readers", SILENT, reading, "12346")
     virtual.create(*(virtual.pod(f"served-{number}", 4) for number in range(6)))
     wait_until("pods are placed", lambda: len(virtual.placed()) == 6, 60)
     assert not [name for name in virtual.placed() if name in ("plain", "chooser")]
@@ -154,7 +156,7 @@ def test_an_ordinary_pod_decides_nothing(virtual: VirtualNodes, attacker: Attack
     assert '"nodes"' in shown
     assert "# HELP" in shown
     wait_for_replicas(cluster)
-    assert lives(cluster) == before
+    assert restart_counts(cluster) == before
 
 
 @pytest.fixture
@@ -170,24 +172,24 @@ def plain(installation: Installation) -> Iterator[Installation]:
     wait_for_replicas(cluster)
 
 
-def test_without_certificates_bind_does_no_more_than_a_scheduler_would(
+def test_forged_bindings_are_rejected_by_the_pod_specs_when_tls_is_off(
     plain: Installation, virtual: VirtualNodes, attacker: Attacker
 ) -> None:
     """gpushare's configuration works; forged bindings are refused by the pods' specs, and large bodies."""
     cluster = plain.cluster
     wait_for_replicas(cluster)
-    before, host = lives(cluster), service(cluster)
+    before, host = restart_counts(cluster), service_address(cluster)
     url = f"http://{host}:12345"
     (chooser, where), (nothing, _) = sorted(
         victims(virtual), key=lambda victim: str(victim[0]["metadata"]["name"])
     )
-    assert "may not go to the node virtual-1" in forged(attacker, url, chooser, where)
-    assert "names no resource of fenka's" in forged(attacker, url, nothing, where)
+    assert "may not go to the node virtual-1" in forge_binding(attacker, url, chooser, where)
+    assert "names no resource of fenka's" in forge_binding(attacker, url, nothing, where)
     nameless = {"metadata": {**chooser["metadata"], "uid": ""}}
-    assert "PodUID" in forged(attacker, url, nameless, where)
+    assert "PodUID" in forge_binding(attacker, url, nameless, where)
     print(attacker.python(FLOOD, host, "12345"))
-    attacker.leave("silent", SILENT, host, "12345")
+    attacker.start_in_background("silent", SILENT, host, "12345")
     virtual.create(virtual.pod("served", 4))
     assert "served" in virtual.wait_for_placed(1)
-    assert lives(cluster) == before
+    assert restart_counts(cluster) == before
     assert MEMORY in json.dumps(chooser)

@@ -31,7 +31,9 @@ def nodes(installation: Installation) -> Iterator[dict[str, str]]:
         installation.wait_for_allocatable(name, MEMORY, 0)
 
 
-def test_binpack(installation: Installation, nodes: dict[str, str]) -> None:
+def test_pods_are_packed_onto_the_fullest_node_when_the_policy_is_binpack(
+    installation: Installation, nodes: dict[str, str]
+) -> None:
     """After every step the table is the article's, and each container sees what it was given."""
     for name, replicas, units, after, total in STEPS:
         command = "env | grep ALIYUN_COM_GPU_MEM | sort; exec sleep 100000"

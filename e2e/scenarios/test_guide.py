@@ -19,12 +19,12 @@ from fenka.dialects import gpushare
 GUIDE = (REPOSITORY / "docs" / "kubernetes.md").read_text()
 NAMESPACE = "fenka-system"
 NODE = "sd-cluster-04"
-MIGRATE = """\
+INSTALL_FOR_MIGRATION = """\
 helm install fenka deploy/chart --namespace fenka-system --create-namespace \\
   --set image.repository=registry.example.com/fenka --set node.unit=GiB \\
   --set scheduler.tls.enabled=false
 """
-PLUGIN = """
+NVIDIA_PLUGIN = """
 apiVersion: apps/v1
 kind: DaemonSet
 metadata: {name: nvidia-device-plugin-daemonset, namespace: kube-system}
@@ -38,7 +38,7 @@ spec:
 """
 
 
-def block(start: str) -> str:
+def code_block(start: str) -> str:
     """The first block of the guide whose text begins so."""
     fenced: list[str] = re.findall(r"^```\w*\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
     indented: list[str] = re.findall(r"(?:^ {4,}\S.*\n(?:^\n(?= {4}))?)+", GUIDE, re.MULTILINE)
@@ -73,51 +73,53 @@ def shell(installation: Installation) -> Iterator[Shell]:
             (BUSYBOX, "docker.io/nvidia/cuda:12.9.0-base-ubuntu24.04"),
         ):
             node.ctr("images", "tag", "--force", image, name)
-    cluster.kubectl("apply", "-f", "-", stdin=PLUGIN)
+    cluster.kubectl("apply", "-f", "-", stdin=NVIDIA_PLUGIN)
     yield Shell(cluster)
-    cluster.kubectl("delete", "-f", "-", stdin=PLUGIN)
+    cluster.kubectl("delete", "-f", "-", stdin=NVIDIA_PLUGIN)
     cluster.kubectl("delete", "pod", "first", "--ignore-not-found", "--now")
     if NAMESPACE in cluster.helm("list", "-A"):
         cluster.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait")
     install(cluster)
 
 
-def test_the_guide(shell: Shell, installation: Installation) -> None:
+def test_commands_of_the_guide_work_when_run_verbatim(
+    shell: Shell, installation: Installation
+) -> None:
     """Install, label, the first pod, look, upgrade, roll back, uninstall."""
     cluster = shell.cluster
-    shell(block("helm install fenka deploy/chart"))
+    shell(code_block("helm install fenka deploy/chart"))
     rollout = f"kubectl -n {NAMESPACE} rollout status deployment/fenka-scheduler --timeout=180s"
     assert rollout.removesuffix(" --timeout=180s") in cluster.helm(
         "get", "notes", RELEASE, "-n", NAMESPACE
     )
     shell(rollout)
     configure(cluster)
-    shell(block("kubectl -n kube-system patch daemonset nvidia-device-plugin-daemonset"))
+    shell(code_block("kubectl -n kube-system patch daemonset nvidia-device-plugin-daemonset"))
 
-    shell(block("kubectl label node NODE fenka.io/simulated=t4 gpushare=true"))
-    shell(block("kubectl label node NODE gpushare=true"))
+    shell(code_block("kubectl label node NODE fenka.io/simulated=t4 gpushare=true"))
+    shell(code_block("kubectl label node NODE gpushare=true"))
     installation.wait_for_allocatable(NODE, MEMORY, 14)
-    cluster.apply(block("apiVersion: v1\nkind: Pod"))
+    cluster.apply(code_block("apiVersion: v1\nkind: Pod"))
     cluster.wait_for_pod("first", seconds=90)
 
-    look, _, shown = block("$ fenka top node -s").partition("\n")
+    look, _, shown = code_block("$ fenka top node -s").partition("\n")
     expected = shown.replace("gpu-1", NODE).replace("10.0.0.11", "192.168.1.214")
-    assert words(shell(look.removeprefix("$ "))) == words(expected)
-    assert words(shell("kubectl inspect gpushare"))[1][:3] == [NODE, "192.168.1.214", "4/14"]
+    assert table_cells(shell(look.removeprefix("$ "))) == table_cells(expected)
+    assert table_cells(shell("kubectl inspect gpushare"))[1][:3] == [NODE, "192.168.1.214", "4/14"]
     assert NODE in shell("fenka why first")
 
-    upgrade, rollback = block(
+    upgrade, rollback = code_block(
         "helm upgrade fenka deploy/chart -n fenka-system --reuse-values --set image.tag"
     ).splitlines()
-    before = container(cluster)
+    before = container_state(cluster)
     for command in (upgrade.replace("…", "0.1.1"), rollback):
         shell(command)
         shell(rollout)
-    assert container(cluster) == before
+    assert container_state(cluster) == before
 
     cluster.kubectl("delete", "pod", "first", "--now")
     cluster.set_scheduler_configuration(None)
-    shell(block("helm uninstall fenka -n fenka-system"))
+    shell(code_block("helm uninstall fenka -n fenka-system"))
     wait_until("fenka's pods are gone", lambda: not cluster.list("pods", NAMESPACE), 60)
     (clean,) = re.findall(r"on each GPU node `(rm -rf [^`]*)`", GUIDE)
     cluster.node(NODE).run("sh", "-c", clean)
@@ -128,11 +130,11 @@ def test_the_guide(shell: Shell, installation: Installation) -> None:
 
 def configure(cluster: Cluster) -> None:
     """What an administrator does on the control plane."""
-    on_control_plane(cluster, block("fenka certificates --into"))
-    cluster.set_scheduler_configuration(block("apiVersion: kubescheduler.config.k8s.io/v1"))
+    on_control_plane(cluster, code_block("fenka certificates --into"))
+    cluster.set_scheduler_configuration(code_block("apiVersion: kubescheduler.config.k8s.io/v1"))
 
 
-def container(cluster: Cluster) -> tuple[str, int]:
+def container_state(cluster: Cluster) -> tuple[str, int]:
     """Which one the first pod has, and how often it was started again."""
     (status,) = cluster.get("pod", "first")["status"]["containerStatuses"]
     return status["containerID"], status["restartCount"]
@@ -152,7 +154,7 @@ extenders:
     ignoredByScheduler: false
   ignorable: false
 """
-GPUSHARE = """
+GPUSHARE_OBJECTS = """
 apiVersion: v1
 kind: Service
 metadata: {name: gpushare-schd-extender, namespace: kube-system}
@@ -181,10 +183,12 @@ spec:
 """
 
 
-def test_moving_from_gpushare(shell: Shell, installation: Installation, namespace: str) -> None:
+def test_gpushare_pods_keep_their_cards_when_the_cluster_is_migrated(
+    shell: Shell, installation: Installation, namespace: str
+) -> None:
     """Its pods keep their cards, new ones are placed beside them, and nothing of it is left."""
     cluster, virtual = shell.cluster, VirtualNodes(installation, namespace)
-    cluster.kubectl("apply", "-f", "-", stdin=GPUSHARE)
+    cluster.kubectl("apply", "-f", "-", stdin=GPUSHARE_OBJECTS)
     for name in ("gpushare-schd-extender", "gpushare-device-plugin"):
         cluster.kubectl("create", "clusterrole", name, "--verb=get", "--resource=pods")
         cluster.kubectl("-n", "kube-system", "create", "serviceaccount", name)
@@ -194,22 +198,24 @@ def test_moving_from_gpushare(shell: Shell, installation: Installation, namespac
     record = {gpushare.IDX: "1", gpushare.POD: "10", gpushare.DEV: "16", gpushare.ASSIGNED: "true"}
     virtual.create(virtual.pod("old-pod", 10, nodeName="old", annotations=record))
     try:
-        shell(block("kubectl -n kube-system delete service gpushare-schd-extender"))
-        shell(block(MIGRATE))
+        shell(code_block("kubectl -n kube-system delete service gpushare-schd-extender"))
+        shell(code_block(INSTALL_FOR_MIGRATION))
         shell(f"kubectl -n {NAMESPACE} rollout status deployment/fenka-scheduler --timeout=180s")
         cluster.set_scheduler_configuration(GPUSHARE_CONFIGURATION)
-        assert ["old-pod", namespace, "0", "10"] in words(shell("kubectl inspect gpushare -d"))
-        wait_until("it knows the node", lambda: virtual.inspect() == {"old": {"1": 10}}, 20)
+        assert ["old-pod", namespace, "0", "10"] in table_cells(
+            shell("kubectl inspect gpushare -d")
+        )
+        wait_until("it knows the node", lambda: virtual.reported_units() == {"old": {"1": 10}}, 20)
         virtual.create(virtual.pod("new-pod", 10))
         assert virtual.wait_for_placed(2)["new-pod"] == ("old", "0")
-        for line in block(
+        for line in code_block(
             "helm upgrade fenka deploy/chart -n fenka-system --reuse-values --set sch"
         ).splitlines():
             shell(line)
         configure(cluster)
         virtual.create(virtual.pod("by-tls", 4))
         assert virtual.wait_for_placed(3)["by-tls"][0] == "old"
-        shell(block("kubectl delete clusterrolebinding gpushare-schd-extender"))
+        shell(code_block("kubectl delete clusterrolebinding gpushare-schd-extender"))
         left = cluster.kubectl("get", "all,sa,clusterrole,clusterrolebinding", "-A", "-o", "name")
         assert "gpushare-" not in left
     finally:
@@ -217,6 +223,6 @@ def test_moving_from_gpushare(shell: Shell, installation: Installation, namespac
         cluster.kubectl("delete", "node", "old")
 
 
-def words(text: str) -> list[list[str]]:
+def table_cells(text: str) -> list[list[str]]:
     """Of each line that has more than a rule."""
     return [line.split() for line in text.strip().splitlines() if line.strip("-= ")]

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster import ClusterError, wait_until
-from e2e.scenarios.containers import agent, cap, pod, settle
+from e2e.scenarios.containers import agent_name, pod, visible_mib, wait_for_agent
 from e2e.scenarios.installation import MEMORY, Installation
 
 
-def cards(installation: Installation, node: str) -> str:
+def card_server_pod(installation: Installation, node: str) -> str:
     """The pod that keeps the simulated cards of a node."""
     (name,) = [
         pod["metadata"]["name"]
@@ -21,17 +21,17 @@ def cards(installation: Installation, node: str) -> str:
     return str(name)
 
 
-def simulate(installation: Installation, node: str, act: str) -> None:
+def inject_fault(installation: Installation, node: str, act: str) -> None:
     """Have something happen to the node's only card."""
     program = (
         "from pathlib import Path; from fenka.hardware.simulated import SimulatedNode; "
         f"SimulatedNode(Path('/run/fenka/simulated')).{act}"
     )
-    monitor = cards(installation, node)
-    installation.cluster.kubectl("-n", "fenka", "exec", monitor, "--", "python3", "-c", program)
+    server = card_server_pod(installation, node)
+    installation.cluster.kubectl("-n", "fenka", "exec", server, "--", "python3", "-c", program)
 
 
-def healthy(installation: Installation, node: str) -> list[bool]:
+def card_health(installation: Installation, node: str) -> list[bool]:
     """What the extender reads of each card."""
     text = installation.cluster.get("node", node)["metadata"]["annotations"]["fenka.io/cards"]
     return [card["healthy"] for card in json.loads(text)["cards"]]
@@ -39,90 +39,98 @@ def healthy(installation: Installation, node: str) -> list[bool]:
 
 def restart_agent(installation: Installation, node: str) -> None:
     """As an upgrade does."""
-    before = agent(installation, node)
+    before = agent_name(installation, node)
     installation.cluster.kubectl(
         "-n", "fenka", "delete", "pod", before, "--force", "--grace-period=0"
     )
-    wait_until("another agent", lambda: agent(installation, node) not in ("", before), 60)
+    wait_until("another agent", lambda: agent_name(installation, node) not in ("", before), 60)
 
 
 @pytest.fixture
-def well(installation: Installation, node: str) -> Iterator[str]:
+def healthy_node(installation: Installation, node: str) -> Iterator[str]:
     """The sharing node; afterwards its card is well again, whatever happened."""
     yield node
-    simulate(installation, node, "recover(0)")
+    inject_fault(installation, node, "recover(0)")
     installation.cluster.kubectl("annotate", "--overwrite", "node", node, "fenka.io/reset=0")
     installation.cluster.kubectl("annotate", "node", node, "fenka.io/cordoned-")
     installation.wait_for_allocatable(node, MEMORY, 14)
 
 
-def test_an_xid_withdraws_the_card_until_somebody_resets_it(
-    installation: Installation, well: str
+def test_card_is_withdrawn_until_reset_when_a_fatal_xid_occurs(
+    installation: Installation, healthy_node: str
 ) -> None:
     """The kubelet, the extender and the node's events say so; a restart of the agent changes nothing."""
     installation.cluster.apply(pod("runs", "x=4:"))
     installation.cluster.wait_for_pod("runs")
-    simulate(installation, well, "raise_xid(0, 31)")
-    simulate(installation, well, "raise_xid(0, 48)")
-    installation.wait_for_allocatable(well, MEMORY, 0)
-    wait_until("the inventory", lambda: healthy(installation, well) == [False], 30)
+    inject_fault(installation, healthy_node, "raise_xid(0, 31)")
+    inject_fault(installation, healthy_node, "raise_xid(0, 48)")
+    installation.wait_for_allocatable(healthy_node, MEMORY, 0)
+    wait_until("the inventory", lambda: card_health(installation, healthy_node) == [False], 30)
     wait_until(
         "the node's event",
         lambda: any(
-            "is not used: XID 48" in message for message in installation.cluster.events(well)
+            "is not used: XID 48" in message
+            for message in installation.cluster.events(healthy_node)
         ),
         30,
     )
-    assert cap(installation, "runs", "x") == 4308
+    assert visible_mib(installation, "runs", "x") == 4308
     installation.cluster.apply(pod("waits", "x=4:"))
     installation.wait_for_event("waits", "Insufficient aliyun.com/gpu-mem")
 
-    restart_agent(installation, well)
-    settle(installation, well, 0)
-    assert healthy(installation, well) == [False]
+    restart_agent(installation, healthy_node)
+    wait_for_agent(installation, healthy_node, 0)
+    assert card_health(installation, healthy_node) == [False]
 
-    installation.cluster.kubectl("annotate", "node", well, "fenka.io/reset=0")
-    installation.wait_for_allocatable(well, MEMORY, 14)
-    assert healthy(installation, well) == [True]
-    assert "fenka.io/reset" not in installation.cluster.get("node", well)["metadata"]["annotations"]
+    installation.cluster.kubectl("annotate", "node", healthy_node, "fenka.io/reset=0")
+    installation.wait_for_allocatable(healthy_node, MEMORY, 14)
+    assert card_health(installation, healthy_node) == [True]
+    assert (
+        "fenka.io/reset"
+        not in installation.cluster.get("node", healthy_node)["metadata"]["annotations"]
+    )
     installation.cluster.wait_for_pod("waits", seconds=90)
 
 
-def test_a_card_that_is_lost_at_the_start_is_not_forgotten(
-    installation: Installation, well: str
+def test_card_stays_in_the_inventory_when_it_is_lost_at_agent_start(
+    installation: Installation, healthy_node: str
 ) -> None:
     """The extender goes on to say why nothing fits, and it is used again once it is back."""
-    simulate(installation, well, "lose(0)")
-    installation.wait_for_allocatable(well, MEMORY, 0)
-    restart_agent(installation, well)
-    settle(installation, well, 0)
-    assert healthy(installation, well) == [False]
-    simulate(installation, well, "recover(0)")
-    installation.wait_for_allocatable(well, MEMORY, 14)
-    assert healthy(installation, well) == [True]
+    inject_fault(installation, healthy_node, "lose(0)")
+    installation.wait_for_allocatable(healthy_node, MEMORY, 0)
+    restart_agent(installation, healthy_node)
+    wait_for_agent(installation, healthy_node, 0)
+    assert card_health(installation, healthy_node) == [False]
+    inject_fault(installation, healthy_node, "recover(0)")
+    installation.wait_for_allocatable(healthy_node, MEMORY, 14)
+    assert card_health(installation, healthy_node) == [True]
     installation.cluster.apply(pod("after", "x=4:"))
     installation.cluster.wait_for_pod("after")
-    assert cap(installation, "after", "x") == 4308
+    assert visible_mib(installation, "after", "x") == 4308
 
 
-def test_a_cordoned_card_takes_nobody_new(installation: Installation, well: str) -> None:
+def test_card_accepts_no_new_pod_when_cordoned(
+    installation: Installation, healthy_node: str
+) -> None:
     """Its pods stay; the node itself is not cordoned."""
     installation.cluster.apply(pod("stays", "x=4:"))
     installation.cluster.wait_for_pod("stays")
-    installation.cluster.kubectl("annotate", "node", well, "fenka.io/cordoned=0")
-    installation.wait_for_allocatable(well, MEMORY, 4)
+    installation.cluster.kubectl("annotate", "node", healthy_node, "fenka.io/cordoned=0")
+    installation.wait_for_allocatable(healthy_node, MEMORY, 4)
     installation.cluster.apply(pod("new", "x=2:"))
     installation.wait_for_event("new", "0/2 nodes are available")
     assert re.search(
         "Insufficient aliyun.com/gpu-mem|cordoned", " ".join(installation.cluster.events("new"))
     )
-    assert cap(installation, "stays", "x") == 4308
-    assert not installation.cluster.get("node", well)["spec"].get("unschedulable")
-    installation.cluster.kubectl("annotate", "node", well, "fenka.io/cordoned-")
+    assert visible_mib(installation, "stays", "x") == 4308
+    assert not installation.cluster.get("node", healthy_node)["spec"].get("unschedulable")
+    installation.cluster.kubectl("annotate", "node", healthy_node, "fenka.io/cordoned-")
     installation.cluster.wait_for_pod("new")
 
 
-def test_a_card_has_one_owner(installation: Installation, node: str) -> None:
+def test_card_lock_is_visible_to_other_programs_when_the_agent_owns_the_card(
+    installation: Installation, node: str
+) -> None:
     """The agent's lock is where a workstation's daemon of the machine looks, in the machine's own network."""
     text = installation.cluster.get("node", node)["metadata"]["annotations"]["fenka.io/cards"]
     (card,) = json.loads(text)["cards"]

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from e2e.cluster import ClusterError, wait_until
-from e2e.scenarios.containers import CAP, cap, installed_with, pod
+from e2e.scenarios.containers import PRINT_VISIBLE_MIB, installed_with, pod, visible_mib
 from e2e.scenarios.installation import MEMORY, Installation, deployment
 
 TENANT = "tenant"
@@ -57,9 +57,9 @@ class Mallory:
         patch = {"metadata": {"annotations": annotations}}
         self.kubectl("patch", "pod", name, "--type=merge", "-p", json.dumps(patch))
 
-    def cap(self, name: str) -> int:
+    def visible_mib(self, name: str) -> int:
         """MiB that a program in its pod sees."""
-        return int(self.kubectl("exec", name, "-c", "x", "--", "python3", "-c", CAP))
+        return int(self.kubectl("exec", name, "-c", "x", "--", "python3", "-c", PRINT_VISIBLE_MIB))
 
     def uid(self, name: str) -> str:
         """Of its pod."""
@@ -123,7 +123,7 @@ RECORDS = {
 }
 
 
-def test_with_the_policies_a_tenant_writes_no_record_and_names_no_node(
+def test_tenant_cannot_write_records_or_name_nodes_when_policies_are_installed(
     installation: Installation, mallory: Mallory
 ) -> None:
     """Not in a new pod, not on one that is there, not in a template; all else is as always."""
@@ -154,15 +154,15 @@ def test_with_the_policies_a_tenant_writes_no_record_and_names_no_node(
     wait_until("the ReplicaSet's event", has_event, 60)
 
 
-def test_without_the_policies_lies_give_nothing_and_block_nobody(
-    installation: Installation, pair: str, mallory: Mallory
+def test_forged_records_gain_nothing_and_block_no_pod_when_policies_are_absent(
+    installation: Installation, two_card_node: str, mallory: Mallory
 ) -> None:
     """The second defence, by itself: victims get the card that is free, and see their memory."""
     with installed_with(installation, "admission.enabled=false"):
-        installation.wait_for_allocatable(pair, MEMORY, 28)
+        installation.wait_for_allocatable(two_card_node, MEMORY, 28)
         # A resize that never was, written before the first start.
         mallory.create(pod("liar", "x=1:", schedulingGates=[{"name": "tenant/gate"}]))
-        inventory = installation.cluster.get("node", pair)["metadata"]["annotations"][
+        inventory = installation.cluster.get("node", two_card_node)["metadata"]["annotations"][
             "fenka.io/cards"
         ]
         uuid = json.loads(inventory)["cards"][0]["uuid"]
@@ -179,7 +179,7 @@ def test_without_the_policies_lies_give_nothing_and_block_nobody(
         removal = json.dumps([{"op": "remove", "path": f"/spec/schedulingGates/{at}"}])
         mallory.kubectl("patch", "pod", "liar", "--type=json", "-p", removal)
         installation.cluster.wait_for_pod("liar", TENANT)
-        assert mallory.cap("liar") == UNIT
+        assert mallory.visible_mib("liar") == UNIT
         # While it runs it says that it holds everything, then nothing that can be read.
         for lie in (
             {"scheduler.framework.gpushare.allocation": '{"0":{"0":14,"1":14}}'},
@@ -189,39 +189,41 @@ def test_without_the_policies_lies_give_nothing_and_block_nobody(
         ):
             mallory.annotate("liar", **lie)
         # A pod past the scheduler, with a record for all of a card, and one of two dialects.
-        bold = with_annotations(pod("bold", "x=1:", nodeName=pair), **record(1, 14))
+        bold = with_annotations(pod("bold", "x=1:", nodeName=two_card_node), **record(1, 14))
         mallory.create(bold)
         # It says that it is on the other card than it is.
         mallory.create(pod("wide", "x=7:"))
         installation.cluster.wait_for_pod("wide", TENANT)
-        assert held(installation, pair) == [UNIT + 7539, 0]
+        assert held(installation, two_card_node) == [UNIT + 7539, 0]
         mallory.annotate("wide", **record(1, 7))
         installation.cluster.apply(pod("large", "x=13:"))
         installation.cluster.wait_for_pod("large")
         installation.cluster.apply(pod("small", "x=5:"))
         installation.cluster.wait_for_pod("small")
-        assert cap(installation, "large", "x") == CARD * 13 // 14
-        assert cap(installation, "small", "x") == CARD * 5 // 14
-        assert all(mib <= CARD for mib in held(installation, pair))
-        assert mallory.cap("liar") == UNIT
+        assert visible_mib(installation, "large", "x") == CARD * 13 // 14
+        assert visible_mib(installation, "small", "x") == CARD * 5 // 14
+        assert all(mib <= CARD for mib in held(installation, two_card_node))
+        assert mallory.visible_mib("liar") == UNIT
         used = installation.cluster.get("resourcequota", "units", TENANT)["status"]["used"]
         assert used[f"requests.{MEMORY}"] == "9"
 
 
 @pytest.mark.full
-def test_a_pod_that_its_node_refuses_is_moved(
-    installation: Installation, pair: str, mallory: Mallory
+def test_pod_is_moved_when_its_node_denies_the_lease(
+    installation: Installation, two_card_node: str, mallory: Mallory
 ) -> None:
     """After a minute: evicted where a controller makes another; `fenka why` of both says so."""
     with installed_with(installation, "admission.enabled=false"):
-        installation.wait_for_allocatable(pair, MEMORY, 28)
+        installation.wait_for_allocatable(two_card_node, MEMORY, 28)
         installation.cluster.apply(pod("there", "x=8:"))
         installation.cluster.wait_for_pod("there")
-        mallory.create(with_annotations(pod("alone", "x=8:", nodeName=pair), **record(0, 8)))
+        mallory.create(
+            with_annotations(pod("alone", "x=8:", nodeName=two_card_node), **record(0, 8))
+        )
         body = yaml.safe_load(deployment("again", MEMORY, 8))
         template = body["spec"]["template"]
         template["metadata"]["annotations"] = record(0, 8)
-        template["spec"]["nodeName"] = pair
+        template["spec"]["nodeName"] = two_card_node
         mallory.create(json.dumps(body))
 
         def names() -> set[str]:

@@ -22,7 +22,7 @@ Json = dict[str, Any]
 RIGHTS = HERE / "rights.py"
 
 
-def test_contract_of_the_api_server(cluster: Cluster) -> None:
+def test_api_server_fulfils_the_contract_that_unit_tests_assume(cluster: Cluster) -> None:
     """What the unit tests rely on in their stand-in is what this API server does."""
     tests = REPOSITORY / "tests" / "kubernetes" / "test_contract.py"
     environment = {"FENKA_E2E_KUBECONFIG": str(cluster.kubeconfig)}
@@ -35,7 +35,7 @@ def test_contract_of_the_api_server(cluster: Cluster) -> None:
 # ---- rights ----
 
 
-def rendered(cluster: Cluster, which: str, namespace: str) -> list[Json]:
+def rendered_roles(cluster: Cluster, which: str, namespace: str) -> list[Json]:
     """The chart's ServiceAccount, roles and bindings of one program, in a release of their own."""
     only = f"templates/{which}-rbac.yaml"
     text = cluster.helm(
@@ -49,16 +49,16 @@ def rendered(cluster: Cluster, which: str, namespace: str) -> list[Json]:
     return objects
 
 
-def single_verbs(objects: list[Json]) -> Iterator[tuple[str, Json]]:
+def roles_without_one_verb(objects: list[Json]) -> Iterator[tuple[str, Json]]:
     """A role without one of its verbs, for each: which one, and the role."""
     for role in objects:
         for number, rule in enumerate(role.get("rules", ())):
             for verb in rule["verbs"]:
-                less = deepcopy(role)
-                less["rules"][number]["verbs"].remove(verb)
-                less["rules"] = [rule for rule in less["rules"] if rule["verbs"]]
+                reduced = deepcopy(role)
+                reduced["rules"][number]["verbs"].remove(verb)
+                reduced["rules"] = [rule for rule in reduced["rules"] if rule["verbs"]]
                 (resource,) = rule["resources"]
-                yield f"{verb} {resource}", less
+                yield f"{verb} {resource}", reduced
 
 
 def kubeconfig_of(cluster: Cluster, account: str, namespace: str, target: Path) -> Path:
@@ -71,7 +71,7 @@ def kubeconfig_of(cluster: Cluster, account: str, namespace: str, target: Path) 
     return target
 
 
-THINGS = """
+OBJECTS = """
 apiVersion: v1
 kind: Node
 metadata: {name: rights-node}
@@ -84,7 +84,7 @@ handler: runc
 
 
 @pytest.mark.parametrize("which", ["scheduler", "node"])
-def test_each_right_is_needed(
+def test_api_server_rejects_a_call_when_any_one_right_is_removed(
     installation: Installation, namespace: str, which: str, tmp_path: Path
 ) -> None:
     """With the chart's rights nothing is refused to fenka's own code; without any one verb that verb is.
@@ -97,7 +97,7 @@ def test_each_right_is_needed(
 
 def each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_path: Path) -> None:
     """As above."""
-    objects = rendered(cluster, which, namespace)
+    objects = rendered_roles(cluster, which, namespace)
     kubeconfig = tmp_path / "kubeconfig"
     pod: Json = {
         "apiVersion": "v1",
@@ -124,15 +124,15 @@ def each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_path:
         errors: dict[str, str] = json.loads(output)
         return {name: error for name, error in errors.items() if error}
 
-    cluster.apply(THINGS)
+    cluster.apply(OBJECTS)
     try:
-        cluster.kubectl("apply", "-f", "-", stdin=as_text(objects))
+        cluster.kubectl("apply", "-f", "-", stdin=to_yaml(objects))
         kubeconfig_of(cluster, f"rights-fenka-{which}", namespace, kubeconfig)
         wait_until("the rights are there", lambda: refused() == {}, 30)
         needless = []
-        for right, less in single_verbs(objects):
+        for right, reduced in roles_without_one_verb(objects):
             roles = [document for document in objects if "rules" in document]
-            cluster.kubectl("apply", "-f", "-", stdin=as_text([*roles, less]))
+            cluster.kubectl("apply", "-f", "-", stdin=to_yaml([*roles, reduced]))
             verb, resource = right.split()
             sentence = f'cannot {verb} resource "{resource}"'
 
@@ -144,11 +144,11 @@ def each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_path:
                 needless.append(right)
         assert needless == []
     finally:
-        cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=as_text(objects))
-        cluster.delete(THINGS)
+        cluster.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=to_yaml(objects))
+        cluster.delete(OBJECTS)
 
 
-def as_text(objects: list[Json]) -> str:
+def to_yaml(objects: list[Json]) -> str:
     """Of YAML documents."""
     return "\n---\n".join(json.dumps(document) for document in objects)
 
@@ -171,7 +171,7 @@ def scheduler_image() -> Path:
 
 
 @pytest.fixture
-def second(shared: Installation) -> Iterator[Installation]:
+def second_scheduler(shared: Installation) -> Iterator[Installation]:
     """The chart's second scheduler on one node; the default one knows nothing of fenka."""
     cluster = shared.cluster
     node = cluster.nodes[1]
@@ -198,15 +198,17 @@ def second(shared: Installation) -> Iterator[Installation]:
     cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
 
 
-def test_second_scheduler(second: Installation) -> None:
+def test_second_scheduler_places_only_pods_that_name_it_when_enabled(
+    second_scheduler: Installation,
+) -> None:
     """Pods that name it get their card through the extender; a pod that does not is told so."""
     text = deployment("named", MEMORY, 4)
     named = text.replace("terminationGracePeriodSeconds: 0", "schedulerName: fenka")
-    second.cluster.apply(named)
-    second.cluster.apply(deployment("astray", MEMORY, 4))
-    (pod,) = second.wait_for_running("named", 1)
+    second_scheduler.cluster.apply(named)
+    second_scheduler.cluster.apply(deployment("astray", MEMORY, 4))
+    (pod,) = second_scheduler.wait_for_running("named", 1)
     assert pod["spec"]["schedulerName"] == "fenka"
     assert pod["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] == "0"
-    wait_until("the other pod is there", lambda: len(second.pods("astray")) == 1)
-    (astray,) = second.pods("astray")
-    second.wait_for_event(astray["metadata"]["name"], "not placed by fenka's scheduler")
+    wait_until("the other pod is there", lambda: len(second_scheduler.pods("astray")) == 1)
+    (astray,) = second_scheduler.pods("astray")
+    second_scheduler.wait_for_event(astray["metadata"]["name"], "not placed by fenka's scheduler")

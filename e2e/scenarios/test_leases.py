@@ -5,23 +5,37 @@ import textwrap
 import pytest
 
 from e2e.cluster import ClusterError, wait_until
-from e2e.scenarios.containers import CAP, CHEAT, agent, cap, pod, quoted
+from e2e.scenarios.containers import (
+    BYPASS_LIBRARY,
+    PRINT_VISIBLE_MIB,
+    agent_name,
+    escape_single_quotes,
+    pod,
+    visible_mib,
+)
 from e2e.scenarios.installation import MEMORY, Installation, deployment
 
 
 @pytest.mark.usefixtures("node")
-def test_several_containers_and_init_containers(installation: Installation) -> None:
+def test_each_container_has_its_own_slice_when_a_pod_has_several(
+    installation: Installation,
+) -> None:
     """Each has its own slice, and an init container may use the ids that an app container gets again."""
-    shown = f'python3 -c "{CAP}"'
+    shown = f'python3 -c "{PRINT_VISIBLE_MIB}"'
     installation.cluster.apply(pod("many", f"init-a=4:{shown}\nx=4:\ny=2:"))
     installation.cluster.wait_for_pod("many")
-    assert [cap(installation, "many", container) for container in ("x", "y")] == [4308, 2154]
+    assert [visible_mib(installation, "many", container) for container in ("x", "y")] == [
+        4308,
+        2154,
+    ]
     assert installation.cluster.kubectl("logs", "many", "-c", "init-a").strip() == "4308"
     annotations = installation.cluster.get("pod", "many")["metadata"]["annotations"]
     assert annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true"
 
 
-def test_nobody_starts_who_was_not_placed(installation: Installation, node: str) -> None:
+def test_pod_does_not_start_when_node_name_bypasses_the_scheduler(
+    installation: Installation, node: str
+) -> None:
     """A node chosen by hand: the API server says so, and where it does not, the pod's event."""
     by_hand = pod("by-hand", "x=2:", nodeName=node)
     with pytest.raises(ClusterError, match="use nodeSelector or node affinity instead"):
@@ -32,9 +46,11 @@ def test_nobody_starts_who_was_not_placed(installation: Installation, node: str)
 
 
 @pytest.mark.usefixtures("node")
-def test_a_container_that_restarts_keeps_its_slice(installation: Installation) -> None:
+def test_container_keeps_its_slice_when_it_restarts(installation: Installation) -> None:
     """The same lease, without a new Allocate."""
-    installation.cluster.apply(pod("again", f'x=4:python3 -c "{CAP}"; sleep 1; exit 1'))
+    installation.cluster.apply(
+        pod("again", f'x=4:python3 -c "{PRINT_VISIBLE_MIB}"; sleep 1; exit 1')
+    )
 
     def restarted() -> bool:
         status = installation.cluster.get("pod", "again")["status"]
@@ -48,7 +64,9 @@ def test_a_container_that_restarts_keeps_its_slice(installation: Installation) -
     )
 
 
-def test_kubelet_and_agent_come_and_go(installation: Installation, node: str) -> None:
+def test_pods_keep_their_slices_when_kubelet_and_agent_restart(
+    installation: Installation, node: str
+) -> None:
     """Pods go on with what they have, and the next one starts."""
     installation.cluster.apply(pod("stays", "x=4:"))
     installation.cluster.wait_for_pod("stays")
@@ -56,13 +74,13 @@ def test_kubelet_and_agent_come_and_go(installation: Installation, node: str) ->
     installation.wait_for_allocatable(node, MEMORY, 14)
     installation.cluster.apply(pod("second", "x=4:"))
     installation.cluster.wait_for_pod("second")
-    before = agent(installation, node)
+    before = agent_name(installation, node)
     installation.cluster.kubectl(
         "-n", "fenka", "delete", "pod", before, "--force", "--grace-period=0"
     )
 
     def back() -> bool:
-        now = agent(installation, node)
+        now = agent_name(installation, node)
         return now not in ("", before) and "is registered" in installation.cluster.kubectl(
             "-n", "fenka", "logs", now
         )
@@ -72,21 +90,25 @@ def test_kubelet_and_agent_come_and_go(installation: Installation, node: str) ->
     installation.wait_for_allocatable(node, MEMORY, 14)
     installation.cluster.apply(pod("third", "x=4:"))
     installation.cluster.wait_for_pod("third")
-    assert [cap(installation, name, "x") for name in ("stays", "second", "third")] == [
+    assert [visible_mib(installation, name, "x") for name in ("stays", "second", "third")] == [
         4308,
         4308,
         4308,
     ]
 
 
-def test_fourteen_at_once(installation: Installation, node: str) -> None:
+def test_every_pod_starts_when_fourteen_are_created_at_once(
+    installation: Installation, node: str
+) -> None:
     """A lost race with the runtime's cache would show as a start that is tried again."""
     installation.cluster.apply(deployment("crowd", MEMORY, 1, replicas=14))
     pods = installation.wait_for_running("crowd", 14)
     assert {pod["spec"]["nodeName"] for pod in pods} == {node}
 
 
-def test_a_lost_card(installation: Installation, node: str) -> None:
+def test_allocatable_follows_the_card_when_it_is_lost_and_recovers(
+    installation: Installation, node: str
+) -> None:
     """The kubelet hears of it, and of its return."""
     (cards,) = [
         pod["metadata"]["name"]
@@ -109,7 +131,7 @@ def test_a_lost_card(installation: Installation, node: str) -> None:
 
 
 @pytest.mark.usefixtures("node")
-def test_who_leaves_the_library_out_is_ended(installation: Installation) -> None:
+def test_process_is_killed_when_it_bypasses_the_library(installation: Installation) -> None:
     """A dynamic linker of its own, and the driver by its own path: told from outside within 15 s."""
     installation.cluster.apply(pod("cheat", "x=2:"))
     installation.cluster.wait_for_pod("cheat")
@@ -119,7 +141,7 @@ def test_who_leaves_the_library_out_is_ended(installation: Installation) -> None
         "--",
         "sh",
         "-c",
-        f"python3 -c '{quoted(CHEAT)}'; echo ended $?",
+        f"python3 -c '{escape_single_quotes(BYPASS_LIBRARY)}'; echo ended $?",
         timeout=40,
     )
     assert output.split() == ["0", "0", "0", "0", "ended", "137"]

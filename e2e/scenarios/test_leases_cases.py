@@ -9,25 +9,25 @@ from contextlib import contextmanager
 import pytest
 
 from e2e.cluster import ClusterError, wait_until
-from e2e.scenarios.containers import agent, cap, left, pod, settle
+from e2e.scenarios.containers import agent_name, lease_files, pod, visible_mib, wait_for_agent
 from e2e.scenarios.installation import MEMORY, WORKLOAD, Installation, deployment
 
-LATER = "localhost/later:e2e"
+LATE_IMAGE = "localhost/late:e2e"
 
 
-def reason(installation: Installation, name: str) -> str:
+def failure_reason(installation: Installation, name: str) -> str:
     """Why a pod failed, in the kubelet's word; empty while it has not."""
     return str(installation.cluster.get("pod", name)["status"].get("reason", ""))
 
 
 @pytest.mark.usefixtures("node")
-def test_shells_are_limited_and_ephemeral_containers_have_no_card(
+def test_limit_applies_to_exec_but_no_card_is_visible_when_debugging(
     installation: Installation,
 ) -> None:
     """`kubectl exec` shares the mounts; `kubectl debug` cannot ask for a device, and has none."""
     installation.cluster.apply(pod("shell", "x=4:"))
     installation.cluster.wait_for_pod("shell")
-    assert cap(installation, "shell", "x") == 4308
+    assert visible_mib(installation, "shell", "x") == 4308
     debug = ("debug", "shell", f"--image={WORKLOAD}", "--image-pull-policy=Never", "--target=x")
     program = "import ctypes; ctypes.CDLL('libcuda.so.1')"
     installation.cluster.kubectl(*debug, "-c", "look", "--", "python3", "-c", program)
@@ -48,7 +48,7 @@ def test_shells_are_limited_and_ephemeral_containers_have_no_card(
 
 
 @pytest.mark.usefixtures("node")
-def test_resize_in_place_leaves_the_lease(installation: Installation) -> None:
+def test_lease_is_unchanged_when_cpu_is_resized_in_place(installation: Installation) -> None:
     """More cpu without a restart: the same limit. Units themselves cannot be changed: the API refuses."""
     body = json.loads(pod("grows", "x=4:"))
     body["spec"]["containers"][0]["resources"] = {
@@ -73,12 +73,14 @@ def test_resize_in_place_leaves_the_lease(installation: Installation) -> None:
     wait_until("the kubelet's word that it was resized", resized, 60)
     (status,) = installation.cluster.get("pod", "grows")["status"]["containerStatuses"]
     assert status["restartCount"] == 0
-    assert cap(installation, "grows", "x") == 4308
+    assert visible_mib(installation, "grows", "x") == 4308
     with pytest.raises(ClusterError, match="only cpu and memory"):
         resize(**{MEMORY: "6"})
 
 
-def test_a_scheduler_that_does_not_ask_fenka(installation: Installation, node: str) -> None:
+def test_container_gets_no_lease_when_another_scheduler_binds_the_pod(
+    installation: Installation, node: str
+) -> None:
     """Its binding is the API's own call: no record, so no lease."""
     installation.cluster.apply(pod("foreign", "x=2:", schedulerName="other"))
     binding = {
@@ -95,7 +97,9 @@ def test_a_scheduler_that_does_not_ask_fenka(installation: Installation, node: s
 
 
 @pytest.mark.usefixtures("node")
-def test_a_kernel_of_its_own_is_refused(installation: Installation) -> None:
+def test_pod_is_denied_when_its_runtime_class_has_its_own_kernel(
+    installation: Installation,
+) -> None:
     """A runtime class of that name; the handler is this cluster's, or containerd would refuse first."""
     installation.cluster.apply(
         "apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: gvisor}\nhandler: runc\n"
@@ -113,7 +117,7 @@ def test_a_kernel_of_its_own_is_refused(installation: Installation) -> None:
 def static_pods(installation: Installation, node: str, manifest: str) -> Iterator[None]:
     """The kubelet with a folder of static pods, this one in it."""
     machine = installation.cluster.node(node)
-    settings = machine.place.folder / "kubelet.yaml"
+    settings = machine.files.folder / "kubelet.yaml"
     before = settings.read_text()
     folder = "/var/lib/kubelet/manifests"
     machine.run("mkdir", "-p", folder)
@@ -128,7 +132,9 @@ def static_pods(installation: Installation, node: str, manifest: str) -> Iterato
         machine.restart_kubelet()
 
 
-def test_a_static_pod_is_refused(installation: Installation, node: str) -> None:
+def test_static_pod_is_denied_when_it_requests_a_card(
+    installation: Installation, node: str
+) -> None:
     """No scheduler places it. The kubelet may be without devices just after its start, and says so itself."""
     with static_pods(installation, node, pod("static", "x=2:")):
         installation.wait_for_allocatable(node, MEMORY, 14)
@@ -150,10 +156,12 @@ def test_a_static_pod_is_refused(installation: Installation, node: str) -> None:
             return False
 
         wait_until("the static pod's sentence", refused, 90)
-    wait_until("no static pod", lambda: not left(installation, node), 60)
+    wait_until("no static pod", lambda: not lease_files(installation, node), 60)
 
 
-def test_pods_deleted_before_the_kubelet_saw_them(installation: Installation, node: str) -> None:
+def test_next_pod_has_its_own_slice_when_earlier_ones_were_deleted_unseen(
+    installation: Installation, node: str
+) -> None:
     """Nothing is matched, so nothing can be confused: the next pod has its own slice."""
     machine = installation.cluster.node(node)
     machine.kill("kubelet")
@@ -174,18 +182,20 @@ def test_pods_deleted_before_the_kubelet_saw_them(installation: Installation, no
         )
     installation.cluster.apply(pod("next", "x=6:"))
     installation.cluster.wait_for_pod("next")
-    assert cap(installation, "next", "x") == 15079 * 6 // 14
+    assert visible_mib(installation, "next", "x") == 15079 * 6 // 14
 
 
-def test_the_kubelet_restarts_before_a_container_ran(installation: Installation, node: str) -> None:
+def test_lease_is_resumed_or_removed_when_the_kubelet_restarts_before_the_container_runs(
+    installation: Installation, node: str
+) -> None:
     """Its image comes late. The kubelet fails such a pod itself, or goes on; nothing is left of it."""
     body = json.loads(pod("late", "x=4:"))
-    body["spec"]["containers"][0]["image"] = LATER
+    body["spec"]["containers"][0]["image"] = LATE_IMAGE
     installation.cluster.apply(json.dumps(body))
     installation.wait_for_event("late", "not present with pull policy of Never")
     machine = installation.cluster.node(node)
     machine.restart_kubelet()
-    machine.ctr("images", "tag", WORKLOAD, LATER)
+    machine.ctr("images", "tag", WORKLOAD, LATE_IMAGE)
     try:
 
         def decided() -> bool:
@@ -194,18 +204,20 @@ def test_the_kubelet_restarts_before_a_container_ran(installation: Installation,
 
         wait_until("late: failed by the kubelet, or running", decided, 90)
         if installation.cluster.get("pod", "late")["status"]["phase"] == "Failed":
-            assert reason(installation, "late") == "UnexpectedAdmissionError"
+            assert failure_reason(installation, "late") == "UnexpectedAdmissionError"
         else:
-            assert cap(installation, "late", "x") == 4308
+            assert visible_mib(installation, "late", "x") == 4308
     finally:
-        machine.ctr("images", "rm", LATER)
+        machine.ctr("images", "rm", LATE_IMAGE)
     installation.wait_for_allocatable(node, MEMORY, 14)
     installation.cluster.apply(pod("after", "x=8:"))
     installation.cluster.wait_for_pod("after")
-    assert cap(installation, "after", "x") == 15079 * 8 // 14
+    assert visible_mib(installation, "after", "x") == 15079 * 8 // 14
 
 
-def test_pods_that_come_while_the_agent_is_replaced(installation: Installation, node: str) -> None:
+def test_no_pod_fails_when_created_while_the_agent_is_replaced(
+    installation: Installation, node: str
+) -> None:
     """As in an upgrade: none of them is failed by the kubelet for want of a plugin."""
     daemons = "daemonset/fenka-node-simulated-0"
     installation.cluster.kubectl("-n", "fenka", "rollout", "restart", daemons)
@@ -213,19 +225,21 @@ def test_pods_that_come_while_the_agent_is_replaced(installation: Installation, 
     for name in names:
         installation.cluster.apply(pod(name, "x=1:"))
         time.sleep(1)
-    settle(installation, node, 14)
+    wait_for_agent(installation, node, 14)
     for name in names:
         installation.cluster.wait_for_pod(name)
 
 
-def test_a_reboot(installation: Installation, node: str) -> None:
+def test_pods_get_their_slices_back_and_no_lease_leaks_when_the_node_reboots(
+    installation: Installation, node: str
+) -> None:
     """Every pod comes back to its own slice or fails by the kubelet's word, and nothing is leaked."""
     installation.cluster.apply(deployment("web", MEMORY, 3, replicas=3))
     installation.wait_for_running("web", 3)
     installation.cluster.apply(pod("alone", "x=2:"))
     installation.cluster.wait_for_pod("alone")
     installation.cluster.node(node).reboot()
-    settle(installation, node, 14)
+    wait_for_agent(installation, node, 14)
     (agent_pod,) = [
         pod
         for pod in installation.cluster.list(
@@ -233,7 +247,7 @@ def test_a_reboot(installation: Installation, node: str) -> None:
         )
         if pod["spec"]["nodeName"] == node
     ]
-    assert agent_pod["metadata"]["name"] == agent(installation, node)
+    assert agent_pod["metadata"]["name"] == agent_name(installation, node)
 
     def back() -> bool:
         pods = [pod for pod in installation.pods("web") if pod["status"]["phase"] == "Running"]
@@ -250,23 +264,25 @@ def test_a_reboot(installation: Installation, node: str) -> None:
     ]
     assert {pod["status"].get("reason") for pod in failed} <= {"UnexpectedAdmissionError"}
     running = [pod["metadata"]["name"] for pod in installation.pods("web") if pod not in failed]
-    names = [name for name in running if not reason(installation, name)]
-    assert [cap(installation, name, "web") for name in names] == [15079 * 3 // 14] * 3
+    names = [name for name in running if not failure_reason(installation, name)]
+    assert [visible_mib(installation, name, "web") for name in names] == [15079 * 3 // 14] * 3
     alive = len(names) + (installation.cluster.get("pod", "alone")["status"]["phase"] == "Running")
-    wait_until("one lease for each", lambda: len(leases(installation, node)) == alive, 90)
+    wait_until("one lease for each", lambda: len(lease_tokens(installation, node)) == alive, 90)
 
 
-def leases(installation: Installation, node: str) -> list[str]:
+def lease_tokens(installation: Installation, node: str) -> list[str]:
     """Tokens that have files."""
     return installation.cluster.node(node).run("ls", "/run/fenka/leases").split()
 
 
-def test_deleted_by_force_and_still_running(installation: Installation, node: str) -> None:
+def test_memory_stays_reserved_when_a_force_deleted_container_still_runs(
+    installation: Installation, node: str
+) -> None:
     """A container that cannot be ended keeps its memory: who comes next waits with the reason."""
     installation.cluster.apply(pod("stuck", "x=8:"))
     installation.cluster.wait_for_pod("stuck")
     machine = installation.cluster.node(node)
-    (shim,) = shims(installation, node, "stuck")
+    (shim,) = shim_pids(installation, node, "stuck")
     machine.run("kill", "-STOP", shim)
     try:
         installation.cluster.kubectl("delete", "pod", "stuck", "--force", "--grace-period=0")
@@ -286,10 +302,10 @@ def test_deleted_by_force_and_still_running(installation: Installation, node: st
     finally:
         machine.run("kill", "-CONT", shim)
     installation.cluster.wait_for_pod("heir", seconds=90)
-    assert cap(installation, "heir", "x") == 15079 * 40 // 58
+    assert visible_mib(installation, "heir", "x") == 15079 * 40 // 58
 
 
-def shims(installation: Installation, node: str, name: str) -> list[str]:
+def shim_pids(installation: Installation, node: str, name: str) -> list[str]:
     """Process numbers of containerd's shims of a pod, on its node."""
     machine = installation.cluster.node(node)
     program = textwrap.dedent("""\

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster import wait_until
-from e2e.scenarios.containers import agent, cap, installed_with, settle, wait_for_none_left
+from e2e.scenarios.containers import (
+    agent_name,
+    installed_with,
+    visible_mib,
+    wait_for_agent,
+    wait_for_no_leases,
+)
 from e2e.scenarios.installation import MEMORY, WORKLOAD, Installation
 
 NODE = "sd-cluster-04"
@@ -26,18 +32,20 @@ def two_cards(installation: Installation) -> Iterator[str]:
         installation.label(
             NODE, "fenka.io/simulated=two", "gpushare=true", "ack.node.gpu.placement=spread"
         )
-        settle(installation, NODE, UNITS)
+        wait_for_agent(installation, NODE, UNITS)
         yield NODE
         installation.cluster.kubectl("delete", "deployment,pod", "--all", "--now", timeout=120)
-        wait_for_none_left(installation, NODE)
+        wait_for_no_leases(installation, NODE)
         installation.label(NODE, "gpushare-", "ack.node.gpu.placement-", "fenka.io/simulated=t4")
-        wait_until("no agent", lambda: not agent(installation, NODE), 60)
+        wait_until("no agent", lambda: not agent_name(installation, NODE), 60)
         # The second card is gone for good.
         installation.cluster.kubectl("annotate", "node", NODE, "fenka.io/cards-")
 
 
 @pytest.mark.timeout(480)
-def test_a_hundred_containers_at_once(installation: Installation, two_cards: str) -> None:
+def test_every_container_gets_its_own_slice_when_a_hundred_start_at_once(
+    installation: Installation, two_cards: str
+) -> None:
     """Every one starts, and what it was given is the card that the scheduler wrote on its pod."""
     container = {
         "image": WORKLOAD,
@@ -87,4 +95,4 @@ def test_a_hundred_containers_at_once(installation: Installation, two_cards: str
     ).split()
     assert {uuid: visible.count(uuid) for uuid in by_card} == by_card
     name = next(iter(pods.values()))["metadata"]["name"]
-    assert cap(installation, name, "c0") == 15079 // (15079 // 128)
+    assert visible_mib(installation, name, "c0") == 15079 // (15079 // 128)

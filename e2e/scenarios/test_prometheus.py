@@ -13,7 +13,7 @@ import yaml
 
 from e2e.cluster import wait_until
 from e2e.scenarios.conftest import CHART
-from e2e.scenarios.containers import installed_with, pod, settle
+from e2e.scenarios.containers import installed_with, pod, wait_for_agent
 from e2e.scenarios.installation import Installation
 
 ADDRESS = "127.0.0.1:19090"
@@ -34,17 +34,17 @@ def keep(source: str, value: str) -> Json:
     return {"source_labels": [source], "regex": value, "action": "keep"}
 
 
-def escaped(label: str) -> str:
+def escape_label(label: str) -> str:
     """As Prometheus names a label of Kubernetes."""
     return "".join(letter if letter.isalnum() else "_" for letter in label)
 
 
-def labelled(kind: str, labels: dict[str, str]) -> dict[str, str]:
+def meta_labels(kind: str, labels: dict[str, str]) -> dict[str, str]:
     """Labels of an object as service discovery has them."""
-    return {f"__meta_kubernetes_{kind}_label_{escaped(k)}": v for k, v in labels.items()}
+    return {f"__meta_kubernetes_{kind}_label_{escape_label(k)}": v for k, v in labels.items()}
 
 
-def pods_found(installation: Installation, namespace: str) -> list[Json]:
+def discover_pods(installation: Installation, namespace: str) -> list[Json]:
     """Targets, one for each port of a container: Debian's Prometheus has no discovery in Kubernetes."""
     return [
         {
@@ -54,7 +54,7 @@ def pods_found(installation: Installation, namespace: str) -> list[Json]:
                 "__meta_kubernetes_pod_name": pod["metadata"]["name"],
                 "__meta_kubernetes_pod_container_name": container["name"],
                 "__meta_kubernetes_pod_container_port_name": port.get("name", ""),
-                **labelled("pod", pod["metadata"]["labels"]),
+                **meta_labels("pod", pod["metadata"]["labels"]),
             },
         }
         for pod in installation.cluster.list("pods", namespace)
@@ -64,7 +64,7 @@ def pods_found(installation: Installation, namespace: str) -> list[Json]:
     ]
 
 
-def endpoints_found(installation: Installation, namespace: str) -> list[Json]:
+def discover_endpoints(installation: Installation, namespace: str) -> list[Json]:
     """Targets, one for each address of a Service."""
     services = {
         service["metadata"]["name"]: service
@@ -78,7 +78,7 @@ def endpoints_found(installation: Installation, namespace: str) -> list[Json]:
                 "__meta_kubernetes_pod_name": address["targetRef"]["name"],
                 "__meta_kubernetes_endpoint_port_name": port.get("name", ""),
                 "__meta_kubernetes_service_name": name,
-                **labelled("service", services[name]["metadata"]["labels"]),
+                **meta_labels("service", services[name]["metadata"]["labels"]),
             },
         }
         for endpoints in installation.cluster.list("endpoints", namespace)
@@ -89,7 +89,7 @@ def endpoints_found(installation: Installation, namespace: str) -> list[Json]:
     ]
 
 
-def scraped(monitor: Json, targets: list[Json]) -> Json:
+def scrape_config(monitor: Json, targets: list[Json]) -> Json:
     """What the Prometheus Operator makes of a PodMonitor's or ServiceMonitor's only endpoint."""
     pods = monitor["kind"] == "PodMonitor"
     spec, namespace = monitor["spec"], monitor["metadata"]["namespace"]
@@ -98,7 +98,7 @@ def scraped(monitor: Json, targets: list[Json]) -> Json:
     selected = f"{meta}{'pod' if pods else 'service'}_label_"
     port = f"{meta}{'pod_container_port_name' if pods else 'endpoint_port_name'}"
     rules = [
-        *(keep(selected + escaped(k), v) for k, v in spec["selector"]["matchLabels"].items()),
+        *(keep(selected + escape_label(k), v) for k, v in spec["selector"]["matchLabels"].items()),
         keep(port, end["port"]),
         rule("namespace", f"{meta}namespace"),
         rule("container", f"{meta}pod_container_name"),
@@ -134,15 +134,15 @@ def monitors(installation: Installation) -> list[Json]:
 
 
 @pytest.fixture
-def prometheus(installation: Installation, sharing: str, tmp_path: Path) -> Iterator[str]:
+def prometheus(installation: Installation, sharing_node: str, tmp_path: Path) -> Iterator[str]:
     """Debian's, beside the control plane; the sharing node."""
     if shutil.which("prometheus") is None:
         pytest.skip("there is no prometheus on the PATH: .ci/run installs Debian's")
     with installed_with(installation, "node.metrics.enabled=true"):
-        settle(installation, sharing, 14)
-        discover = {"PodMonitor": pods_found, "ServiceMonitor": endpoints_found}
+        wait_for_agent(installation, sharing_node, 14)
+        discover = {"PodMonitor": discover_pods, "ServiceMonitor": discover_endpoints}
         jobs = [
-            scraped(monitor, discover[monitor["kind"]](installation, "fenka"))
+            scrape_config(monitor, discover[monitor["kind"]](installation, "fenka"))
             for monitor in monitors(installation)
         ]
         configuration = tmp_path / "prometheus.yaml"
@@ -161,14 +161,14 @@ def prometheus(installation: Installation, sharing: str, tmp_path: Path) -> Iter
                 stderr=log,
             )
         try:
-            yield sharing
+            yield sharing_node
         finally:
             process.kill()
             process.wait()
             installation.cluster.kubectl("delete", "pod", "--all", "--now")
 
 
-def ask(installation: Installation, query: str) -> list[Json]:
+def query_samples(installation: Installation, query: str) -> list[Json]:
     """The samples of an instant query, by Prometheus' own API; none before it answers."""
     url = f"http://{ADDRESS}/api/v1/query?{urlencode({'query': query})}"
     try:
@@ -190,7 +190,7 @@ def panels() -> dict[str, str]:
     }
 
 
-def test_the_board_shows_three_notebooks_as_three(
+def test_dashboard_queries_return_one_series_per_pod_when_three_share_a_card(
     installation: Installation, prometheus: str
 ) -> None:
     """By their own names, though one program of fenka's tells of all of them; and the scheduler's too."""
@@ -204,7 +204,7 @@ def test_the_board_shows_three_notebooks_as_three(
     def lines(title: str) -> dict[tuple[str, str], float]:
         return {
             (sample["metric"]["namespace"], sample["metric"]["pod"]): float(sample["value"][1])
-            for sample in ask(installation, queries[title])
+            for sample in query_samples(installation, queries[title])
         }
 
     def seen() -> bool:
@@ -215,13 +215,17 @@ def test_the_board_shows_three_notebooks_as_three(
         if "of pods" in title:
             assert set(lines(title)) == wanted, title
         else:
-            assert {sample["metric"]["node"] for sample in ask(installation, queries[title])} == {
-                prometheus
-            }
-    limits = ask(installation, "fenka_container_gpu_memory_limit_bytes")
+            assert {
+                sample["metric"]["node"] for sample in query_samples(installation, queries[title])
+            } == {prometheus}
+    limits = query_samples(installation, "fenka_container_gpu_memory_limit_bytes")
     assert {sample["metric"]["container"] for sample in limits} == {"notebook"}
     # Whom a sample does not name, Prometheus does: which replica it comes from.
     wait_until(
-        "the scheduler's", lambda: ask(installation, 'up{job="fenka/fenka-scheduler"} == 1'), 60
+        "the scheduler's",
+        lambda: query_samples(installation, 'up{job="fenka/fenka-scheduler"} == 1'),
+        60,
     )
-    wait_until("the node's", lambda: ask(installation, 'up{job="fenka/fenka-node"} == 1'), 60)
+    wait_until(
+        "the node's", lambda: query_samples(installation, 'up{job="fenka/fenka-node"} == 1'), 60
+    )

@@ -15,8 +15,8 @@ import pytest
 
 from e2e.cluster import Cluster, ClusterError, wait_until
 from e2e.scenarios.conftest import CHART, RELEASE
-from e2e.scenarios.installation import MEMORY, Installation, ask, deployment
-from e2e.scenarios.virtual_nodes import ONLY, UNITS, Json, VirtualNodes, node_object
+from e2e.scenarios.installation import MEMORY, Installation, call_extender, deployment
+from e2e.scenarios.virtual_nodes import UNITS, VIRTUAL_LABEL, Json, VirtualNodes, node_object
 from fenka.dialects import gpushare
 
 
@@ -28,7 +28,7 @@ def virtual(installation: Installation, namespace: str) -> Iterator[VirtualNodes
     installation.cluster.kubectl(
         "-n", namespace, "delete", "pods", "--all", "--grace-period=0", "--force"
     )
-    installation.cluster.kubectl("delete", "node", "-l", ONLY)
+    installation.cluster.kubectl("delete", "node", "-l", VIRTUAL_LABEL)
 
 
 def replicas(cluster: Cluster) -> list[Json]:
@@ -92,7 +92,7 @@ def kill_leader(cluster: Cluster) -> None:
     wait_until("the end of the leader", restarted, 20)
 
 
-def test_both_replicas_are_ready_and_either_can_be_asked(virtual: VirtualNodes) -> None:
+def test_standby_forwards_calls_when_both_replicas_are_ready(virtual: VirtualNodes) -> None:
     """A standby passes kube-scheduler's calls on: the Service and a rollout need not know who leads."""
     cluster = virtual.cluster
     wait_for_replicas(cluster)
@@ -103,21 +103,21 @@ def test_both_replicas_are_ready_and_either_can_be_asked(virtual: VirtualNodes) 
     answers = {}
     for replica in replicas(cluster):
         url = f"https://{replica['status']['podIP']}:12345"
-        filtered = ask(cluster, f"{url}/gpushare-scheduler/filter", asked)
+        filtered = call_extender(cluster, f"{url}/gpushare-scheduler/filter", asked)
         assert json.loads(filtered)["NodeNames"] == ["virtual-0"]
-        answers[replica["metadata"]["name"]] = ask(cluster, f"{url}/metrics")
+        answers[replica["metadata"]["name"]] = call_extender(cluster, f"{url}/metrics")
     assert len(answers) == 2
     for name, text in answers.items():
         assert f"fenka_scheduler_leading {float(name == leads)}" in text
 
 
 @pytest.mark.parametrize(
-    "strike",
+    "inject_fault",
     [delete_leader, kill_leader, Cluster.restart_apiserver],
     ids=["leader-deleted", "leader-killed", "apiserver-killed"],
 )
-def test_what_dies_under_a_stream_of_pods_loses_nothing(
-    virtual: VirtualNodes, strike: Callable[[Cluster], None]
+def test_no_pod_is_lost_or_overcommitted_when_a_component_is_killed(
+    virtual: VirtualNodes, inject_fault: Callable[[Cluster], None]
 ) -> None:
     """All are bound, none too many, and the extender's report is what the annotations say."""
     cluster, total = virtual.cluster, 48
@@ -140,32 +140,36 @@ def test_what_dies_under_a_stream_of_pods_loses_nothing(
     thread = threading.Thread(target=stream)
     thread.start()
     wait_until("the stream runs", lambda: len(virtual.placed()) >= 6, 60)
-    strike(cluster)
+    inject_fault(cluster)
     thread.join(120)
     virtual.wait_for_placed(total, 90)
-    held = virtual.annotated()
+    held = virtual.units_by_annotations()
     assert sum(sum(cards.values()) for cards in held.values()) == sum(
         2 + number % 3 // 2 for number in range(total)
     )
     assert max(units for cards in held.values() for units in cards.values()) <= UNITS
-    wait_until("the extender's report is the same", lambda: virtual.inspect() == held, 20)
+    wait_until("the extender's report is the same", lambda: virtual.reported_units() == held, 20)
     wait_for_replicas(cluster)
 
 
-def test_a_record_that_cannot_be_read_is_told_and_counts_once(virtual: VirtualNodes) -> None:
+def test_invalid_record_is_reported_and_counted_once_when_a_pod_carries_one(
+    virtual: VirtualNodes,
+) -> None:
     """On the pod; it keeps nobody from the other card."""
     virtual.node("virtual-0", 2)
     bad = virtual.pod("bad", 10, nodeName="virtual-0", annotations={gpushare.IDX: "x"})
     virtual.create(bad)
     virtual.wait_for_event("bad", "ALIYUN_COM_GPU_MEM_IDX is 'x'", "counted for what it asks")
-    assert virtual.inspect() == {"virtual-0": Counter({"0": 10})}
+    assert virtual.reported_units() == {"virtual-0": Counter({"0": 10})}
     virtual.create(virtual.pod("p", 7))
     wait_until(
-        "its card", lambda: virtual.inspect() == {"virtual-0": Counter({"0": 10, "1": 7})}, 20
+        "its card",
+        lambda: virtual.reported_units() == {"virtual-0": Counter({"0": 10, "1": 7})},
+        20,
     )
 
 
-def test_units_that_are_free_but_not_on_one_card(virtual: VirtualNodes) -> None:
+def test_pod_stays_pending_when_free_units_are_spread_over_cards(virtual: VirtualNodes) -> None:
     """kube-scheduler's sum says yes; the extender's reason is in its event."""
     virtual.node("virtual-0", 2)
     virtual.create(virtual.pod("a", 10), virtual.pod("b", 10))
@@ -177,7 +181,7 @@ def test_units_that_are_free_but_not_on_one_card(virtual: VirtualNodes) -> None:
     assert "p" in virtual.wait_for_placed(2)
 
 
-def test_a_pod_is_placed_on_the_only_one_of_hundreds_of_nodes_that_has_room(
+def test_pod_is_placed_when_one_of_hundreds_of_nodes_has_room(
     virtual: VirtualNodes,
 ) -> None:
     """By kube-scheduler's count all have; it looks at each, since its configuration says so."""
@@ -188,7 +192,7 @@ def test_a_pod_is_placed_on_the_only_one_of_hundreds_of_nodes_that_has_room(
             node["metadata"]["annotations"]["fenka.io/cordoned"] = "0"
         nodes.append(node)
     virtual.add_all(1, nodes)
-    wait_until("the extender knows them", lambda: len(virtual.inspect()) == 300, 30)
+    wait_until("the extender knows them", lambda: len(virtual.reported_units()) == 300, 30)
     for number in range(3):
         virtual.create(virtual.pod(f"p{number}", 4))
         placed = virtual.wait_for_placed(number + 1, 30)
@@ -196,7 +200,7 @@ def test_a_pod_is_placed_on_the_only_one_of_hundreds_of_nodes_that_has_room(
 
 
 @pytest.fixture
-def important(installation: Installation) -> Iterator[str]:
+def high_priority_class(installation: Installation) -> Iterator[str]:
     """A PriorityClass."""
     text = json.dumps(
         {
@@ -211,20 +215,24 @@ def important(installation: Installation) -> Iterator[str]:
     installation.cluster.delete(text)
 
 
-def test_preemption_frees_one_card_and_no_more(virtual: VirtualNodes, important: str) -> None:
+def test_preemption_evicts_the_pods_of_one_card_when_a_higher_priority_needs_it(
+    virtual: VirtualNodes, high_priority_class: str
+) -> None:
     """By kube-scheduler's sum one victim is enough; by the cards it takes two of the same card."""
     virtual.node("virtual-0", 2)
     virtual.create(*(virtual.pod(f"low-{number}", 6) for number in range(4)))
     before = virtual.wait_for_placed(4)
     assert Counter(card for _, card in before.values()) == {"0": 2, "1": 2}
-    virtual.create(virtual.pod("high", 14, priorityClassName=important))
+    virtual.create(virtual.pod("high", 14, priorityClassName=high_priority_class))
     wait_until("high has a card", lambda: "high" in virtual.placed(), 60)
     after = virtual.placed()
     _, freed = after.pop("high")
     assert after == {name: place for name, place in before.items() if place[1] != freed}
 
 
-def test_preemption_respects_disruption_budgets(virtual: VirtualNodes, important: str) -> None:
+def test_preemption_chooses_other_victims_when_a_disruption_budget_protects_some(
+    virtual: VirtualNodes, high_priority_class: str
+) -> None:
     """Two of four may not be disturbed: the other card's two go."""
     virtual.node("virtual-0", 2)
     virtual.create(*(virtual.pod(f"low-{number}", 6) for number in range(4)))
@@ -239,14 +247,14 @@ def test_preemption_respects_disruption_budgets(virtual: VirtualNodes, important
         "spec": {"minAvailable": 2, "selector": {"matchLabels": {"keep": "yes"}}},
     }
     virtual.cluster.apply(json.dumps(budget), virtual.namespace)
-    virtual.create(virtual.pod("high", 14, priorityClassName=important))
+    virtual.create(virtual.pod("high", 14, priorityClassName=high_priority_class))
     wait_until("high has a card", lambda: "high" in virtual.placed(), 60)
     assert virtual.placed().keys() == {*kept, "high"}
     assert virtual.placed()["high"][1] == "1"
 
 
 @pytest.fixture
-def patient(installation: Installation) -> Iterator[str]:
+def non_preempting_class(installation: Installation) -> Iterator[str]:
     """A PriorityClass that waits for its turn and drives nobody away."""
     text = json.dumps(
         {
@@ -262,14 +270,14 @@ def patient(installation: Installation) -> Iterator[str]:
     installation.cluster.delete(text)
 
 
-def queued(virtual: VirtualNodes) -> list[str]:
+def queue_order(virtual: VirtualNodes) -> list[str]:
     """Who waits in this namespace, in order, as `fenka queue` tells."""
     rows = json.loads(virtual.installation.fenka("queue", "--cluster", "-o", "json"))
     return [row["name"] for row in rows if row["namespace"] == virtual.namespace]
 
 
-def test_pods_are_served_in_order_and_small_ones_fill_what_is_free(
-    virtual: VirtualNodes, patient: str
+def test_small_pods_backfill_when_a_larger_one_has_a_reservation(
+    virtual: VirtualNodes, non_preempting_class: str
 ) -> None:
     """Two cards of 16, 10 of each held. A pod of 12 waits and names the card that is free at a known time:
     small ones use the other, or this one if they end before. A more important one is served first."""
@@ -291,13 +299,13 @@ def test_pods_are_served_in_order_and_small_ones_fill_what_is_free(
     virtual.wait_for_event("late", "1 reserved for requests before it", "position 2 of 2")
     virtual.create(virtual.pod("short", 4, activeDeadlineSeconds=60))
     assert virtual.wait_for_placed(4)["short"] == ("virtual-0", "1")
-    virtual.create(virtual.pod("vip", 12, priorityClassName=patient))
+    virtual.create(virtual.pod("vip", 12, priorityClassName=non_preempting_class))
     virtual.wait_for_event("vip", "position 1 of 3 in the queue")
-    assert queued(virtual) == ["vip", "head", "late"]
+    assert queue_order(virtual) == ["vip", "head", "late"]
     virtual.cluster.kubectl("-n", virtual.namespace, "delete", "pod", "b")
     wait_until("the important one", lambda: "vip" in virtual.placed(), 60)
     assert virtual.placed()["vip"] == ("virtual-0", "1")
-    assert queued(virtual) == ["head", "late"]
+    assert queue_order(virtual) == ["head", "late"]
     virtual.cluster.kubectl("-n", virtual.namespace, "delete", "pod", "vip")
     wait_until("the head", lambda: "head" in virtual.placed(), 60)
     assert "late" not in virtual.placed()
@@ -305,7 +313,7 @@ def test_pods_are_served_in_order_and_small_ones_fill_what_is_free(
     wait_until("all", lambda: "late" in virtual.placed(), 60)
 
 
-def test_long_line_is_gated_and_served_in_order(virtual: VirtualNodes) -> None:
+def test_pods_are_gated_and_served_in_order_when_the_queue_is_long(virtual: VirtualNodes) -> None:
     """Of 30 pods that ask for the whole card one has it, and the first few are tried. The others wait at a
     gate that an editor of the namespace cannot remove. Each release lets the next one in."""
     cluster, namespace = virtual.cluster, virtual.namespace
@@ -329,16 +337,18 @@ def test_long_line_is_gated_and_served_in_order(virtual: VirtualNodes) -> None:
             *("--as=eve", "-n", namespace, "patch", "pod", gated()[0], "--type=merge", "-p", take)
         )
     for _ in range(3):
-        following = queued(virtual)[0]
+        following = queue_order(virtual)[0]
         cluster.kubectl("-n", namespace, "delete", "pod", bound[-1], "--grace-period=0", "--force")
         wait_until(f"{following} has the card", lambda: following in virtual.placed(), 30)  # noqa: B023
         bound.append(following)
     remaining = {pod["metadata"]["name"] for pod in virtual.pods()}
     assert len(remaining) == 27
-    wait_until("the next four to be tried", lambda: not {*queued(virtual)[:4]} & {*gated()}, 30)
+    wait_until(
+        "the next four to be tried", lambda: not {*queue_order(virtual)[:4]} & {*gated()}, 30
+    )
 
 
-def test_a_nodes_label_overrides_the_policy(virtual: VirtualNodes) -> None:
+def test_pods_are_spread_when_the_node_label_overrides_the_policy(virtual: VirtualNodes) -> None:
     """ack.node.gpu.placement=spread: a card each; without it all go to the first."""
     virtual.node("virtual-0", 3, ack_node_gpu_placement="spread")
     virtual.create(*(virtual.pod(f"p{number}", 2) for number in range(3)))
@@ -352,7 +362,7 @@ def test_a_nodes_label_overrides_the_policy(virtual: VirtualNodes) -> None:
 # ---- on real nodes ----
 
 
-def slices(installation: Installation) -> dict[str, Json]:
+def slice_states(installation: Installation) -> dict[str, Json]:
     """What must not change while fenka is replaced: of each running pod its node, record and containers."""
     return {
         pod["metadata"]["name"]: {
@@ -367,7 +377,9 @@ def slices(installation: Installation) -> dict[str, Json]:
     }
 
 
-def test_upgrade_and_rollback_keep_running_slices(shared: Installation) -> None:
+def test_running_slices_are_kept_when_the_release_is_upgraded_and_rolled_back(
+    shared: Installation,
+) -> None:
     """The same containers with the same cards, the same ledger; helm sees both replicas ready."""
     cluster = shared.cluster
     cluster.apply(deployment("held", MEMORY, 5, replicas=4))
@@ -379,13 +391,13 @@ def test_upgrade_and_rollback_keep_running_slices(shared: Installation) -> None:
             for pod in shared.pods("held")
         ),
     )
-    before, table = slices(shared), shared.inspect("-d")
+    before, table = slice_states(shared), shared.inspect("-d")
     images = {pod["metadata"]["name"] for pod in replicas(cluster)}
     changed = ("--set=scheduler.policy=spread", "--set=node.resources.requests.cpu=40m")
     waiting = ("-n", RELEASE, "--wait", "--timeout=3m")
     cluster.helm("upgrade", RELEASE, str(CHART), "--reuse-values", *changed, *waiting, timeout=200)
     assert not images & {pod["metadata"]["name"] for pod in replicas(cluster)}
-    assert slices(shared) == before
+    assert slice_states(shared) == before
     # For a moment the kubelet waits for the new device plugin, and offers nothing.
     wait_until("the same table", lambda: shared.inspect("-d") == table, 30)
     cluster.apply(deployment("new", MEMORY, 4))
@@ -393,11 +405,11 @@ def test_upgrade_and_rollback_keep_running_slices(shared: Installation) -> None:
     cluster.helm("rollback", RELEASE, *waiting, timeout=200)
     shared.wait_for_running("new", 1)
     cluster.kubectl("delete", "deployment", "new", "--now")
-    assert slices(shared) == before
+    assert slice_states(shared) == before
     wait_until("the same table again", lambda: shared.inspect("-d") == table, 30)
 
 
-def test_any_node_can_be_drained(shared: Installation) -> None:
+def test_pods_and_leadership_move_when_the_leading_node_is_drained(shared: Installation) -> None:
     """The leader's too: its disruption budget lets one replica go at a time."""
     cluster = shared.cluster
     wait_for_replicas(cluster)

@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from e2e.cluster import ClusterError, wait_until
-from e2e.scenarios.containers import CAP, cap, installed_with, pod, settle
+from e2e.scenarios.containers import (
+    PRINT_VISIBLE_MIB,
+    installed_with,
+    pod,
+    visible_mib,
+    wait_for_agent,
+)
 from e2e.scenarios.installation import MEMORY, WHOLE, Installation, deployment
 from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS
 
@@ -37,7 +43,7 @@ COMPUTE = textwrap.dedent("""\
     """)
 
 
-def asking(name: str, limits: Mapping[str, int], program: str = "", **labels: str) -> str:
+def pod_with_limits(name: str, limits: Mapping[str, int], program: str = "", **labels: str) -> str:
     """A pod with one container, which runs a Python program, or sleeps."""
     made = json.loads(pod(name, "x=0:"))
     (container,) = made["spec"]["containers"]
@@ -48,7 +54,7 @@ def asking(name: str, limits: Mapping[str, int], program: str = "", **labels: st
     return json.dumps(made)
 
 
-def shares(installation: Installation, name: str) -> list[float]:
+def reported_shares(installation: Installation, name: str) -> list[float]:
     """What the program has said so far, without its first ten seconds."""
     reports = re.findall(r"share ([\d.]+)", installation.cluster.kubectl("logs", name))
     return [float(percent) for percent in reports][1:]
@@ -61,16 +67,18 @@ def both(shared: Installation) -> Iterator[Installation]:
     shared.cluster.kubectl("delete", "pod", "--all", "--now")
 
 
-def where(installation: Installation, name: str) -> str:
+def node_of(installation: Installation, name: str) -> str:
     """The node of a pod."""
     return str(installation.cluster.get("pod", name)["spec"].get("nodeName", ""))
 
 
-def test_three_jobs_of_gpu_manager(installation: Installation, pair: str) -> None:
+def test_gpu_manager_jobs_get_their_percentages_when_two_share_a_card(
+    installation: Installation, two_card_node: str
+) -> None:
     """On a node with two cards 100/64 has one for itself; 40/24 and 30/24 share the other, and get 40 and 30
     percent of its time."""
     for name, core, blocks in (("job1", 100, 64), ("job2", 40, 24), ("job3", 30, 24)):
-        installation.cluster.apply(asking(name, {CORE: core, BLOCKS: blocks}, COMPUTE))
+        installation.cluster.apply(pod_with_limits(name, {CORE: core, BLOCKS: blocks}, COMPUTE))
         installation.cluster.wait_for_pod(name)
     records = [
         installation.cluster.get("pod", name)["metadata"]["annotations"]
@@ -78,23 +86,23 @@ def test_three_jobs_of_gpu_manager(installation: Installation, pair: str) -> Non
     ]
     cards = [annotations["tencent.com/predicate-gpu-idx-0"] for annotations in records]
     assert cards[1] == cards[2] != cards[0]
-    assert {annotations["tencent.com/predicate-node"] for annotations in records} == {pair}
+    assert {annotations["tencent.com/predicate-node"] for annotations in records} == {two_card_node}
     # 15079 MiB are 58 blocks: 24 of them are 15079 * 24 // 58 = 6239 MiB.
-    assert [cap(installation, name, "x") for name in ("job1", "job2", "job3")] == [
+    assert [visible_mib(installation, name, "x") for name in ("job1", "job2", "job3")] == [
         15079,
         6239,
         6239,
     ]
     wait_until("assigned", lambda: _assigned(installation, "job2"), 30)
-    wait_until("three looks", lambda: len(shares(installation, "job3")) >= 3, 90)
-    means = {name: _mean(shares(installation, name)) for name in ("job1", "job2", "job3")}
+    wait_until("three looks", lambda: len(reported_shares(installation, "job3")) >= 3, 90)
+    means = {name: _mean(reported_shares(installation, name)) for name in ("job1", "job2", "job3")}
     print(means)
     # The machine that simulates the cards has two cores for everything: wider than docs/measurements.
     assert means["job1"] > 85
     assert means["job2"] == pytest.approx(40, abs=4)
     assert means["job3"] == pytest.approx(30, abs=4)
     # A fourth does not fit beside them, and hears why.
-    installation.cluster.apply(asking("job4", {CORE: 40, BLOCKS: 8}))
+    installation.cluster.apply(pod_with_limits("job4", {CORE: 40, BLOCKS: 8}))
     installation.wait_for_event("job4", "too little compute")
 
 
@@ -107,7 +115,9 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def test_whole_cards_beside_slices(both: Installation) -> None:
+def test_no_card_is_allocated_twice_when_whole_cards_and_slices_are_mixed(
+    both: Installation,
+) -> None:
     """One label more and the nodes give whole cards too; none is given twice; what contradicts is said."""
     installation = both
     try:
@@ -117,14 +127,14 @@ def test_whole_cards_beside_slices(both: Installation) -> None:
             installation.wait_for_allocatable(node, WHOLE, 1)
         installation.cluster.apply(pod("slice", "x=4:"))
         installation.cluster.wait_for_pod("slice")
-        installation.cluster.apply(asking("whole", {WHOLE: 1}))
+        installation.cluster.apply(pod_with_limits("whole", {WHOLE: 1}))
         installation.cluster.wait_for_pod("whole")
-        assert where(installation, "whole") != where(installation, "slice")
-        assert cap(installation, "whole", "x") == 15079
+        assert node_of(installation, "whole") != node_of(installation, "slice")
+        assert visible_mib(installation, "whole", "x") == 15079
         # Each node still counts one of nvidia.com/gpu by its kubelet, or 10 units: the cards say no.
-        installation.cluster.apply(asking("second", {WHOLE: 1}))
+        installation.cluster.apply(pod_with_limits("second", {WHOLE: 1}))
         installation.wait_for_event("second", "in use")
-        installation.cluster.apply(asking("both", {WHOLE: 1, MEMORY: 2}))
+        installation.cluster.apply(pod_with_limits("both", {WHOLE: 1, MEMORY: 2}))
         installation.wait_for_event("both", "do not go together")
         installation.cluster.kubectl("delete", "pod", "slice", "both", "--now")
         installation.cluster.wait_for_pod("second")
@@ -134,7 +144,7 @@ def test_whole_cards_beside_slices(both: Installation) -> None:
 
 
 # What the driver says that there is, whenever that changes.
-SIZES = CAP.replace("print(t.value>>20)", "") + textwrap.dedent("""
+REPORT_SIZES = PRINT_VISIBLE_MIB.replace("print(t.value>>20)", "") + textwrap.dedent("""
     import time
     said = 0
     while True:
@@ -151,12 +161,14 @@ def reported_sizes(installation: Installation, name: str) -> list[int]:
     return [int(size) for size in installation.cluster.kubectl("logs", name).split()]
 
 
-def test_a_running_pod_is_resized(both: Installation) -> None:
+def test_running_pod_is_resized_without_restart_when_annotation_or_command_requests_it(
+    both: Installation,
+) -> None:
     """By annotation or command, without a restart; the scheduler counts it; what cannot be is refused."""
     installation = both
-    installation.cluster.apply(asking("grows", {MEMORY: 4}, SIZES))
+    installation.cluster.apply(pod_with_limits("grows", {MEMORY: 4}, REPORT_SIZES))
     installation.cluster.wait_for_pod("grows")
-    node = where(installation, "grows")
+    node = node_of(installation, "grows")
     wait_until("its first size", lambda: reported_sizes(installation, "grows") == [4308], 30)
     installation.cluster.kubectl("annotate", "pod", "grows", "fenka.io/resize=gpu-mem=6")
     # 15079 * 6 // 14 = 6462 MiB
@@ -165,9 +177,9 @@ def test_a_running_pod_is_resized(both: Installation) -> None:
     assert "resized" in installation.fenka("resize", "default/grows", "--gpu-mem", "13")
     assert reported_sizes(installation, "grows")[-1] == 15079 * 13 // 14
     # Neither the scheduler nor the node gives away what it holds now.
-    installation.cluster.apply(asking("beside", {MEMORY: 4}))
+    installation.cluster.apply(pod_with_limits("beside", {MEMORY: 4}))
     installation.cluster.wait_for_pod("beside")
-    assert where(installation, "beside") != node
+    assert node_of(installation, "beside") != node
     installation.fenka("resize", "default/grows", "--gpu-mem", "2", "--gpu-core", "20")
     assert reported_sizes(installation, "grows")[-1] == 15079 * 2 // 14
     with pytest.raises(ClusterError, match="more than all of it"):
@@ -177,7 +189,9 @@ def test_a_running_pod_is_resized(both: Installation) -> None:
     assert status["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_modes_and_compute_as_in_ack(both: Installation) -> None:
+def test_pods_without_compute_are_rejected_when_the_node_mode_is_core_mem(
+    both: Installation,
+) -> None:
     """4 units and 30 percent on a node of core_mem, where pods without compute do not mix; one of cgpu has
     memory alone to share."""
     installation = both
@@ -188,48 +202,48 @@ def test_modes_and_compute_as_in_ack(both: Installation) -> None:
         installation.label(plain, f"{mode}=cgpu")
         installation.wait_for_allocatable(plain, core, 0)
         installation.wait_for_allocatable(mixed, core, 100)
-        installation.cluster.apply(asking("ack", {MEMORY: 4, core: 30}, COMPUTE))
+        installation.cluster.apply(pod_with_limits("ack", {MEMORY: 4, core: 30}, COMPUTE))
         installation.cluster.wait_for_pod("ack")
-        assert where(installation, "ack") == mixed
-        assert cap(installation, "ack", "x") == 4308
+        assert node_of(installation, "ack") == mixed
+        assert visible_mib(installation, "ack", "x") == 4308
         annotations = installation.cluster.get("pod", "ack")["metadata"]["annotations"]
         assert annotations["gpushare.alibabacloud.com/core-percentage"] == '{"0":{"0":30}}'
-        without = json.loads(asking("without", {MEMORY: 2}))
+        without = json.loads(pod_with_limits("without", {MEMORY: 2}))
         without["spec"]["nodeSelector"] = {"kubernetes.io/hostname": mixed}
         installation.cluster.apply(json.dumps(without))
         installation.wait_for_event(
             "without", "does not mix, and pods with a share of compute are there"
         )
-        wait_until("two looks", lambda: len(shares(installation, "ack")) >= 2, 90)
-        assert _mean(shares(installation, "ack")) == pytest.approx(30, abs=4)
+        wait_until("two looks", lambda: len(reported_shares(installation, "ack")) >= 2, 90)
+        assert _mean(reported_shares(installation, "ack")) == pytest.approx(30, abs=4)
     finally:
         for node in NODES:
             installation.label(node, f"{mode}-")
 
 
-def test_hamis_names_behind_their_switch(both: Installation) -> None:
+def test_hami_resources_are_served_when_hami_names_are_enabled(both: Installation) -> None:
     """3000 MiB and 30 percent of a card, as HAMi's users write it; without the switch nobody gives it."""
     installation = both
     hami = {WHOLE: 1, "nvidia.com/gpumem": 3000, "nvidia.com/gpucores": 30}
     with installed_with(installation, "hamiNames=true"):
         for node in NODES:
-            settle(installation, node, 14)
+            wait_for_agent(installation, node, 14)
             installation.wait_for_allocatable(node, WHOLE, 10)
-        installation.cluster.apply(asking("hami", hami))
+        installation.cluster.apply(pod_with_limits("hami", hami))
         installation.cluster.wait_for_pod("hami")
-        assert cap(installation, "hami", "x") == 3000
+        assert visible_mib(installation, "hami", "x") == 3000
         annotations = installation.cluster.get("pod", "hami")["metadata"]["annotations"]
         assert ",NVIDIA,3000,30:;" in annotations["hami.io/vgpu-devices-allocated"]
         installation.cluster.kubectl("delete", "pod", "hami", "--now")
     for node in NODES:
-        settle(installation, node, 14)
+        wait_for_agent(installation, node, 14)
 
 
-def gang(name: str, size: int, units: int, numbers: range) -> Iterator[str]:
+def gang_manifests(name: str, size: int, units: int, numbers: range) -> Iterator[str]:
     """Some of its pods."""
     labels = {NAME_LABELS[0]: name, MINIMUM_LABEL: str(size)}
     for number in numbers:
-        yield asking(f"{name}-{number}", {MEMORY: units}, **labels)
+        yield pod_with_limits(f"{name}-{number}", {MEMORY: units}, **labels)
 
 
 GROUP = """
@@ -241,73 +255,75 @@ spec:
 """
 
 
-def placed(installation: Installation, name: str, size: int) -> list[str]:
+def placed_nodes(installation: Installation, name: str, size: int) -> list[str]:
     """The nodes of its pods that have one."""
-    return [node for n in range(size) if (node := where(installation, f"{name}-{n}"))]
+    return [node for n in range(size) if (node := node_of(installation, f"{name}-{n}"))]
 
 
-def test_a_gang_starts_whole(both: Installation) -> None:
+def test_gang_starts_as_a_whole_when_room_becomes_free(both: Installation) -> None:
     """Four times 7 of 14 units on two nodes: three wait for the fourth, and all wait for the room."""
     installation = both
     installation.cluster.apply(deployment("old", MEMORY, 8))
     installation.wait_for_running("old", 1)
-    for manifest in gang("g", 4, 7, range(3)):
+    for manifest in gang_manifests("g", 4, 7, range(3)):
         installation.cluster.apply(manifest)
     installation.wait_for_event("g-0", "waits whole: 3 of its 4 pods are there")
-    for manifest in gang("g", 4, 7, range(3, 4)):
+    for manifest in gang_manifests("g", 4, 7, range(3, 4)):
         installation.cluster.apply(manifest)
     installation.wait_for_event("g-3", "of 4 waits whole", "2 of the gang's 4 would fit together")
-    assert placed(installation, "g", 4) == []
+    assert placed_nodes(installation, "g", 4) == []
     installation.cluster.kubectl("delete", "deployment", "old")
-    wait_until("all four", lambda: len(placed(installation, "g", 4)) == 4, 90)
-    assert sorted(placed(installation, "g", 4)) == sorted(NODES * 2)
+    wait_until("all four", lambda: len(placed_nodes(installation, "g", 4)) == 4, 90)
+    assert sorted(placed_nodes(installation, "g", 4)) == sorted(NODES * 2)
     for n in range(4):
         installation.cluster.wait_for_pod(f"g-{n}")
-        assert cap(installation, f"g-{n}", "x") == 7539
+        assert visible_mib(installation, f"g-{n}", "x") == 7539
 
 
-def test_a_group_of_kubernetes_own(both: Installation) -> None:
+def test_pod_group_starts_as_a_whole_when_declared_by_kubernetes_api(both: Installation) -> None:
     """The same by a PodGroup and spec.schedulingGroup: no label, no annotation."""
     installation = both
     installation.cluster.apply(GROUP)
     try:
         for number in range(4):
-            made = json.loads(asking(f"native-{number}", {MEMORY: 7}))
+            made = json.loads(pod_with_limits(f"native-{number}", {MEMORY: 7}))
             made["spec"]["schedulingGroup"] = {"podGroupName": "native"}
             installation.cluster.apply(json.dumps(made))
             if number == 2:
                 # Who comes after them is placed: kube-scheduler has been there, and left them alone.
-                installation.cluster.apply(asking("after", {MEMORY: 1}))
+                installation.cluster.apply(pod_with_limits("after", {MEMORY: 1}))
                 installation.cluster.wait_for_pod("after")
-                assert placed(installation, "native", 3) == []
+                assert placed_nodes(installation, "native", 3) == []
                 installation.cluster.kubectl("delete", "pod", "after", "--now")
-        wait_until("all four", lambda: len(placed(installation, "native", 4)) == 4, 90)
-        assert sorted(placed(installation, "native", 4)) == sorted(NODES * 2)
+        wait_until("all four", lambda: len(placed_nodes(installation, "native", 4)) == 4, 90)
+        assert sorted(placed_nodes(installation, "native", 4)) == sorted(NODES * 2)
         installation.cluster.wait_for_pod("native-0")
     finally:
         # It ends with the last of its pods.
         installation.cluster.kubectl("delete", "podgroup", "native", "--wait=false")
 
 
-def test_two_gangs_do_not_lock_each_other_out(both: Installation) -> None:
+def test_one_gang_runs_when_two_gangs_need_the_same_cards(both: Installation) -> None:
     """Both want both cards, their pods come in turns: one runs whole, the other has nothing; then it runs."""
     installation = both
-    for first, second in zip(gang("a", 2, 10, range(2)), gang("b", 2, 10, range(2)), strict=True):
+    for first, second in zip(
+        gang_manifests("a", 2, 10, range(2)), gang_manifests("b", 2, 10, range(2)), strict=True
+    ):
         installation.cluster.apply(first)
         installation.cluster.apply(second)
 
     def whole() -> str:
-        return next((name for name in "ab" if len(placed(installation, name, 2)) == 2), "")
+        return next((name for name in "ab" if len(placed_nodes(installation, name, 2)) == 2), "")
 
     wait_until("one of them", whole, 90)
     winner = whole()
     loser = "b" if winner == "a" else "a"
-    assert placed(installation, loser, 2) == []
+    assert placed_nodes(installation, loser, 2) == []
     installation.cluster.kubectl("delete", "pod", f"{winner}-0", f"{winner}-1", "--now")
-    wait_until("the other", lambda: len(placed(installation, loser, 2)) == 2, 90)
+    wait_until("the other", lambda: len(placed_nodes(installation, loser, 2)) == 2, 90)
 
 
-SERVER = """
+SSH_SERVER = """
 set -e
 ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
 mkdir -p /home/dev/.ssh /root/.ssh
@@ -315,11 +331,11 @@ exec /usr/sbin/sshd -D -e -p 2222 -o UsePAM=no -o StrictModes=no
 """
 
 
-def test_a_development_machine(both: Installation) -> None:
+def test_ssh_sessions_have_the_limit_when_the_pod_runs_an_ssh_server(both: Installation) -> None:
     """S5.2: a long-lived pod with ssh; whoever logs in, root or not, with whichever shell, has the slice."""
     installation = both
-    machine = json.loads(asking("dev", {CORE: 50, BLOCKS: 16}))
-    machine["spec"]["containers"][0]["command"] = ["bash", "-c", SERVER]
+    machine = json.loads(pod_with_limits("dev", {CORE: 50, BLOCKS: 16}))
+    machine["spec"]["containers"][0]["command"] = ["bash", "-c", SSH_SERVER]
     installation.cluster.apply(json.dumps(machine))
     laptop = json.loads(pod("laptop", "x=0:"))
     laptop["spec"]["containers"][0]["resources"] = {}
@@ -335,7 +351,10 @@ def test_a_development_machine(both: Installation) -> None:
     installation.cluster.kubectl("exec", "dev", "--", "sh", "-c", allow)
     address = installation.cluster.get("pod", "dev")["status"]["podIP"]
     quiet = ("-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR")
-    (home, script) = ("/opt/workload/bin/python3", f"cat > /usr/local/bin/look <<'END'\n{CAP}\nEND")
+    (home, script) = (
+        "/opt/workload/bin/python3",
+        f"cat > /usr/local/bin/look <<'END'\n{PRINT_VISIBLE_MIB}\nEND",
+    )
     installation.cluster.kubectl("exec", "dev", "--", "sh", "-c", script)
     look = f"{home} /usr/local/bin/look"
     # 16 of 58 blocks: 15079 * 16 // 58 = 4159 MiB.

@@ -43,7 +43,7 @@ def cell(installation: Installation, name: str, path: str, **query: str | int) -
     return json.loads(installation.cluster.run("python3", "-c", fetch, url))
 
 
-def test_one_card_is_one_pod_where_cards_are_not_shared(
+def test_second_pod_stays_pending_when_cards_are_not_shared(
     installation: Installation, node: str
 ) -> None:
     """Two replicas that ask for a whole card each: one runs, one waits with Kubernetes' own words."""
@@ -61,7 +61,7 @@ def test_one_card_is_one_pod_where_cards_are_not_shared(
     assert "1/1 (100%)" in total
 
 
-def test_three_notebooks_share_a_card_and_a_fourth_waits(
+def test_fourth_notebook_stays_pending_when_three_share_the_card(
     installation: Installation, node: str
 ) -> None:
     """The whole article, from the label to the fourth notebook that starts by itself."""
@@ -86,12 +86,12 @@ def test_three_notebooks_share_a_card_and_a_fourth_waits(
 
     # One fills its slice and is refused more; its neighbours notice nothing.
     free = cell(installation, "tf-notebook", "memory")["cuda"]["free"]
-    assert cell(installation, "tf-notebook", "take", mib=free)["result"] == 0
-    assert cell(installation, "tf-notebook", "take", mib=4)["result"] == OUT_OF_MEMORY
+    assert cell(installation, "tf-notebook", "allocate", mib=free)["result"] == 0
+    assert cell(installation, "tf-notebook", "allocate", mib=4)["result"] == OUT_OF_MEMORY
     for name in NOTEBOOKS[1:]:
         assert cell(installation, name, "copy")["same"]
         free = cell(installation, name, "memory")["cuda"]["free"]
-        assert cell(installation, name, "take", mib=free)["result"] == 0
+        assert cell(installation, name, "allocate", mib=free)["result"] == 0
 
     # The screens.
     shared = installation.fenka("top", "node", "-s").splitlines()
@@ -117,7 +117,7 @@ def test_three_notebooks_share_a_card_and_a_fourth_waits(
 
     # The label goes to false while slices are held: nothing is taken from who has it.
     installation.label(node, "cgpu=false")
-    cell(installation, "tf-notebook", "give")
+    cell(installation, "tf-notebook", "free")
     assert cell(installation, "tf-notebook", "copy")["same"]
     assert installation.allocatable(node, WHOLE) == 0
     installation.cluster.kubectl("delete", "deployment", "--all", "--now")

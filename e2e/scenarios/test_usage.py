@@ -9,24 +9,24 @@ import pytest
 
 from e2e.cluster import ClusterError, wait_until
 from e2e.scenarios.containers import (
-    CHEAT,
-    ask_agent,
-    cap,
+    BYPASS_LIBRARY,
+    fetch_from_agent,
     installed_with,
     pod,
-    settle,
+    visible_mib,
+    wait_for_agent,
 )
 from e2e.scenarios.installation import MEMORY, Installation, deployment
 
 MIB = 1 << 20
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "chart" / "files" / "dashboard.json"
-TAKE = (
+ALLOCATE = (
     "import ctypes as c, time; d=c.CDLL('libcuda.so.1'); x=c.c_void_p(); p=c.c_void_p(); d.cuInit(0); "
     "d.cuDevicePrimaryCtxRetain(c.byref(x),0); d.cuCtxSetCurrent(x); "
     "print(d.cuMemAlloc_v2(c.byref(p), c.c_size_t(1 << 30)), flush=True); time.sleep(1000)"
 )
 # Everything that a tenant may write, ruined: the account full of ones, its folder full of nothing else.
-RUIN = (
+CORRUPT_ACCOUNT = (
     "import os; f=open('/run/fenka/account/slots','r+b'); f.write(b'\\xff'*(1<<16)); f.flush()\n"
     "try: open('/run/fenka/account/more','wb').write(b'x'*(1<<26))\n"
     "except OSError: print('no room')\n"
@@ -40,31 +40,37 @@ Sample = tuple[str, dict[str, str], float]
 def metrics(installation: Installation, node: str) -> list[Sample]:
     """Name, labels and value of each sample of the node."""
     samples: list[Sample] = []
-    for line in ask_agent(installation, node, "/metrics").splitlines():
+    for line in fetch_from_agent(installation, node, "/metrics").splitlines():
         if line and not line.startswith("#"):
             name, labels, value = re.fullmatch(r"(\w+)(?:\{(.*)\})? (\S+)", line).groups()  # type: ignore[union-attr]
             samples.append((name, dict(re.findall(r'(\w+)="([^"]*)"', labels or "")), float(value)))
     return samples
 
 
-def of(samples: list[Sample], name: str, **labels: str) -> list[float]:
+def values_of(samples: list[Sample], name: str, **labels: str) -> list[float]:
     """Values of those that have these labels."""
-    return [value for at, its, value in samples if at == name and labels.items() <= its.items()]
+    return [
+        value
+        for at, sample_labels, value in samples
+        if at == name and labels.items() <= sample_labels.items()
+    ]
 
 
 @pytest.fixture(scope="module")
-def measured(installation: Installation, sharing: str) -> Iterator[str]:
+def measured(installation: Installation, sharing_node: str) -> Iterator[str]:
     """The sharing node with its port of metrics open."""
     with installed_with(installation, "node.metrics.enabled=true"):
-        settle(installation, sharing, 14)
-        yield sharing
+        wait_for_agent(installation, sharing_node, 14)
+        yield sharing_node
 
 
 @pytest.mark.usefixtures("measured")
-def test_metrics_of_pods_and_cards(installation: Installation, node: str) -> None:
+def test_metrics_describe_pods_and_cards_when_containers_use_memory(
+    installation: Installation, node: str
+) -> None:
     """Per pod, container and card; what the dashboard draws is there; what ends is gone."""
     for name, units in (("a", 4), ("b", 2)):
-        installation.cluster.apply(pod(name, f'x={units}:python3 -c "{TAKE}"\ny=1:'))
+        installation.cluster.apply(pod(name, f'x={units}:python3 -c "{ALLOCATE}"\ny=1:'))
         installation.cluster.wait_for_pod(name)
     used = "fenka_container_gpu_memory_used_bytes"
     seen: list[Sample] = []
@@ -72,27 +78,27 @@ def test_metrics_of_pods_and_cards(installation: Installation, node: str) -> Non
     def has_usage() -> bool:
         seen[:] = metrics(installation, node)
         return (
-            all(value >= 1 << 30 for value in of(seen, used, container="x"))
-            and len(of(seen, used, container="x")) == 2
+            all(value >= 1 << 30 for value in values_of(seen, used, container="x"))
+            and len(values_of(seen, used, container="x")) == 2
         )
 
     wait_until("what the pods use", has_usage, 30)
     held = "fenka_container_gpu_memory_held_bytes"
     limit = "fenka_container_gpu_memory_limit_bytes"
     a_x = {"namespace": "default", "pod": "a", "container": "x", "node": node, "index": "0"}
-    assert of(seen, limit, **a_x) == [15079 * 4 // 14 * MIB]
-    assert of(seen, held, **a_x)[0] >= 1 << 30
-    assert of(seen, "fenka_container_gpu_processes", **a_x) == [1]
-    assert of(seen, used, **{**a_x, "container": "y"}) == [0]
+    assert values_of(seen, limit, **a_x) == [15079 * 4 // 14 * MIB]
+    assert values_of(seen, held, **a_x)[0] >= 1 << 30
+    assert values_of(seen, "fenka_container_gpu_processes", **a_x) == [1]
+    assert values_of(seen, used, **{**a_x, "container": "y"}) == [0]
     booked = [15079 * units // 14 * MIB for units in (4, 1, 2, 1)]
-    assert of(seen, "fenka_card_memory_allocated_bytes", node=node) == [sum(booked)]
-    assert of(seen, "fenka_card_memory_used_bytes")[0] >= 2 << 30
-    assert of(seen, "fenka_card_healthy") == [1]
-    assert of(seen, "fenka_card_temperature_celsius")[0] > 0
-    assert of(seen, "fenka_card_power_watts")[0] > 0
+    assert values_of(seen, "fenka_card_memory_allocated_bytes", node=node) == [sum(booked)]
+    assert values_of(seen, "fenka_card_memory_used_bytes")[0] >= 2 << 30
+    assert values_of(seen, "fenka_card_healthy") == [1]
+    assert values_of(seen, "fenka_card_temperature_celsius")[0] > 0
+    assert values_of(seen, "fenka_card_power_watts")[0] > 0
     assert all(
-        {"uuid", "model", "index", "node"} <= set(its)
-        for at, its, _ in seen
+        {"uuid", "model", "index", "node"} <= set(sample_labels)
+        for at, sample_labels, _ in seen
         if at.startswith("fenka_") and "violations" not in at
     )
     drawn = set(re.findall(r"fenka_(?:container|card|node)_\w+", DASHBOARD.read_text()))
@@ -101,24 +107,27 @@ def test_metrics_of_pods_and_cards(installation: Installation, node: str) -> Non
     # Five for a container and card, eight for a card, three of the node; and gpu-manager's names.
     assert len([sample for sample in seen if sample[0].startswith("fenka_")]) == 4 * 5 + 8 + 3
     theirs = {"pod_name": "a", "container_name": "x", "node": node, "gpu_memory": "gpu0"}
-    assert of(seen, "container_gpu_memory_total", **theirs)[0] >= 1 << 10
+    assert values_of(seen, "container_gpu_memory_total", **theirs)[0] >= 1 << 10
     installation.cluster.kubectl("delete", "pod", "a", "b", "--now")
-    wait_until("nothing of what ended", lambda: not of(metrics(installation, node), used), 60)
+    wait_until(
+        "nothing of what ended", lambda: not values_of(metrics(installation, node), used), 60
+    )
 
 
-def cheat(installation: Installation, name: str) -> str:
+def bypass_library(installation: Installation, name: str) -> str:
     """A program of the pod that takes 6 GiB past the library, in the background."""
-    script = f"cat > /tmp/cheat.py <<'END'\n{CHEAT}\nEND\npython3 /tmp/cheat.py > /tmp/told 2>&1 &"
+    write = f"cat > /tmp/bypass.py <<'END'\n{BYPASS_LIBRARY}\nEND\n"
+    script = f"{write}python3 /tmp/bypass.py > /tmp/output 2>&1 &"
     installation.cluster.kubectl("exec", name, "--", "sh", "-c", script)
     wait_until(
         "its memory",
-        lambda: installation.cluster.kubectl("exec", name, "--", "cat", "/tmp/told") != "",
+        lambda: installation.cluster.kubectl("exec", name, "--", "cat", "/tmp/output") != "",
         20,
     )
-    return installation.cluster.kubectl("exec", name, "--", "cat", "/tmp/told").strip()
+    return installation.cluster.kubectl("exec", name, "--", "cat", "/tmp/output").strip()
 
 
-def rss(installation: Installation, node: str) -> int:
+def agent_memory_bytes(installation: Installation, node: str) -> int:
     """Bytes of the agent."""
     program = (
         "import pathlib\n"
@@ -132,50 +141,50 @@ def rss(installation: Installation, node: str) -> int:
     )
 
 
-def test_over_the_limit_is_said_and_costs_the_node_nothing(
+def test_violation_is_reported_at_constant_cost_when_a_process_exceeds_its_limit(
     installation: Installation, measured: str, node: str
 ) -> None:
     """Within 15 s, as event and metric, and again for as long as it lasts; ruined accounts as well."""
     with installed_with(installation, 'node.extraArgs=["--unmanaged-process=report"]'):
-        settle(installation, node, 14)
+        wait_for_agent(installation, node, 14)
         installation.cluster.apply(pod("greedy", "x=2:"))
         installation.cluster.wait_for_pod("greedy")
-        before = rss(installation, node)
-        assert cheat(installation, "greedy") == "0 0 0 0"
+        before = agent_memory_bytes(installation, node)
+        assert bypass_library(installation, "greedy") == "0 0 0 0"
         began = time.monotonic()
         installation.wait_for_event("greedy", "holds more than its 2154 MiB")
         assert time.monotonic() - began < 15
         installation.wait_for_event("greedy", "without fenka's library")
         assert "no room" in installation.cluster.kubectl(
-            "exec", "greedy", "--", "python3", "-c", RUIN
+            "exec", "greedy", "--", "python3", "-c", CORRUPT_ACCOUNT
         )
         wait_until(
             "three looks more",
             lambda: (
-                of(metrics(installation, node), "fenka_node_violations_total", kind="memory_limit")[
-                    0
-                ]
+                values_of(
+                    metrics(installation, node), "fenka_node_violations_total", kind="memory_limit"
+                )[0]
                 >= 4
             ),
             60,
         )
         seen = metrics(installation, node)
-        assert of(seen, "fenka_container_gpu_memory_used_bytes", pod="greedy")[0] >= 6 << 30
-        assert rss(installation, node) - before < 8 * MIB
+        assert values_of(seen, "fenka_container_gpu_memory_used_bytes", pod="greedy")[0] >= 6 << 30
+        assert agent_memory_bytes(installation, node) - before < 8 * MIB
         installation.cluster.kubectl("delete", "pod", "greedy", "--now")
-    settle(installation, measured, 14)
+    wait_for_agent(installation, measured, 14)
 
 
-def test_over_the_limit_evicts_where_that_is_asked_for(
+def test_pod_is_evicted_when_it_exceeds_its_limit_and_the_option_says_evict(
     installation: Installation, measured: str, node: str
 ) -> None:
     """The pod ends, and its memory is free again."""
     changes = ('node.extraArgs=["--unmanaged-process=report"]', 'node.overLimit="evict"')
     with installed_with(installation, *changes):
-        settle(installation, node, 14)
+        wait_for_agent(installation, node, 14)
         installation.cluster.apply(pod("greedy", "x=2:"))
         installation.cluster.wait_for_pod("greedy")
-        assert cheat(installation, "greedy") == "0 0 0 0"
+        assert bypass_library(installation, "greedy") == "0 0 0 0"
 
         def gone() -> bool:
             try:
@@ -189,20 +198,22 @@ def test_over_the_limit_evicts_where_that_is_asked_for(
         )
         wait_until(
             "a free card",
-            lambda: of(metrics(installation, node), "fenka_card_memory_used_bytes") == [0],
+            lambda: values_of(metrics(installation, node), "fenka_card_memory_used_bytes") == [0],
             30,
         )
-    settle(installation, measured, 14)
+    wait_for_agent(installation, measured, 14)
 
 
-def test_a_node_that_does_not_isolate(installation: Installation, node: str) -> None:
+def test_programs_may_use_the_whole_card_when_isolation_is_disabled(
+    installation: Installation, node: str
+) -> None:
     """cGPU's label: programs may use the whole card and are told so, the node's events say it."""
     installation.label(node, "cgpu.disable.isolation=true")
     try:
         installation.cluster.apply(deployment("free", MEMORY, 4, command="env; exec sleep 100000"))
         (running,) = installation.wait_for_running("free", 1)
         name = running["metadata"]["name"]
-        assert cap(installation, name, "free") == 15079
+        assert visible_mib(installation, name, "free") == 15079
         logs = installation.cluster.kubectl("logs", name)
         assert "CGPU_DISABLE=true" in logs
         assert "ALIYUN_COM_GPU_MEM_CONTAINER=4" in logs
@@ -212,4 +223,4 @@ def test_a_node_that_does_not_isolate(installation: Installation, node: str) -> 
         installation.label(node, "cgpu.disable.isolation-")
     installation.cluster.apply(pod("held", "x=2:"))
     installation.cluster.wait_for_pod("held")
-    assert cap(installation, "held", "x") == 2154
+    assert visible_mib(installation, "held", "x") == 2154

@@ -17,7 +17,7 @@ from fenka.dialects import gpushare
 Json = dict[str, Any]
 UNITS = 16
 GIB = 1024
-ONLY = "fenka.io/test-node"
+VIRTUAL_LABEL = "fenka.io/test-node"
 """A label of the nodes that are an object alone."""
 
 
@@ -43,17 +43,17 @@ def node_object(name: str, cards: int, labels: dict[str, str], *, inventory: boo
         "kind": "Node",
         "metadata": {
             "name": name,
-            "labels": {ONLY: "yes", "kubernetes.io/hostname": name, **labels},
+            "labels": {VIRTUAL_LABEL: "yes", "kubernetes.io/hostname": name, **labels},
             "annotations": {gpushare.CARDS: gpushare.write_inventory(inventory_cards, GIB)}
             if inventory
             else {},
         },
         # Empty and large as they are, they would draw the extender's own pods.
-        "spec": {"taints": [{"key": ONLY, "value": "yes", "effect": "NoSchedule"}]},
+        "spec": {"taints": [{"key": VIRTUAL_LABEL, "value": "yes", "effect": "NoSchedule"}]},
     }
 
 
-def status_of(cards: int) -> Json:
+def node_status(cards: int) -> Json:
     """What a kubelet would have said."""
     resources = {"cpu": "64", "memory": "64Gi", "pods": "500"}
     resources |= {MEMORY: str(cards * UNITS), gpushare.COUNT: str(cards)}
@@ -76,14 +76,14 @@ class VirtualNodes:
         """A new one, and the extender knows it."""
         written = {key.replace("_", "."): value for key, value in labels.items()}
         self.add(cards, node_object(name, cards, written))
-        wait_until(f"the extender knows {name}", lambda: name in self.inspect(), 20)
+        wait_until(f"the extender knows {name}", lambda: name in self.reported_units(), 20)
 
     def add(self, cards: int, node: Json) -> None:
         """A new one of so many cards."""
         name = node["metadata"]["name"]
         self.names.append(name)
         self.cluster.apply(json.dumps(node))
-        status = json.dumps(status_of(cards))
+        status = json.dumps(node_status(cards))
         self.cluster.kubectl(
             "patch", "node", name, "--subresource=status", "--type=merge", f"--patch={status}"
         )
@@ -91,7 +91,7 @@ class VirtualNodes:
     def add_all(self, cards: int, nodes: list[Json]) -> None:
         """Many new ones at a time, of so many cards each."""
         self.names += [node["metadata"]["name"] for node in nodes]
-        given = json.dumps([[node, status_of(cards)] for node in nodes])
+        given = json.dumps([[node, node_status(cards)] for node in nodes])
         kubeconfig = str(self.cluster.kubeconfig)
         command = (sys.executable, "-c", CREATE, kubeconfig)
         self.cluster.run(*command, stdin=given, timeout=120)
@@ -109,7 +109,7 @@ class VirtualNodes:
                 "annotations": annotations,
             },
             "spec": {
-                "nodeSelector": {ONLY: "yes"},
+                "nodeSelector": {VIRTUAL_LABEL: "yes"},
                 # Nobody reports for these nodes, so they are soon tainted.
                 "tolerations": [{"operator": "Exists"}],
                 # Nobody would confirm the end of a pod.
@@ -160,7 +160,7 @@ class VirtualNodes:
         wait_until(f"an event of {pod} with {parts}", has_event, 60)
         return matching[0]
 
-    def annotated(self) -> dict[str, Counter[str]]:
+    def units_by_annotations(self) -> dict[str, Counter[str]]:
         """Units held of each card of each node, by the pods' annotations."""
         held: dict[str, Counter[str]] = {name: Counter() for name in self.names}
         for pod in self.pods():
@@ -168,7 +168,7 @@ class VirtualNodes:
                 held[pod["spec"]["nodeName"]].update(cards)
         return held
 
-    def inspect(self) -> dict[str, Counter[str]]:
+    def reported_units(self) -> dict[str, Counter[str]]:
         """The same by the extender's report."""
         nodes = json.loads(fetch(self.cluster, "/gpushare-scheduler/inspect"))["nodes"]
         return {

@@ -66,7 +66,7 @@ T4 = {"nodeSelector": {"fenka.io/simulated": "t4"}, "spec": "T4"}
 
 
 @needs_helm
-def test_lint() -> None:
+def test_chart_has_no_lint_warnings_when_every_option_is_on() -> None:
     """No warnings, with everything turned on too."""
     everything = [
         "secondScheduler.enabled=true",
@@ -81,7 +81,7 @@ def test_lint() -> None:
 
 
 @needs_helm
-def test_scheduler_is_nobody_on_a_read_only_root() -> None:
+def test_scheduler_runs_unprivileged_on_a_read_only_root() -> None:
     """It needs no rights on its node, and no GPU memory."""
     pod = pod_of(find(render(), "Deployment", "fenka-scheduler"))
     (container,) = pod["containers"]
@@ -98,7 +98,7 @@ def test_scheduler_is_nobody_on_a_read_only_root() -> None:
 
 
 @needs_helm
-def test_service_is_gpushares() -> None:
+def test_service_has_the_ports_of_gpushare() -> None:
     """NodePort 32766 to 12345: configurations that name gpushare's extender find fenka's."""
     service = find(render(), "Service", "fenka-scheduler")["spec"]
     (port,) = service["ports"]
@@ -119,7 +119,7 @@ def arguments(objects: list[Json]) -> list[str]:
 
 
 @needs_helm
-def test_the_extender_serves_callers_with_a_certificate_by_default() -> None:
+def test_extender_requires_client_certificates_when_values_are_defaults() -> None:
     """A Job makes the certificates, and its rights reach its own Secrets alone."""
     objects = render()
     assert "--tls=/etc/fenka/tls" in arguments(objects)
@@ -147,7 +147,7 @@ def test_the_extender_serves_callers_with_a_certificate_by_default() -> None:
 
 
 @needs_helm
-def test_a_job_of_other_certificates_is_another_job() -> None:
+def test_certificate_job_has_another_name_when_its_arguments_change() -> None:
     """Jobs cannot be changed: an upgrade that did would fail."""
     jobs = [
         names_of(render(**values), "Job")
@@ -171,7 +171,7 @@ def test_a_job_of_other_certificates_is_another_job() -> None:
 
 
 @needs_helm
-def test_plain_http_needs_no_certificates() -> None:
+def test_no_certificates_are_rendered_when_tls_is_off() -> None:
     """For configurations made for gpushare; also where the values are those of an older release."""
     for values in ({"scheduler.tls.enabled": False}, {"scheduler.tls": None}):
         objects = render(**values, **{"secondScheduler.enabled": True})
@@ -186,7 +186,7 @@ def test_plain_http_needs_no_certificates() -> None:
 
 
 @needs_helm
-def test_what_may_be_read_without_a_certificate_can_be_closed() -> None:
+def test_read_endpoints_are_off_when_values_disable_them() -> None:
     """It has a port and a Service of its own, which no NodePort leads to."""
     objects = render()
     service = find(objects, "Service", "fenka-scheduler-read")["spec"]
@@ -200,7 +200,7 @@ def test_what_may_be_read_without_a_certificate_can_be_closed() -> None:
 
 
 @needs_helm
-def test_a_network_policy_keeps_pods_from_fenkas_ports() -> None:
+def test_network_policy_admits_only_named_peers_when_enabled() -> None:
     """Replicas and the second scheduler are let in; others as they are named."""
     assert not names_of(render(), "NetworkPolicy")
     nodes = [{"ipBlock": {"cidr": "192.168.1.0/24"}}]
@@ -229,7 +229,7 @@ def test_a_network_policy_keeps_pods_from_fenkas_ports() -> None:
 
 
 @needs_helm
-def test_only_pods_of_named_schedulers_are_bound_where_names_are_given() -> None:
+def test_binding_is_limited_to_named_schedulers_when_names_are_set() -> None:
     """Empty: any."""
     assert not [argument for argument in arguments(render()) if "scheduler-name" in argument]
     given = render(**{"scheduler.bindsFor": ["default-scheduler", "fenka"]})
@@ -238,7 +238,7 @@ def test_only_pods_of_named_schedulers_are_bound_where_names_are_given() -> None
 
 
 @needs_helm
-def test_every_node_is_looked_at_however_many_there_are() -> None:
+def test_configurations_evaluate_every_node_when_there_are_more_than_a_hundred() -> None:
     """Above a hundred kube-scheduler would stop early, and a pod that fits on the last one would wait."""
     second = find(
         render(**{"secondScheduler.enabled": True}), "ConfigMap", "fenka-second-scheduler"
@@ -272,7 +272,7 @@ RULES = {
 
 @needs_helm
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_rights(name: str) -> None:
+def test_cluster_role_has_exactly_the_documented_rights(name: str) -> None:
     """Just these, in the whole cluster; nothing reads secrets, nothing writes all of a pod."""
     rights: dict[tuple[str, str], set[str]] = {}
     for rule in find(render(), "ClusterRole", name)["rules"]:
@@ -283,14 +283,14 @@ def test_rights(name: str) -> None:
 
 
 @needs_helm
-def test_eviction_is_a_right_only_where_it_is_wanted() -> None:
+def test_node_may_evict_when_over_limit_is_evict() -> None:
     """node.overLimit=evict."""
     role = find(render(**{"node.overLimit": "evict"}), "ClusterRole", "fenka-node")
     assert {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]} in role["rules"]
 
 
 @needs_helm
-def test_rights_outside_nodes_and_pods_are_of_one_namespace() -> None:
+def test_other_rights_are_limited_to_one_namespace() -> None:
     """Leases where the replicas are, ConfigMaps where the health daemon writes."""
     objects = render()
     leader = find(objects, "Role", "fenka-scheduler-leader")
@@ -310,7 +310,7 @@ def terms(workload: Json) -> list[Json]:
 
 
 @needs_helm
-def test_node_program_is_on_labelled_nodes() -> None:
+def test_node_program_runs_on_labelled_nodes_unless_all_nodes_is_set() -> None:
     """Any of the labels, whatever it says: `false` turns sharing off and the exclusive plugin on."""
     alternatives = terms(find(render(), "DaemonSet", "fenka-node"))
     assert [term["matchExpressions"] for term in alternatives] == [
@@ -324,7 +324,7 @@ def test_node_program_is_on_labelled_nodes() -> None:
 
 
 @needs_helm
-def test_slices_outlive_the_node_program() -> None:
+def test_files_of_slices_are_on_the_host_when_the_node_program_is_replaced() -> None:
     """What running pods have of it is on the node."""
     pod = pod_of(find(render(), "DaemonSet", "fenka-node"))
     (container,) = pod["containers"]
@@ -343,7 +343,7 @@ def test_slices_outlive_the_node_program() -> None:
 
 
 @needs_helm
-def test_simulated_cards_stay_while_fenka_is_upgraded() -> None:
+def test_simulated_cards_are_not_restarted_when_fenka_is_upgraded() -> None:
     """Their DaemonSet waits for OnDelete, and each node has one node program."""
     objects = render(simulatedCards=[T4])
     cards = find(objects, "DaemonSet", "fenka-cards-0")
@@ -367,7 +367,7 @@ def extenders() -> Json:
 
 
 @needs_helm
-def test_second_scheduler_asks_the_same_extender() -> None:
+def test_second_scheduler_calls_the_same_extender_when_enabled() -> None:
     """By the Service's name, otherwise as in the file to paste."""
     objects = render(**{"secondScheduler.enabled": True})
     text = find(objects, "ConfigMap", "fenka-second-scheduler")["data"]["config.yaml"]
@@ -384,7 +384,7 @@ def test_second_scheduler_asks_the_same_extender() -> None:
     assert [item["path"] for item in mounted["items"]] == list(kinds.values())
 
 
-def test_the_extender_is_asked_about_every_resource_that_fenka_gives() -> None:
+def test_managed_resources_are_those_of_all_dialects() -> None:
     """What no node counts is ignored by kube-scheduler itself."""
     managed = {
         resource["name"]: resource["ignoredByScheduler"]
@@ -399,7 +399,7 @@ ADMISSION = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
 
 @needs_helm
 @pytest.mark.parametrize("hami", [False, True])
-def test_pods_are_gated_by_every_resource_that_this_line_orders(hami: bool) -> None:
+def test_gate_policy_matches_every_resource_that_the_queue_orders(hami: bool) -> None:
     """Whole cards are also had on nodes that fenka does not serve: kube-scheduler orders those pods."""
     done = helm(
         *("template", "fenka", str(CHART), "--api-versions", ADMISSION),
@@ -426,7 +426,7 @@ def test_pods_are_gated_by_every_resource_that_this_line_orders(hami: bool) -> N
 
 
 @needs_helm
-def test_values_of_an_older_release_are_enough_for_the_order() -> None:
+def test_queue_options_are_left_out_when_values_come_from_an_older_release() -> None:
     """`helm upgrade --reuse-values` knows nothing of values that came later."""
     older = {"scheduler.order": {"halfLifeSeconds": None, "gate": None, "schedulerNames": None}}
     (container,) = pod_of(find(render(**older), "Deployment", "fenka-scheduler"))["containers"]
@@ -436,7 +436,7 @@ def test_values_of_an_older_release_are_enough_for_the_order() -> None:
 
 
 @needs_helm
-def test_no_pod_is_gated_where_the_api_is_missing_or_the_value_says_so() -> None:
+def test_gate_policy_is_absent_when_the_api_is_missing_or_the_value_is_off() -> None:
     """Kubernetes before 1.36."""
     assert not [
         document
@@ -450,7 +450,7 @@ def test_no_pod_is_gated_where_the_api_is_missing_or_the_value_says_so() -> None
     assert "queue-gate" not in off.stdout
 
 
-def test_guide_shows_the_file_to_paste() -> None:
+def test_guide_quotes_the_scheduler_configuration_verbatim() -> None:
     """Word for word."""
     guide = (ROOT / "docs" / "kubernetes.md").read_text()
     assert (CHART / "files" / "scheduler-config.yaml").read_text() in guide
@@ -462,7 +462,7 @@ def read_dashboard() -> Json:
     return board
 
 
-def test_dashboard_shows_pods_and_cards() -> None:
+def test_dashboard_queries_cover_pods_and_cards() -> None:
     """Scenario S1, 8: memory used and allowed and utilisation of pods; temperature, power of cards."""
     shown = " ".join(
         target["expr"] for panel in read_dashboard()["panels"] for target in panel["targets"]
@@ -478,7 +478,7 @@ def test_dashboard_shows_pods_and_cards() -> None:
 
 
 @needs_helm
-def test_monitors_keep_the_labels_of_what_is_measured() -> None:
+def test_monitors_honor_labels_when_enabled() -> None:
     """Else Prometheus puts the scraped pod's name where the measured pod's should be."""
     made = render(**{"serviceMonitor.enabled": True, "node.metrics.enabled": True})
     ends = [
@@ -502,7 +502,7 @@ def test_monitors_keep_the_labels_of_what_is_measured() -> None:
     ],
     ids=str,
 )
-def test_values_that_mean_nothing_are_refused(wrong: Json) -> None:
+def test_schema_rejects_values_when_they_are_invalid(wrong: Json) -> None:
     """The schema says what is wrong before anything is installed."""
     given = [f"--set-json={key}={json.dumps(value)}" for key, value in wrong.items()]
     done = helm("template", "fenka", str(CHART), *given)
@@ -542,7 +542,7 @@ def variable(spec: Json, name: str) -> Any:
 
 @needs_helm
 @pytest.mark.parametrize("hami", [False, True])
-def test_nobody_else_writes_what_fenka_writes(hami: bool) -> None:
+def test_admission_policy_protects_every_record_of_the_dialects(hami: bool) -> None:
     """The names are the code's own; of HAMi's only where HAMi itself is not at work."""
     spec = policy("records", hamiNames=hami)
     dialects = WITH_HAMI if hami else DIALECTS
@@ -556,7 +556,7 @@ def test_nobody_else_writes_what_fenka_writes(hami: bool) -> None:
 
 
 @needs_helm
-def test_who_else_may_write_records_is_said_by_a_value() -> None:
+def test_extra_users_may_write_records_when_values_name_them() -> None:
     """For example the former plugin's account, while a cluster is moved."""
     extra = "system:serviceaccount:kube-system:gpushare"
     spec = policy("records", **{"admission.extraUsers": [extra]})
@@ -570,7 +570,7 @@ def test_who_else_may_write_records_is_said_by_a_value() -> None:
 
 
 @needs_helm
-def test_admission_policies_are_bound_unless_they_are_switched_off() -> None:
+def test_admission_policies_are_bound_unless_switched_off() -> None:
     """Or where the API server does not know them."""
 
     def kinds(objects: list[Json]) -> list[str]:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
-class Breach(Exception):
+class InvariantViolation(Exception):
     """The audit found what must never be; the message says what."""
 
 
-class World(Protocol):
-    """A storm over one world."""
+class Experiment(Protocol):
+    """A run of random actions against one installation."""
 
-    chance: random.Random
+    rng: random.Random
     counts: dict[str, int]
 
     def check(self, moment: str) -> None:
@@ -23,8 +23,8 @@ class World(Protocol):
 Move = Callable[[], None]
 
 
-def blow(
-    world: World,
+def inject(
+    experiment: Experiment,
     table: Sequence[tuple[Move, float]],
     moves: int,
     until: float,
@@ -36,13 +36,13 @@ def blow(
     """
     made = 0
     while made < moves and time.monotonic() < until:
-        move = world.chance.choices(
+        move = experiment.rng.choices(
             [candidate for candidate, _ in table], [weight for _, weight in table]
         )[0]
         name = move.__name__
-        world.counts[name] = world.counts.get(name, 0) + 1
+        experiment.counts[name] = experiment.counts.get(name, 0) + 1
         move()
         made += 1
-        world.check(f"move {made} ({name})")
+        experiment.check(f"move {made} ({name})")
         progress(made)
     return made

@@ -13,7 +13,7 @@ import select
 import sys
 
 MIB = 1 << 20
-BREATH_S = 0.05
+PERIOD_S = 0.05
 
 
 class Card:
@@ -51,7 +51,7 @@ class Card:
                 pass
         return sum(mib for _, mib in self.blocks)
 
-    def breathe(self) -> bool:
+    def reallocate(self) -> bool:
         """Free the last block and take it again."""
         pointer, mib = self.blocks.pop()
         self.cuda.cuCtxSetCurrent(self.context)
@@ -76,8 +76,8 @@ def main() -> None:
     got = [card.fill() for card in cards]
     say(total=[card.total() for card in cards], got=got)
     watched = [] if "forever" in sys.argv else [sys.stdin]
-    while not select.select(watched, [], [], BREATH_S)[0]:
-        if not all(card.breathe() for card in cards):
+    while not select.select(watched, [], [], PERIOD_S)[0]:
+        if not all(card.reallocate() for card in cards):
             say(lost=True)
             return
 

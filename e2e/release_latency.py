@@ -1,8 +1,8 @@
-"""Measure the time from the release of a card to the next binding, for lines of different lengths.
+"""Measure the time from the release of a card to the next binding, for queues of different lengths.
 
-Needs a cluster whose kube-scheduler asks fenka's extender: ``python -m e2e run python -m e2e.line``. A node
-without a kubelet has one card. Each pod asks for the whole card and is deleted one second after it was bound.
-Prints a Markdown table.
+Needs a cluster whose kube-scheduler calls fenka's extender. Run ``python -m e2e run python -m
+e2e.release_latency``. A node without a kubelet has one card. Each pod requests the whole card and is deleted
+one second after it was bound. Prints a Markdown table.
 """
 
 import argparse
@@ -17,10 +17,10 @@ from fenka.core.cards import Card
 from fenka.dialects import gpushare
 from fenka.kubernetes.client import Api, ApiError
 
-NODE, ONLY, UNITS, GIB = "bench-line", "fenka.io/bench-line", 16, 1024
+NODE, LABEL, UNITS, GIB = "bench-line", "fenka.io/bench-line", 16, 1024
 NAMESPACE = "default"
-RUNS_S = 1.0
-TOGETHER = 16
+POD_LIFETIME_S = 1.0
+PARALLEL_CALLS = 16
 
 
 def node() -> dict[str, Any]:
@@ -30,8 +30,8 @@ def node() -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": NODE, "labels": {ONLY: "yes"}, "annotations": inventory},
-        "spec": {"taints": [{"key": ONLY, "value": "yes", "effect": "NoSchedule"}]},
+        "metadata": {"name": NODE, "labels": {LABEL: "yes"}, "annotations": inventory},
+        "spec": {"taints": [{"key": LABEL, "value": "yes", "effect": "NoSchedule"}]},
     }
 
 
@@ -41,9 +41,9 @@ def pod(name: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": NAMESPACE, "labels": {ONLY: "yes"}},
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": {LABEL: "yes"}},
         "spec": {
-            "nodeSelector": {ONLY: "yes"},
+            "nodeSelector": {LABEL: "yes"},
             "tolerations": [{"operator": "Exists"}],
             "terminationGracePeriodSeconds": 0,
             "containers": [container],
@@ -62,9 +62,9 @@ class Bench:
 
     async def watch(self) -> None:
         """Record when each pod is bound."""
-        _, version = await self.api.list(self.path, Pod, labelSelector=ONLY)
+        _, version = await self.api.list(self.path, Pod, labelSelector=LABEL)
         async for change in self.api.watch(
-            self.path, Pod, version, seconds=3600, labelSelector=ONLY
+            self.path, Pod, version, seconds=3600, labelSelector=LABEL
         ):
             pod = change.object
             if pod is not None and pod.spec.node_name:
@@ -83,8 +83,8 @@ class Bench:
 
     async def clean(self) -> None:
         """Remove the node and all pods."""
-        pods, _ = await self.api.list(self.path, Pod, labelSelector=ONLY)
-        await self.all(self.delete(f"{self.path}/{pod.metadata.name}") for pod in pods)
+        pods, _ = await self.api.list(self.path, Pod, labelSelector=LABEL)
+        await self.run_in_parallel(self.delete(f"{self.path}/{pod.metadata.name}") for pod in pods)
         await self.delete(f"/api/v1/nodes/{NODE}")
 
     async def delete(self, path: str) -> None:
@@ -95,9 +95,9 @@ class Bench:
             if error.status != 404:
                 raise
 
-    async def all(self, calls: Any) -> None:
+    async def run_in_parallel(self, calls: Any) -> None:
         """A few at a time."""
-        slots = asyncio.Semaphore(TOGETHER)
+        slots = asyncio.Semaphore(PARALLEL_CALLS)
 
         async def limited(call: Any) -> None:
             async with slots:
@@ -119,7 +119,7 @@ class Bench:
         await self.prepare()
         begun = time.monotonic()
         self.bound.clear()
-        await self.all(
+        await self.run_in_parallel(
             self.api.create(self.path, Pod, pod(f"p-{number:05}")) for number in range(length)
         )
         known: set[str] = set()
@@ -133,7 +133,7 @@ class Bench:
             released = time.monotonic()
             holder = await self.next_bound(known, 300)
             delays.append(self.bound[holder] - released)
-            await asyncio.sleep(RUNS_S)
+            await asyncio.sleep(POD_LIFETIME_S)
         await self.clean()
         return delays
 

@@ -4,13 +4,15 @@ Unknown fields are passed over, so that newer servers are no trouble; nothing is
 """
 
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
 
+from fenka.cluster.pod_demand import PodDemand
 from fenka.dialects.gpushare import Kind, quantity
-from fenka.dialects.requests import Limits, Manifest
+from fenka.dialects.recognition import WITH_HAMI
+from fenka.dialects.requests import Dialect, Limits, Manifest
 
 QUEUE_GATE = "fenka.io/queue"
 """The scheduling gate that the chart's admission policy puts on pods that ask for cards. While a pod has it,
@@ -198,7 +200,7 @@ class PodStatus(Object):
     init_container_statuses: list[ContainerStatus] = []
 
 
-class Pod(Object):
+class Pod(Object, dict=True):
     """A pod."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
@@ -228,15 +230,26 @@ class Pod(Object):
         """Whether this scheduling gate is on it."""
         return any(it.name == gate for it in self.spec.scheduling_gates)
 
-    @property
+    @cached_property
     def manifest(self) -> Manifest:
-        """What of it tells its wishes."""
+        """Return the fields by which dialects recognise a request."""
         inits = (
             Limits(it.name, it.resources.limits, Kind.SIDECAR if _stays(it) else Kind.INIT)
             for it in self.spec.init_containers
         )
         apps = (Limits(it.name, it.resources.limits) for it in self.spec.containers)
         return Manifest((*inits, *apps), self.metadata.labels, self.metadata.annotations)
+
+    @cached_property
+    def _demands(self) -> dict[tuple[Dialect, ...], PodDemand]:
+        return {}
+
+    def demand(self, dialects: tuple[Dialect, ...] = WITH_HAMI) -> PodDemand:
+        """Return what the pod requests by these dialects' names. It is parsed once."""
+        demand = self._demands.get(dialects)
+        if demand is None:
+            demand = self._demands[dialects] = PodDemand(self.manifest, dialects)
+        return demand
 
     @property
     def full_name(self) -> str:

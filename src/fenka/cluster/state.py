@@ -8,7 +8,7 @@ from the first of these that is known: what its node reports, what this process 
 last record that was readable. By any of them but the first a pod counts for no more than its limits ask.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fenka.cluster.objects import Node, ObjectMeta, Pod
@@ -18,7 +18,7 @@ from fenka.core.requests import Placement, Slice
 from fenka.dialects import gpushare, leases, modes
 from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.leases import Lingering, Refusal, Report
-from fenka.dialects.recognition import DIALECTS, WITH_HAMI, recognise
+from fenka.dialects.recognition import DIALECTS
 from fenka.dialects.requests import Dialect, unplaced
 
 _FOREIGN = "no record says on which card the pod is: it was not placed by fenka's scheduler"
@@ -65,7 +65,7 @@ class ClusterState:
         self,
         nodes: Iterable[Node] = (),
         pods: Iterable[Pod] = (),
-        dialects: Collection[Dialect] = DIALECTS,
+        dialects: tuple[Dialect, ...] = DIALECTS,
     ) -> None:
         self.dialects = dialects
         self._objects: dict[str, Node] = {}
@@ -363,28 +363,25 @@ def _admits_alike(one: Node, other: Node) -> bool:
 
 def requests_gpu(pod: Pod) -> bool:
     """Whether the pod wants something of a card, in whatever dialect, understood or not."""
-    try:
-        return recognise(pod.manifest, WITH_HAMI) is not None
-    except Unreadable:
-        return True
+    return pod.demand().requests_gpu
 
 
 def read_allocation(
-    share: Share, pod: Pod, dialects: Collection[Dialect] = DIALECTS
+    share: Share, pod: Pod, dialects: tuple[Dialect, ...] = DIALECTS
 ) -> PodAllocation | None:
     """What a pod on a sharing node holds of it by its own record, for no more than its limits ask; None for a
     pod that asks for nothing there."""
-    manifest = pod.manifest
+    demand = pod.demand(dialects)
+    if not demand.requests_gpu:
+        return None
     try:
-        dialect = recognise(manifest, dialects)
-        if dialect is None:
-            return None
-        parts = dialect.demand(manifest, share.unit_mib)
+        parts = demand.parts(share.unit_mib)
     except Unreadable as why:
         # No node gives such a pod anything.
         return PodAllocation(pod, (Placement(share.node.name, ()),), str(why))
     try:
-        placements = dialect.read(manifest, share)
+        assert demand.dialect is not None
+        placements = demand.dialect.read(pod.manifest, share)
         trouble = _FOREIGN if placements is None else None
     except Unreadable as why:
         placements, trouble = None, str(why)

@@ -14,7 +14,7 @@ from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.objects import Pod, Status, pod_path
 from fenka.cluster.state import ClusterState, read_allocation
 from fenka.core.requests import Placement
-from fenka.dialects.recognition import names_any, recognise
+from fenka.dialects.recognition import names_any
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.informer import Backoff
 from fenka.scheduler.extender_api import ExtenderBindingArgs
@@ -214,11 +214,10 @@ class Binder:
     def _body(self, pod: Pod, node: str, placements: tuple[Placement, ...]) -> dict[str, Any]:
         annotations = {}
         if placements:
-            share, manifest = self._world.shared_node(node), pod.manifest
-            dialect = recognise(manifest, self._world.dialects)
+            share, dialect = self._world.shared_node(node), pod.demand(self._world.dialects).dialect
             assert share is not None
             assert dialect is not None
-            annotations = dialect.write(manifest, share, placements, self._now_ns())
+            annotations = dialect.write(pod.manifest, share, placements, self._now_ns())
         meta = pod.metadata
         return {
             "apiVersion": "v1",

@@ -23,7 +23,7 @@ from fenka.core.requests import Placement
 from fenka.dialects import modes, whole_cards
 from fenka.dialects.gpushare import Unreadable
 from fenka.dialects.requests import Part
-from fenka.scheduler.pod_placement import PodDemand, resident_compute
+from fenka.scheduler.pod_placement import resident_compute
 
 PLAN_TTL_S = 30.0
 """So long a plan waits for its members: longer than kube-scheduler's longest backoff, twice."""
@@ -151,9 +151,9 @@ class GangScheduler:
 
     def _asks(self, pod: Pod) -> bool:
         """Whether it wants something of cards that fenka places; whole cards it does on few nodes."""
-        wanted = PodDemand(pod, self._world.dialects)
+        wanted = pod.demand(self._world.dialects)
         if wanted.dialect is not whole_cards:
-            return wanted.dialect is not None or wanted.trouble is not None
+            return wanted.requests_gpu
         return any(self._admits(it.node.name, wanted.parts(1)) for it in self._world.shared_nodes())
 
     def _admits(self, node: str, parts: Sequence[Part]) -> bool:
@@ -263,10 +263,7 @@ class GangScheduler:
         return found
 
     def _part(self, pod: Pod, unit_mib: int) -> Part:
-        wanted = PodDemand(pod, self._world.dialects)
-        if wanted.trouble is not None:
-            raise Unreadable(wanted.trouble)
-        parts = wanted.parts(unit_mib) if wanted.dialect else ()
+        parts = pod.demand(self._world.dialects).parts(unit_mib)
         if len(parts) != 1:
             raise Unreadable(
                 f"the pod {pod.metadata.name} of a gang asks for cards in {len(parts)} containers: "

@@ -34,10 +34,8 @@ from fenka.core.reasons import Rejected
 from fenka.core.requests import Placement, Request
 from fenka.dialects import modes, whole_cards
 from fenka.dialects.gpushare import Share, Unreadable
-from fenka.dialects.recognition import recognise
-from fenka.dialects.requests import Dialect, Part
+from fenka.dialects.requests import Part
 from fenka.scheduler.pod_placement import (
-    PodDemand,
     fits_when_empty,
     resident_compute,
     with_card_ids,
@@ -266,10 +264,7 @@ class PendingQueue:
 
     def wants(self, pod: Pod) -> bool:
         """Whether it asks for something that is fenka's to give, and can be read."""
-        try:
-            return recognise(pod.manifest, self._world.dialects) is not None
-        except Unreadable:
-            return False
+        return pod.demand(self._world.dialects).dialect is not None
 
     def orders(self, pod: Pod) -> bool:
         """Return whether this line decides when the pod is served.
@@ -277,7 +272,7 @@ class PendingQueue:
         kube-scheduler also places pods with whole cards on nodes that do not share: those pods are not in
         this line. Nor is a pod that could not be on any sharing node.
         """
-        wanted = PodDemand(pod, self._world.dialects)
+        wanted = pod.demand(self._world.dialects)
         return (
             wanted.dialect is not None
             and wanted.dialect is not whole_cards
@@ -351,8 +346,7 @@ class PendingQueue:
 
     def _parts(self, pod: Pod, unit: int) -> tuple[Part, ...]:
         try:
-            dialect: Dialect | None = recognise(pod.manifest, self._world.dialects)
-            return dialect.demand(pod.manifest, unit) if dialect else ()
+            return pod.demand(self._world.dialects).parts(unit)
         except Unreadable:
             return ()
 

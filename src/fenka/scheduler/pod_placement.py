@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from fenka.cluster.objects import Pod
+from fenka.cluster.pod_demand import PodDemand
 from fenka.cluster.state import ClusterState
 from fenka.core.cards import Card, Node
 from fenka.core.evaluate import Empty, Policy, View, evaluate, fits_card, never_fits
@@ -16,8 +17,7 @@ from fenka.core.reasons import Reason, Rejected, Rejection, Why
 from fenka.core.requests import Placement, Request
 from fenka.dialects import gpushare, modes, whole_cards
 from fenka.dialects.gpushare import Share, Unreadable
-from fenka.dialects.recognition import recognise
-from fenka.dialects.requests import Dialect, Part
+from fenka.dialects.requests import Part
 
 BEST, REST = 10, 8
 """Scores that kube-scheduler takes are 0 to 10. The best node alone has 10, and two points before the next
@@ -166,12 +166,12 @@ class PodEvaluator:
 
         ahead: what is kept for others of the cards that are free. Only where it is, anything is judged anew.
         """
-        world, wanted = self._world, PodDemand(pod, self._world.dialects)
+        world, wanted = self._world, pod.demand(self._world.dialects)
         known: dict[int, tuple[tuple[Part, ...], dict[str, tuple[int, Verdict]]]] = {}
         verdicts: list[tuple[str, Verdict | None]] = []
         for name in names:
             share = world.shared_node(name)
-            if share is None or wanted.trouble is not None or wanted.dialect is None:
+            if share is None or wanted.error is not None or wanted.dialect is None:
                 verdicts.append((name, self._without_request(wanted, name)))
                 continue
             found = known.get(share.unit_mib)
@@ -201,9 +201,9 @@ class PodEvaluator:
 
         Raises Unreadable.
         """
-        wanted = PodDemand(pod, self._world.dialects)
-        if wanted.trouble is not None:
-            raise Unreadable(wanted.trouble)
+        wanted = pod.demand(self._world.dialects)
+        if wanted.error is not None:
+            raise Unreadable(wanted.error)
         if wanted.dialect is None:
             return ()
         units = {share.unit_mib for share in self._world.shared_nodes()} or {gpushare.GIB_MIB}
@@ -226,7 +226,7 @@ class PodEvaluator:
 
     def _hint(self, pod: Pod) -> str:
         """Nothing that is held is to blame: what could ever be had."""
-        wanted = PodDemand(pod, self._world.dialects)
+        wanted = pod.demand(self._world.dialects)
         usable = [
             it for it in self._world.shared_nodes() if not self._world.node_error(it.node.name)
         ]
@@ -258,11 +258,11 @@ class PodEvaluator:
         """
         if any(uid in pods and _priority(pods[uid]) >= _priority(pod) for uid in victims):
             return None
-        wanted = PodDemand(pod, self._world.dialects)
-        if wanted.dialect is None and wanted.trouble is None:
+        wanted = pod.demand(self._world.dialects)
+        if wanted.dialect is None and wanted.error is None:
             return PreemptionResult(tuple(victims))
         share = self._world.shared_node(node)
-        if share is None or wanted.trouble or self._world.node_error(node):
+        if share is None or wanted.error or self._world.node_error(node):
             return PreemptionResult(tuple(victims)) if _elsewhere(wanted) else None
         try:
             parts = wanted.parts(share.unit_mib)
@@ -297,9 +297,9 @@ class PodEvaluator:
             self._memory.popitem(last=False)
         return memory
 
-    def _without_request(self, wanted: "PodDemand", name: str) -> Infeasible | None:
-        if wanted.trouble is not None:
-            return Infeasible(wanted.trouble, unresolvable=True)
+    def _without_request(self, wanted: PodDemand, name: str) -> Infeasible | None:
+        if wanted.error is not None:
+            return Infeasible(wanted.error, unresolvable=True)
         if wanted.dialect is None:
             return None
         trouble = self._world.node_error(name)
@@ -461,25 +461,6 @@ def _never_fits(requests: tuple[Request, ...], kinds: tuple[_Kind, ...]) -> bool
     )
     node = Node("any", tuple(cards))
     return isinstance(plan_gang(Empty(), requests, "binpack", (node,)), Rejected)
-
-
-class PodDemand:
-    """What a pod asks for, read once."""
-
-    def __init__(self, pod: Pod, dialects: Collection[Dialect]) -> None:
-        self._manifest = pod.manifest
-        self.trouble: str | None = None
-        self.dialect: Dialect | None = None
-        """None: nothing that fenka gives."""
-        try:
-            self.dialect = recognise(self._manifest, dialects)
-        except Unreadable as why:
-            self.trouble = str(why)
-
-    def parts(self, unit_mib: int) -> tuple[Part, ...]:
-        """On nodes of this unit. Raises Unreadable."""
-        assert self.dialect is not None
-        return self.dialect.demand(self._manifest, unit_mib)
 
 
 def _elsewhere(wanted: PodDemand) -> bool:

@@ -12,7 +12,7 @@ from fenka.cluster.objects import Pod
 from fenka.core.cards import Card
 from fenka.core.requests import Placement, Slice
 from fenka.dialects.gpushare import Share, Unreadable
-from fenka.dialects.recognition import DIALECTS, recognise
+from fenka.dialects.recognition import DIALECTS
 from fenka.dialects.requests import Dialect, Part, of_container
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease.store import Lease, Token
@@ -99,13 +99,13 @@ def share_lease(
     container: str,
     resource: str,
     amount: int,
-    dialects: Collection[Dialect] = DIALECTS,
+    dialects: tuple[Dialect, ...] = DIALECTS,
 ) -> Lease:
     """What a container with so much of the resource holds, as its pod's record says. Raises LeaseDenied."""
     manifest = pod.manifest
     try:
-        dialect = recognise(manifest, dialects)
-        parts = dialect.demand(manifest, share.unit_mib) if dialect else ()
+        demand = pod.demand(dialects)
+        parts, dialect = demand.parts(share.unit_mib), demand.dialect
         placements = dialect.read(manifest, share) if dialect else None
     except Unreadable as why:
         raise Misplaced(f"fenka: {why}: delete the pod, so that it is placed anew") from None

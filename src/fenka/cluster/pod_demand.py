@@ -1,0 +1,57 @@
+"""What a pod requests of GPUs, parsed once and kept with the pod (`Pod.demand`)."""
+
+from collections.abc import Collection
+from functools import cached_property
+
+from fenka.dialects import gpushare
+from fenka.dialects.gpushare import Unreadable
+from fenka.dialects.recognition import recognise
+from fenka.dialects.requests import Dialect, Manifest, Part
+
+
+class PodDemand:
+    """What a pod requests in the first dialect that matches it.
+
+    Attributes:
+        dialect: None if the pod requests nothing, or `error` says why it cannot be read.
+    """
+
+    def __init__(self, request: Manifest, dialects: Collection[Dialect]) -> None:
+        self._request = request
+        self.error: str | None = None
+        self.dialect: Dialect | None = None
+        self._parts: dict[int, tuple[Part, ...] | str] = {}
+        try:
+            self.dialect = recognise(request, dialects)
+        except Unreadable as why:
+            self.error = str(why)
+
+    @property
+    def requests_gpu(self) -> bool:
+        """Return whether the pod requests anything of a card, readable or not."""
+        return self.dialect is not None or self.error is not None
+
+    def parts(self, unit_mib: int) -> tuple[Part, ...]:
+        """Return what the pod requests of a node with this unit; empty for nothing. Raises Unreadable."""
+        if unit_mib not in self._parts:
+            self._parts[unit_mib] = self._parse(unit_mib)
+        parts = self._parts[unit_mib]
+        if isinstance(parts, str):
+            raise Unreadable(parts)
+        return parts
+
+    def _parse(self, unit_mib: int) -> tuple[Part, ...] | str:
+        if self.dialect is None:
+            return self.error or ()
+        try:
+            return self.dialect.demand(self._request, unit_mib)
+        except Unreadable as why:
+            return str(why)
+
+    @cached_property
+    def amounts(self) -> dict[str, int]:
+        """Return the amount of each resource of the dialect, as the kubelet counts it. Raises Unreadable."""
+        if self.error is not None:
+            raise Unreadable(self.error)
+        names = self._request.names(self.dialect.RESOURCES) if self.dialect else ()
+        return {name: gpushare.demand(self._request.asks(name)) for name in names}

@@ -24,17 +24,17 @@ from aiohttp import web
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from fenka.cluster.objects import Pod
-from fenka.cluster.state import ClusterState
-from fenka.dialects import gpushare
-from fenka.scheduler.extender_api import ExtenderBindingArgs, read_args
-from fenka.scheduler.pending_queue import PendingQueue
-from fenka.scheduler.pod_placement import (
+from fenka.cluster.pending_queue import PendingQueue
+from fenka.cluster.pod_placement import (
     NO_CONSTRAINTS,
     FilterResult,
     Infeasible,
     PodEvaluator,
     QueueConstraints,
 )
+from fenka.cluster.state import ClusterState
+from fenka.dialects import gpushare
+from fenka.scheduler.extender_api import ExtenderBindingArgs, read_args
 from fenka.scheduler.queue_controller import QueueController, QueuedEvaluator
 from fenka.scheduler.replica import Replica, Settings
 from tests.kubernetes.api_server import api_server

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fenka.cluster.objects import ObjectMeta, Pod
+from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.dialects import gpushare
@@ -29,7 +30,6 @@ from fenka.scheduler.event_reporter import EventReporter
 from fenka.scheduler.extender_api import ExtenderBindingArgs
 from fenka.scheduler.gang_scheduler import GangScheduler
 from fenka.scheduler.informers import ClusterInformers
-from fenka.scheduler.pod_placement import PodEvaluator
 from fenka.scheduler.queue_controller import QueueController, QueuedEvaluator
 from fenka.scheduler.requeue import requeue
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fenka.cluster.objects import Node, Pod
+from fenka.cluster.pod_placement import Infeasible, PodEvaluator
 from fenka.cluster.state import ClusterState
 from fenka.core.requests import Placement
 from fenka.core.units import units_to_mib
 from fenka.dialects import gpushare
-from fenka.scheduler.pod_placement import Infeasible, PodEvaluator
 from tests.scheduler.objects_kit import GIB, T4_MIB, a_node, a_pod
 
 NAMES = ("a", "b")

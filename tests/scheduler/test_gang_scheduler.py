@@ -22,6 +22,7 @@ from fenka.cluster.pod_groups import (
     PodGroupSpec,
     SchedulingPolicy,
 )
+from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.state import ClusterState
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.gang_scheduler import (
@@ -30,7 +31,6 @@ from fenka.scheduler.gang_scheduler import (
     PLAN_TTL_S,
     GangScheduler,
 )
-from fenka.scheduler.pod_placement import PodEvaluator
 from fenka.scheduler.queue_controller import QueueController, QueuedEvaluator
 from tests.kubernetes.api_server import ApiServer, until
 from tests.scheduler.objects_kit import T4_MIB, Json, a_node, a_pod, node_json, on_card

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenka.cluster.objects import Node, Pod
+from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.state import ClusterState
 from fenka.core.requests import Slice
 from fenka.dialects import ack, gpu_manager, gpushare, hami, leases, modes, resizing, whole_cards
@@ -16,7 +17,6 @@ from fenka.dialects.gpushare import Unreadable
 from fenka.dialects.leases import Lingering, Report
 from fenka.dialects.recognition import WITH_HAMI, recognise
 from fenka.dialects.requests import nominal_mib
-from fenka.scheduler.pod_placement import PodEvaluator
 from tests.scheduler.objects_kit import T4_MIB, a_node, pod_json
 
 CARDS = 4

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.cluster.objects import Node, Pod
+from fenka.cluster.pending_queue import gang_complete_by_label
+from fenka.cluster.pod_placement import Infeasible, PodEvaluator
 from fenka.cluster.state import ClusterState
 from fenka.core.fairness import Fairness
 from fenka.core.requests import Placement
 from fenka.dialects import gpushare
-from fenka.scheduler.pending_queue import gang_complete_by_label
-from fenka.scheduler.pod_placement import Infeasible, PodEvaluator
 from fenka.scheduler.queue_controller import (
     REQUEUE_AFTER_S,
     RESERVATION_TTL_S,

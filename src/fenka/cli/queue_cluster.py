@@ -14,13 +14,13 @@ from fenka.cli.cluster import PAGE, Cluster, Where
 from fenka.cli.pending import amounts
 from fenka.cli.rows import QueueRow
 from fenka.cluster.objects import Node, Pod
+from fenka.cluster.pending_queue import PendingQueue, QueueEntry
+from fenka.cluster.pod_placement import with_card_ids
 from fenka.cluster.state import ClusterState
+from fenka.cluster.usage_accounting import UsageAccounting
 from fenka.core.fairness import Fairness
 from fenka.dialects.gpushare import Unreadable
 from fenka.kubernetes.client import Api
-from fenka.scheduler.pending_queue import PendingQueue, QueueEntry
-from fenka.scheduler.pod_placement import with_card_ids
-from fenka.scheduler.usage_accounting import UsageAccounting
 
 POLICY = "binpack"
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.objects import Pod, Status, pod_path
+from fenka.cluster.pod_placement import Infeasible
 from fenka.cluster.state import ClusterState, read_allocation
 from fenka.core.requests import Placement
 from fenka.dialects.recognition import names_any
@@ -19,7 +20,6 @@ from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.informer import Backoff
 from fenka.scheduler.extender_api import ExtenderBindingArgs
 from fenka.scheduler.gang_scheduler import GangScheduler
-from fenka.scheduler.pod_placement import Infeasible
 from fenka.scheduler.queue_controller import QueuedEvaluator
 
 BIND_WITHIN_S = 3.0

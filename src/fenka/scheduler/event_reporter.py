@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from fenka.cluster.objects import Node, Pod
+from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.state import ClusterState, requests_gpu
 from fenka.dialects.gpushare import Unreadable
-from fenka.scheduler.pod_placement import PodEvaluator
 
 UNSCHEDULABLE, INVALID_RECORD, NODE_UNAVAILABLE = (
     "FenkaUnschedulable",

@@ -4,10 +4,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import group_name
+from fenka.cluster.pod_placement import BEST, FilterResult, PodEvaluator, PreemptionResult
 from fenka.core.preemption import Budget
 from fenka.dialects.gpushare import Unreadable
 from fenka.scheduler.gang_scheduler import GangPending, GangScheduler
-from fenka.scheduler.pod_placement import BEST, FilterResult, PodEvaluator, PreemptionResult
 from fenka.scheduler.queue_controller import QueuedEvaluator
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import Gang, PodGroup, group_key, group_name, pod_group
+from fenka.cluster.pod_placement import resident_compute
 from fenka.cluster.state import ClusterState
 from fenka.core.cards import Node
 from fenka.core.evaluate import Policy, Used
@@ -23,7 +24,6 @@ from fenka.core.requests import Placement
 from fenka.dialects import modes, whole_cards
 from fenka.dialects.gpushare import Unreadable
 from fenka.dialects.requests import Part
-from fenka.scheduler.pod_placement import resident_compute
 
 PLAN_TTL_S = 30.0
 """So long a plan waits for its members: longer than kube-scheduler's longest backoff, twice."""

@@ -15,13 +15,7 @@ from math import inf
 from typing import Protocol, TypeVar
 
 from fenka.cluster.objects import QUEUE_GATE, Pod
-from fenka.cluster.pod_groups import group_key
-from fenka.cluster.state import ClusterState
-from fenka.core.backfill import Key
-from fenka.core.evaluate import Policy
-from fenka.core.fairness import Fairness
-from fenka.core.requests import Placement
-from fenka.scheduler.pending_queue import (
+from fenka.cluster.pending_queue import (
     DEPTH,
     PendingEntry,
     PendingQueue,
@@ -32,14 +26,20 @@ from fenka.scheduler.pending_queue import (
     time_limit_s,
     waits,
 )
-from fenka.scheduler.pod_placement import (
+from fenka.cluster.pod_groups import group_key
+from fenka.cluster.pod_placement import (
     FilterResult,
     HeldPlacement,
     Infeasible,
     PodEvaluator,
     QueueConstraints,
 )
-from fenka.scheduler.usage_accounting import UsageAccounting
+from fenka.cluster.state import ClusterState
+from fenka.cluster.usage_accounting import UsageAccounting
+from fenka.core.backfill import Key
+from fenka.core.evaluate import Policy
+from fenka.core.fairness import Fairness
+from fenka.core.requests import Placement
 
 RESERVATION_TTL_S = 15.0
 """kube-scheduler tries a pod again 10 s after it could have, at the latest, and binds it at once."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fenka.cluster.disruption import budgets_for
 from fenka.cluster.objects import Pod
+from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.core.fairness import Fairness
@@ -23,7 +24,6 @@ from fenka.scheduler.gang_controller import GangController
 from fenka.scheduler.gang_scheduler import GangScheduler
 from fenka.scheduler.gate_controller import GateController
 from fenka.scheduler.informers import ClusterInformers
-from fenka.scheduler.pod_placement import PodEvaluator
 from fenka.scheduler.queue_controller import QueueController, QueuedEvaluator
 from fenka.scheduler.requeue import Requeuer
 

@@ -3,8 +3,8 @@
 import pytest
 
 from fenka.cluster.objects import Pod
+from fenka.cluster.pod_placement import Infeasible, PodEvaluator
 from fenka.cluster.state import ClusterState
-from fenka.scheduler.pod_placement import Infeasible, PodEvaluator
 from tests.scheduler.objects_kit import GIB, T4_MIB, a_node, a_pod, on_card
 
 UNITS_16 = 16 * GIB

@@ -15,6 +15,11 @@ import msgspec
 from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.objects import QUEUE_GATE, Pod, seconds
 from fenka.cluster.pod_groups import MINIMUM_LABEL, group_key
+from fenka.cluster.pod_placement import (
+    fits_when_empty,
+    resident_compute,
+    with_card_ids,
+)
 from fenka.cluster.state import ClusterState, PodAllocation
 from fenka.core.backfill import (
     Backfill,
@@ -35,11 +40,6 @@ from fenka.core.requests import Placement, Request
 from fenka.dialects import modes, whole_cards
 from fenka.dialects.gpushare import Share, Unreadable
 from fenka.dialects.requests import Part
-from fenka.scheduler.pod_placement import (
-    fits_when_empty,
-    resident_compute,
-    with_card_ids,
-)
 
 GRACE_S = 30
 """Kubernetes' own, for a pod that does not say how long it may take to end."""

@@ -1,1 +1,1 @@
-"""A real Kubernetes on this machine, each node in namespaces of its own, and tests against it."""
+"""Run a real Kubernetes on this machine, each node in its own namespaces, and test against it."""

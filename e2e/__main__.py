@@ -1,4 +1,4 @@
-"""``python -m e2e up|down|status|kubectl …|helm …|sh NODE …``: the cluster by hand."""
+"""Operate the cluster by hand: ``python -m e2e up|down|status|kubectl …|helm …|sh NODE …``."""
 
 import argparse
 import os
@@ -14,16 +14,20 @@ from e2e.programs import main as build_programs
 
 
 def main() -> int:
-    """Do what the first argument says; complaints are one sentence."""
+    """Run the subcommand; report an expected error as one sentence and exit code 1."""
     parser = argparse.ArgumentParser(prog="python -m e2e", description=__doc__)
     default = Path(os.environ.get("FENKA_E2E_STATE") or STATE)
-    parser.add_argument("--state", type=Path, default=default, help=f"its files ({default})")
+    parser.add_argument(
+        "--state", type=Path, default=default, help=f"folder of the cluster's files ({default})"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start it")
-    up.add_argument("--node", action="append", metavar="NAME=ADDRESS", help="instead of the two")
+    up.add_argument(
+        "--node", action="append", metavar="NAME=ADDRESS", help="replace the two default nodes"
+    )
     up.add_argument("--scheduler-config", type=Path, help="a KubeSchedulerConfiguration")
-    commands.add_parser("down", help="end it")
-    commands.add_parser("status", help="what runs")
+    commands.add_parser("down", help="stop it")
+    commands.add_parser("status", help="list machines and daemons")
     commands.add_parser("build", help="build the programs and the images")
     for name in ("kubectl", "helm", "run"):
         commands.add_parser(name, help=f"{name} in the control plane's network", add_help=False)
@@ -37,7 +41,7 @@ def main() -> int:
 
 
 def act(arguments: argparse.Namespace, rest: list[str]) -> int:
-    """Run one subcommand; its exit code."""
+    """Run one subcommand and return its exit code."""
     match arguments.command:
         case "up":
             specs = [NodeSpec(*each.split("=", 1)) for each in arguments.node or ()]
@@ -66,7 +70,7 @@ def act(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def status(cluster: Cluster) -> None:
-    """Every machine and its daemons."""
+    """Print every machine and its daemons."""
     machines: list[Machine] = [cluster.control_plane, *cluster.nodes]
     for machine in machines:
         print(f"{machine.name}  {machine.address}  {'on' if machine.is_on() else 'off'}")

@@ -1,4 +1,4 @@
-"""The cluster: a control plane and nodes, each a machine of its own, on one network.
+"""Run a cluster: a control plane and nodes on one network, each a machine of its own.
 
 with Cluster(state) as cluster:
     cluster.apply(text)
@@ -32,7 +32,7 @@ from e2e.pki import Authority
 from e2e.programs import BuildError, directories
 from e2e.supervisor import REPOSITORY, hierarchies
 
-# Of this checkout: clusters of several checkouts may run side by side.
+# The name contains a hash of this checkout's path, so that several checkouts can run clusters side by side.
 STATE = Path(f"/var/tmp/fenka-e2e-{hashlib.sha256(str(REPOSITORY).encode()).hexdigest()[:6]}")
 CONTROL_PLANE = "control-plane"
 NUMBERS = itertools.count(1)
@@ -50,7 +50,7 @@ NEEDED = (
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """The name and the address of a node. All addresses are in one /24 with the control plane's."""
+    """The name and the address of a node. All addresses are in the control plane's /24."""
 
     name: str
     address: str
@@ -58,7 +58,7 @@ class NodeSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which machines there are."""
+    """The machines of a cluster."""
 
     nodes: tuple[NodeSpec, ...] = (
         NodeSpec("sd-cluster-04", "192.168.1.214"),
@@ -67,15 +67,15 @@ class Layout:
     control_plane: str = "192.168.1.200"
 
     def pod_subnet(self, number: int) -> str:
-        """The pod subnet of one node."""
+        """Return the pod subnet of one node."""
         return f"10.77.{number + 1}.0/24"
 
 
 class Node(Machine):
-    """A node: containerd, kubelet and kube-proxy in namespaces of their own.
+    """A node: containerd, kubelet and kube-proxy in their own namespaces.
 
-    Its pid namespace is what a hostPID pod sees, its root what a hostPath volume shows. Daemons are
-    "containerd", "kubelet" and "kube-proxy"; see Machine for kill, start_again, restart, log and run.
+    A hostPID pod sees the node's PID namespace. A hostPath volume shows the node's root. The daemons are
+    "containerd", "kubelet" and "kube-proxy". See Machine for kill, start_again, restart, log and run.
     """
 
     def __init__(self, cluster: "Cluster", spec: NodeSpec, number: int) -> None:
@@ -84,16 +84,16 @@ class Node(Machine):
         self.number = number
 
     def ctr(self, *argv: str, timeout: float = 60) -> str:
-        """Run ctr in the namespace that the kubelet's containers are in."""
+        """Run ctr in the containerd namespace of the kubelet's containers."""
         command = ("ctr", "--address", configuration.CONTAINERD, "-n", "k8s.io", *argv)
         return self.run(*command, timeout=timeout)
 
     def import_image(self, archive: Path, timeout: float = 120) -> None:
-        """Load a docker or OCI archive, so that pods can use it without a registry."""
+        """Load a Docker or OCI archive, so that pods can use it without a registry."""
         self.ctr("images", "import", str(archive.resolve()), timeout=timeout)
 
     def start_containerd(self) -> None:
-        """Start it and wait for its answer."""
+        """Start containerd and wait until it answers."""
         cni, runc = directories()[0], shutil.which("runc", path="/usr/sbin:/usr/bin:/sbin:/bin")
         settings = self.files.folder / "containerd.toml"
         settings.write_text(configuration.containerd(cni, runc or "runc"))
@@ -104,7 +104,7 @@ class Node(Machine):
         self.wait_for_containerd()
 
     def wait_for_containerd(self) -> None:
-        """Until it answers."""
+        """Wait until containerd answers."""
 
         def answers() -> bool:
             try:
@@ -126,18 +126,18 @@ class Node(Machine):
         self.cluster.start_kube_proxy(self, self.name)
 
     def restart_kubelet(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Kill the kubelet and start it again; returns when it has reported the node Ready again."""
+        """Kill the kubelet, start it again, and wait until it has reported the node Ready."""
         began = time.time()
         self.restart("kubelet", number)
         self.wait_until_ready(since=began)
 
     def restart_containerd(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Kill containerd and start it again; containers live on."""
+        """Kill containerd and start it again; containers keep running."""
         self.restart("containerd", number)
         self.wait_for_containerd()
 
     def reboot(self) -> None:
-        """Switch the node off and on; returns when it is Ready again."""
+        """Switch the node off and on, and wait until it is Ready."""
         owner = self.cluster.owner
         self.power_off()
         self.power_on(owner)
@@ -148,7 +148,7 @@ class Node(Machine):
         self.wait_until_ready(since=began)
 
     def is_ready(self, since: float = 0) -> bool:
-        """Whether the node is Ready, and its kubelet has been heard after `since` (by time.time)."""
+        """Return whether the node is Ready and its kubelet renewed its lease after `since` (time.time)."""
         path = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
         if self.cluster.kubectl("get", "node", self.name, "-o", path) != "True":
             return False
@@ -159,7 +159,7 @@ class Node(Machine):
         return self.runs("kubelet") and renewed.timestamp() >= since
 
     def wait_until_ready(self, seconds: float = 60, since: float = 0) -> None:
-        """Until the node is Ready."""
+        """Wait until the node is Ready."""
         description = f"{self.name}: Ready"
         wait_until(description, lambda: self.is_ready(since), seconds, self.log("kubelet"))
 
@@ -167,7 +167,11 @@ class Node(Machine):
 class Cluster:
     """A whole cluster in one state directory; `with` starts it and takes it down again.
 
-    `owner` is a process: when it is gone, by whatever death, so is the cluster.
+    Args:
+        state: the folder of all its files and logs.
+        layout: its machines.
+        owner: a process ID; the cluster ends when this process ends, however that happens.
+        progress: called with one line for each step of the start.
     """
 
     def __init__(
@@ -199,7 +203,7 @@ class Cluster:
 
     @classmethod
     def attach(cls, state: Path = STATE) -> Self:
-        """The cluster that runs in a state directory, started by whomever."""
+        """Return the cluster that runs in a state directory."""
         try:
             record = json.loads((state / "layout.json").read_text())
         except FileNotFoundError as error:
@@ -209,13 +213,16 @@ class Cluster:
         specs = tuple(NodeSpec(**each) for each in record["nodes"])
         return cls(state, Layout(specs, record["control_plane"]))
 
-    # Up and down.
+    # Start and stop.
 
     def up(self, images: Path | None = None, scheduler_configuration: str | None = None) -> None:
-        """Start everything; returns when all nodes are Ready and pods can be created.
+        """Start everything; return when all nodes are Ready and pods can be created.
 
-        `images` is what e2e.images.image_store() returns. A cluster that runs in this state directory
-        is taken down first.
+        A cluster that runs in this state directory is taken down first.
+
+        Args:
+            images: the result of e2e.images.image_store().
+            scheduler_configuration: see set_scheduler_configuration.
         """
         self.began = time.monotonic()
         self.require()
@@ -223,11 +230,10 @@ class Cluster:
         shutil.rmtree(self.state, ignore_errors=True)
         self.state.mkdir(parents=True)
         (self.state / "layout.json").write_text(json.dumps(asdict(self.layout)))
-        with ThreadPoolExecutor() as together:
-            certificates = together.submit(self.make_certificates)
+        with ThreadPoolExecutor() as pool:
+            certificates = pool.submit(self.make_certificates)
             machines = [
-                together.submit(each.power_on, self.owner)
-                for each in (self.control_plane, *self.nodes)
+                pool.submit(each.power_on, self.owner) for each in (self.control_plane, *self.nodes)
             ]
             for each in machines:
                 each.result()
@@ -235,7 +241,7 @@ class Cluster:
             self.make_network()
             certificates.result()
             self.report_progress("certificates and network")
-            loaded = [together.submit(self.prepare, node, images) for node in self.nodes]
+            loaded = [pool.submit(self.prepare, node, images) for node in self.nodes]
             self.start_apiserver()
             self.report_progress("apiserver ready")
             self.start_controllers(scheduler_configuration)
@@ -251,49 +257,47 @@ class Cluster:
         self.report_progress("up")
 
     def down(self) -> None:
-        """End every process; take away namespaces, mounts, cgroups and kernel settings. Logs stay."""
+        """End every process and remove namespaces, mounts, cgroups and kernel settings. Logs are kept."""
         names = [each.parent.name for each in self.state.glob("machines/*/machine.json")]
-        with ThreadPoolExecutor() as together:
-            list(
-                together.map(lambda name: Machine(self.state, name, "").power_off(), sorted(names))
-            )
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda name: Machine(self.state, name, "").power_off(), sorted(names)))
         shutil.rmtree(self.state / "machines", ignore_errors=True)
         shutil.rmtree(self.state / "etcd", ignore_errors=True)
         (self.state / "layout.json").unlink(missing_ok=True)
 
     def report_progress(self, step: str) -> None:
-        """Say how far it is."""
+        """Report a finished step with the seconds since the start."""
         self.progress(f"{time.monotonic() - self.began:6.2f} s  {step}")
 
     def prepare(self, node: Node, images: Path | None) -> None:
-        """What a node can do before there is an apiserver."""
+        """Start what a node can start before the API server is up."""
         if images:
             copy_store(images, node.files.folder / "disk" / "var" / "lib" / "containerd")
         node.start_containerd()
 
     @staticmethod
     def require() -> None:
-        """ClusterError with one clear sentence when this machine cannot run a cluster."""
+        """Raise ClusterError if this machine cannot run a cluster."""
         if os.geteuid() != 0:
-            raise ClusterError("a cluster in namespaces needs root")
+            raise ClusterError("a cluster in namespaces needs root: run this as root")
         if missing := missing_programs(*NEEDED):
             raise ClusterError(f"not installed: {', '.join(missing)}")
         probe = ["unshare", "--net", "--pid", "--mount", "--fork", "true"]
         if subprocess.run(probe, capture_output=True, check=False).returncode:
-            raise ClusterError("this machine allows no namespaces (`unshare --net` is refused)")
+            raise ClusterError("this machine does not allow namespaces (`unshare --net` fails)")
         if "memory" not in hierarchies():
             raise ClusterError(
-                "this machine has no cgroup v1 `memory` hierarchy, the only kind tried"
+                "this machine has no cgroup v1 `memory` hierarchy; cgroup v2 is not supported"
             )
         try:
             directories()
         except BuildError as error:
             raise ClusterError(str(error)) from error
 
-    # The parts.
+    # Components.
 
     def make_certificates(self) -> None:
-        """Everybody's identity; real RBAC applies, so a missing right shows."""
+        """Create a certificate for each component; RBAC is on, so that a missing right is noticed."""
         address = self.layout.control_plane
         server = f"https://{address}:6443"
         authority = Authority(self.state / "pki")
@@ -314,22 +318,22 @@ class Cluster:
             authority.client(f"kubelet-{node.name}", user, "system:nodes", server)
 
     def make_network(self) -> None:
-        """One bridge, in the control plane's machine, is the wire that all machines share."""
+        """Create the bridge, in the control plane's machine, that connects all machines."""
         run_ip_batch(
             self.control_plane,
             "link add lan type bridge",
             f"address add {self.control_plane.address}/24 dev lan",
             "link set lan up",
-            # Any way out will do: kube-proxy sends it to a pod before it leaves.
+            # Any outgoing route will do: kube-proxy redirects the packet to a pod before it leaves.
             f"route add {configuration.SERVICES} dev lan",
         )
-        # The control plane's kernel forwards nothing, but its kube-proxy answers on 127.0.0.1 too.
+        # The control plane does not forward packets, but its kube-proxy also answers on 127.0.0.1.
         set_sysctl(self.control_plane, "net.ipv4.ip_forward", "1")
         for node in self.nodes:
             self.connect(node)
 
     def connect(self, node: Node) -> None:
-        """Plug a node into the wire and tell it, and the control plane, where everybody's pods are."""
+        """Connect a node to the bridge, and add routes to all pod subnets on it and on the control plane."""
         link = f"node{node.number}"
         run_ip_batch(
             self.control_plane,
@@ -352,19 +356,19 @@ class Cluster:
         set_sysctl(node, "net.ipv4.ip_forward", "1")
 
     def start_apiserver(self) -> None:
-        """Start etcd and the apiserver; wait until it is ready."""
+        """Start etcd and the API server, and wait until it is ready."""
         plane, pki = self.control_plane, self.state / "pki"
         plane.start("etcd", configuration.etcd(self.state / "etcd"))
         plane.start("kube-apiserver", configuration.apiserver(pki, plane.address))
         self.wait_for_apiserver()
 
     def wait_for_apiserver(self) -> None:
-        """Until it says that it is ready."""
+        """Wait until the API server reports that it is ready."""
 
         def ready() -> bool:
             return self.kubectl("get", "--raw=/readyz") == "ok"
 
-        wait_until("the apiserver", ready, 60, self.control_plane.log("kube-apiserver"))
+        wait_until("the API server", ready, 60, self.control_plane.log("kube-apiserver"))
 
     def start_controllers(self, scheduler_configuration: str | None) -> None:
         """Start the controller manager, the scheduler and the control plane's kube-proxy."""
@@ -372,11 +376,10 @@ class Cluster:
         plane.start("kube-controller-manager", configuration.controller_manager(pki))
         written = self.write_scheduler_configuration(scheduler_configuration)
         plane.start("kube-scheduler", configuration.kube_scheduler(written))
-        # The control plane is no node of its own. kube-proxy there serves the scheduler and the tests:
-        # it takes a node's name only because it waits half a minute for one that does not exist.
+        # The control plane is not a node. Its kube-proxy serves the scheduler and the tests. It is given an
+        # existing node's name, since it would wait half a minute for one that does not exist.
         self.start_kube_proxy(plane, self.layout.nodes[0].name)
-        role = self.kubectl
-        role(
+        self.kubectl(
             "create",
             "clusterrolebinding",
             "e2e:kubelet-api",
@@ -385,14 +388,14 @@ class Cluster:
         )
 
     def start_kube_proxy(self, machine: Machine, node: str) -> None:
-        """Services of the cluster work on this machine."""
+        """Start kube-proxy, so that the cluster's Services work on this machine."""
         settings = machine.files.folder / "kube-proxy.yaml"
         kubeconfig = self.state / "pki" / "kube-proxy.kubeconfig"
         settings.write_text(configuration.kube_proxy(kubeconfig, node))
         machine.start("kube-proxy", ["kube-proxy", f"--config={settings}"])
 
     def wait_for_service_account(self, namespace: str) -> None:
-        """Until pods may be created in a namespace."""
+        """Wait until pods can be created in a namespace."""
 
         def exists() -> bool:
             return bool(self.get("serviceaccount", "default", namespace))
@@ -400,7 +403,7 @@ class Cluster:
         wait_until(f"the default ServiceAccount of {namespace}", exists)
 
     def write_scheduler_configuration(self, text: str | None) -> Path:
-        """Put it where the scheduler reads it."""
+        """Write the configuration to the file that the scheduler reads, and return its path."""
         self.scheduler_configuration = text
         written = self.state / "scheduler.yaml"
         kubeconfig = self.state / "pki" / "scheduler.kubeconfig"
@@ -411,7 +414,7 @@ class Cluster:
 
     @contextmanager
     def namespace(self, name: str) -> Iterator[str]:
-        """A new namespace, in which pods can be created; at the end its pods are gone, at once."""
+        """Create a namespace in which pods can be created; delete its pods at once at the end."""
         chosen = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] + f"-{next(NUMBERS)}"
         self.kubectl("create", "namespace", chosen)
         try:
@@ -425,22 +428,25 @@ class Cluster:
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's; it works from the control plane and from the nodes."""
+        """The administrator's kubeconfig; it works from the control plane and from the nodes."""
         return self.state / "pki" / "admin.kubeconfig"
 
     def node(self, name: str) -> Node:
-        """The node of that name."""
+        """Return the node with this name."""
         for node in self.nodes:
             if node.name == name:
                 return node
         raise KeyError(name)
 
     def command(self, *argv: str) -> list[str]:
-        """For subprocess.Popen: argv in the control plane's network; give it environment()."""
+        """Return a command for subprocess.Popen that runs argv in the control plane's network.
+
+        Run it with environment().
+        """
         return self.control_plane.network_command(*argv)
 
     def environment(self) -> dict[str, str]:
-        """PATH with kubectl and helm, and the administrator's KUBECONFIG."""
+        """Return an environment with kubectl and helm on PATH and the administrator's KUBECONFIG."""
         return self.control_plane.environment()
 
     def run(
@@ -450,30 +456,35 @@ class Cluster:
         timeout: float = 60,
         environment: Mapping[str, str] | None = None,
     ) -> str:
-        """Run a program as an administrator would: files and working folder are this machine's, the network
-        is the control plane's. What it printed; ClusterError carries its complaint."""
+        """Run a program as an administrator would, and return its output.
+
+        It has this machine's files and working folder, and the control plane's network.
+
+        Raises:
+            ClusterError: the program failed; the text is its error output.
+        """
         full = self.environment() | dict(environment or {})
         return run(self.command(*argv), full, stdin, timeout)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 60) -> str:
-        """What kubectl prints; ClusterError carries its complaint."""
+        """Return the output of kubectl. Raise ClusterError with its error output if it fails."""
         return self.run("kubectl", *arguments, stdin=stdin, timeout=timeout)
 
     def helm(self, *arguments: str, timeout: float = 120) -> str:
-        """What helm prints."""
+        """Return the output of helm."""
         return self.run("helm", *arguments, timeout=timeout)
 
     def apply(self, text: str, namespace: str = "default") -> None:
-        """Create or change the objects of a YAML text."""
+        """Create or update the objects of a YAML text."""
         self.kubectl("-n", namespace, "apply", "-f", "-", stdin=text)
 
     def delete(self, text: str, namespace: str = "default") -> None:
-        """Remove the objects of a YAML text, at once."""
+        """Delete the objects of a YAML text without a grace period."""
         options = ("--ignore-not-found", "--grace-period=0", "--force")
         self.kubectl("-n", namespace, "delete", "-f", "-", *options, stdin=text)
 
     def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
-        """One object."""
+        """Return one object."""
         document: dict[str, Any] = json.loads(
             self.kubectl("-n", namespace, "get", kind, name, "-o", "json")
         )
@@ -482,13 +493,13 @@ class Cluster:
     def list(
         self, kind: str, namespace: str = "default", selector: str = ""
     ) -> Sequence[dict[str, Any]]:
-        """All objects of a kind in a namespace, or those that a label selector names."""
+        """Return the objects of a kind in a namespace that match a label selector (default: all)."""
         arguments = ("-n", namespace, "get", kind, "-o", "json", "-l", selector)
         items: Sequence[dict[str, Any]] = json.loads(self.kubectl(*arguments))["items"]
         return items
 
     def events(self, name: str, namespace: str = "default") -> Sequence[str]:
-        """The messages of the events about one object, oldest first."""
+        """Return the messages of the events about one object, oldest first."""
         chosen = f"--field-selector=involvedObject.name={name}"
         output = self.kubectl("-n", namespace, "get", "events", chosen, "-o", "json")
         return [
@@ -498,7 +509,7 @@ class Cluster:
     def wait_for_pod(
         self, name: str, namespace: str = "default", phase: str = "Running", seconds: float = 60
     ) -> dict[str, Any]:
-        """Until the pod has the phase (for Running: is Ready too); the pod."""
+        """Wait until the pod has the phase (and is Ready, if the phase is Running), and return it."""
         seen: dict[str, Any] = {}
 
         def has_phase() -> bool:
@@ -513,23 +524,26 @@ class Cluster:
             wait_until(f"pod {name}: {phase}", has_phase, seconds)
         except ClusterError as error:
             last = "\n".join(self.events(name, namespace)[-5:])
-            raise ClusterError(f"{error}; it is {seen.get('status')}\nevents:\n{last}") from error
+            status = seen.get("status")
+            raise ClusterError(f"{error}; its status is {status}\nevents:\n{last}") from error
         return seen
 
     def import_image(self, archive: Path) -> None:
         """Load an image archive into every node."""
-        with ThreadPoolExecutor() as together:
-            list(together.map(lambda node: node.import_image(archive), self.nodes))
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda node: node.import_image(archive), self.nodes))
 
     def restart_apiserver(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Kill the apiserver and start it again; returns when it is ready."""
+        """Kill the API server, start it again, and wait until it is ready."""
         self.control_plane.restart("kube-apiserver", number)
         self.wait_for_apiserver()
 
     def set_scheduler_configuration(self, text: str | None) -> None:
-        """Start the scheduler anew with a KubeSchedulerConfiguration (None: the default scheduler).
+        """Restart the scheduler with another configuration.
 
-        The text is what a user would paste; this cluster's kubeconfig is added to it.
+        Args:
+            text: a KubeSchedulerConfiguration as a user would write it, or None for the default scheduler.
+                This cluster's kubeconfig is added to it.
         """
         self.write_scheduler_configuration(text)
         self.control_plane.restart("kube-scheduler", signal.SIGTERM)
@@ -548,13 +562,13 @@ print(urllib.request.urlopen("https://127.0.0.1:10259/readyz", context=context).
 
 
 def run_ip_batch(machine: Machine, *lines: str) -> None:
-    """Run ip commands in a machine's network, but in this machine's process numbers."""
+    """Run ip commands in a machine's network. Process IDs in them are those of this machine."""
     command = machine.network_command("ip", "-batch", "-")
     run(command, machine.environment(), "\n".join(lines))
 
 
 def set_sysctl(machine: Machine, name: str, value: str) -> None:
-    """A kernel setting of the machine's own network."""
+    """Set a sysctl of the machine's own network namespace."""
     run(machine.network_command("sysctl", "-qw", f"{name}={value}"), machine.environment())
 
 

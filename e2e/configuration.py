@@ -1,4 +1,4 @@
-"""What the programs of the cluster are told. Every setting that is not obvious says why it is there."""
+"""Configure the programs of the cluster. Settings that are not obvious have a comment that says why."""
 
 import json
 from pathlib import Path
@@ -11,14 +11,14 @@ API_SERVICE = "10.96.0.1"
 DNS_SERVICE = "10.96.0.10"
 PODS = "10.77.0.0/16"
 POD_GROUP_FEATURE = "GenericWorkload"
-"""The gate behind which Kubernetes 1.37 has groups of pods that are scheduled together."""
+"""The feature gate of Kubernetes 1.37 for groups of pods that are scheduled together."""
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 CONTAINERD = "/run/containerd/containerd.sock"
 PAUSE = "localhost/pause:e2e"
 
 
 def containerd(cni: Path, runc: str) -> str:
-    """containerd's configuration, in TOML."""
+    """Return containerd's configuration in TOML."""
     return f"""\
 version = 3
 root = "/var/lib/containerd"
@@ -35,7 +35,7 @@ disabled_plugins = [
   [plugins."io.containerd.cri.v1.images".pinned_images]
     sandbox = "{PAUSE}"
 [plugins."io.containerd.cri.v1.runtime"]
-  # Root without CAP_SYS_RESOURCE may not lower an oom_score_adj, and runc fails obscurely when told to.
+  # Root without CAP_SYS_RESOURCE may not lower an oom_score_adj, and runc's error does not name the cause.
   restrict_oom_score_adj = true
   cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
   [plugins."io.containerd.cri.v1.runtime".cni]
@@ -53,10 +53,10 @@ disabled_plugins = [
 
 
 def pod_network(subnet: str) -> str:
-    """The CNI plugins of one node, in JSON.
+    """Return the CNI configuration of one node in JSON.
 
-    Each pod has a link of its own to the node, no bridge: then every packet between pods passes the node's
-    netfilter, and a service whose pod is on the caller's node works without a kernel module for bridges.
+    Each pod has its own link to the node instead of a port of a bridge. So every packet between pods passes
+    the node's netfilter. A Service whose pod is on the caller's node then works without br_netfilter.
     """
     return json.dumps(
         {
@@ -79,7 +79,7 @@ def pod_network(subnet: str) -> str:
 
 
 def kubelet(pki: Path, node: str) -> str:
-    """KubeletConfiguration of one node."""
+    """Return the KubeletConfiguration of one node."""
     return yaml.safe_dump(
         {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -96,11 +96,11 @@ def kubelet(pki: Path, node: str) -> str:
             "authorization": {"mode": "Webhook"},
             "tlsCertFile": f"{pki}/kubelet-serving-{node}.crt",
             "tlsPrivateKeyFile": f"{pki}/kubelet-serving-{node}.key",
-            # Nothing answers there; without an address every pod gets a warning event.
+            # No DNS server runs at this address; without one every pod gets a warning event.
             "clusterDNS": [DNS_SERVICE],
             "clusterDomain": "cluster.local",
             "resolvConf": "",
-            # The disk is the whole machine's: that it is nearly full is none of the node's business.
+            # All nodes share the disk of this machine, so a nearly full disk must not cause evictions.
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
             "evictionHard": {
@@ -120,7 +120,7 @@ def kubelet(pki: Path, node: str) -> str:
 
 
 def kube_proxy(kubeconfig: Path, node: str) -> str:
-    """KubeProxyConfiguration of one machine."""
+    """Return the KubeProxyConfiguration of one machine."""
     return yaml.safe_dump(
         {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -129,7 +129,7 @@ def kube_proxy(kubeconfig: Path, node: str) -> str:
             "mode": "iptables",
             "hostnameOverride": node,
             "clusterCIDR": PODS,
-            # Zeros: the connection table's limits belong to the whole kernel, leave them alone.
+            # 0 leaves the limits of the connection table unchanged: they apply to the whole kernel.
             "conntrack": {
                 "maxPerCore": 0,
                 "min": 0,
@@ -141,7 +141,7 @@ def kube_proxy(kubeconfig: Path, node: str) -> str:
 
 
 def scheduler(kubeconfig: Path, text: str | None = None) -> str:
-    """A KubeSchedulerConfiguration as a user would write it, with what this cluster must add."""
+    """Return a user's KubeSchedulerConfiguration with the settings that this cluster needs."""
     written: dict[str, Any] = (yaml.safe_load(text) if text else None) or {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -153,7 +153,7 @@ def scheduler(kubeconfig: Path, text: str | None = None) -> str:
 
 
 def kube_scheduler(written: Path) -> list[str]:
-    """kube-scheduler's command line."""
+    """Return the command line of kube-scheduler."""
     return [
         "kube-scheduler",
         f"--config={written}",
@@ -163,7 +163,7 @@ def kube_scheduler(written: Path) -> list[str]:
 
 
 def etcd(data: Path) -> list[str]:
-    """etcd's command line."""
+    """Return the command line of etcd."""
     return [
         "etcd",
         f"--data-dir={data}",
@@ -177,7 +177,7 @@ def etcd(data: Path) -> list[str]:
 
 
 def apiserver(pki: Path, address: str) -> list[str]:
-    """kube-apiserver's command line."""
+    """Return the command line of kube-apiserver."""
     return [
         "kube-apiserver",
         "--etcd-servers=http://127.0.0.1:2379",
@@ -204,7 +204,7 @@ def apiserver(pki: Path, address: str) -> list[str]:
 
 
 def controller_manager(pki: Path) -> list[str]:
-    """kube-controller-manager's command line."""
+    """Return the command line of kube-controller-manager."""
     return [
         "kube-controller-manager",
         f"--kubeconfig={pki}/controller-manager.kubeconfig",

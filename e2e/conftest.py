@@ -1,6 +1,7 @@
-"""One cluster for all the tests of a session; FENKA_E2E_KEEP=1 leaves it running to look at it.
+"""Provide one cluster for all tests of a session.
 
-FENKA_E2E_TIER=full also runs the scenarios that take minutes each and are marked `full`.
+FENKA_E2E_KEEP=1 leaves the cluster running for inspection. FENKA_E2E_TIER=full also runs the scenarios that
+take minutes each and are marked `full`.
 """
 
 import os
@@ -14,27 +15,27 @@ from e2e.images import image_store
 from e2e.machine import ClusterError
 
 HERE = Path(__file__).parent
-# Bringing the cluster up counts for whichever test comes first.
+# Starting the cluster counts towards the time of the first test.
 SECONDS = 300
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give these tests more time than those that start no cluster; skip the second tier unless asked for."""
+    """Set a longer timeout for these tests, and skip those marked `full` unless FENKA_E2E_TIER=full."""
     full = os.environ.get("FENKA_E2E_TIER") == "full"
     for item in items:
         if HERE in item.path.parents and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SECONDS))
         if item.get_closest_marker("full") and not full:
             item.add_marker(
-                pytest.mark.skip(reason="of the second tier: FENKA_E2E_TIER=full runs it")
+                pytest.mark.skip(reason="takes minutes: set FENKA_E2E_TIER=full to run it")
             )
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Two nodes, sd-cluster-04 and sd-cluster-05, on which every image of e2e.images can be used.
+    """Provide two nodes, sd-cluster-04 and sd-cluster-05, that have every image of e2e.images.
 
-    The tests share it: what a test creates, it removes (the fixture `namespace` does that for it).
+    The tests share the cluster, so each removes what it creates; the fixture `namespace` removes its pods.
     """
     try:
         Cluster.require()
@@ -53,6 +54,6 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of the test's own, gone afterwards with all that is in it."""
+    """Provide a namespace for one test, and delete it with its contents afterwards."""
     with cluster.namespace(request.node.name) as name:
         yield name

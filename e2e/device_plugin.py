@@ -1,7 +1,7 @@
-"""A device plugin that hands out one device of CDI: ``python device_plugin.py RESOURCE CDI-NAME``.
+"""Serve one CDI device as a device plugin: ``python device_plugin.py RESOURCE CDI-NAME``.
 
-The smallest that a kubelet accepts, its messages written byte by byte: it tests the cluster, and must not
-depend on what is to be tested on it.
+This is the smallest plugin that a kubelet accepts. Its messages are encoded by hand: it tests the cluster, so
+it must not depend on the code under test.
 """
 
 import sys
@@ -18,25 +18,25 @@ SOCKET = "harness.sock"
 
 
 def field(number: int, content: bytes | str) -> bytes:
-    """A length-delimited field of a protobuf message, shorter than 128 bytes."""
+    """Encode a length-delimited field of a protobuf message, shorter than 128 bytes."""
     encoded = content if isinstance(content, bytes) else content.encode()
     assert len(encoded) < 128
     return bytes([number << 3 | 2, len(encoded)]) + encoded
 
 
 def list_and_watch(_request: bytes, _context: Any) -> Iterator[bytes]:
-    """One healthy device, for ever."""
+    """Report one healthy device, then keep the stream open."""
     yield field(1, field(1, "only") + field(2, "Healthy"))
     threading.Event().wait()
 
 
 def allocate(_request: bytes, _context: Any) -> bytes:
-    """The container gets the device of CDI."""
+    """Return the name of the CDI device."""
     return field(1, field(5, field(1, sys.argv[2])))
 
 
 def no_options(_request: bytes, _context: Any) -> bytes:
-    """Neither preferences nor a step before the start."""
+    """Declare neither preferred allocations nor PreStartContainer."""
     return b""
 
 

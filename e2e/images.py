@@ -1,7 +1,7 @@
-"""The images that the cluster's pods are made from, without a registry and without a daemon.
+"""Build the images of the cluster's pods without a registry or a daemon.
 
-``python -m e2e.images`` makes what is missing. Each is an archive in the cache, under the hash of what it is
-made from; a change of fenka's source costs the seconds of a wheel and one layer.
+``python -m e2e.images`` builds the missing ones. Each image is an archive in the cache, keyed by the hash of
+its sources. After a change of fenka's source only the wheel and one layer are built again.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ BASE = "localhost/fenka-base"
 HERE = Path(__file__).parent / "containers"
 SUITE = "bookworm"
 PACKAGES = "ca-certificates,python3,python3-venv"
-# What nobody reads in a container: a third of the base.
+# Files that no container needs: a third of the base image.
 UNNEEDED_PATHS = (
     "usr/share/doc",
     "usr/share/info",
@@ -69,7 +69,7 @@ CA_CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
 
 
 def all_images() -> list[Path]:
-    """The archives of every image, made first where they are missing."""
+    """Return the archives of all images; build the missing ones first."""
     missing = missing_programs("buildah", "debootstrap", "busybox", "gcc")
     if missing:
         raise ClusterError(f"the images need programs that are not installed: {', '.join(missing)}")
@@ -78,7 +78,7 @@ def all_images() -> list[Path]:
 
 
 def image_store() -> Path:
-    """containerd's folder with every image unpacked: a node starts with it, and imports nothing."""
+    """Return containerd's folder with all images unpacked, so that a node need not import them."""
     archives = all_images()
     programs = directories()[0]
     version = programs.parent.name
@@ -89,7 +89,7 @@ def image_store() -> Path:
             return store
         began = time.monotonic()
         shutil.rmtree(store, ignore_errors=True)
-        # The last one has most of the images already.
+        # The latest store already has most of the images.
         earlier = sorted(cache().glob("store-*"), key=lambda path: path.stat().st_mtime)
         unpacked: list[str] = []
         if earlier and (earlier[-1] / COMPLETE).exists():
@@ -100,7 +100,7 @@ def image_store() -> Path:
                 unpacked = names
         store.mkdir(parents=True, exist_ok=True)
         missing = [each for each in archives if each.name not in unpacked]
-        # In a mount namespace: it mounts what it unpacks.
+        # A separate mount namespace: containerd mounts what it unpacks.
         alone = ["unshare", "--mount", "sh", "-euc", UNPACK, "sh", str(programs), str(store)]
         run_checked([*alone, *map(str, missing)], timeout=300)
         (store / COMPLETE).write_text("\n".join([version, *(each.name for each in archives)]))
@@ -111,7 +111,7 @@ def image_store() -> Path:
 
 
 def copy_store(store: Path, target: Path) -> None:
-    """The store as a node's own, in a moment: what containerd never changes in place is linked."""
+    """Copy the store for a node: hard-link all files but databases, which containerd changes in place."""
     target.mkdir(parents=True, exist_ok=True)
     if store.stat().st_dev != target.stat().st_dev:
         run_checked(["cp", "-a", f"{store}/.", str(target)], timeout=120)
@@ -125,7 +125,7 @@ def copy_store(store: Path, target: Path) -> None:
 
 
 def archive(name: str, key: str, make: Callable[[Path], None]) -> Path:
-    """The archive of an image in the cache; `make` writes it to a path when it is not there yet."""
+    """Return the archive of an image in the cache; `make` writes it to a path if it is missing."""
     folder = cache() / "images"
     cached = folder / f"{name}-{key}.tar"
     if cached.exists():
@@ -143,14 +143,14 @@ def archive(name: str, key: str, make: Callable[[Path], None]) -> Path:
 
 
 def remove_old_archives(folder: Path, name: str, keep: int = 6) -> None:
-    """Every change of the source makes an archive of 150 MB: the oldest go."""
+    """Remove the oldest archives: each change of the source adds one of 150 MB."""
     made = sorted(folder.glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime)
     for old in made[:-keep]:
         old.unlink()
 
 
 def hash_of(*parts: bytes | str | Path) -> str:
-    """A short name for a content: of texts, and of files with their names' last part."""
+    """Return a short hash of texts and of files with their base names."""
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, Path):
@@ -161,11 +161,11 @@ def hash_of(*parts: bytes | str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-# Two images of a file or so, written directly.
+# Two images of a few files, written without a build tool.
 
 
 def pause() -> Path:
-    """What holds a pod's namespaces."""
+    """Return the image of the sandbox container, which holds a pod's namespaces."""
     source = HERE / "pause.c"
 
     def make(target: Path) -> None:
@@ -179,7 +179,7 @@ def pause() -> Path:
 
 
 def busybox() -> Path:
-    """A shell and small tools."""
+    """Return the image with a shell and small tools."""
     program = Path(shutil.which("busybox") or "/bin/busybox")
 
     def make(target: Path) -> None:
@@ -197,7 +197,7 @@ def image_of(
     files: Mapping[str, bytes],
     links: tuple[str, ...] | list[str],
 ) -> bytes:
-    """A docker archive with one layer: files, and links in bin/ to bin/busybox."""
+    """Return a Docker archive with one layer of files, and links in bin/ to bin/busybox."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for folder in ("bin", "tmp", "etc"):
@@ -236,11 +236,11 @@ def image_of(
     return whole.getvalue()
 
 
-# Two images from a Dockerfile, on a Debian made here.
+# Two images from Dockerfiles, based on a Debian built here.
 
 
 def workload() -> Path:
-    """Python with CUDA's and NVML's bindings, at the versions that are locked."""
+    """Return the image with Python and bindings to CUDA and NVML, at the locked versions."""
     dockerfile = HERE / "workload.Dockerfile"
     locked = [REPOSITORY / "pyproject.toml", REPOSITORY / "uv.lock"]
 
@@ -251,7 +251,7 @@ def workload() -> Path:
 
 
 def fenka() -> Path:
-    """fenka's own image, from the Dockerfile that its users build."""
+    """Return fenka's image, built from the Dockerfile that users build."""
     dockerfile = REPOSITORY / "deploy" / "Dockerfile"
     locked = [REPOSITORY / "pyproject.toml", REPOSITORY / "uv.lock"]
     run_checked(["make", "--no-print-directory", "-C", str(REPOSITORY / "native")], timeout=600)
@@ -272,7 +272,7 @@ def fenka() -> Path:
 
 
 def build_wheel(folder: Path) -> Path:
-    """fenka as a wheel, in dist/ below a folder."""
+    """Build fenka's wheel in dist/ below a folder, and return its path."""
     tools = REPOSITORY / ".tools" / "bin" / "uv"
     uv = str(tools) if tools.exists() else "uv"
     dist = folder / "dist"
@@ -283,13 +283,13 @@ def build_wheel(folder: Path) -> Path:
 
 
 def build_image(name: str, dockerfile: Path, files: list[Path], target: Path) -> None:
-    """Build a Dockerfile in a folder that holds only these files."""
+    """Build a Dockerfile in a context that holds only these files."""
     base = base_image()
     with tempfile.TemporaryDirectory() as folder:
         context = Path(folder)
         (context / "dist").mkdir()
         for path in files:
-            # A fixed time: buildah finds the layer again by content and time.
+            # With a fixed time buildah reuses the layer: its cache key includes content and time.
             copy = context / ("dist" if path.suffix == ".whl" else "") / path.name
             shutil.copy(path, copy)
             os.utime(copy, (0, 0))
@@ -309,13 +309,13 @@ def build_image(name: str, dockerfile: Path, files: list[Path], target: Path) ->
 
 
 def base_key() -> str:
-    """Changes with what the base is made from."""
+    """Return a hash of everything that the base image is built from."""
     host = Path("/") / CA_CERTIFICATES
     return hash_of(SUITE, PACKAGES, repr(UNNEEDED_PATHS), host if host.exists() else "")
 
 
 def base_image() -> str:
-    """A minimal Debian with Python, in buildah's storage; its name."""
+    """Build a minimal Debian with Python in buildah's storage if it is missing, and return its name."""
     name = f"{BASE}:{base_key()}"
     if base_key() in buildah("images", "--format", "{{.Tag}}"):
         return name
@@ -330,7 +330,7 @@ def base_image() -> str:
         for unneeded in UNNEEDED_PATHS:
             shutil.rmtree(root / unneeded, ignore_errors=True)
             (root / unneeded).mkdir(parents=True)
-        # Whom this machine trusts, the build trusts as well: perhaps a proxy stands in between.
+        # Trust this machine's certificate authorities: a proxy may intercept the build's TLS.
         if (Path("/") / CA_CERTIFICATES).exists():
             shutil.copy(Path("/") / CA_CERTIFICATES, root / CA_CERTIFICATES)
         without = [f"--exclude=./{each}/*" for each in ("dev", "proc", "sys")]
@@ -343,9 +343,9 @@ def base_image() -> str:
 
 
 def buildah(command: str, *arguments: str) -> str:
-    """Run buildah with a storage of our own."""
+    """Run buildah with its own storage, and return its output."""
     storage = cache() / "buildah"
-    # Its locks must not outlive a reboot, so they are not in the cache.
+    # Locks must not survive a reboot, so they are not in the cache.
     run_root = Path("/run/fenka-e2e-buildah")
     where = [f"--root={storage}", f"--runroot={run_root}", "--storage-driver=overlay"]
     log = cache() / "buildah.log"
@@ -353,7 +353,7 @@ def buildah(command: str, *arguments: str) -> str:
 
 
 def run_checked(command: list[str], log: Path | None = None, timeout: float = 60) -> str:
-    """Run a program; what it printed. Its complaints go to the log, or into ClusterError."""
+    """Run a program and return its output. Its error output goes to the log or into ClusterError."""
     done = subprocess.run(
         ["nice", *command],
         capture_output=True,
@@ -373,7 +373,7 @@ def run_checked(command: list[str], log: Path | None = None, timeout: float = 60
 
 
 def main() -> int:
-    """Make what is missing."""
+    """Build the missing images and print all."""
     try:
         image_store()
         for path in all_images():

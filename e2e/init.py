@@ -1,7 +1,8 @@
-"""The first process of a machine: make its file system, then collect whatever dies.
+"""Run as the first process of a machine: make its file system, then reap orphaned processes.
 
-Runs in fresh namespaces (see supervisor.py), from the standard library only. The machine's root is this
-machine's, copy-on-write: a pod that writes to "its host" writes into memory that goes with the node.
+It runs in new namespaces (see supervisor.py) and uses only the standard library. The machine's root is a
+copy-on-write view of this machine's root. What a pod writes to "its host" is kept in memory and lost with the
+node.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# What outlives the machine being switched off and on again, as a disk does.
+# Folders that are kept while the machine is switched off, as on a disk.
 ON_DISK = (
     "var/lib/kubelet",
     "var/lib/containerd",
@@ -28,20 +29,20 @@ ON_DISK = (
 
 
 def mount(*arguments: str | Path) -> None:
-    """Run mount(8), which says what went wrong."""
+    """Run mount(8), which prints the reason when it fails."""
     subprocess.run(["mount", *map(str, arguments)], check=True)
 
 
 def bind(source: Path, target: Path) -> None:
-    """Make a real directory appear at the same or another place."""
+    """Bind-mount a directory of this machine."""
     source.mkdir(parents=True, exist_ok=True)
     target.mkdir(parents=True, exist_ok=True)
     mount("--rbind", source, target)
 
 
 def make_root(config: dict[str, Any]) -> None:
-    """Build the root and move into it."""
-    # In memory: an overlay's upper layer must not lie under its lower one, which is `/`.
+    """Build the root and change into it."""
+    # The upper layer is in memory: it must not be inside the lower layer, which is `/`.
     memory = Path(config["memory"])
     mount("-t", "tmpfs", "-o", "mode=755", "machine", memory)
     root, upper, work = memory / "root", memory / "upper", memory / "work"
@@ -72,7 +73,7 @@ def make_root(config: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Set up, report, reap for ever."""
+    """Set up the machine, report that it is ready, and reap processes until it ends."""
     config = json.loads(Path(sys.argv[1]).read_text())
     socket.sethostname(config["name"])
     make_root(config)

@@ -1,4 +1,4 @@
-"""A machine of the cluster, seen from outside: switch it on and off, run programs in it."""
+"""Control a machine of the cluster from outside: switch it on and off, run programs in it."""
 
 import json
 import os
@@ -13,18 +13,28 @@ from pathlib import Path
 from e2e.programs import directories
 from e2e.supervisor import REPOSITORY, MachineFiles, clean_up
 
-# First of all into the machine's cgroup: entering its namespaces does not do that.
+# Entering the namespaces does not enter the cgroups, so each program first joins the machine's cgroups.
 ENTER = 'for each in /sys/fs/cgroup/*/cgroup.procs; do echo 0 > "$each"; done; '
 
 
 class ClusterError(Exception):
-    """Something did not come up or did not answer; the text says where to look."""
+    """A component did not start or did not answer; the text names its log."""
 
 
 def wait_until(
     description: str, check: Callable[[], object], seconds: float = 30, log: Path | None = None
 ) -> float:
-    """Ask until the answer is true; the seconds it took. ClusterError says what was waited for."""
+    """Call `check` until it returns a true value, and return the seconds that it took.
+
+    Args:
+        description: the condition, for the error message.
+        check: may raise ClusterError or AssertionError, which counts as false.
+        seconds: the time limit.
+        log: a file whose last lines are added to the error message.
+
+    Raises:
+        ClusterError: the time limit has passed.
+    """
     began = time.monotonic()
     error = ""
     while True:
@@ -39,7 +49,7 @@ def wait_until(
 
 
 def tail(log: Path | None, lines: int = 8) -> str:
-    """Where the log is, and its last lines."""
+    """Return the path of the log and its last lines, or "" if there is no log."""
     if log is None or not log.exists():
         return ""
     last = log.read_text(errors="replace").splitlines()[-lines:]
@@ -47,7 +57,7 @@ def tail(log: Path | None, lines: int = 8) -> str:
 
 
 class Machine:
-    """One machine: a set of namespaces with a first process, an address, and daemons."""
+    """A set of namespaces with a first process, an address and daemons."""
 
     def __init__(self, state: Path, name: str, address: str) -> None:
         self.name = name
@@ -61,7 +71,7 @@ class Machine:
     # Power.
 
     def power_on(self, owner: int | None = None) -> None:
-        """Make its namespaces and its file system. It ends with the process `owner`, if given."""
+        """Create its namespaces and file system. The machine ends with the process `owner`, if given."""
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / "machine.log"
         command = [sys.executable, "-m", "e2e.supervisor", str(self.files.state), self.name]
@@ -86,7 +96,7 @@ class Machine:
             raise ClusterError(f"{self.name} could not be started{tail(log)}") from error
 
     def power_off(self) -> None:
-        """End all its processes at once, as when the mains fail. Its disk stays."""
+        """End all its processes at once, as in a power failure. Its disk is kept."""
         processes = self.files.processes()
         if not processes:
             return
@@ -94,20 +104,20 @@ class Machine:
         if supervisor.alive():
             os.kill(supervisor.pid, signal.SIGTERM)
             wait_until(f"{self.name}: its end", lambda: not supervisor.alive())
-        elif first.alive():  # somebody killed the supervisor, this instant
+        elif first.alive():  # the supervisor was killed just now
             os.kill(first.pid, signal.SIGKILL)
             wait_until(f"{self.name}: its end", lambda: not first.alive())
         if self.files.record.exists():
             clean_up(self.files)
 
     def is_on(self) -> bool:
-        """Whether its first process runs."""
+        """Return whether its first process runs."""
         processes = self.files.processes()
         return bool(processes and processes[1].alive())
 
     @property
     def first_process(self) -> int:
-        """The process id, on this machine, of the first process there."""
+        """The PID of its first process in this machine's PID namespace."""
         processes = self.files.processes()
         if not processes or not processes[1].alive():
             raise ClusterError(f"{self.name} is switched off")
@@ -116,7 +126,7 @@ class Machine:
     # Running programs.
 
     def environment(self) -> dict[str, str]:
-        """The environment of programs in the cluster: this process's with the programs' PATH."""
+        """Return this process's environment with the cluster's programs on PATH."""
         path = [*map(str, directories()), "/usr/local/sbin", "/usr/sbin", "/sbin"]
         kubeconfig = str(self.files.state / "pki" / "admin.kubeconfig")
         return os.environ | {
@@ -125,36 +135,36 @@ class Machine:
         }
 
     def command(self, *argv: str) -> list[str]:
-        """The command that runs argv in all the machine's namespaces; give it environment()."""
+        """Return a command that runs argv in all the machine's namespaces; run it with environment()."""
         inside = ["sh", "-c", ENTER + 'exec "$@"', "sh", *argv]
         spaces = ("--mount", "--net", "--pid", "--ipc", "--uts", "--cgroup")
         return ["nsenter", "--target", str(self.first_process), *spaces, "--", *inside]
 
     def network_command(self, *argv: str) -> list[str]:
-        """The command that runs argv with the machine's network only: files are this machine's."""
+        """Return a command that runs argv in the machine's network, but with this machine's files."""
         return ["nsenter", "--target", str(self.first_process), "--net", "--", *argv]
 
     def run(self, *argv: str, stdin: str | None = None, timeout: float = 60) -> str:
-        """Run a program in the machine, in `/`; what it printed. ClusterError when it fails."""
+        """Run a program in the machine, in `/`, and return its output. Raise ClusterError if it fails."""
         return run(self.command(*argv), self.environment(), stdin, timeout)
 
     def read(self, path: str) -> str:
-        """A file of the machine's file system, its /proc and /sys included."""
+        """Return the text of a file of the machine, including its /proc and /sys."""
         return Path(f"/proc/{self.first_process}/root", path.lstrip("/")).read_text()
 
     # Daemons.
 
     def log(self, daemon: str) -> Path:
-        """The daemon's output, of all its lives."""
+        """Return the file with the daemon's output since its first start."""
         return self.logs / f"{daemon}.log"
 
     def start(
         self, daemon: str, argv: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start a program that stays; its parent is the machine's first process."""
+        """Start a daemon as a child of the machine's first process."""
         record = self.files.folder / f"{daemon}.json"
         record.write_text(json.dumps({"argv": list(argv), "environment": dict(environment or {})}))
-        # setsid forks, and whoever it leaves behind belongs to the machine's first process.
+        # setsid forks, and the orphaned child is adopted by the machine's first process.
         script = ENTER + 'echo $$ > "$1"; exec >> "$2" 2>&1 < /dev/null; shift 2; exec "$@"'
         detached = ["setsid", "--fork", "sh", "-c", script, "sh"]
         pid_file = self.pid_file(daemon)
@@ -166,18 +176,18 @@ class Machine:
         wait_until(f"{self.name}: {daemon}", lambda: pid_file.exists() and pid_file.read_text(), 5)
 
     def pid_file(self, daemon: str) -> Path:
-        """Holds the daemon's process id inside the machine."""
+        """Return the file with the daemon's PID inside the machine."""
         return self.files.folder / f"{daemon}.pid"
 
     def pid(self, daemon: str) -> int:
-        """The daemon's process id inside the machine; ClusterError if it was never started."""
+        """Return the daemon's PID inside the machine. Raise ClusterError if it was never started."""
         try:
             return int(self.pid_file(daemon).read_text())
         except FileNotFoundError as error:
             raise ClusterError(f"{self.name} has no {daemon}") from error
 
     def runs(self, daemon: str) -> bool:
-        """Whether the daemon is alive."""
+        """Return whether the daemon is alive."""
         try:
             self.read(f"/proc/{self.pid(daemon)}/cmdline")
         except (FileNotFoundError, ProcessLookupError):
@@ -185,7 +195,7 @@ class Machine:
         return True
 
     def kill(self, daemon: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to a daemon; after SIGKILL or SIGTERM wait until it is gone."""
+        """Send a signal to a daemon; after SIGKILL or SIGTERM wait until it has ended."""
         if not self.runs(daemon):
             return
         self.run("kill", f"-{int(number)}", str(self.pid(daemon)))
@@ -193,17 +203,17 @@ class Machine:
             wait_until(f"{self.name}: the end of {daemon}", lambda: not self.runs(daemon))
 
     def start_again(self, daemon: str) -> None:
-        """Start a daemon as it was started last time."""
+        """Start a daemon with the command and environment of its last start."""
         record = json.loads((self.files.folder / f"{daemon}.json").read_text())
         self.start(daemon, record["argv"], record["environment"])
 
     def restart(self, daemon: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Kill a daemon, by default the hard way, and start it again."""
+        """Kill a daemon, by default with SIGKILL, and start it again."""
         self.kill(daemon, number)
         self.start_again(daemon)
 
     def daemons(self) -> list[str]:
-        """Those that were started since the machine exists."""
+        """Return the daemons that were started since the machine was switched on."""
         return sorted(each.stem for each in self.files.folder.glob("*.pid"))
 
 
@@ -213,7 +223,7 @@ def run(
     stdin: str | None = None,
     timeout: float = 60,
 ) -> str:
-    """Run a program to its end; what it printed. ClusterError carries what it complained about."""
+    """Run a program and return its output. Raise ClusterError with its error output if it fails."""
     try:
         done = subprocess.run(
             command,
@@ -229,7 +239,7 @@ def run(
     except FileNotFoundError as error:
         raise ClusterError(f"{command[0]} is not installed") from error
     except subprocess.TimeoutExpired as error:
-        raise ClusterError(f"no end after {timeout:g} s: {' '.join(command)}") from error
+        raise ClusterError(f"not finished after {timeout:g} s: {' '.join(command)}") from error
     if done.returncode:
         complaint = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise ClusterError(complaint)
@@ -237,6 +247,6 @@ def run(
 
 
 def missing_programs(*names: str) -> list[str]:
-    """Those that are not installed."""
+    """Return the programs that are not installed."""
     path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
     return [name for name in names if not shutil.which(name, path=path)]

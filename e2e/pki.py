@@ -1,4 +1,4 @@
-"""A throw-away certificate authority: who may speak as whom in the cluster."""
+"""Create a temporary certificate authority and the certificates of the cluster's components."""
 
 import subprocess
 from collections.abc import Sequence
@@ -36,16 +36,16 @@ class Authority:
         subprocess.run(command, cwd=self.folder, check=True, capture_output=True)
 
     def key(self, name: str) -> None:
-        """A private key."""
+        """Create a private key."""
         self.openssl(f"ecparam -name prime256v1 -genkey -noout -out {name}.key")
 
     def token_keys(self) -> None:
-        """The pair that signs ServiceAccount tokens."""
+        """Create the key pair that signs ServiceAccount tokens."""
         self.key("tokens")
         self.openssl("ec -in tokens.key -pubout -out tokens.pub")
 
     def certificate(self, name: str, subject: str, extensions: str) -> None:
-        """Sign one certificate for a new key."""
+        """Create a key and sign a certificate for it."""
         self.key(name)
         (self.folder / f"{name}.ext").write_text(extensions)
         self.openssl(f"req -new -key {name}.key -subj {subject} -out {name}.csr")
@@ -53,13 +53,13 @@ class Authority:
         self.openssl(f"x509 -req -in {name}.csr {signer} -extfile {name}.ext -out {name}.crt")
 
     def server(self, name: str, hosts: Sequence[str], addresses: Sequence[str]) -> None:
-        """A serving certificate."""
+        """Create a serving certificate."""
         names = [f"DNS:{each}" for each in hosts] + [f"IP:{each}" for each in addresses]
         extensions = f"extendedKeyUsage=serverAuth\nsubjectAltName={','.join(names)}\n"
         self.certificate(name, f"/CN={hosts[0]}", extensions)
 
     def client(self, name: str, user: str, group: str | None, server: str) -> Path:
-        """A client certificate and the kubeconfig that uses it."""
+        """Create a client certificate and a kubeconfig that uses it; return the kubeconfig."""
         subject = (f"/O={group}" if group else "") + f"/CN={user}"
         self.certificate(name, subject, "extendedKeyUsage=clientAuth\n")
         kubeconfig = self.folder / f"{name}.kubeconfig"

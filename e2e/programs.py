@@ -1,7 +1,7 @@
-"""Build the cluster's programs once: they stay in a cache, under the hash of what they are made from.
+"""Build the cluster's programs once into a cache, keyed by the hash of their sources.
 
-``python3 e2e/programs.py`` builds what is missing. It needs Go and nothing else, so that it can start
-before anything is set up; a second run waits for the first.
+``python3 e2e/programs.py`` builds the missing ones. It needs only Go, so that it can run before anything is
+set up. A second run waits for the first.
 """
 
 import fcntl
@@ -37,7 +37,7 @@ class BuildError(Exception):
 
 @dataclass(frozen=True)
 class Module:
-    """One folder with a go.mod: what is built from it, and with which versions stamped into it."""
+    """A folder with a go.mod, the packages built from it, and the version variables set by the linker."""
 
     name: str
     packages: tuple[str, ...]
@@ -46,22 +46,22 @@ class Module:
 
     @property
     def folder(self) -> Path:
-        """Where go.mod stands."""
+        """The folder of go.mod."""
         return HERE / self.name
 
     def version(self, module: str) -> str:
-        """The version of a Go module, as go.mod pins it."""
+        """Return the version of a Go module that go.mod pins."""
         match = re.search(rf"^\s*{re.escape(module)} (v\S+)", self.go_mod(), re.MULTILINE)
         if not match:
             raise BuildError(f"{self.folder}/go.mod requires no {module}")
         return match[1]
 
     def go_mod(self) -> str:
-        """The text of go.mod."""
+        """Return the text of go.mod."""
         return (self.folder / "go.mod").read_text()
 
     def linker_flags(self) -> str:
-        """Without the stamps, every program would call itself a development version."""
+        """Return the linker flags that set the versions; programs would report a development version."""
         flags = ["-s", "-w"]
         for variable, module in self.stamps:
             version = self.version(module)
@@ -73,7 +73,7 @@ class Module:
         return " ".join(flags)
 
     def key(self) -> str:
-        """Changes with everything that goes into the build."""
+        """Return a hash of everything that goes into the build."""
         digest = hashlib.sha256()
         for part in [go("env", "GOVERSION", "GOARCH"), self.linker_flags(), repr(self)]:
             digest.update(part.encode() + b"\0")
@@ -83,7 +83,7 @@ class Module:
         return digest.hexdigest()[:16]
 
     def directory(self) -> Path:
-        """Where its programs are, or will be."""
+        """Return the folder in the cache for its programs."""
         return cache() / f"{self.name}-{self.key()}"
 
 
@@ -110,15 +110,15 @@ MODULES = (
 
 
 def cache() -> Path:
-    """What is kept between runs, on this machine."""
+    """Return the folder that is kept between runs on this machine."""
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fenka-e2e"
     return Path(os.environ.get("FENKA_E2E_CACHE") or default)
 
 
 def go(*arguments: str) -> str:
-    """What a short go command prints."""
+    """Return the output of a short go command."""
     if not shutil.which("go"):
-        raise BuildError("the cluster is built with Go 1.26 or newer, and there is no `go` here")
+        raise BuildError("`go` is not installed: the cluster is built with Go 1.26 or newer")
     return subprocess.run(
         ["go", *arguments], check=True, capture_output=True, text=True, cwd=HERE / "cluster"
     ).stdout.strip()
@@ -126,7 +126,7 @@ def go(*arguments: str) -> str:
 
 @contextmanager
 def exclusive_lock(lock: Path) -> Iterator[None]:
-    """Hold a lock file; whoever comes second waits."""
+    """Hold a lock file; wait while another process holds it."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -134,20 +134,20 @@ def exclusive_lock(lock: Path) -> Iterator[None]:
 
 
 def missing() -> list[Module]:
-    """What has not been built yet."""
+    """Return the modules that are not built yet."""
     return [module for module in MODULES if not (module.directory() / COMPLETE).exists()]
 
 
 @functools.cache
 def directories() -> list[Path]:
-    """Where the programs are; BuildError when they are not there yet."""
+    """Return the folders of the programs. Raise BuildError if they are not built yet."""
     if missing():
         raise BuildError("the cluster's programs are not built: run `python3 e2e/programs.py`")
     return [module.directory() / "bin" for module in MODULES]
 
 
 def build(module: Module) -> None:
-    """Build one module into the cache unless it is there."""
+    """Build one module into the cache unless it is already there."""
     target = module.directory()
     with exclusive_lock(target.with_suffix(".lock")):
         if (target / COMPLETE).exists():
@@ -162,7 +162,7 @@ def build(module: Module) -> None:
 
 
 def compile_package(module: Module, package: str, target: Path) -> None:
-    """Run go build; it says little, so the log is read only when it fails."""
+    """Run go build with its output in a log, which is shown only if the build fails."""
     began = time.monotonic()
     print(f"building {module.name} ({package}) …", flush=True)
     out = target / "bin" / ("kubernetes" if package == "." else "")
@@ -185,7 +185,7 @@ def compile_package(module: Module, package: str, target: Path) -> None:
 
 
 def main() -> int:
-    """Build everything that is missing, one after another: memory is what is short."""
+    """Build the missing modules one after another, to limit memory use."""
     try:
         for module in MODULES:
             build(module)

@@ -17,7 +17,7 @@ from fenka.core.cards import Card
 from fenka.dialects import gpushare
 from fenka.kubernetes.client import Api, ApiError
 
-NODE, LABEL, UNITS, GIB = "bench-line", "fenka.io/bench-line", 16, 1024
+NODE, LABEL, UNITS, GIB = "bench-latency", "fenka.io/bench-latency", 16, 1024
 NAMESPACE = "default"
 POD_LIFETIME_S = 1.0
 PARALLEL_CALLS = 16
@@ -25,7 +25,7 @@ PARALLEL_CALLS = 16
 
 def node() -> dict[str, Any]:
     """Return a node with one card."""
-    cards = [Card(0, "GPU-bench-line", "Tesla T4", UNITS * GIB)]
+    cards = [Card(0, "GPU-bench-latency", "Tesla T4", UNITS * GIB)]
     inventory = {gpushare.CARDS: gpushare.write_inventory(cards, GIB)}
     return {
         "apiVersion": "v1",
@@ -36,7 +36,7 @@ def node() -> dict[str, Any]:
 
 
 def pod(name: str) -> dict[str, Any]:
-    """Return a pod that asks for the whole card."""
+    """Return a pod that requests the whole card."""
     container = {"name": "c", "image": "none", "resources": {"limits": {gpushare.MEMORY: UNITS}}}
     return {
         "apiVersion": "v1",
@@ -52,7 +52,7 @@ def pod(name: str) -> dict[str, Any]:
 
 
 class Bench:
-    """One cluster."""
+    """The measurement on one cluster."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -72,7 +72,7 @@ class Bench:
                 self.changed.set()
 
     async def prepare(self) -> None:
-        """Make the node."""
+        """Create the node."""
         await self.clean()
         await self.api.create("/api/v1/nodes", Node, node())
         resources = {"cpu": "64", "memory": "64Gi", "pods": "5000"}
@@ -88,7 +88,7 @@ class Bench:
         await self.delete(f"/api/v1/nodes/{NODE}")
 
     async def delete(self, path: str) -> None:
-        """Delete it if it is there, at once."""
+        """Delete an object without a grace period, if it exists."""
         try:
             await self.api.delete(path, {"gracePeriodSeconds": 0})
         except ApiError as error:
@@ -96,7 +96,7 @@ class Bench:
                 raise
 
     async def run_in_parallel(self, calls: Any) -> None:
-        """A few at a time."""
+        """Run API calls, a limited number at a time."""
         slots = asyncio.Semaphore(PARALLEL_CALLS)
 
         async def limited(call: Any) -> None:
@@ -106,7 +106,7 @@ class Bench:
         await asyncio.gather(*map(limited, calls))
 
     async def next_bound(self, known: set[str], within_s: float) -> str:
-        """Wait until a pod besides these is bound."""
+        """Wait until a pod that is not in `known` is bound, and return its name."""
         async with asyncio.timeout(within_s):
             while not (new := self.bound.keys() - known):
                 self.changed.clear()
@@ -115,7 +115,13 @@ class Bench:
         return str(name)
 
     async def measure(self, length: int, releases: int, settle_s: float) -> list[float]:
-        """Return the seconds from each release to the next binding."""
+        """Return the seconds from each release to the next binding.
+
+        Args:
+            length: the number of pods in the queue.
+            releases: how often the card is released.
+            settle_s: the seconds before the first release.
+        """
         await self.prepare()
         begun = time.monotonic()
         self.bound.clear()
@@ -147,7 +153,7 @@ async def main() -> None:
         "--settle", type=float, default=20.0, help="seconds before the first release"
     )
     options = parser.parse_args()
-    print("| pods that wait | median, s | longest, s | releases |\n|---|---|---|---|", flush=True)
+    print("| pending pods | median, s | longest, s | releases |\n|---|---|---|---|", flush=True)
     async with await Api.connect() as api:
         bench = Bench(api)
         watching = asyncio.create_task(bench.watch())

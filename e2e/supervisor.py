@@ -1,8 +1,8 @@
-"""Keeps one machine: makes its cgroup and namespaces, and leaves nothing of them behind.
+"""Create the cgroups and namespaces of one machine, and remove them when it ends.
 
 ``python -m e2e.supervisor STATE NAME [OWNER]`` runs beside each machine. It ends the machine on SIGTERM, when
-the machine's first process ends, and when OWNER (a process id, usually pytest's) is gone: however that
-happened. Should the supervisor itself be killed, the kernel ends the machine, and `down` removes the rest.
+the machine's first process ends, and when OWNER (a process ID, usually pytest's) ends for any reason. If the
+supervisor itself is killed, the kernel ends the machine, and `down` removes the rest.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from e2e.programs import cache, exclusive_lock
 
 REPOSITORY = Path(__file__).parent.parent
 CGROUPS = Path("/sys/fs/cgroup")
-# What a kubelet sets for the whole kernel, whichever namespaces it runs in.
+# Settings that a kubelet changes for the whole kernel, regardless of its namespaces.
 KERNEL_SETTINGS = (
     "vm/overcommit_memory",
     "vm/panic_on_oom",
@@ -31,8 +31,8 @@ KERNEL_SETTINGS = (
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
 )
-# One kernel, so one record of its settings and of the machines that need them changed, whatever
-# state directories their clusters have.
+# All clusters share one kernel. So one folder, independent of their state directories, records the kernel's
+# original settings and the machines that need them changed.
 SHARED = Path("/run/fenka-e2e")
 LOCK = Path("/run/fenka-e2e.lock")
 NAMESPACES = ("--mount", "--net", "--pid", "--ipc", "--uts", "--cgroup")
@@ -40,14 +40,14 @@ NAMESPACES = ("--mount", "--net", "--pid", "--ipc", "--uts", "--cgroup")
 
 @dataclass(frozen=True)
 class Process:
-    """A process, named so that a later one with the same number is not taken for it."""
+    """A process, identified by PID and start time, so that a reused PID is not mistaken for it."""
 
     pid: int
     started: int
 
     @classmethod
     def of(cls, pid: int) -> "Process":
-        """Read its start time; ProcessLookupError when there is none."""
+        """Return the process with this PID. Raise ProcessLookupError if there is none."""
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except FileNotFoundError as error:
@@ -55,7 +55,7 @@ class Process:
         return cls(pid, int(fields[19]))
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Return whether it still runs."""
         with contextlib.suppress(ProcessLookupError):
             return Process.of(self.pid) == self and state_of(self.pid) != "Z"
         return False
@@ -63,38 +63,38 @@ class Process:
 
 @dataclass(frozen=True)
 class MachineFiles:
-    """Where the files of one machine are."""
+    """The paths of one machine's files."""
 
     state: Path
     name: str
 
     @property
     def folder(self) -> Path:
-        """All of them."""
+        """The folder of all files."""
         return self.state / "machines" / self.name
 
     @property
     def record(self) -> Path:
-        """Exists while the machine does: its supervisor and its first process."""
+        """The file that names supervisor and first process; it exists while the machine does."""
         return self.folder / "machine.json"
 
     @property
     def ready(self) -> Path:
-        """Exists when its file system is complete."""
+        """A file that exists once the machine's file system is complete."""
         return self.folder / "ready"
 
     @property
     def cgroup(self) -> str:
-        """Its name in every hierarchy: no other cluster on this machine has it."""
+        """The cgroup's name in every hierarchy, unique among the clusters on this machine."""
         return f"fenka-e2e-{hashlib.sha256(str(self.state).encode()).hexdigest()[:6]}-{self.name}"
 
     @property
     def marker(self) -> Path:
-        """Exists while the kernel's settings are changed for this machine."""
+        """A file that exists while this machine needs the changed kernel settings."""
         return SHARED / "machines" / self.cgroup
 
     def processes(self) -> tuple[Process, Process] | None:
-        """Keeper and first process, or None when the machine is off."""
+        """Return supervisor and first process, or None if the machine is off."""
         try:
             record = json.loads(self.record.read_text())
         except FileNotFoundError:
@@ -103,7 +103,7 @@ class MachineFiles:
 
 
 def state_of(pid: int) -> str:
-    """One letter, as in ps."""
+    """Return the state of a process as one letter, as in ps."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError as error:
@@ -111,7 +111,7 @@ def state_of(pid: int) -> str:
 
 
 def hierarchies() -> dict[str, str]:
-    """The cgroup v1 hierarchies of this machine: folder name to mount options."""
+    """Return the mount options of this machine's cgroup v1 hierarchies by folder name."""
     options_by_name = {}
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, target, kind, options, *_ = line.split()
@@ -126,7 +126,7 @@ def hierarchies() -> dict[str, str]:
 
 
 def make_cgroups(files: MachineFiles) -> None:
-    """One cgroup in every hierarchy; the machine sees it as the root of all cgroups."""
+    """Create one cgroup in every hierarchy; the machine sees it as the root."""
     for hierarchy in hierarchies():
         group = CGROUPS / hierarchy / files.cgroup
         group.mkdir(exist_ok=True)
@@ -136,13 +136,13 @@ def make_cgroups(files: MachineFiles) -> None:
 
 
 def enter_cgroups(files: MachineFiles) -> None:
-    """Move this process into them."""
+    """Move this process into the machine's cgroups."""
     for hierarchy in hierarchies():
         (CGROUPS / hierarchy / files.cgroup / "cgroup.procs").write_text("0")
 
 
 def remove_cgroups(files: MachineFiles, seconds: float = 10) -> None:
-    """Empty ones only: a cgroup stays busy for a moment after its last process."""
+    """Remove the machine's cgroups; retry, since a cgroup stays busy briefly after its last process."""
     until = time.monotonic() + seconds
     while True:
         left = [CGROUPS / each / files.cgroup for each in hierarchies()]
@@ -159,7 +159,7 @@ def remove_cgroups(files: MachineFiles, seconds: float = 10) -> None:
 
 
 def save_kernel_settings(files: MachineFiles) -> None:
-    """Remember what the kubelets are going to change, unless that is remembered already."""
+    """Record the settings that kubelets change, unless they are recorded already."""
     with exclusive_lock(LOCK):
         files.marker.parent.mkdir(parents=True, exist_ok=True)
         files.marker.touch()
@@ -171,7 +171,7 @@ def save_kernel_settings(files: MachineFiles) -> None:
 
 
 def clean_up(files: MachineFiles) -> None:
-    """After the last process of a machine: its cgroups, and with the last machine the settings."""
+    """Remove the machine's cgroups; after the last machine, also restore the kernel settings."""
     remove_cgroups(files)
     files.record.unlink(missing_ok=True)
     files.ready.unlink(missing_ok=True)
@@ -186,7 +186,7 @@ def clean_up(files: MachineFiles) -> None:
 
 
 def unshare(files: MachineFiles) -> tuple[subprocess.Popen[bytes], Process]:
-    """Start the machine's first process in namespaces of its own."""
+    """Start the machine's first process in new namespaces."""
     memory = files.folder / "memory"
     memory.mkdir(parents=True, exist_ok=True)
     config = {
@@ -195,13 +195,13 @@ def unshare(files: MachineFiles) -> tuple[subprocess.Popen[bytes], Process]:
         "disk": str(files.folder / "disk"),
         "ready": str(files.ready),
         "cgroups": hierarchies(),
-        # These change while the machine runs, and a copy-on-write view would not show it.
+        # These are shared, since a copy-on-write view would not show changes made while the machine runs.
         "shared": [str(each) for each in (Path("/tmp"), files.state, cache(), REPOSITORY)],
     }
     (files.folder / "init.json").write_text(json.dumps(config))
     files.ready.unlink(missing_ok=True)
     first = [sys.executable, "-I", "-S", str(REPOSITORY / "e2e" / "init.py")]
-    # Each ends with its parent: the supervisor, setpriv that becomes unshare, the first process.
+    # Each process ends with its parent: the supervisor, setpriv (which becomes unshare), the first process.
     command = ["setpriv", "--pdeathsig", "KILL", "--"]
     command += ["unshare", *NAMESPACES, "--fork", "--kill-child", "--"]
     child = subprocess.Popen(
@@ -218,7 +218,7 @@ def unshare(files: MachineFiles) -> tuple[subprocess.Popen[bytes], Process]:
 
 
 def wait_for_end(*processes: Process) -> None:
-    """Until one of them is gone."""
+    """Wait until one of the processes has ended."""
     waiting = select.poll()
     for process in processes:
         try:
@@ -231,12 +231,12 @@ def wait_for_end(*processes: Process) -> None:
 
 
 def stop(_number: int, _frame: object) -> None:
-    """SIGTERM: leave by the front door, so that everything is put away."""
+    """Handle SIGTERM: raise SystemExit, so that `finally` blocks clean up."""
     raise SystemExit(0)
 
 
 def main() -> None:
-    """Keep one machine until it is to end."""
+    """Run one machine until it is told to end."""
     files = MachineFiles(Path(sys.argv[1]), sys.argv[2])
     owners = [Process.of(int(pid)) for pid in sys.argv[3:]]
     signal.signal(signal.SIGTERM, stop)
@@ -256,12 +256,15 @@ def main() -> None:
 
 
 def end(child: subprocess.Popen[bytes], first: Process) -> None:
-    """The kernel ends every process of a pid namespace with its first, before that one is gone."""
+    """End the first process and, by it, all processes of its PID namespace.
+
+    The kernel ends the other processes before the first one is gone.
+    """
     with contextlib.suppress(ProcessLookupError):
-        gone = os.pidfd_open(first.pid)
+        descriptor = os.pidfd_open(first.pid)
         if first.alive():
-            signal.pidfd_send_signal(gone, signal.SIGKILL)
-            select.select([gone], [], [])
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            select.select([descriptor], [], [])
     child.kill()
     child.wait()
 

@@ -1,4 +1,4 @@
-"""The cluster that the other tests rely on: is it one?"""
+"""Test the cluster that the other tests rely on."""
 
 import json
 import os
@@ -19,10 +19,10 @@ from e2e.machine import Machine
 from e2e.supervisor import CGROUPS, REPOSITORY, MachineFiles, Process, hierarchies
 
 FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
-ASK_THE_API = """
+CALL_API = """
 import os, ssl, urllib.request
 folder = "/var/run/secrets/kubernetes.io/serviceaccount"
-# A kubelet that has just been restarted starts pods before it knows of services.
+# A kubelet that has just restarted may start pods before it has the list of Services.
 host = os.environ.get("KUBERNETES_SERVICE_HOST", "10.96.0.1")
 url = f"https://{host}/api/v1/namespaces/default/services/kubernetes"
 request = urllib.request.Request(url, headers={"Authorization": "Bearer " + open(folder + "/token").read()})
@@ -36,7 +36,7 @@ FIND_LIBRARY = (
 
 
 def pod(name: str, image: str, node: str, command: list[str], **spec: Any) -> str:
-    """A pod of one container, on a given node."""
+    """Return a pod of one container on a given node."""
     container: dict[str, Any] = {
         "name": "main",
         "image": image,
@@ -60,7 +60,7 @@ def pod(name: str, image: str, node: str, command: list[str], **spec: Any) -> st
 
 
 def web(name: str, node: str) -> str:
-    """A pod that says its own name to whoever asks port 8080."""
+    """Return a pod that serves its own name on port 8080."""
     serve = (
         "mkdir /www && echo $HOSTNAME > /www/index.html && exec python3 -m http.server -d /www 8080"
     )
@@ -68,7 +68,7 @@ def web(name: str, node: str) -> str:
 
 
 def test_nodes_are_ready_at_their_addresses_when_the_cluster_is_up(cluster: Cluster) -> None:
-    """Kubelet and containerd are of the versions that were built."""
+    """Also check that kubelet and containerd have the versions that were built."""
     for node in cluster.nodes:
         status = cluster.get("node", node.name)
         addresses = {each["type"]: each["address"] for each in status["status"]["addresses"]}
@@ -79,7 +79,7 @@ def test_nodes_are_ready_at_their_addresses_when_the_cluster_is_up(cluster: Clus
 
 
 def test_pods_reach_each_other_when_on_different_nodes(cluster: Cluster, namespace: str) -> None:
-    """Also a pod on its own node, and the control plane, which runs no pods."""
+    """By address, Service and node port; also on the same node, and from the control plane."""
     four, five = (node.name for node in cluster.nodes)
     service = dedent(
         """
@@ -106,32 +106,33 @@ def test_pods_reach_each_other_when_on_different_nodes(cluster: Cluster, namespa
     for caller, other in (("four", "five"), ("five", "four")):
         url = f"http://{addresses[other]}:8080/"
         wait_until(f"{caller} → {url}", partial(answers, caller, url, other))
-    for caller in ("four", "five"):  # of these, five asks a service that it serves itself
+    for caller in ("four", "five"):  # five calls a Service that it serves itself
         url = f"http://{cluster_ip}/"
         wait_until(f"{caller} → {url}", partial(answers, caller, url, "five"))
 
     def answers_the_control_plane(url: str) -> bool:
         return cluster.run("python3", "-c", FETCH, url).strip() == "five"
 
-    # As the scheduler reaches its extender: on any node's port, on its own machine's, by the service.
+    # The ways in which the scheduler can reach its extender: node ports, its own machine's port, the Service.
     hosts = [f"{host}:32080" for host in (*(node.address for node in cluster.nodes), "127.0.0.1")]
     for host in (*hosts, cluster_ip):
         wait_until(host, partial(answers_the_control_plane, f"http://{host}/"))
 
 
 def test_pod_token_is_rejected_until_a_role_is_bound(cluster: Cluster, namespace: str) -> None:
-    """Without a role 403, with one 200: tokens are good, and RBAC is on."""
+    """The answer is 403 without a role and 200 with one: tokens are valid and RBAC is on."""
     binding = ("create", "clusterrolebinding", f"{namespace}-view", "--clusterrole=view")
-    asking = ["python3", "-c", ASK_THE_API]
+    command = ["python3", "-c", CALL_API]
     cluster.apply(
-        pod("stranger", WORKLOAD, cluster.nodes[0].name, asking, restartPolicy="Never"), namespace
+        pod("stranger", WORKLOAD, cluster.nodes[0].name, command, restartPolicy="Never"), namespace
     )
     cluster.wait_for_pod("stranger", namespace, "Failed")
     assert "403" in cluster.kubectl("-n", namespace, "logs", "stranger")
     cluster.kubectl(*binding, f"--serviceaccount={namespace}:default")
     try:
         cluster.apply(
-            pod("friend", WORKLOAD, cluster.nodes[1].name, asking, restartPolicy="Never"), namespace
+            pod("friend", WORKLOAD, cluster.nodes[1].name, command, restartPolicy="Never"),
+            namespace,
         )
         cluster.wait_for_pod("friend", namespace, "Succeeded")
         assert cluster.kubectl("-n", namespace, "logs", "friend").strip() == "200"
@@ -142,7 +143,7 @@ def test_pod_token_is_rejected_until_a_role_is_bound(cluster: Cluster, namespace
 def test_fenka_image_works_when_unprivileged_on_a_read_only_root(
     cluster: Cluster, namespace: str
 ) -> None:
-    """And it carries the native libraries, which the node program installs."""
+    """Also check that it contains the native libraries, which the node program installs."""
     script = (
         f"set -e; id -u; fenka --help > /dev/null; python3 -c '{FIND_LIBRARY}'; ! touch /opt/x 2>&1"
     )
@@ -170,7 +171,7 @@ def test_fenka_image_works_when_unprivileged_on_a_read_only_root(
 def test_workload_image_has_clients_of_both_driver_libraries(
     cluster: Cluster, namespace: str
 ) -> None:
-    """They are there; what they say without a driver is not this test's business."""
+    """Only import them: this test has no driver."""
     script = "import cuda.bindings.driver, pynvml; print(pynvml.__name__)"
     run = ["python3", "-c", script]
     text = pod("workload", WORKLOAD, cluster.nodes[1].name, run, restartPolicy="Never")
@@ -182,7 +183,7 @@ def test_workload_image_has_clients_of_both_driver_libraries(
 def test_cdi_device_reaches_the_container_when_a_device_plugin_names_it(
     cluster: Cluster, namespace: str
 ) -> None:
-    """Through a device plugin; older versions of containerd drop such a device and say nothing."""
+    """Older versions of containerd drop such a device without an error."""
     node = cluster.nodes[0]
     spec = {
         "cdiVersion": "0.6.0",
@@ -218,7 +219,7 @@ def test_cdi_device_reaches_the_container_when_a_device_plugin_names_it(
 
 
 def test_privileged_pod_sees_only_its_own_node(cluster: Cluster, namespace: str) -> None:
-    """Processes and files of the host are the node's, not this machine's."""
+    """The host's processes and files are those of the node, not of this machine."""
     four, five = cluster.nodes
     for node in (four, five):
         host = yaml.safe_load(
@@ -257,7 +258,7 @@ def test_privileged_pod_sees_only_its_own_node(cluster: Cluster, namespace: str)
 def test_pods_keep_running_when_kubelet_containerd_and_apiserver_are_killed(
     cluster: Cluster, namespace: str
 ) -> None:
-    """Killed hard, one after another."""
+    """Each is killed with SIGKILL, one after another."""
     node = cluster.nodes[1]
     cluster.apply(pod("steady", BUSYBOX, node.name, ["sleep", "1000"]), namespace)
     before = cluster.wait_for_pod("steady", namespace)["status"]["containerStatuses"][0]
@@ -272,7 +273,7 @@ def test_pods_keep_running_when_kubelet_containerd_and_apiserver_are_killed(
 
 
 def test_node_keeps_its_disk_when_it_loses_power(cluster: Cluster, namespace: str) -> None:
-    """What was in memory is gone; its pods start again."""
+    """Files in memory are lost, and its pods start again."""
     node = cluster.nodes[1]
     cluster.apply(pod("survivor", BUSYBOX, node.name, ["sleep", "1000"]), namespace)
     cluster.wait_for_pod("survivor", namespace)
@@ -286,14 +287,14 @@ def test_node_keeps_its_disk_when_it_loses_power(cluster: Cluster, namespace: st
         status = cluster.get("pod", "survivor", namespace)["status"]
         return bool(status["containerStatuses"][0]["restartCount"])
 
-    wait_until("the pod's next life", restarted, 60, node.log("kubelet"))
+    wait_until("the pod's restart", restarted, 60, node.log("kubelet"))
     cluster.wait_for_pod("survivor", namespace)
 
 
 def test_scheduler_serves_the_new_profile_when_its_configuration_is_replaced(
     cluster: Cluster, namespace: str
 ) -> None:
-    """It schedules for the profile that the new text names."""
+    """A pod that names the profile of the new configuration is scheduled."""
     text = """
     apiVersion: kubescheduler.config.k8s.io/v1
     kind: KubeSchedulerConfiguration
@@ -311,7 +312,7 @@ def test_scheduler_serves_the_new_profile_when_its_configuration_is_replaced(
 
 
 def test_machine_is_removed_when_its_owner_is_killed(tmp_path: Path) -> None:
-    """A second cluster, without its programs: machines are what could be left behind."""
+    """Use a second cluster without programs: only machines could be left behind."""
     text = """if True:
         import os, sys, time
         from pathlib import Path
@@ -338,7 +339,7 @@ def test_machine_is_removed_when_its_owner_is_killed(tmp_path: Path) -> None:
 
 
 def test_machine_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
-    """What the kernel cannot clean up, `down` does."""
+    """`down` removes what the kernel does not clean up."""
     machine = Machine(tmp_path, "orphan", "192.0.2.1")
     machine.power_on()
     supervisor, first = machine.files.processes() or (None, None)
@@ -355,7 +356,7 @@ def test_machine_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
 
 
 def test_images_are_built_with_the_uv_version_of_the_makefile() -> None:
-    """The version stands in three places."""
+    """The version is written in three places."""
     makefile = (REPOSITORY / "Makefile").read_text()
     version = next(line for line in makefile.splitlines() if line.startswith("UV_VERSION"))
     number = version.split(":=")[1].strip()

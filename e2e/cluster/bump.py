@@ -1,7 +1,7 @@
-"""Write go.mod for another Kubernetes: ``python3 bump.py v1.37.1``, then `go mod tidy`.
+"""Write go.mod for another Kubernetes version: ``python3 bump.py v1.37.1``, then `go mod tidy`.
 
-Kubernetes' own go.mod points its parts (k8s.io/api and so on) at folders beside it, which counts only in
-the main module: whoever depends on it must name the published version of each part.
+Kubernetes' own go.mod replaces its parts (k8s.io/api and so on) by folders beside it. Replacements apply only
+in the main module. So a module that depends on Kubernetes must name the published version of each part.
 """
 
 import json
@@ -24,12 +24,12 @@ TOOLS = (
 
 
 def go(*arguments: str) -> str:
-    """What a go command prints."""
+    """Return the output of a go command."""
     return subprocess.run(["go", *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def pinned(module: str) -> str:
-    """The version that go.mod names now; edit it there before bumping to raise it."""
+    """Return the version in go.mod. To change it, edit go.mod before running this program."""
     match = re.search(rf"{re.escape(module)} (v\S+)", (HERE / "go.mod").read_text())
     if not match:
         raise SystemExit(f"go.mod names no version of {module}")
@@ -37,7 +37,7 @@ def pinned(module: str) -> str:
 
 
 def main() -> None:
-    """Rewrite go.mod; go.sum follows from `go mod tidy`."""
+    """Rewrite go.mod; `go mod tidy` then updates go.sum."""
     version = sys.argv[1]
     major, minor_and_patch = version.removeprefix("v").split(".", 1)
     staging = f"v0.{minor_and_patch}"
@@ -66,7 +66,7 @@ def main() -> None:
         if new["Path"].startswith("./staging/"):
             lines.append(f"\t{old['Path']} => {old['Path']} {staging}")
     (HERE / "go.mod").write_text("\n".join([*lines, ")", ""]))
-    print("now: go mod tidy; python3 ../programs.py; and run the tests")
+    print("next: go mod tidy; python3 ../programs.py; then run the tests")
 
 
 if __name__ == "__main__":

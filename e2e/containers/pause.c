@@ -1,4 +1,4 @@
-/* What holds a pod's namespaces: sleep, collect whatever dies, leave when asked to. */
+/* Holds a pod's namespaces: sleeps, reaps orphaned processes, exits on SIGINT and SIGTERM. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-# What shares a card in the tests: Python and clients of the driver's two libraries.
+# The workload that shares a card in the tests: Python and clients of the driver's two libraries.
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
@@ -13,7 +13,7 @@ RUN python3 -m venv --without-pip /opt/workload \
       cuda-bindings nvidia-ml-py
 
 FROM ${BASE}
-# A development machine is a pod with an SSH server.
+# The tests of development machines run an SSH server in the pod.
 RUN apt-get -qq update \
  && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends openssh-server > /dev/null \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /etc/ssh/ssh_host_* \

@@ -13,8 +13,8 @@ import time
 from typing import Any
 
 from fenka.cluster.objects import Node, Pod
-from fenka.core.cards import Card
-from fenka.dialects import gpushare
+from fenka.core.inventory import Card
+from fenka.dialects import base, gpushare, node_inventory
 from fenka.kubernetes.client import Api, ApiError
 
 NODE, LABEL, UNITS, GIB = "bench-latency", "fenka.io/bench-latency", 16, 1024
@@ -26,7 +26,7 @@ PARALLEL_CALLS = 16
 def node() -> dict[str, Any]:
     """Return a node with one card."""
     cards = [Card(0, "GPU-bench-latency", "Tesla T4", UNITS * GIB)]
-    inventory = {gpushare.CARDS: gpushare.write_inventory(cards, GIB)}
+    inventory = {base.CARDS: node_inventory.encode_inventory(cards, GIB)}
     return {
         "apiVersion": "v1",
         "kind": "Node",

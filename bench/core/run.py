@@ -17,11 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fenka.core.backfill import Backfill, Held, Waiting
-from fenka.core.cards import Card, Node
+from fenka.core.backfill import Backfill
 from fenka.core.evaluate import never_fits
-from fenka.core.ledger import Ledger, Tally
-from fenka.core.requests import Memory, Placement, Request
+from fenka.core.inventory import Card, Node
+from fenka.core.ledger import Ledger
+from fenka.core.queue import Allocation, PendingRequest
+from fenka.core.request import Memory, Placement, Request
+from fenka.core.usage import UsageTotals
 
 TARGET = 1000
 """Leases a second."""
@@ -45,9 +47,9 @@ REQUESTS = (
 class Summing(Ledger):
     """The baseline: no running totals, every decision sums all entries."""
 
-    def tally(self) -> Tally:
+    def tally(self) -> UsageTotals:
         """Recomputed."""
-        total = Tally()
+        total = UsageTotals()
         for entry in self.entries.values():
             total.add(entry.placement)
         return total
@@ -93,8 +95,8 @@ class Desk:
     def __init__(self, case: Case, kind: Callable[[tuple[Node, ...]], Ledger]) -> None:
         self.nodes, self.ledger = case.nodes, kind(case.nodes)
         self.backfill = Backfill(case.nodes, "binpack")
-        self.waiting: dict[str, Waiting] = {}
-        self.held: dict[str, Held] = {}
+        self.waiting: dict[str, PendingRequest] = {}
+        self.held: dict[str, Allocation] = {}
         self.leases: deque[str] = deque()
         self.decided: list[Placement] = []
         self.chance = random.Random(1)
@@ -109,7 +111,7 @@ class Desk:
             self._join(f"waiter-{waiter}", Request(cards=2, whole=True), 1e9 + waiter)
 
     def _join(self, name: str, request: Request, now: float) -> None:
-        self.waiting[name] = Waiting(name, (request,), now, user=f"user-{len(name)}")
+        self.waiting[name] = PendingRequest(name, (request,), now, user=f"user-{len(name)}")
 
     def lease(self) -> Placement:
         """One request, from the question to the confirmation."""
@@ -120,11 +122,11 @@ class Desk:
             raise AssertionError(request)
         self._join(name, request, float(self.number))
         step = self.backfill.serve(
-            self.waiting.values(), self.held.values(), self.number, self.ledger.tally()
+            self.waiting.values(), self.held.values(), self.number, self.ledger.totals()
         )
         (placement,) = dict(step.placed)[name]
         self.ledger.assume(name, placement, self.number + 30.0)
-        self.held[name] = Held(placement, user=self.waiting.pop(name).user)
+        self.held[name] = Allocation(placement, user=self.waiting.pop(name).user)
         self.ledger.confirm(name)
         self.leases.append(name)
         return placement

@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fenka.core.backfill import Backfill, Held, Waiting
-from fenka.core.cards import Card, Node
+from fenka.core.backfill import Backfill
 from fenka.core.evaluate import place
+from fenka.core.inventory import Card, Node
 from fenka.core.ledger import Ledger
-from fenka.core.requests import Memory, Placement, Request, Slice
+from fenka.core.queue import Allocation, PendingRequest
+from fenka.core.request import Memory, Placement, Request, Slice
 
 TARGET_S = 0.5
 """For serving once after something has changed. The first time nothing is known yet."""
@@ -63,9 +64,9 @@ def fleet(nodes: int) -> tuple[Node, ...]:
     )
 
 
-def leases(nodes: tuple[Node, ...], case: Case, chance: random.Random) -> dict[str, Held]:
+def leases(nodes: tuple[Node, ...], case: Case, chance: random.Random) -> dict[str, Allocation]:
     """Two or three on each card, half of them with an end."""
-    made: dict[str, Held] = {}
+    made: dict[str, Allocation] = {}
     for node in nodes:
         for card in node.cards:
             held = 0
@@ -73,20 +74,20 @@ def leases(nodes: tuple[Node, ...], case: Case, chance: random.Random) -> dict[s
                 units = min(chance.choice((2, 4, 7)), UNITS - held)
                 piece = Slice(card.index, card.uuid, CARD_MIB * units // UNITS, 0)
                 ends = chance.choice((None, chance.uniform(100, 9000)))
-                made[f"lease-{len(made)}"] = Held(Placement(node.name, (piece,)), ends)
+                made[f"lease-{len(made)}"] = Allocation(Placement(node.name, (piece,)), ends)
                 held += units
     return made
 
 
-def waiting(chance: random.Random) -> list[Waiting]:
+def waiting(chance: random.Random) -> list[PendingRequest]:
     """Of seven users, some with a deadline."""
     return [
-        Waiting(
+        PendingRequest(
             f"w-{number}",
             (chance.choice(SHAPES),),
             float(number),
             user=f"user-{number % 7}",
-            runs_for=chance.choice((None, 50.0)),
+            time_limit_s=chance.choice((None, 50.0)),
         )
         for number in range(WAITERS)
     ]
@@ -103,7 +104,7 @@ def backfill(nodes: tuple[Node, ...], case: Case) -> tuple[float, float]:
         times.append(time.perf_counter() - start)
         placed = dict(step.placed)
         queue = [request for request in queue if request.id not in placed]
-        held |= {f"{name}/0": Held(placements[0]) for name, placements in placed.items()}
+        held |= {f"{name}/0": Allocation(placements[0]) for name, placements in placed.items()}
         del held[chance.choice(sorted(held))]
     return times[0], statistics.median(times[1:])
 

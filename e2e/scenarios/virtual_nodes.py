@@ -11,8 +11,8 @@ from typing import Any
 from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX
 from e2e.scenarios.installation import MEMORY, Installation
-from fenka.core.cards import Card
-from fenka.dialects import gpushare
+from fenka.core.inventory import Card
+from fenka.dialects import base, gpushare, node_inventory
 
 Json = dict[str, Any]
 UNITS = 16
@@ -44,7 +44,7 @@ def node_object(name: str, cards: int, labels: dict[str, str], *, inventory: boo
         "metadata": {
             "name": name,
             "labels": {VIRTUAL_LABEL: "yes", "kubernetes.io/hostname": name, **labels},
-            "annotations": {gpushare.CARDS: gpushare.write_inventory(inventory_cards, GIB)}
+            "annotations": {base.CARDS: node_inventory.encode_inventory(inventory_cards, GIB)}
             if inventory
             else {},
         },

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fenka.cli import resizing
 from fenka.cli.errors import sentences
 from fenka.cli.main import app
-from fenka.dialects.resizing import RECORD, REFUSED, WISH, Resized, write_record
+from fenka.dialects.resize import REFUSED, REQUEST, STATUS, ResizeStatus, encode_status
 from tests.cli.api_kit import Json, Server, pod, serving, units
 
 Answer = Callable[[str], dict[str, str]]
@@ -34,14 +34,14 @@ class Answering(Server):
             (found,) = (it for it in self.objects["pods"] if it["metadata"]["name"] == name)
             changed = {**found["metadata"]["annotations"], **body["metadata"]["annotations"]}
             kept = {key: value for key, value in changed.items() if value is not None}
-            found["metadata"]["annotations"] = {**kept, **self.says(kept[WISH])}
+            found["metadata"]["annotations"] = {**kept, **self.says(kept[REQUEST])}
             return web.json_response(found)
         return await super().answer(request)
 
 
 def granted(text: str) -> dict[str, str]:
     """What it writes then."""
-    return {RECORD: write_record(Resized("u-team-a", (), {}, text))}
+    return {STATUS: encode_status(ResizeStatus("u-team-a", (), {}, text))}
 
 
 def run(server: Server, folder: Path, *arguments: str) -> tuple[int, str]:
@@ -77,7 +77,7 @@ def test_a_pod_is_resized(tmp_path: Path, arguments: tuple[str, ...], wish: str)
     server = Answering(granted, running(annotations={REFUSED: "no"}))
     assert run(server, tmp_path, *arguments) == (0, "a: resized\n")
     assert server.written == [
-        {"metadata": {"uid": "u-team-a", "annotations": {WISH: wish, REFUSED: None}}}
+        {"metadata": {"uid": "u-team-a", "annotations": {REQUEST: wish, REFUSED: None}}}
     ]
 
 
@@ -92,8 +92,8 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(resizing, "WAIT_S", 0.2)
     for record in (
         granted("gpu-mem=5"),
-        {RECORD: write_record(Resized("u", (), {}, "gpu-mem=6"))},
-        {RECORD: "{"},
+        {STATUS: encode_status(ResizeStatus("u", (), {}, "gpu-mem=6"))},
+        {STATUS: "{"},
     ):
         server = Answering(lambda _, record=record: record, running())  # type: ignore[misc]
         code, said = run(server, tmp_path, "a", "--gpu-mem", "6")

@@ -11,7 +11,7 @@ from fenka.cli.errors import sentences
 from fenka.cli.main import app
 from fenka.cluster.objects import QUEUE_GATE
 from fenka.dialects import leases
-from fenka.dialects.leases import Refusal, Report
+from fenka.dialects.leases import LeaseReport, Refusal
 from tests.cli.api_kit import Json, Server, node, on_card, pod, serving, sharing, units
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -289,9 +289,9 @@ def test_a_pod_that_its_node_refuses_and_the_one_in_its_way(tmp_path: Path) -> N
     sentence = (
         "fenka: card 0 has 14336 MiB, of which 8192 MiB are still held by default/p: these wait"
     )
-    report = Report(refused={late["metadata"]["uid"]: Refusal(sentence, movable=True)})
+    report = LeaseReport(refused={late["metadata"]["uid"]: Refusal(sentence, movable=True)})
     refusing = sharing("a")
-    refusing["metadata"].setdefault("annotations", {})[leases.REPORT] = leases.write_report(report)
+    refusing["metadata"].setdefault("annotations", {})[leases.REPORT] = leases.encode_report(report)
     server = Server(nodes=[refusing], pods=[there, late, another])
     answer = data(server, tmp_path, "default/late")
     assert f"its node has refused it for more than a minute: {sentence}" in answer["notes"]

@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import Infeasible, PodEvaluator
 from fenka.cluster.state import ClusterState
-from fenka.core.requests import Placement
+from fenka.core.request import Placement
 from fenka.core.units import units_to_mib
-from fenka.dialects import gpushare
+from fenka.dialects import base, gpushare, node_inventory
 from tests.scheduler.objects_kit import GIB, T4_MIB, a_node, a_pod
 
 NAMES = ("a", "b")
@@ -87,25 +87,25 @@ class Machine(RuleBasedStateMachine):
             self.unbound[uid] = pod
             return
         share = self.world.shared_node(placement.node)
-        unit = share or gpushare.read_node(placement.node, *self.first(placement.node))
+        unit = share or node_inventory.decode_node(placement.node, *self.first(placement.node))
         assert unit is not None
         copied = a_pod(
             pod.metadata.name,
             *[
                 ask.units
-                for ask in pod.manifest.asks(gpushare.MEMORY)
-                if ask.kind is gpushare.Kind.APP
+                for ask in pod.manifest.container_units(gpushare.MEMORY)
+                if ask.kind is base.ContainerKind.APP
             ],
             node=placement.node,
             uid=uid,
             labels=pod.metadata.labels,
             init=tuple(
                 ask.units
-                for ask in pod.manifest.asks(gpushare.MEMORY)
-                if ask.kind is gpushare.Kind.INIT
+                for ask in pod.manifest.container_units(gpushare.MEMORY)
+                if ask.kind is base.ContainerKind.INIT
             ),
-            annotations=gpushare.write_placement(
-                unit, placement, pod.manifest.asks(gpushare.MEMORY), 1
+            annotations=gpushare.encode_placement(
+                unit, placement, pod.manifest.container_units(gpushare.MEMORY), 1
             ),
         )
         self.bound[uid] = copied
@@ -156,7 +156,7 @@ class Machine(RuleBasedStateMachine):
             name,
             *SIZES[:cards],
             labels={"gpushare": label} if label else {},
-            annotations={gpushare.CORDONED: ",".join(map(str, cordoned))},
+            annotations={node_inventory.CORDONED: ",".join(map(str, cordoned))},
         )
         self.nodes[name] = node
         self.world.set_node(node)
@@ -190,8 +190,10 @@ class Machine(RuleBasedStateMachine):
         total = 0
         for pod in self.bound.values():
             if pod.spec.node_name == node:
-                cards = {int(it) for it in json.loads(pod.metadata.annotations[gpushare.CARDS])}
-                units = gpushare.demand(pod.manifest.asks(gpushare.MEMORY)) // len(cards)
+                cards = {int(it) for it in json.loads(pod.metadata.annotations[base.CARDS])}
+                units = gpushare.peak_units(pod.manifest.container_units(gpushare.MEMORY)) // len(
+                    cards
+                )
                 if card in cards:
                     total += units_to_mib(units, SIZES[card], GIB)
         for _, placement in self.sent.values():

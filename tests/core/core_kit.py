@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import Used
-from fenka.core.ledger import Entry, Tally
-from fenka.core.requests import Memory, Placement, Request, Slice
+from fenka.core.inventory import Card, Node
+from fenka.core.ledger import Entry
+from fenka.core.request import Memory, Placement, Request, Slice
+from fenka.core.usage import CardUsage, UsageTotals
 
 GIB = 1024
 T4_MIB, P4_MIB, V100_MIB = 15079, 7611, 16130
@@ -44,9 +44,9 @@ def placement(*pieces: Slice, name: str = "a", whole: bool = False) -> Placement
     return Placement(name, pieces, whole=whole)
 
 
-def holding(*placements: Placement) -> Tally:
+def holding(*placements: Placement) -> UsageTotals:
     """A view in which these hold. It is not checked against any card."""
-    tally = Tally()
+    tally = UsageTotals()
     for each in placements:
         tally.add(each)
     return tally
@@ -67,7 +67,7 @@ def whole(cards: int = 1) -> Request:
     return Request(whole=True, cards=cards)
 
 
-def recomputed(entries: Iterable[Entry]) -> dict[tuple[str, int], Used]:
+def recomputed(entries: Iterable[Entry]) -> dict[tuple[str, int], CardUsage]:
     """What is held of each card, from the entries alone and not with the ledger's code."""
     found: dict[tuple[str, int], list[tuple[int, int, bool]]] = {}
     for entry in entries:
@@ -76,7 +76,7 @@ def recomputed(entries: Iterable[Entry]) -> dict[tuple[str, int], Used]:
             part = each.memory_mib, each.compute, entry.placement.whole
             found.setdefault(where, []).append(part)
     return {
-        where: Used(
+        where: CardUsage(
             sum(mib for mib, _, _ in parts),
             sum(compute for _, compute, _ in parts),
             len(parts),

@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.backfill import Backfill, Held, Reservation, Round, Waiting, in_order
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import Empty, place
-from fenka.core.fairness import Fairness, Past
-from fenka.core.gangs import plan_gang
+from fenka.core.backfill import Backfill
+from fenka.core.evaluate import place
+from fenka.core.fairness import Fairness, UserHistory
+from fenka.core.gangs import place_gang
+from fenka.core.inventory import Card, Node
 from fenka.core.ledger import Ledger
-from fenka.core.reasons import Rejected, Why
-from fenka.core.requests import Memory, Placement, Request
+from fenka.core.queue import Allocation, PendingRequest, Reservation, SchedulingResult, queue_order
+from fenka.core.reasons import ReasonCode, Unschedulable
+from fenka.core.request import Memory, Placement, Request
+from fenka.core.usage import EmptyUsage
 from tests.core.core_kit import (
     GIB,
     T4_MIB,
@@ -29,7 +31,7 @@ from tests.core.core_kit import (
     whole,
 )
 
-PLAIN = Fairness(turn_s=0)
+PLAIN = Fairness(penalty_per_request_s=0)
 T4, TWO = node(T4_MIB), node(T4_MIB, T4_MIB)
 OTHER = node(T4_MIB, name="b")
 
@@ -39,47 +41,51 @@ def mib(amount: int) -> int:
     return T4_MIB * amount // 14
 
 
-def held(card_: int, amount: int, ends_by: float | None = None, name: str = "a") -> Held:
+def held(card_: int, amount: int, deadline: float | None = None, name: str = "a") -> Allocation:
     """So many units of this card."""
-    return Held(placement(piece(card_, mib(amount), name=name), name=name), ends_by)
+    return Allocation(placement(piece(card_, mib(amount), name=name), name=name), deadline)
 
 
-def queue(*asked: Request | tuple[Request, float]) -> list[Waiting]:
+def queue(*asked: Request | tuple[Request, float]) -> list[PendingRequest]:
     """w0, w1, … in this order; with a number: it runs for so many seconds at most."""
     made = []
     for number, each in enumerate(asked):
         request, runs_for = each if isinstance(each, tuple) else (each, None)
-        made.append(Waiting(f"w{number}", (request,), float(number), runs_for=runs_for))
+        made.append(PendingRequest(f"w{number}", (request,), float(number), time_limit_s=runs_for))
     return made
 
 
-def serve(waiting: list[Waiting], holding: list[Held], *nodes: Node, now: float = 100) -> Round:
+def serve(
+    waiting: list[PendingRequest], holding: list[Allocation], *nodes: Node, now: float = 100
+) -> SchedulingResult:
     """Once."""
     return Backfill(nodes, "binpack", PLAIN).serve(waiting, holding, now)
 
 
-def seats(step: Round) -> dict[str, list[int]]:
+def seats(step: SchedulingResult) -> dict[str, list[int]]:
     """Who is placed, on which cards."""
     return {name: [it.card for each in found for it in each.slices] for name, found in step.placed}
 
 
-def named(step: Round) -> dict[str, tuple[list[str], float | None]]:
+def named(step: SchedulingResult) -> dict[str, tuple[list[str], float | None]]:
     """Who named which cards, and when they will do."""
     return {
         it.id: (sorted(it.reservation.cards), it.reservation.starts_by)
-        for it in step.waiting
+        for it in step.pending
         if it.reservation
     }
 
 
 def ordered(
-    waiting: list[Waiting],
+    waiting: list[PendingRequest],
     fairness: Fairness | None = None,
     now: float = 100,
-    **past: Past,
+    **past: UserHistory,
 ) -> list[str]:
     """Return the ids of those who wait, in order. past: of users."""
-    found = in_order(waiting, lambda user: past.get(user, Past()), fairness or Fairness(), now)
+    found = queue_order(
+        waiting, lambda user: past.get(user, UserHistory()), fairness or Fairness(), now
+    )
     return [it.id for it in found]
 
 
@@ -89,10 +95,10 @@ class TestOrder:
     def test_priority_then_time_then_id(self) -> None:
         """As Kubernetes orders its own queue."""
         waiting = [
-            Waiting("d", (units(1),), 1.0),
-            Waiting("b", (units(1),), 2.0, priority=5),
-            Waiting("c", (units(1),), 0.0),
-            Waiting("a", (units(1),), 1.0),
+            PendingRequest("d", (units(1),), 1.0),
+            PendingRequest("b", (units(1),), 2.0, priority=5),
+            PendingRequest("c", (units(1),), 0.0),
+            PendingRequest("a", (units(1),), 1.0),
         ]
         assert ordered(waiting) == ["b", "c", "a", "d"]
 
@@ -100,7 +106,7 @@ class TestOrder:
         ("fairness", "expected"),
         [
             # time alone: one's three come first
-            (Fairness(turn_s=0), ["o0", "o1", "o2", "t3", "t4"]),
+            (Fairness(penalty_per_request_s=0), ["o0", "o1", "o2", "t3", "t4"]),
             # o0 and t3 0, o1 and t4 60, o2 120
             (Fairness(), ["o0", "t3", "o1", "t4", "o2"]),
         ],
@@ -108,7 +114,7 @@ class TestOrder:
     def test_users_take_turns(self, fairness: Fairness, expected: list[str]) -> None:
         """Who asks for much at once is overtaken by others."""
         waiting = [
-            Waiting(f"{user[0]}{at}", (units(1),), float(at), user=user)
+            PendingRequest(f"{user[0]}{at}", (units(1),), float(at), user=user)
             for at, user in enumerate(["one", "one", "one", "two", "two"])
         ]
         assert ordered(waiting, fairness) == expected
@@ -116,31 +122,34 @@ class TestOrder:
     def test_what_a_user_holds_and_has_had_counts_too(self) -> None:
         """One holds two placements, or has had 121 card-seconds of late; two has had 120."""
         waiting = [
-            Waiting("o", (units(1),), 0.0, user="one"),
-            Waiting("t", (units(1),), 100.0, user="two"),
+            PendingRequest("o", (units(1),), 0.0, user="one"),
+            PendingRequest("t", (units(1),), 100.0, user="two"),
         ]
-        assert ordered(waiting, one=Past(held=2)) == ["t", "o"]
-        assert ordered(waiting, one=Past(used_s=121), two=Past(held=2)) == ["t", "o"]
-        assert ordered(waiting, one=Past(used_s=120), two=Past(held=2)) == ["o", "t"]
-        assert ordered(waiting, Fairness(turn_s=0), one=Past(used_s=121)) == ["o", "t"]
+        assert ordered(waiting, one=UserHistory(held=2)) == ["t", "o"]
+        assert ordered(waiting, one=UserHistory(used_s=121), two=UserHistory(held=2)) == ["t", "o"]
+        assert ordered(waiting, one=UserHistory(used_s=120), two=UserHistory(held=2)) == ["o", "t"]
+        assert ordered(waiting, Fairness(penalty_per_request_s=0), one=UserHistory(used_s=121)) == [
+            "o",
+            "t",
+        ]
 
     def test_first_request_that_starves_goes_first_and_starts_anew_once_it_is_served(self) -> None:
         """One has had much. Its first has waited for an hour: it is served, and the next one waits again."""
-        waiting = [Waiting(f"o{at}", (units(1),), float(at), user="one") for at in (0, 1)]
-        waiting.append(Waiting("t", (units(1),), 3599.0, user="two"))
-        much = Past(used_s=9000)
+        waiting = [PendingRequest(f"o{at}", (units(1),), float(at), user="one") for at in (0, 1)]
+        waiting.append(PendingRequest("t", (units(1),), 3599.0, user="two"))
+        much = UserHistory(used_s=9000)
         assert ordered(waiting, now=3599, one=much) == ["t", "o0", "o1"]
         assert ordered(waiting, now=3600, one=much) == ["o0", "t", "o1"]
         # o0 was served at 3600
         served = replace(much, starts=((0.0, 3600.0),))
         assert ordered(waiting[1:], now=7199, one=served) == ["t", "o1"]
-        late = Past(starts=((9, 7000),))
+        late = UserHistory(starts=((9, 7000),))
         assert ordered(waiting[1:], now=7200, one=served, two=late) == ["o1", "t"]
 
     @given(
         waiting=st.lists(
             st.builds(
-                Waiting,
+                PendingRequest,
                 st.uuids().map(str),
                 st.just((units(1),)),
                 st.integers(0, 9000).map(float),
@@ -151,7 +160,7 @@ class TestOrder:
         past=st.dictionaries(
             st.sampled_from(["one", "two"]),
             st.builds(
-                Past,
+                UserHistory,
                 st.integers(0, 100),
                 st.floats(0, 9000),
                 st.just(()) | st.tuples(st.tuples(st.just(0.0), st.floats(0, 9000))),
@@ -161,14 +170,18 @@ class TestOrder:
         chance=st.randoms(use_true_random=False),
     )
     def test_no_users_first_is_overtaken_by_who_came_much_later(
-        self, waiting: list[Waiting], past: dict[str, Past], now: float, chance: random.Random
+        self,
+        waiting: list[PendingRequest],
+        past: dict[str, UserHistory],
+        now: float,
+        chance: random.Random,
     ) -> None:
         """The starvation figure is a bound. Everybody is in the order once, however they are given."""
 
-        def find(user: str) -> Past:
-            return past.get(user, Past())
+        def find(user: str) -> UserHistory:
+            return past.get(user, UserHistory())
 
-        order = in_order(waiting, find, Fairness(), now)
+        order = queue_order(waiting, find, Fairness(), now)
         assert sorted(it.id for it in order) == sorted(it.id for it in waiting)
         firsts = set[tuple[str, int]]()
         for place_, later in enumerate(order):
@@ -183,7 +196,7 @@ class TestOrder:
                 if (earlier.user, earlier.priority) == (later.user, later.priority):
                     assert earlier.requested_at <= later.requested_at
         chance.shuffle(waiting)
-        assert in_order(waiting, find, Fairness(), now) == order
+        assert queue_order(waiting, find, Fairness(), now) == order
 
 
 class TestNamedCards:
@@ -214,7 +227,7 @@ class TestNamedCards:
         ],
     )
     def test_the_cheapest(
-        self, holding: list[Held], request_: Request, expected: tuple[list[str], float | None]
+        self, holding: list[Allocation], request_: Request, expected: tuple[list[str], float | None]
     ) -> None:
         """By when they will do."""
         assert named(serve(queue(request_), holding, TWO)) == {"w0": expected}
@@ -240,7 +253,9 @@ class TestNamedCards:
         step = serve(queue(units(8), small), [held(0, 10, 200)], T4)
         assert seats(step) == expected
         if not expected:
-            assert [why.why for why in step.waiting[1].why.reasons] == [Why.RESERVED]
+            assert [why.code for why in step.pending[1].unschedulable.reasons] == [
+                ReasonCode.RESERVED
+            ]
 
     def test_no_backfill_where_nobody_can_tell(self) -> None:
         """The head's card could do at any moment."""
@@ -266,12 +281,12 @@ class TestNamedCards:
         step = serve(queue(units(15), units(4, cards=2), units(2)), [], cordoned)
         assert named(step) == {}
         assert seats(step) == {"w2": [0]}
-        assert [it.position for it in step.waiting] == [1, 2]
+        assert [it.position for it in step.pending] == [1, 2]
 
     def test_who_waits_for_cores_keeps_the_node(self) -> None:
         """Another card's program would take them; the other node is free."""
         host = replace(TWO, cpu_milli=4000)
-        busy = [Held(replace(held(0, 1).placement, cpu_milli=3000), 200)]
+        busy = [Allocation(replace(held(0, 1).placement, cpu_milli=3000), 200)]
         asking = Request(Memory(1, GIB), cpu_milli=2000, models=frozenset({"Tesla T4"}))
         step = serve(queue(asking, units(1)), busy, host)
         both = ["GPU-a-0", "GPU-a-1"], 200
@@ -282,18 +297,21 @@ class TestNamedCards:
     def test_only_the_first_few_name_cards(self) -> None:
         """The others are ordered, with position and reason, and no more."""
         step = serve(queue(*[units(14)] * 6), [held(0, 1)], T4)
-        assert [it.position for it in step.waiting] == [1, 2, 3, 4, 5, 6]
-        assert [it.reservation is not None for it in step.waiting] == [True] * 4 + [False] * 2
-        assert {it.reason for it in step.waiting} == {"0/1 GPUs fit: 1 too little memory"}
+        assert [it.position for it in step.pending] == [1, 2, 3, 4, 5, 6]
+        assert [it.reservation is not None for it in step.pending] == [True] * 4 + [False] * 2
+        assert {it.reason for it in step.pending} == {"0/1 GPUs fit: 1 too little memory"}
 
     def test_a_gang_names_cards_for_all_its_members(self) -> None:
         """Two of 8 units: card 0 at 300, card 1 at 200; it starts when both will do."""
-        waiting = [Waiting("g", (units(8), units(8)), 0.0), *queue((units(4), 100), (units(4), 99))]
+        waiting = [
+            PendingRequest("g", (units(8), units(8)), 0.0),
+            *queue((units(4), 100), (units(4), 99)),
+        ]
         holding = [held(0, 10, 300), held(1, 10, 200)]
         step = serve(waiting, holding, TWO)
         assert named(step)["g"] == (["GPU-a-0", "GPU-a-1"], 300)
         assert seats(step) == {"w0": [0], "w1": [1]}
-        step = serve([Waiting("g", (units(8), units(8)), 0.0)], [], TWO)
+        step = serve([PendingRequest("g", (units(8), units(8)), 0.0)], [], TWO)
         assert seats(step) == {"g": [0, 1]}
 
 
@@ -303,19 +321,19 @@ class TestGangs:
     def test_cards_are_named_for_all_at_once(self) -> None:
         """Card 1's three end at some time, card 0's one too: two of 8 need both, not card 0 twice."""
         holding = [held(0, 10), held(1, 5), held(1, 4), held(1, 4)]
-        gang = Waiting("g", (units(8), units(8)), 0.0)
+        gang = PendingRequest("g", (units(8), units(8)), 0.0)
         assert named(serve([gang], holding, TWO)) == {"g": (["GPU-a-0", "GPU-a-1"], None)}
 
     def test_one_that_could_never_be_placed_names_none(self) -> None:
         """Two of 8 on one card of 14."""
-        gang = Waiting("g", (units(8), units(8)), 0.0)
+        gang = PendingRequest("g", (units(8), units(8)), 0.0)
         step = serve([gang, *queue(units(4))], [held(0, 2)], T4)
         assert (named(step), seats(step)) == ({}, {"w0": [0]})
 
     def test_where_the_first_would_take_the_last_ones_room(self) -> None:
         """7 and 4 on card 1 and 10 on card 0 leave no 7; 7 + 7 and 4 + 10 do, when both have ended."""
         holding = [held(0, 14, 300), held(1, 14, 100)]
-        gang = Waiting("g", (units(7), units(4), units(10), units(7)), 0.0)
+        gang = PendingRequest("g", (units(7), units(4), units(10), units(7)), 0.0)
         assert named(serve([gang], holding, TWO)) == {"g": (["GPU-a-0", "GPU-a-1"], None)}
 
 
@@ -324,22 +342,22 @@ class TestTogether:
 
     def test_placed_on_one_node_or_not_at_all(self) -> None:
         """a has 4 units left, b 8: two of 4 are on b together, apart they would be a's first."""
-        pair = Waiting("w0", (units(4), units(4)), 0.0, together=True)
+        pair = PendingRequest("w0", (units(4), units(4)), 0.0, same_node=True)
         holding = [held(0, 10, 200), held(0, 6, 300, "b")]
         step = serve([pair], holding, T4, OTHER)
         assert [it.node for _, found in step.placed for it in found] == ["b", "b"]
-        step = serve([replace(pair, together=False)], holding, T4, OTHER)
+        step = serve([replace(pair, same_node=False)], holding, T4, OTHER)
         assert [it.node for _, found in step.placed for it in found] == ["a", "b"]
         # 9 held of b's 14: no node has 8 left, though each has 4.
         step = serve([pair], [held(0, 10, 200), held(0, 9, 300, "b")], T4, OTHER)
         assert step.placed == ()
-        assert step.waiting[0].reason == "0/2 GPUs fit: 2 too little memory"
+        assert step.pending[0].reason == "0/2 GPUs fit: 2 too little memory"
         # b, when its one has ended, or a: the earlier
         assert named(step) == {"w0": (["GPU-a-0"], 200)}
 
     def test_never_on_one_node(self) -> None:
         """Two of 8 on cards of 14: each node has one. It keeps nobody off anything."""
-        pair = Waiting("w0", (units(8), units(8)), 0.0, together=True)
+        pair = PendingRequest("w0", (units(8), units(8)), 0.0, same_node=True)
         step = serve([pair], [], T4, OTHER)
         assert (step.placed, named(step)) == ((), {})
         step = serve([pair], [held(0, 14, 300)], TWO, OTHER)
@@ -353,7 +371,8 @@ class TestTogether:
     def test_one_node_each(self, nodes: tuple[Node, ...], asked: list[list[Request]]) -> None:
         """Placed or named; no card holds more than it has; the first is placed where it could be."""
         waiting = [
-            Waiting(f"w{n}", tuple(it), float(n), together=True) for n, it in enumerate(asked)
+            PendingRequest(f"w{n}", tuple(it), float(n), same_node=True)
+            for n, it in enumerate(asked)
         ]
         step = Backfill(nodes, "binpack", PLAIN).serve(waiting, [], 0)
         ledger = Ledger(nodes)
@@ -362,12 +381,14 @@ class TestTogether:
             for number, it in enumerate(found):
                 ledger.adopt(f"{name}/{number}", it)
         home = {card.uuid: it.name for it in nodes for card in it.cards}
-        for standing in step.waiting:
+        for standing in step.pending:
             if standing.reservation:
                 assert len({home[uuid] for uuid in standing.reservation.cards}) == 1
         for first in waiting[:1]:
             could = any(
-                not isinstance(plan_gang(Empty(), first.requests, "binpack", (it,)), Rejected)
+                not isinstance(
+                    place_gang(EmptyUsage(), first.requests, "binpack", (it,)), Unschedulable
+                )
                 for it in nodes
             )
             assert (first.id in dict(step.placed)) == could
@@ -379,38 +400,41 @@ class TestNodesItMayGoTo:
     def test_placed_and_named_there_alone(self) -> None:
         """b's card is free, a's has 4 of 14 units left until 200; w0 may go to a alone and wants 8."""
         waiting = [
-            Waiting("w0", (units(8),), 0.0, nodes=frozenset({"a"})),
-            Waiting("w1", (units(8),), 1.0, nodes=frozenset({"b"})),
-            Waiting("w2", (units(4),), 2.0),
+            PendingRequest("w0", (units(8),), 0.0, nodes=frozenset({"a"})),
+            PendingRequest("w1", (units(8),), 1.0, nodes=frozenset({"b"})),
+            PendingRequest("w2", (units(4),), 2.0),
         ]
         step = serve(waiting, [held(0, 10, 200)], T4, OTHER)
         assert named(step) == {"w0": (["GPU-a-0"], 200)}
         assert [(name, found[0].node) for name, found in step.placed] == [("w1", "b"), ("w2", "b")]
         # Only a's card is counted in its reason.
-        assert step.waiting[0].reason == "0/1 GPUs fit: 1 too little memory"
+        assert step.pending[0].reason == "0/1 GPUs fit: 1 too little memory"
 
     def test_nodes_that_are_not_there(self) -> None:
         """It keeps nobody off anything."""
-        waiting = [Waiting("w0", (units(8),), 0.0, nodes=frozenset({"c"})), *queue(units(14))]
+        waiting = [
+            PendingRequest("w0", (units(8),), 0.0, nodes=frozenset({"c"})),
+            *queue(units(14)),
+        ]
         step = serve([replace(waiting[0]), replace(waiting[1], id="w1")], [], T4)
         assert seats(step) == {"w1": [0]}
-        assert [(it.id, it.reservation, it.reason) for it in step.waiting] == [
+        assert [(it.id, it.reservation, it.reason) for it in step.pending] == [
             ("w0", None, "there is no GPU")
         ]
 
     def test_the_same_size_elsewhere_is_another_question(self) -> None:
         """That one was refused on a says nothing of b."""
         waiting = [
-            Waiting(f"w{number}", (units(8),), float(number), nodes=frozenset({where}))
+            PendingRequest(f"w{number}", (units(8),), float(number), nodes=frozenset({where}))
             for number, where in enumerate("aab")
         ]
         step = serve(waiting, [held(0, 10)], T4, OTHER)
         assert seats(step) == {"w2": [0]}
-        assert [it.id for it in step.waiting] == ["w0", "w1"]
+        assert [it.id for it in step.pending] == ["w0", "w1"]
 
     def test_a_gang_too(self) -> None:
         """Both members on b, though a is empty."""
-        gang = Waiting("g", (units(8), units(8)), 0.0, nodes=frozenset({"b"}))
+        gang = PendingRequest("g", (units(8), units(8)), 0.0, nodes=frozenset({"b"}))
         two = node(T4_MIB, T4_MIB, name="b")
         step = serve([gang], [], TWO, two)
         assert [it.node for _, found in step.placed for it in found] == ["b", "b"]
@@ -427,7 +451,7 @@ class TestNodesItMayGoTo:
     ) -> None:
         """Of all who wait, each is placed, and names cards, on its own nodes; the first as on these alone."""
         waiting = [
-            Waiting(f"w{n}", (it,), float(n), nodes=frozenset(f"n{i}" for i in on))
+            PendingRequest(f"w{n}", (it,), float(n), nodes=frozenset(f"n{i}" for i in on))
             for n, (it, on) in enumerate(asked)
         ]
         step = Backfill(nodes, "binpack", PLAIN).serve(waiting, [], 0)
@@ -435,14 +459,14 @@ class TestNodesItMayGoTo:
         for name, found in step.placed:
             assert {it.node for it in found} <= allowed[name]
         home = {card.uuid: it.name for it in nodes for card in it.cards}
-        for it in step.waiting:
+        for it in step.pending:
             if it.reservation:
                 assert {home[uuid] for uuid in it.reservation.cards} <= allowed[it.id]
         for first in waiting[:1]:
-            alone = Backfill(first.may_go(nodes), "binpack", PLAIN)
+            alone = Backfill(first.eligible_nodes(nodes), "binpack", PLAIN)
             mine = alone.serve([replace(first, nodes=None)], [], 0)
             assert mine.placed == tuple(it for it in step.placed if it[0] == first.id)
-            assert mine.waiting == tuple(it for it in step.waiting if it.id == first.id)
+            assert mine.pending == tuple(it for it in step.pending if it.id == first.id)
 
 
 def test_what_is_remembered_makes_no_difference() -> None:
@@ -472,7 +496,7 @@ def test_nodes_that_come_go_and_fall_sick() -> None:
     step = scheduler.serve(waiting, holding, 100)
     assert [placed[0].node for _, placed in step.placed] == ["b"]
     scheduler.set_nodes([])
-    assert [it.reason for it in scheduler.serve(waiting, holding, 100).waiting] == [
+    assert [it.reason for it in scheduler.serve(waiting, holding, 100).pending] == [
         "there is no GPU"
     ]
 
@@ -506,8 +530,8 @@ def replay(
 ) -> tuple[dict[str, int], dict[str, float]]:
     """When each job started, and the first promise to whoever was first in line."""
     scheduler, ledger = Backfill(nodes, "binpack", PLAIN), Ledger(nodes)
-    running: dict[str, tuple[Held, int]] = {}
-    waiting: list[Waiting] = []
+    running: dict[str, tuple[Allocation, int]] = {}
+    waiting: list[PendingRequest] = []
     started: dict[str, int] = {}
     promised: dict[str, float] = {}
     for now in range(until):
@@ -515,8 +539,11 @@ def replay(
             ledger.release(name)
             del running[name]
         waiting += [
-            Waiting(
-                f"j{number:03}", (job.request,), job.at, runs_for=job.runs if job.deadline else None
+            PendingRequest(
+                f"j{number:03}",
+                (job.request,),
+                job.at,
+                time_limit_s=job.runs if job.deadline else None,
             )
             for number, job in enumerate(jobs)
             if job.at == now
@@ -526,10 +553,13 @@ def replay(
             job = jobs[int(name[1:])]
             # The ledger refuses what a card does not hold.
             ledger.adopt(name, found)
-            running[name] = Held(found, now + job.runs if job.deadline else None), now + job.runs
+            running[name] = (
+                Allocation(found, now + job.runs if job.deadline else None),
+                now + job.runs,
+            )
             started[name] = now
         waiting = [it for it in waiting if it.id not in started]
-        for it in step.waiting[:1]:
+        for it in step.pending[:1]:
             if it.reservation and it.reservation.starts_by is not None:
                 promised.setdefault(it.id, it.reservation.starts_by)
     return started, promised
@@ -553,7 +583,7 @@ def test_a_promise_to_the_first_in_line_is_kept(nodes: tuple[Node, ...], jobs: l
     for name, by in promised.items():
         assert started[name] <= by
     for number, job in enumerate(jobs):
-        fits = isinstance(place(Empty(), job.request, "binpack", nodes), Placement)
+        fits = isinstance(place(EmptyUsage(), job.request, "binpack", nodes), Placement)
         assert (f"j{number:03}" in started) == fits
 
 
@@ -577,7 +607,7 @@ def test_nobody_starves_in_a_stream_of_others(
     jobs.append(Job(6, large, 3, deadline=False))
     # Before it are at most the 7 · 3 that came until then; each runs for 5 at most.
     started, _ = replay(nodes, jobs, until=6 + 22 * 5 + 5)
-    fits = isinstance(place(Empty(), large, "binpack", nodes), Placement)
+    fits = isinstance(place(EmptyUsage(), large, "binpack", nodes), Placement)
     assert (f"j{len(jobs) - 1:03}" in started) == fits
 
 
@@ -598,18 +628,18 @@ def test_staggered_small_ones_do_not_keep_a_card_busy_for_ever(deadline: bool) -
 def test_bars() -> None:
     """Who ends when the head starts is out of its way."""
     reservation = Reservation(frozenset({"GPU-a-0"}), 200)
-    assert [reservation.bars(end) for end in (199, 200, 201, None)] == [False, False, True, True]
-    assert replace(reservation, starts_by=None).bars(-inf)
+    assert [reservation.blocks(end) for end in (199, 200, 201, None)] == [False, False, True, True]
+    assert replace(reservation, starts_by=None).blocks(-inf)
 
 
 def test_a_gang_that_could_never_fit_keeps_nobody_off() -> None:
     """Three of 8 units on two cards of 14: each alone would fit, together they never do."""
-    never = Waiting("never", (units(8),) * 3, 0.0)
-    small = Waiting("small", (units(8),), 1.0)
+    never = PendingRequest("never", (units(8),) * 3, 0.0)
+    small = PendingRequest("small", (units(8),), 1.0)
     step = serve([never, small], [], TWO)
     assert seats(step) == {"small": [0]}
     assert named(step) == {}
     # Two of them would: that is a matter of time.
-    two = Waiting("two", (units(8),) * 2, 0.0)
+    two = PendingRequest("two", (units(8),) * 2, 0.0)
     step = serve([two, small], [held(0, 8)], TWO)
     assert set(named(step)) == {"two", "small"}

@@ -2,22 +2,11 @@
 
 import pytest
 
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import (
-    NOTHING,
-    POLICIES,
-    PREDICATES,
-    Candidate,
-    Empty,
-    Fit,
-    Used,
-    evaluate,
-    never_fits,
-    place,
-)
-from fenka.core.ledger import Tally
-from fenka.core.reasons import Reason, Rejected, Rejection, Why
-from fenka.core.requests import Memory, Placement, Request
+from fenka.core.evaluate import FILTERS, SCORES, Candidate, Fit, evaluate, never_fits, place
+from fenka.core.inventory import Card, Node
+from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
+from fenka.core.request import Memory, Placement, Request
+from fenka.core.usage import NO_USAGE, CardUsage, EmptyUsage, UsageTotals
 from tests.core.core_kit import (
     GIB,
     T4_MIB,
@@ -36,11 +25,11 @@ COMPUTE = Request(compute=30)
 T4_ONLY = Request(Memory(4, GIB), models=frozenset({"Tesla T4"}))
 
 
-def first_reason(each: Card, used: Used, request: Request) -> Reason | None:
+def first_reason(each: Card, used: CardUsage, request: Request) -> Reason | None:
     """The one card's reason on a node of its own, by way of `evaluate`."""
 
-    class One(Empty):
-        def used(self, node: str, card: int) -> Used:  # noqa: ARG002
+    class One(EmptyUsage):
+        def used(self, node: str, card: int) -> CardUsage:  # noqa: ARG002
             return used
 
     (verdict,) = evaluate(One(), request, "binpack", [Node("a", (each,))])
@@ -50,34 +39,41 @@ def first_reason(each: Card, used: Used, request: Request) -> Reason | None:
 @pytest.mark.parametrize(
     ("each", "used", "request_", "why", "needed", "available"),
     [
-        (card(healthy=False), NOTHING, units(4), Why.UNHEALTHY, 0, 0),
-        (card(cordoned=True), NOTHING, units(4), Why.CORDONED, 0, 0),
-        (card(model="Tesla P4"), NOTHING, T4_ONLY, Why.MODEL, 0, 0),
+        (card(healthy=False), NO_USAGE, units(4), ReasonCode.UNHEALTHY, 0, 0),
+        (card(cordoned=True), NO_USAGE, units(4), ReasonCode.CORDONED, 0, 0),
+        (card(model="Tesla P4"), NO_USAGE, T4_ONLY, ReasonCode.MODEL, 0, 0),
         # whatever is asked for, a card taken whole admits nobody
-        (card(), Used(T4_MIB, 100, 1, 1), units(1), Why.WHOLE, 0, 0),
-        (card(), Used(T4_MIB, 100, 1, 1), COMPUTE, Why.WHOLE, 0, 0),
-        (card(), Used(T4_MIB, 100, 1, 1), whole(), Why.WHOLE, 0, 0),
+        (card(), CardUsage(T4_MIB, 100, 1, 1), units(1), ReasonCode.WHOLE, 0, 0),
+        (card(), CardUsage(T4_MIB, 100, 1, 1), COMPUTE, ReasonCode.WHOLE, 0, 0),
+        (card(), CardUsage(T4_MIB, 100, 1, 1), whole(), ReasonCode.WHOLE, 0, 0),
         # one MiB, or one percent, is enough to be in use
-        (card(), Used(1, 0, 1), whole(), Why.IN_USE, 0, 0),
-        (card(), Used(0, 1, 1), whole(), Why.IN_USE, 0, 0),
+        (card(), CardUsage(1, 0, 1), whole(), ReasonCode.IN_USE, 0, 0),
+        (card(), CardUsage(0, 1, 1), whole(), ReasonCode.IN_USE, 0, 0),
         # 15079 - 10772 = 4307, one MiB short of the 4308 that 4 units are
-        (card(), Used(10772, 0, 1), units(4), Why.MEMORY, 4308, 4307),
+        (card(), CardUsage(10772, 0, 1), units(4), ReasonCode.MEMORY, 4308, 4307),
         # 15079 - 20000 < 0
-        (card(), Used(20000, 0, 2), exact(1), Why.MEMORY, 1, 0),
+        (card(), CardUsage(20000, 0, 2), exact(1), ReasonCode.MEMORY, 1, 0),
         # 20 units are 20 x 1024 = 20480 MiB at the least, on a card that has 14
-        (card(), NOTHING, units(20), Why.MEMORY, 20480, T4_MIB),
-        (card(), NOTHING, exact(15080), Why.MEMORY, 15080, T4_MIB),
+        (card(), NO_USAGE, units(20), ReasonCode.MEMORY, 20480, T4_MIB),
+        (card(), NO_USAGE, exact(15080), ReasonCode.MEMORY, 15080, T4_MIB),
         # 100 - 71 = 29 < 30
-        (card(), Used(0, 71, 1), COMPUTE, Why.COMPUTE, 30, 29),
-        (card(), Used(4308, 71, 1), units(4, compute=30), Why.COMPUTE, 30, 29),
+        (card(), CardUsage(0, 71, 1), COMPUTE, ReasonCode.COMPUTE, 30, 29),
+        (card(), CardUsage(4308, 71, 1), units(4, compute=30), ReasonCode.COMPUTE, 30, 29),
         # 100 - 130 < 0
-        (card(), Used(0, 130, 2), COMPUTE, Why.COMPUTE, 30, 0),
+        (card(), CardUsage(0, 130, 2), COMPUTE, ReasonCode.COMPUTE, 30, 0),
         # another capacity than 100
-        (Card(0, "GPU-a-0", "T4", T4_MIB, compute=25), NOTHING, COMPUTE, Why.COMPUTE, 30, 25),
+        (
+            Card(0, "GPU-a-0", "T4", T4_MIB, compute=25),
+            NO_USAGE,
+            COMPUTE,
+            ReasonCode.COMPUTE,
+            30,
+            25,
+        ),
     ],
 )
 def test_each_predicate_has_its_reason(
-    each: Card, used: Used, request_: Request, why: Why, needed: int, available: int
+    each: Card, used: CardUsage, request_: Request, why: ReasonCode, needed: int, available: int
 ) -> None:
     """What keeps a request off a card, with the amounts where there are any."""
     assert first_reason(each, used, request_) == Reason(why, 0, needed, available)
@@ -87,20 +83,20 @@ def test_each_predicate_has_its_reason(
     ("each", "used", "request_"),
     [
         # 15079 - 10771 = 4308, exactly 4 units
-        (card(), Used(10771, 0, 3), units(4)),
-        (card(), NOTHING, units(14)),
-        (card(), NOTHING, exact(T4_MIB)),
-        (card(), NOTHING, whole()),
-        (card(), NOTHING, T4_ONLY),
+        (card(), CardUsage(10771, 0, 3), units(4)),
+        (card(), NO_USAGE, units(14)),
+        (card(), NO_USAGE, exact(T4_MIB)),
+        (card(), NO_USAGE, whole()),
+        (card(), NO_USAGE, T4_ONLY),
         # 100 - 70 = 30
-        (card(), Used(0, 70, 1), COMPUTE),
+        (card(), CardUsage(0, 70, 1), COMPUTE),
         # compute alone needs no memory, memory alone needs no compute
-        (card(), Used(T4_MIB, 0, 1), COMPUTE),
-        (card(), Used(0, 100, 1), units(4)),
-        (card(), Used(20000, 0, 2), COMPUTE),
+        (card(), CardUsage(T4_MIB, 0, 1), COMPUTE),
+        (card(), CardUsage(0, 100, 1), units(4)),
+        (card(), CardUsage(20000, 0, 2), COMPUTE),
     ],
 )
-def test_what_just_fits(each: Card, used: Used, request_: Request) -> None:
+def test_what_just_fits(each: Card, used: CardUsage, request_: Request) -> None:
     """To the last MiB and the last percent."""
     assert first_reason(each, used, request_) is None
 
@@ -109,7 +105,7 @@ def test_the_first_predicate_is_the_reason() -> None:
     """A card with everything against it: mended one by one, the reasons come in the table's order."""
     request = Request(whole=True, models=frozenset({"Tesla T4"}))
     bad = card(healthy=False, cordoned=True, model="Tesla P4")
-    taken, in_use = Used(T4_MIB, 100, 1, 1), Used(1, 1, 1)
+    taken, in_use = CardUsage(T4_MIB, 100, 1, 1), CardUsage(1, 1, 1)
     found = [
         first_reason(each, used, request)
         for each, used in [
@@ -119,20 +115,20 @@ def test_the_first_predicate_is_the_reason() -> None:
             (card(), taken),
             (card(), in_use),
             # Somebody else's record may hold memory or compute in no slice.
-            (card(), Used(1, 1, 0)),
-            (card(), Used(0, 1, 0)),
+            (card(), CardUsage(1, 1, 0)),
+            (card(), CardUsage(0, 1, 0)),
         ]
     ]
-    assert [reason and reason.why for reason in found] == [
-        Why.UNHEALTHY,
-        Why.CORDONED,
-        Why.MODEL,
-        Why.WHOLE,
-        Why.IN_USE,
-        Why.MEMORY,
-        Why.COMPUTE,
+    assert [reason and reason.code for reason in found] == [
+        ReasonCode.UNHEALTHY,
+        ReasonCode.CORDONED,
+        ReasonCode.MODEL,
+        ReasonCode.WHOLE,
+        ReasonCode.IN_USE,
+        ReasonCode.MEMORY,
+        ReasonCode.COMPUTE,
     ]
-    assert len(found) == len(PREDICATES)
+    assert len(found) == len(FILTERS)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +207,7 @@ def test_cards_that_admit_nobody_do_not_make_a_node_empty() -> None:
     # a: 16 - 12 = 4 of 16 free = 0.25 without the cordoned card, 20 of 32 = 0.625 with it;
     # b: 16 - 8 = 8 of 16 = 0.5
     view = holding(placement(piece(0, 12 * GIB)), placement(piece(0, EIGHT, name="b"), name="b"))
-    chosen = {policy: place(view, units(4), policy, [cordoned, half]) for policy in POLICIES}
+    chosen = {policy: place(view, units(4), policy, [cordoned, half]) for policy in SCORES}
     assert {
         policy: verdict.node for policy, verdict in chosen.items() if isinstance(verdict, Placement)
     } == {"binpack": "a", "spread": "b"}
@@ -225,11 +221,13 @@ def test_slices_are_on_different_cards_in_the_order_of_index() -> None:
     verdict = place(view, units(4, cards=3), "binpack", [cards])
     assert isinstance(verdict, Placement)
     assert verdict.slices == (piece(1, 4 * GIB), piece(2, 4 * GIB), piece(3, 4 * GIB))
-    refused = place(Empty(), units(1, cards=2), "binpack", [node(SIXTEEN), node(SIXTEEN, name="b")])
-    assert isinstance(refused, Rejected)
+    refused = place(
+        EmptyUsage(), units(1, cards=2), "binpack", [node(SIXTEEN), node(SIXTEEN, name="b")]
+    )
+    assert isinstance(refused, Unschedulable)
     # 2 are needed on one node, 1 is there
-    assert {(each.why, each.needed, each.available) for each in refused.reasons} == {
-        (Why.TOO_FEW, 2, 1)
+    assert {(each.code, each.needed, each.available) for each in refused.reasons} == {
+        (ReasonCode.TOO_FEW, 2, 1)
     }
 
 
@@ -244,7 +242,7 @@ def test_whole_cards_are_all_of_untouched_cards() -> None:
 
 def test_a_slice_of_compute_alone_holds_no_memory() -> None:
     """Memory is left to the others; the placement does not claim the card."""
-    verdict = place(Empty(), Request(compute=40), "binpack", [node(T4_MIB)])
+    verdict = place(EmptyUsage(), Request(compute=40), "binpack", [node(T4_MIB)])
     assert verdict == placement(piece(0, 0, 40))
 
 
@@ -254,21 +252,21 @@ def test_a_slice_of_compute_alone_holds_no_memory() -> None:
         # 2000 + 2000 = 4000, and 4000 + 4000 = 8000: to the last one
         (4000, 8000, (2000, 4000), None),
         # 2001 + 2000 > 4000: 1999 are left
-        (4000, 8000, (2001, 4000), (Why.CPU, 2000, 1999)),
+        (4000, 8000, (2001, 4000), (ReasonCode.CPU, 2000, 1999)),
         # 4001 + 4000 > 8000: 3999 are left
-        (4000, 8000, (2000, 4001), (Why.HOST_MEMORY, 4000, 3999)),
+        (4000, 8000, (2000, 4001), (ReasonCode.HOST_MEMORY, 4000, 3999)),
         # overcommitted: 5000 of 4000
-        (4000, 8000, (5000, 0), (Why.CPU, 2000, 0)),
+        (4000, 8000, (5000, 0), (ReasonCode.CPU, 2000, 0)),
         # not counted
         (None, None, (10**6, 10**6), None),
-        (None, 8000, (10**6, 4001), (Why.HOST_MEMORY, 4000, 3999)),
+        (None, 8000, (10**6, 4001), (ReasonCode.HOST_MEMORY, 4000, 3999)),
     ],
 )
 def test_hosts_are_judged_too(
     cpu: int | None,
     memory: int | None,
     held: tuple[int, int],
-    expected: tuple[Why, int, int] | None,
+    expected: tuple[ReasonCode, int, int] | None,
 ) -> None:
     """CPU in thousandths of a core and host memory in MiB; None is not counted."""
     host = node(T4_MIB, T4_MIB, cpu=cpu, memory=memory)
@@ -278,7 +276,7 @@ def test_hosts_are_judged_too(
         assert isinstance(verdict, Fit)
         assert (verdict.placement.cpu_milli, verdict.placement.host_memory_mib) == (2000, 4000)
     else:
-        assert isinstance(verdict, Rejection)
+        assert isinstance(verdict, NodeRejection)
         why, needed, available = expected
         assert verdict.reasons == tuple(Reason(why, index, needed, available) for index in (0, 1))
 
@@ -286,32 +284,34 @@ def test_hosts_are_judged_too(
 def test_verdicts_come_in_the_order_of_the_nodes() -> None:
     """One for each, with all the cards that fit, best first."""
     nodes = [node(EIGHT, SIXTEEN, name="b"), node(4 * GIB, name="a"), Node("c", ())]
-    verdicts = evaluate(Empty(), units(5), "spread", nodes)
+    verdicts = evaluate(EmptyUsage(), units(5), "spread", nodes)
     assert [verdict.node for verdict in verdicts] == ["b", "a", "c"]
     first, second, third = verdicts
     assert isinstance(first, Fit)
     assert [each.index for each in first.cards] == [1, 0]
     # 5 x 1024 = 5120 of 4096
-    assert second == Rejection("a", (Reason(Why.MEMORY, 0, 5120, 4096),))
-    assert third == Rejection("c", ())
+    assert second == NodeRejection("a", (Reason(ReasonCode.MEMORY, 0, 5120, 4096),))
+    assert third == NodeRejection("c", ())
 
 
 def test_the_best_score_is_the_smallest() -> None:
     """What `place` takes is the verdict with the smallest score."""
     nodes = [node(SIXTEEN, name="a"), node(EIGHT, name="b"), node(4 * GIB, name="c")]
-    fits = [each for each in evaluate(Empty(), units(4), "binpack", nodes) if isinstance(each, Fit)]
+    fits = [
+        each for each in evaluate(EmptyUsage(), units(4), "binpack", nodes) if isinstance(each, Fit)
+    ]
     assert min(fits, key=lambda fit: fit.score).placement == place(
-        Empty(), units(4), "binpack", nodes
+        EmptyUsage(), units(4), "binpack", nodes
     )
     assert [fit.node for fit in sorted(fits, key=lambda fit: fit.score)] == ["c", "b", "a"]
 
 
 def test_amounts_of_a_candidate() -> None:
     """What is free of a card, first in what the request asks for."""
-    used = Used(T4_MIB - 100, 60, 2)
+    used = CardUsage(T4_MIB - 100, 60, 2)
     assert Candidate(card(), used, 4308).free == (100, 40)
     assert Candidate(card(), used, 0).free == (40, 100)
-    assert Candidate(card(), Used(10**6, 10**6, 1), 0).free == (0, 0)
+    assert Candidate(card(), CardUsage(10**6, 10**6, 1), 0).free == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_without_cards_nothing_fits() -> None:
 
 def test_a_view_may_be_anything_that_answers() -> None:
     """Other nodes' holdings do not count, and a card nobody knows has nothing held."""
-    view = Tally()
+    view = UsageTotals()
     view.add(placement(piece(0, T4_MIB, name="b"), name="b"))
-    assert view.used("a", 0) == NOTHING
+    assert view.used("a", 0) == NO_USAGE
     assert isinstance(place(view, units(14), "binpack", [node(T4_MIB)]), Placement)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.backfill import Waiting, in_order, pasts
-from fenka.core.cards import Card
-from fenka.core.fairness import Fairness, Uses, cards_of
-from fenka.core.requests import Placement, Slice
+from fenka.core.fairness import Fairness, UsageHistory, cards_of
+from fenka.core.inventory import Card
+from fenka.core.queue import PendingRequest, history_lookup, queue_order
+from fenka.core.request import Placement, Slice
 from tests.core.core_kit import T4_MIB, units
 
 HOUR = 3600.0
@@ -25,14 +25,14 @@ def weighed(since: float, until: float, now: float, half_life: float = HOUR) -> 
     )
 
 
-def used(uses: Uses, user: str, now: float) -> float:
+def used(uses: UsageHistory, user: str, now: float) -> float:
     """Return the card-seconds of a user."""
-    return uses.past(user, 0, now).used_s
+    return uses.history(user, 0, now).used_s
 
 
 def test_use_is_card_seconds_that_halve_every_half_life() -> None:
     """Half a card for 100 s; an hour later half of that counts, two hours later a quarter."""
-    uses = Uses(Fairness())
+    uses = UsageHistory(Fairness())
     uses.start("p", "a", 0.5, 0, 0, 0)
     assert used(uses, "a", 100) == pytest.approx(0.5 * weighed(0, 100, 100))
     uses.stop("p", 100, 100)
@@ -49,7 +49,7 @@ def test_use_is_the_same_however_late_it_is_heard_of(
     spans: list[tuple[float, float, float]],
 ) -> None:
     """Reported as it happens, or all at once after a restart by the times of the pods' status."""
-    live, late = Uses(Fairness()), Uses(Fairness())
+    live, late = UsageHistory(Fairness()), UsageHistory(Fairness())
     events = []
     for number, (one, other, cards) in enumerate(spans):
         since, until = min(one, other), max(one, other)
@@ -66,7 +66,7 @@ def test_use_is_the_same_however_late_it_is_heard_of(
 
 def test_clock_that_was_put_back_adds_nothing_and_breaks_nothing() -> None:
     """Use never falls below 0 either."""
-    uses = Uses(Fairness())
+    uses = UsageHistory(Fairness())
     uses.start("p", "a", 1, 0, 1000, 1000)
     assert used(uses, "a", 500) == 0
     uses.stop("p", 400, 500)
@@ -75,7 +75,7 @@ def test_clock_that_was_put_back_adds_nothing_and_breaks_nothing() -> None:
 
 def test_resized_holder_counts_with_what_it_has_since_then() -> None:
     """One card for 100 s, then two."""
-    uses = Uses(Fairness())
+    uses = UsageHistory(Fairness())
     uses.start("p", "a", 1, 0, 0, 0)
     uses.start("p", "a", 2, 0, 0, 100)
     expected = weighed(0, 100, 200) + 2 * weighed(100, 200, 200)
@@ -84,7 +84,7 @@ def test_resized_holder_counts_with_what_it_has_since_then() -> None:
 
 def test_nothing_is_remembered_with_a_half_life_of_0() -> None:
     """What a user holds still counts as its turns."""
-    uses = Uses(Fairness(half_life_s=0))
+    uses = UsageHistory(Fairness(half_life_s=0))
     uses.start("p", "a", 1, 0, 0, 0)
     assert used(uses, "a", 100) == 0
 
@@ -95,11 +95,11 @@ def test_nothing_is_remembered_with_a_half_life_of_0() -> None:
 )
 def test_last_start_of_a_request_made_by_then(starts: list[tuple[int, int]], asked: int) -> None:
     """Starts are told in any order."""
-    uses = Uses(Fairness())
+    uses = UsageHistory(Fairness())
     for number, (requested_at, at) in enumerate(starts):
         uses.start(str(number), "a", 0.1, requested_at, at, 200)
     expected = max((at for made, at in starts if made <= asked), default=float("-inf"))
-    assert uses.past("a", 0, 200).served_at(asked) == expected
+    assert uses.history("a", 0, 200).served_at(asked) == expected
 
 
 @given(
@@ -113,16 +113,16 @@ def test_idle_users_first_is_before_all_of_one_that_has_used_the_card(
 ) -> None:
     """Jobs asked for together ran one after the other, as many as there was time for; the others wait."""
     fairness = Fairness()
-    uses, now = Uses(fairness), ago
+    uses, now = UsageHistory(fairness), ago
     done = min(jobs - 1, int(ago / lasts) + 1)
     for number in range(done):
         begun = number * lasts
         uses.start(str(number), "heavy", 1, 0, begun, max(begun, now))
         uses.stop(str(number), min(begun + lasts, now), now)
-    waiting = [Waiting(f"h{it}", (units(1),), 0.0, user="heavy") for it in range(done, jobs)]
-    waiting.append(Waiting("idle", (units(1),), max(0.0, now - comes), user="idle"))
-    order = in_order(waiting, pasts({}, uses, now), fairness, now)
-    last = uses.past("heavy", 0, now).served_at(0)
+    waiting = [PendingRequest(f"h{it}", (units(1),), 0.0, user="heavy") for it in range(done, jobs)]
+    waiting.append(PendingRequest("idle", (units(1),), max(0.0, now - comes), user="idle"))
+    order = queue_order(waiting, history_lookup({}, uses, now), fairness, now)
+    last = uses.history("heavy", 0, now).served_at(0)
     if now - last < fairness.starvation_s:
         assert order[0].id == "idle" or used(uses, "heavy", now) == 0
 
@@ -130,12 +130,12 @@ def test_idle_users_first_is_before_all_of_one_that_has_used_the_card(
 def test_two_users_of_long_and_short_jobs_have_the_card_for_as_long() -> None:
     """One asks for jobs of 600 s, the other for jobs of 7 s, one after the other, for two days."""
     fairness = Fairness()
-    uses, now = Uses(fairness), 0.0
+    uses, now = UsageHistory(fairness), 0.0
     had = {"long": 0.0, "short": 0.0}
     made = dict.fromkeys(had, 0)
     while now < 48 * HOUR:
-        waiting = [Waiting(user, (units(1),), float(made[user]), user=user) for user in had]
-        user = in_order(waiting, pasts({}, uses, now), fairness, now)[0].user
+        waiting = [PendingRequest(user, (units(1),), float(made[user]), user=user) for user in had]
+        user = queue_order(waiting, history_lookup({}, uses, now), fairness, now)[0].user
         lasts = 600.0 if user == "long" else 7.0
         uses.start("job", user, 1, made[user], now, now)
         now += lasts

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.cards import Node
-from fenka.core.evaluate import Empty, Policy, place
-from fenka.core.gangs import Plan, Plans, Stacked, plan_gang
-from fenka.core.ledger import Conflict, Ledger, Tally
-from fenka.core.reasons import Rejected
-from fenka.core.requests import Memory, Placement, Request
+from fenka.core.evaluate import Policy, place
+from fenka.core.gangs import GangReservation, GangReservations, place_gang
+from fenka.core.inventory import Node
+from fenka.core.ledger import Conflict, Ledger
+from fenka.core.reasons import Unschedulable
+from fenka.core.request import Memory, Placement, Request
+from fenka.core.usage import EmptyUsage, UsageOverlay, UsageTotals
 from tests.core.core_kit import (
     GIB,
     T4_MIB,
@@ -31,9 +32,9 @@ GANG = st.lists(requests(), min_size=1, max_size=4)
 A, B = node(T4_MIB, T4_MIB), node(T4_MIB, T4_MIB, name="b")
 
 
-def where(found: tuple[Placement, ...] | Rejected) -> list[str]:
+def where(found: tuple[Placement, ...] | Unschedulable) -> list[str]:
     """a0: card 0 of node a."""
-    assert not isinstance(found, Rejected), found.sentence()
+    assert not isinstance(found, Unschedulable), found.sentence()
     return ["+".join(f"{it.node}{piece.card}" for piece in it.slices) for it in found]
 
 
@@ -53,7 +54,7 @@ def where(found: tuple[Placement, ...] | Rejected) -> list[str]:
 )
 def test_a_gang_over_two_nodes(members: list[Request], expected: list[str]) -> None:
     """Two nodes of two T4 each."""
-    assert where(plan_gang(Empty(), members, "binpack", [A, B])) == expected
+    assert where(place_gang(EmptyUsage(), members, "binpack", [A, B])) == expected
 
 
 def test_the_policy_may_be_a_bad_one_for_a_gang() -> None:
@@ -62,7 +63,7 @@ def test_the_policy_may_be_a_bad_one_for_a_gang() -> None:
     Packed, the largest first, they fit: 5000 + 5000 on the first, 4000 · 3 on the second.
     """
     members = [exact(5000)] * 2 + [exact(4000)] * 3
-    found = plan_gang(Empty(), members, "spread", [node(10000, 12000)])
+    found = place_gang(EmptyUsage(), members, "spread", [node(10000, 12000)])
     assert where(found) == ["a0", "a0", "a1", "a1", "a1"]
 
 
@@ -73,27 +74,27 @@ def test_when_no_order_by_size_does_the_search_finds_it() -> None:
     There is 5 + 2 on the first and 6 + 3 + 2 on the second.
     """
     members = [exact(each * 1000) for each in (6, 5, 3, 2, 2)]
-    found = plan_gang(Empty(), members, "binpack", [node(7000, 11000)])
+    found = place_gang(EmptyUsage(), members, "binpack", [node(7000, 11000)])
     assert where(found) == ["a1", "a0", "a1", "a0", "a1"]
 
 
 def test_equal_members_may_share_a_card() -> None:
     """8000 and 13000 MiB free, 5 + 4 + 4 + 4 + 4 thousand: 5 → 8 and all is lost; 4 + 4 | 5 + 4 + 4."""
     members = [exact(5000)] + [exact(4000)] * 4
-    found = plan_gang(Empty(), members, "binpack", [node(8000, 13000)])
+    found = place_gang(EmptyUsage(), members, "binpack", [node(8000, 13000)])
     assert where(found) == ["a1", "a0", "a0", "a1", "a1"]
 
 
 def test_a_gang_that_does_not_fit_says_how_much_of_it_would() -> None:
     """The reasons are those of the first that found no place."""
-    found = plan_gang(Empty(), [units(8)] * 5, "binpack", [A, B])
-    assert isinstance(found, Rejected)
+    found = place_gang(EmptyUsage(), [units(8)] * 5, "binpack", [A, B])
+    assert isinstance(found, Unschedulable)
     assert found.sentence() == (
         "0/4 GPUs fit: 4 too little memory; 4 of the gang's 5 would fit together"
     )
 
 
-def possible(view: Tally, members: list[Request], nodes: tuple[Node, ...]) -> bool:
+def possible(view: UsageTotals, members: list[Request], nodes: tuple[Node, ...]) -> bool:
     """By trying every choice of cards for every member, with the ledger as the judge."""
     if not members:
         return True
@@ -127,8 +128,8 @@ def test_a_gang_of_four_is_placed_exactly_when_it_can_be(
         found = place(ledger, request, "spread", nodes)
         if isinstance(found, Placement):
             ledger.assume(f"held{number}", found, 1)
-    plan = plan_gang(ledger, members, policy, nodes)
-    assert isinstance(plan, tuple) == possible(ledger.tally(), members, nodes)
+    plan = place_gang(ledger, members, policy, nodes)
+    assert isinstance(plan, tuple) == possible(ledger.totals(), members, nodes)
     if isinstance(plan, tuple):
         assert [len(it.slices) for it in plan] == [request.cards for request in members]
         for number, it in enumerate(plan):
@@ -138,19 +139,19 @@ def test_a_gang_of_four_is_placed_exactly_when_it_can_be(
 def test_a_view_with_less_in_it() -> None:
     """What is taken away was in the view under it."""
     held = placement(piece(0, 4000, 20))
-    stacked = Stacked(holding(held))
+    stacked = UsageOverlay(holding(held))
     stacked.remove(held)
     stacked.add(placement(piece(1, 100)))
-    assert stacked.used("a", 0) == Empty().used("a", 0)
+    assert stacked.used("a", 0) == EmptyUsage().used("a", 0)
     assert stacked.used("a", 1).memory_mib == 100
 
 
 # ---- plans ----
 
 
-def plans(ledger: Ledger | None = None) -> Plans:
+def plans(ledger: Ledger | None = None) -> GangReservations:
     """Over two nodes."""
-    return Plans(ledger or Ledger([A, B]))
+    return GangReservations(ledger or Ledger([A, B]))
 
 
 def members(count: int, request: Request) -> dict[str, Request]:
@@ -161,20 +162,24 @@ def members(count: int, request: Request) -> dict[str, Request]:
 def test_a_plan_holds_from_the_moment_it_is_made() -> None:
     """Of two gangs that each need three of four cards one is planned, the other not at all."""
     made = plans()
-    assert isinstance(made.make("first", members(3, whole()), "binpack", [A, B], 60), Plan)
-    refused = made.make("second", members(3, whole()), "binpack", [A, B], 60)
-    assert isinstance(refused, Rejected)
-    assert made.plan("second") is None
+    assert isinstance(
+        made.reserve("first", members(3, whole()), "binpack", [A, B], 60), GangReservation
+    )
+    refused = made.reserve("second", members(3, whole()), "binpack", [A, B], 60)
+    assert isinstance(refused, Unschedulable)
+    assert made.get("second") is None
     assert made.expire(59.9) == {}
     assert made.expire(60) == {"first": frozenset()}
-    assert isinstance(made.make("second", members(3, whole()), "binpack", [A, B], 120), Plan)
+    assert isinstance(
+        made.reserve("second", members(3, whole()), "binpack", [A, B], 120), GangReservation
+    )
 
 
 def test_making_it_again_changes_nothing() -> None:
     """Each member asks: they get the same answer, and what is held is counted once."""
     made = plans()
-    first = made.make("g", members(2, units(14)), "binpack", [A, B], 60)
-    assert made.make("g", members(2, units(14)), "binpack", [A, B], 90) is first
+    first = made.reserve("g", members(2, units(14)), "binpack", [A, B], 60)
+    assert made.reserve("g", members(2, units(14)), "binpack", [A, B], 90) is first
     assert made.used("a", 0).holders == 1
 
 
@@ -182,23 +187,23 @@ def test_a_member_that_started_is_in_the_worlds_record() -> None:
     """It is held once all the time; with the last one the plan ends."""
     ledger = Ledger([A, B])
     made = plans(ledger)
-    plan = made.make("g", members(2, units(8)), "binpack", [A, B], 60)
-    assert isinstance(plan, Plan)
+    plan = made.reserve("g", members(2, units(8)), "binpack", [A, B], 60)
+    assert isinstance(plan, GangReservation)
     for member, cards in (("m0", 0), ("m1", 1)):
         ledger.adopt(member, plan.placements[member])
-        made.start("g", member)
-        made.start("g", member) if made.plan("g") else None
+        made.mark_started("g", member)
+        made.mark_started("g", member) if made.get("g") else None
         assert [made.used("a", card).holders for card in (0, 1)] == [1, 1], cards
-    assert made.plan("g") is None
+    assert made.get("g") is None
 
 
 def test_a_plan_that_ends_half_started_takes_its_members_with_it() -> None:
     """The caller is told whom to evict: a gang is never left half."""
     made = plans()
-    made.make("g", members(3, units(8)), "binpack", [A, B], 60)
-    made.start("g", "m1")
+    made.reserve("g", members(3, units(8)), "binpack", [A, B], 60)
+    made.mark_started("g", "m1")
     assert made.expire(60) == {"g": frozenset({"m1"})}
-    assert made.drop("g") == frozenset()
+    assert made.release("g") == frozenset()
     assert all(
         made.used(name, card).holders == 0
         for name, card in product("ab", (0, 1))
@@ -207,14 +212,17 @@ def test_a_plan_that_ends_half_started_takes_its_members_with_it() -> None:
 
 
 def check(
-    nodes: tuple[Node, ...], gangs: dict[str, dict[str, Request]], ledger: Ledger, made: Plans
+    nodes: tuple[Node, ...],
+    gangs: dict[str, dict[str, Request]],
+    ledger: Ledger,
+    made: GangReservations,
 ) -> None:
     """Each gang holds all or nothing: what is planned and what runs, counted from scratch."""
     everything = Ledger(nodes)
     for entry_id, entry in ledger.entries.items():
         everything.adopt(entry_id, entry.placement)
     for gang, of_gang in gangs.items():
-        plan = made.plan(gang)
+        plan = made.get(gang)
         waiting = (
             {}
             if plan is None
@@ -247,18 +255,18 @@ def test_gangs_are_never_left_half_placed(data: st.DataObject) -> None:
         for number, size in enumerate(sizes)
     }
     ledger, now = Ledger(nodes), 0.0
-    made = Plans(ledger)
+    made = GangReservations(ledger)
     for _ in range(data.draw(st.integers(5, 30))):
         now += data.draw(st.integers(0, 3))
         name = data.draw(st.sampled_from(sorted(gangs)))
         event = data.draw(st.sampled_from(["make", "start", "start", "expire", "end"]))
         running = [it for it in ledger.entries if it.startswith(f"{name}/")]
         if event == "make" and not running:
-            made.make(name, gangs[name], "binpack", nodes, now + 5)
-        elif event == "start" and (plan := made.plan(name)) is not None:
+            made.reserve(name, gangs[name], "binpack", nodes, now + 5)
+        elif event == "start" and (plan := made.get(name)) is not None:
             member = data.draw(st.sampled_from(sorted(set(gangs[name]) - plan.started)))
             ledger.adopt(f"{name}/{member}", plan.placements[member])
-            made.start(name, member)
+            made.mark_started(name, member)
         elif event == "expire":
             for gang, started in made.expire(now).items():
                 for member in started:
@@ -268,13 +276,13 @@ def test_gangs_are_never_left_half_placed(data: st.DataObject) -> None:
                 ledger.release(entry)
         check(nodes, gangs, ledger, made)
     made.expire(now + 5)
-    fresh = Plans(Ledger(nodes))
+    fresh = GangReservations(Ledger(nodes))
     for name, of_gang in gangs.items():
-        again = fresh.make(name, of_gang, "binpack", nodes, 1)
-        assert isinstance(again, Plan) == isinstance(
-            plan_gang(Empty(), list(of_gang.values()), "binpack", nodes), tuple
+        again = fresh.reserve(name, of_gang, "binpack", nodes, 1)
+        assert isinstance(again, GangReservation) == isinstance(
+            place_gang(EmptyUsage(), list(of_gang.values()), "binpack", nodes), tuple
         )
-        fresh.drop(name)
+        fresh.release(name)
 
 
 def test_the_ledger_agrees_that_parts_are_not_a_gang() -> None:
@@ -288,4 +296,4 @@ def test_the_ledger_agrees_that_parts_are_not_a_gang() -> None:
 def test_memory_of_two_units_may_be_mixed_in_a_gang() -> None:
     """Members may be unequal in every way."""
     mixed = [Request(Memory(24, 256), compute=40), Request(Memory(4, GIB)), Request(compute=60)]
-    assert where(plan_gang(Empty(), mixed, "binpack", [A])) == ["a0", "a0", "a0"]
+    assert where(place_gang(EmptyUsage(), mixed, "binpack", [A])) == ["a0", "a0", "a0"]

@@ -1,24 +1,25 @@
 """What the systems that fenka replaces decided, and the scenarios' pictures, decided by the core."""
 
-from fenka.core.cards import Card, Node
 from fenka.core.evaluate import place
-from fenka.core.ledger import Ledger, Tally
-from fenka.core.reasons import Rejected
-from fenka.core.requests import Placement, Request
+from fenka.core.inventory import Card, Node
+from fenka.core.ledger import Ledger
+from fenka.core.reasons import Unschedulable
+from fenka.core.request import Placement, Request
 from fenka.core.units import mib_to_units, percent
+from fenka.core.usage import UsageTotals
 from tests.core.core_kit import GIB, T4_MIB, holding, node, piece, placement, units
 
 SIXTEEN = 16 * GIB
 
 
-def placed(view: Tally | Ledger, request: Request, *nodes: Node) -> Placement:
+def placed(view: UsageTotals | Ledger, request: Request, *nodes: Node) -> Placement:
     """The placement, which there must be."""
     verdict = place(view, request, "binpack", nodes)
     assert isinstance(verdict, Placement), verdict
     return verdict
 
 
-def in_turn(view: Tally, requests: list[Request], *nodes: Node) -> list[tuple[str, int]]:
+def in_turn(view: UsageTotals, requests: list[Request], *nodes: Node) -> list[tuple[str, int]]:
     """Node and first card of each request, each placed on what the ones before it leave."""
     found = []
     for request in requests:
@@ -28,7 +29,7 @@ def in_turn(view: Tally, requests: list[Request], *nodes: Node) -> list[tuple[st
     return found
 
 
-def allocated(view: Tally, *nodes: Node) -> list[float]:
+def allocated(view: UsageTotals, *nodes: Node) -> list[float]:
     """Units held of the first card of each node, as the screens show them."""
     return [
         mib_to_units(view.used(each.name, 0).memory_mib, each.cards[0].memory_mib, GIB)
@@ -47,7 +48,7 @@ def test_s1_three_notebooks_and_a_fourth() -> None:
     # 3 x 4308 = 12924; 15079 - 12924 = 2155 < 4308
     assert view.used("a", 0).memory_mib == 12924
     refused = place(view, units(4), "binpack", [t4])
-    assert isinstance(refused, Rejected)
+    assert isinstance(refused, Unschedulable)
     assert [(reason.needed, reason.available) for reason in refused.reasons] == [(4308, 2155)]
     # 15079 * 2 // 14 = 2154
     assert placed(view, units(2), t4).slices == (piece(0, 2154),)
@@ -90,7 +91,7 @@ def test_cards_of_a_node_may_change() -> None:
     four = node(SIXTEEN, SIXTEEN, SIXTEEN, SIXTEEN)
     two = Node("a", four.cards[:2])
     verdict = place(holding(), units(1, cards=3), "binpack", [two])
-    assert isinstance(verdict, Rejected)
+    assert isinstance(verdict, Unschedulable)
     assert {reason.card for reason in verdict.reasons} == {0, 1}
 
 

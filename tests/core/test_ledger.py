@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from fenka.core.evaluate import NOTHING, Used
-from fenka.core.ledger import TRANSITIONS, Conflict, Entry, Event, Ledger, State, Tally
-from fenka.core.requests import Placement
+from fenka.core.ledger import TRANSITIONS, Conflict, Entry, EntryEvent, EntryState, Ledger
+from fenka.core.request import Placement
+from fenka.core.usage import NO_USAGE, CardUsage, UsageTotals
 from tests.core.core_kit import T4_MIB, node, piece, placement
 
 FOUR = placement(piece(0, 4308))
@@ -22,27 +22,27 @@ def ledger(*entries: tuple[str, Placement]) -> Ledger:
     return made
 
 
-def in_state(state: State) -> Ledger:
+def in_state(state: EntryState) -> Ledger:
     """A ledger in which x is in that state."""
     made = ledger()
-    if state is not State.ABSENT:
+    if state is not EntryState.ABSENT:
         made.assume("x", FOUR, 10)
-    if state is State.CONFIRMED:
+    if state is EntryState.CONFIRMED:
         made.confirm("x")
     return made
 
 
-EVENTS: dict[Event, Callable[[Ledger], object]] = {
-    Event.ASSUME: lambda made: made.assume("x", placement(piece(0, 1)), 20),
-    Event.ADOPT: lambda made: made.adopt("x", placement(piece(0, 1))),
-    Event.CONFIRM: lambda made: made.confirm("x"),
-    Event.RELEASE: lambda made: made.release("x"),
+EVENTS: dict[EntryEvent, Callable[[Ledger], object]] = {
+    EntryEvent.ASSUME: lambda made: made.assume("x", placement(piece(0, 1)), 20),
+    EntryEvent.ADOPT: lambda made: made.adopt("x", placement(piece(0, 1))),
+    EntryEvent.CONFIRM: lambda made: made.confirm("x"),
+    EntryEvent.RELEASE: lambda made: made.release("x"),
 }
 """What a caller can do to one id. EXPIRE comes by time, and passes over who does not expire."""
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, EVENTS)))
-def test_every_transition(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(EntryState, EVENTS)))
+def test_every_transition(state: EntryState, event: EntryEvent) -> None:
     """The table is all that can happen; everything else is a Conflict that changes nothing."""
     made = in_state(state)
     before = made.entries, made.used("a", 0)
@@ -58,37 +58,37 @@ def test_every_transition(state: State, event: Event) -> None:
 @pytest.mark.parametrize(
     ("state", "now", "expired"),
     [
-        (State.ABSENT, 1e9, []),
+        (EntryState.ABSENT, 1e9, []),
         # it expires at 10: not before, and then at once
-        (State.ASSUMED, 9.99, []),
-        (State.ASSUMED, 10, ["x"]),
-        (State.ASSUMED, 1e9, ["x"]),
-        (State.CONFIRMED, 1e9, []),
+        (EntryState.ASSUMED, 9.99, []),
+        (EntryState.ASSUMED, 10, ["x"]),
+        (EntryState.ASSUMED, 1e9, ["x"]),
+        (EntryState.CONFIRMED, 1e9, []),
     ],
 )
-def test_expiry(state: State, now: float, expired: list[str]) -> None:
+def test_expiry(state: EntryState, now: float, expired: list[str]) -> None:
     """Only assumptions expire, and then hold nothing."""
     made = in_state(state)
     assert made.expire(now) == expired
-    assert made.state("x") is (State.ABSENT if expired else state)
-    assert (made.used("a", 0) == NOTHING) == (bool(expired) or state is State.ABSENT)
+    assert made.state("x") is (EntryState.ABSENT if expired else state)
+    assert (made.used("a", 0) == NO_USAGE) == (bool(expired) or state is EntryState.ABSENT)
     assert made.expire(now) == []
 
 
 def test_the_table_starts_and_ends_with_nothing_held() -> None:
     """Each state can be reached from ABSENT, and left for it."""
-    for state in State:
+    for state in EntryState:
         assert state in TRANSITIONS.values()
         assert any(old is state for old, _ in TRANSITIONS)
-    assert (State.CONFIRMED, Event.EXPIRE) not in TRANSITIONS
+    assert (EntryState.CONFIRMED, EntryEvent.EXPIRE) not in TRANSITIONS
 
 
 def test_a_confirmed_entry_has_no_expiry() -> None:
     """An assumed one has what it was given."""
-    made = in_state(State.ASSUMED)
-    assert made.entries == {"x": Entry(FOUR, State.ASSUMED, 10)}
+    made = in_state(EntryState.ASSUMED)
+    assert made.entries == {"x": Entry(FOUR, EntryState.ASSUMED, 10)}
     made.confirm("x")
-    assert made.entries == {"x": Entry(FOUR, State.CONFIRMED, None)}
+    assert made.entries == {"x": Entry(FOUR, EntryState.CONFIRMED, None)}
 
 
 def test_adopting_keeps_the_state() -> None:
@@ -96,7 +96,10 @@ def test_adopting_keeps_the_state() -> None:
     made = ledger()
     made.adopt("assumed", FOUR, 10)
     made.adopt("confirmed", FOUR)
-    assert (made.state("assumed"), made.state("confirmed")) == (State.ASSUMED, State.CONFIRMED)
+    assert (made.state("assumed"), made.state("confirmed")) == (
+        EntryState.ASSUMED,
+        EntryState.CONFIRMED,
+    )
     assert made.expire(10) == ["assumed"]
 
 
@@ -105,17 +108,17 @@ def test_an_id_can_be_used_again() -> None:
     made = ledger(("x", FOUR))
     made.release("x")
     made.assume("x", placement(piece(0, T4_MIB)), 10)
-    assert made.used("a", 0) == Used(T4_MIB, 0, 1)
+    assert made.used("a", 0) == CardUsage(T4_MIB, 0, 1)
 
 
 def test_the_copies_it_gives_are_not_the_ledger() -> None:
     """Trying something out changes nothing."""
     made = ledger(("x", FOUR))
     made.entries.clear()
-    tally = made.tally()
+    tally = made.totals()
     tally.add(FOUR)
-    assert tally.used("a", 0) == Used(8616, 0, 2)
-    assert (made.state("x"), made.used("a", 0)) == (State.CONFIRMED, Used(4308, 0, 1))
+    assert tally.used("a", 0) == CardUsage(8616, 0, 2)
+    assert (made.state("x"), made.used("a", 0)) == (EntryState.CONFIRMED, CardUsage(4308, 0, 1))
 
 
 WHOLE = placement(piece(0, T4_MIB, 100), whole=True)
@@ -138,7 +141,7 @@ def test_what_just_fits_is_held(held: Placement, new: Placement) -> None:
     """To the last MiB, percent and core."""
     made = ledger(("held", held))
     made.assume("new", new, 10)
-    assert made.state("new") is State.ASSUMED
+    assert made.state("new") is EntryState.ASSUMED
 
 
 NO_ROOM = "card 0 of a has no room for this slice"
@@ -191,7 +194,7 @@ def test_one_bad_slice_refuses_the_whole_placement() -> None:
     made.adopt("held", placement(piece(1, T4_MIB)))
     with pytest.raises(Conflict, match="card 1"):
         made.assume("new", placement(piece(0, 1), piece(1, 1)), 10)
-    assert made.used("a", 0) == NOTHING
+    assert made.used("a", 0) == NO_USAGE
 
 
 def test_a_host_that_is_not_counted_has_no_limit() -> None:
@@ -203,12 +206,12 @@ def test_a_host_that_is_not_counted_has_no_limit() -> None:
 
 def test_a_tally_takes_what_a_record_says() -> None:
     """Two who both took a card whole, and one of them leaving: it is still taken."""
-    tally = Tally()
+    tally = UsageTotals()
     tally.add(WHOLE)
     tally.add(WHOLE)
-    assert tally.used("a", 0) == Used(2 * T4_MIB, 200, 2, 2)
+    assert tally.used("a", 0) == CardUsage(2 * T4_MIB, 200, 2, 2)
     tally.remove(WHOLE)
-    assert tally.used("a", 0) == Used(T4_MIB, 100, 1, 1)
+    assert tally.used("a", 0) == CardUsage(T4_MIB, 100, 1, 1)
     tally.add(FOUR)
     tally.remove(FOUR)
     assert tally.used("a", 0).whole
@@ -217,5 +220,5 @@ def test_a_tally_takes_what_a_record_says() -> None:
 def test_nothing_is_known_of_unknown_cards_and_nodes() -> None:
     """They hold nothing."""
     made = ledger(("x", FOUR))
-    assert made.used("a", 7) == made.used("b", 0) == NOTHING
+    assert made.used("a", 7) == made.used("b", 0) == NO_USAGE
     assert made.host_used("b") == (0, 0)

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import POLICIES, Empty, Fit, evaluate, place
-from fenka.core.ledger import Ledger, Tally
-from fenka.core.reasons import Reason, Rejected, Rejection, Why
-from fenka.core.requests import Memory, Placement, Request, Slice
+from fenka.core.evaluate import SCORES, Fit, evaluate, place
+from fenka.core.inventory import Card, Node
+from fenka.core.ledger import Ledger
+from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
+from fenka.core.request import Memory, Placement, Request, Slice
+from fenka.core.usage import EmptyUsage, UsageTotals
 from tests.core.core_kit import (
     GIB,
     P4_MIB,
@@ -27,18 +28,18 @@ from tests.core.core_kit import (
 SIXTEEN = 16 * GIB
 
 
-def held(*mib: int, name: str = "a") -> Tally:
+def held(*mib: int, name: str = "a") -> UsageTotals:
     """So much memory on card 0, 1, …; nothing where it is 0."""
     pieces = (piece(index, size, name=name) for index, size in enumerate(mib) if size)
     return holding(*(placement(each, name=name) for each in pieces))
 
 
-def chosen(verdict: Placement | Rejected) -> list[int]:
+def chosen(verdict: Placement | Unschedulable) -> list[int]:
     """The cards of a placement; none of a rejection."""
     return [each.card for each in verdict.slices] if isinstance(verdict, Placement) else []
 
 
-def where(verdict: Placement | Rejected) -> str:
+def where(verdict: Placement | Unschedulable) -> str:
     """The node of a placement."""
     assert isinstance(verdict, Placement)
     return verdict.node
@@ -89,7 +90,7 @@ class TestGpushare:
 
     def test_empty_cards_are_filled_one_by_one(self) -> None:
         """4 and 4 GiB on four empty cards are both on card 0."""
-        four, view = node(*[SIXTEEN] * 4), Tally()
+        four, view = node(*[SIXTEEN] * 4), UsageTotals()
         for _ in range(4):
             verdict = place(view, units(4), "binpack", [four])
             assert chosen(verdict) == [0]
@@ -102,7 +103,9 @@ class TestGpushare:
         """20 of 16 used is no huge number free (gpushare's counters are unsigned): 100 are refused."""
         view = held(20 * GIB)
         verdict = place(view, units(1), "binpack", [node(SIXTEEN)])
-        assert verdict == Rejected((Rejection("a", (Reason(Why.MEMORY, 0, GIB, 0),)),))
+        assert verdict == Unschedulable(
+            (NodeRejection("a", (Reason(ReasonCode.MEMORY, 0, GIB, 0),)),)
+        )
         assert chosen(place(view, units(100), "binpack", [node(SIXTEEN)])) == []
         # Free are 0 and 16384, not -4096 and 16384: the other card is taken.
         assert chosen(place(view, units(1), "binpack", [node(SIXTEEN, SIXTEEN)])) == [1]
@@ -121,13 +124,15 @@ class TestScenarios:
             ledger.assume(name, verdict, 1)
         # 15079 - 3 * 4308 = 2155 < 4308, and 15079 * 2 // 14 = 2154
         fourth = place(ledger, units(4), "binpack", one)
-        assert fourth == Rejected((Rejection("a", (Reason(Why.MEMORY, 0, 4308, 2155),)),))
+        assert fourth == Unschedulable(
+            (NodeRejection("a", (Reason(ReasonCode.MEMORY, 0, 4308, 2155),)),)
+        )
         assert chosen(place(ledger, units(2), "binpack", one)) == [0]
 
     def test_s2_binpack_on_two_nodes(self) -> None:
         """The four steps end as in the article's table, with the two nodes in the other order."""
         nodes = [node(T4_MIB, name="04"), node(T4_MIB, name="05")]
-        view, amounts = Tally(), {"04": 0, "05": 0}
+        view, amounts = UsageTotals(), {"04": 0, "05": 0}
         for sizes, expected in (
             # step 1: 1 x 2 -> 2/28
             ([2], (2, 0)),
@@ -147,7 +152,7 @@ class TestScenarios:
 
     def test_s5_two_jobs_fill_card_0(self) -> None:
         """Two jobs of 8065 MiB are on card 0 of two V100 together: 2 * 8065 = 16130."""
-        two, view = node(V100_MIB, V100_MIB), Tally()
+        two, view = node(V100_MIB, V100_MIB), UsageTotals()
         for expected in ([0], [0], [1]):
             verdict = place(view, exact(8065), "binpack", [two])
             assert chosen(verdict) == expected
@@ -158,7 +163,7 @@ class TestScenarios:
     def test_s5_compute_is_shared_beside_a_whole_card(self) -> None:
         """job1 has a card alone; job2 (40 %, 24 units of 256 MiB) and job3 (30 %) share the other."""
         two = [node(SIXTEEN, SIXTEEN)]
-        view = Tally()
+        view = UsageTotals()
         for request, expected in (
             (whole(), [0]),
             (Request(Memory(24, 256), compute=40), [1]),
@@ -221,12 +226,12 @@ class TestPolicies:
         nodes = [node(SIXTEEN), node(SIXTEEN, name="b")]
         assert where(place(held(GIB, name="b"), exact(GIB), policy, nodes)) == expected
 
-    @pytest.mark.parametrize("policy", POLICIES)
+    @pytest.mark.parametrize("policy", SCORES)
     def test_equal_nodes_go_by_name(self, policy: str) -> None:
         """Not by the order in which they are listed: the choice is certain."""
         nodes = [node(SIXTEEN, name="b"), node(SIXTEEN)]
-        assert where(place(Empty(), exact(GIB), policy, nodes)) == "a"
-        assert where(place(Empty(), exact(GIB), policy, nodes[::-1])) == "a"
+        assert where(place(EmptyUsage(), exact(GIB), policy, nodes)) == "a"
+        assert where(place(EmptyUsage(), exact(GIB), policy, nodes[::-1])) == "a"
 
     def test_equal_memory_goes_to_less_free_compute(self) -> None:
         """Of two cards with equal memory, binpack takes the one with less compute left."""
@@ -247,7 +252,7 @@ class TestPolicies:
     def test_unknown_policy(self) -> None:
         """A policy that nobody wrote is an error, not a default."""
         with pytest.raises(KeyError, match="emptiest"):
-            evaluate(Empty(), exact(1), "emptiest", [])
+            evaluate(EmptyUsage(), exact(1), "emptiest", [])
 
 
 class TestCards:
@@ -255,30 +260,32 @@ class TestCards:
 
     def test_units_are_each_cards_own(self) -> None:
         """4 units on a P4 and a T4 are 7611 * 4 // 7 = 4349 and 15079 * 4 // 14 = 4308 MiB."""
-        verdict = place(Empty(), units(4, cards=2), "binpack", [node(P4_MIB, T4_MIB)])
+        verdict = place(EmptyUsage(), units(4, cards=2), "binpack", [node(P4_MIB, T4_MIB)])
         assert isinstance(verdict, Placement)
         assert [each.memory_mib for each in verdict.slices] == [4349, 4308]
 
     def test_the_smaller_card_is_taken_first(self) -> None:
         """As long as it suffices: 8 units are more than a P4's 7."""
         two = [node(T4_MIB, P4_MIB)]
-        assert chosen(place(Empty(), units(7), "binpack", two)) == [1]
-        assert chosen(place(Empty(), units(8), "binpack", two)) == [0]
+        assert chosen(place(EmptyUsage(), units(7), "binpack", two)) == [1]
+        assert chosen(place(EmptyUsage(), units(8), "binpack", two)) == [0]
 
     def test_a_card_without_units(self) -> None:
         """A card smaller than one unit has room for exact sizes only."""
-        verdict = place(Empty(), units(1), "binpack", [node(512)])
-        assert verdict == Rejected((Rejection("a", (Reason(Why.MEMORY, 0, GIB, 512),)),))
-        assert chosen(place(Empty(), exact(512), "binpack", [node(512)])) == [0]
+        verdict = place(EmptyUsage(), units(1), "binpack", [node(512)])
+        assert verdict == Unschedulable(
+            (NodeRejection("a", (Reason(ReasonCode.MEMORY, 0, GIB, 512),)),)
+        )
+        assert chosen(place(EmptyUsage(), exact(512), "binpack", [node(512)])) == [0]
 
     def test_a_card_without_memory(self) -> None:
         """A card that reports no memory can be taken whole, and by nobody else; nothing is divided by it."""
-        assert chosen(place(Empty(), whole(), "binpack", [node(0)])) == [0]
-        assert chosen(place(Empty(), exact(1), "binpack", [node(0)])) == []
+        assert chosen(place(EmptyUsage(), whole(), "binpack", [node(0)])) == [0]
+        assert chosen(place(EmptyUsage(), exact(1), "binpack", [node(0)])) == []
 
     def test_a_whole_card_is_all_of_it(self) -> None:
         """All memory, all compute, and the placement says so."""
-        verdict = place(Empty(), whole(), "binpack", [node(T4_MIB)])
+        verdict = place(EmptyUsage(), whole(), "binpack", [node(T4_MIB)])
         assert verdict == placement(piece(0, T4_MIB, 100), whole=True)
 
     @pytest.mark.parametrize("slice_of", [piece(0, 1), piece(0, 0, 1)])
@@ -286,7 +293,7 @@ class TestCards:
         """A card of which anybody holds anything cannot be taken whole."""
         view = holding(placement(slice_of))
         verdict = place(view, whole(), "binpack", [node(T4_MIB)])
-        assert verdict == Rejected((Rejection("a", (Reason(Why.IN_USE, 0),)),))
+        assert verdict == Unschedulable((NodeRejection("a", (Reason(ReasonCode.IN_USE, 0),)),))
         assert chosen(place(view, whole(), "binpack", [node(T4_MIB, T4_MIB)])) == [1]
 
     @pytest.mark.parametrize("request_", [exact(1), Request(compute=1), whole()])
@@ -294,7 +301,7 @@ class TestCards:
         """Neither memory, nor compute, nor a second taker."""
         view = holding(placement(piece(0, T4_MIB, 100), whole=True))
         verdict = place(view, request_, "binpack", [node(T4_MIB)])
-        assert verdict == Rejected((Rejection("a", (Reason(Why.WHOLE, 0),)),))
+        assert verdict == Unschedulable((NodeRejection("a", (Reason(ReasonCode.WHOLE, 0),)),))
 
     def test_memory_alone_fits_where_compute_is_gone(self) -> None:
         """Who asks for no compute is not kept out by those who hold all of it."""
@@ -307,47 +314,47 @@ class TestCards:
         cards = (card(0, model="Tesla P4"), card(1, model="Tesla T4"))
         two = [Node("a", cards)]
         wanted = Request(Memory(GIB), models=frozenset({"Tesla T4", "Tesla V100"}))
-        assert chosen(place(Empty(), wanted, "binpack", two)) == [1]
-        assert chosen(place(Empty(), exact(GIB), "binpack", two)) == [0]
+        assert chosen(place(EmptyUsage(), wanted, "binpack", two)) == [1]
+        assert chosen(place(EmptyUsage(), exact(GIB), "binpack", two)) == [0]
         other = replace(wanted, models=frozenset({"A100"}))
-        verdict = place(Empty(), other, "binpack", two)
-        reasons = Reason(Why.MODEL, 0), Reason(Why.MODEL, 1)
-        assert verdict == Rejected((Rejection("a", reasons),))
+        verdict = place(EmptyUsage(), other, "binpack", two)
+        reasons = Reason(ReasonCode.MODEL, 0), Reason(ReasonCode.MODEL, 1)
+        assert verdict == Unschedulable((NodeRejection("a", reasons),))
 
     @pytest.mark.parametrize(
         ("out", "why"),
         [
-            (card(0, healthy=False), Why.UNHEALTHY),
-            (card(0, cordoned=True), Why.CORDONED),
-            (card(0, healthy=False, cordoned=True), Why.UNHEALTHY),
+            (card(0, healthy=False), ReasonCode.UNHEALTHY),
+            (card(0, cordoned=True), ReasonCode.CORDONED),
+            (card(0, healthy=False, cordoned=True), ReasonCode.UNHEALTHY),
         ],
     )
-    def test_cards_that_admit_nobody(self, out: Card, why: Why) -> None:
+    def test_cards_that_admit_nobody(self, out: Card, why: ReasonCode) -> None:
         """Unhealthy and cordoned cards are passed over, even by who would fit best there."""
         view = held(8 * GIB)
         assert chosen(place(view, exact(GIB), "binpack", [Node("a", (out, card(1)))])) == [1]
         verdict = place(view, exact(GIB), "binpack", [Node("a", (out,))])
-        assert verdict == Rejected((Rejection("a", (Reason(why, 0),)),))
+        assert verdict == Unschedulable((NodeRejection("a", (Reason(why, 0),)),))
 
     def test_reserved_cards(self) -> None:
         """Kept for others; that is the reason only where nothing else is."""
         three = [node(T4_MIB, T4_MIB, 512)]
         reserved = {"GPU-a-0", "GPU-a-2"}
-        assert chosen(place(Empty(), exact(GIB), "binpack", three, reserved)) == [1]
-        verdict = place(Empty(), exact(GIB, cards=2), "binpack", three, reserved)
+        assert chosen(place(EmptyUsage(), exact(GIB), "binpack", three, reserved)) == [1]
+        verdict = place(EmptyUsage(), exact(GIB, cards=2), "binpack", three, reserved)
         reasons = (
-            Reason(Why.RESERVED, 0),
-            Reason(Why.TOO_FEW, 1, 2, 1),
-            Reason(Why.MEMORY, 2, GIB, 512),
+            Reason(ReasonCode.RESERVED, 0),
+            Reason(ReasonCode.TOO_FEW, 1, 2, 1),
+            Reason(ReasonCode.MEMORY, 2, GIB, 512),
         )
-        assert verdict == Rejected((Rejection("a", reasons),))
+        assert verdict == Unschedulable((NodeRejection("a", reasons),))
 
     def test_too_few_cards(self) -> None:
         """Slices are all on one node: two nodes of one card are not two cards."""
         nodes = [node(T4_MIB), node(T4_MIB, name="b")]
-        verdict = place(Empty(), exact(GIB, cards=2), "binpack", nodes)
-        assert isinstance(verdict, Rejected)
-        assert verdict.reasons == (Reason(Why.TOO_FEW, 0, 2, 1),) * 2
+        verdict = place(EmptyUsage(), exact(GIB, cards=2), "binpack", nodes)
+        assert isinstance(verdict, Unschedulable)
+        assert verdict.reasons == (Reason(ReasonCode.TOO_FEW, 0, 2, 1),) * 2
 
 
 class TestHosts:
@@ -358,9 +365,9 @@ class TestHosts:
         [
             # 6000 of 8000 and 24000 of 32000 are held: 2000 and 8000 are left
             (2000, 8000, None),
-            (2001, 0, Reason(Why.CPU, 0, 2001, 2000)),
-            (0, 8001, Reason(Why.HOST_MEMORY, 0, 8001, 8000)),
-            (2001, 8001, Reason(Why.CPU, 0, 2001, 2000)),
+            (2001, 0, Reason(ReasonCode.CPU, 0, 2001, 2000)),
+            (0, 8001, Reason(ReasonCode.HOST_MEMORY, 0, 8001, 8000)),
+            (2001, 8001, Reason(ReasonCode.CPU, 0, 2001, 2000)),
         ],
     )
     def test_what_is_left(self, cpu: int, memory: int, expected: Reason | None) -> None:
@@ -373,12 +380,12 @@ class TestHosts:
                 placement(piece(0, GIB)), cpu_milli=cpu, host_memory_mib=memory
             )
         else:
-            assert verdict == Rejected((Rejection("a", (expected,)),))
+            assert verdict == Unschedulable((NodeRejection("a", (expected,)),))
 
     def test_hosts_that_are_not_counted(self) -> None:
         """None is no limit."""
         request = Request(Memory(GIB), cpu_milli=10**9, host_memory_mib=10**9)
-        assert chosen(place(Empty(), request, "binpack", [node(T4_MIB)])) == [0]
+        assert chosen(place(EmptyUsage(), request, "binpack", [node(T4_MIB)])) == [0]
 
     def test_who_needs_no_cpu_is_not_kept_out(self) -> None:
         """An overcommitted host is no reason for a request that asks nothing of it."""
@@ -389,14 +396,14 @@ class TestHosts:
         """The best card is no use on a node without CPU."""
         nodes = [node(GIB, cpu=0), node(T4_MIB, name="b", cpu=1000)]
         request = Request(Memory(GIB), cpu_milli=1000)
-        assert where(place(Empty(), request, "binpack", nodes)) == "b"
+        assert where(place(EmptyUsage(), request, "binpack", nodes)) == "b"
 
 
 def test_evaluate_keeps_the_order_of_nodes() -> None:
     """One verdict a node, in the order given; a fit tells all cards that would do."""
     nodes = [node(512, name="b"), node(T4_MIB, T4_MIB)]
-    no, yes = evaluate(Empty(), exact(GIB), "binpack", nodes)
-    assert no == Rejection("b", (Reason(Why.MEMORY, 0, GIB, 512),))
+    no, yes = evaluate(EmptyUsage(), exact(GIB), "binpack", nodes)
+    assert no == NodeRejection("b", (Reason(ReasonCode.MEMORY, 0, GIB, 512),))
     assert isinstance(yes, Fit)
     assert (yes.node, yes.cards) == ("a", nodes[1].cards)
     assert yes.placement == placement(piece(0, GIB))
@@ -404,5 +411,7 @@ def test_evaluate_keeps_the_order_of_nodes() -> None:
 
 def test_no_nodes_and_no_cards() -> None:
     """Nothing to place on is a rejection without reasons."""
-    assert place(Empty(), exact(1), "binpack", []) == Rejected(())
-    assert place(Empty(), exact(1), "binpack", [node()]) == Rejected((Rejection("a", ()),))
+    assert place(EmptyUsage(), exact(1), "binpack", []) == Unschedulable(())
+    assert place(EmptyUsage(), exact(1), "binpack", [node()]) == Unschedulable(
+        (NodeRejection("a", ()),)
+    )

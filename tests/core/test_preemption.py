@@ -7,12 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.cards import Node
 from fenka.core.evaluate import place
-from fenka.core.gangs import Stacked
-from fenka.core.ledger import Ledger, Tally
-from fenka.core.preemption import Budget, Claim, Holder, Victims, cheapest_victims
-from fenka.core.requests import Memory, Placement, Request
+from fenka.core.inventory import Node
+from fenka.core.ledger import Ledger
+from fenka.core.preemption import (
+    DisruptionBudget,
+    Preemptor,
+    VictimCandidate,
+    Victims,
+    cheapest_victims,
+)
+from fenka.core.request import Memory, Placement, Request
+from fenka.core.usage import UsageOverlay, UsageTotals
 from tests.core.core_kit import (
     GIB,
     T4_MIB,
@@ -39,17 +45,19 @@ def on(card: int, amount: int, name: str = "a") -> Placement:
     return placement(piece(card, mib(amount), name=name), name=name)
 
 
-def counted(holders: list[Holder]) -> Tally:
+def counted(holders: list[VictimCandidate]) -> UsageTotals:
     """The view in which they hold."""
-    tally = Tally()
+    tally = UsageTotals()
     for it in holders:
         tally.add(it.placement)
     return tally
 
 
-def victims(holders: list[Holder], request: Request, *nodes: Node) -> list[str] | None:
+def victims(holders: list[VictimCandidate], request: Request, *nodes: Node) -> list[str] | None:
     """Ids, for a request of priority 100."""
-    found = cheapest_victims(counted(holders), holders, Claim((request,), HIGH), nodes or (TWO,))
+    found = cheapest_victims(
+        counted(holders), holders, Preemptor((request,), HIGH), nodes or (TWO,)
+    )
     return None if found is None else list(found.ids)
 
 
@@ -58,16 +66,24 @@ def victims(holders: list[Holder], request: Request, *nodes: Node) -> list[str] 
     [
         # 14 units a card. 6 + 6 free are no 8 on one card: one of them goes, the one that frees less:
         # card 0: 14 - 8 = 6 free, without x 14; card 1: 14 - 4 - 4 = 6 free, without y 10
-        ([Holder("x", on(0, 8)), Holder("y", on(1, 4)), Holder("z", on(1, 4))], units(8), ["y"]),
+        (
+            [
+                VictimCandidate("x", on(0, 8)),
+                VictimCandidate("y", on(1, 4)),
+                VictimCandidate("z", on(1, 4)),
+            ],
+            units(8),
+            ["y"],
+        ),
         # it fits as it is
-        ([Holder("x", on(0, 14))], units(8), []),
+        ([VictimCandidate("x", on(0, 14))], units(8), []),
         # the less important first, though two of them must go: 14 - 3 - 3 - 8 = 0, 6 + 0 ≥ 6
         (
             [
-                Holder("x", on(0, 14), 5),
-                Holder("y", on(1, 3), 1),
-                Holder("z", on(1, 3), 1),
-                Holder("w", on(1, 8), 5),
+                VictimCandidate("x", on(0, 14), 5),
+                VictimCandidate("y", on(1, 3), 1),
+                VictimCandidate("z", on(1, 3), 1),
+                VictimCandidate("w", on(1, 8), 5),
             ],
             units(6),
             ["y", "z"],
@@ -75,34 +91,46 @@ def victims(holders: list[Holder], request: Request, *nodes: Node) -> list[str] 
         # of equal importance fewer: one of 14 rather than two of 3
         (
             [
-                Holder("x", on(0, 14), 1),
-                Holder("y", on(1, 3), 1),
-                Holder("z", on(1, 3), 1),
-                Holder("w", on(1, 8), 5),
+                VictimCandidate("x", on(0, 14), 1),
+                VictimCandidate("y", on(1, 3), 1),
+                VictimCandidate("z", on(1, 3), 1),
+                VictimCandidate("w", on(1, 8), 5),
             ],
             units(6),
             ["x"],
         ),
         # never of equal or greater priority
-        ([Holder("x", on(0, 14), 100), Holder("y", on(1, 14), 101)], units(1), None),
+        (
+            [VictimCandidate("x", on(0, 14), 100), VictimCandidate("y", on(1, 14), 101)],
+            units(1),
+            None,
+        ),
         # whole: all of a card go, from the card where they are least important
         (
-            [Holder("x", on(0, 1), 2), Holder("y", on(1, 1), 1), Holder("z", on(1, 1), 1)],
+            [
+                VictimCandidate("x", on(0, 1), 2),
+                VictimCandidate("y", on(1, 1), 1),
+                VictimCandidate("z", on(1, 1), 1),
+            ],
             whole(),
             ["y", "z"],
         ),
         # two cards at once: somebody on each
         (
-            [Holder("x", on(0, 10)), Holder("y", on(1, 10)), Holder("z", on(1, 4))],
+            [
+                VictimCandidate("x", on(0, 10)),
+                VictimCandidate("y", on(1, 10)),
+                VictimCandidate("z", on(1, 4)),
+            ],
             units(8, cards=2),
             ["x", "y"],
         ),
         # a budget that allows nothing weighs more than priority and number
         (
             [
-                Holder("x", on(0, 14), 0, budgets=frozenset({Budget("b")})),
-                Holder("y", on(1, 7), 9),
-                Holder("z", on(1, 7), 9),
+                VictimCandidate("x", on(0, 14), 0, budgets=frozenset({DisruptionBudget("b")})),
+                VictimCandidate("y", on(1, 7), 9),
+                VictimCandidate("z", on(1, 7), 9),
             ],
             units(14),
             ["y", "z"],
@@ -110,9 +138,9 @@ def victims(holders: list[Holder], request: Request, *nodes: Node) -> list[str] 
         # one that allows one disruption: x alone is free to go, x and y together are not
         (
             [
-                Holder("x", on(0, 7), 0, budgets=frozenset({Budget("b", 1)})),
-                Holder("y", on(0, 7), 0, budgets=frozenset({Budget("b", 1)})),
-                Holder("z", on(1, 14), 1),
+                VictimCandidate("x", on(0, 7), 0, budgets=frozenset({DisruptionBudget("b", 1)})),
+                VictimCandidate("y", on(0, 7), 0, budgets=frozenset({DisruptionBudget("b", 1)})),
+                VictimCandidate("z", on(1, 14), 1),
             ],
             units(14),
             ["z"],
@@ -120,9 +148,9 @@ def victims(holders: list[Holder], request: Request, *nodes: Node) -> list[str] 
         # a gang of two counts as two, and goes whole
         (
             [
-                Holder("x", on(0, 14), 0, "g"),
-                Holder("y", on(0, 14, "b"), 0, "g"),
-                Holder("z", on(1, 14), 0),
+                VictimCandidate("x", on(0, 14), 0, "g"),
+                VictimCandidate("y", on(0, 14, "b"), 0, "g"),
+                VictimCandidate("z", on(1, 14), 0),
             ],
             units(14),
             ["z"],
@@ -130,16 +158,18 @@ def victims(holders: list[Holder], request: Request, *nodes: Node) -> list[str] 
         # a gang stays if one of its members is as important
         (
             [
-                Holder("x", on(0, 14), 0, "g"),
-                Holder("y", on(0, 14, "b"), 100, "g"),
-                Holder("z", on(1, 14), 100),
+                VictimCandidate("x", on(0, 14), 0, "g"),
+                VictimCandidate("y", on(0, 14, "b"), 100, "g"),
+                VictimCandidate("z", on(1, 14), 100),
             ],
             units(1),
             None,
         ),
     ],
 )
-def test_who_goes(holders: list[Holder], request_: Request, expected: list[str] | None) -> None:
+def test_who_goes(
+    holders: list[VictimCandidate], request_: Request, expected: list[str] | None
+) -> None:
     """Two T4; the request has priority 100."""
     assert victims(holders, request_) == expected
 
@@ -147,18 +177,20 @@ def test_who_goes(holders: list[Holder], request_: Request, expected: list[str] 
 def test_a_gang_takes_its_member_on_another_node_along() -> None:
     """And where the request goes is said."""
     holders = [
-        Holder("x", on(0, 14), 0, "g"),
-        Holder("y", on(0, 14, "b"), 0, "g"),
-        Holder("z", on(1, 14), 100),
+        VictimCandidate("x", on(0, 14), 0, "g"),
+        VictimCandidate("y", on(0, 14, "b"), 0, "g"),
+        VictimCandidate("z", on(1, 14), 100),
     ]
-    found = cheapest_victims(counted(holders), holders, Claim((units(14),), HIGH), [TWO])
+    found = cheapest_victims(counted(holders), holders, Preemptor((units(14),), HIGH), [TWO])
     assert found == Victims(("x", "y"), (on(0, 14),), 0)
 
 
 def test_for_a_gang_over_nodes() -> None:
     """Three times 14 units: two cards are held by the less important, the third is free."""
-    holders = [Holder("x", on(0, 2)), Holder("y", on(0, 2, "b"))]
-    found = cheapest_victims(counted(holders), holders, Claim((units(14),) * 3, HIGH), [TWO, OTHER])
+    holders = [VictimCandidate("x", on(0, 2)), VictimCandidate("y", on(0, 2, "b"))]
+    found = cheapest_victims(
+        counted(holders), holders, Preemptor((units(14),) * 3, HIGH), [TWO, OTHER]
+    )
     assert found is not None
     assert found.ids == ("x", "y")
     assert [(it.node, it.slices[0].card) for it in found.placements] == [
@@ -172,8 +204,8 @@ def test_cpu_that_another_card_holds() -> None:
     """The host's cores are freed by whoever has them."""
     host = replace(TWO, cpu_milli=4000)
     holders = [
-        Holder("x", replace(on(0, 1), cpu_milli=3000)),
-        Holder("y", replace(on(1, 1), cpu_milli=1000)),
+        VictimCandidate("x", replace(on(0, 1), cpu_milli=3000)),
+        VictimCandidate("y", replace(on(1, 1), cpu_milli=1000)),
     ]
     request = Request(Memory(1, GIB), cpu_milli=2000)
     assert victims(holders, request, host) == ["x"]
@@ -181,7 +213,7 @@ def test_cpu_that_another_card_holds() -> None:
 
 def test_many_holders_on_one_card() -> None:
     """More than all sets can be compared of: nobody goes who could stay, and the dearest stay."""
-    holders = [Holder(f"h{number:02}", on(0, 1), number) for number in range(14)]
+    holders = [VictimCandidate(f"h{number:02}", on(0, 1), number) for number in range(14)]
     # 14 of one unit each; 5 units: the five least important
     assert victims(holders, units(5), node(T4_MIB)) == [f"h0{number}" for number in range(5)]
 
@@ -202,17 +234,19 @@ def test_the_cheapest_of_all_sets(
         found = place(ledger, each, "spread", nodes)
         if isinstance(found, Placement):
             ledger.adopt(str(number), found)
-            budgets = data.draw(st.sets(st.sampled_from([Budget("p"), Budget("q", 1)])))
+            budgets = data.draw(
+                st.sets(st.sampled_from([DisruptionBudget("p"), DisruptionBudget("q", 1)]))
+            )
             gang = data.draw(st.sampled_from([None, None, "g", "h"]))
             priority = data.draw(st.integers(0, 3))
-            holders.append(Holder(str(number), found, priority, gang, frozenset(budgets)))
-    answer = cheapest_victims(ledger, holders, Claim((request,), 3), nodes)
+            holders.append(VictimCandidate(str(number), found, priority, gang, frozenset(budgets)))
+    answer = cheapest_victims(ledger, holders, Preemptor((request,), 3), nodes)
     options = []
     for count in range(len(holders) + 1):
         for some in combinations(holders, count):
             gangs = {it.gang for it in some if it.gang}
             whole_gangs = all(it in some for it in holders if it.gang in gangs)
-            view = Stacked(ledger)
+            view = UsageOverlay(ledger)
             for it in some:
                 view.remove(it.placement)
             fits = isinstance(place(view, request, "binpack", nodes), Placement)
@@ -232,7 +266,7 @@ def test_the_cheapest_of_all_sets(
     after.adopt("new", at)
 
 
-def price(chosen: list[Holder]) -> tuple[int, int, int, int, int]:
+def price(chosen: list[VictimCandidate]) -> tuple[int, int, int, int, int]:
     """Reckoned here again: violations by budget are those beyond its allowance, of different holders."""
     spent = {"p": 0, "q": 0}
     violations = 0

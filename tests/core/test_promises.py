@@ -5,12 +5,14 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.backfill import Backfill, Round, Waiting
-from fenka.core.cards import Node
-from fenka.core.evaluate import Empty, Fit, evaluate, never_fits, place
-from fenka.core.ledger import Ledger, Tally
-from fenka.core.reasons import Why
-from fenka.core.requests import Placement, Request
+from fenka.core.backfill import Backfill
+from fenka.core.evaluate import Fit, evaluate, never_fits, place
+from fenka.core.inventory import Node
+from fenka.core.ledger import Ledger
+from fenka.core.queue import PendingRequest, SchedulingResult
+from fenka.core.reasons import ReasonCode
+from fenka.core.request import Placement, Request
+from fenka.core.usage import EmptyUsage, UsageTotals
 from tests.core.core_kit import SIZES, card, clusters, requests
 
 POLICIES = st.sampled_from(["binpack", "spread"])
@@ -27,10 +29,12 @@ def filled(nodes: tuple[Node, ...], asked: list[Request], policy: str) -> Ledger
     return ledger
 
 
-def serve(queued: list[Request], ledger: Ledger, policy: str, nodes: tuple[Node, ...]) -> Round:
+def serve(
+    queued: list[Request], ledger: Ledger, policy: str, nodes: tuple[Node, ...]
+) -> SchedulingResult:
     """Requests that joined in order of their number, served once."""
-    waiting = [Waiting(str(number), (it,), number) for number, it in enumerate(queued)]
-    return Backfill(nodes, policy).serve(waiting, (), 0, ledger.tally())
+    waiting = [PendingRequest(str(number), (it,), number) for number, it in enumerate(queued)]
+    return Backfill(nodes, policy).serve(waiting, (), 0, ledger.totals())
 
 
 @settings(deadline=None)
@@ -54,7 +58,7 @@ def test_a_placement_is_what_was_asked_for(
         if request.whole:
             assert (each.memory_mib, each.compute) == (on.memory_mib, 100)
         else:
-            wanted = request.memory.on(on.memory_mib) if request.memory else 0
+            wanted = request.memory.mib_on(on.memory_mib) if request.memory else 0
             assert (each.memory_mib, each.compute) == (wanted, request.compute)
 
 
@@ -79,9 +83,15 @@ def test_reasons_cover_every_card_once(
             assert not reserved & {it.uuid for it in verdict.cards}
             continue
         assert [reason.card for reason in verdict.reasons] == [one.index for one in each.cards]
-        measured = {Why.MEMORY, Why.COMPUTE, Why.CPU, Why.HOST_MEMORY, Why.TOO_FEW}
+        measured = {
+            ReasonCode.MEMORY,
+            ReasonCode.COMPUTE,
+            ReasonCode.CPU,
+            ReasonCode.HOST_MEMORY,
+            ReasonCode.TOO_FEW,
+        }
         for reason in verdict.reasons:
-            assert (reason.needed > reason.available >= 0) == (reason.why in measured)
+            assert (reason.needed > reason.available >= 0) == (reason.code in measured)
 
 
 @settings(deadline=None)
@@ -112,7 +122,7 @@ def test_what_never_fits_does_not_fit(
 ) -> None:
     """Neither on cards in use nor on empty ones; and what fits now is never said not to."""
     if never_fits(request, nodes):
-        assert not isinstance(place(Empty(), request, policy, nodes), Placement)
+        assert not isinstance(place(EmptyUsage(), request, policy, nodes), Placement)
         assert not isinstance(
             place(filled(nodes, asked, policy), request, policy, nodes), Placement
         )
@@ -128,10 +138,10 @@ def test_serving_keeps_the_order(
     before = ledger.entries
     step = serve(queued, ledger, policy, nodes)
     placed = [int(name) for name, _ in step.placed]
-    waiting = [int(it.id) for it in step.waiting]
+    waiting = [int(it.id) for it in step.pending]
     assert placed == sorted(placed)
     assert waiting == sorted(waiting)
-    assert [it.position for it in step.waiting] == list(range(1, len(waiting) + 1))
+    assert [it.position for it in step.pending] == list(range(1, len(waiting) + 1))
     assert sorted(placed + waiting) == list(range(len(queued)))
     assert ledger.entries == before
     for name, (placement,) in step.placed:
@@ -149,7 +159,7 @@ def test_the_first_is_placed_as_if_alone(
     if queued:
         alone = place(ledger, queued[0], policy, nodes)
         verdicts = {name: found[0] for name, found in step.placed}
-        refusals = {it.id: it.why for it in step.waiting}
+        refusals = {it.id: it.unschedulable for it in step.pending}
         assert (verdicts | refusals)["0"] == alone
 
 
@@ -160,11 +170,11 @@ def test_counting_out_undoes_counting_in(
 ) -> None:
     """In any order: totals end as nothing."""
     placements = [each.placement for each in filled(nodes, asked, policy).entries.values()]
-    tally = Tally()
+    tally = UsageTotals()
     for each in placements:
         tally.add(each)
     for each in placements:
         tally.remove(each)
     for it in nodes:
         assert tally.host_used(it.name) == (0, 0)
-        assert all(tally.used(it.name, one.index) == Empty().used("", 0) for one in it.cards)
+        assert all(tally.used(it.name, one.index) == EmptyUsage().used("", 0) for one in it.cards)

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import POLICIES, Empty, Fit, View, evaluate, place
+from fenka.core.evaluate import SCORES, Fit, evaluate, place
+from fenka.core.inventory import Card, Node
 from fenka.core.ledger import Conflict, Ledger
-from fenka.core.reasons import Rejected, Why
-from fenka.core.requests import Placement, Request
+from fenka.core.reasons import ReasonCode, Unschedulable
+from fenka.core.request import Placement, Request
+from fenka.core.usage import EmptyUsage, UsageView
 from tests.core.core_kit import T4_MIB, card, clusters, requests, units
 
-POLICY = st.sampled_from(sorted(POLICIES))
+POLICY = st.sampled_from(sorted(SCORES))
 HELD = st.lists(requests(), max_size=8)
 MACHINES = settings(deadline=None, max_examples=80)
 
@@ -48,7 +49,7 @@ def test_a_new_ledger_takes_over(
     assert sorted(again.expire(5)) == sorted(ledger.expire(5))
 
 
-def room(view: View, cluster: Collection[Node]) -> dict[tuple[str, int], tuple[int, int]]:
+def room(view: UsageView, cluster: Collection[Node]) -> dict[tuple[str, int], tuple[int, int]]:
     """Free memory and compute of each card, reckoned here and not by `evaluate`."""
     return {
         (node.name, card.index): (
@@ -87,7 +88,7 @@ def test_a_placement_keeps_every_promise(
             assert (piece.memory_mib, piece.compute) == (each.memory_mib, each.compute)
         else:
             assert piece.compute == request.compute
-            expected = request.memory.on(each.memory_mib) if request.memory else 0
+            expected = request.memory.mib_on(each.memory_mib) if request.memory else 0
             assert piece.memory_mib == expected
     cpu, memory = ledger.host_used(host.name)
     assert host.cpu_milli is None or cpu + request.cpu_milli <= max(host.cpu_milli, cpu)
@@ -124,7 +125,7 @@ def test_a_sentence_counts_every_card(
 ) -> None:
     """The counts in it add up to the number of cards."""
     verdict = place(filled(cluster, held), request, policy, cluster)
-    if isinstance(verdict, Rejected):
+    if isinstance(verdict, Unschedulable):
         total = sum(len(node.cards) for node in cluster)
         counts = verdict.sentence().removeprefix(f"0/{total} GPUs fit: ").split(", ")
         assert sum(int(part.split()[0]) for part in counts) == total
@@ -150,18 +151,18 @@ def test_a_rejection_is_true(
         taken = [each for each in willing if self_contained(ledger, node, each, request)]
         if len(taken) >= request.cards:
             # Only the host can be the reason then.
-            whys = {reason.why for reason in verdict.reasons}
-            assert whys & {Why.CPU, Why.HOST_MEMORY}
+            whys = {reason.code for reason in verdict.reasons}
+            assert whys & {ReasonCode.CPU, ReasonCode.HOST_MEMORY}
 
 
 def self_contained(ledger: Ledger, node: Node, each: Card, request: Request) -> bool:
     """Whether the ledger takes one slice of this request on this card, host aside."""
-    mib = request.memory.on(each.memory_mib) if request.memory else 0
+    mib = request.memory.mib_on(each.memory_mib) if request.memory else 0
     one = Request(whole=True) if request.whole else replace(request, cards=1)
     if mib is None:
         return False
     found = place(
-        Empty(),
+        EmptyUsage(),
         replace(one, cpu_milli=0, host_memory_mib=0),
         "binpack",
         [Node(node.name, (replace(each, healthy=True, cordoned=False),))],
@@ -188,7 +189,7 @@ def test_the_same_question_has_the_same_answer(
     if isinstance(verdict, Placement):
         assert backwards == verdict
     else:
-        assert isinstance(backwards, Rejected)
+        assert isinstance(backwards, Unschedulable)
         assert backwards.sentence() == verdict.sentence()
 
 
@@ -199,7 +200,7 @@ def test_policies_choose_and_never_refuse(
 ) -> None:
     """What one policy can place, every other can place too."""
     ledger = filled(cluster, held)
-    fits = {name: isinstance(place(ledger, request, name, cluster), Placement) for name in POLICIES}
+    fits = {name: isinstance(place(ledger, request, name, cluster), Placement) for name in SCORES}
     assert len(set(fits.values())) == 1
 
 
@@ -227,7 +228,7 @@ def test_binpack_leaves_whole_cards_that_spread_does_not(amount: int) -> None:
     """Two requests that fit on one card together: binpack leaves the other card untouched."""
     nodes = (Node("a", (card(0), card(1))),)
     left = {}
-    for policy in POLICIES:
+    for policy in SCORES:
         ledger = filled(nodes, [units(amount), units(amount)], policy)
         left[policy] = sum(ledger.used("a", index).holders == 0 for index in (0, 1))
         # Both hold the same: 15079 * amount // 14, twice.

@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import Empty, never_fits, place
-from fenka.core.reasons import Reason, Rejected, Rejection, Why
-from fenka.core.requests import Memory, Request
+from fenka.core.evaluate import never_fits, place
+from fenka.core.inventory import Card, Node
+from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
+from fenka.core.request import Memory, Request
+from fenka.core.usage import EmptyUsage
 from tests.core.core_kit import GIB, P4_MIB, T4_MIB, card, exact, node, units, whole
 
 
-def rejected(*whys: Why, hint: str = "") -> Rejected:
+def rejected(*whys: ReasonCode, hint: str = "") -> Unschedulable:
     """One card for each reason."""
     reasons = tuple(Reason(why, index) for index, why in enumerate(whys))
-    return Rejected((Rejection("a", reasons),), hint)
+    return Unschedulable((NodeRejection("a", reasons),), hint)
 
 
 @pytest.mark.parametrize(
@@ -22,31 +23,31 @@ def rejected(*whys: Why, hint: str = "") -> Rejected:
     [
         # 5 + 2 + 1 = 8, most frequent first
         (
-            rejected(Why.UNHEALTHY, *[Why.CORDONED] * 2, *[Why.MEMORY] * 5),
+            rejected(ReasonCode.UNHEALTHY, *[ReasonCode.CORDONED] * 2, *[ReasonCode.MEMORY] * 5),
             "0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy",
         ),
         # equals in the order in which they are declared
         (
-            rejected(Why.CORDONED, Why.UNHEALTHY, Why.MEMORY),
+            rejected(ReasonCode.CORDONED, ReasonCode.UNHEALTHY, ReasonCode.MEMORY),
             "0/3 GPUs fit: 1 too little memory, 1 unhealthy, 1 cordoned",
         ),
         (
-            rejected(Why.RESERVED),
+            rejected(ReasonCode.RESERVED),
             "0/1 GPUs fit: 1 reserved for requests before it",
         ),
         (
-            rejected(Why.TOO_FEW, Why.WHOLE),
+            rejected(ReasonCode.TOO_FEW, ReasonCode.WHOLE),
             "0/2 GPUs fit: 1 taken whole, 1 without enough others beside it",
         ),
         (
-            rejected(Why.MEMORY, hint="ask for less"),
+            rejected(ReasonCode.MEMORY, hint="ask for less"),
             "0/1 GPUs fit: 1 too little memory; ask for less",
         ),
-        (Rejected(()), "there is no GPU"),
-        (Rejected((Rejection("a", ()),), "buy one"), "there is no GPU; buy one"),
+        (Unschedulable(()), "there is no GPU"),
+        (Unschedulable((NodeRejection("a", ()),), "buy one"), "there is no GPU; buy one"),
     ],
 )
-def test_sentences(verdict: Rejected, sentence: str) -> None:
+def test_sentences(verdict: Unschedulable, sentence: str) -> None:
     """Counts add up to the number of cards, over all nodes."""
     assert verdict.sentence() == sentence
 
@@ -58,14 +59,14 @@ def test_the_sentence_of_eight_cards() -> None:
         for index in range(8)
     )
     nodes = [Node("a", cards[:4]), Node("b", cards[4:])]
-    verdict = place(Empty(), units(4), "binpack", nodes)
-    assert isinstance(verdict, Rejected)
+    verdict = place(EmptyUsage(), units(4), "binpack", nodes)
+    assert isinstance(verdict, Unschedulable)
     assert verdict.sentence() == "0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy"
 
 
 def test_every_reason_has_its_wording() -> None:
     """No two reasons read the same."""
-    assert len({why.value for why in Why}) == len(Why)
+    assert len({why.value for why in ReasonCode}) == len(ReasonCode)
 
 
 T4S = frozenset({"Tesla T4"})

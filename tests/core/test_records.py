@@ -8,10 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fenka.core.cards import Node
-from fenka.core.evaluate import NOTHING, place
-from fenka.core.ledger import Conflict, Ledger, State
-from fenka.core.requests import Placement, Request
+from fenka.core.evaluate import place
+from fenka.core.inventory import Node
+from fenka.core.ledger import Conflict, EntryState, Ledger
+from fenka.core.request import Placement, Request
+from fenka.core.usage import NO_USAGE
 from tests.core.core_kit import (
     SIZES,
     T4_MIB,
@@ -44,7 +45,7 @@ def test_nobody_holds_less_than_nothing(record: Placement) -> None:
         ledger.adopt("x", record)
     assert str(caught.value) == "nobody can hold less than nothing"
     assert ledger.entries == {}
-    assert ledger.used("a", 0) == NOTHING
+    assert ledger.used("a", 0) == NO_USAGE
 
 
 @pytest.mark.parametrize("request_", [exact(100, cards=2), whole(2), Request(compute=3)])
@@ -55,9 +56,9 @@ def test_release_undoes_place(request_: Request) -> None:
     first = place(ledger, request_, "binpack", [two])
     assert isinstance(first, Placement)
     ledger.assume("x", first, 1)
-    assert ledger.used("a", 0) != NOTHING
+    assert ledger.used("a", 0) != NO_USAGE
     ledger.release("x")
-    assert (ledger.used("a", 0), ledger.used("a", 1)) == (NOTHING, NOTHING)
+    assert (ledger.used("a", 0), ledger.used("a", 1)) == (NO_USAGE, NO_USAGE)
     assert place(ledger, request_, "binpack", [two]) == first
 
 
@@ -116,7 +117,7 @@ class Bookkeeping(RuleBasedStateMachine):
     def assume_what_is_placed(self, name: str, request_: Request, policy: str) -> None:
         """What place finds, the ledger takes."""
         verdict = place(self.ledger, request_, policy, NODES)
-        if isinstance(verdict, Placement) and self.ledger.state(name) is State.ABSENT:
+        if isinstance(verdict, Placement) and self.ledger.state(name) is EntryState.ABSENT:
             self.ledger.assume(name, verdict, self.now + 5)
 
     @rule(name=IDS, record=any_placements(), expires=st.none() | st.integers(0, 50))
@@ -155,8 +156,8 @@ class Bookkeeping(RuleBasedStateMachine):
         for it in NODES:
             for one in it.cards:
                 where = it.name, one.index
-                assert self.ledger.used(*where) == expected.get(where, NOTHING)
-                assert self.ledger.tally().used(*where) == expected.get(where, NOTHING)
+                assert self.ledger.used(*where) == expected.get(where, NO_USAGE)
+                assert self.ledger.totals().used(*where) == expected.get(where, NO_USAGE)
 
     @invariant()
     def nothing_is_overcommitted(self) -> None:

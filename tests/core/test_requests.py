@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.requests import ABSURD_MIB, BadRequest, Memory, Request
+from fenka.core.request import MAX_MEMORY_MIB, InvalidRequest, Memory, Request
 from tests.core.core_kit import GIB, P4_MIB, T4_MIB, V100_MIB
 
 
@@ -17,19 +17,19 @@ from tests.core.core_kit import GIB, P4_MIB, T4_MIB, V100_MIB
         (-4, GIB, "GPU memory must be more than nothing, not -4"),
         # 16 TiB are 16384 GiB; 16385 * 1024 = 16778240
         (16385, GIB, "16778240 MiB of GPU memory is more than any card has"),
-        (ABSURD_MIB + 1, 1, "16777217 MiB of GPU memory is more than any card has"),
+        (MAX_MEMORY_MIB + 1, 1, "16777217 MiB of GPU memory is more than any card has"),
         (4, 0, "a unit of GPU memory must be 1 MiB or more, not 0"),
         (4, -1024, "a unit of GPU memory must be 1 MiB or more, not -1024"),
     ],
 )
 def test_memory_that_means_nothing(amount: int, unit_mib: int, sentence: str) -> None:
     """Each is refused with one sentence."""
-    with pytest.raises(BadRequest) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         Memory(amount, unit_mib)
     assert str(caught.value) == sentence
 
 
-@pytest.mark.parametrize(("amount", "unit_mib"), [(1, 1), (16384, GIB), (ABSURD_MIB, 1)])
+@pytest.mark.parametrize(("amount", "unit_mib"), [(1, 1), (16384, GIB), (MAX_MEMORY_MIB, 1)])
 def test_memory_at_the_limits(amount: int, unit_mib: int) -> None:
     """The least and the most that may be asked for."""
     assert Memory(amount, unit_mib).amount == amount
@@ -58,7 +58,7 @@ def test_memory_at_the_limits(amount: int, unit_mib: int) -> None:
 )
 def test_memory_on_a_card(memory: Memory, card_mib: int, expected: int | None) -> None:
     """Units are the card's own, exact sizes everywhere the same; None where the card is too small."""
-    assert memory.on(card_mib) == expected
+    assert memory.mib_on(card_mib) == expected
 
 
 @settings(deadline=None)
@@ -67,7 +67,7 @@ def test_memory_on_a_card(memory: Memory, card_mib: int, expected: int | None) -
 )
 def test_memory_never_exceeds_the_card(amount: int, unit: int, size: int) -> None:
     """What is granted is at most the card, and at least what the units say."""
-    mib = Memory(amount, unit).on(size)
+    mib = Memory(amount, unit).mib_on(size)
     if mib is not None:
         assert amount * unit <= mib <= size
 
@@ -93,7 +93,7 @@ NEITHER = "a whole card comes with all its memory and compute: ask for neither"
 )
 def test_requests_that_mean_nothing(fields: dict[str, Any], sentence: str) -> None:
     """Each is refused with one sentence that says what would mean something."""
-    with pytest.raises(BadRequest) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         Request(**fields)
     assert str(caught.value) == sentence
 

@@ -3,11 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.cards import Node
 from fenka.core.evaluate import place
+from fenka.core.inventory import Node
 from fenka.core.ledger import Ledger
-from fenka.core.requests import Placement, Request
-from fenka.core.verdicts import Verdicts
+from fenka.core.request import Placement, Request
+from fenka.core.verdict_cache import VerdictCache
 from tests.core.core_kit import clusters, requests
 
 
@@ -22,13 +22,13 @@ def test_as_if_placed_afresh(
     nodes: tuple[Node, ...], asked: list[Request], policy: str, data: st.DataObject
 ) -> None:
     """While leases come and go, cards are reserved, and the same sizes are asked for again and again."""
-    ledger, verdicts = Ledger(nodes), Verdicts(nodes, policy)
+    ledger, verdicts = Ledger(nodes), VerdictCache(nodes, policy)
     uuids = sorted(card.uuid for node in nodes for card in node.cards)
     for number in range(12):
         busy = sorted(ledger.entries)
         if data.draw(st.booleans()) and busy:
             ledger.release(data.draw(st.sampled_from(busy)))
-        verdicts.renew(ledger)
+        verdicts.refresh(ledger)
         for _ in range(2):
             request = data.draw(st.sampled_from(asked))
             reserved = data.draw(st.just(set[str]()) | st.sets(st.sampled_from(uuids)))
@@ -36,4 +36,4 @@ def test_as_if_placed_afresh(
             assert found == place(ledger, request, policy, nodes, reserved)
         if isinstance(found, Placement):
             ledger.adopt(f"lease-{number}", found)
-            verdicts.forget(found.node)
+            verdicts.invalidate(found.node)

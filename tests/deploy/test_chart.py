@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from fenka.cluster.objects import QUEUE_GATE
-from fenka.dialects import resizing, whole_cards
-from fenka.dialects.recognition import DIALECTS, WITH_HAMI
+from fenka.dialects import nvidia, resize
+from fenka.dialects.registry import DIALECTS, WITH_HAMI
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "chart"
@@ -391,7 +391,7 @@ def test_managed_resources_are_those_of_all_dialects() -> None:
         for resource in extenders()["managedResources"]
     }
     names = {name for dialect in WITH_HAMI for name in dialect.RESOURCES}
-    assert managed == {name: name in whole_cards.HAMI_ONLY for name in names}
+    assert managed == {name: name in nvidia.HAMI_ONLY for name in names}
 
 
 ADMISSION = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
@@ -417,7 +417,7 @@ def test_gate_policy_matches_every_resource_that_the_queue_orders(hami: bool) ->
     ]
     for name in names:
         assert (json.dumps(name) in conditions["asks-for-a-card"]) == (
-            hami or name not in whole_cards.HAMI_ONLY
+            hami or name not in nvidia.HAMI_ONLY
         )
     assert '"nvidia.com/gpu"' not in conditions["asks-for-a-card"]
     assert '["default-scheduler","fenka"]' in conditions["kube-scheduler-places-it"]
@@ -546,13 +546,13 @@ def test_admission_policy_protects_every_record_of_the_dialects(hami: bool) -> N
     """The names are the code's own; of HAMi's only where HAMi itself is not at work."""
     spec = policy("records", hamiNames=hami)
     dialects = WITH_HAMI if hami else DIALECTS
-    keys = {*resizing.RECORDS, *(key for dialect in dialects for key in dialect.RECORDS)}
+    keys = {*resize.RECORDS, *(key for dialect in dialects for key in dialect.RECORDS)}
     protected = variable(spec, "records") + variable(spec, "prefixes")
     assert sorted(protected) == sorted(keys)
     assert all(prefix.endswith("-") for prefix in variable(spec, "prefixes"))
     cards = variable(policy("placement", hamiNames=hami), "cards")
     assert sorted(cards) == sorted({name for dialect in dialects for name in dialect.RESOURCES})
-    assert resizing.WISH not in protected
+    assert resize.REQUEST not in protected
 
 
 @needs_helm

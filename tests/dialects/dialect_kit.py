@@ -1,16 +1,15 @@
 """Pods and nodes for the dialects' tests."""
 
-from fenka.core.cards import Card, Node
-from fenka.dialects.gpushare import Kind, Share
-from fenka.dialects.requests import Limits, Manifest
+from fenka.core.inventory import Card, Node
+from fenka.dialects.base import ContainerKind, ContainerRequest, PodRequest, SharedNode
 
 T4_MIB, V100_MIB = 15079, 16130
 
 
-def share(*sizes: int, unit_mib: int = 1024, name: str = "gpu-1") -> Share:
+def share(*sizes: int, unit_mib: int = 1024, name: str = "gpu-1") -> SharedNode:
     """A node with cards of these sizes in MiB."""
     cards = tuple(Card(index, f"GPU-{index}", "model", size) for index, size in enumerate(sizes))
-    return Share(Node(name, cards), unit_mib)
+    return SharedNode(Node(name, cards), unit_mib)
 
 
 def pod(
@@ -19,15 +18,15 @@ def pod(
     annotations: dict[str, str] | None = None,
     init: tuple[dict[str, int | str], ...] = (),
     sidecars: tuple[dict[str, int | str], ...] = (),
-) -> Manifest:
+) -> PodRequest:
     """Containers c0, c1, …, init containers i0, …, sidecars s0, …, with these limits."""
     made = [
-        Limits(f"{letter}{number}", limits, kind)
+        ContainerRequest(f"{letter}{number}", limits, kind)
         for letter, kind, some in (
-            ("s", Kind.SIDECAR, sidecars),
-            ("i", Kind.INIT, init),
-            ("c", Kind.APP, containers),
+            ("s", ContainerKind.SIDECAR, sidecars),
+            ("i", ContainerKind.INIT, init),
+            ("c", ContainerKind.APP, containers),
         )
         for number, limits in enumerate(some)
     ]
-    return Manifest(tuple(made), labels or {}, annotations or {})
+    return PodRequest(tuple(made), labels or {}, annotations or {})

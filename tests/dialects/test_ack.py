@@ -3,19 +3,19 @@
 import pytest
 
 from fenka.core.evaluate import place
-from fenka.core.ledger import Tally
-from fenka.core.requests import Memory, Placement, Request
-from fenka.dialects import ack, modes, whole_cards
+from fenka.core.request import Memory, Placement, Request
+from fenka.core.usage import UsageTotals
+from fenka.dialects import ack, node_modes, nvidia
 from fenka.dialects.ack import CORE
-from fenka.dialects.gpushare import MEMORY, Unreadable
-from fenka.dialects.modes import MODE
-from fenka.dialects.requests import Dialect, Manifest
+from fenka.dialects.base import Dialect, InvalidRecord, PodRequest
+from fenka.dialects.gpushare import MEMORY
+from fenka.dialects.node_modes import MODE_LABEL
 from tests.dialects.dialect_kit import T4_MIB, pod, share
 
 NODE = share(T4_MIB, T4_MIB)
 
 
-def cards(count: str, *containers: dict[str, int | str]) -> Manifest:
+def cards(count: str, *containers: dict[str, int | str]) -> PodRequest:
     """With the label that shares the units out."""
     return pod(*containers, labels={"aliyun.com/gpu-count": count})
 
@@ -37,9 +37,9 @@ def cards(count: str, *containers: dict[str, int | str]) -> Manifest:
         (pod({MEMORY: 4, CORE: 100}), Request(Memory(4, 1024), compute=100)),
     ],
 )
-def test_what_a_pod_gets(asked: Manifest, expected: Request) -> None:
+def test_what_a_pod_gets(asked: PodRequest, expected: Request) -> None:
     """Of the pod as a whole, per card."""
-    (part,) = ack.demand(asked, 1024)
+    (part,) = ack.parse(asked, 1024)
     assert part.request == expected
 
 
@@ -77,10 +77,10 @@ def test_what_a_pod_gets(asked: Manifest, expected: Request) -> None:
         (cards("two", {MEMORY: 8}), "label aliyun.com/gpu-count is 'two', not a number of cards"),
     ],
 )
-def test_contradictions_are_one_sentence(asked: Manifest, sentence: str) -> None:
+def test_contradictions_are_one_sentence(asked: PodRequest, sentence: str) -> None:
     """With what to do instead."""
-    with pytest.raises(Unreadable) as why:
-        ack.demand(asked, 1024)
+    with pytest.raises(InvalidRecord) as why:
+        ack.parse(asked, 1024)
     assert str(why.value) == sentence
 
 
@@ -99,13 +99,13 @@ GOLDEN = {
 def test_annotations_both_ways() -> None:
     """gpushare's, and the share of compute in the same shape."""
     asked = pod({MEMORY: 4, CORE: 30}, {}, {MEMORY: 2, CORE: 20})
-    (part,) = ack.demand(asked, 1024)
-    found = place(Tally(), part.request, "binpack", [NODE.node])
+    (part,) = ack.parse(asked, 1024)
+    found = place(UsageTotals(), part.request, "binpack", [NODE.node])
     assert isinstance(found, Placement)
-    written = ack.write(asked, NODE, [found], 1_700_000_000_000_000_000)
+    written = ack.encode(asked, NODE, [found], 1_700_000_000_000_000_000)
     assert written == GOLDEN
-    again = Manifest(asked.containers, {}, GOLDEN)
-    assert ack.read(again, NODE) == (found,)
+    again = PodRequest(asked.containers, {}, GOLDEN)
+    assert ack.decode(again, NODE) == (found,)
     # 15079 · 6 // 14 = 6462
     assert [(it.memory_mib, it.compute) for it in found.slices] == [(6462, 50)]
     assert ack.environment(again, NODE, [found], "c2") == {
@@ -121,15 +121,15 @@ def test_annotations_both_ways() -> None:
 def test_without_compute_nothing_of_acks_is_written() -> None:
     """gpushare's pods stay as they are."""
     asked = pod({MEMORY: 4})
-    (part,) = ack.demand(asked, 1024)
-    found = place(Tally(), part.request, "binpack", [NODE.node])
+    (part,) = ack.parse(asked, 1024)
+    found = place(UsageTotals(), part.request, "binpack", [NODE.node])
     assert isinstance(found, Placement)
-    assert ack.CORES not in ack.write(asked, NODE, [found], 1)
+    assert ack.CORES not in ack.encode(asked, NODE, [found], 1)
 
 
 def test_what_a_node_has() -> None:
     """14 + 14 units, two cards, 100 percent of each."""
-    assert ack.advertised(NODE) == {MEMORY: 28, "aliyun.com/gpu-count": 2, CORE: 200}
+    assert ack.node_resources(NODE) == {MEMORY: 28, "aliyun.com/gpu-count": 2, CORE: 200}
 
 
 SLICE, WITH_COMPUTE, WHOLE = (
@@ -168,33 +168,33 @@ SLICE, WITH_COMPUTE, WHOLE = (
 )
 def test_who_may_land_where(mode: str | None, sentences: list[str | None]) -> None:
     """By the label of the node."""
-    labels = {} if mode is None else {MODE: mode}
-    dialects: list[Dialect] = [ack, ack, whole_cards]
+    labels = {} if mode is None else {MODE_LABEL: mode}
+    dialects: list[Dialect] = [ack, ack, nvidia]
     for asked, dialect, sentence in zip(
         [SLICE, WITH_COMPUTE, WHOLE], dialects, sentences, strict=True
     ):
-        parts = dialect.demand(asked, 1024)
+        parts = dialect.parse(asked, 1024)
         if sentence is None:
-            modes.admits(labels, parts)
+            node_modes.check_admission(labels, parts)
             continue
-        with pytest.raises(Unreadable) as why:
-            modes.admits(labels, parts)
-        said = f"its label {MODE}={mode}" if mode else "its owner"
+        with pytest.raises(InvalidRecord) as why:
+            node_modes.check_admission(labels, parts)
+        said = f"its label {MODE_LABEL}={mode}" if mode else "its owner"
         assert str(why.value) == f"{said} {sentence}"
 
 
 def test_pods_with_and_without_compute_do_not_mix() -> None:
     """On nodes of core_mem only: elsewhere nothing is promised."""
-    core_mem = {MODE: "core_mem"}
-    with_compute, without = ack.demand(WITH_COMPUTE, 1024), ack.demand(SLICE, 1024)
-    modes.admits(core_mem, with_compute, [True, True])
-    modes.admits(core_mem, without, [False])
-    modes.admits({}, without, [True])
+    core_mem = {MODE_LABEL: "core_mem"}
+    with_compute, without = ack.parse(WITH_COMPUTE, 1024), ack.parse(SLICE, 1024)
+    node_modes.check_admission(core_mem, with_compute, [True, True])
+    node_modes.check_admission(core_mem, without, [False])
+    node_modes.check_admission({}, without, [True])
     with pytest.raises(
-        Unreadable, match=r"does not mix, and pods without a share of compute are there$"
+        InvalidRecord, match=r"does not mix, and pods without a share of compute are there$"
     ):
-        modes.admits(core_mem, with_compute, [True, False])
+        node_modes.check_admission(core_mem, with_compute, [True, False])
     with pytest.raises(
-        Unreadable, match=r"does not mix, and pods with a share of compute are there$"
+        InvalidRecord, match=r"does not mix, and pods with a share of compute are there$"
     ):
-        modes.admits(core_mem, without, [True])
+        node_modes.check_admission(core_mem, without, [True])

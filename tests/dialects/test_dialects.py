@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.evaluate import place
-from fenka.core.gangs import plan_gang
-from fenka.core.ledger import Ledger, Tally
-from fenka.core.requests import Placement
-from fenka.dialects import ack, gpu_manager, hami, modes, whole_cards
-from fenka.dialects.gpushare import Kind, Unreadable
-from fenka.dialects.recognition import DIALECTS, WITH_HAMI, recognise
-from fenka.dialects.requests import Dialect, Limits, Manifest
+from fenka.core.gangs import place_gang
+from fenka.core.ledger import Ledger
+from fenka.core.request import Placement
+from fenka.core.usage import UsageTotals
+from fenka.dialects import ack, gpu_manager, hami, node_modes, nvidia
+from fenka.dialects.base import ContainerKind, ContainerRequest, Dialect, InvalidRecord, PodRequest
+from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
 from tests.dialects.dialect_kit import T4_MIB, V100_MIB, pod, share
 
 MEM, GPU = "aliyun.com/gpu-mem", "nvidia.com/gpu"
@@ -25,23 +25,23 @@ MEM, GPU = "aliyun.com/gpu-mem", "nvidia.com/gpu"
         (pod({MEM: 4}), ack),
         (pod({MEM: 4, "aliyun.com/gpu-core.percentage": 30}), ack),
         (pod({"tencent.com/vcuda-core": 100}), gpu_manager),
-        (pod({GPU: 1}), whole_cards),
-        (pod({}, init=({GPU: 1},)), whole_cards),
+        (pod({GPU: 1}), nvidia),
+        (pod({}, init=({GPU: 1},)), nvidia),
         (pod({GPU: 1, "nvidia.com/gpumem": 3000}), hami),
         (pod({"nvidia.com/gpucores": 30}), hami),
     ],
 )
-def test_which_dialect(asked: Manifest, expected: Dialect | None) -> None:
+def test_which_dialect(asked: PodRequest, expected: Dialect | None) -> None:
     """HAMi's only where they are turned on: elsewhere such a pod is not fenka's."""
-    assert recognise(asked, WITH_HAMI) is expected
-    assert recognise(asked) is (None if expected is hami else expected)
+    assert detect(asked, WITH_HAMI) is expected
+    assert detect(asked) is (None if expected is hami else expected)
 
 
 def test_two_dialects_at_once() -> None:
     """In one container or in two."""
     for asked in (pod({MEM: 4, GPU: 1}), pod({GPU: 1}, {MEM: 4})):
-        with pytest.raises(Unreadable) as why:
-            recognise(asked)
+        with pytest.raises(InvalidRecord) as why:
+            detect(asked)
         assert str(why.value) == (
             "it asks for aliyun.com/gpu-mem and for nvidia.com/gpu, which do not go together: "
             "use the names of one of them in all its containers"
@@ -51,10 +51,10 @@ def test_two_dialects_at_once() -> None:
 def test_whole_cards_beside_shared_ones() -> None:
     """One node, one ledger: a slice on card 0 leaves card 1 to who wants a whole one, and no card twice."""
     node = share(T4_MIB, T4_MIB)
-    assert whole_cards.advertised(node) == {GPU: 2}
+    assert nvidia.node_resources(node) == {GPU: 2}
     ledger = Ledger([node.node])
-    (slice_,) = ack.demand(pod({MEM: 4}), 1024)
-    (card,) = whole_cards.demand(pod({GPU: 1}), 1024)
+    (slice_,) = ack.parse(pod({MEM: 4}), 1024)
+    (card,) = nvidia.parse(pod({GPU: 1}), 1024)
     for name, part, expected in (("s", slice_, [0]), ("w", card, [1]), ("s2", slice_, [0])):
         found = place(ledger, part.request, "binpack", [node.node])
         assert isinstance(found, Placement)
@@ -69,24 +69,22 @@ def test_whole_cards_by_container() -> None:
     """An init container uses those of a container beside it; a sidecar has its own."""
     node = share(T4_MIB, T4_MIB, T4_MIB)
     asked = pod({GPU: 2}, {}, init=({GPU: 1},), sidecars=({GPU: 1},))
-    parts = whole_cards.demand(asked, 1024)
+    parts = nvidia.parse(asked, 1024)
     assert [(part.containers, part.request.cards) for part in parts] == [
         (("s0", "i0"), 1),
         (("c0",), 2),
     ]
-    found = plan_gang(Tally(), [part.request for part in parts], "binpack", [node.node])
+    found = place_gang(UsageTotals(), [part.request for part in parts], "binpack", [node.node])
     assert isinstance(found, tuple)
-    written = whole_cards.write(asked, node, found, 1)
+    written = nvidia.encode(asked, node, found, 1)
     assert written["fenka.io/whole-cards"] == '{"s0":[0],"c0":[1,2]}'
-    assert whole_cards.environment(asked, node, found, "i0") == {"NVIDIA_VISIBLE_DEVICES": "GPU-0"}
-    assert whole_cards.environment(asked, node, found, "c0") == {
-        "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"
-    }
-    assert whole_cards.environment(asked, node, found, "c1") == {}
+    assert nvidia.environment(asked, node, found, "i0") == {"NVIDIA_VISIBLE_DEVICES": "GPU-0"}
+    assert nvidia.environment(asked, node, found, "c0") == {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
+    assert nvidia.environment(asked, node, found, "c1") == {}
     with pytest.raises(
-        Unreadable, match=r"^its init container i0 asks for more than any container beside it"
+        InvalidRecord, match=r"^its init container i0 asks for more than any container beside it"
     ):
-        whole_cards.demand(pod({GPU: 1}, init=({GPU: 2},)), 1024)
+        nvidia.parse(pod({GPU: 1}, init=({GPU: 2},)), 1024)
 
 
 NAMES = sorted({name for dialect in WITH_HAMI for name in dialect.RESOURCES})
@@ -97,7 +95,7 @@ KEYS = [
     "tencent.com/vcuda-core-limit",
     "aliyun.com/gpu-count",
     *(f"{gpu_manager.INDEXES}{number}" for number in range(2)),
-    whole_cards.RECORD,
+    nvidia.RECORD,
     hami.ALLOCATED,
     ack.CORES,
     "fenka.io/cards",
@@ -132,48 +130,56 @@ TEXTS = st.sampled_from(
 
 
 @st.composite
-def manifests(draw: st.DrawFn, names: tuple[str, ...]) -> Manifest:
+def manifests(draw: st.DrawFn, names: tuple[str, ...]) -> PodRequest:
     """Anything that an API server might let through, and more."""
     limits: st.SearchStrategy[dict[str, str | int]] = st.dictionaries(
         st.sampled_from(names), AMOUNTS, max_size=3
     )
     containers = [
-        Limits(f"c{number}", each, kind)
+        ContainerRequest(f"c{number}", each, kind)
         for number, (each, kind) in enumerate(
             draw(
                 st.lists(
                     st.tuples(
-                        limits, st.sampled_from([Kind.APP, Kind.APP, Kind.INIT, Kind.SIDECAR])
+                        limits,
+                        st.sampled_from(
+                            [
+                                ContainerKind.APP,
+                                ContainerKind.APP,
+                                ContainerKind.INIT,
+                                ContainerKind.SIDECAR,
+                            ]
+                        ),
                     ),
                     max_size=3,
                 )
             )
         )
     ]
-    ordered = sorted(containers, key=lambda it: it.kind is Kind.APP)
+    ordered = sorted(containers, key=lambda it: it.kind is ContainerKind.APP)
     texts = st.dictionaries(st.sampled_from(KEYS), TEXTS, max_size=3)
-    return Manifest(tuple(ordered), draw(texts), draw(texts))
+    return PodRequest(tuple(ordered), draw(texts), draw(texts))
 
 
 @settings(deadline=None, max_examples=300)
 @given(asked=manifests(tuple(NAMES)))
-def test_no_combination_crashes(asked: Manifest) -> None:
+def test_no_combination_crashes(asked: PodRequest) -> None:
     """It is understood, or refused in one sentence."""
     sentence = refusal(asked)
     assert sentence is None or (sentence and "\n" not in sentence)
 
 
-def refusal(asked: Manifest) -> str | None:
+def refusal(asked: PodRequest) -> str | None:
     """What the pod is told, by whoever reads it first."""
     node = share(T4_MIB, V100_MIB)
     try:
-        dialect = recognise(asked, WITH_HAMI)
+        dialect = detect(asked, WITH_HAMI)
         if dialect is not None:
-            parts = dialect.demand(asked, node.unit_mib)
+            parts = dialect.parse(asked, node.unit_mib)
             assert parts
-            dialect.read(asked, node)
-            modes.admits(asked.labels, parts)
-    except Unreadable as why:
+            dialect.decode(asked, node)
+            node_modes.check_admission(asked.labels, parts)
+    except InvalidRecord as why:
         return str(why)
     return None
 
@@ -195,7 +201,7 @@ def refusal(asked: Manifest) -> str | None:
 @pytest.mark.parametrize(
     ("limits", "annotations"),
     [
-        ({GPU: 1}, [whole_cards.RECORD]),
+        ({GPU: 1}, [nvidia.RECORD]),
         (
             {MEM: 4, ack.CORE: 30},
             [
@@ -226,25 +232,25 @@ def test_there_and_back(data: st.DataObject, which: Dialect, unit: int) -> None:
     """What is written of a placement is read as that placement, on cards of two sizes."""
     asked = data.draw(manifests(which.RESOURCES))
     node = share(T4_MIB, V100_MIB, T4_MIB, unit_mib=unit)
-    asked = Manifest(
+    asked = PodRequest(
         asked.containers,
         {"aliyun.com/gpu-count": data.draw(st.sampled_from(["1", "2"]))},
         {"tencent.com/vcuda-core-limit": "100"},
     )
     try:
-        dialect = recognise(asked, (which,))
+        dialect = detect(asked, (which,))
         if dialect is None:
             return
-        parts = dialect.demand(asked, unit)
-    except Unreadable:
+        parts = dialect.parse(asked, unit)
+    except InvalidRecord:
         return
-    found = plan_gang(Tally(), [part.request for part in parts], "spread", [node.node])
+    found = place_gang(UsageTotals(), [part.request for part in parts], "spread", [node.node])
     if not isinstance(found, tuple):
         return
-    written = dialect.write(asked, node, found, 1)
-    again = Manifest(asked.containers, asked.labels, {**asked.annotations, **written})
-    assert dialect.read(again, node) == found
-    assert recognise(again, WITH_HAMI) is recognise(asked, WITH_HAMI)
+    written = dialect.encode(asked, node, found, 1)
+    again = PodRequest(asked.containers, asked.labels, {**asked.annotations, **written})
+    assert dialect.decode(again, node) == found
+    assert detect(again, WITH_HAMI) is detect(asked, WITH_HAMI)
     for part, placement in zip(parts, found, strict=True):
         for name in part.containers:
             uuids = ",".join(piece.uuid for piece in placement.slices)

@@ -3,16 +3,15 @@
 import pytest
 
 from fenka.core.evaluate import place
-from fenka.core.ledger import Tally
-from fenka.core.requests import Memory, Placement, Request
+from fenka.core.request import Memory, Placement, Request
+from fenka.core.usage import UsageTotals
 from fenka.dialects import gpu_manager
+from fenka.dialects.base import InvalidRecord, PodRequest, SliceRequest
 from fenka.dialects.gpu_manager import CEILING, CORE, MEMORY
-from fenka.dialects.gpushare import Unreadable
-from fenka.dialects.requests import Manifest, Part
 from tests.dialects.dialect_kit import T4_MIB, V100_MIB, pod, share
 
 
-def job(core: int | str, memory: int | str, **annotations: str) -> Manifest:
+def job(core: int | str, memory: int | str, **annotations: str) -> PodRequest:
     """One container."""
     return pod({CORE: core, MEMORY: memory}, annotations=annotations)
 
@@ -31,7 +30,7 @@ def job(core: int | str, memory: int | str, **annotations: str) -> Manifest:
 )
 def test_what_a_container_gets(core: int | str, memory: int | str, expected: Request) -> None:
     """100 is a card."""
-    assert gpu_manager.demand(job(core, memory), 1024) == (Part(("c0",), expected),)
+    assert gpu_manager.parse(job(core, memory), 1024) == (SliceRequest(("c0",), expected),)
 
 
 @pytest.mark.parametrize(
@@ -73,21 +72,21 @@ def test_what_a_container_gets(core: int | str, memory: int | str, expected: Req
         ),
     ],
 )
-def test_what_means_nothing_is_one_sentence(wrong: Manifest, sentence: str | None) -> None:
+def test_what_means_nothing_is_one_sentence(wrong: PodRequest, sentence: str | None) -> None:
     """With what to do instead."""
     if sentence is None:
-        gpu_manager.demand(wrong, 1024)
+        gpu_manager.parse(wrong, 1024)
         return
-    with pytest.raises(Unreadable) as why:
-        gpu_manager.demand(wrong, 1024)
+    with pytest.raises(InvalidRecord) as why:
+        gpu_manager.parse(wrong, 1024)
     assert str(why.value) == sentence
 
 
 def test_the_ceiling_is_of_parts_only() -> None:
     """A whole card has no limits."""
     both = pod({CORE: 40, MEMORY: 24}, {CORE: 100}, annotations={CEILING: "80"})
-    assert [part.ceiling for part in gpu_manager.demand(both, 1024)] == [80, None]
-    assert [part.ceiling for part in gpu_manager.demand(job(40, 24), 1024)] == [None]
+    assert [part.burst_percent for part in gpu_manager.parse(both, 1024)] == [80, None]
+    assert [part.burst_percent for part in gpu_manager.parse(job(40, 24), 1024)] == [None]
 
 
 def test_three_jobs_of_the_article() -> None:
@@ -97,18 +96,18 @@ def test_three_jobs_of_the_article() -> None:
     shared one 40 + 30 = 70 percent and 24 + 24 = 48 of 63 units are held; 24 more units of memory do not
     fit (48 + 24 = 72), nor do 31 percent (70 + 31 = 101).
     """
-    node, view = share(V100_MIB, V100_MIB), Tally()
-    assert gpu_manager.advertised(node) == {CORE: 200, MEMORY: 126}
+    node, view = share(V100_MIB, V100_MIB), UsageTotals()
+    assert gpu_manager.node_resources(node) == {CORE: 200, MEMORY: 126}
     landed = []
     for core, memory in ((100, 64), (40, 24), (30, 24)):
-        (part,) = gpu_manager.demand(job(core, memory), node.unit_mib)
+        (part,) = gpu_manager.parse(job(core, memory), node.unit_mib)
         found = place(view, part.request, "binpack", [node.node])
         assert isinstance(found, Placement)
         view.add(found)
         landed += [(it.card, it.memory_mib, it.compute) for it in found.slices]
     assert landed == [(0, 16130, 100), (1, 6144, 40), (1, 6144, 30)]
     for core, memory, why in ((30, 24, "memory"), (31, 1, "compute")):
-        (part,) = gpu_manager.demand(job(core, memory), node.unit_mib)
+        (part,) = gpu_manager.parse(job(core, memory), node.unit_mib)
         refused = place(view, part.request, "binpack", [node.node])
         assert not isinstance(refused, Placement)
         assert refused.sentence() == f"0/2 GPUs fit: 1 too little {why}, 1 taken whole"
@@ -128,8 +127,8 @@ def test_annotations_both_ways() -> None:
     """Containers are numbered as in the spec, those without a card too."""
     node = share(T4_MIB, T4_MIB, T4_MIB)
     asked = pod({CORE: 40, MEMORY: 24}, {}, {CORE: 200})
-    first, second = gpu_manager.demand(asked, 1024)
-    view = Tally()
+    first, second = gpu_manager.parse(asked, 1024)
+    view = UsageTotals()
     placements = []
     for part, index in ((first, 1), (second, None)):
         cards = [it for it in node.node.cards if index in (None, it.index)]
@@ -138,10 +137,10 @@ def test_annotations_both_ways() -> None:
         assert isinstance(found, Placement)
         view.add(found)
         placements.append(found)
-    written = gpu_manager.write(asked, node, placements, 1_700_000_000_000_000_000)
+    written = gpu_manager.encode(asked, node, placements, 1_700_000_000_000_000_000)
     assert written == GOLDEN
-    again = Manifest(asked.containers, {}, GOLDEN)
-    assert gpu_manager.read(again, node) == tuple(placements)
+    again = PodRequest(asked.containers, {}, GOLDEN)
+    assert gpu_manager.decode(again, node) == tuple(placements)
     assert [gpu_manager.environment(again, node, placements, f"c{n}") for n in range(3)] == [
         {"NVIDIA_VISIBLE_DEVICES": "GPU-1"},
         {},
@@ -180,14 +179,14 @@ def test_annotations_both_ways() -> None:
 )
 def test_records_that_cannot_be(annotations: dict[str, str], sentence: str) -> None:
     """Are told, not guessed at."""
-    with pytest.raises(Unreadable) as why:
-        gpu_manager.read(job(40, 24, **annotations), share(T4_MIB))
+    with pytest.raises(InvalidRecord) as why:
+        gpu_manager.decode(job(40, 24, **annotations), share(T4_MIB))
     assert str(why.value) == sentence
 
 
 def test_no_record() -> None:
     """The pod is not placed yet."""
-    assert gpu_manager.read(job(40, 24), share(T4_MIB)) is None
+    assert gpu_manager.decode(job(40, 24), share(T4_MIB)) is None
 
 
 def test_metric_names() -> None:

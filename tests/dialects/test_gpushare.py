@@ -4,37 +4,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import Empty, Fit, evaluate
-from fenka.core.requests import Memory, Request
+from fenka.core.evaluate import Fit, evaluate
+from fenka.core.inventory import Card, Node
+from fenka.core.request import Memory, Request
+from fenka.core.usage import EmptyUsage
+from fenka.dialects.base import (
+    CARDS,
+    ContainerKind,
+    ContainerUnits,
+    InvalidRecord,
+    SharedNode,
+    parse_quantity,
+)
 from fenka.dialects.gpushare import (
     ALLOCATION,
-    CARDS,
     IDX,
     POD,
-    Ask,
-    Kind,
-    Share,
-    Unreadable,
-    demand,
-    quantity,
-    read_indexes,
-    read_node,
-    read_placement,
-    read_request,
+    decode_placement,
+    encode_placement,
+    parse_request,
+    peak_units,
     units_by_card,
-    write_inventory,
-    write_placement,
 )
+from fenka.dialects.node_inventory import decode_node, encode_inventory, parse_indexes
 
 T4_MIB = 15079
 GIB = 1024
 
 
-def share(*sizes: int, unit_mib: int = GIB) -> Share:
+def share(*sizes: int, unit_mib: int = GIB) -> SharedNode:
     """Of a node with cards of these sizes."""
     cards = tuple(Card(i, f"GPU-{i}", "Tesla T4", mib) for i, mib in enumerate(sizes))
-    return Share(Node("n", cards), unit_mib)
+    return SharedNode(Node("n", cards), unit_mib)
 
 
 @pytest.mark.parametrize(
@@ -52,56 +53,102 @@ def share(*sizes: int, unit_mib: int = GIB) -> Share:
 )
 def test_quantities(text: str | int, value: int) -> None:
     """Whole numbers, rounded up as Kubernetes does."""
-    assert quantity(text) == value
+    assert parse_quantity(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "x", "4 GiB", "1e", "--1", "1e999", "0x10", "٤x"])
 def test_what_is_no_quantity(text: str) -> None:
     """Never 0."""
-    with pytest.raises(Unreadable):
-        quantity(text)
+    with pytest.raises(InvalidRecord):
+        parse_quantity(text)
 
 
 @pytest.mark.parametrize(
     ("asks", "units"),
     [
         ([], 0),
-        ([Ask("a", 3), Ask("b", 1)], 4),
-        ([Ask("i", 6, Kind.INIT), Ask("a", 4)], 6),
-        ([Ask("i", 2, Kind.INIT), Ask("a", 4)], 4),
+        ([ContainerUnits("a", 3), ContainerUnits("b", 1)], 4),
+        ([ContainerUnits("i", 6, ContainerKind.INIT), ContainerUnits("a", 4)], 6),
+        ([ContainerUnits("i", 2, ContainerKind.INIT), ContainerUnits("a", 4)], 4),
         # A sidecar runs beside the init containers after it and beside all apps.
-        ([Ask("s", 2, Kind.SIDECAR), Ask("i", 3, Kind.INIT), Ask("a", 4)], 6),
-        ([Ask("i", 3, Kind.INIT), Ask("s", 2, Kind.SIDECAR), Ask("a", 1)], 3),
-        ([Ask("s", 2, Kind.SIDECAR), Ask("i", 5, Kind.INIT), Ask("a", 4)], 7),
+        (
+            [
+                ContainerUnits("s", 2, ContainerKind.SIDECAR),
+                ContainerUnits("i", 3, ContainerKind.INIT),
+                ContainerUnits("a", 4),
+            ],
+            6,
+        ),
+        (
+            [
+                ContainerUnits("i", 3, ContainerKind.INIT),
+                ContainerUnits("s", 2, ContainerKind.SIDECAR),
+                ContainerUnits("a", 1),
+            ],
+            3,
+        ),
+        (
+            [
+                ContainerUnits("s", 2, ContainerKind.SIDECAR),
+                ContainerUnits("i", 5, ContainerKind.INIT),
+                ContainerUnits("a", 4),
+            ],
+            7,
+        ),
     ],
 )
-def test_demand_is_the_peak(asks: list[Ask], units: int) -> None:
+def test_demand_is_the_peak(asks: list[ContainerUnits], units: int) -> None:
     """As the scheduler counts."""
-    assert demand(asks) == units
+    assert peak_units(asks) == units
 
 
 @pytest.mark.parametrize(
     ("allocation", "asks", "cards", "held"),
     [
-        ({0: {1: 4}}, [Ask("a", 4)], [], {1: 4}),
-        ({0: {1: 1}, 1: {1: 7}}, [Ask("a", 1), Ask("b", 7)], [], {1: 8}),
-        ({0: {0: 2, 2: 2}}, [Ask("a", 4)], [], {0: 2, 2: 2}),
+        ({0: {1: 4}}, [ContainerUnits("a", 4)], [], {1: 4}),
+        ({0: {1: 1}, 1: {1: 7}}, [ContainerUnits("a", 1), ContainerUnits("b", 7)], [], {1: 8}),
+        ({0: {0: 2, 2: 2}}, [ContainerUnits("a", 4)], [], {0: 2, 2: 2}),
         # An init container of 6 on the card of an app of 4.
-        ({0: {1: 4}}, [Ask("i", 6, Kind.INIT), Ask("a", 4)], [], {1: 6}),
+        (
+            {0: {1: 4}},
+            [ContainerUnits("i", 6, ContainerKind.INIT), ContainerUnits("a", 4)],
+            [],
+            {1: 6},
+        ),
         # 10 over two cards that hold alike: 5 on each.
-        ({0: {0: 2, 2: 2}}, [Ask("i", 10, Kind.INIT), Ask("a", 4)], [], {0: 5, 2: 5}),
+        (
+            {0: {0: 2, 2: 2}},
+            [ContainerUnits("i", 10, ContainerKind.INIT), ContainerUnits("a", 4)],
+            [],
+            {0: 5, 2: 5},
+        ),
         # Cards that hold unlike: never more than 10 in all.
-        ({0: {0: 1, 1: 7}}, [Ask("i", 10, Kind.INIT), Ask("a", 8)], [], {0: 2, 1: 8}),
-        ({0: {0: 1, 1: 7}}, [Ask("i", 9, Kind.INIT), Ask("a", 8)], [], {0: 2, 1: 7}),
+        (
+            {0: {0: 1, 1: 7}},
+            [ContainerUnits("i", 10, ContainerKind.INIT), ContainerUnits("a", 8)],
+            [],
+            {0: 2, 1: 8},
+        ),
+        (
+            {0: {0: 1, 1: 7}},
+            [ContainerUnits("i", 9, ContainerKind.INIT), ContainerUnits("a", 8)],
+            [],
+            {0: 2, 1: 7},
+        ),
         # Init containers alone: the record names no card, another annotation does.
-        ({}, [Ask("i", 6, Kind.INIT), Ask("a", 0)], [2], {2: 6}),
-        ({}, [Ask("i", 6, Kind.INIT), Ask("a", 0)], [0, 1], {0: 3, 1: 3}),
-        ({}, [Ask("a", 0)], [], {}),
+        ({}, [ContainerUnits("i", 6, ContainerKind.INIT), ContainerUnits("a", 0)], [2], {2: 6}),
+        (
+            {},
+            [ContainerUnits("i", 6, ContainerKind.INIT), ContainerUnits("a", 0)],
+            [0, 1],
+            {0: 3, 1: 3},
+        ),
+        ({}, [ContainerUnits("a", 0)], [], {}),
     ],
 )
 def test_units_by_card(
     allocation: dict[int, dict[int, int]],
-    asks: list[Ask],
+    asks: list[ContainerUnits],
     cards: list[int],
     held: dict[int, int],
 ) -> None:
@@ -118,42 +165,42 @@ def test_units_by_card(
 def test_what_is_written_is_what_is_read(apps: list[int], init: int, cards: int, unit: int) -> None:
     """Whatever the containers: the placement comes back from the annotations."""
     node = share(T4_MIB, T4_MIB, 16 * GIB, unit_mib=unit)
-    asks = [Ask("i", init * cards, Kind.INIT)]
-    asks += [Ask(f"a{i}", units * cards) for i, units in enumerate(apps)]
-    request = read_request(asks, {"aliyun.com/gpu-count": str(cards)}, unit)
+    asks = [ContainerUnits("i", init * cards, ContainerKind.INIT)]
+    asks += [ContainerUnits(f"a{i}", units * cards) for i, units in enumerate(apps)]
+    request = parse_request(asks, {"aliyun.com/gpu-count": str(cards)}, unit)
     if request is None:
-        assert demand(asks) == 0
+        assert peak_units(asks) == 0
         return
-    (verdict,) = evaluate(Empty(), request, "binpack", (node.node,))
+    (verdict,) = evaluate(EmptyUsage(), request, "binpack", (node.node,))
     if isinstance(verdict, Fit):
-        written = write_placement(node, verdict.placement, asks, 1)
-        assert read_placement(node, written, asks) == verdict.placement
+        written = encode_placement(node, verdict.placement, asks, 1)
+        assert decode_placement(node, written, asks) == verdict.placement
 
 
 def test_requests() -> None:
     """Units of the node, over so many cards."""
-    assert read_request([Ask("a", 4)], {}, GIB) == Request(Memory(4, GIB))
+    assert parse_request([ContainerUnits("a", 4)], {}, GIB) == Request(Memory(4, GIB))
     two = {"aliyun.com/gpu-count": "2"}
-    assert read_request([Ask("a", 4)], two, GIB) == Request(Memory(2, GIB), cards=2)
-    assert read_request([Ask("a", 0)], {}, GIB) is None
+    assert parse_request([ContainerUnits("a", 4)], two, GIB) == Request(Memory(2, GIB), cards=2)
+    assert parse_request([ContainerUnits("a", 0)], {}, GIB) is None
     for labels, asks in (
-        (two, [Ask("a", 3)]),
-        (two, [Ask("a", 3), Ask("b", 1)]),
-        ({"aliyun.com/gpu-count": "0"}, [Ask("a", 4)]),
-        ({"aliyun.com/gpu-count": "-2"}, [Ask("a", 4)]),
-        ({"aliyun.com/gpu-count": "9999"}, [Ask("a", 9999)]),
-        ({}, [Ask("a", 10**9)]),
-        ({}, [Ask("a", -4)]),
+        (two, [ContainerUnits("a", 3)]),
+        (two, [ContainerUnits("a", 3), ContainerUnits("b", 1)]),
+        ({"aliyun.com/gpu-count": "0"}, [ContainerUnits("a", 4)]),
+        ({"aliyun.com/gpu-count": "-2"}, [ContainerUnits("a", 4)]),
+        ({"aliyun.com/gpu-count": "9999"}, [ContainerUnits("a", 9999)]),
+        ({}, [ContainerUnits("a", 10**9)]),
+        ({}, [ContainerUnits("a", -4)]),
     ):
-        if demand(asks) > 0:
-            with pytest.raises(Unreadable):
-                read_request(asks, labels, GIB)
+        if peak_units(asks) > 0:
+            with pytest.raises(InvalidRecord):
+                parse_request(asks, labels, GIB)
 
 
 def test_the_second_generation_counts_before_the_first() -> None:
     """Where both are there."""
     annotations = {IDX: "0", POD: "4", ALLOCATION: '{"0":{"1":4}}'}
-    placement = read_placement(share(T4_MIB, T4_MIB), annotations, [Ask("a", 4)])
+    placement = decode_placement(share(T4_MIB, T4_MIB), annotations, [ContainerUnits("a", 4)])
     assert placement is not None
     assert [(it.card, it.memory_mib) for it in placement.slices] == [(1, T4_MIB * 4 // 14)]
 
@@ -177,34 +224,34 @@ def test_the_second_generation_counts_before_the_first() -> None:
 )
 def test_unreadable_records(annotations: dict[str, str]) -> None:
     """Said, never taken for card 0 and never for nothing."""
-    with pytest.raises(Unreadable):
-        read_placement(share(T4_MIB), annotations, [Ask("a", 4)])
+    with pytest.raises(InvalidRecord):
+        decode_placement(share(T4_MIB), annotations, [ContainerUnits("a", 4)])
 
 
 def test_a_node_with_an_inventory_and_one_without() -> None:
     """Unequal cards are read as they are; gpushare's are equal parts, in the unit that its screens guess."""
     cards = share(T4_MIB, 7611).node.cards
-    annotations = {CARDS: write_inventory(cards, GIB), "fenka.io/cordoned": "1"}
-    found = read_node("n", annotations, {"aliyun.com/gpu-mem": "21"})
+    annotations = {CARDS: encode_inventory(cards, GIB), "fenka.io/cordoned": "1"}
+    found = decode_node("n", annotations, {"aliyun.com/gpu-mem": "21"})
     assert found is not None
     assert [(it.memory_mib, it.cordoned) for it in found.node.cards] == [
         (T4_MIB, False),
         (7611, True),
     ]
-    assert found.total == 21
+    assert found.total_units == 21
     four = {"aliyun.com/gpu-mem": "64", "aliyun.com/gpu-count": "4"}
-    plain = read_node("n", {}, four)
+    plain = decode_node("n", {}, four)
     assert plain is not None
     assert [it.memory_mib for it in plain.node.cards] == [16 * GIB] * 4
-    assert not plain.recorded
-    mib = read_node("n", {}, {"aliyun.com/gpu-mem": "16276", "aliyun.com/gpu-count": "1"})
+    assert not plain.has_inventory
+    mib = decode_node("n", {}, {"aliyun.com/gpu-mem": "16276", "aliyun.com/gpu-count": "1"})
     assert mib is not None
-    assert mib.unit == "MiB"
-    assert read_node("n", annotations, {}) is None
+    assert mib.unit_name == "MiB"
+    assert decode_node("n", annotations, {}) is None
 
 
 def test_indexes_as_people_write_them() -> None:
     """gpushare took what it could not read for card 0."""
-    assert read_indexes("0,2") == {0, 2}
-    assert read_indexes("") == frozenset()
-    assert read_indexes("x, 1;3,,-1, 2") == {2}
+    assert parse_indexes("0,2") == {0, 2}
+    assert parse_indexes("") == frozenset()
+    assert parse_indexes("x, 1;3,,-1, 2") == {2}

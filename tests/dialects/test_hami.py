@@ -3,12 +3,11 @@
 import pytest
 
 from fenka.core.evaluate import place
-from fenka.core.ledger import Tally
-from fenka.core.requests import Memory, Placement, Request
+from fenka.core.request import Memory, Placement, Request
+from fenka.core.usage import UsageTotals
 from fenka.dialects import hami
-from fenka.dialects.gpushare import Unreadable
+from fenka.dialects.base import InvalidRecord, PodRequest
 from fenka.dialects.hami import CORES, COUNT, MEMORY, PERCENT, PercentOfCard
-from fenka.dialects.requests import Manifest
 from tests.dialects.dialect_kit import T4_MIB, V100_MIB, pod, share
 
 
@@ -26,8 +25,8 @@ from tests.dialects.dialect_kit import T4_MIB, V100_MIB, pod, share
 )
 def test_what_a_container_gets(limits: dict[str, int | str], expected: Request) -> None:
     """For each slice, each on another card."""
-    assert hami.speaks(pod(limits))
-    (part,) = hami.demand(pod(limits), 1024)
+    assert hami.matches(pod(limits))
+    (part,) = hami.parse(pod(limits), 1024)
     assert part.request == expected
 
 
@@ -58,16 +57,16 @@ def test_what_a_container_gets(limits: dict[str, int | str], expected: Request) 
         ),
     ],
 )
-def test_contradictions_are_one_sentence(asked: Manifest, sentence: str) -> None:
+def test_contradictions_are_one_sentence(asked: PodRequest, sentence: str) -> None:
     """With what to do instead."""
-    with pytest.raises(Unreadable) as why:
-        hami.demand(asked, 1024)
+    with pytest.raises(InvalidRecord) as why:
+        hami.parse(asked, 1024)
     assert str(why.value) == sentence
 
 
 def test_percent_of_whatever_card_it_is() -> None:
     """15079 · 50 // 100 = 7539, 16130 · 50 // 100 = 8065; never nothing."""
-    assert [PercentOfCard(50).on(size) for size in (T4_MIB, V100_MIB, 1)] == [7539, 8065, 1]
+    assert [PercentOfCard(50).mib_on(size) for size in (T4_MIB, V100_MIB, 1)] == [7539, 8065, 1]
     assert PercentOfCard(50) != Memory(50)
 
 
@@ -75,13 +74,13 @@ def test_annotations_both_ways() -> None:
     """As HAMi writes them after binding; a container without cards has an empty place."""
     node = share(T4_MIB, V100_MIB)
     asked = pod({COUNT: 2, PERCENT: 50, CORES: 30}, {}, {COUNT: 1, MEMORY: 3000})
-    view, placements = Tally(), []
-    for part in hami.demand(asked, 1024):
+    view, placements = UsageTotals(), []
+    for part in hami.parse(asked, 1024):
         found = place(view, part.request, "binpack", [node.node])
         assert isinstance(found, Placement)
         view.add(found)
         placements.append(found)
-    written = hami.write(asked, node, placements, 1_700_000_000_000_000_000)
+    written = hami.encode(asked, node, placements, 1_700_000_000_000_000_000)
     record = "GPU-0,NVIDIA,7539,30:GPU-1,NVIDIA,8065,30:;;GPU-0,NVIDIA,3000,0:;"
     assert written == {
         "hami.io/vgpu-devices-allocated": record,
@@ -90,8 +89,8 @@ def test_annotations_both_ways() -> None:
         "hami.io/vgpu-time": "1700000000",
         "fenka.io/cards": '{"0":"GPU-0","1":"GPU-1"}',
     }
-    again = Manifest(asked.containers, {}, written)
-    assert hami.read(again, node) == tuple(placements)
+    again = PodRequest(asked.containers, {}, written)
+    assert hami.decode(again, node) == tuple(placements)
     assert hami.environment(again, node, placements, "c0") == {
         "NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1",
         "CUDA_DEVICE_MEMORY_LIMIT_0": "7539m",
@@ -117,8 +116,8 @@ def test_annotations_both_ways() -> None:
 )
 def test_records_that_cannot_be(record: str, sentence: str) -> None:
     """Are told, not guessed at."""
-    with pytest.raises(Unreadable) as why:
-        hami.read(
+    with pytest.raises(InvalidRecord) as why:
+        hami.decode(
             pod({COUNT: 1, MEMORY: 3000}, annotations={hami.ALLOCATED: record}), share(T4_MIB)
         )
     assert str(why.value) == sentence
@@ -126,4 +125,4 @@ def test_records_that_cannot_be(record: str, sentence: str) -> None:
 
 def test_what_a_node_has() -> None:
     """Ten slices a card, as HAMi's plugin has by default."""
-    assert hami.advertised(share(T4_MIB, T4_MIB)) == {"nvidia.com/gpu": 20}
+    assert hami.node_resources(share(T4_MIB, T4_MIB)) == {"nvidia.com/gpu": 20}

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.requests import Slice
-from fenka.dialects.gpushare import Unreadable
+from fenka.core.request import Slice
+from fenka.dialects.base import InvalidRecord
 from fenka.dialects.leases import (
     LONGEST,
     REPORT,
+    LeaseReport,
     Lingering,
     Refusal,
-    Report,
-    read_report,
-    write_report,
+    decode_report,
+    encode_report,
 )
 
 A, B = "GPU-a", "GPU-b"
@@ -29,14 +29,14 @@ GOLDEN = (
 
 def test_the_report_on_the_wire() -> None:
     """Other versions of fenka read it: it changes with its version only."""
-    report = Report(
+    report = LeaseReport(
         {"u1": (Slice(0, A, 4308, 0), Slice(1, B, 4308, 30))},
         {"u2": Lingering("ns/gone", (Slice(1, B, 1077, 0),))},
         {"u3": Refusal("fenka: no room", movable=True)},
     )
-    assert write_report(report) == GOLDEN
-    assert read_report({REPORT: GOLDEN}) == report
-    assert read_report({}) is None
+    assert encode_report(report) == GOLDEN
+    assert decode_report({REPORT: GOLDEN}) == report
+    assert decode_report({}) is None
 
 
 uids = st.uuids().map(str)
@@ -54,15 +54,15 @@ slices = st.lists(
 
 @given(
     st.builds(
-        Report,
+        LeaseReport,
         st.dictionaries(uids, slices, max_size=3),
         st.dictionaries(uids, st.builds(Lingering, st.text(max_size=9), slices), max_size=3),
         st.dictionaries(uids, st.builds(Refusal, st.text(max_size=9), st.booleans()), max_size=3),
     )
 )
-def test_a_report_is_read_as_it_was_written(report: Report) -> None:
+def test_a_report_is_read_as_it_was_written(report: LeaseReport) -> None:
     """Whatever is in it."""
-    assert read_report({REPORT: write_report(report)}) == report
+    assert decode_report({REPORT: encode_report(report)}) == report
 
 
 def test_500_pods_of_two_cards_each_fit_beside_other_annotations() -> None:
@@ -76,9 +76,9 @@ def test_500_pods_of_two_cards_each_fit_beside_other_annotations() -> None:
         for number in range(500)
     }
     refused = {uid: Refusal("x" * 1000, movable=True) for uid in pods}
-    assert len(write_report(Report(pods))) < 64_000
+    assert len(encode_report(LeaseReport(pods))) < 64_000
     # Sentences go first.
-    assert len(write_report(Report(pods, {}, refused))) < LONGEST
+    assert len(encode_report(LeaseReport(pods, {}, refused))) < LONGEST
 
 
 @pytest.mark.parametrize(
@@ -99,5 +99,5 @@ def test_500_pods_of_two_cards_each_fit_beside_other_annotations() -> None:
 )
 def test_what_is_no_report_is_not_believed(text: str) -> None:
     """It is refused as a whole."""
-    with pytest.raises(Unreadable):
-        read_report({REPORT: text})
+    with pytest.raises(InvalidRecord):
+        decode_report({REPORT: text})

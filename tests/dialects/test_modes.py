@@ -2,12 +2,12 @@
 
 import pytest
 
-from fenka.dialects import gpu_manager, modes, whole_cards
-from fenka.dialects.gpushare import WHOLE, Unreadable
-from fenka.dialects.modes import EXCLUSIVE, SHARED, Mode, mode, open_to_slices
+from fenka.dialects import gpu_manager, node_modes, nvidia
+from fenka.dialects.base import NVIDIA_GPU, InvalidRecord
+from fenka.dialects.node_modes import EXCLUSIVE, SHARED, NodeMode, check_shared, node_mode
 from tests.dialects.dialect_kit import pod
 
-WITH_WHOLE = Mode(whole=True, memory=True, compute=True)
+WITH_WHOLE = NodeMode(whole=True, memory=True, compute=True)
 
 
 @pytest.mark.parametrize(
@@ -21,25 +21,25 @@ WITH_WHOLE = Mode(whole=True, memory=True, compute=True)
         ({"nvidia-device-enable": "disable"}, EXCLUSIVE),
         ({"gpushare": "true", "fenka.io/whole-cards": "true"}, WITH_WHOLE),
         ({"fenka.io/whole-cards": "true"}, EXCLUSIVE),
-        ({"ack.node.gpu.schedule": "cgpu"}, Mode(memory=True)),
-        ({"ack.node.gpu.schedule": "cgpu", "cgpu": "true"}, Mode(memory=True)),
-        ({"ack.node.gpu.schedule": "share"}, Mode(memory=True, isolated=False)),
+        ({"ack.node.gpu.schedule": "cgpu"}, NodeMode(memory=True)),
+        ({"ack.node.gpu.schedule": "cgpu", "cgpu": "true"}, NodeMode(memory=True)),
+        ({"ack.node.gpu.schedule": "share"}, NodeMode(memory=True, isolated=False)),
         ({"ack.node.gpu.schedule": "core_mem"}, SHARED),
         ({"ack.node.gpu.schedule": "default"}, EXCLUSIVE),
         (
             {"cgpu": "true", "cgpu.disable.isolation": "true"},
-            Mode(memory=True, compute=True, isolated=False),
+            NodeMode(memory=True, compute=True, isolated=False),
         ),
     ],
 )
-def test_modes(labels: dict[str, str], expected: Mode) -> None:
+def test_modes(labels: dict[str, str], expected: NodeMode) -> None:
     """Of gpushare, gpu-manager and ACK, and fenka's own addition."""
-    assert mode(labels) == expected
-    if expected.memory or not modes.labelled(labels):
-        open_to_slices(labels)
+    assert node_mode(labels) == expected
+    if expected.memory or not node_modes.has_mode_label(labels):
+        check_shared(labels)
     else:
-        with pytest.raises(Unreadable, match="takes it out of sharing"):
-            open_to_slices(labels)
+        with pytest.raises(InvalidRecord, match="takes it out of sharing"):
+            check_shared(labels)
 
 
 @pytest.mark.parametrize(
@@ -53,18 +53,18 @@ def test_modes(labels: dict[str, str], expected: Mode) -> None:
 )
 def test_contradictions(labels: dict[str, str]) -> None:
     """One of them must go."""
-    with pytest.raises(Unreadable, match="contradict each other: keep one of them"):
-        mode(labels)
+    with pytest.raises(InvalidRecord, match="contradict each other: keep one of them"):
+        node_mode(labels)
 
 
 def test_gpu_managers_whole_cards_come_with_its_slices() -> None:
     """`nvidia.com/gpu` on a sharing node needs its label; 100 of vcuda-core does not."""
-    by_nvidia = whole_cards.demand(pod({WHOLE: 1}), 1024)
-    by_tencent = gpu_manager.demand(pod({gpu_manager.CORE: 100, gpu_manager.MEMORY: 64}), 1024)
+    by_nvidia = nvidia.parse(pod({NVIDIA_GPU: 1}), 1024)
+    by_tencent = gpu_manager.parse(pod({gpu_manager.CORE: 100, gpu_manager.MEMORY: 64}), 1024)
     shared = {"gpushare": "true"}
-    modes.admits(shared, by_tencent)
-    with pytest.raises(Unreadable, match="is for both"):
-        modes.admits(shared, by_nvidia)
-    modes.admits({**shared, modes.WHOLE_LABEL: "true"}, by_nvidia)
-    with pytest.raises(Unreadable, match="keeps it for slices"):
-        modes.admits({modes.MODE: "cgpu"}, by_tencent)
+    node_modes.check_admission(shared, by_tencent)
+    with pytest.raises(InvalidRecord, match="is for both"):
+        node_modes.check_admission(shared, by_nvidia)
+    node_modes.check_admission({**shared, node_modes.WHOLE_LABEL: "true"}, by_nvidia)
+    with pytest.raises(InvalidRecord, match="keeps it for slices"):
+        node_modes.check_admission({node_modes.MODE_LABEL: "cgpu"}, by_tencent)

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.requests import Memory, Slice
-from fenka.dialects.gpushare import Unreadable
-from fenka.dialects.resizing import (
-    RECORD,
-    Resized,
-    Wish,
-    read_record,
-    read_wish,
-    write_record,
-    write_wish,
+from fenka.core.request import Memory, Slice
+from fenka.dialects.base import InvalidRecord
+from fenka.dialects.resize import (
+    STATUS,
+    ResizeRequest,
+    ResizeStatus,
+    decode_request,
+    decode_status,
+    encode_request,
+    encode_status,
 )
 
 GIB = 1024
@@ -26,21 +26,21 @@ A, B = "GPU-a", "GPU-b"
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("gpu-mem=6", {"": Wish(Memory(6, GIB))}),
-        ("gpu-core=40", {"": Wish(compute=40)}),
-        ("gpu-core=0", {"": Wish(compute=0)}),
-        ("gpu-mem=4096MiB,gpu-core=30", {"": Wish(Memory(4096), 30)}),
-        (" gpu-core = 30 , gpu-mem = 4GiB ;", {"": Wish(Memory(4096), 30)}),
+        ("gpu-mem=6", {"": ResizeRequest(Memory(6, GIB))}),
+        ("gpu-core=40", {"": ResizeRequest(compute=40)}),
+        ("gpu-core=0", {"": ResizeRequest(compute=0)}),
+        ("gpu-mem=4096MiB,gpu-core=30", {"": ResizeRequest(Memory(4096), 30)}),
+        (" gpu-core = 30 , gpu-mem = 4GiB ;", {"": ResizeRequest(Memory(4096), 30)}),
         (
             "x: gpu-mem=6; y-2: gpu-core=20",
-            {"x": Wish(Memory(6, GIB)), "y-2": Wish(compute=20)},
+            {"x": ResizeRequest(Memory(6, GIB)), "y-2": ResizeRequest(compute=20)},
         ),
-        ("x:gpu-mem=6", {"x": Wish(Memory(6, GIB))}),
+        ("x:gpu-mem=6", {"x": ResizeRequest(Memory(6, GIB))}),
     ],
 )
-def test_what_is_wished(text: str, expected: dict[str, Wish]) -> None:
+def test_what_is_wished(text: str, expected: dict[str, ResizeRequest]) -> None:
     """A number counts units of the node."""
-    assert read_wish(text, GIB) == expected
+    assert decode_request(text, GIB) == expected
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_what_is_wished(text: str, expected: dict[str, Wish]) -> None:
 )
 def test_wishes_that_are_not_understood(text: str, sentence: str) -> None:
     """Are told what to write."""
-    with pytest.raises(Unreadable) as why:
-        read_wish(text, GIB)
+    with pytest.raises(InvalidRecord) as why:
+        decode_request(text, GIB)
     assert str(why.value) == sentence
 
 
@@ -103,8 +103,8 @@ def test_wishes_that_are_not_understood(text: str, sentence: str) -> None:
 )
 def test_wishes_are_written(container: str, memory: str, core: int | None, text: str) -> None:
     """As they are read."""
-    assert write_wish(container, memory, core) == text
-    assert set(read_wish(text, GIB)) == {container}
+    assert encode_request(container, memory, core) == text
+    assert set(decode_request(text, GIB)) == {container}
 
 
 GOLDEN = (
@@ -112,15 +112,15 @@ GOLDEN = (
     '"containers":{"main":[{"card":0,"uuid":"GPU-a","memoryMiB":6462,"compute":40}]},"wish":"gpu-mem=6"}'
 )
 PIECE = Slice(0, A, 6462, 40)
-KNOWN = Resized("u1", (PIECE,), {"main": (PIECE,)}, "gpu-mem=6")
+KNOWN = ResizeStatus("u1", (PIECE,), {"main": (PIECE,)}, "gpu-mem=6")
 
 
 def test_the_record() -> None:
     """As it stands on pods; one of another pod counts for nothing."""
-    assert write_record(KNOWN) == GOLDEN
-    assert read_record({RECORD: GOLDEN}) == read_record({RECORD: GOLDEN}, "u1") == KNOWN
-    assert read_record({RECORD: GOLDEN}, "u2") is None
-    assert read_record({}) is None
+    assert encode_status(KNOWN) == GOLDEN
+    assert decode_status({STATUS: GOLDEN}) == decode_status({STATUS: GOLDEN}, "u1") == KNOWN
+    assert decode_status({STATUS: GOLDEN}, "u2") is None
+    assert decode_status({}) is None
 
 
 @pytest.mark.parametrize(
@@ -144,16 +144,16 @@ def test_the_record() -> None:
 def test_records_that_cannot_be(change: dict[str, object], said: str) -> None:
     """Are not guessed at."""
     text = json.dumps({**json.loads(GOLDEN), **change})
-    with pytest.raises(Unreadable) as why:
-        read_record({RECORD: text})
+    with pytest.raises(InvalidRecord) as why:
+        decode_status({STATUS: text})
     assert str(why.value) == f"annotation fenka.io/resized is not understood: {said}"
 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", "1", "[" * 100_000])
 def test_records_that_are_no_record(text: str) -> None:
     """Neither crash nor count."""
-    with pytest.raises(Unreadable):
-        read_record({RECORD: text})
+    with pytest.raises(InvalidRecord):
+        decode_status({STATUS: text})
 
 
 slices = st.builds(
@@ -167,15 +167,17 @@ cards = st.lists(slices, max_size=4, unique_by=lambda it: it.card).map(tuple)
 
 
 @given(
-    st.builds(Resized, st.text(), cards, st.dictionaries(st.text(), cards, max_size=3), st.text())
+    st.builds(
+        ResizeStatus, st.text(), cards, st.dictionaries(st.text(), cards, max_size=3), st.text()
+    )
 )
-def test_a_record_is_read_as_it_was_written(record: Resized) -> None:
+def test_a_record_is_read_as_it_was_written(record: ResizeStatus) -> None:
     """Whatever is in it."""
-    assert read_record({RECORD: write_record(record)}) == record
+    assert decode_status({STATUS: encode_status(record)}) == record
 
 
 @given(st.text())
 def test_any_text_is_a_wish_or_a_sentence(text: str) -> None:
     """It is the user's to write."""
-    with contextlib.suppress(Unreadable):
-        assert read_wish(text, GIB)
+    with contextlib.suppress(InvalidRecord):
+        assert decode_request(text, GIB)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.core.requests import ABSURD_MIB, Memory
-from fenka.dialects.sizes import BadSize, parse_memory, parse_unit
+from fenka.core.request import MAX_MEMORY_MIB, Memory
+from fenka.dialects.sizes import InvalidSize, parse_memory, parse_unit
 
 GIB = 1024
 EXAMPLES = "write 4 for units of the card, or 4096MiB"
@@ -30,7 +30,7 @@ TOO_MUCH = "MiB of GPU memory is more than any card has"
         ("4 GiB", Memory(4096)),
         # 16 TiB, the most: 16384 * 1024 = 16777216
         ("16384", Memory(16384, GIB)),
-        ("16384GiB", Memory(ABSURD_MIB)),
+        ("16384GiB", Memory(MAX_MEMORY_MIB)),
     ],
 )
 def test_sizes(text: str, expected: Memory) -> None:
@@ -94,7 +94,7 @@ def test_a_number_counts_the_units_of_the_world() -> None:
 )
 def test_bad_sizes(text: str, sentence: str) -> None:
     """Each is refused with exactly one sentence, which says what to write."""
-    with pytest.raises(BadSize) as caught:
+    with pytest.raises(InvalidSize) as caught:
         parse_memory(text, GIB)
     assert str(caught.value) == sentence
 
@@ -102,7 +102,7 @@ def test_bad_sizes(text: str, sentence: str) -> None:
 @pytest.mark.parametrize("text", ["9" * 5000, "9" * 400 + ".5", "9" * 5000 + "GiB", "x" * 5000])
 def test_sizes_that_fill_the_screen(text: str) -> None:
     """A size of thousands of characters is refused like any other, in a sentence that can be read."""
-    with pytest.raises(BadSize) as caught:
+    with pytest.raises(InvalidSize) as caught:
         parse_memory(text, GIB)
     assert str(caught.value).startswith(f"'{text[:20]}")
     assert len(str(caught.value)) < 200
@@ -114,8 +114,8 @@ def test_any_text_is_a_size_or_a_sentence(text: str) -> None:
     """Nothing else ever comes out, and the sentence is one line."""
     sentence = ""
     try:
-        assert 0 < parse_memory(text, GIB).nominal_mib <= ABSURD_MIB
-    except BadSize as why:
+        assert 0 < parse_memory(text, GIB).nominal_mib <= MAX_MEMORY_MIB
+    except InvalidSize as why:
         sentence = str(why)
     assert len(sentence.splitlines()) <= 1
 
@@ -136,7 +136,7 @@ def test_the_advice_for_a_fraction_is_taken(number: Decimal) -> None:
     """What the sentence tells to write is a size: what was meant, in MiB rounded down."""
     try:
         memory = parse_memory(f"{number}GiB", GIB)
-    except BadSize as why:
+    except InvalidSize as why:
         if number == 0:
             return
         memory = parse_memory(str(why).rpartition("write ")[2], GIB)
@@ -152,6 +152,6 @@ def test_units_of_a_world(text: str, expected: int) -> None:
 @pytest.mark.parametrize("text", ["", "gib", "GB", "Gi", "0MiB", "-1GiB", "1.5GiB", "256"])
 def test_bad_units_of_a_world(text: str) -> None:
     """Nothing else, and no short forms."""
-    with pytest.raises(BadSize) as caught:
+    with pytest.raises(InvalidSize) as caught:
         parse_unit(text)
     assert str(caught.value) == f"{text!r} is no unit: use GiB, MiB, or a number of them as 256MiB"

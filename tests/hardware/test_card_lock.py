@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.core.cards import Card
+from fenka.core.inventory import Card
 from fenka.hardware import card_lock
 from fenka.hardware.card_lock import CardLocked, Owner, acquire, locked_by_root
 from tests.workstation.users import User, place, stranger, victim

@@ -17,17 +17,16 @@ import grpc
 import grpc.aio
 import msgspec
 
-from fenka.core.cards import Card
-from fenka.core.cards import Node as CoreNode
-from fenka.core.gangs import plan_gang
-from fenka.core.ledger import Tally
-from fenka.core.reasons import Rejected
-from fenka.core.requests import Placement, Slice
+from fenka.core.gangs import place_gang
+from fenka.core.inventory import Card
+from fenka.core.inventory import Node as CoreNode
+from fenka.core.reasons import Unschedulable
+from fenka.core.request import Placement, Slice
 from fenka.core.units import units_to_mib
+from fenka.core.usage import UsageTotals
 from fenka.dialects import gpushare
-from fenka.dialects.gpushare import Ask, Share
-from fenka.dialects.recognition import WITH_HAMI, recognise
-from fenka.dialects.requests import Limits, Manifest
+from fenka.dialects.base import ContainerRequest, ContainerUnits, PodRequest, SharedNode
+from fenka.dialects.registry import WITH_HAMI, detect
 from fenka.hardware.nvml import Reading
 from fenka.isolation.files import install_native
 from fenka.kubernetes.client import ApiError, WatchEvent
@@ -444,7 +443,7 @@ class NodeHarness:
     unit_mib: int = 1024
     labelled_only: bool = False
     living: set[str] = field(default_factory=set)
-    placed: Tally = field(default_factory=Tally)
+    placed: UsageTotals = field(default_factory=UsageTotals)
     now: float = 1e9
     agent: Agent = field(init=False)
     _tasks: list["asyncio.Task[Any]"] = field(default_factory=list)
@@ -526,13 +525,13 @@ class NodeHarness:
     ) -> Json:
         """A pod bound to this node, placed on a card (None: by nobody who says where)."""
         apps = {"main": units} if isinstance(units, int) else dict(units)
-        asks = [Ask(at, number) for at, number in apps.items()]
+        asks = [ContainerUnits(at, number) for at, number in apps.items()]
         peak = max(sum(apps.values()), *(init or {"": 0}).values())
         annotations: dict[str, str] = {}
         if on is not None and resource == gpushare.MEMORY:
             places = (on,) if isinstance(on, int) else on
             cards = {it.index: it for it in self.hardware.cards}
-            share = Share(CoreNode(NODE, self.hardware.cards), self.unit_mib)
+            share = SharedNode(CoreNode(NODE, self.hardware.cards), self.unit_mib)
             slices = tuple(
                 Slice(
                     at,
@@ -542,7 +541,7 @@ class NodeHarness:
                 )
                 for at in places
             )
-            annotations = gpushare.write_placement(share, Placement(NODE, slices), asks, 1)
+            annotations = gpushare.encode_placement(share, Placement(NODE, slices), asks, 1)
 
         def container(at: str, number: int) -> Json:
             return {"name": at, "resources": {"limits": {resource: str(number)}}}
@@ -574,20 +573,20 @@ class NodeHarness:
         self, name: str, *limits: Mapping[str, int], annotations: Mapping[str, str] | None = None
     ) -> Json:
         """A pod of containers c0, c1, … with these limits, placed as the scheduler would."""
-        asks = [Limits(f"c{number}", it) for number, it in enumerate(limits)]
-        manifest = Manifest(tuple(asks), {}, annotations or {})
-        dialect = recognise(manifest, WITH_HAMI)
+        asks = [ContainerRequest(f"c{number}", it) for number, it in enumerate(limits)]
+        manifest = PodRequest(tuple(asks), {}, annotations or {})
+        dialect = detect(manifest, WITH_HAMI)
         assert dialect is not None
-        share = Share(CoreNode(NODE, self.hardware.cards), self.unit_mib)
-        requests = [part.request for part in dialect.demand(manifest, self.unit_mib)]
-        placements = plan_gang(self.placed, requests, "binpack", (share.node,))
-        assert not isinstance(placements, Rejected)
+        share = SharedNode(CoreNode(NODE, self.hardware.cards), self.unit_mib)
+        requests = [part.request for part in dialect.parse(manifest, self.unit_mib)]
+        placements = place_gang(self.placed, requests, "binpack", (share.node,))
+        assert not isinstance(placements, Unschedulable)
         for placement in placements:
             self.placed.add(placement)
         pod = self.pod(name, 1, on=None)
         pod["metadata"]["annotations"] = {
             **(annotations or {}),
-            **dialect.write(manifest, share, placements, 1),
+            **dialect.encode(manifest, share, placements, 1),
         }
         pod["spec"]["containers"] = [
             {"name": it.name, "resources": {"limits": {n: str(v) for n, v in it.resources.items()}}}

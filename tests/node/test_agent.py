@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.dialects import gpushare
+from fenka.dialects import base, gpushare
 from fenka.isolation import account, control
 from fenka.node import agent
 from tests.node.harness import (
@@ -407,7 +407,7 @@ def test_a_sick_card(library: Path) -> None:
         )
         assert all(node.kubelet.devices[gpushare.MEMORY][one] == "Unhealthy" for one in held)
         path = "/api/v1/nodes/n1"
-        said = node.api.objects[path]["metadata"]["annotations"][gpushare.CARDS]
+        said = node.api.objects[path]["metadata"]["annotations"][base.CARDS]
         assert '"healthy":false' in said
         with pytest.raises(ContainerFailed, match="does not work now"):
             await node.run(node.pod("b", 2, on=1))
@@ -460,12 +460,12 @@ def test_a_reset_card_and_one_that_was_taken_out(library: Path) -> None:
         node.hardware.lost.add(card(1).uuid)
         node.agent.cards.refresh()
         node.agent.trigger()
-        await until(lambda: '"healthy":false' in annotations().get(gpushare.CARDS, ""))
+        await until(lambda: '"healthy":false' in annotations().get(base.CARDS, ""))
         old = node.api.objects[path]
-        kept = {key: text for key, text in annotations().items() if key != gpushare.CARDS}
+        kept = {key: text for key, text in annotations().items() if key != base.CARDS}
         node.api.put(path, {**old, "metadata": {**old["metadata"], "annotations": kept}})
-        await until(lambda: gpushare.CARDS in annotations())
-        assert card(1).uuid not in annotations()[gpushare.CARDS]
+        await until(lambda: base.CARDS in annotations())
+        assert card(1).uuid not in annotations()[base.CARDS]
         await until(lambda: len(node.kubelet.devices[gpushare.MEMORY]) == 14)
 
     on(library, story, 15079, 15079)
@@ -504,7 +504,7 @@ def test_nobody_is_sent_while_the_kubelet_has_no_plugin(
     async def story(node: NodeHarness) -> None:
         def healthy() -> bool:
             meta = node.api.objects["/api/v1/nodes/n1"]["metadata"]
-            return '"healthy":true' in meta["annotations"].get(gpushare.CARDS, "")
+            return '"healthy":true' in meta["annotations"].get(base.CARDS, "")
 
         await node.ready()
         await until(healthy)
@@ -529,10 +529,10 @@ def test_exclusive_node(library: Path) -> None:
     """Without a label whole cards are served; the lease is the card."""
 
     async def story(node: NodeHarness) -> None:
-        await node.ready(gpushare.WHOLE)
+        await node.ready(base.NVIDIA_GPU)
         assert gpushare.MEMORY not in node.kubelet.devices
-        pod = node.pod("a", 1, resource=gpushare.WHOLE)
-        given = await node.run(pod, gpushare.WHOLE)
+        pod = node.pod("a", 1, resource=base.NVIDIA_GPU)
+        given = await node.run(pod, base.NVIDIA_GPU)
         (uuid,) = node.kubelet.entries[0].ids
         assert cap(given) == [(uuid, 15079)]
         assert given["env"] == {"NVIDIA_VISIBLE_DEVICES": uuid}
@@ -544,12 +544,12 @@ def test_a_label_turns_the_node(library: Path) -> None:
     """Whole cards go, units come; a card that is still held whole is not shared until it is released."""
 
     async def story(node: NodeHarness) -> None:
-        await node.ready(gpushare.WHOLE)
-        pod = node.pod("a", 1, resource=gpushare.WHOLE)
-        await node.run(pod, gpushare.WHOLE)
+        await node.ready(base.NVIDIA_GPU)
+        pod = node.pod("a", 1, resource=base.NVIDIA_GPU)
+        await node.run(pod, base.NVIDIA_GPU)
         node.label(gpushare="true")
         await node.ready()
-        await until(lambda: not node.kubelet.devices[gpushare.WHOLE])
+        await until(lambda: not node.kubelet.devices[base.NVIDIA_GPU])
         await until(lambda: len(node.kubelet.free()) == 14)
         (held,) = node.kubelet.entries[0].ids
         index = 0 if held == card(0).uuid else 1
@@ -572,9 +572,9 @@ def test_a_label_that_is_taken_away_offers_no_whole_cards(library: Path) -> None
         await node.ready()
         node.label()
         await until(lambda: not node.kubelet.free())
-        assert not node.kubelet.devices.get(gpushare.WHOLE)
+        assert not node.kubelet.devices.get(base.NVIDIA_GPU)
         node.label(gpushare="false")
-        await node.ready(gpushare.WHOLE)
+        await node.ready(base.NVIDIA_GPU)
 
     on(library, story, 15079, gpushare="true")
 
@@ -594,7 +594,7 @@ def test_no_label_while_slices_are_held(library: Path) -> None:
             await node.run(node.pod("b", 4))
         node.delete(pod)
         node.kubelet.forget(pod)
-        await node.ready(gpushare.WHOLE)
+        await node.ready(base.NVIDIA_GPU)
         await until(lambda: not node.kubelet.devices[gpushare.MEMORY])
 
     on(library, story)
@@ -623,6 +623,6 @@ def test_the_node_is_described(library: Path) -> None:
         )
         node.node(gpushare="true")
         await until(lambda: node.api.objects[path]["status"]["capacity"].get(gpushare.COUNT) == "2")
-        await until(lambda: gpushare.CARDS in node.api.objects[path]["metadata"]["annotations"])
+        await until(lambda: base.CARDS in node.api.objects[path]["metadata"]["annotations"])
 
     on(library, story, 15079, 16384)

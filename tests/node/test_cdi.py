@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.core.cards import Card
+from fenka.core.inventory import Card
 from fenka.hardware.nvml import Reading
 from fenka.node import main
 from fenka.node.lease import cdi

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fenka.core.requests import Slice
+from fenka.core.request import Slice
 from fenka.hardware.nvml import DriverLost
 from fenka.isolation import account, namespaces
 from fenka.isolation.files import create_lease

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.core.requests import Slice
+from fenka.core.request import Slice
 from fenka.hardware.nvml import Driver
 from fenka.isolation.telling import PERIOD_S
 from fenka.node.lease.files import LeaseFiles

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fenka.core.ledger import Tally
-from fenka.dialects import ack, gpu_manager, gpushare, hami, whole_cards
+from fenka.core.usage import UsageTotals
+from fenka.dialects import ack, base, gpu_manager, gpushare, hami, nvidia
 from fenka.isolation import control
 from tests.node.harness import (
     T4_MIB,
@@ -72,11 +72,11 @@ def test_what_a_sharing_node_offers(library: Path) -> None:
         }
         await until(lambda: offered(node) == shared)
         node.node(**{"gpushare": "true", "fenka.io/whole-cards": "true"})
-        await until(lambda: offered(node) == {**shared, gpushare.WHOLE: 2})
+        await until(lambda: offered(node) == {**shared, base.NVIDIA_GPU: 2})
         node.node(**{"ack.node.gpu.schedule": "cgpu"})
         await until(lambda: offered(node) == {gpushare.MEMORY: 28})
         node.node(**{"ack.node.gpu.schedule": "default"})
-        await until(lambda: offered(node) == {gpushare.WHOLE: 2})
+        await until(lambda: offered(node) == {base.NVIDIA_GPU: 2})
 
     two_cards(library, story)
 
@@ -155,15 +155,15 @@ def test_whole_cards_beside_slices(library: Path) -> None:
     """The scheduler chose the second card; the kubelet's id is a coin. The node refuses a card twice."""
 
     async def story(node: NodeHarness) -> None:
-        await until(lambda: gpushare.WHOLE in offered(node))
+        await until(lambda: base.NVIDIA_GPU in offered(node))
         await node.run(node.asking("slice", {gpushare.MEMORY: 4}))
-        whole = node.asking("whole", {gpushare.WHOLE: 1})
-        given = await node.run(whole, gpushare.WHOLE)
+        whole = node.asking("whole", {base.NVIDIA_GPU: 1})
+        given = await node.run(whole, base.NVIDIA_GPU)
         assert limits(given) == [(card(1).uuid, T4_MIB, 100)]
         assert given["env"] == {"NVIDIA_VISIBLE_DEVICES": card(1).uuid}
-        node.placed = Tally()
-        twice = node.asking("twice", {gpushare.WHOLE: 1})
-        await node.kubelet.admit(twice, gpushare.WHOLE)
+        node.placed = UsageTotals()
+        twice = node.asking("twice", {base.NVIDIA_GPU: 1})
+        await node.kubelet.admit(twice, base.NVIDIA_GPU)
         with pytest.raises(ContainerFailed, match="4308 MiB are still held by default/slice"):
             await node.kubelet.start_container(twice, "c0")
 
@@ -174,20 +174,20 @@ def test_who_had_a_whole_card_before_the_node_was_shared(library: Path) -> None:
     """The kubelet chose it; from then on the pod itself says which, and the scheduler can know."""
 
     async def story(node: NodeHarness) -> None:
-        pod = node.pod("old", 1, resource=gpushare.WHOLE)
-        await node.run(pod, gpushare.WHOLE)
+        pod = node.pod("old", 1, resource=base.NVIDIA_GPU)
+        await node.run(pod, base.NVIDIA_GPU)
         (uuid,) = node.kubelet.entries[0].ids
         node.node(**{"gpushare": "true", "fenka.io/whole-cards": "true"})
         path = "/api/v1/namespaces/default/pods/old"
-        await until(lambda: whole_cards.RECORD in node.api.objects[path]["metadata"]["annotations"])
+        await until(lambda: nvidia.RECORD in node.api.objects[path]["metadata"]["annotations"])
         written = node.api.objects[path]["metadata"]["annotations"]
         index = {card(it).uuid: it for it in (0, 1)}[uuid]
-        assert json.loads(written[whole_cards.RECORD]) == {"main": [index]}
-        assert json.loads(written[gpushare.CARDS]) == {str(index): uuid}
+        assert json.loads(written[nvidia.RECORD]) == {"main": [index]}
+        assert json.loads(written[base.CARDS]) == {str(index): uuid}
         # Its id is still offered, or the kubelet would not start its container again.
         await until(lambda: offered(node).get(gpushare.MEMORY) == 14)
-        assert node.kubelet.devices[gpushare.WHOLE][uuid] == "Healthy"
-        assert offered(node)[gpushare.WHOLE] == 2
+        assert node.kubelet.devices[base.NVIDIA_GPU][uuid] == "Healthy"
+        assert offered(node)[base.NVIDIA_GPU] == 2
 
     two_cards(library, story, gpushare="false")
 

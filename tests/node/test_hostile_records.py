@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fenka.core.requests import Slice
-from fenka.dialects import gpushare
-from fenka.dialects.leases import REPORT, Lingering, Report, read_report
-from fenka.dialects.resizing import RECORD, Resized, write_record
+from fenka.core.request import Slice
+from fenka.dialects import base, gpushare
+from fenka.dialects.leases import REPORT, LeaseReport, Lingering, decode_report
+from fenka.dialects.resize import STATUS, ResizeStatus, encode_status
 from fenka.isolation import control
 from fenka.kubernetes.client import ApiUnreachable
 from fenka.node.agent import REFUSED_S
@@ -67,8 +67,8 @@ async def seen(node: NodeHarness, name: str, key: str, text: str) -> None:
 def forged(pod: Json, card_uuid: str = A) -> str:
     """A record of a resize that never was: all of a card."""
     piece = Slice(0, card_uuid, 15079, 100)
-    return write_record(
-        Resized(pod["metadata"]["uid"], (Slice(0, card_uuid, 1077, 0),), {"main": (piece,)})
+    return encode_status(
+        ResizeStatus(pod["metadata"]["uid"], (Slice(0, card_uuid, 1077, 0),), {"main": (piece,)})
     )
 
 
@@ -82,9 +82,9 @@ def pages(node: NodeHarness, name: str) -> list[int]:
     ]
 
 
-def report(node: NodeHarness) -> Report:
+def report(node: NodeHarness) -> LeaseReport:
     """What is on the Node."""
-    found = read_report(node.api.objects[f"/api/v1/nodes/{NODE}"]["metadata"]["annotations"])
+    found = decode_report(node.api.objects[f"/api/v1/nodes/{NODE}"]["metadata"]["annotations"])
     assert found is not None
     return found
 
@@ -94,8 +94,8 @@ def test_a_forged_record_of_a_resize_gives_nothing_before_the_first_start(librar
 
     async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 1)
-        write(node, "a", **{RECORD: forged(pod)})
-        await seen(node, "a", RECORD, forged(pod))
+        write(node, "a", **{STATUS: forged(pod)})
+        await seen(node, "a", STATUS, forged(pod))
         await node.run(pod)
         assert pages(node, "a") == [1077]
         await until(lambda: report(node).pods)
@@ -104,7 +104,7 @@ def test_a_forged_record_of_a_resize_gives_nothing_before_the_first_start(librar
         node.api.put(path("a"), {**node.api.objects[path("a")], "status": {"phase": "Running"}})
         await until(
             lambda: (
-                node.api.objects[path("a")]["metadata"]["annotations"].get(RECORD) != forged(pod)
+                node.api.objects[path("a")]["metadata"]["annotations"].get(STATUS) != forged(pod)
             )
         )
         assert pages(node, "a") == [1077]
@@ -118,7 +118,7 @@ def test_a_forged_record_of_a_resize_gives_nothing_after_the_store_was_lost(libr
     async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 1)
         await node.run(pod)
-        write(node, "a", **{RECORD: forged(pod)})
+        write(node, "a", **{STATUS: forged(pod)})
         await node.kill()
         for file in (node.root / "state").iterdir():
             file.unlink()
@@ -139,7 +139,7 @@ def test_a_lost_store_finds_the_card_by_the_page_when_the_record_was_changed(lib
         pod = node.pod("a", 8)
         await node.run(pod)
         await node.kill()
-        moved = {gpushare.IDX: "1", gpushare.ALLOCATION: '{"0":{"1":8}}', gpushare.CARDS: "{}"}
+        moved = {gpushare.IDX: "1", gpushare.ALLOCATION: '{"0":{"1":8}}', base.CARDS: "{}"}
         write(node, "a", **moved)
         for file in (node.root / "state").iterdir():
             file.unlink()
@@ -167,7 +167,7 @@ def test_a_record_cannot_be_changed_between_two_containers_of_a_pod(library: Pat
         await node.kubelet.admit(pod)
         await node.kubelet.start_container(pod, "x")
         moved = '{"0":{"1":4},"1":{"1":4}}'
-        write(node, "a", **{gpushare.ALLOCATION: moved, gpushare.IDX: "1", gpushare.CARDS: "{}"})
+        write(node, "a", **{gpushare.ALLOCATION: moved, gpushare.IDX: "1", base.CARDS: "{}"})
         await seen(node, "a", gpushare.ALLOCATION, moved)
         with pytest.raises(ContainerFailed, match="record was changed after its container x"):
             await node.kubelet.start_container(pod, "y")
@@ -185,7 +185,7 @@ def test_the_last_check_counts_what_every_container_may_use(library: Path) -> No
         pod = node.pod("a", {"x": 2, "y": 8}, on=1, init={"prepare": 16})
         uneven = {
             gpushare.ALLOCATION: '{"0":{"0":2},"1":{"1":8}}',
-            gpushare.CARDS: "{}",
+            base.CARDS: "{}",
         }
         write(node, "a", **uneven)
         await seen(node, "a", gpushare.ALLOCATION, uneven[gpushare.ALLOCATION])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fenka.dialects import gpushare
+from fenka.dialects import base
 from fenka.hardware.nvml import Driver, XidListener
 from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.node.lease.store import Token
@@ -156,7 +156,7 @@ def test_an_xid_withdraws_its_card(library: Path) -> None:
             await until(
                 lambda: (
                     '"healthy":false'
-                    in node.api.objects[path]["metadata"]["annotations"][gpushare.CARDS]
+                    in node.api.objects[path]["metadata"]["annotations"][base.CARDS]
                 )
             )
 

@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 
 from fenka.cluster.objects import Container, ObjectMeta, Pod, PodSpec
-from fenka.core.requests import Slice
-from fenka.dialects.resizing import RECORD, REFUSED, WISH, Resized, read_record, write_record
+from fenka.core.request import Slice
+from fenka.dialects.resize import (
+    REFUSED,
+    REQUEST,
+    STATUS,
+    ResizeStatus,
+    decode_status,
+    encode_status,
+)
 from fenka.isolation import control, resize
 from fenka.isolation.layout import layout
 from fenka.kubernetes.client import ApiUnreachable
@@ -67,7 +74,7 @@ def write(node: NodeHarness, name: str, **annotations: str | None) -> None:
 
 def wish(node: NodeHarness, name: str, text: str | None) -> None:
     """What the user writes."""
-    write(node, name, **{WISH: text})
+    write(node, name, **{REQUEST: text})
 
 
 def notes(node: NodeHarness, name: str) -> dict[str, str]:
@@ -76,9 +83,9 @@ def notes(node: NodeHarness, name: str) -> dict[str, str]:
     return found
 
 
-def record(node: NodeHarness, name: str) -> Resized | None:
+def record(node: NodeHarness, name: str) -> ResizeStatus | None:
     """What the pod is recorded to hold."""
-    return read_record(notes(node, name))
+    return decode_status(notes(node, name))
 
 
 def lease(node: NodeHarness, name: str, container: str = "main") -> tuple[str, Any]:
@@ -111,9 +118,9 @@ def hold(node: NodeHarness, name: str, mib: int) -> None:
             file.write(struct.pack("<Q", word))
 
 
-async def granted(node: NodeHarness, name: str, text: str) -> Resized:
+async def granted(node: NodeHarness, name: str, text: str) -> ResizeStatus:
     """Until the wish is what is recorded."""
-    await until(lambda: (found := record(node, name)) is not None and found.wish == text)
+    await until(lambda: (found := record(node, name)) is not None and found.request == text)
     assert REFUSED not in notes(node, name)
     found = record(node, name)
     assert found is not None
@@ -143,7 +150,7 @@ def test_a_pod_is_resized_while_it_runs(library: Path, text: str, mib: int, perc
         assert asyncio.get_running_loop().time() - before < 1
         piece = Slice(0, A, mib, percent)
         uid = pod["metadata"]["uid"]
-        assert found == Resized(uid, (piece,), {"main": (piece,)}, text)
+        assert found == ResizeStatus(uid, (piece,), {"main": (piece,)}, text)
         assert page(node, "a") == [(mib, percent or 100, "hard")]
         kept = lease(node, "a")[1]
         assert (kept.slices, kept.holds, kept.resized) == ([piece], [piece], True)
@@ -181,7 +188,7 @@ def test_what_was_done_is_not_done_again(library: Path) -> None:
         wish(node, "a", "gpu-mem=6")
         await granted(node, "a", "gpu-mem=6")
         await until(
-            lambda: RECORD in node.agent.cluster.pods[lease(node, "a")[1].uid].metadata.annotations
+            lambda: STATUS in node.agent.cluster.pods[lease(node, "a")[1].uid].metadata.annotations
         )
         written = len(node.api.patches)
         generation = control.read(node.agent.leases.control(lease(node, "a")[0])).generation
@@ -220,7 +227,7 @@ def test_what_cannot_be_is_refused(library: Path, text: str, sentence: str) -> N
         assert page(node, "a") == [(4308, 100, "hard")]
         assert lease(node, "a")[1].slices == [Slice(0, A, 4308, 0)]
         found = record(node, "a")
-        assert found is None or found.holds == (Slice(0, A, 4308, 0),)
+        assert found is None or found.slices == (Slice(0, A, 4308, 0),)
         written = len(node.api.patches)
         for _ in range(3):
             await node.agent.reconcile()
@@ -243,7 +250,7 @@ def test_a_ruined_account_is_no_reason_to_be_silent(library: Path) -> None:
             wish(node, "a", text)
             await until(lambda: "does not begin as an account" in notes(node, "a").get(REFUSED, ""))
             assert page(node, "a") == [(4308, 100, "hard")]
-            write(node, "a", **{WISH: None, REFUSED: None})
+            write(node, "a", **{REQUEST: None, REFUSED: None})
 
     on(library, story)
 
@@ -326,8 +333,8 @@ def test_containers_of_one_pod(library: Path) -> None:
             "x": (Slice(0, A, 2154, 0),),
             "y": (Slice(0, A, 6462, 20),),
         }
-        assert found.holds == (Slice(0, A, 8616, 20),)
-        assert [lease(node, "two", it)[1].holds for it in "xy"] == [[*found.holds]] * 2
+        assert found.slices == (Slice(0, A, 8616, 20),)
+        assert [lease(node, "two", it)[1].holds for it in "xy"] == [[*found.slices]] * 2
         assert page(node, "two", "x") == [(2154, 100, "hard")]
         assert page(node, "two", "y") == [(6462, 20, "hard")]
 
@@ -342,7 +349,7 @@ def test_an_init_container_does_not_make_it_ambiguous(library: Path) -> None:
         wish(node, "a", "gpu-mem=2")
         found = await granted(node, "a", "gpu-mem=2")
         assert page(node, "a") == [(2154, 100, "hard")]
-        assert found.holds == (Slice(0, A, 6462, 0),)
+        assert found.slices == (Slice(0, A, 6462, 0),)
 
     on(library, story)
 
@@ -418,15 +425,15 @@ def test_a_record_that_is_not_true_is_corrected(library: Path, forged: str) -> N
         wish(node, "a", None)
         holds = {"less": 10, "more": 15000}.get(forged, 6462)
         pod = "another" if forged == "another's" else true.pod
-        text = write_record(Resized(pod, (Slice(0, A, holds, 0),), {}, "gpu-mem=6"))
+        text = encode_status(ResizeStatus(pod, (Slice(0, A, holds, 0),), {}, "gpu-mem=6"))
         said = {"gone": None, "nonsense": "{"}.get(forged, text)
-        write(node, "a", **{RECORD: said})
-        await until(lambda: notes(node, "a").get(RECORD) not in (said, None))
+        write(node, "a", **{STATUS: said})
+        await until(lambda: notes(node, "a").get(STATUS) not in (said, None))
         found = record(node, "a")
         assert found is not None
-        assert (found.pod, found.holds, found.containers) == (
+        assert (found.pod, found.slices, found.containers) == (
             true.pod,
-            true.holds,
+            true.slices,
             true.containers,
         )
         assert page(node, "a") == [(6462, 100, "hard")]
@@ -439,10 +446,10 @@ def test_a_record_in_a_pods_template_gives_nothing(library: Path) -> None:
 
     async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 4)
-        text = write_record(
-            Resized("x", (Slice(0, A, 15000, 0),), {"main": (Slice(0, A, 15000, 0),)})
+        text = encode_status(
+            ResizeStatus("x", (Slice(0, A, 15000, 0),), {"main": (Slice(0, A, 15000, 0),)})
         )
-        write(node, "a", **{RECORD: text})
+        write(node, "a", **{STATUS: text})
         await node.run(pod)
         assert page(node, "a") == [(4308, 100, "hard")]
 
@@ -494,8 +501,8 @@ def test_a_program_that_takes_memory_meanwhile(
         said = [body.get("metadata", {}).get("annotations", {}) for _, body in node.api.patches]
         refused = next(number for number, it in enumerate(said) if it.get(REFUSED))
         assert said[refused][REFUSED] == "the lease's programs hold too much"
-        recorded = [read_record(it) for it in said[:refused] if RECORD in it]
-        assert [(it.holds, it.wish) for it in recorded if it] == [
+        recorded = [decode_status(it) for it in said[:refused] if STATUS in it]
+        assert [(it.slices, it.request) for it in recorded if it] == [
             ((Slice(0, A, 6462, 50),), ""),
             ((Slice(0, A, 6462, 0),), ""),
         ]
@@ -525,7 +532,7 @@ def test_whoever_is_bound_meanwhile_keeps_its_room(
         assert "of which default/b hold 8616" in notes(node, "a")[REFUSED]
         found = record(node, "a")
         assert found is not None
-        assert found.holds == (Slice(0, A, 4308, 0),)
+        assert found.slices == (Slice(0, A, 4308, 0),)
         assert page(node, "a") == [(4308, 100, "hard")]
 
     on(library, story)
@@ -566,7 +573,7 @@ def holds(node: NodeHarness) -> tuple[int, int, int]:
     (kept,) = (it["lease"] for it in files if it["lease"]["pod"] == "a")
     (limit,) = control.current(next((node.root / "leases").glob("*/lease/control"))).limits
     return (
-        found.holds[0].memory_mib if found else 4308,
+        found.slices[0].memory_mib if found else 4308,
         min(kept["slices"][0]["memory_mib"], kept["holds"][0]["memory_mib"]),
         limit.memory_bytes >> 20,
     )
@@ -600,7 +607,7 @@ def test_killed_at_any_step(  # noqa: PLR0917
 
             def done() -> bool:
                 found = record(node, "a")
-                return found is not None and found.wish == text
+                return found is not None and found.request == text
 
             await until(lambda: called or done())
             recorded, kept, force = holds(node)
@@ -611,7 +618,7 @@ def test_killed_at_any_step(  # noqa: PLR0917
         found = await granted(node, "a", text)
         expected = 6462 if "6" in text else 2154
         assert holds(node) == (expected, expected, expected)
-        assert found.holds[0].compute == (50 if "core" in text else 0)
+        assert found.slices[0].compute == (50 if "core" in text else 0)
 
     on(library, story)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.cards import Card
-from fenka.core.requests import Slice
+from fenka.core.inventory import Card
+from fenka.core.request import Slice
 from fenka.core.units import card_units
 from fenka.node.kubelet import device_ids
 from fenka.node.kubelet import deviceplugin_pb2 as api

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from fenka.core.requests import Slice
+from fenka.core.request import Slice
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.isolation import cheating
 from fenka.isolation.files import create_lease, limits_of

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from fenka.cluster.objects import Node, Pod
-from fenka.core.cards import Card
-from fenka.dialects import gpushare
+from fenka.core.inventory import Card
+from fenka.dialects import base, gpushare, node_inventory
 
 Json = dict[str, Any]
 T4_MIB = 15079
@@ -32,7 +32,7 @@ def node_json(
         "memory": "32Gi",
         "pods": "110",
     }
-    written = {gpushare.CARDS: gpushare.write_inventory(cards, unit_mib)} if inventory else {}
+    written = {base.CARDS: node_inventory.encode_inventory(cards, unit_mib)} if inventory else {}
     return {
         "apiVersion": "v1",
         "kind": "Node",

@@ -5,7 +5,7 @@ import json
 
 from aiohttp import web
 
-from fenka.dialects import gpushare
+from fenka.dialects import base, gpushare
 from tests.kubernetes.api_server import ApiServer, Json, api_server, until
 from tests.kubernetes.test_election import Clock
 from tests.scheduler.objects_kit import T4_MIB, node_json, pod_json
@@ -39,7 +39,7 @@ def test_one_request_binds_and_records() -> None:
         assert found[gpushare.ASSIGNED] == "false"
         assert found[gpushare.ASSUME_TIME].isdecimal()
         assert json.loads(found[gpushare.ALLOCATION]) == {"0": {"0": 3}, "1": {"0": 1}}
-        assert json.loads(found[gpushare.CARDS]) == {"0": "GPU-n-0"}
+        assert json.loads(found[base.CARDS]) == {"0": "GPU-n-0"}
         await until(lambda: not one.replica.world.is_assumed(pod["metadata"]["uid"]))
         assert one.held("n") == FOUR
 

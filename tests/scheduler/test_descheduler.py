@@ -9,7 +9,7 @@ import pytest
 from fenka.cluster.objects import Pod
 from fenka.cluster.state import ClusterState
 from fenka.dialects import leases
-from fenka.dialects.leases import Refusal, Report
+from fenka.dialects.leases import LeaseReport, Refusal
 from fenka.scheduler.descheduler import EVICTED, LEASE_DENIED, Descheduler
 from tests.kubernetes.api_server import ApiServer, api_server
 from tests.scheduler.objects_kit import T4_MIB, a_node, on_card, pod_json
@@ -43,7 +43,7 @@ def look(
             made["metadata"]["ownerReferences"] = owners
             server.put("pods", made)
             pod = msgspec.convert(made, Pod)
-            text = leases.write_report(Report(refused={"u": Refusal(SENTENCE, movable)}))
+            text = leases.encode_report(LeaseReport(refused={"u": Refusal(SENTENCE, movable)}))
             world = ClusterState([a_node("n", T4_MIB, annotations={leases.REPORT: text})], [pod])
             told = Told()
             descheduler = Descheduler(api, world, lambda: {"u": pod}, told)

@@ -11,12 +11,21 @@ from hypothesis import strategies as st
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.state import ClusterState
-from fenka.core.requests import Slice
-from fenka.dialects import ack, gpu_manager, gpushare, hami, leases, modes, resizing, whole_cards
-from fenka.dialects.gpushare import Unreadable
-from fenka.dialects.leases import Lingering, Report
-from fenka.dialects.recognition import WITH_HAMI, recognise
-from fenka.dialects.requests import nominal_mib
+from fenka.core.request import Slice
+from fenka.dialects import (
+    ack,
+    base,
+    gpu_manager,
+    gpushare,
+    hami,
+    leases,
+    node_modes,
+    nvidia,
+    resize,
+)
+from fenka.dialects.base import InvalidRecord, nominal_mib
+from fenka.dialects.leases import LeaseReport, Lingering
+from fenka.dialects.registry import WITH_HAMI, detect
 from tests.scheduler.objects_kit import T4_MIB, a_node, pod_json
 
 CARDS = 4
@@ -41,9 +50,9 @@ def counted(world: ClusterState) -> tuple[int, int]:
 def asked(it: Pod) -> tuple[int, int]:
     """MiB and percent that its limits ask for; nothing for a pod that no node gives anything."""
     try:
-        dialect = recognise(it.manifest, WITH_HAMI)
-        parts = dialect.demand(it.manifest, 1024) if dialect else ()
-    except Unreadable:
+        dialect = detect(it.manifest, WITH_HAMI)
+        parts = dialect.parse(it.manifest, 1024) if dialect else ()
+    except InvalidRecord:
         return 0, 0
     requests = [part.request for part in parts]
     return (
@@ -73,7 +82,7 @@ LIES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
         {gpushare.ALLOCATION: '{"0":{"0":1,"1":1,"2":1,"3":1}}'},
     ),
     "a card that is not there": (UNIT, {gpushare.IDX: "99"}),
-    "another node's card": (UNIT, {gpushare.IDX: "0", gpushare.CARDS: '{"0":"GPU-other-0"}'}),
+    "another node's card": (UNIT, {gpushare.IDX: "0", base.CARDS: '{"0":"GPU-other-0"}'}),
     "nonsense": (UNIT, {gpushare.ALLOCATION: "nonsense"}),
     "no record": (UNIT, {}),
     "nesting": (UNIT, {gpushare.ALLOCATION: '{"0":' * 9000}),
@@ -81,7 +90,7 @@ LIES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
         UNIT,
         {
             gpushare.IDX: "0",
-            resizing.RECORD: resizing.write_record(resizing.Resized("u", (FORGED,))),
+            resize.STATUS: resize.encode_status(resize.ResizeStatus("u", (FORGED,))),
         },
     ),
     "gpu-manager's nonsense": (SLICE, {f"{gpu_manager.INDEXES}0": "x"}),
@@ -91,10 +100,10 @@ LIES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
     "HAMi's nonsense": (HAMI, {hami.ALLOCATED: "GPU-n-9,NVIDIA,1,1:;"}),
     "HAMi's annotations that are not served": (HAMI, {"nvidia.com/use-gputype": "A100"}),
     "whole cards that it has not asked for": (
-        {gpushare.WHOLE: 1},
-        {whole_cards.RECORD: '{"c0":[0,1,2,3]}'},
+        {base.NVIDIA_GPU: 1},
+        {nvidia.RECORD: '{"c0":[0,1,2,3]}'},
     ),
-    "whole cards in nonsense": ({gpushare.WHOLE: 1}, {whole_cards.RECORD: "x"}),
+    "whole cards in nonsense": ({base.NVIDIA_GPU: 1}, {nvidia.RECORD: "x"}),
     "two dialects": ({**UNIT, **SLICE}, {gpushare.IDX: "0"}),
     "a label": (UNIT, {gpushare.IDX: "0"}),
 }
@@ -136,13 +145,13 @@ TEXTS = st.one_of(
 KEYS = (
     gpushare.ALLOCATION,
     gpushare.IDX,
-    gpushare.CARDS,
+    base.CARDS,
     ack.CORES,
     f"{gpu_manager.INDEXES}0",
     f"{gpu_manager.INDEXES}1",
     gpu_manager.CEILING,
     hami.ALLOCATED,
-    whole_cards.RECORD,
+    nvidia.RECORD,
 )
 
 
@@ -168,7 +177,7 @@ def test_no_annotation_makes_a_pod_count_for_more(
             "ack": {gpushare.MEMORY: amount, ack.CORE: 10 * amount},
             "gpu-manager": {gpu_manager.CORE: 10 * amount, gpu_manager.MEMORY: amount},
             "hami": {hami.COUNT: min(amount, 2), hami.MEMORY: 700 * amount, hami.CORES: amount},
-            "whole": {gpushare.WHOLE: amount},
+            "whole": {base.NVIDIA_GPU: amount},
         }
         return {name: str(it) for name, it in by_name[dialect].items()}
 
@@ -206,8 +215,10 @@ def test_what_the_leader_wrote_counts_when_the_record_is_changed() -> None:
     unbound = msgspec.convert(pod_json("p", 8, uid="u"), Pod)
     share = world.shared_node("n")
     assert share is not None
-    (part,) = ack.demand(unbound.manifest, 1024)
-    placement = gpushare.read_placement(share, placed(2), unbound.manifest.asks(gpushare.MEMORY))
+    (part,) = ack.parse(unbound.manifest, 1024)
+    placement = gpushare.decode_placement(
+        share, placed(2), unbound.manifest.container_units(gpushare.MEMORY)
+    )
     assert part.request.memory is not None
     assert placement is not None
     world.assume(unbound, (placement,))
@@ -229,16 +240,16 @@ def test_an_unreadable_record_counts_where_the_last_readable_one_was() -> None:
     assert holding.error is not None
 
 
-def reporting(report: Report) -> Node:
+def reporting(report: LeaseReport) -> Node:
     """The node, with what its program reports."""
-    return a_node("n", *[T4_MIB] * CARDS, annotations={leases.REPORT: leases.write_report(report)})
+    return a_node("n", *[T4_MIB] * CARDS, annotations={leases.REPORT: leases.encode_report(report)})
 
 
 def test_the_nodes_report_counts_for_pods_with_a_lease_whatever_their_records_say() -> None:
     """Also what was resized: more than the limits, where the node says so."""
     there = pod({gpushare.MEMORY: 8}, annotations=placed(1))
     world = a_world(there)
-    world.set_node(reporting(Report({"u": (Slice(2, "GPU-n-2", 12000, 30),)})))
+    world.set_node(reporting(LeaseReport({"u": (Slice(2, "GPU-n-2", 12000, 30),)})))
     assert counted(world) == (12000, 30)
     assert world.used("n", 2).memory_mib == 12000
     world.set_pod(pod({gpushare.MEMORY: 8}, annotations={gpushare.ALLOCATION: "x"}))
@@ -254,8 +265,8 @@ def test_the_nodes_report_counts_for_pods_with_a_lease_whatever_their_records_sa
 def test_whole_cards_that_a_node_reports_are_whole() -> None:
     """Beside a slice of the same pod."""
     pieces = Slice(1, "GPU-n-1", T4_MIB, 100), Slice(2, "GPU-n-2", 1077, 10)
-    world = a_world(pod({gpushare.WHOLE: 1}))
-    world.set_node(reporting(Report({"u": pieces})))
+    world = a_world(pod({base.NVIDIA_GPU: 1}))
+    world.set_node(reporting(LeaseReport({"u": pieces})))
     assert [world.used("n", card).whole for card in range(CARDS)] == [0, 1, 0, 0]
     assert counted(world) == (T4_MIB + 1077, 110)
 
@@ -263,7 +274,7 @@ def test_whole_cards_that_a_node_reports_are_whole() -> None:
 def test_a_card_that_was_exchanged_is_free_whatever_a_report_says_of_the_former_one() -> None:
     """Reports name cards by UUID."""
     world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(1)))
-    world.set_node(reporting(Report({"u": (Slice(1, "GPU-former", 8616, 0),)})))
+    world.set_node(reporting(LeaseReport({"u": (Slice(1, "GPU-former", 8616, 0),)})))
     assert counted(world) == (0, 0)
 
 
@@ -271,7 +282,7 @@ def test_a_pod_deleted_by_force_counts_while_its_node_says_that_it_lives() -> No
     """Else others would be sent to a card that is full; it is nobody's victim."""
     world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(2)))
     lingering = {"u": Lingering("team/p", (Slice(2, "GPU-n-2", 8616, 0),))}
-    world.set_node(reporting(Report({}, lingering)))
+    world.set_node(reporting(LeaseReport({}, lingering)))
     # The API server still shows it here: once, not twice.
     assert counted(world) == (8616, 0)
     world.forget_pod("u")
@@ -291,7 +302,7 @@ def test_a_pod_deleted_by_force_counts_while_its_node_says_that_it_lives() -> No
     found = judge.preempt(important, "n", (), {})
     assert found is not None
     assert "u" not in found.uids
-    world.set_node(reporting(Report()))
+    world.set_node(reporting(LeaseReport()))
     assert world.used("n", 2).memory_mib == 0
 
 
@@ -305,7 +316,7 @@ def test_a_report_that_cannot_be_read_leaves_the_other_sources() -> None:
 def test_a_pod_of_two_dialects_does_not_keep_others_from_its_node() -> None:
     """It has no card, and on a node of one mode it is of neither kind."""
     world = a_world(pod({**UNIT, **SLICE}, annotations={gpushare.IDX: "0"}))
-    labels = {modes.MODE: "core_mem"}
+    labels = {node_modes.MODE_LABEL: "core_mem"}
     world.set_node(a_node("n", *[T4_MIB] * CARDS, labels=labels))
     wanted = msgspec.convert(pod_json("v", 14, uid="v"), Pod)
     wanted.spec.containers[0].resources.limits[ack.CORE] = "50"

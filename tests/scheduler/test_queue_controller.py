@@ -15,7 +15,7 @@ from fenka.cluster.pending_queue import gang_complete_by_label
 from fenka.cluster.pod_placement import Infeasible, PodEvaluator
 from fenka.cluster.state import ClusterState
 from fenka.core.fairness import Fairness
-from fenka.core.requests import Placement
+from fenka.core.request import Placement
 from fenka.dialects import gpushare
 from fenka.scheduler.queue_controller import (
     REQUEUE_AFTER_S,
@@ -26,7 +26,7 @@ from fenka.scheduler.queue_controller import (
 from tests.scheduler.objects_kit import GIB, T4_MIB, Json, node_json, on_card, pod_json
 
 START = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
-PLAIN = Fairness(turn_s=0)
+PLAIN = Fairness(penalty_per_request_s=0)
 UNSCHEDULABLE: Json = {
     "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
 }
@@ -706,7 +706,7 @@ def test_nobody_is_overtaken_on_the_cards_that_it_has_named(events: list[tuple[A
                     head.metadata.creation_timestamp,
                     head.metadata.uid,
                 )
-                if theirs < mine and place.reservation and place.reservation.bars(ends_by):
+                if theirs < mine and place.reservation and place.reservation.blocks(ends_by):
                     assert {it.uuid for it in holding.slices}.isdisjoint(place.reservation.cards)
         assert all(used <= T4_MIB for used in units_on(cluster))
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from fenka.core.cards import Card, Node
+from fenka.core.inventory import Card, Node
 from fenka.hardware import card_lock
 from fenka.hardware.machine import Hardware
 from fenka.workstation import admission, files, protocol

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fenka.core.requests import BadRequest
+from fenka.core.request import InvalidRequest
 from fenka.workstation.asking import NAME, Who, jobs, shortened
 from fenka.workstation.protocol import Ask
 
@@ -35,7 +35,7 @@ def test_who_may_give_which_priority(uid: int, priority: int, refused: bool) -> 
     if not refused:
         assert asked(uid, name="x", priority=priority) == ["x"]
         return
-    with pytest.raises(BadRequest, match=r"a priority above 0 is for \S+ to give, .* not 1"):
+    with pytest.raises(InvalidRequest, match=r"a priority above 0 is for \S+ to give, .* not 1"):
         asked(uid, priority=priority)
 
 
@@ -50,7 +50,7 @@ def test_members_of_a_gang() -> None:
     assert {it.wanted for it in made} == {"gang of 2: 4"}
     for name in ("g", "g/1", made[0].id):
         with pytest.raises(
-            BadRequest, match=f"a job called {name} is already here|'g/1' is no name"
+            InvalidRequest, match=f"a job called {name} is already here|'g/1' is no name"
         ):
             jobs(msgspec.structs.replace(ASK, name=name), Who(os.getpid(), 7, 1), 1024, made, 6.0)
     (later,) = jobs(ASK, Who(os.getpid(), 7, 1), 1024, made, now=1.0)
@@ -68,14 +68,14 @@ def test_members_of_a_gang() -> None:
 )
 def test_values_are_checked_here_too(fields: dict[str, object], sentence: str) -> None:
     """A client that does not check them gets nothing by that."""
-    with pytest.raises(BadRequest, match=sentence):
+    with pytest.raises(InvalidRequest, match=sentence):
         asked(**fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["\x1b]0;x\x07", "../x", "-x", "x" * 64, "a b", "a/0", "é", "x\n"])
 def test_names_that_are_none_are_refused_by_the_daemon(name: str) -> None:
     """A client of somebody's own need not check them."""
-    with pytest.raises(BadRequest, match="is no name"):
+    with pytest.raises(InvalidRequest, match="is no name"):
         asked(name=name)
 
 
@@ -103,5 +103,5 @@ def test_much_of_a_long_command_is_not_kept() -> None:
 )
 def test_long_requests_are_refused(fields: dict[str, Any]) -> None:
     """What waits is kept in memory and on the disk."""
-    with pytest.raises(BadRequest, match="at most 64 models"):
+    with pytest.raises(InvalidRequest, match="at most 64 models"):
         asked(**fields)

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fenka.core.cards import Card, Node
-from fenka.core.requests import Memory, Request
+from fenka.core.inventory import Card, Node
+from fenka.core.request import Memory, Request
 from fenka.workstation.broker import (
     GRACE_S,
     GRANT_EXPIRES_S,

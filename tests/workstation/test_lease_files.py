@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.core.requests import Memory, Placement, Request, Slice
+from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.isolation import account
 from fenka.workstation import files
 from fenka.workstation.broker import Job

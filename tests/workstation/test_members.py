@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.core.requests import Memory, Placement, Request, Slice
+from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.isolation import memory_files, processes
 from fenka.workstation import members
 from fenka.workstation.broker import Job

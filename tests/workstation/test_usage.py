@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fenka.core.cards import Card
-from fenka.core.requests import Memory, Placement, Request, Slice
+from fenka.core.inventory import Card
+from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.workstation import protocol
 from fenka.workstation.broker import Job

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fenka.cli import tables
 from fenka.cli.rows import MODES, RESOURCES, Look, Mode, NodeRow, ProgramRow
-from fenka.core.cards import WHOLE_COMPUTE
+from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.units import format_units
 from fenka.dialects import ack
 

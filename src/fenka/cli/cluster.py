@@ -15,7 +15,7 @@ from typing import TypeVar
 from fenka.cli.errors import BAD_INPUT, Problem
 from fenka.cluster.objects import ConfigMap, Node, Pod
 from fenka.cluster.state import ClusterState
-from fenka.dialects import gpushare
+from fenka.dialects import gpushare, node_inventory
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import NoDaemon
@@ -121,7 +121,7 @@ async def sick(api: Api) -> dict[str, frozenset[int]]:
         return {}
     prefix = gpushare.UNHEALTHY_CONFIG_MAP
     return {
-        it.metadata.name.removeprefix(prefix): gpushare.read_indexes(it.data.get("gpus", ""))
+        it.metadata.name.removeprefix(prefix): node_inventory.parse_indexes(it.data.get("gpus", ""))
         for it in maps
         if it.metadata.name.startswith(prefix)
     }

@@ -57,8 +57,8 @@ def sentences(show: Callable[[str], None] = complain) -> Iterator[None]:
 
 def _code(why: Exception) -> int | None:
     # Imported here: commands that succeed need none of it.
-    from fenka.core.requests import BadRequest
-    from fenka.dialects.sizes import BadSize
+    from fenka.core.request import InvalidRequest
+    from fenka.dialects.sizes import InvalidSize
     from fenka.hardware.card_lock import CardLocked
     from fenka.hardware.nvml import NoDriver
     from fenka.hardware.simulated import BadSpec, NodeError
@@ -77,7 +77,7 @@ def _code(why: Exception) -> int | None:
         return why.code
     if isinstance(why, NotGranted):
         return BAD_INPUT if why.final else NOT_NOW
-    if isinstance(why, BadRequest | BadSize | BadSpec | BadOption | NestedLease):
+    if isinstance(why, InvalidRequest | InvalidSize | BadSpec | BadOption | NestedLease):
         return BAD_INPUT
     foreseen = (
         ApiUnreachable,

@@ -17,8 +17,8 @@ from fenka.cli.errors import Problem
 from fenka.cli.rows import demanded
 from fenka.cluster.state import PodAllocation
 from fenka.core.units import format_units, percent
-from fenka.dialects import gpushare
-from fenka.dialects.gpushare import Share
+from fenka.dialects import base, gpushare
+from fenka.dialects.base import SharedNode
 from fenka.kubernetes.client import Api
 
 USAGE = "The node to show, all if none is named."
@@ -88,19 +88,19 @@ def read_nodes(cluster: Cluster) -> list[NodeUnits]:
     return [_node(cluster, share) for share in cluster.world.shared_nodes()]
 
 
-def _node(cluster: Cluster, share: Share) -> NodeUnits:
+def _node(cluster: Cluster, share: SharedNode) -> NodeUnits:
     node = cluster.world.node(share.node.name)
     return NodeUnits(
         name=share.node.name,
         address=node.address if node else "unknown",
-        unit=share.unit,
-        cards={card.index: share.units(card.index) for card in share.node.cards},
-        total=gpushare.quantity(node.status.allocatable.get(gpushare.MEMORY, 0)) if node else 0,
+        unit=share.unit_name,
+        cards={card.index: share.card_units(card.index) for card in share.node.cards},
+        total=base.parse_quantity(node.status.allocatable.get(gpushare.MEMORY, 0)) if node else 0,
         pods=[_pod(share, holding) for holding in cluster.world.allocations(share.node.name)],
     )
 
 
-def _pod(share: Share, holding: PodAllocation) -> PodUnits:
+def _pod(share: SharedNode, holding: PodAllocation) -> PodUnits:
     meta = holding.pod.metadata
     if holding.error is None:
         return PodUnits(meta.name, meta.namespace, gpushare.shown_units(share, holding.slices))

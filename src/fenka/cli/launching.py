@@ -52,7 +52,7 @@ class Wanted:
     limit_s: float | None = None
 
     def ask(self, kind: protocol.Kind, command: list[str], how: "How") -> protocol.Ask:
-        """The request. Raises Problem for options that contradict each other, and BadRequest."""
+        """The request. Raises Problem for options that contradict each other, and InvalidRequest."""
         if self.gpu_core_mode and not self.gpu_core:
             raise Problem("--gpu-core-mode says what --gpu-core means: give both", BAD_INPUT)
         if self.gpus and self.gpu_core:

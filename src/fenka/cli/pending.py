@@ -23,16 +23,15 @@ from fenka.cluster.objects import (
     PodStatus,
 )
 from fenka.cluster.state import ClusterState
-from fenka.core.cards import Node as CoreNode
 from fenka.core.evaluate import never_fits
-from fenka.core.gangs import plan_gang
-from fenka.core.reasons import Reason, Rejected, Rejection, Why
-from fenka.core.requests import Request
+from fenka.core.gangs import place_gang
+from fenka.core.inventory import Node as CoreNode
+from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
+from fenka.core.request import Request
 from fenka.core.units import card_units, format_units, mib_to_units
-from fenka.dialects import gpushare, modes
-from fenka.dialects.gpushare import Share, Unreadable
-from fenka.dialects.recognition import DIALECTS, WITH_HAMI, recognise
-from fenka.dialects.requests import Part
+from fenka.dialects import base, gpushare, node_modes
+from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest
+from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
 
 POLICY = "binpack"
 """Which card comes first is of no account here: only whether one fits."""
@@ -83,33 +82,35 @@ class FullPod(Pod):
     @property
     def whole(self) -> int:
         """Cards that it takes whole."""
-        return whole_cards(self, gpushare.WHOLE)
+        return whole_cards(self, base.NVIDIA_GPU)
 
 
-def parts(pod: Pod, unit_mib: int) -> tuple[Part, ...]:
-    """What the pod asks of a node that counts in this unit; nothing of a GPU. Raises Unreadable."""
+def parts(pod: Pod, unit_mib: int) -> tuple[SliceRequest, ...]:
+    """What the pod asks of a node that counts in this unit; nothing of a GPU. Raises InvalidRecord."""
     manifest = pod.manifest
-    dialect = recognise(manifest, WITH_HAMI)
-    return dialect.demand(manifest, unit_mib) if dialect else ()
+    dialect = detect(manifest, WITH_HAMI)
+    return dialect.parse(manifest, unit_mib) if dialect else ()
 
 
 def requests(pod: Pod, unit_mib: int) -> tuple[Request, ...]:
-    """The same, as the core has it. Raises Unreadable."""
+    """The same, as the core has it. Raises InvalidRecord."""
     return tuple(part.request for part in parts(pod, unit_mib))
 
 
-def rejection(world: ClusterState, wanted: Sequence[Request], node: CoreNode) -> Rejection | None:
+def rejection(
+    world: ClusterState, wanted: Sequence[Request], node: CoreNode
+) -> NodeRejection | None:
     """Why they do not fit this node together; None if they do."""
-    found = plan_gang(world, wanted, POLICY, (node,))
-    return found.rejections[0] if isinstance(found, Rejected) else None
+    found = place_gang(world, wanted, POLICY, (node,))
+    return found.rejections[0] if isinstance(found, Unschedulable) else None
 
 
 def amounts(pod: Pod) -> dict[str, int]:
-    """What the pod needs of each of fenka's resources, as the kubelet counts it. Raises Unreadable."""
+    """What the pod needs of each of fenka's resources, as the kubelet counts it. Raises InvalidRecord."""
     manifest = pod.manifest
-    dialect = recognise(manifest, WITH_HAMI)
-    names = manifest.names(dialect.RESOURCES) if dialect else ()
-    return {name: gpushare.demand(manifest.asks(name)) for name in names}
+    dialect = detect(manifest, WITH_HAMI)
+    names = manifest.requested_resources(dialect.RESOURCES) if dialect else ()
+    return {name: gpushare.peak_units(manifest.container_units(name)) for name in names}
 
 
 # ---- verdicts ----
@@ -146,14 +147,14 @@ def judge(pod: FullPod, cluster: Cluster) -> Judgement:
         judgement.nodes = [_judge_whole(pod, it, holders, crowds) for it in cluster.nodes]
         judgement.help = _when_whole_cards_end(pod, cluster.nodes, holders)
         return judgement
-    rejections: list[Rejection] = []
+    rejections: list[NodeRejection] = []
     for node in cluster.nodes:
         verdict, rejection = _judge_node(pod, node, world, crowds)
         judgement.nodes.append(verdict)
         rejections += [rejection] if rejection else []
     shares = world.shared_nodes()
     if rejections and len(rejections) == len(shares):
-        judgement.sentence = Rejected(tuple(rejections)).sentence()
+        judgement.sentence = Unschedulable(tuple(rejections)).sentence()
     judgement.notes = [note for share in shares for note in _wrong(share, world)]
     judgement.help = _help(pod, world, judgement.nodes)
     return judgement
@@ -162,8 +163,8 @@ def judge(pod: FullPod, cluster: Cluster) -> Judgement:
 def _gives_whole_cards(node: Node) -> bool:
     """A sharing node that gives its cards away whole too."""
     try:
-        mode = modes.mode(node.metadata.labels)
-    except Unreadable:
+        mode = node_modes.node_mode(node.metadata.labels)
+    except InvalidRecord:
         return False
     return mode.whole and mode.memory
 
@@ -175,17 +176,17 @@ Holders = dict[str, list[tuple[str, int]]]
 def _whole_holders(pods: Iterable[Pod]) -> Holders:
     holders: Holders = {}
     for pod in pods:
-        if count := whole_cards(pod, gpushare.WHOLE):
+        if count := whole_cards(pod, base.NVIDIA_GPU):
             holders.setdefault(pod.spec.node_name, []).append((pod.full_name, count))
     return holders
 
 
 def _judge_whole(pod: FullPod, node: Node, holders: Holders, crowds: Counter[str]) -> NodeVerdict:
     reasons, name = _as_a_node(pod, node, crowds), node.metadata.name
-    total = _units(node, gpushare.WHOLE)
+    total = _units(node, base.NVIDIA_GPU)
     free = max(total - sum(count for _, count in holders.get(name, ())), 0)
     if total < 1:
-        reasons.append(f"offers no {gpushare.WHOLE}")
+        reasons.append(f"offers no {base.NVIDIA_GPU}")
     elif pod.whole > free:
         reasons.append(f"whole cards: {pod.whole} asked, {free} of {total} free")
     return NodeVerdict(name, not reasons, reasons, gpu=total > 0)
@@ -193,7 +194,7 @@ def _judge_whole(pod: FullPod, node: Node, holders: Holders, crowds: Counter[str
 
 def _judge_node(
     pod: FullPod, node: Node, world: ClusterState, crowds: Counter[str]
-) -> tuple[NodeVerdict, Rejection | None]:
+) -> tuple[NodeVerdict, NodeRejection | None]:
     reasons = _as_a_node(pod, node, crowds)
     name = node.metadata.name
     share = world.shared_node(name)
@@ -202,8 +203,8 @@ def _judge_node(
         return NodeVerdict(name, fits=False, reasons=reasons, gpu=False), None
     try:
         wanted = parts(pod, share.unit_mib)
-        modes.admits(node.metadata.labels, wanted)
-    except Unreadable as why:
+        node_modes.check_admission(node.metadata.labels, wanted)
+    except InvalidRecord as why:
         reasons.append(str(why))
         return NodeVerdict(name, fits=False, reasons=reasons, gpu=True), None
     refused = rejection(world, [part.request for part in wanted], share.node)
@@ -228,8 +229,8 @@ def _nothing_to_share(node: Node, world: ClusterState) -> str:
     if trouble:
         return trouble
     try:
-        labelled = modes.mode(node.metadata.labels).memory
-    except Unreadable as why:
+        labelled = node_modes.node_mode(node.metadata.labels).memory
+    except InvalidRecord as why:
         return str(why)
     if labelled:
         return f"is labelled to share, but its kubelet offers no {gpushare.MEMORY}: see fenka's node pod"
@@ -251,12 +252,12 @@ def _kubelets_units(pod: FullPod, node: Node, world: ClusterState) -> list[str]:
 
 def _units(node: Node, resource: str) -> int:
     try:
-        return gpushare.quantity(node.status.allocatable.get(resource, 0))
-    except Unreadable:
+        return base.parse_quantity(node.status.allocatable.get(resource, 0))
+    except InvalidRecord:
         return 0
 
 
-def card_reasons(share: Share, reasons: Iterable[Reason]) -> list[str]:
+def card_reasons(share: SharedNode, reasons: Iterable[Reason]) -> list[str]:
     """One sentence for the cards that have the same reason, in the node's units."""
     grouped: dict[str, list[int]] = {}
     for reason in reasons:
@@ -267,18 +268,18 @@ def card_reasons(share: Share, reasons: Iterable[Reason]) -> list[str]:
     ]
 
 
-def _sentence(share: Share, reason: Reason) -> str:
-    if reason.why is Why.TOO_FEW:
-        return f"{reason.why.value}: {reason.needed} cards asked, {reason.available} fit"
-    if reason.why is not Why.MEMORY:
-        return reason.why.value
+def _sentence(share: SharedNode, reason: Reason) -> str:
+    if reason.code is ReasonCode.TOO_FEW:
+        return f"{reason.code.value}: {reason.needed} cards asked, {reason.available} fit"
+    if reason.code is not ReasonCode.MEMORY:
+        return reason.code.value
     size = next(it.memory_mib for it in share.node.cards if it.index == reason.card)
     free = int(mib_to_units(reason.available, size, share.unit_mib))
     total = card_units(size, share.unit_mib)
-    return f"{reason.why.value} ({free} of {total} units free)"
+    return f"{reason.code.value} ({free} of {total} units free)"
 
 
-def _wrong(share: Share, world: ClusterState) -> list[str]:
+def _wrong(share: SharedNode, world: ClusterState) -> list[str]:
     """Records of this node that cannot be, or that cannot be read."""
     notes = [
         f"{held.pod.full_name} on {share.node.name}: {held.error}; until it ends what it asks for "
@@ -325,14 +326,14 @@ def _only_full(verdict: NodeVerdict) -> bool:
     )
 
 
-def _never(pod: FullPod, shares: Sequence[Share]) -> str | None:
+def _never(pod: FullPod, shares: Sequence[SharedNode]) -> str | None:
     """The core's hint where the pod cannot be placed even on empty cards."""
     hints = []
     for unit in sorted({share.unit_mib for share in shares}):
         nodes = [share.node for share in shares if share.unit_mib == unit]
         try:
             wanted = requests(pod, unit)
-        except Unreadable as why:
+        except InvalidRecord as why:
             return str(why)
         never = next((it for one in wanted if (it := never_fits(one, nodes))), None)
         if never is None:
@@ -372,7 +373,7 @@ def _units_left(node: Node, resource: str, world: ClusterState) -> int:
 def _amount(pod: Pod, resource: str) -> int:
     try:
         return amounts(pod).get(resource, 0)
-    except Unreadable:
+    except InvalidRecord:
         return 0
 
 
@@ -380,7 +381,7 @@ def _when_whole_cards_end(pod: FullPod, nodes: Sequence[Node], holders: Holders)
     found: list[tuple[int, str]] = []
     most = 0
     for node in nodes:
-        name, total = node.metadata.name, _units(node, gpushare.WHOLE)
+        name, total = node.metadata.name, _units(node, base.NVIDIA_GPU)
         most = max(most, total)
         free = total - sum(count for _, count in holders.get(name, ()))
         found += [

@@ -19,7 +19,7 @@ from fenka.cluster.pod_placement import with_card_ids
 from fenka.cluster.state import ClusterState
 from fenka.cluster.usage_accounting import UsageAccounting
 from fenka.core.fairness import Fairness
-from fenka.dialects.gpushare import Unreadable
+from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.client import Api
 
 POLICY = "binpack"
@@ -85,7 +85,7 @@ def _asks(pods: tuple[Pod, ...]) -> str:
     for pod in pods:
         try:
             asked = amounts(pod)
-        except Unreadable:
+        except InvalidRecord:
             continue
         for name, amount in asked.items():
             total[name] = total.get(name, 0) + amount

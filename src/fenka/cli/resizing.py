@@ -8,8 +8,8 @@ from fenka.cli import cluster, listing
 from fenka.cli.cluster import Where
 from fenka.cli.errors import BAD_INPUT, NOT_NOW, Problem
 from fenka.cluster.objects import Pod, pod_path
-from fenka.dialects.gpushare import GIB_MIB, Unreadable
-from fenka.dialects.resizing import REFUSED, WISH, read_record, write_wish
+from fenka.dialects.base import GIB_MIB, InvalidRecord
+from fenka.dialects.resize import REFUSED, REQUEST, decode_status, encode_request
 from fenka.dialects.sizes import parse_memory
 from fenka.isolation.control import Mode
 from fenka.kubernetes.client import Api
@@ -30,7 +30,7 @@ class Wanted:
 
 
 def resize(where: Where, name: str, namespace: str, wanted: Wanted) -> None:
-    """What runs here by that name, else the pod; NAMESPACE/NAME is a pod too. Raises Problem, BadSize."""
+    """What runs here by that name, else the pod; NAMESPACE/NAME is a pod too. Raises Problem, InvalidSize."""
     if not wanted.gpu_mem and wanted.gpu_core is None and wanted.gpu_core_mode is None:
         raise Problem("say what to change: --gpu-mem, --gpu-core or --gpu-core-mode", BAD_INPUT)
     here = cluster.local(where)
@@ -48,7 +48,7 @@ def resize(where: Where, name: str, namespace: str, wanted: Wanted) -> None:
         )
     if wanted.gpu_mem:
         parse_memory(wanted.gpu_mem, GIB_MIB)
-    text = write_wish(wanted.container, wanted.gpu_mem, wanted.gpu_core)
+    text = encode_request(wanted.container, wanted.gpu_mem, wanted.gpu_core)
     path = pod_path(namespace or cluster.namespace(where), name)
 
     async def question(api: Api) -> None:
@@ -65,7 +65,7 @@ async def _ask(api: Api, path: str, text: str) -> None:
         raise Problem(f"{pod.full_name} is {state}: only what runs can be resized", NOT_NOW)
     # Of this very pod; what was refused before is no answer to this.
     body: dict[str, Any] = {
-        "metadata": {"uid": pod.metadata.uid, "annotations": {WISH: text, REFUSED: None}}
+        "metadata": {"uid": pod.metadata.uid, "annotations": {REQUEST: text, REFUSED: None}}
     }
     await api.patch(path, Pod, body)
     for _ in range(round(WAIT_S / _LOOK_S)):
@@ -77,14 +77,14 @@ async def _ask(api: Api, path: str, text: str) -> None:
         await asyncio.sleep(_LOOK_S)
     raise Problem(
         f"nobody has answered within {WAIT_S:.0f} s: see whether fenka's program runs on node "
-        f"{pod.spec.node_name}; the wish stays on the pod, as its annotation {WISH}",
+        f"{pod.spec.node_name}; the wish stays on the pod, as its annotation {REQUEST}",
         NOT_NOW,
     )
 
 
 def _granted(pod: Pod, text: str) -> bool:
     try:
-        record = read_record(pod.metadata.annotations, pod.metadata.uid)
-    except Unreadable:
+        record = decode_status(pod.metadata.annotations, pod.metadata.uid)
+    except InvalidRecord:
         return False  # the node's program will correct it
-    return record is not None and record.wish == text
+    return record is not None and record.request == text

@@ -8,10 +8,9 @@ from fenka.cli.cluster import Cluster, Where
 from fenka.cluster.objects import Container, Node, Pod, limit
 from fenka.cluster.state import PodAllocation
 from fenka.core.units import card_units, mib_to_units
-from fenka.dialects import ack, gpushare, modes
-from fenka.dialects.gpushare import Share, Unreadable
-from fenka.dialects.recognition import WITH_HAMI, recognise
-from fenka.dialects.requests import nominal_mib
+from fenka.dialects import ack, base, gpushare, node_modes
+from fenka.dialects.base import InvalidRecord, SharedNode, nominal_mib
+from fenka.dialects.registry import WITH_HAMI, detect
 from fenka.dialects.sizes import UNITS_MIB
 from fenka.workstation import protocol
 
@@ -23,7 +22,7 @@ TOPOLOGY = "aliyun.com/gpu"
 Mode = Literal["none", "exclusive", "topology", "share"]
 MODES: tuple[Mode, ...] = ("none", "exclusive", "topology", "share")
 RESOURCES: dict[Mode, str] = {
-    "exclusive": gpushare.WHOLE,
+    "exclusive": base.NVIDIA_GPU,
     "topology": TOPOLOGY,
     "share": gpushare.MEMORY,
 }
@@ -203,7 +202,7 @@ def cluster_nodes(cluster: Cluster) -> list[NodeRow]:
     ]
 
 
-def _shared(cluster: Cluster, it: Node, share: Share) -> NodeRow:
+def _shared(cluster: Cluster, it: Node, share: SharedNode) -> NodeRow:
     programs = [_program(share, held) for held in cluster.world.allocations(share.node.name)]
     return _row(
         cluster,
@@ -214,7 +213,7 @@ def _shared(cluster: Cluster, it: Node, share: Share) -> NodeRow:
         cards=[
             CardRow(
                 sum(program.allocated.get(card.index, 0) for program in programs),
-                share.units(card.index),
+                share.card_units(card.index),
                 card.index,
                 card.healthy,
                 sum(program.core.get(card.index, 0) for program in programs),
@@ -229,7 +228,7 @@ def _shared(cluster: Cluster, it: Node, share: Share) -> NodeRow:
 
 
 def _whole_cards(cluster: Cluster, it: Node, pods: list[Pod]) -> NodeRow:
-    topology = it.metadata.labels.get(modes.MODE) == "topology"
+    topology = it.metadata.labels.get(node_modes.MODE_LABEL) == "topology"
     mode: Mode = "topology" if topology else "exclusive"
     resource = RESOURCES[mode]
     total = _quantity(it.status.allocatable, resource)
@@ -267,7 +266,7 @@ def _row(cluster: Cluster, it: Node, **what: object) -> NodeRow:
     return NodeRow(**{**fields, **what})  # type: ignore[arg-type]
 
 
-def _program(share: Share, holding: PodAllocation) -> ProgramRow:
+def _program(share: SharedNode, holding: PodAllocation) -> ProgramRow:
     pod = holding.pod
     name, namespace, phase = pod.metadata.name, pod.metadata.namespace, pod.status.phase
     if holding.error is None:
@@ -275,7 +274,7 @@ def _program(share: Share, holding: PodAllocation) -> ProgramRow:
         whole = sum(len(it.slices) for it in holding.placements if it.whole)
         core = _core((it.card, it.compute) for it in holding.slices)
         return ProgramRow(name, namespace, units, whole=whole, status=phase, core=core)
-    whole = whole_cards(pod, gpushare.WHOLE)
+    whole = whole_cards(pod, base.NVIDIA_GPU)
     pending = 0 if whole else demanded(share, pod)
     return ProgramRow(name, namespace, {}, whole=whole, pending=pending, status=phase)
 
@@ -289,15 +288,15 @@ def _core(slices: Iterable[tuple[int, int]]) -> dict[int, int]:
     return found
 
 
-def demanded(share: Share, pod: Pod) -> float:
+def demanded(share: SharedNode, pod: Pod) -> float:
     """Units that the pod asks for; none where that cannot be read: nobody gives it any."""
     manifest = pod.manifest
     try:
-        if manifest.names((gpushare.MEMORY,)):
-            return gpushare.demand(manifest.asks(gpushare.MEMORY))
-        dialect = recognise(manifest, WITH_HAMI)
-        parts = dialect.demand(manifest, share.unit_mib) if dialect else ()
-    except Unreadable:
+        if manifest.requested_resources((gpushare.MEMORY,)):
+            return gpushare.peak_units(manifest.container_units(gpushare.MEMORY))
+        dialect = detect(manifest, WITH_HAMI)
+        parts = dialect.parse(manifest, share.unit_mib) if dialect else ()
+    except InvalidRecord:
         return 0
     card = share.node.cards[0]
     return sum(
@@ -328,12 +327,12 @@ def _limit(container: Container, resource: str) -> int:
         return 0
     try:
         return limit(container, resource)
-    except Unreadable:
+    except InvalidRecord:
         return 0
 
 
 def _quantity(of: dict[str, str], resource: str) -> int:
     try:
-        return gpushare.quantity(of.get(resource, 0))
-    except Unreadable:
+        return base.parse_quantity(of.get(resource, 0))
+    except InvalidRecord:
         return 0

@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 
 from fenka.cli.errors import BAD_INPUT, Problem
-from fenka.core.evaluate import POLICIES
+from fenka.core.evaluate import SCORES
 from fenka.core.fairness import Fairness
 from fenka.kubernetes.client import ApiUnreachable
 from fenka.scheduler.credentials import Credentials, InvalidCredentials
@@ -60,8 +60,8 @@ def scheduler(  # noqa: PLR0913
     lease: namespace, name; fairness: turn, starvation and half-life, in seconds; schedulers: names whose pods
     are bound.
     """
-    if policy not in POLICIES:
-        raise Problem(f"--policy is {' or '.join(POLICIES)}, not {policy}", 2)
+    if policy not in SCORES:
+        raise Problem(f"--policy is {' or '.join(SCORES)}, not {policy}", 2)
     if not all(0 <= it < inf for it in fairness):
         raise Problem(
             "--queue-penalty, --queue-max-penalty and --half-life are seconds, 0 or more", 2

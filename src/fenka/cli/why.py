@@ -10,8 +10,8 @@ from fenka.cli import cluster, pending, tables
 from fenka.cli.cluster import Cluster, Where
 from fenka.cli.pending import FullContainerStatus, FullPod, NodeVerdict
 from fenka.cluster.objects import QUEUE_GATE, Object, ObjectMeta, pod_path
-from fenka.dialects import ack, gpushare
-from fenka.dialects.gpushare import Unreadable
+from fenka.dialects import ack, base, gpushare
+from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.client import Api
 
 NAMES = 3
@@ -141,11 +141,11 @@ def _state(pod: FullPod) -> str:
 def _asks(pod: FullPod) -> str:
     try:
         amounts, cards = pending.amounts(pod), gpushare.card_count(pod.metadata.labels)
-    except Unreadable:
+    except InvalidRecord:
         # Why is among what helps.
         return "cards in a way that cannot be read"
     if pod.whole and len(amounts) == 1:
-        return f"{pod.whole} whole card{'s' if pod.whole > 1 else ''} ({gpushare.WHOLE})"
+        return f"{pod.whole} whole card{'s' if pod.whole > 1 else ''} ({base.NVIDIA_GPU})"
     if not amounts:
         return f"no GPU ({gpushare.MEMORY} in no container's limits)"
     if gpushare.MEMORY not in amounts:
@@ -249,7 +249,7 @@ def _add_wait(result: Answer, pod: FullPod, around: Cluster) -> None:
             result.help = ["nothing of fenka's keeps it: the scheduler's message has the reason"]
             return
         judgement = pending.judge(pod, around)
-    except Unreadable as why:
+    except InvalidRecord as why:
         result.help = [f"it can never start as it is: {why}"]
         return
     result.nodes, result.sentence = judgement.nodes, judgement.sentence

@@ -6,7 +6,7 @@ import msgspec
 
 from fenka.cluster.eligibility import matches
 from fenka.cluster.objects import Object, ObjectMeta, Pod, SelectorRequirement
-from fenka.core.preemption import Budget
+from fenka.core.preemption import DisruptionBudget
 
 BUDGETS_PATH = "/apis/policy/v1/poddisruptionbudgets"
 
@@ -44,10 +44,12 @@ class PodDisruptionBudget(Object):
     status: BudgetStatus = msgspec.field(default_factory=BudgetStatus)
 
 
-def budgets_for(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> frozenset[Budget]:
+def budgets_for(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> frozenset[DisruptionBudget]:
     """Those that the pod counts on."""
     return frozenset(
-        Budget(f"{it.metadata.namespace}/{it.metadata.name}", it.status.disruptions_allowed)
+        DisruptionBudget(
+            f"{it.metadata.namespace}/{it.metadata.name}", it.status.disruptions_allowed
+        )
         for it in budgets
         if it.metadata.namespace == pod.metadata.namespace
         and it.spec.selector is not None

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from fenka.cluster.pod_demand import PodDemand
-from fenka.dialects.gpushare import Kind, quantity
-from fenka.dialects.recognition import WITH_HAMI
-from fenka.dialects.requests import Dialect, Limits, Manifest
+from fenka.dialects.base import ContainerKind, ContainerRequest, Dialect, PodRequest, parse_quantity
+from fenka.dialects.registry import WITH_HAMI
 
 QUEUE_GATE = "fenka.io/queue"
 """The scheduling gate that the chart's admission policy puts on pods that ask for cards. While a pod has it,
@@ -231,14 +230,18 @@ class Pod(Object, dict=True):
         return any(it.name == gate for it in self.spec.scheduling_gates)
 
     @cached_property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> PodRequest:
         """Return the fields by which dialects recognise a request."""
         inits = (
-            Limits(it.name, it.resources.limits, Kind.SIDECAR if _stays(it) else Kind.INIT)
+            ContainerRequest(
+                it.name,
+                it.resources.limits,
+                ContainerKind.SIDECAR if _stays(it) else ContainerKind.INIT,
+            )
             for it in self.spec.init_containers
         )
-        apps = (Limits(it.name, it.resources.limits) for it in self.spec.containers)
-        return Manifest((*inits, *apps), self.metadata.labels, self.metadata.annotations)
+        apps = (ContainerRequest(it.name, it.resources.limits) for it in self.spec.containers)
+        return PodRequest((*inits, *apps), self.metadata.labels, self.metadata.annotations)
 
     @cached_property
     def _demands(self) -> dict[tuple[Dialect, ...], PodDemand]:
@@ -273,7 +276,7 @@ def _stays(init: Container) -> bool:
 
 def limit(container: Container, resource: str) -> int:
     """The container's limit of an extended resource, 0 for none. Raises Unreadable."""
-    return quantity(container.resources.limits.get(resource, 0))
+    return parse_quantity(container.resources.limits.get(resource, 0))
 
 
 class Taint(Object):

@@ -21,25 +21,24 @@ from fenka.cluster.pod_placement import (
     with_card_ids,
 )
 from fenka.cluster.state import ClusterState, PodAllocation
-from fenka.core.backfill import (
-    Backfill,
-    Held,
-    Key,
-    Pasts,
-    Reservation,
-    Standing,
-    Waiting,
-    key,
-    keyed,
-    pasts,
-)
+from fenka.core.backfill import Backfill
 from fenka.core.evaluate import Policy
-from fenka.core.fairness import NOTHING, Fairness, Uses
-from fenka.core.reasons import Rejected
-from fenka.core.requests import Placement, Request
-from fenka.dialects import modes, whole_cards
-from fenka.dialects.gpushare import Share, Unreadable
-from fenka.dialects.requests import Part
+from fenka.core.fairness import NO_HISTORY, Fairness, UsageHistory
+from fenka.core.queue import (
+    Allocation,
+    HistoryLookup,
+    PendingRequest,
+    QueueStatus,
+    Reservation,
+    SortKey,
+    history_lookup,
+    sort_key,
+    sort_keys,
+)
+from fenka.core.reasons import Unschedulable
+from fenka.core.request import Placement, Request
+from fenka.dialects import node_modes, nvidia
+from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest
 
 GRACE_S = 30
 """Kubernetes' own, for a pod that does not say how long it may take to end."""
@@ -50,7 +49,7 @@ OVERDUE_TTL_S = 60.0
 DEPTH = 4
 """So many of those who wait name cards, on nodes of one unit."""
 
-PLAIN = Fairness(turn_s=0)
+PLAIN = Fairness(penalty_per_request_s=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +81,11 @@ class PendingEntry:
         found = [time_limit_s(it) for it in self.pods]
         return None if None in found else max(it for it in found if it is not None)
 
-    def waiting(self, now: float) -> Waiting:
+    def waiting(self, now: float) -> PendingRequest:
         """As the core orders it: what it asks for depends on the nodes."""
         created = (seconds(it.metadata.creation_timestamp) for it in self.pods)
         at = min(now if it is None else it for it in created)
-        return Waiting(self.id, (), at, self.priority, self.namespace, self.time_limit_s)
+        return PendingRequest(self.id, (), at, self.priority, self.namespace, self.time_limit_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +97,8 @@ class QueueEntry:
     """
 
     waiter: PendingEntry
-    key: Key
-    refused: tuple[Rejected, ...] = ()
+    key: SortKey
+    refused: tuple[Unschedulable, ...] = ()
     reservation: Reservation | None = None
     placements: tuple[Placement, ...] = ()
 
@@ -108,7 +107,7 @@ class QueueEntry:
         """One sentence, empty for one that fits. It is over all cards: made only where it is read."""
         rejections = tuple(it for one in self.refused for it in one.rejections)
         hint = next((one.hint for one in self.refused if one.hint), "")
-        return Rejected(rejections, hint).sentence() if self.refused else ""
+        return Unschedulable(rejections, hint).sentence() if self.refused else ""
 
     @property
     def requested_at(self) -> float:
@@ -128,12 +127,12 @@ class QueueSnapshot:
     room: frozenset[int] | None = None
     home: Mapping[str, str] = field(default_factory=dict)
     """The node of each card."""
-    past: Pasts = lambda _: NOTHING
+    past: HistoryLookup = lambda _: NO_HISTORY
     """What namespaces have and had, as of `now`."""
     fairness: Fairness = PLAIN
     now: float = 0.0
-    _keys: dict[str, Key] = field(init=False)
-    _ranks: list[Key] = field(init=False)
+    _keys: dict[str, SortKey] = field(init=False)
+    _ranks: list[SortKey] = field(init=False)
     _users: dict[str, list[tuple[float, float, str]]] = field(init=False)
     marks: tuple[tuple[int, QueueEntry], ...] = field(init=False)
     """Those for whom anything is kept, with their rank."""
@@ -153,24 +152,24 @@ class QueueSnapshot:
     def __contains__(self, waiter_id: object) -> bool:
         return waiter_id in self._keys
 
-    def key(self, waiting: Waiting) -> Key:
+    def key(self, waiting: PendingRequest) -> SortKey:
         """Of one that waits, or would come to wait now."""
         known = self._keys.get(waiting.id)
         if known is not None:
             return known
         past = self.past(waiting.user)
-        mine = _arrival(key(waiting, 0, past, PLAIN, self.now, first=False))
+        mine = _arrival(sort_key(waiting, 0, past, PLAIN, self.now, first=False))
         others = self._users.get(waiting.user, [])
         before = bisect_left(others, mine)
         first = not before or others[before - 1][0] != mine[0]
-        return key(waiting, before, past, self.fairness, self.now, first=first)
+        return sort_key(waiting, before, past, self.fairness, self.now, first=first)
 
-    def rank(self, found: Key) -> int:
+    def rank(self, found: SortKey) -> int:
         """How many are served before it."""
         return bisect_left(self._ranks, found)
 
 
-def _arrival(found: Key) -> tuple[float, float, str]:
+def _arrival(found: SortKey) -> tuple[float, float, str]:
     return found[0], found[3], found[4]
 
 
@@ -189,21 +188,21 @@ class PendingQueue:
         policy: Policy,
         fairness: Fairness | None = None,
         complete: Callable[[Sequence[Pod]], bool] = gang_complete_by_label,
-        uses: Uses | None = None,
+        uses: UsageHistory | None = None,
     ) -> None:
         """complete: whether of a gang, of which these wait, enough are there. uses: by namespace."""
         self._world, self._policy, self._fairness = world, policy, fairness or Fairness()
-        self._uses = uses or Uses(self._fairness)
+        self._uses = uses or UsageHistory(self._fairness)
         self._complete = complete
         self._groups: dict[int, Backfill] = {}
-        self._shares: dict[int, list[Share]] = {}
+        self._shares: dict[int, list[SharedNode]] = {}
         self._home: dict[str, str] = {}
         self._nodes_version = -1
-        self._may_go: dict[tuple[int, bytes, tuple[Part, ...]], frozenset[str]] = {}
+        self._may_go: dict[tuple[int, bytes, tuple[SliceRequest, ...]], frozenset[str]] = {}
         self._mixed: frozenset[str] = frozenset()
         """Nodes that admit by what is held there."""
-        self._wishes: dict[str, tuple[Pod, dict[int, tuple[Part, ...]], bytes]] = {}
-        self._held: dict[str, tuple[int, float, list[Held]]] = {}
+        self._wishes: dict[str, tuple[Pod, dict[int, tuple[SliceRequest, ...]], bytes]] = {}
+        self._held: dict[str, tuple[int, float, list[Allocation]]] = {}
         """By node: as of which generation, from when on no more, and what."""
         self._seen: dict[str, float] = {}
         """Since when pods hold whose node has not said so yet."""
@@ -231,17 +230,17 @@ class PendingQueue:
         planned, struck, refused = planned or {}, struck or {}, refused or waits
         self._renew_nodes()
         held, users = self._all_held(planned, now)
-        wanted: dict[str, tuple[PendingEntry, dict[int, Waiting]]] = {}
+        wanted: dict[str, tuple[PendingEntry, dict[int, PendingRequest]]] = {}
         for waiter in self._waiters(pods, refused, planned):
             asked = self._asked(waiter, struck.get(waiter.id, frozenset()), now)
             if asked:
                 wanted[waiter.id] = waiter, asked
-        past = pasts(users, self._uses, now)
-        order = keyed(
+        past = history_lookup(users, self._uses, now)
+        order = sort_keys(
             (next(iter(asked.values())) for _, asked in wanted.values()), past, self._fairness, now
         )
         placed: dict[str, tuple[Placement, ...]] = {}
-        standings: dict[str, list[Standing]] = {}
+        standings: dict[str, list[QueueStatus]] = {}
         room = set()
         for unit, group in self._groups.items():
             mine = [
@@ -252,9 +251,9 @@ class PendingQueue:
             ]
             found = group.serve(mine, held[unit], now)
             placed.update(found.placed)
-            for it in found.waiting:
+            for it in found.pending:
                 standings.setdefault(it.id, []).append(it)
-            if sum(it.reservation is not None for it in found.waiting) < DEPTH:
+            if sum(it.reservation is not None for it in found.pending) < DEPTH:
                 room.add(unit)
         places = (
             _place(wanted[it.id][0], at, placed.get(it.id, ()), standings.get(it.id, ()))
@@ -273,11 +272,7 @@ class PendingQueue:
         this line. Nor is a pod that could not be on any sharing node.
         """
         wanted = pod.demand(self._world.dialects)
-        return (
-            wanted.dialect is not None
-            and wanted.dialect is not whole_cards
-            and bool(self.units(pod))
-        )
+        return wanted.dialect is not None and wanted.dialect is not nvidia and bool(self.units(pod))
 
     def units(self, pod: Pod) -> set[int]:
         """Of the nodes to which it may go, and where it could be if nothing were held."""
@@ -308,7 +303,7 @@ class PendingQueue:
 
     def _asked(
         self, waiter: PendingEntry, struck: frozenset[str], now: float
-    ) -> dict[int, Waiting]:
+    ) -> dict[int, PendingRequest]:
         """By unit, what it asks for and where; nothing where it has nowhere to go."""
         whole = waiter.waiting(now)
         found = {}
@@ -328,11 +323,11 @@ class PendingQueue:
                 if nodes:
                     alone = len(waiter.pods) == 1
                     found[unit] = replace(
-                        whole, requests=tuple(requests), nodes=nodes, together=alone
+                        whole, requests=tuple(requests), nodes=nodes, same_node=alone
                     )
         return found
 
-    def _read(self, pod: Pod, unit: int) -> tuple[tuple[Part, ...], bytes]:
+    def _read(self, pod: Pod, unit: int) -> tuple[tuple[SliceRequest, ...], bytes]:
         """What the pod asks for on nodes of this unit, nothing if that is unreadable; and where."""
         uid = pod.metadata.uid
         known = self._wishes.get(uid)
@@ -344,10 +339,10 @@ class PendingQueue:
             known[1][unit] = self._parts(pod, unit)
         return known[1][unit], known[2]
 
-    def _parts(self, pod: Pod, unit: int) -> tuple[Part, ...]:
+    def _parts(self, pod: Pod, unit: int) -> tuple[SliceRequest, ...]:
         try:
             return pod.demand(self._world.dialects).parts(unit)
-        except Unreadable:
+        except InvalidRecord:
             return ()
 
     def forget(self, uid: str) -> None:
@@ -369,7 +364,7 @@ class PendingQueue:
             if node is None or self._world.node_error(share.node.name) is not None:
                 continue
             self._shares.setdefault(share.unit_mib, []).append(share)
-            if modes.MODE in node.metadata.labels:
+            if node_modes.MODE_LABEL in node.metadata.labels:
                 mixed.add(share.node.name)
         self._mixed, self._home = frozenset(mixed), {}
         for unit in self._groups.keys() - self._shares.keys():
@@ -382,7 +377,9 @@ class PendingQueue:
             else:
                 self._groups[unit] = Backfill(nodes, self._policy, PLAIN, DEPTH)
 
-    def _nodes(self, pod: Pod, unit: int, parts: tuple[Part, ...], wishes: bytes) -> frozenset[str]:
+    def _nodes(
+        self, pod: Pod, unit: int, parts: tuple[SliceRequest, ...], wishes: bytes
+    ) -> frozenset[str]:
         """Of this unit, to which the pod may go, and where it could be if nothing were held."""
         shape = unit, wishes, parts
         found = self._may_go.get(shape)
@@ -394,21 +391,21 @@ class PendingQueue:
         for name in found & self._mixed if self._mixed else ():
             labels = self._labels(name)
             try:
-                modes.admits(labels, parts, resident_compute(self._world, name))
-            except Unreadable:
+                node_modes.check_admission(labels, parts, resident_compute(self._world, name))
+            except InvalidRecord:
                 # Only as long as they are there; where there is no other, it waits for that.
                 found = found - {name} or found
         return found
 
-    def _admitted(self, pod: Pod, parts: tuple[Part, ...], share: Share) -> bool:
+    def _admitted(self, pod: Pod, parts: tuple[SliceRequest, ...], share: SharedNode) -> bool:
         node = self._world.node(share.node.name)
         if node is None or ineligibility_reasons(pod, node):
             return False
         if not fits_when_empty(tuple(part.request for part in parts), share.node):
             return False
         try:
-            modes.admits(node.metadata.labels, parts)
-        except Unreadable:
+            node_modes.check_admission(node.metadata.labels, parts)
+        except InvalidRecord:
             return False
         return True
 
@@ -420,9 +417,9 @@ class PendingQueue:
 
     def _all_held(
         self, planned: Mapping[str, tuple[Placement, ...]], now: float
-    ) -> tuple[dict[int, list[Held]], dict[str, int]]:
+    ) -> tuple[dict[int, list[Allocation]], dict[str, int]]:
         """By the unit of its node; and how many placements each namespace has."""
-        held: dict[int, list[Held]] = {unit: [] for unit in self._shares}
+        held: dict[int, list[Allocation]] = {unit: [] for unit in self._shares}
         users: dict[str, int] = {}
         units: dict[str, int] = {}
         for unit, shares in self._shares.items():
@@ -434,13 +431,13 @@ class PendingQueue:
             user = gang.partition("/")[0]
             for it in placements:
                 if it.node in units:
-                    held[units[it.node]].append(Held(it, None, user))
+                    held[units[it.node]].append(Allocation(it, None, user))
         for some in held.values():
             for one in some:
                 users[one.user] = users.get(one.user, 0) + 1
         return held, users
 
-    def _held_on(self, name: str, now: float) -> list[Held]:
+    def _held_on(self, name: str, now: float) -> list[Allocation]:
         generation = self._world.generation(name)
         known = self._held.get(name)
         if known is not None and known[0] == generation and now < known[1]:
@@ -448,11 +445,11 @@ class PendingQueue:
         found = []
         until = inf
         for holding in self._world.allocations(name):
-            ends_by = self._ends_by(holding, now)
-            if ends_by is not None:
-                until = min(until, ends_by + OVERDUE_TTL_S)
+            deadline = self._ends_by(holding, now)
+            if deadline is not None:
+                until = min(until, deadline + OVERDUE_TTL_S)
             user = holding.pod.metadata.namespace
-            found += [Held(it, ends_by, user) for it in holding.placements]
+            found += [Allocation(it, deadline, user) for it in holding.placements]
         self._held[name] = generation, until, found
         return found
 
@@ -471,8 +468,8 @@ class PendingQueue:
         # The API server's own reckoning, the pod's grace included.
         deleted = seconds(pod.metadata.deletion_timestamp or "")
         ends += [deleted] if deleted is not None else []
-        ends_by = min(ends, default=None)
-        return ends_by if ends_by is not None and ends_by + OVERDUE_TTL_S > now else None
+        deadline = min(ends, default=None)
+        return deadline if deadline is not None and deadline + OVERDUE_TTL_S > now else None
 
 
 def is_open(pod: Pod) -> bool:
@@ -498,9 +495,9 @@ def time_limit_s(pod: Pod) -> float | None:
 
 def _place(
     waiter: PendingEntry,
-    at: Key,
+    at: SortKey,
     placements: tuple[Placement, ...],
-    standings: Sequence[Standing],
+    standings: Sequence[QueueStatus],
 ) -> QueueEntry:
     """standings: one for each unit of nodes on which it was refused."""
     if placements:
@@ -510,4 +507,4 @@ def _place(
     first = min(
         reservations, key=lambda it: inf if it.starts_by is None else it.starts_by, default=None
     )
-    return QueueEntry(waiter, at, tuple(it.why for it in standings), first)
+    return QueueEntry(waiter, at, tuple(it.unschedulable for it in standings), first)

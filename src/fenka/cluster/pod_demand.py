@@ -4,9 +4,8 @@ from collections.abc import Collection
 from functools import cached_property
 
 from fenka.dialects import gpushare
-from fenka.dialects.gpushare import Unreadable
-from fenka.dialects.recognition import recognise
-from fenka.dialects.requests import Dialect, Manifest, Part
+from fenka.dialects.base import Dialect, InvalidRecord, PodRequest, SliceRequest
+from fenka.dialects.registry import detect
 
 
 class PodDemand:
@@ -16,14 +15,14 @@ class PodDemand:
         dialect: None if the pod requests nothing, or `error` says why it cannot be read.
     """
 
-    def __init__(self, request: Manifest, dialects: Collection[Dialect]) -> None:
+    def __init__(self, request: PodRequest, dialects: Collection[Dialect]) -> None:
         self._request = request
         self.error: str | None = None
         self.dialect: Dialect | None = None
-        self._parts: dict[int, tuple[Part, ...] | str] = {}
+        self._parts: dict[int, tuple[SliceRequest, ...] | str] = {}
         try:
-            self.dialect = recognise(request, dialects)
-        except Unreadable as why:
+            self.dialect = detect(request, dialects)
+        except InvalidRecord as why:
             self.error = str(why)
 
     @property
@@ -31,27 +30,27 @@ class PodDemand:
         """Return whether the pod requests anything of a card, readable or not."""
         return self.dialect is not None or self.error is not None
 
-    def parts(self, unit_mib: int) -> tuple[Part, ...]:
+    def parts(self, unit_mib: int) -> tuple[SliceRequest, ...]:
         """Return what the pod requests of a node with this unit; empty for nothing. Raises Unreadable."""
         if unit_mib not in self._parts:
             self._parts[unit_mib] = self._parse(unit_mib)
         parts = self._parts[unit_mib]
         if isinstance(parts, str):
-            raise Unreadable(parts)
+            raise InvalidRecord(parts)
         return parts
 
-    def _parse(self, unit_mib: int) -> tuple[Part, ...] | str:
+    def _parse(self, unit_mib: int) -> tuple[SliceRequest, ...] | str:
         if self.dialect is None:
             return self.error or ()
         try:
-            return self.dialect.demand(self._request, unit_mib)
-        except Unreadable as why:
+            return self.dialect.parse(self._request, unit_mib)
+        except InvalidRecord as why:
             return str(why)
 
     @cached_property
     def amounts(self) -> dict[str, int]:
         """Return the amount of each resource of the dialect, as the kubelet counts it. Raises Unreadable."""
         if self.error is not None:
-            raise Unreadable(self.error)
-        names = self._request.names(self.dialect.RESOURCES) if self.dialect else ()
-        return {name: gpushare.demand(self._request.asks(name)) for name in names}
+            raise InvalidRecord(self.error)
+        names = self._request.requested_resources(self.dialect.RESOURCES) if self.dialect else ()
+        return {name: gpushare.peak_units(self._request.container_units(name)) for name in names}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from fenka.cluster.objects import Object, ObjectMeta, Pod
-from fenka.dialects.gpushare import Unreadable
+from fenka.dialects.base import InvalidRecord
 
 NAME_LABELS = (
     "pod-group.scheduling.sigs.k8s.io/name",
@@ -90,12 +90,12 @@ def pod_group(pod: Pod, groups: Mapping[str, PodGroup]) -> Gang | None:
     if native is not None and native.pod_group_name:
         group = groups.get(f"{namespace}/{name}")
         if group is None:
-            raise Unreadable(f"its PodGroup {name} is not there")
+            raise InvalidRecord(f"its PodGroup {name} is not there")
         policy = group.spec.scheduling_policy.gang
         return Gang(namespace, name, policy.min_count) if policy else None
     text = pod.metadata.labels.get(MINIMUM_LABEL, "")
     if not text.isdecimal() or not 1 <= int(text[:6]) <= 10_000:
-        raise Unreadable(
+        raise InvalidRecord(
             f"it is in the gang {name}, and its label {MINIMUM_LABEL} is {text!r}: "
             "write there how many pods start together"
         )

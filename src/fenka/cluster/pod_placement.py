@@ -9,15 +9,15 @@ from typing import Protocol
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_demand import PodDemand
 from fenka.cluster.state import ClusterState
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import Empty, Policy, View, evaluate, fits_card, never_fits
-from fenka.core.gangs import Stacked, plan_gang
-from fenka.core.preemption import Budget, Claim, Holder, cheapest_victims
-from fenka.core.reasons import Reason, Rejected, Rejection, Why
-from fenka.core.requests import Placement, Request
-from fenka.dialects import gpushare, modes, whole_cards
-from fenka.dialects.gpushare import Share, Unreadable
-from fenka.dialects.requests import Part
+from fenka.core.evaluate import Policy, evaluate, fits_card, never_fits
+from fenka.core.gangs import place_gang
+from fenka.core.inventory import Card, Node
+from fenka.core.preemption import DisruptionBudget, Preemptor, VictimCandidate, cheapest_victims
+from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
+from fenka.core.request import Placement, Request
+from fenka.core.usage import EmptyUsage, UsageOverlay, UsageView
+from fenka.dialects import base, node_modes, nvidia
+from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest
 
 BEST, REST = 10, 8
 """Scores that kube-scheduler takes are 0 to 10. The best node alone has 10, and two points before the next
@@ -36,7 +36,7 @@ class Infeasible:
 
     sentence: str
     unresolvable: bool
-    rejection: Rejection | None = None
+    rejection: NodeRejection | None = None
     """Card by card, where that is the reason."""
 
 
@@ -51,7 +51,7 @@ class Feasible:
 Verdict = Feasible | Infeasible
 
 
-class VersionedUsage(View, Protocol):
+class VersionedUsage(UsageView, Protocol):
     """What is held of each card, and when that changed."""
 
     def generation(self, node: str) -> int:
@@ -113,7 +113,9 @@ class PodEvaluator:
     ) -> None:
         """view: what is held; more than the world says where plans hold something besides."""
         self._world, self._policy, self._view = world, policy, view or world
-        self._memory: OrderedDict[tuple[Part, ...], dict[str, tuple[int, Verdict]]] = OrderedDict()
+        self._memory: OrderedDict[tuple[SliceRequest, ...], dict[str, tuple[int, Verdict]]] = (
+            OrderedDict()
+        )
 
     def filter(
         self, pod: Pod, names: Iterable[str], ahead: QueueConstraints = NO_CONSTRAINTS
@@ -167,7 +169,7 @@ class PodEvaluator:
         ahead: what is kept for others of the cards that are free. Only where it is, anything is judged anew.
         """
         world, wanted = self._world, pod.demand(self._world.dialects)
-        known: dict[int, tuple[tuple[Part, ...], dict[str, tuple[int, Verdict]]]] = {}
+        known: dict[int, tuple[tuple[SliceRequest, ...], dict[str, tuple[int, Verdict]]]] = {}
         verdicts: list[tuple[str, Verdict | None]] = []
         for name in names:
             share = world.shared_node(name)
@@ -178,7 +180,7 @@ class PodEvaluator:
             if found is None:
                 try:
                     parts = wanted.parts(share.unit_mib)
-                except Unreadable as why:
+                except InvalidRecord as why:
                     verdicts.append((name, Infeasible(str(why), unresolvable=True)))
                     continue
                 found = known[share.unit_mib] = parts, self._of_shape(parts)
@@ -196,17 +198,17 @@ class PodEvaluator:
             verdicts.append((name, verdict))
         return verdicts
 
-    def shape(self, pod: Pod) -> tuple[tuple[Part, ...], ...]:
+    def shape(self, pod: Pod) -> tuple[tuple[SliceRequest, ...], ...]:
         """What of a pod decides about its verdicts, apart from the node; empty for one that asks for nothing.
 
         Raises Unreadable.
         """
         wanted = pod.demand(self._world.dialects)
         if wanted.error is not None:
-            raise Unreadable(wanted.error)
+            raise InvalidRecord(wanted.error)
         if wanted.dialect is None:
             return ()
-        units = {share.unit_mib for share in self._world.shared_nodes()} or {gpushare.GIB_MIB}
+        units = {share.unit_mib for share in self._world.shared_nodes()} or {base.GIB_MIB}
         return tuple(wanted.parts(unit) for unit in sorted(units))
 
     def why(self, pod: Pod) -> str | None:
@@ -222,7 +224,7 @@ class PodEvaluator:
         hint = ""
         if all(no.unresolvable for no in noes):
             hint = self._hint(pod)
-        return Rejected(rejections, hint).sentence()
+        return Unschedulable(rejections, hint).sentence()
 
     def _hint(self, pod: Pod) -> str:
         """Nothing that is held is to blame: what could ever be had."""
@@ -244,7 +246,7 @@ class PodEvaluator:
         node: str,
         victims: Collection[str],
         pods: Mapping[str, Pod],
-        budgets: Callable[[Pod], frozenset[Budget]] = lambda _: frozenset(),
+        budgets: Callable[[Pod], frozenset[DisruptionBudget]] = lambda _: frozenset(),
         gang: Callable[[Pod], str | None] = lambda _: None,
         *,
         ahead: QueueConstraints = NO_CONSTRAINTS,
@@ -266,10 +268,10 @@ class PodEvaluator:
             return PreemptionResult(tuple(victims)) if _elsewhere(wanted) else None
         try:
             parts = wanted.parts(share.unit_mib)
-            modes.admits(self._labels(node), parts)
-        except Unreadable:
+            node_modes.check_admission(self._labels(node), parts)
+        except InvalidRecord:
             return None
-        view, others = Stacked(self._view), list[Holder]()
+        view, others = UsageOverlay(self._view), list[VictimCandidate]()
         for it in self._world.allocations(node):
             if it.lingering:
                 # Nobody can evict it.
@@ -282,7 +284,7 @@ class PodEvaluator:
                     others.append(_holder(it.pod, placement, budgets, gang))
         for kept in ahead.kept.get(node, ()):
             view.add(kept.placement)
-        claim = Claim(tuple(part.request for part in parts), _priority(pod))
+        claim = Preemptor(tuple(part.request for part in parts), _priority(pod))
         closed = _without(share.node, ahead.reserved)
         found = cheapest_victims(view, others, claim, (closed,), self._policy)
         if found is None:
@@ -290,7 +292,7 @@ class PodEvaluator:
         # Who has several slices is there several times.
         return PreemptionResult((*victims, *dict.fromkeys(found.ids)), found.violations)
 
-    def _of_shape(self, parts: tuple[Part, ...]) -> dict[str, tuple[int, Verdict]]:
+    def _of_shape(self, parts: tuple[SliceRequest, ...]) -> dict[str, tuple[int, Verdict]]:
         memory = self._memory.setdefault(parts, {})
         self._memory.move_to_end(parts)
         if len(self._memory) > _MAX_SHAPES:
@@ -312,10 +314,10 @@ class PodEvaluator:
         return Infeasible(f"The node {name} is not for GPU share, need skip", unresolvable=True)
 
     def _evaluate_constrained(
-        self, parts: tuple[Part, ...], share: Share, ahead: QueueConstraints
+        self, parts: tuple[SliceRequest, ...], share: SharedNode, ahead: QueueConstraints
     ) -> Verdict:
         """On what those before it leave."""
-        node, view = share.node, Stacked(self._view)
+        node, view = share.node, UsageOverlay(self._view)
         for it in ahead.kept.get(node.name, ()):
             view.add(it.placement)
         verdict = self._evaluate_node(
@@ -330,10 +332,10 @@ class PodEvaluator:
         rejection = self._kept(parts[0].request, node, verdict.rejection)
         return Infeasible(sentence(rejection), unresolvable=False, rejection=rejection)
 
-    def _kept(self, request: Request, node: Node, rejection: Rejection) -> Rejection:
+    def _kept(self, request: Request, node: Node, rejection: NodeRejection) -> NodeRejection:
         """A card that would do, were it not for others, is reserved for them, whatever is lacking then."""
         reasons = (
-            Reason(Why.RESERVED, it.card)
+            Reason(ReasonCode.RESERVED, it.card)
             if fits_card(card, self._view.used(node.name, card.index), request)
             else it
             for it, card in zip(rejection.reasons, node.cards, strict=True)
@@ -342,9 +344,9 @@ class PodEvaluator:
 
     def _evaluate_node(
         self,
-        parts: tuple[Part, ...],
-        share: Share,
-        view: View,
+        parts: tuple[SliceRequest, ...],
+        share: SharedNode,
+        view: UsageView,
         reserved: Collection[str] = (),
     ) -> Verdict:
         node = share.node
@@ -356,31 +358,33 @@ class PodEvaluator:
             return turned_away
         requests = tuple(part.request for part in parts)
         (verdict,) = evaluate(view, requests[0], self._policy, (node,), reserved)
-        if isinstance(verdict, Rejection):
+        if isinstance(verdict, NodeRejection):
             return self._no(requests, node, verdict)
         policy = self._card_policy(node.name)
         if len(requests) == 1 and policy == self._policy:
             return Feasible(verdict.score, (verdict.placement,))
         # Nodes are compared by one policy, cards chosen by the node's own.
-        found = plan_gang(view, requests, policy, (node,), reserved)
-        if isinstance(found, Rejected):
+        found = place_gang(view, requests, policy, (node,), reserved)
+        if isinstance(found, Unschedulable):
             return self._no(requests, node, found.rejections[0])
         return Feasible(verdict.score, found)
 
-    def _rejected_by_mode(self, parts: tuple[Part, ...], name: str) -> Infeasible | None:
+    def _rejected_by_mode(self, parts: tuple[SliceRequest, ...], name: str) -> Infeasible | None:
         """By the node's mode; by what its pods hold, only as long as they do."""
         labels = self._labels(name)
         try:
-            modes.admits(labels, parts)
-        except Unreadable as why:
+            node_modes.check_admission(labels, parts)
+        except InvalidRecord as why:
             return Infeasible(str(why), unresolvable=True)
         try:
-            modes.admits(labels, parts, resident_compute(self._world, name))
-        except Unreadable as why:
+            node_modes.check_admission(labels, parts, resident_compute(self._world, name))
+        except InvalidRecord as why:
             return Infeasible(str(why), unresolvable=False)
         return None
 
-    def _no(self, requests: tuple[Request, ...], node: Node, rejection: Rejection) -> Infeasible:
+    def _no(
+        self, requests: tuple[Request, ...], node: Node, rejection: NodeRejection
+    ) -> Infeasible:
         unresolvable = _never_fits(requests, tuple(map(_kind, node.cards)))
         return Infeasible(sentence(rejection), unresolvable, rejection)
 
@@ -389,14 +393,14 @@ class PodEvaluator:
         return node.metadata.labels if node else {}
 
     def _card_policy(self, name: str) -> Policy:
-        asked = self._labels(name).get(gpushare.PLACEMENT_LABEL)
+        asked = self._labels(name).get(node_modes.PLACEMENT_LABEL)
         return asked if asked in ("binpack", "spread") else self._policy
 
 
 def resident_compute(world: ClusterState, name: str) -> set[bool]:
     """Of those who hold memory of the node, whether they hold compute; only some modes ask."""
     node = world.node(name)
-    if node is None or modes.MODE not in node.metadata.labels:
+    if node is None or node_modes.MODE_LABEL not in node.metadata.labels:
         return set()
     return {
         any(piece.compute for piece in it.slices)
@@ -429,10 +433,10 @@ def _as_recorded(placement: Placement, node: Node) -> Placement:
     return placement if slices == placement.slices else replace(placement, slices=slices)
 
 
-def sentence(rejection: Rejection) -> str:
+def sentence(rejection: NodeRejection) -> str:
     """gpushare's words where they are true, and the counts."""
-    counts = Rejected((rejection,)).sentence()
-    memory = any(reason.why is Why.MEMORY for reason in rejection.reasons)
+    counts = Unschedulable((rejection,)).sentence()
+    memory = any(reason.code is ReasonCode.MEMORY for reason in rejection.reasons)
     return f"{INSUFFICIENT_MEMORY}: {counts}" if memory else counts
 
 
@@ -460,12 +464,12 @@ def _never_fits(requests: tuple[Request, ...], kinds: tuple[_Kind, ...]) -> bool
         for index, (memory_mib, compute, model, healthy, cordoned) in enumerate(kinds)
     )
     node = Node("any", tuple(cards))
-    return isinstance(plan_gang(Empty(), requests, "binpack", (node,)), Rejected)
+    return isinstance(place_gang(EmptyUsage(), requests, "binpack", (node,)), Unschedulable)
 
 
 def _elsewhere(wanted: PodDemand) -> bool:
     """Whole cards are also had on nodes that do not share: there the kubelet chooses them."""
-    return wanted.dialect is whole_cards
+    return wanted.dialect is nvidia
 
 
 def _priority(pod: Pod) -> int:
@@ -475,9 +479,11 @@ def _priority(pod: Pod) -> int:
 def _holder(
     pod: Pod,
     placement: Placement,
-    budgets: Callable[[Pod], frozenset[Budget]],
+    budgets: Callable[[Pod], frozenset[DisruptionBudget]],
     gang: Callable[[Pod], str | None],
-) -> Holder:
+) -> VictimCandidate:
     uid = pod.metadata.uid
     # A pod that holds several slices goes with all of them.
-    return Holder(uid, placement, _priority(pod), gang=gang(pod) or uid, budgets=budgets(pod))
+    return VictimCandidate(
+        uid, placement, _priority(pod), gang=gang(pod) or uid, budgets=budgets(pod)
+    )

@@ -12,14 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fenka.cluster.objects import Node, ObjectMeta, Pod
-from fenka.core.evaluate import Used
-from fenka.core.ledger import Tally
-from fenka.core.requests import Placement, Slice
-from fenka.dialects import gpushare, leases, modes
-from fenka.dialects.gpushare import Share, Unreadable
-from fenka.dialects.leases import Lingering, Refusal, Report
-from fenka.dialects.recognition import DIALECTS
-from fenka.dialects.requests import Dialect, unplaced
+from fenka.core.request import Placement, Slice
+from fenka.core.usage import CardUsage, UsageTotals
+from fenka.dialects import leases, node_inventory, node_modes
+from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, fallback_placement
+from fenka.dialects.leases import LeaseReport, Lingering, Refusal
+from fenka.dialects.registry import DIALECTS
 
 _FOREIGN = "no record says on which card the pod is: it was not placed by fenka's scheduler"
 
@@ -69,7 +67,7 @@ class ClusterState:
     ) -> None:
         self.dialects = dialects
         self._objects: dict[str, Node] = {}
-        self._shares: dict[str, Share] = {}
+        self._shares: dict[str, SharedNode] = {}
         self._troubles: dict[str, str] = {}
         self._sick: dict[str, frozenset[int]] = {}
         self._claims: dict[str, _Claim] = {}
@@ -79,10 +77,10 @@ class ClusterState:
         """What this process has placed itself, by UID, for as long as the pod is there."""
         self._last: dict[str, tuple[Placement, ...]] = {}
         """What was last read of a pod's record, by UID."""
-        self._reports: dict[str, Report] = {}
+        self._reports: dict[str, LeaseReport] = {}
         self._ghosts: dict[str, dict[str, PodAllocation]] = {}
         """By node and UID, what is held of it by pods that the API server shows no longer."""
-        self._tally = Tally()
+        self._tally = UsageTotals()
         self._generations: dict[str, int] = {}
         self.version = 0
         """Changes whenever anything does that a judgement of any node depends on."""
@@ -95,7 +93,7 @@ class ClusterState:
 
     # ---- a View ----
 
-    def used(self, node: str, card: int) -> Used:
+    def used(self, node: str, card: int) -> CardUsage:
         """What is held of this card."""
         return self._tally.used(node, card)
 
@@ -105,11 +103,11 @@ class ClusterState:
 
     # ---- what is there ----
 
-    def shared_node(self, node: str) -> Share | None:
+    def shared_node(self, node: str) -> SharedNode | None:
         """The sharing node of that name."""
         return self._shares.get(node)
 
-    def shared_nodes(self) -> list[Share]:
+    def shared_nodes(self) -> list[SharedNode]:
         """All sharing nodes, by name."""
         return [self._shares[name] for name in sorted(self._shares)]
 
@@ -291,15 +289,15 @@ class ClusterState:
         text = node.metadata.annotations.get(leases.REPORT)
         if known is not None and known.metadata.annotations.get(leases.REPORT) == text:
             return
-        before = self._reports.pop(name, leases.NOTHING)
+        before = self._reports.pop(name, leases.EMPTY_REPORT)
         try:
-            report = leases.read_report(node.metadata.annotations)
-        except Unreadable:
+            report = leases.decode_report(node.metadata.annotations)
+        except InvalidRecord:
             # Of a newer version: the other sources are left.
             report = None
         if report is not None:
             self._reports[name] = report
-        after = report or leases.NOTHING
+        after = report or leases.EMPTY_REPORT
         for uid in self._by_node.get(name, ()):
             if before.pods.get(uid) != after.pods.get(uid):
                 self._drop(uid)
@@ -335,12 +333,16 @@ class ClusterState:
         node = self._objects.get(name)
         if node is not None:
             try:
-                share = gpushare.read_node(name, node.metadata.annotations, node.status.allocatable)
+                share = node_inventory.decode_node(
+                    name, node.metadata.annotations, node.status.allocatable
+                )
                 if share is not None:
-                    self._shares[name] = gpushare.without(share, self._sick.get(name, frozenset()))
+                    self._shares[name] = node_inventory.with_unhealthy(
+                        share, self._sick.get(name, frozenset())
+                    )
                     # Its labels may turn new pods away; what is held stays held.
-                    modes.open_to_slices(node.metadata.labels)
-            except Unreadable as why:
+                    node_modes.check_shared(node.metadata.labels)
+            except InvalidRecord as why:
                 self._troubles[name] = str(why)
         if self._shares.get(name) != before or self._troubles.get(name) != trouble:
             self._touch(name)
@@ -367,7 +369,7 @@ def requests_gpu(pod: Pod) -> bool:
 
 
 def read_allocation(
-    share: Share, pod: Pod, dialects: tuple[Dialect, ...] = DIALECTS
+    share: SharedNode, pod: Pod, dialects: tuple[Dialect, ...] = DIALECTS
 ) -> PodAllocation | None:
     """What a pod on a sharing node holds of it by its own record, for no more than its limits ask; None for a
     pod that asks for nothing there."""
@@ -376,21 +378,21 @@ def read_allocation(
         return None
     try:
         parts = demand.parts(share.unit_mib)
-    except Unreadable as why:
+    except InvalidRecord as why:
         # No node gives such a pod anything.
         return PodAllocation(pod, (Placement(share.node.name, ()),), str(why))
     try:
         assert demand.dialect is not None
-        placements = demand.dialect.read(pod.manifest, share)
+        placements = demand.dialect.decode(pod.manifest, share)
         trouble = _FOREIGN if placements is None else None
-    except Unreadable as why:
+    except InvalidRecord as why:
         placements, trouble = None, str(why)
     if placements is None:
-        placements = unplaced(share, parts)
+        placements = fallback_placement(share, parts)
     return PodAllocation(pod, placements or (Placement(share.node.name, ()),), trouble)
 
 
-def _reported(share: Share, slices: Sequence[Slice]) -> tuple[Placement, ...]:
+def _reported(share: SharedNode, slices: Sequence[Slice]) -> tuple[Placement, ...]:
     """What a node reports of a pod: whole cards apart from parts of cards."""
     cards = {card.index: card for card in share.node.cards}
     there = _there(share, Placement(share.node.name, tuple(slices))).slices
@@ -407,7 +409,7 @@ def _reported(share: Share, slices: Sequence[Slice]) -> tuple[Placement, ...]:
     return tuple(found)
 
 
-def _there(share: Share, placement: Placement) -> Placement:
+def _there(share: SharedNode, placement: Placement) -> Placement:
     """Without cards that the node has no longer: another card may have their index by now."""
     uuids = {card.index: card.uuid for card in share.node.cards}
     slices = tuple(

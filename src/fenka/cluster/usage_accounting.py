@@ -8,15 +8,15 @@ from collections.abc import Iterable
 
 from fenka.cluster.objects import Pod, seconds
 from fenka.cluster.state import ClusterState, read_allocation, requests_gpu
-from fenka.core.fairness import Fairness, Uses, cards_of
-from fenka.core.requests import Placement
+from fenka.core.fairness import Fairness, UsageHistory, cards_of
+from fenka.core.request import Placement
 
 
 class UsageAccounting:
     """Keeps `uses` up to date. now: seconds since 1970."""
 
     def __init__(self, world: ClusterState, fairness: Fairness) -> None:
-        self.uses = Uses(fairness)
+        self.uses = UsageHistory(fairness)
         self._world = world
         self._unknown: dict[str, Pod] = {}
         """Pods on nodes whose cards the watch has not reported yet."""

@@ -6,143 +6,27 @@ a stream of small requests does not starve a large one, and a large one does not
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import Empty, Fit, Policy, Used, evaluate, fits_card
-from fenka.core.fairness import Fairness, Past, Uses
-from fenka.core.gangs import plan_gang
-from fenka.core.ledger import Tally
-from fenka.core.reasons import Rejected, Rejection
-from fenka.core.requests import Placement, Request, Slice
-from fenka.core.verdicts import SHAPES, Verdicts
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Who waits: one request, or all those of a gang, which counts as one.
-
-    requested_at: in the caller's time. priority: the larger is served first. runs_for: seconds after which
-    it is ended whatever it does (activeDeadlineSeconds); None if nothing ends it. nodes: the names of those
-    that it may go to, and are counted in its reasons; None for any. together: all its requests are for one
-    node, whichever.
-    """
-
-    id: str
-    requests: tuple[Request, ...]
-    requested_at: float
-    priority: int = 0
-    user: str = ""
-    runs_for: float | None = None
-    nodes: frozenset[str] | None = None
-    together: bool = False
-
-    def may_go(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Those of the nodes to which it may go."""
-        return nodes if self.nodes is None else [it for it in nodes if it.name in self.nodes]
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A placement that holds. ends_by: when it is ended whatever it does, None if nothing ends it."""
-
-    placement: Placement
-    ends_by: float | None = None
-    user: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """The cards that a waiter named, by UUID, and when they will do at the latest; None: nobody can tell."""
-
-    cards: frozenset[str]
-    starts_by: float | None
-
-    def bars(self, ends_by: float | None) -> bool:
-        """Whether its cards are barred for who would end then."""
-        return self.starts_by is None or ends_by is None or ends_by > self.starts_by
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How a waiter stands. position: 1 is served next. Only the first few that wait have a reservation."""
-
-    id: str
-    position: int
-    why: Rejected
-    reservation: Reservation | None
-
-    @property
-    def reason(self) -> str:
-        """One sentence."""
-        return self.why.sentence()
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What serving the queue once comes to, both in order."""
-
-    placed: tuple[tuple[str, tuple[Placement, ...]], ...]
-    waiting: tuple[Standing, ...]
-
-
-Pasts = Callable[[str], Past]
-"""What a user has and had, as of now."""
-
-
-def pasts(held: Mapping[str, int], uses: Uses, now: float) -> Pasts:
-    """Return a lookup by user, which is made once for each. held: how many placements each has."""
-    known: dict[str, Past] = {}
-
-    def find(user: str) -> Past:
-        if user not in known:
-            known[user] = uses.past(user, held.get(user, 0), now)
-        return known[user]
-
-    return find
-
-
-def in_order(
-    waiting: Iterable[Waiting], past: Pasts, fairness: Fairness, now: float
-) -> list[Waiting]:
-    """Return them as they are served: by priority, then as `Fairness` says, then by time and id."""
-    return [it for _, it in keyed(waiting, past, fairness, now)]
-
-
-Key = tuple[float, int, float, float, str]
-"""Sorts those who wait, the smaller first: priority, whether it has starved, share or time, time, id."""
-
-
-def keyed(
-    waiting: Iterable[Waiting], past: Pasts, fairness: Fairness, now: float
-) -> list[tuple[Key, Waiting]]:
-    """In order, each with what it is ordered by."""
-    before: dict[str, int] = {}
-    headed: set[tuple[str, int]] = set()
-    found = []
-    for it in sorted(waiting, key=lambda it: (-it.priority, it.requested_at, it.id)):
-        first = not it.user or (it.user, it.priority) not in headed
-        headed.add((it.user, it.priority))
-        earlier = before.get(it.user, 0) if it.user else 0
-        before[it.user] = earlier + 1
-        mine = past(it.user)
-        found.append((key(it, earlier, mine, fairness, now, first=first), it))
-    return sorted(found, key=lambda pair: pair[0])
-
-
-def key(
-    it: Waiting, before: int, past: Past, fairness: Fairness, now: float, *, first: bool
-) -> Key:
-    """Return what orders it. before: requests of its user in front of it; first: none of its priority is."""
-    if fairness.turn_s == 0:
-        return -it.priority, 0, it.requested_at, it.requested_at, it.id
-    since = max(it.requested_at, past.served_at(it.requested_at))
-    if first and now - since >= fairness.starvation_s:
-        return -it.priority, 0, since, it.requested_at, it.id
-    share = past.used_s + fairness.turn_s * (past.held + before)
-    return -it.priority, 1, share, it.requested_at, it.id
+from fenka.core.evaluate import Fit, Policy, evaluate, fits_card
+from fenka.core.fairness import Fairness, UsageHistory
+from fenka.core.gangs import place_gang
+from fenka.core.inventory import Card, Node
+from fenka.core.queue import (
+    Allocation,
+    PendingRequest,
+    QueueStatus,
+    Reservation,
+    SchedulingResult,
+    history_lookup,
+    queue_order,
+)
+from fenka.core.reasons import NodeRejection, Unschedulable
+from fenka.core.request import Placement, Request, Slice
+from fenka.core.usage import CardUsage, EmptyUsage, UsageTotals
+from fenka.core.verdict_cache import MAX_SHAPES, VerdictCache
 
 
 class Backfill:
@@ -161,8 +45,8 @@ class Backfill:
     ) -> None:
         self._nodes, self._policy, self._depth = tuple(nodes), policy, depth
         self._fairness = fairness or Fairness()
-        self._no_uses = Uses(self._fairness)
-        self._verdicts, self._ends = Verdicts(self._nodes, policy), _Ends()
+        self._no_uses = UsageHistory(self._fairness)
+        self._verdicts, self._ends = VerdictCache(self._nodes, policy), _AvailabilityCache()
 
     def set_nodes(self, nodes: Sequence[Node]) -> None:
         """The nodes, or the health of their cards, are these from now on."""
@@ -173,66 +57,71 @@ class Backfill:
 
     def serve(
         self,
-        waiting: Collection[Waiting],
-        held: Iterable[Held],
+        waiting: Collection[PendingRequest],
+        held: Iterable[Allocation],
         now: float,
-        totals: Tally | None = None,
-        uses: Uses | None = None,
-    ) -> Round:
+        totals: UsageTotals | None = None,
+        uses: UsageHistory | None = None,
+    ) -> SchedulingResult:
         """Place in order what fits now, each on what those before it leave; name cards for who does not.
 
         totals: those of `held`, from who keeps them anyway; they are added to. uses: what users have had.
         """
         if not waiting:
-            return Round((), ())
-        turn = _Turn(self._nodes, self._policy, self._verdicts, self._ends, now)
+            return SchedulingResult((), ())
+        turn = _SchedulingPass(self._nodes, self._policy, self._verdicts, self._ends, now)
         turns = turn.begin(held, totals)
         placed: list[tuple[str, tuple[Placement, ...]]] = []
-        standings: list[Standing] = []
+        standings: list[QueueStatus] = []
         reservations: list[Reservation] = []
-        past = pasts(turns, uses or self._no_uses, now)
-        for it in in_order(waiting, past, self._fairness, now):
-            ends_by = None if it.runs_for is None else now + it.runs_for
-            barred = frozenset[str]().union(*(r.cards for r in reservations if r.bars(ends_by)))
+        past = history_lookup(turns, uses or self._no_uses, now)
+        for it in queue_order(waiting, past, self._fairness, now):
+            deadline = None if it.time_limit_s is None else now + it.time_limit_s
+            barred = frozenset[str]().union(*(r.cards for r in reservations if r.blocks(deadline)))
             verdict = turn.place(it, barred)
-            if isinstance(verdict, Rejected):
-                reservation = turn.name_cards(it) if len(reservations) < self._depth else None
+            if isinstance(verdict, Unschedulable):
+                reservation = turn.reserve_cards(it) if len(reservations) < self._depth else None
                 if reservation is not None:
                     reservations.append(reservation)
-                standings.append(Standing(it.id, len(standings) + 1, verdict, reservation))
+                standings.append(QueueStatus(it.id, len(standings) + 1, verdict, reservation))
             else:
                 for placement in verdict:
-                    turn.hold(Held(placement, ends_by, it.user))
+                    turn.hold(Allocation(placement, deadline, it.user))
                 placed.append((it.id, verdict))
-        return Round(tuple(placed), tuple(standings))
+        return SchedulingResult(tuple(placed), tuple(standings))
 
 
 _Shape = tuple[tuple[Request, ...], frozenset[str], frozenset[str] | None, bool]
 """What is asked for, cards that are barred for it, the nodes to which it may go, and whether to one alone."""
 
-TRIES = 64
+MAX_TRIED_NODES = 64
 """Nodes on which what goes together is tried out: those on which each of it fits alone, the best first."""
 
 
-class _Turn:
+class _SchedulingPass:
     """One serving: what is held, by whom and until when, as placements come to it."""
 
     def __init__(
-        self, nodes: Sequence[Node], policy: Policy, verdicts: Verdicts, ends: "_Ends", now: float
+        self,
+        nodes: Sequence[Node],
+        policy: Policy,
+        verdicts: VerdictCache,
+        ends: "_AvailabilityCache",
+        now: float,
     ) -> None:
         self._nodes, self._policy, self._now = nodes, policy, now
-        self._verdicts, self._ends, self._tally = verdicts, ends, Tally()
-        self._by_node: dict[str, list[Held]] = {}
-        self._named: dict[str, list[Held]] = {}
+        self._verdicts, self._ends, self._tally = verdicts, ends, UsageTotals()
+        self._by_node: dict[str, list[Allocation]] = {}
+        self._named: dict[str, list[Allocation]] = {}
         """What will hold named cards, by node."""
         self._barred: dict[str, float] = {}
         """Until when named cards, by UUID, are kept from those who name cards later."""
-        self._changed: dict[str, dict[Request, list[_Cost]]] = {}
+        self._changed: dict[str, dict[Request, list[_CardAvailability]]] = {}
         """Costs on nodes that are no more as they were when the turn began."""
-        self._refused: dict[_Shape, tuple[int, Rejected]] = {}
+        self._refused: dict[_Shape, tuple[int, Unschedulable]] = {}
         self._placed = 0
 
-    def begin(self, held: Iterable[Held], totals: Tally | None) -> dict[str, int]:
+    def begin(self, held: Iterable[Allocation], totals: UsageTotals | None) -> dict[str, int]:
         """Take in what is held; how many placements each user has."""
         users: dict[str, int] = {}
         if totals is not None:
@@ -242,100 +131,104 @@ class _Turn:
                 self._tally.add(it.placement)
             self._by_node.setdefault(it.placement.node, []).append(it)
             users[it.user] = users.get(it.user, 0) + 1
-        self._verdicts.renew(self._tally)
+        self._verdicts.refresh(self._tally)
         self._ends.renew(self._by_node)
         return users
 
-    def hold(self, held: Held) -> None:
+    def hold(self, held: Allocation) -> None:
         """From now on."""
         node = held.placement.node
         self._tally.add(held.placement)
         self._by_node.setdefault(node, []).append(held)
         self._changed[node] = {}
-        self._verdicts.forget(node)
+        self._verdicts.invalidate(node)
         self._placed += 1
 
-    def place(self, waiting: Waiting, barred: frozenset[str]) -> tuple[Placement, ...] | Rejected:
+    def place(
+        self, waiting: PendingRequest, barred: frozenset[str]
+    ) -> tuple[Placement, ...] | Unschedulable:
         """All that it asks for or nothing, on what is held now."""
         requests = waiting.requests
-        shape = requests, barred, waiting.nodes, waiting.together
+        shape = requests, barred, waiting.nodes, waiting.same_node
         # Who wants the same is refused for the same reasons until something else is placed.
         known = self._refused.get(shape)
         if known is not None and known[0] == self._placed:
             return known[1]
-        verdict: tuple[Placement, ...] | Rejected
+        verdict: tuple[Placement, ...] | Unschedulable
         if len(requests) == 1:
             found = self._verdicts.place(self._tally, requests[0], barred, waiting.nodes)
             verdict = (found,) if isinstance(found, Placement) else found
-        elif waiting.together:
+        elif waiting.same_node:
             verdict = self._place_together(waiting, barred)
         else:
-            nodes = waiting.may_go(self._nodes)
-            verdict = plan_gang(self._tally, requests, self._policy, nodes, barred)
-        if isinstance(verdict, Rejected):
+            nodes = waiting.eligible_nodes(self._nodes)
+            verdict = place_gang(self._tally, requests, self._policy, nodes, barred)
+        if isinstance(verdict, Unschedulable):
             self._refused[shape] = self._placed, verdict
         return verdict
 
     def _place_together(
-        self, waiting: Waiting, barred: frozenset[str]
-    ) -> tuple[Placement, ...] | Rejected:
+        self, waiting: PendingRequest, barred: frozenset[str]
+    ) -> tuple[Placement, ...] | Unschedulable:
         """All of it on one node, the best one by its first request. A no can be wrong beyond TRIES nodes."""
         fits: dict[str, tuple[tuple[float, ...], str, Node]] = {}
-        rejections: dict[str, Rejection] = {}
+        rejections: dict[str, NodeRejection] = {}
         for request in dict.fromkeys(waiting.requests):
-            judged = self._verdicts.judge(self._tally, request, barred, waiting.nodes)
+            judged = self._verdicts.evaluate(self._tally, request, barred, waiting.nodes)
             for node, verdict in judged:
-                if isinstance(verdict, Rejection):
+                if isinstance(verdict, NodeRejection):
                     rejections.setdefault(node.name, verdict)
                 else:
                     fits.setdefault(node.name, (verdict.score, node.name, node))
         likely = sorted(fit for name, fit in fits.items() if name not in rejections)
-        for _, name, node in likely[:TRIES]:
-            found = plan_gang(self._tally, waiting.requests, self._policy, (node,), barred)
-            if not isinstance(found, Rejected):
+        for _, name, node in likely[:MAX_TRIED_NODES]:
+            found = place_gang(self._tally, waiting.requests, self._policy, (node,), barred)
+            if not isinstance(found, Unschedulable):
                 return found
             rejections[name] = found.rejections[0]
-        return Rejected(tuple(rejections.values()))
+        return Unschedulable(tuple(rejections.values()))
 
-    def name_cards(self, waiting: Waiting) -> Reservation | None:
+    def reserve_cards(self, waiting: PendingRequest) -> Reservation | None:
         """The cheapest cards for it, kept in mind as its own for those who name cards later.
 
         None for who could not even be placed if nothing were held.
         """
-        shape = waiting.requests, frozenset[str](), waiting.nodes, waiting.together
+        shape = waiting.requests, frozenset[str](), waiting.nodes, waiting.same_node
         if shape in self._ends.never:
             return None
-        nodes = waiting.may_go(self._nodes)
-        choices: list[_Choice] = []
-        one_node = waiting.together and len(waiting.requests) > 1
+        nodes = waiting.eligible_nodes(self._nodes)
+        choices: list[_ReservationOption] = []
+        one_node = waiting.same_node and len(waiting.requests) > 1
         for among in self._each_alone(waiting, nodes) if one_node else (nodes,):
             choices = self._choose(waiting.requests, among)
             if choices:
                 break
         if not choices:
-            if len(self._ends.never) > SHAPES:
+            if len(self._ends.never) > MAX_SHAPES:
                 self._ends.never.clear()
             self._ends.never.add(shape)
             return None
         at = max(choice.at for choice in choices)
-        known = at < inf and waiting.runs_for is not None
-        ends_by = at + (waiting.runs_for or 0) if known else None
+        known = at < inf and waiting.time_limit_s is not None
+        deadline = at + (waiting.time_limit_s or 0) if known else None
         for choice in choices:
-            self._name(replace(choice, held=replace(choice.held, ends_by=ends_by)))
+            self._name(replace(choice, held=replace(choice.held, deadline=deadline)))
         cards = frozenset(card.uuid for choice in choices for card in choice.cards)
         for uuid in cards:
             self._barred[uuid] = max(at, self._barred.get(uuid, at))
         return Reservation(cards, at if at < inf else None)
 
-    def _choose(self, requests: Sequence[Request], nodes: Sequence[Node]) -> "list[_Choice]":
+    def _choose(
+        self, requests: Sequence[Request], nodes: Sequence[Node]
+    ) -> "list[_ReservationOption]":
         """The cheapest for each on what those before it leave; none if they could never be there together."""
-        choices: list[_Choice] = []
+        choices: list[_ReservationOption] = []
         for request in requests:
             choice = self._cheapest(request, nodes)
             if choice is None:
                 break
             # None of them goes to make room for the next.
-            choices.append(replace(choice, held=replace(choice.held, ends_by=inf)))
+            choices.append(replace(choice, held=replace(choice.held, deadline=inf)))
             self._name(choices[-1])
         for choice in choices:
             self._unname(choice)
@@ -344,16 +237,18 @@ class _Turn:
         # One after the other they do not find room; perhaps another way.
         if len(requests) == 1:
             return []
-        found = plan_gang(Empty(), requests, self._policy, nodes)
-        if isinstance(found, Rejected):
+        found = place_gang(EmptyUsage(), requests, self._policy, nodes)
+        if isinstance(found, Unschedulable):
             return []
         cards = {(node.name, card.index): card for node in nodes for card in node.cards}
         return [
-            _Choice(tuple(cards[it.node, piece.card] for piece in it.slices), inf, Held(it))
+            _ReservationOption(
+                tuple(cards[it.node, piece.card] for piece in it.slices), inf, Allocation(it)
+            )
             for it in found
         ]
 
-    def _each_alone(self, waiting: Waiting, nodes: Iterable[Node]) -> list[tuple[Node]]:
+    def _each_alone(self, waiting: PendingRequest, nodes: Iterable[Node]) -> list[tuple[Node]]:
         """Nodes one by one, the first where each of the requests alone would start first."""
         priced = []
         for node in nodes:
@@ -363,17 +258,17 @@ class _Turn:
                 priced.append((max(ats), node.name, node))
         return [(node,) for _, _, node in sorted(priced, key=lambda it: it[:2])]
 
-    def _name(self, choice: "_Choice") -> None:
+    def _name(self, choice: "_ReservationOption") -> None:
         self._named.setdefault(choice.held.placement.node, []).append(choice.held)
         self._changed[choice.held.placement.node] = {}
 
-    def _unname(self, choice: "_Choice") -> None:
+    def _unname(self, choice: "_ReservationOption") -> None:
         self._named[choice.held.placement.node].remove(choice.held)
         self._changed[choice.held.placement.node] = {}
 
-    def _cheapest(self, request: Request, nodes: Iterable[Node]) -> "_Choice | None":
+    def _cheapest(self, request: Request, nodes: Iterable[Node]) -> "_ReservationOption | None":
         known = self._ends.of_shape(request)
-        best: tuple[tuple[float, int, str], Node, list[_Cost]] | None = None
+        best: tuple[tuple[float, int, str], Node, list[_CardAvailability]] | None = None
         for node in nodes:
             mine = self._changed.get(node.name)
             costs = known.get(node.name) if mine is None else mine.get(request)
@@ -395,33 +290,33 @@ class _Turn:
             return None
         (at, _, _), node, needed = best
         cards = tuple(it.card for it in needed)
-        (alone,) = evaluate(Empty(), request, self._policy, (replace(node, cards=cards),))
+        (alone,) = evaluate(EmptyUsage(), request, self._policy, (replace(node, cards=cards),))
         assert isinstance(alone, Fit)
         named = node.cards if _on_host(request, node) else cards
-        return _Choice(named, at, Held(alone.placement))
+        return _ReservationOption(named, at, Allocation(alone.placement))
 
-    def _after_bars(self, costs: "list[_Cost]") -> "list[_Cost]":
+    def _after_bars(self, costs: "list[_CardAvailability]") -> "list[_CardAvailability]":
         """Also a card that would do now is kept for who named it, until that has started."""
         barred = [(it, self._barred.get(it.card.uuid, -inf)) for it in costs]
         return sorted(
             (
-                _Cost(max(it.at, until), it.uncertain + (until == inf), it.card)
+                _CardAvailability(max(it.at, until), it.uncertain + (until == inf), it.card)
                 for it, until in barred
             ),
-            key=_Cost.order,
+            key=_CardAvailability.order,
         )
 
 
-class _Ends:
+class _AvailabilityCache:
     """Remembers what waiting for cards comes to, for nodes that the same hold as before."""
 
     def __init__(self) -> None:
         self.never: set[_Shape] = set()
         """What could not be placed if nothing were held."""
-        self._held: dict[str, list[Held]] = {}
-        self._known: OrderedDict[Request, dict[str, list[_Cost]]] = OrderedDict()
+        self._held: dict[str, list[Allocation]] = {}
+        self._known: OrderedDict[Request, dict[str, list[_CardAvailability]]] = OrderedDict()
 
-    def renew(self, held: Mapping[str, Sequence[Held]]) -> None:
+    def renew(self, held: Mapping[str, Sequence[Allocation]]) -> None:
         """Forget the nodes on which others hold something, or until other times, than before."""
         changed = [
             name for name in self._held.keys() | held if self._held.get(name) != held.get(name)
@@ -438,17 +333,17 @@ class _Ends:
         for by_node in self._known.values():
             by_node.pop(node, None)
 
-    def of_shape(self, request: Request) -> "dict[str, list[_Cost]]":
+    def of_shape(self, request: Request) -> "dict[str, list[_CardAvailability]]":
         """By node, the costs of its cards, the earliest first."""
         by_node = self._known.setdefault(request, {})
         self._known.move_to_end(request)
-        if len(self._known) > SHAPES:
+        if len(self._known) > MAX_SHAPES:
             self._known.popitem(last=False)
         return by_node
 
 
 @dataclass(frozen=True, slots=True)
-class _Cost:
+class _CardAvailability:
     """When a card will do, and after how many ends that nobody can tell (then `at` is infinite)."""
 
     at: float
@@ -461,25 +356,25 @@ class _Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _ReservationOption:
     """Cards named, when they will do, and what will hold them then."""
 
     cards: tuple[Card, ...]
     at: float
-    held: Held
+    held: Allocation
 
 
-def _costs(request: Request, node: Node, held: Sequence[Held]) -> list[_Cost]:
+def _costs(request: Request, node: Node, held: Sequence[Allocation]) -> list[_CardAvailability]:
     """Of the node's cards that could do, the earliest first; empty if the node cannot."""
     on_host = _on_host(request, node)
     if on_host:
-        (alone,) = evaluate(Empty(), request, "binpack", (node,))
+        (alone,) = evaluate(EmptyUsage(), request, "binpack", (node,))
         if not isinstance(alone, Fit):
             return []
     # They go as their time comes; of those whose end nobody can tell the largest first, so that they are few.
-    # Who stays for ever (`ends_by` infinite) comes last.
-    going = sorted(held, key=lambda it: (_end(it), it.ends_by == inf, -_largest(it)))
-    on_card: dict[int, list[tuple[Held, Slice]]] = {card.index: [] for card in node.cards}
+    # Who stays for ever (`deadline` infinite) comes last.
+    going = sorted(held, key=lambda it: (_end(it), it.deadline == inf, -_largest(it)))
+    on_card: dict[int, list[tuple[Allocation, Slice]]] = {card.index: [] for card in node.cards}
     for it in going:
         for piece in it.placement.slices:
             if piece.card in on_card:
@@ -491,12 +386,12 @@ def _costs(request: Request, node: Node, held: Sequence[Held]) -> list[_Cost]:
     for card in node.cards:
         found = _when(request, card, on_card[card.index])
         if found is not None:
-            costs.append(_Cost(max(found[0], host_at), found[1] + host_uncertain, card))
-    return sorted(costs, key=_Cost.order)
+            costs.append(_CardAvailability(max(found[0], host_at), found[1] + host_uncertain, card))
+    return sorted(costs, key=_CardAvailability.order)
 
 
 def _when(
-    request: Request, card: Card, going: Sequence[tuple[Held, Slice]]
+    request: Request, card: Card, going: Sequence[tuple[Allocation, Slice]]
 ) -> tuple[float, int] | None:
     """When the card will do; None: never."""
     memory = sum(piece.memory_mib for _, piece in going)
@@ -504,17 +399,19 @@ def _when(
     holders, whole = len(going), sum(it.placement.whole for it, _ in going)
     at, uncertain = -inf, 0
     for it, piece in going:
-        if fits_card(card, Used(memory, compute, holders, whole), request):
+        if fits_card(card, CardUsage(memory, compute, holders, whole), request):
             return at, uncertain
-        if it.ends_by == inf:
+        if it.deadline == inf:
             return None
         memory, compute = memory - piece.memory_mib, compute - piece.compute
         holders, whole = holders - 1, whole - it.placement.whole
-        at, uncertain = max(at, _end(it)), uncertain + (it.ends_by is None)
-    return (at, uncertain) if fits_card(card, Used(), request) else None
+        at, uncertain = max(at, _end(it)), uncertain + (it.deadline is None)
+    return (at, uncertain) if fits_card(card, CardUsage(), request) else None
 
 
-def _when_host(request: Request, node: Node, going: Sequence[Held]) -> tuple[float, int] | None:
+def _when_host(
+    request: Request, node: Node, going: Sequence[Allocation]
+) -> tuple[float, int] | None:
     """When the host has what is asked of it; None: never. Empty it has."""
     cpu = sum(it.placement.cpu_milli for it in going)
     memory = sum(it.placement.host_memory_mib for it in going)
@@ -524,10 +421,10 @@ def _when_host(request: Request, node: Node, going: Sequence[Held]) -> tuple[flo
             memory, request.host_memory_mib, node.memory_mib
         ):
             break
-        if it.ends_by == inf:
+        if it.deadline == inf:
             return None
         cpu, memory = cpu - it.placement.cpu_milli, memory - it.placement.host_memory_mib
-        at, uncertain = max(at, _end(it)), uncertain + (it.ends_by is None)
+        at, uncertain = max(at, _end(it)), uncertain + (it.deadline is None)
     return at, uncertain
 
 
@@ -535,11 +432,11 @@ def _room(used: int, needed: int, total: int | None) -> bool:
     return total is None or needed == 0 or used + needed <= total
 
 
-def _end(held: Held) -> float:
-    return inf if held.ends_by is None else held.ends_by
+def _end(held: Allocation) -> float:
+    return inf if held.deadline is None else held.deadline
 
 
-def _largest(held: Held) -> int:
+def _largest(held: Allocation) -> int:
     return max((piece.memory_mib for piece in held.placement.slices), default=0)
 
 

@@ -6,47 +6,11 @@ knows what fits.
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from fenka.core.cards import Card, Node
-from fenka.core.reasons import Reason, Rejected, Rejection, Why, hint
-from fenka.core.requests import Placement, Request, Slice
-
-
-@dataclass(frozen=True, slots=True)
-class Used:
-    """What is held of a card: memory in MiB, compute in percent, by so many slices, `whole` of them
-    all of the card (more than one only where somebody else's record says so)."""
-
-    memory_mib: int = 0
-    compute: int = 0
-    holders: int = 0
-    whole: int = 0
-
-
-NOTHING = Used()
-
-
-class View(Protocol):
-    """What is held now. Read-only, so that a snapshot and an index serve the same code."""
-
-    def used(self, node: str, card: int) -> Used:
-        """What is held of this card; NOTHING for a card that nobody knows."""
-
-    def host_used(self, node: str) -> tuple[int, int]:
-        """CPU (thousandths of a core) and host memory (MiB) held on this node."""
-
-
-class Empty:
-    """A view in which nothing is held."""
-
-    def used(self, node: str, card: int) -> Used:  # noqa: ARG002
-        """Nothing."""
-        return NOTHING
-
-    def host_used(self, node: str) -> tuple[int, int]:  # noqa: ARG002
-        """Nothing."""
-        return 0, 0
+from fenka.core.inventory import Card, Node
+from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable, hint
+from fenka.core.request import Placement, Request, Slice
+from fenka.core.usage import CardUsage, EmptyUsage, UsageView
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +18,8 @@ class Candidate:
     """A card that is being judged: what is held of it, and what the request wants of it."""
 
     card: Card
-    used: Used
-    want_mib: int | None
+    used: CardUsage
+    requested_mib: int | None
     """None: more than the card has; 0: compute alone."""
 
     @property
@@ -71,7 +35,7 @@ class Candidate:
     @property
     def free(self) -> tuple[int, int]:
         """Memory then compute; for a slice of compute alone the other way round."""
-        if self.want_mib == 0:
+        if self.requested_mib == 0:
             return self.free_compute, self.free_mib
         return self.free_mib, self.free_compute
 
@@ -89,49 +53,49 @@ class Fit:
     cards: tuple[Card, ...]
 
 
-Verdict = Fit | Rejection
+Verdict = Fit | NodeRejection
 
-Predicate = Callable[[Candidate, Request], Reason | None]
-Key = Callable[[float, Candidate], tuple[float, ...]]
+Filter = Callable[[Candidate, Request], Reason | None]
+ScoreFunction = Callable[[float, Candidate], tuple[float, ...]]
 """From the share of its node that is free and a card, what sorts nodes and then cards: smallest first."""
 
 
 def _unhealthy(it: Candidate, _: Request) -> Reason | None:
-    return None if it.card.healthy else Reason(Why.UNHEALTHY, it.card.index)
+    return None if it.card.healthy else Reason(ReasonCode.UNHEALTHY, it.card.index)
 
 
 def _cordoned(it: Candidate, _: Request) -> Reason | None:
-    return Reason(Why.CORDONED, it.card.index) if it.card.cordoned else None
+    return Reason(ReasonCode.CORDONED, it.card.index) if it.card.cordoned else None
 
 
 def _model(it: Candidate, request: Request) -> Reason | None:
     wrong = request.models and it.card.model not in request.models
-    return Reason(Why.MODEL, it.card.index) if wrong else None
+    return Reason(ReasonCode.MODEL, it.card.index) if wrong else None
 
 
 def _taken_whole(it: Candidate, _: Request) -> Reason | None:
-    return Reason(Why.WHOLE, it.card.index) if it.used.whole else None
+    return Reason(ReasonCode.WHOLE, it.card.index) if it.used.whole else None
 
 
 def _in_use(it: Candidate, request: Request) -> Reason | None:
-    return Reason(Why.IN_USE, it.card.index) if request.whole and it.used.holders else None
+    return Reason(ReasonCode.IN_USE, it.card.index) if request.whole and it.used.holders else None
 
 
 def _memory(it: Candidate, request: Request) -> Reason | None:
-    if it.want_mib is not None and it.want_mib <= it.free_mib:
+    if it.requested_mib is not None and it.requested_mib <= it.free_mib:
         return None
-    needed = it.want_mib or (request.memory.nominal_mib if request.memory else 0)
-    return Reason(Why.MEMORY, it.card.index, needed, it.free_mib)
+    needed = it.requested_mib or (request.memory.nominal_mib if request.memory else 0)
+    return Reason(ReasonCode.MEMORY, it.card.index, needed, it.free_mib)
 
 
 def _compute(it: Candidate, request: Request) -> Reason | None:
     needed = it.card.compute if request.whole else request.compute
     if needed <= it.free_compute:
         return None
-    return Reason(Why.COMPUTE, it.card.index, needed, it.free_compute)
+    return Reason(ReasonCode.COMPUTE, it.card.index, needed, it.free_compute)
 
 
-PREDICATES: tuple[Predicate, ...] = (
+FILTERS: tuple[Filter, ...] = (
     _unhealthy,
     _cordoned,
     _model,
@@ -152,7 +116,7 @@ def _spread(share_free: float, it: Candidate) -> tuple[float, ...]:
     return -share_free, -first, -second, it.card.index
 
 
-POLICIES: dict[str, Key] = {"binpack": _binpack, "spread": _spread}
+SCORES: dict[str, ScoreFunction] = {"binpack": _binpack, "spread": _spread}
 """binpack: the fullest node, and on it gpushare's card, the one with the smallest sufficient free memory;
 ties go to less free compute, then to the lowest index. spread: the reverse, ties to the lowest index."""
 
@@ -160,7 +124,7 @@ Policy = str
 
 
 def evaluate(
-    view: View,
+    view: UsageView,
     request: Request,
     policy: Policy,
     nodes: Iterable[Node],
@@ -170,44 +134,46 @@ def evaluate(
 
     Raises KeyError for an unknown policy.
     """
-    key = POLICIES[policy]
+    key = SCORES[policy]
     return [_judge(view, request, key, node, reserved) for node in nodes]
 
 
 def place(
-    view: View,
+    view: UsageView,
     request: Request,
     policy: Policy,
     nodes: Iterable[Node],
     reserved: Collection[str] = (),
-) -> Placement | Rejected:
+) -> Placement | Unschedulable:
     """The best placement, or why there is none. Equal nodes: the first by name, so that it is certain."""
     verdicts = evaluate(view, request, policy, nodes, reserved)
     fits = [verdict for verdict in verdicts if isinstance(verdict, Fit)]
     if fits:
         return min(fits, key=lambda fit: (fit.score, fit.node)).placement
-    return Rejected(tuple(verdict for verdict in verdicts if isinstance(verdict, Rejection)))
+    return Unschedulable(
+        tuple(verdict for verdict in verdicts if isinstance(verdict, NodeRejection))
+    )
 
 
-def fits_card(card: Card, used: Used, request: Request) -> bool:
+def fits_card(card: Card, used: CardUsage, request: Request) -> bool:
     """Whether this card would do, were so much of it held: for those who reckon with other times than now."""
-    return _first_reason(Candidate(card, used, _want(request, card)), request, ()) is None
+    return _first_reason(Candidate(card, used, _requested_mib(request, card)), request, ()) is None
 
 
-def never_fits(request: Request, nodes: Collection[Node]) -> Rejected | None:
+def never_fits(request: Request, nodes: Collection[Node]) -> Unschedulable | None:
     """Why the request could not be placed even if nothing were held; None if it could.
 
     Health and cordons pass: a request that only they keep out may wait.
     """
-    rejections: list[Rejection] = []
+    rejections: list[NodeRejection] = []
     for node in nodes:
-        (verdict,) = evaluate(Empty(), request, "binpack", (_restored(node),))
+        (verdict,) = evaluate(EmptyUsage(), request, "binpack", (_restored(node),))
         if isinstance(verdict, Fit):
             return None
         rejections.append(verdict)
     reasons = (reason for rejection in rejections for reason in rejection.reasons)
     models = (card.model for node in nodes for card in node.cards)
-    return Rejected(tuple(rejections), hint(request, reasons, models))
+    return Unschedulable(tuple(rejections), hint(request, reasons, models))
 
 
 def _restored(node: Node) -> Node:
@@ -218,10 +184,10 @@ def _restored(node: Node) -> Node:
 
 
 def _judge(
-    view: View, request: Request, key: Key, node: Node, reserved: Collection[str]
+    view: UsageView, request: Request, key: ScoreFunction, node: Node, reserved: Collection[str]
 ) -> Verdict:
     judged = [
-        Candidate(card, view.used(node.name, card.index), _want(request, card))
+        Candidate(card, view.used(node.name, card.index), _requested_mib(request, card))
         for card in node.cards
     ]
     reasons = [_first_reason(it, request, reserved) for it in judged]
@@ -232,7 +198,7 @@ def _judge(
             reason or Reason(shortage[0], it.card.index, *shortage[1:])
             for it, reason in zip(judged, reasons, strict=True)
         ]
-        return Rejection(node.name, tuple(whys))
+        return NodeRejection(node.name, tuple(whys))
     share_free = _share_free(judged)
     fitting.sort(key=lambda it: key(share_free, it))
     return Fit(
@@ -246,35 +212,35 @@ def _judge(
 def _share_free(judged: list[Candidate]) -> float:
     """Of the node's cards that admit anybody, in what is asked for: memory, or compute alone."""
     admitting = [it for it in judged if it.card.healthy and not it.card.cordoned]
-    of_compute = admitting[0].want_mib == 0
+    of_compute = admitting[0].requested_mib == 0
     total = sum(it.card.compute if of_compute else it.card.memory_mib for it in admitting)
     return sum(it.free[0] for it in admitting) / total
 
 
-def _want(request: Request, card: Card) -> int | None:
+def _requested_mib(request: Request, card: Card) -> int | None:
     if request.whole:
         return card.memory_mib
-    return request.memory.on(card.memory_mib) if request.memory else 0
+    return request.memory.mib_on(card.memory_mib) if request.memory else 0
 
 
 def _first_reason(it: Candidate, request: Request, reserved: Collection[str]) -> Reason | None:
-    for predicate in PREDICATES:
+    for predicate in FILTERS:
         reason = predicate(it, request)
         if reason is not None:
             return reason
     # Last: that others wait for a card is the reason only if it would fit without them.
-    return Reason(Why.RESERVED, it.card.index) if it.card.uuid in reserved else None
+    return Reason(ReasonCode.RESERVED, it.card.index) if it.card.uuid in reserved else None
 
 
 def _shortage(
-    view: View, request: Request, node: Node, fitting: int
-) -> tuple[Why, int, int] | None:
+    view: UsageView, request: Request, node: Node, fitting: int
+) -> tuple[ReasonCode, int, int] | None:
     """What the node as a whole lacks, needed and available: the reason of each card that fits by itself."""
     cpu, memory = view.host_used(node.name)
     for why, needed, used, total in (
-        (Why.CPU, request.cpu_milli, cpu, node.cpu_milli),
-        (Why.HOST_MEMORY, request.host_memory_mib, memory, node.memory_mib),
-        (Why.TOO_FEW, request.cards, 0, fitting),
+        (ReasonCode.CPU, request.cpu_milli, cpu, node.cpu_milli),
+        (ReasonCode.HOST_MEMORY, request.host_memory_mib, memory, node.memory_mib),
+        (ReasonCode.TOO_FEW, request.cards, 0, fitting),
     ):
         # A request that needs none is not kept out by a host that is already overcommitted.
         if total is not None and needed > max(total - used, 0):
@@ -287,7 +253,7 @@ def _placement(request: Request, node: Node, chosen: list[Candidate]) -> Placeme
         Slice(
             it.card.index,
             it.card.uuid,
-            it.want_mib or 0,
+            it.requested_mib or 0,
             it.card.compute if request.whole else request.compute,
         )
         for it in sorted(chosen, key=lambda it: it.card.index)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import exp, inf, log
 
-from fenka.core.cards import Card
-from fenka.core.requests import Placement
+from fenka.core.inventory import Card
+from fenka.core.request import Placement
 
 REMEMBERED = 256
 """Starts of one user, between which requests that are older still wait."""
@@ -30,13 +30,13 @@ class Fairness:
     time alone decides. With half_life_s 0 nothing is remembered.
     """
 
-    turn_s: float = 60
+    penalty_per_request_s: float = 60
     starvation_s: float = 3600
     half_life_s: float = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class UserHistory:
     """What a user has and had. held: placements. used_s: card-seconds, decayed.
 
     starts: of its requests, when they were made and when served; both ascend.
@@ -52,7 +52,7 @@ class Past:
         return self.starts[index - 1][1] if index else -inf
 
 
-NOTHING = Past()
+NO_HISTORY = UserHistory()
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class _User:
     starts: list[tuple[float, float]] = field(default_factory=list)
 
 
-class Uses:
+class UsageHistory:
     """Adds up what users hold, and lets it decay."""
 
     def __init__(self, fairness: Fairness) -> None:
@@ -121,23 +121,23 @@ class Uses:
         mine.used_s += seconds
         self._served(mine, requested_at, now)
 
-    def past(self, user: str, held: int, now: float) -> Past:
+    def history(self, user: str, held: int, now: float) -> UserHistory:
         """Return what this user has had until now. held: placements that it has."""
         mine = self._users.get(user)
         if mine is None:
-            return Past(held)
+            return UserHistory(held)
         self._advance(mine, now)
         mine.starts = [it for it in mine.starts if it[1] > now - self._keep_s]
         if not mine.open and not mine.starts and mine.used_s < FORGOTTEN:
             del self._users[user]
-        return Past(held, mine.used_s, tuple(mine.starts))
+        return UserHistory(held, mine.used_s, tuple(mine.starts))
 
     def used(self, now: float) -> dict[str, float]:
         """Return the card-seconds of all users that have any."""
-        found = {user: self.past(user, 0, now).used_s for user in list(self._users)}
+        found = {user: self.history(user, 0, now).used_s for user in list(self._users)}
         return {user: used for user, used in found.items() if used >= FORGOTTEN}
 
-    def adopt(self, used: Mapping[str, float], now: float) -> None:
+    def merge(self, used: Mapping[str, float], now: float) -> None:
         """Take over what another has counted until now, where that is more."""
         for user, seconds in used.items():
             mine = self._users.setdefault(user, _User())

@@ -9,57 +9,24 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import Fit, Policy, Used, View, evaluate
-from fenka.core.ledger import Tally
-from fenka.core.reasons import Rejected
-from fenka.core.requests import Placement, Request
-from fenka.core.verdicts import Verdicts
+from fenka.core.evaluate import Fit, Policy, evaluate
+from fenka.core.inventory import Card, Node
+from fenka.core.reasons import Unschedulable
+from fenka.core.request import Placement, Request
+from fenka.core.usage import CardUsage, UsageOverlay, UsageView
+from fenka.core.verdict_cache import VerdictCache
 
-BUDGET = 2000
+SEARCH_LIMIT = 2000
 """Nodes that the exact search judges before it gives up: a fraction of a second."""
 
 
-class Stacked:
-    """A view with placements added to it, or taken away, without a copy of what is under it."""
-
-    def __init__(self, under: View) -> None:
-        self._under, self._change = under, Tally()
-
-    def used(self, node: str, card: int) -> Used:
-        """What is held of this card."""
-        one, more = self._under.used(node, card), self._change.used(node, card)
-        return Used(
-            one.memory_mib + more.memory_mib,
-            one.compute + more.compute,
-            one.holders + more.holders,
-            one.whole + more.whole,
-        )
-
-    def host_used(self, node: str) -> tuple[int, int]:
-        """CPU (thousandths of a core) and host memory (MiB) held on this node."""
-        (cpu, memory), (more_cpu, more_memory) = (
-            self._under.host_used(node),
-            self._change.host_used(node),
-        )
-        return cpu + more_cpu, memory + more_memory
-
-    def add(self, placement: Placement) -> None:
-        """Count a placement in."""
-        self._change.add(placement)
-
-    def remove(self, placement: Placement) -> None:
-        """Count a placement out, also one of the view under this one."""
-        self._change.remove(placement)
-
-
-def plan_gang(
-    view: View,
+def place_gang(
+    view: UsageView,
     requests: Sequence[Request],
     policy: Policy,
     nodes: Collection[Node],
     reserved: Collection[str] = (),
-) -> tuple[Placement, ...] | Rejected:
+) -> tuple[Placement, ...] | Unschedulable:
     """A placement for each request, in their order, so that all hold at once; or why there is none.
 
     First one after the other, as if alone: in their order, then the largest first, by the policy and by
@@ -68,20 +35,20 @@ def plan_gang(
     can be wrong, a yes never is. Raises KeyError for an unknown policy.
     """
     by_size = sorted(range(len(requests)), key=lambda number: _size(requests[number]), reverse=True)
-    refused = Rejected(())
+    refused = Unschedulable(())
     for order, by in ((range(len(requests)), policy), (by_size, policy), (by_size, "binpack")):
         found, refusal = _greedy(view, requests, order, by, nodes, reserved)
         if refusal is None:
             return tuple(found[number] for number in range(len(requests)))
         if not refused.rejections:
-            refused = Rejected(
+            refused = Unschedulable(
                 refusal.rejections,
                 f"{len(found)} of the gang's {len(requests)} would fit together",
             )
         if not found:
             # The largest does not even fit alone.
             return refused
-    search = _Search(Stacked(view), [requests[number] for number in by_size], nodes, reserved)
+    search = _Search(UsageOverlay(view), [requests[number] for number in by_size], nodes, reserved)
     chosen = search.run()
     if chosen is None:
         return refused
@@ -94,20 +61,24 @@ def _size(request: Request) -> tuple[int, int, int, int]:
 
 
 def _greedy(
-    view: View,
+    view: UsageView,
     requests: Sequence[Request],
     order: Iterable[int],
     policy: Policy,
     nodes: Collection[Node],
     reserved: Collection[str],
-) -> tuple[dict[int, Placement], Rejected | None]:
-    stacked, verdicts, found = Stacked(view), Verdicts(nodes, policy), dict[int, Placement]()
+) -> tuple[dict[int, Placement], Unschedulable | None]:
+    stacked, verdicts, found = (
+        UsageOverlay(view),
+        VerdictCache(nodes, policy),
+        dict[int, Placement](),
+    )
     for number in order:
         verdict = verdicts.place(stacked, requests[number], reserved)
-        if isinstance(verdict, Rejected):
+        if isinstance(verdict, Unschedulable):
             return found, verdict
         stacked.add(verdict)
-        verdicts.forget(verdict.node)
+        verdicts.invalidate(verdict.node)
         found[number] = verdict
     return found, None
 
@@ -117,14 +88,14 @@ class _Search:
 
     def __init__(
         self,
-        view: Stacked,
+        view: UsageOverlay,
         requests: Sequence[Request],
         nodes: Collection[Node],
         reserved: Collection[str],
     ) -> None:
         self._view, self._requests, self._reserved = view, requests, reserved
         self._nodes = sorted(nodes, key=lambda node: node.name)
-        self._left = BUDGET
+        self._left = SEARCH_LIMIT
 
     def run(
         self, number: int = 0, least: tuple[str, list[int]] = ("", [])
@@ -182,7 +153,7 @@ class _Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GangReservation:
     """Where a gang's members go. expires_at: in the caller's time, until all have started."""
 
     placements: Mapping[str, Placement]
@@ -191,22 +162,22 @@ class Plan:
     started: frozenset[str] = field(default_factory=frozenset)
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """All its members have started."""
         return len(self.started) == len(self.placements)
 
 
-class Plans:
+class GangReservations:
     """The gangs that were planned and have not all started. Their cards are held from plan to start.
 
     A View over the world's: what is planned for members that have not started counts as held, what has
     started is in the world's own record.
     """
 
-    def __init__(self, world: View) -> None:
-        self._view, self._plans = Stacked(world), dict[str, Plan]()
+    def __init__(self, world: UsageView) -> None:
+        self._view, self._plans = UsageOverlay(world), dict[str, GangReservation]()
 
-    def used(self, node: str, card: int) -> Used:
+    def used(self, node: str, card: int) -> CardUsage:
         """What is held of this card, planned slices included."""
         return self._view.used(node, card)
 
@@ -214,18 +185,18 @@ class Plans:
         """CPU (thousandths of a core) and host memory (MiB) held on this node, by plans too."""
         return self._view.host_used(node)
 
-    def plan(self, gang: str) -> Plan | None:
+    def get(self, gang: str) -> GangReservation | None:
         """Of this gang, if it has one."""
         return self._plans.get(gang)
 
-    def held(self) -> dict[str, tuple[Placement, ...]]:
+    def outstanding(self) -> dict[str, tuple[Placement, ...]]:
         """Of members that have not started, by gang."""
         return {
             gang: tuple(it for member, it in plan.placements.items() if member not in plan.started)
             for gang, plan in self._plans.items()
         }
 
-    def make(
+    def reserve(
         self,
         gang: str,
         members: Mapping[str, Request],
@@ -233,20 +204,20 @@ class Plans:
         nodes: Collection[Node],
         expires_at: float,
         reserved: Collection[str] = (),
-    ) -> Plan | Rejected:
+    ) -> GangReservation | Unschedulable:
         """The gang's plan, made now if it has none; it holds from here on. Or why there can be none."""
         if gang in self._plans:
             return self._plans[gang]
-        found = plan_gang(self, list(members.values()), policy, nodes, reserved)
-        if isinstance(found, Rejected):
+        found = place_gang(self, list(members.values()), policy, nodes, reserved)
+        if isinstance(found, Unschedulable):
             return found
-        plan = Plan(dict(zip(members, found, strict=True)), expires_at)
+        plan = GangReservation(dict(zip(members, found, strict=True)), expires_at)
         for placement in found:
             self._view.add(placement)
         self._plans[gang] = plan
         return plan
 
-    def start(self, gang: str, member: str) -> None:
+    def mark_started(self, gang: str, member: str) -> None:
         """The member is where it was planned, and in the world's record from now on.
 
         The plan ends with the last one. Raises KeyError where that was not planned.
@@ -256,12 +227,12 @@ class Plans:
             return
         self._view.remove(plan.placements[member])
         plan = replace(plan, started=plan.started | {member})
-        if plan.whole:
+        if plan.complete:
             del self._plans[gang]
         else:
             self._plans[gang] = plan
 
-    def drop(self, gang: str) -> frozenset[str]:
+    def release(self, gang: str) -> frozenset[str]:
         """End the plan, if there is one: its members that have started, who must go with it."""
         plan = self._plans.pop(gang, None)
         if plan is None:
@@ -277,4 +248,4 @@ class Plans:
 
     def expire(self, now: float) -> dict[str, frozenset[str]]:
         """Drop the plans whose time is over: by gang, the members that have started and must go too."""
-        return {gang: self.drop(gang) for gang in self.overdue(now)}
+        return {gang: self.release(gang) for gang in self.overdue(now)}

@@ -9,16 +9,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import NOTHING, Used
-from fenka.core.requests import Placement, Slice
+from fenka.core.inventory import Card, Node
+from fenka.core.request import Placement, Slice
+from fenka.core.usage import CardUsage, UsageTotals
 
 
 class Conflict(Exception):
     """The change is not allowed; the message says why. Nothing was changed."""
 
 
-class State(StrEnum):
+class EntryState(StrEnum):
     """Of an id."""
 
     ABSENT = "not held"
@@ -26,7 +26,7 @@ class State(StrEnum):
     CONFIRMED = "confirmed"
 
 
-class Event(StrEnum):
+class EntryEvent(StrEnum):
     """What can happen to an id."""
 
     ASSUME = "assume"
@@ -36,13 +36,13 @@ class Event(StrEnum):
     EXPIRE = "expire"
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.ABSENT, Event.ASSUME): State.ASSUMED,
-    (State.ABSENT, Event.ADOPT): State.CONFIRMED,
-    (State.ASSUMED, Event.CONFIRM): State.CONFIRMED,
-    (State.ASSUMED, Event.RELEASE): State.ABSENT,
-    (State.ASSUMED, Event.EXPIRE): State.ABSENT,
-    (State.CONFIRMED, Event.RELEASE): State.ABSENT,
+TRANSITIONS: dict[tuple[EntryState, EntryEvent], EntryState] = {
+    (EntryState.ABSENT, EntryEvent.ASSUME): EntryState.ASSUMED,
+    (EntryState.ABSENT, EntryEvent.ADOPT): EntryState.CONFIRMED,
+    (EntryState.ASSUMED, EntryEvent.CONFIRM): EntryState.CONFIRMED,
+    (EntryState.ASSUMED, EntryEvent.RELEASE): EntryState.ABSENT,
+    (EntryState.ASSUMED, EntryEvent.EXPIRE): EntryState.ABSENT,
+    (EntryState.CONFIRMED, EntryEvent.RELEASE): EntryState.ABSENT,
 }
 """Everything else is a Conflict. An assumption that is adopted is assumed again."""
 
@@ -52,56 +52,8 @@ class Entry:
     """A placement that holds. expires_at: in the caller's time, None once confirmed."""
 
     placement: Placement
-    state: State
+    state: EntryState
     expires_at: float | None
-
-
-class Tally:
-    """Totals of placements. A View for `evaluate`.
-
-    It checks nothing: also a record that overcommits a card is counted as it stands.
-    """
-
-    def __init__(self) -> None:
-        self._used: dict[tuple[str, int], Used] = {}
-        self._host: dict[str, tuple[int, int]] = {}
-
-    def used(self, node: str, card: int) -> Used:
-        """What is held of this card."""
-        return self._used.get((node, card), NOTHING)
-
-    def host_used(self, node: str) -> tuple[int, int]:
-        """CPU (thousandths of a core) and host memory (MiB) held on this node."""
-        return self._host.get(node, (0, 0))
-
-    def add(self, placement: Placement) -> None:
-        """Count a placement in."""
-        self._count(placement, +1)
-
-    def remove(self, placement: Placement) -> None:
-        """Count out a placement that was counted in."""
-        self._count(placement, -1)
-
-    def copy(self) -> "Tally":
-        """A tally that goes its own way from here."""
-        twin = Tally()
-        twin._used, twin._host = dict(self._used), dict(self._host)
-        return twin
-
-    def _count(self, placement: Placement, sign: int) -> None:
-        for piece in placement.slices:
-            used = self.used(placement.node, piece.card)
-            self._used[placement.node, piece.card] = Used(
-                used.memory_mib + sign * piece.memory_mib,
-                used.compute + sign * piece.compute,
-                used.holders + sign,
-                used.whole + sign * placement.whole,
-            )
-        cpu, memory = self.host_used(placement.node)
-        self._host[placement.node] = (
-            cpu + sign * placement.cpu_milli,
-            memory + sign * placement.host_memory_mib,
-        )
 
 
 class Ledger:
@@ -112,7 +64,7 @@ class Ledger:
         self._cards: dict[tuple[str, int], Card] = {
             (node.name, card.index): card for node in self._nodes.values() for card in node.cards
         }
-        self._tally = Tally()
+        self._tally = UsageTotals()
         self._entries: dict[str, Entry] = {}
 
     @property
@@ -120,7 +72,7 @@ class Ledger:
         """A copy, by id."""
         return dict(self._entries)
 
-    def used(self, node: str, card: int) -> Used:
+    def used(self, node: str, card: int) -> CardUsage:
         """What is held of this card."""
         return self._tally.used(node, card)
 
@@ -128,25 +80,25 @@ class Ledger:
         """CPU (thousandths of a core) and host memory (MiB) held on this node."""
         return self._tally.host_used(node)
 
-    def tally(self) -> Tally:
+    def totals(self) -> UsageTotals:
         """A copy of the totals, to try out placements on."""
         return self._tally.copy()
 
-    def state(self, entry_id: str) -> State:
+    def state(self, entry_id: str) -> EntryState:
         """Of any id; ABSENT for one that was never seen."""
         entry = self._entries.get(entry_id)
-        return entry.state if entry else State.ABSENT
+        return entry.state if entry else EntryState.ABSENT
 
     def assume(self, entry_id: str, placement: Placement, expires_at: float) -> None:
         """Hold the placement until it is confirmed, released or expires.
 
         Raises Conflict if the id is held already, or a card or the node's host would be overcommitted.
         """
-        self._hold(entry_id, Event.ASSUME, placement, expires_at)
+        self._hold(entry_id, EntryEvent.ASSUME, placement, expires_at)
 
     def confirm(self, entry_id: str) -> None:
         """The placement is real now and does not expire. Raises Conflict if it is not assumed."""
-        state = self._next(entry_id, Event.CONFIRM)
+        state = self._next(entry_id, EntryEvent.CONFIRM)
         self._entries[entry_id] = replace(self._entries[entry_id], state=state, expires_at=None)
 
     def adopt(self, entry_id: str, placement: Placement, expires_at: float | None = None) -> None:
@@ -154,12 +106,12 @@ class Ledger:
 
         Raises Conflict as `assume` does.
         """
-        event = Event.ADOPT if expires_at is None else Event.ASSUME
+        event = EntryEvent.ADOPT if expires_at is None else EntryEvent.ASSUME
         self._hold(entry_id, event, placement, expires_at)
 
     def release(self, entry_id: str) -> None:
         """The placement holds no longer. Raises Conflict for an id that holds nothing."""
-        self._let_go(entry_id, Event.RELEASE)
+        self._let_go(entry_id, EntryEvent.RELEASE)
 
     def expire(self, now: float) -> list[str]:
         """Release the assumptions whose time is over; their ids."""
@@ -169,24 +121,24 @@ class Ledger:
             if entry.expires_at is not None and entry.expires_at <= now
         ]
         for entry_id in over:
-            self._let_go(entry_id, Event.EXPIRE)
+            self._let_go(entry_id, EntryEvent.EXPIRE)
         return over
 
-    def _next(self, entry_id: str, event: Event) -> State:
+    def _next(self, entry_id: str, event: EntryEvent) -> EntryState:
         state = self.state(entry_id)
         if (state, event) not in TRANSITIONS:
             raise Conflict(f"cannot {event} {entry_id}: it is {state}")
         return TRANSITIONS[state, event]
 
     def _hold(
-        self, entry_id: str, event: Event, placement: Placement, expires_at: float | None
+        self, entry_id: str, event: EntryEvent, placement: Placement, expires_at: float | None
     ) -> None:
         state = self._next(entry_id, event)
         self._check(placement)
         self._entries[entry_id] = Entry(placement, state, expires_at)
         self._tally.add(placement)
 
-    def _let_go(self, entry_id: str, event: Event) -> None:
+    def _let_go(self, entry_id: str, event: EntryEvent) -> None:
         self._next(entry_id, event)
         self._tally.remove(self._entries.pop(entry_id).placement)
 

@@ -7,18 +7,19 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from fenka.core.cards import Node
-from fenka.core.evaluate import Policy, View, place
-from fenka.core.gangs import Stacked, plan_gang
-from fenka.core.reasons import Rejected
-from fenka.core.requests import Placement, Request
+from fenka.core.evaluate import Policy, place
+from fenka.core.gangs import place_gang
+from fenka.core.inventory import Node
+from fenka.core.reasons import Unschedulable
+from fenka.core.request import Placement, Request
+from fenka.core.usage import UsageOverlay, UsageView
 
-EXACT = 10
+MAX_EXACT = 10
 """Up to so many who could go, all sets of them are compared."""
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class DisruptionBudget:
     """A disruption budget: so many of those that it covers may go now."""
 
     name: str
@@ -26,7 +27,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Preemptor:
     """Who wants to be let in: one request, or all of a gang's."""
 
     requests: tuple[Request, ...]
@@ -34,7 +35,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class VictimCandidate:
     """Somebody who holds a slice. Larger priorities are more important.
 
     gang: of all its members goes all or none. budgets: those that cover it.
@@ -44,7 +45,7 @@ class Holder:
     placement: Placement
     priority: int = 0
     gang: str | None = None
-    budgets: frozenset[Budget] = frozenset()
+    budgets: frozenset[DisruptionBudget] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,10 @@ decides. The first is kube-scheduler's first too."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Unit:
+class _VictimGroup:
     """What goes as one: a holder, or a gang."""
 
-    members: tuple[Holder, ...]
+    members: tuple[VictimCandidate, ...]
 
     @property
     def priority(self) -> int:
@@ -77,9 +78,9 @@ class _Unit:
 
 
 def cheapest_victims(
-    view: View,
-    holders: Iterable[Holder],
-    claim: Claim,
+    view: UsageView,
+    holders: Iterable[VictimCandidate],
+    claim: Preemptor,
     nodes: Collection[Node],
     policy: Policy = "binpack",
     reserved: Collection[str] = (),
@@ -97,28 +98,28 @@ def cheapest_victims(
     units = [unit for unit in _units(holders) if unit.priority < claim.priority]
     best: tuple[Cost, Victims] | None = None
     for scope, in_reach in _scopes(gang, units, nodes):
-        attempt = _Attempt(view, gang, policy, scope, reserved)
+        attempt = _WhatIf(view, gang, policy, scope, reserved)
         found = _in_scope(attempt, in_reach, best[0] if best else None)
         if found is not None and (best is None or found[0] < best[0]):
             best = found
     return best[1] if best else None
 
 
-def _units(holders: Iterable[Holder]) -> list[_Unit]:
-    together: dict[tuple[str, str], list[Holder]] = {}
+def _units(holders: Iterable[VictimCandidate]) -> list[_VictimGroup]:
+    together: dict[tuple[str, str], list[VictimCandidate]] = {}
     for it in holders:
         together.setdefault(("gang", it.gang) if it.gang else ("alone", it.id), []).append(it)
-    return [_Unit(tuple(members)) for members in together.values()]
+    return [_VictimGroup(tuple(members)) for members in together.values()]
 
 
 def _scopes(
-    gang: Sequence[Request], units: Sequence[_Unit], nodes: Collection[Node]
-) -> Iterator[tuple[list[Node], list[_Unit]]]:
+    gang: Sequence[Request], units: Sequence[_VictimGroup], nodes: Collection[Node]
+) -> Iterator[tuple[list[Node], list[_VictimGroup]]]:
     """The parts of the cluster to look at one by one, and the units that hold something there."""
     if len(gang) > 1:
         yield list(nodes), [unit for node in nodes for unit in units if _holds(unit, node)]
         return
-    by_node: dict[str, list[_Unit]] = {}
+    by_node: dict[str, list[_VictimGroup]] = {}
     for unit in units:
         for name in sorted({it.placement.node for it in unit.members}):
             by_node.setdefault(name, []).append(unit)
@@ -136,7 +137,7 @@ def _scopes(
             yield [one], [unit for unit in near if _holds(unit, one)]
 
 
-def _holds(unit: _Unit, node: Node) -> bool:
+def _holds(unit: _VictimGroup, node: Node) -> bool:
     cards = {card.index for card in node.cards}
     host = any(it.placement.node == node.name and not it.placement.slices for it in unit.members)
     return host or any(
@@ -147,38 +148,38 @@ def _holds(unit: _Unit, node: Node) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
+class _WhatIf:
     """To place the request, or the gang, with some gone."""
 
-    view: View
+    view: UsageView
     gang: Sequence[Request]
     policy: Policy
     nodes: Sequence[Node]
     reserved: Collection[str]
 
-    def without(self, units: Iterable[_Unit]) -> tuple[Placement, ...] | None:
-        view = Stacked(self.view)
+    def without(self, units: Iterable[_VictimGroup]) -> tuple[Placement, ...] | None:
+        view = UsageOverlay(self.view)
         for unit in units:
             for it in unit.members:
                 view.remove(it.placement)
         if len(self.gang) == 1:
             verdict = place(view, self.gang[0], self.policy, self.nodes, self.reserved)
-            return None if isinstance(verdict, Rejected) else (verdict,)
-        found = plan_gang(view, self.gang, self.policy, self.nodes, self.reserved)
-        return None if isinstance(found, Rejected) else found
+            return None if isinstance(verdict, Unschedulable) else (verdict,)
+        found = place_gang(view, self.gang, self.policy, self.nodes, self.reserved)
+        return None if isinstance(found, Unschedulable) else found
 
 
 def _in_scope(
-    attempt: _Attempt, units: Sequence[_Unit], limit: Cost | None
+    attempt: _WhatIf, units: Sequence[_VictimGroup], limit: Cost | None
 ) -> tuple[Cost, Victims] | None:
     """The cheapest set there; None if there is none, or none cheaper than the limit."""
     different = list(dict.fromkeys(units))
     if attempt.without(different) is None:
         return None
-    if len(different) <= EXACT:
+    if len(different) <= MAX_EXACT:
         chosen = _exact(attempt, different, limit)
     else:
-        chosen = _kept_dearest_first(attempt, different)
+        chosen = _reprieve(attempt, different)
     if chosen is None:
         return None
     placements = attempt.without(chosen)
@@ -188,8 +189,8 @@ def _in_scope(
 
 
 def _exact(
-    attempt: _Attempt, units: Sequence[_Unit], limit: Cost | None
-) -> tuple[_Unit, ...] | None:
+    attempt: _WhatIf, units: Sequence[_VictimGroup], limit: Cost | None
+) -> tuple[_VictimGroup, ...] | None:
     sets = (some for count in range(len(units) + 1) for some in combinations(units, count))
     for some in sorted(sets, key=_cost):
         if limit is not None and _cost(some) >= limit:
@@ -199,7 +200,7 @@ def _exact(
     return None
 
 
-def _kept_dearest_first(attempt: _Attempt, units: Sequence[_Unit]) -> tuple[_Unit, ...]:
+def _reprieve(attempt: _WhatIf, units: Sequence[_VictimGroup]) -> tuple[_VictimGroup, ...]:
     going = sorted(units, key=lambda unit: _cost((unit,)))
     for unit in reversed(list(going)):
         others = [it for it in going if it is not unit]
@@ -208,7 +209,7 @@ def _kept_dearest_first(attempt: _Attempt, units: Sequence[_Unit]) -> tuple[_Uni
     return tuple(going)
 
 
-def _cost(chosen: Iterable[_Unit]) -> Cost:
+def _cost(chosen: Iterable[_VictimGroup]) -> Cost:
     units = list(chosen)
     members = [it for unit in units for it in unit.members]
     left = {budget.name: budget.allowed for it in members for budget in it.budgets}

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fenka.core.requests import Request
+from fenka.core.request import Request
 
 
-class Why(StrEnum):
+class ReasonCode(StrEnum):
     """Why a card, or a whole node, does not fit. The value is the sentence's wording."""
 
     MEMORY = "too little memory"
@@ -32,14 +32,14 @@ class Reason:
     TOO_FEW; 0 where the reason has no measure.
     """
 
-    why: Why
+    code: ReasonCode
     card: int
     needed: int = 0
     available: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
+class NodeRejection:
     """Why a node does not fit: one reason a card, so that the counts add up."""
 
     node: str
@@ -47,10 +47,10 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class Unschedulable:
     """No node fits. `hint` says what could, where nothing ever will as it was asked."""
 
-    rejections: tuple[Rejection, ...]
+    rejections: tuple[NodeRejection, ...]
     hint: str = ""
 
     @property
@@ -60,10 +60,10 @@ class Rejected:
 
     def sentence(self) -> str:
         """`0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy`, then the hint."""
-        counts = Counter(reason.why for reason in self.reasons)
+        counts = Counter(reason.code for reason in self.reasons)
         total = sum(counts.values())
         # Most frequent first; equals in the order in which the reasons are declared.
-        order = {why: place for place, why in enumerate(Why)}
+        order = {why: place for place, why in enumerate(ReasonCode)}
         parts = sorted(counts.items(), key=lambda item: (-item[1], order[item[0]]))
         listed = ", ".join(f"{count} {why.value}" for why, count in parts)
         text = f"0/{total} GPUs fit: {listed}" if total else "there is no GPU"
@@ -92,22 +92,24 @@ def _less_memory(request: Request, most: int) -> str:
     return f"the largest card has {size}, ask for no more"
 
 
-_HINTS: tuple[tuple[Why, Callable[[Request, int], str]], ...] = (
-    (Why.TOO_FEW, _fewer_cards),
-    (Why.HOST_MEMORY, _less_host_memory),
-    (Why.CPU, _less_cpu),
-    (Why.COMPUTE, _less_compute),
-    (Why.MEMORY, _less_memory),
+_HINTS: tuple[tuple[ReasonCode, Callable[[Request, int], str]], ...] = (
+    (ReasonCode.TOO_FEW, _fewer_cards),
+    (ReasonCode.HOST_MEMORY, _less_host_memory),
+    (ReasonCode.CPU, _less_cpu),
+    (ReasonCode.COMPUTE, _less_compute),
+    (ReasonCode.MEMORY, _less_memory),
 )
 """The nearest miss first: a card that failed late needs the smallest change to what was asked."""
 
 
 def hint(request: Request, reasons: Iterable[Reason], models: Iterable[str]) -> str:
     """What to ask instead, from the reasons of cards that hold nothing; `models` are those there are."""
-    most: dict[Why, int] = {}
+    most: dict[ReasonCode, int] = {}
     for reason in reasons:
-        most[reason.why] = max(reason.available, most.get(reason.why, 0))
+        most[reason.code] = max(reason.available, most.get(reason.code, 0))
     for why, sentence in _HINTS:
         if why in most:
             return sentence(request, most[why])
-    return f"the models here are {', '.join(sorted(set(models)))}" if Why.MODEL in most else ""
+    return (
+        f"the models here are {', '.join(sorted(set(models)))}" if ReasonCode.MODEL in most else ""
+    )

@@ -1,17 +1,18 @@
 """gpushare's names, and what Alibaba Cloud's ACK adds to them: a share of compute.
 
-How gpushare's part is written and read is `dialects.gpushare`'s; what nodes' labels say, `dialects.modes`'s.
+How gpushare's part is written and read is `dialects.gpushare`'s; what nodes' labels say,
+`dialects.node_modes`'s.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fenka.core.requests import Placement, Slice
+from fenka.core.request import Placement, Slice
 from fenka.core.units import units_to_mib
 from fenka.dialects import gpushare
-from fenka.dialects.gpushare import COUNT, MEMORY, Kind, Share, Unreadable
-from fenka.dialects.requests import Manifest, Part
+from fenka.dialects.base import ContainerKind, InvalidRecord, PodRequest, SharedNode, SliceRequest
+from fenka.dialects.gpushare import COUNT, MEMORY
 
 NAME = "gpushare"
 
@@ -25,71 +26,73 @@ RECORDS: tuple[str, ...] = (*gpushare.RECORDS, CORES)
 STEP, MOST = 5, 100
 
 
-def speaks(pod: Manifest) -> bool:
-    """Raises Unreadable."""
-    return bool(pod.names(RESOURCES))
+def matches(pod: PodRequest) -> bool:
+    """Raises InvalidRecord."""
+    return bool(pod.requested_resources(RESOURCES))
 
 
-def demand(pod: Manifest, unit_mib: int) -> tuple[Part, ...]:
+def parse(pod: PodRequest, unit_mib: int) -> tuple[SliceRequest, ...]:
     """One part: what the whole pod needs at its peak, on each of as many cards as its label says.
 
-    Raises Unreadable.
+    Raises InvalidRecord.
     """
-    asks = pod.asks(MEMORY)
+    asks = pod.container_units(MEMORY)
     compute = _compute(pod)
-    request = gpushare.read_request(asks, pod.labels, unit_mib)
+    request = gpushare.parse_request(asks, pod.labels, unit_mib)
     if request is None:
         return ()
     if compute and request.cards > 1:
-        raise Unreadable(
+        raise InvalidRecord(
             f"it asks for {CORE} and, by its label {COUNT}, for {request.cards} cards: "
             "a share of compute is of one card, leave out one of the two"
         )
     containers = tuple(ask.name for ask in asks if ask.units)
-    return (Part(containers, replace(request, compute=compute)),)
+    return (SliceRequest(containers, replace(request, compute=compute)),)
 
 
-def _compute(pod: Manifest) -> int:
+def _compute(pod: PodRequest) -> int:
     """Percent at the pod's peak, 0 if it asks for none."""
-    cores = pod.asks(CORE)
+    cores = pod.container_units(CORE)
     if not any(ask.units for ask in cores):
         return 0
-    for core, memory in zip(cores, pod.asks(MEMORY), strict=True):
+    for core, memory in zip(cores, pod.container_units(MEMORY), strict=True):
         if bool(core.units) != bool(memory.units):
             have, lack = (CORE, MEMORY) if core.units else (MEMORY, CORE)
-            raise Unreadable(
+            raise InvalidRecord(
                 f"container {core.name} asks for {have} without {lack}: ask for both in each container"
             )
         if core.units % STEP or core.units > MOST:
-            raise Unreadable(
+            raise InvalidRecord(
                 f"container {core.name} asks for {core.units} of {CORE}: "
                 f"ask for {STEP} to {MOST}, in steps of {STEP}"
             )
-    peak = gpushare.demand(cores)
+    peak = gpushare.peak_units(cores)
     if peak > MOST:
-        raise Unreadable(f"its containers ask for {peak} of {CORE} together: one card has {MOST}")
+        raise InvalidRecord(
+            f"its containers ask for {peak} of {CORE} together: one card has {MOST}"
+        )
     return peak
 
 
-def write(
-    pod: Manifest, share: Share, placements: Sequence[Placement], now_ns: int
+def encode(
+    pod: PodRequest, share: SharedNode, placements: Sequence[Placement], now_ns: int
 ) -> dict[str, str]:
     """gpushare's annotations, and ACK's where there is compute."""
     (placement,) = placements
-    written = gpushare.write_placement(share, placement, pod.asks(MEMORY), now_ns)
+    written = gpushare.encode_placement(share, placement, pod.container_units(MEMORY), now_ns)
     if any(piece.compute for piece in placement.slices):
         cores = {
-            str(number): {str(piece.card): it.of(CORE) for piece in placement.slices}
+            str(number): {str(piece.card): it.amount(CORE) for piece in placement.slices}
             for number, it in enumerate(pod.apps)
-            if it.of(CORE)
+            if it.amount(CORE)
         }
         written[CORES] = json.dumps(cores, separators=(",", ":"))
     return written
 
 
-def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
-    """By gpushare's annotations; the compute is what the pod asks for. Raises Unreadable."""
-    placement = gpushare.read_placement(share, pod.annotations, pod.asks(MEMORY))
+def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
+    """By gpushare's annotations; the compute is what the pod asks for. Raises InvalidRecord."""
+    placement = gpushare.decode_placement(share, pod.annotations, pod.container_units(MEMORY))
     if placement is None:
         return None
     percent = _compute(pod)
@@ -101,15 +104,15 @@ def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
     return (replace(placement, slices=tuple(slices)),)
 
 
-def _by_card(pod: Manifest) -> dict[int, int]:
-    """Percent by card, where a record has the pod's containers on different ones. Raises Unreadable."""
-    allocation = gpushare.read_allocation(pod.annotations, pod.asks(MEMORY)) or {}
+def _by_card(pod: PodRequest) -> dict[int, int]:
+    """Percent by card, where a record has the pod's containers on different ones. Raises InvalidRecord."""
+    allocation = gpushare.decode_allocation(pod.annotations, pod.container_units(MEMORY)) or {}
     total: dict[int, int] = {}
     for number, container in enumerate(pod.apps):
-        percent = container.of(CORE)
+        percent = container.amount(CORE)
         cards = [card for card, units in allocation.get(number, {}).items() if units]
         if percent and len(cards) > 1:
-            raise Unreadable(
+            raise InvalidRecord(
                 f"annotation {gpushare.ALLOCATION} has container {container.name} on {len(cards)} cards, "
                 f"a share of compute is of one"
             )
@@ -118,23 +121,23 @@ def _by_card(pod: Manifest) -> dict[int, int]:
     return total
 
 
-def held(
-    pod: Manifest, share: Share, placements: Sequence[Placement], container: str
+def container_slices(
+    pod: PodRequest, share: SharedNode, placements: Sequence[Placement], container: str
 ) -> tuple[Slice, ...]:
-    """By the record, which knows each container. Raises Unreadable where that is not what it asks for."""
+    """By the record, which knows each container. Raises InvalidRecord where that is not what it asks for."""
     (placement,) = placements
     mine = next((it for it in pod.containers if it.name == container), None)
-    units = mine.of(MEMORY) if mine else 0
+    units = mine.amount(MEMORY) if mine else 0
     if mine is None or not units:
         return ()
     cards = [piece.card for piece in placement.slices]
-    if mine.kind is Kind.APP:
-        allocation = gpushare.read_allocation(pod.annotations, pod.asks(MEMORY)) or {}
+    if mine.kind is ContainerKind.APP:
+        allocation = gpushare.decode_allocation(pod.annotations, pod.container_units(MEMORY)) or {}
         by_card = {
             index: own for index, own in allocation.get(pod.apps.index(mine), {}).items() if own
         }
     elif units % len(cards):
-        raise Unreadable(
+        raise InvalidRecord(
             f"the {units} units of container {container} cannot be shared out evenly over the pod's "
             f"{len(cards)} cards"
         )
@@ -142,7 +145,7 @@ def held(
         # Init containers and sidecars are in no record: they are on their pod's cards, equally.
         by_card = {index: units // len(cards) for index in cards}
     if sum(by_card.values()) != units:
-        raise Unreadable(
+        raise InvalidRecord(
             f"the pod's record gives container {container} {sum(by_card.values())} units, "
             f"it asks for {units}"
         )
@@ -152,28 +155,28 @@ def held(
             replace(
                 piece,
                 memory_mib=units_to_mib(by_card[piece.card], sizes[piece.card], share.unit_mib),
-                compute=mine.of(CORE),
+                compute=mine.amount(CORE),
             )
             for piece in placement.slices
             if piece.card in by_card
         )
     except ValueError as why:
-        raise Unreadable(str(why)) from None
+        raise InvalidRecord(str(why)) from None
 
 
 def environment(
-    pod: Manifest, share: Share, placements: Sequence[Placement], container: str
+    pod: PodRequest, share: SharedNode, placements: Sequence[Placement], container: str
 ) -> dict[str, str]:
     """gpushare's; nothing for a container that asks for nothing."""
     (placement,) = placements
-    slices = held(pod, share, placements, container)
-    own = next((it.of(MEMORY) for it in pod.containers if it.name == container), 0)
-    total = sum(it.of(MEMORY) for it in pod.apps)
+    slices = container_slices(pod, share, placements, container)
+    own = next((it.amount(MEMORY) for it in pod.containers if it.name == container), 0)
+    total = sum(it.amount(MEMORY) for it in pod.apps)
     mine = replace(placement, slices=slices)
     return gpushare.environment(share, mine, total, own) if slices else {}
 
 
-def advertised(share: Share) -> dict[str, int]:
+def node_resources(share: SharedNode) -> dict[str, int]:
     """Units, cards, and 100 percent of each."""
     cards = len(share.node.cards)
-    return {MEMORY: share.total, COUNT: cards, CORE: MOST * cards}
+    return {MEMORY: share.total_units, COUNT: cards, CORE: MOST * cards}

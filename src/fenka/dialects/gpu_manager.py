@@ -6,22 +6,24 @@ Wire facts: Tencent's gpu-manager, gpu-admission and vcuda-controller.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fenka.core.requests import Placement, Request
+from fenka.core.request import Placement, Request
 from fenka.core.units import card_units
-from fenka.dialects.gpushare import CARDS, Share, Unreadable
-from fenka.dialects.requests import (
-    Limits,
-    Manifest,
-    Part,
-    check_uuids,
-    each_container,
-    only_apps,
-    own_slices,
-    placed_on,
-    sized,
-    which_cards,
-    whole_cards,
-    write_uuids,
+from fenka.dialects.base import (
+    CARDS,
+    ContainerRequest,
+    InvalidRecord,
+    PodRequest,
+    SharedNode,
+    SliceRequest,
+    check_card_uuids,
+    encode_card_uuids,
+    memory_request,
+    per_container,
+    placement_on,
+    require_plain_containers,
+    visible_only,
+    whole_card_request,
+    whole_slices,
 )
 
 NAME = "gpu-manager"
@@ -65,53 +67,53 @@ METRICS = (
 METRIC_LABELS = ("pod_name", "namespace", "node", "container_name")
 
 
-def speaks(pod: Manifest) -> bool:
-    """Raises Unreadable."""
-    return bool(pod.names(RESOURCES))
+def matches(pod: PodRequest) -> bool:
+    """Raises InvalidRecord."""
+    return bool(pod.requested_resources(RESOURCES))
 
 
-def demand(pod: Manifest, unit_mib: int) -> tuple[Part, ...]:  # noqa: ARG001 - it has its own unit
-    """A part for each container. Raises Unreadable."""
-    only_apps(pod, RESOURCES)
-    return each_container(pod, _want, None) if CEILING not in pod.annotations else _elastic(pod)
+def parse(pod: PodRequest, unit_mib: int) -> tuple[SliceRequest, ...]:  # noqa: ARG001 - it has its own unit
+    """A part for each container. Raises InvalidRecord."""
+    require_plain_containers(pod, RESOURCES)
+    return per_container(pod, _want, None) if CEILING not in pod.annotations else _elastic(pod)
 
 
-def _want(container: Limits) -> Request | None:
-    core, memory = container.of(CORE), container.of(MEMORY)
+def _want(container: ContainerRequest) -> Request | None:
+    core, memory = container.amount(CORE), container.amount(MEMORY)
     if not core and not memory:
         return None
     if core >= WHOLE:
         if core % WHOLE:
-            raise Unreadable(
+            raise InvalidRecord(
                 f"container {container.name} asks for {core} of {CORE}: "
                 "ask for less than 100, or for whole cards by a multiple of 100"
             )
-        return whole_cards(core // WHOLE)
+        return whole_card_request(core // WHOLE)
     if not core or not memory:
         missing = MEMORY if core else CORE
-        raise Unreadable(
+        raise InvalidRecord(
             f"container {container.name} asks for a part of a card without {missing}: ask for both"
         )
-    return sized(memory, UNIT_MIB, core)
+    return memory_request(memory, UNIT_MIB, core)
 
 
-def _elastic(pod: Manifest) -> tuple[Part, ...]:
+def _elastic(pod: PodRequest) -> tuple[SliceRequest, ...]:
     text = pod.annotations[CEILING]
     if not text.isdecimal() or not 1 <= int(text[:9]) <= WHOLE or len(text) > len(str(WHOLE)):
-        raise Unreadable(f"annotation {CEILING} is {text!r}: it is a percentage, 1 to 100")
+        raise InvalidRecord(f"annotation {CEILING} is {text!r}: it is a percentage, 1 to 100")
     ceiling = int(text)
-    parts = each_container(pod, _want, ceiling)
+    parts = per_container(pod, _want, ceiling)
     for part in parts:
         if part.request.compute > ceiling:
-            raise Unreadable(
+            raise InvalidRecord(
                 f"annotation {CEILING} is {ceiling}, less than the {part.request.compute} "
                 f"that container {part.containers[0]} asks for: raise it or leave it out"
             )
     return parts
 
 
-def write(
-    pod: Manifest, share: Share, placements: Sequence[Placement], now_ns: int
+def encode(
+    pod: PodRequest, share: SharedNode, placements: Sequence[Placement], now_ns: int
 ) -> dict[str, str]:
     """gpu-admission's annotations, and the cards' UUIDs."""
     numbers = {it.name: number for number, it in enumerate(pod.apps)}
@@ -119,38 +121,38 @@ def write(
         f"{INDEXES}{numbers[part.containers[0]]}": ",".join(
             str(piece.card) for piece in placement.slices
         )
-        for part, placement in zip(demand(pod, share.unit_mib), placements, strict=True)
+        for part, placement in zip(parse(pod, share.unit_mib), placements, strict=True)
     }
     return {
         **cards,
         TIME: str(now_ns),
         NODE: share.node.name,
         ASSIGNED: "false",
-        CARDS: write_uuids(placements),
+        CARDS: encode_card_uuids(placements),
     }
 
 
-def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
-    """By the cards that each container is said to have. Raises Unreadable."""
+def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
+    """By the cards that each container is said to have. Raises InvalidRecord."""
     if not any(name.startswith(INDEXES) for name in pod.annotations):
         return None
     numbers = {it.name: number for number, it in enumerate(pod.apps)}
     placements = []
-    for part in demand(pod, share.unit_mib):
+    for part in parse(pod, share.unit_mib):
         name = f"{INDEXES}{numbers[part.containers[0]]}"
         items = pod.annotations.get(name, "").split(",")
         if not all(item.isdecimal() and len(item) < 5 for item in items):
-            raise Unreadable(f"annotation {name} names no cards: {','.join(items)!r}")
-        placements.append(placed_on(share.node, part.request, [int(item) for item in items]))
-    check_uuids(pod.annotations, placements)
+            raise InvalidRecord(f"annotation {name} names no cards: {','.join(items)!r}")
+        placements.append(placement_on(share.node, part.request, [int(item) for item in items]))
+    check_card_uuids(pod.annotations, placements)
     return tuple(placements)
 
 
-held = own_slices(demand)
-environment = which_cards(demand)
+container_slices = whole_slices(parse)
+environment = visible_only(parse)
 
 
-def advertised(share: Share) -> dict[str, int]:
+def node_resources(share: SharedNode) -> dict[str, int]:
     """100 a card; of two T4, 15079 MiB each: 200, and 58 + 58 = 116 units."""
     cards = share.node.cards
     return {

@@ -7,27 +7,30 @@ or mode) are not served: a pod that needs them is told so.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fenka.core.requests import Memory, Placement, Request, Slice
-from fenka.dialects.gpushare import CARDS, WHOLE, Share, Unreadable
-from fenka.dialects.requests import (
-    Limits,
-    Manifest,
-    Part,
-    asked,
-    each_container,
+from fenka.core.request import Memory, Placement, Request, Slice
+from fenka.dialects.base import (
+    CARDS,
+    NVIDIA_GPU,
+    ContainerRequest,
+    InvalidRecord,
+    PodRequest,
+    SharedNode,
+    SliceRequest,
+    encode_card_uuids,
+    find_container,
+    memory_request,
     nominal_mib,
-    of_container,
-    only_apps,
-    own_slices,
-    sized,
-    visible,
-    whole_cards,
-    write_uuids,
+    per_container,
+    require_plain_containers,
+    valid_request,
+    visible_devices,
+    whole_card_request,
+    whole_slices,
 )
 
 NAME = "hami"
 
-COUNT = WHOLE
+COUNT = NVIDIA_GPU
 """Extended resource: slices, each on another card."""
 MEMORY = "nvidia.com/gpumem"
 """Extended resource: MiB of each slice."""
@@ -64,61 +67,63 @@ FULL = 100
 class PercentOfCard(Memory):
     """`amount` percent of whatever the card has, rounded down."""
 
-    def on(self, card_mib: int) -> int | None:
+    def mib_on(self, card_mib: int) -> int | None:
         """MiB on a card of this size, at least 1."""
         return max(card_mib * self.amount // FULL, 1) if self.amount <= FULL else None
 
 
-def speaks(pod: Manifest) -> bool:
-    """Also where only memory or compute is asked for. Raises Unreadable."""
-    return bool(pod.names(RESOURCES[1:]))
+def matches(pod: PodRequest) -> bool:
+    """Also where only memory or compute is asked for. Raises InvalidRecord."""
+    return bool(pod.requested_resources(RESOURCES[1:]))
 
 
-def demand(pod: Manifest, unit_mib: int) -> tuple[Part, ...]:  # noqa: ARG001 - it counts MiB
-    """A part for each container. Raises Unreadable."""
-    only_apps(pod, RESOURCES)
+def parse(pod: PodRequest, unit_mib: int) -> tuple[SliceRequest, ...]:  # noqa: ARG001 - it counts MiB
+    """A part for each container. Raises InvalidRecord."""
+    require_plain_containers(pod, RESOURCES)
     for name in NOT_SERVED:
         if name in pod.annotations:
-            raise Unreadable(
+            raise InvalidRecord(
                 f"annotation {name} is not served: choose nodes by a nodeSelector instead"
             )
-    return each_container(pod, _want)
+    return per_container(pod, _want)
 
 
-def _want(container: Limits) -> Request | None:
-    count, mib, percent, cores = (container.of(name) for name in RESOURCES)
+def _want(container: ContainerRequest) -> Request | None:
+    count, mib, percent, cores = (container.amount(name) for name in RESOURCES)
     if not any((count, mib, percent, cores)):
         return None
     if mib and percent:
-        raise Unreadable(
+        raise InvalidRecord(
             f"container {container.name} asks for {MEMORY} and {PERCENT}: ask for one of them"
         )
     for name, value in ((PERCENT, percent), (CORES, cores)):
         if value > FULL:
-            raise Unreadable(
+            raise InvalidRecord(
                 f"container {container.name} asks for {value} of {name}: a card has 100"
             )
     if not count:
         # HAMi's own webhook would add it; the kubelet gives a card to nobody who does not ask for one.
-        raise Unreadable(
+        raise InvalidRecord(
             f"container {container.name} asks for memory or compute of a card without {COUNT}: "
             f"add {COUNT}: 1"
         )
     if cores == FULL:
-        return whole_cards(count)
+        return whole_card_request(count)
     if mib:
-        return sized(mib, 1, cores, count)
-    return asked(lambda: Request(PercentOfCard(percent or FULL), compute=cores, cards=count))
+        return memory_request(mib, 1, cores, count)
+    return valid_request(
+        lambda: Request(PercentOfCard(percent or FULL), compute=cores, cards=count)
+    )
 
 
-def write(
-    pod: Manifest, share: Share, placements: Sequence[Placement], now_ns: int
+def encode(
+    pod: PodRequest, share: SharedNode, placements: Sequence[Placement], now_ns: int
 ) -> dict[str, str]:
     """HAMi's annotations as after binding. Its time is in seconds."""
-    parts = demand(pod, share.unit_mib)
+    parts = parse(pod, share.unit_mib)
     record = ""
     for it in pod.apps:
-        found = of_container(parts, placements, it.name)
+        found = find_container(parts, placements, it.name)
         pieces = found[1].slices if found else ()
         record += "".join(f"{s.uuid},NVIDIA,{s.memory_mib},{s.compute}:" for s in pieces) + ";"
     return {
@@ -126,14 +131,14 @@ def write(
         TO_ALLOCATE: record,
         NODE: share.node.name,
         TIME: str(now_ns // 10**9),
-        CARDS: write_uuids(placements),
+        CARDS: encode_card_uuids(placements),
     }
 
 
-def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
+def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
     """As it is recorded, sizes too where they are smaller: HAMi may have had other defaults.
 
-    Raises Unreadable.
+    Raises InvalidRecord.
     """
     if ALLOCATED not in pod.annotations:
         return None
@@ -141,7 +146,7 @@ def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
     records = pod.annotations[ALLOCATED].split(";")
     numbers = {it.name: number for number, it in enumerate(pod.apps)}
     placements = []
-    for part in demand(pod, share.unit_mib):
+    for part in parse(pod, share.unit_mib):
         number = numbers[part.containers[0]]
         slices = []
         for text in (records[number] if number < len(records) else "").split(":"):
@@ -149,13 +154,13 @@ def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
                 continue
             uuid, memory, compute = _piece(text)
             if uuid not in by_uuid:
-                raise Unreadable(f"the pod's card {uuid} is not one of its node's")
+                raise InvalidRecord(f"the pod's card {uuid} is not one of its node's")
             card, request = by_uuid[uuid], part.request
             most = card.compute if request.whole else request.compute
             memory = min(memory, nominal_mib(request, card.memory_mib))
             slices.append(Slice(card.index, uuid, memory, min(compute, most)))
         if not len({it.card for it in slices}) == len(slices) == part.request.cards:
-            raise Unreadable(
+            raise InvalidRecord(
                 f"annotation {ALLOCATED} has {len(slices)} slices for container "
                 f"{part.containers[0]}, it asks for {part.request.cards} on different cards"
             )
@@ -167,18 +172,18 @@ def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
 def _piece(text: str) -> tuple[str, int, int]:
     fields = text.split(",")
     if len(fields) != 4 or not all(it.isdecimal() and len(it) < 10 for it in fields[2:]):
-        raise Unreadable(f"annotation {ALLOCATED} is not understood: {text!r}")
+        raise InvalidRecord(f"annotation {ALLOCATED} is not understood: {text!r}")
     return fields[0], int(fields[2]), int(fields[3])
 
 
-held = own_slices(demand)
+container_slices = whole_slices(parse)
 
 
 def environment(
-    pod: Manifest, share: Share, placements: Sequence[Placement], container: str
+    pod: PodRequest, share: SharedNode, placements: Sequence[Placement], container: str
 ) -> dict[str, str]:
     """Which cards, and the limits as programs of HAMi's read them; what holds them is the lease."""
-    found = of_container(demand(pod, share.unit_mib), placements, container)
+    found = find_container(parse(pod, share.unit_mib), placements, container)
     if found is None:
         return {}
     slices = found[1].slices
@@ -186,9 +191,9 @@ def environment(
         f"CUDA_DEVICE_MEMORY_LIMIT_{number}": f"{it.memory_mib}m"
         for number, it in enumerate(slices)
     }
-    return {**visible(found[1]), **limits, "CUDA_DEVICE_SM_LIMIT": str(slices[0].compute)}
+    return {**visible_devices(found[1]), **limits, "CUDA_DEVICE_SM_LIMIT": str(slices[0].compute)}
 
 
-def advertised(share: Share) -> dict[str, int]:
+def node_resources(share: SharedNode) -> dict[str, int]:
     """SPLIT slices a card. Memory and compute are for the extender alone, `ignoredByScheduler`."""
     return {COUNT: SPLIT * len(share.node.cards)}

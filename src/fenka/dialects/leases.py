@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fenka.core.requests import Slice
-from fenka.dialects.gpushare import Unreadable
-from fenka.dialects.requests import counted
+from fenka.core.request import Slice
+from fenka.dialects.base import InvalidRecord, counted
 
 REPORT = "fenka.io/leases"
 """Node annotation."""
@@ -44,7 +43,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LeaseReport:
     """By UID. pods: what pods hold at their peak. Their processes are alive or may start at any moment."""
 
     pods: Mapping[str, tuple[Slice, ...]] = field(default_factory=dict)
@@ -52,11 +51,11 @@ class Report:
     refused: Mapping[str, Refusal] = field(default_factory=dict)
 
 
-NOTHING = Report()
+EMPTY_REPORT = LeaseReport()
 
 
-def write_report(report: Report) -> str:
-    """Return the annotation REPORT, without `refused` if it is too long. Raises Unreadable if it still is."""
+def encode_report(report: LeaseReport) -> str:
+    """Return the annotation REPORT, without `refused` if too long. Raises InvalidRecord if it still is."""
     uuids: dict[str, int] = {}
 
     def written(slices: Sequence[Slice]) -> list[list[int]]:
@@ -84,18 +83,18 @@ def write_report(report: Report) -> str:
         )
         if len(text) <= LONGEST:
             return text
-    raise Unreadable(f"annotation {REPORT} would have {len(text)} characters")
+    raise InvalidRecord(f"annotation {REPORT} would have {len(text)} characters")
 
 
-def read_report(annotations: Mapping[str, str]) -> Report | None:
-    """Return None if the node's program has reported nothing. Raises Unreadable."""
+def decode_report(annotations: Mapping[str, str]) -> LeaseReport | None:
+    """Return None if the node's program has reported nothing. Raises InvalidRecord."""
     if REPORT not in annotations:
         return None
     try:
         said = json.loads(annotations[REPORT])
         _check_version(said["version"])
         uuids = [str(it) for it in said["cards"]]
-        return Report(
+        return LeaseReport(
             {str(uid): _slices(it, uuids) for uid, it in said["pods"].items()},
             {
                 str(uid): Lingering(str(name), _slices(it, uuids))
@@ -114,7 +113,7 @@ def read_report(annotations: Mapping[str, str]) -> Report | None:
         AttributeError,
         RecursionError,
     ) as why:
-        raise Unreadable(f"annotation {REPORT} is not understood: {why!r}") from None
+        raise InvalidRecord(f"annotation {REPORT} is not understood: {why!r}") from None
 
 
 def _check_version(value: Any) -> None:

@@ -6,7 +6,7 @@ with a unit it is exactly that much memory.
 
 import re
 
-from fenka.core.requests import BadRequest, Memory
+from fenka.core.request import InvalidRequest, Memory
 
 UNITS_MIB = {"MiB": 1, "Mi": 1, "GiB": 1024, "Gi": 1024}
 """Kubernetes's short forms and the long ones. GB and MB would be powers of ten: not taken, for clarity."""
@@ -19,42 +19,42 @@ _DIGITS = 12
 """No size needs more on either side of the point, and Python refuses to read very long numbers."""
 
 
-class BadSize(Exception):
+class InvalidSize(Exception):
     """The text is no size; the message says what to write."""
 
 
 def parse_unit(text: str) -> int:
-    """The unit of a world in MiB: GiB, MiB, or so many of them. Raises BadSize."""
+    """The unit of a world in MiB: GiB, MiB, or so many of them. Raises InvalidSize."""
     match = _UNIT.fullmatch(text.strip())
     if match is None or (match[1] and int(match[1]) == 0):
-        raise BadSize(f"{_shown(text)} is no unit: use GiB, MiB, or a number of them as 256MiB")
+        raise InvalidSize(f"{_shown(text)} is no unit: use GiB, MiB, or a number of them as 256MiB")
     return int(match[1] or 1) * UNITS_MIB[match[2]]
 
 
 def parse_memory(text: str, unit_mib: int) -> Memory:
-    """`4` in units of `unit_mib`, or an exact size such as `4096MiB`. Raises BadSize."""
+    """`4` in units of `unit_mib`, or an exact size such as `4096MiB`. Raises InvalidSize."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or not (match[2] or match[3]):
-        raise BadSize(f"{_shown(text)} is no size: write 4 for units of the card, or 4096MiB")
+        raise InvalidSize(f"{_shown(text)} is no size: write 4 for units of the card, or 4096MiB")
     sign, whole, fraction, suffix = match.groups("")
     fraction = fraction.rstrip("0")
     if suffix and suffix not in UNITS_MIB:
-        raise BadSize(f"{suffix!r} in {_shown(text)} is no unit: use MiB or GiB")
+        raise InvalidSize(f"{suffix!r} in {_shown(text)} is no unit: use MiB or GiB")
     if len(whole) > _DIGITS or len(fraction) > _DIGITS:
-        raise BadSize(f"{_shown(text)} has too many digits to be a size")
+        raise InvalidSize(f"{_shown(text)} has too many digits to be a size")
     amount = int(whole or 0)
     if sign or not (amount or fraction):
-        raise BadSize(f"{_shown(text)} is no amount of memory: ask for more than nothing")
+        raise InvalidSize(f"{_shown(text)} is no amount of memory: ask for more than nothing")
     try:
         if fraction:
             mib = _rounded_down(amount, fraction, UNITS_MIB.get(suffix, unit_mib))
             instead = Memory(max(mib, 1))
-            raise BadSize(
+            raise InvalidSize(
                 f"{_shown(text)} is not a whole number of units: write {instead.amount}MiB"
             )
         return Memory(amount * UNITS_MIB[suffix]) if suffix else Memory(amount, unit_mib)
-    except BadRequest as why:
-        raise BadSize(f"{_shown(text)} is no amount of memory: {why}") from None
+    except InvalidRequest as why:
+        raise InvalidSize(f"{_shown(text)} is no amount of memory: {why}") from None
 
 
 def _rounded_down(amount: int, fraction: str, unit_mib: int) -> int:

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from fenka.core.cards import Card
+from fenka.core.inventory import Card
 from fenka.hardware.peer_credentials import peer, user_name
 
 LOCKS = Path("/run/fenka/cards")

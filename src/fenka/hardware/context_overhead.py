@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fenka.core.cards import Card
+from fenka.core.inventory import Card
 from fenka.hardware.nvml import Driver
 
 PROBE = """

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from fenka.core.cards import Card
+from fenka.core.inventory import Card
 from fenka.hardware.context_overhead import context_mib
 from fenka.hardware.nvml import Driver, DriverLost, Reading
 

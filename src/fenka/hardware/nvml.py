@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 import pynvml
 
-from fenka.core.cards import Card
+from fenka.core.inventory import Card
 
 __all__ = ["Driver", "DriverLost", "GpuProcess", "NoDriver", "Reading", "XidListener"]
 

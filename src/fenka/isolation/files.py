@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fenka import native
-from fenka.core.requests import Slice
+from fenka.core.request import Slice
 from fenka.isolation import account, control
 from fenka.isolation.control import Control, Limit, Mode
 

@@ -18,13 +18,22 @@ from typing import Any
 import msgspec
 
 from fenka.cluster.objects import Pod
-from fenka.core.cards import Card, Node
-from fenka.core.requests import Slice
+from fenka.core.inventory import Card, Node
+from fenka.core.request import Slice
 from fenka.core.units import card_units
-from fenka.dialects import ack, gpu_manager, gpushare, hami, modes, whole_cards
-from fenka.dialects.gpushare import Share, Unreadable
-from fenka.dialects.leases import Lingering, Refusal, Report
-from fenka.dialects.recognition import DIALECTS, WITH_HAMI
+from fenka.dialects import (
+    ack,
+    base,
+    gpu_manager,
+    gpushare,
+    hami,
+    node_inventory,
+    node_modes,
+    nvidia,
+)
+from fenka.dialects.base import InvalidRecord, SharedNode
+from fenka.dialects.leases import LeaseReport, Lingering, Refusal
+from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.isolation import control
 from fenka.isolation.control import BadControl
 from fenka.kubernetes.client import ApiError as ApiRefused
@@ -102,7 +111,7 @@ class _Refused:
 
 ENDPOINTS = {
     gpushare.MEMORY: "fenka-gpu-mem",
-    gpushare.WHOLE: "fenka-gpu-whole",
+    base.NVIDIA_GPU: "fenka-gpu-whole",
     ack.CORE: "fenka-gpu-core",
     gpu_manager.CORE: "fenka-vcuda-core",
     gpu_manager.MEMORY: "fenka-vcuda-memory",
@@ -128,12 +137,12 @@ class Agent:
             resource: Plugin(resource, endpoint, self.kubelet, self if resource in LEASED else None)
             for resource, endpoint in ENDPOINTS.items()
         }
-        self.units, self.whole = self.plugins[gpushare.MEMORY], self.plugins[gpushare.WHOLE]
+        self.units, self.whole = self.plugins[gpushare.MEMORY], self.plugins[base.NVIDIA_GPU]
         for plugin in self.plugins.values():
             plugin.changed = self.trigger
         self.sharing: bool | None = None
         """Whether slices are offered, or whole cards alone; None while the labels have said nothing."""
-        self._mode = modes.EXCLUSIVE
+        self._mode = node_modes.EXCLUSIVE
         self._draining = False
         self._leaving = False
         self._inventory_seen = False
@@ -243,8 +252,8 @@ class Agent:
         if node is None:
             return
         try:
-            mode = modes.mode(node.metadata.labels)
-        except Unreadable as why:
+            mode = node_modes.node_mode(node.metadata.labels)
+        except InvalidRecord as why:
             self.cluster.node_event("FenkaLabels", f"{why}; until then nothing changes")
             return
         held = [it for it in self.store.tokens.values() if not self._exclusive(it)]
@@ -256,19 +265,23 @@ class Agent:
                 f"the node stays shared while {', '.join(pods) or 'pods'} hold slices of its cards; "
                 f"no new ones are given",
             )
-        self._mode = modes.SHARED if self._draining else mode
+        self._mode = node_modes.SHARED if self._draining else mode
         self.sharing = self._mode.memory
 
     def _exclusive(self, token: Token) -> bool:
         """Whether the kubelet chose the cards: by their UUIDs, on a node that does not share."""
-        return token.resource == gpushare.WHOLE and not self._by_uuid().keys().isdisjoint(token.ids)
+        return token.resource == base.NVIDIA_GPU and not self._by_uuid().keys().isdisjoint(
+            token.ids
+        )
 
     def _by_uuid(self) -> dict[str, Card]:
         return {card.uuid: card for card in self.cards.known}
 
     @property
     def _labelled(self) -> bool:
-        return modes.labelled(self.cluster.node.metadata.labels if self.cluster.node else {})
+        return node_modes.has_mode_label(
+            self.cluster.node.metadata.labels if self.cluster.node else {}
+        )
 
     async def _apply_annotations(self) -> None:
         """What people have written on the node about its cards."""
@@ -276,15 +289,13 @@ class Agent:
         if node is None:
             return
         written = node.metadata.annotations
-        if self._inventory_seen and gpushare.CARDS not in written:
-            _LOG.info(
-                "annotation %s was removed: cards that are lost are forgotten", gpushare.CARDS
-            )
+        if self._inventory_seen and base.CARDS not in written:
+            _LOG.info("annotation %s was removed: cards that are lost are forgotten", base.CARDS)
             self.cards.forget_lost()
-        self._inventory_seen = gpushare.CARDS in written
+        self._inventory_seen = base.CARDS in written
         if RESET in written:
             _LOG.info("annotation %s=%s: these cards are used again", RESET, written[RESET])
-            await asyncio.to_thread(self.cards.reset, gpushare.read_indexes(written[RESET]))
+            await asyncio.to_thread(self.cards.reset, node_inventory.parse_indexes(written[RESET]))
             with contextlib.suppress(ApiRefused, ApiUnreachable):
                 await self.cluster.take_reset()
 
@@ -295,7 +306,7 @@ class Agent:
             shown = tuple(replace(card, healthy=False) for card in cards)
         else:
             shown = cards
-        inventory = gpushare.write_inventory(shown, self.settings.unit_mib)
+        inventory = node_inventory.encode_inventory(shown, self.settings.unit_mib)
         try:
             await self.cluster.describe(inventory, len(cards) if self.sharing else 0)
         except (ApiRefused, ApiUnreachable) as why:
@@ -304,7 +315,9 @@ class Agent:
     def now(self) -> tuple[Card, ...]:
         """The cards with their health, cordoned as the node's annotation says."""
         annotations = self.cluster.node.metadata.annotations if self.cluster.node else {}
-        return self.cards.now(gpushare.read_indexes(annotations.get(gpushare.CORDONED, "")))
+        return self.cards.now(
+            node_inventory.parse_indexes(annotations.get(node_inventory.CORDONED, ""))
+        )
 
     def containers(self) -> dict[str, str]:
         """Containers' names by their runtime's ids."""
@@ -314,9 +327,9 @@ class Agent:
             for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
         }
 
-    def share(self) -> Share:
+    def share(self) -> SharedNode:
         """The node as gpushare's dialect has it."""
-        return Share(Node(self.cluster.name, self.now()), self.settings.unit_mib)
+        return SharedNode(Node(self.cluster.name, self.now()), self.settings.unit_mib)
 
     async def _update_devices(self, claims: Sequence[Claim]) -> None:
         if self.sharing is None:
@@ -329,14 +342,14 @@ class Agent:
                 await plugin.offer(coins, remembered=self._remembered(resource))
             return
         for resource, plugin in self.plugins.items():
-            if resource != gpushare.WHOLE:
+            if resource != base.NVIDIA_GPU:
                 await plugin.offer([], remembered=self._remembered(resource))
         if self.settings.exclusive and (self._labelled or not self.settings.labelled_only):
             await self.whole.offer(device_ids.whole(self.now(), exclusive, ()))
 
     def _remembered(self, resource: str) -> bool:
         """Whether the kubelet counts any, perhaps of a process before this one. Not of another plugin."""
-        if resource == gpushare.WHOLE and not self.settings.exclusive:
+        if resource == base.NVIDIA_GPU and not self.settings.exclusive:
             return False
         capacity = self.cluster.node.status.capacity if self.cluster.node else {}
         return capacity.get(resource, "0") != "0"
@@ -345,7 +358,7 @@ class Agent:
         """UUIDs of cards that the kubelet has given away itself."""
         cards = self._by_uuid()
         ids = {one for it in self.store.tokens.values() if self._exclusive(it) for one in it.ids}
-        ids |= {one for it in claims if it.resource == gpushare.WHOLE for one in it.ids}
+        ids |= {one for it in claims if it.resource == base.NVIDIA_GPU for one in it.ids}
         return ids & cards.keys()
 
     def _coins(
@@ -361,7 +374,7 @@ class Agent:
                 mode.compute,
                 lambda it: card_units(it.memory_mib, gpu_manager.UNIT_MIB),
             ),
-            gpushare.WHOLE: (
+            base.NVIDIA_GPU: (
                 mode.whole or self.settings.hami,
                 lambda _: hami.SPLIT if self.settings.hami else 1,
             ),
@@ -369,7 +382,7 @@ class Agent:
         wanted, worth_of = worth[resource]
         # What is held of a resource stays offered: the kubelet would not start its container again.
         held = list(self._coins_held(resource, claims))
-        kept = [(one, True) for one in sorted(exclusive)] if resource == gpushare.WHOLE else []
+        kept = [(one, True) for one in sorted(exclusive)] if resource == base.NVIDIA_GPU else []
         if not wanted and not held:
             return kept if self._mode.whole else []
         withheld = exclusive if wanted and not self._draining else self._by_uuid().keys()
@@ -405,8 +418,8 @@ class Agent:
         cards, pods = self._by_uuid(), list(self.cluster.pods.values())
         found: dict[str, dict[str, list[Slice]]] = {}
         for claim in claims:
-            pod = resolve.pod_of(claim, pods) if claim.resource == gpushare.WHOLE else None
-            if pod is None or whole_cards.RECORD in pod.metadata.annotations:
+            pod = resolve.pod_of(claim, pods) if claim.resource == base.NVIDIA_GPU else None
+            if pod is None or nvidia.RECORD in pod.metadata.annotations:
                 continue
             slices = [
                 Slice(cards[one].index, one, cards[one].memory_mib, cards[one].compute)
@@ -415,7 +428,7 @@ class Agent:
             if slices:
                 found.setdefault(pod.metadata.uid, {})[claim.container] = slices
         for uid, by_container in found.items():
-            await self.cluster.note(self.cluster.pods[uid], whole_cards.record(by_container))
+            await self.cluster.note(self.cluster.pods[uid], nvidia.record(by_container))
 
     @property
     def _told(self) -> bool:
@@ -562,7 +575,7 @@ class Agent:
         ours = {one for it in self.store.tokens.values() for one in it.ids}
         cards = {card.uuid: card for card in self.cards.known}
         for claim in claims:
-            for one in claim.ids - ours if claim.resource == gpushare.WHOLE else ():
+            for one in claim.ids - ours if claim.resource == base.NVIDIA_GPU else ():
                 if (card := cards.get(one)) is not None and claim.pod:
                     of_pod = held.setdefault(f"{claim.namespace}/{claim.pod}", {})
                     of_pod[one] = Slice(card.index, one, card.memory_mib, card.compute)
@@ -576,7 +589,7 @@ class Agent:
         refusal = Refusal(str(why), isinstance(why, Misplaced))
         self._refusals[token.name] = _Refused(pod.metadata.uid, since, refusal)
 
-    def _report(self) -> Report:
+    def _report(self) -> LeaseReport:
         """What the scheduler is to know of this node's pods, in a place that their owners cannot write."""
         pods, names = self.cluster.pods, self._names()
         uids = {it.full_name: uid for uid, it in pods.items()}
@@ -584,7 +597,7 @@ class Agent:
             uids.get(name, name): tuple(slices) for name, slices in self._held(self._claims).items()
         }
         now = self._clock()
-        return Report(
+        return LeaseReport(
             {uid: slices for uid, slices in held.items() if self._runs(uid)},
             {
                 uid: Lingering(names.get(uid, uid), slices)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fenka.core.cards import Card
-from fenka.core.requests import Slice
+from fenka.core.inventory import Card
+from fenka.core.request import Slice
 from fenka.core.units import card_units
 from fenka.dialects.sizes import parse_unit
 from fenka.hardware import card_lock
@@ -80,7 +80,7 @@ class Config:
 def run(config: Config) -> None:
     """Serve until told to stop.
 
-    Raises PreflightError, BadSize, ApiUnreachable, FileNotFoundError; each message is the sentence to show.
+    Raises PreflightError, InvalidSize, ApiUnreachable, FileNotFoundError; their messages are to be shown.
     """
     unit_mib = parse_unit(config.unit)
     for option, value, known in (

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from fenka.cluster.objects import Node, Object, ObjectMeta, Pod
-from fenka.core.cards import Card
-from fenka.dialects import gpushare
+from fenka.core.inventory import Card
+from fenka.dialects import base, gpushare, node_inventory
 from fenka.dialects.leases import REPORT
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.events import EventRecorder
@@ -111,12 +111,12 @@ class NodeApi:
         return found.status.node_info.container_runtime_version, self._described(found.metadata)
 
     def _described(self, meta: ObjectMeta) -> Sequence[Card]:
-        if gpushare.CARDS not in meta.annotations:
+        if base.CARDS not in meta.annotations:
             return ()
-        annotations = {gpushare.CARDS: meta.annotations[gpushare.CARDS]}
+        annotations = {base.CARDS: meta.annotations[base.CARDS]}
         try:
-            share = gpushare.read_node(self.name, annotations, {gpushare.MEMORY: "1"})
-        except gpushare.Unreadable as why:
+            share = node_inventory.decode_node(self.name, annotations, {gpushare.MEMORY: "1"})
+        except base.InvalidRecord as why:
             _LOG.warning("which cards the node had before is not known: %s", why)
             return ()
         return share.node.cards if share else ()
@@ -142,8 +142,8 @@ class NodeApi:
         node = self.node
         if node is None:
             return
-        if node.metadata.annotations.get(gpushare.CARDS) != inventory:
-            body: dict[str, Any] = {"metadata": {"annotations": {gpushare.CARDS: inventory}}}
+        if node.metadata.annotations.get(base.CARDS) != inventory:
+            body: dict[str, Any] = {"metadata": {"annotations": {base.CARDS: inventory}}}
             await self._api.patch(self._path, _Anything, body)
         shown = (
             node.status.capacity.get(gpushare.COUNT),

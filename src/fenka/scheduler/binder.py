@@ -14,8 +14,8 @@ from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.objects import Pod, Status, pod_path
 from fenka.cluster.pod_placement import Infeasible
 from fenka.cluster.state import ClusterState, read_allocation
-from fenka.core.requests import Placement
-from fenka.dialects.recognition import names_any
+from fenka.core.request import Placement
+from fenka.dialects.registry import names_any
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.informer import Backoff
 from fenka.scheduler.extender_api import ExtenderBindingArgs
@@ -217,7 +217,7 @@ class Binder:
             share, dialect = self._world.shared_node(node), pod.demand(self._world.dialects).dialect
             assert share is not None
             assert dialect is not None
-            annotations = dialect.write(pod.manifest, share, placements, self._now_ns())
+            annotations = dialect.encode(pod.manifest, share, placements, self._now_ns())
         meta = pod.metadata
         return {
             "apiVersion": "v1",

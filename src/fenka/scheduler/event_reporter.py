@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.state import ClusterState, requests_gpu
-from fenka.dialects.gpushare import Unreadable
+from fenka.dialects.base import InvalidRecord
 
 UNSCHEDULABLE, INVALID_RECORD, NODE_UNAVAILABLE = (
     "FenkaUnschedulable",
@@ -108,7 +108,7 @@ class EventReporter:
             self._since = self._clock()
         try:
             shape = self._evaluate_node.shape(pod)
-        except Unreadable as why:
+        except InvalidRecord as why:
             return str(why)
         if shape not in self._whys:
             self._whys[shape] = self._evaluate_node.why(pod)

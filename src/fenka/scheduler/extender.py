@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import group_name
 from fenka.cluster.pod_placement import BEST, FilterResult, PodEvaluator, PreemptionResult
-from fenka.core.preemption import Budget
-from fenka.dialects.gpushare import Unreadable
+from fenka.core.preemption import DisruptionBudget
+from fenka.dialects.base import InvalidRecord
 from fenka.scheduler.gang_scheduler import GangPending, GangScheduler
 from fenka.scheduler.queue_controller import QueuedEvaluator
 
@@ -24,7 +24,7 @@ class Extender:
         judge: PodEvaluator,
         gangs: GangScheduler,
         wake: Callable[[Sequence[Pod]], None],
-        budgets: Callable[[Pod], frozenset[Budget]],
+        budgets: Callable[[Pod], frozenset[DisruptionBudget]],
     ) -> None:
         self._in_order, self._evaluate_node, self._gangs = queued_evaluator, judge, gangs
         self._wake, self._budgets = wake, budgets
@@ -37,7 +37,7 @@ class Extender:
             gang = self._gangs.gang(pod)
             kept = self._in_order.kept(pod) if gang else frozenset()
             place = self._gangs.place(pod, gang, names, kept) if gang else None
-        except Unreadable as why:
+        except InvalidRecord as why:
             return FilterResult(unresolvable=dict.fromkeys(names, str(why)))
         if place is None:
             return self._in_order.filter(pod, names)

@@ -16,14 +16,14 @@ from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import Gang, PodGroup, group_key, group_name, pod_group
 from fenka.cluster.pod_placement import resident_compute
 from fenka.cluster.state import ClusterState
-from fenka.core.cards import Node
-from fenka.core.evaluate import Policy, Used
-from fenka.core.gangs import Plans, Stacked, plan_gang
-from fenka.core.reasons import Rejected
-from fenka.core.requests import Placement
-from fenka.dialects import modes, whole_cards
-from fenka.dialects.gpushare import Unreadable
-from fenka.dialects.requests import Part
+from fenka.core.evaluate import Policy
+from fenka.core.gangs import GangReservations, place_gang
+from fenka.core.inventory import Node
+from fenka.core.reasons import Unschedulable
+from fenka.core.request import Placement
+from fenka.core.usage import CardUsage, UsageOverlay
+from fenka.dialects import node_modes, nvidia
+from fenka.dialects.base import InvalidRecord, SliceRequest
 
 PLAN_TTL_S = 30.0
 """So long a plan waits for its members: longer than kube-scheduler's longest backoff, twice."""
@@ -110,7 +110,7 @@ class GangScheduler:
     ) -> None:
         self._world, self._policy, self._clock = world, policy, clock
         self._pods, self._groups = pods, groups
-        self._plans = Plans(world)
+        self._plans = GangReservations(world)
         self._barriers: dict[str, _Barrier] = {}
         self._generations: dict[str, int] = {}
         self._incomplete_since: dict[str, float] = {}
@@ -118,7 +118,7 @@ class GangScheduler:
 
     # ---- a View ----
 
-    def used(self, node: str, card: int) -> Used:
+    def used(self, node: str, card: int) -> CardUsage:
         """What is held of this card, by plans too."""
         return self._plans.used(node, card)
 
@@ -133,36 +133,36 @@ class GangScheduler:
 
     def planned(self) -> dict[str, tuple[Placement, ...]]:
         """What plans hold besides what the world knows, by gang."""
-        return self._plans.held()
+        return self._plans.outstanding()
 
     def complete(self, pods: Sequence[Pod]) -> bool:
         """Whether enough of a gang's pods are there, these and those that have a node."""
         try:
             gang = self.gang(pods[0])
-        except Unreadable:
+        except InvalidRecord:
             return False
         return gang is None or self._state(gang).there >= gang.minimum
 
     # ---- planning ----
 
     def gang(self, pod: Pod) -> Gang | None:
-        """The gang that a pod is in, None for a pod that asks for nothing of fenka's. Raises Unreadable."""
+        """Return a pod's gang, None for a pod that asks for nothing of fenka's. Raises InvalidRecord."""
         return pod_group(pod, self._groups()) if group_name(pod) and self._asks(pod) else None
 
     def _asks(self, pod: Pod) -> bool:
         """Whether it wants something of cards that fenka places; whole cards it does on few nodes."""
         wanted = pod.demand(self._world.dialects)
-        if wanted.dialect is not whole_cards:
+        if wanted.dialect is not nvidia:
             return wanted.requests_gpu
         return any(self._admits(it.node.name, wanted.parts(1)) for it in self._world.shared_nodes())
 
-    def _admits(self, node: str, parts: Sequence[Part]) -> bool:
+    def _admits(self, node: str, parts: Sequence[SliceRequest]) -> bool:
         known = self._world.node(node)
         try:
-            modes.admits(
+            node_modes.check_admission(
                 known.metadata.labels if known else {}, parts, resident_compute(self._world, node)
             )
-        except Unreadable:
+        except InvalidRecord:
             return False
         return True
 
@@ -172,10 +172,10 @@ class GangScheduler:
         """Where a member goes; a plan for the whole gang is made if there is none.
 
         None: enough of the gang run already, the pod is placed like any other. names: the nodes that it may
-        go to, which are taken to be the others' too. Raises Unreadable.
+        go to, which are taken to be the others' too. Raises InvalidRecord.
         """
         self.expire()
-        plan, uid = self._plans.plan(gang.key), pod.metadata.uid
+        plan, uid = self._plans.get(gang.key), pod.metadata.uid
         if plan is not None and uid in plan.placements:
             place = self._planned(pod, gang, plan.placements[uid], names)
             if place is not None:
@@ -241,10 +241,10 @@ class GangScheduler:
             open_ = [it for it in nodes if self._admits(it.name, list(parts.values()))]
             if not open_:
                 continue
-            found = self._plans.make(
+            found = self._plans.reserve(
                 gang.key, requests, self._policy, open_, self._clock() + PLAN_TTL_S, reserved
             )
-            if isinstance(found, Rejected):
+            if isinstance(found, Unschedulable):
                 why = found.sentence()
                 continue
             self._barriers[gang.key] = _Barrier()
@@ -262,10 +262,10 @@ class GangScheduler:
                 found.setdefault(share.unit_mib, []).append(share.node)
         return found
 
-    def _part(self, pod: Pod, unit_mib: int) -> Part:
+    def _part(self, pod: Pod, unit_mib: int) -> SliceRequest:
         parts = pod.demand(self._world.dialects).parts(unit_mib)
         if len(parts) != 1:
-            raise Unreadable(
+            raise InvalidRecord(
                 f"the pod {pod.metadata.name} of a gang asks for cards in {len(parts)} containers: "
                 "let one container of each of its pods ask"
             )
@@ -277,7 +277,7 @@ class GangScheduler:
         if key is None:
             return True
         unbound = [it for it in self._of(key) if self._comes(it)]
-        view, priority = Stacked(self._plans), pod.spec.priority or 0
+        view, priority = UsageOverlay(self._plans), pod.spec.priority or 0
         shares = self._world.shared_nodes()
         for share in shares:
             for holding in self._world.allocations(share.node.name):
@@ -287,14 +287,14 @@ class GangScheduler:
         try:
             return any(
                 not isinstance(
-                    plan_gang(
+                    place_gang(
                         view, [self._part(it, unit).request for it in unbound], self._policy, nodes
                     ),
-                    Rejected,
+                    Unschedulable,
                 )
                 for unit, nodes in self._nodes([share.node.name for share in shares]).items()
             )
-        except Unreadable:
+        except InvalidRecord:
             return False
 
     # ---- binding ----
@@ -302,7 +302,7 @@ class GangScheduler:
     def planned_placement(self, pod: Pod, node: str) -> Placement | None:
         """What is planned for the pod on this node."""
         key = self.key(pod)
-        plan = self._plans.plan(key) if key else None
+        plan = self._plans.get(key) if key else None
         found = plan.placements.get(pod.metadata.uid) if plan else None
         return found if found is not None and found.node == node else None
 
@@ -314,9 +314,9 @@ class GangScheduler:
             return True
         try:
             gang = self.gang(pod)
-        except Unreadable:
+        except InvalidRecord:
             return False
-        plan = self._plans.plan(gang.key) if gang else None
+        plan = self._plans.get(gang.key) if gang else None
         gathering = self._barriers.get(gang.key) if gang else None
         if plan is None or gathering is None or self.planned_placement(pod, node) is None:
             # Who is not planned there is let in only where the gang is whole without it.
@@ -333,7 +333,7 @@ class GangScheduler:
     def waiting_status(self, pod: Pod) -> str | None:
         """While the pod waits for its gang: how far that is; None if it does no more."""
         key = self.key(pod)
-        plan, gathering = self._plans.plan(key or ""), self._barriers.get(key or "")
+        plan, gathering = self._plans.get(key or ""), self._barriers.get(key or "")
         if plan is None or gathering is None or pod.metadata.uid not in plan.placements:
             return None
         here, of = len(gathering.arrived | plan.started), len(plan.placements)
@@ -342,12 +342,12 @@ class GangScheduler:
     def start(self, pod: Pod) -> None:
         """The pod is where it was planned, and from now on in the world's own record."""
         key = self.key(pod)
-        plan = self._plans.plan(key or "")
+        plan = self._plans.get(key or "")
         if key is None or plan is None or pod.metadata.uid not in plan.placements:
             return
-        self._plans.start(key, pod.metadata.uid)
+        self._plans.mark_started(key, pod.metadata.uid)
         self._touch([plan.placements[pod.metadata.uid]])
-        if self._plans.plan(key) is None:
+        if self._plans.get(key) is None:
             self._barriers.pop(key, None)
             self._backoffs.pop(key, None)
 
@@ -358,13 +358,13 @@ class GangScheduler:
             self._backoffs[key] = self._pause(key, now)
             self._drop(key)
         for key in list(self._barriers):
-            plan = self._plans.plan(key)
+            plan = self._plans.get(key)
             if plan is not None and not plan.placements.keys() <= known.keys():
                 # Somebody else comes in the place of a member that was deleted.
                 self._drop(key)
 
     def _pause(self, key: str, now: float) -> _PlanBackoff:
-        plan, gathering = self._plans.plan(key), self._barriers[key]
+        plan, gathering = self._plans.get(key), self._barriers[key]
         assert plan is not None
         known = self._pods()
         away = plan.placements.keys() - gathering.arrived - plan.started
@@ -442,13 +442,13 @@ class GangScheduler:
     def _gang(self, pod: Pod) -> Gang | None:
         try:
             return self.gang(pod)
-        except Unreadable:
+        except InvalidRecord:
             return None
 
     def _drop(self, key: str) -> None:
-        plan = self._plans.plan(key)
+        plan = self._plans.get(key)
         if plan is not None:
-            self._plans.drop(key)
+            self._plans.release(key)
             self._touch(plan.placements.values())
         gathering = self._barriers.pop(key, None)
         if gathering is not None:

@@ -8,7 +8,8 @@ from fenka.cluster.disruption import BUDGETS_PATH, PodDisruptionBudget
 from fenka.cluster.objects import ConfigMap, Node, Pod
 from fenka.cluster.pod_groups import POD_GROUPS_PATH, PodGroup
 from fenka.cluster.state import ClusterState
-from fenka.dialects.gpushare import UNHEALTHY_CONFIG_MAP, read_indexes
+from fenka.dialects.gpushare import UNHEALTHY_CONFIG_MAP
+from fenka.dialects.node_inventory import parse_indexes
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.informer import Informer
 from fenka.scheduler.event_reporter import EventReporter
@@ -129,7 +130,7 @@ class UnhealthyCards:
         node = _node_of(thing)
         if node:
             self._named.add(node)
-            self._world.set_unhealthy(node, read_indexes(thing.data.get("gpus", "")))
+            self._world.set_unhealthy(node, parse_indexes(thing.data.get("gpus", "")))
 
     def on_delete(self, thing: ConfigMap) -> None:
         """A ConfigMap is gone."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from fenka.cluster.state import ClusterState
 from fenka.dialects import gpushare
-from fenka.dialects.gpushare import Share
+from fenka.dialects.base import SharedNode
 
 
 def inspect(world: ClusterState, name: str | None = None) -> dict[str, Any] | None:
@@ -16,7 +16,7 @@ def inspect(world: ClusterState, name: str | None = None) -> dict[str, Any] | No
     return None if share is None else {"nodes": [_node(world, share)]}
 
 
-def _node(world: ClusterState, share: Share) -> dict[str, Any]:
+def _node(world: ClusterState, share: SharedNode) -> dict[str, Any]:
     node = share.node
     pods: dict[int, list[dict[str, Any]]] = {card.index: [] for card in node.cards}
     for holding in world.allocations(node.name):
@@ -27,7 +27,7 @@ def _node(world: ClusterState, share: Share) -> dict[str, Any]:
     devices = [
         {
             "id": card.index,
-            "totalGPU": share.units(card.index),
+            "totalGPU": share.card_units(card.index),
             "usedGPU": sum(it["usedGPU"] for it in pods[card.index]),
             "pods": pods[card.index],
         }
@@ -35,7 +35,7 @@ def _node(world: ClusterState, share: Share) -> dict[str, Any]:
     ]
     return {
         "name": node.name,
-        "totalGPU": share.total,
+        "totalGPU": share.total_units,
         "usedGPU": sum(it["usedGPU"] for it in devices),
         "devs": devices,
     }

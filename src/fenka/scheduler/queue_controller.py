@@ -36,10 +36,10 @@ from fenka.cluster.pod_placement import (
 )
 from fenka.cluster.state import ClusterState
 from fenka.cluster.usage_accounting import UsageAccounting
-from fenka.core.backfill import Key
 from fenka.core.evaluate import Policy
 from fenka.core.fairness import Fairness
-from fenka.core.requests import Placement
+from fenka.core.queue import SortKey
+from fenka.core.request import Placement
 
 RESERVATION_TTL_S = 15.0
 """kube-scheduler tries a pod again 10 s after it could have, at the latest, and binds it at once."""
@@ -199,7 +199,7 @@ class QueueController:
                 break
             if it.waiter.id == mine or not self._still(it.waiter.pods):
                 continue
-            if it.reservation is not None and it.reservation.bars(ends_by):
+            if it.reservation is not None and it.reservation.blocks(ends_by):
                 reserved |= it.reservation.cards
             for placement in it.placements:
                 kept.setdefault(placement.node, []).append(HeldPlacement(it.waiter.id, placement))
@@ -305,7 +305,7 @@ class QueueController:
 
     # ---- inside ----
 
-    def _key(self, pod: Pod) -> Key:
+    def _key(self, pod: Pod) -> SortKey:
         return self._turn.key(PendingEntry(_waiter_id(pod), (pod,)).waiting(self._now()))
 
     def _waits(self, pod: Pod) -> bool:

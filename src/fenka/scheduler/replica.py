@@ -12,7 +12,7 @@ from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.core.fairness import Fairness
-from fenka.dialects.recognition import DIALECTS, WITH_HAMI
+from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.election import RETRY_PERIOD_S, Election
 from fenka.kubernetes.events import EventRecorder

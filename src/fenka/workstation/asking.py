@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from fenka.core.requests import BadRequest, Request
+from fenka.core.request import InvalidRequest, Request
 from fenka.dialects.sizes import parse_memory
 from fenka.hardware.peer_credentials import user_name
 from fenka.isolation.layout import constant
@@ -46,30 +46,30 @@ class Who:
 
 
 def check(ask: protocol.Ask) -> None:
-    """What can be said without a daemon, so that no client need send it. Raises BadRequest."""
+    """What can be said without a daemon, so that no client need send it. Raises InvalidRequest."""
     if ask.name and not NAME.fullmatch(ask.name):
-        raise BadRequest(
+        raise InvalidRequest(
             f"{ask.name[:80]!r} is no name: use letters, digits, dots, dashes and underscores, 63 at most"
         )
     short = [ask.gpu_mem, *ask.models]
     if len(ask.models) > MOST_MODELS or max(map(len, short)) > SHORT_CHARACTERS:
-        raise BadRequest(
+        raise InvalidRequest(
             f"a request has at most {MOST_MODELS} models, and sizes and models at most {SHORT_CHARACTERS} "
             "characters"
         )
     if ask.gang is not None and not 1 <= ask.gang <= MOST_MEMBERS:
-        raise BadRequest(f"a gang has 1 to {MOST_MEMBERS} members, not {ask.gang}")
+        raise InvalidRequest(f"a gang has 1 to {MOST_MEMBERS} members, not {ask.gang}")
     if ask.limit_s is not None and not 0 < ask.limit_s < math.inf:
-        raise BadRequest(
+        raise InvalidRequest(
             f"--for takes seconds, more than none, not {ask.limit_s:g}; leave it out for no limit"
         )
     if abs(ask.priority) > MOST_PRIORITY:
-        raise BadRequest(
+        raise InvalidRequest(
             f"a priority is a number from -{MOST_PRIORITY} to {MOST_PRIORITY}, not {ask.priority}"
         )
     most = constant("FENKA_MAX_CARDS")
     if ask.cards > most:
-        raise BadRequest(f"one lease has at most {most} cards, not {ask.cards}")
+        raise InvalidRequest(f"one lease has at most {most} cards, not {ask.cards}")
 
 
 def shortened(ask: protocol.Ask) -> protocol.Ask:
@@ -101,17 +101,17 @@ def _readable(text: str) -> str:
 def jobs(
     ask: protocol.Ask, who: Who, unit_mib: int, here: Collection[Job], now: float
 ) -> list[Job]:
-    """One job, or the members of a gang. here: all jobs there are. Raises BadSize, BadRequest."""
+    """One job, or the members of a gang. here: all jobs there are. Raises InvalidSize, InvalidRequest."""
     check(ask)
     ask = shortened(ask)
     if ask.priority > 0 and who.uid not in (0, os.geteuid()):
-        raise BadRequest(
+        raise InvalidRequest(
             f"a priority above 0 is for {user_name(os.geteuid())} to give, whose daemon this is: ask for "
             f"0 or less, not {ask.priority}"
         )
     one = _one(ask, who, unit_mib)
     if any(one.name in (job.title, job.name, job.id) for job in here):
-        raise BadRequest(f"a job called {one.name} is already here: choose another --name")
+        raise InvalidRequest(f"a job called {one.name} is already here: choose another --name")
     # Later than all that wait, also when the clock was set back.
     one.requested_at = max([now, *(job.requested_at + 1e-3 for job in here)])
     if ask.gang is None:

@@ -18,14 +18,16 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from fenka.core.backfill import Backfill, Held, Standing, Waiting
-from fenka.core.cards import Node
-from fenka.core.evaluate import Empty, Policy, never_fits
-from fenka.core.fairness import Fairness, Uses, cards_of
-from fenka.core.gangs import plan_gang
+from fenka.core.backfill import Backfill
+from fenka.core.evaluate import Policy, never_fits
+from fenka.core.fairness import Fairness, UsageHistory, cards_of
+from fenka.core.gangs import place_gang
+from fenka.core.inventory import Node
 from fenka.core.ledger import Conflict, Ledger
-from fenka.core.reasons import Rejected
-from fenka.core.requests import Placement, Request
+from fenka.core.queue import Allocation, PendingRequest, QueueStatus
+from fenka.core.reasons import Unschedulable
+from fenka.core.request import Placement, Request
+from fenka.core.usage import EmptyUsage
 from fenka.isolation.control import Mode
 from fenka.workstation.protocol import Isolation, JobState
 
@@ -156,16 +158,16 @@ class Broker:
     def __init__(self, node: Node, policy: Policy, fairness: Fairness | None = None) -> None:
         self.node, self.policy = node, policy
         fairness = fairness or Fairness()
-        self.uses = Uses(fairness)
+        self.uses = UsageHistory(fairness)
         """What users, by their uid, have had."""
         self.jobs: dict[str, Job] = {}
         self.ledger = Ledger((node,))
         self._backfill = Backfill((node,), policy, fairness)
         self._entries: dict[str, list[Job]] = {}
         """A single job under its id, a gang's members that are left, by rank, under the gang's."""
-        self._queue: dict[str, Waiting] = {}
-        self._held: dict[str, Held] = {}
-        self._told: dict[str, tuple[Standing, int, str]] = {}
+        self._queue: dict[str, PendingRequest] = {}
+        self._held: dict[str, Allocation] = {}
+        self._told: dict[str, tuple[QueueStatus, int, str]] = {}
         """How each entry that waits stands, in a queue of what length, and the reason it was given."""
 
     def ask(self, jobs: Sequence[Job], now: float, *, wait: bool = True) -> list[Effect]:
@@ -295,7 +297,7 @@ class Broker:
                 return [job]
         raise UnknownJob(f"no job is called {name}: `fenka ps` lists them")
 
-    def standing(self, job: Job) -> Standing | None:
+    def standing(self, job: Job) -> QueueStatus | None:
         """How a job that waits stands, else None."""
         told = self._told.get(job.entry)
         return told[0] if told else None
@@ -313,8 +315,8 @@ class Broker:
         if len(requests) == 1:
             return ""
         cards = tuple(replace(card, healthy=True) for card in self.node.cards)
-        plan = plan_gang(Empty(), requests, self.policy, (replace(self.node, cards=cards),))
-        return f"{plan.hint}, even if nobody else ran" if isinstance(plan, Rejected) else ""
+        plan = place_gang(EmptyUsage(), requests, self.policy, (replace(self.node, cards=cards),))
+        return f"{plan.hint}, even if nobody else ran" if isinstance(plan, Unschedulable) else ""
 
     def _enter(self, job: Job) -> None:
         self.jobs[job.id] = job
@@ -324,7 +326,7 @@ class Broker:
         first = jobs[0]
         for job in jobs:
             self._enter(job)
-        self._queue[first.entry] = Waiting(
+        self._queue[first.entry] = PendingRequest(
             first.entry,
             tuple(job.request for job in jobs),
             first.requested_at,
@@ -335,8 +337,8 @@ class Broker:
 
     def _hold(self, job: Job, placement: Placement, now: float) -> None:
         job.placement = placement
-        ends_by = None if job.ends_at is None or job.held else job.ends_at + GRACE_S
-        self._held[job.id] = Held(placement, ends_by, str(job.uid))
+        deadline = None if job.ends_at is None or job.held else job.ends_at + GRACE_S
+        self._held[job.id] = Allocation(placement, deadline, str(job.uid))
         cards = cards_of((placement,), {it.index: it for it in self.node.cards})
         since = now if job.started_at is None else job.started_at
         self.uses.start(job.id, str(job.uid), cards, job.requested_at, since, now)
@@ -367,7 +369,7 @@ class Broker:
     def _serve(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         step = self._backfill.serve(
-            self._queue.values(), self._held.values(), now, self.ledger.tally(), self.uses
+            self._queue.values(), self._held.values(), now, self.ledger.totals(), self.uses
         )
         for entry, placements in step.placed:
             jobs = self._entries[entry]
@@ -379,9 +381,9 @@ class Broker:
             del self._queue[entry]
             self._told.pop(entry, None)
             effects.append(Start(tuple(jobs)))
-        length = len(step.waiting)
+        length = len(step.pending)
         held = [f"{job.name} has ended, but {job.held}" for job in self.jobs.values() if job.held]
-        for standing in step.waiting:
+        for standing in step.pending:
             before = self._told.get(standing.id)
             reason = "; ".join([standing.reason, *held[:MOST_HELD]])
             self._told[standing.id] = standing, length, reason

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from fenka.core.ledger import Conflict
-from fenka.core.requests import BadRequest, Placement
-from fenka.dialects.sizes import BadSize
+from fenka.core.request import InvalidRequest, Placement
+from fenka.dialects.sizes import InvalidSize
 from fenka.hardware import card_lock
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
@@ -460,7 +460,7 @@ class Daemon:
             who = asking.Who(client.pid, client.uid, client.start_ticks)
             jobs = asking.jobs(ask, who, self.unit_mib, self.broker.jobs.values(), time.time())
             self._admission.check_jobs(client.uid, len(jobs), self.broker.jobs.values())
-        except (BadSize, BadRequest, TooMany) as why:
+        except (InvalidSize, InvalidRequest, TooMany) as why:
             client.send(protocol.Refused(str(why), final=not isinstance(why, TooMany)))
             return
         entry = client.job = jobs[0].entry

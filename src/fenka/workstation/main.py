@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fenka.core.cards import Card, Node
-from fenka.core.evaluate import POLICIES
+from fenka.core.evaluate import SCORES
+from fenka.core.inventory import Card, Node
 from fenka.dialects.sizes import parse_unit
 from fenka.hardware import card_lock
 from fenka.hardware.card_lock import Owner
@@ -37,14 +37,14 @@ def run(
 
     `ready` is called once clients can connect, unless it was told to stop before.
 
-    Raises AlreadyRunning, UnsafeDirectory, BadOption, BadSize, BadSpec, NoDriver, CardLocked,
+    Raises AlreadyRunning, UnsafeDirectory, BadOption, InvalidSize, BadSpec, NoDriver, CardLocked,
     Unreadable, CannotIsolate, whose messages are the sentences to show, and OSError.
     """
     # What programs of other users need is readable, whatever the mask of who starts the daemon.
     os.umask(0o022)
     unit_mib = parse_unit(config.unit)
-    if config.policy not in POLICIES:
-        raise BadOption(f"no policy is called {config.policy}: choose one of {', '.join(POLICIES)}")
+    if config.policy not in SCORES:
+        raise BadOption(f"no policy is called {config.policy}: choose one of {', '.join(SCORES)}")
     with take_runtime(runtime):
         # What was killed could not do it.
         sandbox.clean()

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from fenka.core.ledger import Conflict
-from fenka.core.requests import BadRequest, Placement, Request, Slice
-from fenka.dialects.sizes import BadSize, parse_memory
+from fenka.core.request import InvalidRequest, Placement, Request, Slice
+from fenka.dialects.sizes import InvalidSize, parse_memory
 from fenka.hardware.machine import Hardware
 from fenka.isolation import control
 from fenka.isolation.account import BadAccount
@@ -59,7 +59,7 @@ def resize(daemon: Daemon, job: Job, wanted: protocol.Resize) -> None:
     try:
         after = _placement(daemon, job, before, wanted, 0 if mode == "weight" else core)
         daemon.hold(job, _larger(before, after))
-    except (BadSize, BadRequest) as why:
+    except (InvalidSize, InvalidRequest) as why:
         raise CannotResize(str(why)) from None
     except Conflict:
         raise CannotResize(f"{job.name} cannot grow: its cards have no room for that now") from None
@@ -80,10 +80,12 @@ def _placement(
 ) -> Placement:
     sizes = {card.uuid: card.memory_mib for card in daemon.broker.node.cards}
     memory = parse_memory(wanted.gpu_mem, daemon.unit_mib) if wanted.gpu_mem else None
-    Request(memory=job.request.memory, compute=compute)  # raises BadRequest for what no card has
+    Request(
+        memory=job.request.memory, compute=compute
+    )  # raises InvalidRequest for what no card has
 
     def changed(piece: Slice) -> Slice:
-        mib = memory.on(sizes[piece.uuid]) if memory else piece.memory_mib
+        mib = memory.mib_on(sizes[piece.uuid]) if memory else piece.memory_mib
         if mib is None:
             raise CannotResize(f"card {piece.card} has less memory than {wanted.gpu_mem}")
         return replace(piece, memory_mib=mib, compute=compute)

@@ -131,7 +131,7 @@ def _job(
         size=job.gang.size if job.gang else 1,
         reserved=[card.index for card in broker.node.cards if card.uuid in named],
         starts_by=reservation.starts_by if reservation else None,
-        used_s=round(broker.uses.past(str(job.uid), 0, time.time()).used_s, 1) if waits else 0.0,
+        used_s=round(broker.uses.history(str(job.uid), 0, time.time()).used_s, 1) if waits else 0.0,
         offences=look.offences.get(job.id, []),
         unreadable=seen.unreadable.get(job.id, []),
         user_namespaces=job.user_namespaces,

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fenka.core.cards import Card
-from fenka.core.requests import Slice
+from fenka.core.inventory import Card
+from fenka.core.request import Slice
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.isolation import cheating
 from fenka.isolation.files import MIB

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fenka.core.cards import Card
-from fenka.core.requests import Slice
+from fenka.core.inventory import Card
+from fenka.core.request import Slice
 from fenka.node.kubelet.client import unit_id
 
 

@@ -8,8 +8,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from fenka.dialects.gpushare import Unreadable
-from fenka.dialects.leases import REPORT, Report, write_report
+from fenka.dialects.base import InvalidRecord
+from fenka.dialects.leases import REPORT, LeaseReport, encode_report
 from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.kubernetes.informer import newer
 from fenka.node.node_api import NodeApi
@@ -23,7 +23,7 @@ WITHIN_S = 1.0
 class Reporter:
     """Writes one report at a time; changes that come meanwhile go with the next. make: what there is now."""
 
-    def __init__(self, cluster: NodeApi, make: Callable[[], Report]) -> None:
+    def __init__(self, cluster: NodeApi, make: Callable[[], LeaseReport]) -> None:
         self._cluster, self._make = cluster, make
         self._lock = asyncio.Lock()
         self._text: str | None = None
@@ -47,12 +47,12 @@ class Reporter:
             if node is None or not self._cluster.synced:
                 return
             try:
-                text = write_report(self._make())
+                text = encode_report(self._make())
                 if text != self._current(node.metadata.annotations.get(REPORT)):
                     self._version = await self._cluster.report(text)
                     self._text = text
                 self._away = False
-            except Unreadable as why:
+            except InvalidRecord as why:
                 self._cluster.node_event(
                     "FenkaReport", f"{why}: the scheduler goes by pods' records"
                 )

@@ -1,4 +1,4 @@
-"""Brings running pods to the sizes that their users have wished for by annotation (dialects/resizing.py).
+"""Brings running pods to the sizes that their users have wished for by annotation (dialects/resize.py).
 
 Level-triggered as the agent is: each pass compares what is wished, what is in force (the control page), what
 the store says and what is recorded on the pod, and does what is missing. What grows is recorded first on the
@@ -16,19 +16,19 @@ import msgspec
 
 from fenka.cluster.objects import Pod
 from fenka.cluster.state import read_allocation
-from fenka.core.cards import Card
-from fenka.core.requests import Slice
+from fenka.core.inventory import Card
+from fenka.core.request import Slice
 from fenka.dialects import gpushare
-from fenka.dialects.gpushare import Ask, Kind, Share, Unreadable
-from fenka.dialects.resizing import (
-    RECORD,
+from fenka.dialects.base import ContainerKind, ContainerUnits, InvalidRecord, SharedNode
+from fenka.dialects.resize import (
     REFUSED,
-    WISH,
-    Resized,
-    Wish,
-    read_record,
-    read_wish,
-    write_record,
+    REQUEST,
+    STATUS,
+    ResizeRequest,
+    ResizeStatus,
+    decode_request,
+    decode_status,
+    encode_status,
 )
 from fenka.isolation import control, resize
 from fenka.isolation.account import BadAccount
@@ -62,7 +62,7 @@ class ResizeRejected(Exception):
 class NodeCapacity:
     """Of the node. others: what pods hold, by UID, as long as anything of them lives. names: theirs."""
 
-    share: Share
+    share: SharedNode
     others: Mapping[str, Sequence[Slice]]
     names: Mapping[str, str]
 
@@ -160,7 +160,7 @@ class Resizer:
 
     def refuse(self, pod: Pod, why: ResizeRejected) -> bool:
         """Say it in an event, unless it was said; whether it was not."""
-        said = pod.metadata.annotations.get(WISH, ""), why.kind
+        said = pod.metadata.annotations.get(REQUEST, ""), why.kind
         again = self._refused.get(pod.metadata.uid) == said
         self._refused[pod.metadata.uid] = said
         if not again:
@@ -189,7 +189,7 @@ class PodResize:
             name: await asyncio.to_thread(self._resizer.in_force, token)
             for name, token in self._tokens.items()
         }
-        wish = self._annotations.get(WISH)
+        wish = self._annotations.get(REQUEST)
         refusal = None
         try:
             after = before if wish is None else self._wanted(wish, before)
@@ -206,8 +206,8 @@ class PodResize:
     def _wanted(self, text: str, before: Parts) -> Parts:
         share = self._room().share
         try:
-            wishes = read_wish(text, share.unit_mib)
-        except Unreadable as why:
+            wishes = decode_request(text, share.unit_mib)
+        except InvalidRecord as why:
             raise ResizeRejected(str(why)) from None
         if not self._tokens:
             raise ResizeRejected("the pod holds whole cards: there is nothing to resize")
@@ -269,19 +269,19 @@ class PodResize:
         """Say on the pod what it holds; nothing where that is what its scheduler has written."""
         uid = self._pod.metadata.uid
         try:
-            former = read_record(self._annotations, uid)
-        except Unreadable:
+            former = decode_status(self._annotations, uid)
+        except InvalidRecord:
             former = None
         as_placed = parts == {name: it.slices for name, it in self._leases() if not it.resized}
-        if as_placed and wish is None and RECORD not in self._annotations:
+        if as_placed and wish is None and STATUS not in self._annotations:
             return
-        record = Resized(
+        record = ResizeStatus(
             uid,
             tuple(self._peak(parts)),
             {self._container(name): tuple(part) for name, part in parts.items()},
-            wish if wish is not None else former.wish if former else "",
+            wish if wish is not None else former.request if former else "",
         )
-        await self._write({RECORD: write_record(record)})
+        await self._write({STATUS: encode_status(record)})
 
     async def _write(self, annotations: Mapping[str, str | None]) -> None:
         different = {
@@ -381,7 +381,9 @@ def named(wishes: Iterable[str], tokens: Collection[Token], pod: Pod) -> dict[st
     """
     by_name = {it.lease.container: it for it in tokens if it.lease}
     kinds = _kinds(pod)
-    running = [name for name in by_name if kinds.get(name) is not Kind.INIT] or list(by_name)
+    running = [name for name in by_name if kinds.get(name) is not ContainerKind.INIT] or list(
+        by_name
+    )
     found = {}
     for name in wishes:
         if not name and len(running) > 1:
@@ -396,14 +398,14 @@ def named(wishes: Iterable[str], tokens: Collection[Token], pod: Pod) -> dict[st
     return found
 
 
-def changed(slices: Sequence[Slice], wish: Wish, cards: Collection[Card]) -> list[Slice]:
+def changed(slices: Sequence[Slice], wish: ResizeRequest, cards: Collection[Card]) -> list[Slice]:
     """The slices as they are wished for. Raises ResizeRejected."""
     sizes = {card.uuid: card.memory_mib for card in cards}
 
     def one(piece: Slice) -> Slice:
         mib: int | None = piece.memory_mib
         if wish.memory is not None:
-            mib = wish.memory.on(sizes.get(piece.uuid, 0))
+            mib = wish.memory.mib_on(sizes.get(piece.uuid, 0))
         if mib is None:
             size = sizes.get(piece.uuid, 0)
             raise ResizeRejected(
@@ -429,8 +431,9 @@ def peak(parts: Mapping[str, Sequence[Slice]], pod: Pod) -> list[Slice]:
             of_card.setdefault(piece.uuid, []).append((name, piece))
 
     def most(held: Sequence[tuple[str, Slice]], amount: Callable[[Slice], int]) -> int:
-        return gpushare.demand(
-            Ask(name, amount(piece), kinds.get(name, Kind.APP)) for name, piece in held
+        return gpushare.peak_units(
+            ContainerUnits(name, amount(piece), kinds.get(name, ContainerKind.APP))
+            for name, piece in held
         )
 
     found = (
@@ -444,13 +447,13 @@ def peak(parts: Mapping[str, Sequence[Slice]], pod: Pod) -> list[Slice]:
     return sorted(found, key=lambda it: it.card)
 
 
-def _kinds(pod: Pod) -> dict[str, Kind]:
+def _kinds(pod: Pod) -> dict[str, ContainerKind]:
     """Of its containers, in the order in which they run."""
     inits = {
-        it.name: Kind.SIDECAR if it.restart_policy == "Always" else Kind.INIT
+        it.name: ContainerKind.SIDECAR if it.restart_policy == "Always" else ContainerKind.INIT
         for it in pod.spec.init_containers
     }
-    return inits | dict.fromkeys((it.name for it in pod.spec.containers), Kind.APP)
+    return inits | dict.fromkeys((it.name for it in pod.spec.containers), ContainerKind.APP)
 
 
 def check_room(
@@ -489,7 +492,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _touched(pod: Pod, tokens: Iterable[Token]) -> bool:
-    return any(it in pod.metadata.annotations for it in (WISH, RECORD, REFUSED)) or any(
+    return any(it in pod.metadata.annotations for it in (REQUEST, STATUS, REFUSED)) or any(
         it.lease.resized for it in tokens if it.lease
     )
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from fenka.cluster.objects import Pod
-from fenka.core.cards import Card
-from fenka.core.requests import Placement, Slice
-from fenka.dialects.gpushare import Share, Unreadable
-from fenka.dialects.recognition import DIALECTS
-from fenka.dialects.requests import Dialect, Part, of_container
+from fenka.core.inventory import Card
+from fenka.core.request import Placement, Slice
+from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, SliceRequest, find_container
+from fenka.dialects.registry import DIALECTS
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease.store import Lease, Token
 
@@ -94,7 +93,7 @@ def check_pod(pod: Pod, handler: str) -> None:
 
 
 def share_lease(
-    share: Share,
+    share: SharedNode,
     pod: Pod,
     container: str,
     resource: str,
@@ -106,8 +105,8 @@ def share_lease(
     try:
         demand = pod.demand(dialects)
         parts, dialect = demand.parts(share.unit_mib), demand.dialect
-        placements = dialect.read(manifest, share) if dialect else None
-    except Unreadable as why:
+        placements = dialect.decode(manifest, share) if dialect else None
+    except InvalidRecord as why:
         raise Misplaced(f"fenka: {why}: delete the pod, so that it is placed anew") from None
     if dialect is None or placements is None:
         by = pod.spec.scheduler_name or "nobody"
@@ -116,18 +115,18 @@ def share_lease(
             f"extender (schedulerName {by}; nodeName set by hand?): delete it and let a scheduler that "
             f"asks fenka place it"
         )
-    asked = next((it.of(resource) for it in manifest.containers if it.name == container), None)
+    asked = next((it.amount(resource) for it in manifest.containers if it.name == container), None)
     if asked != amount:
         raise LeaseDenied(
             f"fenka: container {container} of the pod asks for {asked} of {resource}, the kubelet gives "
             f"{amount}: delete the pod, so that it is placed anew"
         )
     try:
-        slices = dialect.held(manifest, share, placements, container)
+        slices = dialect.container_slices(manifest, share, placements, container)
         environment = dialect.environment(manifest, share, placements, container)
-    except Unreadable as why:
+    except InvalidRecord as why:
         raise Misplaced(f"fenka: {why}: delete the pod, so that it is placed anew") from None
-    own = of_container(parts, placements, container)
+    own = find_container(parts, placements, container)
     holds = _together(piece for placement in placements for piece in placement.slices)
     meta = pod.metadata
     return Lease(
@@ -138,7 +137,7 @@ def share_lease(
         [_unlimited_if_whole(piece, own) for piece in slices],
         holds,
         environment,
-        ceiling=(own[0].ceiling or 0) if own else 0,
+        ceiling=(own[0].burst_percent or 0) if own else 0,
     )
 
 
@@ -159,7 +158,7 @@ def _together(slices: Iterable[Slice]) -> list[Slice]:
     return [cards[index] for index in sorted(cards)]
 
 
-def _unlimited_if_whole(piece: Slice, own: tuple[Part, Placement] | None) -> Slice:
+def _unlimited_if_whole(piece: Slice, own: tuple[SliceRequest, Placement] | None) -> Slice:
     """Who has a card for itself is not held back."""
     return replace(piece, compute=0) if own and own[1].whole else piece
 

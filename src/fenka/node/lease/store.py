@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from fenka.core.requests import Slice
+from fenka.core.request import Slice
 from fenka.isolation.files import Compute, fsync_directory, write_atomically
 
 

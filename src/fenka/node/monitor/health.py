@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from fenka.core.cards import Card
+from fenka.core.inventory import Card
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.isolation.files import write_atomically

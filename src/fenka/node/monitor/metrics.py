@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fenka.core.cards import Card
+from fenka.core.inventory import Card
 from fenka.dialects import gpu_manager
 from fenka.dialects.gpu_manager import Metric as TheirMetric
 from fenka.kubernetes.http_listener import (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fenka.core.cards import Card
+from fenka.core.inventory import Card
 from fenka.hardware.nvml import DriverLost, GpuProcess, Reading
 from fenka.isolation import account, cheating
 from fenka.isolation.sandbox import SHIM

@@ -4,24 +4,27 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fenka.core.requests import Placement, Request, Slice
-from fenka.dialects.gpushare import CARDS, WHOLE, Share, Unreadable
-from fenka.dialects.requests import (
-    Limits,
-    Manifest,
-    Part,
-    check_uuids,
+from fenka.core.request import Placement, Request, Slice
+from fenka.dialects.base import (
+    CARDS,
+    NVIDIA_GPU,
+    ContainerRequest,
+    InvalidRecord,
+    PodRequest,
+    SharedNode,
+    SliceRequest,
+    check_card_uuids,
     counted,
-    each_container,
-    own_slices,
-    placed_on,
-    which_cards,
-    whole_cards,
+    per_container,
+    placement_on,
+    visible_only,
+    whole_card_request,
+    whole_slices,
 )
 
 NAME = "whole-cards"
-RESOURCES: tuple[str, ...] = (WHOLE,)
-LEASED = WHOLE
+RESOURCES: tuple[str, ...] = (NVIDIA_GPU,)
+LEASED = NVIDIA_GPU
 
 HAMI_ONLY = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores")
 """Beside these `nvidia.com/gpu` counts slices: such a pod is HAMi's, or nobody's."""
@@ -31,29 +34,29 @@ RECORD = "fenka.io/whole-cards"
 RECORDS: tuple[str, ...] = (RECORD, CARDS)
 
 
-def speaks(pod: Manifest) -> bool:
-    """Raises Unreadable."""
-    return bool(pod.names(RESOURCES)) and not pod.names(HAMI_ONLY)
+def matches(pod: PodRequest) -> bool:
+    """Raises InvalidRecord."""
+    return bool(pod.requested_resources(RESOURCES)) and not pod.requested_resources(HAMI_ONLY)
 
 
-def demand(pod: Manifest, unit_mib: int) -> tuple[Part, ...]:  # noqa: ARG001 - cards have no unit
-    """A part for each container. Raises Unreadable."""
-    return tuple(replace(part, by_label=True) for part in each_container(pod, _want))
+def parse(pod: PodRequest, unit_mib: int) -> tuple[SliceRequest, ...]:  # noqa: ARG001 - cards have no unit
+    """A part for each container. Raises InvalidRecord."""
+    return tuple(replace(part, requires_opt_in=True) for part in per_container(pod, _want))
 
 
-def _want(container: Limits) -> Request | None:
-    cards = container.of(WHOLE)
-    return whole_cards(cards) if cards else None
+def _want(container: ContainerRequest) -> Request | None:
+    cards = container.amount(NVIDIA_GPU)
+    return whole_card_request(cards) if cards else None
 
 
-def write(
-    pod: Manifest,
-    share: Share,
+def encode(
+    pod: PodRequest,
+    share: SharedNode,
     placements: Sequence[Placement],
     now_ns: int,  # noqa: ARG001 - nobody reads a time here
 ) -> dict[str, str]:
     """fenka's own: NVIDIA's plugin has none, it chooses cards on the node."""
-    parts = demand(pod, share.unit_mib)
+    parts = parse(pod, share.unit_mib)
     return record(
         {
             part.containers[0]: placement.slices
@@ -72,8 +75,8 @@ def record(slices: Mapping[str, Sequence[Slice]]) -> dict[str, str]:
     }
 
 
-def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
-    """Raises Unreadable."""
+def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
+    """Raises InvalidRecord."""
     if RECORD not in pod.annotations:
         return None
     try:
@@ -82,19 +85,19 @@ def read(pod: Manifest, share: Share) -> tuple[Placement, ...] | None:
             for name, cards in json.loads(pod.annotations[RECORD]).items()
         }
     except (ValueError, TypeError, AttributeError, RecursionError) as why:
-        raise Unreadable(f"annotation {RECORD} is not understood: {why}") from None
+        raise InvalidRecord(f"annotation {RECORD} is not understood: {why}") from None
     placements = tuple(
-        placed_on(share.node, part.request, record.get(part.containers[0], []))
-        for part in demand(pod, share.unit_mib)
+        placement_on(share.node, part.request, record.get(part.containers[0], []))
+        for part in parse(pod, share.unit_mib)
     )
-    check_uuids(pod.annotations, placements)
+    check_card_uuids(pod.annotations, placements)
     return placements
 
 
-held = own_slices(demand)
-environment = which_cards(demand)
+container_slices = whole_slices(parse)
+environment = visible_only(parse)
 
 
-def advertised(share: Share) -> dict[str, int]:
+def node_resources(share: SharedNode) -> dict[str, int]:
     """Its cards. Which of them are shared now is in fenka's ledger, not in this number."""
-    return {WHOLE: len(share.node.cards)}
+    return {NVIDIA_GPU: len(share.node.cards)}

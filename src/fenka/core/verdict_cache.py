@@ -6,18 +6,19 @@ It decides as `evaluate.place` does, and no differently: that is what its tests 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 
-from fenka.core.cards import Node
-from fenka.core.evaluate import Policy, Used, Verdict, View, evaluate
-from fenka.core.reasons import Rejected, Rejection
-from fenka.core.requests import Placement, Request
+from fenka.core.evaluate import Policy, Verdict, evaluate
+from fenka.core.inventory import Node
+from fenka.core.reasons import NodeRejection, Unschedulable
+from fenka.core.request import Placement, Request
+from fenka.core.usage import CardUsage, UsageView
 
-SHAPES = 64
+MAX_SHAPES = 64
 """Requests of so many different shapes are remembered."""
 
-_State = tuple[tuple[int, int], tuple[Used, ...]]
+_State = tuple[tuple[int, int], tuple[CardUsage, ...]]
 
 
-class Verdicts:
+class VerdictCache:
     """Remembers verdicts on these nodes. Placing raises KeyError for an unknown policy."""
 
     def __init__(self, nodes: Iterable[Node], policy: Policy) -> None:
@@ -32,22 +33,22 @@ class Verdicts:
         before, after = set(self._nodes), tuple(nodes)
         changed = {node.name for node in before.symmetric_difference(after)}
         for name in changed:
-            self.forget(name)
+            self.invalidate(name)
         self._nodes = after
         if changed:
             self._home = _home(after)
         return changed
 
-    def renew(self, view: View) -> None:
+    def refresh(self, view: UsageView) -> None:
         """Forget the nodes of which something else is held than when this was last called."""
         for node in self._nodes:
             cards = tuple(view.used(node.name, card.index) for card in node.cards)
             state = view.host_used(node.name), cards
             if self._states.get(node.name) != state:
-                self.forget(node.name)
+                self.invalidate(node.name)
                 self._states[node.name] = state
 
-    def forget(self, node: str) -> None:
+    def invalidate(self, node: str) -> None:
         """Something is held of this node that was not, or is no more."""
         self._states.pop(node, None)
         for by_node in self._known.values():
@@ -55,28 +56,28 @@ class Verdicts:
 
     def place(
         self,
-        view: View,
+        view: UsageView,
         request: Request,
         reserved: Collection[str] = (),
         among: Collection[str] | None = None,
-    ) -> Placement | Rejected:
+    ) -> Placement | Unschedulable:
         """As `evaluate.place`. `view` must be the one that it was renewed with, but for nodes forgotten.
 
         among: the names of the nodes that it may go to, None for any.
         """
         best: tuple[tuple[float, ...], str] | None = None
         found: Placement | None = None
-        rejections: list[Rejection] = []
-        for node, verdict in self.judge(view, request, reserved, among):
-            if isinstance(verdict, Rejection):
+        rejections: list[NodeRejection] = []
+        for node, verdict in self.evaluate(view, request, reserved, among):
+            if isinstance(verdict, NodeRejection):
                 rejections.append(verdict)
             elif best is None or (verdict.score, node.name) < best:
                 best, found = (verdict.score, node.name), verdict.placement
-        return found or Rejected(tuple(rejections))
+        return found or Unschedulable(tuple(rejections))
 
-    def judge(
+    def evaluate(
         self,
-        view: View,
+        view: UsageView,
         request: Request,
         reserved: Collection[str] = (),
         among: Collection[str] | None = None,
@@ -102,7 +103,7 @@ class Verdicts:
     def _of_shape(self, request: Request) -> dict[str, tuple[frozenset[str], Verdict]]:
         by_node = self._known.setdefault(request, {})
         self._known.move_to_end(request)
-        if len(self._known) > SHAPES:
+        if len(self._known) > MAX_SHAPES:
             self._known.popitem(last=False)
         return by_node
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from fenka.core.units import card_units, units_to_mib
 
-ABSURD_MIB = 16 * 1024 * 1024
+MAX_MEMORY_MIB = 16 * 1024 * 1024
 """16 TiB: no card is near it; a larger number is a mistake."""
 
-ABSURD_CARDS = 1024
+MAX_CARDS = 1024
 
 
-class BadRequest(Exception):
+class InvalidRequest(Exception):
     """The request means nothing; the message says what would."""
 
 
@@ -23,18 +23,18 @@ class Memory:
 
     def __post_init__(self) -> None:
         if self.amount <= 0:
-            raise BadRequest(f"GPU memory must be more than nothing, not {self.amount}")
+            raise InvalidRequest(f"GPU memory must be more than nothing, not {self.amount}")
         if self.unit_mib <= 0:
-            raise BadRequest(f"a unit of GPU memory must be 1 MiB or more, not {self.unit_mib}")
-        if self.nominal_mib > ABSURD_MIB:
-            raise BadRequest(f"{self.nominal_mib} MiB of GPU memory is more than any card has")
+            raise InvalidRequest(f"a unit of GPU memory must be 1 MiB or more, not {self.unit_mib}")
+        if self.nominal_mib > MAX_MEMORY_MIB:
+            raise InvalidRequest(f"{self.nominal_mib} MiB of GPU memory is more than any card has")
 
     @property
     def nominal_mib(self) -> int:
         """Units times unit, in MiB: less than `on` gives where a card has MiB left over."""
         return self.amount * self.unit_mib
 
-    def on(self, card_mib: int) -> int | None:
+    def mib_on(self, card_mib: int) -> int | None:
         """MiB on a card of this size; None where the card has not so many units."""
         if self.amount > card_units(card_mib, self.unit_mib):
             return None
@@ -49,7 +49,7 @@ class Request:
     compute: percent per card; 0 asks for none of its own.
     models: names of acceptable models, empty for any.
     cpu_milli, host_memory_mib: of the node.
-    Raises BadRequest.
+    Raises InvalidRequest.
     """
 
     memory: Memory | None = None
@@ -61,16 +61,20 @@ class Request:
     host_memory_mib: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.cards <= ABSURD_CARDS:
-            raise BadRequest(f"the number of cards must be 1 to {ABSURD_CARDS}, not {self.cards}")
+        if not 1 <= self.cards <= MAX_CARDS:
+            raise InvalidRequest(f"the number of cards must be 1 to {MAX_CARDS}, not {self.cards}")
         if not 0 <= self.compute <= 100:
-            raise BadRequest(f"compute is a percentage of one card, 0 to 100, not {self.compute}")
+            raise InvalidRequest(
+                f"compute is a percentage of one card, 0 to 100, not {self.compute}"
+            )
         if self.cpu_milli < 0 or self.host_memory_mib < 0:
-            raise BadRequest("CPU and host memory cannot be negative")
+            raise InvalidRequest("CPU and host memory cannot be negative")
         if self.whole and (self.memory is not None or self.compute):
-            raise BadRequest("a whole card comes with all its memory and compute: ask for neither")
+            raise InvalidRequest(
+                "a whole card comes with all its memory and compute: ask for neither"
+            )
         if not self.whole and self.memory is None and not self.compute:
-            raise BadRequest("ask for GPU memory, for compute, or for whole cards")
+            raise InvalidRequest("ask for GPU memory, for compute, or for whole cards")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fenka.core.requests import Memory, Slice
-from fenka.dialects.gpushare import Unreadable
-from fenka.dialects.requests import counted
-from fenka.dialects.sizes import BadSize, parse_memory
+from fenka.core.request import Memory, Slice
+from fenka.dialects.base import InvalidRecord, counted
+from fenka.dialects.sizes import InvalidSize, parse_memory
 
-WISH = "fenka.io/resize"
-RECORD = "fenka.io/resized"
+REQUEST = "fenka.io/resize"
+STATUS = "fenka.io/resized"
 REFUSED = "fenka.io/resize-refused"
-RECORDS = (RECORD, REFUSED)
+RECORDS = (STATUS, REFUSED)
 
 VERSION = 1
 
@@ -33,7 +32,7 @@ _CONTAINER = re.compile(r"\s*([a-z0-9](?:[-a-z0-9]*[a-z0-9])?)\s*:(.*)", re.DOTA
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ResizeRequest:
     """For one container, of each of its cards; None: as it is. compute: percent, 0 for no limit."""
 
     memory: Memory | None = None
@@ -41,67 +40,67 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Resized:
+class ResizeStatus:
     """What a pod holds now, at its peak, and its containers' parts by name. wish: the last one granted."""
 
     pod: str
     """Its UID."""
-    holds: tuple[Slice, ...]
+    slices: tuple[Slice, ...]
     containers: Mapping[str, tuple[Slice, ...]] = field(default_factory=dict)
-    wish: str = ""
+    request: str = ""
 
 
 # ---- wishes ----
 
 
-def read_wish(text: str, unit_mib: int) -> dict[str, Wish]:
-    """Wishes by container; under "" what is wished for the only one. Raises Unreadable."""
-    found: dict[str, Wish] = {}
+def decode_request(text: str, unit_mib: int) -> dict[str, ResizeRequest]:
+    """Wishes by container; under "" what is wished for the only one. Raises InvalidRecord."""
+    found: dict[str, ResizeRequest] = {}
     for part in filter(str.strip, text.split(";")):
         named = _CONTAINER.fullmatch(part)
         name, items = (named[1], named[2]) if named else ("", part)
         if name in found:
-            raise Unreadable(f"annotation {WISH} speaks twice of {name or 'the container'}")
+            raise InvalidRecord(f"annotation {REQUEST} speaks twice of {name or 'the container'}")
         found[name] = _wish(items, unit_mib)
     if not found:
-        raise Unreadable(
-            f"annotation {WISH} is empty: write {MEMORY}=6, {CORE}=40 or both with a comma"
+        raise InvalidRecord(
+            f"annotation {REQUEST} is empty: write {MEMORY}=6, {CORE}=40 or both with a comma"
         )
     if "" in found and len(found) > 1:
-        raise Unreadable(
-            f"annotation {WISH} names some containers and not others: write x: {MEMORY}=6; y: {CORE}=20"
+        raise InvalidRecord(
+            f"annotation {REQUEST} names some containers and not others: write x: {MEMORY}=6; y: {CORE}=20"
         )
     return found
 
 
-def _wish(text: str, unit_mib: int) -> Wish:
+def _wish(text: str, unit_mib: int) -> ResizeRequest:
     said: dict[str, str] = {}
     for item in text.split(","):
         key, equals, value = (it.strip() for it in item.partition("="))
         if not equals or key not in (MEMORY, CORE):
-            raise Unreadable(
-                f"annotation {WISH}: {item.strip()[:40]!r} is not understood: write {MEMORY}=6, "
+            raise InvalidRecord(
+                f"annotation {REQUEST}: {item.strip()[:40]!r} is not understood: write {MEMORY}=6, "
                 f"{MEMORY}=4096MiB or {CORE}=40"
             )
         if key in said:
-            raise Unreadable(f"annotation {WISH} says {key} twice for one container")
+            raise InvalidRecord(f"annotation {REQUEST} says {key} twice for one container")
         said[key] = value
     try:
         memory = parse_memory(said[MEMORY], unit_mib) if MEMORY in said else None
-    except BadSize as why:
-        raise Unreadable(f"annotation {WISH}: {why}") from None
-    return Wish(memory, _percent(said[CORE]) if CORE in said else None)
+    except InvalidSize as why:
+        raise InvalidRecord(f"annotation {REQUEST}: {why}") from None
+    return ResizeRequest(memory, _percent(said[CORE]) if CORE in said else None)
 
 
 def _percent(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 3 and int(text) <= FULL):
-        raise Unreadable(
-            f"annotation {WISH}: {CORE}={text[:40]} is no percentage: write 1 to 100, or 0 for no limit"
+        raise InvalidRecord(
+            f"annotation {REQUEST}: {CORE}={text[:40]} is no percentage: write 1 to 100, or 0 for no limit"
         )
     return int(text)
 
 
-def write_wish(container: str, gpu_mem: str, gpu_core: int | None) -> str:
+def encode_request(container: str, gpu_mem: str, gpu_core: int | None) -> str:
     """container: empty for the only one. gpu_mem: a size as users write it, empty to leave it as it is."""
     items = [f"{MEMORY}={gpu_mem.strip()}"] if gpu_mem else []
     items += [f"{CORE}={gpu_core}"] if gpu_core is not None else []
@@ -111,42 +110,42 @@ def write_wish(container: str, gpu_mem: str, gpu_core: int | None) -> str:
 # ---- records ----
 
 
-def write_record(record: Resized) -> str:
+def encode_status(record: ResizeStatus) -> str:
     """The annotation RECORD."""
     return json.dumps(
         {
             "version": VERSION,
             "pod": record.pod,
-            "holds": list(map(_written, record.holds)),
+            "holds": list(map(_written, record.slices)),
             "containers": {
                 name: list(map(_written, part)) for name, part in sorted(record.containers.items())
             },
-            "wish": record.wish,
+            "wish": record.request,
         },
         separators=(",", ":"),
     )
 
 
-def read_record(annotations: Mapping[str, str], pod: str = "") -> Resized | None:
+def decode_status(annotations: Mapping[str, str], pod: str = "") -> ResizeStatus | None:
     """None where there is none, or where it is another's. pod: whose it must be, by UID; empty for anybody's.
 
-    Raises Unreadable.
+    Raises InvalidRecord.
     """
-    if RECORD not in annotations:
+    if STATUS not in annotations:
         return None
     try:
         record = _fields(
-            json.loads(annotations[RECORD]), "version", "pod", "holds", "containers", "wish"
+            json.loads(annotations[STATUS]), "version", "pod", "holds", "containers", "wish"
         )
         _check_version(record["version"])
-        found = Resized(
+        found = ResizeStatus(
             _text(record["pod"]),
             _slices(record["holds"]),
             {name: _slices(part) for name, part in record["containers"].items()},
             _text(record["wish"]),
         )
     except (ValueError, TypeError, AttributeError, RecursionError) as why:
-        raise Unreadable(f"annotation {RECORD} is not understood: {why}") from None
+        raise InvalidRecord(f"annotation {STATUS} is not understood: {why}") from None
     return found if pod in ("", found.pod) else None
 
 

@@ -146,11 +146,11 @@ class WorkstationExperiment:
         name = f"p{self.number}"
         options = ["--gpu-mem", str(units), "--cards", str(cards), "--name", name]
         if self.rng.random() < 0.1:
-            options += ["--for", "3"]
+            options += ["--time-limit", "3"]
         cheat = self.rng.choice(CHEATS)
         program_command = [*cheat, PYTHON, str(HERE / "fire" / "memory_filler.py")]
         process = self.spawn(uid, *FENKA, "run", *options, "--", *program_command)
-        program = Program(name, uid, units, process, exempt="--for" in options)
+        program = Program(name, uid, units, process, exempt="--time-limit" in options)
         self.programs.append(program)
 
     def end(self) -> None:

@@ -88,7 +88,7 @@ def test_a_queue_on_a_narrow_terminal() -> None:
         )
         assert station.ok("queue", "-o", "json") == "[]\n"
         assert station.ok("queue", "--local", "-o", "yaml") == "[]\n"
-        station.run("--gpu-mem", "14", "--for", "1000", "--", *HOLD, "1").report()
+        station.run("--gpu-mem", "14", "--time-limit", "1000", "--", *HOLD, "1").report()
         for name, priority in (("a", "0"), ("b", "-3"), ("c", "4")):
             words = ("--priority", priority, "--gpu-mem", "8", "--name", name, "--detach", "--")
             assert station.ok("run", *words, "true").startswith(f"{name}: waiting, ")

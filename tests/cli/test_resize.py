@@ -9,7 +9,7 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from fenka.cli import resizing
-from fenka.cli.errors import sentences
+from fenka.cli.errors import report_errors
 from fenka.cli.main import app
 from fenka.dialects.resize import REFUSED, REQUEST, STATUS, ResizeStatus, encode_status
 from tests.cli.api_kit import Json, Server, pod, serving, units
@@ -50,7 +50,7 @@ def run(server: Server, folder: Path, *arguments: str) -> tuple[int, str]:
     with serving(server, folder) as kubeconfig:
         command = ["resize", *arguments, "--kubeconfig", str(kubeconfig)]
         try:
-            with sentences(said.append):
+            with report_errors(said.append):
                 result = CliRunner().invoke(app, command, catch_exceptions=True)
                 if result.exception and not isinstance(result.exception, SystemExit):
                     raise result.exception

@@ -26,7 +26,7 @@ def test_columns_are_as_wide_as_what_is_shown() -> None:
 def test_screens_and_sentences_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever prints them."""
     tables.put(["fine", HOSTILE])
-    errors.complain(HOSTILE)
+    errors.print_error(HOSTILE)
     out, err = capsys.readouterr()
     assert out == f"fine\n{SHOWN}\n"
     assert err == f"fenka: {SHOWN}\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fenka.cli.errors import sentences
+from fenka.cli.errors import report_errors
 from fenka.cli.main import app
 from tests.cli.api_kit import Server, node, on_card, pod, serving, sharing, units
 
@@ -174,7 +174,7 @@ def test_unreadable_inventory_is_said(tmp_path: Path) -> None:
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:
     """Exit code and sentence of a command that cannot be done."""
-    with pytest.raises(SystemExit) as ended, sentences():
+    with pytest.raises(SystemExit) as ended, report_errors():
         app(arguments)
     return ended.value.code, capsys.readouterr().err
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fenka.cli.errors import sentences
+from fenka.cli.errors import report_errors
 from fenka.cli.main import app
 from fenka.cluster.objects import QUEUE_GATE
 from fenka.dialects import leases
@@ -361,7 +361,7 @@ def test_no_such_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     with (
         serving(Server(), tmp_path) as kubeconfig,
         pytest.raises(SystemExit) as ended,
-        sentences(),
+        report_errors(),
     ):
         app(["why", "nobody", "--kubeconfig", str(kubeconfig)])
     assert ended.value.code == 1

@@ -349,7 +349,7 @@ def test_simulated_cards_are_not_restarted_when_fenka_is_upgraded() -> None:
     cards = find(objects, "DaemonSet", "fenka-cards-0")
     assert cards["spec"]["updateStrategy"] == {"type": "OnDelete"}
     (container,) = pod_of(cards)["containers"]
-    assert container["args"] == ["simulate-node", "T4", "--directory", "/run/fenka/simulated"]
+    assert container["args"] == ["sim", "node", "T4", "--directory", "/run/fenka/simulated"]
     simulated = pod_of(find(objects, "DaemonSet", "fenka-node-simulated-0"))
     assert "--simulated=/run/fenka/simulated" in simulated["containers"][0]["args"]
     assert simulated["nodeSelector"] == T4["nodeSelector"]

@@ -61,7 +61,7 @@ def test_members_of_a_gang() -> None:
     ("fields", "sentence"),
     [
         ({"gang": 0}, "a gang has 1 to 256 members, not 0"),
-        ({"limit_s": -1.0}, "--for takes seconds, more than none, not -1"),
+        ({"time_limit_s": -1.0}, "--time-limit must be a positive number of seconds, got -1"),
         ({"priority": -2_000_000}, "a priority is a number from -1000000 to 1000000"),
         ({"cards": 17}, "one lease has at most 16 cards, not 17"),
     ],

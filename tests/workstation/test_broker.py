@@ -35,7 +35,7 @@ def job(
     at: float = 0.0,
     cards: int = 1,
     priority: int = 0,
-    limit_s: float | None = None,
+    time_limit_s: float | None = None,
     uid: int = 1000,
 ) -> Job:
     """A job that asks for so many GiB units."""
@@ -53,7 +53,7 @@ def job(
         isolation="namespace",
         requested_at=at,
         priority=priority,
-        limit_s=limit_s,
+        time_limit_s=time_limit_s,
     )
 
 
@@ -159,7 +159,7 @@ def test_a_small_request_does_not_overtake(broker: Broker) -> None:
 
 def test_a_slice_that_is_still_in_use_is_kept_and_waiters_are_told(broker: Broker) -> None:
     """A job without processes keeps its slice while it is held; then it is released as ever."""
-    broker.ask([job("a", 14, limit_s=60)], 0)
+    broker.ask([job("a", 14, time_limit_s=60)], 0)
     broker.confirm("a", 0)
     broker.ask([job("b", 14, at=1)], 1)
     (told,) = broker.gone("a", 2, "process 7 uses card 0 outside of its lease")
@@ -177,7 +177,7 @@ def test_a_slice_that_is_still_in_use_is_kept_and_waiters_are_told(broker: Broke
 
 def test_nobody_counts_on_the_end_of_a_slice_that_is_held(broker: Broker) -> None:
     """Its time limit says nothing any more about when it is free."""
-    broker.ask([job("a", 14, limit_s=60)], 0)
+    broker.ask([job("a", 14, time_limit_s=60)], 0)
     broker.confirm("a", 0)
     broker.ask([job("b", 14, at=1)], 1)
     standing = broker.standing(broker.jobs["b"])
@@ -291,7 +291,7 @@ def test_users_take_turns(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit_s", "starts"),
+    ("time_limit_s", "starts"),
     [
         # The holder's cards are free at 0 + 100 + GRACE_S = 110 at the latest, and the short one asks at 20.
         (None, False),
@@ -299,17 +299,17 @@ def test_users_take_turns(broker: Broker) -> None:
         (80.1, False),
     ],
 )
-def test_backfill_takes_a_proof(limit_s: float | None, starts: bool) -> None:
+def test_backfill_takes_a_proof(time_limit_s: float | None, starts: bool) -> None:
     """A reserved card is used in between by who certainly ends before, and by nobody else."""
     broker = Broker(Node("here", (T4,)), "binpack")
-    broker.ask([job("holder", 10, limit_s=100)], 0)
+    broker.ask([job("holder", 10, time_limit_s=100)], 0)
     broker.ask([job("large", 14, at=10)], 10)
     standing = broker.standing(broker.jobs["large"])
     assert standing
     assert standing.reservation
     assert standing.reservation.cards == {"GPU-0"}
     assert standing.reservation.starts_by == 100 + GRACE_S
-    broker.ask([job("small", 2, at=20, limit_s=limit_s)], 20)
+    broker.ask([job("small", 2, at=20, time_limit_s=time_limit_s)], 20)
     assert (broker.jobs["small"].state == "starting") is starts
     assert broker.jobs["small"].ends_at == (100.0 if starts else None)
     assert broker.jobs["large"].state == "waiting"
@@ -418,7 +418,7 @@ class Lifecycle(RuleBasedStateMachine):
         cards=st.integers(1, 2),
         size=st.sampled_from([0, 0, 1, 2, 3, 5]),
         priority=st.integers(-1, 1),
-        limit_s=st.none() | st.floats(1, 100),
+        time_limit_s=st.none() | st.floats(1, 100),
         wait=st.booleans(),
     )
     def ask(
@@ -427,13 +427,15 @@ class Lifecycle(RuleBasedStateMachine):
         cards: int,
         size: int,
         priority: int,
-        limit_s: float | None,
+        time_limit_s: float | None,
         wait: bool,
     ) -> None:
         """Somebody asks, alone or for a gang."""
         self.now += 1
         name = next(self.names)
-        one = job(name, units, at=self.now, cards=cards, priority=priority, limit_s=limit_s)
+        one = job(
+            name, units, at=self.now, cards=cards, priority=priority, time_limit_s=time_limit_s
+        )
         jobs = gang(name, size, one) if size else [one]
         self.carry_out(self.broker.ask(jobs, self.now, wait=wait))
 

@@ -173,7 +173,7 @@ def test_stopping_one_that_waits(t4: Workstation) -> None:
 
 def test_a_time_limit_ends_a_program(t4: Workstation) -> None:
     """Whatever it does meanwhile, and also when the daemon that knew of it is gone."""
-    program = t4.run("--gpu-mem", "4", "--for", "1", "--name", "short", "--", *HOLD, "1")
+    program = t4.run("--gpu-mem", "4", "--time-limit", "1", "--name", "short", "--", *HOLD, "1")
     program.report()
     held = t4.jobs()["short"]
     assert 0 <= held["ends_at"] - held["started_at"] <= 1
@@ -185,14 +185,14 @@ def test_a_time_limit_ends_a_program(t4: Workstation) -> None:
 
 def test_who_certainly_ends_in_time_may_go_before(t4: Workstation) -> None:
     """2 units are free, and somebody waits for all: they go to who ends before those 12 do."""
-    t4.run("--gpu-mem", "12", "--for", "600", "--name", "long", "--", *HOLD, "1").report()
+    t4.run("--gpu-mem", "12", "--time-limit", "600", "--name", "long", "--", *HOLD, "1").report()
     t4.run("--gpu-mem", "14", "--name", "all", "--", *HOLD, "1").says()
-    late = t4.fenka("run", "--gpu-mem", "2", "--for", "700", "--no-wait", "--", "true")
+    late = t4.fenka("run", "--gpu-mem", "2", "--time-limit", "700", "--no-wait", "--", "true")
     assert (late.returncode, late.stderr) == (
         75,
         "fenka: 0/1 GPUs fit: 1 reserved for requests before it\n",
     )
-    t4.ok("run", "--gpu-mem", "2", "--for", "60", "--no-wait", "--", "true")
+    t4.ok("run", "--gpu-mem", "2", "--time-limit", "60", "--no-wait", "--", "true")
     refused = t4.fenka("run", "--gpu-mem", "2", "--no-wait", "--", "true")
     assert refused.returncode == 75
     # Whoever is more important than who waits need not care.
@@ -217,13 +217,13 @@ def test_a_lost_card_is_left_out_until_it_is_back(station: Workstation) -> None:
     other = station.run("--gpu-mem", "14", "--name", "other", "--", *HOLD, "14000")
     assert other.report()["cards"][0]["result"] == 0
     assert station.jobs()["other"]["slices"][0]["card"] == 0
-    station.ok("simulate-card", "1", "--lose")
+    station.ok("sim", "card", "1", "--lose")
     assert "the driver has lost it" in station.fenka("doctor").stdout
     refused = station.fenka("run", "--gpu-mem", "4", "--no-wait", "--", "true")
     assert refused.stderr == "fenka: 0/2 GPUs fit: 1 too little memory, 1 unhealthy\n"
     waiting = station.run("--gpu-mem", "4", "--", *HOLD, "100")
     assert "1 unhealthy" in waiting.says()
-    station.ok("simulate-card", "1", "--recover")
+    station.ok("sim", "card", "1", "--recover")
     assert waiting.report()["cards"][0]["result"] == 0
     assert other.end() == 0
 

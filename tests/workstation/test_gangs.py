@@ -239,8 +239,8 @@ def test_members_are_resized_one_by_one(t4: Workstation) -> None:
 
 
 def test_a_time_limit_ends_the_gang(t4: Workstation) -> None:
-    """--for counts for all of it."""
-    gang = t4.run("--gang", "2", "--gpu-mem", "4", "--for", "0.5", "--", *SLEEP)
+    """--time-limit counts for all of it."""
+    gang = t4.run("--gang", "2", "--gpu-mem", "4", "--time-limit", "0.5", "--", *SLEEP)
     begun(gang, 2)
     assert gang.process.wait(30) == 128 + signal.SIGTERM
     eventually(lambda: nothing_left(t4))

@@ -63,9 +63,18 @@ from tests.workstation.conftest import HOLD, Workstation, eventually, refused, w
             r"0/1 GPUs fit: 1 too little memory; the largest card has 14 units, ask for no more",
         ),
         (["--gpus", "1", "--gang", "2"], r"1 of the gang's 2 would fit together, .*"),
-        (["--gpu-mem", "1", "--for", "0"], r"--for takes seconds, more than none, not 0; .*"),
-        (["--gpu-mem", "1", "--for", "inf"], r"--for takes seconds, more than none, not inf; .*"),
-        (["--gpu-mem", "1", "--for", "nan"], r"--for takes seconds, more than none, not nan; .*"),
+        (
+            ["--gpu-mem", "1", "--time-limit", "0"],
+            r"--time-limit must be a positive number of seconds, got 0",
+        ),
+        (
+            ["--gpu-mem", "1", "--time-limit", "inf"],
+            r"--time-limit must be a positive number of seconds, got inf",
+        ),
+        (
+            ["--gpu-mem", "1", "--time-limit", "nan"],
+            r"--time-limit must be a positive number of seconds, got nan",
+        ),
         (
             ["--gpu-mem", "1", "--priority", "99999999999999999999"],
             r"a priority is a number from -1000000 to 1000000, not 99999999999999999999",

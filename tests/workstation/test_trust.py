@@ -233,7 +233,7 @@ def test_strangers_directory_hides_no_cluster_and_is_named_by_doctor(
 ) -> None:
     """The cluster's screens need no daemon here."""
     with default_directory_of(victim, stranger):
-        assert victim.do(lambda: cluster.local(cluster.Where())) is None
+        assert victim.do(lambda: cluster.local(cluster.Target())) is None
         (check,) = victim.do(doctor._daemon)
         assert check.status == "wrong"
         assert f"belongs to user {stranger.uid}" in check.detail

@@ -7,7 +7,7 @@ here: roles of GPU nodes, memory of nodes that count in MiB, `-m n`.
 from collections.abc import Sequence
 
 from fenka.cli import tables
-from fenka.cli.rows import MODES, RESOURCES, Look, Mode, NodeRow, ProgramRow
+from fenka.cli.rows import MODES, RESOURCES, Mode, NodeRow, ProgramRow, ViewOptions
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.units import format_units
 from fenka.dialects import ack
@@ -45,18 +45,18 @@ DESCRIPTIONS: dict[Mode, tuple[str, ...]] = {
 }
 
 
-def show(rows: Sequence[NodeRow], look: Look) -> None:
+def show(rows: Sequence[NodeRow], view: ViewOptions) -> None:
     """Print the nodes of the kind looked for, or all."""
-    mode = next((it for it in MODES if look.mode and it.startswith(look.mode)), None)
+    mode = next((it for it in MODES if view.mode and it.startswith(view.mode)), None)
     rows = sorted(
         (row for row in rows if mode in (None, row.mode)),
         key=lambda row: (MODES.index(row.mode), row.name),
     )
-    if look.output == "json":
+    if view.output == "json":
         # As arena: four blanks, no newline at the end.
         print(tables.json_text(document(rows), 4), end="")
-    elif not tables.show(document(rows), look.output):
-        lines = details(rows) if look.details else summary(rows, foot=not look.names)
+    elif not tables.show(document(rows), view.output):
+        lines = details(rows) if view.details else summary(rows, foot=not view.names)
         tables.put(lines)
 
 

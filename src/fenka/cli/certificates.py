@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fenka.cli import cluster, tables
-from fenka.cli.cluster import Where
-from fenka.cli.errors import Problem
+from fenka.cli.cluster import Target
+from fenka.cli.errors import UserError
 from fenka.cluster.objects import Secret
 from fenka.kubernetes.client import Api, ApiError
 
@@ -42,7 +42,7 @@ CONFLICT, NOT_FOUND = 409, 404
 class Installation:
     """Which one. name: of the extender's Service; the Secrets are called after it."""
 
-    where: Where
+    target: Target
     namespace: str
     name: str
 
@@ -67,7 +67,7 @@ def show(installation: Installation, output: str) -> None:
     async def question(api: Api) -> dict[str, Secret | None]:
         return {which: await _read(api, installation, which) for which in (SERVER, CLIENT)}
 
-    found = cluster.ask(installation.where, question)
+    found = cluster.ask(installation.target, question)
     rows = [
         {"secret": installation.secret(which), "for": USES[which], "expires": _expires(it)}
         for which, it in found.items()
@@ -78,22 +78,22 @@ def show(installation: Installation, output: str) -> None:
 
 
 def write(installation: Installation, directory: Path) -> None:
-    """Write the files that kube-scheduler's configuration names. Raises Problem."""
+    """Write the files that kube-scheduler's configuration names. Raises UserError."""
 
     async def question(api: Api) -> Secret | None:
         return await _read(api, installation, CLIENT)
 
-    found = cluster.ask(installation.where, question)
+    found = cluster.ask(installation.target, question)
     name = f"{installation.namespace}/{installation.secret(CLIENT)}"
     if found is None:
-        raise Problem(
+        raise UserError(
             f"the Secret {name} is not there: install the chart with scheduler.tls.enabled=true, or say "
             "with --namespace where it is installed"
         )
     files = {"ca.crt": "ca.crt", "client.crt": "tls.crt", "client.key": "tls.key"}
     contents = {file: _decoded(found, key) for file, key in files.items()}
     if not all(contents.values()):
-        raise Problem(
+        raise UserError(
             f"the Secret {name} is incomplete: `fenka certificates --make` makes it again"
         )
     try:
@@ -101,12 +101,12 @@ def write(installation: Installation, directory: Path) -> None:
         for file, content in contents.items():
             _replace(directory / file, content)
     except OSError as why:
-        raise Problem(f"{why.filename or directory} cannot be written: {why.strerror}") from None
+        raise UserError(f"{why.filename or directory} cannot be written: {why.strerror}") from None
     print(f"wrote {', '.join(files)} to {directory}; the certificate ends {_expires(found)}")
 
 
 def make(installation: Installation, hosts: Sequence[str]) -> None:
-    """Make the certificates that are missing or end soon. hosts: more names of the server. Raises Problem."""
+    """Make the certificates that are missing or end soon. hosts: more names of the server."""
 
     async def question(api: Api) -> dict[str, datetime]:
         for _ in range(ATTEMPTS):
@@ -117,14 +117,14 @@ def make(installation: Installation, hosts: Sequence[str]) -> None:
                 if why.status != CONFLICT:
                     raise
             await asyncio.sleep(1)
-        raise Problem(f"the Secrets of {installation.namespace} change all the time: try again")
+        raise UserError(f"the Secrets of {installation.namespace} change all the time: try again")
 
     from fenka.scheduler.certificates import Unusable
 
     try:
-        made = cluster.ask(installation.where, question)
+        made = cluster.ask(installation.target, question)
     except (Unusable, ValueError) as why:
-        raise Problem(f"no certificate was made: {why}") from None
+        raise UserError(f"no certificate was made: {why}") from None
     for which, until in made.items():
         print(f"made {installation.secret(which)}: {USES[which]}, until {until:%Y-%m-%d}")
     if not made:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from fenka.cli.errors import BAD_INPUT, Problem
+from fenka.cli.errors import UserError
 from fenka.cluster.objects import ConfigMap, Node, Pod
 from fenka.cluster.state import ClusterState
+from fenka.core.errors import INVALID_INPUT
 from fenka.dialects import gpushare, node_inventory
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.workstation import paths, protocol
@@ -31,8 +32,8 @@ HOLDING = "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """The options that say which world. Raises Problem where they contradict each other."""
+class Target:
+    """The options that say which world. Raises UserError where they contradict each other."""
 
     local: bool = False
     cluster: bool = False
@@ -41,7 +42,9 @@ class Where:
 
     def __post_init__(self) -> None:
         if self.local and self.of_cluster:
-            raise Problem("--local is this machine, the other options are a cluster", BAD_INPUT)
+            raise UserError(
+                "--local is this machine, the other options are a cluster", INVALID_INPUT
+            )
 
     @property
     def of_cluster(self) -> bool:
@@ -58,28 +61,28 @@ class Cluster:
     world: ClusterState
 
 
-def local(where: Where) -> protocol.Snapshot | None:
+def local(target: Target) -> protocol.Snapshot | None:
     """This machine's world; None where the cluster is to be shown.
 
     Raises NoDaemon, UnsafeDirectory, OtherVersion.
     """
     from fenka.cli.listing import current
 
-    if where.of_cluster:
+    if target.of_cluster:
         return None
     try:
         return current()
     except (NoDaemon, UnsafeDirectory):
-        if where.local:
+        if target.local:
             raise
         return None
 
 
-def ask(where: Where, question: Callable[[Api], Awaitable[T]]) -> T:
-    """Ask the API server. Raises Problem, in one sentence, where there is none or it refuses."""
+def ask(target: Target, question: Callable[[Api], Awaitable[T]]) -> T:
+    """Ask the API server. Raises UserError, in one sentence, where there is none or it refuses."""
 
     async def conversation() -> T:
-        async with await Api.connect(_kubeconfig(where), where.context) as api:
+        async with await Api.connect(_kubeconfig(target), target.context) as api:
             return await question(api)
 
     # What is read is kept until the screen is printed: to look for garbage in it would take a quarter of
@@ -88,17 +91,17 @@ def ask(where: Where, question: Callable[[Api], Awaitable[T]]) -> T:
     try:
         return asyncio.run(conversation())
     except ApiUnreachable as why:
-        raise Problem(str(why) if where.of_cluster else _neither(why)) from None
+        raise UserError(str(why) if target.of_cluster else _neither(why)) from None
     except ApiError as why:
-        raise Problem(str(why)) from None
+        raise UserError(str(why)) from None
     finally:
         gc.freeze()
         gc.enable()
 
 
-def read(where: Where) -> Cluster:
+def read(target: Target) -> Cluster:
     """Nodes, pods and the cards that a health daemon calls sick."""
-    return ask(where, _read)
+    return ask(target, _read)
 
 
 async def nodes_and_pods(api: Api, node: str | None = None) -> tuple[list[Node], list[Pod]]:
@@ -144,14 +147,14 @@ def gathered(
     return Cluster(nodes, pods, world)
 
 
-def namespace(where: Where) -> str:
+def namespace(target: Target) -> str:
     """The one that the kubeconfig's context names."""
     import yaml
 
-    named = _kubeconfig(where) or Path("~/.kube/config").expanduser()
+    named = _kubeconfig(target) or Path("~/.kube/config").expanduser()
     files = [Path(it).expanduser() for it in str(named).split(os.pathsep)]
     configs = [yaml.safe_load(it.read_text()) or {} for it in files if it.is_file()]
-    wanted = where.context or next(filter(None, (it.get("current-context") for it in configs)), "")
+    wanted = target.context or next(filter(None, (it.get("current-context") for it in configs)), "")
     for config in configs:
         for context in config.get("contexts") or []:
             if context.get("name") == wanted:
@@ -163,10 +166,10 @@ def _of(node: str | None) -> str:
     return HOLDING if node is None else f"{HOLDING},spec.nodeName={node}"
 
 
-def _kubeconfig(where: Where) -> Path | None:
+def _kubeconfig(target: Target) -> Path | None:
     """A kubeconfig that somebody named counts for more than a pod's own service account."""
-    if where.kubeconfig is not None:
-        return where.kubeconfig
+    if target.kubeconfig is not None:
+        return target.kubeconfig
     named = os.environ.get("KUBECONFIG")
     return Path(named) if named else None
 

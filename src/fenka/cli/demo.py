@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fenka.cli.errors import Problem
+from fenka.cli.errors import UserError
 from fenka.core.units import card_units, units_to_mib
 from fenka.dialects.sizes import UNITS_MIB
 from fenka.hardware.nvml import Driver, NoDriver
@@ -123,7 +123,7 @@ class World:
         text = (result.stdout + result.stderr).rstrip()
         print(text)
         if result.returncode != 0:
-            raise Problem(f"`fenka {' '.join(words)}` failed: {text}")
+            raise UserError(f"`fenka {' '.join(words)}` failed: {text}")
         return text
 
     def snapshot(self) -> protocol.Snapshot:
@@ -148,7 +148,7 @@ def demo(*, check: bool) -> None:
         _compute(world, checks, size)
         _hand_over(world, checks)
         if checks.failed:
-            raise Problem(f"{len(checks.failed)} checks failed: {'; '.join(checks.failed)}")
+            raise UserError(f"{len(checks.failed)} checks failed: {'; '.join(checks.failed)}")
         print("\nAll as it should be.")
         if not check:
             _stay(world)

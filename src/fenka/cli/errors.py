@@ -7,12 +7,13 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from fenka.cli.interrupting import INTERRUPTED, leave_at_once, raise_it
+from fenka.cli.interrupting import leave_at_once, raise_it
+from fenka.core.errors import INTERRUPTED, FenkaError
 
-BAD_INPUT, NOT_NOW, NO_PROGRAM = 2, 75, 127
+INVALID_INPUT, TEMPORARY_FAILURE, PROGRAM_NOT_FOUND = 2, 75, 127
 
 
-class Problem(Exception):
+class UserError(FenkaError):
     """A sentence for the user, with the exit code that goes with it."""
 
     def __init__(self, sentence: str, code: int = 1) -> None:
@@ -20,7 +21,7 @@ class Problem(Exception):
         self.code = code
 
 
-def complain(sentence: str) -> None:
+def print_error(sentence: str) -> None:
     """One line on stderr."""
     from fenka.cli.tables import shown
 
@@ -29,7 +30,7 @@ def complain(sentence: str) -> None:
 
 
 @contextlib.contextmanager
-def sentences(show: Callable[[str], None] = complain) -> Iterator[None]:
+def report_errors(show: Callable[[str], None] = print_error) -> Iterator[None]:
     """Show foreseen exceptions as one line and exit; let bugs through with a traceback."""
     try:
         raise_it()
@@ -73,12 +74,12 @@ def _code(why: Exception) -> int | None:
     from fenka.workstation.paths import UnsafeDirectory
     from fenka.workstation.protocol import OtherVersion
 
-    if isinstance(why, Problem):
+    if isinstance(why, UserError):
         return why.code
     if isinstance(why, NotGranted):
-        return BAD_INPUT if why.final else NOT_NOW
+        return INVALID_INPUT if why.final else TEMPORARY_FAILURE
     if isinstance(why, InvalidRequest | InvalidSize | BadSpec | BadOption | NestedLease):
-        return BAD_INPUT
+        return INVALID_INPUT
     foreseen = (
         ApiUnreachable,
         NoDriver,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fenka.cli import tables
-from fenka.cli.cluster import Cluster, Where, ask, gathered, nodes_and_pods
-from fenka.cli.errors import Problem
+from fenka.cli.cluster import Cluster, Target, ask, gathered, nodes_and_pods
+from fenka.cli.errors import UserError
 from fenka.cli.rows import demanded
 from fenka.cluster.state import PodAllocation
 from fenka.core.units import format_units, percent
@@ -70,13 +70,13 @@ class NodeUnits:
         return max(self.cards, default=-1) + 1
 
 
-def inspect(where: Where, node: str | None, *, details: bool, output: str = "table") -> None:
-    """Print one of the two screens, or the data behind them. Raises Problem."""
+def inspect(target: Target, node: str | None, *, details: bool, output: str = "table") -> None:
+    """Print one of the two screens, or the data behind them. Raises UserError."""
 
     async def question(api: Api) -> Cluster:
         return gathered(*await nodes_and_pods(api, node))
 
-    nodes = read_nodes(ask(where, question))
+    nodes = read_nodes(ask(target, question))
     if tables.show(nodes, output):
         return
     lines = details_screen(nodes) if details else summary_screen(nodes)
@@ -193,9 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
     given = parser.parse_args(arguments)
     try:
-        where = Where(cluster=True, kubeconfig=given.kubeconfig, context=given.context)
-        inspect(where, given.node, details=given.details, output=given.output)
-    except Problem as why:
+        target = Target(cluster=True, kubeconfig=given.kubeconfig, context=given.context)
+        inspect(target, given.node, details=given.details, output=given.output)
+    except UserError as why:
         # Where gpushare's plugin says it, and as it begins.
         tables.put([f"Failed due to {why}"])
         sys.exit(1)

@@ -17,9 +17,9 @@ from typing import NoReturn
 import msgspec
 
 from fenka.cli import tables
-from fenka.cli.errors import BAD_INPUT, NO_PROGRAM, Problem, complain, sentences
-from fenka.cli.interrupting import INTERRUPTED
+from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.listing import running_names
+from fenka.core.errors import INTERRUPTED, INVALID_INPUT, PROGRAM_NOT_FOUND
 from fenka.isolation.control import Mode
 from fenka.jobs import notebook as jupyter
 from fenka.workstation import asking, gang, launch, paths, protocol
@@ -49,27 +49,30 @@ class Wanted:
     name: str
     gang: int | None = None
     priority: int = 0
-    limit_s: float | None = None
+    time_limit_s: float | None = None
 
     def ask(self, kind: protocol.Kind, command: list[str], how: "How") -> protocol.Ask:
-        """The request. Raises Problem for options that contradict each other, and InvalidRequest."""
+        """The request. Raises UserError for options that contradict each other, and InvalidRequest."""
         if self.gpu_core_mode and not self.gpu_core:
-            raise Problem("--gpu-core-mode says what --gpu-core means: give both", BAD_INPUT)
+            raise UserError("--gpu-core-mode says what --gpu-core means: give both", INVALID_INPUT)
         if self.gpus and self.gpu_core:
-            raise Problem(
-                "--gpus takes whole cards, with all their compute: leave out --gpu-core", BAD_INPUT
+            raise UserError(
+                "--gpus takes whole cards, with all their compute: leave out --gpu-core",
+                INVALID_INPUT,
             )
         if self.gpus and (self.gpu_mem or self.cards != 1):
-            raise Problem(
+            raise UserError(
                 "--gpus takes whole cards: leave out --gpu-mem and --cards, or leave out --gpus",
-                BAD_INPUT,
+                INVALID_INPUT,
             )
         if not self.gpus and not self.gpu_mem:
-            raise Problem(
-                "say how much: --gpu-mem 4 for a slice, or --gpus 1 for a card", BAD_INPUT
+            raise UserError(
+                "say how much: --gpu-mem 4 for a slice, or --gpus 1 for a card", INVALID_INPUT
             )
         if how.timeout_s is not None and not math.isfinite(how.timeout_s):
-            raise Problem("--timeout takes a number of seconds; leave it out to wait", BAD_INPUT)
+            raise UserError(
+                "--timeout takes a number of seconds; leave it out to wait", INVALID_INPUT
+            )
         ask = protocol.Ask(
             command=command,
             gpu_mem=self.gpu_mem,
@@ -85,7 +88,7 @@ class Wanted:
             isolation=how.isolation,
             gang=self.gang,
             priority=self.priority,
-            limit_s=self.limit_s,
+            time_limit_s=self.time_limit_s,
             user_namespaces=how.user_namespaces,
         )
         asking.check(ask)
@@ -110,14 +113,14 @@ def run(wanted: Wanted, how: How, command: list[str]) -> None:
     if how.detach:
         _detached(ask, how, _job_dir(ask.name), {})
     if ask.gang:
-        _be_gang(ask, how, complain)
-    _become(ask, how, {}, complain)
+        _be_gang(ask, how, print_error)
+    _become(ask, how, {}, print_error)
 
 
 def notebook(wanted: Wanted, how: How, password: str, directory: Path) -> None:
     """Start a Jupyter server; print its URL when it answers."""
     if not directory.is_dir():
-        raise Problem(f"{directory} is not a directory", BAD_INPUT)
+        raise UserError(f"{directory} is not a directory", INVALID_INPUT)
     ask = wanted.ask("notebook", ["notebook"], how)
     job_dir = _job_dir(ask.name)
     server = jupyter.render(job_dir, directory.resolve(), password)
@@ -129,7 +132,7 @@ def notebook(wanted: Wanted, how: How, password: str, directory: Path) -> None:
     child = os.fork()
     if child == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
-        _in_child(lambda: _become(ask, how, server.environment, complain, _left_to_parent))
+        _in_child(lambda: _become(ask, how, server.environment, print_error, _left_to_parent))
     asked: list[int] = []
 
     def end(number: int, _: object) -> None:
@@ -206,7 +209,9 @@ def _exec(command: list[str], environment: dict[str, str]) -> NoReturn:
     try:
         launch.become(command, environment)
     except OSError as why:
-        raise Problem(f"{command[0]} cannot be started: {why.strerror}", NO_PROGRAM) from None
+        raise UserError(
+            f"{command[0]} cannot be started: {why.strerror}", PROGRAM_NOT_FOUND
+        ) from None
 
 
 def _be_gang(
@@ -241,7 +246,7 @@ def _be_gang(
 
     ended = gang.run(len(jobs), member, started=all_started, logs=logs)
     if ended.never_started is not None:
-        raise Problem(
+        raise UserError(
             f"{ask.name} was not started: member {ended.never_started} could not be",
             ended.status,
         )
@@ -304,7 +309,7 @@ def _detached(ask: protocol.Ask, how: How, job_dir: Path, extra: dict[str, str])
 
 
 def _report(ask: protocol.Ask, child: int, receive: int, job_dir: Path) -> None:
-    """How a detached program stands. Raises Problem if it has not started."""
+    """How a detached program stands. Raises UserError if it has not started."""
     with os.fdopen(receive) as reports:
         # The pipe closes when the program is executed, or when it could not be.
         for line in map(str.strip, reports):
@@ -314,7 +319,7 @@ def _report(ask: protocol.Ask, child: int, receive: int, job_dir: Path) -> None:
                 return
             if line.startswith(FAILED):
                 _, status = os.waitpid(child, 0)
-                raise Problem(line.removeprefix(FAILED), os.waitstatus_to_exitcode(status))
+                raise UserError(line.removeprefix(FAILED), os.waitstatus_to_exitcode(status))
     if ask.kind == "notebook":
         with tables.busy(f"{ask.name}: starting Jupyter …"):
             url = _await_url(child, ask.name, job_dir)
@@ -341,16 +346,18 @@ def _await_url(child: int, name: str, job_dir: Path) -> str:
     while (url := jupyter.url(job_dir)) is None:
         ended, _ = os.waitpid(child, os.WNOHANG)
         if ended or time.monotonic() > deadline:
-            raise Problem(f"{name} {'ended' if ended else 'is silent'}: see `fenka logs {name}`")
+            raise UserError(f"{name} {'ended' if ended else 'is silent'}: see `fenka logs {name}`")
         time.sleep(0.02)
     return url
 
 
-def _in_child(body: Callable[[], object], on_failure: Callable[[str], None] = complain) -> NoReturn:
+def _in_child(
+    body: Callable[[], object], on_failure: Callable[[str], None] = print_error
+) -> NoReturn:
     """Run what replaces this process; whatever fails, never return into the parent's code."""
     code = 1
     try:
-        with sentences(on_failure):
+        with report_errors(on_failure):
             body()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
@@ -362,20 +369,22 @@ def _in_child(body: Callable[[], object], on_failure: Callable[[str], None] = co
 
 
 def _found(command: list[str]) -> list[str]:
-    """Before a slice is asked for. Raises Problem."""
+    """Before a slice is asked for. Raises UserError."""
     if shutil.which(command[0]) is None:
-        raise Problem(f"there is no program called {command[0]}", NO_PROGRAM)
+        raise UserError(f"there is no program called {command[0]}", PROGRAM_NOT_FOUND)
     return command
 
 
 def _job_dir(name: str) -> Path:
     """A fresh directory for a job's log and files; that of a job of this name that has ended goes.
 
-    Raises Problem if one of this name is still here: its log is being written. Raises UnsafeDirectory where
+    Raises UserError if one of this name is still here: its log is being written. Raises UnsafeDirectory where
     another user could put something else in its place.
     """
     if name in running_names():
-        raise Problem(f"a job called {name} is already here: choose another --name", BAD_INPUT)
+        raise UserError(
+            f"a job called {name} is already here: choose another --name", INVALID_INPUT
+        )
     jobs = paths.jobs_directory()
     jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory = jobs / name

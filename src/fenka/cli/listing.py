@@ -4,7 +4,8 @@ import shlex
 import time
 
 from fenka.cli import tables
-from fenka.cli.errors import BAD_INPUT, Problem
+from fenka.cli.errors import UserError
+from fenka.core.errors import INVALID_INPUT
 from fenka.isolation.control import Mode
 from fenka.jobs import notebook
 from fenka.workstation import paths, protocol
@@ -18,7 +19,7 @@ def current() -> protocol.Snapshot:
     with Connection(paths.current()) as connection:
         answer = connection.call(protocol.List())
     if not isinstance(answer, protocol.Snapshot):
-        raise Problem(protocol.refusal(answer))
+        raise UserError(protocol.refusal(answer))
     return answer
 
 
@@ -84,7 +85,7 @@ def logs(name: str, *, follow: bool) -> None:
     """Print a detached program's log, and with `follow` what comes, until it ends."""
     log = paths.jobs_directory() / name / "log"
     if not log.exists():
-        raise Problem(_no_log(name))
+        raise UserError(_no_log(name))
     with log.open(errors="replace") as file:
         while True:
             ended = not follow or name not in running_names()
@@ -112,11 +113,13 @@ def _no_log(name: str) -> str:
 def resize(name: str, gpu_mem: str, gpu_core: int | None, gpu_core_mode: Mode | None) -> None:
     """For programs that run, within a second."""
     if not gpu_mem and gpu_core is None and gpu_core_mode is None:
-        raise Problem("say what to change: --gpu-mem, --gpu-core or --gpu-core-mode", BAD_INPUT)
+        raise UserError(
+            "say what to change: --gpu-mem, --gpu-core or --gpu-core-mode", INVALID_INPUT
+        )
     with Connection(paths.current()) as connection:
         answer = connection.call(protocol.Resize(name, gpu_mem, gpu_core, gpu_core_mode))
     if not isinstance(answer, protocol.Done):
-        raise Problem(protocol.refusal(answer))
+        raise UserError(protocol.refusal(answer))
     print(f"{tables.shown(answer.text)}: resized")
 
 
@@ -131,4 +134,4 @@ def stop(names: list[str], grace_s: float) -> None:
         else:
             failures.append(protocol.refusal(answer))
     if failures:
-        raise Problem("; ".join(failures))
+        raise UserError("; ".join(failures))

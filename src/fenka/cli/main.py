@@ -18,6 +18,8 @@ app = typer.Typer(
 )
 top = typer.Typer(help="Show what is used.", no_args_is_help=True)
 app.add_typer(top, name="top")
+sim = typer.Typer(help="Operate simulated cards.", no_args_is_help=True)
+app.add_typer(sim, name="sim")
 
 
 class Output(StrEnum):
@@ -90,7 +92,9 @@ TimeoutOption = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option("--timeout", min=0, metavar="SECONDS", help="wait no longer than this"),
 ]
-DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="go on behind; see fenka logs")]
+DetachOption = Annotated[
+    bool, typer.Option("--detach", "-d", help="run in the background; see fenka logs")
+]
 GangOption = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--gang", metavar="N", help="N processes with such a slice each, all or none"),
@@ -98,9 +102,11 @@ GangOption = Annotated[
 PriorityOption = Annotated[
     int, typer.Option("--priority", metavar="N", help="the larger is served first")
 ]
-ForOption = Annotated[
+TimeLimitOption = Annotated[
     Optional[float],  # noqa: UP045
-    typer.Option("--for", metavar="SECONDS", help="end it then; it may start earlier for that"),
+    typer.Option(
+        "--time-limit", metavar="SECONDS", help="end it then; it may start earlier for that"
+    ),
 ]
 IsolationOption = Annotated[
     Isolation,
@@ -160,7 +166,7 @@ def run(
     user_namespaces: UserNamespacesOption = False,
     gang: GangOption = None,
     priority: PriorityOption = 0,
-    limit: ForOption = None,
+    time_limit: TimeLimitOption = None,
 ) -> None:
     """Run a program with a slice of a GPU, waiting for its turn."""
     from fenka.cli import launching
@@ -175,7 +181,7 @@ def run(
         name,
         gang,
         priority,
-        limit,
+        time_limit,
     )
     how = launching.How(not no_wait, timeout, detach, isolation.value, user_namespaces)
     launching.run(wanted, how, command)
@@ -238,9 +244,9 @@ def queue(
 ) -> None:
     """Show who waits, in order, for which cards, and why."""
     from fenka.cli import queue as screens
-    from fenka.cli.cluster import Where
+    from fenka.cli.cluster import Target
 
-    screens.queue(Where(local, cluster, kubeconfig, context), output.value)
+    screens.queue(Target(local, cluster, kubeconfig, context), output.value)
 
 
 @app.command()
@@ -287,13 +293,13 @@ def resize(
 ) -> None:
     """Change what a running program may have of its cards; it need not be started again."""
     from fenka.cli import resizing
-    from fenka.cli.cluster import Where
+    from fenka.cli.cluster import Target
 
-    where = Where(local, cluster or bool(container or namespace), kubeconfig, context)
+    target = Target(local, cluster or bool(container or namespace), kubeconfig, context)
     wanted = resizing.Wanted(
         gpu_mem, gpu_core, gpu_core_mode.value if gpu_core_mode else None, container
     )
-    resizing.resize(where, name, namespace, wanted)
+    resizing.resize(target, name, namespace, wanted)
 
 
 @top.command("node")
@@ -319,11 +325,11 @@ def top_node(
 ) -> None:
     """Show the cards and what is allocated on them: this machine's, else the cluster's."""
     from fenka.cli import top as screens
-    from fenka.cli.cluster import Where
-    from fenka.cli.rows import Look
+    from fenka.cli.cluster import Target
+    from fenka.cli.rows import ViewOptions
 
-    where = Where(local, cluster, kubeconfig, context)
-    look = Look(
+    target = Target(local, cluster, kubeconfig, context)
+    view = ViewOptions(
         share=share,
         details=details,
         arena=layout is Layout.arena,
@@ -331,7 +337,7 @@ def top_node(
         names=tuple(names or ()),
         output=output.value,
     )
-    screens.node(where, look)
+    screens.node(target, view)
 
 
 @app.command()
@@ -344,10 +350,10 @@ def inspect(
 ) -> None:
     """Show how a cluster's GPU memory is shared, as `kubectl inspect gpushare` does."""
     from fenka.cli import inspect as screens
-    from fenka.cli.cluster import Where
+    from fenka.cli.cluster import Target
 
-    where = Where(cluster=True, kubeconfig=kubeconfig, context=context)
-    screens.inspect(where, node or None, details=details, output=output.value)
+    target = Target(cluster=True, kubeconfig=kubeconfig, context=context)
+    screens.inspect(target, node or None, details=details, output=output.value)
 
 
 @app.command()
@@ -362,10 +368,10 @@ def why(
 ) -> None:
     """Say why a pod is pending, node by node, and what would help."""
     from fenka.cli import why as answers
-    from fenka.cli.cluster import Where
+    from fenka.cli.cluster import Target
 
-    where = Where(cluster=True, kubeconfig=kubeconfig, context=context)
-    answers.explain(where, pod, namespace, output=output.value)
+    target = Target(cluster=True, kubeconfig=kubeconfig, context=context)
+    answers.explain(target, pod, namespace, output=output.value)
 
 
 @app.command()
@@ -391,7 +397,9 @@ def daemon(
         Optional[list[str]],  # noqa: UP045
         typer.Option(metavar="CARD", help="lease only this card, by index or UUID (repeatable)"),
     ] = None,
-    background: Annotated[bool, typer.Option("--background", "-b", help="go on behind")] = False,
+    background: Annotated[
+        bool, typer.Option("--background", "-b", help="run in the background")
+    ] = False,
     stop: Annotated[bool, typer.Option("--stop", help="end the running daemon")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="with --stop: programs keep running")
@@ -526,10 +534,10 @@ def certificates(
 ) -> None:
     """Show, write or make the certificates by which kube-scheduler and the extender know each other."""
     from fenka.cli import certificates as command
-    from fenka.cli.cluster import Where
+    from fenka.cli.cluster import Target
 
-    where = Where(cluster=True, kubeconfig=kubeconfig, context=context)
-    installation = command.Installation(where, namespace, name)
+    target = Target(cluster=True, kubeconfig=kubeconfig, context=context)
+    installation = command.Installation(target, namespace, name)
     if make:
         command.make(installation, host or ())
     if into is not None:
@@ -538,7 +546,7 @@ def certificates(
         command.show(installation, output.value)
 
 
-@app.command("simulate-card")
+@sim.command("card")
 def simulate_card(
     card: Annotated[str, typer.Argument(help="by index or UUID")],
     temperature: Annotated[
@@ -581,7 +589,7 @@ def node(
     ] = "GiB",
     simulated: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(metavar="DIRECTORY", help="simulated cards, kept by fenka simulate-node"),
+        typer.Option(metavar="DIRECTORY", help="simulated cards, kept by fenka sim node"),
     ] = None,
     host_root: Annotated[
         Path, typer.Option(help="where this process sees the node's own root")
@@ -635,7 +643,7 @@ def node(
     )
 
 
-@app.command("simulate-node")
+@sim.command("node")
 def simulate_node(
     spec: Annotated[str, typer.Argument(help="T4, 'V100-16G*2', FILE.toml")],
     directory: Annotated[Path, typer.Option(help="where programs find the cards")] = Path(
@@ -664,8 +672,8 @@ def demo(
 
 def main() -> None:
     """Run a command; anything foreseen ends in one sentence and an exit code."""
-    from fenka.cli.errors import sentences
+    from fenka.cli.errors import report_errors
 
-    with sentences():
+    with report_errors():
         app()
     sys.exit(0)

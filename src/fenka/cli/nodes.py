@@ -1,4 +1,4 @@
-"""`fenka node` and `fenka simulate-node`: the two programs of a cluster's GPU node."""
+"""`fenka node` and `fenka sim node`: the two programs of a cluster's GPU node."""
 
 import logging
 import signal
@@ -7,7 +7,8 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
-from fenka.cli.errors import BAD_INPUT, Problem
+from fenka.cli.errors import UserError
+from fenka.core.errors import INVALID_INPUT
 from fenka.hardware.simulated import SimulatedCard, SimulatedNode, parse_spec
 from fenka.node import main
 from fenka.node.main import Config, PreflightError
@@ -19,7 +20,7 @@ def node(config: Config) -> None:
     try:
         main.run(config)
     except PreflightError as why:
-        raise Problem(str(why), BAD_INPUT) from None
+        raise UserError(str(why), INVALID_INPUT) from None
 
 
 def simulate(spec: str, directory: Path, name: str) -> None:
@@ -30,9 +31,7 @@ def simulate(spec: str, directory: Path, name: str) -> None:
     signals = {signal.SIGTERM, signal.SIGINT}
     # Now and not before: the card server would inherit it.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    print(
-        f"fenka simulate-node: {', '.join(card.name for card in cards)} in {directory}", flush=True
-    )
+    print(f"fenka sim node: {', '.join(card.name for card in cards)} in {directory}", flush=True)
     signal.sigwait(signals)
     simulated.stop()
 

@@ -3,15 +3,15 @@
 import time
 
 from fenka.cli import tables
-from fenka.cli.cluster import Where
+from fenka.cli.cluster import Target
 from fenka.cli.listing import age
 from fenka.cli.rows import QueueRow
 from fenka.workstation import protocol
 
 
-def queue(where: Where, output: str) -> None:
+def queue(target: Target, output: str) -> None:
     """Print the queue of the world that these options mean."""
-    rows = rows_of(where)
+    rows = rows_of(target)
     if tables.show(rows, output):
         return
     if not rows:
@@ -20,16 +20,16 @@ def queue(where: Where, output: str) -> None:
     tables.put(tables.fit(table(rows, time.time())))
 
 
-def rows_of(where: Where) -> list[QueueRow]:
+def rows_of(target: Target) -> list[QueueRow]:
     """Who waits, in order."""
     from fenka.cli import cluster
 
-    here = cluster.local(where)
+    here = cluster.local(target)
     if here is not None:
         return local_rows(here)
     from fenka.cli.queue_cluster import cluster_rows
 
-    return cluster_rows(where)
+    return cluster_rows(target)
 
 
 def local_rows(world: protocol.Snapshot) -> list[QueueRow]:

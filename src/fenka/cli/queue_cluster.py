@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 
 from fenka.cli import cluster
-from fenka.cli.cluster import PAGE, Cluster, Where
+from fenka.cli.cluster import PAGE, Cluster, Target
 from fenka.cli.pending import amounts
 from fenka.cli.rows import QueueRow
 from fenka.cluster.objects import Node, Pod
@@ -25,9 +25,9 @@ from fenka.kubernetes.client import Api
 POLICY = "binpack"
 
 
-def cluster_rows(where: Where) -> list[QueueRow]:
-    """Who waits, in order. Raises Problem."""
-    return rows(cluster.ask(where, _read), time.time())
+def cluster_rows(target: Target) -> list[QueueRow]:
+    """Who waits, in order. Raises UserError."""
+    return rows(cluster.ask(target, _read), time.time())
 
 
 async def _read(api: Api) -> Cluster:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fenka.cli import cluster, listing
-from fenka.cli.cluster import Where
-from fenka.cli.errors import BAD_INPUT, NOT_NOW, Problem
+from fenka.cli.cluster import Target
+from fenka.cli.errors import UserError
 from fenka.cluster.objects import Pod, pod_path
+from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE
 from fenka.dialects.base import GIB_MIB, InvalidRecord
 from fenka.dialects.resize import REFUSED, REQUEST, decode_status, encode_request
 from fenka.dialects.sizes import parse_memory
@@ -29,11 +30,13 @@ class Wanted:
     container: str = ""
 
 
-def resize(where: Where, name: str, namespace: str, wanted: Wanted) -> None:
-    """What runs here by that name, else the pod; NAMESPACE/NAME is a pod too. Raises Problem, InvalidSize."""
+def resize(target: Target, name: str, namespace: str, wanted: Wanted) -> None:
+    """What runs here by that name, else the pod; NAMESPACE/NAME is a pod too. Raises UserError, InvalidSize."""
     if not wanted.gpu_mem and wanted.gpu_core is None and wanted.gpu_core_mode is None:
-        raise Problem("say what to change: --gpu-mem, --gpu-core or --gpu-core-mode", BAD_INPUT)
-    here = cluster.local(where)
+        raise UserError(
+            "say what to change: --gpu-mem, --gpu-core or --gpu-core-mode", INVALID_INPUT
+        )
+    here = cluster.local(target)
     before, slash, after = name.partition("/")
     # A gang's member here has a slash in its name too.
     if here is not None and (not slash or any(job.name == name for job in here.jobs)):
@@ -42,19 +45,19 @@ def resize(where: Where, name: str, namespace: str, wanted: Wanted) -> None:
     if slash:
         namespace, name = before, after
     if wanted.gpu_core_mode is not None:
-        raise Problem(
+        raise UserError(
             "what a pod's share of compute means is said where it asks for it: leave --gpu-core-mode out",
-            BAD_INPUT,
+            INVALID_INPUT,
         )
     if wanted.gpu_mem:
         parse_memory(wanted.gpu_mem, GIB_MIB)
     text = encode_request(wanted.container, wanted.gpu_mem, wanted.gpu_core)
-    path = pod_path(namespace or cluster.namespace(where), name)
+    path = pod_path(namespace or cluster.namespace(target), name)
 
     async def question(api: Api) -> None:
         await _ask(api, path, text)
 
-    cluster.ask(where, question)
+    cluster.ask(target, question)
     print(f"{name}: resized")
 
 
@@ -62,7 +65,9 @@ async def _ask(api: Api, path: str, text: str) -> None:
     pod = await api.get(path, Pod)
     if pod.status.phase != "Running":
         state = pod.status.phase or "Pending"
-        raise Problem(f"{pod.full_name} is {state}: only what runs can be resized", NOT_NOW)
+        raise UserError(
+            f"{pod.full_name} is {state}: only what runs can be resized", TEMPORARY_FAILURE
+        )
     # Of this very pod; what was refused before is no answer to this.
     body: dict[str, Any] = {
         "metadata": {"uid": pod.metadata.uid, "annotations": {REQUEST: text, REFUSED: None}}
@@ -71,14 +76,14 @@ async def _ask(api: Api, path: str, text: str) -> None:
     for _ in range(round(WAIT_S / _LOOK_S)):
         pod = await api.get(path, Pod)
         if REFUSED in pod.metadata.annotations:
-            raise Problem(pod.metadata.annotations[REFUSED])
+            raise UserError(pod.metadata.annotations[REFUSED])
         if _granted(pod, text):
             return
         await asyncio.sleep(_LOOK_S)
-    raise Problem(
+    raise UserError(
         f"nobody has answered within {WAIT_S:.0f} s: see whether fenka's program runs on node "
         f"{pod.spec.node_name}; the wish stays on the pod, as its annotation {REQUEST}",
-        NOT_NOW,
+        TEMPORARY_FAILURE,
     )
 
 

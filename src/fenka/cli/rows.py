@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fenka.cli.cluster import Cluster, Where
+from fenka.cli.cluster import Cluster, Target
 from fenka.cluster.objects import Container, Node, Pod, limit
 from fenka.cluster.state import PodAllocation
 from fenka.core.units import card_units, mib_to_units
@@ -123,7 +123,7 @@ class QueueRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ViewOptions:
     """What to show and how; `mode` is a word of arena's or its first letter, "" for all nodes."""
 
     share: bool = False
@@ -134,12 +134,12 @@ class Look:
     output: str = "table"
 
 
-def rows_of(where: Where) -> list[NodeRow]:
+def rows_of(target: Target) -> list[NodeRow]:
     """The nodes of the world that these options mean, by name."""
     from fenka.cli import cluster
 
-    here = cluster.local(where)
-    return [local_node(here)] if here is not None else cluster_nodes(cluster.read(where))
+    here = cluster.local(target)
+    return [local_node(here)] if here is not None else cluster_nodes(cluster.read(target))
 
 
 # ---- this machine ----

@@ -6,7 +6,7 @@ import select
 import signal
 from dataclasses import dataclass
 
-from fenka.cli.errors import Problem
+from fenka.cli.errors import UserError
 from fenka.workstation import files, main, paths, protocol
 from fenka.workstation.client import ALREADY_RUNNING, READY, Connection, for_log, start_daemon
 from fenka.workstation.daemon import AlreadyRunning, Daemon
@@ -36,7 +36,7 @@ def start(given: Given) -> None:
     """Start a daemon behind this command."""
     runtime = paths.own()
     if runtime.answers():
-        raise Problem("a fenka daemon is already running here: `fenka doctor` shows it")
+        raise UserError("a fenka daemon is already running here: `fenka doctor` shows it")
     start_daemon(runtime, given.options())
     print("the fenka daemon is running; `fenka daemon --stop` ends it")
 
@@ -65,7 +65,7 @@ def daemon(given: Given, *, resume: bool, behind: bool, lifeline: bool) -> None:
     try:
         left = main.run(runtime, config, ready, ending)
     except AlreadyRunning as why:
-        raise Problem(str(why), ALREADY_RUNNING if behind else 1) from None
+        raise UserError(str(why), ALREADY_RUNNING if behind else 1) from None
     except Exception:
         # Ctrl-C may have ended a program that the start needs.
         if signal.SIGINT in ending.signals:
@@ -97,8 +97,10 @@ def stop(*, force: bool) -> None:
         ending = os.pidfd_open(connection.daemon_pid)
         answer = connection.call(protocol.Shutdown(force))
         if isinstance(answer, protocol.Failure):
-            raise Problem(answer.reason)
+            raise UserError(answer.reason)
     ended, _, _ = select.select([ending], [], [], ENDS_WITHIN_S)
     if not ended:
-        raise Problem(f"the daemon has not ended within {ENDS_WITHIN_S:.0f} s: see `fenka doctor`")
+        raise UserError(
+            f"the daemon has not ended within {ENDS_WITHIN_S:.0f} s: see `fenka doctor`"
+        )
     print("the fenka daemon has ended")

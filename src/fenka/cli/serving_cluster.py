@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from fenka.cli.errors import BAD_INPUT, Problem
+from fenka.cli.errors import UserError
+from fenka.core.errors import INVALID_INPUT
 from fenka.core.evaluate import SCORES
 from fenka.core.fairness import Fairness
 from fenka.kubernetes.client import ApiUnreachable
@@ -30,15 +31,15 @@ class Given:
     bodies: int
 
     def access(self) -> Access:
-        """Raises Problem."""
+        """Raises UserError."""
         if not 0 < self.largest_body <= self.bodies:
-            raise Problem(
-                "--largest-body is 1 or more MiB, and --bodies at least as much", BAD_INPUT
+            raise UserError(
+                "--largest-body is 1 or more MiB, and --bodies at least as much", INVALID_INPUT
             )
         try:
             credentials = Credentials(self.tls) if self.tls else None
         except InvalidCredentials as why:
-            raise Problem(str(why)) from None
+            raise UserError(str(why)) from None
         bounds = BodyLimits(self.largest_body * MIB, self.bodies * MIB)
         return Access(bounds, self.inspect, self.metrics, credentials)
 
@@ -61,9 +62,9 @@ def scheduler(  # noqa: PLR0913
     are bound.
     """
     if policy not in SCORES:
-        raise Problem(f"--policy is {' or '.join(SCORES)}, not {policy}", 2)
+        raise UserError(f"--policy is {' or '.join(SCORES)}, not {policy}", 2)
     if not all(0 <= it < inf for it in fairness):
-        raise Problem(
+        raise UserError(
             "--queue-penalty, --queue-max-penalty and --half-life are seconds, 0 or more", 2
         )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -77,4 +78,4 @@ def scheduler(  # noqa: PLR0913
         settings = Settings(identity, policy, *lease, told, hami, order, schedulers)
         asyncio.run(serve(place, settings, access))
     except (ApiUnreachable, OSError) as why:
-        raise Problem(str(why)) from None
+        raise UserError(str(why)) from None

@@ -1,8 +1,9 @@
-"""`fenka simulate-card`: what can go wrong with a card, on the simulated node of the current runtime."""
+"""`fenka sim card`: what can go wrong with a card, on the simulated node of the current runtime."""
 
 from dataclasses import dataclass
 
-from fenka.cli.errors import BAD_INPUT, Problem
+from fenka.cli.errors import UserError
+from fenka.core.errors import INVALID_INPUT
 from fenka.hardware.simulated import NoSuchCard, SimulatedNode
 from fenka.workstation import paths
 
@@ -26,37 +27,37 @@ def simulate_card(card: str, wish: Wish) -> None:
     directory = paths.current().simulated
     node = SimulatedNode(directory)
     if not node.running:
-        raise Problem(
+        raise UserError(
             f"no simulated node runs in {directory}: start one with "
             "`fenka daemon --background --simulate T4`"
         )
     try:
         index = node.find(card)
     except NoSuchCard as why:
-        raise Problem(str(why), BAD_INPUT) from None
+        raise UserError(str(why), INVALID_INPUT) from None
     for sentence in _provoke(node, index, wish):
         print(f"card {index}: {sentence}")
 
 
 def _check(wish: Wish) -> None:
     if wish.temperature is not None and wish.no_temperature:
-        raise Problem("--temperature and --no-temperature exclude each other", BAD_INPUT)
+        raise UserError("--temperature and --no-temperature exclude each other", INVALID_INPUT)
     if wish.lose and wish.recover:
-        raise Problem("--lose and --recover exclude each other", BAD_INPUT)
+        raise UserError("--lose and --recover exclude each other", INVALID_INPUT)
     if wish.corrected and wish.ecc_errors is None:
-        raise Problem("--corrected says what --ecc-errors counts: give that, too", BAD_INPUT)
+        raise UserError("--corrected says what --ecc-errors counts: give that, too", INVALID_INPUT)
     for option, value, low, high in (
         ("--temperature", wish.temperature, 0, 200),
         ("--xid", wish.xid, 1, 65535),
         ("--ecc-errors", wish.ecc_errors, 1, 2**32 - 1),
     ):
         if value is not None and not low <= value <= high:
-            raise Problem(f"{option} takes {low} to {high}, not {value}", BAD_INPUT)
+            raise UserError(f"{option} takes {low} to {high}, not {value}", INVALID_INPUT)
     if wish == Wish(None, False, None, None, False, False, False):
-        raise Problem(
+        raise UserError(
             "nothing to do: give --temperature, --no-temperature, --xid, --ecc-errors, --lose or "
             "--recover",
-            BAD_INPUT,
+            INVALID_INPUT,
         )
 
 

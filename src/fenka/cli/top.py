@@ -5,39 +5,39 @@ in `arena.py`, drawn from the same rows.
 """
 
 from fenka.cli import arena, tables
-from fenka.cli.cluster import Where
-from fenka.cli.errors import Problem
-from fenka.cli.rows import GIB_MIB, Look, NodeRow, rows_of
+from fenka.cli.cluster import Target
+from fenka.cli.errors import UserError
+from fenka.cli.rows import GIB_MIB, NodeRow, ViewOptions, rows_of
 from fenka.core.units import format_units, percent
 
 RULE, UNHEALTHY_RULE, SHAREABLE_RULE, BOTH_RULE = 89, 99, 96, 107
 """Lengths of arena's rule, by the optional columns above it."""
 
 
-def node(where: Where, look: Look) -> None:
-    """Print a screen, or the data behind it. Raises Problem for nodes that are not there."""
-    rows = rows_of(where)
-    if look.names:
-        missing = set(look.names) - {row.name for row in rows}
+def node(target: Target, view: ViewOptions) -> None:
+    """Print a screen, or the data behind it. Raises UserError for nodes that are not there."""
+    rows = rows_of(target)
+    if view.names:
+        missing = set(view.names) - {row.name for row in rows}
         if missing:
-            raise Problem(f"there is no node {', '.join(sorted(missing))}")
-        rows = [row for row in rows if row.name in look.names]
-    if look.arena:
-        arena.show(rows, look)
+            raise UserError(f"there is no node {', '.join(sorted(missing))}")
+        rows = [row for row in rows if row.name in view.names]
+    if view.arena:
+        arena.show(rows, view)
         return
-    if tables.show(rows, look.output):
+    if tables.show(rows, view.output):
         return
-    tables.put(_screen(rows, look))
+    tables.put(_screen(rows, view))
     for row in rows:
         if row.trouble:
             tables.put([f"{row.name}: {row.trouble}"])
 
 
-def _screen(rows: list[NodeRow], look: Look) -> list[str]:
+def _screen(rows: list[NodeRow], view: ViewOptions) -> list[str]:
     unit = unit_name(next((row.unit_mib for row in rows if row.shareable), GIB_MIB))
-    if look.share:
-        return details_screen(rows, unit) if look.details else share_screen(rows, unit)
-    return nodes_details_screen(rows) if look.details else nodes_screen(rows)
+    if view.share:
+        return details_screen(rows, unit) if view.details else share_screen(rows, unit)
+    return nodes_details_screen(rows) if view.details else nodes_screen(rows)
 
 
 def unit_name(unit_mib: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from fenka.cli import cluster, pending, tables
-from fenka.cli.cluster import Cluster, Where
+from fenka.cli.cluster import Cluster, Target
 from fenka.cli.pending import FullContainerStatus, FullPod, NodeVerdict
 from fenka.cluster.objects import QUEUE_GATE, Object, ObjectMeta, pod_path
 from fenka.dialects import ack, base, gpushare
@@ -74,17 +74,17 @@ class Answer(msgspec.Struct):
     help: list[str] = []
 
 
-def explain(where: Where, name: str, namespace: str, *, output: str) -> None:
-    """Print the answer. Raises Problem where there is no such pod."""
+def explain(target: Target, name: str, namespace: str, *, output: str) -> None:
+    """Print the answer. Raises UserError where there is no such pod."""
     before, slash, after = name.partition("/")
     if slash:
         namespace, name = before, after
-    namespace = namespace or cluster.namespace(where)
+    namespace = namespace or cluster.namespace(target)
 
     async def question(api: Api) -> Answer:
         return await _ask(api, namespace, name)
 
-    answer = cluster.ask(where, question)
+    answer = cluster.ask(target, question)
     if not tables.show(answer, output):
         tables.put(screen(answer))
 

@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card, Node
 from fenka.core.request import Placement, Slice
 from fenka.core.usage import CardUsage, UsageTotals
 
 
-class Conflict(Exception):
+class Conflict(FenkaError):
     """The change is not allowed; the message says why. Nothing was changed."""
 
 

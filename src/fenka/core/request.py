@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.units import card_units, units_to_mib
 
 MAX_MEMORY_MIB = 16 * 1024 * 1024
@@ -10,8 +11,10 @@ MAX_MEMORY_MIB = 16 * 1024 * 1024
 MAX_CARDS = 1024
 
 
-class InvalidRequest(Exception):
+class InvalidRequest(FenkaError):
     """The request means nothing; the message says what would."""
+
+    exit_code = INVALID_INPUT
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from fractions import Fraction
 from typing import Protocol, TypeVar
 
+from fenka.core.errors import FenkaError
 from fenka.core.inventory import Node
 from fenka.core.request import InvalidRequest, Memory, Placement, Request, Slice
 from fenka.core.units import card_units
@@ -23,7 +24,7 @@ NVIDIA_GPU = "nvidia.com/gpu"
 MIB, GIB_MIB = 1, 1024
 
 
-class InvalidRecord(Exception):
+class InvalidRecord(FenkaError):
     """A record cannot be understood; the message says which and how."""
 
 

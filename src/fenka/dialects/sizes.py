@@ -6,6 +6,7 @@ with a unit it is exactly that much memory.
 
 import re
 
+from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.request import InvalidRequest, Memory
 
 UNITS_MIB = {"MiB": 1, "Mi": 1, "GiB": 1024, "Gi": 1024}
@@ -19,8 +20,10 @@ _DIGITS = 12
 """No size needs more on either side of the point, and Python refuses to read very long numbers."""
 
 
-class InvalidSize(Exception):
+class InvalidSize(FenkaError):
     """The text is no size; the message says what to write."""
+
+    exit_code = INVALID_INPUT
 
 
 def parse_unit(text: str) -> int:

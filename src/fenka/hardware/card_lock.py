@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card
 from fenka.hardware.peer_credentials import peer, user_name
 
@@ -44,7 +45,7 @@ class Owner:
     uid: int
 
 
-class CardLocked(Exception):
+class CardLocked(FenkaError):
     """Another program owns the card. `owner` is None where the kernel does not name it."""
 
     def __init__(self, card: Card, owner: Owner | None) -> None:

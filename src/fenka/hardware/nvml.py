@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 import pynvml
 
+from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card
 
 __all__ = ["Driver", "DriverLost", "GpuProcess", "NoDriver", "Reading", "XidListener"]
@@ -25,7 +26,7 @@ _MIB = 1 << 20
 _Value = TypeVar("_Value")
 
 
-class NoDriver(Exception):
+class NoDriver(FenkaError):
     """There is no usable driver; one sentence: what is missing and what to do."""
 
 

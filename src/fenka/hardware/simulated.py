@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fenka import native as built
+from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.hardware.peer_credentials import peer
 from fenka.hardware.spec import BadSpec, SimulatedCard, parse_spec
 
@@ -51,12 +52,14 @@ _REFUSALS: Final = {
 }
 
 
-class NodeError(Exception):
+class NodeError(FenkaError):
     """The simulated node cannot be made, started or stopped; one sentence that says why."""
 
 
 class NoSuchCard(NodeError):
     """The simulated node has no card of that index or UUID."""
+
+    exit_code = INVALID_INPUT
 
 
 @cache

@@ -20,6 +20,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.hardware.models import MODELS, Model
 
 __all__ = ["DRIVER_VERSION", "MAX_CARDS", "BadSpec", "SimulatedCard", "parse_spec"]
@@ -34,8 +35,10 @@ _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ITEM = re.compile(r"\s*([^*\s]+)\s*(?:\*\s*(\d{1,9})\s*)?")
 
 
-class BadSpec(Exception):
+class BadSpec(FenkaError):
     """A description of simulated cards means nothing; the message is one sentence that says why."""
+
+    exit_code = INVALID_INPUT
 
 
 @dataclass(frozen=True, slots=True)

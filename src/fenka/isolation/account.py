@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fenka.core.errors import FenkaError
 from fenka.isolation.layout import constant, layout
 
 __all__ = [
@@ -30,7 +31,7 @@ IMPLAUSIBLE_BYTES = 1 << 50
 """No card has a pebibyte of memory; a process that says so is marked and counted as holding nothing."""
 
 
-class BadAccount(Exception):
+class BadAccount(FenkaError):
     """The file is not an account at all; the message is one sentence that says why."""
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from fenka.core.errors import FenkaError
 from fenka.isolation.layout import constant, layout
 
 __all__ = ["BadControl", "Control", "Limit", "Mode", "current", "read", "update", "write"]
@@ -24,7 +25,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 _UUID_CHARACTERS = 40
 
 
-class BadControl(Exception):
+class BadControl(FenkaError):
     """A control page, or what should become one, is wrong; the message is one sentence that says how."""
 
 

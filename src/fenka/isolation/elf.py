@@ -6,6 +6,8 @@ Only what a driver's library needs: 64-bit, little-endian, with its section head
 import struct
 from pathlib import Path
 
+from fenka.core.errors import FenkaError
+
 __all__ = ["NotALibrary", "exported", "versioned"]
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -19,7 +21,7 @@ _FUNCTIONS = (2, 10)
 """Symbol types STT_FUNC, and STT_GNU_IFUNC: a function chosen when the library is loaded."""
 
 
-class NotALibrary(Exception):
+class NotALibrary(FenkaError):
     """The file has no dynamic symbols that could be read; one sentence that says so."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from fenka.core.errors import FenkaError
 from fenka.isolation import account, control, processes
 from fenka.isolation.account import Process
 from fenka.isolation.control import Control, Limit
@@ -22,7 +23,7 @@ _FIRST_NAMESPACE = 0xEFFFFFFC
 """The kernel's number for the machine's first PID namespace."""
 
 
-class InUse(Exception):
+class InUse(FenkaError):
     """Programs hold more than they are to be left with; the message is one sentence for the user."""
 
 

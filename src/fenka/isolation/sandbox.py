@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fenka.core.errors import FenkaError
 from fenka.isolation import mounting, processes, proxy
 
 INSIDE = Path("/run/fenka")
@@ -45,7 +46,7 @@ PRELOAD = Path("/etc/ld.so.preload")
 LINKER_CACHE = Path("/etc/ld.so.cache")
 
 
-class CannotIsolate(Exception):
+class CannotIsolate(FenkaError):
     """No private mount namespace can be made here; the message says why and what to do."""
 
 

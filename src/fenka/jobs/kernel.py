@@ -9,10 +9,12 @@ import urllib.request
 import uuid
 from typing import Any
 
+from fenka.core.errors import FenkaError
+
 REPLY_WITHIN_S = 60.0
 
 
-class KernelFailed(Exception):
+class KernelFailed(FenkaError):
     """The code raised, or the server did not do what was asked; the message is its own."""
 
 

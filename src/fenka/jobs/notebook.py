@@ -14,11 +14,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from fenka.core.errors import FenkaError
+
 LOOPBACK = "127.0.0.1"
 FIRST_PORT = 8888
 
 
-class NoJupyter(Exception):
+class NoJupyter(FenkaError):
     """There is no Jupyter to start; the message says what is missing."""
 
 

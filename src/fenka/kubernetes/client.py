@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 
 from fenka.cluster.objects import ObjectMeta, Status
+from fenka.core.errors import FenkaError
 from fenka.kubernetes.kube_config import load
 
 T = TypeVar("T")
@@ -34,11 +35,11 @@ _PAGE = 500
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
-class ApiUnreachable(Exception):
+class ApiUnreachable(FenkaError):
     """The API server cannot be reached or found; the message says where it was looked for."""
 
 
-class ApiError(Exception):
+class ApiError(FenkaError):
     """The API server says no.
 
     status: HTTP's. reason: Kubernetes's word for it ("Conflict", "NotFound", "Expired").

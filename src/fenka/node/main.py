@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.inventory import Card
 from fenka.core.request import Slice
 from fenka.core.units import card_units
@@ -50,8 +51,10 @@ _Made = TypeVar("_Made")
 _RUNTIME = re.compile(r"([\w-]+)://v?(\d+)\.(\d+)")
 
 
-class PreflightError(Exception):
+class PreflightError(FenkaError):
     """This node cannot share cards as it is; one sentence that says why and what to do."""
+
+    exit_code = INVALID_INPUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +189,7 @@ def hardware(config: Config, library: Path) -> Iterator[Hardware]:
 
 def _wait_for(node: SimulatedNode) -> None:
     if not node.running:
-        _LOG.info("waiting for `fenka simulate-node` in %s", node.directory)
+        _LOG.info("waiting for `fenka sim node` in %s", node.directory)
     while not node.running:
         time.sleep(LOOK_S)
 

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fenka.core.errors import FenkaError
 from fenka.scheduler.credentials import AUTHORITY, CLIENT, SERVER, SERVER_NAME
 
 YEAR = timedelta(days=365)
@@ -40,7 +41,7 @@ class Pair:
     key: bytes
 
 
-class Unusable(Exception):
+class Unusable(FenkaError):
     """It is no certificate with its key; the message says why."""
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from cryptography import x509
 
+from fenka.core.errors import FenkaError
+
 log = logging.getLogger(__name__)
 
 AUTHORITY, SERVER, CLIENT = "ca", "server", "client"
@@ -20,7 +22,7 @@ SERVER_NAME = "fenka-scheduler"
 LOOK_S = 30.0
 
 
-class InvalidCredentials(Exception):
+class InvalidCredentials(FenkaError):
     """The certificates cannot be used; the message says which and why."""
 
 

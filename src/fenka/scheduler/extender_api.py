@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from fenka.cluster.objects import Pod
+from fenka.core.errors import FenkaError
 
 T = TypeVar("T")
 
 
-class InvalidExtenderRequest(Exception):
+class InvalidExtenderRequest(FenkaError):
     """No request of the extender protocol; the message says why."""
 
 

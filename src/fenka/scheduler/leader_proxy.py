@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from fenka.core.errors import FenkaError
 from fenka.scheduler.credentials import SERVER_NAME, Credentials
 
 FORWARDED = "Fenka-Forwarded"
@@ -21,7 +22,7 @@ CONNECT_WITHIN_S = 1.0
 """A node that is gone does not even refuse; kube-scheduler places nothing else while it waits for filter."""
 
 
-class LeaderUnreachable(Exception):
+class LeaderUnreachable(FenkaError):
     """The leader does not answer; the message says why."""
 
 

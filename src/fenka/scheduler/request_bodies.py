@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from fenka.core.errors import FenkaError
+
 MIB = 1024 * 1024
 SMALL = 64 * 1024
 """Bodies up to this size are never kept waiting for larger ones; connections bound their number."""
@@ -17,7 +19,7 @@ WAIT_S = 4.0
 """For other bodies to be done with; kube-scheduler waits 5 s in all."""
 
 
-class BodyRejected(Exception):
+class BodyRejected(FenkaError):
     """The body is not read to its end. status: HTTP's. The message is for kube-scheduler's event."""
 
     def __init__(self, status: int, sentence: str) -> None:

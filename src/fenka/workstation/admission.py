@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable
 
+from fenka.core.errors import FenkaError
 from fenka.hardware.peer_credentials import user_name
 from fenka.workstation.broker import Job
 
@@ -41,7 +42,7 @@ _DESCRIPTORS_KEPT = 256
 """For files, for root's connections, and for those that are being refused."""
 
 
-class TooMany(Exception):
+class TooMany(FenkaError):
     """The user has as much as one user may; the message is one sentence."""
 
 

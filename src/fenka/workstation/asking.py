@@ -59,9 +59,9 @@ def check(ask: protocol.Ask) -> None:
         )
     if ask.gang is not None and not 1 <= ask.gang <= MOST_MEMBERS:
         raise InvalidRequest(f"a gang has 1 to {MOST_MEMBERS} members, not {ask.gang}")
-    if ask.limit_s is not None and not 0 < ask.limit_s < math.inf:
+    if ask.time_limit_s is not None and not 0 < ask.time_limit_s < math.inf:
         raise InvalidRequest(
-            f"--for takes seconds, more than none, not {ask.limit_s:g}; leave it out for no limit"
+            f"--time-limit must be a positive number of seconds, got {ask.time_limit_s:g}"
         )
     if abs(ask.priority) > MOST_PRIORITY:
         raise InvalidRequest(
@@ -152,7 +152,7 @@ def _one(ask: protocol.Ask, who: Who, unit_mib: int) -> Job:
         user_namespaces=ask.user_namespaces,
         requested_at=0,
         priority=ask.priority,
-        limit_s=ask.limit_s,
+        time_limit_s=ask.time_limit_s,
     )
 
 

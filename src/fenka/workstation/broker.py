@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from fenka.core.backfill import Backfill
+from fenka.core.errors import FenkaError
 from fenka.core.evaluate import Policy, never_fits
 from fenka.core.fairness import Fairness, UsageHistory, cards_of
 from fenka.core.gangs import place_gang
@@ -76,7 +77,7 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     core_mode: Mode = "hard"
     priority: int = 0
     """The larger is served first."""
-    limit_s: float | None = None
+    time_limit_s: float | None = None
     """Ended so many seconds after the grant, whatever it does; None = not limited."""
     ends_at: float | None = None
     """When that is, once it is granted."""
@@ -148,7 +149,7 @@ class End:
 Effect = Start | Wait | Deny | Drop | End
 
 
-class UnknownJob(Exception):
+class UnknownJob(FenkaError):
     """No job has this id or name; the message says so."""
 
 
@@ -332,7 +333,7 @@ class Broker:
             first.requested_at,
             first.priority,
             str(first.uid),
-            None if first.limit_s is None else first.limit_s + GRACE_S,
+            None if first.time_limit_s is None else first.time_limit_s + GRACE_S,
         )
 
     def _hold(self, job: Job, placement: Placement, now: float) -> None:
@@ -375,7 +376,7 @@ class Broker:
             jobs = self._entries[entry]
             for job, placement in zip(jobs, placements, strict=True):
                 job.state, job.expires_at = "starting", now + GRANT_EXPIRES_S
-                job.ends_at = None if job.limit_s is None else now + job.limit_s
+                job.ends_at = None if job.time_limit_s is None else now + job.time_limit_s
                 self.ledger.assume(job.id, placement, job.expires_at)
                 self._hold(job, placement, now)
             del self._queue[entry]

@@ -13,6 +13,7 @@ from typing import Self
 
 import msgspec
 
+from fenka.core.errors import FenkaError
 from fenka.hardware.peer_credentials import peer
 from fenka.workstation import paths, protocol
 from fenka.workstation.ending import SIGNALS
@@ -30,7 +31,7 @@ ALREADY_RUNNING = 75
 """Its exit code where another one serves the runtime directory."""
 
 
-class NoDaemon(Exception):
+class NoDaemon(FenkaError):
     """No daemon answers, and none could be started; the message says why and what to do."""
 
 

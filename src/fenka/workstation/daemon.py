@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from fenka.core.errors import FenkaError
 from fenka.core.ledger import Conflict
 from fenka.core.request import InvalidRequest, Placement
 from fenka.dialects.sizes import InvalidSize
@@ -69,7 +70,7 @@ KILL_TAKES_S = 5.0
 """SIGKILL ends a process at once, unless it waits for a device."""
 
 
-class AlreadyRunning(Exception):
+class AlreadyRunning(FenkaError):
     """Another daemon serves this runtime directory."""
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from fenka import native
+from fenka.core.errors import FenkaError
 from fenka.isolation import account, mounting, proxy, sandbox
 from fenka.isolation import files as isolation_files
 from fenka.isolation.access import admit
@@ -49,7 +50,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     version: int = 1
 
 
-class Unreadable(Exception):
+class Unreadable(FenkaError):
     """A file of the daemon cannot be understood; the message names it and says what to do."""
 
 

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import msgspec
 
+from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.isolation import sandbox
 from fenka.workstation import asking, protocol
 from fenka.workstation.broker import GRANT_EXPIRES_S
@@ -20,7 +21,7 @@ from fenka.workstation.client import Connection, NoDaemon, connect
 from fenka.workstation.paths import Runtime
 
 
-class NotGranted(Exception):
+class NotGranted(FenkaError):
     """There is no lease for this request; `final` if there never could be. The message says why."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
@@ -28,8 +29,10 @@ class NotGranted(Exception):
         self.final = final
 
 
-class NestedLease(Exception):
+class NestedLease(FenkaError):
     """The command runs inside a lease already."""
+
+    exit_code = INVALID_INPUT
 
 
 def acquire(
@@ -65,7 +68,7 @@ def acquire(
             connection = _reconnect(runtime, deadline)
 
 
-class _Interrupted(Exception):
+class _Interrupted(FenkaError):
     def __init__(self, job: str) -> None:
         super().__init__(job)
         self.job = job

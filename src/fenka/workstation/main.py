@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.evaluate import SCORES
 from fenka.core.inventory import Card, Node
 from fenka.dialects.sizes import parse_unit
@@ -26,8 +27,10 @@ from fenka.workstation.files import Config
 from fenka.workstation.paths import Runtime
 
 
-class BadOption(Exception):
+class BadOption(FenkaError):
     """An option of the daemon means nothing; the message says what would."""
+
+    exit_code = INVALID_INPUT
 
 
 def run(

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fenka.core.errors import FenkaError
 from fenka.isolation import memory_files, processes
 from fenka.isolation.processes import start_ticks
 from fenka.isolation.sandbox import INSIDE
@@ -41,7 +42,7 @@ MOST_LISTINGS = 20
 that forks to stay unseen."""
 
 
-class NotEntered(Exception):
+class NotEntered(FenkaError):
     """The process that says so is in no lease; the message is one sentence."""
 
 

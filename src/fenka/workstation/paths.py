@@ -22,13 +22,15 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from fenka.core.errors import FenkaError
+
 SYSTEM = Path("/run/fenka")
 
 SOCKET_PATH_BYTES = 107
 """The kernel's limit."""
 
 
-class UnsafeDirectory(Exception):
+class UnsafeDirectory(FenkaError):
     """The runtime directory cannot be used; the message says why and what to do."""
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from fenka import __version__
+from fenka.core.errors import FenkaError
 from fenka.isolation.control import Mode
 
 PROTOCOL = 4
@@ -44,7 +45,7 @@ class Ask(Message, tag="ask"):
     wait: queue if nothing is free.
     gang: so many leases, all at once; None for a single one.
     priority: the larger is served first.
-    limit_s: seconds after which it is ended, whatever it does; None for never.
+    time_limit_s: seconds after which it is ended, whatever it does; None for never.
     user_namespaces: its programs may make user namespaces of their own.
     """
 
@@ -63,7 +64,7 @@ class Ask(Message, tag="ask"):
     job: str = ""
     gang: int | None = None
     priority: int = 0
-    limit_s: float | None = None
+    time_limit_s: float | None = None
     user_namespaces: bool = False
 
 
@@ -288,7 +289,7 @@ def refusal(answer: FromDaemon) -> str:
     return getattr(answer, "reason", "the daemon answered nonsense")
 
 
-class OtherVersion(Exception):
+class OtherVersion(FenkaError):
     """The other end speaks another version; the message says which and what to do."""
 
 

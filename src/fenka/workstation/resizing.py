@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from fenka.core.errors import FenkaError
 from fenka.core.ledger import Conflict
 from fenka.core.request import InvalidRequest, Placement, Request, Slice
 from fenka.dialects.sizes import InvalidSize, parse_memory
@@ -21,7 +22,7 @@ from fenka.workstation import protocol
 from fenka.workstation.broker import Broker, Job
 
 
-class CannotResize(Exception):
+class CannotResize(FenkaError):
     """Nothing was changed; the message is one sentence that says why."""
 
 

@@ -17,6 +17,7 @@ import grpc.aio
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
+from fenka.core.errors import FenkaError
 from fenka.node.kubelet import deviceplugin_pb2 as plugin_api
 from fenka.node.kubelet import podresources_pb2 as resources_api
 
@@ -32,7 +33,7 @@ _TIMEOUT_S = 5.0
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
 
 
-class KubeletUnavailable(Exception):
+class KubeletUnavailable(FenkaError):
     """The kubelet does not answer on a socket; the message says on which and why."""
 
 

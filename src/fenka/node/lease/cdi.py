@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fenka.core.errors import FenkaError
 from fenka.isolation import proxy
 from fenka.isolation.proxy import BEHIND
 from fenka.isolation.sandbox import DRIVER, INSIDE, SHIM
@@ -123,7 +124,7 @@ _COMMON_DEVICES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modese
 _PROGRAMS = ("nvidia-smi", "nvidia-debugdump")
 
 
-class NoDriverFiles(Exception):
+class NoDriverFiles(FenkaError):
     """The driver's files are not where they should be; one sentence."""
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from fenka.cluster.objects import Pod
 from fenka.cluster.state import read_allocation
+from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card
 from fenka.core.request import Slice
 from fenka.dialects import gpushare
@@ -50,7 +51,7 @@ Parts = dict[str, list[Slice]]
 """What containers hold, by token; in the order of their control page."""
 
 
-class ResizeRejected(Exception):
+class ResizeRejected(FenkaError):
     """Nothing is changed; one sentence for the pod's user. kind: the same while only its numbers change."""
 
     def __init__(self, sentence: str, kind: str = "") -> None:

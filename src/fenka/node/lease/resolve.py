@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from fenka.cluster.objects import Pod
+from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card
 from fenka.core.request import Placement, Slice
 from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, SliceRequest, find_container
@@ -20,7 +21,7 @@ _MIRROR = "kubernetes.io/config.mirror"
 _FOREIGN_KERNELS = ("gvisor", "runsc", "kata")
 
 
-class LeaseDenied(Exception):
+class LeaseDenied(FenkaError):
     """The container gets no lease now; one sentence for the pod's user."""
 
 

@@ -1,4 +1,4 @@
-"""`fenka simulate-card`, seen through nvidia-ml-py."""
+"""`fenka sim card`, seen through nvidia-ml-py."""
 
 import os
 import shutil
@@ -27,11 +27,11 @@ def runtime() -> Iterator[Path]:
 
 @pytest.fixture
 def say(runtime: Path) -> Say:
-    """`fenka simulate-card WORDS` in the runtime: exit code, output, complaint."""
+    """`fenka sim card WORDS` in the runtime: exit code, output, complaint."""
 
     def run(*words: str) -> tuple[int, str, str]:
         done = subprocess.run(
-            [sys.executable, "-m", "fenka", "simulate-card", *words],
+            [sys.executable, "-m", "fenka", "sim", "card", *words],
             env={**os.environ, "FENKA_RUNTIME": str(runtime)},
             capture_output=True,
             text=True,

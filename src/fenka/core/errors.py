@@ -1,0 +1,17 @@
+"""The base class of all exceptions that fenka raises, and the exit codes of its commands."""
+
+FAILURE = 1
+INVALID_INPUT = 2
+TEMPORARY_FAILURE = 75
+"""EX_TEMPFAIL of sysexits.h: the same command may succeed later."""
+PROGRAM_NOT_FOUND = 127
+"""As in shells."""
+INTERRUPTED = 130
+"""128 + SIGINT, as in shells."""
+
+
+class FenkaError(Exception):
+    """An expected failure. Its message is one sentence that a user can act on."""
+
+    exit_code: int = FAILURE
+    """Exit code of a command that ends with this error."""

@@ -1,28 +1,23 @@
-"""One sentence and an exit code for everything that is foreseen.
-
-Exit codes: 2 bad input, 75 (EX_TEMPFAIL) nothing free now, 127 no such program, 130 interrupted, 1 else.
-"""
+"""Reporting of errors: one sentence and an exit code for every expected failure."""
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
 from fenka.cli.interrupting import leave_at_once, raise_it
-from fenka.core.errors import INTERRUPTED, FenkaError
-
-INVALID_INPUT, TEMPORARY_FAILURE, PROGRAM_NOT_FOUND = 2, 75, 127
+from fenka.core.errors import FAILURE, INTERRUPTED, FenkaError
 
 
 class UserError(FenkaError):
-    """A sentence for the user, with the exit code that goes with it."""
+    """A failure of a command itself, with its exit code."""
 
-    def __init__(self, sentence: str, code: int = 1) -> None:
+    def __init__(self, sentence: str, exit_code: int = FAILURE) -> None:
         super().__init__(sentence)
-        self.code = code
+        self.exit_code = exit_code
 
 
 def print_error(sentence: str) -> None:
-    """One line on stderr."""
+    """Print one line on stderr."""
     from fenka.cli.tables import shown
 
     sys.stderr.write(f"fenka: {shown(sentence)}\n")
@@ -31,7 +26,7 @@ def print_error(sentence: str) -> None:
 
 @contextlib.contextmanager
 def report_errors(show: Callable[[str], None] = print_error) -> Iterator[None]:
-    """Show foreseen exceptions as one line and exit; let bugs through with a traceback."""
+    """Show expected exceptions as one line and exit; let bugs through with a traceback."""
     try:
         raise_it()
         yield
@@ -39,58 +34,15 @@ def report_errors(show: Callable[[str], None] = print_error) -> Iterator[None]:
         leave_at_once()
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output went away (`| head`); it knows why.
+        # The reader of the output has closed it (`| head`), so no message is needed.
         sys.stderr.close()
-        sys.exit(1)
-    except Exception as why:
-        code = _code(why)
-        if code is not None:
-            show(str(why))
-            sys.exit(code)
-        if not isinstance(why, OSError):
-            raise
-        # The last net: files and disks fail in more ways than anybody has foreseen.
+        sys.exit(FAILURE)
+    except FenkaError as why:
+        show(str(why))
+        sys.exit(why.exit_code)
+    except OSError as why:
+        # Files and disks fail in more ways than each command can handle by itself.
         from fenka.isolation.files import sentence
 
         show(sentence(why))
-        sys.exit(1)
-
-
-def _code(why: Exception) -> int | None:
-    # Imported here: commands that succeed need none of it.
-    from fenka.core.request import InvalidRequest
-    from fenka.dialects.sizes import InvalidSize
-    from fenka.hardware.card_lock import CardLocked
-    from fenka.hardware.nvml import NoDriver
-    from fenka.hardware.simulated import BadSpec, NodeError
-    from fenka.isolation.sandbox import CannotIsolate
-    from fenka.jobs.notebook import NoJupyter
-    from fenka.kubernetes.client import ApiUnreachable
-    from fenka.workstation.client import NoDaemon
-    from fenka.workstation.daemon import AlreadyRunning
-    from fenka.workstation.files import Unreadable
-    from fenka.workstation.launch import NestedLease, NotGranted
-    from fenka.workstation.main import BadOption
-    from fenka.workstation.paths import UnsafeDirectory
-    from fenka.workstation.protocol import OtherVersion
-
-    if isinstance(why, UserError):
-        return why.code
-    if isinstance(why, NotGranted):
-        return INVALID_INPUT if why.final else TEMPORARY_FAILURE
-    if isinstance(why, InvalidRequest | InvalidSize | BadSpec | BadOption | NestedLease):
-        return INVALID_INPUT
-    foreseen = (
-        ApiUnreachable,
-        NoDriver,
-        NodeError,
-        CannotIsolate,
-        NoJupyter,
-        NoDaemon,
-        AlreadyRunning,
-        Unreadable,
-        CardLocked,
-        UnsafeDirectory,
-        OtherVersion,
-    )
-    return 1 if isinstance(why, foreseen) else None
+        sys.exit(FAILURE)

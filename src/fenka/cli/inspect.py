@@ -13,9 +13,9 @@ from pathlib import Path
 
 from fenka.cli import tables
 from fenka.cli.cluster import Cluster, Target, ask, gathered, nodes_and_pods
-from fenka.cli.errors import UserError
 from fenka.cli.rows import demanded
 from fenka.cluster.state import PodAllocation
+from fenka.core.errors import FenkaError
 from fenka.core.units import format_units, percent
 from fenka.dialects import base, gpushare
 from fenka.dialects.base import SharedNode
@@ -71,7 +71,7 @@ class NodeUnits:
 
 
 def inspect(target: Target, node: str | None, *, details: bool, output: str = "table") -> None:
-    """Print one of the two screens, or the data behind them. Raises UserError."""
+    """Print one of the two screens, or the data behind them."""
 
     async def question(api: Api) -> Cluster:
         return gathered(*await nodes_and_pods(api, node))
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         target = Target(cluster=True, kubeconfig=given.kubeconfig, context=given.context)
         inspect(target, given.node, details=given.details, output=given.output)
-    except UserError as why:
+    except FenkaError as why:
         # Where gpushare's plugin says it, and as it begins.
         tables.put([f"Failed due to {why}"])
         sys.exit(1)

@@ -1,10 +1,9 @@
-"""What Ctrl-C does where there is nothing to undo; imports nothing, since it comes before all else."""
+"""What Ctrl-C does where nothing has to be undone. It is imported first, so it imports almost nothing."""
 
 import os
 import signal
 
-INTERRUPTED = 130
-"""Exit code, as shells have it."""
+from fenka.core.errors import INTERRUPTED
 
 
 def leave_at_once() -> None:

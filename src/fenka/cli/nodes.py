@@ -7,20 +7,15 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
-from fenka.cli.errors import UserError
-from fenka.core.errors import INVALID_INPUT
 from fenka.hardware.simulated import SimulatedCard, SimulatedNode, parse_spec
 from fenka.node import main
-from fenka.node.main import Config, PreflightError
+from fenka.node.main import Config
 
 
 def node(config: Config) -> None:
     """Serve until told to stop."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    try:
-        main.run(config)
-    except PreflightError as why:
-        raise UserError(str(why), INVALID_INPUT) from None
+    main.run(config)
 
 
 def simulate(spec: str, directory: Path, name: str) -> None:

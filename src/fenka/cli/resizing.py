@@ -31,7 +31,7 @@ class Wanted:
 
 
 def resize(target: Target, name: str, namespace: str, wanted: Wanted) -> None:
-    """What runs here by that name, else the pod; NAMESPACE/NAME is a pod too. Raises UserError, InvalidSize."""
+    """Resize the job of that name on this machine, else the pod. NAMESPACE/NAME is a pod, too."""
     if not wanted.gpu_mem and wanted.gpu_core is None and wanted.gpu_core_mode is None:
         raise UserError(
             "say what to change: --gpu-mem, --gpu-core or --gpu-core-mode", INVALID_INPUT

@@ -12,8 +12,7 @@ from fenka.cli.errors import UserError
 from fenka.core.errors import INVALID_INPUT
 from fenka.core.evaluate import SCORES
 from fenka.core.fairness import Fairness
-from fenka.kubernetes.client import ApiUnreachable
-from fenka.scheduler.credentials import Credentials, InvalidCredentials
+from fenka.scheduler.credentials import Credentials
 from fenka.scheduler.main import ServerOptions, serve, url
 from fenka.scheduler.replica import Settings
 from fenka.scheduler.request_bodies import MIB, BodyLimits
@@ -36,10 +35,7 @@ class Given:
             raise UserError(
                 "--largest-body is 1 or more MiB, and --bodies at least as much", INVALID_INPUT
             )
-        try:
-            credentials = Credentials(self.tls) if self.tls else None
-        except InvalidCredentials as why:
-            raise UserError(str(why)) from None
+        credentials = Credentials(self.tls) if self.tls else None
         bounds = BodyLimits(self.largest_body * MIB, self.bodies * MIB)
         return Access(bounds, self.inspect, self.metrics, credentials)
 
@@ -70,12 +66,9 @@ def scheduler(  # noqa: PLR0913
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     # Never the same twice: a new process must not take its predecessor's lease for its own.
     identity = f"{name or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-    try:
-        access = given.access()
-        scheme = "https" if access.credentials else "http"
-        told = url(advertise, place.port, scheme) if advertise else ""
-        order = Fairness(*fairness)
-        settings = Settings(identity, policy, *lease, told, hami, order, schedulers)
-        asyncio.run(serve(place, settings, access))
-    except (ApiUnreachable, OSError) as why:
-        raise UserError(str(why)) from None
+    access = given.access()
+    scheme = "https" if access.credentials else "http"
+    told = url(advertise, place.port, scheme) if advertise else ""
+    order = Fairness(*fairness)
+    settings = Settings(identity, policy, *lease, told, hami, order, schedulers)
+    asyncio.run(serve(place, settings, access))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fenka.cli.errors import UserError
 from fenka.core.errors import INVALID_INPUT
-from fenka.hardware.simulated import NoSuchCard, SimulatedNode
+from fenka.hardware.simulated import SimulatedNode
 from fenka.workstation import paths
 
 
@@ -31,10 +31,7 @@ def simulate_card(card: str, wish: Wish) -> None:
             f"no simulated node runs in {directory}: start one with "
             "`fenka daemon --background --simulate T4`"
         )
-    try:
-        index = node.find(card)
-    except NoSuchCard as why:
-        raise UserError(str(why), INVALID_INPUT) from None
+    index = node.find(card)
     for sentence in _provoke(node, index, wish):
         print(f"card {index}: {sentence}")
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import msgspec
 
-from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
 from fenka.isolation import sandbox
 from fenka.workstation import asking, protocol
 from fenka.workstation.broker import GRANT_EXPIRES_S
@@ -26,7 +26,7 @@ class NotGranted(FenkaError):
 
     def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)
-        self.final = final
+        self.exit_code = INVALID_INPUT if final else TEMPORARY_FAILURE
 
 
 class NestedLease(FenkaError):

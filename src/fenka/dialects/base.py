@@ -211,6 +211,11 @@ class Dialect(Protocol):
 # ---- what dialects have in common ----
 
 
+def is_index(text: str) -> bool:
+    """Of a card. Python refuses to read numbers of thousands of digits, which a user may have written."""
+    return text.isdecimal() and len(text) <= 9
+
+
 def valid_request(make: Callable[[], Request]) -> Request:
     """The core's own refusals are sentences too. Raises InvalidRecord."""
     try:

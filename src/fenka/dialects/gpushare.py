@@ -15,8 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from fenka.core.inventory import Card
 from fenka.core.request import InvalidRequest, Memory, Placement, Request, Slice
 from fenka.core.units import mib_to_units, units_to_mib
-from fenka.dialects.base import CARDS, ContainerKind, ContainerUnits, InvalidRecord, SharedNode
-from fenka.dialects.node_inventory import _is_index
+from fenka.dialects.base import (
+    CARDS,
+    ContainerKind,
+    ContainerUnits,
+    InvalidRecord,
+    SharedNode,
+    is_index,
+)
 
 MEMORY = "aliyun.com/gpu-mem"
 """Extended resource: units of card memory. The unit is the node's."""
@@ -111,7 +117,7 @@ def decode_allocation(
     if IDX not in annotations:
         return None
     index = annotations[IDX]
-    if not _is_index(index):
+    if not is_index(index):
         raise InvalidRecord(f"annotation {IDX} is {index[:40]!r}, not the index of a card")
     apps = [ask.units for ask in asks if ask.kind is ContainerKind.APP]
     return {number: {int(index): units} for number, units in enumerate(apps) if units}
@@ -187,7 +193,7 @@ def decode_placement(
     cards = {card.index: card for card in share.node.cards}
     uuids = _read_uuids(annotations.get(CARDS, "{}"))
     slices = []
-    named = uuids or ([int(annotations[IDX])] if _is_index(annotations.get(IDX, "")) else [])
+    named = uuids or ([int(annotations[IDX])] if is_index(annotations.get(IDX, "")) else [])
     for index, units in sorted(units_by_card(allocation, asks, named).items()):
         card = cards.get(index)
         if card is None:

@@ -6,9 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fenka.core.inventory import Card, Node
-from fenka.dialects.base import CARDS, GIB_MIB, MIB, InvalidRecord, SharedNode, parse_quantity
-from fenka.dialects.gpu_manager import MEMORY
-from fenka.dialects.hami import COUNT
+from fenka.dialects.base import (
+    CARDS,
+    GIB_MIB,
+    MIB,
+    InvalidRecord,
+    SharedNode,
+    is_index,
+    parse_quantity,
+)
+from fenka.dialects.gpushare import COUNT, MEMORY
 
 CORDONED = "fenka.io/cordoned"
 """Node annotation, written by people: indexes of cards that shall admit nobody, such as "0,2"."""
@@ -106,9 +113,4 @@ def _cordoned(share: SharedNode, indexes: frozenset[int]) -> SharedNode:
 
 def parse_indexes(text: str) -> frozenset[int]:
     """Card indexes as people list them, "0,2"; what is no index is passed over."""
-    return frozenset(int(item) for item in re.split(r"[,\s]+", text) if _is_index(item))
-
-
-def _is_index(text: str) -> bool:
-    """Of a card. Python refuses to read numbers of thousands of digits, which a user may have written."""
-    return text.isdecimal() and len(text) <= 9
+    return frozenset(int(item) for item in re.split(r"[,\s]+", text) if is_index(item))

@@ -470,6 +470,10 @@ class Cluster:
         """Return the output of kubectl. Raise ClusterError with its error output if it fails."""
         return self.run("kubectl", *arguments, stdin=stdin, timeout=timeout)
 
+    def fetch(self, url: str) -> str:
+        """Return the answer to a GET request from the control plane's network."""
+        return self.run("python3", "-c", FETCH, url)
+
     def helm(self, *arguments: str, timeout: float = 120) -> str:
         """Return the output of helm."""
         return self.run("helm", *arguments, timeout=timeout)
@@ -554,6 +558,11 @@ class Cluster:
         wait_until("the scheduler", ready, 30, self.control_plane.log("kube-scheduler"))
 
 
+FETCH = (
+    "import sys, urllib.request; "
+    "print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())"
+)
+"""A Python program that prints the answer to a GET request for its argument."""
 SCHEDULER_READY = """\
 import ssl, urllib.request
 context = ssl._create_unverified_context()

@@ -13,12 +13,11 @@ from typing import Any
 import yaml
 
 from e2e import device_plugin
-from e2e.cluster import Cluster, wait_until
+from e2e.cluster import FETCH, Cluster, wait_until
 from e2e.images import BUSYBOX, FENKA, WORKLOAD
 from e2e.machine import Machine
 from e2e.supervisor import CGROUPS, REPOSITORY, MachineFiles, Process, hierarchies
 
-FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
 CALL_API = """
 import os, ssl, urllib.request
 folder = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -111,7 +110,7 @@ def test_pods_reach_each_other_when_on_different_nodes(cluster: Cluster, namespa
         wait_until(f"{caller} → {url}", partial(answers, caller, url, "five"))
 
     def answers_the_control_plane(url: str) -> bool:
-        return cluster.run("python3", "-c", FETCH, url).strip() == "five"
+        return cluster.fetch(url).strip() == "five"
 
     # The ways in which the scheduler can reach its extender: node ports, its own machine's port, the Service.
     hosts = [f"{host}:32080" for host in (*(node.address for node in cluster.nodes), "127.0.0.1")]

@@ -1,1 +1,1 @@
-"""What users do, on a real cluster: each file is one article or one promise."""
+"""Test on a real cluster what users do; each file covers one article or one promise of the documents."""

@@ -1,4 +1,4 @@
-"""fenka on the cluster, installed through its chart as a user would."""
+"""Install fenka on the cluster through its chart, as a user would."""
 
 import os
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ simulatedCards:
 
 @pytest.fixture(scope="session")
 def installation(cluster: Cluster) -> Iterator[Installation]:
-    """Two nodes with a simulated T4 each, fenka's chart, and the scheduler configured as the chart says."""
+    """Provide two nodes with a simulated T4 each, and fenka installed and configured by its chart."""
     install(cluster)
     yield Installation(cluster)
     if os.environ.get("FENKA_E2E_KEEP"):
@@ -40,7 +40,7 @@ def installation(cluster: Cluster) -> Iterator[Installation]:
 
 
 def install(cluster: Cluster) -> None:
-    """As a user would, through the chart."""
+    """Install the chart and configure kube-scheduler, as the guide describes."""
     for node in cluster.nodes:
         cluster.kubectl("label", "--overwrite", "node", node.name, "fenka.io/simulated=t4")
     values = cluster.state / "values.yaml"
@@ -54,7 +54,7 @@ def install(cluster: Cluster) -> None:
 
 @pytest.fixture
 def shared(installation: Installation) -> Iterator[Installation]:
-    """Both nodes share their card; afterwards none does."""
+    """Let both nodes share their card, and none afterwards."""
     for node in installation.cluster.nodes:
         installation.label(node.name, "cgpu-", "gpushare=true")
     for node in installation.cluster.nodes:
@@ -63,14 +63,14 @@ def shared(installation: Installation) -> Iterator[Installation]:
     installation.cluster.kubectl("delete", "deployment", "--all", "--now")
     for node in installation.cluster.nodes:
         installation.label(node.name, "gpushare-")
-    # What the next test waits for must not be what the kubelet still says of this one.
+    # The next test must not see the kubelet's old values as the new ones.
     for node in installation.cluster.nodes:
         installation.wait_for_allocatable(node.name, MEMORY, 0)
 
 
 @pytest.fixture
 def two_card_node(installation: Installation) -> Iterator[str]:
-    """A sharing node with two cards instead of one."""
+    """Provide a sharing node with two cards instead of one."""
     name = "sd-cluster-05"
     installation.label("sd-cluster-04", "gpushare-", "cgpu-")
     replace_cards(installation, name, "pair")
@@ -84,7 +84,7 @@ def two_card_node(installation: Installation) -> Iterator[str]:
 
 
 def replace_cards(installation: Installation, node: str, cards: str) -> None:
-    """Other simulated cards for a node; those that it had are gone for good."""
+    """Replace a node's simulated cards; the former ones do not come back."""
     installation.label(node, f"fenka.io/simulated={cards}")
 
     component = {"t4": "cards-0", "pair": "cards-1"}[cards]
@@ -95,19 +95,19 @@ def replace_cards(installation: Installation, node: str, cards: str) -> None:
             for pod in installation.cluster.list("pods", "fenka")
             if pod["spec"].get("nodeName") == node
             and "scheduler" not in pod["metadata"]["name"]
-            # What made the certificates has ended.
+            # The Job that creates the certificates has ended.
             and pod["status"]["phase"] != "Succeeded"
         ]
         labels = [pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in pods]
         return labels == [component] and pods[0]["status"]["phase"] == "Running"
 
-    # Its node program has ended with the sharing label, and the next one comes with it.
-    wait_until("only the new cards' keeper", replaced, 90)
+    # The label gpushare controls the node program, so it does not run now.
+    wait_until("only the new cards' server", replaced, 90)
     installation.cluster.kubectl("annotate", "node", node, "fenka.io/cards-")
 
 
 def extender_is_ready(cluster: Cluster) -> bool:
-    """Whether a replica answers where kube-scheduler will ask, and as it will."""
+    """Return whether a replica answers at kube-scheduler's address and with its certificate."""
     try:
         return call_extender(cluster, "https://127.0.0.1:32766/readyz").strip() == "ok"
     except Exception:
@@ -116,21 +116,21 @@ def extender_is_ready(cluster: Cluster) -> bool:
 
 @pytest.fixture(scope="module")
 def sharing_node(installation: Installation) -> Iterator[str]:
-    """A sharing node, for all tests of a module: without the label the agent would end each time."""
+    """Provide a sharing node for all tests of a module, since the agent ends when the label is removed."""
     name = "sd-cluster-05"
     installation.label("sd-cluster-04", "gpushare-", "cgpu-")
-    # Until the kubelet has said so too, pods would still go there, and fail.
+    # Until the kubelet reports it, pods would still be scheduled there, and fail.
     installation.wait_for_allocatable("sd-cluster-04", MEMORY, 0)
     installation.label(name, "cgpu-", "gpushare=true")
     yield name
     installation.label(name, "gpushare-")
-    # What the next module waits for must not be what the kubelet still says of this one.
+    # The next module must not see the kubelet's old values as the new ones.
     installation.wait_for_allocatable(name, MEMORY, 0)
 
 
 @pytest.fixture
 def node(installation: Installation, sharing_node: str) -> Iterator[str]:
-    """The sharing node, empty; afterwards nothing of a lease is left on it."""
+    """Provide the sharing node without pods; check afterwards that no lease is left on it."""
     wait_for_agent(installation, sharing_node, 14)
     yield sharing_node
     installation.cluster.kubectl("delete", "deployment,pod", "--all", "--now")

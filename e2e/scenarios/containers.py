@@ -1,4 +1,4 @@
-"""What the scenarios of leases share: pods of several containers, and programs that look or cheat inside."""
+"""Helpers for lease scenarios: pods of several containers, and programs that run inside them."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ PRINT_VISIBLE_MIB = (
     "d.cuInit(0); d.cuDevicePrimaryCtxRetain(c.byref(x),0); d.cuCtxSetCurrent(x); "
     "d.cuMemGetInfo_v2(c.byref(f),c.byref(t)); print(t.value>>20)"
 )
-# A dynamic linker that reads another file than /etc/ld.so.preload, and the driver by its own path.
+# A patched dynamic linker ignores /etc/ld.so.preload, and the driver is loaded by its path.
 BYPASS_LIBRARY = """
 import os, sys
 linker = open("/lib64/ld-linux-x86-64.so.2", "rb").read()
@@ -35,7 +35,7 @@ os.execv("/tmp/linker", ["/tmp/linker", sys.executable, "-c", program])
 
 
 def pod(name: str, containers: str, **spec: Any) -> str:
-    """A pod of containers `name=units:command` (init containers begin with `init-`)."""
+    """Return a pod of containers `name=units:command`. Names of init containers begin with `init-`."""
     listed: dict[str, list[Any]] = {"containers": [], "initContainers": []}
     for line in containers.splitlines():
         at, _, rest = line.strip().partition("=")
@@ -56,7 +56,7 @@ def pod(name: str, containers: str, **spec: Any) -> str:
 
 
 def visible_mib(installation: Installation, name: str, container: str) -> int:
-    """MiB that a program in the container sees."""
+    """Return the MiB of device memory that a program in the container sees."""
     output = installation.cluster.kubectl(
         "exec", name, "-c", container, "--", "python3", "-c", PRINT_VISIBLE_MIB
     )
@@ -64,46 +64,41 @@ def visible_mib(installation: Installation, name: str, container: str) -> int:
 
 
 def agent_name(installation: Installation, node: str) -> str:
-    """The node's agent; empty while there is none."""
+    """Return the name of the node's agent pod, or "" while there is none."""
     pods = installation.cluster.list("pods", "fenka", selector="component=gpushare-device-plugin")
     names = [pod["metadata"]["name"] for pod in pods if pod["spec"]["nodeName"] == node]
     return str(names[0]) if names else ""
 
 
 def lease_files(installation: Installation, node: str) -> list[str]:
-    """What there is of leases on a node."""
+    """Return the names of lease files on a node."""
     lines = installation.cluster.node(node).run("ls", "-A", *FILES).split()
     return [line for line in lines if line[:-1] not in FILES]
 
 
 def wait_for_no_leases(installation: Installation, node: str) -> None:
-    """Until nothing of any lease is on the node."""
-    wait_until("nothing is left", lambda: not lease_files(installation, node), 90)
+    """Wait until no file of a lease is left on the node."""
+    wait_until(f"no lease files on {node}", lambda: not lease_files(installation, node), 90)
     assert "fenka" not in installation.cluster.node(node).run("ls", "/var/run/cdi")
 
 
 def escape_single_quotes(program: str) -> str:
-    """For a shell's single quotes."""
+    """Escape a program for a shell's single quotes."""
     return program.replace("'", "'\"'\"'")
 
 
 def fetch_from_agent(installation: Installation, node: str, path: str) -> str:
-    """What the node's agent answers on its port of metrics."""
-    address = installation.cluster.get("pod", agent_name(installation, node), "fenka")["status"][
-        "podIP"
-    ]
-    fetch = (
-        "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
-    )
-    return installation.cluster.run("python3", "-c", fetch, f"http://{address}:9445{path}")
+    """Return the answer of the node's agent on its metrics port."""
+    agent = installation.cluster.get("pod", agent_name(installation, node), "fenka")
+    return installation.cluster.fetch(f"http://{agent['status']['podIP']}:9445{path}")
 
 
 @contextmanager
 def installed_with(installation: Installation, *changes: str) -> Iterator[None]:
-    """fenka's release with other values (helm's --set), as long as this lasts."""
+    """Change values of fenka's release (helm's --set-json) inside the `with` block."""
     helm = ("upgrade", "fenka", str(CHART), "-n", "fenka", "--reuse-values")
-    wanted = [part for change in changes for part in ("--set-json", change)]
-    installation.cluster.helm(*helm, *wanted)
+    options = [part for change in changes for part in ("--set-json", change)]
+    installation.cluster.helm(*helm, *options)
     try:
         yield
     finally:
@@ -111,7 +106,7 @@ def installed_with(installation: Installation, *changes: str) -> Iterator[None]:
 
 
 def wait_for_agent(installation: Installation, node: str, units: int) -> None:
-    """Until the node's agent is the release's current one, and the kubelet offers so much."""
+    """Wait until the node runs the current agent and the kubelet reports these allocatable units."""
 
     def current() -> bool:
         daemon_sets = installation.cluster.list(
@@ -125,7 +120,7 @@ def wait_for_agent(installation: Installation, node: str, units: int) -> None:
             if "node" in daemon_set["metadata"]["name"]
         )
 
-    wait_until("the release's own agents", current, 90)
+    wait_until("the release's current agents", current, 90)
 
     def registered() -> bool:
         return "is registered" in installation.cluster.kubectl(

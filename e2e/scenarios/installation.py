@@ -1,4 +1,4 @@
-"""What the scenarios share: fenka as installed by its chart, and the manifests that users write."""
+"""Helpers of all scenarios: fenka as installed by its chart, and the manifests that users write."""
 
 import json
 import sys
@@ -15,13 +15,13 @@ MEMORY, WHOLE = "aliyun.com/gpu-mem", "nvidia.com/gpu"
 
 
 CERTIFICATES = "/etc/kubernetes/fenka"
-"""On the control plane, where kube-scheduler's configuration names them."""
+"""The folder of certificates on the control plane that kube-scheduler's configuration names."""
 CALL_EXTENDER = """
 import ssl, sys, urllib.request
 url, folder = sys.argv[1:]
 context = ssl.create_default_context(cafile=f"{folder}/ca.crt")
 context.load_cert_chain(f"{folder}/client.crt", f"{folder}/client.key")
-# A replica's address is in no certificate.
+# Certificates do not contain the addresses of replicas.
 context.check_hostname = "127.0.0.1" in url
 body = sys.stdin.buffer.read() or None
 print(urllib.request.urlopen(url, body, timeout=10, context=context).read().decode())
@@ -29,45 +29,45 @@ print(urllib.request.urlopen(url, body, timeout=10, context=context).read().deco
 
 
 def on_control_plane(cluster: Cluster, command: str) -> str:
-    """What an administrator types there; fenka is on the PATH."""
+    """Run a shell command on the control plane, with fenka on PATH."""
     path = f"PATH={Path(sys.executable).parent}:$PATH; "
     return cluster.control_plane.run("sh", "-c", path + command)
 
 
 def call_extender(cluster: Cluster, url: str, body: str = "") -> str:
-    """What the extender answers to a caller with kube-scheduler's certificate."""
+    """Return the extender's answer to a caller with kube-scheduler's certificate."""
     command = ("python3", "-c", CALL_EXTENDER, url, CERTIFICATES)
     return cluster.control_plane.run(*command, stdin=body)
 
 
 @dataclass(frozen=True)
 class Installation:
-    """A cluster with fenka on it."""
+    """A cluster with fenka installed."""
 
     cluster: Cluster
 
     def fenka(self, *arguments: str) -> str:
-        """`fenka …` as a user of the cluster runs it, on the control plane's network."""
+        """Run `fenka …` in the control plane's network, as a user of the cluster would."""
         return self.cluster.run(sys.executable, "-m", "fenka", *arguments)
 
     def inspect(self, *arguments: str) -> str:
-        """`kubectl inspect gpushare …`: kubectl finds the plugin by its name."""
+        """Run `kubectl inspect gpushare …`; kubectl finds the plugin by its name."""
         path = f"{Path(sys.executable).parent}:{self.cluster.environment()['PATH']}"
         return self.cluster.run(
             "kubectl", "inspect", "gpushare", *arguments, environment={"PATH": path}
         )
 
     def label(self, node: str, *labels: str) -> None:
-        """As `kubectl label node`, over what is there."""
+        """Run `kubectl label node`, overwriting present labels."""
         self.cluster.kubectl("label", "--overwrite", "node", node, *labels)
 
     def allocatable(self, node: str, resource: str) -> int:
-        """Of an extended resource; 0 where the node has none."""
+        """Return a node's allocatable units of an extended resource, 0 if it has none."""
         status = self.cluster.get("node", node)["status"]
         return int(status.get("allocatable", {}).get(resource, 0))
 
     def wait_for_allocatable(self, node: str, resource: str, units: int) -> None:
-        """Until the kubelet offers just so much."""
+        """Wait until exactly this number of units is allocatable."""
         wait_until(
             f"{node}: {units} of {resource}",
             lambda: self.allocatable(node, resource) == units,
@@ -75,13 +75,13 @@ class Installation:
         )
 
     def pods(self, app: str) -> list[dict[str, Any]]:
-        """The pods of a Deployment that are not being deleted, by name."""
+        """Return the pods of a Deployment that are not being deleted, sorted by name."""
         pods = self.cluster.list("pods", selector=f"app={app}")
         alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
         return sorted(alive, key=lambda pod: str(pod["metadata"]["name"]))
 
     def wait_for_running(self, app: str, replicas: int) -> list[dict[str, Any]]:
-        """Until so many pods of a Deployment run; they."""
+        """Wait until this number of pods of a Deployment runs, and return them."""
 
         def running() -> bool:
             return len(self._running(app)) == replicas
@@ -97,22 +97,22 @@ class Installation:
     def _running(self, app: str) -> list[dict[str, Any]]:
         return [pod for pod in self.pods(app) if pod["status"]["phase"] == "Running"]
 
-    def wait_for_event(self, pod: str, *parts: str) -> str:
-        """Until an event of the pod holds all these words; the event's message."""
+    def wait_for_event(self, pod: str, *parts: str, namespace: str = "default") -> str:
+        """Wait until an event of the pod contains all these parts, and return its message."""
         matching: list[str] = []
 
         def has_event() -> bool:
-            matching[:] = [
-                line for line in self.cluster.events(pod) if all(part in line for part in parts)
-            ]
-            return bool(matching)
+            messages = self.cluster.events(pod, namespace)
+            matching[:] = [line for line in messages if all(part in line for part in parts)]
+            assert matching, messages
+            return True
 
         wait_until(f"an event of {pod} with {parts}", has_event, 60)
         return matching[0]
 
 
 def deployment(name: str, resource: str, units: int, replicas: int = 1, command: str = "") -> str:
-    """A Deployment of pods that ask for `units` of `resource` and run a shell command (or sleep)."""
+    """Return a Deployment of pods that request `units` of `resource` and run a shell command (or sleep)."""
     return textwrap.dedent(f"""\
         apiVersion: apps/v1
         kind: Deployment
@@ -134,7 +134,7 @@ def deployment(name: str, resource: str, units: int, replicas: int = 1, command:
 
 
 def notebook(name: str, units: int) -> str:
-    """What the article applies: a Deployment and a Service of type LoadBalancer, port 80 to 8888."""
+    """Return the article's objects: a Deployment, and a LoadBalancer Service from port 80 to 8888."""
     return textwrap.dedent(f"""\
         apiVersion: apps/v1
         kind: Deployment

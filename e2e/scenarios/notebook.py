@@ -1,11 +1,11 @@
-"""What stands in for a notebook: a web server in a pod, whose cells are requests.
+"""Imitate a notebook: a web server in a pod, whose cells are requests.
 
-GET /memory    what NVML and the CUDA driver say that the card has, in MiB
-GET /take?mib=N    takes N MiB of device memory and keeps it; the driver's CUresult
-GET /give      frees all that was taken
-GET /copy      writes and reads back a little device memory: whether the program is well
-GET /environment
-Each asks for ?password=$PASSWORD, as a notebook would.
+GET /memory    the card's memory by NVML and by the CUDA driver, in MiB
+GET /allocate?mib=N    allocates N MiB of device memory; returns the driver's CUresult
+GET /free      frees all allocated memory
+GET /copy      writes and reads back some device memory; returns whether both are equal
+GET /environment    the environment variables
+Each requires ?password=$PASSWORD, as a notebook would.
 """
 
 import ctypes
@@ -23,13 +23,13 @@ Query = dict[str, list[str]]
 
 
 def check(result: int) -> None:
-    """CUDA's or NVML's word for success is 0."""
+    """Raise RuntimeError unless a CUDA or NVML call returned 0 (success)."""
     if result:
-        raise RuntimeError(f"the driver answers {result}")
+        raise RuntimeError(f"the driver returned {result}")
 
 
 def start() -> ctypes.c_void_p:
-    """A context on the first card, current in every thread that asks."""
+    """Initialise CUDA and NVML, and return the first card's primary context."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     check(cuda.cuInit(0))
     check(cuda.cuDeviceGet(ctypes.byref(device), 0))
@@ -42,7 +42,7 @@ CONTEXT = start()
 
 
 def memory(_query: Query) -> dict[str, Any]:
-    """Total and free by both."""
+    """Return total and free or used memory by CUDA and by NVML."""
 
     class Memory(ctypes.Structure):
         _fields_ = tuple((name, ctypes.c_ulonglong) for name in ("total", "free", "used"))
@@ -58,7 +58,7 @@ def memory(_query: Query) -> dict[str, Any]:
 
 
 def allocate(query: Query) -> dict[str, Any]:
-    """As cuMemAlloc answers."""
+    """Allocate memory and return cuMemAlloc's result."""
     address = ctypes.c_uint64()
     result = cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(int(query["mib"][0]) * MIB))
     if result == 0:
@@ -67,14 +67,14 @@ def allocate(query: Query) -> dict[str, Any]:
 
 
 def free_all(_query: Query) -> dict[str, Any]:
-    """Everything."""
+    """Free all allocated memory."""
     while allocated:
         check(cuda.cuMemFree_v2(allocated.pop()))
     return {"result": 0}
 
 
 def copy(_query: Query) -> dict[str, Any]:
-    """A round trip of some bytes."""
+    """Copy bytes to the card and back."""
     address, sent, got = ctypes.c_uint64(), os.urandom(4096), ctypes.create_string_buffer(4096)
     check(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4096)))
     check(cuda.cuMemcpyHtoD_v2(address, sent, ctypes.c_size_t(4096)))
@@ -84,7 +84,7 @@ def copy(_query: Query) -> dict[str, Any]:
 
 
 def environment(_query: Query) -> dict[str, Any]:
-    """All of it."""
+    """Return the environment variables."""
     return dict(os.environ)
 
 
@@ -98,10 +98,10 @@ CELLS = {
 
 
 class Notebook(BaseHTTPRequestHandler):
-    """One cell a request."""
+    """Run one cell for each request."""
 
     def do_GET(self) -> None:
-        """Run the cell, if the password is right."""
+        """Run the cell if the password is correct."""
         url = urlsplit(self.path)
         query = parse_qs(url.query)
         if query.get("password") != [os.environ["PASSWORD"]]:
@@ -115,7 +115,7 @@ class Notebook(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def log_message(self, *_words: object) -> None:
-        """Nothing."""
+        """Write no log."""
 
 
 ThreadingHTTPServer(("", 8888), Notebook).serve_forever()

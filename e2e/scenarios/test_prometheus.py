@@ -1,4 +1,4 @@
-"""What a real Prometheus makes of fenka's metrics, scraped as the Operator would by the chart's monitors."""
+"""Query fenka's metrics in a real Prometheus, scraped as the Operator would with the chart's monitors."""
 
 import json
 import shutil
@@ -19,33 +19,32 @@ from e2e.scenarios.installation import Installation
 ADDRESS = "127.0.0.1:19090"
 CAP_BYTES = (15079 * 4 // 14) << 20
 DASHBOARD = CHART / "files" / "dashboard.json"
-FETCH = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
 
 Json = dict[str, Any]
 
 
 def rule(target: str, *source: str, **more: str) -> Json:
-    """A relabelling."""
+    """Return a relabelling rule."""
     return {"source_labels": list(source), "target_label": target, **more}
 
 
 def keep(source: str, value: str) -> Json:
-    """Only targets of which this is so."""
+    """Return a rule that keeps only targets whose source label has this value."""
     return {"source_labels": [source], "regex": value, "action": "keep"}
 
 
 def escape_label(label: str) -> str:
-    """As Prometheus names a label of Kubernetes."""
+    """Return Prometheus' name for a Kubernetes label."""
     return "".join(letter if letter.isalnum() else "_" for letter in label)
 
 
 def meta_labels(kind: str, labels: dict[str, str]) -> dict[str, str]:
-    """Labels of an object as service discovery has them."""
+    """Return an object's labels as service discovery provides them."""
     return {f"__meta_kubernetes_{kind}_label_{escape_label(k)}": v for k, v in labels.items()}
 
 
 def discover_pods(installation: Installation, namespace: str) -> list[Json]:
-    """Targets, one for each port of a container: Debian's Prometheus has no discovery in Kubernetes."""
+    """Return a target for each container port, since Debian's Prometheus cannot discover in Kubernetes."""
     return [
         {
             "targets": [f"{pod['status']['podIP']}:{port['containerPort']}"],
@@ -65,7 +64,7 @@ def discover_pods(installation: Installation, namespace: str) -> list[Json]:
 
 
 def discover_endpoints(installation: Installation, namespace: str) -> list[Json]:
-    """Targets, one for each address of a Service."""
+    """Return a target for each address of each Service."""
     services = {
         service["metadata"]["name"]: service
         for service in installation.cluster.list("services", namespace)
@@ -90,27 +89,27 @@ def discover_endpoints(installation: Installation, namespace: str) -> list[Json]
 
 
 def scrape_config(monitor: Json, targets: list[Json]) -> Json:
-    """What the Prometheus Operator makes of a PodMonitor's or ServiceMonitor's only endpoint."""
+    """Return the scrape configuration that the Operator generates for a monitor's only endpoint."""
     pods = monitor["kind"] == "PodMonitor"
     spec, namespace = monitor["spec"], monitor["metadata"]["namespace"]
-    (end,) = spec["podMetricsEndpoints" if pods else "endpoints"]
+    (endpoint,) = spec["podMetricsEndpoints" if pods else "endpoints"]
     meta = "__meta_kubernetes_"
     selected = f"{meta}{'pod' if pods else 'service'}_label_"
     port = f"{meta}{'pod_container_port_name' if pods else 'endpoint_port_name'}"
     rules = [
         *(keep(selected + escape_label(k), v) for k, v in spec["selector"]["matchLabels"].items()),
-        keep(port, end["port"]),
+        keep(port, endpoint["port"]),
         rule("namespace", f"{meta}namespace"),
         rule("container", f"{meta}pod_container_name"),
         rule("pod", f"{meta}pod_name"),
         rule("job", replacement=f"{namespace}/{monitor['metadata']['name']}"),
-        rule("endpoint", replacement=end["port"]),
+        rule("endpoint", replacement=endpoint["port"]),
     ]
     if not pods:
         rules.append(rule("service", f"{meta}service_name"))
     return {
         "job_name": f"{monitor['kind']}/{namespace}/{monitor['metadata']['name']}/0",
-        "honor_labels": end.get("honorLabels", False),
+        "honor_labels": endpoint.get("honorLabels", False),
         "scrape_interval": "1s",
         "scrape_timeout": "1s",
         "static_configs": targets,
@@ -119,7 +118,7 @@ def scrape_config(monitor: Json, targets: list[Json]) -> Json:
 
 
 def monitors(installation: Installation) -> list[Json]:
-    """The chart's, with the values of the release that runs."""
+    """Return the chart's monitors, rendered with the values of the installed release."""
     values = installation.cluster.helm("get", "values", "fenka", "-n", "fenka", "-o", "yaml")
     made = installation.cluster.state / "monitored.yaml"
     made.write_text(yaml.safe_dump(yaml.safe_load(values) | {"serviceMonitor": {"enabled": True}}))
@@ -135,9 +134,9 @@ def monitors(installation: Installation) -> list[Json]:
 
 @pytest.fixture
 def prometheus(installation: Installation, sharing_node: str, tmp_path: Path) -> Iterator[str]:
-    """Debian's, beside the control plane; the sharing node."""
+    """Run Debian's Prometheus in the control plane's network; provide the sharing node."""
     if shutil.which("prometheus") is None:
-        pytest.skip("there is no prometheus on the PATH: .ci/run installs Debian's")
+        pytest.skip("prometheus is not on the PATH: .ci/run installs Debian's")
     with installed_with(installation, "node.metrics.enabled=true"):
         wait_for_agent(installation, sharing_node, 14)
         discover = {"PodMonitor": discover_pods, "ServiceMonitor": discover_endpoints}
@@ -169,10 +168,10 @@ def prometheus(installation: Installation, sharing_node: str, tmp_path: Path) ->
 
 
 def query_samples(installation: Installation, query: str) -> list[Json]:
-    """The samples of an instant query, by Prometheus' own API; none before it answers."""
+    """Return the samples of an instant query, or none while Prometheus does not answer."""
     url = f"http://{ADDRESS}/api/v1/query?{urlencode({'query': query})}"
     try:
-        answer = json.loads(installation.cluster.run("python3", "-c", FETCH, url))
+        answer = json.loads(installation.cluster.fetch(url))
     except Exception:
         return []
     samples: list[Json] = answer["data"]["result"]
@@ -180,7 +179,7 @@ def query_samples(installation: Installation, query: str) -> list[Json]:
 
 
 def panels() -> dict[str, str]:
-    """The board's queries by title, with every namespace and node chosen."""
+    """Return the dashboard's queries by title, with every namespace and node selected."""
     board = json.loads(DASHBOARD.read_text())
     return {
         panel["title"]: panel["targets"][0]["expr"]
@@ -193,12 +192,12 @@ def panels() -> dict[str, str]:
 def test_dashboard_queries_return_one_series_per_pod_when_three_share_a_card(
     installation: Installation, prometheus: str
 ) -> None:
-    """By their own names, though one program of fenka's tells of all of them; and the scheduler's too."""
+    """Series carry the pods' own names, though one node program exports all; also check the scheduler's."""
     names = ("tf-notebook", "tf-notebook-2", "tf-notebook-3")
     for name in names:
         installation.cluster.apply(pod(name, "notebook=4:"))
         installation.cluster.wait_for_pod(name)
-    wanted = {("default", name) for name in names}
+    pods = {("default", name) for name in names}
     queries = panels()
 
     def lines(title: str) -> dict[tuple[str, str], float]:
@@ -208,19 +207,19 @@ def test_dashboard_queries_return_one_series_per_pod_when_three_share_a_card(
         }
 
     def seen() -> bool:
-        return lines("GPU memory of pods: allowed") == dict.fromkeys(wanted, CAP_BYTES)
+        return lines("GPU memory of pods: allowed") == dict.fromkeys(pods, CAP_BYTES)
 
-    wait_until("three lines", seen, 90)
+    wait_until("three series", seen, 90)
     for title in queries:
         if "of pods" in title:
-            assert set(lines(title)) == wanted, title
+            assert set(lines(title)) == pods, title
         else:
             assert {
                 sample["metric"]["node"] for sample in query_samples(installation, queries[title])
             } == {prometheus}
     limits = query_samples(installation, "fenka_container_gpu_memory_limit_bytes")
     assert {sample["metric"]["container"] for sample in limits} == {"notebook"}
-    # Whom a sample does not name, Prometheus does: which replica it comes from.
+    # Prometheus adds the labels that a sample lacks, such as the replica that it comes from.
     wait_until(
         "the scheduler's",
         lambda: query_samples(installation, 'up{job="fenka/fenka-scheduler"} == 1'),

@@ -1,4 +1,4 @@
-"""Three notebooks on one T4: the exclusive way, then shared (TensorFlow and Jupyter on cGPU)."""
+"""Run three notebooks on one T4, first exclusively, then shared (TensorFlow and Jupyter on cGPU)."""
 
 import json
 import re
@@ -20,7 +20,7 @@ OUT_OF_MEMORY = 2
 
 @pytest.fixture
 def node(installation: Installation) -> Iterator[str]:
-    """The one GPU node of the article: the other one is not labelled, so it has nothing to give."""
+    """Provide the article's only GPU node; the other node is not labelled, so it offers nothing."""
     installation.label("sd-cluster-05", "gpushare-", "cgpu-")
     installation.label(NODE, "gpushare-", "cgpu=false")
     installation.wait_for_allocatable(NODE, MEMORY, 0)
@@ -33,20 +33,17 @@ def node(installation: Installation) -> Iterator[str]:
 
 
 def cell(installation: Installation, name: str, path: str, **query: str | int) -> Any:
-    """Run a cell of a notebook by its Service."""
+    """Run a cell of a notebook through its Service."""
     service = installation.cluster.get("service", name)
     address = service["spec"]["clusterIP"]
     url = f"http://{address}/{path}?{urlencode({'password': 'mypassw0rd', **query})}"
-    fetch = (
-        "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read().decode())"
-    )
-    return json.loads(installation.cluster.run("python3", "-c", fetch, url))
+    return json.loads(installation.cluster.fetch(url))
 
 
 def test_second_pod_stays_pending_when_cards_are_not_shared(
     installation: Installation, node: str
 ) -> None:
-    """Two replicas that ask for a whole card each: one runs, one waits with Kubernetes' own words."""
+    """Two replicas request a whole card each: one runs, one is pending with Kubernetes' own message."""
     installation.wait_for_allocatable(node, WHOLE, 1)
     installation.cluster.apply(deployment("tf-notebook", WHOLE, 1, replicas=2))
     (running,) = installation.wait_for_running("tf-notebook", 1)
@@ -64,7 +61,7 @@ def test_second_pod_stays_pending_when_cards_are_not_shared(
 def test_fourth_notebook_stays_pending_when_three_share_the_card(
     installation: Installation, node: str
 ) -> None:
-    """The whole article, from the label to the fourth notebook that starts by itself."""
+    """Follow the article, from the label to the fourth notebook, which starts when a card has room."""
     installation.label(node, "cgpu=true")
     installation.wait_for_allocatable(node, MEMORY, 14)
     installation.wait_for_allocatable(node, WHOLE, 0)
@@ -74,7 +71,7 @@ def test_fourth_notebook_stays_pending_when_three_share_the_card(
     pods = {name: installation.wait_for_running(name, 1)[0] for name in NOTEBOOKS}
     assert {pod["spec"]["nodeName"] for pod in pods.values()} == {node}
 
-    # What each sees and may have: 15079 MiB x 4/14 = 4308 MiB.
+    # Each sees and may use 15079 MiB x 4/14 = 4308 MiB.
     for name in NOTEBOOKS:
         copied = partial(cell, installation, name, "copy")
         wait_until(f"{name} answers", lambda copied=copied: copied()["same"], 30)  # type: ignore[misc]
@@ -84,7 +81,7 @@ def test_fourth_notebook_stays_pending_when_three_share_the_card(
     assert environment["ALIYUN_COM_GPU_MEM_DEV"] == "14"
     assert environment["ALIYUN_COM_GPU_MEM_CONTAINER"] == "4"
 
-    # One fills its slice and is refused more; its neighbours notice nothing.
+    # One fills its slice and cannot allocate more; the others are not affected.
     free = cell(installation, "tf-notebook", "memory")["cuda"]["free"]
     assert cell(installation, "tf-notebook", "allocate", mib=free)["result"] == 0
     assert cell(installation, "tf-notebook", "allocate", mib=4)["result"] == OUT_OF_MEMORY
@@ -103,7 +100,7 @@ def test_fourth_notebook_stays_pending_when_three_share_the_card(
         assert re.search(rf"^{pod['metadata']['name']} +default +4", details, re.MULTILINE), details
     assert "12 (85%)" in details
 
-    # A fourth waits, with the reason, and starts by itself when one ends.
+    # The fourth is pending with a reason, and starts when another ends.
     installation.cluster.apply(deployment("tf-notebook-4", MEMORY, 4))
     wait_until("a fourth pod", lambda: len(installation.pods("tf-notebook-4")) == 1)
     (fourth,) = installation.pods("tf-notebook-4")
@@ -115,7 +112,7 @@ def test_fourth_notebook_stays_pending_when_three_share_the_card(
     installation.cluster.kubectl("delete", "deployment", "tf-notebook-2", "--now")
     installation.wait_for_running("tf-notebook-4", 1)
 
-    # The label goes to false while slices are held: nothing is taken from who has it.
+    # The label becomes false while slices are allocated: running pods keep theirs.
     installation.label(node, "cgpu=false")
     cell(installation, "tf-notebook", "free")
     assert cell(installation, "tf-notebook", "copy")["same"]

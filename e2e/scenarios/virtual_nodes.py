@@ -1,6 +1,6 @@
-"""Nodes that are an object alone: cards in their inventory, and no kubelet.
+"""Create nodes without a kubelet, which have only an API object with an inventory of cards.
 
-What is decided about hundreds of slices is seen on them without starting anything.
+They show decisions about hundreds of slices without starting containers.
 """
 
 import json
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 UNITS = 16
 GIB = 1024
 VIRTUAL_LABEL = "fenka.io/test-node"
-"""A label of the nodes that are an object alone."""
+"""The label of nodes without a kubelet."""
 
 
 CREATE = """
@@ -36,7 +36,7 @@ asyncio.run(main())
 
 
 def node_object(name: str, cards: int, labels: dict[str, str], *, inventory: bool = True) -> Json:
-    """A node of so many cards of 16 GiB each; without inventory it is one of gpushare's."""
+    """Return a node with cards of 16 GiB; without an inventory it looks like a node of gpushare."""
     inventory_cards = [Card(i, f"GPU-{name}-{i}", "Tesla T4", UNITS * GIB) for i in range(cards)]
     return {
         "apiVersion": "v1",
@@ -48,13 +48,13 @@ def node_object(name: str, cards: int, labels: dict[str, str], *, inventory: boo
             if inventory
             else {},
         },
-        # Empty and large as they are, they would draw the extender's own pods.
+        # Without the taint these empty nodes would attract the extender's own pods.
         "spec": {"taints": [{"key": VIRTUAL_LABEL, "value": "yes", "effect": "NoSchedule"}]},
     }
 
 
 def node_status(cards: int) -> Json:
-    """What a kubelet would have said."""
+    """Return the status that a kubelet would report."""
     resources = {"cpu": "64", "memory": "64Gi", "pods": "500"}
     resources |= {MEMORY: str(cards * UNITS), gpushare.COUNT: str(cards)}
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
@@ -62,7 +62,7 @@ def node_status(cards: int) -> Json:
 
 
 class VirtualNodes:
-    """Nodes that are an object alone, and pods on them, in a namespace of their own."""
+    """Nodes without a kubelet, and pods on them in one namespace."""
 
     def __init__(self, installation: Installation, namespace: str) -> None:
         self.installation, self.cluster, self.namespace = (
@@ -73,13 +73,13 @@ class VirtualNodes:
         self.names: list[str] = []
 
     def node(self, name: str, cards: int, **labels: str) -> None:
-        """A new one, and the extender knows it."""
+        """Add a node with these labels, and wait until the extender reports it."""
         written = {key.replace("_", "."): value for key, value in labels.items()}
         self.add(cards, node_object(name, cards, written))
         wait_until(f"the extender knows {name}", lambda: name in self.reported_units(), 20)
 
     def add(self, cards: int, node: Json) -> None:
-        """A new one of so many cards."""
+        """Add a node object with this number of cards."""
         name = node["metadata"]["name"]
         self.names.append(name)
         self.cluster.apply(json.dumps(node))
@@ -89,7 +89,7 @@ class VirtualNodes:
         )
 
     def add_all(self, cards: int, nodes: list[Json]) -> None:
-        """Many new ones at a time, of so many cards each."""
+        """Add many node objects at once, each with this number of cards."""
         self.names += [node["metadata"]["name"] for node in nodes]
         given = json.dumps([[node, node_status(cards)] for node in nodes])
         kubeconfig = str(self.cluster.kubeconfig)
@@ -97,7 +97,13 @@ class VirtualNodes:
         self.cluster.run(*command, stdin=given, timeout=120)
 
     def pod(self, name: str, units: int, **rest: Any) -> Json:
-        """The manifest of a pod for these nodes. rest: more of its spec; annotations."""
+        """Return the manifest of a pod for these nodes.
+
+        Args:
+            name: the pod's name.
+            units: the memory that it requests.
+            rest: `annotations`, and more fields of its spec.
+        """
         annotations = rest.pop("annotations", {})
         container = {"name": "c", "image": BUSYBOX, "resources": {"limits": {MEMORY: units}}}
         return {
@@ -110,9 +116,9 @@ class VirtualNodes:
             },
             "spec": {
                 "nodeSelector": {VIRTUAL_LABEL: "yes"},
-                # Nobody reports for these nodes, so they are soon tainted.
+                # No kubelet reports for these nodes, so they are tainted soon.
                 "tolerations": [{"operator": "Exists"}],
-                # Nobody would confirm the end of a pod.
+                # No kubelet would confirm the end of a pod.
                 "terminationGracePeriodSeconds": 0,
                 "containers": [container],
                 **rest,
@@ -120,17 +126,17 @@ class VirtualNodes:
         }
 
     def create(self, *pods: Json) -> None:
-        """All in one call, by one who may write records and name nodes."""
+        """Create pods in one call, as a user who may write records and set nodeName."""
         text = "\n---\n".join(json.dumps(pod) for pod in pods)
         former = ("--as=former-plugin", "--as-group=system:masters")
         self.cluster.kubectl(*former, "create", "-f", "-", stdin=text)
 
     def pods(self) -> list[Json]:
-        """As the API server has them."""
+        """Return the pods of the namespace."""
         return list(self.cluster.list("pods", self.namespace))
 
     def placed(self) -> dict[str, tuple[str, str]]:
-        """Node and card of the pods that have one, by name."""
+        """Return node and card of each placed pod by name."""
         return {
             pod["metadata"]["name"]: (
                 pod["spec"]["nodeName"],
@@ -141,27 +147,16 @@ class VirtualNodes:
         }
 
     def wait_for_placed(self, count: int, seconds: float = 60) -> dict[str, tuple[str, str]]:
-        """Until so many pods have a card; they."""
+        """Wait until this number of pods is placed, and return them."""
         wait_until(f"{count} pods placed", lambda: len(self.placed()) == count, seconds)
         return self.placed()
 
     def wait_for_event(self, pod: str, *parts: str) -> str:
-        """Until one of the pod's events has all these words."""
-        matching: list[str] = []
-
-        def has_event() -> bool:
-            messages = self.cluster.events(pod, self.namespace)
-            matching[:] = [
-                message for message in messages if all(part in message for part in parts)
-            ]
-            assert matching, messages
-            return True
-
-        wait_until(f"an event of {pod} with {parts}", has_event, 60)
-        return matching[0]
+        """Wait until an event of the pod contains all these parts, and return its message."""
+        return self.installation.wait_for_event(pod, *parts, namespace=self.namespace)
 
     def units_by_annotations(self) -> dict[str, Counter[str]]:
-        """Units held of each card of each node, by the pods' annotations."""
+        """Return the allocated units by node and card, according to the pods' annotations."""
         held: dict[str, Counter[str]] = {name: Counter() for name in self.names}
         for pod in self.pods():
             for cards in json.loads(pod["metadata"]["annotations"][gpushare.ALLOCATION]).values():
@@ -169,7 +164,7 @@ class VirtualNodes:
         return held
 
     def reported_units(self) -> dict[str, Counter[str]]:
-        """The same by the extender's report."""
+        """Return the allocated units by node and card, according to the extender's report."""
         nodes = json.loads(fetch(self.cluster, "/gpushare-scheduler/inspect"))["nodes"]
         return {
             node["name"]: Counter(
@@ -181,11 +176,8 @@ class VirtualNodes:
 
 
 def fetch(cluster: Cluster, path: str) -> str:
-    """From the extender, as everybody may."""
+    """Return an answer of the extender's read Service, which needs no certificate."""
     named = "--field-selector=metadata.name=fenka-scheduler-read"
     where = "jsonpath={.items[0].spec.clusterIP}"
     address = cluster.kubectl("get", "services", "-A", named, "-o", where)
-    script = (
-        "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).read().decode())"
-    )
-    return cluster.run("python3", "-c", script, f"http://{address}:12346{path}")
+    return cluster.fetch(f"http://{address}:12346{path}")

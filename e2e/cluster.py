@@ -113,7 +113,7 @@ class Node(Machine):
                 return False
             return True
 
-        wait_until(f"{self.name}: containerd", answers, 30, self.log("containerd"))
+        wait_until(f"{self.name}: containerd", answers, log=self.log("containerd"))
 
     def start_kubelet(self) -> None:
         """Start the kubelet and kube-proxy."""
@@ -368,7 +368,7 @@ class Cluster:
         def ready() -> bool:
             return self.kubectl("get", "--raw=/readyz") == "ok"
 
-        wait_until("the API server", ready, 60, self.control_plane.log("kube-apiserver"))
+        wait_until("the API server", ready, log=self.control_plane.log("kube-apiserver"))
 
     def start_controllers(self, scheduler_configuration: str | None) -> None:
         """Start the controller manager, the scheduler and the control plane's kube-proxy."""
@@ -555,7 +555,7 @@ class Cluster:
         def ready() -> bool:
             return self.run("python3", "-c", SCHEDULER_READY).strip() == "ok"
 
-        wait_until("the scheduler", ready, 30, self.control_plane.log("kube-scheduler"))
+        wait_until("the scheduler", ready, log=self.control_plane.log("kube-scheduler"))
 
 
 FETCH = (

@@ -22,7 +22,7 @@ class ClusterError(Exception):
 
 
 def wait_until(
-    description: str, check: Callable[[], object], seconds: float = 30, log: Path | None = None
+    description: str, check: Callable[[], object], seconds: float = 90, log: Path | None = None
 ) -> float:
     """Call `check` until it returns a true value, and return the seconds that it took.
 
@@ -91,7 +91,7 @@ class Machine:
             return self.files.ready.exists() and self.is_on()
 
         try:
-            wait_until(f"{self.name}: its file system", is_ready, 20, log)
+            wait_until(f"{self.name}: its file system", is_ready, log=log)
         except ChildProcessError as error:
             raise ClusterError(f"{self.name} could not be started{tail(log)}") from error
 
@@ -173,7 +173,7 @@ class Machine:
             self.command(*detached, str(pid_file), str(self.log(daemon)), *argv),
             self.environment() | dict(environment or {}),
         )
-        wait_until(f"{self.name}: {daemon}", lambda: pid_file.exists() and pid_file.read_text(), 5)
+        wait_until(f"{self.name}: {daemon}", lambda: pid_file.exists() and pid_file.read_text())
 
     def pid_file(self, daemon: str) -> Path:
         """Return the file with the daemon's PID inside the machine."""

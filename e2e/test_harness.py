@@ -286,7 +286,7 @@ def test_node_keeps_its_disk_when_it_loses_power(cluster: Cluster, namespace: st
         status = cluster.get("pod", "survivor", namespace)["status"]
         return bool(status["containerStatuses"][0]["restartCount"])
 
-    wait_until("the pod's restart", restarted, 60, node.log("kubelet"))
+    wait_until("the pod's restart", restarted, log=node.log("kubelet"))
     cluster.wait_for_pod("survivor", namespace)
 
 

@@ -49,7 +49,7 @@ def install(cluster: Cluster) -> None:
     cluster.helm("upgrade", "--install", RELEASE, str(CHART), *chart, "--wait", "--timeout=90s")
     on_control_plane(cluster, f"fenka certificates -n {RELEASE} --into {CERTIFICATES}")
     cluster.set_scheduler_configuration((CHART / "files" / "scheduler-config.yaml").read_text())
-    wait_until("the extender", lambda: extender_is_ready(cluster), 90)
+    wait_until("the extender", lambda: extender_is_ready(cluster))
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def replace_cards(installation: Installation, node: str, cards: str) -> None:
         return labels == [component] and pods[0]["status"]["phase"] == "Running"
 
     # The label gpushare controls the node program, so it does not run now.
-    wait_until("only the new cards' server", replaced, 90)
+    wait_until("only the new cards' server", replaced)
     installation.cluster.kubectl("annotate", "node", node, "fenka.io/cards-")
 
 

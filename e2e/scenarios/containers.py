@@ -66,7 +66,7 @@ def visible_mib(installation: Installation, name: str, container: str) -> int:
 def agent_name(installation: Installation, node: str) -> str:
     """Return the name of the node's agent pod, or "" while there is none."""
     pods = installation.cluster.list("pods", "fenka", selector="component=gpushare-device-plugin")
-    names = [pod["metadata"]["name"] for pod in pods if pod["spec"]["nodeName"] == node]
+    names = [pod["metadata"]["name"] for pod in pods if pod["spec"].get("nodeName") == node]
     return str(names[0]) if names else ""
 
 
@@ -78,7 +78,7 @@ def lease_files(installation: Installation, node: str) -> list[str]:
 
 def wait_for_no_leases(installation: Installation, node: str) -> None:
     """Wait until no file of a lease is left on the node."""
-    wait_until(f"no lease files on {node}", lambda: not lease_files(installation, node), 90)
+    wait_until(f"no lease files on {node}", lambda: not lease_files(installation, node))
     assert "fenka" not in installation.cluster.node(node).run("ls", "/var/run/cdi")
 
 
@@ -120,12 +120,12 @@ def wait_for_agent(installation: Installation, node: str, units: int) -> None:
             if "node" in daemon_set["metadata"]["name"]
         )
 
-    wait_until("the release's current agents", current, 90)
+    wait_until("the release's current agents", current)
 
     def registered() -> bool:
         return "is registered" in installation.cluster.kubectl(
             "-n", "fenka", "logs", agent_name(installation, node)
         )
 
-    wait_until("a registered agent", registered, 60)
+    wait_until("a registered agent", registered)
     installation.wait_for_allocatable(node, MEMORY, units)

@@ -71,7 +71,6 @@ class Installation:
         wait_until(
             f"{node}: {units} of {resource}",
             lambda: self.allocatable(node, resource) == units,
-            90,
         )
 
     def pods(self, app: str) -> list[dict[str, Any]]:
@@ -87,7 +86,7 @@ class Installation:
             return len(self._running(app)) == replicas
 
         try:
-            wait_until(f"{app}: {replicas} running", running, 90)
+            wait_until(f"{app}: {replicas} running", running)
         except Exception as error:
             names = [str(pod["metadata"]["name"]) for pod in self.pods(app)]
             messages = [line for name in names for line in self.cluster.events(name)[-4:]]
@@ -107,7 +106,7 @@ class Installation:
             assert matching, messages
             return True
 
-        wait_until(f"an event of {pod} with {parts}", has_event, 60)
+        wait_until(f"an event of {pod} with {parts}", has_event)
         return matching[0]
 
 

@@ -1,4 +1,4 @@
-"""Who may reach the extender: attacks from an ordinary pod, with certificates and without."""
+"""Attack the extender from an ordinary pod, with client certificates required and without."""
 
 import json
 import textwrap
@@ -23,8 +23,8 @@ url, *names = sys.argv[1:]
 body = json.dumps(dict(zip(("PodName", "PodNamespace", "PodUID", "Node"), names))).encode()
 try:
     print(urllib.request.urlopen(url + "/gpushare-scheduler/bind", body, 10, context=context).read().decode())
-except Exception as why:
-    print(type(why).__name__, why)
+except Exception as error:
+    print(type(error).__name__, error)
 """
 FLOOD = """
 import socket, sys, threading
@@ -34,15 +34,15 @@ ended = []
 def send():
     for _ in range(3):
         try:
-            with socket.create_connection((host, port), 10) as one:
-                one.sendall(HEAD)
+            with socket.create_connection((host, port), 10) as connection:
+                connection.sendall(HEAD)
                 for _ in range(200):
-                    one.sendall(bytes(1000000))
-        except OSError as why:
-            ended.append(type(why).__name__)
+                    connection.sendall(bytes(1000000))
+        except OSError as error:
+            ended.append(type(error).__name__)
 threads = [threading.Thread(target=send) for _ in range(4)]
-for it in threads: it.start()
-for it in threads: it.join()
+for thread in threads: thread.start()
+for thread in threads: thread.join()
 print(len(ended), "of 12 ended early")
 """
 SILENT = """
@@ -59,7 +59,7 @@ for path in sys.argv[2:]:
 
 
 class Attacker:
-    """An ordinary pod, with no rights, in a namespace of its own."""
+    """An ordinary pod without rights, in its own namespace."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster, self.namespace = cluster, namespace
@@ -82,30 +82,30 @@ class Attacker:
             """)
 
     def python(self, script: str, *arguments: str) -> str:
-        """What a script prints there."""
+        """Run a script in the pod and return its output."""
         command = ("exec", "attacker", "--", "python3", "-c", script, *arguments)
         return self.cluster.kubectl("-n", self.namespace, *command, timeout=120)
 
     def start_in_background(self, name: str, script: str, *arguments: str) -> None:
-        """A script that goes on."""
+        """Run a script in a further pod that keeps running."""
         self.cluster.apply(self._pod(name, ["python3", "-c", script, *arguments]), self.namespace)
         self.cluster.wait_for_pod(name, self.namespace)
 
 
 @pytest.fixture
 def attacker(installation: Installation, namespace: str) -> Attacker:
-    """In a pod of its own."""
+    """Provide the attacking pod."""
     return Attacker(installation.cluster, namespace)
 
 
 def service_address(cluster: Cluster, name: str = "fenka-scheduler") -> str:
-    """The address of a Service: this cluster has no DNS."""
+    """Return the address of a Service, since this cluster has no DNS."""
     address: str = cluster.get("service", name, RELEASE)["spec"]["clusterIP"]
     return address
 
 
 def restart_counts(cluster: Cluster) -> dict[str, int]:
-    """The extender's pods, and how often each was started again."""
+    """Return the restart counts of the extender's pods."""
     return {
         pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]["restartCount"]
         for pod in replicas(cluster)
@@ -113,7 +113,7 @@ def restart_counts(cluster: Cluster) -> dict[str, int]:
 
 
 def victims(virtual: VirtualNodes) -> list[tuple[Json, str]]:
-    """Pods of others, and nodes that are not for them."""
+    """Create two pods of another user, and return each with a node that it does not select."""
     virtual.node("virtual-0", 1)
     virtual.node("virtual-1", 1)
     unplaceable = {"nodeSelector": {VIRTUAL_LABEL: "yes", "kubernetes.io/hostname": "nowhere"}}
@@ -125,7 +125,7 @@ def victims(virtual: VirtualNodes) -> list[tuple[Json, str]]:
 
 
 def forge_binding(attacker: Attacker, url: str, pod: Json, node: str) -> str:
-    """What a forged binding comes to."""
+    """Send a forged binding and return the answer."""
     meta = pod["metadata"]
     return attacker.python(BIND, url, meta["name"], meta["namespace"], meta["uid"], node)
 
@@ -133,7 +133,7 @@ def forge_binding(attacker: Attacker, url: str, pod: Json, node: str) -> str:
 def test_forged_bindings_and_floods_change_nothing_when_sent_without_a_certificate(
     virtual: VirtualNodes, attacker: Attacker
 ) -> None:
-    """Bindings without a certificate, large bodies, silent connections; pods are placed meanwhile."""
+    """Send bindings without a certificate, large bodies and silent connections while pods are placed."""
     cluster = virtual.cluster
     wait_for_replicas(cluster)
     before, host = restart_counts(cluster), service_address(cluster)
@@ -143,25 +143,25 @@ def test_forged_bindings_and_floods_change_nothing_when_sent_without_a_certifica
             output = forge_binding(attacker, url, pod, where)
             assert output.split()[0] in ("URLError", "SSLError", *BROKEN), output
     print(attacker.python(FLOOD, host, "12345"))
-    reading = service_address(cluster, "fenka-scheduler-read")
-    print(attacker.python(FLOOD, reading, "12346"))
+    read_host = service_address(cluster, "fenka-scheduler-read")
+    print(attacker.python(FLOOD, read_host, "12346"))
     attacker.start_in_background("silent", SILENT, host, "12345")
-    attacker.start_in_background("silent-readers", SILENT, reading, "12346")
+    attacker.start_in_background("silent-readers", SILENT, read_host, "12346")
     virtual.create(*(virtual.pod(f"served-{number}", 4) for number in range(6)))
-    wait_until("pods are placed", lambda: len(virtual.placed()) == 6, 60)
+    wait_until("pods are placed", lambda: len(virtual.placed()) == 6)
     assert not [name for name in virtual.placed() if name in ("plain", "chooser")]
-    shown = attacker.python(
-        READ, f"http://{reading}:12346", "/gpushare-scheduler/inspect", "/metrics"
+    answers = attacker.python(
+        READ, f"http://{read_host}:12346", "/gpushare-scheduler/inspect", "/metrics"
     )
-    assert '"nodes"' in shown
-    assert "# HELP" in shown
+    assert '"nodes"' in answers
+    assert "# HELP" in answers
     wait_for_replicas(cluster)
     assert restart_counts(cluster) == before
 
 
 @pytest.fixture
 def plain(installation: Installation) -> Iterator[Installation]:
-    """fenka without TLS, and kube-scheduler as it was configured for gpushare."""
+    """Run fenka without TLS, with kube-scheduler's configuration for gpushare."""
     cluster = installation.cluster
     upgrade = ("upgrade", RELEASE, str(CHART), "-n", RELEASE, "--reuse-values", "--wait")
     cluster.helm(*upgrade, "--set=scheduler.tls.enabled=false", "--timeout=90s")
@@ -175,7 +175,7 @@ def plain(installation: Installation) -> Iterator[Installation]:
 def test_forged_bindings_are_rejected_by_the_pod_specs_when_tls_is_off(
     plain: Installation, virtual: VirtualNodes, attacker: Attacker
 ) -> None:
-    """gpushare's configuration works; forged bindings are refused by the pods' specs, and large bodies."""
+    """Also check that gpushare's configuration works and that large bodies are rejected."""
     cluster = plain.cluster
     wait_for_replicas(cluster)
     before, host = restart_counts(cluster), service_address(cluster)

@@ -1,4 +1,4 @@
-"""Binpack on two nodes: the four steps of a test of gpushare, table by table."""
+"""Repeat gpushare's binpack test on two nodes: four steps, each with its table."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from e2e.scenarios.installation import MEMORY, Installation, deployment
 
 NODES = {"sd-cluster-04": "192.168.1.214", "sd-cluster-05": "192.168.1.215"}
 STEPS = [
-    # deployment, replicas x GiB, units of the two nodes after it (whichever is which), in the cluster
+    # deployment, replicas, GiB of each, then: sorted units of both nodes, units in the cluster
     ("binpack-1", 1, 2, [0, 2], "2/28 (7%)"),
     ("binpack-2", 2, 8, [8, 10], "18/28 (64%)"),
     ("binpack-3", 1, 2, [8, 12], "20/28 (71%)"),
@@ -18,7 +18,7 @@ STEPS = [
 
 @pytest.fixture
 def nodes(installation: Installation) -> Iterator[dict[str, str]]:
-    """Both are shared."""
+    """Let both nodes share their cards."""
     for name in NODES:
         installation.label(name, "cgpu-", "gpushare=true")
     for name in NODES:
@@ -34,7 +34,7 @@ def nodes(installation: Installation) -> Iterator[dict[str, str]]:
 def test_pods_are_packed_onto_the_fullest_node_when_the_policy_is_binpack(
     installation: Installation, nodes: dict[str, str]
 ) -> None:
-    """After every step the table is the article's, and each container sees what it was given."""
+    """After every step the table equals the article's, and each container sees its units."""
     for name, replicas, units, after, total in STEPS:
         command = "env | grep ALIYUN_COM_GPU_MEM | sort; exec sleep 100000"
         installation.cluster.apply(deployment(name, MEMORY, units, replicas, command))

@@ -1,4 +1,4 @@
-"""docs/kubernetes.md, word for word: its commands are run as they stand there."""
+"""Run the commands of docs/kubernetes.md verbatim."""
 
 import re
 import sys
@@ -39,7 +39,7 @@ spec:
 
 
 def code_block(start: str) -> str:
-    """The first block of the guide whose text begins so."""
+    """Return the guide's first code block that begins with this text."""
     fenced: list[str] = re.findall(r"^```\w*\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
     indented: list[str] = re.findall(r"(?:^ {4,}\S.*\n(?:^\n(?= {4}))?)+", GUIDE, re.MULTILINE)
     texts = [*fenced, *(textwrap.dedent(text) for text in indented)]
@@ -47,13 +47,13 @@ def code_block(start: str) -> str:
 
 
 class Shell:
-    """Where a user types: in the repository, with helm, kubectl and fenka at hand."""
+    """A user's shell in the repository, with helm, kubectl and fenka on PATH."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
     def __call__(self, text: str) -> str:
-        """Run it as it stands, but for the name of the node."""
+        """Run commands verbatim, except that NODE becomes the node's name."""
         path = f"{Path(sys.executable).parent}:{self.cluster.environment()['PATH']}"
         script = f"set -e; cd {REPOSITORY}\n" + re.sub(r"\bNODE\b", NODE, text)
         return self.cluster.run("sh", "-c", script, timeout=240, environment={"PATH": path})
@@ -61,7 +61,7 @@ class Shell:
 
 @pytest.fixture
 def shell(installation: Installation) -> Iterator[Shell]:
-    """A cluster without fenka, on whose nodes the guide's images are."""
+    """Provide a cluster without fenka whose nodes have the images that the guide names."""
     cluster = installation.cluster
     cluster.helm("uninstall", RELEASE, "-n", RELEASE, "--wait")
     cluster.set_scheduler_configuration(None)
@@ -85,7 +85,7 @@ def shell(installation: Installation) -> Iterator[Shell]:
 def test_commands_of_the_guide_work_when_run_verbatim(
     shell: Shell, installation: Installation
 ) -> None:
-    """Install, label, the first pod, look, upgrade, roll back, uninstall."""
+    """Install, label, create the first pod, show the tables, upgrade, roll back, uninstall."""
     cluster = shell.cluster
     shell(code_block("helm install fenka deploy/chart"))
     rollout = f"kubectl -n {NAMESPACE} rollout status deployment/fenka-scheduler --timeout=180s"
@@ -102,9 +102,9 @@ def test_commands_of_the_guide_work_when_run_verbatim(
     cluster.apply(code_block("apiVersion: v1\nkind: Pod"))
     cluster.wait_for_pod("first", seconds=90)
 
-    look, _, shown = code_block("$ fenka top node -s").partition("\n")
-    expected = shown.replace("gpu-1", NODE).replace("10.0.0.11", "192.168.1.214")
-    assert table_cells(shell(look.removeprefix("$ "))) == table_cells(expected)
+    command, _, output = code_block("$ fenka top node -s").partition("\n")
+    expected = output.replace("gpu-1", NODE).replace("10.0.0.11", "192.168.1.214")
+    assert table_cells(shell(command.removeprefix("$ "))) == table_cells(expected)
     assert table_cells(shell("kubectl inspect gpushare"))[1][:3] == [NODE, "192.168.1.214", "4/14"]
     assert NODE in shell("fenka why first")
 
@@ -120,7 +120,7 @@ def test_commands_of_the_guide_work_when_run_verbatim(
     cluster.kubectl("delete", "pod", "first", "--now")
     cluster.set_scheduler_configuration(None)
     shell(code_block("helm uninstall fenka -n fenka-system"))
-    wait_until("fenka's pods are gone", lambda: not cluster.list("pods", NAMESPACE), 60)
+    wait_until("fenka's pods are gone", lambda: not cluster.list("pods", NAMESPACE))
     (clean,) = re.findall(r"on each GPU node `(rm -rf [^`]*)`", GUIDE)
     cluster.node(NODE).run("sh", "-c", clean)
     node = cluster.get("node", NODE)["metadata"]
@@ -129,13 +129,13 @@ def test_commands_of_the_guide_work_when_run_verbatim(
 
 
 def configure(cluster: Cluster) -> None:
-    """What an administrator does on the control plane."""
+    """Install the certificates and the scheduler configuration on the control plane."""
     on_control_plane(cluster, code_block("fenka certificates --into"))
     cluster.set_scheduler_configuration(code_block("apiVersion: kubescheduler.config.k8s.io/v1"))
 
 
 def container_state(cluster: Cluster) -> tuple[str, int]:
-    """Which one the first pod has, and how often it was started again."""
+    """Return container ID and restart count of the pod `first`."""
     (status,) = cluster.get("pod", "first")["status"]["containerStatuses"]
     return status["containerID"], status["restartCount"]
 
@@ -186,7 +186,7 @@ spec:
 def test_gpushare_pods_keep_their_cards_when_the_cluster_is_migrated(
     shell: Shell, installation: Installation, namespace: str
 ) -> None:
-    """Its pods keep their cards, new ones are placed beside them, and nothing of it is left."""
+    """New pods are placed beside gpushare's, and nothing of gpushare is left."""
     cluster, virtual = shell.cluster, VirtualNodes(installation, namespace)
     cluster.kubectl("apply", "-f", "-", stdin=GPUSHARE_OBJECTS)
     for name in ("gpushare-schd-extender", "gpushare-device-plugin"):
@@ -205,7 +205,10 @@ def test_gpushare_pods_keep_their_cards_when_the_cluster_is_migrated(
         assert ["old-pod", namespace, "0", "10"] in table_cells(
             shell("kubectl inspect gpushare -d")
         )
-        wait_until("it knows the node", lambda: virtual.reported_units() == {"old": {"1": 10}}, 20)
+        wait_until(
+            "the extender knows the node",
+            lambda: virtual.reported_units() == {"old": {"1": 10}},
+        )
         virtual.create(virtual.pod("new-pod", 10))
         assert virtual.wait_for_placed(2)["new-pod"] == ("old", "0")
         for line in code_block(
@@ -216,13 +219,15 @@ def test_gpushare_pods_keep_their_cards_when_the_cluster_is_migrated(
         virtual.create(virtual.pod("by-tls", 4))
         assert virtual.wait_for_placed(3)["by-tls"][0] == "old"
         shell(code_block("kubectl delete clusterrolebinding gpushare-schd-extender"))
-        left = cluster.kubectl("get", "all,sa,clusterrole,clusterrolebinding", "-A", "-o", "name")
-        assert "gpushare-" not in left
+        remaining = cluster.kubectl(
+            "get", "all,sa,clusterrole,clusterrolebinding", "-A", "-o", "name"
+        )
+        assert "gpushare-" not in remaining
     finally:
         cluster.kubectl("-n", namespace, "delete", "pods", "--all", "--grace-period=0", "--force")
         cluster.kubectl("delete", "node", "old")
 
 
 def table_cells(text: str) -> list[list[str]]:
-    """Of each line that has more than a rule."""
+    """Return the cells of each line, without horizontal rules."""
     return [line.split() for line in text.strip().splitlines() if line.strip("-= ")]

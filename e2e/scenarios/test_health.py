@@ -1,4 +1,4 @@
-"""Cards that fail, on the real cluster: who learns of it, and how a card comes back."""
+"""Test failing cards on the real cluster: where the failure is reported, and how a card returns."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from e2e.scenarios.installation import MEMORY, Installation
 
 
 def card_server_pod(installation: Installation, node: str) -> str:
-    """The pod that keeps the simulated cards of a node."""
+    """Return the name of the pod that serves the simulated cards of a node."""
     (name,) = [
         pod["metadata"]["name"]
         for pod in installation.cluster.list("pods", "fenka")
@@ -22,7 +22,7 @@ def card_server_pod(installation: Installation, node: str) -> str:
 
 
 def inject_fault(installation: Installation, node: str, act: str) -> None:
-    """Have something happen to the node's only card."""
+    """Call a method of the node's simulated driver, such as `lose(0)`."""
     program = (
         "from pathlib import Path; from fenka.hardware.simulated import SimulatedNode; "
         f"SimulatedNode(Path('/run/fenka/simulated')).{act}"
@@ -32,23 +32,23 @@ def inject_fault(installation: Installation, node: str, act: str) -> None:
 
 
 def card_health(installation: Installation, node: str) -> list[bool]:
-    """What the extender reads of each card."""
+    """Return the health of each card in the node's inventory annotation."""
     text = installation.cluster.get("node", node)["metadata"]["annotations"]["fenka.io/cards"]
     return [card["healthy"] for card in json.loads(text)["cards"]]
 
 
 def restart_agent(installation: Installation, node: str) -> None:
-    """As an upgrade does."""
+    """Replace the agent's pod, as an upgrade does."""
     before = agent_name(installation, node)
     installation.cluster.kubectl(
         "-n", "fenka", "delete", "pod", before, "--force", "--grace-period=0"
     )
-    wait_until("another agent", lambda: agent_name(installation, node) not in ("", before), 60)
+    wait_until("another agent", lambda: agent_name(installation, node) not in ("", before))
 
 
 @pytest.fixture
 def healthy_node(installation: Installation, node: str) -> Iterator[str]:
-    """The sharing node; afterwards its card is well again, whatever happened."""
+    """Provide the sharing node, and restore its card afterwards."""
     yield node
     inject_fault(installation, node, "recover(0)")
     installation.cluster.kubectl("annotate", "--overwrite", "node", node, "fenka.io/reset=0")
@@ -59,20 +59,19 @@ def healthy_node(installation: Installation, node: str) -> Iterator[str]:
 def test_card_is_withdrawn_until_reset_when_a_fatal_xid_occurs(
     installation: Installation, healthy_node: str
 ) -> None:
-    """The kubelet, the extender and the node's events say so; a restart of the agent changes nothing."""
+    """Kubelet, extender and node events report it, also after a restart of the agent."""
     installation.cluster.apply(pod("runs", "x=4:"))
     installation.cluster.wait_for_pod("runs")
     inject_fault(installation, healthy_node, "raise_xid(0, 31)")
     inject_fault(installation, healthy_node, "raise_xid(0, 48)")
     installation.wait_for_allocatable(healthy_node, MEMORY, 0)
-    wait_until("the inventory", lambda: card_health(installation, healthy_node) == [False], 30)
+    wait_until("the inventory", lambda: card_health(installation, healthy_node) == [False])
     wait_until(
         "the node's event",
         lambda: any(
             "is not used: XID 48" in message
             for message in installation.cluster.events(healthy_node)
         ),
-        30,
     )
     assert visible_mib(installation, "runs", "x") == 4308
     installation.cluster.apply(pod("waits", "x=4:"))
@@ -95,7 +94,7 @@ def test_card_is_withdrawn_until_reset_when_a_fatal_xid_occurs(
 def test_card_stays_in_the_inventory_when_it_is_lost_at_agent_start(
     installation: Installation, healthy_node: str
 ) -> None:
-    """The extender goes on to say why nothing fits, and it is used again once it is back."""
+    """The extender still gives the reason, and the card is used again after its return."""
     inject_fault(installation, healthy_node, "lose(0)")
     installation.wait_for_allocatable(healthy_node, MEMORY, 0)
     restart_agent(installation, healthy_node)
@@ -112,7 +111,7 @@ def test_card_stays_in_the_inventory_when_it_is_lost_at_agent_start(
 def test_card_accepts_no_new_pod_when_cordoned(
     installation: Installation, healthy_node: str
 ) -> None:
-    """Its pods stay; the node itself is not cordoned."""
+    """Its pods keep running, and the node itself is not cordoned."""
     installation.cluster.apply(pod("stays", "x=4:"))
     installation.cluster.wait_for_pod("stays")
     installation.cluster.kubectl("annotate", "node", healthy_node, "fenka.io/cordoned=0")
@@ -131,7 +130,7 @@ def test_card_accepts_no_new_pod_when_cordoned(
 def test_card_lock_is_visible_to_other_programs_when_the_agent_owns_the_card(
     installation: Installation, node: str
 ) -> None:
-    """The agent's lock is where a workstation's daemon of the machine looks, in the machine's own network."""
+    """The lock is an abstract socket in the machine's network, where a workstation's daemon also looks."""
     text = installation.cluster.get("node", node)["metadata"]["annotations"]["fenka.io/cards"]
     (card,) = json.loads(text)["cards"]
     machine = installation.cluster.node(node)

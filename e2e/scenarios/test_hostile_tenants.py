@@ -1,4 +1,4 @@
-"""A tenant with the role `edit` in one namespace: with the admission policies, and without."""
+"""Attack as a tenant with the role `edit` in one namespace, with admission policies and without."""
 
 import json
 from collections.abc import Iterator
@@ -39,36 +39,36 @@ NODE_OF_PAIR = "sd-cluster-05"
 
 
 class Mallory:
-    """What the tenant does."""
+    """The hostile tenant."""
 
     def __init__(self, installation: Installation) -> None:
         self.installation = installation
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """With its own rights."""
+        """Run kubectl with the tenant's rights."""
         return self.installation.cluster.kubectl(*AS, "-n", TENANT, *arguments, stdin=stdin)
 
     def create(self, manifest: str) -> None:
-        """An object of its namespace."""
+        """Create an object in its namespace."""
         self.kubectl("create", "-f", "-", stdin=manifest)
 
     def annotate(self, name: str, **annotations: str) -> None:
-        """Its own pod."""
+        """Annotate its own pod."""
         patch = {"metadata": {"annotations": annotations}}
         self.kubectl("patch", "pod", name, "--type=merge", "-p", json.dumps(patch))
 
     def visible_mib(self, name: str) -> int:
-        """MiB that a program in its pod sees."""
+        """Return the MiB of device memory that a program in its pod sees."""
         return int(self.kubectl("exec", name, "-c", "x", "--", "python3", "-c", PRINT_VISIBLE_MIB))
 
     def uid(self, name: str) -> str:
-        """Of its pod."""
+        """Return the UID of its pod."""
         return str(self.installation.cluster.get("pod", name, TENANT)["metadata"]["uid"])
 
 
 @pytest.fixture
 def mallory(installation: Installation) -> Iterator[Mallory]:
-    """A namespace of the tenant's own."""
+    """Provide the tenant and its namespace."""
     installation.cluster.kubectl("create", "namespace", TENANT)
     installation.cluster.apply(RIGHTS, TENANT)
     yield Mallory(installation)
@@ -76,14 +76,14 @@ def mallory(installation: Installation) -> Iterator[Mallory]:
 
 
 def with_annotations(manifest: str, **annotations: str) -> str:
-    """The pod with a record of its own."""
+    """Add annotations to the manifest of a pod."""
     body = json.loads(manifest)
     body["metadata"]["annotations"] = annotations
     return json.dumps(body)
 
 
 def record(card: int, units: int) -> dict[str, str]:
-    """gpushare's, as if fenka had written it."""
+    """Return gpushare's record of a placement, as fenka writes it."""
     return {
         "ALIYUN_COM_GPU_MEM_IDX": str(card),
         "ALIYUN_COM_GPU_MEM_ASSIGNED": "true",
@@ -92,7 +92,7 @@ def record(card: int, units: int) -> dict[str, str]:
 
 
 def resized(uid: str, uuid: str) -> dict[str, str]:
-    """All of a card for a pod that says it holds a unit."""
+    """Return a forged record of a resize from one unit to the whole card."""
 
     def piece(mib: int) -> list[dict[str, Any]]:
         return [{"card": 0, "uuid": uuid, "memoryMiB": mib, "compute": 0}]
@@ -102,7 +102,7 @@ def resized(uid: str, uuid: str) -> dict[str, str]:
 
 
 def held(installation: Installation, node: str) -> list[int]:
-    """MiB of each card, by the node's own report."""
+    """Return the allocated MiB of each card, according to the node's report."""
     notes = installation.cluster.get("node", node)["metadata"]["annotations"]
     report = json.loads(notes["fenka.io/leases"])
     total: dict[int, int] = {}
@@ -126,7 +126,7 @@ RECORDS = {
 def test_tenant_cannot_write_records_or_name_nodes_when_policies_are_installed(
     installation: Installation, mallory: Mallory
 ) -> None:
-    """Not in a new pod, not on one that is there, not in a template; all else is as always."""
+    """Try new pods, existing pods and templates; other changes are allowed."""
     for key, value in RECORDS.items():
         with pytest.raises(ClusterError, match=f"annotation {key} is written by fenka alone"):
             mallory.create(with_annotations(pod("a", "x=1:"), **{key: value}))
@@ -151,16 +151,16 @@ def test_tenant_cannot_write_records_or_name_nodes_when_policies_are_installed(
             for line in installation.cluster.events(replica_set["metadata"]["name"], TENANT)
         )
 
-    wait_until("the ReplicaSet's event", has_event, 60)
+    wait_until("the ReplicaSet's event", has_event)
 
 
 def test_forged_records_gain_nothing_and_block_no_pod_when_policies_are_absent(
     installation: Installation, two_card_node: str, mallory: Mallory
 ) -> None:
-    """The second defence, by itself: victims get the card that is free, and see their memory."""
+    """Test the second line of defence alone: victims get the free card and see their memory."""
     with installed_with(installation, "admission.enabled=false"):
         installation.wait_for_allocatable(two_card_node, MEMORY, 28)
-        # A resize that never was, written before the first start.
+        # A forged resize, written before the first start.
         mallory.create(pod("liar", "x=1:", schedulingGates=[{"name": "tenant/gate"}]))
         inventory = installation.cluster.get("node", two_card_node)["metadata"]["annotations"][
             "fenka.io/cards"
@@ -168,30 +168,30 @@ def test_forged_records_gain_nothing_and_block_no_pod_when_policies_are_absent(
         uuid = json.loads(inventory)["cards"][0]["uuid"]
         forged = resized(mallory.uid("liar"), uuid)
 
-        def lied() -> bool:
+        def annotated() -> bool:
             mallory.annotate("liar", **forged)
             return True
 
-        # The API server applies the removal of a policy a moment later.
-        wait_until("the policies are gone", lied)
+        # The API server applies the removal of a policy with a delay.
+        wait_until("the policies are gone", annotated)
         gates = installation.cluster.get("pod", "liar", TENANT)["spec"]["schedulingGates"]
         at = [gate["name"] for gate in gates].index("tenant/gate")
         removal = json.dumps([{"op": "remove", "path": f"/spec/schedulingGates/{at}"}])
         mallory.kubectl("patch", "pod", "liar", "--type=json", "-p", removal)
         installation.cluster.wait_for_pod("liar", TENANT)
         assert mallory.visible_mib("liar") == UNIT
-        # While it runs it says that it holds everything, then nothing that can be read.
-        for lie in (
+        # While it runs, it claims to hold everything, then writes invalid records.
+        for forgery in (
             {"scheduler.framework.gpushare.allocation": '{"0":{"0":14,"1":14}}'},
             {"scheduler.framework.gpushare.allocation": '{"0":{"99":1}}'},
             {"scheduler.framework.gpushare.allocation": "nonsense"},
             {"fenka.io/cards": '{"0":"GPU-of-another"}', **record(1, 1)},
         ):
-            mallory.annotate("liar", **lie)
-        # A pod past the scheduler, with a record for all of a card, and one of two dialects.
+            mallory.annotate("liar", **forgery)
+        # A pod that bypasses the scheduler, with a record for a whole card.
         bold = with_annotations(pod("bold", "x=1:", nodeName=two_card_node), **record(1, 14))
         mallory.create(bold)
-        # It says that it is on the other card than it is.
+        # This pod claims to be on the other card.
         mallory.create(pod("wide", "x=7:"))
         installation.cluster.wait_for_pod("wide", TENANT)
         assert held(installation, two_card_node) == [UNIT + 7539, 0]
@@ -212,7 +212,7 @@ def test_forged_records_gain_nothing_and_block_no_pod_when_policies_are_absent(
 def test_pod_is_moved_when_its_node_denies_the_lease(
     installation: Installation, two_card_node: str, mallory: Mallory
 ) -> None:
-    """After a minute: evicted where a controller makes another; `fenka why` of both says so."""
+    """After a minute it is evicted if a controller replaces it; `fenka why` explains both cases."""
     with installed_with(installation, "admission.enabled=false"):
         installation.wait_for_allocatable(two_card_node, MEMORY, 28)
         installation.cluster.apply(pod("there", "x=8:"))
@@ -230,7 +230,7 @@ def test_pod_is_moved_when_its_node_denies_the_lease(
             pods = installation.cluster.list("pods", TENANT, selector="app=again")
             return {str(pod["metadata"]["name"]) for pod in pods}
 
-        wait_until("the Deployment's pod", lambda: bool(names()), 30)
+        wait_until("the Deployment's pod", lambda: bool(names()))
         first = names()
         wait_until("another pod in its place", lambda: not first & names(), 120)
         assert "FenkaEvicted" in installation.cluster.kubectl(
@@ -243,7 +243,7 @@ def test_pod_is_moved_when_its_node_denies_the_lease(
                 for message in installation.cluster.events("alone", TENANT)
             )
 
-        wait_until("the lone pod's event", stuck, 30)
+        wait_until("the lone pod's event", stuck)
         assert "its node has refused it for more than a minute" in installation.fenka(
             "why", f"{TENANT}/alone"
         )

@@ -1,4 +1,4 @@
-"""What an installation consists of: rights, the second scheduler, the words of the guide."""
+"""Test parts of an installation: the API server's contract, RBAC rights, the second scheduler."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.cluster import Cluster, wait_until
+from e2e.cluster import Cluster, ClusterError, wait_until
 from e2e.images import BUSYBOX, archive, hash_of, image_of
 from e2e.programs import directories
 from e2e.scenarios.conftest import CHART, RELEASE
@@ -23,7 +23,7 @@ RIGHTS = HERE / "rights.py"
 
 
 def test_api_server_fulfils_the_contract_that_unit_tests_assume(cluster: Cluster) -> None:
-    """What the unit tests rely on in their stand-in is what this API server does."""
+    """Run the contract test of the unit tests' fake API server against the real one."""
     tests = REPOSITORY / "tests" / "kubernetes" / "test_contract.py"
     environment = {"FENKA_E2E_KUBECONFIG": str(cluster.kubeconfig)}
     command = (sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tests))
@@ -36,7 +36,7 @@ def test_api_server_fulfils_the_contract_that_unit_tests_assume(cluster: Cluster
 
 
 def rendered_roles(cluster: Cluster, which: str, namespace: str) -> list[Json]:
-    """The chart's ServiceAccount, roles and bindings of one program, in a release of their own."""
+    """Render ServiceAccount, roles and bindings of one program in a separate release."""
     only = f"templates/{which}-rbac.yaml"
     text = cluster.helm(
         *("template", "rights", str(CHART), "-n", namespace, "--show-only", only),
@@ -50,7 +50,7 @@ def rendered_roles(cluster: Cluster, which: str, namespace: str) -> list[Json]:
 
 
 def roles_without_one_verb(objects: list[Json]) -> Iterator[tuple[str, Json]]:
-    """A role without one of its verbs, for each: which one, and the role."""
+    """Yield for each verb of each role the right's name and the role without it."""
     for role in objects:
         for number, rule in enumerate(role.get("rules", ())):
             for verb in rule["verbs"]:
@@ -62,7 +62,7 @@ def roles_without_one_verb(objects: list[Json]) -> Iterator[tuple[str, Json]]:
 
 
 def kubeconfig_of(cluster: Cluster, account: str, namespace: str, target: Path) -> Path:
-    """As a pod with this ServiceAccount would be known."""
+    """Write a kubeconfig with the token of a ServiceAccount, and return its path."""
     token = cluster.kubectl("-n", namespace, "create", "token", account).strip()
     written = yaml.safe_load(cluster.kubeconfig.read_text())
     for user in written["users"]:
@@ -87,16 +87,16 @@ handler: runc
 def test_api_server_rejects_a_call_when_any_one_right_is_removed(
     installation: Installation, namespace: str, which: str, tmp_path: Path
 ) -> None:
-    """With the chart's rights nothing is refused to fenka's own code; without any one verb that verb is.
+    """With the chart's rights all calls of fenka's own code succeed.
 
-    The release's admission policies would refuse what these ServiceAccounts write, which are none of its own.
+    The release's admission policies are off, since they reject writes of other releases' ServiceAccounts.
     """
     with installed_with(installation, "admission.enabled=false"):
-        each_right_is_needed(installation.cluster, namespace, which, tmp_path)
+        check_each_right(installation.cluster, namespace, which, tmp_path)
 
 
-def each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_path: Path) -> None:
-    """As above."""
+def check_each_right(cluster: Cluster, namespace: str, which: str, tmp_path: Path) -> None:
+    """Check that removing any one verb from the roles makes the API server reject that call."""
     objects = rendered_roles(cluster, which, namespace)
     kubeconfig = tmp_path / "kubeconfig"
     pod: Json = {
@@ -107,7 +107,7 @@ def each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_path:
             "schedulerName": "none",
             "terminationGracePeriodSeconds": 0,
             "tolerations": [{"operator": "Exists"}],
-            # Only pods that name a resource of fenka's are bound.
+            # Only pods that name one of fenka's resources are bound.
             "containers": [{"name": "c", "image": BUSYBOX, "resources": {"limits": {MEMORY: "0"}}}],
         },
     }
@@ -115,10 +115,10 @@ def each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_path:
         pod["spec"]["nodeName"] = "rights-node"
 
     def refused() -> dict[str, str]:
-        # Both are made anew: a first election has no lease, and who is bound or evicted is so once.
+        # Both are created again: a first election has no lease, and a pod is bound and evicted only once.
         at_once = ("--ignore-not-found", "--grace-period=0", "--force")
-        for thing in (("pod", "rights-pod"), ("lease", "rights-fenka-scheduler")):
-            cluster.kubectl("-n", namespace, "delete", *thing, *at_once)
+        for kind_and_name in (("pod", "rights-pod"), ("lease", "rights-fenka-scheduler")):
+            cluster.kubectl("-n", namespace, "delete", *kind_and_name, *at_once)
         cluster.apply(json.dumps(pod), namespace)
         output = cluster.run(sys.executable, str(RIGHTS), which, str(kubeconfig), namespace)
         errors: dict[str, str] = json.loads(output)
@@ -128,7 +128,7 @@ def each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_path:
     try:
         cluster.kubectl("apply", "-f", "-", stdin=to_yaml(objects))
         kubeconfig_of(cluster, f"rights-fenka-{which}", namespace, kubeconfig)
-        wait_until("the rights are there", lambda: refused() == {}, 30)
+        wait_until("the rights are effective", lambda: refused() == {})
         needless = []
         for right, reduced in roles_without_one_verb(objects):
             roles = [document for document in objects if "rules" in document]
@@ -139,8 +139,10 @@ def each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_path:
             def is_refused(sentence: str = sentence) -> bool:
                 return any(sentence in error or error == "refused" for error in refused().values())
 
-            # The API server hears of a change of roles in a moment.
-            if not (is_refused() or is_refused()):
+            # The API server applies a change of roles with a delay.
+            try:
+                wait_until(f"a rejection without {right}", is_refused, 30)
+            except ClusterError:
                 needless.append(right)
         assert needless == []
     finally:
@@ -149,7 +151,7 @@ def each_right_is_needed(cluster: Cluster, namespace: str, which: str, tmp_path:
 
 
 def to_yaml(objects: list[Json]) -> str:
-    """Of YAML documents."""
+    """Return objects as YAML documents."""
     return "\n---\n".join(json.dumps(document) for document in objects)
 
 
@@ -159,7 +161,7 @@ SCHEDULER_IMAGE = "localhost/kube-scheduler:e2e"
 
 
 def scheduler_image() -> Path:
-    """kube-scheduler alone, as registry.k8s.io has it: here it is the cluster's own program."""
+    """Build an image of the cluster's own kube-scheduler, like the one of registry.k8s.io."""
     program = directories()[0] / "kube-scheduler"
 
     def make(target: Path) -> None:
@@ -172,7 +174,7 @@ def scheduler_image() -> Path:
 
 @pytest.fixture
 def second_scheduler(shared: Installation) -> Iterator[Installation]:
-    """The chart's second scheduler on one node; the default one knows nothing of fenka."""
+    """Run the chart's second scheduler on one node; the default one is not configured for fenka."""
     cluster = shared.cluster
     node = cluster.nodes[1]
     node.import_image(scheduler_image())
@@ -183,7 +185,7 @@ def second_scheduler(shared: Installation) -> Iterator[Installation]:
         f"--set=secondScheduler.image={SCHEDULER_IMAGE}",
         f"--set=secondScheduler.nodeSelector.kubernetes\\.io/hostname={node.name}",
     )
-    # This cluster has no DNS.
+    # An alias replaces DNS, which this cluster does not have.
     address = cluster.get("service", "fenka-scheduler", RELEASE)["spec"]["clusterIP"]
     alias = {"ip": address, "hostnames": [f"fenka-scheduler.{RELEASE}.svc"]}
     patch = {"spec": {"template": {"spec": {"hostAliases": [alias]}}}}
@@ -201,7 +203,7 @@ def second_scheduler(shared: Installation) -> Iterator[Installation]:
 def test_second_scheduler_places_only_pods_that_name_it_when_enabled(
     second_scheduler: Installation,
 ) -> None:
-    """Pods that name it get their card through the extender; a pod that does not is told so."""
+    """A pod that does not name it gets no card, and an event with the reason."""
     text = deployment("named", MEMORY, 4)
     named = text.replace("terminationGracePeriodSeconds: 0", "schedulerName: fenka")
     second_scheduler.cluster.apply(named)
@@ -209,6 +211,6 @@ def test_second_scheduler_places_only_pods_that_name_it_when_enabled(
     (pod,) = second_scheduler.wait_for_running("named", 1)
     assert pod["spec"]["schedulerName"] == "fenka"
     assert pod["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] == "0"
-    wait_until("the other pod is there", lambda: len(second_scheduler.pods("astray")) == 1)
+    wait_until("the other pod exists", lambda: len(second_scheduler.pods("astray")) == 1)
     (astray,) = second_scheduler.pods("astray")
     second_scheduler.wait_for_event(astray["metadata"]["name"], "not placed by fenka's scheduler")

@@ -209,7 +209,7 @@ def test_dashboard_queries_return_one_series_per_pod_when_three_share_a_card(
     def seen() -> bool:
         return lines("GPU memory of pods: allowed") == dict.fromkeys(pods, CAP_BYTES)
 
-    wait_until("three series", seen, 90)
+    wait_until("three series", seen)
     for title in queries:
         if "of pods" in title:
             assert set(lines(title)) == pods, title
@@ -223,8 +223,5 @@ def test_dashboard_queries_return_one_series_per_pod_when_three_share_a_card(
     wait_until(
         "the scheduler's",
         lambda: query_samples(installation, 'up{job="fenka/fenka-scheduler"} == 1'),
-        60,
     )
-    wait_until(
-        "the node's", lambda: query_samples(installation, 'up{job="fenka/fenka-node"} == 1'), 60
-    )
+    wait_until("the node's", lambda: query_samples(installation, 'up{job="fenka/fenka-node"} == 1'))

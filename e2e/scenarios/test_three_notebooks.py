@@ -74,7 +74,7 @@ def test_fourth_notebook_stays_pending_when_three_share_the_card(
     # Each sees and may use 15079 MiB x 4/14 = 4308 MiB.
     for name in NOTEBOOKS:
         copied = partial(cell, installation, name, "copy")
-        wait_until(f"{name} answers", lambda copied=copied: copied()["same"], 30)  # type: ignore[misc]
+        wait_until(f"{name} answers", lambda copied=copied: copied()["same"])  # type: ignore[misc]
         memory = cell(installation, name, "memory")
         assert memory["cuda"]["total"] == memory["nvml"]["total"] == CAP_MIB
     environment = cell(installation, "tf-notebook", "environment")

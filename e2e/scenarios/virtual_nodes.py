@@ -76,7 +76,7 @@ class VirtualNodes:
         """Add a node with these labels, and wait until the extender reports it."""
         written = {key.replace("_", "."): value for key, value in labels.items()}
         self.add(cards, node_object(name, cards, written))
-        wait_until(f"the extender knows {name}", lambda: name in self.reported_units(), 20)
+        wait_until(f"the extender knows {name}", lambda: name in self.reported_units())
 
     def add(self, cards: int, node: Json) -> None:
         """Add a node object with this number of cards."""

@@ -91,7 +91,7 @@ async def scheduler(api: Api, namespace: str) -> dict[str, str]:
     found = await watches(cluster.run(), dict(cluster.watches))
     election = Election(api, namespace, LEASE, "rights", address="http://rights")
     for what in ("the first election", "renewal"):
-        await election.attempt()
+        await election.acquire_or_renew()
         found[what] = election.last_error or ""
     found |= await events(api, namespace)
     # What the watch has not brought yet is read.

@@ -14,14 +14,7 @@ import msgspec
 from fenka.cli.cluster import Cluster
 from fenka.cli.rows import demanded, whole_cards
 from fenka.cluster import eligibility
-from fenka.cluster.objects import (
-    ContainerState,
-    ContainerStateTerminated,
-    ContainerStatus,
-    Node,
-    Pod,
-    PodStatus,
-)
+from fenka.cluster.objects import Node, Pod
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import never_fits
 from fenka.core.gangs import place_gang
@@ -46,38 +39,8 @@ COUNTED = tuple(name for dialect in DIALECTS for name in dialect.RESOURCES)
 # ---- the pod, more of it than screens read ----
 
 
-class Said(ContainerStateTerminated):
-    """Why a container waits, or how it ended."""
-
-    reason: str = ""
-    message: str = ""
-
-
-class State(ContainerState):
-    """Of a container."""
-
-    waiting: Said | None = None
-    terminated: Said | None = None
-
-
-class FullContainerStatus(ContainerStatus):
-    """A container as it runs, or why it does not."""
-
-    state: State = msgspec.field(default_factory=State)
-
-
-class FullStatus(PodStatus):
-    """status of a pod, with its containers' states."""
-
-    message: str = ""
-    container_statuses: list[FullContainerStatus] = msgspec.field(default_factory=list)  # type: ignore[assignment]
-    init_container_statuses: list[FullContainerStatus] = msgspec.field(default_factory=list)  # type: ignore[assignment]
-
-
 class FullPod(Pod):
     """A pod, as much of it as tells why it waits."""
-
-    status: FullStatus = msgspec.field(default_factory=FullStatus)
 
     @property
     def whole(self) -> int:

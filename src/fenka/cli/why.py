@@ -8,7 +8,7 @@ import msgspec
 
 from fenka.cli import cluster, pending, tables
 from fenka.cli.cluster import Cluster, Target
-from fenka.cli.pending import FullContainerStatus, FullPod, NodeVerdict
+from fenka.cli.pending import FullPod, NodeVerdict
 from fenka.cluster.objects import QUEUE_GATE, Object, ObjectMeta, pod_path
 from fenka.dialects import ack, base, gpushare
 from fenka.dialects.base import InvalidRecord
@@ -157,10 +157,7 @@ def _asks(pod: FullPod) -> str:
 
 
 def _containers(pod: FullPod) -> list[str]:
-    statuses: list[FullContainerStatus] = [
-        *pod.status.init_container_statuses,
-        *pod.status.container_statuses,
-    ]
+    statuses = [*pod.status.init_container_statuses, *pod.status.container_statuses]
     return [
         f"{it.name}: {it.state.waiting.reason}"
         + (f": {it.state.waiting.message}" if it.state.waiting.message else "")

@@ -145,53 +145,35 @@ class Condition(Object):
     """Go writes null for a time that was never set."""
 
 
-class ContainerStateRunning(Object):
-    """Of a container that runs."""
+class ContainerStateWaiting(Object):
+    """Why a container has not started."""
 
-    started_at: str | None = None
-
-
-class ContainerStateTerminated(Object):
-    """Of a container that has ended."""
-
-    finished_at: str | None = None
+    reason: str = ""
+    message: str = ""
 
 
 class ContainerState(Object):
-    """Neither: it waits to be started."""
+    """The state of a container; fenka reads only why it waits."""
 
-    running: ContainerStateRunning | None = None
-    terminated: ContainerStateTerminated | None = None
+    waiting: ContainerStateWaiting | None = None
 
 
 class ContainerStatus(Object):
-    """A container as it runs."""
+    """A container as the kubelet reports it."""
 
     name: str = ""
     container_id: str = msgspec.field(default="", name="containerID")
     ready: bool = False
     restart_count: int = 0
     state: ContainerState = msgspec.field(default_factory=ContainerState)
-    last_state: ContainerState = msgspec.field(default_factory=ContainerState)
-
-    def ended_after(self, moment: float) -> bool:
-        """Return whether what ran at that time (seconds since 1970, by the node's clock) has ended.
-
-        Containers of one name run one after the other. The kubelet writes whole seconds.
-        """
-        ended = self.state.terminated or self.last_state.terminated
-        finished = seconds(ended.finished_at or "") if ended else None
-        if finished is None or finished + 1 < moment:
-            return False
-        running = self.state.running
-        return running is None or (seconds(running.started_at or "") or 0.0) >= moment
 
 
 class PodStatus(Object):
-    """status of a pod."""
+    """The status of a pod."""
 
     phase: str = ""
     reason: str = ""
+    message: str = ""
     start_time: str = ""
     """When the kubelet heard of it: activeDeadlineSeconds count from then."""
     conditions: list[Condition] = []

@@ -1,9 +1,11 @@
-"""Who of several replicas may write: a Lease of the API server, held by renewing it.
+"""Elects one of several replicas by a Lease of the API server, and says until when the leader may write.
 
-Fenced by time: another replica takes the lease at the earliest LEASE_S after it saw the last renewal, which
-was written after its request was begun. So whoever counts from the beginning of its last successful request
-and stops earlier never writes beside another. The lease of a process that is known to have ended need not
-run out.
+The fence is time. Another replica takes the lease LEASE_DURATION_S after it saw the last renewal, or later.
+That renewal was written after its request began. The leader counts from the beginning of that request, and
+every write ends WRITE_DEADLINE_S later. The difference covers the delivery of a request.
+
+A killed leader is replaced within LEASE_DURATION_S + RETRY_PERIOD_S. In return the leader sends one request a
+second, and each other replica two.
 """
 
 import asyncio
@@ -12,28 +14,30 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from fenka.cluster.objects import Object, ObjectMeta, micro_time, seconds
+from fenka.cluster.objects import Object, ObjectMeta, micro_time
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 
-LEASE_DURATION_S = 15
-"""How long a lease lasts that nobody renews."""
-RENEW_DEADLINE_S = 10.0
-"""A leader that has not renewed for so long does not lead any more."""
-RETRY_PERIOD_S = 2.0
-"""Between attempts to renew or to take the lease."""
-ATTEMPT_S = 4.0
-"""For one attempt, so that a connection that died without a word leaves time for a second one."""
-FENCE_S = 13.0
-"""Every write has ended so long after the beginning of the last renewal."""
-LAST_WRITE_S = 4.0
-"""Every write of a process that has ended is over so long after its end."""
+LEASE_DURATION_S = 4
+"""How long a lease lasts that nobody renews. The API counts whole seconds."""
+WRITE_DEADLINE_S = 3.25
+"""Every write has ended this long after the last renewal began."""
+RENEW_DEADLINE_S = 2.5
+"""A leader that has not renewed for this long begins no write."""
+ATTEMPT_TIMEOUT_S = 1.0
+"""For one attempt, so that there is time for a second one before RENEW_DEADLINE_S."""
+RENEW_PERIOD_S = 1.0
+"""Between renewals by the leader."""
+RETRY_PERIOD_S = 0.5
+"""Between attempts of the other replicas."""
+LEADER_KNOWN_S = 15.0
+"""A replica that has not read the lease for this long does not know who leads."""
 
 ADDRESS = "fenka.io/address"
-"""Annotation of the Lease: the URL at which the others reach the leader."""
+"""Annotation of the Lease: the URL at which other replicas reach the leader."""
 
 
 class LeaseSpec(Object):
-    """spec of a Lease."""
+    """The spec of a Lease."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -43,17 +47,25 @@ class LeaseSpec(Object):
 
 
 class Lease(Object):
-    """coordination.k8s.io/v1."""
+    """A Lease of coordination.k8s.io/v1."""
 
     metadata: ObjectMeta
     spec: LeaseSpec
 
 
-class Election:
-    """A candidate. `run` keeps it standing; `leading` says whether it may begin to write.
+Term = tuple[str, int]
+"""A Lease's UID and its number of transitions: equal only if no other replica held the lease in between."""
 
-    address: the URL that others are told while this one leads. ended: whether the process of this identity,
-    which renewed at that time (seconds since 1970), is known to have ended; then its lease need not run out.
+
+class Election:
+    """A candidate. Call `acquire_or_renew` again after `pause_s`.
+
+    Attributes:
+        address: the URL that other replicas read while this one leads.
+        term: the term in which this replica last held the lease.
+        leader: the holder when the lease was last read; empty for none.
+        leader_address: the URL of the leader, empty if it gives none.
+        last_error: why the last attempt failed, None if it did not.
     """
 
     def __init__(  # noqa: PLR0913
@@ -64,132 +76,136 @@ class Election:
         identity: str,
         *,
         address: str = "",
-        ended: Callable[[str, float], bool] = lambda *_: False,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._api, self._name, self._namespace = api, name, namespace
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self.identity, self.address = identity, address
-        self._ended = ended
-        self._dead: tuple[str, float] | None = None
-        self._clock, self._now, self._sleep = clock, now, sleep
-        self._renewed: float | None = None
+        self._clock, self._now = clock, now
+        self._renewed_at: float | None = None
+        self._read_at: float | None = None
+        self._held: Lease | None = None
+        """The lease as this replica wrote it last, so that it can be renewed without being read."""
         self._seen: tuple[str, float] | None = None
-        self._heard: float | None = None
-        self._alone = asyncio.Lock()
+        """The last version of another holder's lease, and when this replica saw it first."""
+        self._expires_at: float | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self.term: Term | None = None
         self.leader = ""
-        """Who led when it was last looked at; empty for nobody."""
         self.leader_address = ""
-        """Where that one is reached, if it says so."""
         self.last_error: str | None = None
-        """Why the last attempt failed."""
 
     @property
     def leading(self) -> bool:
-        """Whether a write may begin now."""
-        return self._renewed is not None and self._clock() < self._renewed + RENEW_DEADLINE_S
+        """Return whether a write may begin now."""
+        return self._renewed_at is not None and self._clock() < self._renewed_at + RENEW_DEADLINE_S
 
     @property
     def time_left_s(self) -> float:
-        """Within so many seconds a write that begins now must have ended; 0 or less: it must not begin."""
-        return self._renewed + FENCE_S - self._clock() if self.leading and self._renewed else 0.0
+        """Return the seconds within which a write that begins now must end; 0 if none may begin."""
+        if self._renewed_at is None or not self.leading:
+            return 0.0
+        return self._renewed_at + WRITE_DEADLINE_S - self._clock()
 
     @property
     def has_leader(self) -> bool:
-        """Whether it is known who leads: the lease was read lately, and somebody holds it."""
-        heard = self._heard is not None and self._clock() < self._heard + LEASE_DURATION_S
-        return heard and bool(self.leader)
+        """Return whether the lease was read lately and some replica held it."""
+        recent = self._read_at is not None and self._clock() < self._read_at + LEADER_KNOWN_S
+        return recent and bool(self.leader)
 
-    async def run(self) -> None:
-        """Stand for election until cancelled."""
-        while True:
-            await self.attempt()
-            await self._sleep(RETRY_PERIOD_S)
+    @property
+    def pause_s(self) -> float:
+        """Return the seconds until the next attempt: no later than another's lease expires."""
+        if self._renewed_at is not None:
+            return RENEW_PERIOD_S
+        left = self._expires_at - self._clock() if self._expires_at is not None else 0.0
+        return min(left, RETRY_PERIOD_S) if left > 0 else RETRY_PERIOD_S
 
-    async def attempt(self, *, stand: bool = True) -> bool:
-        """Take or renew the lease if that is possible now; whether this replica leads then.
+    async def acquire_or_renew(self) -> bool:
+        """Take or renew the lease if that is possible now. Return whether this replica leads then."""
+        return await self._attempt(self._acquire_or_renew)
 
-        stand=False: only look who leads.
-        """
-        async with self._alone:
-            return await self._attempt(stand)
-
-    async def _attempt(self, stand: bool) -> bool:
-        begun = self._clock()
-        try:
-            async with asyncio.timeout(ATTEMPT_S):
-                held = await (self._try() if stand else self._look())
-        except (ApiError, ApiUnreachable, TimeoutError) as why:
-            # Leading goes on until its time is over: the lease is ours as long as nobody could take it.
-            self.last_error = str(why) or "the API server does not answer in time"
-            return self.leading
-        self.last_error = None
-        self._heard = begun
-        self._renewed = begun if held else None
-        return self.leading
+    async def observe(self) -> None:
+        """Read who leads, without taking the lease."""
+        await self._attempt(self._observe)
 
     async def release(self) -> None:
-        """Let others lead at once. Nothing may be written after this is called."""
-        # An attempt that runs would take it again.
-        async with self._alone:
-            was_leading, self._renewed = self.leading, None
+        """Let another replica lead at once. Nothing may be written after this call."""
+        # An attempt that runs meanwhile would take the lease again.
+        async with self._one_at_a_time:
+            was_leading, self._renewed_at, self._held = self.leading, None, None
             if not was_leading:
                 return
-            self._leads("", "")
+            self._set_leader("", "")
             try:
-                lease = await self._api.get(f"{self._collection}/{self._name}", Lease)
-                if lease.spec.holder_identity == self.identity:
-                    await self._write(lease, holder="", seconds=1, transition=False)
-            except (ApiError, ApiUnreachable) as why:
-                # Others wait until it runs out.
-                self.last_error = str(why)
+                lease = await self._read()
+                if lease is not None and lease.spec.holder_identity == self.identity:
+                    await self._write(lease, holder="", duration_s=1)
+            except (ApiError, ApiUnreachable) as error:
+                # The others wait until the lease expires.
+                self.last_error = str(error)
 
-    async def _try(self) -> bool:
-        try:
-            lease = await self._api.get(f"{self._collection}/{self._name}", Lease)
-        except ApiError as why:
-            if why.status != 404:
-                raise
+    async def _attempt(self, action: Callable[[], Awaitable[bool]]) -> bool:
+        async with self._one_at_a_time:
+            begun = self._clock()
+            try:
+                async with asyncio.timeout(ATTEMPT_TIMEOUT_S):
+                    holds = await action()
+            except (ApiError, ApiUnreachable, TimeoutError) as error:
+                # The lease is still this replica's until its time is over: nobody could take it.
+                self._held = None
+                self.last_error = str(error) or "the API server did not answer in time"
+                return self.leading
+            self.last_error = None
+            self._read_at = begun
+            self._renewed_at = begun if holds else None
+            return self.leading
+
+    async def _acquire_or_renew(self) -> bool:
+        if self._held is not None:
+            try:
+                return await self._hold(self._held, acquire=False)
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    raise
+        lease = await self._read()
+        if lease is None:
             return await self._create()
         holder = lease.spec.holder_identity or ""
         if holder == self.identity:
-            await self._write(lease, holder=holder, seconds=LEASE_DURATION_S, transition=False)
-        elif not holder or self._run_out(lease) or self._orphaned(lease, holder):
-            await self._write(
-                lease, holder=self.identity, seconds=LEASE_DURATION_S, transition=True
-            )
-        else:
-            self._leads(holder, _address(lease))
-            return False
-        self._leads(self.identity, self.address)
-        return True
-
-    async def _look(self) -> bool:
-        lease = await self._api.get(f"{self._collection}/{self._name}", Lease)
-        self._leads(lease.spec.holder_identity or "", _address(lease))
+            return await self._hold(lease, acquire=False)
+        if not holder or self._has_expired(lease):
+            return await self._hold(lease, acquire=True)
+        self._set_leader(holder, _address(lease))
         return False
 
-    def _leads(self, who: str, address: str) -> None:
-        self.leader, self.leader_address = who, address
+    async def _observe(self) -> bool:
+        lease = await self._read()
+        if lease is not None:
+            self._set_leader(lease.spec.holder_identity or "", _address(lease))
+        return False
 
-    def _run_out(self, lease: Lease) -> bool:
-        """By this replica's own clock, since it saw this version: clocks of two machines differ."""
-        if self._seen is None or self._seen[0] != lease.metadata.resource_version:
-            self._seen = lease.metadata.resource_version, self._clock()
-        duration = lease.spec.lease_duration_seconds or LEASE_DURATION_S
-        return self._clock() >= self._seen[1] + duration
+    def _set_leader(self, identity: str, address: str) -> None:
+        self.leader, self.leader_address = identity, address
 
-    def _orphaned(self, lease: Lease, holder: str) -> bool:
-        """Return whether its holder has ended so long ago that nothing it sent can arrive any more."""
-        renewed, version = seconds(lease.spec.renew_time or ""), lease.metadata.resource_version
-        if renewed is None or not self._ended(holder, renewed):
-            self._dead = None
-            return False
-        if self._dead is None or self._dead[0] != version:
-            self._dead = version, self._clock()
-        return self._clock() >= self._dead[1] + LAST_WRITE_S
+    def _has_expired(self, lease: Lease) -> bool:
+        """Count from when this replica saw the version first: clocks of two machines differ."""
+        version, now = lease.metadata.resource_version, self._clock()
+        if self._seen is None or self._seen[0] != version:
+            self._seen = version, now
+        duration_s = lease.spec.lease_duration_seconds or LEASE_DURATION_S
+        self._expires_at = self._seen[1] + duration_s
+        return now >= self._expires_at
+
+    async def _read(self) -> Lease | None:
+        """Return the lease, None if it does not exist."""
+        try:
+            return await self._api.get(f"{self._collection}/{self._name}", Lease)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
 
     async def _create(self) -> bool:
         stamp = micro_time(self._now())
@@ -209,21 +225,33 @@ class Election:
                 "leaseTransitions": 0,
             },
         }
-        await self._api.create(self._collection, Lease, body)
-        self._leads(self.identity, self.address)
+        return self._holding(await self._api.create(self._collection, Lease, body))
+
+    async def _hold(self, lease: Lease, *, acquire: bool) -> bool:
+        written = await self._write(
+            lease, holder=self.identity, duration_s=LEASE_DURATION_S, acquire=acquire
+        )
+        return self._holding(written)
+
+    def _holding(self, written: Lease) -> bool:
+        self._held = written
+        self.term = written.metadata.uid, written.spec.lease_transitions or 0
+        self._set_leader(self.identity, self.address)
         return True
 
-    async def _write(self, lease: Lease, *, holder: str, seconds: int, transition: bool) -> None:
+    async def _write(
+        self, lease: Lease, *, holder: str, duration_s: int, acquire: bool = False
+    ) -> Lease:
         stamp = micro_time(self._now())
         spec: dict[str, Any] = {
             "holderIdentity": holder,
-            "leaseDurationSeconds": seconds,
+            "leaseDurationSeconds": duration_s,
             "renewTime": stamp,
         }
-        if transition:
+        if acquire:
             spec["acquireTime"] = stamp
             spec["leaseTransitions"] = (lease.spec.lease_transitions or 0) + 1
-        # With its version: whoever was quicker wins, the other is told 409.
+        # With the version that was read: of two writers the second receives 409.
         body = {
             "metadata": {
                 "resourceVersion": lease.metadata.resource_version,
@@ -231,8 +259,7 @@ class Election:
             },
             "spec": spec,
         }
-        path = f"{self._collection}/{self._name}"
-        await self._api.patch(path, Lease, body)
+        return await self._api.patch(f"{self._collection}/{self._name}", Lease, body)
 
 
 def _address(lease: Lease) -> str:

@@ -14,7 +14,7 @@ from fenka.core.evaluate import Policy
 from fenka.core.fairness import Fairness
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.kubernetes.client import Api
-from fenka.kubernetes.election import RETRY_PERIOD_S, Election
+from fenka.kubernetes.election import Election, Term
 from fenka.kubernetes.events import EventRecorder
 from fenka.scheduler.binder import BIND_WITHIN_S, SETTLED_S, Binder
 from fenka.scheduler.descheduler import Descheduler
@@ -31,9 +31,6 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = BIND_WITHIN_S + SETTLED_S + 1
 """By then every binding that was sent is known, or can do no harm."""
-
-CONTAINER = "scheduler"
-"""Of a replica's pod, as the chart calls it."""
 
 LINGER_S = 3.0
 """So long a replica that ends passes calls on: until every node's proxy has heard that it is not ready."""
@@ -104,7 +101,6 @@ class Replica:
             settings.lease,
             settings.identity,
             address=settings.address,
-            ended=self._has_ended,
             clock=clock,
         )
         self.event_reporter = EventReporter(
@@ -133,8 +129,9 @@ class Replica:
         self.gate_controller = GateController(
             api, self.order.pods_to_ungate, lambda: self.leading, sleep
         )
-        self._sleep, self._namespace = sleep, settings.namespace
-        self._fresh = self._ending = False
+        self._sleep, self._ending = sleep, False
+        self._fresh_in: Term | None = None
+        """The term in which everything was listed again."""
         self._refreshing: asyncio.Task[None] | None = None
 
     def known(self, asked: Pod) -> Pod | None:
@@ -161,22 +158,17 @@ class Replica:
 
     @property
     def time_left_s(self) -> float:
-        """As the election says, but not before everything was read anew, nor once it ends."""
+        """Return the election's, but 0 before everything was listed again and once the replica ends."""
         return self.election.time_left_s if self._fresh and not self._ending else 0.0
+
+    @property
+    def _fresh(self) -> bool:
+        return self._fresh_in is not None and self._fresh_in == self.election.term
 
     @property
     def leader(self) -> str:
         """Who leads."""
         return self.election.leader
-
-    def _has_ended(self, identity: str, renewed: float) -> bool:
-        """Return whether the kubelet says that the replica which renewed the lease at that time has ended."""
-        where = self._namespace, identity.rpartition("_")[0]
-        for pod in self.cluster.pods.objects.values():
-            if (pod.metadata.namespace, pod.metadata.name) == where:
-                mine = (it for it in pod.status.container_statuses if it.name == CONTAINER)
-                return any(it.ended_after(renewed) for it in mine)
-        return False
 
     async def run(self) -> None:
         """Until cancelled; an exception is a bug, and the process is better begun anew."""
@@ -197,26 +189,26 @@ class Replica:
             await self.election.release()
         for _ in range(round(LINGER_S / LOOK_S)):
             await self._sleep(LOOK_S)
-            await self.election.attempt(stand=False)
+            await self.election.observe()
 
     async def _stand(self, group: asyncio.TaskGroup) -> None:
         """The lease first: it must be renewed however long reading takes."""
         while not self._ending:
             led, trouble = self.election.leading, self.election.last_error
-            if not await self.election.attempt():
-                self._fresh = False
+            await self.election.acquire_or_renew()
             if self.election.leading != led:
                 log.info("leading" if self.election.leading else "leading no more")
             if self.election.last_error not in (None, trouble):
                 log.warning("the lease: %s", self.election.last_error)
             if self.election.leading and not self._fresh and self._refreshing is None:
                 self._refreshing = group.create_task(self._refresh())
-            await self._sleep(RETRY_PERIOD_S)
+            await self._sleep(self.election.pause_s)
 
     async def _refresh(self) -> None:
         """What the former leader bound last may not have come by the watch yet."""
+        term = self.election.term
         try:
             await self.cluster.relist()
-            self._fresh = self.election.leading
+            self._fresh_in = term
         finally:
             self._refreshing = None

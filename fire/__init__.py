@@ -1,4 +1,4 @@
-"""A storm over a whole fenka, and an audit of what it did. Nothing here imports fenka.
+"""Inject faults into a complete fenka installation and audit the result. Nothing here imports fenka.
 
-`make fire` runs both worlds for long; `.ci/run` runs a short, seeded form. See fire/README.md.
+`make fire` runs a long form on a workstation and a cluster; `.ci/run` a short one. See fire/README.md.
 """

@@ -1,4 +1,4 @@
-"""`python -m fire workstation|cluster [--seed N] [--moves N] [--minutes M]`: see fire/README.md."""
+"""Run `python -m fire workstation|cluster [--seed N] [--moves N] [--minutes M]`; see fire/README.md."""
 
 import argparse
 import os
@@ -9,17 +9,17 @@ from e2e.cluster import STATE, Cluster, ClusterError
 from fire import machine, workstation
 from fire.experiment import InvariantViolation
 
-LONG = 10**9
+UNLIMITED = 10**9
 
 
 def main() -> int:
-    """Run one storm; exit code 1 and one line where the audit found something."""
+    """Run one experiment; return 1 after one line if an invariant was violated."""
     parser = argparse.ArgumentParser(prog="python -m fire", description=__doc__)
     parser.add_argument("world", choices=["workstation", "cluster"])
-    parser.add_argument("--seed", type=int, default=None, help="the same moves again")
-    parser.add_argument("--moves", type=int, default=LONG, help="at most so many")
-    parser.add_argument("--minutes", type=float, default=20, help="at most so long (20)")
-    parser.add_argument("--calm", action="store_true", help="kills only, no hostile user")
+    parser.add_argument("--seed", type=int, default=None, help="repeat the actions of this seed")
+    parser.add_argument("--moves", type=int, default=UNLIMITED, help="maximum number of actions")
+    parser.add_argument("--minutes", type=float, default=20, help="maximum duration (20)")
+    parser.add_argument("--calm", action="store_true", help="kill components, but do not attack")
     chosen = parser.parse_args()
     seed = chosen.seed if chosen.seed is not None else time.time_ns() % 100_000
     if chosen.world == "workstation" and machine.INSIDE not in os.environ:
@@ -34,47 +34,47 @@ def main() -> int:
     until = time.monotonic() + chosen.minutes * 60
     run = on_workstation if chosen.world == "workstation" else on_cluster
     try:
-        made, counts = run(seed, chosen.moves, until, not chosen.calm)
+        done, counts = run(seed, chosen.moves, until, not chosen.calm)
     except Exception as error:
         if not isinstance(error, (InvariantViolation, ClusterError)):
             raise
         print(f"fire: seed {seed}: {error}", file=sys.stderr)
         return 1
-    print(f"{made} moves: {counts}\n1 passed, 0 failed", flush=True)
+    print(f"{done} actions: {counts}\n1 passed, 0 failed", flush=True)
     return 0
 
 
 Result = tuple[int, dict[str, int]]
 
 
-def say(line: str) -> None:
-    """Print progress at once."""
+def report(line: str) -> None:
+    """Print progress without buffering."""
     print(line, flush=True)
 
 
 def on_workstation(seed: int, moves: int, until: float, hostile: bool) -> Result:
-    """Inside a machine of its own."""
+    """Run on a workstation in its own namespaces."""
     machine.isolate_files()
-    experiment = workstation.WorkstationExperiment(seed, say, hostile)
+    experiment = workstation.WorkstationExperiment(seed, report, hostile)
     return experiment.run(moves, until), experiment.counts
 
 
 def on_cluster(seed: int, moves: int, until: float, hostile: bool) -> Result:
-    """On a cluster that is started for it, or on the one that runs."""
+    """Run on a new cluster, which is removed afterwards."""
     from e2e.images import image_store
     from e2e.scenarios.conftest import install
     from fire import cluster
 
     Cluster.require()
-    world = Cluster(STATE, owner=os.getpid(), progress=say)
+    target = Cluster(STATE, owner=os.getpid(), progress=report)
     try:
-        world.up(image_store())
-        install(world)
-        experiment = cluster.ClusterExperiment(world, seed, say, hostile)
+        target.up(image_store())
+        install(target)
+        experiment = cluster.ClusterExperiment(target, seed, report, hostile)
         with experiment.prepared():
             return experiment.run(moves, until), experiment.counts
     finally:
-        world.down()
+        target.down()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The storm over a cluster: fenka as its chart installs it, a namespace of victims, a hostile tenant.
+"""Inject faults on a cluster with fenka's chart, a namespace of ordinary pods and a hostile tenant.
 
-The tenant has the ClusterRole `edit` in one namespace. Between the nodes and the API server stands a proxy
-that fails when it is told to. After each move the audit compares the driver, the kubelet's PodResources and
-the processes with the API server's objects and with fenka's screens.
+The tenant has the ClusterRole `edit` in one namespace. A proxy between the nodes and the API server can
+disturb their connections. After each action the audit compares the driver, the kubelet's PodResources and the
+processes with the API server's objects and with `fenka top node`.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import grpc
 
 from e2e.cluster import Cluster, ClusterError, Node, wait_until
 from fire import audit, pod_resources
-from fire.experiment import InvariantViolation, Move, inject
+from fire.experiment import Action, InvariantViolation, inject
 
 HERE = Path(__file__).parent
 IMAGE = "localhost/fenka-workload:e2e"
@@ -31,12 +31,12 @@ MEMORY = "aliyun.com/gpu-mem"
 VICTIMS, TENANT = "victims", "tenant"
 HOSTILE = f"system:serviceaccount:{TENANT}:mallory"
 LIBRARIES = HERE.parent / "src" / "fenka" / "_native" / "simulated"
-"""The driver's, which find the cards of a node at /run/fenka/simulated."""
+"""The simulated driver's libraries, which find a node's cards at /run/fenka/simulated."""
 API_PORT, PROXY_PORT = 6443, 16443
 CARDS = {"sd-cluster-04": 1, "sd-cluster-05": 2}
 SPECS = {1: "t4", 2: "pair"}
-SETTLE_WITHIN_S, RETRY_EVERY_S = 60.0, 0.5
-"""How long a complaint may last: a component that was killed is back by then."""
+SETTLE_WITHIN_S, RETRY_EVERY_S = 120.0, 0.5
+"""How long a violation may last: long enough for a killed component to restart, also on a busy machine."""
 MOST_PODS = 9
 PODS = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
 COMPONENTS = {
@@ -49,31 +49,38 @@ COMPONENTS = {
 
 @dataclass
 class ClusterExperiment:
-    """The state of one run. say: where progress goes."""
+    """The state of one run.
+
+    Args:
+        cluster: a running cluster with fenka.
+        seed: selects the actions.
+        progress: called with lines that describe the progress.
+        hostile: whether the tenant attacks.
+    """
 
     cluster: Cluster
     seed: int
-    say: Callable[[str], None]
+    progress: Callable[[str], None]
     hostile: bool = True
     rng: random.Random = field(init=False)
     proxy: subprocess.Popen[str] | None = None
     number: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     exempt: set[str] = field(default_factory=set)
-    """Pods that were struck: they may have lost what they had."""
-    asked: dict[str, int] = field(default_factory=dict)
-    """The most units that each pod has asked for, at first or by a resize."""
+    """Pods that may have lost memory, because they were deleted or resized."""
+    requested_units: dict[str, int] = field(default_factory=dict)
+    """The largest number of units that each pod has requested, at first or by a resize."""
     forged: set[str] = field(default_factory=set)
-    """Pods of the tenant, which may be refused, late, or wrong about themselves."""
+    """Pods of the tenant, which may be rejected, late, or carry forged records."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
 
-    # ---- the place ----
+    # ---- preparation ----
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
-        """Nodes that share, the two namespaces, and the proxy."""
+        """Prepare sharing nodes, the two namespaces and the proxy."""
         kubectl = self.cluster.kubectl
         for name in (VICTIMS, TENANT):
             kubectl("create", "namespace", name)
@@ -94,16 +101,16 @@ class ClusterExperiment:
                 self.proxy.wait(10)
 
     def all_nodes_share(self) -> bool:
-        """Whether the kubelets offer every card."""
+        """Return whether all units of all cards are allocatable."""
         return all(self.units(node) == cards * audit.UNITS for node, cards in CARDS.items())
 
     def units(self, node: str) -> int:
-        """What the kubelet offers."""
+        """Return a node's allocatable units."""
         status = self.cluster.get("node", node)["status"]
         return int(status.get("allocatable", {}).get(MEMORY, 0))
 
     def start_proxy(self) -> None:
-        """Whatever comes from the nodes to the API server goes through it."""
+        """Start the proxy and redirect all connections from the nodes to the API server to it."""
         plane = self.cluster.control_plane
         words = [
             sys.executable,
@@ -117,8 +124,8 @@ class ClusterExperiment:
         )
         assert self.proxy.stdout
         if self.proxy.stdout.readline() != "ready\n":
-            raise ClusterError("the proxy before the API server does not start")
-        to = (
+            raise ClusterError("cannot start the proxy before the API server")
+        rule = (
             "-p",
             "tcp",
             "--dport",
@@ -128,19 +135,19 @@ class ClusterExperiment:
             "--to-ports",
             str(PROXY_PORT),
         )
-        plane.run("iptables", "-t", "nat", "-A", "PREROUTING", *to)
+        plane.run("iptables", "-t", "nat", "-A", "PREROUTING", *rule)
 
     def set_proxy_mode(self, mode: str) -> None:
-        """Change its mode."""
+        """Change the proxy's mode."""
         assert self.proxy
         assert self.proxy.stdin
         self.proxy.stdin.write(mode + "\n")
         self.proxy.stdin.flush()
 
-    # ---- moves ----
+    # ---- actions ----
 
     def pod(self, name: str, units: int, **rest: Any) -> dict[str, Any]:
-        """A pod whose program fills its slice."""
+        """Return a pod whose program fills its slice."""
         code = (HERE / "memory_filler.py").read_text()
         spec = rest.pop("spec", {})
         container = {
@@ -158,22 +165,22 @@ class ClusterExperiment:
         }
 
     def start(self) -> None:
-        """A victim's pod of a random size."""
-        if len(self.asked) - len(self.exempt & self.asked.keys()) >= MOST_PODS:
+        """Create an ordinary pod of a random size."""
+        if len(self.requested_units) - len(self.exempt & self.requested_units.keys()) >= MOST_PODS:
             self.delete()
             return
         self.number += 1
         units, name = self.rng.choice([1, 2, 3, 4, 7, 14]), f"v{self.number}"
-        self.asked[name] = units
+        self.requested_units[name] = units
         self.create(VICTIMS, self.pod(name, units))
 
     def create(self, namespace: str, pod: dict[str, Any], *options: str) -> None:
-        """As `kubectl create`."""
+        """Run `kubectl create`."""
         self.cluster.kubectl("-n", namespace, *options, "create", "-f", "-", stdin=json.dumps(pod))
 
     def delete(self) -> None:
-        """A victim's pod goes, in peace or by force."""
-        names = sorted(self.asked)
+        """Delete an ordinary pod, sometimes by force."""
+        names = sorted(self.requested_units)
         if not names:
             return
         name = self.rng.choice(names)
@@ -181,21 +188,23 @@ class ClusterExperiment:
         force = ("--grace-period=0", "--force") if self.rng.random() < 0.4 else ("--wait=false",)
         with contextlib.suppress(ClusterError):
             self.cluster.kubectl("-n", VICTIMS, "delete", "pod", name, *force)
-        del self.asked[name]
+        del self.requested_units[name]
 
     def resize(self) -> None:
-        """A victim asks for more or less while it runs."""
-        names = sorted(self.asked)
+        """Request another size for a running ordinary pod."""
+        names = sorted(self.requested_units)
         if names:
             name, units = self.rng.choice(names), self.rng.choice([1, 2, 4])
-            self.asked[name] = max(units, self.asked[name])
+            self.requested_units[name] = max(units, self.requested_units[name])
             self.exempt.add(name)
-            wish = f"fenka.io/resize=gpu-mem={units}"
+            annotation = f"fenka.io/resize=gpu-mem={units}"
             with contextlib.suppress(ClusterError):
-                self.cluster.kubectl("-n", VICTIMS, "annotate", "--overwrite", "pod", name, wish)
+                self.cluster.kubectl(
+                    "-n", VICTIMS, "annotate", "--overwrite", "pod", name, annotation
+                )
 
     def kill(self) -> None:
-        """SIGKILL to a component somewhere, or to a victim's program."""
+        """Kill a component or an ordinary pod's program with SIGKILL."""
         node = self.rng.choice(self.cluster.nodes)
         target = self.rng.choice([*COMPONENTS, "apiserver", "kube-scheduler", "program"])
         self.counts[target] = self.counts.get(target, 0) + 1
@@ -218,7 +227,7 @@ class ClusterExperiment:
                         os.kill(pid, signal.SIGKILL)
 
     def pids(self, node: Node, *words: str) -> list[int]:
-        """Processes of a node whose command line has these words, by this machine's numbers."""
+        """Return a node's processes whose command line contains these words, by this machine's PIDs."""
         space = os.readlink(f"/proc/{node.first_process}/ns/pid")
         pids = []
         for entry in Path("/proc").iterdir():
@@ -231,7 +240,7 @@ class ClusterExperiment:
         return pids
 
     def node_space(self, process: Path) -> str:
-        """The PID namespace of the machine that a process belongs to; a container's is one further in."""
+        """Return the PID namespace of the node that a process belongs to, also for containers."""
         for node in self.cluster.nodes:
             own = os.readlink(f"/proc/{node.first_process}/ns/pid")
             if os.readlink(process / "ns" / "pid") == own:
@@ -245,27 +254,27 @@ class ClusterExperiment:
         return ""
 
     def disturb_network(self) -> None:
-        """The way to the API server changes."""
+        """Disturb the connections to the API server for some seconds."""
         self.set_proxy_mode(self.rng.choice(["slow", "stall", "reset"]))
         time.sleep(self.rng.choice([0.5, 2, 5]))
         self.set_proxy_mode("pass")
 
     def attack(self) -> None:
-        """The tenant forges."""
+        """Start one attack of the tenant."""
         attack = self.rng.choice(
             [self.forge_record, self.forge_resize, self.forge_node_name, self.forge_running]
         )
         self.counts[attack.__name__] = self.counts.get(attack.__name__, 0) + 1
-        # Refused is as good as without effect.
+        # A rejected attack has no effect either.
         with contextlib.suppress(ClusterError):
             attack()
 
     def tenant_kubectl(self, *words: str, stdin: str | None = None) -> str:
-        """kubectl with the tenant's rights."""
+        """Run kubectl with the tenant's rights."""
         return self.cluster.kubectl(f"--as={HOSTILE}", "-n", TENANT, *words, stdin=stdin)
 
     def forge(self, units: int, annotations: dict[str, str], **spec: Any) -> str:
-        """A pod of the tenant with records of its own; its name."""
+        """Create a pod of the tenant with forged records, and return its name."""
         self.number += 1
         name = f"m{self.number}"
         self.forged.add(name)
@@ -275,7 +284,7 @@ class ClusterExperiment:
 
     @staticmethod
     def record(card: int, units: int) -> dict[str, str]:
-        """The keys that a scheduler extender of gpushare's protocol writes."""
+        """Return the annotations that an extender of gpushare's protocol writes."""
         return {
             "ALIYUN_COM_GPU_MEM_IDX": str(card),
             "ALIYUN_COM_GPU_MEM_POD": str(units),
@@ -286,19 +295,19 @@ class ClusterExperiment:
         }
 
     def forge_record(self) -> None:
-        """One unit asked for, a card's worth recorded."""
+        """Request one unit, but record a whole card."""
         self.forge(
             1,
             self.record(self.rng.choice([0, 1, 7]), self.rng.choice([14, 1000])),
         )
 
     def forge_node_name(self) -> None:
-        """Past every scheduler, with a record of its own."""
+        """Bypass every scheduler, with a forged record."""
         node = self.rng.choice(list(CARDS))
         self.forge(1, self.record(0, 1), nodeName=node)
 
     def forge_resize(self) -> None:
-        """A record of a resize that never was, behind a gate that the tenant opens afterwards."""
+        """Record a forged resize on a gated pod, then remove the gate."""
         gate = {"schedulingGates": [{"name": "tenant.example/gate"}]}
         name = self.forge(1, {}, **gate)
         uid = json.loads(self.tenant_kubectl("get", "pod", name, "-o", "json"))["metadata"]["uid"]
@@ -310,7 +319,7 @@ class ClusterExperiment:
         self.tenant_kubectl("patch", "pod", name, "--type=json", f"--patch={json.dumps(gates)}")
 
     def forge_running(self) -> None:
-        """A running pod of the tenant takes back, or changes, what was recorded of it."""
+        """Delete or change the record of a running pod of the tenant."""
         names = json.loads(self.tenant_kubectl("get", "pods", "-o", "json"))["items"]
         if names:
             name = self.rng.choice(names)["metadata"]["name"]
@@ -323,10 +332,10 @@ class ClusterExperiment:
             )
             self.tenant_kubectl("annotate", "--overwrite", "pod", name, *changes)
 
-    # ---- truth ----
+    # ---- reference data ----
 
     def driver_usage(self, node: Node) -> dict[str, dict[str, int]]:
-        """MiB by card and pod's UID, as the node's driver says and the kernel knows the processes."""
+        """Return MiB by card and pod UID, from the node's driver and the processes' cgroups."""
         words = [
             "env",
             f"LD_LIBRARY_PATH={LIBRARIES}",
@@ -346,42 +355,42 @@ class ClusterExperiment:
         return usage
 
     def all_pods(self) -> list[dict[str, Any]]:
-        """Of both namespaces."""
+        """Return the pods of both namespaces."""
         return [
             *self.cluster.list("pods", VICTIMS),
             *self.cluster.list("pods", TENANT),
         ]
 
     def find_violations(self) -> list[str]:
-        """What is wrong at this moment."""
+        """Return one sentence for each violation at this moment."""
         pods = {pod["metadata"]["uid"]: pod for pod in self.all_pods()}
         violations: list[str] = []
         for node in self.cluster.nodes:
             if not node.is_on():
                 continue
-            for uuid, held in self.driver_usage(node).items():
-                promised = 0
-                for uid, mib in held.items():
+            for uuid, used in self.driver_usage(node).items():
+                allocated = 0
+                for uid, mib in used.items():
                     pod = pods.get(uid)
                     if pod is None:
                         continue  # deleted by force; its processes end with their container
                     limit = audit.units_to_mib(self.limit(pod))
-                    promised += limit
+                    allocated += limit
                     if mib > limit + audit.CONTEXT_MIB:
                         name = pod["metadata"]["name"]
-                        violations.append(f"{name} holds {mib} MiB of {uuid}, it asked for {limit}")
+                        violations.append(f"{name} uses {mib} MiB of {uuid}, its limit is {limit}")
                 resized = any(
-                    pods[uid]["metadata"]["name"] in self.exempt for uid in held if uid in pods
+                    pods[uid]["metadata"]["name"] in self.exempt for uid in used if uid in pods
                 )
-                if promised > audit.CARD_MIB and not resized:
-                    violations.append(f"{promised} MiB of {uuid} are promised")
+                if allocated > audit.CARD_MIB and not resized:
+                    violations.append(f"{allocated} MiB of {uuid} are allocated")
             violations += self.ids(node, pods)
         violations += self.victims(pods)
         violations += self.screen(pods)
         return violations
 
     def screen(self, pods: dict[str, Any]) -> Iterator[str]:
-        """`fenka top node` counts no pod for more than it asked for, and each victim that runs."""
+        """Check that `fenka top node` counts each running ordinary pod, and none for more than requested."""
         shown = json.loads(
             self.cluster.run(sys.executable, "-m", "fenka", "top", "node", "-o", "json")
         )
@@ -389,7 +398,8 @@ class ClusterExperiment:
             at = [pod for pod in pods.values() if pod["spec"].get("nodeName") == node["name"]]
             alive = [pod for pod in at if pod["status"].get("phase") not in ("Failed", "Succeeded")]
             most = sum(
-                max(self.limit(pod), self.asked.get(pod["metadata"]["name"], 0)) for pod in alive
+                max(self.limit(pod), self.requested_units.get(pod["metadata"]["name"], 0))
+                for pod in alive
             )
             least = sum(
                 self.limit(pod)
@@ -400,18 +410,18 @@ class ClusterExperiment:
             )
             allocated = sum(card["allocated"] for card in node["cards"])
             if not least <= allocated <= most:
-                yield f"{node['name']}: {allocated} units allocated, {least} to {most} asked for"
+                yield f"{node['name']}: {allocated} units allocated, {least} to {most} requested"
             for card in node["cards"]:
                 if card["allocated"] > card["total"]:
                     yield f"{node['name']}: a card shows {card['allocated']} of {card['total']}"
 
     def limit(self, pod: dict[str, Any]) -> int:
-        """Units that a pod may have: what its limits ask, or a resize of the victim's own."""
+        """Return the units that a pod may use, by its limits or by an ordinary pod's resize."""
         limits = pod["spec"]["containers"][0]["resources"]["limits"]
-        return max(int(limits[MEMORY]), self.asked.get(pod["metadata"]["name"], 0))
+        return max(int(limits[MEMORY]), self.requested_units.get(pod["metadata"]["name"], 0))
 
     def ids(self, node: Node, pods: dict[str, Any]) -> Iterator[str]:
-        """Device ids: as many as were asked for, and none held twice."""
+        """Check that each container has as many device IDs as requested, and that none is allocated twice."""
         names = {
             (pod["metadata"]["namespace"], pod["metadata"]["name"]): pod for pod in pods.values()
         }
@@ -419,7 +429,7 @@ class ClusterExperiment:
         try:
             listed = list(pod_resources.held_devices(Path(f"/proc/{node.first_process}/root")))
         except grpc.RpcError:
-            yield f"the kubelet of {node.name} says nothing"
+            yield f"the kubelet of {node.name} does not answer"
             return
         for allocation in listed:
             pod = names.get((allocation.namespace, allocation.pod))
@@ -429,23 +439,23 @@ class ClusterExperiment:
                 continue
             want = int(pod["spec"]["containers"][0]["resources"]["limits"][MEMORY])
             if len(allocation.ids) != want:
-                yield f"{allocation.pod} holds {len(allocation.ids)} ids, it asked for {want}"
+                yield f"{allocation.pod} holds {len(allocation.ids)} IDs, it requested {want}"
             for identity in allocation.ids:
                 if identity in pod_by_id:
                     yield f"{allocation.pod} and {pod_by_id[identity]} both hold {identity}"
                 pod_by_id[identity] = allocation.pod
 
     def victims(self, pods: dict[str, Any]) -> Iterator[str]:
-        """Victims see what they asked for, lose nothing, and do not fail."""
+        """Check that ordinary pods see the memory that they requested, keep it, and do not fail."""
         for pod in pods.values():
             name, status = pod["metadata"]["name"], pod["status"]
             if pod["metadata"]["namespace"] != VICTIMS or name in self.exempt:
                 continue
             if status.get("reason") == "UnexpectedAdmissionError":
-                # The kubelet's own refusal after its restart, before it asks any plugin.
+                # The kubelet itself rejects pods after its restart, before it calls a plugin.
                 self.exempt.add(name)
-                self.counts["refused by the kubelet"] = (
-                    self.counts.get("refused by the kubelet", 0) + 1
+                self.counts["rejected by the kubelet"] = (
+                    self.counts.get("rejected by the kubelet", 0) + 1
                 )
             elif status.get("phase") == "Failed":
                 yield f"{name} failed: {status.get('reason')} {status.get('message', '')[:200]}"
@@ -455,15 +465,15 @@ class ClusterExperiment:
                 lines = self.cluster.kubectl("-n", VICTIMS, "logs", name).splitlines()
             except ClusterError:
                 continue
-            want = [audit.units_to_mib(self.asked[name])]
+            want = [audit.units_to_mib(self.requested_units[name])]
             for line in map(json.loads, filter(lambda line: line.startswith("{"), lines)):
                 if "got" in line and (line["got"], line["total"]) != (want, want):
-                    yield f"{name} asked for {want} MiB, its program says {line}"
+                    yield f"{name} requested {want} MiB, its program reports {line}"
                 if "lost" in line or "error" in line:
                     yield f"{name}: {line}"
 
     def check(self, moment: str) -> None:
-        """Look until all is well. Raises Breach with what persists."""
+        """Check until there is no violation. Raises InvariantViolation for those that persist."""
         violations: list[str] = []
         until = time.monotonic() + SETTLE_WITHIN_S
         while not violations or time.monotonic() < until:
@@ -479,8 +489,8 @@ class ClusterExperiment:
     # ---- the run ----
 
     def run(self, moves: int, until: float) -> int:
-        """So many moves, or until this moment; how many were made. Raises Breach."""
-        table: list[tuple[Move, float]] = [
+        """Run up to `moves` actions or until this time; return their number. Raises InvariantViolation."""
+        table: list[tuple[Action, float]] = [
             (self.start, 8),
             (self.delete, 4),
             (self.resize, 1),
@@ -489,22 +499,22 @@ class ClusterExperiment:
             (self.attack, 4 * self.hostile),
         ]
 
-        def progress(made: int) -> None:
-            if made % 10 == 0:
-                self.say(f"{made} moves, {len(self.asked)} pods, {self.counts}")
+        def progress(done: int) -> None:
+            if done % 10 == 0:
+                self.progress(f"{done} actions, {len(self.requested_units)} pods, {self.counts}")
 
-        made = inject(self, table, moves, until, progress)
+        done = inject(self, table, moves, until, progress)
         self.finish()
-        return made
+        return done
 
     def finish(self) -> None:
-        """All goes; nothing stays; whole cards are had again by ordinary pods."""
+        """Delete all pods, check that no lease is left, and that pods can allocate whole cards again."""
         for namespace in (VICTIMS, TENANT):
             self.cluster.kubectl("-n", namespace, "delete", "pods", "--all", "--now", timeout=180)
-        self.asked.clear()
-        wait_until("no lease is left", lambda: not any(map(self.left, self.cluster.nodes)), 120)
+        self.requested_units.clear()
+        wait_until("no lease is left", lambda: not any(map(self.leases, self.cluster.nodes)), 120)
         for number in range(sum(CARDS.values())):
-            self.asked[f"whole{number}"] = audit.UNITS
+            self.requested_units[f"whole{number}"] = audit.UNITS
             self.create(VICTIMS, self.pod(f"whole{number}", audit.UNITS))
         for number in range(sum(CARDS.values())):
             self.cluster.wait_for_pod(f"whole{number}", VICTIMS, seconds=120)
@@ -512,6 +522,6 @@ class ClusterExperiment:
         self.cluster.kubectl("-n", VICTIMS, "delete", "pods", "--all", "--now")
 
     @staticmethod
-    def left(node: Node) -> list[str]:
-        """Leases on a node."""
+    def leases(node: Node) -> list[str]:
+        """Return the leases on a node."""
         return node.run("ls", "-A", "/run/fenka/leases").split()

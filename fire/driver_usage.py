@@ -1,7 +1,7 @@
-"""Print what the driver says of its cards and of who is on them, as one JSON object.
+"""Print the driver's cards and their processes as one JSON object.
 
-By NVML's own Python bindings, in a process of its own: a card server that is killed takes the library's state
-along. `{"uuid": {"total": MiB, "used": MiB, "processes": {"pid": MiB}}}`
+It uses NVML's Python bindings in a separate process: a killed card server invalidates the library's state.
+Format: `{"uuid": {"total": MiB, "used": MiB, "processes": {"pid": MiB}}}`.
 """
 
 import json
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def main() -> None:
-    """Exit code 1 while no driver answers."""
+    """Print the object; exit with 1 if no driver answers."""
     try:
         pynvml.nvmlInit()
         cards = {}

@@ -1,4 +1,4 @@
-"""What both storms share: the drawing of moves, and what a breach is."""
+"""Draw random actions and check invariants after each; shared by both experiments."""
 
 import random
 import time
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class InvariantViolation(Exception):
-    """The audit found what must never be; the message says what."""
+    """The audit found a violated invariant; the message names it."""
 
 
 class Experiment(Protocol):
@@ -17,32 +17,47 @@ class Experiment(Protocol):
     counts: dict[str, int]
 
     def check(self, moment: str) -> None:
-        """Audit. Raises Breach."""
+        """Audit the installation.
+
+        Args:
+            moment: the action before, for the message.
+
+        Raises:
+            InvariantViolation: an invariant is violated.
+        """
 
 
-Move = Callable[[], None]
+Action = Callable[[], None]
 
 
 def inject(
     experiment: Experiment,
-    table: Sequence[tuple[Move, float]],
-    moves: int,
+    table: Sequence[tuple[Action, float]],
+    limit: int,
     until: float,
     progress: Callable[[int], None],
 ) -> int:
-    """Make so many moves, or until this moment, and audit after each; return how many were made.
+    """Run random actions, audit after each, and return their number.
 
-    table: the moves with their weights. progress: called after each move with its number. Raises Breach.
+    Args:
+        experiment: the installation.
+        table: the actions with their weights.
+        limit: the maximum number of actions.
+        until: the end of the run by time.monotonic.
+        progress: called with the number of each finished action.
+
+    Raises:
+        InvariantViolation: the audit after an action failed.
     """
-    made = 0
-    while made < moves and time.monotonic() < until:
-        move = experiment.rng.choices(
+    done = 0
+    while done < limit and time.monotonic() < until:
+        action = experiment.rng.choices(
             [candidate for candidate, _ in table], [weight for _, weight in table]
         )[0]
-        name = move.__name__
+        name = action.__name__
         experiment.counts[name] = experiment.counts.get(name, 0) + 1
-        move()
-        made += 1
-        experiment.check(f"move {made} ({name})")
-        progress(made)
-    return made
+        action()
+        done += 1
+        experiment.check(f"action {done} ({name})")
+        progress(done)
+    return done

@@ -1,7 +1,7 @@
-"""What an ordinary user may try against neighbours and the daemon: `hostile.py ATTACK [ARGUMENT…]`.
+"""Attack neighbours and the daemon as an ordinary user: `hostile.py ATTACK [ARGUMENT…]`.
 
-Each attack prints `ready` when it stands and waits for the end of its stdin, or `done: …` when it is over.
-A line `won: …` is a breach. Runs as the attacker; only the standard library.
+A lasting attack prints `ready` and runs until its stdin ends; others print `done: …` at the end. A line
+`succeeded: …` means that an invariant is violated. The program uses only the standard library.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ DEPTH = 100_000
 
 
 def in_own_run_directory(*commands: str) -> None:
-    """A namespace of the attacker's own whose /run/fenka/lease is what the commands make of it."""
+    """Run commands that prepare /run/fenka/lease in a mount namespace of the attacker, and keep it."""
     script = "mount -t tmpfs tmpfs /run && mkdir -p /run/fenka/lease /run/fenka/account"
     steps = " && ".join([script, *commands, "echo ready", "read end"])
     words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", steps]
@@ -28,47 +28,47 @@ def in_own_run_directory(*commands: str) -> None:
 
 
 def fifo() -> None:
-    """A control page that blocks whoever opens it."""
+    """Offer a FIFO as control page, which blocks a reader."""
     in_own_run_directory("mkfifo /run/fenka/lease/control")
 
 
 def bind(lease: str) -> None:
-    """Pretend to be a process of somebody's lease, by a mount of its own directory."""
+    """Claim membership of another lease by mounting its directory."""
     mount = f"mount --bind /proc/1/root{RUNTIME}/leases/{lease}/lease /run/fenka/lease"
     in_own_run_directory(f"({mount} || true)")
 
 
 def claim_by_environment(lease: str) -> None:
-    """Pretend to be a process of somebody's lease, by the environment."""
+    """Claim membership of another lease by environment variables."""
     environment = os.environ | {"FENKA_LEASE": f"{RUNTIME}/leases/{lease}"}
     subprocess.run(["sh", "-c", "echo ready; read end"], env=environment, check=False)
 
 
 def account(lease: str) -> None:
-    """Write somebody's account, read it, cut it short."""
+    """Open and truncate the account of another lease."""
     slots = RUNTIME / "leases" / lease / "account" / "slots"
-    for flags, action in ((os.O_RDWR, "open"), (os.O_WRONLY | os.O_TRUNC, "cut short")):
+    for flags, action in ((os.O_RDWR, "open"), (os.O_WRONLY | os.O_TRUNC, "truncate")):
         with contextlib.suppress(OSError):
             os.close(os.open(slots, flags))
-            say(f"won: could {action} {slots}")
-    say("done: account")
+            report(f"succeeded: could {action} {slots}")
+    report("done: account")
 
 
 def connections() -> None:
-    """Occupy the daemon's descriptors with connections that say nothing."""
-    held = []
+    """Occupy the daemon's file descriptors with idle connections."""
+    sockets = []
     with contextlib.suppress(OSError):
         for _ in range(CONNECTIONS):
-            line = socket.socket(socket.AF_UNIX)
-            line.setblocking(False)
-            line.connect(SOCKET)
-            held.append(line)
-    say("ready")
+            connection = socket.socket(socket.AF_UNIX)
+            connection.setblocking(False)
+            connection.connect(SOCKET)
+            sockets.append(connection)
+    report("ready")
     sys.stdin.read()
 
 
 def garbage() -> None:
-    """Lines that are deep, long, binary, or no protocol at all."""
+    """Send lines that are deeply nested, long, binary or not part of the protocol."""
     lines = [
         b"[" * DEPTH + b"]" * DEPTH,
         b"x" * (4 << 20),
@@ -85,26 +85,26 @@ def garbage() -> None:
             peer.sendall(hello.splitlines()[0] + b"\n" + line + b"\n")
             while peer.recv(65536):
                 pass
-    say("done: garbage")
+    report("done: garbage")
 
 
 def squat() -> None:
-    """Take the abstract names of all cards' locks, as they can be read from the kernel's list."""
-    held = []
+    """Bind the abstract socket names of all card locks, which the kernel lists."""
+    sockets = []
     for line in Path("/proc/net/unix").read_text().splitlines():
         name = line.rpartition(" ")[2]
         if name.startswith("@") and "GPU-" in name:
             for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
                 with contextlib.suppress(OSError):
-                    taken = socket.socket(socket.AF_UNIX, kind)
-                    taken.bind("\0" + name[1:])
-                    held.append(taken)
-    say("ready")
+                    occupied = socket.socket(socket.AF_UNIX, kind)
+                    occupied.bind("\0" + name[1:])
+                    sockets.append(occupied)
+    report("ready")
     sys.stdin.read()
 
 
 def impostor(victim: str) -> None:
-    """Be the daemon of another user: listen where that user's commands might look."""
+    """Pose as another user's daemon: listen where that user's commands might connect."""
     directory = Path(f"/tmp/fenka-{victim}")
     with contextlib.suppress(FileExistsError):
         directory.mkdir()
@@ -116,23 +116,23 @@ def impostor(victim: str) -> None:
         path.chmod(0o777)
         server.listen()
         server.settimeout(0.2)
-        say("ready")
+        report("ready")
         end = os.dup(0)
         os.set_blocking(end, False)
         while True:
             with contextlib.suppress(TimeoutError):
-                line, _ = server.accept()
-                line.settimeout(2)
+                connection, _ = server.accept()
+                connection.settimeout(2)
                 with contextlib.suppress(OSError):
-                    if line.recv(100):
-                        say(f"won: user {victim} spoke to the impostor")
+                    if connection.recv(100):
+                        report(f"succeeded: user {victim} sent data to the false daemon")
             with contextlib.suppress(BlockingIOError):
                 if os.read(end, 1) == b"":
                     return
 
 
 def names() -> None:
-    """Ask with names and commands that a terminal would obey."""
+    """Submit names and commands with escape sequences that a terminal would execute."""
     hello = None
     for name in ("\x1b[2Jx", "a\nb", "../../etc", "x" * 5000):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as peer:
@@ -148,12 +148,12 @@ def names() -> None:
             }
             peer.sendall(hello + b"\n" + json.dumps(ask).encode() + b"\n")
             if b'"granted"' in peer.recv(65536):
-                say(f"won: a lease named {name[:20]!r}")
-    say("done: names")
+                report(f"succeeded: a lease named {name[:20]!r}")
+    report("done: names")
 
 
-def say(line: str) -> None:
-    """Print one line."""
+def report(line: str) -> None:
+    """Print one line without buffering."""
     print(line, flush=True)
 
 

@@ -1,7 +1,8 @@
-"""A machine of the storm's own: root's daemon at /run/fenka, /etc and users, apart from everybody else's.
+"""Run the workstation experiment in its own namespaces, with root's daemon at /run/fenka.
 
-The storm runs again inside new namespaces. /run and /tmp begin empty, /etc and /var/lib are copied on write,
-the network is a loopback, and every process ends with the first one. Nothing of the machine around changes.
+The program starts itself again inside new namespaces. /run and /tmp are empty at first. /etc and /var/lib are
+copy-on-write. The network is only a loopback device, and every process ends with the first one. The
+surrounding machine is not changed.
 """
 
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parent.parent
 HERE = Path("/mnt")
-"""Where the repository stands inside: its real place may be closed to ordinary users."""
+"""The repository's path inside, since ordinary users may have no access to its real one."""
 INSIDE = "FENKA_FIRE_INSIDE"
 NAMESPACES = (
     "--mount",
@@ -26,54 +27,56 @@ NAMESPACES = (
 
 
 class CannotRun(Exception):
-    """The storm cannot run here; the message says why and what to do."""
+    """The experiment cannot run here; the message says why and what to do."""
 
 
 def run_inside(arguments: list[str]) -> int:
-    """Run `python -m fire ARGUMENTS` in a machine of its own; the exit code. Raises CannotBurn."""
+    """Run `python -m fire ARGUMENTS` in new namespaces and return its exit code. Raises CannotRun."""
     if os.geteuid() != 0:
-        raise CannotRun("the storm makes namespaces and users: run it as root")
+        raise CannotRun("creating namespaces and users needs root: run this as root")
     probe = subprocess.run(
         ["unshare", *NAMESPACES, "true"], capture_output=True, text=True, check=False
     )
     if probe.returncode:
-        raise CannotRun(f"no namespaces can be made here: {probe.stderr.strip()}")
+        raise CannotRun(f"cannot create namespaces: {probe.stderr.strip()}")
     command = ["unshare", *NAMESPACES, sys.executable, "-m", "fire", *arguments]
     environment = os.environ | {INSIDE: "1"}
     return subprocess.run(command, cwd=REPOSITORY, env=environment, check=False).returncode
 
 
 def isolate_files() -> None:
-    """Give this namespace its own files. Called once, inside."""
+    """Mount this namespace's own files. Called once, inside."""
     for words in (
         ["--bind", str(REPOSITORY), str(HERE)],
         ["-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"],
     ):
         _mount(*words)
-    for place in ("/etc", "/var/lib"):
-        layer = Path("/run/layers") / place.strip("/").replace("/", "-")
+    for folder in ("/etc", "/var/lib"):
+        layer = Path("/run/layers") / folder.strip("/").replace("/", "-")
         (layer / "upper").mkdir(parents=True)
         (layer / "work").mkdir()
-        options = f"lowerdir={place},upperdir={layer}/upper,workdir={layer}/work"
-        _mount("-t", "overlay", "-o", options, "overlay", place)
+        options = f"lowerdir={folder},upperdir={layer}/upper,workdir={layer}/work"
+        _mount("-t", "overlay", "-o", options, "overlay", folder)
     _open_python()
     _mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/tmp")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
 
 def _open_python() -> None:
-    """Show Python's own files to ordinary users where they stand in a home directory closed to them."""
+    """Let ordinary users read Python's files if these are in a home directory closed to them."""
     prefix = Path(sys.base_prefix).resolve()
     closed = [parent for parent in reversed(prefix.parents) if not parent.stat().st_mode & 0o001]
     if not closed:
         return
-    kept = os.open(prefix, os.O_PATH)
+    descriptor = os.open(prefix, os.O_PATH)
     _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(closed[0]))
     prefix.mkdir(parents=True)
     subprocess.run(
-        ["mount", "-c", "--bind", f"/proc/self/fd/{kept}", str(prefix)], check=True, pass_fds=[kept]
+        ["mount", "-c", "--bind", f"/proc/self/fd/{descriptor}", str(prefix)],
+        check=True,
+        pass_fds=[descriptor],
     )
-    os.close(kept)
+    os.close(descriptor)
 
 
 def _mount(*words: str) -> None:
@@ -81,9 +84,9 @@ def _mount(*words: str) -> None:
 
 
 def environment() -> dict[str, str]:
-    """What users' commands find: the repository where it stands inside, nothing of ours."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-    return kept | {"PYTHONPATH": f"{HERE}/src", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
+    """Return the environment of users' commands, with the repository's path inside."""
+    inherited = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+    return inherited | {"PYTHONPATH": f"{HERE}/src", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 PYTHON = str(HERE / ".venv" / "bin" / "python")

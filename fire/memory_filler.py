@@ -1,10 +1,10 @@
-"""A GPU program of the storm: fills its slice, then frees and takes again until its stdin closes.
+"""Fill the slice, then free and allocate memory again until stdin closes.
 
-With the argument `forever` it does not look at its stdin: a container's is closed from the beginning.
+With the argument `forever` the program ignores its stdin, since a container's is closed from the start.
 
-Prints one JSON object a line, with the state of each card that it sees. `total`: MiB as the driver API
-reports them. `got`: MiB that could be allocated. Then `lost` if freed memory could not be allocated again.
-Plain ctypes on the driver API, as the simplest of clients.
+It prints one JSON object per line with the state of each visible card. `total` is the MiB that the driver API
+reports. `got` is the MiB that could be allocated. `lost` follows if freed memory could not be allocated
+again. It uses ctypes on the driver API, as the simplest possible client.
 """
 
 import ctypes
@@ -29,14 +29,14 @@ class Card:
             raise OSError(f"no context: {result}")
 
     def total(self) -> int:
-        """MiB of the device."""
+        """Return the total MiB of the device."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.cuda.cuCtxSetCurrent(self.context)
         self.cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
         return total.value // MIB
 
-    def take(self, mib: int) -> bool:
-        """Allocate one block; whether that worked."""
+    def allocate(self, mib: int) -> bool:
+        """Allocate one block; return whether that succeeded."""
         pointer = ctypes.c_uint64()
         self.cuda.cuCtxSetCurrent(self.context)
         if self.cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(mib * MIB)):
@@ -45,40 +45,40 @@ class Card:
         return True
 
     def fill(self) -> int:
-        """Allocate until nothing is left; MiB."""
+        """Allocate until nothing is left; return the allocated MiB."""
         for mib in (512, 64, 8, 1):
-            while self.take(mib):
+            while self.allocate(mib):
                 pass
         return sum(mib for _, mib in self.blocks)
 
     def reallocate(self) -> bool:
-        """Free the last block and take it again."""
+        """Free the last block and allocate it again; return whether that succeeded."""
         pointer, mib = self.blocks.pop()
         self.cuda.cuCtxSetCurrent(self.context)
         self.cuda.cuMemFree_v2(pointer)
-        return self.take(mib)
+        return self.allocate(mib)
 
 
-def say(**words: object) -> None:
-    """Print one line."""
-    print(json.dumps(words), flush=True)
+def report(**values: object) -> None:
+    """Print the values as one line of JSON."""
+    print(json.dumps(values), flush=True)
 
 
 def main() -> None:
-    """Fill, report, breathe."""
+    """Fill all cards, report, then free and allocate until stdin closes."""
     cuda = ctypes.CDLL("libcuda.so.1")
     if result := cuda.cuInit(0):
-        say(error=f"cuInit: {result}")
+        report(error=f"cuInit: {result}")
         return
     count = ctypes.c_int()
     cuda.cuDeviceGetCount(ctypes.byref(count))
     cards = [Card(cuda, ordinal) for ordinal in range(count.value)]
     got = [card.fill() for card in cards]
-    say(total=[card.total() for card in cards], got=got)
+    report(total=[card.total() for card in cards], got=got)
     watched = [] if "forever" in sys.argv else [sys.stdin]
     while not select.select(watched, [], [], PERIOD_S)[0]:
         if not all(card.reallocate() for card in cards):
-            say(lost=True)
+            report(lost=True)
             return
 
 

@@ -1,6 +1,6 @@
-"""What the kubelet says of device ids: PodResources, read with a description of the few fields that matter.
+"""Read the kubelet's PodResources API with a schema of the few fields that are needed.
 
-Source of the fields: k8s.io/kubelet/pkg/apis/podresources/v1/api.proto.
+The fields are from k8s.io/kubelet/pkg/apis/podresources/v1/api.proto.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _SCHEMA: dict[str, list[tuple[str, int, str, bool]]] = {
 
 @dataclass(frozen=True)
 class HeldDevices:
-    """The ids that one container holds of one resource."""
+    """The device IDs of one resource that a container holds."""
 
     namespace: str
     pod: str
@@ -57,7 +57,14 @@ _ANSWER = _answer_class()
 
 
 def held_devices(root: Path) -> Iterator[HeldDevices]:
-    """All that the kubelet of a node says. root: the node's file system. Raises grpc.RpcError."""
+    """Yield the device IDs of all containers of a node.
+
+    Args:
+        root: the node's file system.
+
+    Raises:
+        grpc.RpcError: the kubelet does not answer.
+    """
     target = f"unix:{root}/var/lib/kubelet/pod-resources/kubelet.sock"
     with grpc.insecure_channel(target) as channel:
         listing: Any = channel.unary_unary(
@@ -68,7 +75,7 @@ def held_devices(root: Path) -> Iterator[HeldDevices]:
         answer = listing(None, timeout=10)
     for pod in answer.pod_resources:
         for container in pod.containers:
-            # One entry a NUMA node, or one an id.
+            # The kubelet may list one entry for each NUMA node or for each ID.
             ids: dict[str, list[str]] = {}
             for devices in container.devices:
                 ids.setdefault(devices.resource_name, []).extend(devices.device_ids)

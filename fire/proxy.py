@@ -1,13 +1,13 @@
-"""A proxy before the API server that can be told to fail: `proxy.py PORT UPSTREAM-HOST UPSTREAM-PORT`.
+"""Forward connections to the API server and disturb them: `proxy.py PORT UPSTREAM-HOST UPSTREAM-PORT`.
 
-Each line on stdin is a mode for connections from then on, and for open ones at once:
+Each line on stdin is a mode for new and open connections:
 
-    pass     as if it were not there
-    slow     a tenth of a second before each piece
-    stall    nothing goes through, nothing is closed
-    reset    every connection ends within a moment, also new ones
+    pass     forward without delay
+    slow     wait a tenth of a second before each piece
+    stall    forward nothing, close nothing
+    reset    reset open and new connections
 
-It passes bytes; TLS is between the others.
+The proxy forwards bytes; TLS is between client and server.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ import sys
 PIECE_BYTES = 65536
 SLOW_S = 0.1
 RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER with zero seconds: closing sends a reset."""
+"""SO_LINGER with zero seconds, so that closing sends a reset."""
 
 
 class Proxy:
-    """One port, one upstream, one mode."""
+    """A proxy from one port to one upstream."""
 
     def __init__(self, upstream: tuple[str, int]) -> None:
         self.upstream = upstream
@@ -41,14 +41,14 @@ class Proxy:
                 self.cut(writer)
 
     def cut(self, writer: asyncio.StreamWriter) -> None:
-        """End a connection without a word."""
-        line = writer.get_extra_info("socket")
+        """Reset a connection."""
+        connection = writer.get_extra_info("socket")
         with contextlib.suppress(OSError):
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         writer.transport.abort()
 
     async def client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         if self.mode == "reset":
             self.cut(writer)
             return
@@ -72,7 +72,7 @@ class Proxy:
                 end.close()
 
     async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One direction."""
+        """Forward one direction."""
         with contextlib.suppress(OSError):
             while piece := await reader.read(PIECE_BYTES):
                 while self.mode == "stall":
@@ -89,10 +89,10 @@ async def main() -> None:
     proxy = Proxy((host, int(upstream)))
     await asyncio.start_server(proxy.client, "0.0.0.0", int(port))
     print("ready", flush=True)
-    orders = asyncio.StreamReader()
+    modes = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
-    while line := await orders.readline():
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(modes), sys.stdin)
+    while line := await modes.readline():
         proxy.set(line.decode().strip())
 
 

@@ -1,8 +1,8 @@
-"""The storm over a workstation: root's daemon, two ordinary users and a hostile one, on two simulated T4s.
+"""Inject faults on a workstation with root's daemon, two ordinary users, a hostile one and two cards.
 
-Each move is drawn from a seeded generator: programs start and end, daemon, card server, clients and programs
-are killed, the hostile user attacks. After each move the audit compares the driver's word with the ledger's.
-What it finds must persist over several looks: a ledger and a driver cannot be read in the same instant.
+Each action is drawn by a seeded generator. Programs start and end. Daemon, card server, clients and programs
+are killed, the hostile user attacks. After each action the audit compares the driver with the ledger.
+Only violations that persist over several checks count, since ledger and driver cannot be read simultaneously.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fire import audit
-from fire.experiment import InvariantViolation, Move, inject
+from fire.experiment import Action, InvariantViolation, inject
 from fire.machine import FENKA, HERE, PYTHON, environment
 
 ALICE, BOB, MALLORY = 64001, 64002, 64003
@@ -31,7 +31,7 @@ LIBRARIES = RUNTIME / "simulated" / "lib"
 CHECKS, RETRY_EVERY_S = 20, 0.25
 ANSWERS_WITHIN_S = 60.0
 MOST_PROGRAMS = 7
-CHEATS: tuple[tuple[str, ...], ...] = (
+BYPASSES: tuple[tuple[str, ...], ...] = (
     (),
     (),
     ("env", "LD_PRELOAD=libc.so.6"),
@@ -43,7 +43,7 @@ CHEATS: tuple[tuple[str, ...], ...] = (
 
 @dataclass
 class Program:
-    """One `fenka run` of the storm."""
+    """One `fenka run` of the experiment."""
 
     name: str
     uid: int
@@ -51,11 +51,11 @@ class Program:
     process: subprocess.Popen[str]
     report: dict[str, Any] | None = None
     exempt: bool = False
-    """It may end or lose memory: it, its daemon or its card was struck."""
+    """Whether it may end or lose memory, because it, its daemon or its card was killed."""
     output: str = ""
 
     def read_output(self) -> None:
-        """Read what it has printed so far; never waits."""
+        """Read what it has printed so far, without waiting."""
         assert self.process.stdout
         while select.select([self.process.stdout], [], [], 0)[0]:
             piece = os.read(self.process.stdout.fileno(), 65536).decode()
@@ -64,7 +64,7 @@ class Program:
             self.output += piece
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it reported."""
+        """Return the JSON lines that it has printed."""
         self.read_output()
         whole = self.output.rpartition("\n")[0]
         return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
@@ -72,10 +72,16 @@ class Program:
 
 @dataclass
 class WorkstationExperiment:
-    """The state of one run. say: where progress goes. hostile: whether the third user attacks."""
+    """The state of one run.
+
+    Args:
+        seed: selects the actions.
+        progress: called with lines that describe the progress.
+        hostile: whether the third user attacks.
+    """
 
     seed: int
-    say: Callable[[str], None]
+    progress: Callable[[str], None]
     hostile: bool = True
     rng: random.Random = field(init=False)
     programs: list[Program] = field(default_factory=list)
@@ -89,7 +95,7 @@ class WorkstationExperiment:
     # ---- commands ----
 
     def fenka(self, uid: int, *words: str) -> subprocess.CompletedProcess[str]:
-        """One command of a user, to its end."""
+        """Run a user's command to its end."""
         try:
             return subprocess.run(
                 [*FENKA, *words],
@@ -110,13 +116,13 @@ class WorkstationExperiment:
             ) from None
 
     def daemon(self) -> None:
-        """Have root's daemon run."""
+        """Start root's daemon unless it runs."""
         done = self.fenka(ROOT, "daemon", "--background", "--simulate", SPEC)
         if done.returncode and "already" not in done.stderr:
-            raise InvariantViolation(f"root's daemon does not start: {done.stderr.strip()}")
+            raise InvariantViolation(f"cannot start root's daemon: {done.stderr.strip()}")
 
     def spawn(self, uid: int, *words: str) -> subprocess.Popen[str]:
-        """Something of a user that stays until its stdin ends."""
+        """Start a user's process that runs until its stdin ends."""
         return subprocess.Popen(
             words,
             env=environment(),
@@ -130,10 +136,10 @@ class WorkstationExperiment:
             text=True,
         )
 
-    # ---- moves ----
+    # ---- actions ----
 
     def start(self) -> None:
-        """A program of a random size, sometimes one that tries to get round its limit."""
+        """Start a program of a random size, sometimes one that tries to bypass its limit."""
         if len(self.alive()) >= MOST_PROGRAMS:
             self.end()
             return
@@ -147,21 +153,21 @@ class WorkstationExperiment:
         options = ["--gpu-mem", str(units), "--cards", str(cards), "--name", name]
         if self.rng.random() < 0.1:
             options += ["--time-limit", "3"]
-        cheat = self.rng.choice(CHEATS)
-        program_command = [*cheat, PYTHON, str(HERE / "fire" / "memory_filler.py")]
+        bypass = self.rng.choice(BYPASSES)
+        program_command = [*bypass, PYTHON, str(HERE / "fire" / "memory_filler.py")]
         process = self.spawn(uid, *FENKA, "run", *options, "--", *program_command)
         program = Program(name, uid, units, process, exempt="--time-limit" in options)
         self.programs.append(program)
 
     def end(self) -> None:
-        """A program ends: in peace, by SIGKILL, by SIGTERM, or by its owner's `fenka stop`."""
+        """End a program by closing its stdin, by SIGKILL, by SIGTERM, or by its owner's `fenka stop`."""
         alive = self.alive()
         if not alive:
             return
         program = self.rng.choice(alive)
         program.exempt = True
-        match self.rng.choice(["peace", "kill", "kill", "term", "stop"]):
-            case "peace":
+        match self.rng.choice(["close", "kill", "kill", "term", "stop"]):
+            case "close":
                 assert program.process.stdin
                 with contextlib.suppress(BrokenPipeError):
                     program.process.stdin.close()
@@ -173,7 +179,7 @@ class WorkstationExperiment:
                 self.fenka(program.uid, "stop", "--grace", "1", program.name)
 
     def resize(self) -> None:
-        """A program is resized by its owner; what it may then hold is not what it was promised first."""
+        """Resize a program, as its owner, to its present size."""
         running = [program for program in self.alive() if program.report]
         if running:
             program = self.rng.choice(running)
@@ -182,7 +188,7 @@ class WorkstationExperiment:
                 raise InvariantViolation(f"resize: {done.stderr.strip()}")
 
     def kill_daemon(self) -> None:
-        """SIGKILL to root's daemon; somebody else's command, or root, starts the next one."""
+        """Kill root's daemon; root or another user's command starts the next one."""
         for pid in self.processes("daemon", "--simulate"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -193,7 +199,7 @@ class WorkstationExperiment:
             self.daemon()
 
     def kill_cards(self) -> None:
-        """SIGKILL to the card server: programs on it have lost their card."""
+        """Kill the card server, so that its programs lose their card."""
         for pid in self.processes("fenka-cardserver"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -201,7 +207,7 @@ class WorkstationExperiment:
             program.exempt = True
 
     def attack(self) -> None:
-        """The hostile user tries one thing; some attacks stand until the end."""
+        """Start one attack of the hostile user; some attacks last until the end."""
         leases = [job["job"] for job in self.ledger() or []]
         name = self.rng.choice(
             ["fifo", "connections", "garbage", "squat", "impostor", "names"]
@@ -217,11 +223,11 @@ class WorkstationExperiment:
         self.attacks.append(process)
         assert process.stdout
         first = process.stdout.readline()
-        if first.startswith("won"):
+        if first.startswith("succeeded"):
             raise InvariantViolation(first.strip())
 
     def run_unauthorized_commands(self) -> None:
-        """The hostile user tries to stop and to resize what others run."""
+        """Try to stop and to resize other users' programs as the hostile user."""
         others = [
             program for program in self.alive() if program.report and program.process.poll() is None
         ]
@@ -231,10 +237,10 @@ class WorkstationExperiment:
                 if self.fenka(MALLORY, *words).returncode == 0:
                     raise InvariantViolation(f"user {MALLORY} could: fenka {' '.join(words)}")
 
-    # ---- truth ----
+    # ---- reference data ----
 
     def processes(self, *words: str) -> list[int]:
-        """Processes whose command line has all these words, this machine's alone."""
+        """Return the PIDs in this namespace whose command line contains all these words."""
         pids = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal() and int(entry.name) != os.getpid():
@@ -245,11 +251,11 @@ class WorkstationExperiment:
         return pids
 
     def alive(self) -> list[Program]:
-        """Programs that have not ended."""
+        """Return the programs that have not ended."""
         return [program for program in self.programs if program.process.poll() is None]
 
     def driver_usage(self) -> dict[str, dict[int, int]] | None:
-        """MiB by card and process, as the driver says; None while no card server runs."""
+        """Return the driver's MiB by card and process, or None while no card server runs."""
         done = subprocess.run(
             [PYTHON, str(HERE / "fire" / "driver_usage.py")],
             env=environment() | {"LD_LIBRARY_PATH": str(LIBRARIES)},
@@ -267,12 +273,12 @@ class WorkstationExperiment:
         }
 
     def ledger(self) -> list[dict[str, Any]] | None:
-        """The screen that everybody sees; None while no daemon answers."""
+        """Return the jobs of `fenka ps`, or None while no daemon answers."""
         done = self.fenka(BOB, "ps", "-o", "json")
         return None if done.returncode else json.loads(done.stdout)
 
     def tree(self, root: int) -> frozenset[int]:
-        """A process and its descendants, as the kernel has them now."""
+        """Return a process and its present descendants."""
         children: dict[int, list[int]] = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
@@ -290,24 +296,24 @@ class WorkstationExperiment:
     # ---- the audit ----
 
     def find_violations(self) -> list[str]:
-        """What is wrong at this moment."""
+        """Return one sentence for each violation at this moment."""
         jobs, used = self.ledger(), self.driver_usage()
         if jobs is None:
             self.daemon()
-            return ["no daemon answered"]
+            return ["no daemon answers"]
         named = {program.name: program for program in self.programs}
         violations, allocations = [], []
         for job in jobs:
             program = named.get(job["name"])
             if program is None:
-                violations.append(f"nobody asked for {job['name']!r}")
+                violations.append(f"{job['name']!r} was not requested")
                 continue
             if job["state"] == "waiting":
                 continue
             pids = self.tree(program.process.pid)
             for piece in job["slices"]:
                 if piece["memory_mib"] != audit.units_to_mib(program.units):
-                    violations.append(f"{program.name} of {program.units} units is given {piece}")
+                    violations.append(f"{program.name} of {program.units} units has {piece}")
                 allocations.append(
                     audit.Allocation(program.name, piece["uuid"], piece["memory_mib"], pids)
                 )
@@ -318,7 +324,7 @@ class WorkstationExperiment:
         return violations
 
     def reports(self, jobs: dict[str, dict[str, Any]]) -> Iterator[str]:
-        """What programs saw, and programs and ledger that do not know each other."""
+        """Check what programs report, and whether the ledger has exactly the running programs."""
         for program in self.programs:
             lines = program.lines()
             ended = program.process.poll() is not None
@@ -328,20 +334,20 @@ class WorkstationExperiment:
                 if any(total != want for total in lines[0]["total"]):
                     yield f"{program.name} of {program.units} units sees {lines[0]['total']} MiB, not {want}"
                 if not program.exempt and any(got != want for got in lines[0]["got"]):
-                    yield f"{program.name} was promised {want} MiB and could allocate {lines[0]['got']}"
+                    yield f"{program.name} has {want} MiB and could allocate {lines[0]['got']}"
             elif lines and not program.exempt:
                 yield f"{program.name}: {lines[0]}"
             if len(lines) > 1 and not program.exempt:
-                yield f"{program.name} lost memory that was its own"
+                yield f"{program.name} could not allocate its freed memory again"
             if ended and program.name in jobs and jobs[program.name]["state"] != "waiting":
-                yield f"{program.name} has ended, the ledger says {jobs[program.name]['state']}"
+                yield f"{program.name} has ended, but is {jobs[program.name]['state']} in the ledger"
             if not ended and program.report and program.name not in jobs:
-                yield f"{program.name} runs and is not in the ledger"
+                yield f"{program.name} runs, but is not in the ledger"
             if ended and not program.exempt:
-                yield f"{program.name} ended by itself with {program.process.returncode}"
+                yield f"{program.name} ended unexpectedly with {program.process.returncode}"
 
     def check(self, moment: str) -> None:
-        """Look until all is well. Raises Breach with what persists."""
+        """Check until there is no violation. Raises InvariantViolation for those that persist."""
         for _ in range(CHECKS):
             violations = list(self.find_violations())
             if not violations:
@@ -352,9 +358,9 @@ class WorkstationExperiment:
     # ---- the run ----
 
     def run(self, moves: int, until: float) -> int:
-        """So many moves, or until this moment; how many were made. Raises Breach."""
+        """Run up to `moves` actions or until this time; return their number. Raises InvariantViolation."""
         self.daemon()
-        table: list[tuple[Move, float]] = [
+        table: list[tuple[Action, float]] = [
             (self.start, 10),
             (self.end, 5),
             (self.kill_daemon, 2),
@@ -364,16 +370,16 @@ class WorkstationExperiment:
             (self.resize, 1),
         ]
 
-        def progress(made: int) -> None:
-            if made % 25 == 0:
-                self.say(f"{made} moves, {len(self.alive())} programs, {self.counts}")
+        def progress(done: int) -> None:
+            if done % 25 == 0:
+                self.progress(f"{done} actions, {len(self.alive())} programs, {self.counts}")
 
-        made = inject(self, table, moves, until, progress)
+        done = inject(self, table, moves, until, progress)
         self.finish()
-        return made
+        return done
 
     def finish(self) -> None:
-        """End everything; nothing may stay. Then an ordinary user gets whole cards at once."""
+        """End all programs, check that nothing is left, and that a user can allocate whole cards."""
         for program in self.programs:
             program.exempt = True
             if program.process.poll() is None:
@@ -387,7 +393,7 @@ class WorkstationExperiment:
                 attack.stdin.close()
             output = attack.stdout.read() if attack.stdout else ""
             attack.wait(ANSWERS_WITHIN_S)
-            if "won:" in output:
+            if "succeeded:" in output:
                 raise InvariantViolation(output.strip())
         self.programs.clear()
         self.number = 10_000
@@ -395,12 +401,12 @@ class WorkstationExperiment:
         after = self.fenka(ALICE, *whole, "--", PYTHON, str(HERE / "fire" / "memory_filler.py"))
         if f'"got": [{audit.CARD_MIB}, {audit.CARD_MIB}]' not in after.stdout:
             raise InvariantViolation(
-                f"the cards are not whole again: {after.stdout} {after.stderr}"
+                f"whole cards cannot be allocated again: {after.stdout} {after.stderr}"
             )
         self.wait_until_empty()
         done = self.fenka(ROOT, "daemon", "--stop")
         if done.returncode:
-            raise InvariantViolation(f"the daemon does not end: {done.stderr.strip()}")
+            raise InvariantViolation(f"cannot stop the daemon: {done.stderr.strip()}")
         left = [str(path) for path in (RUNTIME / "leases").iterdir()]
         preload = Path("/etc/ld.so.preload")
         left += [str(preload)] if preload.exists() else []
@@ -409,7 +415,7 @@ class WorkstationExperiment:
             raise InvariantViolation(f"left behind: {', '.join(left)}")
 
     def wait_until_empty(self) -> None:
-        """Until ledger and cards are empty. Raises Breach."""
+        """Wait until ledger and cards are empty. Raises InvariantViolation."""
         for _ in range(CHECKS * 4):
             jobs, used = self.ledger(), self.driver_usage()
             if jobs == [] and not any((used or {}).values()):

@@ -1,7 +1,7 @@
 """Inject faults on a workstation with root's daemon, two ordinary users, a hostile one and two cards.
 
 Each action is drawn by a seeded generator. Programs start and end. Daemon, card server, clients and programs
-are killed, the hostile user attacks. After each action the audit compares the driver with the ledger.
+are killed. The hostile user attacks. After each action the audit compares driver and ledger.
 Only violations that persist over several checks count, since ledger and driver cannot be read simultaneously.
 """
 

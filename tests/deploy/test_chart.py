@@ -1,4 +1,4 @@
-"""The Helm chart: what it renders, and what it refuses. Needs helm; its cluster tests are in e2e."""
+"""Test what the Helm chart renders and rejects. Needs helm; tests on a cluster are in e2e."""
 
 import json
 import os
@@ -21,33 +21,33 @@ Json = dict[str, Any]
 
 
 def find_helm() -> str | None:
-    """On the PATH, or as `make e2e` has built it."""
+    """Return helm's path: on PATH, or built by `make e2e`."""
     built = sorted(Path("~/.cache/fenka-e2e").expanduser().glob("helm-*/bin/helm"))
     return os.environ.get("HELM") or shutil.which("helm") or next(map(str, built), None)
 
 
 HELM = find_helm()
 needs_helm = pytest.mark.skipif(
-    HELM is None, reason="no helm on the PATH, and `make e2e` has not built one"
+    HELM is None, reason="helm is not on the PATH, and `make e2e` has not built it"
 )
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run it."""
+    """Run helm."""
     assert HELM
     return subprocess.run([HELM, *arguments], capture_output=True, text=True, check=False)
 
 
 def render(**values: Any) -> list[Json]:
-    """The chart's objects with these values."""
-    given = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
-    done = helm("template", "fenka", str(CHART), "--namespace", "gpu", *given)
+    """Render the chart with these values and return its objects."""
+    options = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
+    done = helm("template", "fenka", str(CHART), "--namespace", "gpu", *options)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
 def find(objects: list[Json], kind: str, name: str) -> Json:
-    """The object of this kind and name."""
+    """Return the only object of this kind and name."""
     (document,) = (
         document
         for document in objects
@@ -57,7 +57,7 @@ def find(objects: list[Json], kind: str, name: str) -> Json:
 
 
 def pod_of(workload: Json) -> Json:
-    """The pod that a workload makes."""
+    """Return the pod spec of a workload."""
     pod: Json = workload["spec"]["template"]["spec"]
     return pod
 
@@ -67,7 +67,7 @@ T4 = {"nodeSelector": {"fenka.io/simulated": "t4"}, "spec": "T4"}
 
 @needs_helm
 def test_chart_has_no_lint_warnings_when_every_option_is_on() -> None:
-    """No warnings, with everything turned on too."""
+    """Lint the default values and all options."""
     everything = [
         "secondScheduler.enabled=true",
         "serviceMonitor.enabled=true",
@@ -75,14 +75,14 @@ def test_chart_has_no_lint_warnings_when_every_option_is_on() -> None:
         "node.metrics.enabled=true",
         "networkPolicy.enabled=true",
     ]
-    for given in ([], [f"--set={setting}" for setting in everything]):
-        done = helm("lint", "--strict", str(CHART), *given)
+    for options in ([], [f"--set={setting}" for setting in everything]):
+        done = helm("lint", "--strict", str(CHART), *options)
         assert done.returncode == 0, done.stdout
 
 
 @needs_helm
 def test_scheduler_runs_unprivileged_on_a_read_only_root() -> None:
-    """It needs no rights on its node, and no GPU memory."""
+    """It needs no privileges on its node and no GPU."""
     pod = pod_of(find(render(), "Deployment", "fenka-scheduler"))
     (container,) = pod["containers"]
     assert pod["securityContext"]["runAsUser"] == 65532
@@ -99,7 +99,7 @@ def test_scheduler_runs_unprivileged_on_a_read_only_root() -> None:
 
 @needs_helm
 def test_service_has_the_ports_of_gpushare() -> None:
-    """NodePort 32766 to 12345: configurations that name gpushare's extender find fenka's."""
+    """NodePort 32766 to 12345, so that configurations for gpushare's extender reach fenka's."""
     service = find(render(), "Service", "fenka-scheduler")["spec"]
     (port,) = service["ports"]
     assert (service["type"], port["nodePort"], port["port"]) == ("NodePort", 32766, 12345)
@@ -107,12 +107,12 @@ def test_service_has_the_ports_of_gpushare() -> None:
 
 
 def names_of(objects: list[Json], *kinds: str) -> set[str]:
-    """The names of the objects of these kinds."""
+    """Return the names of the objects of these kinds."""
     return {document["metadata"]["name"] for document in objects if document["kind"] in kinds}
 
 
 def arguments(objects: list[Json]) -> list[str]:
-    """Of the extender."""
+    """Return the extender's arguments."""
     (container,) = pod_of(find(objects, "Deployment", "fenka-scheduler"))["containers"]
     args: list[str] = container["args"]
     return args
@@ -120,7 +120,7 @@ def arguments(objects: list[Json]) -> list[str]:
 
 @needs_helm
 def test_extender_requires_client_certificates_when_values_are_defaults() -> None:
-    """A Job makes the certificates, and its rights reach its own Secrets alone."""
+    """A Job creates the certificates, with rights to its own Secrets only."""
     objects = render()
     assert "--tls=/etc/fenka/tls" in arguments(objects)
     pod = pod_of(find(objects, "Deployment", "fenka-scheduler"))
@@ -148,7 +148,7 @@ def test_extender_requires_client_certificates_when_values_are_defaults() -> Non
 
 @needs_helm
 def test_certificate_job_has_another_name_when_its_arguments_change() -> None:
-    """Jobs cannot be changed: an upgrade that did would fail."""
+    """Jobs are immutable: an upgrade that changed one would fail."""
     jobs = [
         names_of(render(**values), "Job")
         for values in ({}, {}, {"scheduler.tls.hosts": ["gpu.example.com"]}, {"image.tag": "2"})
@@ -172,7 +172,7 @@ def test_certificate_job_has_another_name_when_its_arguments_change() -> None:
 
 @needs_helm
 def test_no_certificates_are_rendered_when_tls_is_off() -> None:
-    """For configurations made for gpushare; also where the values are those of an older release."""
+    """For gpushare's configurations; also with the values of an older release."""
     for values in ({"scheduler.tls.enabled": False}, {"scheduler.tls": None}):
         objects = render(**values, **{"secondScheduler.enabled": True})
         assert not [argument for argument in arguments(objects) if "tls" in argument]
@@ -187,7 +187,7 @@ def test_no_certificates_are_rendered_when_tls_is_off() -> None:
 
 @needs_helm
 def test_read_endpoints_are_off_when_values_disable_them() -> None:
-    """It has a port and a Service of its own, which no NodePort leads to."""
+    """They have their own port and Service, without a NodePort."""
     objects = render()
     service = find(objects, "Service", "fenka-scheduler-read")["spec"]
     assert service.get("type", "ClusterIP") == "ClusterIP"
@@ -201,7 +201,7 @@ def test_read_endpoints_are_off_when_values_disable_them() -> None:
 
 @needs_helm
 def test_network_policy_admits_only_named_peers_when_enabled() -> None:
-    """Replicas and the second scheduler are let in; others as they are named."""
+    """Replicas and the second scheduler are admitted; others if values name them."""
     assert not names_of(render(), "NetworkPolicy")
     nodes = [{"ipBlock": {"cidr": "192.168.1.0/24"}}]
     monitoring: list[Json] = [{"namespaceSelector": {}}]
@@ -230,16 +230,16 @@ def test_network_policy_admits_only_named_peers_when_enabled() -> None:
 
 @needs_helm
 def test_binding_is_limited_to_named_schedulers_when_names_are_set() -> None:
-    """Empty: any."""
+    """Without names, pods of any scheduler are bound."""
     assert not [argument for argument in arguments(render()) if "scheduler-name" in argument]
-    given = render(**{"scheduler.bindsFor": ["default-scheduler", "fenka"]})
-    assert "--scheduler-name=default-scheduler" in arguments(given)
-    assert "--scheduler-name=fenka" in arguments(given)
+    named = render(**{"scheduler.bindsFor": ["default-scheduler", "fenka"]})
+    assert "--scheduler-name=default-scheduler" in arguments(named)
+    assert "--scheduler-name=fenka" in arguments(named)
 
 
 @needs_helm
 def test_configurations_evaluate_every_node_when_there_are_more_than_a_hundred() -> None:
-    """Above a hundred kube-scheduler would stop early, and a pod that fits on the last one would wait."""
+    """By default kube-scheduler stops early, and a pod that fits only on the last node stays pending."""
     second = find(
         render(**{"secondScheduler.enabled": True}), "ConfigMap", "fenka-second-scheduler"
     )
@@ -273,7 +273,7 @@ RULES = {
 @needs_helm
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_cluster_role_has_exactly_the_documented_rights(name: str) -> None:
-    """Just these, in the whole cluster; nothing reads secrets, nothing writes all of a pod."""
+    """Nothing reads Secrets, and nothing updates whole pods."""
     rights: dict[tuple[str, str], set[str]] = {}
     for rule in find(render(), "ClusterRole", name)["rules"]:
         for group in rule["apiGroups"]:
@@ -284,14 +284,14 @@ def test_cluster_role_has_exactly_the_documented_rights(name: str) -> None:
 
 @needs_helm
 def test_node_may_evict_when_over_limit_is_evict() -> None:
-    """node.overLimit=evict."""
+    """Otherwise the node program has no right to evict."""
     role = find(render(**{"node.overLimit": "evict"}), "ClusterRole", "fenka-node")
     assert {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]} in role["rules"]
 
 
 @needs_helm
 def test_other_rights_are_limited_to_one_namespace() -> None:
-    """Leases where the replicas are, ConfigMaps where the health daemon writes."""
+    """Leases are in the replicas' namespace, ConfigMaps in that of the health daemon."""
     objects = render()
     leader = find(objects, "Role", "fenka-scheduler-leader")
     health = find(objects, "Role", "fenka-scheduler-health")
@@ -301,7 +301,7 @@ def test_other_rights_are_limited_to_one_namespace() -> None:
 
 
 def terms(workload: Json) -> list[Json]:
-    """The alternatives of its node affinity."""
+    """Return the alternatives of a workload's node affinity."""
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     alternatives: list[Json] = pod_of(workload)["affinity"]["nodeAffinity"][required][
         "nodeSelectorTerms"
@@ -311,7 +311,7 @@ def terms(workload: Json) -> list[Json]:
 
 @needs_helm
 def test_node_program_runs_on_labelled_nodes_unless_all_nodes_is_set() -> None:
-    """Any of the labels, whatever it says: `false` turns sharing off and the exclusive plugin on."""
+    """Any value of a label counts: `false` turns sharing off and the exclusive plugin on."""
     alternatives = terms(find(render(), "DaemonSet", "fenka-node"))
     assert [term["matchExpressions"] for term in alternatives] == [
         [{"key": "gpushare", "operator": "Exists"}],
@@ -325,7 +325,7 @@ def test_node_program_runs_on_labelled_nodes_unless_all_nodes_is_set() -> None:
 
 @needs_helm
 def test_files_of_slices_are_on_the_host_when_the_node_program_is_replaced() -> None:
-    """What running pods have of it is on the node."""
+    """The files that running pods use are in hostPath volumes."""
     pod = pod_of(find(render(), "DaemonSet", "fenka-node"))
     (container,) = pod["containers"]
     paths = {
@@ -334,7 +334,7 @@ def test_files_of_slices_are_on_the_host_when_the_node_program_is_replaced() -> 
         if "hostPath" in volume
     }
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    # The runtime finds them on the node by the paths that the program knows.
+    # The runtime finds them on the host by the paths that the program uses.
     for name in ("cdi", "run", "state"):
         assert paths[name] == mounts[name]
     (run,) = (mount for mount in container["volumeMounts"] if mount["name"] == "run")
@@ -344,7 +344,7 @@ def test_files_of_slices_are_on_the_host_when_the_node_program_is_replaced() -> 
 
 @needs_helm
 def test_simulated_cards_are_not_restarted_when_fenka_is_upgraded() -> None:
-    """Their DaemonSet waits for OnDelete, and each node has one node program."""
+    """Their DaemonSet updates OnDelete, and each node has one node program."""
     objects = render(simulatedCards=[T4])
     cards = find(objects, "DaemonSet", "fenka-cards-0")
     assert cards["spec"]["updateStrategy"] == {"type": "OnDelete"}
@@ -359,7 +359,7 @@ def test_simulated_cards_are_not_restarted_when_fenka_is_upgraded() -> None:
 
 
 def extenders() -> Json:
-    """As the file to paste has them."""
+    """Return the extender of the scheduler configuration that users paste."""
     written = yaml.safe_load((CHART / "files" / "scheduler-config.yaml").read_text())
     (extender,) = written["extenders"]
     assert isinstance(extender, dict)
@@ -368,7 +368,7 @@ def extenders() -> Json:
 
 @needs_helm
 def test_second_scheduler_calls_the_same_extender_when_enabled() -> None:
-    """By the Service's name, otherwise as in the file to paste."""
+    """It differs from the pasted configuration only in the Service's name and the certificates' paths."""
     objects = render(**{"secondScheduler.enabled": True})
     text = find(objects, "ConfigMap", "fenka-second-scheduler")["data"]["config.yaml"]
     (extender,) = yaml.safe_load(text)["extenders"]
@@ -385,7 +385,7 @@ def test_second_scheduler_calls_the_same_extender_when_enabled() -> None:
 
 
 def test_managed_resources_are_those_of_all_dialects() -> None:
-    """What no node counts is ignored by kube-scheduler itself."""
+    """Resources that no node reports are ignored by kube-scheduler itself."""
     managed = {
         resource["name"]: resource["ignoredByScheduler"]
         for resource in extenders()["managedResources"]
@@ -400,7 +400,7 @@ ADMISSION = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"
 @needs_helm
 @pytest.mark.parametrize("hami", [False, True])
 def test_gate_policy_matches_every_resource_that_the_queue_orders(hami: bool) -> None:
-    """Whole cards are also had on nodes that fenka does not serve: kube-scheduler orders those pods."""
+    """Whole cards also exist on nodes that fenka does not serve, so kube-scheduler orders those pods."""
     done = helm(
         *("template", "fenka", str(CHART), "--api-versions", ADMISSION),
         *("--set", f"hamiNames={str(hami).lower()},secondScheduler.enabled=true"),
@@ -427,7 +427,7 @@ def test_gate_policy_matches_every_resource_that_the_queue_orders(hami: bool) ->
 
 @needs_helm
 def test_queue_options_are_left_out_when_values_come_from_an_older_release() -> None:
-    """`helm upgrade --reuse-values` knows nothing of values that came later."""
+    """`helm upgrade --reuse-values` does not add values that are new in this release."""
     older = {"scheduler.order": {"halfLifeSeconds": None, "gate": None, "schedulerNames": None}}
     (container,) = pod_of(find(render(**older), "Deployment", "fenka-scheduler"))["containers"]
     assert not [argument for argument in container["args"] if argument.startswith("--half-life")]
@@ -437,7 +437,7 @@ def test_queue_options_are_left_out_when_values_come_from_an_older_release() -> 
 
 @needs_helm
 def test_gate_policy_is_absent_when_the_api_is_missing_or_the_value_is_off() -> None:
-    """Kubernetes before 1.36."""
+    """Kubernetes before 1.36 does not have the API."""
     assert not [
         document
         for document in render()
@@ -451,20 +451,20 @@ def test_gate_policy_is_absent_when_the_api_is_missing_or_the_value_is_off() -> 
 
 
 def test_guide_quotes_the_scheduler_configuration_verbatim() -> None:
-    """Word for word."""
+    """The guide contains the file's text."""
     guide = (ROOT / "docs" / "kubernetes.md").read_text()
     assert (CHART / "files" / "scheduler-config.yaml").read_text() in guide
 
 
 def read_dashboard() -> Json:
-    """As it is in the chart."""
+    """Return the chart's dashboard."""
     board: Json = json.loads((CHART / "files" / "dashboard.json").read_text())
     return board
 
 
 def test_dashboard_queries_cover_pods_and_cards() -> None:
-    """Scenario S1, 8: memory used and allowed and utilisation of pods; temperature, power of cards."""
-    shown = " ".join(
+    """Used memory, limit and utilisation of pods; temperature and power of cards."""
+    queries = " ".join(
         target["expr"] for panel in read_dashboard()["panels"] for target in panel["targets"]
     )
     for metric in (
@@ -474,25 +474,25 @@ def test_dashboard_queries_cover_pods_and_cards() -> None:
         "fenka_card_temperature_celsius",
         "fenka_card_power_watts",
     ):
-        assert metric in shown
+        assert metric in queries
 
 
 @needs_helm
 def test_monitors_honor_labels_when_enabled() -> None:
-    """Else Prometheus puts the scraped pod's name where the measured pod's should be."""
-    made = render(**{"serviceMonitor.enabled": True, "node.metrics.enabled": True})
-    ends = [
-        end
-        for document in made
+    """Otherwise Prometheus replaces the measured pod's name by the scraped pod's."""
+    objects = render(**{"serviceMonitor.enabled": True, "node.metrics.enabled": True})
+    endpoints = [
+        endpoint
+        for document in objects
         for kind in ("endpoints", "podMetricsEndpoints")
-        for end in document.get("spec", {}).get(kind, [])
+        for endpoint in document.get("spec", {}).get(kind, [])
     ]
-    assert [end["honorLabels"] for end in ends] == [True, True]
+    assert [endpoint["honorLabels"] for endpoint in endpoints] == [True, True]
 
 
 @needs_helm
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         {"node.unit": "GB"},
         {"scheduler.policy": "best"},
@@ -502,17 +502,17 @@ def test_monitors_honor_labels_when_enabled() -> None:
     ],
     ids=str,
 )
-def test_schema_rejects_values_when_they_are_invalid(wrong: Json) -> None:
-    """The schema says what is wrong before anything is installed."""
-    given = [f"--set-json={key}={json.dumps(value)}" for key, value in wrong.items()]
-    done = helm("template", "fenka", str(CHART), *given)
+def test_schema_rejects_values_when_they_are_invalid(invalid: Json) -> None:
+    """The schema rejects them before anything is installed."""
+    options = [f"--set-json={key}={json.dumps(value)}" for key, value in invalid.items()]
+    done = helm("template", "fenka", str(CHART), *options)
     assert done.returncode != 0
     assert "schema" in done.stderr
 
 
 @needs_helm
 def test_replicas_are_replaced_and_drained_one_at_a_time() -> None:
-    """Both are ready, whoever leads; one alone stays until its successor is ready, and never bars a drain."""
+    """Both replicas are ready; a single one stays until its successor is ready and never blocks a drain."""
     objects = render()
     deployment = find(objects, "Deployment", "fenka-scheduler")
     assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 1}
@@ -529,13 +529,13 @@ def test_replicas_are_replaced_and_drained_one_at_a_time() -> None:
 
 
 def policy(name: str, **values: Any) -> Json:
-    """The spec of an admission policy of the chart."""
+    """Return the spec of one of the chart's admission policies."""
     spec: Json = find(render(**values), "ValidatingAdmissionPolicy", f"fenka-{name}")["spec"]
     return spec
 
 
 def variable(spec: Json, name: str) -> Any:
-    """What an admission policy's variable lists."""
+    """Return the list in a variable of an admission policy."""
     (expression,) = (entry["expression"] for entry in spec["variables"] if entry["name"] == name)
     return json.loads(expression)
 
@@ -543,7 +543,7 @@ def variable(spec: Json, name: str) -> Any:
 @needs_helm
 @pytest.mark.parametrize("hami", [False, True])
 def test_admission_policy_protects_every_record_of_the_dialects(hami: bool) -> None:
-    """The names are the code's own; of HAMi's only where HAMi itself is not at work."""
+    """The names are those of the code, with HAMi's only if they are enabled."""
     spec = policy("records", hamiNames=hami)
     dialects = WITH_HAMI if hami else DIALECTS
     keys = {*resize.RECORDS, *(key for dialect in dialects for key in dialect.RECORDS)}
@@ -557,7 +557,7 @@ def test_admission_policy_protects_every_record_of_the_dialects(hami: bool) -> N
 
 @needs_helm
 def test_extra_users_may_write_records_when_values_name_them() -> None:
-    """For example the former plugin's account, while a cluster is moved."""
+    """For example the former plugin's account during a migration."""
     extra = "system:serviceaccount:kube-system:gpushare"
     spec = policy("records", **{"admission.extraUsers": [extra]})
     (condition,) = spec["matchConditions"]
@@ -571,7 +571,7 @@ def test_extra_users_may_write_records_when_values_name_them() -> None:
 
 @needs_helm
 def test_admission_policies_are_bound_unless_switched_off() -> None:
-    """Or where the API server does not know them."""
+    """Check policies and bindings, and that none is rendered when they are off."""
 
     def kinds(objects: list[Json]) -> list[str]:
         return [

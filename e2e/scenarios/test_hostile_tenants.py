@@ -128,15 +128,15 @@ def test_tenant_cannot_write_records_or_name_nodes_when_policies_are_installed(
 ) -> None:
     """Try new pods, existing pods and templates; other changes are allowed."""
     for key, value in RECORDS.items():
-        with pytest.raises(ClusterError, match=f"annotation {key} is written by fenka alone"):
+        with pytest.raises(ClusterError, match=f"annotation {key} is reserved for fenka"):
             mallory.create(with_annotations(pod("a", "x=1:"), **{key: value}))
-    with pytest.raises(ClusterError, match=r"spec\.nodeName is set and the pod asks for a GPU"):
+    with pytest.raises(ClusterError, match=r"spec\.nodeName is set and the pod requests a GPU"):
         mallory.create(pod("a", "x=1:", nodeName=NODE_OF_PAIR))
-    with pytest.raises(ClusterError, match=r"spec\.nodeName is set and the pod asks for a GPU"):
+    with pytest.raises(ClusterError, match=r"spec\.nodeName is set and the pod requests a GPU"):
         mallory.create(pod("a", "init-x=1:\ny=0:", nodeName=NODE_OF_PAIR))
     mallory.create(pod("a", "x=1:", schedulingGates=[{"name": "tenant/gate"}]))
     for key, value in RECORDS.items():
-        with pytest.raises(ClusterError, match="is written by fenka alone"):
+        with pytest.raises(ClusterError, match="is reserved for fenka"):
             mallory.annotate("a", **{key: value})
     mallory.annotate("a", **{"fenka.io/resize": "gpu-mem=2", "mine": "x"})
     body = yaml.safe_load(deployment("copied", MEMORY, 1))
@@ -146,7 +146,7 @@ def test_tenant_cannot_write_records_or_name_nodes_when_policies_are_installed(
     def has_event() -> bool:
         replica_sets = installation.cluster.list("replicasets", TENANT, selector="app=copied")
         return any(
-            "is written by fenka alone" in line
+            "is reserved for fenka" in line
             for replica_set in replica_sets
             for line in installation.cluster.events(replica_set["metadata"]["name"], TENANT)
         )

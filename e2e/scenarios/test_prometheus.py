@@ -207,7 +207,7 @@ def test_dashboard_queries_return_one_series_per_pod_when_three_share_a_card(
         }
 
     def seen() -> bool:
-        return lines("GPU memory of pods: allowed") == dict.fromkeys(pods, CAP_BYTES)
+        return lines("GPU memory of pods: limit") == dict.fromkeys(pods, CAP_BYTES)
 
     wait_until("three series", seen)
     for title in queries:

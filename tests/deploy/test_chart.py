@@ -416,11 +416,11 @@ def test_gate_policy_matches_every_resource_that_the_queue_orders(hami: bool) ->
         if resource["name"] != "nvidia.com/gpu"
     ]
     for name in names:
-        assert (json.dumps(name) in conditions["asks-for-a-card"]) == (
+        assert (json.dumps(name) in conditions["requests-a-card"]) == (
             hami or name not in nvidia.HAMI_ONLY
         )
-    assert '"nvidia.com/gpu"' not in conditions["asks-for-a-card"]
-    assert '["default-scheduler","fenka"]' in conditions["kube-scheduler-places-it"]
+    assert '"nvidia.com/gpu"' not in conditions["requests-a-card"]
+    assert '["default-scheduler","fenka"]' in conditions["placed-by-kube-scheduler"]
     assert QUEUE_GATE in policy["mutations"][0]["applyConfiguration"]["expression"]
     assert policy["failurePolicy"] == "Ignore"
 

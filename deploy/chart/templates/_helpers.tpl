@@ -7,14 +7,14 @@
 {{- end }}
 {{- end }}
 
-{{/* Of everything. */}}
+{{/* Labels of all objects. */}}
 {{- define "fenka.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 
-{{/* Of one component's pods: (list . "scheduler"). They never change, selectors are immutable. */}}
+{{/* Labels of one component's pods: (list . "scheduler"). They never change, since selectors are immutable. */}}
 {{- define "fenka.selector" -}}
 app.kubernetes.io/name: fenka
 app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
@@ -32,18 +32,18 @@ imagePullSecrets: {{ toJson . }}
 {{- end }}
 {{- end }}
 
-{{/* "true" or nothing. Values of a release from before there was TLS lack it: it stays as it was. */}}
+{{/* "true" or "". It is "" for values of a release without TLS, which stays unchanged. */}}
 {{- define "fenka.tls" -}}
 {{- if (.Values.scheduler.tls | default dict).enabled }}true{{ end }}
 {{- end }}
 
-{{/* A port that is not there in values of an older release has its default. */}}
+{{/* The read port, with its default for values of an older release. */}}
 {{- define "fenka.readPort" -}}
 {{- (.Values.scheduler.read | default dict).port | default 12346 }}
 {{- end }}
 
-{{/* What the extender is called: (dict "root" . "host" HOST:PORT "files" DIRECTORY). Also docs/kubernetes.md shows
-it. files: where kube-scheduler finds its certificate; empty: where the file to paste has it. */}}
+{{/* The extender's entry for kube-scheduler: (dict "root" . "host" HOST:PORT "files" DIRECTORY). docs/kubernetes.md
+also shows it. files: the folder of kube-scheduler's certificate; empty: as in files/scheduler-config.yaml. */}}
 {{- define "fenka.extender" -}}
 {{- $file := .root.Files.Get "files/scheduler-config.yaml" | fromYaml -}}
 {{- $extender := first $file.extenders -}}
@@ -62,7 +62,7 @@ it. files: where kube-scheduler finds its certificate; empty: where the file to 
 {{- list $extender | toYaml -}}
 {{- end }}
 
-{{/* kube-scheduler's certificate, under the names that `fenka certificates --into` writes. */}}
+{{/* kube-scheduler's certificate, with the file names of `fenka certificates --into`. */}}
 {{- define "fenka.clientFiles" -}}
 secretName: {{ include "fenka.fullname" . }}-scheduler-client
 defaultMode: 0440

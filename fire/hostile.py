@@ -73,8 +73,8 @@ def garbage() -> None:
         b"[" * DEPTH + b"]" * DEPTH,
         b"x" * (4 << 20),
         b"\xff\xfe\x00\x01",
-        b'{"type":"ask","command":' + b"[" * DEPTH + b"}",
-        b'{"type":"stop","name":"\\u001b]0;x\\u0007"}',
+        b'{"type":"submit-job","command":' + b"[" * DEPTH + b"}",
+        b'{"type":"stop-job","name":"\\u001b]0;x\\u0007"}',
         b'{"type":"shutdown","force":true}',
     ]
     for line in lines:
@@ -140,14 +140,14 @@ def names() -> None:
             peer.connect(SOCKET)
             hello = peer.recv(4096).splitlines()[0]
             ask = {
-                "type": "ask",
+                "type": "submit-job",
                 "command": ["\x1b[2J"],
                 "gpu_mem": "1",
                 "name": name,
                 "wait": False,
             }
             peer.sendall(hello + b"\n" + json.dumps(ask).encode() + b"\n")
-            if b'"granted"' in peer.recv(65536):
+            if b'"lease-granted"' in peer.recv(65536):
                 report(f"succeeded: a lease named {name[:20]!r}")
     report("done: names")
 

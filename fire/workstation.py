@@ -208,7 +208,7 @@ class WorkstationExperiment:
 
     def attack(self) -> None:
         """Start one attack of the hostile user; some attacks last until the end."""
-        leases = [job["job"] for job in self.ledger() or []]
+        leases = [job["id"] for job in self.ledger() or []]
         name = self.rng.choice(
             ["fifo", "connections", "garbage", "squat", "impostor", "names"]
             + (["bind", "ghost", "account"] if leases else [])

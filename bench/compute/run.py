@@ -22,8 +22,8 @@ from typing import Any
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode, parse_spec
-from fenka.isolation import account, control, telling
-from fenka.isolation.control import Control, Limit, Mode
+from fenka.isolation import account, compute_feedback, control
+from fenka.isolation.control import ComputeMode, Control, Limit
 from fenka.isolation.layout import HEADER
 
 HERE = Path(__file__).parent
@@ -91,7 +91,7 @@ class World:
         self._made = 0
         with Driver.open(self.node.library_dir) as driver:
             self.uuids = tuple(card.uuid for card in driver.cards())
-            self.teller = telling.Teller(driver.busy_samples, self._leases.get)
+            self.teller = compute_feedback.ComputeFeedback(driver.busy_samples, self._leases.get)
             stop = threading.Event()
             thread = threading.Thread(target=self._tell, args=(stop,))
             if self.measured:
@@ -105,11 +105,11 @@ class World:
                 self.node.stop()
 
     def _tell(self, stop: threading.Event) -> None:
-        while not stop.wait(telling.PERIOD_S):
+        while not stop.wait(compute_feedback.PERIOD_S):
             with self._lock:
-                self.teller.tell()
+                self.teller.update()
 
-    def lease(self, card: int, percent: int, mode: Mode = "hard") -> Path:
+    def lease(self, card: int, percent: int, mode: ComputeMode = "hard") -> Path:
         """The folder of a new lease of 1 GiB of a card."""
         with self._lock:
             self._made += 1
@@ -120,13 +120,13 @@ class World:
         control.write(folder / "lease" / "control", Control(folder.name, (limit,)))
         account.create(folder / "account" / "slots")
         with self._lock:
-            self.teller.watch(folder.name, folder / "lease" / "control")
+            self.teller.add_lease(folder.name, folder / "lease" / "control")
         return folder
 
     def end(self, lease: Path) -> None:
         """Nobody is in it any more."""
         with self._lock:
-            self.teller.forget(lease.name)
+            self.teller.remove_lease(lease.name)
 
     def busy(self, card: int) -> dict[int, int]:
         """Nanoseconds by process."""
@@ -179,7 +179,7 @@ class Program:
 
     kernels: str
     percent: int = 100
-    mode: Mode = "hard"
+    mode: ComputeMode = "hard"
     threads: int = 1
     graph: bool = False
     processes: int = 1

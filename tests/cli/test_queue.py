@@ -45,11 +45,11 @@ def job(name: str, position: int | None, **more: object) -> JobView:
         "requested_at": 3.0,
         "started_at": None,
         "isolation": "namespace",
-        "wanted": "4",
+        "summary": "4",
         "whole": False,
         "position": position,
     }
-    return JobView(job=name, name=name, **{**fields, **more})  # type: ignore[arg-type]
+    return JobView(id=name, name=name, **{**fields, **more})  # type: ignore[arg-type]
 
 
 def test_rows_of_this_machine() -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fenka.isolation import account
-from fenka.isolation.account import BadAccount, Process
+from fenka.isolation.account import AccountSlot, InvalidAccount
 from fenka.isolation.layout import constant, layout
 
 CARDS = 16
@@ -89,8 +89,8 @@ def test_processes_and_totals_are_read(path: Path) -> None:
     put(path, "memory", 1023, 1)
     said = account.read(path)
     assert said.processes == (
-        Process(100, 5000, 4026531836, held(1 << 30, 7)),
-        Process((1 << 22) - 1, (1 << 32) - 1, 4026531836, held(1)),
+        AccountSlot(100, 5000, 4026531836, held(1 << 30, 7)),
+        AccountSlot((1 << 22) - 1, (1 << 32) - 1, 4026531836, held(1)),
     )
     assert said.memory_bytes == held((1 << 30) + 1, 7)
     assert not said.suspect
@@ -192,14 +192,14 @@ def test_what_is_no_account_is_refused(tmp_path: Path, data: bytes) -> None:
     """A file that does not begin as an account does is named in the error."""
     path = tmp_path / "slots"
     path.write_bytes(data)
-    with pytest.raises(BadAccount, match=f"{path}: does not begin as an account"):
+    with pytest.raises(InvalidAccount, match=f"{path}: does not begin as an account"):
         account.read(path)
 
 
 def test_neither_pipes_nor_links_hold_the_reader_up(tmp_path: Path, path: Path) -> None:
     """What a program puts in the file's place cannot make the agent wait, or read something else."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BadAccount, match="is not a regular file"):
+    with pytest.raises(InvalidAccount, match="is not a regular file"):
         account.read(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(OSError, match="Too many levels"):

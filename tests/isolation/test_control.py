@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fenka.isolation import control
-from fenka.isolation.control import BadControl, Control, Limit
+from fenka.isolation.control import Control, InvalidControl, Limit
 from fenka.isolation.layout import constant, layout
 
 UUIDS = tuple(f"GPU-00000000-0000-0000-0000-0000000000{i:02x}" for i in range(16))
@@ -79,7 +79,7 @@ def test_no_bit_is_without_meaning(offset: int, bit: int) -> None:
     page[offset] ^= 1 << bit
     try:
         assert control.decode(bytes(page)) != SAMPLE
-    except BadControl as error:
+    except InvalidControl as error:
         assert str(error)  # noqa: PT017
 
 
@@ -105,7 +105,7 @@ def test_what_the_shim_would_refuse_is_never_written(
     tmp_path: Path, wrong: Control, says: str
 ) -> None:
     """A wrong control is refused with a sentence, and leaves no file."""
-    with pytest.raises(BadControl, match=re.escape(says)):
+    with pytest.raises(InvalidControl, match=re.escape(says)):
         control.write(tmp_path / "control", wrong)
     assert list(tmp_path.iterdir()) == []
 
@@ -131,7 +131,7 @@ def test_a_broken_page_is_named(
     struct.pack_into(kind, page, offset, value)
     path = tmp_path / "control"
     path.write_bytes(page)
-    with pytest.raises(BadControl) as error:
+    with pytest.raises(InvalidControl) as error:
         control.read(path)
     assert str(error.value).startswith(f"{path}: ")
     assert says in str(error.value)
@@ -142,7 +142,7 @@ def test_a_page_has_one_size(tmp_path: Path, size: int) -> None:
     """No shorter or longer file is a page."""
     path = tmp_path / "control"
     path.write_bytes(control.encode(SAMPLE).ljust(size, b"\0")[:size])
-    with pytest.raises(BadControl, match=f"is {size} bytes, a control page has 4096"):
+    with pytest.raises(InvalidControl, match=f"is {size} bytes, a control page has 4096"):
         control.read(path)
 
 
@@ -177,7 +177,7 @@ def test_an_update_repairs_what_a_killed_writer_left(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(layout().offsetof("struct fenka_control", "generation"))
         file.write(struct.pack("<Q", 7))
-    with pytest.raises(BadControl, match="half written"):
+    with pytest.raises(InvalidControl, match="half written"):
         control.read(path)
     assert control.update(path, SAMPLE).generation == 8
     assert control.read(path) == replace(SAMPLE, generation=8)
@@ -188,7 +188,7 @@ def test_an_update_changes_limits_only(tmp_path: Path) -> None:
     path = tmp_path / "control"
     control.write(path, SAMPLE)
     for other in (replace(SAMPLE, limits=SAMPLE.limits[::-1]), replace(SAMPLE, lease="bob")):
-        with pytest.raises(BadControl):
+        with pytest.raises(InvalidControl):
             control.update(path, other)
     assert control.read(path) == SAMPLE
 
@@ -213,7 +213,7 @@ def test_a_reader_during_updates_never_sees_a_mixture(tmp_path: Path) -> None:
         while whole < 200:
             try:
                 seen = control.read(path)
-            except BadControl:
+            except InvalidControl:
                 continue
             if seen.generation > 6:
                 assert seen.limits[0].memory_bytes == seen.limits[1].memory_bytes

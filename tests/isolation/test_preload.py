@@ -32,14 +32,14 @@ ENTER = """
 import sys
 from pathlib import Path
 from fenka.isolation import sandbox
-sandbox.enter(sandbox.Mounts(Path(sys.argv[1]), Path(sys.argv[2])))
+sandbox.enter(sandbox.LeaseMounts(Path(sys.argv[1]), Path(sys.argv[2])))
 import os
 os.execvp("sh", ["sh", "-c", "echo inside; read line; cat /etc/ld.so.preload"])
 """
 
 CLEAN = """
 from fenka.isolation import sandbox
-sandbox.clean()
+sandbox.remove_preload()
 """
 
 # An ordinary user holds every lock that the kernel gives to one who may only read.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fenka.isolation import account, control
-from fenka.isolation.control import BadControl, Control, Limit
+from fenka.isolation.control import Control, InvalidControl, Limit
 from fenka.isolation.layout import layout
 from fenka.isolation.resize import InUse, resize
 
@@ -162,6 +162,6 @@ def test_a_half_written_page_is_repaired(files: Files) -> None:
 
 def test_other_cards_are_no_resize(files: Files) -> None:
     """A lease keeps its cards."""
-    with pytest.raises(BadControl, match="cannot change which cards"):
+    with pytest.raises(InvalidControl, match="cannot change which cards"):
         resize(files.page, files.slots, limits(1, 1)[:1])
     assert control.read(files.page).limits == limits(4, 4)

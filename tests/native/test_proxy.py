@@ -15,8 +15,8 @@ import pytest
 from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.isolation import account
 from fenka.isolation.control import Limit
-from fenka.isolation.elf import NotALibrary, exported
-from fenka.isolation.proxy import LIBRARIES, Unknown, main, place, unknown
+from fenka.isolation.elf import InvalidLibrary, exported_functions
+from fenka.isolation.proxy import LIBRARIES, UnknownFunctions, install, main, unknown_functions
 from tests.native.shim_kit import (
     CARDS,
     GIB,
@@ -112,7 +112,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
 @pytest.fixture
 def null(tmp_path: Path, lease: Lease) -> Stand:
     """In front of the null driver, which refuses nothing."""
-    place(tmp_path / "placed", null_driver())
+    install(tmp_path / "placed", null_driver())
     return Stand(lease, tmp_path / "placed", null_driver())
 
 
@@ -127,7 +127,7 @@ def simulated(tmp_path: Path, node: SimulatedNode) -> Iterator[Stand]:
         check=True,
     )
     lease = Lease(tmp_path / "simulated", (Limit(found.stdout.strip(), 4 * GIB),))
-    place(tmp_path / "placed", node.library_dir)
+    install(tmp_path / "placed", node.library_dir)
     yield Stand(lease, tmp_path / "placed", node.library_dir)
     lease.close()
 
@@ -349,7 +349,7 @@ def test_the_driver_where_a_lease_has_it(
     (folder / "driver").symlink_to(node.library_dir)
     for name in ("state", "server.sock"):
         (folder / name).symlink_to(node.directory / name)
-    place(tmp_path / "alone", tmp_path / "nothing")
+    install(tmp_path / "alone", tmp_path / "nothing")
     program = c(
         tmp_path / "p",
         USE
@@ -369,7 +369,7 @@ def test_a_program_that_runs_as_another(
     (folder / "driver").symlink_to(node.library_dir)
     for name in ("state", "server.sock"):
         (folder / name).symlink_to(node.directory / name)
-    place(folder / "placed", tmp_path / "nothing")
+    install(folder / "placed", tmp_path / "nothing")
     for library in (folder / "placed").glob("libfenka*.so"):
         library.rename(folder / "lease" / library.name)
     driver = str(null_driver() / "libcuda.so.1")
@@ -419,7 +419,7 @@ CUresult cuMemAlloc_v3(CUdeviceptr *p, size_t n) { return cuMemAlloc_v2(p, n); }
 @pytest.fixture
 def newer(tmp_path: Path, lease: Lease) -> Stand:
     """In front of a driver that has functions which nobody knew when the proxy was built."""
-    place(tmp_path / "placed", null_driver(NEWER))
+    install(tmp_path / "placed", null_driver(NEWER))
     return Stand(lease, tmp_path / "placed", null_driver(NEWER))
 
 
@@ -485,9 +485,13 @@ def test_a_function_unknown_to_the_proxy_is_reached(
 
 def test_what_the_proxy_does_not_know_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """By name, and with a warning when it is a new version of a function that is limited."""
-    found = unknown(null_driver(NEWER) / "libcuda.so.1")
-    assert found == Unknown(passed=("cuBrandNew", "cuNullContext"), unlimited=("cuMemAlloc_v3",))
-    assert unknown(null_driver() / "libcuda.so.1") == Unknown(("cuNullContext",), ())
+    found = unknown_functions(null_driver(NEWER) / "libcuda.so.1")
+    assert found == UnknownFunctions(
+        passed_through=("cuBrandNew", "cuNullContext"), unlimited=("cuMemAlloc_v3",)
+    )
+    assert unknown_functions(null_driver() / "libcuda.so.1") == UnknownFunctions(
+        ("cuNullContext",), ()
+    )
     assert main(["check", str(null_driver())]) == 0
     assert main(["check", str(null_driver(NEWER))]) == 1
     out = capsys.readouterr().out
@@ -505,8 +509,8 @@ def test_what_is_no_library_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     """Text, a file cut off, and no file: one sentence, exit code 2."""
     for content in (b"text", (PROXY / "libcuda.so.1").read_bytes()[:100], b""):
         (tmp_path / "libcuda.so.1").write_bytes(content)
-        with pytest.raises(NotALibrary, match="is not a shared library"):
-            exported(tmp_path / "libcuda.so.1")
+        with pytest.raises(InvalidLibrary, match="is not a shared library"):
+            exported_functions(tmp_path / "libcuda.so.1")
         assert main(["check", str(tmp_path)]) == 2
     assert main(["check", str(tmp_path / "nowhere")]) == 2
     assert "No such file" in capsys.readouterr().err
@@ -517,7 +521,7 @@ def test_a_function_that_the_driver_lacks(tmp_path: Path, lease: Lease) -> None:
     old = tmp_path / "old"
     old.mkdir()
     c(old / "libcuda.so.1", "int cuInit(unsigned f) { return 0; }", "-shared", "-fPIC", LINKED)
-    place(tmp_path / "placed", old)
+    install(tmp_path / "placed", old)
     stand = Stand(lease, tmp_path / "placed", old)
     lacking = ("cuCtxCreate_v4", "cuMemAlloc_v2", "cuStreamQuery")
     calls = "".join(
@@ -554,7 +558,7 @@ print(ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
 
 def test_no_driver(tmp_path: Path, lease: Lease) -> None:
     """One line for each library; every call answers, none crashes."""
-    place(tmp_path / "placed", tmp_path / "nothing")
+    install(tmp_path / "placed", tmp_path / "nothing")
     stand = Stand(lease, tmp_path / "placed", tmp_path / "nothing")
     ran = subprocess.run(
         [sys.executable, "-c", ASK],
@@ -588,8 +592,8 @@ def test_as_it_was_built(lease: Lease) -> None:
 def test_a_proxy_is_no_driver(tmp_path: Path, lease: Lease, copied: bool) -> None:
     """Placed in front of itself or of another proxy, it says so instead of going round in circles."""
     placed = tmp_path / "placed"
-    place(tmp_path / "other", placed)
-    place(placed, tmp_path / "other" if copied else placed)
+    install(tmp_path / "other", placed)
+    install(placed, tmp_path / "other" if copied else placed)
     started = Stand(lease, placed, placed).start(1)
     assert started.ask("init").code == NOT_INITIALIZED
     assert (
@@ -602,9 +606,9 @@ def test_a_proxy_is_no_driver(tmp_path: Path, lease: Lease, copied: bool) -> Non
 def test_the_proxy_stands_for_every_hook(library: str) -> None:
     """Each function that the shim replaces is one of the proxy's names."""
     prefix = "cu" if library == "libcuda.so.1" else "nvml"
-    hooks = {name for name in exported(SHIM) if name.startswith(prefix)}
+    hooks = {name for name in exported_functions(SHIM) if name.startswith(prefix)}
     assert hooks
-    assert hooks <= exported(PROXY / library)
+    assert hooks <= exported_functions(PROXY / library)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -11,10 +11,10 @@ import pytest
 
 from fenka.core.request import Slice
 from fenka.hardware.nvml import DriverLost
-from fenka.isolation import account, namespaces
+from fenka.isolation import account, pid_namespaces
+from fenka.isolation.compute_feedback import ComputeFeedback, Samples
 from fenka.isolation.files import create_lease
 from fenka.isolation.layout import layout
-from fenka.isolation.telling import Samples, Teller
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import Lease, Token
 from fenka.node.monitor.compute_feedback import Telling
@@ -41,9 +41,9 @@ class Machine:
         leases = LeaseFiles(self.root / "leases", self.root / "cdi")
         self.telling = Telling(self.samples, leases, self.root / "proc", self.make)
 
-    def make(self, samples: Samples, lease_of: Callable[[int], str | None]) -> Teller:
+    def make(self, samples: Samples, lease_of: Callable[[int], str | None]) -> ComputeFeedback:
         """With this machine's clock."""
-        return Teller(samples, lease_of, lambda: self.now_us * 1000, lambda: self.now_us)
+        return ComputeFeedback(samples, lease_of, lambda: self.now_us * 1000, lambda: self.now_us)
 
     def samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:
         """As the driver's."""
@@ -114,7 +114,7 @@ def test_containers_of_one_pod_are_told_apart(machine: Machine) -> None:
 
 
 @pytest.mark.skipif(
-    not namespaces.sees_everybody(), reason="needs the machine's first PID namespace"
+    not pid_namespaces.in_initial_namespace(), reason="needs the machine's first PID namespace"
 )
 def test_what_a_restarted_container_left_counts_no_more(machine: Machine) -> None:
     """Nobody of its PID namespace lives: it is named as ended, and its memory is free for the others."""

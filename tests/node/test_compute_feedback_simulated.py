@@ -9,7 +9,7 @@ import pytest
 
 from fenka.core.request import Slice
 from fenka.hardware.nvml import Driver
-from fenka.isolation.telling import PERIOD_S
+from fenka.isolation.compute_feedback import PERIOD_S
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import Lease, Token
 from fenka.node.monitor.compute_feedback import Telling

@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from fenka.isolation import mounting
+from fenka.isolation import syscalls
 from fenka.node.lease import files, store
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
@@ -49,7 +49,7 @@ MAKING = [
 ]
 REMOVING = [
     (LeaseFiles, "remove"),
-    (mounting, "unmount_all"),
+    (syscalls, "unmount_all"),
     (shutil, "rmtree"),
     (LeaseStore, "drop"),
 ]

@@ -26,7 +26,8 @@ def limits(given: Json) -> list[tuple[str, int, int]]:
     """UUID, MiB and percent of each card, as the container's control page says."""
     page = Path(given["mounts"]["/run/fenka/lease"]) / "control"
     return [
-        (it.uuid, it.memory_bytes >> 20, it.compute_percent) for it in control.current(page).limits
+        (it.uuid, it.memory_bytes >> 20, it.compute_percent)
+        for it in control.read_interrupted(page).limits
     ]
 
 

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from fenka.core.request import Slice
 from fenka.hardware.nvml import GpuProcess, Reading
-from fenka.isolation import cheating
-from fenka.isolation.files import create_lease, limits_of
+from fenka.isolation import violations
+from fenka.isolation.files import card_limits, create_lease
 from fenka.node.lease import pod_processes
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import Lease, Token
@@ -54,7 +54,7 @@ def test_a_process_of_the_host_is_in_no_pod(tmp_path: Path) -> None:
 
 def test_accused_after_three_samples_in_a_row() -> None:
     """And forgotten with the lease."""
-    over, key = cheating.OverLimit(), ("t", "GPU-1")
+    over, key = violations.MemoryViolations(), ("t", "GPU-1")
     assert [over.observe({key: True}) for _ in range(3)] == [set(), set(), {key}]
     assert over.observe({key: True}) == {key}
     assert over.observe({key: False}) == set()
@@ -80,7 +80,7 @@ IN_FOURS = 4.0
 )
 def test_accused_of_more_time_than_the_limit(shares: list[float], accused: bool) -> None:
     """Long enough that no single kernel looks so."""
-    over, key = cheating.OverTime(), ("t", "GPU-1")
+    over, key = violations.ComputeViolations(), ("t", "GPU-1")
     said = [over.observe(IN_FOURS, {key: share - 0.30}) for share in shares]
     assert said[-1] == ({key} if accused else set())
     assert over.observe(IN_FOURS, {}) == set()
@@ -104,7 +104,7 @@ def test_what_a_lease_may_have_of_the_time(
     slices = [Slice(0, card(0).uuid, 100, compute)]
     lease = Lease(POD, "default", "a", "main", slices, slices, {}, "", limits, ceiling)
     assert lease.limit_percent(slices[0]) == most
-    (limit,) = limits_of(slices, {}, lease.compute)
+    (limit,) = card_limits(slices, {}, lease.compute)
     assert limit.limits_compute is (most < 100)
     assert limit.compute_mode == ("soft" if most > compute > 0 and not limits else "hard")
 
@@ -143,9 +143,9 @@ def test_the_shim_is_known_by_its_inode(library: Path, tmp_path: Path) -> None:
             assert child.stdin is not None
             child.stdout.readline()
             shim = (library / "libfenka.so").stat().st_ino
-            assert cheating.has_shim(child.pid, shim) is expected
+            assert violations.has_shim(child.pid, shim) is expected
             child.stdin.close()
-    assert cheating.has_shim(child.pid, shim) is None
+    assert violations.has_shim(child.pid, shim) is None
 
 
 def test_nobody_is_ended_who_is_not_in_the_pod() -> None:

@@ -15,7 +15,7 @@ from fenka.core.inventory import Card, Node
 from fenka.hardware import card_lock
 from fenka.hardware.machine import Hardware
 from fenka.workstation import admission, files, protocol
-from fenka.workstation.admission import Admission, TooMany
+from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
 from fenka.workstation.daemon import Client, Daemon
 from fenka.workstation.paths import Runtime
@@ -25,7 +25,7 @@ __all__ = ["place"]
 
 CARD = Card(0, "GPU-1", "Tesla T4", 15079)
 HELLO = protocol.encode(protocol.Hello()) + b"\n"
-CONFIRM = protocol.encode(protocol.Confirm()) + b"\n"
+CONFIRM = protocol.encode(protocol.ConfirmLease()) + b"\n"
 SOMEBODY = 61000
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -43,7 +43,7 @@ async def serving(place: Path, bounds: Admission) -> AsyncIterator[Connect]:
     daemon = Daemon(runtime, cast("Hardware", hardware), broker, 1024, place)
     daemon._admission = bounds
     server = await asyncio.start_unix_server(
-        daemon._client, runtime.socket, limit=admission.LINE_BYTES
+        daemon._on_connect, runtime.socket, limit=admission.MAX_LINE_BYTES
     )
     async with server:
         yield lambda: asyncio.open_unix_connection(str(runtime.socket))
@@ -64,8 +64,8 @@ async def greeted(connect: Connect, line: bytes = HELLO) -> Streams:
 
 def test_silent_connections_are_closed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that never say Hello, or only a part of it, and those that say nothing after it."""
-    monkeypatch.setattr(admission, "HELLO_WITHIN_S", 0.05)
-    monkeypatch.setattr(admission, "IDLE_S", 0.05)
+    monkeypatch.setattr(admission, "HELLO_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(admission, "IDLE_TIMEOUT_S", 0.05)
 
     async def story() -> None:
         async with serving(place, Admission(1000, ())) as connect:
@@ -80,14 +80,14 @@ def test_connection_that_waits_for_a_slice_is_kept(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says nothing for as long as it waits, which may be days."""
-    monkeypatch.setattr(admission, "IDLE_S", 0.05)
-    ask = protocol.Ask(command=["x"], gpu_mem="14")
+    monkeypatch.setattr(admission, "IDLE_TIMEOUT_S", 0.05)
+    ask = protocol.SubmitJob(command=["x"], gpu_mem="14")
 
     async def story() -> None:
         async with serving(place, Admission(1000, ())) as connect:
             waiting, writer = await greeted(connect)
             writer.write(protocol.encode(ask) + b"\n")
-            assert (await said(waiting))["type"] == "waiting"
+            assert (await said(waiting))["type"] == "job-queued"
             idle, _ = await greeted(connect)
             assert await idle.read() == b""
             writer.write(CONFIRM)
@@ -113,7 +113,7 @@ def test_user_with_too_many_connections_is_told_so(place: Path) -> None:
                 writer.close()
             await first[0].read()
             await second[0].read()
-            while bounds._here[uid]:
+            while bounds._connections[uid]:
                 await asyncio.sleep(0)
             reader, writer = await greeted(connect)
             writer.write(CONFIRM)
@@ -126,18 +126,18 @@ def test_users_together_leave_room_for_root() -> None:
     """And the owner of the daemon is bound by the number of descriptors alone."""
     bounds = Admission(256 + 4 * 8, {0, 1000})
     for uid in (1, 2, 3):
-        bounds.enter(uid)
-        bounds.enter(uid)
-        with pytest.raises(TooMany, match="2 connections"):
-            bounds.enter(uid)
-    bounds.enter(1000)
-    bounds.enter(1000)
-    with pytest.raises(TooMany, match="no room for more"):
-        bounds.enter(4)
-    bounds.enter(0)
-    bounds.leave(3)
-    bounds.leave(3)
-    bounds.enter(4)
+        bounds.add_connection(uid)
+        bounds.add_connection(uid)
+        with pytest.raises(QuotaExceeded, match="2 connections"):
+            bounds.add_connection(uid)
+    bounds.add_connection(1000)
+    bounds.add_connection(1000)
+    with pytest.raises(QuotaExceeded, match="no room for more"):
+        bounds.add_connection(4)
+    bounds.add_connection(0)
+    bounds.remove_connection(3)
+    bounds.remove_connection(3)
+    bounds.add_connection(4)
 
 
 def test_user_with_too_many_jobs_gets_no_more() -> None:
@@ -146,7 +146,7 @@ def test_user_with_too_many_jobs_gets_no_more() -> None:
     bounds = Admission(1000, {0})
     bounds.check_jobs(SOMEBODY, 12, cast("Any", here))
     bounds.check_jobs(0, 1000, cast("Any", here))
-    with pytest.raises(TooMany, match="500 jobs here, and 13 more are beyond the 512"):
+    with pytest.raises(QuotaExceeded, match="500 jobs here; 13 more exceed the limit of 512"):
         bounds.check_jobs(SOMEBODY, 13, cast("Any", here))
 
 
@@ -157,7 +157,7 @@ def test_requests_of_one_user_take_turns() -> None:
         bounds, order, go = Admission(1000, ()), list[str](), asyncio.Event()
 
         async def ask(uid: int, name: str) -> None:
-            async with bounds.turn(uid):
+            async with bounds.time_share(uid):
                 order.append(name)
                 if name == "first":
                     await go.wait()
@@ -178,8 +178,8 @@ def test_requests_of_one_user_take_turns() -> None:
     [
         b'{"type":"hello","protocol":3,"version":"x","new":' + b"[" * 20000 + b"\n",
         b'{"type":"hello","new":' + b'{"a":' * 9000 + b"\n",
-        HELLO + b'{"type":"ask","command":[],"x":' + b"[" * 20000 + b"\n",
-        HELLO + b'{"type":"ask","command":["\xed\xa0\x80"]}\n',
+        HELLO + b'{"type":"submit-job","command":[],"x":' + b"[" * 20000 + b"\n",
+        HELLO + b'{"type":"submit-job","command":["\xed\xa0\x80"]}\n',
         HELLO + b"x" * (1 << 17) + b"\n",
         b"x" * (1 << 17) + b"\n",
         b"\xff" * 100 + b"\n",
@@ -235,26 +235,26 @@ def test_client_that_does_not_read_is_not_written_to() -> None:
     waiting = SimpleNamespace(get_write_buffer_size=lambda: 1)
     client = Client.__new__(Client)
     client.writer = cast("Any", SimpleNamespace(transport=waiting, write=written.append))
-    client.send(protocol.Waiting("1", "a", 1, 1, "full"))
-    client.send(protocol.Refused("stopped", final=True))
-    assert [msgspec.json.decode(line)["type"] for line in written] == ["refused"]
+    client.send(protocol.JobQueued("1", "a", 1, 1, "full"))
+    client.send(protocol.JobRejected("stopped", final=True))
+    assert [msgspec.json.decode(line)["type"] for line in written] == ["job-rejected"]
 
 
 def test_long_log_keeps_its_end(place: Path) -> None:
     """It stays below its bound while others append to it."""
     runtime = Runtime(place)
-    files.bound_log(runtime)
+    files.trim_log(runtime)
     with runtime.log.open("ab") as log:
         log.write(b"line of the beginning\n" * 10)
         log.flush()
-        files.bound_log(runtime)
+        files.trim_log(runtime)
         assert runtime.log.stat().st_size == 220
-        log.write(b"some line of the log\n" * (files.LOG_BYTES // 20))
+        log.write(b"some line of the log\n" * (files.MAX_LOG_BYTES // 20))
         log.flush()
-        files.bound_log(runtime)
+        files.trim_log(runtime)
         log.write(b"the last\n")
     lines = runtime.log.read_text().splitlines()
-    assert runtime.log.stat().st_size < files.LOG_BYTES // 3
+    assert runtime.log.stat().st_size < files.MAX_LOG_BYTES // 3
     assert {*lines[:-1]} == {"some line of the log"}
     assert lines[-1] == "the last"
 
@@ -271,7 +271,7 @@ def test_daemon_gives_nothing_more_of_a_card_that_root_took(
     healthy = []
     for took in (False, True, True, False):
         monkeypatch.setattr(card_lock, "locked_by_root", lambda _, took=took: took)
-        daemon._look()
+        daemon._check_cards()
         healthy.append(broker.node.cards[0].healthy)
     assert healthy == [True, False, False, True]
     assert len(capfd.readouterr().err.splitlines()) == 1

@@ -12,17 +12,17 @@ from fenka.core.inventory import Card, Node
 from fenka.core.request import Memory, Request
 from fenka.workstation.broker import (
     GRACE_S,
-    GRANT_EXPIRES_S,
+    GRANT_TTL_S,
     Broker,
-    Deny,
-    Drop,
     Effect,
-    End,
     Gang,
+    GrantLease,
     Job,
-    Start,
+    RejectJob,
+    RemoveLease,
+    ReportQueued,
+    Terminate,
     UnknownJob,
-    Wait,
 )
 
 T4 = Card(0, "GPU-0", "Tesla T4", 15079)
@@ -46,7 +46,7 @@ def job(
         pid=1,
         start_ticks=1,
         request=Request(memory=Memory(units, 1024), cards=cards),
-        wanted=str(units),
+        summary=str(units),
         command=["true"],
         directory="/",
         kind="run",
@@ -61,14 +61,14 @@ def test_user_that_has_used_the_card_is_behind_one_that_has_not() -> None:
     """Twenty jobs of ann's, asked for together, each of ten seconds; bob's comes later and is next."""
     broker = Broker(Node("here", (T4,)), "binpack")
     for number in range(20):
-        broker.ask([job(f"ann{number:02}", 14, at=0, uid=1)], 0)
+        broker.submit([job(f"ann{number:02}", 14, at=0, uid=1)], 0)
     for number in range(5):
         broker.confirm(f"ann{number:02}", 10 * number)
-        broker.gone(f"ann{number:02}", 10 * number + 10)
-    broker.ask([job("bob", 14, at=55, uid=2)], 55)
-    standing = {it: broker.standing(broker.jobs[it]) for it in ("bob", "ann06")}
+        broker.on_exit(f"ann{number:02}", 10 * number + 10)
+    broker.submit([job("bob", 14, at=55, uid=2)], 55)
+    standing = {it: broker.queue_status(broker.jobs[it]) for it in ("bob", "ann06")}
     assert {it: found.position for it, found in standing.items() if found} == {"bob": 1, "ann06": 2}
-    broker.gone("ann05", 60)
+    broker.on_exit("ann05", 60)
     assert broker.jobs["bob"].state == "starting"
 
 
@@ -88,7 +88,7 @@ def kinds(effects: list[Effect]) -> list[tuple[str, str]]:
     return [
         (type(effect).__name__, it.name)
         for effect in effects
-        for it in (effect.jobs if isinstance(effect, Start) else [effect.job])
+        for it in (effect.jobs if isinstance(effect, GrantLease) else [effect.job])
     ]
 
 
@@ -101,19 +101,19 @@ def broker() -> Broker:
 def test_three_run_and_the_fourth_waits(broker: Broker) -> None:
     """Scenario S1: 4 + 4 + 4 of 14 units fit, a fourth 4 does not."""
     for number in range(3):
-        assert kinds(broker.ask([job(f"n{number}", at=number)], number)) == [
-            ("Start", f"n{number}")
+        assert kinds(broker.submit([job(f"n{number}", at=number)], number)) == [
+            ("GrantLease", f"n{number}")
         ]
-    (waits,) = broker.ask([job("n3", at=3)], 3)
+    (waits,) = broker.submit([job("n3", at=3)], 3)
     # 3 x 4308 = 12924 of 15079 are held, 2155 are left.
-    assert waits == Wait(broker.jobs["n3"], 1, 1, "0/1 GPUs fit: 1 too little memory")
-    assert kinds(broker.gone("n1", 4)) == [("Drop", "n1"), ("Start", "n3")]
+    assert waits == ReportQueued(broker.jobs["n3"], 1, 1, "0/1 GPUs fit: 1 too little memory")
+    assert kinds(broker.on_exit("n1", 4)) == [("RemoveLease", "n1"), ("GrantLease", "n3")]
 
 
 def test_impossible_requests_are_denied_at_once(broker: Broker) -> None:
     """Nobody waits for what can never come."""
-    (denied,) = broker.ask([job("big", 15)], 0)
-    assert isinstance(denied, Deny)
+    (denied,) = broker.submit([job("big", 15)], 0)
+    assert isinstance(denied, RejectJob)
     assert denied.final
     assert denied.reason == (
         "0/1 GPUs fit: 1 too little memory; the largest card has 14 units, ask for no more"
@@ -123,170 +123,179 @@ def test_impossible_requests_are_denied_at_once(broker: Broker) -> None:
 
 def test_no_wait_is_denied_with_the_reason(broker: Broker) -> None:
     """--no-wait says why nothing is free, and leaves nothing behind."""
-    broker.ask([job("a", 14)], 0)
-    effects = broker.ask([job("b", 4)], 1, wait=False)
+    broker.submit([job("a", 14)], 0)
+    effects = broker.submit([job("b", 4)], 1, wait=False)
     (denied,) = effects
-    assert isinstance(denied, Deny)
+    assert isinstance(denied, RejectJob)
     assert (denied.reason, denied.final) == ("0/1 GPUs fit: 1 too little memory", False)
     assert list(broker.jobs) == ["a"]
 
 
 def test_positions_are_told_when_they_change(broker: Broker) -> None:
     """Who moves up hears of it; who does not is left alone."""
-    broker.ask([job("a", 14)], 0)
-    broker.ask([job("b", 14, at=1)], 1)
-    effects = broker.ask([job("c", 2, at=2)], 2)
-    assert [(e.job.name, e.position, e.length) for e in effects if isinstance(e, Wait)] == [
+    broker.submit([job("a", 14)], 0)
+    broker.submit([job("b", 14, at=1)], 1)
+    effects = broker.submit([job("c", 2, at=2)], 2)
+    assert [(e.job.name, e.position, e.length) for e in effects if isinstance(e, ReportQueued)] == [
         ("b", 1, 2),
         ("c", 2, 2),
     ]
-    assert [e.reason for e in effects if isinstance(e, Wait)][1] == (
+    assert [e.reason for e in effects if isinstance(e, ReportQueued)][1] == (
         "0/1 GPUs fit: 1 too little memory"
     )
-    moved = broker.gone("b", 3)
-    assert [(e.job.name, e.position) for e in moved if isinstance(e, Wait)] == [("c", 1)]
+    moved = broker.on_exit("b", 3)
+    assert [(e.job.name, e.position) for e in moved if isinstance(e, ReportQueued)] == [("c", 1)]
 
 
 def test_a_small_request_does_not_overtake(broker: Broker) -> None:
     """2 of the 2 free units would fit, but 4 asked before."""
-    broker.ask([job("a", 12)], 0)
-    broker.ask([job("b", 4, at=1)], 1)
-    (_, small) = broker.ask([job("c", 2, at=2)], 2)
-    assert isinstance(small, Wait)
+    broker.submit([job("a", 12)], 0)
+    broker.submit([job("b", 4, at=1)], 1)
+    (_, small) = broker.submit([job("c", 2, at=2)], 2)
+    assert isinstance(small, ReportQueued)
     assert small.reason == "0/1 GPUs fit: 1 reserved for requests before it"
-    assert kinds(broker.gone("a", 3)) == [("Drop", "a"), ("Start", "b"), ("Start", "c")]
+    assert kinds(broker.on_exit("a", 3)) == [
+        ("RemoveLease", "a"),
+        ("GrantLease", "b"),
+        ("GrantLease", "c"),
+    ]
 
 
 def test_a_slice_that_is_still_in_use_is_kept_and_waiters_are_told(broker: Broker) -> None:
     """A job without processes keeps its slice while it is held; then it is released as ever."""
-    broker.ask([job("a", 14, time_limit_s=60)], 0)
+    broker.submit([job("a", 14, time_limit_s=60)], 0)
     broker.confirm("a", 0)
-    broker.ask([job("b", 14, at=1)], 1)
-    (told,) = broker.gone("a", 2, "process 7 uses card 0 outside of its lease")
+    broker.submit([job("b", 14, at=1)], 1)
+    (told,) = broker.on_exit("a", 2, "process 7 uses card 0 outside of its lease")
     reason = "0/1 GPUs fit: 1 too little memory; a has ended, but process 7 uses card 0 outside of its lease"
-    assert told == Wait(broker.jobs["b"], 1, 1, reason)
-    assert (broker.jobs["a"].state, broker.reason(broker.jobs["b"])) == ("held", reason)
-    assert broker.gone("a", 3, "process 7 uses card 0 outside of its lease") == []
-    assert broker.resume("b") == [told]
-    *_, denied = broker.ask([job("c", 1, at=3)], 3, wait=False)
-    assert isinstance(denied, Deny)
+    assert told == ReportQueued(broker.jobs["b"], 1, 1, reason)
+    assert (broker.jobs["a"].state, broker.reason(broker.jobs["b"])) == ("completing", reason)
+    assert broker.on_exit("a", 3, "process 7 uses card 0 outside of its lease") == []
+    assert broker.replay("b") == [told]
+    *_, denied = broker.submit([job("c", 1, at=3)], 3, wait=False)
+    assert isinstance(denied, RejectJob)
     assert "process 7" in denied.reason
     assert broker.expire(1000) == []
-    assert kinds(broker.gone("a", 4)) == [("Drop", "a"), ("Start", "b")]
+    assert kinds(broker.on_exit("a", 4)) == [("RemoveLease", "a"), ("GrantLease", "b")]
 
 
 def test_nobody_counts_on_the_end_of_a_slice_that_is_held(broker: Broker) -> None:
     """Its time limit says nothing any more about when it is free."""
-    broker.ask([job("a", 14, time_limit_s=60)], 0)
+    broker.submit([job("a", 14, time_limit_s=60)], 0)
     broker.confirm("a", 0)
-    broker.ask([job("b", 14, at=1)], 1)
-    standing = broker.standing(broker.jobs["b"])
+    broker.submit([job("b", 14, at=1)], 1)
+    standing = broker.queue_status(broker.jobs["b"])
     assert standing
     assert standing.reservation
     assert standing.reservation.starts_by == 60 + GRACE_S
-    broker.gone("a", 2, "it is in use")
-    standing = broker.standing(broker.jobs["b"])
+    broker.on_exit("a", 2, "it is in use")
+    standing = broker.queue_status(broker.jobs["b"])
     assert standing
     assert standing.reservation is None or standing.reservation.starts_by is None
 
 
 def test_what_was_never_confirmed_or_waits_is_not_held(broker: Broker) -> None:
     """Only programs that ran can have left something."""
-    broker.ask([job("a", 14)], 0)
-    broker.ask([job("b", 14, at=1)], 1)
-    assert kinds(broker.gone("a", 2, "in use")) == [("Drop", "a"), ("Start", "b")]
+    broker.submit([job("a", 14)], 0)
+    broker.submit([job("b", 14, at=1)], 1)
+    assert kinds(broker.on_exit("a", 2, "in use")) == [("RemoveLease", "a"), ("GrantLease", "b")]
 
 
 def test_a_held_member_neither_ends_nor_starts_with_its_gang(broker: Broker) -> None:
     """Disbanding a gang ends those that run and leaves the slice that is in use."""
-    broker.ask(gang("g", 2, job("g", 4)), 0)
+    broker.submit(gang("g", 2, job("g", 4)), 0)
     for rank in range(2):
         broker.confirm(f"g/{rank}", 0)
-    broker.gone("g/0", 1, "in use")
-    assert kinds(broker.disband("g", 2)) == [("End", "g/1")]
-    assert kinds(broker.gone("g/1", 3)) == [("Drop", "g/1")]
-    assert [it.name for it in broker.named("g")] == ["g/0"]
-    assert kinds(broker.gone("g/0", 4)) == [("Drop", "g/0")]
+    broker.on_exit("g/0", 1, "in use")
+    assert kinds(broker.cancel("g", 2)) == [("Terminate", "g/1")]
+    assert kinds(broker.on_exit("g/1", 3)) == [("RemoveLease", "g/1")]
+    assert [it.name for it in broker.find("g")] == ["g/0"]
+    assert kinds(broker.on_exit("g/0", 4)) == [("RemoveLease", "g/0")]
 
 
 def test_a_restarted_daemon_goes_on_holding(broker: Broker) -> None:
     """What was held is held, and nobody gets it."""
-    broker.ask([job("a", 14)], 0)
+    broker.submit([job("a", 14)], 0)
     broker.confirm("a", 0)
-    broker.gone("a", 1, "in use")
+    broker.on_exit("a", 1, "in use")
     after = Broker(broker.node, broker.policy)
     assert after.restore(list(broker.jobs.values()), 2) == []
-    assert kinds(after.ask([job("b", 14)], 3)) == [("Wait", "b")]
-    assert kinds(after.gone("a", 4)) == [("Drop", "a"), ("Start", "b")]
+    assert kinds(after.submit([job("b", 14)], 3)) == [("ReportQueued", "b")]
+    assert kinds(after.on_exit("a", 4)) == [("RemoveLease", "a"), ("GrantLease", "b")]
 
 
 def test_an_unconfirmed_grant_expires(broker: Broker) -> None:
     """A client that never enters its lease does not keep it; the next one gets it."""
-    broker.ask([job("a", 14)], 0)
-    broker.ask([job("b", 14, at=1)], 1)
-    assert broker.expire(GRANT_EXPIRES_S - 1) == []
-    assert kinds(broker.expire(GRANT_EXPIRES_S)) == [("Drop", "a"), ("Deny", "a"), ("Start", "b")]
+    broker.submit([job("a", 14)], 0)
+    broker.submit([job("b", 14, at=1)], 1)
+    assert broker.expire(GRANT_TTL_S - 1) == []
+    assert kinds(broker.expire(GRANT_TTL_S)) == [
+        ("RemoveLease", "a"),
+        ("RejectJob", "a"),
+        ("GrantLease", "b"),
+    ]
     assert not broker.confirm("a", 31)
 
 
 def test_a_confirmed_grant_does_not_expire(broker: Broker) -> None:
     """It lives as long as its processes."""
-    broker.ask([job("a")], 0)
+    broker.submit([job("a")], 0)
     assert broker.confirm("a", 1)
     assert not broker.confirm("a", 2), "once is enough"
     assert broker.expire(1e9) == []
-    assert [it.started_at for it in broker.named("a")] == [1]
+    assert [it.started_at for it in broker.find("a")] == [1]
 
 
 def test_restore_keeps_leases_and_order(broker: Broker) -> None:
     """A new daemon goes on where the old one was killed."""
     for number in range(5):
-        broker.ask([job(f"n{number}", 6, at=number)], number)
+        broker.submit([job(f"n{number}", 6, at=number)], number)
     broker.confirm("n0", 5)
     again = Broker(broker.node, "binpack")
     effects = again.restore(list(reversed(broker.jobs.values())), 10)
-    waits = [(e.job.name, e.position) for e in effects if isinstance(e, Wait)]
+    waits = [(e.job.name, e.position) for e in effects if isinstance(e, ReportQueued)]
     assert waits == [("n2", 1), ("n3", 2), ("n4", 3)]
     assert again.jobs["n0"].state == "running"
     assert again.jobs["n1"].state == "starting"
-    assert again.jobs["n1"].expires_at == 10 + GRANT_EXPIRES_S
-    assert kinds(again.resume("n1")) == [("Start", "n1")]
-    assert kinds(again.resume("n3")) == [("Wait", "n3")]
+    assert again.jobs["n1"].grant_expires_at == 10 + GRANT_TTL_S
+    assert kinds(again.replay("n1")) == [("GrantLease", "n1")]
+    assert kinds(again.replay("n3")) == [("ReportQueued", "n3")]
 
 
 def test_unknown_names_are_said_so(broker: Broker) -> None:
     """A name nobody has is a sentence, and an id that is gone is nothing."""
     with pytest.raises(UnknownJob, match="no job is called ghost: `fenka ps` lists them"):
-        broker.named("ghost")
-    assert broker.gone("ghost", 0) == []
+        broker.find("ghost")
+    assert broker.on_exit("ghost", 0) == []
 
 
 def order(broker: Broker) -> list[str]:
     """The names of those that wait, the next one first."""
     waiting = [it for it in broker.jobs.values() if it.state == "waiting" and it.rank == 0]
-    standings = [(broker.standing(it), it.title) for it in waiting]
+    standings = [(broker.queue_status(it), it.display_name) for it in waiting]
     return [name for _, name in sorted((it.position, name) for it, name in standings if it)]
 
 
 def test_the_order_is_priority_then_time(broker: Broker) -> None:
     """And who has a lower priority than 0 lets everybody pass."""
-    broker.ask([job("holder", 14)], 0)
+    broker.submit([job("holder", 14)], 0)
     for at, priority in enumerate((0, -1, 2, 0, 1), start=1):
-        broker.ask([job(f"{at}:{priority}", 14, at=at, priority=priority)], at)
+        broker.submit([job(f"{at}:{priority}", 14, at=at, priority=priority)], at)
     assert order(broker) == ["3:2", "5:1", "1:0", "4:0", "2:-1"]
-    assert kinds(broker.gone("holder", 9)) == [("Drop", "holder"), ("Start", "3:2")] + [
-        ("Wait", name) for name in ("5:1", "1:0", "4:0", "2:-1")
-    ]
+    assert kinds(broker.on_exit("holder", 9)) == [
+        ("RemoveLease", "holder"),
+        ("GrantLease", "3:2"),
+    ] + [("ReportQueued", name) for name in ("5:1", "1:0", "4:0", "2:-1")]
 
 
 def test_users_take_turns(broker: Broker) -> None:
     """A second request counts as a minute later than it is, so another user's first one passes it."""
-    broker.ask([job("holder", 14, uid=1)], 0)
+    broker.submit([job("holder", 14, uid=1)], 0)
     for at in (1, 2):
-        broker.ask([job(f"ann-{at}", 14, at=at, uid=2)], at)
+        broker.submit([job(f"ann-{at}", 14, at=at, uid=2)], at)
     # ann-2 counts as of 62, bob's as of 50, and the holder's own next one as of 3 + 60
-    broker.ask([job("bob", 14, at=50, uid=3)], 50)
-    broker.ask([job("again", 14, at=3, uid=1)], 50)
+    broker.submit([job("bob", 14, at=50, uid=3)], 50)
+    broker.submit([job("again", 14, at=3, uid=1)], 50)
     assert order(broker) == ["ann-1", "bob", "ann-2", "again"]
 
 
@@ -302,31 +311,31 @@ def test_users_take_turns(broker: Broker) -> None:
 def test_backfill_takes_a_proof(time_limit_s: float | None, starts: bool) -> None:
     """A reserved card is used in between by who certainly ends before, and by nobody else."""
     broker = Broker(Node("here", (T4,)), "binpack")
-    broker.ask([job("holder", 10, time_limit_s=100)], 0)
-    broker.ask([job("large", 14, at=10)], 10)
-    standing = broker.standing(broker.jobs["large"])
+    broker.submit([job("holder", 10, time_limit_s=100)], 0)
+    broker.submit([job("large", 14, at=10)], 10)
+    standing = broker.queue_status(broker.jobs["large"])
     assert standing
     assert standing.reservation
     assert standing.reservation.cards == {"GPU-0"}
     assert standing.reservation.starts_by == 100 + GRACE_S
-    broker.ask([job("small", 2, at=20, time_limit_s=time_limit_s)], 20)
+    broker.submit([job("small", 2, at=20, time_limit_s=time_limit_s)], 20)
     assert (broker.jobs["small"].state == "starting") is starts
-    assert broker.jobs["small"].ends_at == (100.0 if starts else None)
+    assert broker.jobs["small"].deadline == (100.0 if starts else None)
     assert broker.jobs["large"].state == "waiting"
 
 
 def test_a_waiter_names_its_card_and_leaves_the_other() -> None:
     """Two cards full; who waits keeps one of them, the smaller one is served on the other."""
     broker = Broker(Node("here", (T4, Card(1, "GPU-1", "Tesla T4", 15079))), "binpack")
-    broker.ask([job("a", 10)], 0)
-    broker.ask([job("b", 11, at=1)], 1)
-    broker.ask([job("large", 14, at=2)], 2)
-    standing = broker.standing(broker.jobs["large"])
+    broker.submit([job("a", 10)], 0)
+    broker.submit([job("b", 11, at=1)], 1)
+    broker.submit([job("large", 14, at=2)], 2)
+    standing = broker.queue_status(broker.jobs["large"])
     # b's card: as many must end as on a's, and b is the larger
     assert standing
     assert standing.reservation
     (named,) = standing.reservation.cards
-    broker.ask([job("small", 2, at=3)], 3)
+    broker.submit([job("small", 2, at=3)], 3)
     placement = broker.jobs["small"].placement
     assert placement
     assert [it.uuid for it in placement.slices] != [named]
@@ -334,60 +343,62 @@ def test_a_waiter_names_its_card_and_leaves_the_other() -> None:
 
 def test_a_gang_waits_and_starts_whole(broker: Broker) -> None:
     """Three of 4 fit beside 2 only when enough has ended; one entry in the queue, three in the ledger."""
-    broker.ask([job("a", 6)], 0)
-    (waits,) = broker.ask(gang("g", 3, job("g", at=1)), 1)
-    assert isinstance(waits, Wait)
+    broker.submit([job("a", 6)], 0)
+    (waits,) = broker.submit(gang("g", 3, job("g", at=1)), 1)
+    assert isinstance(waits, ReportQueued)
     assert (waits.position, waits.length) == (1, 1)
     assert waits.reason == (
         "0/1 GPUs fit: 1 too little memory; 2 of the gang's 3 would fit together"
     )
     assert set(broker.ledger.entries) == {"a"}
-    _, start = broker.gone("a", 2)
-    assert isinstance(start, Start)
+    _, start = broker.on_exit("a", 2)
+    assert isinstance(start, GrantLease)
     assert [it.name for it in start.jobs] == ["g/0", "g/1", "g/2"]
     assert set(broker.ledger.entries) == {"g/0", "g/1", "g/2"}
-    assert broker.named("g") == list(start.jobs)
-    assert [it.name for it in broker.named("g/1")] == ["g/1"]
+    assert broker.find("g") == list(start.jobs)
+    assert [it.name for it in broker.find("g/1")] == ["g/1"]
 
 
 def test_a_gang_that_never_fits_is_denied(broker: Broker) -> None:
     """Each alone would; all of them would not, on empty cards either."""
     members = gang("g", 4, job("g"))
     sentence = "3 of the gang's 4 would fit together, even if nobody else ran"
-    assert broker.ask(members, 0) == [Deny(members[0], sentence, final=True)]
+    assert broker.submit(members, 0) == [RejectJob(members[0], sentence, final=True)]
     assert broker.jobs == {}
 
 
 def test_no_wait_forgets_all_of_a_gang(broker: Broker) -> None:
     """And whoever was behind it is served."""
-    broker.ask([job("a", 6)], 0)
-    assert kinds(broker.ask(gang("g", 3, job("g", at=1)), 1, wait=False)) == [("Deny", "g/0")]
+    broker.submit([job("a", 6)], 0)
+    assert kinds(broker.submit(gang("g", 3, job("g", at=1)), 1, wait=False)) == [
+        ("RejectJob", "g/0")
+    ]
     assert list(broker.jobs) == ["a"]
 
 
 def test_disbanding_ends_who_runs_and_forgets_the_rest(broker: Broker) -> None:
     """Who started the gang died when one of three was inside: that one keeps its slice until it ends."""
-    broker.ask(gang("g", 3, job("g")), 0)
+    broker.submit(gang("g", 3, job("g")), 0)
     broker.confirm("g/1", 1)
-    effects = broker.disband("g", 2)
+    effects = broker.cancel("g", 2)
     assert effects == [
-        End(broker.jobs["g/1"]),
-        *(effect for effect in effects if isinstance(effect, Drop)),
+        Terminate(broker.jobs["g/1"]),
+        *(effect for effect in effects if isinstance(effect, RemoveLease)),
     ]
-    assert [it.job.name for it in effects if isinstance(it, Drop)] == ["g/0", "g/2"]
+    assert [it.job.name for it in effects if isinstance(it, RemoveLease)] == ["g/0", "g/2"]
     assert set(broker.ledger.entries) == {"g/1"}
-    assert kinds(broker.gone("g/1", 3)) == [("Drop", "g/1")]
-    assert broker.disband("g", 4) == []
+    assert kinds(broker.on_exit("g/1", 3)) == [("RemoveLease", "g/1")]
+    assert broker.cancel("g", 4) == []
 
 
 def test_a_gang_of_which_one_is_late_is_ended(broker: Broker) -> None:
     """Half a gang does not go on."""
-    broker.ask(gang("g", 2, job("g")), 0)
+    broker.submit(gang("g", 2, job("g")), 0)
     broker.confirm("g/0", 1)
-    assert kinds(broker.expire(GRANT_EXPIRES_S)) == [
-        ("End", "g/0"),
-        ("Drop", "g/1"),
-        ("Deny", "g/0"),
+    assert kinds(broker.expire(GRANT_TTL_S)) == [
+        ("Terminate", "g/0"),
+        ("RemoveLease", "g/1"),
+        ("RejectJob", "g/0"),
     ]
 
 
@@ -405,12 +416,12 @@ class Lifecycle(RuleBasedStateMachine):
     def carry_out(self, effects: list[Effect]) -> None:
         """As the daemon does: every Drop follows a Start."""
         for effect in effects:
-            if isinstance(effect, Start):
+            if isinstance(effect, GrantLease):
                 names = {it.id for it in effect.jobs}
                 assert not names & self.started
                 assert len(names) == (effect.jobs[0].gang.size if effect.jobs[0].gang else 1)
                 self.started |= names
-            elif isinstance(effect, Drop):
+            elif isinstance(effect, RemoveLease):
                 self.started.remove(effect.job.id)
 
     @rule(
@@ -437,21 +448,21 @@ class Lifecycle(RuleBasedStateMachine):
             name, units, at=self.now, cards=cards, priority=priority, time_limit_s=time_limit_s
         )
         jobs = gang(name, size, one) if size else [one]
-        self.carry_out(self.broker.ask(jobs, self.now, wait=wait))
+        self.carry_out(self.broker.submit(jobs, self.now, wait=wait))
 
     @precondition(lambda self: self.broker.jobs)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         """Somebody's processes end, or they give up waiting."""
         name = data.draw(st.sampled_from(sorted(self.broker.jobs)))
-        self.carry_out(self.broker.gone(name, self.now))
+        self.carry_out(self.broker.on_exit(name, self.now))
 
     @precondition(lambda self: self.broker.jobs)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         """Who asked goes away."""
-        entries = sorted({it.entry for it in self.broker.jobs.values()})
-        self.carry_out(self.broker.disband(data.draw(st.sampled_from(entries)), self.now))
+        entries = sorted({it.queue_id for it in self.broker.jobs.values()})
+        self.carry_out(self.broker.cancel(data.draw(st.sampled_from(entries)), self.now))
 
     @precondition(lambda self: self.broker.jobs)
     @rule(data=st.data())
@@ -498,7 +509,7 @@ class Lifecycle(RuleBasedStateMachine):
         """By priority, then by time of request; they are all of one user."""
         waiting = [it for it in self.broker.jobs.values() if it.state == "waiting" and not it.rank]
         asked = sorted(waiting, key=lambda it: (-it.priority, it.requested_at))
-        assert order(self.broker) == [it.title for it in asked]
+        assert order(self.broker) == [it.display_name for it in asked]
 
     @invariant()
     def gangs_wait_whole(self) -> None:
@@ -506,7 +517,7 @@ class Lifecycle(RuleBasedStateMachine):
         waiting: dict[str, list[Job]] = {}
         for it in self.broker.jobs.values():
             if it.gang:
-                waiting.setdefault(it.entry, []).append(it)
+                waiting.setdefault(it.queue_id, []).append(it)
         for members in waiting.values():
             states = {it.state == "waiting" for it in members}
             assert len(states) == 1

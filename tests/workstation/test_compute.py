@@ -7,13 +7,13 @@ from tests.workstation.conftest import HOLD, Workstation, eventually, refused
 
 def limit(t4: Workstation, name: str) -> control.Limit:
     """What the job's control page says of its first card."""
-    page = t4.root / "leases" / t4.jobs()[name]["job"] / "lease" / "control"
+    page = t4.root / "leases" / t4.jobs()[name]["id"] / "lease" / "control"
     return control.read(page).limits[0]
 
 
 def told(t4: Workstation, name: str) -> int:
     """When the daemon told the job's programs something last; 0 = never."""
-    page = t4.root / "leases" / t4.jobs()[name]["job"] / "lease" / "control"
+    page = t4.root / "leases" / t4.jobs()[name]["id"] / "lease" / "control"
     data = page.read_bytes()
     return int(layout().from_buffer("struct fenka_control *", data).cards[0].feedback_at)
 

@@ -87,7 +87,7 @@ def test_a_child_that_broke_away_keeps_the_slice(t4: Workstation) -> None:
     program = t4.run("--gpu-mem", "14", "--name", "tree", "--", sys.executable, "-c", code)
     child = program.report()
     assert program.process.wait(10) == 0
-    assert t4.jobs()["tree"]["processes"] == [child]
+    assert t4.jobs()["tree"]["pids"] == [child]
     waiting = t4.run("--gpu-mem", "1", "--", *HOLD, "1")
     assert "waiting, position 1" in waiting.says()
     os.kill(child, signal.SIGKILL)
@@ -176,7 +176,7 @@ def test_a_time_limit_ends_a_program(t4: Workstation) -> None:
     program = t4.run("--gpu-mem", "4", "--time-limit", "1", "--name", "short", "--", *HOLD, "1")
     program.report()
     held = t4.jobs()["short"]
-    assert 0 <= held["ends_at"] - held["started_at"] <= 1
+    assert 0 <= held["deadline"] - held["started_at"] <= 1
     t4.kill_daemon()
     t4.start("--simulate", "T4")
     assert program.process.wait(30) == -signal.SIGTERM

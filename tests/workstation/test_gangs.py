@@ -134,7 +134,7 @@ def test_kill_9_of_who_started_it_ends_all(t4: Workstation) -> None:
     script = "setsid sleep 1000 & echo begun; exec sleep 1000"
     gang = t4.run("--gang", "3", "--gpu-mem", "4", "--name", "g", "--", "sh", "-c", script)
     begun(gang, 3)
-    assert all(len(it["processes"]) == 2 for it in t4.jobs().values())
+    assert all(len(it["pids"]) == 2 for it in t4.jobs().values())
     kill(gang.pid)
     eventually(lambda: nothing_left(t4))
 

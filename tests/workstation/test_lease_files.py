@@ -30,7 +30,7 @@ def job(uid: int) -> Job:
         pid=1,
         start_ticks=1,
         request=Request(memory=Memory(1, 1024)),
-        wanted="1",
+        summary="1",
         command=["true"],
         directory="/",
         kind="run",
@@ -80,7 +80,7 @@ def test_strangers_reach_nothing_of_a_lease(runtime: Runtime, uid: int) -> None:
         'ls "$1/.."',
     ):
         assert not does(STRANGER, script, lease), script
-    assert account.read(files.slots(lease)).processes == ()
+    assert account.read(files.account_path(lease)).processes == ()
 
 
 @as_root
@@ -147,7 +147,7 @@ def test_a_lease_is_made_anew_over_what_a_killed_daemon_left(runtime: Runtime) -
     """Whatever was there, the account begins empty."""
     lease = made(runtime, os.geteuid())
     (lease / "account" / "slots").write_bytes(b"")
-    assert account.read(files.slots(made(runtime, os.geteuid()))).processes == ()
+    assert account.read(files.account_path(made(runtime, os.geteuid()))).processes == ()
 
 
 def test_a_ruined_account_hides_nothing_but_itself(t4: Workstation) -> None:

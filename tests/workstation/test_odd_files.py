@@ -45,7 +45,7 @@ def test_what_is_no_file_of_ours_is_named(
     path: Path = getattr(runtime, name)
     make(path)
     read = files.load_jobs if name == "state" else files.load_config
-    with pytest.raises(files.Unreadable, match=re.escape(str(path))) as said:
+    with pytest.raises(files.InvalidState, match=re.escape(str(path))) as said:
         read(runtime)
     assert "\n" not in str(said.value)
     assert "Errno" not in str(said.value)

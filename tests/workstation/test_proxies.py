@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.isolation.proxy import LIBRARIES, installed
+from fenka.isolation.proxy import LIBRARIES, find_driver
 from tests.native.shim_kit import compile_c
 from tests.workstation.conftest import HOLD, Workstation
 
@@ -100,7 +100,7 @@ def test_installed_drivers_are_found_without_their_links(tmp_path: Path) -> None
     (tmp_path / LIBRARIES[0]).symlink_to(real.name)
     (tmp_path / "again").mkdir()
     (tmp_path / "again" / LIBRARIES[0]).symlink_to(real)
-    found = installed([tmp_path, tmp_path / "again", tmp_path / "nowhere"])
+    found = find_driver([tmp_path, tmp_path / "again", tmp_path / "nowhere"])
     assert found[LIBRARIES[0]][-1:] == (real,)
     assert len(found[LIBRARIES[0]]) == len(set(found[LIBRARIES[0]]))
 

@@ -14,7 +14,7 @@ import pytest
 from fenka.hardware.peer_credentials import process
 from fenka.isolation.processes import start_ticks
 from fenka.workstation import signals
-from fenka.workstation.members import Look, Watch
+from fenka.workstation.lease_processes import ProcessScan, ProcessWatch
 from tests.workstation.users import User, place, stranger, victim
 
 __all__ = ["place", "stranger", "victim"]
@@ -107,13 +107,13 @@ def test_peer_that_became_another_program_is_the_same_process(place: Path) -> No
 
 def test_signal_reaches_a_process_of_the_job(theirs: subprocess.Popen[bytes], victim: User) -> None:
     """That of its user."""
-    signals.send(theirs.pid, signal.SIGKILL, victim.uid, lambda _: True)
+    signals.send_signal(theirs.pid, signal.SIGKILL, victim.uid, lambda _: True)
     assert theirs.wait() == -signal.SIGKILL
 
 
 def test_signal_of_roots_job_reaches_any_users_process(theirs: subprocess.Popen[bytes]) -> None:
     """A service of root's may have given up its rights."""
-    signals.send(theirs.pid, signal.SIGKILL, 0, lambda _: True)
+    signals.send_signal(theirs.pid, signal.SIGKILL, 0, lambda _: True)
     assert theirs.wait() == -signal.SIGKILL
 
 
@@ -122,7 +122,7 @@ def test_signal_for_one_user_reaches_no_other(
 ) -> None:
     """Neither root's processes nor a neighbour's, whatever led to them."""
     for sleeper in (theirs, ours):
-        signals.send(sleeper.pid, signal.SIGKILL, stranger.uid, lambda _: True)
+        signals.send_signal(sleeper.pid, signal.SIGKILL, stranger.uid, lambda _: True)
     for sleeper in (theirs, ours):
         sleeper.terminate()
         assert sleeper.wait() == -signal.SIGTERM
@@ -138,13 +138,13 @@ def test_signal_reaches_nothing_when_the_process_ends_meanwhile(
         ours.wait()
         return True
 
-    signals.send(ours.pid, signal.SIGKILL, os.geteuid(), ends_and_looks_right)
-    signals.send(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: True)
+    signals.send_signal(ours.pid, signal.SIGKILL, os.geteuid(), ends_and_looks_right)
+    signals.send_signal(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: True)
 
 
 def test_signal_reaches_nothing_that_is_not_the_jobs(ours: subprocess.Popen[bytes]) -> None:
     """Its PID alone is no reason."""
-    signals.send(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: False)
+    signals.send_signal(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: False)
     ours.terminate()
     assert ours.wait() == -signal.SIGTERM
 
@@ -156,12 +156,12 @@ def test_lease_is_not_held_by_what_has_the_pid_of_its_process(
     ticks = start_ticks(ours.pid)
     assert ticks
 
-    async def nobody() -> Look:
-        return Look()
+    async def nobody() -> ProcessScan:
+        return ProcessScan()
 
     async def ends(recorded: int) -> bool:
         ended: list[int] = []
-        watch = Watch("none", ours.pid, recorded, lambda: ended.append(1), nobody)
+        watch = ProcessWatch("none", ours.pid, recorded, lambda: ended.append(1), nobody)
         for _ in range(10):
             await asyncio.sleep(0)
         watch.close()

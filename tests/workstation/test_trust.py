@@ -10,8 +10,8 @@ import pytest
 
 from fenka.cli import cluster, doctor, launching
 from fenka.workstation import client, launch, paths, protocol
-from fenka.workstation.client import Connection, NoDaemon
-from fenka.workstation.daemon import take_runtime
+from fenka.workstation.client import Connection, DaemonUnavailable
+from fenka.workstation.daemon import lock_runtime
 from fenka.workstation.paths import Runtime, UnsafeDirectory
 from tests.workstation.users import User, place, stranger, victim, was_connected_to
 
@@ -151,7 +151,7 @@ def test_system_daemon_is_never_started_by_an_ordinary_user(
     nobody_named.mkdir()
     (nobody_named / "config.json").write_text("{}")
     assert victim.do(paths.current) == Runtime(nobody_named)
-    with pytest.raises(NoDaemon, match="only root can start this machine's"):
+    with pytest.raises(DaemonUnavailable, match="only root can start this machine's"):
         victim.do(lambda: client.connect(paths.current(), print))
     assert sorted(it.name for it in nobody_named.iterdir()) == ["config.json"]
     (nobody_named / "config.json").unlink()
@@ -163,14 +163,14 @@ def test_log_is_no_link(place: Path) -> None:
     (place / "target").touch()
     (place / "daemon.log").symlink_to(place / "target")
     with pytest.raises(OSError, match=r"daemon\.log"):
-        open(place / "daemon.log", "ab", opener=client.for_log).close()
+        open(place / "daemon.log", "ab", opener=client.open_log).close()
 
 
 def test_lock_of_the_system_daemon_is_roots_alone(nobody_named: Path, victim: User) -> None:
     """Whoever may read a file may lock it, and the next daemon would find one running."""
-    with take_runtime(Runtime(nobody_named)), pytest.raises(PermissionError):
+    with lock_runtime(Runtime(nobody_named)), pytest.raises(PermissionError):
         victim.do(lambda: (nobody_named / "daemon.lock").open().close())
-    with take_runtime(Runtime(nobody_named)):
+    with lock_runtime(Runtime(nobody_named)):
         # Where leases are mounted, made before an ordinary user's first.
         assert {it.name for it in nobody_named.iterdir()} >= {"account", "lease", "leases"}
 
@@ -182,7 +182,7 @@ def test_request_waits_while_the_system_daemon_is_away(
     monkeypatch.setattr(Runtime, "foreign", property(lambda _: True))
     nobody_named.mkdir()
     runtime, told = Runtime(nobody_named), list[str]()
-    ask = protocol.Ask(command=["x"], gpu_mem="1")
+    ask = protocol.SubmitJob(command=["x"], gpu_mem="1")
 
     def start_daemon(text: str) -> None:
         told.append(text)
@@ -191,21 +191,21 @@ def test_request_waits_while_the_system_daemon_is_away(
         def answer() -> None:
             connection, _ = server.accept()
             with server, connection, connection.makefile("rb") as lines:
-                for words in (protocol.Hello(), protocol.Refused("it was heard", final=False)):
+                for words in (protocol.Hello(), protocol.JobRejected("it was heard", final=False)):
                     lines.readline()
                     connection.sendall(protocol.encode(words) + b"\n")
 
         threading.Thread(target=answer).start()
 
-    def acquire(wanted: protocol.Ask) -> None:
+    def acquire(wanted: protocol.SubmitJob) -> None:
         launch.acquire(
             runtime, wanted, timeout_s=None, on_wait=lambda _: None, announce=start_daemon
         )
 
-    with pytest.raises(NoDaemon, match="only root can start this machine's"):
-        acquire(protocol.Ask(command=["x"], gpu_mem="1", wait=False))
+    with pytest.raises(DaemonUnavailable, match="only root can start this machine's"):
+        acquire(protocol.SubmitJob(command=["x"], gpu_mem="1", wait=False))
     assert told == []
-    with pytest.raises(launch.NotGranted, match="it was heard"):
+    with pytest.raises(launch.LeaseNotGranted, match="it was heard"):
         acquire(ask)
     assert len(told) == 1
     assert "waiting until root has started it" in told[0]

@@ -15,9 +15,16 @@ from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.workstation import protocol
 from fenka.workstation.broker import Job
-from fenka.workstation.client import Connection, NoDaemon
+from fenka.workstation.client import Connection, DaemonUnavailable
 from fenka.workstation.paths import Runtime
-from fenka.workstation.usage import Glance, Offences, Outside, glance, remains, unnamed_mib
+from fenka.workstation.usage import (
+    GpuProcesses,
+    UnleasedProcess,
+    ViolationDetector,
+    group_by_lease,
+    retention_reason,
+    unattributed_mib,
+)
 from tests.workstation.conftest import HOLD, Workstation, eventually
 
 CARD = "GPU-00000000-0000-0000-0000-000000000001"
@@ -43,25 +50,25 @@ def job(
         pid=1,
         start_ticks=since,
         request=Request(memory=Memory(1, 1024)),
-        wanted="1",
+        summary="1",
         command=["true"],
         directory="/",
         kind="run",
         isolation="namespace",
         requested_at=0,
-        state="held" if held else "running",
+        state="completing" if held else "running",
         placement=Placement("here", (Slice(0, CARD, mib, 100),)),
-        held=held,
-        core=core,
-        unnamed_mib={CARD: 300},
+        retained=held,
+        compute_percent=core,
+        unattributed_mib={CARD: 300},
     )
 
 
 def outside(
     pid: int, mib: int | None = 1000, *, uid: int = 1000, start: int = 200, graphics: bool = False
-) -> Outside:
+) -> UnleasedProcess:
     """A process in no lease."""
-    return Outside(CARD, pid, uid, start, mib, graphics)
+    return UnleasedProcess(CARD, pid, uid, start, mib, graphics)
 
 
 def reading(mib: int) -> dict[str, Reading]:
@@ -81,10 +88,10 @@ def kept(
     *others: Job,
     used: int = 300,
     by: dict[str, list[GpuProcess]] | None = None,
-    out: tuple[Outside, ...] = (),
+    out: tuple[UnleasedProcess, ...] = (),
 ) -> str:
     """Why the slice of the first is kept."""
-    return remains(ended, others, CARDS, reading(used), Glance(by or {}, out))
+    return retention_reason(ended, others, CARDS, reading(used), GpuProcesses(by or {}, out))
 
 
 # ---- which slices are kept ----
@@ -109,7 +116,7 @@ def test_a_slice_is_kept_for_a_process_of_its_user_that_began_after_it() -> None
     [outside(7, uid=1001), outside(7, start=99), outside(7, graphics=True)],
     ids=["another user's", "there before", "a desktop's"],
 )
-def test_what_cannot_be_of_the_job_keeps_nothing(other: Outside) -> None:
+def test_what_cannot_be_of_the_job_keeps_nothing(other: UnleasedProcess) -> None:
     """Other people, programs that were there before, and screens use the card as they like."""
     assert kept(job(), used=300 + 1000, out=(other,)) == ""
 
@@ -141,21 +148,21 @@ def test_memory_is_not_counted_where_the_driver_does_not_tell() -> None:
     """Some drivers give no process's memory, and a daemon that was killed forgets what there was."""
     assert kept(job(), used=9000, out=(outside(7, None, uid=1001),)) == ""
     unknown = job()
-    unknown.unnamed_mib = {}
+    unknown.unattributed_mib = {}
     assert kept(unknown, used=9000) == ""
-    assert unnamed_mib(CARD, {}, Glance()) is None
+    assert unattributed_mib(CARD, {}, GpuProcesses()) is None
 
 
 def test_processes_are_sorted_by_lease_and_dead_ones_left_out() -> None:
     """A number that the driver still shows is nobody's when the process has ended."""
     mine, gone = os.getpid(), 7
-    seen = glance(
+    seen = group_by_lease(
         [GpuProcess(CARD, pid, 10) for pid in (mine, gone, 8)],
         lambda pid: "a" if pid == 8 else None,
         lambda pid: 5 if pid == mine else None,
     )
-    assert seen.leased == {"a": [GpuProcess(CARD, 8, 10)]}
-    assert seen.outside == [Outside(CARD, mine, os.getuid(), 5, 10, False)]
+    assert seen.by_lease == {"a": [GpuProcess(CARD, 8, 10)]}
+    assert seen.unleased == [UnleasedProcess(CARD, mine, os.getuid(), 5, 10, False)]
 
 
 # ---- who is accused ----
@@ -163,19 +170,21 @@ def test_processes_are_sorted_by_lease_and_dead_ones_left_out() -> None:
 
 def test_who_holds_too_much_is_accused_at_the_third_look() -> None:
     """As on a node: one look may fall between an allocation and its end."""
-    offences = Offences(itertools.count(0, 5).__next__)
-    seen = Glance(leased(a=14848))
-    said = [offences.look([job()], seen, {}, lambda *_: 0) for _ in range(3)]
+    offences = ViolationDetector(itertools.count(0, 5).__next__)
+    seen = GpuProcesses(leased(a=14848))
+    said = [offences.sample([job()], seen, {}, lambda *_: 0) for _ in range(3)]
     sentence = "holds 14848 MiB of card 0 by the driver's account, more than its 4000 MiB"
     assert said == [{}, {}, {"a": [sentence]}]
-    assert offences.look([job()], Glance(leased(a=4000)), {}, lambda *_: 0) == {}
+    assert offences.sample([job()], GpuProcesses(leased(a=4000)), {}, lambda *_: 0) == {}
 
 
 def test_who_has_too_much_time_is_accused() -> None:
     """A quarter of the card for 10 %, over fifteen seconds."""
     had = itertools.count(0, 1_250_000_000)
-    offences = Offences(itertools.count(0, 5).__next__)
-    said = [offences.look([job(core=10)], Glance(), {}, lambda *_: next(had)) for _ in range(4)]
+    offences = ViolationDetector(itertools.count(0, 5).__next__)
+    said = [
+        offences.sample([job(core=10)], GpuProcesses(), {}, lambda *_: next(had)) for _ in range(4)
+    ]
     sentence = "has had more than its 10 % of the time of card 0 by the driver's account"
     assert said == [{}, {}, {}, {"a": [sentence]}]
 
@@ -183,14 +192,14 @@ def test_who_has_too_much_time_is_accused() -> None:
 def test_who_has_no_shim_is_accused_at_once(tmp_path: Path) -> None:
     """By what the process has mapped."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
-        seen = Glance({"a": [GpuProcess(CARD, program.pid, 10)]})
+        seen = GpuProcesses({"a": [GpuProcess(CARD, program.pid, 10)]})
         bare = job()
-        bare.shim = 1
+        bare.shim_inode = 1
         sentence = "uses a card without fenka's library, so without its limit: process "
-        said = Offences().look([bare], seen, {}, lambda *_: 0)
+        said = ViolationDetector().sample([bare], seen, {}, lambda *_: 0)
         assert said == {"a": [f"{sentence}{program.pid}"]}
-        bare.shim = 0
-        assert Offences().look([bare], seen, {}, lambda *_: 0) == {}
+        bare.shim_inode = 0
+        assert ViolationDetector().sample([bare], seen, {}, lambda *_: 0) == {}
         program.communicate(b"\n")
 
 
@@ -218,14 +227,14 @@ def end(program: subprocess.Popen[str]) -> None:
 def jobs(t4: Workstation) -> dict[str, protocol.JobView]:
     """What the daemon says, by name; without a command, which takes long on a busy machine."""
     with Connection(Runtime(t4.root)) as connection:
-        answer = connection.call(protocol.List())
+        answer = connection.call(protocol.GetSnapshot())
     assert isinstance(answer, protocol.Snapshot)
     return {it.name: it for it in answer.jobs}
 
 
 def state(t4: Workstation, name: str) -> str:
     """Of a job; empty where there is none of this name, or no daemon."""
-    with contextlib.suppress(NoDaemon, ConnectionError):
+    with contextlib.suppress(DaemonUnavailable, ConnectionError):
         return next((it.state for it in jobs(t4).values() if it.name == name), "")
     return ""
 
@@ -237,7 +246,7 @@ def test_a_slice_waits_for_what_runs_outside_of_it(t4: Workstation) -> None:
     first.report()
     program = plain(t4, 3000)
     assert first.end() == 0
-    eventually(lambda: state(t4, "first") == "held")
+    eventually(lambda: state(t4, "first") == "completing")
     reason = f"process {program.pid} uses card 0 outside of its lease"
     assert jobs(t4)["first"].reason == reason
     waiting = t4.run("--gpu-mem", "14", "--name", "next", "--", *HOLD, "100")
@@ -246,7 +255,7 @@ def test_a_slice_waits_for_what_runs_outside_of_it(t4: Workstation) -> None:
     assert f"process {program.pid} of " in doctor
     assert f"has ended, but {reason}" in doctor
     t4.kill_daemon()
-    eventually(lambda: state(t4, "first") == "held")
+    eventually(lambda: state(t4, "first") == "completing")
     end(program)
     assert waiting.report()["cards"][0]["result"] == 0
 
@@ -263,7 +272,7 @@ def test_what_ran_before_keeps_no_slice_and_the_owner_may_give_one_away(t4: Work
     second.report()
     after = plain(t4, 1000)
     assert second.end() == 0
-    eventually(lambda: state(t4, "second") == "held")
+    eventually(lambda: state(t4, "second") == "completing")
     assert t4.ok("stop", "second") == "second: stopped\n"
     assert jobs(t4) == {}
     end(before)
@@ -276,8 +285,8 @@ def test_a_program_over_its_limit_is_marked(t4: Workstation) -> None:
     words = ("--gpu-mem", "4", "--isolation", "cooperative", "--name", "cheat", "--")
     cheat = t4.run(*words, "env", "-u", "LD_PRELOAD", *HOLD, "9000")
     assert cheat.report()["cards"][0]["result"] == 0
-    eventually(lambda: len(jobs(t4)["cheat"].offences) > 1)
-    holds, bare = jobs(t4)["cheat"].offences
+    eventually(lambda: len(jobs(t4)["cheat"].violations) > 1)
+    holds, bare = jobs(t4)["cheat"].violations
     assert holds.startswith("holds ")
     assert "without fenka's library" in bare
     lines = t4.ok("ps").splitlines()

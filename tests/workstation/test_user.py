@@ -111,10 +111,10 @@ def test_ends_are_noticed(user: Workstation) -> None:
     """Also of a grandchild that broke away, and by a daemon that was started again."""
     script = "setsid sleep 1000 >/dev/null 2>&1 < /dev/null &"
     assert user.fenka("run", "--gpu-mem", "14", "--name", "tree", "--", "sh", "-c", script)
-    (child,) = eventually(lambda: user.jobs()["tree"]["processes"])
+    (child,) = eventually(lambda: user.jobs()["tree"]["pids"])
     user.kill_daemon()
     user.start("--simulate", "T4")
-    assert user.jobs()["tree"]["processes"] == [child]
+    assert user.jobs()["tree"]["pids"] == [child]
     os.kill(child, 9)
     eventually(lambda: not user.jobs())
 

@@ -19,7 +19,7 @@ from fenka.core.errors import INVALID_INPUT
 from fenka.dialects import gpushare, node_inventory
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import NoDaemon
+from fenka.workstation.client import DaemonUnavailable
 from fenka.workstation.paths import UnsafeDirectory
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Cluster:
 def local(target: Target) -> protocol.Snapshot | None:
     """This machine's world; None where the cluster is to be shown.
 
-    Raises NoDaemon, UnsafeDirectory, OtherVersion.
+    Raises DaemonUnavailable, UnsafeDirectory, ProtocolMismatch.
     """
     from fenka.cli.listing import current
 
@@ -72,7 +72,7 @@ def local(target: Target) -> protocol.Snapshot | None:
         return None
     try:
         return current()
-    except (NoDaemon, UnsafeDirectory):
+    except (DaemonUnavailable, UnsafeDirectory):
         if target.local:
             raise
         return None

@@ -129,7 +129,7 @@ class World:
     def snapshot(self) -> protocol.Snapshot:
         """What the daemon knows now."""
         with Connection(self.runtime) as connection:
-            answer = connection.call(protocol.List())
+            answer = connection.call(protocol.GetSnapshot())
         assert isinstance(answer, protocol.Snapshot)
         return answer
 
@@ -284,7 +284,7 @@ def _from_outside(world: World) -> None:
     """The whole card, as the driver shows it to the host."""
     seen = world.snapshot()
     card = seen.cards[0]
-    names = {pid: job.name for job in seen.jobs for pid in job.processes}
+    names = {pid: job.name for job in seen.jobs for pid in job.pids}
     print(f"\nFrom outside: {card.model}, {card.used_mib} MiB of {card.memory_mib} MiB in use")
     with Driver.open(Path(seen.library_dir) if seen.library_dir else None) as driver:
         for process in driver.processes():

@@ -13,7 +13,7 @@ from fenka.dialects.sizes import UNITS_MIB
 from fenka.hardware.nvml import Driver, NoDriver
 from fenka.isolation import sandbox
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import NoDaemon
+from fenka.workstation.client import DaemonUnavailable
 from fenka.workstation.paths import UnsafeDirectory
 
 
@@ -49,7 +49,7 @@ def _daemon() -> list[Check]:
     runtime = paths.current()
     try:
         world = current()
-    except NoDaemon as why:
+    except DaemonUnavailable as why:
         by_itself = f"none runs at {runtime.socket}; commands start it by themselves"
         return [
             Check("daemon", "wrong", str(why))
@@ -57,7 +57,7 @@ def _daemon() -> list[Check]:
             else Check("daemon", "note", by_itself),
             *_cards_without_daemon(),
         ]
-    except (protocol.OtherVersion, UnsafeDirectory) as why:
+    except (protocol.ProtocolMismatch, UnsafeDirectory) as why:
         return [Check("daemon", "wrong", str(why))]
     unit = "GiB" if world.unit_mib == UNITS_MIB["GiB"] else f"{world.unit_mib} MiB"
     return [
@@ -106,7 +106,7 @@ def _card(card: protocol.CardView, world: protocol.Snapshot) -> Check:
     )
     if not card.healthy:
         return Check(f"card {card.index}", "wrong", f"{detail}; the driver has lost it")
-    outside = [_outside(it) for it in world.outside if it.card == card.index]
+    outside = [_outside(it) for it in world.unleased if it.card == card.index]
     if outside:
         why = (
             f"outside of any lease it is used by {', '.join(outside)}: start such programs with `fenka run`, "
@@ -133,11 +133,11 @@ def _offences(world: protocol.Snapshot) -> list[Check]:
             f"{job.name} of {job.user} {offence}: end it with `fenka stop {job.name}`",
         )
         for job in world.jobs
-        for offence in job.offences
+        for offence in job.violations
     ] + [
         Check("slice", "note", f"{job.name} of {job.user} has ended, but {job.reason}")
         for job in world.jobs
-        if job.state == "held"
+        if job.state == "completing"
     ]
 
 
@@ -145,7 +145,7 @@ def _leases(world: protocol.Snapshot) -> Check:
     loose = [
         job.name
         for job in world.jobs
-        if job.slices and (job.isolation == "cooperative" or job.user_namespaces)
+        if job.slices and (job.isolation == "cooperative" or job.allow_user_namespaces)
     ]
     held = sum(1 for job in world.jobs if job.slices)
     waiting = len(world.jobs) - held
@@ -163,11 +163,11 @@ def _unreadable(world: protocol.Snapshot) -> list[Check]:
         Check(
             f"job {job.name}",
             "note",
-            f"processes {', '.join(map(str, job.unreadable))} may be in its lease and cannot be read: it "
-            "holds its slice until they end",
+            f"processes {', '.join(map(str, job.unreadable_pids))} may be in its lease and cannot be read: "
+            "it holds its slice until they end",
         )
         for job in world.jobs
-        if job.unreadable
+        if job.unreadable_pids
     ]
 
 

@@ -42,7 +42,7 @@ def report_errors(show: Callable[[str], None] = print_error) -> Iterator[None]:
         sys.exit(why.exit_code)
     except OSError as why:
         # Files and disks fail in more ways than each command can handle by itself.
-        from fenka.isolation.files import sentence
+        from fenka.isolation.files import describe_os_error
 
-        show(sentence(why))
+        show(describe_os_error(why))
         sys.exit(FAILURE)

@@ -20,9 +20,9 @@ from fenka.cli import tables
 from fenka.cli.errors import UserError, print_error, report_errors
 from fenka.cli.listing import running_names
 from fenka.core.errors import INTERRUPTED, INVALID_INPUT, PROGRAM_NOT_FOUND
-from fenka.isolation.control import Mode
+from fenka.isolation.control import ComputeMode
 from fenka.jobs import notebook as jupyter
-from fenka.workstation import asking, gang, launch, paths, protocol
+from fenka.workstation import launch, paths, protocol, submission, supervisor
 from fenka.workstation.client import Connection
 from fenka.workstation.paths import Runtime
 
@@ -42,7 +42,7 @@ class Wanted:
 
     gpu_mem: str
     gpu_core: int
-    gpu_core_mode: Mode | None
+    gpu_core_mode: ComputeMode | None
     cards: int
     gpus: int
     models: tuple[str, ...]
@@ -51,7 +51,7 @@ class Wanted:
     priority: int = 0
     time_limit_s: float | None = None
 
-    def ask(self, kind: protocol.Kind, command: list[str], how: "How") -> protocol.Ask:
+    def ask(self, kind: protocol.JobKind, command: list[str], how: "How") -> protocol.SubmitJob:
         """The request. Raises UserError for options that contradict each other, and InvalidRequest."""
         if self.gpu_core_mode and not self.gpu_core:
             raise UserError("--gpu-core-mode says what --gpu-core means: give both", INVALID_INPUT)
@@ -73,7 +73,7 @@ class Wanted:
             raise UserError(
                 "--timeout takes a number of seconds; leave it out to wait", INVALID_INPUT
             )
-        ask = protocol.Ask(
+        ask = protocol.SubmitJob(
             command=command,
             gpu_mem=self.gpu_mem,
             gpu_core=self.gpu_core,
@@ -81,7 +81,7 @@ class Wanted:
             cards=self.gpus or self.cards,
             whole=bool(self.gpus),
             models=list(self.models),
-            name=self.name or asking.name_for(command),
+            name=self.name or submission.generate_name(command),
             kind=kind,
             wait=how.wait,
             directory=str(Path.cwd()),
@@ -89,9 +89,9 @@ class Wanted:
             gang=self.gang,
             priority=self.priority,
             time_limit_s=self.time_limit_s,
-            user_namespaces=how.user_namespaces,
+            allow_user_namespaces=how.user_namespaces,
         )
-        asking.check(ask)
+        submission.validate(ask)
         return ask
 
 
@@ -172,7 +172,7 @@ def _announce_url(child: int, job_dir: Path) -> int:
 
 
 def _become(
-    ask: protocol.Ask,
+    ask: protocol.SubmitJob,
     how: How,
     extra: dict[str, str],
     tell: Callable[[str], None],
@@ -181,7 +181,7 @@ def _become(
     """before: called last of all."""
     runtime = paths.current()
     connection, granted = _acquire(runtime, ask, how, tell)
-    assert isinstance(granted, protocol.Granted)
+    assert isinstance(granted, protocol.LeaseGranted)
     environment = launch.enter(
         connection, granted, how.isolation, user_namespaces=how.user_namespaces
     )
@@ -191,11 +191,11 @@ def _become(
 
 
 def _acquire(
-    runtime: Runtime, ask: protocol.Ask, how: How, tell: Callable[[str], None]
-) -> tuple[Connection, protocol.Granted | protocol.GangGranted]:
+    runtime: Runtime, ask: protocol.SubmitJob, how: How, tell: Callable[[str], None]
+) -> tuple[Connection, protocol.LeaseGranted | protocol.GangGranted]:
     told = ""
 
-    def on_wait(waiting: protocol.Waiting) -> None:
+    def on_wait(waiting: protocol.JobQueued) -> None:
         nonlocal told
         line = f"waiting, position {waiting.position} of {waiting.length}: {waiting.reason}"
         if line != told:
@@ -207,7 +207,7 @@ def _acquire(
 
 def _exec(command: list[str], environment: dict[str, str]) -> NoReturn:
     try:
-        launch.become(command, environment)
+        launch.exec_program(command, environment)
     except OSError as why:
         raise UserError(
             f"{command[0]} cannot be started: {why.strerror}", PROGRAM_NOT_FOUND
@@ -215,7 +215,7 @@ def _exec(command: list[str], environment: dict[str, str]) -> NoReturn:
 
 
 def _be_gang(
-    ask: protocol.Ask,
+    ask: protocol.SubmitJob,
     how: How,
     tell: Callable[[str], None],
     started: Callable[[], None] = lambda: None,
@@ -227,11 +227,11 @@ def _be_gang(
     assert isinstance(granted, protocol.GangGranted)
     jobs, port = granted.jobs, _free_port()
 
-    def member(rank: int, ready: gang.Ready) -> NoReturn:
+    def member(rank: int, ready: supervisor.ReportReady) -> NoReturn:
         def body() -> NoReturn:
             # The gang's own place is the parent's to give up.
             environment = launch.enter(
-                *launch.claim(runtime, jobs[rank]),
+                *launch.claim_member(runtime, jobs[rank]),
                 how.isolation,
                 user_namespaces=how.user_namespaces,
             ) | _gang_environment(rank, len(jobs), port)
@@ -244,7 +244,7 @@ def _be_gang(
         connection.close()
         started()
 
-    ended = gang.run(len(jobs), member, started=all_started, logs=logs)
+    ended = supervisor.run(len(jobs), member, started=all_started, logs=logs)
     if ended.never_started is not None:
         raise UserError(
             f"{ask.name} was not started: member {ended.never_started} could not be",
@@ -275,7 +275,7 @@ def _free_port() -> int:
         return port
 
 
-def _detached(ask: protocol.Ask, how: How, job_dir: Path, extra: dict[str, str]) -> NoReturn:
+def _detached(ask: protocol.SubmitJob, how: How, job_dir: Path, extra: dict[str, str]) -> NoReturn:
     """Start the program in a session of its own, report how it stands, and leave."""
     receive, send = os.pipe()
     former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -308,7 +308,7 @@ def _detached(ask: protocol.Ask, how: How, job_dir: Path, extra: dict[str, str])
     sys.exit(0)
 
 
-def _report(ask: protocol.Ask, child: int, receive: int, job_dir: Path) -> None:
+def _report(ask: protocol.SubmitJob, child: int, receive: int, job_dir: Path) -> None:
     """How a detached program stands. Raises UserError if it has not started."""
     with os.fdopen(receive) as reports:
         # The pipe closes when the program is executed, or when it could not be.
@@ -388,7 +388,7 @@ def _job_dir(name: str) -> Path:
     jobs = paths.jobs_directory()
     jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory = jobs / name
-    paths.check_above(directory)
+    paths.check_parents(directory)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(mode=0o700)
     return directory

@@ -6,20 +6,20 @@ import time
 from fenka.cli import tables
 from fenka.cli.errors import UserError
 from fenka.core.errors import INVALID_INPUT
-from fenka.isolation.control import Mode
+from fenka.isolation.control import ComputeMode
 from fenka.jobs import notebook
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import Connection, NoDaemon
+from fenka.workstation.client import Connection, DaemonUnavailable
 
 FOLLOW_EVERY_S = 0.1
 
 
 def current() -> protocol.Snapshot:
-    """What the daemon knows now. Raises NoDaemon, OtherVersion."""
+    """What the daemon knows now. Raises DaemonUnavailable, ProtocolMismatch."""
     with Connection(paths.current()) as connection:
-        answer = connection.call(protocol.List())
+        answer = connection.call(protocol.GetSnapshot())
     if not isinstance(answer, protocol.Snapshot):
-        raise UserError(protocol.refusal(answer))
+        raise UserError(protocol.failure_reason(answer))
     return answer
 
 
@@ -38,7 +38,7 @@ def ps(output: str) -> None:
     offences = [
         f"! {job.name} {offence}; `fenka stop {job.name}` ends it"
         for job in world.jobs
-        for offence in job.offences
+        for offence in job.violations
     ]
     tables.put([*tables.fit(rows), *offences])
 
@@ -51,11 +51,11 @@ def _row(job: protocol.JobView) -> tuple[str, ...]:
         job.user,
         state,
         ",".join(str(piece.card) for piece in job.slices) or "-",
-        "+".join(f"{piece.memory_mib}MiB" for piece in job.slices) or job.wanted,
+        "+".join(f"{piece.memory_mib}MiB" for piece in job.slices) or job.summary,
         _core(job),
-        (f"{sum(used)}MiB" if used else "-") + ("!" if job.offences else ""),
+        (f"{sum(used)}MiB" if used else "-") + ("!" if job.violations else ""),
         age(time.time() - (job.started_at or job.requested_at)),
-        job.reason if job.state in ("waiting", "held") else _what(job),
+        job.reason if job.state in ("waiting", "completing") else _what(job),
     )
 
 
@@ -100,7 +100,7 @@ def running_names() -> set[str]:
     """Of all jobs that hold a slice or wait for one; none where no daemon answers."""
     try:
         return {name for job in current().jobs for name in (job.name, job.gang) if name}
-    except NoDaemon:
+    except DaemonUnavailable:
         return set()
 
 
@@ -110,16 +110,18 @@ def _no_log(name: str) -> str:
     return f"no job called {name} has left a log: `fenka ps` lists jobs"
 
 
-def resize(name: str, gpu_mem: str, gpu_core: int | None, gpu_core_mode: Mode | None) -> None:
+def resize(
+    name: str, gpu_mem: str, gpu_core: int | None, gpu_core_mode: ComputeMode | None
+) -> None:
     """For programs that run, within a second."""
     if not gpu_mem and gpu_core is None and gpu_core_mode is None:
         raise UserError(
             "say what to change: --gpu-mem, --gpu-core or --gpu-core-mode", INVALID_INPUT
         )
     with Connection(paths.current()) as connection:
-        answer = connection.call(protocol.Resize(name, gpu_mem, gpu_core, gpu_core_mode))
+        answer = connection.call(protocol.ResizeJob(name, gpu_mem, gpu_core, gpu_core_mode))
     if not isinstance(answer, protocol.Done):
-        raise UserError(protocol.refusal(answer))
+        raise UserError(protocol.failure_reason(answer))
     print(f"{tables.shown(answer.text)}: resized")
 
 
@@ -128,10 +130,10 @@ def stop(names: list[str], grace_s: float) -> None:
     failures = []
     for name in names:
         with Connection(paths.current()) as connection:
-            answer = connection.call(protocol.Stop(name, grace_s))
+            answer = connection.call(protocol.StopJob(name, grace_s))
         if isinstance(answer, protocol.Done):
             print(f"{tables.shown(answer.text)}: stopped")
         else:
-            failures.append(protocol.refusal(answer))
+            failures.append(protocol.failure_reason(answer))
     if failures:
         raise UserError("; ".join(failures))

@@ -405,7 +405,7 @@ def daemon(
         bool, typer.Option("--force", help="with --stop: programs keep running")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", hidden=True)] = False,
-    behind: Annotated[bool, typer.Option("--behind", hidden=True)] = False,
+    background_child: Annotated[bool, typer.Option("--background-child", hidden=True)] = False,
     lifeline: Annotated[bool, typer.Option("--lifeline", hidden=True)] = False,
 ) -> None:
     """Lease this machine's cards (starts by itself)."""
@@ -418,7 +418,9 @@ def daemon(
         if background:
             serving.start(given)
         else:
-            serving.daemon(given, resume=resume, behind=behind, lifeline=lifeline)
+            serving.daemon(
+                given, resume=resume, background_child=background_child, lifeline=lifeline
+            )
 
 
 @app.command()

@@ -40,7 +40,7 @@ def local_rows(world: protocol.Snapshot) -> list[QueueRow]:
             name=job.name,
             namespace=job.user,
             priority=job.priority,
-            asks=job.wanted,
+            asks=job.summary,
             since=job.requested_at,
             reserved=[str(card) for card in job.reserved],
             starts_by=job.starts_by,

@@ -12,7 +12,7 @@ from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE
 from fenka.dialects.base import GIB_MIB, InvalidRecord
 from fenka.dialects.resize import REFUSED, REQUEST, decode_status, encode_request
 from fenka.dialects.sizes import parse_memory
-from fenka.isolation.control import Mode
+from fenka.isolation.control import ComputeMode
 from fenka.kubernetes.client import Api
 
 WAIT_S = 10.0
@@ -26,7 +26,7 @@ class Wanted:
 
     gpu_mem: str
     gpu_core: int | None
-    gpu_core_mode: Mode | None
+    gpu_core_mode: ComputeMode | None
     container: str = ""
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from fenka.cli.errors import UserError
 from fenka.workstation import files, main, paths, protocol
-from fenka.workstation.client import ALREADY_RUNNING, READY, Connection, for_log, start_daemon
+from fenka.workstation.client import EXIT_ALREADY_RUNNING, READY, Connection, open_log, start_daemon
 from fenka.workstation.daemon import AlreadyRunning, Daemon
-from fenka.workstation.ending import Ending
 from fenka.workstation.files import Config
+from fenka.workstation.shutdown import ShutdownSignals
 
 ENDS_WITHIN_S = 10.0
 
@@ -41,31 +41,31 @@ def start(given: Given) -> None:
     print("the fenka daemon is running; `fenka daemon --stop` ends it")
 
 
-def daemon(given: Given, *, resume: bool, behind: bool, lifeline: bool) -> None:
+def daemon(given: Given, *, resume: bool, background_child: bool, lifeline: bool) -> None:
     """Serve until told to stop.
 
-    behind: start_daemon has started this; stdout and stderr are its pipe until clients can connect.
+    background_child: start_daemon has started this; stdout and stderr are its pipe until clients can connect.
     lifeline: end when standard input does.
     """
-    ending = Ending(0 if lifeline else None)
+    ending = ShutdownSignals(0 if lifeline else None)
     runtime = paths.own()
     config = Config(given.simulate, given.policy, given.unit, list(given.only))
     if resume:
         config = files.load_config(runtime) or config
     # Now, when a reason to end can still be told.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    log = for_log(str(runtime.log), flags) if behind else None
+    log = open_log(str(runtime.log), flags) if background_child else None
 
     def ready(daemon: Daemon) -> None:
         if log is not None:
-            _go_behind(log)
+            _redirect_to_log(log)
         with contextlib.suppress(OSError):  # The disk is full: that is no reason to end.
             _announce(daemon)
 
     try:
         left = main.run(runtime, config, ready, ending)
     except AlreadyRunning as why:
-        raise UserError(str(why), ALREADY_RUNNING if behind else 1) from None
+        raise UserError(str(why), EXIT_ALREADY_RUNNING if background_child else 1) from None
     except Exception:
         # Ctrl-C may have ended a program that the start needs.
         if signal.SIGINT in ending.signals:
@@ -77,7 +77,7 @@ def daemon(given: Given, *, resume: bool, behind: bool, lifeline: bool) -> None:
         raise KeyboardInterrupt
 
 
-def _go_behind(log: int) -> None:
+def _redirect_to_log(log: int) -> None:
     """Tell who started us, and talk to the log from now on. Raises BrokenPipeError."""
     os.write(1, READY)
     for descriptor in (1, 2):

@@ -16,27 +16,27 @@ from fenka.isolation.layout import constant, layout
 
 __all__ = [
     "Account",
-    "BadAccount",
-    "Process",
+    "AccountSlot",
+    "InvalidAccount",
     "create",
-    "held_by",
     "offset",
     "open_file",
     "read",
     "size",
+    "total_memory",
     "words",
 ]
 
-IMPLAUSIBLE_BYTES = 1 << 50
+MAX_PLAUSIBLE_BYTES = 1 << 50
 """No card has a pebibyte of memory; a process that says so is marked and counted as holding nothing."""
 
 
-class BadAccount(FenkaError):
+class InvalidAccount(FenkaError):
     """The file is not an account at all; the message is one sentence that says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class AccountSlot:
     """What one slot says."""
 
     pid: int
@@ -63,7 +63,7 @@ class Process:
 class Account:
     """What all processes of a lease say they hold."""
 
-    processes: tuple[Process, ...]
+    processes: tuple[AccountSlot, ...]
     charged_ns: tuple[int, ...] = ()
     """Of each card's time, as the programs estimate it: all that ever ran in the lease, where compute is
     limited."""
@@ -73,7 +73,7 @@ class Account:
     @property
     def memory_bytes(self) -> tuple[int, ...]:
         """Totals, by number of the card in the lease."""
-        return held_by(self.processes, self.released_bytes)
+        return total_memory(self.processes, self.released_bytes)
 
     @property
     def suspect(self) -> bool:
@@ -81,7 +81,9 @@ class Account:
         return any(process.suspect for process in self.processes)
 
 
-def held_by(processes: Collection[Process], released: Collection[int] = ()) -> tuple[int, ...]:
+def total_memory(
+    processes: Collection[AccountSlot], released: Collection[int] = ()
+) -> tuple[int, ...]:
     """What they hold together, by number of the card; memory that they share as lease.h says.
 
     released: what the account says of each card, beside its processes.
@@ -136,7 +138,7 @@ def create(path: Path, owner: int | None = None) -> None:
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor of an account. Raises BadAccount, OSError.
+    """Return a descriptor of an account. Raises InvalidAccount, OSError.
 
     Programs can write the file and may replace it by a pipe, a link or a device. They can also lock it with a
     lease of fcntl, which an opening without O_NONBLOCK would wait for.
@@ -152,9 +154,9 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
 def _check(fd: int, path: Path) -> None:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise BadAccount(f"{path}: is not a regular file")
+        raise InvalidAccount(f"{path}: is not a regular file")
     if os.pread(fd, len(_header()), 0) != _header():
-        raise BadAccount(f"{path}: does not begin as an account of this version does")
+        raise InvalidAccount(f"{path}: does not begin as an account of this version does")
 
 
 def offset(field: str) -> int:
@@ -173,7 +175,7 @@ def words(fd: int, field: str, row: int = 0) -> tuple[int, ...]:
     return struct.unpack(f"<{length}Q", data)
 
 
-def _processes(fd: int) -> Iterator[Process]:
+def _processes(fd: int) -> Iterator[AccountSlot]:
     before = words(fd, "identity")
     cards = range(constant("FENKA_MAX_CARDS"))
     none = (0,) * len(cards)
@@ -199,13 +201,13 @@ def _processes(fd: int) -> Iterator[Process]:
         ended = states[index] == constant("FENKA_NAMESPACE_ENDED")
         if ended and not any(held[1]):
             continue  # dead too: its slot is emptied by the next process that needs the memory
-        impossible = max(map(max, held)) >= IMPLAUSIBLE_BYTES
+        impossible = max(map(max, held)) >= MAX_PLAUSIBLE_BYTES
         slot, given, taken = (
-            tuple(0 if b >= IMPLAUSIBLE_BYTES else b for b in row)
+            tuple(0 if b >= MAX_PLAUSIBLE_BYTES else b for b in row)
             for row in (held if not ended else (none, held[1], none))
         )
         inodes = namespaces[index] if index < constant("FENKA_MAX_NAMESPACES") else 0
-        yield Process(
+        yield AccountSlot(
             pid,
             identity >> start,
             inodes & 0xFFFFFFFF,
@@ -227,14 +229,16 @@ def _charged(fd: int) -> tuple[int, ...]:
 
 
 def read(path: Path) -> Account:
-    """Return what the account says now. Raises BadAccount where the file is none, else OSError."""
+    """Return what the account says now. Raises InvalidAccount where the file is none, else OSError."""
     fd = open_file(path)
     try:
         released = words(fd, "released")
         return Account(
             tuple(_processes(fd)),
             _charged(fd),
-            tuple(0 if it >= IMPLAUSIBLE_BYTES else it for it in released) if any(released) else (),
+            tuple(0 if it >= MAX_PLAUSIBLE_BYTES else it for it in released)
+            if any(released)
+            else (),
         )
     finally:
         os.close(fd)

@@ -14,18 +14,27 @@ from typing import Any, Literal, get_args
 from fenka.core.errors import FenkaError
 from fenka.isolation.layout import constant, layout
 
-__all__ = ["BadControl", "Control", "Limit", "Mode", "current", "read", "update", "write"]
+__all__ = [
+    "ComputeMode",
+    "Control",
+    "InvalidControl",
+    "Limit",
+    "read",
+    "read_interrupted",
+    "update",
+    "write",
+]
 
-Mode = Literal["hard", "soft", "weight"]
+ComputeMode = Literal["hard", "soft", "weight"]
 """hard: never more than the share. soft: the share, and what is idle. weight: no limit, but a proportion when
 several want the card. In the order of the constants ``FENKA_COMPUTE_…``."""
 
-MODES: tuple[Mode, ...] = get_args(Mode)
+COMPUTE_MODES: tuple[ComputeMode, ...] = get_args(ComputeMode)
 
 _UUID_CHARACTERS = 40
 
 
-class BadControl(FenkaError):
+class InvalidControl(FenkaError):
     """A control page, or what should become one, is wrong; the message is one sentence that says how."""
 
 
@@ -41,7 +50,7 @@ class Limit:
     """Charged once per process that has a context on the card."""
     compute_percent: int = 100
     """Share of the card's time, 1 to 100; 100 and hard = no limit."""
-    compute_mode: Mode = "hard"
+    compute_mode: ComputeMode = "hard"
     """What the share means."""
 
     @property
@@ -70,8 +79,8 @@ def _limit_fault(limit: Limit) -> str | None:
         return f"{limit.context_bytes} bytes for a context on {limit.uuid} is not a size"
     if not 1 <= limit.compute_percent <= 100:
         return f"{limit.compute_percent} % of {limit.uuid} is not 1 to 100 %"
-    if limit.compute_mode not in MODES:
-        return f"{limit.compute_mode!r} is not one of {', '.join(MODES)}"
+    if limit.compute_mode not in COMPUTE_MODES:
+        return f"{limit.compute_mode!r} is not one of {', '.join(COMPUTE_MODES)}"
     return None
 
 
@@ -89,9 +98,9 @@ def _fault(control: Control) -> str | None:
     return next(filter(None, map(_limit_fault, control.limits)), None)
 
 
-def _checked(control: Control, where: str) -> Control:
+def _validated(control: Control, where: str) -> Control:
     if fault := _fault(control):
-        raise BadControl(f"{where}: {fault}")
+        raise InvalidControl(f"{where}: {fault}")
     return control
 
 
@@ -100,13 +109,13 @@ def _fill(card: Any, limit: Limit) -> None:
     card.memory_bytes = limit.memory_bytes
     card.context_bytes = limit.context_bytes
     card.compute_percent = limit.compute_percent
-    card.compute_mode = MODES.index(limit.compute_mode)
+    card.compute_mode = COMPUTE_MODES.index(limit.compute_mode)
 
 
 def encode(control: Control) -> bytes:
-    """The page's bytes; BadControl when the control cannot be one."""
+    """The page's bytes; InvalidControl when the control cannot be one."""
     ffi = layout()
-    _checked(control, "control")
+    _validated(control, "control")
     page = ffi.new("struct fenka_control *")
     page.magic = constant("FENKA_CONTROL_MAGIC")
     page.version = constant("FENKA_LAYOUT_VERSION")
@@ -124,19 +133,21 @@ def _text(ffi: Any, field: Any) -> str:
 
 
 def _limit(ffi: Any, card: Any, where: str) -> Limit:
-    if card.compute_mode >= len(MODES):
-        raise BadControl(f"{where}: compute mode {card.compute_mode} is not known to this version")
+    if card.compute_mode >= len(COMPUTE_MODES):
+        raise InvalidControl(
+            f"{where}: compute mode {card.compute_mode} is not known to this version"
+        )
     return Limit(
         _text(ffi, card.uuid),
         card.memory_bytes,
         card.context_bytes,
         card.compute_percent,
-        MODES[card.compute_mode],
+        COMPUTE_MODES[card.compute_mode],
     )
 
 
-def _without_what_is_told(data: bytes) -> bytes:
-    """It changes ten times a second and is no limit; :mod:`fenka.isolation.telling` writes it."""
+def _without_feedback(data: bytes) -> bytes:
+    """It changes ten times a second and is no limit; :mod:`fenka.isolation.compute_feedback` writes it."""
     ffi = layout()
     copy = bytearray(data)
     page = ffi.from_buffer("struct fenka_control *", copy)
@@ -147,12 +158,12 @@ def _without_what_is_told(data: bytes) -> bytes:
 
 
 def decode(data: bytes, where: str = "control") -> Control:
-    """The control that a page's bytes hold; BadControl unless encoding it again gives these bytes, but for
-    what the agent tells of the cards."""
+    """Decode a page. Raises InvalidControl unless encoding the result gives the same bytes, but for
+    feedback."""
     ffi = layout()
     size = constant("FENKA_CONTROL_BYTES")
     if len(data) != size:
-        raise BadControl(f"{where}: is {len(data)} bytes, a control page has {size}")
+        raise InvalidControl(f"{where}: is {len(data)} bytes, a control page has {size}")
     page = ffi.from_buffer("struct fenka_control *", data)
     for name, expected in (
         ("magic", constant("FENKA_CONTROL_MAGIC")),
@@ -160,18 +171,18 @@ def decode(data: bytes, where: str = "control") -> Control:
         ("bytes", size),
     ):
         if (found := getattr(page, name)) != expected:
-            raise BadControl(f"{where}: {name} is {found:#x}, expected {expected:#x}")
+            raise InvalidControl(f"{where}: {name} is {found:#x}, expected {expected:#x}")
     if page.card_count > constant("FENKA_MAX_CARDS"):
-        raise BadControl(f"{where}: states {page.card_count} cards")
+        raise InvalidControl(f"{where}: states {page.card_count} cards")
     limits = tuple(_limit(ffi, c, where) for c in page.cards[0 : page.card_count])
-    control = _checked(Control(_text(ffi, page.lease), limits, page.generation), where)
-    if encode(control) != _without_what_is_told(data):
-        raise BadControl(f"{where}: holds bytes in fields that this version does not know")
+    control = _validated(Control(_text(ffi, page.lease), limits, page.generation), where)
+    if encode(control) != _without_feedback(data):
+        raise InvalidControl(f"{where}: holds bytes in fields that this version does not know")
     return control
 
 
 def write(path: Path, control: Control) -> None:
-    """Creates or replaces the page, atomically; BadControl when it cannot be one, OSError from the disk.
+    """Creates or replaces the page, atomically; InvalidControl when it cannot be one, OSError from the disk.
 
     Programs that run keep the page that they began with: to change their limits, use :func:`update`.
     """
@@ -188,7 +199,7 @@ def write(path: Path, control: Control) -> None:
 
 
 def read(path: Path) -> Control:
-    """The control in the file; BadControl with a sentence when it is wrong, OSError when unreadable."""
+    """The control in the file; InvalidControl with a sentence when it is wrong, OSError when unreadable."""
     with path.open("rb") as file:
         return decode(file.read(constant("FENKA_CONTROL_BYTES") + 1), str(path))
 
@@ -196,18 +207,20 @@ def read(path: Path) -> Control:
 def update(path: Path, control: Control) -> Control:
     """Changes the limits of programs that run, in place; returns what is in force, with its generation.
 
-    The cards must stay the same and in the same order (BadControl otherwise): programs know them by their
+    The cards must stay the same and in the same order (InvalidControl otherwise): programs know them by their
     number. One writer at a time. What programs hold is not looked at: that is
     :func:`fenka.isolation.resize.resize`. A writer that was killed half-way leaves an odd generation, under
     which programs keep the last limits they saw; the next update repairs it.
     """
-    _checked(replace(control, generation=0), "control")
+    _validated(replace(control, generation=0), "control")
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as page:
-        before = _whole(bytes(page), path)
+        before = _decode_interrupted(bytes(page), path)
         if [c.uuid for c in before.limits] != [c.uuid for c in control.limits]:
-            raise BadControl(f"{path}: an update cannot change which cards a lease has")
+            raise InvalidControl(f"{path}: an update cannot change which cards a lease has")
         if before.lease != control.lease:
-            raise BadControl(f"{path}: belongs to lease {before.lease!r}, not {control.lease!r}")
+            raise InvalidControl(
+                f"{path}: belongs to lease {before.lease!r}, not {control.lease!r}"
+            )
         ffi = layout()
         live = ffi.from_buffer("struct fenka_control *", page, require_writable=True)
         live.generation |= 1
@@ -219,13 +232,13 @@ def update(path: Path, control: Control) -> Control:
     return after
 
 
-def current(path: Path) -> Control:
+def read_interrupted(path: Path) -> Control:
     """As :func:`read`, but also of a page that a killed writer left half written."""
     with path.open("rb") as file:
-        return _whole(file.read(constant("FENKA_CONTROL_BYTES") + 1), path)
+        return _decode_interrupted(file.read(constant("FENKA_CONTROL_BYTES") + 1), path)
 
 
-def _whole(page: bytes, path: Path) -> Control:
+def _decode_interrupted(page: bytes, path: Path) -> Control:
     data = bytearray(page)
     offset = layout().offsetof("struct fenka_control", "generation")
     if offset < len(data):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fenka.core.errors import FenkaError
 
-__all__ = ["NotALibrary", "exported", "versioned"]
+__all__ = ["InvalidLibrary", "exported_functions", "has_symbol_versions"]
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -21,14 +21,14 @@ _FUNCTIONS = (2, 10)
 """Symbol types STT_FUNC, and STT_GNU_IFUNC: a function chosen when the library is loaded."""
 
 
-class NotALibrary(FenkaError):
+class InvalidLibrary(FenkaError):
     """The file has no dynamic symbols that could be read; one sentence that says so."""
 
 
-def exported(library: Path) -> frozenset[str]:
+def exported_functions(library: Path) -> frozenset[str]:
     """The names of the functions that the library defines for others, without their versions.
 
-    Raises NotALibrary, or OSError when the file cannot be read.
+    Raises InvalidLibrary, or OSError when the file cannot be read.
     """
     data = library.read_bytes()
     try:
@@ -37,15 +37,15 @@ def exported(library: Path) -> frozenset[str]:
         strings = sections[table[6]]
         return frozenset(_names(_content(data, table), _content(data, strings)))
     except (struct.error, ValueError, IndexError):
-        raise NotALibrary(f"{library} is not a shared library of this kind of machine") from None
+        raise InvalidLibrary(f"{library} is not a shared library of this kind of machine") from None
 
 
-def versioned(library: Path) -> bool:
+def has_symbol_versions(library: Path) -> bool:
     """Whether it gives its names versions, as glibc does. Raises like `exported`."""
     try:
         return any(s[1] == _VERSION_DEFINITIONS for s in _sections(library.read_bytes()))
     except (struct.error, ValueError):
-        raise NotALibrary(f"{library} is not a shared library of this kind of machine") from None
+        raise InvalidLibrary(f"{library} is not a shared library of this kind of machine") from None
 
 
 def _sections(data: bytes) -> list[tuple[int, ...]]:

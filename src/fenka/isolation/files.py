@@ -13,7 +13,7 @@ from pathlib import Path
 from fenka import native
 from fenka.core.request import Slice
 from fenka.isolation import account, control
-from fenka.isolation.control import Control, Limit, Mode
+from fenka.isolation.control import ComputeMode, Control, Limit
 
 MIB = 1 << 20
 
@@ -33,7 +33,7 @@ _ADVICE = {
 }
 
 
-def sentence(why: OSError) -> str:
+def describe_os_error(why: OSError) -> str:
     """What failed, where, and what to do; for errors that are no bug and have no better words."""
     if why.errno is None:
         return str(why)  # Raised by fenka, with words of its own.
@@ -44,7 +44,7 @@ def sentence(why: OSError) -> str:
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def with_file_name(path: Path) -> Iterator[None]:
     """Have the file's name in errors of reading and writing, which come without one."""
     try:
         yield
@@ -57,7 +57,7 @@ def naming(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, content: bytes) -> None:
     """Readers and a crash see the old content or the new one, nothing between."""
     temporary = path.with_name(f".{path.name}.new")
-    with naming(path):
+    with with_file_name(path):
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
@@ -65,7 +65,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.replace(path)
 
 
-def read_plain(path: Path, most: int) -> bytes:
+def read_regular_file(path: Path, most: int) -> bytes:
     """The content of a regular file of at most so many bytes, whatever else may be there; never waits.
 
     Raises OSError, with the file's name.
@@ -74,7 +74,7 @@ def read_plain(path: Path, most: int) -> bytes:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(f"{path} is no regular file")
-    with naming(path), open(descriptor, "rb") as file:
+    with with_file_name(path), open(descriptor, "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(f"{path} has more than {most} bytes, so it is damaged")
@@ -91,21 +91,21 @@ def fsync_directory(path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class ComputeShare:
     """A share of each card's time, and what it means; 100 and hard is no limit.
 
     percent: 0 for each slice's own, and where that has none there is no limit.
     """
 
     percent: int = 100
-    mode: Mode = "hard"
+    mode: ComputeMode = "hard"
 
 
-def limits_of(
-    slices: Iterable[Slice], contexts_mib: Mapping[str, int], compute: Compute | None = None
+def card_limits(
+    slices: Iterable[Slice], contexts_mib: Mapping[str, int], compute: ComputeShare | None = None
 ) -> tuple[Limit, ...]:
     """What the control page says of a lease's slices; as for :func:`create_lease`."""
-    given = compute or Compute(0)
+    given = compute or ComputeShare(0)
 
     def limit(piece: Slice) -> Limit:
         percent = given.percent or piece.compute
@@ -125,15 +125,15 @@ def create_lease(
     lease: str,
     slices: Iterable[Slice],
     contexts_mib: Mapping[str, int],
-    compute: Compute | None = None,
+    compute: ComputeShare | None = None,
     owner: int | None = None,
 ) -> None:
     """The control page and an empty account, in `lease/` and `account/` of a directory that has both.
 
     contexts_mib: what a process's context takes, by card UUID. compute: None where each slice's own
-    percentage says all. owner: as for :func:`account.create`. Raises BadControl, OSError.
+    percentage says all. owner: as for :func:`account.create`. Raises InvalidControl, OSError.
     """
-    limits = limits_of(slices, contexts_mib, compute)
+    limits = card_limits(slices, contexts_mib, compute)
     control.write(directory / "lease" / "control", Control(lease=lease, limits=limits))
     account.create(directory / "account" / "slots", owner)
 

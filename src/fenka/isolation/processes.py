@@ -55,7 +55,7 @@ def living_thread(pid: int) -> str:
     return f"{pid}/task/{left[0]}" if left else str(pid)
 
 
-def parent(pid: int) -> int | None:
+def parent_pid(pid: int) -> int | None:
     """The process that started this one and still lives; None where there is no such process."""
     try:
         return int((PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
@@ -89,12 +89,12 @@ def _status(pid: int | str, name: bytes, proc: Path = PROC) -> list[bytes]:
 # --- user namespaces --------------------------------------------------------------------------------
 
 
-def namespace(pid: int | str, kind: str) -> int:
+def namespace_inode(pid: int | str, kind: str) -> int:
     """The number of its namespace of this kind: one while it lives, then used again. Raises OSError."""
     return os.stat(PROC / str(pid) / "ns" / kind).st_ino
 
 
-def has_own_users(pid: int) -> bool:
+def in_other_user_namespace(pid: int) -> bool:
     """Whether it is in another user namespace than ours, by its map of users, which anybody may read.
 
     Only the machine's own namespace can be told from others like that: for a reader elsewhere this is False.
@@ -112,7 +112,7 @@ def open_user_namespace(pid: int) -> int:
     return os.open(PROC / str(pid) / "ns" / "user", os.O_RDONLY | os.O_CLOEXEC)
 
 
-class Ancestry:
+class UserNamespaceAncestry:
     """Finds the nearest of some user namespaces that a process is in, directly or nested.
 
     A process enters a user namespace by making it, by birth, or with the rights of its owner, and leaves
@@ -123,19 +123,19 @@ class Ancestry:
     def __init__(self, known: Mapping[int, str]) -> None:
         """known: names of user namespaces, by number."""
         self._known = known
-        self._own = namespace("self", "user")
+        self._own = namespace_inode("self", "user")
         self._names: dict[int, str | None] = {self._own: known.get(self._own)}
 
     def name(self, pid: int) -> str | None:
         """The name of the nearest known one. Raises OSError (PermissionError where we may not look)."""
-        number = namespace(pid, "user")
+        number = namespace_inode(pid, "user")
         if number not in self._names:
             self._names[number] = self._climb(open_user_namespace(pid))
         return self._names[number]
 
     def is_ours(self, pid: int) -> bool:
         """Whether it is in our user namespace itself. Raises OSError."""
-        return namespace(pid, "user") == self._own
+        return namespace_inode(pid, "user") == self._own
 
     def _climb(self, descriptor: int) -> str | None:
         try:
@@ -191,7 +191,7 @@ def _path(field: bytes) -> Path:
     return Path(os.fsdecode(_OCTAL.sub(lambda it: bytes([int(it[1], 8)]), field)))
 
 
-def place(directory: Path) -> tuple[str, Path]:
+def mount_source(directory: Path) -> tuple[str, Path]:
     """Device and path within it: what mountinfo says wherever this directory is bound. Raises OSError."""
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -18,48 +18,62 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fenka.isolation.elf import NotALibrary, exported, versioned
+from fenka.isolation.elf import InvalidLibrary, exported_functions, has_symbol_versions
 from fenka.isolation.layout import HEADER
 
-__all__ = ["BEHIND", "LIBRARIES", "Unknown", "installed", "main", "place", "unknown"]
+__all__ = [
+    "LIBRARIES",
+    "NEXT_LIBRARIES",
+    "UnknownFunctions",
+    "find_driver",
+    "install",
+    "main",
+    "unknown_functions",
+]
 
 LIBRARIES: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
-BEHIND: Final = ("libfenka-next-cuda.so", "libfenka-next-nvml.so")
+NEXT_LIBRARIES: Final = ("libfenka-next-cuda.so", "libfenka-next-nvml.so")
 
 _KIND: Final = {"x86_64": "x86-64", "aarch64": "AArch64"}.get(os.uname().machine, "")
 """What the dynamic linker's cache calls libraries for this kind of machine."""
-_CACHE_TAKES_S: Final = 20
+_LDCONFIG_TIMEOUT_S: Final = 20
 
 _NATIVE: Final = HEADER.parent
 _SHIM: Final = "libfenka.so"
 _VERSION: Final = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
 
-_ROOM: Final = re.compile(rb"/nowhere/fenka-proxy-place/x+")
+_PATH_PLACEHOLDER: Final = re.compile(rb"/nowhere/fenka-proxy-place/x+")
 """What the build leaves for the driver's place."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class UnknownFunctions:
     """What a driver's library exports and its proxy does not.
 
-    passed: reaches the driver as it is; fenka has nothing to do with such functions.
+    passed_through: reaches the driver as it is; fenka has nothing to do with such functions.
     unlimited: new versions of functions that fenka replaces: memory taken by calling them by their own
     name is not charged. (By cuGetProcAddress they are: there a function is known by its base name.)
     """
 
-    passed: tuple[str, ...]
+    passed_through: tuple[str, ...]
     unlimited: tuple[str, ...]
 
 
-def unknown(library: Path, native: Path = _NATIVE) -> Unknown:
+def unknown_functions(library: Path, native: Path = _NATIVE) -> UnknownFunctions:
     """Compare a driver's library with the proxy of the same name.
 
-    library: named as in LIBRARIES. Raises NotALibrary, or OSError when a file cannot be read.
+    library: named as in LIBRARIES. Raises InvalidLibrary, or OSError when a file cannot be read.
     """
-    missing = sorted(exported(library) - exported(native / "proxy" / library.name))
-    hooked = {_base(name) for name in exported(native / _SHIM) if name.startswith(("cu", "nvml"))}
-    return Unknown(
-        passed=tuple(name for name in missing if _base(name) not in hooked),
+    missing = sorted(
+        exported_functions(library) - exported_functions(native / "proxy" / library.name)
+    )
+    hooked = {
+        _base(name)
+        for name in exported_functions(native / _SHIM)
+        if name.startswith(("cu", "nvml"))
+    }
+    return UnknownFunctions(
+        passed_through=tuple(name for name in missing if _base(name) not in hooked),
         unlimited=tuple(name for name in missing if _base(name) in hooked),
     )
 
@@ -68,7 +82,7 @@ def _base(name: str) -> str:
     return _VERSION.sub("", name)
 
 
-def installed(beside: Iterable[Path] = ()) -> dict[str, tuple[Path, ...]]:
+def find_driver(beside: Iterable[Path] = ()) -> dict[str, tuple[Path, ...]]:
     """Return the driver's libraries on this machine by name, as the dynamic linker finds them, without links.
 
     beside: directories of others, such as that of a library which was loaded by its path; they come last.
@@ -78,7 +92,7 @@ def installed(beside: Iterable[Path] = ()) -> dict[str, tuple[Path, ...]]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=_CACHE_TAKES_S,
+        timeout=_LDCONFIG_TIMEOUT_S,
     )
     named: dict[str, list[Path]] = {name: [] for name in LIBRARIES}
     for line in cache.stdout.splitlines():
@@ -96,7 +110,7 @@ def installed(beside: Iterable[Path] = ()) -> dict[str, tuple[Path, ...]]:
     return {name: paths for name, paths in found.items() if paths}
 
 
-def place(directory: Path, driver: Path, native: Path = _NATIVE) -> None:
+def install(directory: Path, driver: Path, native: Path = _NATIVE) -> None:
     """Make `directory` one that programs find the driver in, through the proxy.
 
     driver: where the real libraries are. A driver that a lease has in /run/fenka/driver comes before it.
@@ -106,15 +120,17 @@ def place(directory: Path, driver: Path, native: Path = _NATIVE) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fenka-", dir=directory) as new:
         shutil.copy(native / _SHIM, new)
-        for behind, library in zip(BEHIND, LIBRARIES, strict=True):
-            _write_place(native / "proxy" / behind, Path(new) / behind, driver.absolute() / library)
+        for behind, library in zip(NEXT_LIBRARIES, LIBRARIES, strict=True):
+            _write_driver_path(
+                native / "proxy" / behind, Path(new) / behind, driver.absolute() / library
+            )
             shutil.copy(native / "proxy" / library, new)
         # The proxies last: whoever finds one finds all that it needs.
-        for name in (_SHIM, *BEHIND, *LIBRARIES):
+        for name in (_SHIM, *NEXT_LIBRARIES, *LIBRARIES):
             os.replace(Path(new) / name, directory / name)
 
 
-def _write_place(behind: Path, output: Path, library: Path) -> None:
+def _write_driver_path(behind: Path, output: Path, library: Path) -> None:
     """Copy `behind` with the driver's place in it: once for the linker, once for the proxy."""
     path = os.fsencode(library)
 
@@ -123,7 +139,7 @@ def _write_place(behind: Path, output: Path, library: Path) -> None:
             raise ValueError(f"{library} is longer than {len(room[0])} bytes")
         return path.ljust(len(room[0]), b"\0")
 
-    data, times = _ROOM.subn(fill, behind.read_bytes())
+    data, times = _PATH_PLACEHOLDER.subn(fill, behind.read_bytes())
     if times != 2:
         raise ValueError(f"{behind} was not built with room for the driver's place")
     output.write_bytes(data)
@@ -134,11 +150,11 @@ def _check(driver: Path) -> int:
     """Print a report; 1 when a limit can be passed by."""
     code = 0
     for name in LIBRARIES:
-        found = unknown(driver / name)
-        print(f"{name}: {len(found.passed)} functions unknown to the proxy, passed through")
-        for function in found.passed:
+        found = unknown_functions(driver / name)
+        print(f"{name}: {len(found.passed_through)} functions unknown to the proxy, passed through")
+        for function in found.passed_through:
             print(f"  {function}")
-        if versioned(driver / name):
+        if has_symbol_versions(driver / name):
             code = 1
             print(f"{name}: its symbols have versions: dlvsym leads past the proxy, NOT LIMITED")
         for function in found.unlimited:
@@ -160,8 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if chosen.command == "check":
             return _check(chosen.driver)
-        place(chosen.directory, chosen.driver)
-    except (OSError, ValueError, NotALibrary) as why:
+        install(chosen.directory, chosen.driver)
+    except (OSError, ValueError, InvalidLibrary) as why:
         print(f"fenka-proxy: {why}", file=sys.stderr)
         return 2
     return 0

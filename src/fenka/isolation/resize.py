@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fenka.core.errors import FenkaError
 from fenka.isolation import account, control, processes
-from fenka.isolation.account import Process
+from fenka.isolation.account import AccountSlot
 from fenka.isolation.control import Control, Limit
 from fenka.isolation.layout import constant
 
@@ -31,9 +31,9 @@ def resize(page: Path, slots: Path, limits: tuple[Limit, ...]) -> Control:
     """Puts the limits in force for running programs, from their next allocation on; what is then in force.
 
     page: the lease's control page. slots: its account. limits: the same cards in the same order.
-    Raises InUse, and then the former limits hold; BadControl, BadAccount; OSError.
+    Raises InUse, and then the former limits hold; InvalidControl, InvalidAccount; OSError.
     """
-    before = control.current(page)
+    before = control.read_interrupted(page)
     check(slots, before.limits, limits)
     after = control.update(page, Control(before.lease, limits))
     try:
@@ -45,10 +45,10 @@ def resize(page: Path, slots: Path, limits: tuple[Limit, ...]) -> Control:
 
 
 def check(slots: Path, before: Iterable[Limit], wanted: Iterable[Limit]) -> None:
-    """Raises InUse where programs hold more than is wanted now; BadAccount, OSError."""
+    """Raises InUse where programs hold more than is wanted now; InvalidAccount, OSError."""
     said = account.read(slots)
     there = _Processes()
-    held = account.held_by([there.left_of(p) for p in said.processes], said.released_bytes)
+    held = account.total_memory([there.left_of(p) for p in said.processes], said.released_bytes)
     for old, new, used in zip(before, wanted, held, strict=False):
         if new.memory_bytes < old.memory_bytes and new.memory_bytes < used:
             raise InUse(
@@ -65,13 +65,13 @@ class _Processes:
         self._time = _inode("/proc/self/ns/time")
         self._below: dict[int, set[tuple[int, int]] | None] = {}
 
-    def left_of(self, process: Process) -> Process:
+    def left_of(self, process: AccountSlot) -> AccountSlot:
         """The process; of one that is gone, what others may hold of it still."""
         if not process.orphaned and not self.gone(process):
             return process
         return replace(process, memory_bytes=(), imported_bytes=(), orphaned=True)
 
-    def gone(self, process: Process) -> bool:
+    def gone(self, process: AccountSlot) -> bool:
         """Whether the slot was left by a process that surely runs no more; one of its kind would take it
         over."""
         if process.namespace == self._own:

@@ -28,15 +28,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fenka.core.errors import FenkaError
-from fenka.isolation import mounting, processes, proxy
+from fenka.isolation import processes, proxy, syscalls
 
-INSIDE = Path("/run/fenka")
+LEASE_ROOT = Path("/run/fenka")
 """Where a program finds its lease."""
 
-DRIVER = INSIDE / "driver"
+DRIVER = LEASE_ROOT / "driver"
 """Where the proxies find the driver's own libraries."""
 
-SHIM = INSIDE / "lease" / "libfenka.so"
+SHIM = LEASE_ROOT / "lease" / "libfenka.so"
 """The shim as a program finds it."""
 
 NODE = "node"
@@ -46,7 +46,7 @@ PRELOAD = Path("/etc/ld.so.preload")
 LINKER_CACHE = Path("/etc/ld.so.cache")
 
 
-class CannotIsolate(FenkaError):
+class IsolationError(FenkaError):
     """No private mount namespace can be made here; the message says why and what to do."""
 
 
@@ -62,7 +62,7 @@ class DriverFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Mounts:
+class LeaseMounts:
     """What the sandbox binds.
 
     directory: the lease's own, holding `lease/` and `account/`.
@@ -82,15 +82,15 @@ class Mounts:
     user_namespaces: bool = False
 
 
-def enter(mounts: Mounts) -> None:
-    """Move this (single-threaded) process into the lease. Raises CannotIsolate; then give up."""
-    held = _keep_preload()
+def enter(mounts: LeaseMounts) -> None:
+    """Move this (single-threaded) process into the lease. Raises IsolationError; then give up."""
+    held = _lock_preload()
     _enter(mounts)
     if held is not None:
         os.set_inheritable(held, True)
 
 
-def clean() -> None:
+def remove_preload() -> None:
     """Remove the empty /etc/ld.so.preload that `enter` may have made as root, if no lease needs it.
 
     Removing a file that is bound over drops the mounts on it in every namespace. Processes of another PID
@@ -101,24 +101,24 @@ def clean() -> None:
     with contextlib.suppress(OSError), PRELOAD.open("r+b") as file:
         # Refused at once while anybody is in a lease: the file then stays, which does no harm.
         _lock(file.fileno(), fcntl.F_WRLCK, fcntl.F_OFD_SETLK)
-        if not file.read(1) and not _bound_over():
+        if not file.read(1) and not _preload_mounted():
             PRELOAD.unlink()
 
 
-def _bound_over() -> bool:
+def _preload_mounted() -> bool:
     """Whether any process sees a mount over the file. Raises OSError."""
     seen: set[int] = set()
     for pid in processes.pids():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             thread = processes.living_thread(pid)
-            number = processes.namespace(thread, "mnt")
+            number = processes.namespace_inode(thread, "mnt")
             if number not in seen and any(it.point == PRELOAD for it in processes.mounts(thread)):
                 return True
             seen.add(number)
     return False
 
 
-def _keep_preload() -> int | None:
+def _lock_preload() -> int | None:
     """Have /etc/ld.so.preload stay as long as any process has the descriptor that is returned open.
 
     None where there is no such file and none can be made: then nothing on the host is bound over.
@@ -145,51 +145,51 @@ def _lock(descriptor: int, kind: int, command: int) -> None:
     fcntl.fcntl(descriptor, command, struct.pack("@hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
 
 
-def _enter(mounts: Mounts) -> None:
+def _enter(mounts: LeaseMounts) -> None:
     own_users = _unshare()
     _mount_all(mounts)
     if own_users:
-        _give_up_rights(user_namespaces=mounts.user_namespaces)
+        _drop_privileges(user_namespaces=mounts.user_namespaces)
 
 
-def _mount_all(mounts: Mounts) -> None:
+def _mount_all(mounts: LeaseMounts) -> None:
     # Slave, not private: disks that are mounted later on the host still appear inside.
-    _mount(None, Path("/"), mounting.RECURSIVE | mounting.SLAVE)
+    _mount(None, Path("/"), syscalls.RECURSIVE | syscalls.SLAVE)
     preload = _preload_text()
     layer = mounts.directory / "etc"
-    _provide_inside(mounts.directory / "run")
-    _mount(mounts.directory / "lease", INSIDE / "lease", mounting.BIND)
-    _mount(mounts.shim, SHIM, mounting.BIND)
+    _provide_lease_root(mounts.directory / "run")
+    _mount(mounts.directory / "lease", LEASE_ROOT / "lease", syscalls.BIND)
+    _mount(mounts.shim, SHIM, syscalls.BIND)
     if mounts.proxies is not None:
-        _place_proxies(mounts.directory / "driver", mounts.proxies, mounts.driver)
-    _read_only(INSIDE / "lease")
-    _mount(mounts.directory / "account", INSIDE / "account", mounting.BIND)
+        _mount_proxies(mounts.directory / "driver", mounts.proxies, mounts.driver)
+    _read_only(LEASE_ROOT / "lease")
+    _mount(mounts.directory / "account", LEASE_ROOT / "account", syscalls.BIND)
     _provide_etc(layer, mounts.linker_cache)
     for hidden in mounts.hidden:
-        _mount(None, hidden, mounting.RDONLY, kind="tmpfs", data="mode=0755,size=4k")
+        _mount(None, hidden, syscalls.RDONLY, kind="tmpfs", data="mode=0755,size=4k")
     if PRELOAD.read_text() != preload:
-        raise CannotIsolate(f"{PRELOAD} could not be put in place; see `fenka doctor`")
+        raise IsolationError(f"{PRELOAD} could not be put in place; see `fenka doctor`")
 
 
-def _place_proxies(layer: Path, proxies: Path, driver: DriverFiles) -> None:
+def _mount_proxies(layer: Path, proxies: Path, driver: DriverFiles) -> None:
     """Have the driver's own names lead to the shim, for programs that load libraries before those of
     /etc/ld.so.preload: what LD_PRELOAD names comes first."""
-    _mount(layer, DRIVER, mounting.BIND)
-    for name in proxy.BEHIND:
-        _mount(proxies / name, SHIM.parent / name, mounting.BIND)
+    _mount(layer, DRIVER, syscalls.BIND)
+    for name in proxy.NEXT_LIBRARIES:
+        _mount(proxies / name, SHIM.parent / name, syscalls.BIND)
     if driver.node is not None:
-        _mount(driver.node, DRIVER / NODE, mounting.BIND)
+        _mount(driver.node, DRIVER / NODE, syscalls.BIND)
     for name, (first, *_) in driver.libraries.items():
-        _mount(first, DRIVER / name, mounting.BIND)
+        _mount(first, DRIVER / name, syscalls.BIND)
     _read_only(DRIVER)
     for name, files in driver.libraries.items():
         for file in files:
-            _mount(proxies / name, file, mounting.BIND)
+            _mount(proxies / name, file, syscalls.BIND)
 
 
 def prepare(directory: Path, linker_cache: Path | None) -> None:
     """Write what `enter` binds besides the two files: called by the daemon when it makes a lease."""
-    for name in (SHIM.name, *proxy.BEHIND):
+    for name in (SHIM.name, *proxy.NEXT_LIBRARIES):
         (directory / "lease" / name).touch(mode=0o644)
     (directory / "driver" / NODE).mkdir(parents=True)
     for name in proxy.LIBRARIES:
@@ -211,8 +211,8 @@ def probe() -> str | None:
     if child == 0:
         try:
             if _unshare():
-                _give_up_rights(user_namespaces=False)
-        except CannotIsolate as why:
+                _drop_privileges(user_namespaces=False)
+        except IsolationError as why:
             os.write(send, str(why).encode())
         os._exit(0)
     os.close(send)
@@ -222,9 +222,9 @@ def probe() -> str | None:
     return why_not or None
 
 
-def inside() -> bool:
+def inside_lease() -> bool:
     """Whether this process is in a lease."""
-    return (INSIDE / "lease" / "control").exists()
+    return (LEASE_ROOT / "lease" / "control").exists()
 
 
 def _preload_text() -> str:
@@ -241,7 +241,7 @@ def _unshare() -> bool:
     """A mount namespace of our own, and whether there is a user namespace of our own too."""
     if os.geteuid() != 0:
         uid, gid = os.geteuid(), os.getegid()
-        _unshare_or_say(mounting.NEW_USER | mounting.NEW_MOUNTS)
+        _unshare_checked(syscalls.NEW_USER | syscalls.NEW_MOUNTS)
         # The kernel wants setgroups denied before an unprivileged process may map its group.
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -251,7 +251,7 @@ def _unshare() -> bool:
         _unshare_all_users()
     except OSError:
         # Where root can make no user namespace, its programs cannot either.
-        _unshare_or_say(mounting.NEW_MOUNTS)
+        _unshare_checked(syscalls.NEW_MOUNTS)
         return False
     return True
 
@@ -280,35 +280,35 @@ def _unshare_all_users() -> None:
             os._exit(failed)
     os.close(receive)
     try:
-        mounting.unshare(mounting.NEW_USER | mounting.NEW_MOUNTS)
+        syscalls.unshare(syscalls.NEW_USER | syscalls.NEW_MOUNTS)
         os.write(send, b"g")
     finally:
         os.close(send)
         _, status = os.waitpid(mapper, 0)
     if status:
-        raise CannotIsolate(
+        raise IsolationError(
             "root's users cannot be mapped into a user namespace; see `fenka doctor`"
         )
 
 
-def _give_up_rights(*, user_namespaces: bool) -> None:
+def _drop_privileges(*, user_namespaces: bool) -> None:
     """What the program is not to have, in a namespace that `_unshare` has made."""
     if os.geteuid() != 0:
         if not user_namespaces:
-            _allow_most("user", 0)
+            _limit_namespaces("user", 0)
         # A file's capabilities would count in this namespace.
-        mounting.drop_capabilities()
+        syscalls.drop_capabilities()
     elif not user_namespaces:
-        _allow_most("user", 1)
-        _allow_most("time", 0)
+        _limit_namespaces("user", 1)
+        _limit_namespaces("time", 0)
         try:
             # It has no rights over the one that counts, and cannot take away the mounts that it inherits.
             _unshare_all_users()
         except OSError as why:
-            raise CannotIsolate(f"no user namespace can be made here ({why.strerror})") from None
+            raise IsolationError(f"no user namespace can be made here ({why.strerror})") from None
 
 
-def _allow_most(kind: str, number: int) -> None:
+def _limit_namespaces(kind: str, number: int) -> None:
     """So many more namespaces of this kind may be made in this user namespace and those below it."""
     limit = Path(f"/proc/sys/user/max_{kind}_namespaces")
     try:
@@ -316,28 +316,28 @@ def _allow_most(kind: str, number: int) -> None:
     except OSError as why:
         if kind == "time" and isinstance(why, FileNotFoundError):
             return  # The kernel is older than these.
-        raise CannotIsolate(
+        raise IsolationError(
             f"programs in the lease could undo its limits in a user namespace of their own, for {limit} "
             f"cannot be written here ({why.strerror}): mount /proc writable, or accept that with "
             "--allow-user-namespaces"
         ) from None
 
 
-def _provide_inside(layer: Path) -> None:
+def _provide_lease_root(layer: Path) -> None:
     """Make /run/fenka/lease, account and driver exist."""
     try:
         for name in ("lease", "account", "driver"):
-            (INSIDE / name).mkdir(parents=True, exist_ok=True)
+            (LEASE_ROOT / name).mkdir(parents=True, exist_ok=True)
     except OSError:
-        if INSIDE.is_dir():
-            _mount(layer, INSIDE, mounting.BIND)
+        if LEASE_ROOT.is_dir():
+            _mount(layer, LEASE_ROOT, syscalls.BIND)
         else:
             _rebuild_run(layer)
 
 
 def _rebuild_run(layer: Path) -> None:
     """Without the right to write to /run: a /run of our own, with every entry of the old one in it."""
-    run = INSIDE.parent
+    run = LEASE_ROOT.parent
     entries = list(os.scandir(run))
     # The old /run is reached through this descriptor once the new one covers it.
     old = os.open(run, os.O_PATH | os.O_DIRECTORY)
@@ -351,10 +351,10 @@ def _rebuild_run(layer: Path) -> None:
             target.mkdir()
         else:
             target.touch()
-        _mount(source, target, mounting.BIND | mounting.RECURSIVE)
+        _mount(source, target, syscalls.BIND | syscalls.RECURSIVE)
     os.close(old)
-    INSIDE.mkdir()
-    _mount(layer, INSIDE, mounting.BIND)
+    LEASE_ROOT.mkdir()
+    _mount(layer, LEASE_ROOT, syscalls.BIND)
 
 
 def _provide_etc(layer: Path, linker_cache: Path | None) -> None:
@@ -362,10 +362,10 @@ def _provide_etc(layer: Path, linker_cache: Path | None) -> None:
     if not PRELOAD.exists():
         _overlay_etc(layer)
         return
-    _mount(layer / PRELOAD.name, PRELOAD, mounting.BIND)
+    _mount(layer / PRELOAD.name, PRELOAD, syscalls.BIND)
     _read_only(PRELOAD)
     if linker_cache is not None:
-        _mount(layer / LINKER_CACHE.name, LINKER_CACHE, mounting.BIND)
+        _mount(layer / LINKER_CACHE.name, LINKER_CACHE, syscalls.BIND)
         _read_only(LINKER_CACHE)
 
 
@@ -374,23 +374,23 @@ def _overlay_etc(layer: Path) -> None:
     etc = PRELOAD.parent
     below = [mount.point for mount in processes.mounts() if etc in mount.point.parents]
     kept = [(point, os.open(point, os.O_PATH)) for point in below]
-    _mount("overlay", etc, mounting.RDONLY, kind="overlay", data=f"lowerdir={layer}:{etc}")
+    _mount("overlay", etc, syscalls.RDONLY, kind="overlay", data=f"lowerdir={layer}:{etc}")
     for point, descriptor in kept:
-        _mount(Path(f"/proc/self/fd/{descriptor}"), point, mounting.BIND)
+        _mount(Path(f"/proc/self/fd/{descriptor}"), point, syscalls.BIND)
         os.close(descriptor)
 
 
 def _read_only(target: Path) -> None:
     # A remount inside a user namespace must repeat the flags that the mount is locked with.
-    inherited = os.statvfs(target).f_flag & ~mounting.RDONLY & 0xF
-    _mount(None, target, mounting.BIND | mounting.REMOUNT | mounting.RDONLY | inherited)
+    inherited = os.statvfs(target).f_flag & ~syscalls.RDONLY & 0xF
+    _mount(None, target, syscalls.BIND | syscalls.REMOUNT | syscalls.RDONLY | inherited)
 
 
-def _unshare_or_say(flags: int) -> None:
+def _unshare_checked(flags: int) -> None:
     try:
-        mounting.unshare(flags)
+        syscalls.unshare(flags)
     except OSError as why:
-        raise CannotIsolate(
+        raise IsolationError(
             f"no private mount namespace can be made here ({why.strerror}): start the daemon and the "
             "program as root, allow unprivileged user namespaces, or ask for "
             "--isolation=cooperative, which a program can undo"
@@ -401,8 +401,8 @@ def _mount(
     source: Path | str | None, target: Path, flags: int, kind: str = "", data: str = ""
 ) -> None:
     try:
-        mounting.mount(source, target, flags, kind, data)
+        syscalls.mount(source, target, flags, kind, data)
     except OSError as why:
-        raise CannotIsolate(
+        raise IsolationError(
             f"cannot mount {target} for the lease: {why.strerror}; see `fenka doctor`"
         ) from None

@@ -35,7 +35,7 @@ from fenka.dialects.base import InvalidRecord, SharedNode
 from fenka.dialects.leases import LeaseReport, Lingering, Refusal
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.isolation import control
-from fenka.isolation.control import BadControl
+from fenka.isolation.control import InvalidControl
 from fenka.kubernetes.client import ApiError as ApiRefused
 from fenka.kubernetes.client import ApiUnreachable
 from fenka.node.kubelet import device_ids
@@ -215,7 +215,7 @@ class Agent:
             self._wanted.clear()
             try:
                 await self.reconcile()
-            except (OSError, BadControl, NoDriverFiles) as why:
+            except (OSError, InvalidControl, NoDriverFiles) as why:
                 _LOG.error("not everything could be done, it is tried again: %s", why)
             with contextlib.suppress(TimeoutError):
                 # Not wait_for: Python 3.11's may swallow a cancellation.
@@ -527,8 +527,8 @@ class Agent:
         page = self.leases.control(token.name)
         if not lease.limits_mib and page.exists():
             # Programs may run by it, also where other files of the lease are lost.
-            with contextlib.suppress(BadControl):
-                found = as_in_force(lease, control.current(page).limits, self.cards.known)
+            with contextlib.suppress(InvalidControl):
+                found = as_in_force(lease, control.read_interrupted(page).limits, self.cards.known)
         if found is None:
             resolve.check_siblings(lease, siblings)
         return with_peak(found or lease, siblings, pod)

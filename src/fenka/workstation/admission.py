@@ -14,35 +14,35 @@ from fenka.core.errors import FenkaError
 from fenka.hardware.peer_credentials import user_name
 from fenka.workstation.broker import Job
 
-HELLO_WITHIN_S = 10.0
+HELLO_TIMEOUT_S = 10.0
 """A client says Hello before anything else, in one line."""
 
-IDLE_S = 60.0
+IDLE_TIMEOUT_S = 60.0
 """Between the messages of a client that waits for no slice."""
 
-READS_WITHIN_S = 10.0
+WRITE_TIMEOUT_S = 10.0
 """A client that does not take its answer is left."""
 
-LINE_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 16
 """Of one message; commands are sent shortened."""
 
 BACKLOG = 1024
 """Connections that the daemon has not met yet; beyond that, commands wait for a moment."""
 
-MOST_CONNECTIONS = 1024
+MAX_CONNECTIONS_PER_USER = 1024
 """Of one user: each program that waits or starts has one."""
 
-MOST_JOBS = 512
+MAX_JOBS_PER_USER = 512
 """Of one user: those that wait and those that hold slices, each member of a gang counted."""
 
-_DESCRIPTORS_EACH = 4
+_DESCRIPTORS_PER_CONNECTION = 4
 """A connection, and what watches the process behind it."""
 
-_DESCRIPTORS_KEPT = 256
+_RESERVED_DESCRIPTORS = 256
 """For files, for root's connections, and for those that are being refused."""
 
 
-class TooMany(FenkaError):
+class QuotaExceeded(FenkaError):
     """The user has as much as one user may; the message is one sentence."""
 
 
@@ -58,47 +58,51 @@ class Admission:
 
     def __init__(self, descriptors: int, exempt: Collection[int]) -> None:
         self._exempt = exempt
-        self._all = max((descriptors - _DESCRIPTORS_KEPT) // _DESCRIPTORS_EACH, 8)
-        self._each = min(MOST_CONNECTIONS, self._all // 4)
-        self._here: Counter[int] = Counter()
-        self._turns: dict[int, asyncio.Lock] = {}
+        self._max_total = max(
+            (descriptors - _RESERVED_DESCRIPTORS) // _DESCRIPTORS_PER_CONNECTION, 8
+        )
+        self._max_per_user = min(MAX_CONNECTIONS_PER_USER, self._max_total // 4)
+        self._connections: Counter[int] = Counter()
+        self._locks: dict[int, asyncio.Lock] = {}
 
-    def enter(self, uid: int) -> None:
-        """One connection more, to be given back by :meth:`leave`. Raises TooMany."""
-        if uid != 0 and self._here.total() >= self._all:
-            raise TooMany("the fenka daemon has no room for more connections: try again later")
-        if uid not in self._exempt and self._here[uid] >= self._each:
-            raise TooMany(
-                f"{user_name(uid)} has {self._here[uid]} connections to the fenka daemon, more than which no "
-                "user may have: end some of the commands that wait"
+    def add_connection(self, uid: int) -> None:
+        """One connection more, to be given back by :meth:`remove_connection`. Raises QuotaExceeded."""
+        if uid != 0 and self._connections.total() >= self._max_total:
+            raise QuotaExceeded(
+                "the fenka daemon has no room for more connections: try again later"
             )
-        self._here[uid] += 1
+        if uid not in self._exempt and self._connections[uid] >= self._max_per_user:
+            raise QuotaExceeded(
+                f"{user_name(uid)} has {self._connections[uid]} connections to the fenka daemon, the "
+                "limit for one user: end some of the waiting commands"
+            )
+        self._connections[uid] += 1
 
-    def leave(self, uid: int) -> None:
+    def remove_connection(self, uid: int) -> None:
         """One connection less."""
-        self._here[uid] -= 1
-        if not self._here[uid]:
-            del self._here[uid]
-            self._turns.pop(uid, None)
+        self._connections[uid] -= 1
+        if not self._connections[uid]:
+            del self._connections[uid]
+            self._locks.pop(uid, None)
 
     def check_jobs(self, uid: int, more: int, here: Iterable[Job]) -> None:
-        """Raises TooMany if the user would have too many jobs with so many more."""
+        """Raises QuotaExceeded if the user would have too many jobs with so many more."""
         if uid in self._exempt:
             return
         have = sum(job.uid == uid for job in here)
-        if have + more > MOST_JOBS:
-            raise TooMany(
-                f"{user_name(uid)} has {have} jobs here, and {more} more are beyond the {MOST_JOBS} that one "
-                "user may have: wait until some have ended"
+        if have + more > MAX_JOBS_PER_USER:
+            raise QuotaExceeded(
+                f"{user_name(uid)} has {have} jobs here; {more} more exceed the limit of {MAX_JOBS_PER_USER} "
+                "for one user: wait until some have ended"
             )
 
     @contextlib.asynccontextmanager
-    async def turn(self, uid: int) -> AsyncIterator[None]:
+    async def time_share(self, uid: int) -> AsyncIterator[None]:
         """One request of each user at a time, and at most half of the daemon's time for each user."""
         if uid in self._exempt:
             yield
             return
-        async with self._turns.setdefault(uid, asyncio.Lock()):
+        async with self._locks.setdefault(uid, asyncio.Lock()):
             began = time.monotonic()
             try:
                 yield

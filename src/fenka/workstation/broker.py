@@ -1,12 +1,12 @@
 """The lifecycle of a job: events in, effects out. No socket, clock, file or process in here.
 
     ask ──> waiting ──> starting ──> running ──> (gone)
-               │            │           │  └──> held ──> (gone)
+               │            │           │  └──> completing ──> (gone)
                └────────────┴───────────┴──> gone at any time: stopped, died, or its grant expired
 
 `waiting` is in the queue; `starting` holds its slice, assumed, until the client confirms that it has
-entered the lease or the assumption expires; `running` holds it until the last process ends. `held` keeps
-the slice of a job without processes while its memory is still in use outside of every lease. The daemon
+entered the lease or the assumption expires; `running` holds it until the last process ends. `completing`
+keeps the slice of a job without processes while its memory is still in use outside of every lease. The daemon
 feeds events in, writes `jobs` to disk, and then carries out the effects in order.
 
 The members of a gang are jobs of their own, with one entry in the queue: they wait, and are granted,
@@ -29,17 +29,17 @@ from fenka.core.queue import Allocation, PendingRequest, QueueStatus
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage
-from fenka.isolation.control import Mode
+from fenka.isolation.control import ComputeMode
 from fenka.workstation.protocol import Isolation, JobState
 
-GRANT_EXPIRES_S = 30.0
+GRANT_TTL_S = 30.0
 """A client enters its lease within milliseconds; half a minute covers a machine that swaps."""
 
 GRACE_S = 10.0
 """Between SIGTERM and SIGKILL, where nobody says otherwise."""
 
 
-MOST_HELD = 3
+MAX_RETAINED_SHOWN = 3
 """Slices that are held, of how many a waiter is told why."""
 
 
@@ -62,7 +62,7 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     pid: int
     start_ticks: int
     request: Request
-    wanted: str
+    summary: str
     command: list[str]
     directory: str
     kind: str
@@ -70,51 +70,51 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     requested_at: float
     state: JobState = "waiting"
     started_at: float | None = None
-    expires_at: float | None = None
+    grant_expires_at: float | None = None
     placement: Placement | None = None
-    core: int = 0
+    compute_percent: int = 0
     """Percent of each card's time, 0 = not limited."""
-    core_mode: Mode = "hard"
+    compute_mode: ComputeMode = "hard"
     priority: int = 0
     """The larger is served first."""
     time_limit_s: float | None = None
     """Ended so many seconds after the grant, whatever it does; None = not limited."""
-    ends_at: float | None = None
+    deadline: float | None = None
     """When that is, once it is granted."""
     gang: Gang | None = None
     rank: int = 0
     """Of its gang's members, from 0."""
-    held: str = ""
+    retained: str = ""
     """Why its slice is kept after its last process has ended."""
-    shim: int = 0
+    shim_inode: int = 0
     """Inode of the shim that its processes have mapped; 0 = not known."""
-    unnamed_mib: dict[str, int] = {}
+    unattributed_mib: dict[str, int] = {}
     """By card UUID, memory that belonged to no process when the slice was granted."""
-    user_namespaces: bool = False
+    allow_user_namespaces: bool = False
     """Whether its programs may make user namespaces of their own."""
-    namespace: int = 0
-    """The number of its lease's user namespace, once it runs; see members.py."""
+    user_namespace: int = 0
+    """The number of its lease's user namespace, once it runs; see lease_processes.py."""
 
     @property
-    def entry(self) -> str:
+    def queue_id(self) -> str:
         """Under which id it is in the queue: a gang is there once."""
         return self.gang.id if self.gang else self.id
 
     @property
-    def title(self) -> str:
+    def display_name(self) -> str:
         """What its user calls it: the gang's name for each of its members."""
         return self.gang.name if self.gang else self.name
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class GrantLease:
     """The job, or all of a gang, has its slice: make the leases' files and tell the client."""
 
     jobs: tuple[Job, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class ReportQueued:
     """Tell the client where it stands (position 1 is served next) and why it waits."""
 
     job: Job
@@ -124,7 +124,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Deny:
+class RejectJob:
     """The job, or its whole gang, gets nothing; `final` if it never could."""
 
     job: Job
@@ -133,20 +133,20 @@ class Deny:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class RemoveLease:
     """The job held a slice and is gone: remove the lease's files."""
 
     job: Job
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class Terminate:
     """The job runs and must not: end its processes. It holds its slice until they are gone."""
 
     job: Job
 
 
-Effect = Start | Wait | Deny | Drop | End
+Effect = GrantLease | ReportQueued | RejectJob | RemoveLease | Terminate
 
 
 class UnknownJob(FenkaError):
@@ -159,7 +159,7 @@ class Broker:
     def __init__(self, node: Node, policy: Policy, fairness: Fairness | None = None) -> None:
         self.node, self.policy = node, policy
         fairness = fairness or Fairness()
-        self.uses = UsageHistory(fairness)
+        self.usage_history = UsageHistory(fairness)
         """What users, by their uid, have had."""
         self.jobs: dict[str, Job] = {}
         self.ledger = Ledger((node,))
@@ -168,22 +168,22 @@ class Broker:
         """A single job under its id, a gang's members that are left, by rank, under the gang's."""
         self._queue: dict[str, PendingRequest] = {}
         self._held: dict[str, Allocation] = {}
-        self._told: dict[str, tuple[QueueStatus, int, str]] = {}
+        self._reported: dict[str, tuple[QueueStatus, int, str]] = {}
         """How each entry that waits stands, in a queue of what length, and the reason it was given."""
 
-    def ask(self, jobs: Sequence[Job], now: float, *, wait: bool = True) -> list[Effect]:
+    def submit(self, jobs: Sequence[Job], now: float, *, wait: bool = True) -> list[Effect]:
         """A new request, of one job or of all members of a gang. It is served at once, queued, or denied."""
         first = jobs[0]
-        impossible = self._impossible([job.request for job in jobs])
+        impossible = self._never_fits_reason([job.request for job in jobs])
         if impossible:
-            return [Deny(first, impossible, final=True)]
+            return [RejectJob(first, impossible, final=True)]
         self._enqueue(jobs)
-        effects = self._serve(now)
+        effects = self._schedule(now)
         if first.state == "waiting" and not wait:
-            reason = self._told[first.entry][2]
-            others = [e for e in effects if not (isinstance(e, Wait) and e.job is first)]
-            gone = [*self._forget(jobs, now), *self._serve(now)]
-            return [*others, *gone, Deny(first, reason, final=False)]
+            reason = self._reported[first.queue_id][2]
+            others = [e for e in effects if not (isinstance(e, ReportQueued) and e.job is first)]
+            gone = [*self._remove(jobs, now), *self._schedule(now)]
+            return [*others, *gone, RejectJob(first, reason, final=False)]
         return effects
 
     def confirm(self, job_id: str, now: float) -> bool:
@@ -192,10 +192,10 @@ class Broker:
         if job is None or job.state != "starting":
             return False
         self.ledger.confirm(job_id)
-        job.state, job.started_at, job.expires_at = "running", now, None
+        job.state, job.started_at, job.grant_expires_at = "running", now, None
         return True
 
-    def gone(self, job_id: str, now: float, held: str = "") -> list[Effect]:
+    def on_exit(self, job_id: str, now: float, held: str = "") -> list[Effect]:
         """The last process of the job has ended. Unknown ids are nothing.
 
         Args:
@@ -206,21 +206,21 @@ class Broker:
         job = self.jobs.get(job_id)
         if job is None:
             return []
-        if held and job.state in ("running", "held"):
-            job.state, job.held = "held", held
+        if held and job.state in ("running", "completing"):
+            job.state, job.retained = "completing", held
             assert job.placement is not None
-            self._hold(job, job.placement, now)
-            return self._serve(now)
+            self._allocate(job, job.placement, now)
+            return self._schedule(now)
         # Nobody waits for a part of a gang.
-        jobs = self.of(job.entry) if job.state == "waiting" else [job]
-        return [*self._forget(jobs, now), *self._serve(now)]
+        jobs = self.jobs_of(job.queue_id) if job.state == "waiting" else [job]
+        return [*self._remove(jobs, now), *self._schedule(now)]
 
-    def disband(self, name: str, now: float) -> list[Effect]:
+    def cancel(self, name: str, now: float) -> list[Effect]:
         """Who asked went away, or was told to: what has not started never will, what runs has to end.
 
         name: an entry's id, or that of a member that was granted. Unknown ones are nothing.
         """
-        return [*self._disband(self.of(name), now), *self._serve(now)]
+        return [*self._cancel(self.jobs_of(name), now), *self._schedule(now)]
 
     def resize(self, job_id: str, placement: Placement, now: float) -> list[Effect]:
         """A running job holds this from now on, on the same cards. Raises Conflict, and then it has what it
@@ -233,20 +233,24 @@ class Broker:
         except Conflict:
             self.ledger.adopt(job_id, job.placement)
             raise
-        self._hold(job, placement, now)
-        return self._serve(now)
+        self._allocate(job, placement, now)
+        return self._schedule(now)
 
     def expire(self, now: float) -> list[Effect]:
         """Take back what was granted and never confirmed; of a gang all, if one member is late."""
         late = [
-            it for it in self.jobs.values() if it.expires_at is not None and it.expires_at <= now
+            it
+            for it in self.jobs.values()
+            if it.grant_expires_at is not None and it.grant_expires_at <= now
         ]
         effects: list[Effect] = []
-        for entry in dict.fromkeys(job.entry for job in late):
-            jobs = self.of(entry)
-            effects += self._disband(jobs, now)
-            effects.append(Deny(jobs[0], "the grant expired before the program started", False))
-        return effects + self._serve(now)
+        for entry in dict.fromkeys(job.queue_id for job in late):
+            jobs = self.jobs_of(entry)
+            effects += self._cancel(jobs, now)
+            effects.append(
+                RejectJob(jobs[0], "the grant expired before the program started", False)
+            )
+        return effects + self._schedule(now)
 
     def restore(self, jobs: list[Job], now: float) -> list[Effect]:
         """Take over what a former daemon recorded; the caller has dropped those whose processes ended.
@@ -256,59 +260,59 @@ class Broker:
         waiting: dict[str, list[Job]] = {}
         for job in sorted(jobs, key=lambda job: job.rank):
             if job.placement is None:
-                waiting.setdefault(job.entry, []).append(job)
+                waiting.setdefault(job.queue_id, []).append(job)
                 continue
-            self._enter(job)
+            self._add(job)
             if job.state == "starting":
-                job.expires_at = now + GRANT_EXPIRES_S
-            self.ledger.adopt(job.id, job.placement, job.expires_at)
-            self._hold(job, job.placement, now)
+                job.grant_expires_at = now + GRANT_TTL_S
+            self.ledger.adopt(job.id, job.placement, job.grant_expires_at)
+            self._allocate(job, job.placement, now)
         for members in waiting.values():
             self._enqueue(members)
-        return self._serve(now)
+        return self._schedule(now)
 
-    def renew(self, node: Node, now: float) -> list[Effect]:
+    def update_node(self, node: Node, now: float) -> list[Effect]:
         """The same cards, of which some have fallen sick or recovered. Who holds a slice keeps it."""
         if node == self.node:
             return []
         self.node = node
         self._backfill.set_nodes((node,))
-        return self._serve(now)
+        return self._schedule(now)
 
-    def resume(self, entry: str) -> list[Effect]:
+    def replay(self, entry: str) -> list[Effect]:
         """A client that waited, or was granted, when the daemon went away is back: say it again."""
         jobs = self._entries[entry]
         if jobs[0].state != "waiting":
-            return [Start(tuple(jobs))]
-        standing, length, reason = self._told[entry]
-        return [Wait(jobs[0], standing.position, length, reason)]
+            return [GrantLease(tuple(jobs))]
+        standing, length, reason = self._reported[entry]
+        return [ReportQueued(jobs[0], standing.position, length, reason)]
 
-    def of(self, name: str) -> list[Job]:
+    def jobs_of(self, name: str) -> list[Job]:
         """The jobs of an entry, by its id; the one job that has this id; or none."""
         if name in self._entries:
             return list(self._entries[name])
         return [self.jobs[name]] if name in self.jobs else []
 
-    def named(self, name: str) -> list[Job]:
+    def find(self, name: str) -> list[Job]:
         """The job with this name or id; for a gang's, all its members. Raises UnknownJob."""
         for job in self.jobs.values():
-            if name in (job.title, job.entry):
-                return self.of(job.entry)
+            if name in (job.display_name, job.queue_id):
+                return self.jobs_of(job.queue_id)
             if name in (job.name, job.id):
                 return [job]
         raise UnknownJob(f"no job is called {name}: `fenka ps` lists them")
 
-    def standing(self, job: Job) -> QueueStatus | None:
+    def queue_status(self, job: Job) -> QueueStatus | None:
         """How a job that waits stands, else None."""
-        told = self._told.get(job.entry)
+        told = self._reported.get(job.queue_id)
         return told[0] if told else None
 
     def reason(self, job: Job) -> str:
         """Return why a job waits, or why its slice is held; else nothing."""
-        told = self._told.get(job.entry)
-        return told[2] if told else job.held
+        told = self._reported.get(job.queue_id)
+        return told[2] if told else job.retained
 
-    def _impossible(self, requests: list[Request]) -> str:
+    def _never_fits_reason(self, requests: list[Request]) -> str:
         """Why these can never be granted; empty if they can."""
         alone = never_fits(requests[0], (self.node,))
         if alone is not None:
@@ -319,16 +323,16 @@ class Broker:
         plan = place_gang(EmptyUsage(), requests, self.policy, (replace(self.node, cards=cards),))
         return f"{plan.hint}, even if nobody else ran" if isinstance(plan, Unschedulable) else ""
 
-    def _enter(self, job: Job) -> None:
+    def _add(self, job: Job) -> None:
         self.jobs[job.id] = job
-        self._entries.setdefault(job.entry, []).append(job)
+        self._entries.setdefault(job.queue_id, []).append(job)
 
     def _enqueue(self, jobs: Sequence[Job]) -> None:
         first = jobs[0]
         for job in jobs:
-            self._enter(job)
-        self._queue[first.entry] = PendingRequest(
-            first.entry,
+            self._add(job)
+        self._queue[first.queue_id] = PendingRequest(
+            first.queue_id,
             tuple(job.request for job in jobs),
             first.requested_at,
             first.priority,
@@ -336,59 +340,63 @@ class Broker:
             None if first.time_limit_s is None else first.time_limit_s + GRACE_S,
         )
 
-    def _hold(self, job: Job, placement: Placement, now: float) -> None:
+    def _allocate(self, job: Job, placement: Placement, now: float) -> None:
         job.placement = placement
-        deadline = None if job.ends_at is None or job.held else job.ends_at + GRACE_S
+        deadline = None if job.deadline is None or job.retained else job.deadline + GRACE_S
         self._held[job.id] = Allocation(placement, deadline, str(job.uid))
         cards = cards_of((placement,), {it.index: it for it in self.node.cards})
         since = now if job.started_at is None else job.started_at
-        self.uses.start(job.id, str(job.uid), cards, job.requested_at, since, now)
+        self.usage_history.start(job.id, str(job.uid), cards, job.requested_at, since, now)
 
-    def _disband(self, jobs: Sequence[Job], now: float) -> list[Effect]:
+    def _cancel(self, jobs: Sequence[Job], now: float) -> list[Effect]:
         running = [job for job in jobs if job.state == "running"]
         return [
-            *map(End, running),
-            *self._forget([job for job in jobs if job.state not in ("running", "held")], now),
+            *map(Terminate, running),
+            *self._remove([job for job in jobs if job.state not in ("running", "completing")], now),
         ]
 
-    def _forget(self, jobs: Sequence[Job], now: float) -> list[Effect]:
+    def _remove(self, jobs: Sequence[Job], now: float) -> list[Effect]:
         effects: list[Effect] = []
         for job in jobs:
             del self.jobs[job.id]
-            self._queue.pop(job.entry, None)
-            self._told.pop(job.entry, None)
-            self._entries[job.entry].remove(job)
-            if not self._entries[job.entry]:
-                del self._entries[job.entry]
+            self._queue.pop(job.queue_id, None)
+            self._reported.pop(job.queue_id, None)
+            self._entries[job.queue_id].remove(job)
+            if not self._entries[job.queue_id]:
+                del self._entries[job.queue_id]
             if job.placement is not None:
                 self.ledger.release(job.id)
                 del self._held[job.id]
-                self.uses.stop(job.id, now, now)
-                effects.append(Drop(job))
+                self.usage_history.stop(job.id, now, now)
+                effects.append(RemoveLease(job))
         return effects
 
-    def _serve(self, now: float) -> list[Effect]:
+    def _schedule(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         step = self._backfill.serve(
-            self._queue.values(), self._held.values(), now, self.ledger.totals(), self.uses
+            self._queue.values(), self._held.values(), now, self.ledger.totals(), self.usage_history
         )
         for entry, placements in step.placed:
             jobs = self._entries[entry]
             for job, placement in zip(jobs, placements, strict=True):
-                job.state, job.expires_at = "starting", now + GRANT_EXPIRES_S
-                job.ends_at = None if job.time_limit_s is None else now + job.time_limit_s
-                self.ledger.assume(job.id, placement, job.expires_at)
-                self._hold(job, placement, now)
+                job.state, job.grant_expires_at = "starting", now + GRANT_TTL_S
+                job.deadline = None if job.time_limit_s is None else now + job.time_limit_s
+                self.ledger.assume(job.id, placement, job.grant_expires_at)
+                self._allocate(job, placement, now)
             del self._queue[entry]
-            self._told.pop(entry, None)
-            effects.append(Start(tuple(jobs)))
+            self._reported.pop(entry, None)
+            effects.append(GrantLease(tuple(jobs)))
         length = len(step.pending)
-        held = [f"{job.name} has ended, but {job.held}" for job in self.jobs.values() if job.held]
+        held = [
+            f"{job.name} has ended, but {job.retained}"
+            for job in self.jobs.values()
+            if job.retained
+        ]
         for standing in step.pending:
-            before = self._told.get(standing.id)
-            reason = "; ".join([standing.reason, *held[:MOST_HELD]])
-            self._told[standing.id] = standing, length, reason
+            before = self._reported.get(standing.id)
+            reason = "; ".join([standing.reason, *held[:MAX_RETAINED_SHOWN]])
+            self._reported[standing.id] = standing, length, reason
             told = standing.position, length, reason
             if before is None or (before[0].position, *before[1:]) != told:
-                effects.append(Wait(self._entries[standing.id][0], *told))
+                effects.append(ReportQueued(self._entries[standing.id][0], *told))
         return effects

@@ -16,22 +16,22 @@ import msgspec
 from fenka.core.errors import FenkaError
 from fenka.hardware.peer_credentials import peer
 from fenka.workstation import paths, protocol
-from fenka.workstation.ending import SIGNALS
 from fenka.workstation.paths import Runtime, UnsafeDirectory
+from fenka.workstation.shutdown import SIGNALS
 
-STARTS_WITHIN_S = 60.0
+START_TIMEOUT_S = 60.0
 """A daemon answers within a second; a real driver's first initialisation can take many."""
 
-ENDS_WITHIN_S = 10.0
+EXIT_TIMEOUT_S = 10.0
 
 READY = b"fenka daemon: ready\n"
 """A daemon in the background says this to who started it once clients can connect, and no more after it."""
 
-ALREADY_RUNNING = 75
+EXIT_ALREADY_RUNNING = 75
 """Its exit code where another one serves the runtime directory."""
 
 
-class NoDaemon(FenkaError):
+class DaemonUnavailable(FenkaError):
     """No daemon answers, and none could be started; the message says why and what to do."""
 
 
@@ -39,7 +39,7 @@ class Connection:
     """One conversation with a daemon.
 
     Nothing is sent unless the runtime directory can be trusted and the kernel says that this user, or root,
-    serves it. Raises NoDaemon, UnsafeDirectory, OtherVersion, and ConnectionError later on.
+    serves it. Raises DaemonUnavailable, UnsafeDirectory, ProtocolMismatch, and ConnectionError later on.
     """
 
     def __init__(self, runtime: Runtime, former: Self | None = None) -> None:
@@ -51,7 +51,7 @@ class Connection:
                 opened.callback(os.close, self._directory)
                 self._socket = opened.enter_context(paths.connect(self._directory))
             except OSError as why:
-                raise NoDaemon(_nobody(runtime, why)) from None
+                raise DaemonUnavailable(_unavailable_reason(runtime, why)) from None
             server = peer(self._socket)[1]
             if not former and server not in runtime.owners | {0}:
                 raise UnsafeDirectory(
@@ -66,18 +66,18 @@ class Connection:
         # A daemon that refuses us says so and hangs up, whatever we send.
         with contextlib.suppress(ConnectionError):
             self.send(protocol.Hello())
-        self._socket.settimeout(STARTS_WITHIN_S)
+        self._socket.settimeout(START_TIMEOUT_S)
         try:
             hello = self._lines.readline()
         except (ConnectionError, TimeoutError):
             hello = b""
         if not hello:
             # It was killed after it had let us in.
-            raise NoDaemon(f"the daemon at {self._runtime.socket} went away: try again")
+            raise DaemonUnavailable(f"the daemon at {self._runtime.socket} went away: try again")
         protocol.check_hello(hello, self._runtime.socket)
         self._socket.settimeout(None)
 
-    def again(self) -> Self:
+    def reconnect(self) -> Self:
         """Connect once more, after the daemon was started again.
 
         Also from within a lease's namespaces, in which paths and users may have other names.
@@ -126,11 +126,11 @@ def connect(runtime: Runtime, announce: Callable[[str], None]) -> Connection:
 
     With FENKA_START_DAEMON=never in the environment none is started.
 
-    Raises NoDaemon, UnsafeDirectory, OtherVersion, OSError.
+    Raises DaemonUnavailable, UnsafeDirectory, ProtocolMismatch, OSError.
     """
     try:
         return Connection(runtime)
-    except NoDaemon:
+    except DaemonUnavailable:
         if runtime.foreign or os.environ.get("FENKA_START_DAEMON") == "never":
             raise
         announce("starting the fenka daemon …")
@@ -138,7 +138,7 @@ def connect(runtime: Runtime, announce: Callable[[str], None]) -> Connection:
         return Connection(runtime)
 
 
-def _nobody(runtime: Runtime, why: OSError) -> str:
+def _unavailable_reason(runtime: Runtime, why: OSError) -> str:
     where = f"no fenka daemon answers at {runtime.socket} ({why.strerror})"
     if runtime.foreign:
         return f"{where}: only root can start this machine's, with `fenka daemon --background`"
@@ -148,7 +148,7 @@ def _nobody(runtime: Runtime, why: OSError) -> str:
 def start_daemon(
     runtime: Runtime, options: list[str], lifeline: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a daemon behind this command and wait until one answers. Raises NoDaemon, OSError.
+    """Start a daemon behind this command and wait until one answers. Raises DaemonUnavailable, OSError.
 
     With `--resume` it starts as the last one was started, if that left its configuration. A daemon whose
     starter has gone when it is ready ends at once. lifeline: once it is ready it ends, with all that it has
@@ -157,15 +157,17 @@ def start_daemon(
     Returns the process that was started; it has ended if another one's daemon answers.
     """
     runtime.create()
-    deadline = time.monotonic() + STARTS_WITHIN_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         process, words = _launch(runtime, options, lifeline, deadline)
         if words is None or _answers(runtime, process):
             return process
-        if process.returncode != ALREADY_RUNNING:
-            raise NoDaemon(words)
+        if process.returncode != EXIT_ALREADY_RUNNING:
+            raise DaemonUnavailable(words)
         if time.monotonic() > deadline:
-            raise NoDaemon(f"no daemon answers within {STARTS_WITHIN_S:.0f} s, though {words}")
+            raise DaemonUnavailable(
+                f"no daemon answers within {START_TIMEOUT_S:.0f} s, though {words}"
+            )
 
 
 def _launch(
@@ -179,7 +181,7 @@ def _launch(
     # An interruption in here would lose the process; the daemon itself lets signals in again.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     process = subprocess.Popen(
-        [sys.executable, "-m", "fenka", "daemon", "--behind", *tied, *options],
+        [sys.executable, "-m", "fenka", "daemon", "--background-child", *tied, *options],
         stdin=subprocess.DEVNULL if lifeline is None else lifeline,
         # Not the log: that may be on a disk that is full.
         stdout=subprocess.PIPE,
@@ -192,32 +194,32 @@ def _launch(
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         with process.stdout as pipe:
-            said = _hear(pipe.fileno(), deadline)
+            said = _read_output(pipe.fileno(), deadline)
             if said.endswith(READY):
                 return process, None
-        process.wait(ENDS_WITHIN_S)
+        process.wait(EXIT_TIMEOUT_S)
     except BaseException:
         # Interrupted: nothing is to be left. It ends in order, once it can.
         process.terminate()
         try:
-            process.wait(STARTS_WITHIN_S)
+            process.wait(START_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
         raise
-    with contextlib.suppress(OSError), open(runtime.log, "ab", opener=for_log) as log:
+    with contextlib.suppress(OSError), open(runtime.log, "ab", opener=open_log) as log:
         log.write(said)
-    return process, _last_words(said, process.returncode)
+    return process, _failure_reason(said, process.returncode)
 
 
-def _hear(pipe: int, deadline: float) -> bytes:
-    """What a daemon says until it is ready or has ended. Raises NoDaemon."""
+def _read_output(pipe: int, deadline: float) -> bytes:
+    """What a daemon says until it is ready or has ended. Raises DaemonUnavailable."""
     said = b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         while not said.endswith(READY):
             if not selector.select(deadline - time.monotonic()):
-                raise NoDaemon(
-                    f"the daemon was not ready within {STARTS_WITHIN_S:.0f} s: see whether the driver "
+                raise DaemonUnavailable(
+                    f"the daemon was not ready within {START_TIMEOUT_S:.0f} s: see whether the driver "
                     "answers, as with `nvidia-smi`"
                 )
             if not (more := os.read(pipe, 1 << 16)):
@@ -226,7 +228,7 @@ def _hear(pipe: int, deadline: float) -> bytes:
     return said
 
 
-def _last_words(said: bytes, code: int) -> str:
+def _failure_reason(said: bytes, code: int) -> str:
     lines = said.decode(errors="replace").strip().splitlines()
     if lines:
         return lines[-1].removeprefix("fenka: ")
@@ -236,12 +238,12 @@ def _last_words(said: bytes, code: int) -> str:
 
 def _answers(runtime: Runtime, process: subprocess.Popen[bytes]) -> bool:
     """Whether another one's daemon answers, which may be starting or ending just now."""
-    until = time.monotonic() + (0.5 if process.returncode == ALREADY_RUNNING else 0)
+    until = time.monotonic() + (0.5 if process.returncode == EXIT_ALREADY_RUNNING else 0)
     while not (answers := runtime.answers()) and time.monotonic() < until:
         time.sleep(0.02)
     return answers
 
 
-def for_log(path: str, flags: int) -> int:
+def open_log(path: str, flags: int) -> int:
     """Open a daemon's log, whatever stands in its place, without waiting. Raises OSError."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

@@ -1,7 +1,7 @@
 """The daemon that leases this machine's cards.
 
 It may be killed at any moment: what it decided is on disk before anybody acts on it, programs go on in
-their leases without it, and the next one finds them again (members.py).
+their leases without it, and the next one finds them again (lease_processes.py).
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,45 +29,54 @@ from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.peer_credentials import process, user_name
 from fenka.hardware.simulated import NodeError
-from fenka.isolation import namespaces, telling
-from fenka.isolation.files import naming, sentence
-from fenka.isolation.processes import parent, start_ticks
-from fenka.workstation import admission, asking, files, members, protocol, resizing, signals, usage
-from fenka.workstation.admission import Admission, TooMany
+from fenka.isolation import compute_feedback, pid_namespaces
+from fenka.isolation.files import describe_os_error, with_file_name
+from fenka.isolation.processes import parent_pid, start_ticks
+from fenka.workstation import (
+    admission,
+    files,
+    lease_processes,
+    protocol,
+    resizing,
+    signals,
+    submission,
+    usage,
+)
+from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import (
     GRACE_S,
-    GRANT_EXPIRES_S,
+    GRANT_TTL_S,
     Broker,
-    Deny,
-    Drop,
     Effect,
-    End,
     Gang,
+    GrantLease,
     Job,
-    Start,
+    RejectJob,
+    RemoveLease,
+    ReportQueued,
+    Terminate,
     UnknownJob,
-    Wait,
 )
-from fenka.workstation.ending import Ending
 from fenka.workstation.paths import Runtime
+from fenka.workstation.shutdown import ShutdownSignals
 from fenka.workstation.snapshot import snapshot
 
-LOOK_EVERY_S = 5.0
+HEALTH_PERIOD_S = 5.0
 """A card that fell off the bus is noticed within that."""
 
-LOOK_AGAIN_S = 0.3
+RECHECK_DELAY_S = 0.3
 """After a slice was held for the first time."""
 
 ABANDONED_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL for jobs of a daemon that was started for a program that has ended."""
 
-RETRY_S = 1.0
+WRITE_RETRY_S = 1.0
 """Until it is tried again to write what could not be written."""
 
-ROUNDS = 3
+ABANDON_ROUNDS = 3
 """Of ending them: one may have been granted meanwhile."""
 
-KILL_TAKES_S = 5.0
+KILL_TIMEOUT_S = 5.0
 """SIGKILL ends a process at once, unless it waits for a device."""
 
 
@@ -74,14 +84,14 @@ class AlreadyRunning(FenkaError):
     """Another daemon serves this runtime directory."""
 
 
-def take_runtime(runtime: Runtime) -> BinaryIO:
+def lock_runtime(runtime: Runtime) -> BinaryIO:
     """Lock the runtime directory for this process. Raises AlreadyRunning, UnsafeDirectory, OSError."""
     runtime.create()
     # Who may read a file may lock it, and would keep the next daemon out.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.ExitStack() as opened:
         lock = opened.enter_context(open(os.open(runtime.lock, flags, 0o600), "r+b", buffering=0))
-        with naming(runtime.lock):
+        with with_file_name(runtime.lock):
             os.fchmod(lock.fileno(), 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,21 +111,23 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.readline()
     except ValueError:
-        raise msgspec.DecodeError(f"a message has at most {admission.LINE_BYTES} bytes") from None
+        raise msgspec.DecodeError(
+            f"a message has at most {admission.MAX_LINE_BYTES} bytes"
+        ) from None
 
 
-def _log(sentence: str) -> None:
+def _log(message: str) -> None:
     """One line in the daemon's log."""
-    print(f"fenka daemon: {sentence!s:.2000}".replace("\n", " "), file=sys.stderr, flush=True)
+    print(f"fenka daemon: {message!s:.2000}".replace("\n", " "), file=sys.stderr, flush=True)
 
 
 def _log_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """What asyncio would print as a traceback: no descriptor left for a connection, for instance."""
     why = context.get("exception")
-    _log(f"{context['message']}: {_where(why)}" if why else context["message"])
+    _log(f"{context['message']}: {_describe(why)}" if why else context["message"])
 
 
-def _where(why: BaseException) -> str:
+def _describe(why: BaseException) -> str:
     frames = traceback.extract_tb(why.__traceback__)
     at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(why).__name__}: {why}{at}"
@@ -152,7 +164,7 @@ class Client:
         To one that does not read, its place in the queue is not told.
         """
         stuck = self.writer.transport.get_write_buffer_size() > 0
-        if not (stuck and isinstance(message, protocol.Waiting)):
+        if not (stuck and isinstance(message, protocol.JobQueued)):
             self.writer.write(protocol.encode(message) + b"\n")
 
 
@@ -171,26 +183,28 @@ class Daemon:
         """The driver's files, which the proxies stand in for inside leases."""
         self._clients: dict[str, Client] = {}
         """By the entry that they ask for; a gang's members, each by its own job."""
-        self._watches: dict[str, members.Watch] = {}
+        self._watches: dict[str, lease_processes.ProcessWatch] = {}
         """By job; for a gang, who started it, by entry."""
         self._admission = Admission(
             admission.raise_descriptor_limit(), frozenset({0, os.geteuid()})
         )
-        self._taken: set[str] = set()
+        self._cards_lost: set[str] = set()
         """Cards of ours that root's daemon owns now, by UUID."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
-        self._due: list[Effect] = []
+        self._pending: list[Effect] = []
         """Decided, but not yet recorded, or not yet acted on."""
         self._retry: asyncio.TimerHandle | None = None
-        self._members = members.Members(broker.jobs.values, runtime.leases)
-        self._teller = telling.Teller(self._samples, self._members.lease_of)
-        self._judge = namespaces.Judge()
-        self._offences = usage.Offences()
-        self._accused: dict[str, list[str]] = {}
+        self._lease_processes = lease_processes.LeaseProcesses(broker.jobs.values, runtime.leases)
+        self._feedback = compute_feedback.ComputeFeedback(
+            self._samples, self._lease_processes.lease_of
+        )
+        self._reaper = pid_namespaces.NamespaceReaper()
+        self._violations = usage.ViolationDetector()
+        self._reported_violations: dict[str, list[str]] = {}
         """What jobs do beyond their limits, by the last look."""
 
-    async def serve(self, ready: Callable[[], None], ending: Ending) -> None:
+    async def serve(self, ready: Callable[[], None], ending: ShutdownSignals) -> None:
         """Until `ending` says so, or a Shutdown. `ready` is called once clients can connect.
 
         If it raises BrokenPipeError, who started this has gone: it ends at once.
@@ -199,12 +213,15 @@ class Daemon:
         if self.library_dir is not None:
             self.cache = files.build_linker_cache(self.runtime, self.library_dir)
         self._driver = files.driver_files(self.library_dir)
-        self._restore()
+        self._recover()
         # We hold the lock, so a socket that is there is a dead daemon's.
         self.runtime.socket.unlink(missing_ok=True)
         former = os.umask(0o111 if self.runtime.system else 0o177)
         server = await asyncio.start_unix_server(
-            self._client, self.runtime.socket, limit=admission.LINE_BYTES, backlog=admission.BACKLOG
+            self._on_connect,
+            self.runtime.socket,
+            limit=admission.MAX_LINE_BYTES,
+            backlog=admission.BACKLOG,
         )
         os.umask(former)
         ending.attach(asyncio.get_running_loop(), self._stopped.set, self._abandoned)
@@ -213,42 +230,42 @@ class Daemon:
                 ready()
             except BrokenPipeError:
                 self._stopped.set()
-        work = (self._keep_looking(), self._keep_telling(), self._keep_judging())
+        work = (self._health_loop(), self._feedback_loop(), self._namespace_loop())
         tasks = [asyncio.create_task(it) for it in work]
         async with server:
             await self._stopped.wait()
         ending.detach()
         for task in tasks:
             task.cancel()
-        self._teller.close()
+        self._feedback.close()
         self.runtime.socket.unlink(missing_ok=True)
         for watch in self._watches.values():
             watch.close()
-        self._members.close()
+        self._lease_processes.close()
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _restore(self) -> None:
+    def _recover(self) -> None:
         """Take over from the daemon before, which may have been killed at any moment.
 
         Raises Unreadable if programs hold slices that cannot be accounted for on these cards.
         """
         known = files.load_jobs(self.runtime)
-        look = self._members.adopt(known)
+        look = self._lease_processes.recover(known)
         kept = [
             job
             for job in known
             if start_ticks(job.pid) == job.start_ticks
-            or look.of(job.id)
+            or look.pids(job.id)
             or not look.complete
-            or job.held
+            or job.retained
         ]
         for directory in self.runtime.leases.iterdir():
             if directory.name in (job.id for job in kept):
                 continue
             recorded = directory.name in (job.id for job in known)
-            if not recorded and (there := self._members.strangers(directory.name)):
-                raise files.Unreadable(
+            if not recorded and (there := self._lease_processes.unrecorded_holders(directory.name)):
+                raise files.InvalidState(
                     f"processes {there} hold a slice that {self.runtime.state} does not know: end them "
                     "first"
                 )
@@ -258,21 +275,21 @@ class Daemon:
             effects = self.broker.restore(kept, time.time())
         except Conflict as why:
             names = ", ".join(job.name for job in granted)
-            raise files.Unreadable(
+            raise files.InvalidState(
                 f"programs still hold slices of other cards than these ({names}; {why}): start the "
                 "daemon as it was started for them, or end them first"
             ) from None
-        self._carry_out(effects)
-        for entry in dict.fromkeys(job.entry for job in kept):
+        self._apply(effects)
+        for entry in dict.fromkeys(job.queue_id for job in kept):
             # A waiting client comes back by itself; until then its place is kept while it lives.
-            self._watch(self.broker.of(entry))
+            self._watch(self.broker.jobs_of(entry))
         for job in granted:
-            self._tell_of(job)
-            self._end_later(job)
+            self._add_feedback(job)
+            self._schedule_deadline(job)
             if job.state == "starting":
-                self._expire_later()
+                self._schedule_grant_expiry()
 
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             client = Client(writer)
         except OSError:
@@ -280,14 +297,14 @@ class Daemon:
             return
         client.send(protocol.Hello())
         try:
-            self._admission.enter(client.uid)
-        except TooMany as why:
+            self._admission.add_connection(client.uid)
+        except QuotaExceeded as why:
             client.send(protocol.Failure(str(why)))
             client.close()
             return
         try:
-            await self._converse(client, reader)
-        except protocol.OtherVersion:
+            await self._serve_client(client, reader)
+        except protocol.ProtocolMismatch:
             pass  # Our Hello lets the other end say so.
         except msgspec.MsgspecError as why:
             client.send(protocol.Failure(f"not understood: {why}"))
@@ -296,39 +313,41 @@ class Daemon:
         except asyncio.CancelledError:
             pass  # We are going away; asyncio would print a traceback for it.
         except Exception as why:  # What one client says must not reach another's, whatever it is.
-            _log(f"a request of {user_name(client.uid)} failed: {_where(why)}")
+            _log(f"a request of {user_name(client.uid)} failed: {_describe(why)}")
             client.send(protocol.Failure("the fenka daemon failed to do it; its log says why"))
         finally:
-            self._admission.leave(client.uid)
-            self._left(client)
+            self._admission.remove_connection(client.uid)
+            self._on_disconnect(client)
             if writer.transport.get_write_buffer_size() > 0:
                 loop = asyncio.get_running_loop()
-                loop.call_later(admission.READS_WITHIN_S, writer.transport.abort)
+                loop.call_later(admission.WRITE_TIMEOUT_S, writer.transport.abort)
             client.close()
 
-    async def _converse(self, client: Client, reader: asyncio.StreamReader) -> None:
+    async def _serve_client(self, client: Client, reader: asyncio.StreamReader) -> None:
         """Until the client hangs up. Raises what ends the conversation otherwise."""
-        async with asyncio.timeout(admission.HELLO_WITHIN_S):
+        async with asyncio.timeout(admission.HELLO_TIMEOUT_S):
             protocol.check_hello(await _read(reader), self.runtime.socket)
         while line := await self._line(client, reader):
             message = protocol.decode_request(line)
-            if isinstance(message, protocol.Stop):  # It takes as long as the programs take to end.
+            if isinstance(
+                message, protocol.StopJob
+            ):  # It takes as long as the programs take to end.
                 await self._answer(client, message)
                 await self._drain(client)
                 continue
-            async with self._admission.turn(client.uid):
+            async with self._admission.time_share(client.uid):
                 await self._answer(client, message)
                 await self._drain(client)
 
     async def _line(self, client: Client, reader: asyncio.StreamReader) -> bytes:
-        jobs = self.broker.of(client.job or "")
+        jobs = self.broker.jobs_of(client.job or "")
         waits = any(job.state != "running" for job in jobs)
-        async with asyncio.timeout(None if waits else admission.IDLE_S):
+        async with asyncio.timeout(None if waits else admission.IDLE_TIMEOUT_S):
             return await _read(reader)
 
     async def _drain(self, client: Client) -> None:
         try:
-            async with asyncio.timeout(admission.READS_WITHIN_S):
+            async with asyncio.timeout(admission.WRITE_TIMEOUT_S):
                 await client.writer.drain()
         except TimeoutError:
             client.writer.transport.abort()
@@ -336,156 +355,158 @@ class Daemon:
 
     async def _answer(self, client: Client, message: protocol.ToDaemon) -> None:
         try:
-            await self._message(client, message)
+            await self._handle(client, message)
         except (NoDriver, NodeError) as why:
             # The client gives up its place by leaving.
             client.send(protocol.Failure(str(why)))
         except OSError as why:
-            client.send(protocol.Failure(sentence(why)))
+            client.send(protocol.Failure(describe_os_error(why)))
 
-    async def _message(self, client: Client, message: protocol.ToDaemon) -> None:
+    async def _handle(self, client: Client, message: protocol.ToDaemon) -> None:
         match message:
-            case protocol.Ask():
-                self._ask(client, message)
-            case protocol.Confirm():
+            case protocol.SubmitJob():
+                self._submit(client, message)
+            case protocol.ConfirmLease():
                 self._confirm(client)
-            case protocol.List():
+            case protocol.GetSnapshot():
                 client.send(await self._snapshot())
-            case protocol.Stop():
+            case protocol.StopJob():
                 await self._stop(client, message)
-            case protocol.Resize():
+            case protocol.ResizeJob():
                 client.send(self._resize(client, message))
             case protocol.Shutdown():
                 self._shutdown(client, message)
 
-    def _look(self) -> dict[str, Reading]:
+    def _check_cards(self) -> dict[str, Reading]:
         """See which cards are there: no slice of one that is not. Raises NoDriver, NodeError."""
         here = self.hardware.readings()
         node = self.broker.node
         taken = {card.uuid for card in node.cards if card_lock.locked_by_root(card)}
-        if taken > self._taken:
+        if taken > self._cards_lost:
             _log(
                 f"root's daemon has taken {len(taken)} of our cards: nothing more is given of them"
             )
-        self._taken = taken
+        self._cards_lost = taken
         cards = tuple(
             replace(card, healthy=card.uuid in here.keys() - taken) for card in node.cards
         )
-        self._carry_out(self.broker.renew(replace(node, cards=cards), time.time()), save=False)
+        self._apply(self.broker.update_node(replace(node, cards=cards), time.time()), save=False)
         return here
 
-    async def _keep_looking(self) -> None:
+    async def _health_loop(self) -> None:
         """So that those who wait for a card get it when it comes back, and not when somebody asks."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(HEALTH_PERIOD_S)
             with contextlib.suppress(OSError):
-                files.bound_log(self.runtime)
+                files.trim_log(self.runtime)
             with contextlib.suppress(NoDriver, NodeError, OSError):
-                self._look()
-                for job in [it for it in self.broker.jobs.values() if it.held]:
-                    self._gone(job.id)
-                jobs, seen = self._with_slices(), self._glance()
+                self._check_cards()
+                for job in [it for it in self.broker.jobs.values() if it.retained]:
+                    self._on_exit(job.id)
+                jobs, seen = self._with_slices(), self._gpu_processes()
                 contexts = self.hardware.context_mib
-                self._accused = await asyncio.to_thread(
-                    self._offences.look, jobs, seen, contexts, self._teller.busy_ns
+                self._reported_violations = await asyncio.to_thread(
+                    self._violations.sample, jobs, seen, contexts, self._feedback.busy_ns
                 )
 
-    async def _keep_telling(self) -> None:
+    async def _feedback_loop(self) -> None:
         """What programs with a limited share of compute need; cheap where there are none."""
         while True:
-            await asyncio.sleep(telling.PERIOD_S)
+            await asyncio.sleep(compute_feedback.PERIOD_S)
             with contextlib.suppress(NoDriver, NodeError):  # _look opens the driver again
-                self._teller.tell()
-            if self._members.unsure:
-                await self._members.look()
+                self._feedback.update()
+            if self._lease_processes.needs_scan:
+                await self._lease_processes.scan()
 
-    async def _keep_judging(self) -> None:
+    async def _namespace_loop(self) -> None:
         """Memory of processes that ended with their PID namespace is free for others of their lease."""
         while True:
-            await asyncio.sleep(namespaces.PERIOD_S)
-            accounts = [files.slots(self.lease_dir(job.id)) for job in self._with_slices()]
-            await asyncio.to_thread(self._judge.round, accounts)
+            await asyncio.sleep(pid_namespaces.PERIOD_S)
+            accounts = [files.account_path(self.lease_dir(job.id)) for job in self._with_slices()]
+            await asyncio.to_thread(self._reaper.run_once, accounts)
 
     def _with_slices(self) -> list[Job]:
         return [job for job in self.broker.jobs.values() if job.placement]
 
-    def _glance(self) -> usage.Glance:
+    def _gpu_processes(self) -> usage.GpuProcesses:
         """Raises NoDriver."""
         processes = self.hardware.driver.processes()
-        return usage.glance(processes, self._members.lease_of, start_ticks)
+        return usage.group_by_lease(processes, self._lease_processes.lease_of, start_ticks)
 
-    def _remains(self, job: Job) -> str:
+    def _retention_reason(self, job: Job) -> str:
         """Why the slice of a job without processes cannot be given away. A lost driver cannot be asked."""
         cards = {card.uuid: card for card in self.broker.node.cards}
         try:
-            readings, seen = self._look(), self._glance()
+            readings, seen = self._check_cards(), self._gpu_processes()
         except (NoDriver, NodeError):
             return ""
-        return usage.remains(job, self._with_slices(), cards, readings, seen)
+        return usage.retention_reason(job, self._with_slices(), cards, readings, seen)
 
     def _samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:
         return self.hardware.driver.busy_samples(uuid, since_us)  # of the driver that is open now
 
-    def _tell_of(self, job: Job) -> None:
+    def _add_feedback(self, job: Job) -> None:
         with contextlib.suppress(FileNotFoundError):  # made when its client comes back
-            self._teller.watch(job.id, self.lease_dir(job.id) / "lease" / "control")
+            self._feedback.add_lease(job.id, self.lease_dir(job.id) / "lease" / "control")
 
     async def _snapshot(self) -> protocol.Snapshot:
-        look = await self._members.look()
-        readings = self._look()
+        look = await self._lease_processes.scan()
+        readings = self._check_cards()
         return snapshot(
             self.hardware,
-            usage.Look(readings, self._glance(), self._accused),
+            usage.UsageSample(readings, self._gpu_processes(), self._reported_violations),
             self.broker,
             look,
             self.runtime,
             self.unit_mib,
         )
 
-    def _ask(self, client: Client, ask: protocol.Ask) -> None:
+    def _submit(self, client: Client, ask: protocol.SubmitJob) -> None:
         if not client.lives:
-            client.send(protocol.Refused("the process that connected is gone", final=True))
+            client.send(protocol.JobRejected("the process that connected is gone", final=True))
             return
-        known = self._asked_before(client, ask.job)
+        known = self._resubmitted(client, ask.job_id)
         if known:
-            client.job = known.entry
-            self._clients[known.entry] = client
-            self._carry_out(self.broker.resume(known.entry), save=False)
+            client.job = known.queue_id
+            self._clients[known.queue_id] = client
+            self._apply(self.broker.replay(known.queue_id), save=False)
             return
-        member = self._claimed(client, ask.job)
+        member = self._gang_member(client, ask.job_id)
         if member:
             self._claim(client, member)
             return
-        self._look()
+        self._check_cards()
         try:
-            who = asking.Who(client.pid, client.uid, client.start_ticks)
-            jobs = asking.jobs(ask, who, self.unit_mib, self.broker.jobs.values(), time.time())
+            who = submission.Peer(client.pid, client.uid, client.start_ticks)
+            jobs = submission.create_jobs(
+                ask, who, self.unit_mib, self.broker.jobs.values(), time.time()
+            )
             self._admission.check_jobs(client.uid, len(jobs), self.broker.jobs.values())
-        except (InvalidSize, InvalidRequest, TooMany) as why:
-            client.send(protocol.Refused(str(why), final=not isinstance(why, TooMany)))
+        except (InvalidSize, InvalidRequest, QuotaExceeded) as why:
+            client.send(protocol.JobRejected(str(why), final=not isinstance(why, QuotaExceeded)))
             return
-        entry = client.job = jobs[0].entry
+        entry = client.job = jobs[0].queue_id
         self._clients[entry] = client
-        effects = self.broker.ask(jobs, time.time(), wait=ask.wait)
-        self._watch(self.broker.of(entry))
-        self._carry_out(effects)
+        effects = self.broker.submit(jobs, time.time(), wait=ask.wait)
+        self._watch(self.broker.jobs_of(entry))
+        self._apply(effects)
 
-    def _asked_before(self, client: Client, job_id: str) -> Job | None:
+    def _resubmitted(self, client: Client, job_id: str) -> Job | None:
         """The job of a process that asked a former daemon, and may not have heard its id."""
         for job in self.broker.jobs.values():
             same = job.uid == client.uid and client.is_process(job.pid, job.start_ticks)
-            if same and job_id in ("", job.entry) and job.state in ("waiting", "starting"):
+            if same and job_id in ("", job.queue_id) and job.state in ("waiting", "starting"):
                 return job
         return None
 
-    def _claimed(self, client: Client, job_id: str) -> Job | None:
+    def _gang_member(self, client: Client, job_id: str) -> Job | None:
         """The member of a gang that this process is to be: its gang's own process has started it."""
         job = self.broker.jobs.get(job_id)
         if job is None or job.gang is None or job.placement is None or job.uid != client.uid:
             return None
         gang = job.gang
         entitled = client.is_process(job.pid, job.start_ticks) or (
-            job.pid == gang.pid == parent(client.pid)
+            job.pid == gang.pid == parent_pid(client.pid)
             and start_ticks(gang.pid) == gang.start_ticks
             and job.state == "starting"
         )
@@ -495,7 +516,7 @@ class Daemon:
         job.pid, job.start_ticks = client.pid, client.start_ticks
         client.job = job.id
         self._clients[job.id] = client
-        self._follow(job.id, job, lambda: self._gone(job.id))
+        self._follow(job.id, job, lambda: self._on_exit(job.id))
         self._save()
         client.send(self._granted(job))
 
@@ -508,104 +529,110 @@ class Daemon:
             return
         if job.isolation == "namespace":
             try:
-                self._members.enter(job)
-            except members.NotEntered as why:
+                self._lease_processes.record_entry(job)
+            except lease_processes.NotInLease as why:
                 client.send(protocol.Failure(str(why)))
                 return
         self.broker.confirm(job.id, time.time())
         self._save()
         client.send(protocol.Done())
 
-    def _left(self, client: Client) -> None:
+    def _on_disconnect(self, client: Client) -> None:
         """A client that went away while it waited, or before it confirmed, gives up its place."""
         if client.job is None or self._clients.get(client.job) is not client:
             return
         del self._clients[client.job]
         if self._stopped.is_set():
             return
-        if any(job.state in ("waiting", "starting") for job in self.broker.of(client.job)):
-            self._disband(client.job)
+        if any(job.state in ("waiting", "starting") for job in self.broker.jobs_of(client.job)):
+            self._cancel(client.job)
 
-    def _gone(self, job_id: str) -> None:
+    def _on_exit(self, job_id: str) -> None:
         job = self.broker.jobs.get(job_id)
         first = job is not None and job.state == "running"
-        held = self._remains(job) if job and (first or job.held) else ""
-        self._carry_out_rest(self.broker.gone(job_id, time.time(), held))
+        held = self._retention_reason(job) if job and (first or job.retained) else ""
+        self._apply_pending(self.broker.on_exit(job_id, time.time(), held))
         if held and first:
             # A driver may take a moment to give back what a killed process had.
-            asyncio.get_running_loop().call_later(LOOK_AGAIN_S, lambda: self._gone(job_id))
+            asyncio.get_running_loop().call_later(RECHECK_DELAY_S, lambda: self._on_exit(job_id))
 
-    def _disband(self, name: str) -> None:
-        self._carry_out_rest(self.broker.disband(name, time.time()))
+    def _cancel(self, name: str) -> None:
+        self._apply_pending(self.broker.cancel(name, time.time()))
 
-    async def _stop(self, client: Client, stop: protocol.Stop) -> None:
+    async def _stop(self, client: Client, stop: protocol.StopJob) -> None:
         try:
-            job, *_ = self.broker.named(stop.name)
+            job, *_ = self.broker.find(stop.name)
         except UnknownJob as why:
             client.send(protocol.Failure(str(why)))
             return
         if client.uid not in (0, job.uid):
             client.send(
                 protocol.Failure(
-                    f"{job.title} belongs to {user_name(job.uid)}: only they may stop it"
+                    f"{job.display_name} belongs to {user_name(job.uid)}: only they may stop it"
                 )
             )
             return
         # A gang goes as a whole, whichever member is named.
-        jobs = self.broker.of(job.entry)
-        kept = [it.held for it in jobs if it.held]
+        jobs = self.broker.jobs_of(job.queue_id)
+        kept = [it.retained for it in jobs if it.retained]
         if kept and client.uid not in (0, os.geteuid()):
-            client.send(protocol.Failure(f"{job.title} has ended, but {kept[0]}: end that first"))
-            return
-        for it in [it for it in jobs if it.held]:
-            # Who owns the daemon decides: the next program may find less memory than its slice has.
-            self._carry_out(self.broker.gone(it.id, time.time()))
-        jobs = self._here(jobs)
-        if not jobs:
-            client.send(protocol.Done(job.title))
-            return
-        if job.state == "waiting":
-            if waiter := self._clients.get(job.entry):
-                waiter.send(protocol.Refused("stopped while it waited", final=True))
-            self._disband(job.entry)
-        elif not await self._end(jobs, stop.grace_s):
-            left = ", ".join(str(pid) for pid, _ in await self._processes(jobs))
             client.send(
-                protocol.Failure(f"{job.title} does not end: processes {left} ignore SIGKILL")
+                protocol.Failure(f"{job.display_name} has ended, but {kept[0]}: end that first")
             )
             return
-        client.send(protocol.Done(job.title))
+        for it in [it for it in jobs if it.retained]:
+            # Who owns the daemon decides: the next program may find less memory than its slice has.
+            self._apply(self.broker.on_exit(it.id, time.time()))
+        jobs = self._present(jobs)
+        if not jobs:
+            client.send(protocol.Done(job.display_name))
+            return
+        if job.state == "waiting":
+            if waiter := self._clients.get(job.queue_id):
+                waiter.send(protocol.JobRejected("stopped while it waited", final=True))
+            self._cancel(job.queue_id)
+        elif not await self._terminate(jobs, stop.grace_s):
+            left = ", ".join(str(pid) for pid, _ in await self._pids_of(jobs))
+            client.send(
+                protocol.Failure(
+                    f"{job.display_name} does not end: processes {left} ignore SIGKILL"
+                )
+            )
+            return
+        client.send(protocol.Done(job.display_name))
 
-    async def _end(self, jobs: Sequence[Job], grace_s: float) -> bool:
+    async def _terminate(self, jobs: Sequence[Job], grace_s: float) -> bool:
         """SIGTERM to all, SIGKILL to those that are left after the grace; whether that ended them."""
-        for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_TAKES_S)):
+        for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_TIMEOUT_S)):
             deadline = time.monotonic() + patience_s
-            for pid, job in await self._processes(jobs):
-                signals.send(pid, number, job.uid, lambda pid, job=job: self._belongs(pid, job))  # type: ignore[misc]
-            while self._here(jobs) and time.monotonic() < deadline:
+            for pid, job in await self._pids_of(jobs):
+                signals.send_signal(pid, number, job.uid, partial(self._belongs, job))
+            while self._present(jobs) and time.monotonic() < deadline:
                 await asyncio.sleep(0.02)
-        return not self._here(jobs)
+        return not self._present(jobs)
 
-    def _here(self, jobs: Sequence[Job]) -> list[Job]:
+    def _present(self, jobs: Sequence[Job]) -> list[Job]:
         return [job for job in jobs if job.id in self.broker.jobs]
 
-    async def _processes(self, jobs: Sequence[Job]) -> list[tuple[int, Job]]:
-        look = await self._members.look()
+    async def _pids_of(self, jobs: Sequence[Job]) -> list[tuple[int, Job]]:
+        look = await self._lease_processes.scan()
         return [
             (pid, job)
-            for job in self._here(jobs)
+            for job in self._present(jobs)
             for pid in sorted({job.pid, *look.holders.get(job.id, [])})
-            if self._belongs(pid, job)
+            if self._belongs(job, pid)
         ]
 
-    def _belongs(self, pid: int, job: Job) -> bool:
+    def _belongs(self, job: Job, pid: int) -> bool:
         """Whether the process that has this PID now is the one that asked, or in the lease."""
         asked = pid == job.pid and start_ticks(pid) == job.start_ticks
-        return asked or self._members.lease_of(pid) == job.id
+        return asked or self._lease_processes.lease_of(pid) == job.id
 
-    def _resize(self, client: Client, wanted: protocol.Resize) -> protocol.Done | protocol.Failure:
+    def _resize(
+        self, client: Client, wanted: protocol.ResizeJob
+    ) -> protocol.Done | protocol.Failure:
         try:
-            job, *others = self.broker.named(wanted.name)
+            job, *others = self.broker.find(wanted.name)
             if others:
                 return protocol.Failure(
                     f"{wanted.name} is a gang: resize its members one by one, beginning with {job.name}"
@@ -624,7 +651,7 @@ class Daemon:
         if client.uid not in (0, os.geteuid()):
             client.send(protocol.Failure(f"the daemon belongs to {user_name(os.geteuid())}"))
             return
-        held = list(dict.fromkeys(job.title for job in self.broker.jobs.values()))
+        held = list(dict.fromkeys(job.display_name for job in self.broker.jobs.values()))
         if held and not message.force:
             names = ", ".join(held[:5])
             client.send(
@@ -641,13 +668,13 @@ class Daemon:
         """Who this daemon was started for has ended: so do all jobs, and the daemon."""
 
         async def end() -> None:
-            for _ in range(ROUNDS):
+            for _ in range(ABANDON_ROUNDS):
                 jobs = list(self.broker.jobs.values())
-                for entry in {job.entry for job in jobs if job.state == "waiting"}:
+                for entry in {job.queue_id for job in jobs if job.state == "waiting"}:
                     if waiter := self._clients.get(entry):
-                        waiter.send(protocol.Refused("stopped while it waited", final=True))
-                    self._disband(entry)
-                if not jobs or not await self._end(self._here(jobs), ABANDONED_GRACE_S):
+                        waiter.send(protocol.JobRejected("stopped while it waited", final=True))
+                    self._cancel(entry)
+                if not jobs or not await self._terminate(self._present(jobs), ABANDONED_GRACE_S):
                     break
             self._stopped.set()
 
@@ -655,65 +682,65 @@ class Daemon:
 
     # --- effects ----------------------------------------------------------------------------------
 
-    def _carry_out(self, effects: list[Effect], *, save: bool = True) -> None:
+    def _apply(self, effects: list[Effect], *, save: bool = True) -> None:
         """Record what was decided, then act on it, in order.
 
         Raises OSError, for whoever asked; the rest is done as soon as the disk lets it be recorded.
         """
-        self._due += effects
+        self._pending += effects
         try:
-            if save or self._due:
+            if save or self._pending:
                 self._save()
-            while self._due:
-                self._act(self._due.pop(0))
+            while self._pending:
+                self._apply_one(self._pending.pop(0))
         except OSError:
             if self._retry is None:
                 loop = asyncio.get_running_loop()
-                self._retry = loop.call_later(RETRY_S, self._carry_out_rest)
+                self._retry = loop.call_later(WRITE_RETRY_S, self._apply_pending)
             raise
         finally:
             self._forget_watches()
 
-    def _carry_out_rest(self, effects: Sequence[Effect] = ()) -> None:
+    def _apply_pending(self, effects: Sequence[Effect] = ()) -> None:
         """Where nobody has asked who could be told of an error."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
         with contextlib.suppress(OSError):
-            self._carry_out(list(effects))
+            self._apply(list(effects))
 
-    def _act(self, effect: Effect) -> None:
+    def _apply_one(self, effect: Effect) -> None:
         match effect:
-            case Start(jobs):
+            case GrantLease(jobs):
                 # One that could not be recorded at once may have been given up since.
-                if len(self._here(jobs)) == len(jobs):
+                if len(self._present(jobs)) == len(jobs):
                     self._start(jobs)
-            case Drop(job):
-                self._teller.forget(job.id)
-                self._members.forget(job.id)
+            case RemoveLease(job):
+                self._feedback.remove_lease(job.id)
+                self._lease_processes.forget(job.id)
                 files.remove_lease(self.lease_dir(job.id))
-            case End(job):
-                self._spawn(self._end([job], GRACE_S))
-            case Wait(job, position, length, reason):
-                said = protocol.Waiting(job.entry, job.title, position, length, reason)
-                self._tell_client(job, said)
-            case Deny(job, reason, final):
-                self._tell_client(job, protocol.Refused(reason, final))
+            case Terminate(job):
+                self._spawn(self._terminate([job], GRACE_S))
+            case ReportQueued(job, position, length, reason):
+                said = protocol.JobQueued(job.queue_id, job.display_name, position, length, reason)
+                self._notify_client(job, said)
+            case RejectJob(job, reason, final):
+                self._notify_client(job, protocol.JobRejected(reason, final))
 
     def _forget_watches(self) -> None:
-        here = {name for job in self.broker.jobs.values() for name in (job.id, job.entry)}
+        here = {name for job in self.broker.jobs.values() for name in (job.id, job.queue_id)}
         for name in self._watches.keys() - here:
             self._watches.pop(name).close()
 
-    def _tell_client(self, job: Job, message: protocol.Message) -> None:
+    def _notify_client(self, job: Job, message: protocol.Message) -> None:
         """Who asked, if they are there."""
-        client = self._clients.get(job.entry)
+        client = self._clients.get(job.queue_id)
         if client:
             client.send(message)
 
     def _start(self, jobs: Sequence[Job]) -> None:
         # First: if the leases cannot be written, it is this that gives back what they were to hold.
-        self._expire_later()
+        self._schedule_grant_expiry()
         for job in jobs:
             if not (self.lease_dir(job.id) / "lease" / "control").exists():
                 files.create_lease(
@@ -723,32 +750,32 @@ class Daemon:
                     resizing.compute_of(job),
                     self.cache,
                 )
-            self._tell_of(job)
-            self._end_later(job)
-            self._note(job)
+            self._add_feedback(job)
+            self._schedule_deadline(job)
+            self._record_baseline(job)
         first = jobs[0]
         if first.gang:
             ids = [job.id for job in jobs]
-            self._tell_client(first, protocol.GangGranted(first.gang.name, ids))
+            self._notify_client(first, protocol.GangGranted(first.gang.name, ids))
         else:
-            self._tell_client(first, self._granted(first))
+            self._notify_client(first, self._granted(first))
 
-    def _note(self, job: Job) -> None:
+    def _record_baseline(self, job: Job) -> None:
         """What is compared later: which shim its programs have, and what nobody accounts for on its cards."""
-        job.shim = (self.native / "libfenka.so").stat().st_ino
-        if not namespaces.sees_everybody():
+        job.shim_inode = (self.native / "libfenka.so").stat().st_ino
+        if not pid_namespaces.in_initial_namespace():
             return  # The driver names only processes that we could see.
         with contextlib.suppress(NoDriver, NodeError):
-            readings, seen = self.hardware.readings(), self._glance()
+            readings, seen = self.hardware.readings(), self._gpu_processes()
             for piece in job.placement.slices if job.placement else ():
-                unnamed = usage.unnamed_mib(piece.uuid, readings, seen)
+                unnamed = usage.unattributed_mib(piece.uuid, readings, seen)
                 if unnamed is not None:
-                    job.unnamed_mib.setdefault(piece.uuid, unnamed)
+                    job.unattributed_mib.setdefault(piece.uuid, unnamed)
 
-    def _granted(self, job: Job) -> protocol.Granted:
+    def _granted(self, job: Job) -> protocol.LeaseGranted:
         assert job.placement is not None
-        return protocol.Granted(
-            job=job.id,
+        return protocol.LeaseGranted(
+            job_id=job.id,
             name=job.name,
             directory=str(self.lease_dir(job.id)),
             shim=str(self.native / "libfenka.so"),
@@ -765,26 +792,26 @@ class Daemon:
         """Those of one entry, and who is to end with them."""
         for job in jobs:
             if not job.gang or job.pid != job.gang.pid:
-                self._follow(job.id, job, lambda job=job: self._gone(job.id))  # type: ignore[misc]
-        gang, entry = (jobs[0].gang, jobs[0].entry) if jobs else (None, "")
+                self._follow(job.id, job, lambda job=job: self._on_exit(job.id))  # type: ignore[misc]
+        gang, entry = (jobs[0].gang, jobs[0].queue_id) if jobs else (None, "")
         if gang and start_ticks(gang.pid) == gang.start_ticks:
-            self._follow(entry, gang, lambda: self._disband(entry))
+            self._follow(entry, gang, lambda: self._cancel(entry))
         elif gang:
-            self._disband(entry)
+            self._cancel(entry)
 
     def _follow(self, name: str, who: Job | Gang, on_end: Callable[[], None]) -> None:
         if name in self._watches:
             self._watches.pop(name).close()
-        self._watches[name] = members.Watch(
-            name, who.pid, who.start_ticks, on_end, self._members.look
+        self._watches[name] = lease_processes.ProcessWatch(
+            name, who.pid, who.start_ticks, on_end, self._lease_processes.scan
         )
 
-    def _end_later(self, job: Job) -> None:
+    def _schedule_deadline(self, job: Job) -> None:
         """When its time is over, whatever it does."""
-        if job.ends_at is None:
+        if job.deadline is None:
             return
         asyncio.get_running_loop().call_later(
-            max(job.ends_at - time.time(), 0), lambda: self._spawn(self._end([job], GRACE_S))
+            max(job.deadline - time.time(), 0), lambda: self._spawn(self._terminate([job], GRACE_S))
         )
 
     def _spawn(self, work: Coroutine[None, None, object]) -> None:
@@ -796,15 +823,15 @@ class Daemon:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _expire_later(self) -> None:
+    def _schedule_grant_expiry(self) -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(
-            GRANT_EXPIRES_S + 1, lambda: self._carry_out_rest(self.broker.expire(time.time()))
+            GRANT_TTL_S + 1, lambda: self._apply_pending(self.broker.expire(time.time()))
         )
 
-    def hold(self, job: Job, placement: Placement) -> None:
+    def record_placement(self, job: Job, placement: Placement) -> None:
         """For resizing.py."""
-        self._carry_out(self.broker.resize(job.id, placement, time.time()))
+        self._apply(self.broker.resize(job.id, placement, time.time()))
 
     def _save(self) -> None:
         files.save_jobs(self.runtime, list(self.broker.jobs.values()))

@@ -12,9 +12,9 @@ import msgspec
 
 from fenka import native
 from fenka.core.errors import FenkaError
-from fenka.isolation import account, mounting, proxy, sandbox
+from fenka.isolation import account, proxy, sandbox, syscalls
 from fenka.isolation import files as isolation_files
-from fenka.isolation.access import admit
+from fenka.isolation.access_control import restrict_to_user
 from fenka.isolation.files import write_atomically
 from fenka.workstation.broker import Job
 from fenka.workstation.paths import Runtime
@@ -24,10 +24,10 @@ LDCONFIG = "/sbin/ldconfig"
 SYSTEM_NATIVE = Path("/var/lib/fenka/workstation")
 """Where a system daemon keeps copies of them, in directories named by their content."""
 
-LOG_BYTES = 4 << 20
+MAX_LOG_BYTES = 4 << 20
 """Of a daemon in the background."""
 
-MOST_BYTES = 1 << 28
+MAX_FILE_BYTES = 1 << 28
 """Of a file that is read whole; thousands of jobs with the longest commands come to less."""
 
 Loaded = TypeVar("Loaded")
@@ -42,15 +42,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     only: list[str] = []
 
 
-class State(msgspec.Struct, forbid_unknown_fields=True):
+class StateFile(msgspec.Struct, forbid_unknown_fields=True):
     """The ledger and the queue on disk. `boot` tells a restart of the daemon from one of the machine."""
 
     boot: str
     jobs: list[Job]
-    version: int = 1
+    version: int = 2
 
 
-class Unreadable(FenkaError):
+class InvalidState(FenkaError):
     """A file of the daemon cannot be understood; the message names it and says what to do."""
 
 
@@ -69,12 +69,12 @@ def save_config(runtime: Runtime, config: Config) -> None:
     write_atomically(runtime.config, msgspec.json.encode(config))
 
 
-def bound_log(runtime: Runtime) -> None:
+def trim_log(runtime: Runtime) -> None:
     """Keep the end of a log that has become too long; what is appended meanwhile may be lost."""
     with contextlib.suppress(FileNotFoundError), runtime.log.open("r+b") as log:
-        if os.fstat(log.fileno()).st_size <= LOG_BYTES:
+        if os.fstat(log.fileno()).st_size <= MAX_LOG_BYTES:
             return
-        log.seek(-LOG_BYTES // 4, os.SEEK_END)
+        log.seek(-MAX_LOG_BYTES // 4, os.SEEK_END)
         kept = log.read().partition(b"\n")[2]
         log.truncate(0)
         log.seek(0)
@@ -83,27 +83,29 @@ def bound_log(runtime: Runtime) -> None:
 
 def load_jobs(runtime: Runtime) -> list[Job]:
     """What the last daemon knew, unless the machine has booted since. Raises Unreadable."""
-    state = _load(runtime.state, State)
+    state = _load(runtime.state, StateFile)
     return state.jobs if state and state.boot == boot_id() else []
 
 
 def save_jobs(runtime: Runtime, jobs: list[Job]) -> None:
     """Record the ledger and the queue; called before anybody acts on a change."""
-    write_atomically(runtime.state, msgspec.json.encode(State(boot_id(), jobs)))
+    write_atomically(runtime.state, msgspec.json.encode(StateFile(boot_id(), jobs)))
 
 
 def _load(path: Path, kind: type[Loaded]) -> Loaded | None:
     try:
-        return msgspec.json.decode(isolation_files.read_plain(path, MOST_BYTES), type=kind)
+        return msgspec.json.decode(
+            isolation_files.read_regular_file(path, MAX_FILE_BYTES), type=kind
+        )
     except FileNotFoundError:
         return None
     except OSError as why:
-        raise Unreadable(
-            f"{isolation_files.sentence(why)}; it says who holds which slice: before you remove it, end the "
-            "programs that hold leases"
+        raise InvalidState(
+            f"{isolation_files.describe_os_error(why)}; it says who holds which slice: before you "
+            "remove it, end the programs that hold leases"
         ) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
-        raise Unreadable(
+        raise InvalidState(
             f"{path} is not understood ({why}): it was written by another version or damaged; end the "
             "programs that hold leases, remove the file and start again"
         ) from None
@@ -121,7 +123,7 @@ def install_native(runtime: Runtime) -> Path:
 
 
 def build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
-    """A cache for the dynamic linker in which `library_dir` comes first. Raises CannotIsolate, OSError."""
+    """A cache for the dynamic linker in which `library_dir` comes first. Raises IsolationError, OSError."""
     configuration, cache = runtime.root / "ld.so.conf", runtime.root / "ld.so.cache"
     text = f"{library_dir}\ninclude /etc/ld.so.conf\n"
     isolation_files.write_atomically(configuration, text.encode())
@@ -133,13 +135,13 @@ def build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
             process_group=0,  # Ctrl-C is the daemon's to act upon.
         )
     except OSError as why:
-        raise sandbox.CannotIsolate(
+        raise sandbox.IsolationError(
             f"{LDCONFIG} cannot be run ({why.strerror}), which makes simulated cards' libraries known inside "
             "leases: install it (in Debian's package libc-bin)"
         ) from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise sandbox.CannotIsolate(
+        raise sandbox.IsolationError(
             f"{LDCONFIG} cannot write {cache}: {said[-1] if said else f'it ended with {done.returncode}'}"
         )
     return cache
@@ -154,7 +156,7 @@ def driver_files(library_dir: Path | None) -> dict[str, tuple[Path, ...]]:
         return {name: ((library_dir / name).resolve(),) for name in proxy.LIBRARIES}
     mapped = (line.split(None, 5) for line in Path("/proc/self/maps").read_text().splitlines())
     paths = [Path(line[5]) for line in mapped if len(line) == 6]
-    return proxy.installed(
+    return proxy.find_driver(
         {path.parent for path in paths if path.name.startswith("libnvidia-ml.so")}
     )
 
@@ -163,7 +165,7 @@ def create_lease(
     runtime: Runtime,
     job: Job,
     contexts_mib: Mapping[str, int],
-    compute: isolation_files.Compute | None,
+    compute: isolation_files.ComputeShare | None,
     cache: Path | None,
 ) -> None:
     """Make the control page, the account and what the sandbox binds, for the job's user alone.
@@ -183,21 +185,21 @@ def create_lease(
     directory = runtime.lease(job.id)
     owner = None if job.uid == 0 else job.uid
     remove_lease(directory)
-    with isolation_files.naming(directory):
+    with isolation_files.with_file_name(directory):
         directory.mkdir(mode=0o700)
         for part in ("lease", "account"):
             (directory / part).mkdir(mode=0o755)
         if runtime.system:
             # Without the right to mount, as in a container, the account stands on /run itself.
             with contextlib.suppress(PermissionError):
-                mounting.mount_small(directory / "account", account.size())
+                syscalls.mount_small(directory / "account", account.size())
         slices = job.placement.slices
         isolation_files.create_lease(directory, job.id, slices, contexts_mib, compute, owner)
         sandbox.prepare(directory, cache)
-        admit(directory, job.uid)
+        restrict_to_user(directory, job.uid)
 
 
-def slots(directory: Path) -> Path:
+def account_path(directory: Path) -> Path:
     """Return the path of a lease's account."""
     return directory / "account" / "slots"
 
@@ -205,5 +207,5 @@ def slots(directory: Path) -> Path:
 def remove_lease(directory: Path) -> None:
     """Forget a lease's files; nothing maps them any more."""
     with contextlib.suppress(OSError):
-        mounting.unmount_all(directory / "account", mounting.unmount)
+        syscalls.unmount_all(directory / "account", syscalls.unmount)
     shutil.rmtree(directory, ignore_errors=True)

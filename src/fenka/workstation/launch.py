@@ -15,13 +15,13 @@ import msgspec
 
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
 from fenka.isolation import sandbox
-from fenka.workstation import asking, protocol
-from fenka.workstation.broker import GRANT_EXPIRES_S
-from fenka.workstation.client import Connection, NoDaemon, connect
+from fenka.workstation import protocol, submission
+from fenka.workstation.broker import GRANT_TTL_S
+from fenka.workstation.client import Connection, DaemonUnavailable, connect
 from fenka.workstation.paths import Runtime
 
 
-class NotGranted(FenkaError):
+class LeaseNotGranted(FenkaError):
     """There is no lease for this request; `final` if there never could be. The message says why."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
@@ -37,23 +37,23 @@ class NestedLease(FenkaError):
 
 def acquire(
     runtime: Runtime,
-    ask: protocol.Ask,
+    ask: protocol.SubmitJob,
     *,
     timeout_s: float | None,
-    on_wait: Callable[[protocol.Waiting], None],
+    on_wait: Callable[[protocol.JobQueued], None],
     announce: Callable[[str], None],
-) -> tuple[Connection, protocol.Granted | protocol.GangGranted]:
+) -> tuple[Connection, protocol.LeaseGranted | protocol.GangGranted]:
     """Wait for the slice, or a gang's slices; across restarts of the daemon the place in the queue is kept.
 
     timeout_s: give up after so many seconds of waiting, None for never. on_wait is told each change.
-    Raises NotGranted, NestedLease, NoDaemon, UnsafeDirectory, OtherVersion.
+    Raises LeaseNotGranted, NestedLease, DaemonUnavailable, UnsafeDirectory, ProtocolMismatch.
     """
-    if "FENKA_LEASE" in os.environ or sandbox.inside():
+    if "FENKA_LEASE" in os.environ or sandbox.inside_lease():
         raise NestedLease("this shell is inside a lease already: leave it to ask for another one")
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     try:
         connection = connect(runtime, announce)
-    except NoDaemon:
+    except DaemonUnavailable:
         if not (runtime.foreign and ask.wait):
             raise
         announce("this machine's daemon does not answer; waiting until root has started it …")
@@ -61,66 +61,66 @@ def acquire(
     while True:
         try:
             return connection, _await_grant(connection, ask, deadline, on_wait)
-        except _Interrupted as lost:
+        except _ConnectionLost as lost:
             connection.close()
-            ask = msgspec.structs.replace(ask, job=lost.job)
+            ask = msgspec.structs.replace(ask, job_id=lost.job_id)
             announce("the daemon went away; waiting for it with our place in the queue kept …")
             connection = _reconnect(runtime, deadline)
 
 
-class _Interrupted(FenkaError):
+class _ConnectionLost(FenkaError):
     def __init__(self, job: str) -> None:
         super().__init__(job)
-        self.job = job
+        self.job_id = job
 
 
 def _await_grant(
     connection: Connection,
-    ask: protocol.Ask,
+    ask: protocol.SubmitJob,
     deadline: float | None,
-    on_wait: Callable[[protocol.Waiting], None],
-) -> protocol.Granted | protocol.GangGranted:
-    job, reason = ask.job, ""
+    on_wait: Callable[[protocol.JobQueued], None],
+) -> protocol.LeaseGranted | protocol.GangGranted:
+    job, reason = ask.job_id, ""
     try:
-        connection.send(asking.shortened(ask))
+        connection.send(submission.truncate(ask))
     except ConnectionError:
-        raise _Interrupted(job) from None
+        raise _ConnectionLost(job) from None
     while True:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.001)
         try:
             answer = connection.receive(left)
         except TimeoutError:
-            raise NotGranted(f"gave up waiting: {reason}", final=False) from None
+            raise LeaseNotGranted(f"gave up waiting: {reason}", final=False) from None
         except ConnectionError:
-            raise _Interrupted(job) from None
+            raise _ConnectionLost(job) from None
         match answer:
-            case protocol.Granted() | protocol.GangGranted():
+            case protocol.LeaseGranted() | protocol.GangGranted():
                 return answer
-            case protocol.Refused(reason=why, final=final):
-                raise NotGranted(why, final=final)
-            case protocol.Waiting():
-                job, reason = answer.job, answer.reason
+            case protocol.JobRejected(reason=why, final=final):
+                raise LeaseNotGranted(why, final=final)
+            case protocol.JobQueued():
+                job, reason = answer.job_id, answer.reason
                 on_wait(answer)
             case _:
-                raise NotGranted(protocol.refusal(answer), final=True)
+                raise LeaseNotGranted(protocol.failure_reason(answer), final=True)
 
 
-def claim(runtime: Runtime, job: str) -> tuple[Connection, protocol.Granted]:
+def claim_member(runtime: Runtime, job: str) -> tuple[Connection, protocol.LeaseGranted]:
     """The slice of one member of a gang, for a child of the process to which it was granted.
 
-    Raises NotGranted, NoDaemon, OtherVersion.
+    Raises LeaseNotGranted, DaemonUnavailable, ProtocolMismatch.
     """
-    deadline = time.monotonic() + GRANT_EXPIRES_S
+    deadline = time.monotonic() + GRANT_TTL_S
     while True:
         # No daemon is started from here: the member that did so would be its parent.
-        with contextlib.suppress(ConnectionError, NoDaemon):
+        with contextlib.suppress(ConnectionError, DaemonUnavailable):
             connection = Connection(runtime)
-            answer = connection.call(protocol.Ask(command=[], job=job))
-            if isinstance(answer, protocol.Granted):
+            answer = connection.call(protocol.SubmitJob(command=[], job_id=job))
+            if isinstance(answer, protocol.LeaseGranted):
                 return connection, answer
-            raise NotGranted("the gang's slices are no longer held: try again", final=False)
+            raise LeaseNotGranted("the gang's slices are no longer held: try again", final=False)
         if time.monotonic() > deadline:
-            raise NotGranted(
+            raise LeaseNotGranted(
                 "the daemon went away while the gang was starting: try again", final=False
             )
         time.sleep(0.1)
@@ -130,16 +130,16 @@ def _reconnect(runtime: Runtime, deadline: float | None) -> Connection:
     while True:
         try:
             return connect(runtime, lambda _: None)
-        except NoDaemon as why:
+        except DaemonUnavailable as why:
             over = deadline is not None and time.monotonic() > deadline
             if over or os.environ.get("FENKA_START_DAEMON") == "never":
-                raise NotGranted(f"gave up waiting: {why}", final=False) from None
+                raise LeaseNotGranted(f"gave up waiting: {why}", final=False) from None
             time.sleep(0.5)
 
 
 def enter(
     connection: Connection,
-    granted: protocol.Granted,
+    granted: protocol.LeaseGranted,
     isolation: protocol.Isolation,
     *,
     user_namespaces: bool,
@@ -148,7 +148,7 @@ def enter(
 
     user_namespaces: whether it may make user namespaces of its own.
 
-    Raises CannotIsolate, NotGranted; the process must then end, and its lease ends with it.
+    Raises IsolationError, LeaseNotGranted; the process must then end, and its lease ends with it.
     """
     environment = dict(os.environ)
     # By UUID: right on a machine whose CUDA order differs from NVML's. The shim keeps to the lease's
@@ -157,7 +157,7 @@ def enter(
     shim = Path(granted.shim)
     if isolation == "namespace":
         sandbox.enter(
-            sandbox.Mounts(
+            sandbox.LeaseMounts(
                 directory=Path(granted.directory),
                 shim=shim,
                 hidden=tuple(map(Path, granted.hidden)),
@@ -182,31 +182,31 @@ def enter(
     return environment
 
 
-def _confirm(connection: Connection, granted: protocol.Granted) -> None:
+def _confirm(connection: Connection, granted: protocol.LeaseGranted) -> None:
     """Tell the daemon that we are inside; if it was killed just now, tell the next one.
 
     We cannot start one ourselves any more: it would be born inside the lease.
     """
-    deadline = time.monotonic() + GRANT_EXPIRES_S
+    deadline = time.monotonic() + GRANT_TTL_S
     while True:
         try:
-            answer = connection.call(protocol.Confirm())
+            answer = connection.call(protocol.ConfirmLease())
             break
-        except (ConnectionError, NoDaemon):
+        except (ConnectionError, DaemonUnavailable):
             if time.monotonic() > deadline:
-                raise NotGranted(
+                raise LeaseNotGranted(
                     "the daemon went away while the program was starting: try again", final=False
                 ) from None
             time.sleep(0.1)
-        with contextlib.suppress(ConnectionError, NoDaemon):
-            connection = connection.again()
-            connection.call(protocol.Ask(command=[], job=granted.job))
+        with contextlib.suppress(ConnectionError, DaemonUnavailable):
+            connection = connection.reconnect()
+            connection.call(protocol.SubmitJob(command=[], job_id=granted.job_id))
     connection.close()
     if not isinstance(answer, protocol.Done):
-        raise NotGranted(protocol.refusal(answer), final=False)
+        raise LeaseNotGranted(protocol.failure_reason(answer), final=False)
 
 
-def become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
+def exec_program(command: list[str], environment: Mapping[str, str]) -> NoReturn:
     """Exec the program. Raises OSError."""
     os.execvpe(command[0], command, environment)
 

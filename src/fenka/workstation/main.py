@@ -21,39 +21,41 @@ from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.isolation import sandbox
 from fenka.workstation import files
 from fenka.workstation.broker import Broker
-from fenka.workstation.daemon import Daemon, take_runtime
-from fenka.workstation.ending import Ending
+from fenka.workstation.daemon import Daemon, lock_runtime
 from fenka.workstation.files import Config
 from fenka.workstation.paths import Runtime
+from fenka.workstation.shutdown import ShutdownSignals
 
 
-class BadOption(FenkaError):
+class InvalidOption(FenkaError):
     """An option of the daemon means nothing; the message says what would."""
 
     exit_code = INVALID_INPUT
 
 
 def run(
-    runtime: Runtime, config: Config, ready: Callable[[Daemon], None], ending: Ending
+    runtime: Runtime, config: Config, ready: Callable[[Daemon], None], ending: ShutdownSignals
 ) -> list[str]:
     """Serve until told to stop; the names of the jobs that are still there then.
 
     `ready` is called once clients can connect, unless it was told to stop before.
 
-    Raises AlreadyRunning, UnsafeDirectory, BadOption, InvalidSize, BadSpec, NoDriver, CardLocked,
-    Unreadable, CannotIsolate, whose messages are the sentences to show, and OSError.
+    Raises AlreadyRunning, UnsafeDirectory, InvalidOption, InvalidSize, BadSpec, NoDriver, CardLocked,
+    Unreadable, IsolationError, whose messages are the sentences to show, and OSError.
     """
     # What programs of other users need is readable, whatever the mask of who starts the daemon.
     os.umask(0o022)
     unit_mib = parse_unit(config.unit)
     if config.policy not in SCORES:
-        raise BadOption(f"no policy is called {config.policy}: choose one of {', '.join(SCORES)}")
-    with take_runtime(runtime):
+        raise InvalidOption(
+            f"no policy is called {config.policy}: choose one of {', '.join(SCORES)}"
+        )
+    with lock_runtime(runtime):
         # What was killed could not do it.
-        sandbox.clean()
+        sandbox.remove_preload()
         left = _serve(runtime, config, unit_mib, ready, ending)
         if not left:
-            forget(runtime)
+            remove_files(runtime)
         return left
 
 
@@ -62,11 +64,11 @@ def _serve(
     config: Config,
     unit_mib: int,
     ready: Callable[[Daemon], None],
-    ending: Ending,
+    ending: ShutdownSignals,
 ) -> list[str]:
     native = files.install_native(runtime)
     with _hardware(runtime, config.simulate, native) as hardware:
-        node = Node("localhost", _chosen(hardware.driver.cards(), config.only))
+        node = Node("localhost", _select_cards(hardware.driver.cards(), config.only))
         with card_lock.acquire(node.cards, _report_displaced):
             library_dir = runtime.simulated / "lib" if config.simulate else None
             hardware.measure(node.cards, library_dir)
@@ -85,7 +87,7 @@ def _report_displaced(card: Card, owner: Owner) -> None:
     )
 
 
-def forget(runtime: Runtime) -> None:
+def remove_files(runtime: Runtime) -> None:
     """Remove what a daemon without leases leaves."""
     for path in (runtime.state, runtime.config, runtime.root / "ld.so.conf"):
         path.unlink(missing_ok=True)
@@ -93,7 +95,7 @@ def forget(runtime: Runtime) -> None:
     shutil.rmtree(runtime.simulated, ignore_errors=True)
     if runtime.system:
         shutil.rmtree(files.SYSTEM_NATIVE, ignore_errors=True)
-    sandbox.clean()
+    sandbox.remove_preload()
 
 
 @contextlib.contextmanager
@@ -120,13 +122,13 @@ def _hardware(runtime: Runtime, simulate: str, native: Path) -> Iterator[Hardwar
             node.stop()
 
 
-def _chosen(cards: tuple[Card, ...], only: list[str]) -> tuple[Card, ...]:
+def _select_cards(cards: tuple[Card, ...], only: list[str]) -> tuple[Card, ...]:
     if not only:
         return cards
     by_name = {name: card for card in cards for name in (str(card.index), card.uuid)}
     unknown = [name for name in only if name not in by_name]
     if unknown:
         here = ", ".join(f"{card.index} ({card.uuid})" for card in cards)
-        raise BadOption(f"no card is called {unknown[0]}: here are {here}")
+        raise InvalidOption(f"no card is called {unknown[0]}: here are {here}")
     chosen = {by_name[name].index for name in only}
     return tuple(card for card in cards if card.index in chosen)

@@ -120,7 +120,7 @@ class Runtime:
 
     def open(self) -> int:
         """Open the directory after checking it. Raises UnsafeDirectory, OSError."""
-        check_above(self.root)
+        check_parents(self.root)
         try:
             directory = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
         except NotADirectoryError:
@@ -162,11 +162,11 @@ class Runtime:
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
-CONNECTS_WITHIN_S = 10
+CONNECT_TIMEOUT_S = 10
 """How long a connection may wait for room in a daemon's queue of connections."""
 
 
-def check_above(path: Path) -> None:
+def check_parents(path: Path) -> None:
     """Check that no other user can put something else in the place of `path`.
 
     Raises UnsafeDirectory, OSError.
@@ -189,7 +189,7 @@ def connect(directory: int) -> socket.socket:
     try:
         # A process that takes no connections must not hold up who asks.
         connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", CONNECTS_WITHIN_S, 0)
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", CONNECT_TIMEOUT_S, 0)
         )
         connection.connect(f"/proc/self/fd/{directory}/daemon.sock")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
@@ -208,12 +208,12 @@ def own() -> Runtime:
     """The runtime directory of a daemon that this user starts."""
     named = os.environ.get("FENKA_RUNTIME")
     if named:
-        return Runtime(_without_links(Path(named)))
+        return Runtime(_resolve_parents(Path(named)))
     if os.geteuid() == 0:
         return Runtime(SYSTEM)
     session = os.environ.get("XDG_RUNTIME_DIR")
     return Runtime(
-        _without_links(Path(session) / "fenka" if session else Path(f"/tmp/fenka-{os.geteuid()}"))
+        _resolve_parents(Path(session) / "fenka" if session else Path(f"/tmp/fenka-{os.geteuid()}"))
     )
 
 
@@ -233,17 +233,17 @@ def jobs_directory() -> Path:
     """Where this user's detached programs write their logs."""
     named = os.environ.get("FENKA_RUNTIME")
     if named:
-        return _without_links(Path(named)) / "jobs"
+        return _resolve_parents(Path(named)) / "jobs"
     try:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     except RuntimeError:
         raise UnsafeDirectory(
             f"user {os.geteuid()} has no home directory for logs: set HOME or XDG_STATE_HOME"
         ) from None
-    return _without_links(Path(state)) / "fenka" / "jobs"
+    return _resolve_parents(Path(state)) / "fenka" / "jobs"
 
 
-def _without_links(path: Path) -> Path:
+def _resolve_parents(path: Path) -> Path:
     """The path with the links above it followed once; whether to trust what it leads to is checked later."""
     path = path.absolute()
     return path.parent.resolve() / path.name

@@ -12,14 +12,14 @@ import msgspec
 
 from fenka import __version__
 from fenka.core.errors import FenkaError
-from fenka.isolation.control import Mode
+from fenka.isolation.control import ComputeMode
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised whenever a message changes."""
 
-JobState = Literal["waiting", "starting", "running", "held"]
+JobState = Literal["waiting", "starting", "running", "completing"]
 Isolation = Literal["namespace", "cooperative"]
-Kind = Literal["run", "notebook"]
+JobKind = Literal["run", "notebook"]
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
@@ -33,10 +33,10 @@ class Hello(msgspec.Struct, frozen=True, tag_field="type", tag="hello"):
     version: str = __version__
 
 
-class Ask(Message, tag="ask"):
+class SubmitJob(Message, tag="submit-job"):
     """A client wants a lease; answered by Waiting…, then Granted, GangGranted or Refused.
 
-    job: the id of a request that waited when the daemon went away, or of the member of a gang that this
+    job_id: the id of a request that waited when the daemon went away, or of the member of a gang that this
     process is to be; else empty.
     gpu_mem: memory per card, as typed; empty with whole cards.
     gpu_core: percent of each card's time, 0 for no limit; what that means says gpu_core_mode.
@@ -46,44 +46,44 @@ class Ask(Message, tag="ask"):
     gang: so many leases, all at once; None for a single one.
     priority: the larger is served first.
     time_limit_s: seconds after which it is ended, whatever it does; None for never.
-    user_namespaces: its programs may make user namespaces of their own.
+    allow_user_namespaces: its programs may make user namespaces of their own.
     """
 
     command: list[str]
     gpu_mem: str = ""
     gpu_core: int = 0
-    gpu_core_mode: Mode = "hard"
+    gpu_core_mode: ComputeMode = "hard"
     cards: int = 1
     whole: bool = False
     models: list[str] = []
     name: str = ""
-    kind: Kind = "run"
+    kind: JobKind = "run"
     wait: bool = True
     directory: str = ""
     isolation: Isolation = "namespace"
-    job: str = ""
+    job_id: str = ""
     gang: int | None = None
     priority: int = 0
     time_limit_s: float | None = None
-    user_namespaces: bool = False
+    allow_user_namespaces: bool = False
 
 
-class Confirm(Message, tag="confirm"):
+class ConfirmLease(Message, tag="confirm-lease"):
     """The client has entered its lease and is about to exec."""
 
 
-class List(Message, tag="list"):
+class GetSnapshot(Message, tag="get-snapshot"):
     """Answered by Snapshot."""
 
 
-class Stop(Message, tag="stop"):
+class StopJob(Message, tag="stop-job"):
     """End the programs of a lease, or give up its place in the queue; answered by Done or Failure."""
 
     name: str
     grace_s: float = 10.0
 
 
-class Resize(Message, tag="resize"):
+class ResizeJob(Message, tag="resize-job"):
     """Change what a running job may have of its cards; answered by Done or Failure.
 
     gpu_mem: per card, as typed; empty leaves it. gpu_core: percent, 0 for no limit; None leaves it.
@@ -93,7 +93,7 @@ class Resize(Message, tag="resize"):
     name: str
     gpu_mem: str = ""
     gpu_core: int | None = None
-    gpu_core_mode: Mode | None = None
+    gpu_core_mode: ComputeMode | None = None
 
 
 class Shutdown(Message, tag="shutdown"):
@@ -102,23 +102,23 @@ class Shutdown(Message, tag="shutdown"):
     force: bool = False
 
 
-class Waiting(Message, tag="waiting"):
+class JobQueued(Message, tag="job-queued"):
     """Where the request stands in the queue; position 1 is served next."""
 
-    job: str
+    job_id: str
     name: str
     position: int
     length: int
     reason: str
 
 
-class Granted(Message, tag="granted"):
+class LeaseGranted(Message, tag="lease-granted"):
     """The slice, and what the client must bind and set to enter it.
 
     proxies: their directory. driver: the files they stand in for, by library. simulated: the node's, if any.
     """
 
-    job: str
+    job_id: str
     name: str
     directory: str
     shim: str
@@ -138,7 +138,7 @@ class GangGranted(Message, tag="gang-granted"):
     jobs: list[str]
 
 
-class Refused(Message, tag="refused"):
+class JobRejected(Message, tag="job-rejected"):
     """No lease: `final` if it can never be had, else it only was not free now."""
 
     reason: str
@@ -166,7 +166,7 @@ class SliceView(msgspec.Struct, frozen=True):
     memory_mib: int
     used_mib: int | None = None
     compute: int = 0
-    compute_mode: Mode = "hard"
+    compute_mode: ComputeMode = "hard"
 
 
 class JobView(msgspec.Struct, frozen=True):
@@ -177,11 +177,11 @@ class JobView(msgspec.Struct, frozen=True):
     reserved: indices of the cards that are kept for it; starts_by: when they will do at the latest.
     used_s: what its user has had of cards, in card-seconds that decay.
     reason: why it waits, or why its slice is held after its end. offences: what it does beyond its limits.
-    unreadable: processes that may be in the lease and cannot be looked at; they keep it as long as they live.
-    user_namespaces: its programs may make user namespaces, in which they can undo its limits.
+    unreadable_pids: processes that may be in the lease and cannot be inspected; they keep it while they live.
+    allow_user_namespaces: its programs may make user namespaces, in which they can undo its limits.
     """
 
-    job: str
+    id: str
     name: str
     user: str
     uid: int
@@ -193,23 +193,23 @@ class JobView(msgspec.Struct, frozen=True):
     requested_at: float
     started_at: float | None
     isolation: Isolation
-    wanted: str
+    summary: str
     whole: bool
     slices: list[SliceView] = []
-    processes: list[int] = []
+    pids: list[int] = []
     position: int | None = None
     reason: str = ""
     priority: int = 0
-    ends_at: float | None = None
+    deadline: float | None = None
     gang: str = ""
     rank: int | None = None
     size: int = 1
     reserved: list[int] = []
     starts_by: float | None = None
     used_s: float = 0.0
-    offences: list[str] = []
-    unreadable: list[int] = []
-    user_namespaces: bool = False
+    violations: list[str] = []
+    unreadable_pids: list[int] = []
+    allow_user_namespaces: bool = False
 
 
 class ProcessView(msgspec.Struct, frozen=True):
@@ -253,11 +253,11 @@ class Snapshot(Message, tag="snapshot"):
     unit_mib: int
     cards: list[CardView]
     jobs: list[JobView]
-    outside: list[ProcessView] = []
+    unleased: list[ProcessView] = []
 
 
-ToDaemon = Ask | Confirm | List | Stop | Resize | Shutdown
-FromDaemon = Waiting | Granted | GangGranted | Refused | Done | Failure | Snapshot
+ToDaemon = SubmitJob | ConfirmLease | GetSnapshot | StopJob | ResizeJob | Shutdown
+FromDaemon = JobQueued | LeaseGranted | GangGranted | JobRejected | Done | Failure | Snapshot
 
 encode = msgspec.json.Encoder().encode
 _requests = msgspec.json.Decoder(ToDaemon)
@@ -284,26 +284,26 @@ def _decoded(decoder: msgspec.json.Decoder[Any], line: bytes) -> object:
         raise msgspec.DecodeError("it is not UTF-8") from None
 
 
-def refusal(answer: FromDaemon) -> str:
+def failure_reason(answer: FromDaemon) -> str:
     """Why the daemon did not do what was asked; also for an answer that does not fit the question."""
     return getattr(answer, "reason", "the daemon answered nonsense")
 
 
-class OtherVersion(FenkaError):
+class ProtocolMismatch(FenkaError):
     """The other end speaks another version; the message says which and what to do."""
 
 
 def check_hello(line: bytes, socket: Path) -> Hello:
-    """The other end's Hello. Raises OtherVersion."""
+    """The other end's Hello. Raises ProtocolMismatch."""
     try:
         hello = cast("Hello", _decoded(_hellos, line))
     except msgspec.MsgspecError:
-        raise OtherVersion(
+        raise ProtocolMismatch(
             f"{socket} is not served by fenka: remove it, or name another directory "
             "in FENKA_RUNTIME"
         ) from None
     if hello.protocol != PROTOCOL:
-        raise OtherVersion(
+        raise ProtocolMismatch(
             f"the daemon at {socket} is fenka {hello.version}, this command is fenka {__version__}: "
             "use the same version for both, or stop that daemon with its own `fenka daemon --stop`"
         )

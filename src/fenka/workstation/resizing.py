@@ -14,8 +14,8 @@ from fenka.core.request import InvalidRequest, Placement, Request, Slice
 from fenka.dialects.sizes import InvalidSize, parse_memory
 from fenka.hardware.machine import Hardware
 from fenka.isolation import control
-from fenka.isolation.account import BadAccount
-from fenka.isolation.files import Compute, limits_of
+from fenka.isolation.account import InvalidAccount
+from fenka.isolation.files import ComputeShare, card_limits
 from fenka.isolation.resize import InUse
 from fenka.isolation.resize import resize as put_in_force
 from fenka.workstation import protocol
@@ -33,51 +33,51 @@ class Daemon(Protocol):
     hardware: Hardware
     unit_mib: int
 
-    def hold(self, job: Job, placement: Placement) -> None:
+    def record_placement(self, job: Job, placement: Placement) -> None:
         """The ledger and the disk have this placement. Raises Conflict."""
 
     def lease_dir(self, job_id: str) -> Path:
         """Where a job's lease is."""
 
 
-def compute_of(job: Job) -> Compute:
+def compute_of(job: Job) -> ComputeShare:
     """What the control page says of a job's compute."""
-    return Compute(job.core or 100, job.core_mode)
+    return ComputeShare(job.compute_percent or 100, job.compute_mode)
 
 
-def resize(daemon: Daemon, job: Job, wanted: protocol.Resize) -> None:
+def resize(daemon: Daemon, job: Job, wanted: protocol.ResizeJob) -> None:
     """Puts in force what is wanted, for programs that run, within a second. Raises CannotResize, OSError."""
     before = job.placement
     if job.state != "running" or before is None:
         raise CannotResize(f"{job.name} is {job.state}: only what runs can be resized")
     if before.whole:
         raise CannotResize(f"{job.name} holds whole cards: there is nothing to resize")
-    former = job.core, job.core_mode
-    core = job.core if wanted.gpu_core is None else wanted.gpu_core
-    mode = wanted.gpu_core_mode or (job.core_mode if core else "hard")
+    former = job.compute_percent, job.compute_mode
+    core = job.compute_percent if wanted.gpu_core is None else wanted.gpu_core
+    mode = wanted.gpu_core_mode or (job.compute_mode if core else "hard")
     if mode != "hard" and not core:
         raise CannotResize(f"{job.name} has no share of compute: say how much with --gpu-core")
     try:
         after = _placement(daemon, job, before, wanted, 0 if mode == "weight" else core)
-        daemon.hold(job, _larger(before, after))
+        daemon.record_placement(job, _larger(before, after))
     except (InvalidSize, InvalidRequest) as why:
         raise CannotResize(str(why)) from None
     except Conflict:
         raise CannotResize(f"{job.name} cannot grow: its cards have no room for that now") from None
     directory = daemon.lease_dir(job.id)
-    job.core, job.core_mode = core, mode
-    limits = limits_of(after.slices, daemon.hardware.context_mib, compute_of(job))
+    job.compute_percent, job.compute_mode = core, mode
+    limits = card_limits(after.slices, daemon.hardware.context_mib, compute_of(job))
     try:
         put_in_force(directory / "lease" / "control", directory / "account" / "slots", limits)
-    except (InUse, control.BadControl, BadAccount) as why:
-        job.core, job.core_mode = former
-        daemon.hold(job, before)
+    except (InUse, control.InvalidControl, InvalidAccount) as why:
+        job.compute_percent, job.compute_mode = former
+        daemon.record_placement(job, before)
         raise CannotResize(str(why)) from None
-    daemon.hold(job, after)
+    daemon.record_placement(job, after)
 
 
 def _placement(
-    daemon: Daemon, job: Job, before: Placement, wanted: protocol.Resize, compute: int
+    daemon: Daemon, job: Job, before: Placement, wanted: protocol.ResizeJob, compute: int
 ) -> Placement:
     sizes = {card.uuid: card.memory_mib for card in daemon.broker.node.cards}
     memory = parse_memory(wanted.gpu_mem, daemon.unit_mib) if wanted.gpu_mem else None

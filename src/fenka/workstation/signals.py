@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fenka.isolation.processes import real_uid
 
 
-def send(pid: int, number: int, uid: int, belongs: Callable[[int], bool]) -> None:
+def send_signal(pid: int, number: int, uid: int, belongs: Callable[[int], bool]) -> None:
     """Send a signal to a process of a job; nothing to one that is gone, is not the job's, or another user's.
 
     uid: the job's. Root's jobs may have processes of any user. belongs: whether the process that has this

@@ -11,19 +11,19 @@ from fenka import __version__
 from fenka.hardware.machine import Hardware
 from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import account
-from fenka.workstation import files, members, protocol
+from fenka.workstation import files, lease_processes, protocol
 from fenka.workstation.broker import Broker, Job
 from fenka.workstation.paths import Runtime
-from fenka.workstation.usage import Glance, Look
+from fenka.workstation.usage import GpuProcesses, UsageSample
 
 MIB = 1 << 20
 
 
 def snapshot(
     hardware: Hardware,
-    look: Look,
+    look: UsageSample,
     broker: Broker,
-    seen: members.Look,
+    seen: lease_processes.ProcessScan,
     runtime: Runtime,
     unit_mib: int,
 ) -> protocol.Snapshot:
@@ -71,7 +71,7 @@ def snapshot(
             for job in sorted(broker.jobs.values(), key=lambda job: _order(broker, job))
             if job.state != "waiting" or job.rank == 0
         ],
-        outside=[
+        unleased=[
             protocol.ProcessView(
                 card=card.index,
                 pid=it.pid,
@@ -80,7 +80,7 @@ def snapshot(
                 used_mib=it.used_mib,
             )
             for card in broker.node.cards
-            for it in look.glance.outside
+            for it in look.processes.unleased
             if it.uuid == card.uuid
         ],
     )
@@ -94,20 +94,20 @@ def _program(pid: int) -> str:
 
 
 def _order(broker: Broker, job: Job) -> tuple[int, float, str, int]:
-    standing = broker.standing(job)
-    return standing.position if standing else 0, job.requested_at, job.entry, job.rank
+    standing = broker.queue_status(job)
+    return standing.position if standing else 0, job.requested_at, job.queue_id, job.rank
 
 
 def _job(
-    broker: Broker, runtime: Runtime, job: Job, look: Look, seen: members.Look
+    broker: Broker, runtime: Runtime, job: Job, look: UsageSample, seen: lease_processes.ProcessScan
 ) -> protocol.JobView:
-    standing = broker.standing(job)
+    standing = broker.queue_status(job)
     waits = standing is not None
     reservation = standing.reservation if standing else None
     named = reservation.cards if reservation else frozenset[str]()
     return protocol.JobView(
-        job=job.entry if waits else job.id,
-        name=job.title if waits else job.name,
+        id=job.queue_id if waits else job.id,
+        name=job.display_name if waits else job.name,
         user=user_name(job.uid),
         uid=job.uid,
         pid=job.pid,
@@ -118,27 +118,29 @@ def _job(
         requested_at=job.requested_at,
         started_at=job.started_at,
         isolation=job.isolation,
-        wanted=job.wanted,
+        summary=job.summary,
         whole=job.request.whole,
-        slices=_slices(runtime, job, look.glance),
-        processes=seen.holders.get(job.id, []),
+        slices=_slices(runtime, job, look.processes),
+        pids=seen.holders.get(job.id, []),
         position=standing.position if standing else None,
         reason=broker.reason(job),
         priority=job.priority,
-        ends_at=job.ends_at,
+        deadline=job.deadline,
         gang=job.gang.name if job.gang else "",
         rank=job.rank if job.gang and not waits else None,
         size=job.gang.size if job.gang else 1,
         reserved=[card.index for card in broker.node.cards if card.uuid in named],
         starts_by=reservation.starts_by if reservation else None,
-        used_s=round(broker.uses.history(str(job.uid), 0, time.time()).used_s, 1) if waits else 0.0,
-        offences=look.offences.get(job.id, []),
-        unreadable=seen.unreadable.get(job.id, []),
-        user_namespaces=job.user_namespaces,
+        used_s=round(broker.usage_history.history(str(job.uid), 0, time.time()).used_s, 1)
+        if waits
+        else 0.0,
+        violations=look.violations.get(job.id, []),
+        unreadable_pids=seen.unreadable.get(job.id, []),
+        allow_user_namespaces=job.allow_user_namespaces,
     )
 
 
-def _slices(runtime: Runtime, job: Job, seen: Glance) -> list[protocol.SliceView]:
+def _slices(runtime: Runtime, job: Job, seen: GpuProcesses) -> list[protocol.SliceView]:
     if job.placement is None:
         return []
     return [
@@ -147,8 +149,8 @@ def _slices(runtime: Runtime, job: Job, seen: Glance) -> list[protocol.SliceView
             uuid=piece.uuid,
             memory_mib=piece.memory_mib,
             used_mib=_used(runtime, job, position, seen.used_mib(job.id, piece.uuid)),
-            compute=job.core,
-            compute_mode=job.core_mode,
+            compute=job.compute_percent,
+            compute_mode=job.compute_mode,
         )
         for position, piece in enumerate(job.placement.slices)
     ]
@@ -159,8 +161,8 @@ def _used(runtime: Runtime, job: Job, position: int, by_driver: int | None) -> i
     if by_driver is not None:
         return by_driver
     try:
-        held = account.read(files.slots(runtime.lease(job.id))).memory_bytes
-    except (OSError, account.BadAccount):
+        held = account.read(files.account_path(runtime.lease(job.id))).memory_bytes
+    except (OSError, account.InvalidAccount):
         return None
     return held[position] // MIB if position < len(held) else None
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from fenka.core.errors import FenkaError
 from fenka.isolation import proxy
-from fenka.isolation.proxy import BEHIND
-from fenka.isolation.sandbox import DRIVER, INSIDE, SHIM
+from fenka.isolation.proxy import NEXT_LIBRARIES
+from fenka.isolation.sandbox import DRIVER, LEASE_ROOT, SHIM
 from fenka.node.kubelet.client import LEASE_KIND
 
 CDI_VERSION = "0.6.0"
@@ -23,7 +23,7 @@ LIBRARY_DIRECTORIES = (Path(f"/usr/lib/{os.uname().machine}-linux-gnu"), Path("/
 """Where dynamic linkers look by themselves: Debian's and Red Hat's."""
 
 _READ_ONLY = ("ro", "nosuid", "nodev", "bind")
-_SIMULATED = INSIDE / "simulated"
+_SIMULATED = LEASE_ROOT / "simulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,13 @@ def specification(
 ) -> dict[str, Any]:
     """The lease's CDI specification. directory: the lease's own. library: as `prepare_library` left it."""
     mounts = [
-        Mount(directory / "lease", INSIDE / "lease"),
+        Mount(directory / "lease", LEASE_ROOT / "lease"),
         Mount(library / SHIM.name, SHIM),
-        *(Mount(library / "placed" / name, SHIM.parent / name) for name in BEHIND),
+        *(Mount(library / "placed" / name, SHIM.parent / name) for name in NEXT_LIBRARIES),
         Mount(
-            directory / "account", INSIDE / "account", ("rw", "nosuid", "nodev", "noexec", "bind")
+            directory / "account",
+            LEASE_ROOT / "account",
+            ("rw", "nosuid", "nodev", "noexec", "bind"),
         ),
         *(Mount(library / "ld.so.preload", preload) for preload in PRELOADS),
         *(Mount(path, DRIVER / name) for name, path in driver.libraries.items()),
@@ -94,13 +96,13 @@ def specification(
 
 def prepare_library(library: Path) -> None:
     """Add to a copy of the native libraries what leases mount besides: the proxy, and who is preloaded."""
-    proxy.place(library / "placed", DRIVER, library)
+    proxy.install(library / "placed", DRIVER, library)
     (library / "ld.so.preload").write_text(f"{SHIM}\n")
 
 
 def mount_points() -> tuple[str, ...]:
     """Files that must stand in the lease's own directory, to be mounted over: it is read-only inside."""
-    return (SHIM.name, *BEHIND)
+    return (SHIM.name, *NEXT_LIBRARIES)
 
 
 # ---- simulated cards ----

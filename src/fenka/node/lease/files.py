@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fenka.isolation import account, mounting
+from fenka.isolation import account, syscalls
 from fenka.isolation.files import create_lease, write_atomically
 from fenka.node.lease.cdi import ContainerEdits, mount_points, specification
 from fenka.node.lease.store import Lease
@@ -27,8 +27,8 @@ class LeaseFiles:
         self,
         root: Path,
         cdi: Path,
-        mount: Callable[[Path, int], None] = mounting.mount_small,
-        unmount: Callable[[Path], None] = mounting.unmount,
+        mount: Callable[[Path, int], None] = syscalls.mount_small,
+        unmount: Callable[[Path], None] = syscalls.unmount,
     ) -> None:
         self.root, self.cdi = root, cdi
         self._mount, self._unmount = mount, unmount
@@ -89,7 +89,7 @@ class LeaseFiles:
         self.spec(token).unlink(missing_ok=True)
         directory = self.root / token
         with contextlib.suppress(FileNotFoundError):
-            mounting.unmount_all(directory / "account", self._unmount)
+            syscalls.unmount_all(directory / "account", self._unmount)
             shutil.rmtree(directory)
 
     def orphans(self, known: Collection[str]) -> set[str]:

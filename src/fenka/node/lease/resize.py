@@ -32,9 +32,9 @@ from fenka.dialects.resize import (
     encode_status,
 )
 from fenka.isolation import control, resize
-from fenka.isolation.account import BadAccount
-from fenka.isolation.control import BadControl, Limit
-from fenka.isolation.files import MIB, limits_of
+from fenka.isolation.account import InvalidAccount
+from fenka.isolation.control import InvalidControl, Limit
+from fenka.isolation.files import MIB, card_limits
 from fenka.isolation.resize import InUse
 from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.node.lease.files import LeaseFiles
@@ -101,7 +101,7 @@ class Resizer:
                 continue
             try:
                 await PodResize(self, pod, own, room).run()
-            except (ApiError, ApiUnreachable, OSError, BadControl, BadAccount) as why:
+            except (ApiError, ApiUnreachable, OSError, InvalidControl, InvalidAccount) as why:
                 _LOG.warning("%s is resized later: %s", pod.full_name, why)
 
     # ---- for PodResize ----
@@ -111,14 +111,14 @@ class Resizer:
         await self._cluster.annotate(pod, annotations)
 
     def in_force(self, token: Token) -> list[Slice]:
-        """What its programs may use now. Raises OSError, BadControl."""
+        """What its programs may use now. Raises OSError, InvalidControl."""
         assert token.lease is not None
         if token.lease.limits_mib:  # its node does not isolate
             return list(token.lease.slices)
         page = self._leases.control(token.name)
-        limits = control.current(page).limits
+        limits = control.read_interrupted(page).limits
         if [it.uuid for it in limits] != [it.uuid for it in token.lease.slices]:
-            raise BadControl(f"{page}: has other cards than its lease")
+            raise InvalidControl(f"{page}: has other cards than its lease")
         return [_of_limit(*it) for it in zip(token.lease.slices, limits, strict=True)]
 
     async def keep(self, names: Collection[str], parts: Parts, holds: Sequence[Slice]) -> None:
@@ -136,19 +136,19 @@ class Resizer:
                 await asyncio.to_thread(self._store.put, changed)
 
     def check_use(self, token: Token, before: Sequence[Slice], after: Sequence[Slice]) -> None:
-        """Raises InUse, OSError, BadAccount."""
+        """Raises InUse, OSError, InvalidAccount."""
         limits = self._limits(token, before), self._limits(token, after)
         resize.check(self._leases.slots(token.name), *limits)
 
     def put_in_force(self, token: Token, slices: Sequence[Slice]) -> None:
-        """For its programs. Raises InUse, OSError, BadControl, BadAccount."""
+        """For its programs. Raises InUse, OSError, InvalidControl, InvalidAccount."""
         page, slots = self._leases.control(token.name), self._leases.slots(token.name)
         resize.resize(page, slots, self._limits(token, slices))
 
     def _limits(self, token: Token, slices: Sequence[Slice]) -> tuple[Limit, ...]:
         assert token.lease is not None
         lease = msgspec.structs.replace(token.lease, slices=list(slices))
-        return limits_of(slices, self._contexts_mib, lease.compute)
+        return card_limits(slices, self._contexts_mib, lease.compute)
 
     @property
     def binding(self) -> asyncio.Lock:
@@ -185,7 +185,8 @@ class PodResize:
         self._tokens = {it.name: it for it in tokens if not is_whole(it, cards)}
 
     async def run(self) -> None:
-        """Raises ApiError, ApiUnreachable, OSError, BadControl, BadAccount: then the next pass goes on."""
+        """Raises ApiError, ApiUnreachable, OSError, InvalidControl,
+        InvalidAccount: then the next pass goes on."""
         before = {
             name: await asyncio.to_thread(self._resizer.in_force, token)
             for name, token in self._tokens.items()
@@ -246,7 +247,7 @@ class PodResize:
         try:
             for name in after:
                 await self._do(self._resizer.check_use, name, before[name], after[name])
-        except (InUse, BadAccount) as why:
+        except (InUse, InvalidAccount) as why:
             raise ResizeRejected(str(why), "in use") from None
 
     async def _put_in_force(self, before: Parts, after: Parts) -> None:
@@ -258,7 +259,7 @@ class PodResize:
             for name in names:
                 await self._do(self._resizer.put_in_force, name, after[name])
                 done.append(name)
-        except (InUse, BadAccount) as why:
+        except (InUse, InvalidAccount) as why:
             for name in done:
                 await self._do(self._resizer.put_in_force, name, before[name])
             raise ResizeRejected(str(why), "in use") from None
@@ -332,7 +333,7 @@ def as_in_force(lease: Lease, limits: Sequence[Limit], cards: Collection[Card]) 
     """A lease that is made anew although its control page is there: the store was lost.
 
     The page says what its programs may use, and not the pod's record, which its owner can write.
-    Raises BadControl.
+    Raises InvalidControl.
     """
     placed = {it.uuid: it for it in lease.slices}
     by_uuid = {card.uuid: card for card in cards}
@@ -340,7 +341,7 @@ def as_in_force(lease: Lease, limits: Sequence[Limit], cards: Collection[Card]) 
     for limit in limits:
         card = by_uuid.get(limit.uuid)
         if card is None:
-            raise BadControl(
+            raise InvalidControl(
                 f"the control page of {lease.pod} has card {limit.uuid}, which is not here"
             )
         piece = placed.get(limit.uuid, Slice(card.index, card.uuid, 0, 0))

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from fenka.core.request import Slice
-from fenka.isolation.files import Compute, fsync_directory, write_atomically
+from fenka.isolation.files import ComputeShare, fsync_directory, write_atomically
 
 
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,12 +37,12 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Its slices are other than its pod's scheduler has written: `fenka.io/resized` says which."""
 
     @property
-    def compute(self) -> Compute:
+    def compute(self) -> ComputeShare:
         """What the percentages of its slices mean."""
         if self.limits_mib:
-            return Compute()
+            return ComputeShare()
         above = any(0 < piece.compute < self.ceiling for piece in self.slices)
-        return Compute(0, "soft" if above else "hard")
+        return ComputeShare(0, "soft" if above else "hard")
 
     def limit_percent(self, piece: Slice) -> int:
         """Of the card's time, when nobody else wants it; 100 where nothing limits that."""

@@ -1,6 +1,6 @@
 """Tells programs how much of their cards' time they have had and may have, and which namespaces have ended.
 
-What is told is defined in :mod:`fenka.isolation.telling` and :mod:`fenka.isolation.namespaces`. Each round
+See :mod:`fenka.isolation.compute_feedback` and :mod:`fenka.isolation.pid_namespaces`. Each round
 looks at the tokens that there are, so nothing has to be said when a lease is made, ends, or is found by the
 next agent. A round runs in a thread of its own, so that a slow driver delays nobody else.
 """
@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fenka.hardware.nvml import NoDriver
-from fenka.isolation import namespaces
-from fenka.isolation.telling import PERIOD_S, Samples, Teller
+from fenka.isolation import pid_namespaces
+from fenka.isolation.compute_feedback import PERIOD_S, ComputeFeedback, Samples
 from fenka.node.agent import Agent
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.pod_processes import Owners
@@ -30,14 +30,14 @@ class Telling:
         samples: Samples,
         leases: LeaseFiles,
         proc: Path = Path("/proc"),
-        make: Callable[[Samples, Callable[[int], str | None]], Teller] = Teller,
+        make: Callable[[Samples, Callable[[int], str | None]], ComputeFeedback] = ComputeFeedback,
     ) -> None:
         self._leases, self._proc = leases, proc
         self._teller = make(samples, self._lease_of)
         self._owners = Owners((), {}, proc)
         self._watched: dict[str, int] = {}
         """Tokens, and which file their page was."""
-        self._judge = namespaces.Judge()
+        self._judge = pid_namespaces.NamespaceReaper()
         self._silent = False
 
     async def run(self, agent: Agent) -> None:
@@ -55,9 +55,9 @@ class Telling:
             self._forget(name)
         for token in bound:
             self._watch(token)
-        self._judge.round(self._leases.slots(token.name) for token in bound)
+        self._judge.run_once(self._leases.slots(token.name) for token in bound)
         try:
-            self._teller.tell()
+            self._teller.update()
             self._silent = False
         except NoDriver as why:
             if not self._silent:
@@ -72,12 +72,12 @@ class Telling:
             file = page.stat().st_ino
             if self._watched.get(token.name, file) != file:
                 self._forget(token.name)
-            self._teller.watch(token.name, page, token.lease.ceiling or 100)
+            self._teller.add_lease(token.name, page, token.lease.ceiling or 100)
             self._watched[token.name] = file
 
     def _forget(self, name: str) -> None:
         self._watched.pop(name, None)
-        self._teller.forget(name)
+        self._teller.remove_lease(name)
 
     def _lease_of(self, pid: int) -> str | None:
         found = self._owners.of(pid)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fenka.core.inventory import Card
 from fenka.hardware.nvml import DriverLost, GpuProcess, Reading
-from fenka.isolation import account, cheating
+from fenka.isolation import account, violations
 from fenka.isolation.sandbox import SHIM
 from fenka.node.lease import pod_processes
 from fenka.node.lease.files import LeaseFiles
@@ -85,8 +85,8 @@ class Usage:
         self._busy: Mapping[tuple[str, int], int] = {}
         self._charged: dict[tuple[str, str], int] = {}
         self._at = clock()
-        self._over = cheating.OverLimit()
-        self._over_time = cheating.OverTime()
+        self._over = violations.MemoryViolations()
+        self._over_time = violations.ComputeViolations()
 
     def sample(
         self,
@@ -108,7 +108,9 @@ class Usage:
         )
         excess = {
             (use.token.name, use.uuid): use.driver_reported_bytes
-            > cheating.allowance(use.limit_bytes, self._contexts_mib.get(use.uuid, 0) * MIB)
+            > violations.memory_allowance(
+                use.limit_bytes, self._contexts_mib.get(use.uuid, 0) * MIB
+            )
             for use in uses
         }
         accused = self._over.observe(excess)
@@ -158,7 +160,7 @@ class Usage:
     def _account(self, token: Token) -> account.Account:
         try:
             return account.read(self._leases.slots(token.name))
-        except (OSError, account.BadAccount):
+        except (OSError, account.InvalidAccount):
             return account.Account(())
 
     def _charges(
@@ -191,7 +193,7 @@ class Usage:
             except OSError:
                 continue
             for pid in sorted({it.pid for it in owned.get(token.name, ())}):
-                if cheating.has_shim(pid, shim, self._proc) is False:
+                if violations.has_shim(pid, shim, self._proc) is False:
                     found.append(UnmanagedProcess(token, pid))
         return found
 

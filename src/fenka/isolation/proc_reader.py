@@ -26,7 +26,9 @@ for path in paths:
 """
 
 
-def read(paths: Sequence[Path], most_bytes: int, patience_s: float) -> Mapping[Path, bytes | None]:
+def read_files(
+    paths: Sequence[Path], most_bytes: int, patience_s: float
+) -> Mapping[Path, bytes | None]:
     """The files' first bytes, None for one that cannot be read. Files after one that keeps us waiting are
     missing, and so is that one: it is the first of `paths` that is not in the answer."""
     if not paths:

@@ -22,22 +22,22 @@ GRACE_S = 10.0
 DRAIN_S = 1.0
 """For what was printed before the last member ended; more comes only of those that it left behind."""
 
-LONGEST_LINE = 1 << 16
+MAX_LINE_BYTES = 1 << 16
 """What has no end by then is passed on as it is."""
 
 _PR_SET_PDEATHSIG = 1
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-Ready = Callable[[], None]
+ReportReady = Callable[[], None]
 """A member calls it when only its program is left to start; it comes back when all have done so."""
 
-Member = Callable[[int, Ready], NoReturn]
+Member = Callable[[int, ReportReady], NoReturn]
 """What a member does in its own process, given its rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class GangResult:
     """status: of the first member that failed (128 + the signal's number if one ended it), else 0.
 
     never_started: the member for which the gang was not let go, if it was not. by: the signal that this
@@ -46,21 +46,21 @@ class Ended:
 
     status: int
     never_started: int | None = None
-    by: int | None = None
+    signal: int | None = None
 
 
 def run(
     size: int, member: Member, *, started: Callable[[], None], logs: Path | None = None
-) -> Ended:
+) -> GangResult:
     """Start the members, and come back when the last has ended.
 
     started: called once all have been let go. logs: also write what they print to `RANK/log` in there,
     without the rank in front.
     """
-    with contextlib.closing(_Gang(size, started, logs)) as gang:
+    with contextlib.closing(_Supervisor(size, started, logs)) as gang:
         gang.start(member)
         gang.follow()
-        return Ended(gang.status, gang.never_started, gang.by)
+        return GangResult(gang.status, gang.never_started, gang.by)
 
 
 @dataclass(slots=True)
@@ -78,28 +78,28 @@ class _Stream:
             with contextlib.suppress(OSError):  # The disk is full: no reason to end what computes.
                 self.log.write(data)
         *lines, self.rest = (self.rest + data).split(b"\n")
-        if self.rest and (not data or len(self.rest) > LONGEST_LINE):
+        if self.rest and (not data or len(self.rest) > MAX_LINE_BYTES):
             lines, self.rest = [*lines, self.rest], b""
         if lines:
             _write(self.to, b"".join(self.prefix + line + b"\n" for line in lines))
 
 
 @dataclass(slots=True)
-class _Process:
+class _Member:
     rank: int
     pid: int
     pidfd: int
 
 
 @dataclass(slots=True)
-class _Gang:
+class _Supervisor:
     size: int
     started: Callable[[], None]
     logs: Path | None
     status: int = 0
     never_started: int | None = None
     by: int | None = None
-    _left: dict[int, _Process] = field(default_factory=dict)
+    _left: dict[int, _Member] = field(default_factory=dict)
     _ready: int = 0
     _gone: bool = False
     """They have been let go."""
@@ -127,8 +127,8 @@ class _Gang:
         for ours in (ready, self._go, signals, say_signal):
             self._files.callback(os.close, ours)
         os.set_blocking(say_signal, False)
-        former = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
-        self._passed_on = [it for it in PASSED_ON if signal.getsignal(it) != signal.SIG_IGN]
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
+        self._passed_on = [it for it in FORWARDED_SIGNALS if signal.getsignal(it) != signal.SIG_IGN]
         for rank in range(self.size):
             outputs = [os.pipe() for _ in range(2)]
             pid = os.fork()
@@ -136,11 +136,11 @@ class _Gang:
                 for ours in (self._go, ready, signals):
                     os.close(ours)
                 _become_member(outputs, self._passed_on, former)
-                member(rank, lambda: _await_others(say_ready, go))
+                member(rank, lambda: _wait_for_start(say_ready, go))
             # Both do it, so that it is done whoever comes first.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
-            self._left[rank] = _Process(rank, pid, os.pidfd_open(pid))
+            self._left[rank] = _Member(rank, pid, os.pidfd_open(pid))
             self._listen(self._left[rank].pidfd, lambda rank=rank: self._ended(rank))  # type: ignore[misc]
             self._connect(rank, outputs)
         for theirs in (say_ready, go):
@@ -268,7 +268,7 @@ def _become_member(
         os.dup2(theirs, number)
 
 
-def _await_others(say_ready: int, go: int) -> None:
+def _wait_for_start(say_ready: int, go: int) -> None:
     # Where no daemon lives, nobody else would end this when the gang's process was killed. Only now: a
     # process that enters a user namespace loses it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

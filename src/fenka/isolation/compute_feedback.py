@@ -4,9 +4,9 @@ Two things that no program can know by itself: how much of a card's time the dri
 (the shim's own estimates are corrected by that, see native/shim/compute.c), and, for the modes that are not
 hard, how much it may have now, as others want the card or do not.
 
-Called by the workstation's daemon and by the node agent: :meth:`Teller.watch` for each lease, and
-:meth:`Teller.tell` each ``PERIOD_S``. A card whose driver measures no processes is told nothing about: there
-the estimates decide alone, soft is held to its share, and weight is not held at all.
+Called by the workstation's daemon and by the node agent: :meth:`ComputeFeedback.add_lease` for each
+lease, and :meth:`ComputeFeedback.update` each ``PERIOD_S``. Cards whose driver measures no processes get no
+feedback: there the estimates decide alone, soft is held to its share, and weight is not held at all.
 """
 
 import mmap
@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fenka.isolation.control import MODES, Mode
+from fenka.isolation.control import COMPUTE_MODES, ComputeMode
 from fenka.isolation.layout import layout
 
-__all__ = ["PERIOD_S", "Samples", "Teller", "Want", "allowances"]
+__all__ = ["PERIOD_S", "ComputeDemand", "ComputeFeedback", "Samples", "allowances"]
 
 PERIOD_S = 0.1
 """Programs take what is older than a second for silence."""
 
-WANTS_NS = 300_000_000
+DEMAND_WINDOW_NS = 300_000_000
 """Who used the card so lately still wants it."""
 
-LONGEST_SAMPLE_US = 1_000_000
+MAX_SAMPLE_US = 1_000_000
 """No driver's sample stands for more."""
 
 Samples = Callable[[str, int], tuple[int, Mapping[int, int]] | None]
@@ -35,13 +35,13 @@ Samples = Callable[[str, int], tuple[int, Mapping[int, int]] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class ComputeDemand:
     """One lease that may use a card: what it was promised, and whether it uses it now."""
 
-    mode: Mode
+    mode: ComputeMode
     percent: int
-    wants: bool
-    ceiling: int = 100
+    active: bool
+    burst_percent: int = 100
     """Of soft: no more than this, however idle the card is."""
 
     @property
@@ -50,7 +50,7 @@ class Want:
         return self.mode == "hard" and self.percent == 100
 
 
-def allowances(leases: Mapping[str, Want]) -> dict[str, float]:
+def allowances(leases: Mapping[str, ComputeDemand]) -> dict[str, float]:
     """Percent of a card's time that each lease may have now.
 
     What was promised to those who want the card is theirs; the rest is for soft, and is divided by weight
@@ -59,16 +59,16 @@ def allowances(leases: Mapping[str, Want]) -> dict[str, float]:
     return {lease: _allowance(lease, leases) for lease in leases}
 
 
-def _allowance(lease: str, leases: Mapping[str, Want]) -> float:
+def _allowance(lease: str, leases: Mapping[str, ComputeDemand]) -> float:
     own = leases[lease]
-    others = [it for name, it in leases.items() if name != lease and it.wants]
+    others = [it for name, it in leases.items() if name != lease and it.active]
     free = [it for it in others if it.unlimited or it.mode == "weight"]
     rest = 100.0 - sum(it.percent for it in others if it not in free)
     if own.mode == "weight":
         weights = sum(it.percent for it in free)
         return max(rest, 1) * own.percent / (own.percent + weights)
     if own.mode == "soft" and not free:
-        return max(own.percent, min(rest, own.ceiling))
+        return max(own.percent, min(rest, own.burst_percent))
     return own.percent
 
 
@@ -78,9 +78,9 @@ class _Page:
 
     memory: mmap.mmap
     control: Any
-    ceiling: int
+    burst_percent: int
     busy_ns: dict[str, int] = field(default_factory=dict)
-    seen_ns: dict[str, int] = field(default_factory=dict)
+    last_used_ns: dict[str, int] = field(default_factory=dict)
     """When it was last seen to use the card."""
 
     def cards(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class _Page:
         self.memory.close()
 
 
-class Teller:
+class ComputeFeedback:
     """Reads the driver and writes the control pages of all leases of one machine."""
 
     def __init__(
@@ -112,20 +112,20 @@ class Teller:
         self._pages: dict[str, _Page] = {}
         self._leases: dict[int, str] = {}
         self._sampled_us: dict[str, int] = {}
-        self._strangers_ns: dict[str, int] = {}
+        self._unleased_ns: dict[str, int] = {}
 
-    def watch(self, lease: str, page: Path, ceiling: int = 100) -> None:
+    def add_lease(self, lease: str, page: Path, ceiling: int = 100) -> None:
         """A lease, limited or not; again may change its ceiling, the percentage up to which a soft one may
         have what is idle. OSError when the page cannot be opened."""
         if lease in self._pages:
-            self._pages[lease].ceiling = ceiling
+            self._pages[lease].burst_percent = ceiling
             return
         with page.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
         control = layout().from_buffer("struct fenka_control *", memory, require_writable=True)
         self._pages[lease] = _Page(memory, control, ceiling)
 
-    def forget(self, lease: str) -> None:
+    def remove_lease(self, lease: str) -> None:
         """A lease that has ended; unknown ones are nothing."""
         page = self._pages.pop(lease, None)
         if page:
@@ -139,9 +139,9 @@ class Teller:
     def close(self) -> None:
         """Forget all."""
         for lease in list(self._pages):
-            self.forget(lease)
+            self.remove_lease(lease)
 
-    def tell(self) -> None:
+    def update(self) -> None:
         """One round over the cards on which a lease is limited; nothing where there is none.
 
         Raises what `samples` raises.
@@ -153,22 +153,22 @@ class Teller:
         using: set[int] = set()
         for uuid, cards in on_cards.items():
             if any(card.compute_percent < 100 or card.compute_mode for card in cards.values()):
-                using |= self._tell(uuid, cards)
+                using |= self._update_card(uuid, cards)
         self._leases = {pid: lease for pid, lease in self._leases.items() if pid in using}
 
-    def _tell(self, uuid: str, cards: Mapping[str, Any]) -> set[int]:
+    def _update_card(self, uuid: str, cards: Mapping[str, Any]) -> set[int]:
         """Returns who uses the card."""
         call_us = self._wall_us()
         # A sample may be as old as its period is long; one that was seen is not counted again.
-        since_us = max(self._sampled_us.get(uuid, 0), call_us - LONGEST_SAMPLE_US)
+        since_us = max(self._sampled_us.get(uuid, 0), call_us - MAX_SAMPLE_US)
         said = self._samples(uuid, since_us)
         if said is None:
             return set()
         at_us, percents = said
         self._sampled_us[uuid] = max(at_us, call_us - 3 * int(PERIOD_S * 1e6))
         now = self._clock_ns()
-        self._add(uuid, percents, max(at_us - since_us, 0), now)
-        allowed = allowances(self._wants(uuid, cards, now))
+        self._add_samples(uuid, percents, max(at_us - since_us, 0), now)
+        allowed = allowances(self._demands(uuid, cards, now))
         for lease, card in cards.items():
             card.feedback_seq |= 1
             card.feedback_at = now
@@ -177,27 +177,28 @@ class Teller:
             card.feedback_seq += 1
         return set(percents)
 
-    def _add(self, uuid: str, percents: Mapping[int, int], us: int, now: int) -> None:
+    def _add_samples(self, uuid: str, percents: Mapping[int, int], us: int, now: int) -> None:
         for pid, percent in percents.items():
             if pid not in self._leases and (lease := self._lease_of(pid)) is not None:
                 self._leases[pid] = lease
             page = self._pages.get(self._leases.get(pid, ""))
             if page is None:
-                self._strangers_ns[uuid] = now
+                self._unleased_ns[uuid] = now
                 continue
             page.busy_ns[uuid] = page.busy_ns.get(uuid, 0) + percent * us * 10
-            page.seen_ns[uuid] = now
+            page.last_used_ns[uuid] = now
 
-    def _wants(self, uuid: str, cards: Mapping[str, Any], now: int) -> dict[str, Want]:
+    def _demands(self, uuid: str, cards: Mapping[str, Any], now: int) -> dict[str, ComputeDemand]:
         wants = {
-            lease: Want(
-                MODES[card.compute_mode],
+            lease: ComputeDemand(
+                COMPUTE_MODES[card.compute_mode],
                 card.compute_percent,
-                now - self._pages[lease].seen_ns.get(uuid, -WANTS_NS) < WANTS_NS,
-                self._pages[lease].ceiling,
+                now - self._pages[lease].last_used_ns.get(uuid, -DEMAND_WINDOW_NS)
+                < DEMAND_WINDOW_NS,
+                self._pages[lease].burst_percent,
             )
             for lease, card in cards.items()
         }
-        if now - self._strangers_ns.get(uuid, -WANTS_NS) < WANTS_NS:
-            wants[""] = Want("hard", 100, wants=True)
+        if now - self._unleased_ns.get(uuid, -DEMAND_WINDOW_NS) < DEMAND_WINDOW_NS:
+            wants[""] = ComputeDemand("hard", 100, active=True)
         return wants

@@ -1,4 +1,4 @@
-"""Processes that start and end together, without cards: `fenka.workstation.gang` in a process of its own."""
+"""Members start together or not at all, end together, and their output is prefixed with their rank."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 PRELUDE = """
 import os, sys, time
 from pathlib import Path
-from fenka.workstation import gang
+from fenka.workstation import supervisor
 
 def run(size, member, **options):
     def body(rank, ready):
@@ -17,8 +17,8 @@ def run(size, member, **options):
             member(rank, ready)
         finally:
             os._exit(0)
-    ended = gang.run(size, body, started=lambda: os.write(1, b"started\\n"), **options)
-    print(ended.status, ended.never_started, ended.by)
+    ended = supervisor.run(size, body, started=lambda: os.write(1, b"started\\n"), **options)
+    print(ended.status, ended.never_started, ended.signal)
 
 def say(text):
     os.write(1, text.encode())

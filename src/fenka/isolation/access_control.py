@@ -5,7 +5,7 @@ import os
 import struct
 from pathlib import Path
 
-__all__ = ["admit"]
+__all__ = ["restrict_to_user"]
 
 _ACL, _ACL_VERSION = "system.posix_acl_access", 2
 _OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20
@@ -13,7 +13,7 @@ _READ_WRITE_ENTER, _ENTER, _NOTHING = 7, 1, 0
 _NOBODY = 0xFFFFFFFF
 
 
-def admit(directory: Path, uid: int) -> None:
+def restrict_to_user(directory: Path, uid: int) -> None:
     """Let only this process's user and `uid` enter the directory, and `uid` change nothing in it.
 
     `uid` is not made the owner, who could replace what is in it, but is named in an access control list. On a

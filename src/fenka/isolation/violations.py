@@ -8,25 +8,25 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-SAMPLES = 3
+CONSECUTIVE_SAMPLES = 3
 """In a row before anybody is accused: one may be caught between an allocation and its end."""
 
-TOLERANCE = 1.05
+MEMORY_TOLERANCE = 1.05
 
-SPARE = 0.10
+COMPUTE_TOLERANCE = 0.10
 """Of a card's time, beyond the limit: so much is nobody's fault."""
-BLATANT_S, LONG_S = 15.0, 60.0
+SUSTAINED_S, WINDOW_S = 15.0, 60.0
 """In every look for so long, or together over so long. A program's single kernel cannot be stopped, and is
 paid for by waiting afterwards: one of seconds is in few looks, and a minute has its price too."""
 
-MAPS_TAKE_S = 1.0
+MAPS_TIMEOUT_S = 1.0
 """A process can keep who reads its mappings waiting for as long as it likes, by a file system of its own."""
 
-_MAPS_BYTES = 8 << 20
+_MAX_MAPS_BYTES = 8 << 20
 """A program may have any number of mappings; the shim is among the first thousands."""
 
 
-class OverLimit:
+class MemoryViolations:
     """Counts, lease by lease, for how many samples in a row it has held too much."""
 
     def __init__(self) -> None:
@@ -38,10 +38,10 @@ class OverLimit:
         Remembers only who is in the sample.
         """
         self._counts = {key: self._counts.get(key, 0) + 1 for key, over in excess.items() if over}
-        return {key for key, count in self._counts.items() if count >= SAMPLES}
+        return {key for key, count in self._counts.items() if count >= CONSECUTIVE_SAMPLES}
 
 
-class OverTime:
+class ComputeViolations:
     """Remembers, lease by lease and card by card, how much of the time beyond its limit it has had."""
 
     def __init__(self) -> None:
@@ -60,35 +60,37 @@ class OverTime:
             for key, share in excess.items()
             if seconds > 0
         }
-        return {key for key, looks in self._looks.items() if _blatant(looks) or _in_sum(looks)}
+        return {
+            key for key, looks in self._looks.items() if _sustained(looks) or _over_window(looks)
+        }
 
 
 def _newest(looks: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """As few of the last as make LONG_S."""
-    while sum(seconds for seconds, _ in looks[1:]) >= LONG_S:
+    """As few of the last as make WINDOW_S."""
+    while sum(seconds for seconds, _ in looks[1:]) >= WINDOW_S:
         looks = looks[1:]
     return looks
 
 
-def _blatant(looks: list[tuple[float, float]]) -> bool:
+def _sustained(looks: list[tuple[float, float]]) -> bool:
     passed = 0.0
     for seconds, share in reversed(looks):
-        if share <= SPARE:
+        if share <= COMPUTE_TOLERANCE:
             return False
         passed += seconds
-        if passed >= BLATANT_S:
+        if passed >= SUSTAINED_S:
             return True
     return False
 
 
-def _in_sum(looks: list[tuple[float, float]]) -> bool:
+def _over_window(looks: list[tuple[float, float]]) -> bool:
     passed = sum(seconds for seconds, _ in looks)
-    return passed >= LONG_S and sum(s * share for s, share in looks) > SPARE * passed
+    return passed >= WINDOW_S and sum(s * share for s, share in looks) > COMPUTE_TOLERANCE * passed
 
 
-def allowance(limit_bytes: int, context_bytes: int) -> int:
+def memory_allowance(limit_bytes: int, context_bytes: int) -> int:
     """What a lease may hold by the driver's account before that counts as too much, in bytes."""
-    return int((limit_bytes + context_bytes) * TOLERANCE)
+    return int((limit_bytes + context_bytes) * MEMORY_TOLERANCE)
 
 
 def has_shim(pid: int, inode: int, proc: Path = Path("/proc")) -> bool | None:
@@ -100,7 +102,7 @@ def has_shim(pid: int, inode: int, proc: Path = Path("/proc")) -> bool | None:
     text: list[bytes] = []
     reader = threading.Thread(target=_read_maps, args=(proc / str(pid) / "maps", text), daemon=True)
     reader.start()
-    reader.join(MAPS_TAKE_S)
+    reader.join(MAPS_TIMEOUT_S)
     if not text or not text[0]:
         return None  # it ended, is a zombie or a thread of the kernel, or keeps us waiting
     for line in text[0].splitlines():
@@ -113,6 +115,6 @@ def has_shim(pid: int, inode: int, proc: Path = Path("/proc")) -> bool | None:
 def _read_maps(maps: Path, text: list[bytes]) -> None:
     try:
         with maps.open("rb") as file:
-            text.append(file.read(_MAPS_BYTES))
+            text.append(file.read(_MAX_MAPS_BYTES))
     except OSError:
         return

@@ -14,7 +14,7 @@ def _nothing() -> None:
     return None
 
 
-class Ending:
+class ShutdownSignals:
     """Notes signals from the beginning to the end of a daemon, also while it cannot act on them.
 
     A start or a stop that is cut off in the middle would leave a card server or a file behind.

@@ -5,21 +5,21 @@ from pathlib import Path
 import pytest
 
 from fenka.isolation import control
+from fenka.isolation.compute_feedback import ComputeDemand, ComputeFeedback, allowances
 from fenka.isolation.control import Control, Limit
 from fenka.isolation.layout import layout
-from fenka.isolation.telling import Teller, Want, allowances
 
 CARD = "GPU-00000000-0000-0000-0000-000000000001"
 MS = 1_000_000
 
-HARD40 = Want("hard", 40, wants=True)
-IDLE40 = Want("hard", 40, wants=False)
-SOFT30 = Want("soft", 30, wants=True)
-FREE = Want("hard", 100, wants=True)
-IDLE = Want("hard", 100, wants=False)
-HEAVY = Want("weight", 75, wants=True)
-LIGHT = Want("weight", 25, wants=True)
-UPTO60 = Want("soft", 30, wants=True, ceiling=60)
+HARD40 = ComputeDemand("hard", 40, active=True)
+IDLE40 = ComputeDemand("hard", 40, active=False)
+SOFT30 = ComputeDemand("soft", 30, active=True)
+FREE = ComputeDemand("hard", 100, active=True)
+IDLE = ComputeDemand("hard", 100, active=False)
+HEAVY = ComputeDemand("weight", 75, active=True)
+LIGHT = ComputeDemand("weight", 25, active=True)
+UPTO60 = ComputeDemand("soft", 30, active=True, burst_percent=60)
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,21 @@ UPTO60 = Want("soft", 30, wants=True, ceiling=60)
         (UPTO60, [IDLE40], 60),
         (UPTO60, [HARD40], 60),  # 100 - 40 is just as much
         (UPTO60, [HARD40, SOFT30], 30),  # 100 - 40 - 30
-        (UPTO60, [Want("hard", 55, wants=True)], 45),  # 100 - 55
+        (UPTO60, [ComputeDemand("hard", 55, active=True)], 45),  # 100 - 55
         (UPTO60, [HARD40, HARD40], 30),  # 100 - 80 is less than its own
         (UPTO60, [FREE], 30),
         (SOFT30, [UPTO60], 70),  # what is promised counts, not what may be had beyond
-        (Want("soft", 30, wants=True, ceiling=30), [], 30),
-        (Want("soft", 30, wants=True, ceiling=20), [], 30),  # a ceiling takes no promise away
-        (Want("hard", 30, wants=True, ceiling=60), [], 30),  # nor gives what is hard more
+        (ComputeDemand("soft", 30, active=True, burst_percent=30), [], 30),
+        (
+            ComputeDemand("soft", 30, active=True, burst_percent=20),
+            [],
+            30,
+        ),  # a ceiling takes no promise away
+        (
+            ComputeDemand("hard", 30, active=True, burst_percent=60),
+            [],
+            30,
+        ),  # nor gives what is hard more
         (HEAVY, [], 100),
         (HEAVY, [IDLE40], 100),
         (HEAVY, [LIGHT], 75),
@@ -52,7 +60,7 @@ UPTO60 = Want("soft", 30, wants=True, ceiling=60)
         (HEAVY, [LIGHT, HARD40], 45),  # three quarters of 60
     ],
 )
-def test_what_may_be_had(first: Want, others: list[Want], percent: float) -> None:
+def test_what_may_be_had(first: ComputeDemand, others: list[ComputeDemand], percent: float) -> None:
     """Promises first, then the rest, by those who want it."""
     leases = {"first": first} | {str(i): it for i, it in enumerate(others)}
     assert allowances(leases)["first"] == pytest.approx(percent)
@@ -65,7 +73,7 @@ class Machine:
         self.folder, self.now_us, self.asked = folder, 10_000_000, 0
         self.busy: dict[int, int] | None = {}
         self.leases: dict[int, str] = {}
-        self.teller = Teller(
+        self.teller = ComputeFeedback(
             self.samples, self.leases.get, lambda: self.now_us * 1000, lambda: self.now_us
         )
 
@@ -81,13 +89,13 @@ class Machine:
         """One of one process."""
         control.write(self.folder / name, Control(name, (limit,)))
         self.leases[pid] = name
-        self.teller.watch(name, self.folder / name)
+        self.teller.add_lease(name, self.folder / name)
 
     def round(self, **busy: int) -> None:
         """100 ms in which these processes had so many percent."""
         self.now_us += 100_000
         self.busy = {int(pid[1:]): percent for pid, percent in busy.items()}
-        self.teller.tell()
+        self.teller.update()
 
     def told(self, name: str) -> tuple[int, int]:
         """Milliseconds had, and percent allowed."""
@@ -131,10 +139,10 @@ def test_soft_is_held_as_soon_as_another_wants_the_card(machine: Machine) -> Non
 def test_soft_goes_no_higher_than_its_ceiling(machine: Machine) -> None:
     """Told for the lease, and changed while it runs."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30, "soft"))
-    machine.teller.watch("a", machine.folder / "a", 60)
+    machine.teller.add_lease("a", machine.folder / "a", 60)
     machine.round(p1=60)
     assert machine.told("a")[1] == 60
-    machine.teller.watch("a", machine.folder / "a", 80)
+    machine.teller.add_lease("a", machine.folder / "a", 80)
     machine.round(p1=60)
     assert machine.told("a")[1] == 80
 
@@ -161,7 +169,7 @@ def test_a_driver_that_does_not_tell_is_not_spoken_for(machine: Machine) -> None
     machine.lease("a", 1, Limit(CARD, 1, 0, 30))
     machine.now_us += 100_000
     machine.busy = None
-    machine.teller.tell()
+    machine.teller.update()
     assert machine.told("a") == (0, 0)
 
 
@@ -188,8 +196,8 @@ def test_the_limits_read_the_same_while_they_are_told(machine: Machine) -> None:
 def test_a_lease_that_has_ended_is_forgotten(machine: Machine) -> None:
     """Its page is not written any more."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30))
-    machine.teller.forget("a")
-    machine.teller.forget("a")
+    machine.teller.remove_lease("a")
+    machine.teller.remove_lease("a")
     machine.round(p1=50)
     assert machine.asked == 0
     machine.teller.close()

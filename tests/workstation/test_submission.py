@@ -7,17 +7,17 @@ import msgspec
 import pytest
 
 from fenka.core.request import InvalidRequest
-from fenka.workstation.asking import NAME, Who, jobs, shortened
-from fenka.workstation.protocol import Ask
+from fenka.workstation.protocol import SubmitJob
+from fenka.workstation.submission import NAME, Peer, create_jobs, truncate
 
 OTHER = os.geteuid() + 4321
-ASK = Ask(command=["/usr/bin/python3", "x.py"], gpu_mem="4")
+ASK = SubmitJob(command=["/usr/bin/python3", "x.py"], gpu_mem="4")
 
 
 def asked(uid: int = OTHER, **fields: object) -> list[str]:
     """The names of the jobs."""
     ask = msgspec.structs.replace(ASK, **fields)
-    return [it.name for it in jobs(ask, Who(os.getpid(), uid, 1), 1024, [], 0)]
+    return [it.name for it in create_jobs(ask, Peer(os.getpid(), uid, 1), 1024, [], 0)]
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,24 @@ def test_who_may_give_which_priority(uid: int, priority: int, refused: bool) -> 
 
 def test_members_of_a_gang() -> None:
     """Jobs of their own, with one entry; their names tell the rank."""
-    made = jobs(
-        msgspec.structs.replace(ASK, name="g", gang=2), Who(os.getpid(), 7, 1), 1024, [], now=5.0
+    made = create_jobs(
+        msgspec.structs.replace(ASK, name="g", gang=2), Peer(os.getpid(), 7, 1), 1024, [], now=5.0
     )
-    assert [(it.name, it.rank, it.title) for it in made] == [("g/0", 0, "g"), ("g/1", 1, "g")]
+    assert [(it.name, it.rank, it.display_name) for it in made] == [
+        ("g/0", 0, "g"),
+        ("g/1", 1, "g"),
+    ]
     assert len({it.id for it in made}) == 2
-    assert len({it.entry for it in made}) == 1
-    assert {it.wanted for it in made} == {"gang of 2: 4"}
+    assert len({it.queue_id for it in made}) == 1
+    assert {it.summary for it in made} == {"gang of 2: 4"}
     for name in ("g", "g/1", made[0].id):
         with pytest.raises(
             InvalidRequest, match=f"a job called {name} is already here|'g/1' is no name"
         ):
-            jobs(msgspec.structs.replace(ASK, name=name), Who(os.getpid(), 7, 1), 1024, made, 6.0)
-    (later,) = jobs(ASK, Who(os.getpid(), 7, 1), 1024, made, now=1.0)
+            create_jobs(
+                msgspec.structs.replace(ASK, name=name), Peer(os.getpid(), 7, 1), 1024, made, 6.0
+            )
+    (later,) = create_jobs(ASK, Peer(os.getpid(), 7, 1), 1024, made, now=1.0)
     assert later.requested_at > 5.0, "although the clock was set back"
 
 
@@ -89,13 +94,13 @@ def test_job_without_a_name_gets_one_that_is() -> None:
 def test_much_of_a_long_command_is_not_kept() -> None:
     """It is there for people to recognise it; what is no text is replaced."""
     ask = msgspec.structs.replace(ASK, command=["python", "-c", "x" * 9000, "y"])
-    short = shortened(ask)
+    short = truncate(ask)
     assert short.command[:2] == ["python", "-c"]
     assert len(short.command) == 3
     assert len("".join(short.command)) < 2100
-    assert shortened(ASK) == ASK
+    assert truncate(ASK) == ASK
     odd = msgspec.structs.replace(ASK, command=["caf\udce9"], directory="/\udce9")
-    assert (shortened(odd).command, shortened(odd).directory) == (["caf?"], "/?")
+    assert (truncate(odd).command, truncate(odd).directory) == (["caf?"], "/?")
 
 
 @pytest.mark.parametrize(

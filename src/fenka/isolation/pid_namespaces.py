@@ -5,8 +5,9 @@ with its namespace: a sandbox such as bubblewrap or apptainer, or a container be
 sees all processes of the machine. `native/include/fenka/lease.h` defines the words that they exchange, and
 explains why no living process is taken for dead.
 
-The workstation's daemon and the node's program call `Judge.round` ten times a second. Tenants can write,
-shorten and lock accounts, so these are accessed in place, in bounded pieces, without waiting.
+The workstation's daemon and the node's program call `NamespaceReaper.run_once` ten times a second.
+Tenants can write, shorten and lock accounts, so these are accessed in place, in bounded pieces, without
+waiting.
 """
 
 import contextlib
@@ -19,27 +20,27 @@ from pathlib import Path
 from fenka.isolation import account, processes
 from fenka.isolation.layout import constant
 
-__all__ = ["PERIOD_S", "Judge", "living", "sees_everybody"]
+__all__ = ["PERIOD_S", "NamespaceReaper", "in_initial_namespace", "populated_namespaces"]
 
 PERIOD_S = 0.1
 """Between rounds. Programs wait for an answer for three seconds."""
 
-LOOK_EVERY_S = 5.0
+SCAN_PERIOD_S = 5.0
 """Without a request, so that the memory of ended processes is not shown as used for long."""
 
-REST = 4
+REST_FACTOR = 4
 """Times as long as the last round took. Tenants may ask without end, and name namespaces that never were."""
 
-_FIRST = 0xEFFFFFFC
+_INITIAL_NAMESPACE = 0xEFFFFFFC
 """Inode of the machine's first PID namespace, whose processes see all others."""
 
 
-def sees_everybody() -> bool:
+def in_initial_namespace() -> bool:
     """Return whether this process is in the machine's first PID namespace."""
-    return _own() == _FIRST
+    return _own() == _INITIAL_NAMESPACE
 
 
-def living(proc: Path = Path("/proc")) -> set[int] | None:
+def populated_namespaces(proc: Path = Path("/proc")) -> set[int] | None:
     """Return the inodes of the PID namespaces that have a process.
 
     Only the caller's own and those below it are seen. None where a process below it cannot be inspected. A
@@ -71,50 +72,50 @@ def _nested(pid: str, proc: Path) -> bool:
         return False
 
 
-class Judge:
+class NamespaceReaper:
     """Answers requests in accounts, and looks at all of them every few seconds."""
 
     def __init__(
         self,
-        living: Callable[[], set[int] | None] = living,
+        populated: Callable[[], set[int] | None] = populated_namespaces,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._living, self._clock = living, clock
-        self._looked = -LOOK_EVERY_S
-        self._not_before = self._looked
+        self._populated, self._clock = populated, clock
+        self._last_scan = -SCAN_PERIOD_S
+        self._not_before = self._last_scan
         self._own = _own()
-        self._below: set[int] = set()
+        self._descendants: set[int] = set()
         """Namespaces that had a process once. They are below the agent's own."""
 
-    def round(self, accounts: Iterable[Path]) -> None:
+    def run_once(self, accounts: Iterable[Path]) -> None:
         """Look at the accounts once. Cheap where no process asks, and none is in a namespace of its own."""
         began = self._clock()
         if began < self._not_before:
             return
-        everybody = began - self._looked >= LOOK_EVERY_S
+        everybody = began - self._last_scan >= SCAN_PERIOD_S
         if everybody:
-            self._looked = began
+            self._last_scan = began
         with contextlib.ExitStack() as opened:
             words = []
             for path in accounts:
-                with contextlib.suppress(OSError, account.BadAccount):
+                with contextlib.suppress(OSError, account.InvalidAccount):
                     descriptor = account.open_file(path, os.O_RDWR)
                     opened.callback(os.close, descriptor)
-                    it = _Words(descriptor)
+                    it = _AccountWords(descriptor)
                     if everybody or it.asked != it.answered:
                         words.append(it)
-            self._judge(words)
-        self._not_before = self._clock() + (self._clock() - began) * REST
+            self._process(words)
+        self._not_before = self._clock() + (self._clock() - began) * REST_FACTOR
 
-    def _judge(self, accounts: "list[_Words]") -> None:
+    def _process(self, accounts: "list[_AccountWords]") -> None:
         suspects = []
         for words in accounts:
             with contextlib.suppress(OSError):
                 words.reuse()
                 suspects += [(words, index) for index in words.foreign(self._own)]
         # Named first, looked at afterwards: who took the index before that is seen by the look.
-        named: list[tuple[_Words, int]] = []
-        before = self._look() if suspects else None
+        named: list[tuple[_AccountWords, int]] = []
+        before = self._scan() if suspects else None
         for words, index in suspects:
             inode = words.namespaces[index]
             if before is None or not self._visible(inode):
@@ -125,7 +126,7 @@ class Judge:
                     named.append((words, index))
                 elif words.states[index]:  # an agent before this one was killed here
                     words.set_state(index, 0)
-        now = self._look() if named else None
+        now = self._scan() if named else None
         for words, index in named:
             gone = now is not None and words.namespaces[index] not in now
             with contextlib.suppress(OSError):
@@ -134,17 +135,17 @@ class Judge:
             with contextlib.suppress(OSError):
                 words.answer()
 
-    def _look(self) -> set[int] | None:
-        found = self._living()
-        self._below |= found or set()
+    def _scan(self) -> set[int] | None:
+        found = self._populated()
+        self._descendants |= found or set()
         return found
 
     def _visible(self, inode: int) -> bool:
         """Whether a process of this namespace would be seen."""
-        return sees_everybody() or inode in self._below
+        return in_initial_namespace() or inode in self._descendants
 
 
-class _Words:
+class _AccountWords:
     """The words of one account that the agent and the processes exchange, as they were when it was opened."""
 
     def __init__(self, descriptor: int) -> None:

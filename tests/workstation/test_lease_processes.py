@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fenka.core.request import Memory, Placement, Request, Slice
-from fenka.isolation import memory_files, processes
-from fenka.workstation import members
+from fenka.isolation import proc_reader, processes
+from fenka.workstation import lease_processes
 from fenka.workstation.broker import Job
 from tests.workstation.conftest import HOLD, Workstation, eventually, kill, open_to_all
 
@@ -40,8 +40,8 @@ from fenka.workstation import protocol
 from fenka.workstation.client import Connection
 from fenka.workstation.paths import Runtime
 daemon = Connection(Runtime(Path(os.environ["FENKA_RUNTIME"])))
-granted = daemon.call(protocol.Ask(command=["x"], gpu_mem="4", name="forged"))
-print(type(granted).__name__, daemon.call(protocol.Confirm()).reason)
+granted = daemon.call(protocol.SubmitJob(command=["x"], gpu_mem="4", name="forged"))
+print(type(granted).__name__, daemon.call(protocol.ConfirmLease()).reason)
 """
 
 # At the end whoever waits for the pipe's other end is let go.
@@ -90,7 +90,7 @@ def test_nothing_of_a_strangers_is_opened(t4: Workstation) -> None:
     with stranger(*in_own_namespaces(PIPE_WHERE_A_LEASE_BELONGS)):
         program = t4.run("--gpu-mem", "14", "--name", "all", "--", *HOLD, "1")
         program.report()
-        assert t4.jobs()["all"]["processes"] == [program.pid]
+        assert t4.jobs()["all"]["pids"] == [program.pid]
         assert program.end() == 0
         eventually(lambda: not t4.jobs())
 
@@ -101,9 +101,9 @@ def test_an_environment_of_another_user_holds_no_lease(t4: Workstation, isolatio
     """Ids are no secret: only the job's own user can be in it, and then only without namespaces."""
     program = t4.run("--gpu-mem", "4", "--name", "it", "--isolation", isolation, "--", *HOLD, "1")
     program.report()
-    lease = t4.jobs()["it"]["job"]
+    lease = t4.jobs()["it"]["id"]
     with stranger("sh", "-c", "echo ready; read end", environment={"FENKA_LEASE": f"/x/{lease}"}):
-        assert t4.jobs()["it"]["processes"] == [program.pid]
+        assert t4.jobs()["it"]["pids"] == [program.pid]
         assert program.end() == 0
         eventually(lambda: not t4.jobs())
 
@@ -112,11 +112,11 @@ def test_an_environment_of_the_same_user_holds_no_lease_with_a_namespace(t4: Wor
     """Only what is inside is inside."""
     program = t4.run("--gpu-mem", "4", "--name", "it", "--", *HOLD, "1")
     program.report()
-    lease = t4.jobs()["it"]["job"]
+    lease = t4.jobs()["it"]["id"]
     with subprocess.Popen(
         [sys.executable, "-c", SLEEP], env=os.environ | {"FENKA_LEASE": f"/x/{lease}"}
     ) as ghost:
-        assert t4.jobs()["it"]["processes"] == [program.pid]
+        assert t4.jobs()["it"]["pids"] == [program.pid]
         assert program.end() == 0
         eventually(lambda: not t4.jobs())
         ghost.kill()
@@ -177,12 +177,12 @@ def test_a_changed_root_keeps_the_lease(t4: Workstation, words: list[str]) -> No
         *("run", "--gpu-mem", "14", "--name", "hidden", "--allow-user-namespaces", "--"),
         *("sh", "-c", script, "sh", *words),
     )
-    (left,) = eventually(lambda: t4.jobs()["hidden"]["processes"])
+    (left,) = eventually(lambda: t4.jobs()["hidden"]["pids"])
     eventually(lambda: os.readlink(f"/proc/{left}/exe").endswith("/sleep"))
     assert t4.fenka("run", "--gpu-mem", "1", "--no-wait", "--", "true").returncode == 75
     t4.kill_daemon()
     t4.start("--simulate", "T4")
-    assert t4.jobs()["hidden"]["processes"] == [left]
+    assert t4.jobs()["hidden"]["pids"] == [left]
     assert "undo its limit: hidden" in t4.fenka("doctor").stdout
     kill(left)
     eventually(lambda: not t4.jobs())
@@ -197,10 +197,10 @@ def test_a_process_whose_first_thread_ended_keeps_the_lease(t4: Workstation) -> 
         *(sys.executable, "-ISc", code),
     )
     program.report()
-    (left,) = eventually(lambda: t4.jobs()["rest"]["processes"])
+    (left,) = eventually(lambda: t4.jobs()["rest"]["pids"])
     assert left != program.pid
     eventually(lambda: " Z " in Path(f"/proc/{left}/stat").read_text())
-    assert t4.jobs()["rest"]["processes"] == [left]
+    assert t4.jobs()["rest"]["pids"] == [left]
     kill(left)
     eventually(lambda: not t4.jobs())
 
@@ -217,14 +217,14 @@ def a_job(namespace: int, **others: object) -> Job:
         pid=os.getpid(),
         start_ticks=0,
         request=Request(memory=Memory(1, 1024)),
-        wanted="1",
+        summary="1",
         command=["true"],
         directory="/",
         kind="run",
         isolation="namespace",
         requested_at=0,
         placement=Placement("here", (Slice(0, "GPU-0", 1024, 100),)),
-        namespace=namespace,
+        user_namespace=namespace,
     )
     for name, value in others.items():
         setattr(job, name, value)
@@ -233,9 +233,9 @@ def a_job(namespace: int, **others: object) -> Job:
 
 def seen(job: Job, leases: Path) -> list[int]:
     """Who is in it by one look."""
-    look = asyncio.run(members.Members(lambda: [job], leases).look())
+    look = asyncio.run(lease_processes.LeaseProcesses(lambda: [job], leases).scan())
     assert look.complete
-    return look.of(job.id)
+    return look.pids(job.id)
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def leases(tmp_path: Path) -> Path:
 def test_a_lease_bound_in_a_strangers_namespace_is_not_held_by_them(leases: Path) -> None:
     """Where root's lease has no user namespace the mount counts, but not in one of somebody else's."""
     lease = str(leases / "0123abcd" / "lease")
-    job = a_job(processes.namespace("self", "user"))
+    job = a_job(processes.namespace_inode("self", "user"))
     with stranger(*in_own_namespaces(BIND, lease)):
         assert seen(job, leases) == []
     with subprocess.Popen(
@@ -263,7 +263,7 @@ def test_a_lease_bound_in_a_strangers_namespace_is_not_held_by_them(leases: Path
         assert holder.stdout
         assert holder.stdout.readline() == b"ready\n"
         assert holder.pid in seen(job, leases)
-        assert holder.pid in members.Members(list, leases).strangers(job.id)
+        assert holder.pid in lease_processes.LeaseProcesses(list, leases).unrecorded_holders(job.id)
         holder.stdin.close()
 
 
@@ -274,11 +274,11 @@ def test_a_process_that_forks_behind_a_look_is_met(
     listings: Iterator[Sequence[int]] = iter([[], [4_000_001], [4_000_001, os.getpid()]])
     last = [4_000_001, os.getpid()]
     monkeypatch.setattr(processes, "pids", lambda: next(listings, last))
-    found = members._Found([], {})
+    found = lease_processes._Scanner([], {})
     monkeypatch.setattr(found, "lease", lambda pid: "it" if pid == os.getpid() else None)
-    monkeypatch.setattr(members, "_Found", lambda *_: found)
-    look = members.Members(list, leases)._see([])
-    assert look.of("it") in ([], [os.getpid()])
+    monkeypatch.setattr(lease_processes, "_Scanner", lambda *_: found)
+    look = lease_processes.LeaseProcesses(list, leases)._scan_all([])
+    assert look.pids("it") in ([], [os.getpid()])
 
 
 def test_a_process_that_cannot_be_read_keeps_what_it_may_hold(
@@ -291,10 +291,10 @@ def test_a_process_that_cannot_be_read_keeps_what_it_may_hold(
             raise PermissionError
         return namespace(pid, kind)
 
-    namespace = processes.namespace
-    monkeypatch.setattr(processes, "namespace", hidden)
+    namespace = processes.namespace_inode
+    monkeypatch.setattr(processes, "namespace_inode", hidden)
     assert seen(a_job(1), leases) == []
-    monkeypatch.setattr(processes, "has_own_users", lambda pid: pid == os.getpid())
+    monkeypatch.setattr(processes, "in_other_user_namespace", lambda pid: pid == os.getpid())
     assert seen(a_job(1), leases) == [os.getpid()]
     assert seen(a_job(1, start_ticks=1 << 60), leases) == []
 
@@ -309,8 +309,8 @@ def test_a_look_that_cannot_be_finished_says_so(
 
     monkeypatch.setattr(processes, "open_user_namespace", no_descriptor_left)
     monkeypatch.setattr(processes, "pids", lambda: [os.getpid()])
-    monkeypatch.setattr(processes, "namespace", lambda pid, _: 1 if pid == "self" else 2)
-    assert not asyncio.run(members.Members(list, leases).look()).complete
+    monkeypatch.setattr(processes, "namespace_inode", lambda pid, _: 1 if pid == "self" else 2)
+    assert not asyncio.run(lease_processes.LeaseProcesses(list, leases).scan()).complete
 
 
 def test_files_that_keep_their_reader_waiting_are_given_up(tmp_path: Path) -> None:
@@ -318,6 +318,6 @@ def test_files_that_keep_their_reader_waiting_are_given_up(tmp_path: Path) -> No
     pipe, whole, missing = tmp_path / "pipe", tmp_path / "whole", tmp_path / "missing"
     os.mkfifo(pipe)
     whole.write_bytes(b"1\n2")
-    answers = memory_files.read([whole, missing, pipe, whole], 100, 5)
+    answers = proc_reader.read_files([whole, missing, pipe, whole], 100, 5)
     assert answers == {whole: b"1\n2", missing: None}
     os.close(os.open(pipe, os.O_RDWR))

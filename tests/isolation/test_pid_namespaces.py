@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fenka.isolation import account, namespaces
+from fenka.isolation import account, pid_namespaces
 from fenka.isolation.control import Limit
 from fenka.isolation.layout import constant
-from fenka.isolation.namespaces import Judge
+from fenka.isolation.pid_namespaces import NamespaceReaper
 from tests.native.shim_kit import CARDS, GIB, OUT_OF_MEMORY, Client, Lease, client
 
 ENDED = constant("FENKA_NAMESPACE_ENDED")
@@ -53,13 +53,13 @@ def nested(lease: Lease, tmp_path: Path) -> Client:
 
 
 @pytest.fixture
-def judge(lease: Lease) -> Iterator[Judge]:
+def judge(lease: Lease) -> Iterator[NamespaceReaper]:
     """An agent that looks at the lease's account until the test ends."""
-    judge, ended = Judge(), threading.Event()
+    judge, ended = NamespaceReaper(), threading.Event()
 
     def work() -> None:
         while not ended.wait(0.01):
-            judge.round([lease.account])
+            judge.run_once([lease.account])
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -102,7 +102,7 @@ def path(tmp_path: Path) -> Path:
 
 @needs_namespaces
 def test_memory_of_a_namespace_that_was_killed_is_free_for_siblings(
-    lease: Lease, nested: Client, judge: Judge
+    lease: Lease, nested: Client, judge: NamespaceReaper
 ) -> None:
     """A sandbox is killed with its PID namespace; a process outside it gets all of its memory at once."""
     sibling = lease.start().enter()
@@ -112,13 +112,13 @@ def test_memory_of_a_namespace_that_was_killed_is_free_for_siblings(
     nested.process.wait()
     assert sibling.ask("alloc", 4 * GIB).code == 0
     assert lease.held() == 4 * GIB
-    judge.round([lease.account])
+    judge.run_once([lease.account])
     assert [p.pid for p in account.read(lease.account).processes] == [sibling.process.pid]
 
 
 @needs_namespaces
 def test_a_living_namespace_keeps_its_memory_however_often_others_ask(
-    lease: Lease, nested: Client, judge: Judge
+    lease: Lease, nested: Client, judge: NamespaceReaper
 ) -> None:
     """A request that the agent must deny ends as out of memory, and takes nothing from anybody."""
     assert nested.ask("alloc", 3 * GIB).code == 0
@@ -138,11 +138,11 @@ def test_an_ended_namespace_makes_room_for_the_next(lease: Lease, tmp_path: Path
         assert sandbox.ask("alloc", GIB).code == 0
         sandbox.kill()
         sandbox.process.wait()
-        Judge().round([lease.account])
+        NamespaceReaper().run_once([lease.account])
         assert ENDED in words(lease.account, "namespace_states")
         # A process that begins empties the slots of all who are known to be dead.
         lease.start().enter().kill()
-        Judge().round([lease.account])
+        NamespaceReaper().run_once([lease.account])
         assert not any(words(lease.account, "namespace_states"))
         assert sum(map(bool, words(lease.account, "pid_namespaces"))) == 1
 
@@ -157,7 +157,7 @@ def test_a_process_that_appears_meanwhile_keeps_its_namespace(path: Path) -> Non
         states.append(words(path, "namespace_states")[3])
         return next(looks)
 
-    Judge(living).round([path])
+    NamespaceReaper(living).run_once([path])
     assert states == [0, RETIRING]
     assert words(path, "namespace_states")[3] == 0
     assert account.read(path).memory_bytes[0] == GIB
@@ -166,7 +166,7 @@ def test_a_process_that_appears_meanwhile_keeps_its_namespace(path: Path) -> Non
 def test_nothing_is_ended_where_not_all_processes_can_be_seen(path: Path) -> None:
     """A process that cannot be inspected may be of any namespace."""
     named(path, 77, owner=100)
-    Judge(lambda: None).round([path])
+    NamespaceReaper(lambda: None).run_once([path])
     assert not any(words(path, "namespace_states"))
 
 
@@ -175,7 +175,7 @@ def test_what_a_killed_agent_began_the_next_one_decides(path: Path) -> None:
     for state, now in ((0, {77}), (ENDED, {1})):
         named(path, 77, owner=100)
         put(path, "namespace_states", 3, RETIRING)
-        Judge(lambda now=now: now).round([path])  # type: ignore[misc]
+        NamespaceReaper(lambda now=now: now).run_once([path])  # type: ignore[misc]
         assert words(path, "namespace_states")[3] == state
 
 
@@ -189,14 +189,14 @@ def test_requests_are_answered_at_once_and_looks_are_rare(path: Path) -> None:
         return {1, 77}
 
     named(path, 77, owner=100)
-    judge = Judge(living, lambda: now[0])
-    judge.round([path])
+    judge = NamespaceReaper(living, lambda: now[0])
+    judge.run_once([path])
     now[0] = 101
-    judge.round([path])
+    judge.run_once([path])
     assert looks == [100]
     put(path, "reap_requested", 0, 5)
     for _ in range(3):
-        judge.round([path])
+        judge.run_once([path])
         put(path, "reap_requested", 0, 6)
     assert looks == [100, 101]
     assert words(path, "reap_completed") == (5,)
@@ -216,13 +216,13 @@ def test_hostile_files_neither_stop_nor_delay_the_agent(tmp_path: Path, path: Pa
         signal.signal(signal.SIGIO, signal.SIG_IGN)
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         names = ("pipe", "link", "", "cut", "huge", "locked", "absent")
-        Judge(lambda: {1}).round([*(tmp_path / name for name in names), path])
+        NamespaceReaper(lambda: {1}).run_once([*(tmp_path / name for name in names), path])
     assert words(path, "namespace_states")[3] == ENDED
     assert words(tmp_path / "huge", "namespace_states")[3] == ENDED
 
 
 def test_own_processes_are_seen() -> None:
     """The namespaces of the machine's processes include this one's."""
-    found = namespaces.living()
+    found = pid_namespaces.populated_namespaces()
     assert found is not None
     assert Path("/proc/self/ns/pid").stat().st_ino in found

@@ -1,4 +1,4 @@
-"""How long `fenka --help` takes, against a process that only imports typer."""
+"""Measure the time of `fenka --help` against a process that only imports typer."""
 
 import statistics
 import subprocess
@@ -11,7 +11,7 @@ GOAL = 1.5
 
 
 def seconds(command: list[str]) -> float:
-    """One run of the command, from the outside."""
+    """Return the seconds of one run of the command."""
     began = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
     return time.perf_counter() - began

@@ -1,6 +1,6 @@
-/* Gives the first card work: `load MICROSECONDS[,MICROSECONDS…] [threads] [graph]`, kernels of these lengths in
- * turn, synchronised after each 20 ms of them, until its input ends. Says "ready" once it can launch. Then a line
- * on its input makes it work; a further line makes it pause. */
+/* Runs kernels on the first card: `load MICROSECONDS[,MICROSECONDS…] [threads] [graph]`. It launches kernels of these
+ * lengths in turn and synchronises after each 20 ms of them, until its input ends. It prints "ready" when it can
+ * launch. Each line of input starts or pauses the work. */
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 #include <poll.h>
@@ -11,18 +11,18 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MOST 16
-#define TOGETHER_US 20000
+#define MAX_KERNELS 16
+#define BATCH_US 20000
 
 static CUcontext context;
-static CUfunction kernels[MOST];
-static unsigned long lengths[MOST];
+static CUfunction kernels[MAX_KERNELS];
+static unsigned long lengths[MAX_KERNELS];
 static unsigned count;
 static volatile bool working, ended;
 
-static void must(CUresult result, const char *what) {
+static void check(CUresult result, const char *call) {
     if (result) {
-        fprintf(stderr, "load: %s: %d\n", what, result);
+        fprintf(stderr, "load: %s: %d\n", call, result);
         exit(1);
     }
 }
@@ -30,33 +30,33 @@ static void must(CUresult result, const char *what) {
 static void *work(void *graph) {
     CUstream stream;
     CUgraphExec exec = NULL;
-    must(cuCtxSetCurrent(context), "set current");
-    must(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "stream");
+    check(cuCtxSetCurrent(context), "set current");
+    check(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "stream");
     if (graph) {
-        CUgraph made;
-        must(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "capture");
+        CUgraph captured;
+        check(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL), "capture");
         for (unsigned i = 0; i < count; i++)
-            must(cuLaunchKernel(kernels[i], 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "captured launch");
-        must(cuStreamEndCapture(stream, &made), "end of capture");
-        must(cuGraphInstantiateWithFlags(&exec, made, 0), "instantiate");
+            check(cuLaunchKernel(kernels[i], 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "captured launch");
+        check(cuStreamEndCapture(stream, &captured), "end of capture");
+        check(cuGraphInstantiateWithFlags(&exec, captured, 0), "instantiate");
     }
-    for (unsigned at = 0; !ended;) {
+    for (unsigned next = 0; !ended;) {
         if (!working) {
             usleep(1000);
             continue;
         }
-        for (unsigned long given = 0; given < TOGETHER_US && working;) {
+        for (unsigned long launched_us = 0; launched_us < BATCH_US && working;) {
             if (exec) {
-                must(cuGraphLaunch(exec, stream), "graph launch");
+                check(cuGraphLaunch(exec, stream), "graph launch");
                 for (unsigned i = 0; i < count; i++)
-                    given += lengths[i];
+                    launched_us += lengths[i];
                 continue;
             }
-            must(cuLaunchKernel(kernels[at], 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "launch");
-            given += lengths[at];
-            at = (at + 1) % count;
+            check(cuLaunchKernel(kernels[next], 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "launch");
+            launched_us += lengths[next];
+            next = (next + 1) % count;
         }
-        must(cuStreamSynchronize(stream), "synchronize");
+        check(cuStreamSynchronize(stream), "synchronize");
     }
     return NULL;
 }
@@ -66,13 +66,13 @@ int main(int argc, char **argv) {
     char name[64];
     int threads = argc > 2 ? atoi(argv[2]) : 1;
     bool graph = argc > 3 && !strcmp(argv[3], "graph");
-    must(cuInit(0), "init");
-    must(cuCtxCreate_v2(&context, 0, 0), "context");
-    must(cuModuleLoadData(&module, "named by its kernels"), "module");
-    for (char *one = strtok(argv[1], ","); one && count < MOST; one = strtok(NULL, ",")) {
-        lengths[count] = strtoul(one, NULL, 10);
+    check(cuInit(0), "init");
+    check(cuCtxCreate_v2(&context, 0, 0), "context");
+    check(cuModuleLoadData(&module, "named by its kernels"), "module");
+    for (char *length = strtok(argv[1], ","); length && count < MAX_KERNELS; length = strtok(NULL, ",")) {
+        lengths[count] = strtoul(length, NULL, 10);
         snprintf(name, sizeof name, "k_us%lu", lengths[count]);
-        must(cuModuleGetFunction(&kernels[count++], module, name), name);
+        check(cuModuleGetFunction(&kernels[count++], module, name), name);
     }
     for (int i = 0; i < threads; i++) {
         pthread_t thread;

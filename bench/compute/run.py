@@ -1,8 +1,8 @@
-"""The share of a card's time that limited programs get, on the simulated driver.
+"""Measure the share of a card's time that limited programs get on the simulated driver.
 
-``python bench/compute/run.py`` prints Markdown tables, and exits 1 when a target is missed. The truth is the
-simulator's own account of busy nanoseconds, which neither the shim nor the agent reads. Each case has a card
-of its own, so several run at once; none is measured by the wall clock of a program that wants the processor.
+``python bench/compute/run.py`` prints Markdown tables, and exits 1 when a target is missed. The reference is
+the simulator's account of busy nanoseconds, which neither the shim nor the agent reads. Each case has its own
+card, so several run at once. None is measured by the wall clock of a program that waits for the processor.
 """
 
 import argparse
@@ -43,13 +43,13 @@ SLOWER = {
     "20000": "200000",
     "50,500,5000,30000": "50000",
 }
-BESIDE = ("alone", "an equal", "an unlimited one", "10 times longer kernels")
+NEIGHBOURS = ("alone", "an equal", "an unlimited one", "10 times longer kernels")
 CARDS = 8
 SETTLE_S = 2.0
 
 
 def build(folder: Path, library_dir: Path) -> Path:
-    """Compiles the program that gives the card work."""
+    """Compile the program that runs kernels, and return its path."""
     spec = importlib.util.find_spec("nvidia.cuda_runtime")
     assert spec, "nvidia-cuda-runtime-cu12 is not installed"
     assert spec.submodule_search_locations
@@ -70,8 +70,8 @@ def build(folder: Path, library_dir: Path) -> Path:
 
 
 @dataclass
-class World:
-    """A simulated node, an agent that tells, and programs in leases."""
+class Testbed:
+    """A simulated node, an agent that reports compute use to the shims, and programs in leases."""
 
     folder: Path
     cards: int = CARDS
@@ -81,8 +81,8 @@ class World:
     uuids: tuple[str, ...] = field(init=False)
 
     @contextmanager
-    def running(self) -> Iterator["World"]:
-        """Until the end of the block."""
+    def running(self) -> Iterator["Testbed"]:
+        """Run node and agent inside the `with` block."""
         self.node = SimulatedNode.create(self.folder / "node", parse_spec(f"T4*{self.cards}"))
         self.node.start()
         self.program = build(self.folder, self.node.library_dir)
@@ -110,7 +110,7 @@ class World:
                 self.teller.update()
 
     def lease(self, card: int, percent: int, mode: ComputeMode = "hard") -> Path:
-        """The folder of a new lease of 1 GiB of a card."""
+        """Create a lease of 1 GiB of a card and return its folder."""
         with self._lock:
             self._made += 1
             folder = self.folder / f"lease{self._made}"
@@ -124,17 +124,17 @@ class World:
         return folder
 
     def end(self, lease: Path) -> None:
-        """Nobody is in it any more."""
+        """End a lease without processes."""
         with self._lock:
             self.teller.remove_lease(lease.name)
 
     def busy(self, card: int) -> dict[int, int]:
-        """Nanoseconds by process."""
+        """Return the busy nanoseconds of a card by process."""
         return self.node.busy_ns(card)
 
     @contextmanager
     def load(self, lease: Path, kernels: str, *more: str, working: bool = True) -> Iterator["Load"]:
-        """A program that works."""
+        """Run a program in a lease."""
         process = subprocess.Popen(
             [str(self.program), kernels, *more],
             env={
@@ -150,11 +150,11 @@ class World:
             self._leases[process.pid] = lease.name
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
-        made = Load(process)
+        load = Load(process)
         if working:
-            made.switch()
+            load.switch()
         try:
-            yield made
+            yield load
         finally:
             process.kill()
             process.communicate()
@@ -167,7 +167,7 @@ class Load:
     process: "subprocess.Popen[str]"
 
     def switch(self) -> None:
-        """Work, or pause."""
+        """Start or pause the work."""
         assert self.process.stdin
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -175,7 +175,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Program:
-    """What runs in one lease, and what it may have."""
+    """The program of one lease, and the lease's limit."""
 
     kernels: str
     percent: int = 100
@@ -186,56 +186,63 @@ class Program:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """For load.c."""
+        """The further arguments of load.c."""
         return (str(self.threads), *(["graph"] if self.graph else []))
 
 
-def shares(world: World, card: int, programs: Sequence[Program], seconds: float) -> list[float]:
-    """Percent of the card that each of some programs gets."""
+def shares(testbed: Testbed, card: int, programs: Sequence[Program], seconds: float) -> list[float]:
+    """Return the percentages of the card that programs get beside each other."""
     with ExitStack() as stack:
-        pids = [_start(world, card, program, stack) for program in programs]
+        pids = [_start(testbed, card, program, stack) for program in programs]
         time.sleep(SETTLE_S)
-        return _had(world, card, pids, seconds)
+        return _measure(testbed, card, pids, seconds)
 
 
 def _start(
-    world: World, card: int, program: Program, stack: ExitStack, *, working: bool = True
+    testbed: Testbed, card: int, program: Program, stack: ExitStack, *, working: bool = True
 ) -> list["Load"]:
-    lease = world.lease(card, program.percent, program.mode)
-    stack.callback(world.end, lease)
+    lease = testbed.lease(card, program.percent, program.mode)
+    stack.callback(testbed.end, lease)
     return [
-        stack.enter_context(world.load(lease, program.kernels, *program.arguments, working=working))
+        stack.enter_context(
+            testbed.load(lease, program.kernels, *program.arguments, working=working)
+        )
         for _ in range(program.processes)
     ]
 
 
-def _had(world: World, card: int, leases: Sequence[list["Load"]], seconds: float) -> list[float]:
-    before, began = world.busy(card), time.monotonic()
+def _measure(
+    testbed: Testbed, card: int, leases: Sequence[list["Load"]], seconds: float
+) -> list[float]:
+    before, began = testbed.busy(card), time.monotonic()
     time.sleep(seconds)
-    after, took = world.busy(card), time.monotonic() - began
+    after, took = testbed.busy(card), time.monotonic() - began
     return [
         sum(after[load.process.pid] - before[load.process.pid] for load in loads) / took / 1e7
         for loads in leases
     ]
 
 
-def waking(world: World, card: int, kernels: str, times: int = 10) -> list[float]:
-    """Percent that a program limited to 50 gets, which pauses and wakes beside a soft one of 30; in the half
-    second that begins 200 ms after each waking, and then, last, what it gets in the long run."""
+def waking(testbed: Testbed, card: int, kernels: str, times: int = 10) -> list[float]:
+    """Measure a program with a limit of 50 percent that pauses and resumes beside a soft one of 30.
+
+    Returns:
+        Percentages over half a second, each 200 ms after the program resumes; the last is the long-term one.
+    """
     with ExitStack() as stack:
-        soft = _start(world, card, Program(kernels, 30, "soft"), stack)
-        hard = _start(world, card, Program(kernels, 50), stack, working=False)
+        soft = _start(testbed, card, Program(kernels, 30, "soft"), stack)
+        hard = _start(testbed, card, Program(kernels, 50), stack, working=False)
         percents = []
         for _ in range(times):
             time.sleep(1.5)
             hard[0].switch()
             time.sleep(0.2)
-            percents += _had(world, card, [hard], 0.5)
+            percents += _measure(testbed, card, [hard], 0.5)
             hard[0].switch()
         hard[0].switch()
         time.sleep(SETTLE_S)
         assert soft
-        return [*percents, *_had(world, card, [hard], 5)]
+        return [*percents, *_measure(testbed, card, [hard], 5)]
 
 
 @dataclass(frozen=True)
@@ -244,10 +251,10 @@ class Case:
 
     percent: int
     kernels: str
-    beside: str
+    neighbour: str
 
     def programs(self, *, limited: bool = True) -> list[Program]:
-        """The one that is measured comes first."""
+        """Return the programs; the first is measured."""
         own, percent = KERNELS[self.kernels], self.percent if limited else 100
         first = Program(own, percent)
         others = {
@@ -256,12 +263,12 @@ class Case:
             "an unlimited one": [Program(own)],
             "10 times longer kernels": [Program(SLOWER[own], percent)],
         }
-        return [first, *others[self.beside]]
+        return [first, *others[self.neighbour]]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a case got, and what it should have got."""
+    """The measured percentage of a case, and the expected one."""
 
     case: Case
     got: float
@@ -269,12 +276,12 @@ class Result:
 
     @property
     def error(self) -> float:
-        """In points."""
+        """The difference in percentage points."""
         return abs(self.got - self.wanted)
 
 
 def in_parallel(cards: int, jobs: Sequence[Callable[[int], Any]]) -> list[Any]:
-    """Runs each on a card that is free."""
+    """Run each job on a free card, and return the results in order."""
     free = list(range(cards))
     lock = threading.Lock()
 
@@ -291,26 +298,26 @@ def in_parallel(cards: int, jobs: Sequence[Callable[[int], Any]]) -> list[Any]:
         return list(pool.map(run, jobs))
 
 
-def table(world: World, cases: Sequence[Case], seconds: float, cards: int) -> list[Result]:
-    """What each case gets; what it should: its limit, or what an unlimited program gets in its place."""
-    places = sorted({(case.kernels, case.beside) for case in cases})
+def table(testbed: Testbed, cases: Sequence[Case], seconds: float, cards: int) -> list[Result]:
+    """Measure each case. The expected value is its limit, or less if an unlimited program gets less."""
+    places = sorted({(case.kernels, case.neighbour) for case in cases})
 
     def unlimited(place: tuple[str, str]) -> Callable[[int], Any]:
         programs = Case(100, *place).programs(limited=False)
-        return lambda card: shares(world, card, programs, min(seconds, 5))[0]
+        return lambda card: shares(testbed, card, programs, min(seconds, 5))[0]
 
     def limited(case: Case) -> Callable[[int], Any]:
-        return lambda card: shares(world, card, case.programs(), seconds)[0]
+        return lambda card: shares(testbed, card, case.programs(), seconds)[0]
 
     most = dict(zip(places, in_parallel(cards, [unlimited(p) for p in places]), strict=True))
     got = in_parallel(cards, [limited(case) for case in cases])
     return [
-        Result(case, g, min(case.percent, most[case.kernels, case.beside]))
+        Result(case, g, min(case.percent, most[case.kernels, case.neighbour]))
         for case, g in zip(cases, got, strict=True)
     ]
 
 
-TOGETHER: tuple[tuple[str, tuple[Program, ...], tuple[float, ...]], ...] = (
+COMBINATIONS: tuple[tuple[str, tuple[Program, ...], tuple[float, ...]], ...] = (
     ("40 % and 30 %, 2 ms", (Program("2000", 40), Program("2000", 30)), (40, 30)),
     ("40 % and 30 %, 20 and 0.2 ms", (Program("20000", 40), Program("200", 30)), (40, 30)),
     ("40 % and 30 %, mixes", (Program(KERNELS["mix"], 40), Program(KERNELS["mix"], 30)), (40, 30)),
@@ -337,16 +344,16 @@ TOGETHER: tuple[tuple[str, tuple[Program, ...], tuple[float, ...]], ...] = (
 )
 
 
-def together(world: World, seconds: float, cards: int) -> list[Result]:
-    """Prints what programs get beside each other, in all modes."""
+def measure_combinations(testbed: Testbed, seconds: float, cards: int) -> list[Result]:
+    """Measure programs of all modes beside each other, and print the table."""
 
     def measured(programs: Sequence[Program]) -> Callable[[int], Any]:
-        return lambda card: shares(world, card, programs, seconds)
+        return lambda card: shares(testbed, card, programs, seconds)
 
-    got = in_parallel(cards, [measured(programs) for _, programs, _ in TOGETHER])
+    got = in_parallel(cards, [measured(programs) for _, programs, _ in COMBINATIONS])
     print("\n| programs | wanted % | got % |\n|---|---|---|")
     results = []
-    for (description, _, wanted), percents in zip(TOGETHER, got, strict=True):
+    for (description, _, wanted), percents in zip(COMBINATIONS, got, strict=True):
         print(f"| {description} | {_numbers(wanted)} | {_numbers(percents)} |")
         results += [
             Result(Case(0, description, ""), g, w)
@@ -360,14 +367,14 @@ def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.4g}" for value in values)
 
 
-def soft(world: World, seconds: float, cards: int) -> bool:
-    """Prints what a soft program gets alone, and what it leaves; whether that is enough."""
+def soft(testbed: Testbed, seconds: float, cards: int) -> bool:
+    """Print what a soft program gets alone and leaves to others; return whether that meets the targets."""
 
     def alone(program: Program) -> Callable[[int], Any]:
-        return lambda card: shares(world, card, [program], seconds)[0]
+        return lambda card: shares(testbed, card, [program], seconds)[0]
 
     def woken(kernels: str) -> Callable[[int], Any]:
-        return lambda card: waking(world, card, kernels)
+        return lambda card: waking(testbed, card, kernels)
 
     free = in_parallel(cards, [alone(Program(k)) for k in KERNELS.values()])
     held = in_parallel(cards, [alone(Program(k, 30, "soft")) for k in KERNELS.values()])
@@ -377,8 +384,9 @@ def soft(world: World, seconds: float, cards: int) -> bool:
         good &= limited / unlimited >= 0.97
         print(f"| {name} | {unlimited:.2f} | {limited:.2f} | {limited / unlimited:.1%} |")
     print(
-        "\nA program with 50 % pauses and wakes beside a soft one of 30 %; what it gets in the half second "
-        "that begins 200 ms after waking:\n\n| kernels | each time % | in the long run |\n|---|---|---|"
+        "\nA program with 50 % pauses and resumes beside a soft one of 30 %. Its percentage in the half "
+        "second that begins 200 ms after it resumes:\n\n"
+        "| kernels | each time % | in the long run |\n|---|---|---|"
     )
     for name, percents in zip(
         ("0.2 ms", "2 ms", "20 ms"),
@@ -391,51 +399,54 @@ def soft(world: World, seconds: float, cards: int) -> bool:
 
 
 def main() -> int:
-    """Prints the tables."""
+    """Print the tables; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--limits", default=",".join(map(str, LIMITS)))
     parser.add_argument("--kernels", default=",".join(KERNELS))
-    parser.add_argument("--beside", default=",".join(BESIDE))
+    parser.add_argument("--beside", default=",".join(NEIGHBOURS))
     parser.add_argument("--at-once", type=int, default=4)
-    parser.add_argument("--unmeasured", action="store_true", help="without the agent's readings")
-    parser.add_argument("--only-table", action="store_true", help="and not the modes")
-    chosen = parser.parse_args()
+    parser.add_argument(
+        "--unmeasured", action="store_true", help="run without the agent's measurements"
+    )
+    parser.add_argument("--only-table", action="store_true", help="skip the other tables")
+    options = parser.parse_args()
     missed = False
     with (
         tempfile.TemporaryDirectory() as temporary,
-        World(Path(temporary), chosen.at_once, not chosen.unmeasured).running() as world,
+        Testbed(Path(temporary), options.at_once, not options.unmeasured).running() as testbed,
     ):
         cases = [
-            Case(int(percent), kernels, beside)
-            for beside in chosen.beside.split(",")
-            for kernels in chosen.kernels.split(",")
-            for percent in chosen.limits.split(",")
+            Case(int(percent), kernels, neighbour)
+            for neighbour in options.beside.split(",")
+            for kernels in options.kernels.split(",")
+            for percent in options.limits.split(",")
         ]
-        results = table(world, cases, chosen.seconds, chosen.at_once)
+        results = table(testbed, cases, options.seconds, options.at_once)
         by = {result.case: result for result in results}
-        limits = [int(percent) for percent in chosen.limits.split(",")]
+        limits = [int(percent) for percent in options.limits.split(",")]
         print("| beside | kernels | " + " | ".join(f"{p} %" for p in limits) + " |")
         print("|---|---|" + "---|" * len(limits))
-        for beside in chosen.beside.split(","):
-            for kernels in chosen.kernels.split(","):
+        for neighbour in options.beside.split(","):
+            for kernels in options.kernels.split(","):
                 cells = []
                 for percent in limits:
-                    result = by[Case(percent, kernels, beside)]
+                    result = by[Case(percent, kernels, neighbour)]
                     short = result.wanted < percent - 0.05
                     cells.append(
                         f"{result.got:.2f}" + (f" of {result.wanted:.2f}" if short else "")
                     )
-                print(f"| {beside} | {kernels} | {' | '.join(cells)} |")
+                print(f"| {neighbour} | {kernels} | {' | '.join(cells)} |")
         errors = [result.error for result in results]
         print(f"\nMean error {statistics.mean(errors):.2f} points, worst {max(errors):.2f}.")
         missed |= statistics.mean(errors) > 1 or max(errors) > 3
-        if not chosen.only_table:
+        if not options.only_table:
             beside_each_other = [
-                result.error for result in together(world, chosen.seconds, chosen.at_once)
+                result.error
+                for result in measure_combinations(testbed, options.seconds, options.at_once)
             ]
             missed |= max(beside_each_other) > 2
-            missed |= not soft(world, chosen.seconds, chosen.at_once)
+            missed |= not soft(testbed, options.seconds, options.at_once)
     return 1 if missed else 0
 
 

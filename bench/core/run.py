@@ -1,10 +1,9 @@
-"""How many leases a second the core decides, on 100 cards that are about 70 % full.
+"""Measure how many leases per second the core decides, on 100 cards that are about 70 % full.
 
-``python bench/core/run.py`` runs whole cycles as the broker does (is the request possible at all, serve
-the queue, assume, leave the queue, confirm; before it, one release), once with the ledger's running totals
-and once with the baseline: totals recomputed from all entries for each decision, as gpushare's extender
-sums its pods' annotations. Both run the same requests in turn, and must decide the same. Prints a Markdown
-table of medians; exits 1 when the ledger misses its target.
+``python bench/core/run.py`` runs the broker's complete cycle: release a lease, check that the next request is
+possible, serve the queue, assume, leave the queue, confirm. The baseline recomputes all totals from the
+entries for each decision, as gpushare's extender sums its pods' annotations. Both run the same requests in
+turn and must decide the same. Prints a Markdown table of medians; exits 1 when the ledger misses its target.
 """
 
 import os
@@ -26,7 +25,7 @@ from fenka.core.request import Memory, Placement, Request
 from fenka.core.usage import UsageTotals
 
 TARGET = 1000
-"""Leases a second."""
+"""Leases per second."""
 
 GIB = 1024
 FULL = 0.7
@@ -41,14 +40,14 @@ REQUESTS = (
     Request(Memory(3000), cards=2),
     Request(Memory(3, GIB), cards=2),
 )
-"""Units, exact sizes, with compute, and on two cards; drawn alike often."""
+"""Units, exact sizes, with compute, and on two cards; each is equally likely."""
 
 
 class Summing(Ledger):
-    """The baseline: no running totals, every decision sums all entries."""
+    """The baseline: every decision sums all entries."""
 
     def tally(self) -> UsageTotals:
-        """Recomputed."""
+        """Return totals computed from all entries."""
         total = UsageTotals()
         for entry in self.entries.values():
             total.add(entry.placement)
@@ -57,15 +56,15 @@ class Summing(Ledger):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One arrangement of 100 cards, with so many requests that wait the whole time."""
+    """An arrangement of 100 cards, with a number of requests that stay pending."""
 
     name: str
     nodes: tuple[Node, ...]
     waiters: int = 0
 
 
-def fleet(nodes: int, cards: int) -> tuple[Node, ...]:
-    """Cards of two sizes, as the drivers of a T4 and a V100 report them."""
+def make_nodes(nodes: int, cards: int) -> tuple[Node, ...]:
+    """Return nodes with cards of two sizes, as the drivers of a T4 and a V100 report them."""
     return tuple(
         Node(
             f"node-{number:02}",
@@ -83,14 +82,14 @@ def fleet(nodes: int, cards: int) -> tuple[Node, ...]:
 
 
 CASES = (
-    Case("25 nodes of 4 cards", fleet(25, 4)),
-    Case("1 node of 100 cards", fleet(1, 100)),
-    Case(f"25 nodes of 4 cards, {WAITERS} more wait", fleet(25, 4), WAITERS),
+    Case("25 nodes of 4 cards", make_nodes(25, 4)),
+    Case("1 node of 100 cards", make_nodes(1, 100)),
+    Case(f"25 nodes of 4 cards, {WAITERS} more wait", make_nodes(25, 4), WAITERS),
 )
 
 
-class Desk:
-    """Leases and releases, as the broker does, with a ledger of either kind."""
+class Broker:
+    """Leases and releases as the workstation's broker does, with either kind of ledger."""
 
     def __init__(self, case: Case, kind: Callable[[tuple[Node, ...]], Ledger]) -> None:
         self.nodes, self.ledger = case.nodes, kind(case.nodes)
@@ -98,15 +97,15 @@ class Desk:
         self.waiting: dict[str, PendingRequest] = {}
         self.held: dict[str, Allocation] = {}
         self.leases: deque[str] = deque()
-        self.decided: list[Placement] = []
-        self.chance = random.Random(1)
+        self.placements: list[Placement] = []
+        self.rng = random.Random(1)
         self.number = 0
         memory = sum(card.memory_mib for node in self.nodes for card in node.cards)
         held = 0
         while held < FULL * memory:
             held += sum(piece.memory_mib for piece in self.lease().slices)
-        # Judged at every decision, like all who wait; never taken out, and behind everybody else, so
-        # that each decision stays the same.
+        # Evaluated at every decision, as all pending requests. They are last in the queue and never served,
+        # so that the decisions stay the same.
         for waiter in range(case.waiters):
             self._join(f"waiter-{waiter}", Request(cards=2, whole=True), 1e9 + waiter)
 
@@ -114,8 +113,8 @@ class Desk:
         self.waiting[name] = PendingRequest(name, (request,), now, user=f"user-{len(name)}")
 
     def lease(self) -> Placement:
-        """One request, from the question to the confirmation."""
-        request = self.chance.choice(REQUESTS)
+        """Serve one request, from submission to confirmation."""
+        request = self.rng.choice(REQUESTS)
         self.number += 1
         name = f"job-{self.number}"
         if never_fits(request, self.nodes):
@@ -132,35 +131,35 @@ class Desk:
         return placement
 
     def cycle(self) -> None:
-        """Somebody ends, the next one comes."""
+        """End the oldest lease and serve the next request."""
         name = self.leases.popleft()
         self.ledger.release(name)
         del self.held[name]
-        self.decided.append(self.lease())
+        self.placements.append(self.lease())
 
 
-def rate(desk: Desk, cycles: int) -> float:
-    """Leases a second, over so many cycles."""
+def rate(broker: Broker, cycles: int) -> float:
+    """Return the leases per second over a number of cycles."""
     start = time.perf_counter()
     for _ in range(cycles):
-        desk.cycle()
+        broker.cycle()
     return cycles / (time.perf_counter() - start)
 
 
 def rows() -> Iterator[tuple[Case, int, float, float]]:
-    """For each case: how many leases are held, leases a second of the ledger and of the baseline."""
+    """Yield for each case the number of leases, and the leases per second of ledger and baseline."""
     for case in CASES:
-        ledger, baseline = Desk(case, Ledger), Desk(case, Summing)
+        ledger, baseline = Broker(case, Ledger), Broker(case, Summing)
         cycles = CYCLES // (1 + case.waiters)
         pairs = [(rate(ledger, cycles), rate(baseline, cycles)) for _ in range(ROUNDS)]
-        if ledger.decided != baseline.decided:
+        if ledger.placements != baseline.placements:
             raise AssertionError(f"{case.name}: the two decided differently")
-        ours, theirs = zip(*pairs, strict=True)
-        yield case, len(ledger.leases), statistics.median(ours), statistics.median(theirs)
+        measured, base = (statistics.median(rates) for rates in zip(*pairs, strict=True))
+        yield case, len(ledger.leases), measured, base
 
 
 def main() -> int:
-    """Prints the table; 1 if the first two cases miss the target."""
+    """Print the table; return 1 if one of the first two cases misses the target."""
     print(
         f"Python {platform.python_version()}, {os.cpu_count()} CPUs, 100 cards, about {FULL:.0%} full\n"
     )
@@ -169,11 +168,11 @@ def main() -> int:
     )
     print("|---|---|---|---|---|---|")
     missed = False
-    for case, held, ours, theirs in rows():
-        met = "-" if case.waiters else "met" if ours >= TARGET else "missed"
+    for case, leases, measured, base in rows():
+        met = "-" if case.waiters else "met" if measured >= TARGET else "missed"
         missed |= met == "missed"
         print(
-            f"| {case.name} | {held} | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:.1f} | {met} |"
+            f"| {case.name} | {leases} | {measured:,.0f} | {base:,.0f} | {measured / base:.1f} | {met} |"
         )
     return 1 if missed else 0
 

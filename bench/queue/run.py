@@ -1,8 +1,8 @@
-"""How long serving a queue once takes: 1,000 nodes of 8 cards, 200 requests that wait; and one machine.
+"""Measure one pass over a queue of 200 requests, for 1,000 nodes of 8 cards and for one machine.
 
-``python bench/queue/run.py`` fills the cards, then lets one lease end at a time and serves. The baseline is
-the same queue with nothing remembered: a first serving, which judges every node for each size that waits.
-Both decide the same. Prints a Markdown table of medians; exits 1 when the queue misses its target.
+``python bench/queue/run.py`` fills the cards, then ends one lease at a time and serves the queue. The
+baseline is the first pass, without cached verdicts, which evaluates every node for each pending size. Both
+decide the same. Prints a Markdown table of medians; exits 1 when the queue misses its target.
 """
 
 import os
@@ -22,7 +22,7 @@ from fenka.core.queue import Allocation, PendingRequest
 from fenka.core.request import Memory, Placement, Request, Slice
 
 TARGET_S = 0.5
-"""For serving once after something has changed. The first time nothing is known yet."""
+"""For one pass after a change. The first pass has no cached verdicts."""
 
 NODES, CARDS, WAITERS = 1000, 8, 200
 CARD_MIB, UNITS = 15079, 14
@@ -34,12 +34,12 @@ SHAPES = tuple(
     for compute in (0, 25)
     for cards in (1, 2)
 ) + tuple(Request(whole=True, cards=cards) for cards in (1, 2, 4, 8))
-"""Twenty sizes, of which most wait."""
+"""Twenty sizes, most of which stay pending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """So much of each card is held at the start, in units."""
+    """The units of each card that are allocated at the start."""
 
     name: str
     held_units: int
@@ -53,8 +53,8 @@ CASES = (
 )
 
 
-def fleet(nodes: int) -> tuple[Node, ...]:
-    """T4s."""
+def make_nodes(nodes: int) -> tuple[Node, ...]:
+    """Return nodes of T4s."""
     return tuple(
         Node(
             f"node-{number:04}",
@@ -64,39 +64,41 @@ def fleet(nodes: int) -> tuple[Node, ...]:
     )
 
 
-def leases(nodes: tuple[Node, ...], case: Case, chance: random.Random) -> dict[str, Allocation]:
-    """Two or three on each card, half of them with an end."""
+def make_allocations(
+    nodes: tuple[Node, ...], case: Case, rng: random.Random
+) -> dict[str, Allocation]:
+    """Return two or three allocations for each card, half of them with a deadline."""
     made: dict[str, Allocation] = {}
     for node in nodes:
         for card in node.cards:
             held = 0
             while held < case.held_units:
-                units = min(chance.choice((2, 4, 7)), UNITS - held)
+                units = min(rng.choice((2, 4, 7)), UNITS - held)
                 piece = Slice(card.index, card.uuid, CARD_MIB * units // UNITS, 0)
-                ends = chance.choice((None, chance.uniform(100, 9000)))
+                ends = rng.choice((None, rng.uniform(100, 9000)))
                 made[f"lease-{len(made)}"] = Allocation(Placement(node.name, (piece,)), ends)
                 held += units
     return made
 
 
-def waiting(chance: random.Random) -> list[PendingRequest]:
-    """Of seven users, some with a deadline."""
+def make_requests(rng: random.Random) -> list[PendingRequest]:
+    """Return the pending requests of seven users, some with a time limit."""
     return [
         PendingRequest(
             f"w-{number}",
-            (chance.choice(SHAPES),),
+            (rng.choice(SHAPES),),
             float(number),
             user=f"user-{number % 7}",
-            time_limit_s=chance.choice((None, 50.0)),
+            time_limit_s=rng.choice((None, 50.0)),
         )
         for number in range(WAITERS)
     ]
 
 
 def backfill(nodes: tuple[Node, ...], case: Case) -> tuple[float, float]:
-    """Seconds of the first serving, and of one after a lease has ended (median)."""
-    chance = random.Random(1)
-    held, queue = leases(nodes, case, chance), waiting(chance)
+    """Return the seconds of the first pass, and the median of passes after the end of a lease."""
+    rng = random.Random(1)
+    held, queue = make_allocations(nodes, case, rng), make_requests(rng)
     scheduler, times = Backfill(nodes, "binpack"), list[float]()
     for _ in range(1 + EVENTS):
         start = time.perf_counter()
@@ -105,26 +107,26 @@ def backfill(nodes: tuple[Node, ...], case: Case) -> tuple[float, float]:
         placed = dict(step.placed)
         queue = [request for request in queue if request.id not in placed]
         held |= {f"{name}/0": Allocation(placements[0]) for name, placements in placed.items()}
-        del held[chance.choice(sorted(held))]
+        del held[rng.choice(sorted(held))]
     return times[0], statistics.median(times[1:])
 
 
 def rows() -> Iterator[tuple[Case, float, float]]:
-    """For each case: first serving, later ones."""
+    """Yield for each case the seconds of the first and of later passes."""
     for case in CASES:
-        nodes = fleet(case.nodes)
+        nodes = make_nodes(case.nodes)
         assert isinstance(place(Ledger(nodes), SHAPES[0], "binpack", nodes), Placement)
         first, later = zip(*(backfill(nodes, case) for _ in range(ROUNDS)), strict=True)
         yield case, statistics.median(first), statistics.median(later)
 
 
 def main() -> int:
-    """Prints the table; 1 if a serving is longer than the target."""
+    """Print the table; return 1 if a pass takes longer than the target."""
     print(
         f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {NODES} nodes of {CARDS} cards, "
         f"{WAITERS} wait in {len(SHAPES)} sizes\n"
     )
-    print("| cards | nothing remembered, ms | after one lease ended, ms | ratio | target |")
+    print("| cards | without cached verdicts, ms | after one lease ended, ms | ratio | target |")
     print("|---|---|---|---|---|")
     missed = False
     for case, first, later in rows():

@@ -1,6 +1,6 @@
-"""How long the screens of a cluster of 1,000 nodes take, against fetching the same lists and reading nothing.
+"""Measure the commands that show a cluster of 1,000 nodes, against only fetching the same lists.
 
-A thread serves lists made beforehand, each in one page; baseline and screens are processes of their own.
+A thread serves prepared lists, each in one page. Baseline and commands run in their own processes.
 """
 
 import json
@@ -64,12 +64,12 @@ BODIES = {
 
 
 class Lists(BaseHTTPRequestHandler):
-    """The lists; of all else there is nothing."""
+    """Serves the lists; all other lists are empty."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Answer with a list."""
         body = BODIES.get(self.path.partition("?")[0], b'{"items": []}')
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -78,11 +78,11 @@ class Lists(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quietly."""
+        """Write no log."""
 
 
 def seconds(command: list[str]) -> float:
-    """Processor time of one run: what else the machine does, and the server, are not in it."""
+    """Return the processor time of one run, which excludes the server and other programs."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         command, check=True, capture_output=True, env={**os.environ, "FENKA_RUNTIME": "/-"}
@@ -92,7 +92,7 @@ def seconds(command: list[str]) -> float:
 
 
 def main() -> None:
-    """Print a Markdown table with each screen's median and its ratio."""
+    """Print a Markdown table with each command's median and its ratio."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Lists)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
@@ -107,14 +107,14 @@ def main() -> None:
                 }
             )
         )
-        named = ["--kubeconfig", str(kubeconfig)]
+        option = ["--kubeconfig", str(kubeconfig)]
         programs = Path(sys.executable).parent
         fenka, plugin = str(programs / "fenka"), str(programs / "kubectl-inspect-gpushare")
         commands = {
             "fetch only": [sys.executable, "-c", FETCH, url],
-            "kubectl inspect gpushare": [plugin, *named],
-            "fenka top node": [fenka, "top", "node", *named],
-            "fenka top node -s -d": [fenka, "top", "node", "-s", "-d", *named],
+            "kubectl inspect gpushare": [plugin, *option],
+            "fenka top node": [fenka, "top", "node", *option],
+            "fenka top node -s -d": [fenka, "top", "node", "-s", "-d", *option],
         }
         times: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(RUNS):

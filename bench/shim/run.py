@@ -1,8 +1,9 @@
-"""What the shim adds to a call, measured on a driver that does nothing.
+"""Measure what the shim adds to a call, on a driver that does nothing.
 
 ``python bench/shim/run.py`` builds the null driver and a program that calls it, and prints two Markdown
-tables: calls, bare and with the shim, in turn; and what grows with company: 128 other processes in the
-lease, 64 that start at once, programs that never use the GPU. Exits 1 when a target is missed.
+tables. The first compares calls without and with the shim, measured alternately. The second measures costs
+that grow with other processes: 128 in the lease, 64 that start at once, and programs that never use the GPU.
+Exits 1 when a target is missed.
 """
 
 import argparse
@@ -35,7 +36,7 @@ TARGETS = {
 """Nanoseconds that the shim may add."""
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
-"""A lease's files are below /run, which is memory: so they are here."""
+"""A lease's files are in /run, which is memory, so the benchmark also uses memory."""
 
 PAIR = "cuMemAlloc+cuMemFree"
 OTHERS = 128
@@ -44,7 +45,7 @@ Environment = dict[str, str]
 
 
 def cuda_include() -> Path:
-    """Where NVIDIA's header wheel puts cuda.h."""
+    """Return the folder of cuda.h in NVIDIA's header wheel."""
     spec = importlib.util.find_spec("nvidia.cuda_runtime")
     assert spec, "the wheel nvidia-cuda-runtime-cu12 is not installed"
     assert spec.submodule_search_locations
@@ -52,7 +53,7 @@ def cuda_include() -> Path:
 
 
 def build(folder: Path) -> Path:
-    """Compiles the null driver and the caller into `folder`; returns the caller."""
+    """Compile the null driver and the caller into `folder`, and return the caller."""
     flags = ["-O2", "-isystem", str(cuda_include())]
     driver = folder / "libcuda.so.1"
     shared = ["-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1"]
@@ -66,7 +67,7 @@ def build(folder: Path) -> Path:
 
 
 def lease(folder: Path, percent: int = 100) -> Path:
-    """A lease of 4 GiB of the null driver's card, and of so much of its time."""
+    """Create a lease of 4 GiB of the null driver's card and of a percentage of its time."""
     (folder / "lease").mkdir(parents=True)
     (folder / "account").mkdir()
     control.write(
@@ -80,7 +81,14 @@ def lease(folder: Path, percent: int = 100) -> Path:
 def start(
     caller: Path, mode: str, environment: Environment, until: int = subprocess.PIPE
 ) -> "subprocess.Popen[str]":
-    """The caller in the background, once it has said its first word; `until` is its input."""
+    """Start the caller in the background, and wait for its first line.
+
+    Args:
+        caller: the program.
+        mode: its argument.
+        environment: added to this process's environment.
+        until: its standard input, whose end ends it.
+    """
     process = subprocess.Popen(
         [str(caller), mode],
         env={**os.environ, "FENKA_NULL_CARDS": CARD, **environment},
@@ -94,7 +102,7 @@ def start(
 
 
 def run(caller: Path, environment: Environment) -> dict[str, float]:
-    """One run of the caller: nanoseconds by name of call."""
+    """Run the caller once, and return the nanoseconds by name of call."""
     out = subprocess.run(
         [str(caller)],
         env={**os.environ, "FENKA_NULL_CARDS": CARD, **environment},
@@ -102,7 +110,7 @@ def run(caller: Path, environment: Environment) -> dict[str, float]:
         capture_output=True,
         text=True,
     )
-    # The dynamic linker only mumbles when it cannot preload, and the figures would be of the bare driver.
+    # If the preload fails, the dynamic linker only prints a warning: the figures would be the bare driver's.
     assert not out.stderr, out.stderr
     return {name: float(ns) for name, ns in (line.split() for line in out.stdout.splitlines())}
 
@@ -110,7 +118,7 @@ def run(caller: Path, environment: Environment) -> dict[str, float]:
 def medians(
     runs: int, measure: Callable[[bool], dict[str, float]]
 ) -> dict[str, tuple[float, float]]:
-    """Of two kinds of run, taken in turn: by name, without and with."""
+    """Alternate two kinds of run, and return both medians of each figure by name."""
     figures: dict[str, dict[bool, list[float]]] = defaultdict(lambda: {False: [], True: []})
     for _ in range(runs):
         for kind in (False, True):
@@ -123,8 +131,8 @@ def medians(
 
 
 @contextmanager
-def company(caller: Path, environment: Environment) -> Iterator[None]:
-    """128 other processes that hold memory in the lease."""
+def other_processes(caller: Path, environment: Environment) -> Iterator[None]:
+    """Run 128 other processes that hold memory in the lease."""
     others = [start(caller, "hold", environment) for _ in range(OTHERS)]
     usage = account.read(Path(environment["FENKA_LEASE"]) / "account" / "slots")
     assert usage.memory_bytes[0] == OTHERS << 20
@@ -134,17 +142,17 @@ def company(caller: Path, environment: Environment) -> Iterator[None]:
 
 
 def attach(caller: Path, environment: Environment) -> float:
-    """64 start at once: milliseconds of the slowest first call."""
+    """Start 64 processes at once, and return the milliseconds of the slowest first call."""
     go, end = os.pipe2(os.O_CLOEXEC)
     waiting = [start(caller, "attach", environment, go) for _ in range(STARTS)]
-    os.close(end)  # all of them wake up at this
+    os.close(end)  # releases all of them
     slowest = max(float(process.communicate()[0].split()[1]) for process in waiting) / 1e6
     os.close(go)
     return slowest
 
 
 def unrelated(environment: Environment, times: int = 100) -> float:
-    """Milliseconds from starting a program that never uses the GPU to its end: the least of many."""
+    """Return the minimum run time, in milliseconds, of a program that never uses the GPU."""
     least = float("inf")
     for _ in range(times):
         began = time.monotonic()
@@ -154,13 +162,13 @@ def unrelated(environment: Environment, times: int = 100) -> float:
 
 
 Row = tuple[str, float, float, float, str]
-"""What, bare or alone, with, the most that the second may be, unit."""
+"""Name, figure without, figure with, upper limit of the second, unit."""
 
 
 def calls(caller: Path, shim: Environment, folder: Path, runs: int) -> list[Row]:
-    """The first table."""
+    """Measure the rows of the first table."""
     figures = medians(runs, lambda shimmed: run(caller, shim if shimmed else {}))
-    # Kernels of no length: what is left is what a launch adds, with all that is measured of some of them.
+    # Kernels take no time, so this is the cost of a launch, including the measurements of some of them.
     slowed = {**shim, "FENKA_LEASE": str(lease(folder / "limited", 50))}
     limited = medians(runs, lambda shimmed: run(caller, slowed if shimmed else {}))
     launches = {"cuLaunchKernel": "limited", "cuLaunchKernel,stream": "limited, a stream"}
@@ -171,10 +179,10 @@ def calls(caller: Path, shim: Environment, folder: Path, runs: int) -> list[Row]
     ]
 
 
-def with_company(caller: Path, shim: Environment, folder: Path, runs: int) -> list[Row]:
-    """The second table."""
+def with_other_processes(caller: Path, shim: Environment, folder: Path, runs: int) -> list[Row]:
+    """Measure the rows of the second table."""
     crowded = {**shim, "FENKA_LEASE": str(lease(folder / "crowded"))}
-    with company(caller, crowded):
+    with other_processes(caller, crowded):
         figures = medians(runs, lambda many: run(caller, crowded if many else shim))
     alone, among = figures[PAIR]
     rows: list[Row] = [(f"{PAIR}, {OTHERS} others", alone, among, alone + 20, "ns")]
@@ -199,7 +207,7 @@ def with_company(caller: Path, shim: Environment, folder: Path, runs: int) -> li
 
 
 def table(title: str, rows: list[Row]) -> int:
-    """Prints the rows; how many miss their target."""
+    """Print the rows, and return how many miss their target."""
     print(f"\n| {title} | bare | with shim | added | target | met |\n|---|---|---|---|---|---|")
     for name, before, after, most, unit in rows:
         digits = 1 if unit == "ns" else 3
@@ -211,9 +219,9 @@ def table(title: str, rows: list[Row]) -> int:
 
 
 def main() -> int:
-    """Prints the tables."""
+    """Print the tables; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=7, help="of each kind, taken in turn")
+    parser.add_argument("--runs", type=int, default=7, help="runs of each kind, alternated")
     parser.add_argument("--shim", type=Path, default=SHIM)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=MEMORY) as temporary:
@@ -221,8 +229,10 @@ def main() -> int:
         caller = build(folder)
         shim = {"LD_PRELOAD": str(arguments.shim), "FENKA_LEASE": str(lease(folder / "alone"))}
         missed = table("call", calls(caller, shim, folder, arguments.runs))
-        rows = with_company(caller, shim, folder, arguments.runs)
-        missed += table("in company; bare = alone in the lease, or one thread of two", rows)
+        rows = with_other_processes(caller, shim, folder, arguments.runs)
+        missed += table(
+            "with other processes; bare = alone in the lease, or one thread of two", rows
+        )
     return 1 if missed else 0
 
 

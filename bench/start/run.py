@@ -1,7 +1,7 @@
-"""How long a program waits for its start once its slice is granted, against a bare fork and exec.
+"""Measure the time from the grant of a slice to the start of the program, against a bare fork and exec.
 
-The grant is the moment at which the daemon writes the lease's control page; the start is the first
-thing that the program does, which is to take the time.
+The slice is granted when the daemon writes the lease's control page. The program has started when its first
+statement reads the clock.
 """
 
 import os
@@ -15,15 +15,15 @@ from pathlib import Path
 
 RUNS = 20
 GOAL_MS = 50.0
-LOOK = (
+PRINT_DELAY = (
     "import os, time; now = time.time_ns(); "
     "print(now - os.stat('/run/fenka/lease/control').st_mtime_ns)"
 )
-NOW = "import time; print(time.time_ns())"
+PRINT_TIME = "import time; print(time.time_ns())"
 
 
 def granted(environment: dict[str, str]) -> float:
-    """Milliseconds from the grant to the program's first statement."""
+    """Return the milliseconds from the grant to the program's first statement."""
     words = [
         sys.executable,
         "-m",
@@ -34,19 +34,19 @@ def granted(environment: dict[str, str]) -> float:
         "--",
         sys.executable,
         "-SIc",
-        LOOK,
+        PRINT_DELAY,
     ]
     return int(subprocess.check_output(words, env=environment)) / 1e6
 
 
 def bare() -> float:
-    """The same for a program that nobody limits."""
+    """Return the milliseconds from fork and exec to the first statement of an unlimited program."""
     began = time.time_ns()
-    return (int(subprocess.check_output([sys.executable, "-SIc", NOW])) - began) / 1e6
+    return (int(subprocess.check_output([sys.executable, "-SIc", PRINT_TIME])) - began) / 1e6
 
 
 def main() -> None:
-    """Alternate both and print a Markdown table."""
+    """Alternate both, and print a Markdown table."""
     root = Path(tempfile.mkdtemp(prefix="fenka-"))
     environment = {**os.environ, "FENKA_RUNTIME": str(root)}
     fenka = [sys.executable, "-m", "fenka", "daemon"]

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from fenka.cli import tables
-from fenka.cli.queue import local_rows, table
-from fenka.cli.rows import QueueRow
+from fenka.cli.queue import table
+from fenka.views.queue import QueueRow
 from fenka.workstation.protocol import CardView, JobView, Snapshot
+from fenka.workstation.views import queue_rows
 from tests.workstation.conftest import HOLD, Workstation, refused, workstation_at
 
 NOW = 1000.0
@@ -72,7 +73,7 @@ def test_rows_of_this_machine() -> None:
             job("second", 2),
         ],
     )
-    assert local_rows(world) == [
+    assert queue_rows(world) == [
         QueueRow(1, "first", "ann", 2, "4", 3.0, ["0", "3"], 9.0, "full"),
         QueueRow(2, "second", "ann", 0, "4", 3.0),
     ]

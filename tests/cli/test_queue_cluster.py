@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fenka.cli.cluster import Target
-from fenka.cli.queue_cluster import cluster_rows
-from fenka.cli.rows import QueueRow
+from fenka.cli.queue import rows_of
+from fenka.views.queue import QueueRow
 from tests.cli.api_kit import Json, Server, node, on_card, pod, serving, sharing, units
 
 REFUSED: Json = {
@@ -32,7 +32,7 @@ def since(minute: int) -> float:
 def ask(server: Server, folder: Path) -> list[QueueRow]:
     """Over HTTP."""
     with serving(server, folder) as kubeconfig:
-        return cluster_rows(Target(kubeconfig=kubeconfig))
+        return rows_of(Target(kubeconfig=kubeconfig))
 
 
 def test_the_whole_queue(tmp_path: Path) -> None:

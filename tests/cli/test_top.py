@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fenka.cli.rows import CardRow, NodeRow, ProgramRow
 from fenka.cli.top import details_screen, nodes_screen, share_screen
+from fenka.views.nodes import CardRow, NodeRow, ProgramRow
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -177,7 +177,7 @@ def test_what_helps_is_the_smallest_pod_that_makes_room(tmp_path: Path) -> None:
     answer = data(Server(nodes=[sharing("a", cards=2)], pods=pods), tmp_path, "default/p")
     # Card 0: 4 free, card 1: 5 free; 9 by the sum.
     assert answer["sentence"] == "0/2 GPUs fit: 2 too little memory"
-    assert answer["help"] == [
+    assert answer["hints"] == [
         "it starts when default/small ends (3 units on card 1 of a)",
         "it starts when default/mid ends (6 units on card 1 of a)",
         "it starts when default/big ends (10 units on card 0 of a)",
@@ -201,13 +201,13 @@ def test_what_helps_is_the_smallest_pod_that_makes_room(tmp_path: Path) -> None:
 def test_what_can_never_start(given: Json, help_: str, tmp_path: Path) -> None:
     """No end of any pod would help: what to ask instead."""
     server = Server(nodes=[sharing("a", cards=2)], pods=[given])
-    (found,) = data(server, tmp_path, "default/p")["help"]
+    (found,) = data(server, tmp_path, "default/p")["hints"]
     assert help_ in found
 
 
 def test_no_node_shares(tmp_path: Path) -> None:
     """The first thing a newcomer forgets."""
-    (found,) = data(Server(nodes=[node("a")], pods=[waiting()]), tmp_path, "default/p")["help"]
+    (found,) = data(Server(nodes=[node("a")], pods=[waiting()]), tmp_path, "default/p")["hints"]
     assert found == "no node shares its GPUs: label one gpushare=true or cgpu=true"
 
 
@@ -217,7 +217,7 @@ def test_pod_with_fenkas_gate_waits_for_its_turn(tmp_path: Path) -> None:
     blocked["conditions"][0]["reason"] = "SchedulingGated"
     gated = waiting(spec={"schedulingGates": [{"name": QUEUE_GATE}]}, status=blocked)
     answer = data(Server(nodes=[sharing("a")], pods=[gated]), tmp_path, "default/p")
-    assert (answer["state"], answer["said"]) == ("pending", "")
+    assert (answer["state"], answer["message"]) == ("pending", "")
     assert any(QUEUE_GATE in note and "fenka queue" in note for note in answer["notes"])
     assert [it["fits"] for it in answer["nodes"]] == [True]
 
@@ -236,9 +236,7 @@ def test_gates(tmp_path: Path) -> None:
     gated = waiting(spec={"schedulingGates": [{"name": "team/quota"}]})
     answer = data(Server(nodes=[sharing("a")], pods=[gated]), tmp_path, "default/p")
     assert answer["state"] == "gated"
-    assert answer["help"] == [
-        "whoever put its scheduling gates there must take them away: team/quota"
-    ]
+    assert answer["hints"] == ["its scheduling gates must be removed by their owner: team/quota"]
 
 
 def test_whole_cards(tmp_path: Path) -> None:
@@ -253,7 +251,7 @@ def test_whole_cards(tmp_path: Path) -> None:
         "a": ["whole cards: 1 asked, 0 of 1 free"],
         "cpu": ["offers no nvidia.com/gpu"],
     }
-    assert answer["help"] == ["it starts when default/first ends (1 whole cards of a)"]
+    assert answer["hints"] == ["it starts when default/first ends (1 whole cards of a)"]
 
 
 def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -295,7 +293,7 @@ def test_a_pod_that_its_node_refuses_and_the_one_in_its_way(tmp_path: Path) -> N
     server = Server(nodes=[refusing], pods=[there, late, another])
     answer = data(server, tmp_path, "default/late")
     assert f"its node has refused it for more than a minute: {sentence}" in answer["notes"]
-    assert any("evicted" in it for it in answer["help"])
+    assert any("evicted" in it for it in answer["hints"])
     in_the_way = f"default/late was placed on the same card and does not start: {sentence}"
     assert in_the_way in data(server, tmp_path, "default/p")["notes"]
     assert data(server, tmp_path, "default/p-2")["notes"] == []
@@ -329,7 +327,9 @@ def test_a_pod_without_gpu(tmp_path: Path) -> None:
     assert answer["summary"].endswith(
         "asks for no GPU (aliyun.com/gpu-mem in no container's limits)."
     )
-    assert answer["help"] == ["nothing of fenka's keeps it: the scheduler's message has the reason"]
+    assert answer["hints"] == [
+        "nothing of fenka's keeps it: the scheduler's message has the reason"
+    ]
 
 
 def test_a_failed_pod(tmp_path: Path) -> None:
@@ -405,4 +405,4 @@ def test_the_extender_was_asked(tmp_path: Path) -> None:
     """Its sentence in kube-scheduler's message tells."""
     message = "0/1 nodes are available: 1 0/2 GPUs fit: 2 too little memory."
     server = Server(nodes=[sharing("a")], pods=[waiting(status=said(message))])
-    assert data(server, tmp_path, "default/p")["asked"] == "the extender was asked, and says no"
+    assert data(server, tmp_path, "default/p")["extender"] == "the extender was asked, and says no"

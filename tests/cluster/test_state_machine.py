@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
             pod.metadata.name,
             *[
                 ask.units
-                for ask in pod.manifest.container_units(gpushare.MEMORY)
+                for ask in pod.request.container_units(gpushare.MEMORY)
                 if ask.kind is base.ContainerKind.APP
             ],
             node=placement.node,
@@ -101,11 +101,11 @@ class Machine(RuleBasedStateMachine):
             labels=pod.metadata.labels,
             init=tuple(
                 ask.units
-                for ask in pod.manifest.container_units(gpushare.MEMORY)
+                for ask in pod.request.container_units(gpushare.MEMORY)
                 if ask.kind is base.ContainerKind.INIT
             ),
             annotations=gpushare.encode_placement(
-                unit, placement, pod.manifest.container_units(gpushare.MEMORY), 1
+                unit, placement, pod.request.container_units(gpushare.MEMORY), 1
             ),
         )
         self.bound[uid] = copied
@@ -191,7 +191,7 @@ class Machine(RuleBasedStateMachine):
         for pod in self.bound.values():
             if pod.spec.node_name == node:
                 cards = {int(it) for it in json.loads(pod.metadata.annotations[base.CARDS])}
-                units = gpushare.peak_units(pod.manifest.container_units(gpushare.MEMORY)) // len(
+                units = gpushare.peak_units(pod.request.container_units(gpushare.MEMORY)) // len(
                     cards
                 )
                 if card in cards:

@@ -50,8 +50,8 @@ def counted(world: ClusterState) -> tuple[int, int]:
 def asked(it: Pod) -> tuple[int, int]:
     """MiB and percent that its limits ask for; nothing for a pod that no node gives anything."""
     try:
-        dialect = detect(it.manifest, WITH_HAMI)
-        parts = dialect.parse(it.manifest, 1024) if dialect else ()
+        dialect = detect(it.request, WITH_HAMI)
+        parts = dialect.parse(it.request, 1024) if dialect else ()
     except InvalidRecord:
         return 0, 0
     requests = [part.request for part in parts]
@@ -215,9 +215,9 @@ def test_what_the_leader_wrote_counts_when_the_record_is_changed() -> None:
     unbound = msgspec.convert(pod_json("p", 8, uid="u"), Pod)
     share = world.shared_node("n")
     assert share is not None
-    (part,) = ack.parse(unbound.manifest, 1024)
+    (part,) = ack.parse(unbound.request, 1024)
     placement = gpushare.decode_placement(
-        share, placed(2), unbound.manifest.container_units(gpushare.MEMORY)
+        share, placed(2), unbound.request.container_units(gpushare.MEMORY)
     )
     assert part.request.memory is not None
     assert placement is not None

@@ -7,10 +7,11 @@ here: roles of GPU nodes, memory of nodes that count in MiB, `-m n`.
 from collections.abc import Sequence
 
 from fenka.cli import tables
-from fenka.cli.rows import MODES, RESOURCES, Mode, NodeRow, ProgramRow, ViewOptions
+from fenka.cli.cluster import ViewOptions
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.units import format_units
 from fenka.dialects import ack
+from fenka.views.nodes import MODES, RESOURCES, Mode, NodeRow, ProgramRow
 
 RULE, SHARE_RULE = 99, 107
 MIB = 1024 * 1024

@@ -13,22 +13,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from fenka.cli.errors import UserError
-from fenka.cluster.objects import ConfigMap, Node, Pod
-from fenka.cluster.state import ClusterState
+from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.core.errors import INVALID_INPUT
-from fenka.dialects import gpushare, node_inventory
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.cluster_reader import read_cluster
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import DaemonUnavailable
 from fenka.workstation.paths import UnsafeDirectory
 
 T = TypeVar("T")
-
-PAGE = 2000
-"""Objects a page: a round trip costs more than the server's memory for so many."""
-
-HOLDING = "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="
-"""Field selector of the pods that can hold anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +46,15 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
-    """What the API server says: all nodes and the pods that can hold something of them."""
+class ViewOptions:
+    """What to show and how; `mode` is a word of arena's or its first letter, "" for all nodes."""
 
-    nodes: list[Node]
-    pods: list[Pod]
-    world: ClusterState
+    share: bool = False
+    details: bool = False
+    arena: bool = False
+    mode: str = ""
+    names: tuple[str, ...] = ()
+    output: str = "table"
 
 
 def local(target: Target) -> protocol.Snapshot | None:
@@ -99,52 +95,9 @@ def ask(target: Target, question: Callable[[Api], Awaitable[T]]) -> T:
         gc.enable()
 
 
-def read(target: Target) -> Cluster:
-    """Nodes, pods and the cards that a health daemon calls sick."""
-    return ask(target, _read)
-
-
-async def nodes_and_pods(api: Api, node: str | None = None) -> tuple[list[Node], list[Pod]]:
-    """Of all nodes, or of one."""
-    pods = api.list("/api/v1/pods", Pod, limit=PAGE, fieldSelector=_of(node))
-    if node is None:
-        (nodes, _), (found, _) = await asyncio.gather(
-            api.list("/api/v1/nodes", Node, limit=PAGE), pods
-        )
-        return nodes, found
-    one, (found, _) = await asyncio.gather(api.get(f"/api/v1/nodes/{node}", Node), pods)
-    return [one], found
-
-
-async def sick(api: Api) -> dict[str, frozenset[int]]:
-    """Cards by node that gpushare's health daemon has named. Who may not read that knows of none."""
-    try:
-        maps, _ = await api.list("/api/v1/namespaces/kube-system/configmaps", ConfigMap)
-    except ApiError:
-        return {}
-    prefix = gpushare.UNHEALTHY_CONFIG_MAP
-    return {
-        it.metadata.name.removeprefix(prefix): node_inventory.parse_indexes(it.data.get("gpus", ""))
-        for it in maps
-        if it.metadata.name.startswith(prefix)
-    }
-
-
-async def _read(api: Api) -> Cluster:
-    (nodes, pods), named = await asyncio.gather(nodes_and_pods(api), sick(api))
-    return gathered(nodes, pods, named)
-
-
-def gathered(
-    nodes: list[Node], pods: list[Pod], sick_cards: dict[str, frozenset[int]] | None = None
-) -> Cluster:
-    """The objects, in the order of all screens, and what they mean."""
-    nodes = sorted(nodes, key=lambda it: it.metadata.name)
-    pods = sorted(pods, key=lambda it: (it.metadata.namespace, it.metadata.name))
-    world = ClusterState(nodes, pods)
-    for name, indexes in (sick_cards or {}).items():
-        world.set_unhealthy(name, indexes)
-    return Cluster(nodes, pods, world)
+def read(target: Target) -> ClusterSnapshot:
+    """Return the cluster: nodes, and pods that can hold anything. Raises UserError."""
+    return ask(target, read_cluster)
 
 
 def namespace(target: Target) -> str:
@@ -160,10 +113,6 @@ def namespace(target: Target) -> str:
             if context.get("name") == wanted:
                 return str((context.get("context") or {}).get("namespace") or "default")
     return "default"
-
-
-def _of(node: str | None) -> str:
-    return HOLDING if node is None else f"{HOLDING},spec.nodeName={node}"
 
 
 def _kubeconfig(target: Target) -> Path | None:

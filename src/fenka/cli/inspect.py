@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fenka.cli import tables
-from fenka.cli.cluster import Cluster, Target, ask, gathered, nodes_and_pods
-from fenka.cli.rows import demanded
+from fenka.cli.cluster import Target, ask
+from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.cluster.state import PodAllocation
 from fenka.core.errors import FenkaError
 from fenka.core.units import format_units, percent
 from fenka.dialects import base, gpushare
 from fenka.dialects.base import SharedNode
 from fenka.kubernetes.client import Api
+from fenka.kubernetes.cluster_reader import read_cluster
 
 USAGE = "The node to show, all if none is named."
 
@@ -73,8 +74,8 @@ class NodeUnits:
 def inspect(target: Target, node: str | None, *, details: bool, output: str = "table") -> None:
     """Print one of the two screens, or the data behind them."""
 
-    async def question(api: Api) -> Cluster:
-        return gathered(*await nodes_and_pods(api, node))
+    async def question(api: Api) -> ClusterSnapshot:
+        return await read_cluster(api, node)
 
     nodes = read_nodes(ask(target, question))
     if tables.show(nodes, output):
@@ -83,20 +84,20 @@ def inspect(target: Target, node: str | None, *, details: bool, output: str = "t
     sys.stdout.write("\n".join([*map(tables.shown, lines), ""]))
 
 
-def read_nodes(cluster: Cluster) -> list[NodeUnits]:
+def read_nodes(cluster: ClusterSnapshot) -> list[NodeUnits]:
     """All sharing nodes, by name."""
-    return [_node(cluster, share) for share in cluster.world.shared_nodes()]
+    return [_node(cluster, share) for share in cluster.state.shared_nodes()]
 
 
-def _node(cluster: Cluster, share: SharedNode) -> NodeUnits:
-    node = cluster.world.node(share.node.name)
+def _node(cluster: ClusterSnapshot, share: SharedNode) -> NodeUnits:
+    node = cluster.state.node(share.node.name)
     return NodeUnits(
         name=share.node.name,
         address=node.address if node else "unknown",
         unit=share.unit_name,
         cards={card.index: share.card_units(card.index) for card in share.node.cards},
         total=base.parse_quantity(node.status.allocatable.get(gpushare.MEMORY, 0)) if node else 0,
-        pods=[_pod(share, holding) for holding in cluster.world.allocations(share.node.name)],
+        pods=[_pod(share, holding) for holding in cluster.state.allocations(share.node.name)],
     )
 
 
@@ -104,7 +105,7 @@ def _pod(share: SharedNode, holding: PodAllocation) -> PodUnits:
     meta = holding.pod.metadata
     if holding.error is None:
         return PodUnits(meta.name, meta.namespace, gpushare.shown_units(share, holding.slices))
-    return PodUnits(meta.name, meta.namespace, pending=demanded(share, holding.pod))
+    return PodUnits(meta.name, meta.namespace, pending=holding.pod.demand().units(share))
 
 
 def summary_screen(nodes: Sequence[NodeUnits]) -> list[str]:

@@ -325,8 +325,7 @@ def top_node(
 ) -> None:
     """Show the cards and what is allocated on them: this machine's, else the cluster's."""
     from fenka.cli import top as screens
-    from fenka.cli.cluster import Target
-    from fenka.cli.rows import ViewOptions
+    from fenka.cli.cluster import Target, ViewOptions
 
     target = Target(local, cluster, kubeconfig, context)
     view = ViewOptions(
@@ -371,7 +370,7 @@ def why(
     from fenka.cli.cluster import Target
 
     target = Target(cluster=True, kubeconfig=kubeconfig, context=context)
-    answers.explain(target, pod, namespace, output=output.value)
+    answers.why(target, pod, namespace, output=output.value)
 
 
 @app.command()

@@ -2,11 +2,16 @@
 
 import time
 
-from fenka.cli import tables
+from fenka.cli import cluster, tables
 from fenka.cli.cluster import Target
+from fenka.cli.errors import print_error
 from fenka.cli.listing import age
-from fenka.cli.rows import QueueRow
-from fenka.workstation import protocol
+from fenka.cluster.scheduler_options import SchedulerOptions
+from fenka.dialects.base import InvalidRecord
+from fenka.kubernetes.client import Api, ApiError
+from fenka.kubernetes.cluster_reader import read_cluster, read_scheduler_options
+from fenka.views.queue import QueueRow, cluster_queue
+from fenka.workstation.views import queue_rows
 
 
 def queue(target: Target, output: str) -> None:
@@ -21,35 +26,22 @@ def queue(target: Target, output: str) -> None:
 
 
 def rows_of(target: Target) -> list[QueueRow]:
-    """Who waits, in order."""
-    from fenka.cli import cluster
-
-    here = cluster.local(target)
-    if here is not None:
-        return local_rows(here)
-    from fenka.cli.queue_cluster import cluster_rows
-
-    return cluster_rows(target)
+    """Return the pending requests in order."""
+    snapshot = cluster.local(target)
+    if snapshot is not None:
+        return queue_rows(snapshot)
+    return cluster.ask(target, _cluster_rows)
 
 
-def local_rows(world: protocol.Snapshot) -> list[QueueRow]:
-    """This machine's. A request's namespace is its user; cards are called by their index."""
-    return [
-        QueueRow(
-            position=job.position,
-            name=job.name,
-            namespace=job.user,
-            priority=job.priority,
-            asks=job.summary,
-            since=job.requested_at,
-            reserved=[str(card) for card in job.reserved],
-            starts_by=job.starts_by,
-            why=job.reason,
-            used_s=job.used_s,
-        )
-        for job in world.jobs
-        if job.position is not None
-    ]
+async def _cluster_rows(api: Api) -> list[QueueRow]:
+    try:
+        options = await read_scheduler_options(api)
+    except (ApiError, InvalidRecord) as error:
+        print_error(f"the order is by default options, the scheduler's could not be read: {error}")
+        options = SchedulerOptions()
+    # Finished pods count for what their namespaces have used.
+    snapshot = await read_cluster(api, dialects=options.dialects, all_pods=True)
+    return cluster_queue(snapshot, options, time.time())
 
 
 def table(rows: list[QueueRow], now: float) -> list[tuple[str, ...]]:

@@ -4,19 +4,29 @@ The layouts are drawn from `NodeRow`s, which know nothing of where the numbers c
 in `arena.py`, drawn from the same rows.
 """
 
-from fenka.cli import arena, tables
-from fenka.cli.cluster import Target
+from fenka.cli import arena, cluster, tables
+from fenka.cli.cluster import Target, ViewOptions
 from fenka.cli.errors import UserError
-from fenka.cli.rows import GIB_MIB, NodeRow, ViewOptions, rows_of
 from fenka.core.units import format_units, percent
+from fenka.dialects.base import GIB_MIB
+from fenka.views.nodes import NodeRow, cluster_nodes
+from fenka.workstation.views import node_row
 
 RULE, UNHEALTHY_RULE, SHAREABLE_RULE, BOTH_RULE = 89, 99, 96, 107
 """Lengths of arena's rule, by the optional columns above it."""
 
 
+def node_rows(target: Target) -> list[NodeRow]:
+    """Return the nodes of the workstation or cluster that the options name."""
+    snapshot = cluster.local(target)
+    if snapshot is not None:
+        return [node_row(snapshot)]
+    return cluster_nodes(cluster.read(target))
+
+
 def node(target: Target, view: ViewOptions) -> None:
     """Print a screen, or the data behind it. Raises UserError for nodes that are not there."""
-    rows = rows_of(target)
+    rows = node_rows(target)
     if view.names:
         missing = set(view.names) - {row.name for row in rows}
         if missing:
@@ -29,8 +39,8 @@ def node(target: Target, view: ViewOptions) -> None:
         return
     tables.put(_screen(rows, view))
     for row in rows:
-        if row.trouble:
-            tables.put([f"{row.name}: {row.trouble}"])
+        if row.error:
+            tables.put([f"{row.name}: {row.error}"])
 
 
 def _screen(rows: list[NodeRow], view: ViewOptions) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from fenka.cluster.pod_demand import PodDemand
-from fenka.dialects.base import ContainerKind, ContainerRequest, Dialect, PodRequest, parse_quantity
+from fenka.dialects.base import ContainerKind, ContainerRequest, Dialect, InvalidRecord, PodRequest
+from fenka.dialects.gpushare import peak_units
 from fenka.dialects.registry import WITH_HAMI
 
 QUEUE_GATE = "fenka.io/queue"
@@ -212,7 +213,7 @@ class Pod(Object, dict=True):
         return any(it.name == gate for it in self.spec.scheduling_gates)
 
     @cached_property
-    def manifest(self) -> PodRequest:
+    def request(self) -> PodRequest:
         """Return the fields by which dialects recognise a request."""
         inits = (
             ContainerRequest(
@@ -233,8 +234,19 @@ class Pod(Object, dict=True):
         """Return what the pod requests by these dialects' names. It is parsed once."""
         demand = self._demands.get(dialects)
         if demand is None:
-            demand = self._demands[dialects] = PodDemand(self.manifest, dialects)
+            demand = self._demands[dialects] = PodDemand(self.request, dialects)
         return demand
+
+    def amount(self, resource: str) -> int:
+        """Return how much of a resource the pod needs at its peak; 0 if that cannot be read."""
+        containers = (*self.spec.containers, *self.spec.init_containers)
+        # Most pods have none; that need not be parsed.
+        if not any(resource in it.resources.limits for it in containers):
+            return 0
+        try:
+            return peak_units(self.request.container_units(resource))
+        except InvalidRecord:
+            return 0
 
     @property
     def full_name(self) -> str:
@@ -254,11 +266,6 @@ def pod_path(namespace: str, name: str) -> str:
 
 def _stays(init: Container) -> bool:
     return init.restart_policy == "Always"
-
-
-def limit(container: Container, resource: str) -> int:
-    """The container's limit of an extended resource, 0 for none. Raises Unreadable."""
-    return parse_quantity(container.resources.limits.get(resource, 0))
 
 
 class Taint(Object):
@@ -314,6 +321,31 @@ class Node(Object):
         """Its InternalIP, or `unknown`."""
         found = (it.address for it in self.status.addresses if it.type == "InternalIP")
         return next(found, "unknown")
+
+
+class EventSeries(Object):
+    """An event that was repeated."""
+
+    last_observed_time: str = ""
+
+
+class Event(Object):
+    """An event on an object."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    type: str = ""
+    reason: str = ""
+    message: str = ""
+    last_timestamp: str | None = None
+    event_time: str | None = None
+    series: EventSeries | None = None
+
+    @property
+    def at(self) -> str:
+        """Return when it happened last, in ISO 8601, so that it sorts."""
+        repeated = self.series.last_observed_time if self.series else ""
+        created = self.metadata.creation_timestamp
+        return repeated or self.last_timestamp or self.event_time or created
 
 
 class ConfigMap(Object):

@@ -3,8 +3,16 @@
 from collections.abc import Collection
 from functools import cached_property
 
+from fenka.core.units import mib_to_units
 from fenka.dialects import gpushare
-from fenka.dialects.base import Dialect, InvalidRecord, PodRequest, SliceRequest
+from fenka.dialects.base import (
+    Dialect,
+    InvalidRecord,
+    PodRequest,
+    SharedNode,
+    SliceRequest,
+    nominal_mib,
+)
 from fenka.dialects.registry import detect
 
 
@@ -31,7 +39,7 @@ class PodDemand:
         return self.dialect is not None or self.error is not None
 
     def parts(self, unit_mib: int) -> tuple[SliceRequest, ...]:
-        """Return what the pod requests of a node with this unit; empty for nothing. Raises Unreadable."""
+        """Return what the pod requests of a node with this unit; empty for nothing. Raises InvalidRecord."""
         if unit_mib not in self._parts:
             self._parts[unit_mib] = self._parse(unit_mib)
         parts = self._parts[unit_mib]
@@ -49,8 +57,26 @@ class PodDemand:
 
     @cached_property
     def amounts(self) -> dict[str, int]:
-        """Return the amount of each resource of the dialect, as the kubelet counts it. Raises Unreadable."""
+        """Return the kubelet's amount of each resource of the dialect. Raises InvalidRecord."""
         if self.error is not None:
             raise InvalidRecord(self.error)
         names = self._request.requested_resources(self.dialect.RESOURCES) if self.dialect else ()
         return {name: gpushare.peak_units(self._request.container_units(name)) for name in names}
+
+    def amount(self, resource: str) -> int:
+        """Return the amount of one resource; 0 if the request cannot be read."""
+        return 0 if self.error is not None else self.amounts.get(resource, 0)
+
+    def units(self, node: SharedNode) -> float:
+        """Return the units of the node's memory that the pod requests; 0 if that cannot be read."""
+        try:
+            if gpushare.MEMORY in self.amounts:
+                return self.amounts[gpushare.MEMORY]
+            parts = self.parts(node.unit_mib)
+        except InvalidRecord:
+            return 0
+        size = node.node.cards[0].memory_mib
+        return sum(
+            part.request.cards * mib_to_units(nominal_mib(part.request, size), size, node.unit_mib)
+            for part in parts
+        )

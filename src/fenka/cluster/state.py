@@ -383,7 +383,7 @@ def read_allocation(
         return PodAllocation(pod, (Placement(share.node.name, ()),), str(why))
     try:
         assert demand.dialect is not None
-        placements = demand.dialect.decode(pod.manifest, share)
+        placements = demand.dialect.decode(pod.request, share)
         trouble = _FOREIGN if placements is None else None
     except InvalidRecord as why:
         placements, trouble = None, str(why)

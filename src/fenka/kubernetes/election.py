@@ -10,7 +10,7 @@ second, and each other replica two.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -60,6 +60,9 @@ Term = tuple[str, int]
 class Election:
     """A candidate. Call `acquire_or_renew` again after `pause_s`.
 
+    Args:
+        annotations, labels: what the leader publishes on the Lease.
+
     Attributes:
         address: the URL that other replicas read while this one leads.
         term: the term in which this replica last held the lease.
@@ -76,12 +79,15 @@ class Election:
         identity: str,
         *,
         address: str = "",
+        annotations: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api, self._name, self._namespace = api, name, namespace
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self.identity, self.address = identity, address
+        self._annotations, self._labels = dict(annotations or {}), dict(labels or {})
         self._clock, self._now = clock, now
         self._renewed_at: float | None = None
         self._read_at: float | None = None
@@ -215,7 +221,8 @@ class Election:
             "metadata": {
                 "name": self._name,
                 "namespace": self._namespace,
-                "annotations": {ADDRESS: self.address},
+                "labels": self._labels,
+                "annotations": {**self._annotations, ADDRESS: self.address},
             },
             "spec": {
                 "holderIdentity": self.identity,
@@ -255,7 +262,8 @@ class Election:
         body = {
             "metadata": {
                 "resourceVersion": lease.metadata.resource_version,
-                "annotations": {ADDRESS: self.address if holder else None},
+                "labels": self._labels,
+                "annotations": {**self._annotations, ADDRESS: self.address if holder else None},
             },
             "spec": spec,
         }

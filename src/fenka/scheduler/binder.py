@@ -192,7 +192,7 @@ class Binder:
         Binding uses fenka's own rights: a request must not achieve more than kube-scheduler would do.
         """
         which, by = f"the pod {pod.metadata.name} in ns {pod.metadata.namespace}", self.schedulers
-        if not names_any(pod.manifest):
+        if not names_any(pod.request):
             return (
                 f"{which} names no resource of fenka's, so fenka does not bind it: list only resources of "
                 "docs/names.md in managedResources of kube-scheduler's configuration"
@@ -217,7 +217,7 @@ class Binder:
             share, dialect = self._world.shared_node(node), pod.demand(self._world.dialects).dialect
             assert share is not None
             assert dialect is not None
-            annotations = dialect.encode(pod.manifest, share, placements, self._now_ns())
+            annotations = dialect.encode(pod.request, share, placements, self._now_ns())
         meta = pod.metadata
         return {
             "apiVersion": "v1",

@@ -6,9 +6,11 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from fenka.cluster import scheduler_options
 from fenka.cluster.disruption import budgets_for
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_placement import PodEvaluator
+from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.core.fairness import Fairness
@@ -101,6 +103,12 @@ class Replica:
             settings.lease,
             settings.identity,
             address=settings.address,
+            annotations={
+                scheduler_options.ANNOTATION: SchedulerOptions(
+                    settings.policy, settings.hami, settings.fairness or Fairness()
+                ).encode()
+            },
+            labels=dict([scheduler_options.LABEL.split("=")]),
             clock=clock,
         )
         self.event_reporter = EventReporter(

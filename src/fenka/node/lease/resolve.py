@@ -102,7 +102,7 @@ def share_lease(
     dialects: tuple[Dialect, ...] = DIALECTS,
 ) -> Lease:
     """What a container with so much of the resource holds, as its pod's record says. Raises LeaseDenied."""
-    manifest = pod.manifest
+    manifest = pod.request
     try:
         demand = pod.demand(dialects)
         parts, dialect = demand.parts(share.unit_mib), demand.dialect

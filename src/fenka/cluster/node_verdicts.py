@@ -1,0 +1,308 @@
+"""Explains for each node why a pod does not fit there, and what would make room.
+
+Cards are evaluated as the scheduler does. Of kube-scheduler's own rules those are repeated that concern nodes
+as such (cordons, taints, selectors) and GPU resources. For all others its message on the pod stands.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fenka.cluster.eligibility import ineligibility_reasons
+from fenka.cluster.objects import Node, Pod
+from fenka.cluster.pod_placement import Feasible, Infeasible, PodEvaluator
+from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.core.evaluate import never_fits
+from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
+from fenka.core.units import card_units, format_units, mib_to_units
+from fenka.dialects import base, gpushare, node_modes
+from fenka.dialects.base import InvalidRecord, SharedNode
+from fenka.dialects.registry import DIALECTS
+
+POLICY = "binpack"
+"""Only whether a card fits matters here, not which one comes first."""
+
+MAX_HINTS = 3
+"""Pods to name whose end would make room."""
+
+COUNTED = tuple(name for dialect in DIALECTS for name in dialect.RESOURCES)
+"""The resources that kube-scheduler counts by itself."""
+
+
+class NodeVerdict(msgspec.Struct):
+    """Why a pod does not fit a node; no reason if it does."""
+
+    node: str
+    fits: bool
+    reasons: list[str]
+    gpu: bool
+    """Whether the node has what the pod requests at all."""
+
+
+@dataclass(slots=True)
+class NodeVerdicts:
+    """The verdicts on all nodes, by name.
+
+    Attributes:
+        sentence: the counts over all cards, where no node fits by its cards.
+        notes: records of the cluster that are wrong.
+        hints: what would make room.
+    """
+
+    nodes: list[NodeVerdict] = field(default_factory=list)
+    sentence: str = ""
+    notes: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+
+
+def explain_nodes(pod: Pod, snapshot: ClusterSnapshot) -> NodeVerdicts:
+    """Return the verdict on each node, and what would help. Raises InvalidRecord."""
+    whole = pod.amount(base.NVIDIA_GPU)
+    if whole and not any(_gives_both(node) for node in snapshot.nodes):
+        return _WholeCards(pod, whole, snapshot).verdicts()
+    return _SharedCards(pod, snapshot).verdicts()
+
+
+def _gives_both(node: Node) -> bool:
+    """Return whether the node gives its cards both whole and in slices."""
+    try:
+        mode = node_modes.node_mode(node.metadata.labels)
+    except InvalidRecord:
+        return False
+    return mode.whole and mode.memory
+
+
+class _Nodes:
+    """The rules that concern nodes as such."""
+
+    def __init__(self, pod: Pod, snapshot: ClusterSnapshot) -> None:
+        self._pod, self._snapshot = pod, snapshot
+        self._pods_by_node = Counter(it.spec.node_name for it in snapshot.pods)
+
+    def reasons(self, node: Node) -> list[str]:
+        reasons = ineligibility_reasons(self._pod, node)
+        limit, pods = _units(node, "pods"), self._pods_by_node[node.metadata.name]
+        if 0 < limit <= pods:
+            reasons.append(f"has {pods} of {limit} pods")
+        return reasons
+
+
+class _WholeCards:
+    """Whole cards of nodes that do not share: the kubelet chooses them."""
+
+    def __init__(self, pod: Pod, count: int, snapshot: ClusterSnapshot) -> None:
+        self._count, self._nodes = count, snapshot.nodes
+        self._node_rules = _Nodes(pod, snapshot)
+        self._holders: dict[str, list[tuple[str, int]]] = {}
+        """Pods that hold whole cards and how many, by node."""
+        for holder in snapshot.pods:
+            if held := holder.amount(base.NVIDIA_GPU):
+                of_node = self._holders.setdefault(holder.spec.node_name, [])
+                of_node.append((holder.full_name, held))
+
+    def verdicts(self) -> NodeVerdicts:
+        return NodeVerdicts([self._verdict(node) for node in self._nodes], hints=self._hints())
+
+    def _verdict(self, node: Node) -> NodeVerdict:
+        reasons, total = self._node_rules.reasons(node), _units(node, base.NVIDIA_GPU)
+        free = max(self._free(node), 0)
+        if total < 1:
+            reasons.append(f"offers no {base.NVIDIA_GPU}")
+        elif self._count > free:
+            reasons.append(f"whole cards: {self._count} asked, {free} of {total} free")
+        return NodeVerdict(node.metadata.name, not reasons, reasons, gpu=total > 0)
+
+    def _held(self, node: Node) -> list[tuple[str, int]]:
+        return self._holders.get(node.metadata.name, [])
+
+    def _free(self, node: Node) -> int:
+        return _units(node, base.NVIDIA_GPU) - sum(count for _, count in self._held(node))
+
+    def _hints(self) -> list[str]:
+        most = max((_units(node, base.NVIDIA_GPU) for node in self._nodes), default=0)
+        if most < self._count:
+            return [
+                f"it can never start as it is: no node has more than {most} cards to give whole"
+            ]
+        hints = [
+            (count, f"it starts when {holder} ends ({count} whole cards of {node.metadata.name})")
+            for node in self._nodes
+            for holder, count in self._held(node)
+            if self._free(node) < self._count <= self._free(node) + count
+        ]
+        return [hint for _, hint in sorted(hints)[:MAX_HINTS]]
+
+
+class _SharedCards:
+    """Cards of nodes that share, as the scheduler evaluates them."""
+
+    def __init__(self, pod: Pod, snapshot: ClusterSnapshot) -> None:
+        self._pod, self._snapshot, self._state = pod, snapshot, snapshot.state
+        self._evaluator = PodEvaluator(self._state, POLICY)
+        self._node_rules = _Nodes(pod, snapshot)
+
+    def verdicts(self) -> NodeVerdicts:
+        verdicts, rejections = NodeVerdicts(), list[NodeRejection]()
+        for node in self._snapshot.nodes:
+            verdict, rejection = self._verdict(node)
+            verdicts.nodes.append(verdict)
+            rejections += [rejection] if rejection else []
+        shared = self._state.shared_nodes()
+        if rejections and len(rejections) == len(shared):
+            verdicts.sentence = Unschedulable(tuple(rejections)).sentence()
+        verdicts.notes = [note for node in shared for note in self._wrong_records(node)]
+        verdicts.hints = self._hints(verdicts.nodes)
+        return verdicts
+
+    def _verdict(self, node: Node) -> tuple[NodeVerdict, NodeRejection | None]:
+        reasons, name = self._node_rules.reasons(node), node.metadata.name
+        shared = self._state.shared_node(name)
+        if shared is None:
+            reasons.append(self._nothing_shared(node))
+            return NodeVerdict(name, fits=False, reasons=reasons, gpu=False), None
+        ((_, verdict),) = self._evaluator.evaluate(self._pod, (name,))
+        rejection = verdict.rejection if isinstance(verdict, Infeasible) else None
+        if rejection is not None:
+            # A card's reason is better than the kubelet's sum.
+            reasons += _card_reasons(shared, rejection.reasons)
+        elif isinstance(verdict, Infeasible):
+            reasons.append(verdict.sentence)
+        else:
+            reasons += self._too_few_units(node)
+        return NodeVerdict(name, not reasons, reasons, gpu=True), rejection
+
+    def _nothing_shared(self, node: Node) -> str:
+        error = self._state.node_error(node.metadata.name)
+        if error:
+            return error
+        try:
+            labelled = node_modes.node_mode(node.metadata.labels).memory
+        except InvalidRecord as why:
+            return str(why)
+        if labelled:
+            return f"is labelled to share, but its kubelet offers no {gpushare.MEMORY}: see fenka's node pod"
+        return f"shares no GPU ({gpushare.MEMORY} is 0)"
+
+    def _too_few_units(self, node: Node) -> list[str]:
+        """kube-scheduler's NodeResourcesFit counts sums of units, no cards."""
+        reasons = []
+        for resource, needed in self._pod.demand().amounts.items():
+            total, held = _units(node, resource), self._state.allocations(node.metadata.name)
+            free = max(total - sum(it.pod.demand().amount(resource) for it in held), 0)
+            if needed > free:
+                reasons.append(
+                    f"{resource}: {needed} asked, {free} of {total} free by the kubelet's count"
+                )
+        return reasons
+
+    def _wrong_records(self, node: SharedNode) -> list[str]:
+        """Return a sentence for each record of this node that is impossible or cannot be read."""
+        name = node.node.name
+        notes = [
+            f"{held.pod.full_name} on {name}: {held.error}; until it ends what it asks for "
+            "counts on the first cards of the node"
+            for held in self._state.allocations(name)
+            if held.error
+        ]
+        # A pod whose card is unknown may fill a card twice although nothing was overcommitted.
+        if not notes:
+            notes = [
+                f"card {card.index} of {name} is overcommitted: {used} of {card.memory_mib} MiB"
+                for card in node.node.cards
+                if (used := self._state.used(name, card.index).memory_mib) > card.memory_mib
+            ]
+        return notes
+
+    # ---- what would help ----
+
+    def _hints(self, verdicts: Sequence[NodeVerdict]) -> list[str]:
+        if not self._state.shared_nodes():
+            labels = " or ".join(f"{label}=true" for label in ("gpushare", "cgpu"))
+            return [f"no node shares its GPUs: label one {labels}"]
+        never = self._never()
+        if never is not None:
+            return [never]
+        fitting = [verdict.node for verdict in verdicts if verdict.fits]
+        if fitting:
+            return [
+                f"{fitting[0]} has room by what fenka knows: if the pod is not placed within a minute, "
+                "kube-scheduler's message above, or its log, has the reason"
+            ]
+        ending = self._ends_that_make_room({it.node for it in verdicts if _only_full(it)})
+        return ending or ["no single pod's end makes room: free cards, or add a node"]
+
+    def _never(self) -> str | None:
+        """Return the core's hint if the pod cannot be placed even on empty cards."""
+        shared, hints = self._state.shared_nodes(), []
+        for unit in sorted({node.unit_mib for node in shared}):
+            nodes = [node.node for node in shared if node.unit_mib == unit]
+            try:
+                parts = self._pod.demand().parts(unit)
+            except InvalidRecord as why:
+                return str(why)
+            never = next((it for part in parts if (it := never_fits(part.request, nodes))), None)
+            if never is None:
+                return None
+            hints.append(never.hint)
+        hint = next((hint for hint in hints if hint), "no card here is what it asks for")
+        return f"it can never start as it is: {hint}"
+
+    def _ends_that_make_room(self, names: set[str]) -> list[str]:
+        """Name pods each of which would make room by ending alone, those that hold least first."""
+        hints: list[tuple[float, str]] = []
+        for shared in self._state.shared_nodes():
+            name = shared.node.name
+            node = self._state.node(name)
+            if name not in names or node is None:
+                continue
+            for held in self._state.allocations(name):
+                self._state.forget_pod(held.pod.metadata.uid)
+                ((_, verdict),) = self._evaluator.evaluate(self._pod, (name,))
+                fits = isinstance(verdict, Feasible) and not self._too_few_units(node)
+                self._state.set_pod(held.pod)
+                if fits:
+                    units = held.pod.demand().units(shared)
+                    cards = ",".join(str(it.card) for it in held.slices)
+                    where = f"{format_units(units)} units on card {cards} of {name}"
+                    hints.append((units, f"it starts when {held.pod.full_name} ends ({where})"))
+        return [hint for _, hint in sorted(hints)[:MAX_HINTS]]
+
+
+def _only_full(verdict: NodeVerdict) -> bool:
+    """Return whether the pod would be admitted if there were room."""
+    return (
+        verdict.gpu
+        and not verdict.fits
+        and all(it.startswith(("card", *COUNTED)) for it in verdict.reasons)
+    )
+
+
+def _units(node: Node, resource: str) -> int:
+    try:
+        return base.parse_quantity(node.status.allocatable.get(resource, 0))
+    except InvalidRecord:
+        return 0
+
+
+def _card_reasons(node: SharedNode, reasons: Iterable[Reason]) -> list[str]:
+    """Return one sentence for all cards that have the same reason, in the node's units."""
+    grouped: dict[str, list[int]] = {}
+    for reason in reasons:
+        grouped.setdefault(_sentence(node, reason), []).append(reason.card)
+    return [
+        f"card{'s' if len(cards) > 1 else ''} {','.join(map(str, cards))}: {sentence}"
+        for sentence, cards in grouped.items()
+    ]
+
+
+def _sentence(node: SharedNode, reason: Reason) -> str:
+    if reason.code is ReasonCode.TOO_FEW:
+        return f"{reason.code.value}: {reason.needed} cards asked, {reason.available} fit"
+    if reason.code is not ReasonCode.MEMORY:
+        return reason.code.value
+    size = next(card.memory_mib for card in node.node.cards if card.index == reason.card)
+    free = int(mib_to_units(reason.available, size, node.unit_mib))
+    total = card_units(size, node.unit_mib)
+    return f"{reason.code.value} ({free} of {total} units free)"

@@ -1,0 +1,1 @@
+"""Read models of the screens: values of a cluster or a workstation that all outputs show."""

@@ -1,0 +1,225 @@
+"""Nodes as rows of the screens: cards, what is allocated of them, and to which programs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fenka.cluster.objects import Node, Pod
+from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.cluster.state import PodAllocation
+from fenka.dialects import ack, base, gpushare, node_modes
+from fenka.dialects.base import InvalidRecord, SharedNode
+
+TOPOLOGY = "aliyun.com/gpu"
+"""Extended resource: whole cards, chosen by how they are linked."""
+
+Mode = Literal["none", "exclusive", "topology", "share"]
+MODES: tuple[Mode, ...] = ("none", "exclusive", "topology", "share")
+RESOURCES: dict[Mode, str] = {
+    "exclusive": base.NVIDIA_GPU,
+    "topology": TOPOLOGY,
+    "share": gpushare.MEMORY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CardRow:
+    """A card, in units: what is allocated of the total. core: percent of its compute time."""
+
+    allocated: float
+    total: int
+    index: int = 0
+    healthy: bool = True
+    core: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRow:
+    """A program (on a cluster, a pod) and what it holds of a node.
+
+    Attributes:
+        allocated: units by card index.
+        whole: cards that it holds whole.
+        pending: units for which no record names a card.
+        core: percent of compute time, by card index.
+    """
+
+    name: str
+    namespace: str
+    allocated: dict[int, float]
+    whole: int = 0
+    pending: float = 0
+    status: str = "Running"
+    core: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node.
+
+    Attributes:
+        whole: cards that are held whole.
+        exclusive: cards that are only given whole.
+        unhealthy: cards that admit no program.
+        ready: None if the node's state is unknown.
+        error: why the node admits nothing new; empty if it does.
+        core: whether it shares its cards' compute time too.
+    """
+
+    name: str
+    address: str
+    role: str
+    status: str
+    shareable: bool
+    whole: int
+    cards: list[CardRow]
+    programs: list[ProgramRow] = field(default_factory=list)
+    exclusive: int = 0
+    unhealthy: int = 0
+    unit_mib: int = base.GIB_MIB
+    mode: Mode = "share"
+    ready: bool | None = True
+    schedulable: bool = True
+    error: str = ""
+    core: bool = False
+
+    @property
+    def allocated(self) -> float:
+        """Return the allocated units of all cards."""
+        return sum(card.allocated for card in self.cards) + self.pending
+
+    @property
+    def pending(self) -> float:
+        """Return the units for which no record names a card."""
+        return sum(program.pending for program in self.programs)
+
+    @property
+    def total(self) -> int:
+        """Return the units of all cards."""
+        return sum(card.total for card in self.cards)
+
+    @property
+    def count(self) -> int:
+        """Return the number of cards, however they are given out."""
+        return max(len(self.cards), self.exclusive)
+
+
+def card_row(index: int, total: int, programs: Iterable[ProgramRow], *, healthy: bool) -> CardRow:
+    """Return a card with the sums over the programs of its node."""
+    programs = list(programs)
+    return CardRow(
+        sum(program.allocated.get(index, 0) for program in programs),
+        total,
+        index,
+        healthy,
+        sum(program.core.get(index, 0) for program in programs),
+    )
+
+
+def compute_by_card(slices: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Sum percents of compute time by card. slices: card index and percent."""
+    by_card: dict[int, int] = {}
+    for card, percent in slices:
+        if percent:
+            by_card[card] = by_card.get(card, 0) + percent
+    return by_card
+
+
+def cluster_nodes(snapshot: ClusterSnapshot) -> list[NodeRow]:
+    """Return all nodes of a cluster by name, also those without a card."""
+    pods: dict[str, list[Pod]] = {}
+    for pod in snapshot.pods:
+        pods.setdefault(pod.spec.node_name, []).append(pod)
+    return [
+        _sharing_node(snapshot, node, shared)
+        if (shared := snapshot.state.shared_node(node.metadata.name)) is not None
+        else _exclusive_node(snapshot, node, pods.get(node.metadata.name, []))
+        for node in snapshot.nodes
+    ]
+
+
+def _sharing_node(snapshot: ClusterSnapshot, node: Node, shared: SharedNode) -> NodeRow:
+    programs = [_program(shared, held) for held in snapshot.state.allocations(shared.node.name)]
+    return _row(
+        snapshot,
+        node,
+        mode="share",
+        shareable=True,
+        whole=sum(program.whole for program in programs),
+        cards=[
+            card_row(card.index, shared.card_units(card.index), programs, healthy=card.healthy)
+            for card in shared.node.cards
+        ],
+        core=_quantity(node.status.allocatable, ack.CORE) > 0,
+        programs=programs,
+        unhealthy=sum(not card.healthy for card in shared.node.cards),
+        unit_mib=shared.unit_mib,
+    )
+
+
+def _exclusive_node(snapshot: ClusterSnapshot, node: Node, pods: list[Pod]) -> NodeRow:
+    topology = node.metadata.labels.get(node_modes.MODE_LABEL) == "topology"
+    mode: Mode = "topology" if topology else "exclusive"
+    resource = RESOURCES[mode]
+    allocatable = _quantity(node.status.allocatable, resource)
+    capacity = _quantity(node.status.capacity, resource)
+    holders = [
+        ProgramRow(
+            pod.metadata.name, pod.metadata.namespace, {}, whole=count, status=pod.status.phase
+        )
+        for pod in pods
+        if (count := pod.amount(resource))
+    ]
+    return _row(
+        snapshot,
+        node,
+        mode=mode if max(allocatable, capacity) else "none",
+        shareable=False,
+        whole=sum(holder.whole for holder in holders),
+        cards=[],
+        programs=holders,
+        exclusive=max(allocatable, capacity),
+        unhealthy=max(capacity - allocatable, 0),
+    )
+
+
+def _row(snapshot: ClusterSnapshot, node: Node, **fields: object) -> NodeRow:
+    common: dict[str, object] = {
+        "name": node.metadata.name,
+        "address": node.address,
+        "role": role(node),
+        "status": "ready" if node.ready else "notReady",
+        "ready": {"True": True, "False": False}.get(node.readiness),
+        "schedulable": not node.spec.unschedulable,
+        "error": snapshot.state.node_error(node.metadata.name) or "",
+    }
+    return NodeRow(**{**common, **fields})  # type: ignore[arg-type]
+
+
+def _program(shared: SharedNode, held: PodAllocation) -> ProgramRow:
+    pod = held.pod
+    name, namespace, phase = pod.metadata.name, pod.metadata.namespace, pod.status.phase
+    if held.error is None:
+        units = gpushare.shown_units(shared, held.slices)
+        whole = sum(len(it.slices) for it in held.placements if it.whole)
+        core = compute_by_card((it.card, it.compute) for it in held.slices)
+        return ProgramRow(name, namespace, units, whole=whole, status=phase, core=core)
+    whole = pod.amount(base.NVIDIA_GPU)
+    pending = 0 if whole else pod.demand().units(shared)
+    return ProgramRow(name, namespace, {}, whole=whole, pending=pending, status=phase)
+
+
+def role(node: Node) -> str:
+    """Return the roles of its labels as kubectl shows them: `node-role.kubernetes.io/master`."""
+    prefix = "node-role.kubernetes.io/"
+    labels = node.metadata.labels
+    roles = {label.removeprefix(prefix) for label in labels if label.startswith(prefix)}
+    roles.add(labels.get("kubernetes.io/role", ""))
+    return ",".join(sorted(roles - {""})) or "<none>"
+
+
+def _quantity(resources: dict[str, str], resource: str) -> int:
+    try:
+        return base.parse_quantity(resources.get(resource, 0))
+    except InvalidRecord:
+        return 0

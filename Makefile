@@ -1,4 +1,4 @@
-# `make` lists the targets. Each does all its own set-up, into this folder only.
+# `make` lists the targets. Each target sets up what it needs, in this folder only.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help build run test e2e fire check bench clean
@@ -6,7 +6,7 @@ SHELL := /bin/bash
 UV_VERSION := 0.13.8
 UV  := .tools/bin/uv
 BIN := .venv/bin
-# Never a Python that nobody asked for; copies where the cache is on another disk.
+# Never download a Python. Copy from the cache, since it may be on another disk.
 export UV_PYTHON_DOWNLOADS := never
 export UV_LINK_MODE := copy
 export UV_PROJECT_ENVIRONMENT := .venv
@@ -16,33 +16,33 @@ help: ## list the targets
 
 build: .venv/.run native ## set up .venv and the native libraries: leaves .venv/bin/fenka
 
-run: build ## three notebooks share one card, a fourth waits (CHECK=1: end after the checks)
+run: build ## demo: three notebooks share one card, a fourth waits (CHECK=1: end after the checks)
 	@exec $(BIN)/fenka demo $(if $(CHECK),--check)
 
-test: build .venv/.test check ## everything that can be checked on this machine
+test: build .venv/.test check ## run the unit tests and the demo's checks
 	$(BIN)/pytest -n $${FENKA_TEST_WORKERS:-2} --dist worksteal
 	$(BIN)/fenka demo --check
 
-e2e: build .venv/.test ## a real Kubernetes with two nodes, and the tests on it (root; the first time builds it)
+e2e: build .venv/.test ## run the tests on a real Kubernetes with two nodes (root; built the first time)
 	$(BIN)/python -m e2e build
-	@# In one order: the tests share a cluster, and a failure is to be seen again.
+	@# In a fixed order, since the tests share a cluster and failures must be reproducible.
 	$(BIN)/pytest -p no:randomly e2e $${FENKA_E2E_TESTS:-}
 
-fire: build .venv/.test ## kill and attack a whole workstation and cluster for long, and audit them (root)
+fire: build .venv/.test ## inject faults into a workstation and a cluster, and audit them (root)
 	$(BIN)/python -m fire workstation --minutes $${FENKA_FIRE_MINUTES:-20}
 	$(BIN)/python -m e2e build
 	$(BIN)/python -m fire cluster --minutes $${FENKA_FIRE_MINUTES:-20}
 
-check: build .venv/.test ## format, lint, types, who imports whom
+check: build .venv/.test ## check format, lint, types and import layers
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: build .venv/.test ## figures against named baselines, each pair in one run
+bench: build .venv/.test ## measure against named baselines, each pair in one run
 	@set -e; for bench in bench/*/run.py; do $(BIN)/python $$bench; done
 
-clean: ## remove all that was built
+clean: ## remove all build results
 	$(MAKE) -C native clean
 	rm -rf .venv .tools
 

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from fenka.cluster.objects import Node, Pod
-from fenka.core.inventory import Card
+from fenka.core.inventory import Card, DeviceId
 from fenka.dialects import base, gpushare, node_inventory
 from fenka.kubernetes.client import Api, ApiError
 
@@ -25,7 +25,7 @@ PARALLEL_CALLS = 16
 
 def node() -> dict[str, Any]:
     """Return a node with one card."""
-    cards = [Card(0, "GPU-bench-latency", "Tesla T4", UNITS * GIB)]
+    cards = [Card(0, DeviceId("GPU-bench-latency"), "Tesla T4", UNITS * GIB)]
     inventory = {base.CARDS: node_inventory.encode_inventory(cards, GIB)}
     return {
         "apiVersion": "v1",

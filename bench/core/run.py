@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from fenka.core.backfill import Backfill
 from fenka.core.evaluate import never_fits
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Ledger
 from fenka.core.queue import Allocation, PendingRequest
 from fenka.core.request import Memory, Placement, Request
@@ -71,7 +71,7 @@ def make_nodes(nodes: int, cards: int) -> tuple[Node, ...]:
             tuple(
                 Card(
                     index,
-                    f"GPU-{number}-{index}",
+                    DeviceId(f"GPU-{number}-{index}"),
                     *(("Tesla T4", 15079), ("V100", 32480))[index % 2],
                 )
                 for index in range(cards)

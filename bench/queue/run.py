@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from fenka.core.backfill import Backfill
 from fenka.core.evaluate import place
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Ledger
 from fenka.core.queue import Allocation, PendingRequest
 from fenka.core.request import Memory, Placement, Request, Slice
@@ -58,7 +58,9 @@ def make_nodes(nodes: int) -> tuple[Node, ...]:
     return tuple(
         Node(
             f"node-{number:04}",
-            tuple(Card(i, f"GPU-{number}-{i}", "Tesla T4", CARD_MIB) for i in range(CARDS)),
+            tuple(
+                Card(i, DeviceId(f"GPU-{number}-{i}"), "Tesla T4", CARD_MIB) for i in range(CARDS)
+            ),
         )
         for number in range(nodes)
     )

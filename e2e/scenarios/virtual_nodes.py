@@ -11,7 +11,7 @@ from typing import Any
 from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX
 from e2e.scenarios.installation import MEMORY, Installation
-from fenka.core.inventory import Card
+from fenka.core.inventory import Card, DeviceId
 from fenka.dialects import base, gpushare, node_inventory
 
 Json = dict[str, Any]
@@ -37,7 +37,9 @@ asyncio.run(main())
 
 def node_object(name: str, cards: int, labels: dict[str, str], *, inventory: bool = True) -> Json:
     """Return a node with cards of 16 GiB; without an inventory it looks like a node of gpushare."""
-    inventory_cards = [Card(i, f"GPU-{name}-{i}", "Tesla T4", UNITS * GIB) for i in range(cards)]
+    inventory_cards = [
+        Card(i, DeviceId(f"GPU-{name}-{i}"), "Tesla T4", UNITS * GIB) for i in range(cards)
+    ]
     return {
         "apiVersion": "v1",
         "kind": "Node",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fenka.cli import inspect
-from fenka.core.inventory import Card
+from fenka.core.inventory import Card, DeviceId
 from fenka.dialects.node_inventory import encode_inventory
 from tests.cli.api_kit import Server, node, on_card, pod, serving, sharing, units
 
@@ -79,7 +79,7 @@ def test_pending_in_details(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_units_of_mib_and_unequal_cards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An inventory tells what each card has; the kubelet's sum is the node's."""
-    cards = [Card(0, "GPU-a", "T4", 15079), Card(1, "GPU-b", "P4", 7611)]
+    cards = [Card(0, DeviceId("GPU-a"), "T4", 15079), Card(1, DeviceId("GPU-b"), "P4", 7611)]
     inventory = {"fenka.io/cards": encode_inventory(cards, 1)}
     nodes = [node("m", resources={"aliyun.com/gpu-mem": 22690}, annotations=inventory)]
     pods = [pod("p", units(8065), node="m", annotations=on_card(0, 8065, 15079))]

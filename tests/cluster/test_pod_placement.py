@@ -5,6 +5,7 @@ import pytest
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_placement import Infeasible, PodEvaluator
 from fenka.cluster.state import ClusterState
+from tests.core.core_kit import device
 from tests.scheduler.objects_kit import GIB, T4_MIB, a_node, a_pod, on_card
 
 UNITS_16 = 16 * GIB
@@ -32,7 +33,7 @@ def cards(judge: PodEvaluator, pod: Pod, name: str = "n") -> list[int]:
 
 def held(world: ClusterState, node: str, card: int = 0) -> int:
     """MiB."""
-    return world.used(node, card).memory_mib
+    return world.card_usage(node, device(card, node)).memory_mib
 
 
 def test_binpack_on_two_nodes_as_in_the_scenario() -> None:

@@ -13,6 +13,7 @@ from fenka.cluster.state import ClusterState
 from fenka.core.request import Placement
 from fenka.core.units import units_to_mib
 from fenka.dialects import base, gpushare, node_inventory
+from tests.core.core_kit import device
 from tests.scheduler.objects_kit import GIB, T4_MIB, a_node, a_pod
 
 NAMES = ("a", "b")
@@ -218,8 +219,10 @@ class Machine(RuleBasedStateMachine):
         for pod in self.seen.values():
             fresh.set_pod(pod)
         for name, card in itertools.product(NAMES, range(3)):
-            assert self.world.used(name, card) == fresh.used(name, card)
-            assert self.world.used(name, card).memory_mib >= 0
+            assert self.world.card_usage(name, device(card, name)) == fresh.card_usage(
+                name, device(card, name)
+            )
+            assert self.world.card_usage(name, device(card, name)).memory_mib >= 0
 
 
 TestWorld = Machine.TestCase

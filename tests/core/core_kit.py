@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Entry
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.core.usage import CardUsage, UsageTotals
@@ -12,6 +12,11 @@ from fenka.core.usage import CardUsage, UsageTotals
 GIB = 1024
 T4_MIB, P4_MIB, V100_MIB = 15079, 7611, 16130
 SIZES = {"Tesla T4": T4_MIB, "Tesla P4": P4_MIB, "Tesla V100-SXM2-16GB": V100_MIB}
+
+
+def device(index: int = 0, node: str = "a") -> DeviceId:
+    """The id of the card with this index on the node."""
+    return DeviceId(f"GPU-{node}-{index}")
 
 
 def card(
@@ -25,7 +30,7 @@ def card(
 ) -> Card:
     """A card; its UUID tells node and index."""
     uuid = f"GPU-{node}-{index}"
-    return Card(index, uuid, model, memory_mib, healthy=healthy, cordoned=cordoned)
+    return Card(index, DeviceId(uuid), model, memory_mib, healthy=healthy, cordoned=cordoned)
 
 
 def node(*sizes: int, name: str = "a", cpu: int | None = None, memory: int | None = None) -> Node:
@@ -36,7 +41,7 @@ def node(*sizes: int, name: str = "a", cpu: int | None = None, memory: int | Non
 
 def piece(index: int, mib: int, compute: int = 0, *, name: str = "a") -> Slice:
     """A slice of a card of `node`."""
-    return Slice(index, f"GPU-{name}-{index}", mib, compute)
+    return Slice(index, DeviceId(f"GPU-{name}-{index}"), mib, compute)
 
 
 def placement(*pieces: Slice, name: str = "a", whole: bool = False) -> Placement:
@@ -67,12 +72,12 @@ def whole(cards: int = 1) -> Request:
     return Request(whole=True, cards=cards)
 
 
-def recomputed(entries: Iterable[Entry]) -> dict[tuple[str, int], CardUsage]:
+def recomputed(entries: Iterable[Entry]) -> dict[tuple[str, DeviceId], CardUsage]:
     """What is held of each card, from the entries alone and not with the ledger's code."""
-    found: dict[tuple[str, int], list[tuple[int, int, bool]]] = {}
+    found: dict[tuple[str, DeviceId], list[tuple[int, int, bool]]] = {}
     for entry in entries:
         for each in entry.placement.slices:
-            where = entry.placement.node, each.card
+            where = entry.placement.node, each.uuid
             part = each.memory_mib, each.compute, entry.placement.whole
             found.setdefault(where, []).append(part)
     return {

@@ -12,7 +12,7 @@ from fenka.core.backfill import Backfill
 from fenka.core.evaluate import place
 from fenka.core.fairness import Fairness, UserHistory
 from fenka.core.gangs import place_gang
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Ledger
 from fenka.core.queue import Allocation, PendingRequest, Reservation, SchedulingResult, queue_order
 from fenka.core.reasons import ReasonCode, Unschedulable
@@ -627,7 +627,7 @@ def test_staggered_small_ones_do_not_keep_a_card_busy_for_ever(deadline: bool) -
 
 def test_bars() -> None:
     """Who ends when the head starts is out of its way."""
-    reservation = Reservation(frozenset({"GPU-a-0"}), 200)
+    reservation = Reservation(frozenset({DeviceId("GPU-a-0")}), 200)
     assert [reservation.blocks(end) for end in (199, 200, 201, None)] == [False, False, True, True]
     assert replace(reservation, starts_by=None).blocks(-inf)
 

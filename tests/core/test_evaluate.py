@@ -3,7 +3,7 @@
 import pytest
 
 from fenka.core.evaluate import FILTERS, SCORES, Candidate, Fit, evaluate, never_fits, place
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import Memory, Placement, Request
 from fenka.core.usage import NO_USAGE, CardUsage, EmptyUsage, UsageTotals
@@ -11,6 +11,7 @@ from tests.core.core_kit import (
     GIB,
     T4_MIB,
     card,
+    device,
     exact,
     holding,
     node,
@@ -29,7 +30,7 @@ def first_reason(each: Card, used: CardUsage, request: Request) -> Reason | None
     """The one card's reason on a node of its own, by way of `evaluate`."""
 
     class One(EmptyUsage):
-        def used(self, node: str, card: int) -> CardUsage:  # noqa: ARG002
+        def card_usage(self, node: str, device: DeviceId) -> CardUsage:  # noqa: ARG002
             return used
 
     (verdict,) = evaluate(One(), request, "binpack", [Node("a", (each,))])
@@ -63,7 +64,7 @@ def first_reason(each: Card, used: CardUsage, request: Request) -> Reason | None
         (card(), CardUsage(0, 130, 2), COMPUTE, ReasonCode.COMPUTE, 30, 0),
         # another capacity than 100
         (
-            Card(0, "GPU-a-0", "T4", T4_MIB, compute=25),
+            Card(0, DeviceId("GPU-a-0"), "T4", T4_MIB, compute=25),
             NO_USAGE,
             COMPUTE,
             ReasonCode.COMPUTE,
@@ -336,5 +337,5 @@ def test_a_view_may_be_anything_that_answers() -> None:
     """Other nodes' holdings do not count, and a card nobody knows has nothing held."""
     view = UsageTotals()
     view.add(placement(piece(0, T4_MIB, name="b"), name="b"))
-    assert view.used("a", 0) == NO_USAGE
+    assert view.card_usage("a", device(0)) == NO_USAGE
     assert isinstance(place(view, units(14), "binpack", [node(T4_MIB)]), Placement)

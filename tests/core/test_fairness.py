@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenka.core.fairness import Fairness, UsageHistory, cards_of
-from fenka.core.inventory import Card
+from fenka.core.inventory import Card, DeviceId
 from fenka.core.queue import PendingRequest, history_lookup, queue_order
 from fenka.core.request import Placement, Slice
 from tests.core.core_kit import T4_MIB, units
@@ -147,7 +147,15 @@ def test_two_users_of_long_and_short_jobs_have_the_card_for_as_long() -> None:
 
 def test_a_slice_counts_for_the_larger_of_its_shares() -> None:
     """A quarter of memory, half of the compute; a whole card is one card, whatever it says."""
-    cards = {0: Card(0, "GPU-0", "Tesla T4", T4_MIB), 1: Card(1, "GPU-1", "Tesla T4", T4_MIB)}
-    one = Placement("n", (Slice(0, "GPU-0", T4_MIB // 4, 50), Slice(1, "GPU-1", T4_MIB, 0)))
+    cards = {
+        card.uuid: card
+        for card in (
+            Card(0, DeviceId("GPU-0"), "Tesla T4", T4_MIB),
+            Card(1, DeviceId("GPU-1"), "Tesla T4", T4_MIB),
+        )
+    }
+    one = Placement(
+        "n", (Slice(0, DeviceId("GPU-0"), T4_MIB // 4, 50), Slice(1, DeviceId("GPU-1"), T4_MIB, 0))
+    )
     assert cards_of([one], cards) == pytest.approx(1.5)
-    assert cards_of([Placement("n", (Slice(0, "GPU-0", 1, 0),), whole=True)], cards) == 1
+    assert cards_of([Placement("n", (Slice(0, DeviceId("GPU-0"), 1, 0),), whole=True)], cards) == 1

@@ -17,6 +17,7 @@ from tests.core.core_kit import (
     GIB,
     T4_MIB,
     clusters,
+    device,
     exact,
     holding,
     node,
@@ -142,8 +143,8 @@ def test_a_view_with_less_in_it() -> None:
     stacked = UsageOverlay(holding(held))
     stacked.remove(held)
     stacked.add(placement(piece(1, 100)))
-    assert stacked.used("a", 0) == EmptyUsage().used("a", 0)
-    assert stacked.used("a", 1).memory_mib == 100
+    assert stacked.card_usage("a", device(0)) == EmptyUsage().card_usage("a", device(0))
+    assert stacked.card_usage("a", device(1)).memory_mib == 100
 
 
 # ---- plans ----
@@ -180,7 +181,7 @@ def test_making_it_again_changes_nothing() -> None:
     made = plans()
     first = made.reserve("g", members(2, units(14)), "binpack", [A, B], 60)
     assert made.reserve("g", members(2, units(14)), "binpack", [A, B], 90) is first
-    assert made.used("a", 0).holders == 1
+    assert made.card_usage("a", device(0)).holders == 1
 
 
 def test_a_member_that_started_is_in_the_worlds_record() -> None:
@@ -193,7 +194,7 @@ def test_a_member_that_started_is_in_the_worlds_record() -> None:
         ledger.adopt(member, plan.placements[member])
         made.mark_started("g", member)
         made.mark_started("g", member) if made.get("g") else None
-        assert [made.used("a", card).holders for card in (0, 1)] == [1, 1], cards
+        assert [made.card_usage("a", device(card)).holders for card in (0, 1)] == [1, 1], cards
     assert made.get("g") is None
 
 
@@ -205,7 +206,7 @@ def test_a_plan_that_ends_half_started_takes_its_members_with_it() -> None:
     assert made.expire(60) == {"g": frozenset({"m1"})}
     assert made.release("g") == frozenset()
     assert all(
-        made.used(name, card).holders == 0
+        made.card_usage(name, device(card, name)).holders == 0
         for name, card in product("ab", (0, 1))
         if (name, card) != ("a", 1)
     )
@@ -234,7 +235,7 @@ def check(
         assert len(held) in (0, len(of_gang))
     for it in nodes:
         for card in it.cards:
-            assert made.used(it.name, card.index) == everything.used(it.name, card.index)
+            assert made.card_usage(it.name, card.uuid) == everything.card_usage(it.name, card.uuid)
 
 
 @settings(deadline=None, max_examples=80)

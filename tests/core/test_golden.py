@@ -1,13 +1,13 @@
 """What the systems that fenka replaces decided, and the scenarios' pictures, decided by the core."""
 
 from fenka.core.evaluate import place
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Ledger
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.units import mib_to_units, percent
 from fenka.core.usage import UsageTotals
-from tests.core.core_kit import GIB, T4_MIB, holding, node, piece, placement, units
+from tests.core.core_kit import GIB, T4_MIB, device, holding, node, piece, placement, units
 
 SIXTEEN = 16 * GIB
 
@@ -32,7 +32,11 @@ def in_turn(view: UsageTotals, requests: list[Request], *nodes: Node) -> list[tu
 def allocated(view: UsageTotals, *nodes: Node) -> list[float]:
     """Units held of the first card of each node, as the screens show them."""
     return [
-        mib_to_units(view.used(each.name, 0).memory_mib, each.cards[0].memory_mib, GIB)
+        mib_to_units(
+            view.card_usage(each.name, device(0, each.name)).memory_mib,
+            each.cards[0].memory_mib,
+            GIB,
+        )
         for each in nodes
     ]
 
@@ -46,7 +50,7 @@ def test_s1_three_notebooks_and_a_fourth() -> None:
     view = holding()
     assert in_turn(view, [units(4)] * 3, t4) == [("a", 0)] * 3
     # 3 x 4308 = 12924; 15079 - 12924 = 2155 < 4308
-    assert view.used("a", 0).memory_mib == 12924
+    assert view.card_usage("a", device(0)).memory_mib == 12924
     refused = place(view, units(4), "binpack", [t4])
     assert isinstance(refused, Unschedulable)
     assert [(reason.needed, reason.available) for reason in refused.reasons] == [(4308, 2155)]
@@ -97,5 +101,8 @@ def test_cards_of_a_node_may_change() -> None:
 
 def test_a_card_index_is_not_its_place() -> None:
     """A card that fell off the bus leaves a gap: index 2 stays 2."""
-    cards = (Card(0, "GPU-a-0", "T4", T4_MIB, healthy=False), Card(2, "GPU-a-2", "T4", T4_MIB))
+    cards = (
+        Card(0, DeviceId("GPU-a-0"), "T4", T4_MIB, healthy=False),
+        Card(2, DeviceId("GPU-a-2"), "T4", T4_MIB),
+    )
     assert placed(holding(), units(4), Node("a", cards)).slices == (piece(2, 4308),)

@@ -8,7 +8,7 @@ import pytest
 from fenka.core.ledger import TRANSITIONS, Conflict, Entry, EntryEvent, EntryState, Ledger
 from fenka.core.request import Placement
 from fenka.core.usage import NO_USAGE, CardUsage, UsageTotals
-from tests.core.core_kit import T4_MIB, node, piece, placement
+from tests.core.core_kit import T4_MIB, device, node, piece, placement
 
 FOUR = placement(piece(0, 4308))
 HOST = Placement("a", (), 2000, 4000)
@@ -45,14 +45,14 @@ EVENTS: dict[EntryEvent, Callable[[Ledger], object]] = {
 def test_every_transition(state: EntryState, event: EntryEvent) -> None:
     """The table is all that can happen; everything else is a Conflict that changes nothing."""
     made = in_state(state)
-    before = made.entries, made.used("a", 0)
+    before = made.entries, made.card_usage("a", device(0))
     if (state, event) in TRANSITIONS:
         EVENTS[event](made)
         assert made.state("x") is TRANSITIONS[state, event]
     else:
         with pytest.raises(Conflict, match=f"^cannot {event} x: it is {state}$"):
             EVENTS[event](made)
-        assert (made.entries, made.used("a", 0)) == before
+        assert (made.entries, made.card_usage("a", device(0))) == before
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,9 @@ def test_expiry(state: EntryState, now: float, expired: list[str]) -> None:
     made = in_state(state)
     assert made.expire(now) == expired
     assert made.state("x") is (EntryState.ABSENT if expired else state)
-    assert (made.used("a", 0) == NO_USAGE) == (bool(expired) or state is EntryState.ABSENT)
+    assert (made.card_usage("a", device(0)) == NO_USAGE) == (
+        bool(expired) or state is EntryState.ABSENT
+    )
     assert made.expire(now) == []
 
 
@@ -108,7 +110,7 @@ def test_an_id_can_be_used_again() -> None:
     made = ledger(("x", FOUR))
     made.release("x")
     made.assume("x", placement(piece(0, T4_MIB)), 10)
-    assert made.used("a", 0) == CardUsage(T4_MIB, 0, 1)
+    assert made.card_usage("a", device(0)) == CardUsage(T4_MIB, 0, 1)
 
 
 def test_the_copies_it_gives_are_not_the_ledger() -> None:
@@ -117,8 +119,11 @@ def test_the_copies_it_gives_are_not_the_ledger() -> None:
     made.entries.clear()
     tally = made.totals()
     tally.add(FOUR)
-    assert tally.used("a", 0) == CardUsage(8616, 0, 2)
-    assert (made.state("x"), made.used("a", 0)) == (EntryState.CONFIRMED, CardUsage(4308, 0, 1))
+    assert tally.card_usage("a", device(0)) == CardUsage(8616, 0, 2)
+    assert (made.state("x"), made.card_usage("a", device(0))) == (
+        EntryState.CONFIRMED,
+        CardUsage(4308, 0, 1),
+    )
 
 
 WHOLE = placement(piece(0, T4_MIB, 100), whole=True)
@@ -175,7 +180,7 @@ NO_ROOM = "card 0 of a has no room for this slice"
 def test_what_would_overcommit_is_refused(held: Placement, new: Placement, sentence: str) -> None:
     """By a new assumption and by an adopted record alike; nothing is changed."""
     made = ledger(("held", held))
-    before = made.entries, made.used("a", 0), made.host_used("a")
+    before = made.entries, made.card_usage("a", device(0)), made.host_usage("a")
     ways: list[Callable[[], None]] = [
         lambda: made.assume("new", new, 10),
         lambda: made.adopt("new", new),
@@ -185,7 +190,7 @@ def test_what_would_overcommit_is_refused(held: Placement, new: Placement, sente
         with pytest.raises(Conflict) as caught:
             refused()
         assert str(caught.value) == sentence
-        assert (made.entries, made.used("a", 0), made.host_used("a")) == before
+        assert (made.entries, made.card_usage("a", device(0)), made.host_usage("a")) == before
 
 
 def test_one_bad_slice_refuses_the_whole_placement() -> None:
@@ -194,14 +199,14 @@ def test_one_bad_slice_refuses_the_whole_placement() -> None:
     made.adopt("held", placement(piece(1, T4_MIB)))
     with pytest.raises(Conflict, match="card 1"):
         made.assume("new", placement(piece(0, 1), piece(1, 1)), 10)
-    assert made.used("a", 0) == NO_USAGE
+    assert made.card_usage("a", device(0)) == NO_USAGE
 
 
 def test_a_host_that_is_not_counted_has_no_limit() -> None:
     """None is not zero."""
     made = Ledger([node(T4_MIB)])
     made.assume("x", Placement("a", (), 10**9, 10**9), 10)
-    assert made.host_used("a") == (10**9, 10**9)
+    assert made.host_usage("a") == (10**9, 10**9)
 
 
 def test_a_tally_takes_what_a_record_says() -> None:
@@ -209,16 +214,16 @@ def test_a_tally_takes_what_a_record_says() -> None:
     tally = UsageTotals()
     tally.add(WHOLE)
     tally.add(WHOLE)
-    assert tally.used("a", 0) == CardUsage(2 * T4_MIB, 200, 2, 2)
+    assert tally.card_usage("a", device(0)) == CardUsage(2 * T4_MIB, 200, 2, 2)
     tally.remove(WHOLE)
-    assert tally.used("a", 0) == CardUsage(T4_MIB, 100, 1, 1)
+    assert tally.card_usage("a", device(0)) == CardUsage(T4_MIB, 100, 1, 1)
     tally.add(FOUR)
     tally.remove(FOUR)
-    assert tally.used("a", 0).whole
+    assert tally.card_usage("a", device(0)).whole
 
 
 def test_nothing_is_known_of_unknown_cards_and_nodes() -> None:
     """They hold nothing."""
     made = ledger(("x", FOUR))
-    assert made.used("a", 7) == made.used("b", 0) == NO_USAGE
-    assert made.host_used("b") == (0, 0)
+    assert made.card_usage("a", device(7)) == made.card_usage("b", device(0, "b")) == NO_USAGE
+    assert made.host_usage("b") == (0, 0)

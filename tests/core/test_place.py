@@ -16,6 +16,7 @@ from tests.core.core_kit import (
     T4_MIB,
     V100_MIB,
     card,
+    device,
     exact,
     holding,
     node,
@@ -158,7 +159,7 @@ class TestScenarios:
             assert chosen(verdict) == expected
             assert isinstance(verdict, Placement)
             view.add(verdict)
-        assert view.used("a", 0).memory_mib == V100_MIB
+        assert view.card_usage("a", device(0)).memory_mib == V100_MIB
 
     def test_s5_compute_is_shared_beside_a_whole_card(self) -> None:
         """job1 has a card alone; job2 (40 %, 24 units of 256 MiB) and job3 (30 %) share the other."""
@@ -339,7 +340,7 @@ class TestCards:
     def test_reserved_cards(self) -> None:
         """Kept for others; that is the reason only where nothing else is."""
         three = [node(T4_MIB, T4_MIB, 512)]
-        reserved = {"GPU-a-0", "GPU-a-2"}
+        reserved = {device(0), device(2)}
         assert chosen(place(EmptyUsage(), exact(GIB), "binpack", three, reserved)) == [1]
         verdict = place(EmptyUsage(), exact(GIB, cards=2), "binpack", three, reserved)
         reasons = (

@@ -13,7 +13,7 @@ from fenka.core.queue import PendingRequest, SchedulingResult
 from fenka.core.reasons import ReasonCode
 from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage, UsageTotals
-from tests.core.core_kit import SIZES, card, clusters, requests
+from tests.core.core_kit import SIZES, card, clusters, device, requests
 
 POLICIES = st.sampled_from(["binpack", "spread"])
 MANY = st.lists(requests(), max_size=12)
@@ -176,5 +176,8 @@ def test_counting_out_undoes_counting_in(
     for each in placements:
         tally.remove(each)
     for it in nodes:
-        assert tally.host_used(it.name) == (0, 0)
-        assert all(tally.used(it.name, one.index) == EmptyUsage().used("", 0) for one in it.cards)
+        assert tally.host_usage(it.name) == (0, 0)
+        assert all(
+            tally.card_usage(it.name, one.uuid) == EmptyUsage().card_usage("", device(0, ""))
+            for one in it.cards
+        )

@@ -13,7 +13,7 @@ from fenka.core.ledger import Conflict, Ledger
 from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage, UsageView
-from tests.core.core_kit import T4_MIB, card, clusters, requests, units
+from tests.core.core_kit import T4_MIB, card, clusters, device, requests, units
 
 POLICY = st.sampled_from(sorted(SCORES))
 HELD = st.lists(requests(), max_size=8)
@@ -53,8 +53,8 @@ def room(view: UsageView, cluster: Collection[Node]) -> dict[tuple[str, int], tu
     """Free memory and compute of each card, reckoned here and not by `evaluate`."""
     return {
         (node.name, card.index): (
-            card.memory_mib - view.used(node.name, card.index).memory_mib,
-            card.compute - view.used(node.name, card.index).compute,
+            card.memory_mib - view.card_usage(node.name, card.uuid).memory_mib,
+            card.compute - view.card_usage(node.name, card.uuid).compute,
         )
         for node in cluster
         for card in node.cards
@@ -90,7 +90,7 @@ def test_a_placement_keeps_every_promise(
             assert piece.compute == request.compute
             expected = request.memory.mib_on(each.memory_mib) if request.memory else 0
             assert piece.memory_mib == expected
-    cpu, memory = ledger.host_used(host.name)
+    cpu, memory = ledger.host_usage(host.name)
     assert host.cpu_milli is None or cpu + request.cpu_milli <= max(host.cpu_milli, cpu)
     assert host.memory_mib is None or memory + request.host_memory_mib <= max(
         host.memory_mib, memory
@@ -230,8 +230,8 @@ def test_binpack_leaves_whole_cards_that_spread_does_not(amount: int) -> None:
     left = {}
     for policy in SCORES:
         ledger = filled(nodes, [units(amount), units(amount)], policy)
-        left[policy] = sum(ledger.used("a", index).holders == 0 for index in (0, 1))
+        left[policy] = sum(ledger.card_usage("a", device(index)).holders == 0 for index in (0, 1))
         # Both hold the same: 15079 * amount // 14, twice.
-        held = sum(ledger.used("a", index).memory_mib for index in (0, 1))
+        held = sum(ledger.card_usage("a", device(index)).memory_mib for index in (0, 1))
         assert held == 2 * (T4_MIB * amount // 14)
     assert left == {"binpack": 1, "spread": 0}

@@ -17,6 +17,7 @@ from tests.core.core_kit import (
     SIZES,
     T4_MIB,
     card,
+    device,
     exact,
     node,
     piece,
@@ -45,7 +46,7 @@ def test_nobody_holds_less_than_nothing(record: Placement) -> None:
         ledger.adopt("x", record)
     assert str(caught.value) == "nobody can hold less than nothing"
     assert ledger.entries == {}
-    assert ledger.used("a", 0) == NO_USAGE
+    assert ledger.card_usage("a", device(0)) == NO_USAGE
 
 
 @pytest.mark.parametrize("request_", [exact(100, cards=2), whole(2), Request(compute=3)])
@@ -56,9 +57,12 @@ def test_release_undoes_place(request_: Request) -> None:
     first = place(ledger, request_, "binpack", [two])
     assert isinstance(first, Placement)
     ledger.assume("x", first, 1)
-    assert ledger.used("a", 0) != NO_USAGE
+    assert ledger.card_usage("a", device(0)) != NO_USAGE
     ledger.release("x")
-    assert (ledger.used("a", 0), ledger.used("a", 1)) == (NO_USAGE, NO_USAGE)
+    assert (ledger.card_usage("a", device(0)), ledger.card_usage("a", device(1))) == (
+        NO_USAGE,
+        NO_USAGE,
+    )
     assert place(ledger, request_, "binpack", [two]) == first
 
 
@@ -100,8 +104,8 @@ class Bookkeeping(RuleBasedStateMachine):
 
     def shown(self) -> object:
         """All that the ledger shows."""
-        cards = [self.ledger.used(it.name, one.index) for it in NODES for one in it.cards]
-        return self.ledger.entries, cards, [self.ledger.host_used(it.name) for it in NODES]
+        cards = [self.ledger.card_usage(it.name, one.uuid) for it in NODES for one in it.cards]
+        return self.ledger.entries, cards, [self.ledger.host_usage(it.name) for it in NODES]
 
     def attempt(self, change: Callable[[], object]) -> None:
         """A change, of which a refusal leaves no trace but its sentence."""
@@ -155,20 +159,20 @@ class Bookkeeping(RuleBasedStateMachine):
         expected = recomputed(self.ledger.entries.values())
         for it in NODES:
             for one in it.cards:
-                where = it.name, one.index
-                assert self.ledger.used(*where) == expected.get(where, NO_USAGE)
-                assert self.ledger.totals().used(*where) == expected.get(where, NO_USAGE)
+                where = it.name, one.uuid
+                assert self.ledger.card_usage(*where) == expected.get(where, NO_USAGE)
+                assert self.ledger.totals().card_usage(*where) == expected.get(where, NO_USAGE)
 
     @invariant()
     def nothing_is_overcommitted(self) -> None:
         """Neither memory nor compute nor a whole card, nor the host."""
         for it in NODES:
             for one in it.cards:
-                used = self.ledger.used(it.name, one.index)
+                used = self.ledger.card_usage(it.name, one.uuid)
                 assert 0 <= used.memory_mib <= one.memory_mib
                 assert 0 <= used.compute <= one.compute
                 assert used.whole == 0 or (used.whole, used.holders) == (1, 1)
-            cpu, memory = self.ledger.host_used(it.name)
+            cpu, memory = self.ledger.host_usage(it.name)
             assert min(cpu, memory) >= 0
             assert it.cpu_milli is None or cpu <= it.cpu_milli
             assert it.memory_mib is None or memory <= it.memory_mib

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.evaluate import place
-from fenka.core.inventory import Node
+from fenka.core.inventory import DeviceId, Node
 from fenka.core.ledger import Ledger
 from fenka.core.request import Placement, Request
 from fenka.core.verdict_cache import VerdictCache
@@ -28,12 +28,10 @@ def test_as_if_placed_afresh(
         busy = sorted(ledger.entries)
         if data.draw(st.booleans()) and busy:
             ledger.release(data.draw(st.sampled_from(busy)))
-        verdicts.refresh(ledger)
         for _ in range(2):
             request = data.draw(st.sampled_from(asked))
-            reserved = data.draw(st.just(set[str]()) | st.sets(st.sampled_from(uuids)))
+            reserved = data.draw(st.just(set[DeviceId]()) | st.sets(st.sampled_from(uuids)))
             found = verdicts.place(ledger, request, reserved)
             assert found == place(ledger, request, policy, nodes, reserved)
         if isinstance(found, Placement):
             ledger.adopt(f"lease-{number}", found)
-            verdicts.invalidate(found.node)

@@ -1,6 +1,6 @@
 """Pods and nodes for the dialects' tests."""
 
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.dialects.base import ContainerKind, ContainerRequest, PodRequest, SharedNode
 
 T4_MIB, V100_MIB = 15079, 16130
@@ -8,7 +8,9 @@ T4_MIB, V100_MIB = 15079, 16130
 
 def share(*sizes: int, unit_mib: int = 1024, name: str = "gpu-1") -> SharedNode:
     """A node with cards of these sizes in MiB."""
-    cards = tuple(Card(index, f"GPU-{index}", "model", size) for index, size in enumerate(sizes))
+    cards = tuple(
+        Card(index, DeviceId(f"GPU-{index}"), "model", size) for index, size in enumerate(sizes)
+    )
     return SharedNode(Node(name, cards), unit_mib)
 
 

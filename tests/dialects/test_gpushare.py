@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenka.core.evaluate import Fit, evaluate
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Memory, Request
 from fenka.core.usage import EmptyUsage
 from fenka.dialects.base import (
@@ -34,7 +34,7 @@ GIB = 1024
 
 def share(*sizes: int, unit_mib: int = GIB) -> SharedNode:
     """Of a node with cards of these sizes."""
-    cards = tuple(Card(i, f"GPU-{i}", "Tesla T4", mib) for i, mib in enumerate(sizes))
+    cards = tuple(Card(i, DeviceId(f"GPU-{i}"), "Tesla T4", mib) for i, mib in enumerate(sizes))
     return SharedNode(Node("n", cards), unit_mib)
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.leases import (
@@ -30,8 +31,8 @@ GOLDEN = (
 def test_the_report_on_the_wire() -> None:
     """Other versions of fenka read it: it changes with its version only."""
     report = LeaseReport(
-        {"u1": (Slice(0, A, 4308, 0), Slice(1, B, 4308, 30))},
-        {"u2": Lingering("ns/gone", (Slice(1, B, 1077, 0),))},
+        {"u1": (Slice(0, DeviceId(A), 4308, 0), Slice(1, DeviceId(B), 4308, 30))},
+        {"u2": Lingering("ns/gone", (Slice(1, DeviceId(B), 1077, 0),))},
         {"u3": Refusal("fenka: no room", movable=True)},
     )
     assert encode_report(report) == GOLDEN
@@ -70,8 +71,8 @@ def test_500_pods_of_two_cards_each_fit_beside_other_annotations() -> None:
     uuids = [f"GPU-00000000-0000-0000-0000-{number:012}" for number in range(16)]
     pods = {
         f"00000000-0000-0000-0000-{number:012}": (
-            Slice(number % 16, uuids[number % 16], 150_000, 100),
-            Slice((number + 1) % 16, uuids[(number + 1) % 16], 150_000, 100),
+            Slice(number % 16, DeviceId(uuids[number % 16]), 150_000, 100),
+            Slice((number + 1) % 16, DeviceId(uuids[(number + 1) % 16]), 150_000, 100),
         )
         for number in range(500)
     }

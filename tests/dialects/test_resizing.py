@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fenka.core.inventory import DeviceId
 from fenka.core.request import Memory, Slice
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.resize import (
@@ -111,7 +112,7 @@ GOLDEN = (
     '{"version":1,"pod":"u1","holds":[{"card":0,"uuid":"GPU-a","memoryMiB":6462,"compute":40}],'
     '"containers":{"main":[{"card":0,"uuid":"GPU-a","memoryMiB":6462,"compute":40}]},"wish":"gpu-mem=6"}'
 )
-PIECE = Slice(0, A, 6462, 40)
+PIECE = Slice(0, DeviceId(A), 6462, 40)
 KNOWN = ResizeStatus("u1", (PIECE,), {"main": (PIECE,)}, "gpu-mem=6")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.core.inventory import Card
+from fenka.core.inventory import Card, DeviceId
 from fenka.hardware import card_lock
 from fenka.hardware.card_lock import CardLocked, Owner, acquire, locked_by_root
 from tests.workstation.users import User, place, stranger, victim
@@ -26,7 +26,7 @@ def roots_place(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def card() -> Card:
     """No other test has one of this name."""
-    return Card(0, f"GPU-{uuid.uuid4()}", "Tesla T4", 15079)
+    return Card(0, DeviceId(f"GPU-{uuid.uuid4()}"), "Tesla T4", 15079)
 
 
 @pytest.fixture
@@ -118,7 +118,10 @@ def test_place_that_others_may_replace_is_not_roots(card: Card, roots_place: Pat
 
 def test_acquire_locks_all_cards_or_none_in_another_network(card: Card) -> None:
     """The error names the owner. Cards that were locked before it are unlocked."""
-    network, free = Path("/proc/self/ns/net"), Card(1, f"GPU-{uuid.uuid4()}", "Tesla T4", 15079)
+    network, free = (
+        Path("/proc/self/ns/net"),
+        Card(1, DeviceId(f"GPU-{uuid.uuid4()}"), "Tesla T4", 15079),
+    )
     with acquire([card], network=network):
         owner = rf"card 0 .* is owned by process {os.getpid()} of user "
         with pytest.raises(CardLocked, match=owner):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
+from fenka.core.inventory import DeviceId
 from fenka.hardware.nvml import Driver, NoDriver
 from tests.hardware.gpu_kit import MakeNode
 
@@ -67,7 +68,7 @@ def test_processes_are_on_cards(driver: Driver) -> None:
     assert len({(process.uuid, process.pid) for process in processes}) == len(processes)
     for process in processes:
         assert process.pid > 0
-        assert process.used_mib is None or 0 <= process.used_mib <= memory[process.uuid]
+        assert process.used_mib is None or 0 <= process.used_mib <= memory[DeviceId(process.uuid)]
 
 
 def test_opening_is_counted(driver: Driver) -> None:

@@ -18,7 +18,7 @@ import grpc.aio
 import msgspec
 
 from fenka.core.gangs import place_gang
-from fenka.core.inventory import Card
+from fenka.core.inventory import Card, DeviceId
 from fenka.core.inventory import Node as CoreNode
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Slice
@@ -428,7 +428,7 @@ class FakeHardware:
 
 def card(index: int, memory_mib: int = T4_MIB) -> Card:
     """A T4, or what has this memory."""
-    return Card(index, f"GPU-{uuid.UUID(int=index + 1)}", "Tesla T4", memory_mib)
+    return Card(index, DeviceId(f"GPU-{uuid.UUID(int=index + 1)}"), "Tesla T4", memory_mib)
 
 
 @dataclass

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fenka.core.inventory import DeviceId
 from fenka.core.usage import UsageTotals
 from fenka.dialects import ack, base, gpu_manager, gpushare, hami, nvidia
 from fenka.isolation import control
@@ -182,7 +183,7 @@ def test_who_had_a_whole_card_before_the_node_was_shared(library: Path) -> None:
         path = "/api/v1/namespaces/default/pods/old"
         await until(lambda: nvidia.RECORD in node.api.objects[path]["metadata"]["annotations"])
         written = node.api.objects[path]["metadata"]["annotations"]
-        index = {card(it).uuid: it for it in (0, 1)}[uuid]
+        index = {card(it).uuid: it for it in (0, 1)}[DeviceId(uuid)]
         assert json.loads(written[nvidia.RECORD]) == {"main": [index]}
         assert json.loads(written[base.CARDS]) == {str(index): uuid}
         # Its id is still offered, or the kubelet would not start its container again.

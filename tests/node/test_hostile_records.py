@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
 from fenka.dialects import base, gpushare
 from fenka.dialects.leases import REPORT, LeaseReport, Lingering, decode_report
@@ -66,9 +67,11 @@ async def seen(node: NodeHarness, name: str, key: str, text: str) -> None:
 
 def forged(pod: Json, card_uuid: str = A) -> str:
     """A record of a resize that never was: all of a card."""
-    piece = Slice(0, card_uuid, 15079, 100)
+    piece = Slice(0, DeviceId(card_uuid), 15079, 100)
     return encode_status(
-        ResizeStatus(pod["metadata"]["uid"], (Slice(0, card_uuid, 1077, 0),), {"main": (piece,)})
+        ResizeStatus(
+            pod["metadata"]["uid"], (Slice(0, DeviceId(card_uuid), 1077, 0),), {"main": (piece,)}
+        )
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenka.core.inventory import Card
+from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Slice
 from fenka.core.units import card_units
 from fenka.node.kubelet import device_ids
@@ -34,7 +34,7 @@ def nodes(draw: st.DrawFn) -> tuple[list[Card], list[device_ids.Held]]:
     cards = [
         Card(
             index,
-            f"GPU-{index}",
+            DeviceId(f"GPU-{index}"),
             "T4",
             size * UNIT + draw(st.integers(0, UNIT - 1)),
             healthy=draw(st.booleans()),

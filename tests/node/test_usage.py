@@ -213,7 +213,7 @@ def test_metrics(tmp_path: Path, token: Token) -> None:
     looks = usage(tmp_path, 50, iter(range(0, 100, 4)))
     looks.sample([token], {}, (card(0),), {})
     exporter = Exporter("n1")
-    readings = {card(0).uuid: Reading(card(0).uuid, 60, 15079, 30, 41, 33.5, 70.0)}
+    readings = {str(card(0).uuid): Reading(card(0).uuid, 60, 15079, 30, 41, 33.5, 70.0)}
     exporter.sample = looks.sample([token], {CONTAINER: "main"}, (card(0),), readings)
     registry = CollectorRegistry()
     registry.register(exporter)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from fenka.cluster.objects import Node, Pod
-from fenka.core.inventory import Card
+from fenka.core.inventory import Card, DeviceId
 from fenka.dialects import base, gpushare, node_inventory
 
 Json = dict[str, Any]
@@ -23,7 +23,7 @@ def node_json(
     inventory: bool = True,
 ) -> Json:
     """A sharing node with cards of these MiB; without inventory it is one of gpushare's plugin."""
-    cards = [Card(i, f"GPU-{name}-{i}", "Tesla T4", mib) for i, mib in enumerate(sizes)]
+    cards = [Card(i, DeviceId(f"GPU-{name}-{i}"), "Tesla T4", mib) for i, mib in enumerate(sizes)]
     units = sum(mib // unit_mib for mib in sizes)
     resources = {
         gpushare.MEMORY: str(units),

@@ -12,6 +12,7 @@ import aiohttp
 from fenka.kubernetes.http_listener import HttpListener, serve_app
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import PREFIX, Access, Server
+from tests.core.core_kit import device
 from tests.kubernetes.api_server import ApiServer, api_server, until
 from tests.kubernetes.test_election import Clock
 from tests.scheduler.objects_kit import Json, pod_json
@@ -61,7 +62,7 @@ class SchedulerHarness:
 
     def held(self, node: str, card: int = 0) -> int:
         """MiB, by this replica's world."""
-        return self.replica.world.used(node, card).memory_mib
+        return self.replica.world.card_usage(node, device(card, node)).memory_mib
 
     def knows(self, *pods: Json) -> bool:
         """Whether the watch has brought them."""

@@ -32,6 +32,7 @@ from fenka.scheduler.gang_scheduler import (
     GangScheduler,
 )
 from fenka.scheduler.queue_controller import QueueController, QueuedEvaluator
+from tests.core.core_kit import device
 from tests.kubernetes.api_server import ApiServer, until
 from tests.scheduler.objects_kit import T4_MIB, Json, a_node, a_pod, node_json, on_card
 from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
@@ -101,7 +102,7 @@ class Cluster:
 
     def free(self, node: str) -> int:
         """MiB that nobody holds, plans included."""
-        return T4_MIB - self.gangs.used(node, 0).memory_mib
+        return T4_MIB - self.gangs.card_usage(node, device(0, node)).memory_mib
 
 
 def test_a_gang_over_two_nodes() -> None:
@@ -119,7 +120,7 @@ def test_a_gang_over_two_nodes() -> None:
     for pod, (node,) in zip(pods, places, strict=True):
         assert cluster.extender.prioritize(pod, [node]) == [(node, 10)]
         cluster.bind(pod, node)
-    assert [cluster.world.used(it, 0).memory_mib for it in "ab"] == [15078, 15078]
+    assert [cluster.world.card_usage(it, device(0, it)).memory_mib for it in "ab"] == [15078, 15078]
     assert [cluster.free("a"), cluster.free("b")] == [1, 1]
 
 
@@ -328,7 +329,7 @@ def test_two_gangs_never_hold_half_each(sizes: list[tuple[int, int]], data: st.D
     for pod in every:
         ask(pod)
     for name in cluster.names:
-        assert cluster.gangs.used(name, 0).memory_mib <= T4_MIB
+        assert cluster.gangs.card_usage(name, device(0, name)).memory_mib <= T4_MIB
     planned = {
         key: [
             cluster.gangs.planned_placement(pod, places.get(pod.metadata.uid, "")) is not None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.state import ClusterState
+from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
 from fenka.dialects import (
     ack,
@@ -26,10 +27,11 @@ from fenka.dialects import (
 from fenka.dialects.base import InvalidRecord, nominal_mib
 from fenka.dialects.leases import LeaseReport, Lingering
 from fenka.dialects.registry import WITH_HAMI, detect
+from tests.core.core_kit import device
 from tests.scheduler.objects_kit import T4_MIB, a_node, pod_json
 
 CARDS = 4
-FORGED = Slice(0, "GPU-n-0", T4_MIB, 100)
+FORGED = Slice(0, DeviceId("GPU-n-0"), T4_MIB, 100)
 
 
 def pod(limits: dict[str, int], **rest: Any) -> Pod:
@@ -43,7 +45,7 @@ def pod(limits: dict[str, int], **rest: Any) -> Pod:
 
 def counted(world: ClusterState) -> tuple[int, int]:
     """MiB and percent that are held of all cards of the node."""
-    used = [world.used("n", card) for card in range(CARDS)]
+    used = [world.card_usage("n", device(card, "n")) for card in range(CARDS)]
     return sum(it.memory_mib for it in used), sum(it.compute for it in used)
 
 
@@ -225,7 +227,12 @@ def test_what_the_leader_wrote_counts_when_the_record_is_changed() -> None:
     for annotations in (placed(2), placed(1), placed(1, 1), {gpushare.ALLOCATION: "x"}, {}):
         world.set_pod(pod({gpushare.MEMORY: 8}, annotations=annotations))
         assert not world.is_assumed("u")
-        assert [world.used("n", card).memory_mib for card in range(CARDS)] == [0, 0, 8616, 0]
+        assert [world.card_usage("n", device(card, "n")).memory_mib for card in range(CARDS)] == [
+            0,
+            0,
+            8616,
+            0,
+        ]
     world.forget_pod("u")
     assert counted(world) == (0, 0)
 
@@ -234,7 +241,12 @@ def test_an_unreadable_record_counts_where_the_last_readable_one_was() -> None:
     """For a leader that did not write it."""
     world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(2)))
     world.set_pod(pod({gpushare.MEMORY: 8}, annotations={gpushare.ALLOCATION: "x"}))
-    assert [world.used("n", card).memory_mib for card in range(CARDS)] == [0, 0, 8616, 0]
+    assert [world.card_usage("n", device(card, "n")).memory_mib for card in range(CARDS)] == [
+        0,
+        0,
+        8616,
+        0,
+    ]
     holding = world.allocation("u")
     assert holding is not None
     assert holding.error is not None
@@ -249,44 +261,44 @@ def test_the_nodes_report_counts_for_pods_with_a_lease_whatever_their_records_sa
     """Also what was resized: more than the limits, where the node says so."""
     there = pod({gpushare.MEMORY: 8}, annotations=placed(1))
     world = a_world(there)
-    world.set_node(reporting(LeaseReport({"u": (Slice(2, "GPU-n-2", 12000, 30),)})))
+    world.set_node(reporting(LeaseReport({"u": (Slice(2, DeviceId("GPU-n-2"), 12000, 30),)})))
     assert counted(world) == (12000, 30)
-    assert world.used("n", 2).memory_mib == 12000
+    assert world.card_usage("n", device(2, "n")).memory_mib == 12000
     world.set_pod(pod({gpushare.MEMORY: 8}, annotations={gpushare.ALLOCATION: "x"}))
-    assert world.used("n", 2).memory_mib == 12000
+    assert world.card_usage("n", device(2, "n")).memory_mib == 12000
     holding = world.allocation("u")
     assert holding is not None
     assert holding.error is None
     world.set_node(a_node("n", *[T4_MIB] * CARDS))
     # What the tenant wrote before is all that is left.
-    assert world.used("n", 2).memory_mib == 0
+    assert world.card_usage("n", device(2, "n")).memory_mib == 0
 
 
 def test_whole_cards_that_a_node_reports_are_whole() -> None:
     """Beside a slice of the same pod."""
-    pieces = Slice(1, "GPU-n-1", T4_MIB, 100), Slice(2, "GPU-n-2", 1077, 10)
+    pieces = Slice(1, DeviceId("GPU-n-1"), T4_MIB, 100), Slice(2, DeviceId("GPU-n-2"), 1077, 10)
     world = a_world(pod({base.NVIDIA_GPU: 1}))
     world.set_node(reporting(LeaseReport({"u": pieces})))
-    assert [world.used("n", card).whole for card in range(CARDS)] == [0, 1, 0, 0]
+    assert [world.card_usage("n", device(card, "n")).whole for card in range(CARDS)] == [0, 1, 0, 0]
     assert counted(world) == (T4_MIB + 1077, 110)
 
 
 def test_a_card_that_was_exchanged_is_free_whatever_a_report_says_of_the_former_one() -> None:
     """Reports name cards by UUID."""
     world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(1)))
-    world.set_node(reporting(LeaseReport({"u": (Slice(1, "GPU-former", 8616, 0),)})))
+    world.set_node(reporting(LeaseReport({"u": (Slice(1, DeviceId("GPU-former"), 8616, 0),)})))
     assert counted(world) == (0, 0)
 
 
 def test_a_pod_deleted_by_force_counts_while_its_node_says_that_it_lives() -> None:
     """Else others would be sent to a card that is full; it is nobody's victim."""
     world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(2)))
-    lingering = {"u": Lingering("team/p", (Slice(2, "GPU-n-2", 8616, 0),))}
+    lingering = {"u": Lingering("team/p", (Slice(2, DeviceId("GPU-n-2"), 8616, 0),))}
     world.set_node(reporting(LeaseReport({}, lingering)))
     # The API server still shows it here: once, not twice.
     assert counted(world) == (8616, 0)
     world.forget_pod("u")
-    assert world.used("n", 2).memory_mib == 8616
+    assert world.card_usage("n", device(2, "n")).memory_mib == 8616
     (holding,) = world.allocations("n")
     assert holding.lingering
     assert holding.pod.full_name == "team/p"
@@ -303,14 +315,14 @@ def test_a_pod_deleted_by_force_counts_while_its_node_says_that_it_lives() -> No
     assert found is not None
     assert "u" not in found.uids
     world.set_node(reporting(LeaseReport()))
-    assert world.used("n", 2).memory_mib == 0
+    assert world.card_usage("n", device(2, "n")).memory_mib == 0
 
 
 def test_a_report_that_cannot_be_read_leaves_the_other_sources() -> None:
     """Of a newer version of the node's program, for example."""
     world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(2)))
     world.set_node(a_node("n", *[T4_MIB] * CARDS, annotations={leases.REPORT: "x"}))
-    assert world.used("n", 2).memory_mib == 8616
+    assert world.card_usage("n", device(2, "n")).memory_mib == 8616
 
 
 def test_a_pod_of_two_dialects_does_not_keep_others_from_its_node() -> None:

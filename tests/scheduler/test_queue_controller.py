@@ -575,7 +575,7 @@ def test_cards_without_a_name() -> None:
     assert cluster.start(small) == "n/0"
     holding = cluster.world.allocation("s")
     assert holding is not None
-    assert [it.uuid for it in holding.slices] == [""]
+    assert [it.uuid for it in holding.slices] == ["n/0"]
 
 
 def test_nobody_is_evicted_for_a_card_that_another_would_get() -> None:
@@ -657,7 +657,7 @@ def units_on(cluster: Cluster) -> Iterable[int]:
     """MiB held of each card."""
     for share in cluster.world.shared_nodes():
         for card in share.node.cards:
-            yield cluster.world.used(share.node.name, card.index).memory_mib
+            yield cluster.world.card_usage(share.node.name, card.uuid).memory_mib
 
 
 @settings(deadline=None, max_examples=150)

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.hardware import card_lock
 from fenka.hardware.machine import Hardware
 from fenka.workstation import admission, files, protocol
@@ -23,7 +23,7 @@ from tests.workstation.users import place
 
 __all__ = ["place"]
 
-CARD = Card(0, "GPU-1", "Tesla T4", 15079)
+CARD = Card(0, DeviceId("GPU-1"), "Tesla T4", 15079)
 HELLO = protocol.encode(protocol.Hello()) + b"\n"
 CONFIRM = protocol.encode(protocol.ConfirmLease()) + b"\n"
 SOMEBODY = 61000

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Memory, Request
 from fenka.workstation.broker import (
     GRACE_S,
@@ -25,7 +25,7 @@ from fenka.workstation.broker import (
     UnknownJob,
 )
 
-T4 = Card(0, "GPU-0", "Tesla T4", 15079)
+T4 = Card(0, DeviceId("GPU-0"), "Tesla T4", 15079)
 
 
 def job(
@@ -326,7 +326,7 @@ def test_backfill_takes_a_proof(time_limit_s: float | None, starts: bool) -> Non
 
 def test_a_waiter_names_its_card_and_leaves_the_other() -> None:
     """Two cards full; who waits keeps one of them, the smaller one is served on the other."""
-    broker = Broker(Node("here", (T4, Card(1, "GPU-1", "Tesla T4", 15079))), "binpack")
+    broker = Broker(Node("here", (T4, Card(1, DeviceId("GPU-1"), "Tesla T4", 15079))), "binpack")
     broker.submit([job("a", 10)], 0)
     broker.submit([job("b", 11, at=1)], 1)
     broker.submit([job("large", 14, at=2)], 2)
@@ -407,7 +407,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        cards = (T4, Card(1, "GPU-1", "Tesla P4", 7611))
+        cards = (T4, Card(1, DeviceId("GPU-1"), "Tesla P4", 7611))
         self.broker = Broker(Node("here", cards), "binpack")
         self.now = 0.0
         self.names = (f"j{number}" for number in itertools.count())
@@ -496,7 +496,7 @@ class Lifecycle(RuleBasedStateMachine):
                 if piece.uuid == card.uuid
             )
             assert held <= card.memory_mib
-            assert held == self.broker.ledger.used("here", card.index).memory_mib
+            assert held == self.broker.ledger.card_usage("here", card.uuid).memory_mib
 
     @invariant()
     def slices_belong_to_jobs(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fenka.core.inventory import DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.isolation import account
 from fenka.workstation import files
@@ -36,7 +37,7 @@ def job(uid: int) -> Job:
         kind="run",
         isolation="namespace",
         requested_at=0,
-        placement=Placement("here", (Slice(0, CARD, 1024, 100),)),
+        placement=Placement("here", (Slice(0, DeviceId(CARD), 1024, 100),)),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fenka.core.inventory import DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.isolation import proc_reader, processes
 from fenka.workstation import lease_processes
@@ -223,7 +224,7 @@ def a_job(namespace: int, **others: object) -> Job:
         kind="run",
         isolation="namespace",
         requested_at=0,
-        placement=Placement("here", (Slice(0, "GPU-0", 1024, 100),)),
+        placement=Placement("here", (Slice(0, DeviceId("GPU-0"), 1024, 100),)),
         user_namespace=namespace,
     )
     for name, value in others.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.core.inventory import Card
+from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.workstation import protocol
@@ -28,7 +28,7 @@ from fenka.workstation.usage import (
 from tests.workstation.conftest import HOLD, Workstation, eventually
 
 CARD = "GPU-00000000-0000-0000-0000-000000000001"
-T4 = Card(0, CARD, "Tesla T4", 15000)
+T4 = Card(0, DeviceId(CARD), "Tesla T4", 15000)
 CARDS = {CARD: T4}
 CAP = 4308
 
@@ -57,7 +57,7 @@ def job(
         isolation="namespace",
         requested_at=0,
         state="completing" if held else "running",
-        placement=Placement("here", (Slice(0, CARD, mib, 100),)),
+        placement=Placement("here", (Slice(0, DeviceId(CARD), mib, 100),)),
         retained=held,
         compute_percent=core,
         unattributed_mib={CARD: 300},

@@ -9,7 +9,7 @@ from fenka.cluster.node_verdicts import COUNTED, NodeVerdict, explain_nodes
 from fenka.cluster.objects import QUEUE_GATE, Event, Pod
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.dialects import ack, base, gpushare
-from fenka.dialects.base import InvalidRecord
+from fenka.dialects.base import InvalidRecord, driver_uuid
 
 MAX_EVENTS = 5
 """The newest warnings to show."""
@@ -132,7 +132,7 @@ def _explain_placed(result: PodExplanation, pod: Pod, snapshot: ClusterSnapshot)
             units = gpushare.shown_units(shared, held.slices)
             result.slices = [
                 f"{units[piece.card]:g} units ({piece.memory_mib} MiB) of card {piece.card} on "
-                f"{held.node}" + (f", {piece.uuid}" if piece.uuid else "")
+                f"{held.node}" + (f", {uuid}" if (uuid := driver_uuid(piece.uuid)) else "")
                 for piece in held.slices
             ]
     _explain_refusals(result, pod, snapshot)

@@ -211,7 +211,7 @@ class _SharedCards:
             notes = [
                 f"card {card.index} of {name} is overcommitted: {used} of {card.memory_mib} MiB"
                 for card in node.node.cards
-                if (used := self._state.used(name, card.index).memory_mib) > card.memory_mib
+                if (used := self._state.card_usage(name, card.uuid).memory_mib) > card.memory_mib
             ]
         return notes
 

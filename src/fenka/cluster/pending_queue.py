@@ -18,12 +18,12 @@ from fenka.cluster.pod_groups import MINIMUM_LABEL, group_key
 from fenka.cluster.pod_placement import (
     fits_when_empty,
     resident_compute,
-    with_card_ids,
 )
 from fenka.cluster.state import ClusterState, PodAllocation
 from fenka.core.backfill import Backfill
 from fenka.core.evaluate import Policy
 from fenka.core.fairness import NO_HISTORY, Fairness, UsageHistory
+from fenka.core.inventory import DeviceId
 from fenka.core.queue import (
     Allocation,
     HistoryLookup,
@@ -37,6 +37,7 @@ from fenka.core.queue import (
 )
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.core.usage import UsageOverlay
 from fenka.dialects import node_modes, nvidia
 from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest
 
@@ -125,7 +126,7 @@ class QueueSnapshot:
 
     places: tuple[QueueEntry, ...] = ()
     room: frozenset[int] | None = None
-    home: Mapping[str, str] = field(default_factory=dict)
+    home: Mapping[DeviceId, str] = field(default_factory=dict)
     """The node of each card."""
     past: HistoryLookup = lambda _: NO_HISTORY
     """What namespaces have and had, as of `now`."""
@@ -196,7 +197,7 @@ class PendingQueue:
         self._complete = complete
         self._groups: dict[int, Backfill] = {}
         self._shares: dict[int, list[SharedNode]] = {}
-        self._home: dict[str, str] = {}
+        self._home: dict[DeviceId, str] = {}
         self._nodes_version = -1
         self._may_go: dict[tuple[int, bytes, tuple[SliceRequest, ...]], frozenset[str]] = {}
         self._mixed: frozenset[str] = frozenset()
@@ -239,6 +240,10 @@ class PendingQueue:
         order = sort_keys(
             (next(iter(asked.values())) for _, asked in wanted.values()), past, self._fairness, now
         )
+        usage = UsageOverlay(self._world)
+        for placements in planned.values():
+            for placement in placements:
+                usage.add(placement)
         placed: dict[str, tuple[Placement, ...]] = {}
         standings: dict[str, list[QueueStatus]] = {}
         room = set()
@@ -249,7 +254,7 @@ class PendingQueue:
                 for rank, (_, waiting) in enumerate(order)
                 if waiting.id not in placed and unit in (asked := wanted[waiting.id][1])
             ]
-            found = group.serve(mine, held[unit], now)
+            found = group.serve(mine, held[unit], now, usage)
             placed.update(found.placed)
             for it in found.pending:
                 standings.setdefault(it.id, []).append(it)
@@ -370,7 +375,7 @@ class PendingQueue:
         for unit in self._groups.keys() - self._shares.keys():
             del self._groups[unit]
         for unit, shares in sorted(self._shares.items()):
-            nodes = [with_card_ids(share.node) for share in shares]
+            nodes = [share.node for share in shares]
             self._home.update((card.uuid, node.name) for node in nodes for card in node.cards)
             if unit in self._groups:
                 self._groups[unit].set_nodes(nodes)

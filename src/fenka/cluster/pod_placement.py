@@ -4,14 +4,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Protocol
 
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_demand import PodDemand
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy, evaluate, fits_card, never_fits
 from fenka.core.gangs import place_gang
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.preemption import DisruptionBudget, Preemptor, VictimCandidate, cheapest_victims
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request
@@ -51,13 +50,6 @@ class Feasible:
 Verdict = Feasible | Infeasible
 
 
-class VersionedUsage(UsageView, Protocol):
-    """What is held of each card, and when that changed."""
-
-    def generation(self, node: str) -> int:
-        """Changes whenever anything does that a judgement of this node depends on."""
-
-
 @dataclass(frozen=True, slots=True)
 class HeldPlacement:
     """What somebody who waits will get. id: whose it is."""
@@ -70,12 +62,12 @@ class HeldPlacement:
 class QueueConstraints:
     """Who is served before a pod, and what is kept for them.
 
-    reserved: UUIDs of the cards that they have named, as `named` has them. kept: by node, what fits for
+    reserved: the cards that they have reserved. kept: by node, what fits for
     them now, though it has not come to that yet. nodes: where any of that is. position: the pod's own,
     of so many who wait, itself among them; 0 of 0 where nobody keeps an order.
     """
 
-    reserved: frozenset[str] = frozenset()
+    reserved: frozenset[DeviceId] = frozenset()
     kept: Mapping[str, tuple[HeldPlacement, ...]] = field(default_factory=dict)
     nodes: frozenset[str] = frozenset()
     position: int = 0
@@ -108,9 +100,7 @@ class PodEvaluator:
     A cluster's pods come in few sizes: of a thousand nodes those few are judged again that changed.
     """
 
-    def __init__(
-        self, world: ClusterState, policy: Policy, view: VersionedUsage | None = None
-    ) -> None:
+    def __init__(self, world: ClusterState, policy: Policy, view: UsageView | None = None) -> None:
         """view: what is held; more than the world says where plans hold something besides."""
         self._world, self._policy, self._view = world, policy, view or world
         self._memory: OrderedDict[tuple[SliceRequest, ...], dict[str, tuple[int, Verdict]]] = (
@@ -285,7 +275,7 @@ class PodEvaluator:
         for kept in ahead.kept.get(node, ()):
             view.add(kept.placement)
         claim = Preemptor(tuple(part.request for part in parts), _priority(pod))
-        closed = _without(share.node, ahead.reserved)
+        closed = _cordoned(share.node, ahead.reserved)
         found = cheapest_victims(view, others, claim, (closed,), self._policy)
         if found is None:
             return None
@@ -320,14 +310,8 @@ class PodEvaluator:
         node, view = share.node, UsageOverlay(self._view)
         for it in ahead.kept.get(node.name, ()):
             view.add(it.placement)
-        verdict = self._evaluate_node(
-            parts, replace(share, node=with_card_ids(node)), view, ahead.reserved
-        )
-        if isinstance(verdict, Feasible):
-            return replace(
-                verdict, placements=tuple(_as_recorded(it, node) for it in verdict.placements)
-            )
-        if verdict.rejection is None:
+        verdict = self._evaluate_node(parts, share, view, ahead.reserved)
+        if isinstance(verdict, Feasible) or verdict.rejection is None:
             return verdict
         rejection = self._kept(parts[0].request, node, verdict.rejection)
         return Infeasible(sentence(rejection), unresolvable=False, rejection=rejection)
@@ -336,7 +320,7 @@ class PodEvaluator:
         """A card that would do, were it not for others, is reserved for them, whatever is lacking then."""
         reasons = (
             Reason(ReasonCode.RESERVED, it.card)
-            if fits_card(card, self._view.used(node.name, card.index), request)
+            if fits_card(card, self._view.card_usage(node.name, card.uuid), request)
             else it
             for it, card in zip(rejection.reasons, node.cards, strict=True)
         )
@@ -347,7 +331,7 @@ class PodEvaluator:
         parts: tuple[SliceRequest, ...],
         share: SharedNode,
         view: UsageView,
-        reserved: Collection[str] = (),
+        reserved: Collection[DeviceId] = (),
     ) -> Verdict:
         node = share.node
         trouble = self._world.node_error(node.name)
@@ -409,28 +393,10 @@ def resident_compute(world: ClusterState, name: str) -> set[bool]:
     }
 
 
-def with_card_ids(node: Node) -> Node:
-    """With a name for each card, also where only gpushare's plugin is, which tells no UUIDs."""
-    if all(card.uuid for card in node.cards):
-        return node
-    cards = (replace(card, uuid=card.uuid or f"{node.name}/{card.index}") for card in node.cards)
-    return replace(node, cards=tuple(cards))
-
-
-def _without(node: Node, reserved: Collection[str]) -> Node:
-    """With these cards closed."""
-    cards = (
-        replace(card, cordoned=True) if name.uuid in reserved else card
-        for card, name in zip(node.cards, with_card_ids(node).cards, strict=True)
-    )
+def _cordoned(node: Node, reserved: Collection[DeviceId]) -> Node:
+    """Return the node with these cards cordoned."""
+    cards = (replace(it, cordoned=True) if it.uuid in reserved else it for it in node.cards)
     return replace(node, cards=tuple(cards)) if reserved else node
-
-
-def _as_recorded(placement: Placement, node: Node) -> Placement:
-    """The cards by the node's own UUIDs again."""
-    uuids = {card.index: card.uuid for card in node.cards}
-    slices = tuple(replace(it, uuid=uuids[it.card]) for it in placement.slices)
-    return placement if slices == placement.slices else replace(placement, slices=slices)
 
 
 def sentence(rejection: NodeRejection) -> str:
@@ -460,7 +426,15 @@ def fits_when_empty(requests: tuple[Request, ...], node: Node) -> bool:
 def _never_fits(requests: tuple[Request, ...], kinds: tuple[_Kind, ...]) -> bool:
     """Whether a node with such cards would not do even if it were empty. A cluster has few kinds of nodes."""
     cards = (
-        Card(index, "", model, memory_mib, compute, healthy=healthy, cordoned=cordoned)
+        Card(
+            index,
+            DeviceId(str(index)),
+            model,
+            memory_mib,
+            compute,
+            healthy=healthy,
+            cordoned=cordoned,
+        )
         for index, (memory_mib, compute, model, healthy, cordoned) in enumerate(kinds)
     )
     node = Node("any", tuple(cards))

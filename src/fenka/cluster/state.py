@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fenka.cluster.objects import Node, ObjectMeta, Pod
+from fenka.core.inventory import DeviceId
 from fenka.core.request import Placement, Slice
 from fenka.core.usage import CardUsage, UsageTotals
 from fenka.dialects import leases, node_inventory, node_modes
-from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, fallback_placement
+from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, driver_uuid, fallback_placement
 from fenka.dialects.leases import LeaseReport, Lingering, Refusal
 from fenka.dialects.registry import DIALECTS
 
@@ -93,13 +94,13 @@ class ClusterState:
 
     # ---- a View ----
 
-    def used(self, node: str, card: int) -> CardUsage:
+    def card_usage(self, node: str, device: DeviceId) -> CardUsage:
         """What is held of this card."""
-        return self._tally.used(node, card)
+        return self._tally.card_usage(node, device)
 
-    def host_used(self, node: str) -> tuple[int, int]:
+    def host_usage(self, node: str) -> tuple[int, int]:
         """kube-scheduler counts CPU and host memory itself."""
-        return self._tally.host_used(node)
+        return self._tally.host_usage(node)
 
     # ---- what is there ----
 
@@ -394,11 +395,11 @@ def read_allocation(
 
 def _reported(share: SharedNode, slices: Sequence[Slice]) -> tuple[Placement, ...]:
     """What a node reports of a pod: whole cards apart from parts of cards."""
-    cards = {card.index: card for card in share.node.cards}
+    cards = {card.uuid: card for card in share.node.cards}
     there = _there(share, Placement(share.node.name, tuple(slices))).slices
 
     def is_whole(piece: Slice) -> bool:
-        card = cards[piece.card]
+        card = cards[piece.uuid]
         return piece.memory_mib >= card.memory_mib and piece.compute >= card.compute
 
     whole = tuple(it for it in there if is_whole(it))
@@ -410,13 +411,21 @@ def _reported(share: SharedNode, slices: Sequence[Slice]) -> tuple[Placement, ..
 
 
 def _there(share: SharedNode, placement: Placement) -> Placement:
-    """Without cards that the node has no longer: another card may have their index by now."""
-    uuids = {card.index: card.uuid for card in share.node.cards}
-    slices = tuple(
-        it
-        for it in placement.slices
-        if it.card in uuids and uuids[it.card] in ("", it.uuid or uuids[it.card])
-    )
+    """Return the placement without cards that the node no longer has.
+
+    Only where no plugin has named a card, now or when the slice was recorded, its index stands for it.
+    """
+    kept = list[Slice]()
+    cards = {card.index: card for card in share.node.cards}
+    for piece in placement.slices:
+        card = cards.get(piece.card)
+        if card is None:
+            continue
+        if card.uuid == piece.uuid:
+            kept.append(piece)
+        elif not (driver_uuid(card.uuid) and driver_uuid(piece.uuid)):
+            kept.append(replace(piece, uuid=card.uuid))
+    slices = tuple(kept)
     return placement if slices == placement.slices else replace(placement, slices=slices)
 
 

@@ -44,7 +44,7 @@ class UsageAccounting:
             holding = read_allocation(share, pod, self._world.dialects)
             ended = seconds(pod.ended_at) or started
         if holding is not None:
-            cards = cards_of(holding.placements, {it.index: it for it in share.node.cards})
+            cards = cards_of(holding.placements, {it.uuid: it for it in share.node.cards})
             self.uses.start(uid, pod.metadata.namespace, cards, created, started, now)
         if pod.finished or holding is None:
             self.uses.stop(uid, max(started, ended), now)
@@ -63,7 +63,7 @@ class UsageAccounting:
         for it in placements:
             share = self._world.shared_node(it.node)
             if share is not None:
-                cards += cards_of((it,), {card.index: card for card in share.node.cards})
+                cards += cards_of((it,), {card.uuid: card for card in share.node.cards})
         self.uses.charge(namespace, cards * (now - since), requested_at, now)
 
     def forget(self, uid: str, now: float) -> None:

@@ -13,7 +13,7 @@ from math import inf
 from fenka.core.evaluate import Fit, Policy, evaluate, fits_card
 from fenka.core.fairness import Fairness, UsageHistory
 from fenka.core.gangs import place_gang
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.queue import (
     Allocation,
     PendingRequest,
@@ -25,7 +25,7 @@ from fenka.core.queue import (
 )
 from fenka.core.reasons import NodeRejection, Unschedulable
 from fenka.core.request import Placement, Request, Slice
-from fenka.core.usage import CardUsage, EmptyUsage, UsageTotals
+from fenka.core.usage import CardUsage, EmptyUsage, UsageOverlay, UsageTotals, UsageView
 from fenka.core.verdict_cache import MAX_SHAPES, VerdictCache
 
 
@@ -60,24 +60,27 @@ class Backfill:
         waiting: Collection[PendingRequest],
         held: Iterable[Allocation],
         now: float,
-        totals: UsageTotals | None = None,
+        usage: UsageView | None = None,
         uses: UsageHistory | None = None,
     ) -> SchedulingResult:
         """Place in order what fits now, each on what those before it leave; name cards for who does not.
 
-        totals: those of `held`, from who keeps them anyway; they are added to. uses: what users have had.
+        usage: what `held` adds up to, from whoever keeps that anyway. Nodes whose generation there is the
+        same as in the last call are not judged again. uses: what users have had.
         """
         if not waiting:
             return SchedulingResult((), ())
         turn = _SchedulingPass(self._nodes, self._policy, self._verdicts, self._ends, now)
-        turns = turn.begin(held, totals)
+        turns = turn.begin(held, usage)
         placed: list[tuple[str, tuple[Placement, ...]]] = []
         standings: list[QueueStatus] = []
         reservations: list[Reservation] = []
         past = history_lookup(turns, uses or self._no_uses, now)
         for it in queue_order(waiting, past, self._fairness, now):
             deadline = None if it.time_limit_s is None else now + it.time_limit_s
-            barred = frozenset[str]().union(*(r.cards for r in reservations if r.blocks(deadline)))
+            barred = frozenset[DeviceId]().union(
+                *(r.cards for r in reservations if r.blocks(deadline))
+            )
             verdict = turn.place(it, barred)
             if isinstance(verdict, Unschedulable):
                 reservation = turn.reserve_cards(it) if len(reservations) < self._depth else None
@@ -91,7 +94,7 @@ class Backfill:
         return SchedulingResult(tuple(placed), tuple(standings))
 
 
-_Shape = tuple[tuple[Request, ...], frozenset[str], frozenset[str] | None, bool]
+_Shape = tuple[tuple[Request, ...], frozenset[DeviceId], frozenset[str] | None, bool]
 """What is asked for, cards that are barred for it, the nodes to which it may go, and whether to one alone."""
 
 MAX_TRIED_NODES = 64
@@ -110,42 +113,41 @@ class _SchedulingPass:
         now: float,
     ) -> None:
         self._nodes, self._policy, self._now = nodes, policy, now
-        self._verdicts, self._ends, self._tally = verdicts, ends, UsageTotals()
+        self._verdicts, self._ends = verdicts, ends
+        self._usage = UsageOverlay(EmptyUsage())
         self._by_node: dict[str, list[Allocation]] = {}
         self._named: dict[str, list[Allocation]] = {}
         """What will hold named cards, by node."""
-        self._barred: dict[str, float] = {}
+        self._barred: dict[DeviceId, float] = {}
         """Until when named cards, by UUID, are kept from those who name cards later."""
         self._changed: dict[str, dict[Request, list[_CardAvailability]]] = {}
         """Costs on nodes that are no more as they were when the turn began."""
         self._refused: dict[_Shape, tuple[int, Unschedulable]] = {}
         self._placed = 0
 
-    def begin(self, held: Iterable[Allocation], totals: UsageTotals | None) -> dict[str, int]:
+    def begin(self, held: Iterable[Allocation], usage: UsageView | None) -> dict[str, int]:
         """Take in what is held; how many placements each user has."""
         users: dict[str, int] = {}
-        if totals is not None:
-            self._tally = totals
+        totals = UsageTotals()
         for it in held:
-            if totals is None:
-                self._tally.add(it.placement)
+            if usage is None:
+                totals.add(it.placement)
             self._by_node.setdefault(it.placement.node, []).append(it)
             users[it.user] = users.get(it.user, 0) + 1
-        self._verdicts.refresh(self._tally)
+        self._usage = UsageOverlay(usage or totals)
         self._ends.renew(self._by_node)
         return users
 
     def hold(self, held: Allocation) -> None:
         """From now on."""
         node = held.placement.node
-        self._tally.add(held.placement)
+        self._usage.add(held.placement)
         self._by_node.setdefault(node, []).append(held)
         self._changed[node] = {}
-        self._verdicts.invalidate(node)
         self._placed += 1
 
     def place(
-        self, waiting: PendingRequest, barred: frozenset[str]
+        self, waiting: PendingRequest, barred: frozenset[DeviceId]
     ) -> tuple[Placement, ...] | Unschedulable:
         """All that it asks for or nothing, on what is held now."""
         requests = waiting.requests
@@ -156,25 +158,25 @@ class _SchedulingPass:
             return known[1]
         verdict: tuple[Placement, ...] | Unschedulable
         if len(requests) == 1:
-            found = self._verdicts.place(self._tally, requests[0], barred, waiting.nodes)
+            found = self._verdicts.place(self._usage, requests[0], barred, waiting.nodes)
             verdict = (found,) if isinstance(found, Placement) else found
         elif waiting.same_node:
             verdict = self._place_together(waiting, barred)
         else:
             nodes = waiting.eligible_nodes(self._nodes)
-            verdict = place_gang(self._tally, requests, self._policy, nodes, barred)
+            verdict = place_gang(self._usage, requests, self._policy, nodes, barred)
         if isinstance(verdict, Unschedulable):
             self._refused[shape] = self._placed, verdict
         return verdict
 
     def _place_together(
-        self, waiting: PendingRequest, barred: frozenset[str]
+        self, waiting: PendingRequest, barred: frozenset[DeviceId]
     ) -> tuple[Placement, ...] | Unschedulable:
         """All of it on one node, the best one by its first request. A no can be wrong beyond TRIES nodes."""
         fits: dict[str, tuple[tuple[float, ...], str, Node]] = {}
         rejections: dict[str, NodeRejection] = {}
         for request in dict.fromkeys(waiting.requests):
-            judged = self._verdicts.evaluate(self._tally, request, barred, waiting.nodes)
+            judged = self._verdicts.evaluate(self._usage, request, barred, waiting.nodes)
             for node, verdict in judged:
                 if isinstance(verdict, NodeRejection):
                     rejections.setdefault(node.name, verdict)
@@ -182,7 +184,7 @@ class _SchedulingPass:
                     fits.setdefault(node.name, (verdict.score, node.name, node))
         likely = sorted(fit for name, fit in fits.items() if name not in rejections)
         for _, name, node in likely[:MAX_TRIED_NODES]:
-            found = place_gang(self._tally, waiting.requests, self._policy, (node,), barred)
+            found = place_gang(self._usage, waiting.requests, self._policy, (node,), barred)
             if not isinstance(found, Unschedulable):
                 return found
             rejections[name] = found.rejections[0]
@@ -193,7 +195,7 @@ class _SchedulingPass:
 
         None for who could not even be placed if nothing were held.
         """
-        shape = waiting.requests, frozenset[str](), waiting.nodes, waiting.same_node
+        shape = waiting.requests, frozenset[DeviceId](), waiting.nodes, waiting.same_node
         if shape in self._ends.never:
             return None
         nodes = waiting.eligible_nodes(self._nodes)
@@ -240,10 +242,10 @@ class _SchedulingPass:
         found = place_gang(EmptyUsage(), requests, self._policy, nodes)
         if isinstance(found, Unschedulable):
             return []
-        cards = {(node.name, card.index): card for node in nodes for card in node.cards}
+        cards = {(node.name, card.uuid): card for node in nodes for card in node.cards}
         return [
             _ReservationOption(
-                tuple(cards[it.node, piece.card] for piece in it.slices), inf, Allocation(it)
+                tuple(cards[it.node, piece.uuid] for piece in it.slices), inf, Allocation(it)
             )
             for it in found
         ]
@@ -374,17 +376,17 @@ def _costs(request: Request, node: Node, held: Sequence[Allocation]) -> list[_Ca
     # They go as their time comes; of those whose end nobody can tell the largest first, so that they are few.
     # Who stays for ever (`deadline` infinite) comes last.
     going = sorted(held, key=lambda it: (_end(it), it.deadline == inf, -_largest(it)))
-    on_card: dict[int, list[tuple[Allocation, Slice]]] = {card.index: [] for card in node.cards}
+    on_card: dict[DeviceId, list[tuple[Allocation, Slice]]] = {card.uuid: [] for card in node.cards}
     for it in going:
         for piece in it.placement.slices:
-            if piece.card in on_card:
-                on_card[piece.card].append((it, piece))
+            if piece.uuid in on_card:
+                on_card[piece.uuid].append((it, piece))
     host = _when_host(request, node, going) if on_host else (-inf, 0)
     if host is None:
         return []
     (host_at, host_uncertain), costs = host, []
     for card in node.cards:
-        found = _when(request, card, on_card[card.index])
+        found = _when(request, card, on_card[card.uuid])
         if found is not None:
             costs.append(_CardAvailability(max(found[0], host_at), found[1] + host_uncertain, card))
     return sorted(costs, key=_CardAvailability.order)

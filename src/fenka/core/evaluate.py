@@ -4,10 +4,11 @@ The scheduler, the workstation's daemon, what-ifs and the simulator all call `ev
 knows what fits.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable, hint
 from fenka.core.request import Placement, Request, Slice
 from fenka.core.usage import CardUsage, EmptyUsage, UsageView
@@ -18,19 +19,19 @@ class Candidate:
     """A card that is being judged: what is held of it, and what the request wants of it."""
 
     card: Card
-    used: CardUsage
+    usage: CardUsage
     requested_mib: int | None
     """None: more than the card has; 0: compute alone."""
 
     @property
     def free_mib(self) -> int:
         """Never negative: an overcommitted card has nothing free."""
-        return max(self.card.memory_mib - self.used.memory_mib, 0)
+        return max(self.card.memory_mib - self.usage.memory_mib, 0)
 
     @property
     def free_compute(self) -> int:
         """Percent, never negative."""
-        return max(self.card.compute - self.used.compute, 0)
+        return max(self.card.compute - self.usage.compute, 0)
 
     @property
     def free(self) -> tuple[int, int]:
@@ -56,8 +57,20 @@ class Fit:
 Verdict = Fit | NodeRejection
 
 Filter = Callable[[Candidate, Request], Reason | None]
-ScoreFunction = Callable[[float, Candidate], tuple[float, ...]]
-"""From the share of its node that is free and a card, what sorts nodes and then cards: smallest first."""
+
+
+class NodeCandidate(NamedTuple):
+    """A node that is being scored: the request, and all its cards with what is allocated of them."""
+
+    node: Node
+    request: Request
+    cards: Sequence[Candidate]
+    free_share: float
+    """The free part of the cards that take slices, in memory; in compute for a request of compute alone."""
+
+
+ScoreFunction = Callable[[NodeCandidate, Candidate], tuple[float, ...]]
+"""Return what sorts nodes, and the cards of a node: the smallest is the best."""
 
 
 def _unhealthy(it: Candidate, _: Request) -> Reason | None:
@@ -74,11 +87,11 @@ def _model(it: Candidate, request: Request) -> Reason | None:
 
 
 def _taken_whole(it: Candidate, _: Request) -> Reason | None:
-    return Reason(ReasonCode.WHOLE, it.card.index) if it.used.whole else None
+    return Reason(ReasonCode.WHOLE, it.card.index) if it.usage.whole else None
 
 
 def _in_use(it: Candidate, request: Request) -> Reason | None:
-    return Reason(ReasonCode.IN_USE, it.card.index) if request.whole and it.used.holders else None
+    return Reason(ReasonCode.IN_USE, it.card.index) if request.whole and it.usage.holders else None
 
 
 def _memory(it: Candidate, request: Request) -> Reason | None:
@@ -107,13 +120,13 @@ FILTERS: tuple[Filter, ...] = (
 """One predicate, one reason. The first that fails is the card's reason."""
 
 
-def _binpack(share_free: float, it: Candidate) -> tuple[float, ...]:
-    return share_free, *it.free, it.card.index
+def _binpack(on: NodeCandidate, card: Candidate) -> tuple[float, ...]:
+    return on.free_share, *card.free, card.card.index
 
 
-def _spread(share_free: float, it: Candidate) -> tuple[float, ...]:
-    first, second = it.free
-    return -share_free, -first, -second, it.card.index
+def _spread(on: NodeCandidate, card: Candidate) -> tuple[float, ...]:
+    first, second = card.free
+    return -on.free_share, -first, -second, card.card.index
 
 
 SCORES: dict[str, ScoreFunction] = {"binpack": _binpack, "spread": _spread}
@@ -128,14 +141,14 @@ def evaluate(
     request: Request,
     policy: Policy,
     nodes: Iterable[Node],
-    reserved: Collection[str] = (),
+    reserved: Collection[DeviceId] = (),
 ) -> list[Verdict]:
     """Judge every node, in the order given. Cards in `reserved` (UUIDs) are kept for others.
 
     Raises KeyError for an unknown policy.
     """
-    key = SCORES[policy]
-    return [_judge(view, request, key, node, reserved) for node in nodes]
+    score = SCORES[policy]
+    return [_judge(view, request, score, node, reserved) for node in nodes]
 
 
 def place(
@@ -143,7 +156,7 @@ def place(
     request: Request,
     policy: Policy,
     nodes: Iterable[Node],
-    reserved: Collection[str] = (),
+    reserved: Collection[DeviceId] = (),
 ) -> Placement | Unschedulable:
     """The best placement, or why there is none. Equal nodes: the first by name, so that it is certain."""
     verdicts = evaluate(view, request, policy, nodes, reserved)
@@ -184,10 +197,14 @@ def _restored(node: Node) -> Node:
 
 
 def _judge(
-    view: UsageView, request: Request, key: ScoreFunction, node: Node, reserved: Collection[str]
+    view: UsageView,
+    request: Request,
+    score: ScoreFunction,
+    node: Node,
+    reserved: Collection[DeviceId],
 ) -> Verdict:
     judged = [
-        Candidate(card, view.used(node.name, card.index), _requested_mib(request, card))
+        Candidate(card, view.card_usage(node.name, card.uuid), _requested_mib(request, card))
         for card in node.cards
     ]
     reasons = [_first_reason(it, request, reserved) for it in judged]
@@ -199,17 +216,17 @@ def _judge(
             for it, reason in zip(judged, reasons, strict=True)
         ]
         return NodeRejection(node.name, tuple(whys))
-    share_free = _share_free(judged)
-    fitting.sort(key=lambda it: key(share_free, it))
+    on = NodeCandidate(node, request, judged, _free_share(judged))
+    fitting.sort(key=lambda card: score(on, card))
     return Fit(
         node.name,
-        key(share_free, fitting[0]),
+        score(on, fitting[0]),
         _placement(request, node, fitting[: request.cards]),
         tuple(it.card for it in fitting),
     )
 
 
-def _share_free(judged: list[Candidate]) -> float:
+def _free_share(judged: list[Candidate]) -> float:
     """Of the node's cards that admit anybody, in what is asked for: memory, or compute alone."""
     admitting = [it for it in judged if it.card.healthy and not it.card.cordoned]
     of_compute = admitting[0].requested_mib == 0
@@ -223,7 +240,7 @@ def _requested_mib(request: Request, card: Card) -> int | None:
     return request.memory.mib_on(card.memory_mib) if request.memory else 0
 
 
-def _first_reason(it: Candidate, request: Request, reserved: Collection[str]) -> Reason | None:
+def _first_reason(it: Candidate, request: Request, reserved: Collection[DeviceId]) -> Reason | None:
     for predicate in FILTERS:
         reason = predicate(it, request)
         if reason is not None:
@@ -236,7 +253,7 @@ def _shortage(
     view: UsageView, request: Request, node: Node, fitting: int
 ) -> tuple[ReasonCode, int, int] | None:
     """What the node as a whole lacks, needed and available: the reason of each card that fits by itself."""
-    cpu, memory = view.host_used(node.name)
+    cpu, memory = view.host_usage(node.name)
     for why, needed, used, total in (
         (ReasonCode.CPU, request.cpu_milli, cpu, node.cpu_milli),
         (ReasonCode.HOST_MEMORY, request.host_memory_mib, memory, node.memory_mib),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import exp, inf, log
 
-from fenka.core.inventory import Card
+from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Placement
 
 REMEMBERED = 256
@@ -166,12 +166,12 @@ class UsageHistory:
         mine.starts = [*earlier, (requested_at, at), *later][-REMEMBERED:]
 
 
-def cards_of(placements: Iterable[Placement], cards: Mapping[int, Card]) -> float:
-    """Return how many cards the placements on one node come to. cards: the node's, by index."""
+def cards_of(placements: Iterable[Placement], cards: Mapping[DeviceId, Card]) -> float:
+    """Return how many cards the placements on one node come to. cards: the node's."""
     total = 0.0
     for placement in placements:
         for it in placement.slices:
-            card = cards.get(it.card)
+            card = cards.get(it.uuid)
             if placement.whole or card is None:
                 total += 1
             else:

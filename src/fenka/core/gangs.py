@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from fenka.core.evaluate import Fit, Policy, evaluate
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.usage import CardUsage, UsageOverlay, UsageView
@@ -25,7 +25,7 @@ def place_gang(
     requests: Sequence[Request],
     policy: Policy,
     nodes: Collection[Node],
-    reserved: Collection[str] = (),
+    reserved: Collection[DeviceId] = (),
 ) -> tuple[Placement, ...] | Unschedulable:
     """A placement for each request, in their order, so that all hold at once; or why there is none.
 
@@ -66,7 +66,7 @@ def _greedy(
     order: Iterable[int],
     policy: Policy,
     nodes: Collection[Node],
-    reserved: Collection[str],
+    reserved: Collection[DeviceId],
 ) -> tuple[dict[int, Placement], Unschedulable | None]:
     stacked, verdicts, found = (
         UsageOverlay(view),
@@ -78,7 +78,6 @@ def _greedy(
         if isinstance(verdict, Unschedulable):
             return found, verdict
         stacked.add(verdict)
-        verdicts.invalidate(verdict.node)
         found[number] = verdict
     return found, None
 
@@ -91,7 +90,7 @@ class _Search:
         view: UsageOverlay,
         requests: Sequence[Request],
         nodes: Collection[Node],
-        reserved: Collection[str],
+        reserved: Collection[DeviceId],
     ) -> None:
         self._view, self._requests, self._reserved = view, requests, reserved
         self._nodes = sorted(nodes, key=lambda node: node.name)
@@ -144,7 +143,7 @@ class _Search:
                 yield verdict.placement
 
     def _state(self, node: Node, card: Card) -> tuple[object, ...]:
-        used = self._view.used(node.name, card.index)
+        used = self._view.card_usage(node.name, card.uuid)
         held = used.memory_mib, used.compute, used.holders, used.whole
         return card.model, card.memory_mib, card.compute, held
 
@@ -177,13 +176,17 @@ class GangReservations:
     def __init__(self, world: UsageView) -> None:
         self._view, self._plans = UsageOverlay(world), dict[str, GangReservation]()
 
-    def used(self, node: str, card: int) -> CardUsage:
-        """What is held of this card, planned slices included."""
-        return self._view.used(node, card)
+    def card_usage(self, node: str, device: DeviceId) -> CardUsage:
+        """Return what is allocated of this card, reservations included."""
+        return self._view.card_usage(node, device)
 
-    def host_used(self, node: str) -> tuple[int, int]:
+    def host_usage(self, node: str) -> tuple[int, int]:
         """CPU (thousandths of a core) and host memory (MiB) held on this node, by plans too."""
-        return self._view.host_used(node)
+        return self._view.host_usage(node)
+
+    def generation(self, node: str) -> int:
+        """Return a number that changes with the view under this one, and with reservations on this node."""
+        return self._view.generation(node)
 
     def get(self, gang: str) -> GangReservation | None:
         """Of this gang, if it has one."""
@@ -203,7 +206,7 @@ class GangReservations:
         policy: Policy,
         nodes: Collection[Node],
         expires_at: float,
-        reserved: Collection[str] = (),
+        reserved: Collection[DeviceId] = (),
     ) -> GangReservation | Unschedulable:
         """The gang's plan, made now if it has none; it holds from here on. Or why there can be none."""
         if gang in self._plans:

@@ -1,6 +1,10 @@
 """Cards and the nodes they are in."""
 
 from dataclasses import dataclass
+from typing import NewType
+
+DeviceId = NewType("DeviceId", str)
+"""Name of a device: the UUID of a card or a MIG instance, or an id that a dialect invents; never an index."""
 
 WHOLE_COMPUTE = 100
 """A card's compute capacity: percent of its time."""
@@ -8,19 +12,27 @@ WHOLE_COMPUTE = 100
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One physical GPU.
+    """One physical GPU, or a part of one that the driver shows as a device of its own.
 
-    index: its number on the node. model: as NVML names it ("Tesla T4"). memory_mib: what the driver
-    reports, in MiB. compute: percent. Unhealthy and cordoned cards admit nobody.
+    Attributes:
+        index: its number on the node, for people; everything else goes by `uuid`.
+        uuid: its id.
+        model: as NVML names it ("Tesla T4").
+        memory_mib: what the driver reports, in MiB.
+        compute: in percent.
+        healthy: an unhealthy card takes no new slices.
+        cordoned: a cordoned card takes no new slices.
+        parent: the card that this one is an instance of.
     """
 
     index: int
-    uuid: str
+    uuid: DeviceId
     model: str
     memory_mib: int
     compute: int = WHOLE_COMPUTE
     healthy: bool = True
     cordoned: bool = False
+    parent: DeviceId | None = None
 
 
 @dataclass(frozen=True, slots=True)

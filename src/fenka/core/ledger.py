@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fenka.core.errors import FenkaError
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Placement, Slice
 from fenka.core.usage import CardUsage, UsageTotals
 
@@ -62,8 +62,8 @@ class Ledger:
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._nodes = {node.name: node for node in nodes}
-        self._cards: dict[tuple[str, int], Card] = {
-            (node.name, card.index): card for node in self._nodes.values() for card in node.cards
+        self._cards: dict[tuple[str, DeviceId], Card] = {
+            (node.name, card.uuid): card for node in self._nodes.values() for card in node.cards
         }
         self._tally = UsageTotals()
         self._entries: dict[str, Entry] = {}
@@ -73,13 +73,17 @@ class Ledger:
         """A copy, by id."""
         return dict(self._entries)
 
-    def used(self, node: str, card: int) -> CardUsage:
-        """What is held of this card."""
-        return self._tally.used(node, card)
+    def card_usage(self, node: str, device: DeviceId) -> CardUsage:
+        """Return what is allocated of this card."""
+        return self._tally.card_usage(node, device)
 
-    def host_used(self, node: str) -> tuple[int, int]:
+    def host_usage(self, node: str) -> tuple[int, int]:
         """CPU (thousandths of a core) and host memory (MiB) held on this node."""
-        return self._tally.host_used(node)
+        return self._tally.host_usage(node)
+
+    def generation(self, node: str) -> int:
+        """Return a number that changes with every entry on this node."""
+        return self._tally.generation(node)
 
     def totals(self) -> UsageTotals:
         """A copy of the totals, to try out placements on."""
@@ -148,24 +152,24 @@ class Ledger:
         node = self._nodes.get(placement.node)
         if node is None:
             raise Conflict(f"there is no node {placement.node}")
-        if len({piece.card for piece in placement.slices}) < len(placement.slices):
+        if len({piece.uuid for piece in placement.slices}) < len(placement.slices):
             raise Conflict("a placement has one slice on a card, not several")
         amounts = [amount for it in placement.slices for amount in (it.memory_mib, it.compute)]
         if min(placement.cpu_milli, placement.host_memory_mib, *amounts) < 0:
             raise Conflict("nobody can hold less than nothing")
         for piece in placement.slices:
             self._check_card(placement, piece)
-        cpu, memory = self.host_used(node.name)
+        cpu, memory = self.host_usage(node.name)
         if _over(cpu, placement.cpu_milli, node.cpu_milli):
             raise Conflict(f"{node.name} has too little CPU left")
         if _over(memory, placement.host_memory_mib, node.memory_mib):
             raise Conflict(f"{node.name} has too little host memory left")
 
     def _check_card(self, placement: Placement, piece: Slice) -> None:
-        card = self._cards.get((placement.node, piece.card))
-        if card is None or card.uuid != piece.uuid:
+        card = self._cards.get((placement.node, piece.uuid))
+        if card is None:
             raise Conflict(f"there is no card {piece.card} ({piece.uuid}) on {placement.node}")
-        used = self.used(placement.node, piece.card)
+        used = self.card_usage(placement.node, piece.uuid)
         over = (
             used.memory_mib + piece.memory_mib > card.memory_mib
             or used.compute + piece.compute > card.compute

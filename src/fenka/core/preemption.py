@@ -9,7 +9,7 @@ from itertools import combinations
 
 from fenka.core.evaluate import Policy, place
 from fenka.core.gangs import place_gang
-from fenka.core.inventory import Node
+from fenka.core.inventory import DeviceId, Node
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.usage import UsageOverlay, UsageView
@@ -83,7 +83,7 @@ def cheapest_victims(
     claim: Preemptor,
     nodes: Collection[Node],
     policy: Policy = "binpack",
-    reserved: Collection[str] = (),
+    reserved: Collection[DeviceId] = (),
 ) -> Victims | None:
     """Who must go so that the request, or all of a gang's, fits; None where nobody's going helps.
 
@@ -138,10 +138,10 @@ def _scopes(
 
 
 def _holds(unit: _VictimGroup, node: Node) -> bool:
-    cards = {card.index for card in node.cards}
+    cards = {card.uuid for card in node.cards}
     host = any(it.placement.node == node.name and not it.placement.slices for it in unit.members)
     return host or any(
-        it.placement.node == node.name and piece.card in cards
+        it.placement.node == node.name and piece.uuid in cards
         for it in unit.members
         for piece in it.placement.slices
     )
@@ -155,7 +155,7 @@ class _WhatIf:
     gang: Sequence[Request]
     policy: Policy
     nodes: Sequence[Node]
-    reserved: Collection[str]
+    reserved: Collection[DeviceId]
 
     def without(self, units: Iterable[_VictimGroup]) -> tuple[Placement, ...] | None:
         view = UsageOverlay(self.view)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fenka.core.fairness import Fairness, UsageHistory, UserHistory
-from fenka.core.inventory import Node
+from fenka.core.inventory import DeviceId, Node
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 
@@ -47,7 +47,7 @@ class Allocation:
 class Reservation:
     """The cards that a waiter named, by UUID, and when they will do at the latest; None: nobody can tell."""
 
-    cards: frozenset[str]
+    cards: frozenset[DeviceId]
     starts_by: float | None
 
     def blocks(self, deadline: float | None) -> bool:

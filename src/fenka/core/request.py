@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.core.inventory import DeviceId
 from fenka.core.units import card_units, units_to_mib
 
 MAX_MEMORY_MIB = 16 * 1024 * 1024
@@ -85,7 +86,7 @@ class Slice:
     """What one container holds of one card: memory in MiB, compute in percent."""
 
     card: int
-    uuid: str
+    uuid: DeviceId
     memory_mib: int
     compute: int
 

@@ -1,15 +1,23 @@
-"""What is held of cards and nodes: the views that `evaluate` reads, totals, and changes laid over a view."""
+"""What is allocated of cards and hosts: the view that `evaluate` reads, totals, changes on top of a view."""
 
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
+from fenka.core.inventory import DeviceId
 from fenka.core.request import Placement
 
 
 @dataclass(frozen=True, slots=True)
 class CardUsage:
-    """What is held of a card: memory in MiB, compute in percent, by so many slices, `whole` of them
-    all of the card (more than one only where somebody else's record says so)."""
+    """What is allocated of a card.
+
+    Attributes:
+        memory_mib: in MiB.
+        compute: in percent.
+        holders: the number of slices.
+        whole: how many of them are the whole card. Only a foreign record makes this more than one.
+    """
 
     memory_mib: int = 0
     compute: int = 0
@@ -21,103 +29,126 @@ NO_USAGE = CardUsage()
 
 
 class UsageView(Protocol):
-    """What is held now. Read-only, so that a snapshot and an index serve the same code."""
+    """What is allocated now. Read-only, so that a snapshot and an index serve the same code."""
 
-    def used(self, node: str, card: int) -> CardUsage:
-        """What is held of this card; NOTHING for a card that nobody knows."""
+    def card_usage(self, node: str, device: DeviceId) -> CardUsage:
+        """Return what is allocated of this card; NO_USAGE for an unknown one."""
 
-    def host_used(self, node: str) -> tuple[int, int]:
-        """CPU (thousandths of a core) and host memory (MiB) held on this node."""
+    def host_usage(self, node: str) -> tuple[int, int]:
+        """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
+
+    def generation(self, node: str) -> int:
+        """Return a number that is never the same for two different usages of this node.
+
+        Views that are compared with each other, such as a copy and its original, share their numbers.
+        """
 
 
 class EmptyUsage:
-    """A view in which nothing is held."""
+    """A view in which nothing is allocated."""
 
-    def used(self, node: str, card: int) -> CardUsage:  # noqa: ARG002
-        """Nothing."""
+    def card_usage(self, node: str, device: DeviceId) -> CardUsage:  # noqa: ARG002
+        """Return NO_USAGE."""
         return NO_USAGE
 
-    def host_used(self, node: str) -> tuple[int, int]:  # noqa: ARG002
-        """Nothing."""
+    def host_usage(self, node: str) -> tuple[int, int]:  # noqa: ARG002
+        """Return no CPU and no memory."""
         return 0, 0
+
+    def generation(self, node: str) -> int:  # noqa: ARG002
+        """Return 0."""
+        return 0
+
+
+_GENERATIONS = count(1)
+"""One counter for all totals: a copy that goes its own way never repeats a number of its original."""
 
 
 class UsageTotals:
-    """Totals of placements. A View for `evaluate`.
-
-    It checks nothing: also a record that overcommits a card is counted as it stands.
-    """
+    """A view that adds up placements. It does not check that they fit their cards."""
 
     def __init__(self) -> None:
-        self._used: dict[tuple[str, int], CardUsage] = {}
-        self._host: dict[str, tuple[int, int]] = {}
+        self._cards: dict[tuple[str, DeviceId], CardUsage] = {}
+        self._hosts: dict[str, tuple[int, int]] = {}
+        self._generations: dict[str, int] = {}
 
-    def used(self, node: str, card: int) -> CardUsage:
-        """What is held of this card."""
-        return self._used.get((node, card), NO_USAGE)
+    def card_usage(self, node: str, device: DeviceId) -> CardUsage:
+        """Return what is allocated of this card."""
+        return self._cards.get((node, device), NO_USAGE)
 
-    def host_used(self, node: str) -> tuple[int, int]:
-        """CPU (thousandths of a core) and host memory (MiB) held on this node."""
-        return self._host.get(node, (0, 0))
+    def host_usage(self, node: str) -> tuple[int, int]:
+        """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
+        return self._hosts.get(node, (0, 0))
+
+    def generation(self, node: str) -> int:
+        """Return a number that changes with every placement on this node; 0 before the first."""
+        return self._generations.get(node, 0)
 
     def add(self, placement: Placement) -> None:
-        """Count a placement in."""
+        """Add a placement."""
         self._count(placement, +1)
 
     def remove(self, placement: Placement) -> None:
-        """Count out a placement that was counted in."""
+        """Remove a placement that was added."""
         self._count(placement, -1)
 
     def copy(self) -> "UsageTotals":
-        """A tally that goes its own way from here."""
+        """Return a copy that changes independently."""
         twin = UsageTotals()
-        twin._used, twin._host = dict(self._used), dict(self._host)
+        twin._cards, twin._hosts = dict(self._cards), dict(self._hosts)
+        twin._generations = dict(self._generations)
         return twin
 
     def _count(self, placement: Placement, sign: int) -> None:
         for piece in placement.slices:
-            used = self.used(placement.node, piece.card)
-            self._used[placement.node, piece.card] = CardUsage(
-                used.memory_mib + sign * piece.memory_mib,
-                used.compute + sign * piece.compute,
-                used.holders + sign,
-                used.whole + sign * placement.whole,
+            usage = self.card_usage(placement.node, piece.uuid)
+            self._cards[placement.node, piece.uuid] = CardUsage(
+                usage.memory_mib + sign * piece.memory_mib,
+                usage.compute + sign * piece.compute,
+                usage.holders + sign,
+                usage.whole + sign * placement.whole,
             )
-        cpu, memory = self.host_used(placement.node)
-        self._host[placement.node] = (
+        cpu, memory = self.host_usage(placement.node)
+        self._hosts[placement.node] = (
             cpu + sign * placement.cpu_milli,
             memory + sign * placement.host_memory_mib,
         )
+        self._generations[placement.node] = next(_GENERATIONS)
 
 
 class UsageOverlay:
-    """A view with placements added to it, or taken away, without a copy of what is under it."""
+    """A view with placements added or removed, without a copy of the view under it."""
 
     def __init__(self, under: UsageView) -> None:
         self._under, self._change = under, UsageTotals()
 
-    def used(self, node: str, card: int) -> CardUsage:
-        """What is held of this card."""
-        one, more = self._under.used(node, card), self._change.used(node, card)
+    def card_usage(self, node: str, device: DeviceId) -> CardUsage:
+        """Return what is allocated of this card."""
+        usage = self._under.card_usage(node, device)
+        change = self._change.card_usage(node, device)
+        if change is NO_USAGE:
+            return usage
         return CardUsage(
-            one.memory_mib + more.memory_mib,
-            one.compute + more.compute,
-            one.holders + more.holders,
-            one.whole + more.whole,
+            usage.memory_mib + change.memory_mib,
+            usage.compute + change.compute,
+            usage.holders + change.holders,
+            usage.whole + change.whole,
         )
 
-    def host_used(self, node: str) -> tuple[int, int]:
-        """CPU (thousandths of a core) and host memory (MiB) held on this node."""
-        (cpu, memory), (more_cpu, more_memory) = (
-            self._under.host_used(node),
-            self._change.host_used(node),
-        )
-        return cpu + more_cpu, memory + more_memory
+    def host_usage(self, node: str) -> tuple[int, int]:
+        """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
+        cpu, memory = self._under.host_usage(node)
+        cpu_change, memory_change = self._change.host_usage(node)
+        return cpu + cpu_change, memory + memory_change
+
+    def generation(self, node: str) -> int:
+        """Return a number for this node's usage under the overlay and its change together."""
+        return (self._change.generation(node) << 64) + self._under.generation(node)
 
     def add(self, placement: Placement) -> None:
-        """Count a placement in."""
+        """Add a placement."""
         self._change.add(placement)
 
     def remove(self, placement: Placement) -> None:
-        """Count a placement out, also one of the view under this one."""
+        """Remove a placement, also one of the view under this one."""
         self._change.remove(placement)

@@ -1,113 +1,110 @@
-"""Placing many requests on many nodes: each node is judged once for requests of one shape, until it changes.
+"""Place many requests on many nodes: each node is judged once for equal requests, until its usage changes.
 
-It decides as `evaluate.place` does, and no differently: that is what its tests compare it with.
+It decides exactly as `evaluate.place` does; the tests compare the two.
 """
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
 
 from fenka.core.evaluate import Policy, Verdict, evaluate
-from fenka.core.inventory import Node
+from fenka.core.inventory import DeviceId, Node
 from fenka.core.reasons import NodeRejection, Unschedulable
 from fenka.core.request import Placement, Request
-from fenka.core.usage import CardUsage, UsageView
+from fenka.core.usage import UsageView
 
 MAX_SHAPES = 64
-"""Requests of so many different shapes are remembered."""
+"""Verdicts are kept for at most this number of different requests."""
 
-_State = tuple[tuple[int, int], tuple[CardUsage, ...]]
+_NO_CARDS: frozenset[DeviceId] = frozenset()
+
+
+class _CachedVerdict(NamedTuple):
+    generation: int
+    reserved: frozenset[DeviceId]
+    verdict: Verdict
 
 
 class VerdictCache:
-    """Remembers verdicts on these nodes. Placing raises KeyError for an unknown policy."""
+    """Caches verdicts on these nodes. Placing raises KeyError for an unknown policy."""
 
     def __init__(self, nodes: Iterable[Node], policy: Policy) -> None:
         self._nodes, self._policy = tuple(nodes), policy
-        self._home = _home(self._nodes)
-        self._states: dict[str, _State] = {}
-        self._known: OrderedDict[Request, dict[str, tuple[frozenset[str], Verdict]]] = OrderedDict()
-        """By shape and node, with the cards that were reserved there then."""
+        self._node_of: dict[DeviceId, str] | None = None
+        self._by_request: OrderedDict[Request, dict[str, _CachedVerdict]] = OrderedDict()
 
     def set_nodes(self, nodes: Iterable[Node]) -> set[str]:
-        """The nodes are these now; the names of those that came, went or changed."""
+        """Replace the nodes. Return the names of those that were added, removed or changed."""
         before, after = set(self._nodes), tuple(nodes)
         changed = {node.name for node in before.symmetric_difference(after)}
-        for name in changed:
-            self.invalidate(name)
+        for verdicts in self._by_request.values():
+            for name in changed:
+                verdicts.pop(name, None)
         self._nodes = after
         if changed:
-            self._home = _home(after)
+            self._node_of = None
         return changed
-
-    def refresh(self, view: UsageView) -> None:
-        """Forget the nodes of which something else is held than when this was last called."""
-        for node in self._nodes:
-            cards = tuple(view.used(node.name, card.index) for card in node.cards)
-            state = view.host_used(node.name), cards
-            if self._states.get(node.name) != state:
-                self.invalidate(node.name)
-                self._states[node.name] = state
-
-    def invalidate(self, node: str) -> None:
-        """Something is held of this node that was not, or is no more."""
-        self._states.pop(node, None)
-        for by_node in self._known.values():
-            by_node.pop(node, None)
 
     def place(
         self,
         view: UsageView,
         request: Request,
-        reserved: Collection[str] = (),
+        reserved: Collection[DeviceId] = (),
         among: Collection[str] | None = None,
     ) -> Placement | Unschedulable:
-        """As `evaluate.place`. `view` must be the one that it was renewed with, but for nodes forgotten.
+        """Return what `evaluate.place` would.
 
-        among: the names of the nodes that it may go to, None for any.
+        Args:
+            view: what is allocated. All views given to one cache must share their generations.
+            request: what to place.
+            reserved: cards that are kept for others.
+            among: names of the nodes that are eligible, None for all.
         """
         best: tuple[tuple[float, ...], str] | None = None
-        found: Placement | None = None
+        placement: Placement | None = None
         rejections: list[NodeRejection] = []
         for node, verdict in self.evaluate(view, request, reserved, among):
             if isinstance(verdict, NodeRejection):
                 rejections.append(verdict)
             elif best is None or (verdict.score, node.name) < best:
-                best, found = (verdict.score, node.name), verdict.placement
-        return found or Unschedulable(tuple(rejections))
+                best, placement = (verdict.score, node.name), verdict.placement
+        return placement or Unschedulable(tuple(rejections))
 
     def evaluate(
         self,
         view: UsageView,
         request: Request,
-        reserved: Collection[str] = (),
+        reserved: Collection[DeviceId] = (),
         among: Collection[str] | None = None,
     ) -> Iterator[tuple[Node, Verdict]]:
-        """As `evaluate`, node by node, of those that it may go to."""
-        by_node = self._of_shape(request)
-        kept: dict[str, set[str]] = {}
-        for uuid in reserved:
-            if uuid in self._home:
-                kept.setdefault(self._home[uuid], set()).add(uuid)
+        """Yield each eligible node with its verdict, as `evaluate.evaluate` gives it."""
+        verdicts = self._verdicts(request)
+        reserved_on = self._by_node(reserved)
         for node in self._nodes:
-            if among is not None and node.name not in among:
+            name = node.name
+            if among is not None and name not in among:
                 continue
-            here = frozenset(kept.get(node.name, ()))
-            known = by_node.get(node.name)
-            if known is None or known[0] != here:
+            generation, here = view.generation(name), reserved_on.get(name, _NO_CARDS)
+            cached = verdicts.get(name)
+            if cached is None or cached.generation != generation or cached.reserved != here:
                 (verdict,) = evaluate(view, request, self._policy, (node,), here)
-                by_node[node.name] = here, verdict
-            else:
-                verdict = known[1]
-            yield node, verdict
+                cached = verdicts[name] = _CachedVerdict(generation, here, verdict)
+            yield node, cached.verdict
 
-    def _of_shape(self, request: Request) -> dict[str, tuple[frozenset[str], Verdict]]:
-        by_node = self._known.setdefault(request, {})
-        self._known.move_to_end(request)
-        if len(self._known) > MAX_SHAPES:
-            self._known.popitem(last=False)
-        return by_node
+    def _verdicts(self, request: Request) -> dict[str, _CachedVerdict]:
+        verdicts = self._by_request.setdefault(request, {})
+        self._by_request.move_to_end(request)
+        if len(self._by_request) > MAX_SHAPES:
+            self._by_request.popitem(last=False)
+        return verdicts
 
-
-def _home(nodes: Iterable[Node]) -> dict[str, str]:
-    """The name of each card's node."""
-    return {card.uuid: node.name for node in nodes for card in node.cards}
+    def _by_node(self, devices: Collection[DeviceId]) -> dict[str, frozenset[DeviceId]]:
+        if not devices:
+            return {}
+        if self._node_of is None:
+            self._node_of = {card.uuid: node.name for node in self._nodes for card in node.cards}
+        by_node: dict[str, set[DeviceId]] = {}
+        for device in devices:
+            if device in self._node_of:
+                by_node.setdefault(self._node_of[device], set()).add(device)
+        return {name: frozenset(cards) for name, cards in by_node.items()}

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Protocol, TypeVar
 
 from fenka.core.errors import FenkaError
-from fenka.core.inventory import Node
+from fenka.core.inventory import DeviceId, Node
 from fenka.core.request import InvalidRequest, Memory, Placement, Request, Slice
 from fenka.core.units import card_units
 
@@ -22,6 +22,16 @@ NVIDIA_GPU = "nvidia.com/gpu"
 
 
 MIB, GIB_MIB = 1, 1024
+
+
+def invented_id(node: str, index: int) -> DeviceId:
+    """Return the id of a card whose plugin names no UUID. No UUID has a slash."""
+    return DeviceId(f"{node}/{index}")
+
+
+def driver_uuid(device: DeviceId) -> str:
+    """Return the UUID by which the driver knows the card; empty for an invented id."""
+    return "" if "/" in device else device
 
 
 class InvalidRecord(FenkaError):
@@ -341,7 +351,9 @@ def nominal_mib(request: Request, card_mib: int) -> int:
 
 def encode_card_uuids(placements: Iterable[Placement]) -> str:
     """`fenka.io/cards` of a pod: by index, so that an exchanged card is noticed."""
-    uuids = {str(it.card): it.uuid for placement in placements for it in placement.slices}
+    uuids = {
+        str(it.card): driver_uuid(it.uuid) for placement in placements for it in placement.slices
+    }
     return json.dumps(uuids, separators=(",", ":"))
 
 
@@ -352,8 +364,9 @@ def check_card_uuids(annotations: Mapping[str, str], placements: Iterable[Placem
     except (ValueError, AttributeError, RecursionError) as why:
         raise InvalidRecord(f"annotation {CARDS} of the pod is not understood: {why}") from None
     for it in (piece for placement in placements for piece in placement.slices):
-        was = uuids.get(str(it.card), it.uuid)
-        if it.uuid and was != it.uuid:
+        uuid = driver_uuid(it.uuid)
+        was = uuids.get(str(it.card), uuid)
+        if uuid and was != uuid:
             raise InvalidRecord(f"the pod's card {it.card} was {was} and is now {it.uuid}")
 
 
@@ -402,4 +415,4 @@ def visible_only(demand: Parse) -> OfContainer[dict[str, str]]:
 
 def visible_devices(placement: Placement) -> dict[str, str]:
     """The environment that says which cards."""
-    return {VISIBLE: ",".join(piece.uuid for piece in placement.slices)}
+    return {VISIBLE: ",".join(driver_uuid(piece.uuid) for piece in placement.slices)}

@@ -21,6 +21,7 @@ from fenka.dialects.base import (
     ContainerUnits,
     InvalidRecord,
     SharedNode,
+    driver_uuid,
     is_index,
 )
 
@@ -200,8 +201,9 @@ def decode_placement(
             raise InvalidRecord(
                 f"the pod's card {index} is not one of the {len(cards)} of its node"
             )
-        if card.uuid and uuids.get(index, card.uuid) != card.uuid:
-            raise InvalidRecord(f"the pod's card {index} was {uuids[index]} and is now {card.uuid}")
+        uuid = driver_uuid(card.uuid)
+        if uuid and uuids.get(index, uuid) != uuid:
+            raise InvalidRecord(f"the pod's card {index} was {uuids[index]} and is now {uuid}")
         slices.append(Slice(index, card.uuid, _mib(units, card, share.unit_mib), 0))
     return Placement(share.node.name, tuple(slices))
 
@@ -245,7 +247,7 @@ def encode_placement(
         ASSIGNED: "false",
         ALLOCATION: json.dumps(allocation, separators=(",", ":")),
         CARDS: json.dumps(
-            {str(it.card): it.uuid for it in placement.slices}, separators=(",", ":")
+            {str(it.card): driver_uuid(it.uuid) for it in placement.slices}, separators=(",", ":")
         ),
     }
 
@@ -256,7 +258,7 @@ def environment(
     """What a container of the pod finds in its environment: `units` are its own."""
     first = placement.slices[0]
     return {
-        "NVIDIA_VISIBLE_DEVICES": ",".join(piece.uuid for piece in placement.slices),
+        "NVIDIA_VISIBLE_DEVICES": ",".join(driver_uuid(piece.uuid) for piece in placement.slices),
         IDX: str(first.card),
         POD: str(pod_units),
         DEV: str(share.card_units(first.card)),

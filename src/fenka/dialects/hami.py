@@ -7,6 +7,7 @@ or mode) are not served: a pod that needs them is told so.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fenka.core.inventory import DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.dialects.base import (
     CARDS,
@@ -169,11 +170,11 @@ def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
     return tuple(placements)
 
 
-def _piece(text: str) -> tuple[str, int, int]:
+def _piece(text: str) -> tuple[DeviceId, int, int]:
     fields = text.split(",")
     if len(fields) != 4 or not all(it.isdecimal() and len(it) < 10 for it in fields[2:]):
         raise InvalidRecord(f"annotation {ALLOCATED} is not understood: {text!r}")
-    return fields[0], int(fields[2]), int(fields[3])
+    return DeviceId(fields[0]), int(fields[2]), int(fields[3])
 
 
 container_slices = whole_slices(parse)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
 from fenka.dialects.base import InvalidRecord, counted
 
@@ -93,7 +94,7 @@ def decode_report(annotations: Mapping[str, str]) -> LeaseReport | None:
     try:
         said = json.loads(annotations[REPORT])
         _check_version(said["version"])
-        uuids = [str(it) for it in said["cards"]]
+        uuids = [DeviceId(str(it)) for it in said["cards"]]
         return LeaseReport(
             {str(uid): _slices(it, uuids) for uid, it in said["pods"].items()},
             {
@@ -121,7 +122,7 @@ def _check_version(value: Any) -> None:
         raise ValueError(f"version {value!r} is not {VERSION}")
 
 
-def _slices(items: Any, uuids: Sequence[str]) -> tuple[Slice, ...]:
+def _slices(items: Any, uuids: Sequence[DeviceId]) -> tuple[Slice, ...]:
     return tuple(
         Slice(counted(card), uuids[counted(uuid)], counted(mib), counted(percent))
         for uuid, card, mib, percent in items

@@ -5,13 +5,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.dialects.base import (
     CARDS,
     GIB_MIB,
     MIB,
     InvalidRecord,
     SharedNode,
+    invented_id,
     is_index,
     parse_quantity,
 )
@@ -75,7 +76,7 @@ def _recorded(name: str, text: str) -> SharedNode:
         cards = tuple(
             Card(
                 int(it["index"]),
-                str(it["uuid"]),
+                DeviceId(str(it["uuid"])) or invented_id(name, int(it["index"])),
                 str(it["model"]),
                 int(it["memoryMiB"]),
                 healthy=bool(it["healthy"]),
@@ -89,7 +90,7 @@ def _recorded(name: str, text: str) -> SharedNode:
         ) from None
     if unit < 1 or any(card.memory_mib < 1 for card in cards):
         raise InvalidRecord(f"annotation {CARDS} of node {name} speaks of memory that cannot be")
-    if len({card.index for card in cards}) < len(cards):
+    if min(len({card.index for card in cards}), len({card.uuid for card in cards})) < len(cards):
         raise InvalidRecord(f"annotation {CARDS} of node {name} names a card twice")
     return SharedNode(Node(name, tuple(sorted(cards, key=lambda card: card.index))), unit)
 
@@ -98,7 +99,9 @@ def _assumed_equal(name: str, total: int, count: int) -> SharedNode:
     units = total // max(count, 1)
     # As gpushare's own screens tell: no card has more than 100 GiB by its rule, none less MiB.
     unit = MIB if units > 100 else GIB_MIB
-    cards = tuple(Card(index, "", "", units * unit) for index in range(max(count, 1)))
+    cards = tuple(
+        Card(index, invented_id(name, index), "", units * unit) for index in range(max(count, 1))
+    )
     return SharedNode(Node(name, cards), unit, has_inventory=False)
 
 

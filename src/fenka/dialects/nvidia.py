@@ -15,6 +15,7 @@ from fenka.dialects.base import (
     SliceRequest,
     check_card_uuids,
     counted,
+    driver_uuid,
     per_container,
     placement_on,
     visible_only,
@@ -68,7 +69,7 @@ def encode(
 def record(slices: Mapping[str, Sequence[Slice]]) -> dict[str, str]:
     """The annotations that say which whole cards each container has."""
     cards = {name: [piece.card for piece in pieces] for name, pieces in slices.items()}
-    uuids = {str(it.card): it.uuid for pieces in slices.values() for it in pieces}
+    uuids = {str(it.card): driver_uuid(it.uuid) for pieces in slices.values() for it in pieces}
     return {
         RECORD: json.dumps(cards, separators=(",", ":")),
         CARDS: json.dumps(uuids, separators=(",", ":")),

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fenka.core.inventory import DeviceId
 from fenka.core.request import Memory, Slice
 from fenka.dialects.base import InvalidRecord, counted
 from fenka.dialects.sizes import InvalidSize, parse_memory
@@ -163,7 +164,7 @@ def _slices(items: Any) -> tuple[Slice, ...]:
     slices = tuple(
         Slice(
             counted(it["card"]),
-            _text(it["uuid"]),
+            DeviceId(_text(it["uuid"])),
             counted(it["memoryMiB"]),
             counted(it["compute"]),
         )

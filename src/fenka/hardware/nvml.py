@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 import pynvml
 
 from fenka.core.errors import FenkaError
-from fenka.core.inventory import Card
+from fenka.core.inventory import Card, DeviceId
 
 __all__ = ["Driver", "DriverLost", "GpuProcess", "NoDriver", "Reading", "XidListener"]
 
@@ -141,7 +141,7 @@ class Driver:
         return tuple(
             Card(
                 index=index,
-                uuid=pynvml.nvmlDeviceGetUUID(handle),
+                uuid=DeviceId(pynvml.nvmlDeviceGetUUID(handle)),
                 model=pynvml.nvmlDeviceGetName(handle),
                 memory_mib=pynvml.nvmlDeviceGetMemoryInfo(handle).total // _MIB,
             )

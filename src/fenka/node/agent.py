@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from fenka.cluster.objects import Pod
-from fenka.core.inventory import Card, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Slice
 from fenka.core.units import card_units
 from fenka.dialects import (
@@ -422,7 +422,7 @@ class Agent:
             if pod is None or nvidia.RECORD in pod.metadata.annotations:
                 continue
             slices = [
-                Slice(cards[one].index, one, cards[one].memory_mib, cards[one].compute)
+                Slice(cards[one].index, DeviceId(one), cards[one].memory_mib, cards[one].compute)
                 for one in sorted(claim.ids & cards.keys())
             ]
             if slices:
@@ -573,12 +573,12 @@ class Agent:
                 for piece in token.lease.holds:
                     of_pod[piece.uuid] = _larger(of_pod.get(piece.uuid, piece), piece)
         ours = {one for it in self.store.tokens.values() for one in it.ids}
-        cards = {card.uuid: card for card in self.cards.known}
+        cards: dict[str, Card] = {card.uuid: card for card in self.cards.known}
         for claim in claims:
             for one in claim.ids - ours if claim.resource == base.NVIDIA_GPU else ():
                 if (card := cards.get(one)) is not None and claim.pod:
                     of_pod = held.setdefault(f"{claim.namespace}/{claim.pod}", {})
-                    of_pod[one] = Slice(card.index, one, card.memory_mib, card.compute)
+                    of_pod[one] = Slice(card.index, DeviceId(one), card.memory_mib, card.compute)
         return {uid: list(slices.values()) for uid, slices in held.items()}
 
     def _refuse(self, token: Token, pod: Pod, why: LeaseDenied) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import group_name
 from fenka.cluster.pod_placement import BEST, FilterResult, PodEvaluator, PreemptionResult
+from fenka.core.inventory import DeviceId
 from fenka.core.preemption import DisruptionBudget
 from fenka.dialects.base import InvalidRecord
 from fenka.scheduler.gang_scheduler import GangPending, GangScheduler
@@ -35,7 +36,7 @@ class Extender:
             return self._in_order.filter(pod, names)
         try:
             gang = self._gangs.gang(pod)
-            kept = self._in_order.kept(pod) if gang else frozenset()
+            kept = self._in_order.kept(pod) if gang else frozenset[DeviceId]()
             place = self._gangs.place(pod, gang, names, kept) if gang else None
         except InvalidRecord as why:
             return FilterResult(unresolvable=dict.fromkeys(names, str(why)))

@@ -18,7 +18,7 @@ from fenka.cluster.pod_placement import resident_compute
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.core.gangs import GangReservations, place_gang
-from fenka.core.inventory import Node
+from fenka.core.inventory import DeviceId, Node
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement
 from fenka.core.usage import CardUsage, UsageOverlay
@@ -112,24 +112,22 @@ class GangScheduler:
         self._pods, self._groups = pods, groups
         self._plans = GangReservations(world)
         self._barriers: dict[str, _Barrier] = {}
-        self._generations: dict[str, int] = {}
         self._incomplete_since: dict[str, float] = {}
         self._backoffs: dict[str, _PlanBackoff] = {}
 
     # ---- a View ----
 
-    def used(self, node: str, card: int) -> CardUsage:
+    def card_usage(self, node: str, device: DeviceId) -> CardUsage:
         """What is held of this card, by plans too."""
-        return self._plans.used(node, card)
+        return self._plans.card_usage(node, device)
 
-    def host_used(self, node: str) -> tuple[int, int]:
+    def host_usage(self, node: str) -> tuple[int, int]:
         """kube-scheduler counts CPU and host memory itself."""
-        return self._plans.host_used(node)
+        return self._plans.host_usage(node)
 
     def generation(self, node: str) -> int:
         """Changes with the world, and with plans for this node."""
-        # Each part only grows, so the sum is another one after any change.
-        return self._world.generation(node) + self._generations.get(node, 0)
+        return self._plans.generation(node)
 
     def planned(self) -> dict[str, tuple[Placement, ...]]:
         """What plans hold besides what the world knows, by gang."""
@@ -167,7 +165,11 @@ class GangScheduler:
         return True
 
     def place(
-        self, pod: Pod, gang: Gang, names: Sequence[str], reserved: frozenset[str] = frozenset()
+        self,
+        pod: Pod,
+        gang: Gang,
+        names: Sequence[str],
+        reserved: frozenset[DeviceId] = frozenset(),
     ) -> MemberPlacement | GangPending | None:
         """Where a member goes; a plan for the whole gang is made if there is none.
 
@@ -231,7 +233,11 @@ class GangScheduler:
         return node is not None and there and not ineligibility_reasons(pod, node)
 
     def _plan(
-        self, gang: Gang, members: Sequence[Pod], names: Sequence[str], reserved: frozenset[str]
+        self,
+        gang: Gang,
+        members: Sequence[Pod],
+        names: Sequence[str],
+        reserved: frozenset[DeviceId],
     ) -> MemberPlacement | GangPending:
         why = "no node of the cluster shares cards with it"
         names = [name for name in names if self._may_go(members[0], name)]
@@ -248,7 +254,6 @@ class GangScheduler:
                 why = found.sentence()
                 continue
             self._barriers[gang.key] = _Barrier()
-            self._touch(found.placements.values())
             mine, *others = members
             return MemberPlacement(found.placements[mine.metadata.uid], tuple(others))
         return GangPending(f"the gang {gang.name} of {len(members)} waits whole: {why}")
@@ -346,7 +351,6 @@ class GangScheduler:
         if key is None or plan is None or pod.metadata.uid not in plan.placements:
             return
         self._plans.mark_started(key, pod.metadata.uid)
-        self._touch([plan.placements[pod.metadata.uid]])
         if self._plans.get(key) is None:
             self._barriers.pop(key, None)
             self._backoffs.pop(key, None)
@@ -449,11 +453,6 @@ class GangScheduler:
         plan = self._plans.get(key)
         if plan is not None:
             self._plans.release(key)
-            self._touch(plan.placements.values())
         gathering = self._barriers.pop(key, None)
         if gathering is not None:
             gathering.over.set()
-
-    def _touch(self, placements: Iterable[Placement]) -> None:
-        for node in {it.node for it in placements}:
-            self._generations[node] = self._generations.get(node, 0) + 1

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from fenka.cluster.objects import Pod
 from fenka.cluster.state import ClusterState, requests_gpu
+from fenka.dialects.base import driver_uuid
 from fenka.scheduler.binder import Binder
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
@@ -113,9 +114,9 @@ class StateCollector(Collector):
         )
         for share in self._world.shared_nodes():
             for card in share.node.cards:
-                values = [share.node.name, str(card.index), card.uuid, card.model]
+                values = [share.node.name, str(card.index), driver_uuid(card.uuid), card.model]
                 total.add_metric(values, card.memory_mib * MIB)
-                used = self._world.used(share.node.name, card.index)
+                used = self._world.card_usage(share.node.name, card.uuid)
                 held.add_metric(values, used.memory_mib * MIB)
                 usable.add_metric(values, int(card.healthy and not card.cordoned))
         return iter((total, held, usable))

@@ -38,6 +38,7 @@ from fenka.cluster.state import ClusterState
 from fenka.cluster.usage_accounting import UsageAccounting
 from fenka.core.evaluate import Policy
 from fenka.core.fairness import Fairness
+from fenka.core.inventory import DeviceId
 from fenka.core.queue import SortKey
 from fenka.core.request import Placement
 
@@ -192,7 +193,7 @@ class QueueController:
         mine, runs = _waiter_id(pod), time_limit_s(pod)
         ends_by = None if runs is None else self._now() + runs
         rank = turn.rank(self._key(pod))
-        reserved: set[str] = set()
+        reserved: set[DeviceId] = set()
         kept: dict[str, list[HeldPlacement]] = {}
         for at, it in turn.marks:
             if at >= rank:
@@ -471,8 +472,8 @@ class QueuedEvaluator:
         """What is kept for those before it now."""
         return self._order.ahead(pod)
 
-    def kept(self, pod: Pod) -> frozenset[str]:
-        """UUIDs of the cards on which anything is kept for those before a pod of a gang."""
+    def kept(self, pod: Pod) -> frozenset[DeviceId]:
+        """The cards on which anything is kept for those before a pod of a gang."""
         ahead = self._order.ahead(pod, last=True)
         placements = (it.placement for some in ahead.kept.values() for it in some)
         return ahead.reserved.union(it.uuid for one in placements for it in one.slices)

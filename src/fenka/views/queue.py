@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from fenka.cluster.objects import Pod
 from fenka.cluster.pending_queue import PendingQueue, QueueEntry, gang_complete_by_label
 from fenka.cluster.pod_groups import group_key
-from fenka.cluster.pod_placement import with_card_ids
 from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.cluster.state import ClusterState
@@ -113,5 +112,5 @@ def _cards(state: ClusterState) -> dict[str, tuple[str, int]]:
     return {
         card.uuid: (shared.node.name, card.index)
         for shared in state.shared_nodes()
-        for card in with_card_ids(shared.node).cards
+        for card in shared.node.cards
     }

@@ -344,7 +344,7 @@ class Broker:
         job.placement = placement
         deadline = None if job.deadline is None or job.retained else job.deadline + GRACE_S
         self._held[job.id] = Allocation(placement, deadline, str(job.uid))
-        cards = cards_of((placement,), {it.index: it for it in self.node.cards})
+        cards = cards_of((placement,), {it.uuid: it for it in self.node.cards})
         since = now if job.started_at is None else job.started_at
         self.usage_history.start(job.id, str(job.uid), cards, job.requested_at, since, now)
 
@@ -374,7 +374,7 @@ class Broker:
     def _schedule(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         step = self._backfill.serve(
-            self._queue.values(), self._held.values(), now, self.ledger.totals(), self.usage_history
+            self._queue.values(), self._held.values(), now, self.ledger, self.usage_history
         )
         for entry, placements in step.placed:
             jobs = self._entries[entry]

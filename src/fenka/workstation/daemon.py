@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from fenka.core.errors import FenkaError
+from fenka.core.inventory import Card
 from fenka.core.ledger import Conflict
 from fenka.core.request import InvalidRequest, Placement
 from fenka.dialects.sizes import InvalidSize
@@ -381,7 +382,7 @@ class Daemon:
         """See which cards are there: no slice of one that is not. Raises NoDriver, NodeError."""
         here = self.hardware.readings()
         node = self.broker.node
-        taken = {card.uuid for card in node.cards if card_lock.locked_by_root(card)}
+        taken: set[str] = {card.uuid for card in node.cards if card_lock.locked_by_root(card)}
         if taken > self._cards_lost:
             _log(
                 f"root's daemon has taken {len(taken)} of our cards: nothing more is given of them"
@@ -435,7 +436,7 @@ class Daemon:
 
     def _retention_reason(self, job: Job) -> str:
         """Why the slice of a job without processes cannot be given away. A lost driver cannot be asked."""
-        cards = {card.uuid: card for card in self.broker.node.cards}
+        cards: dict[str, Card] = {card.uuid: card for card in self.broker.node.cards}
         try:
             readings, seen = self._check_cards(), self._gpu_processes()
         except (NoDriver, NodeError):

@@ -97,7 +97,7 @@ class ViolationDetector:
             contexts_mib: What a process's context takes, by card UUID.
             busy_ns: What a job has had of a card's time, by job and card UUID.
         """
-        slices = {(job.id, it.uuid): (job, it) for job in jobs for it in _slices(job)}
+        slices: _Slices = {(job.id, it.uuid): (job, it) for job in jobs for it in _slices(job)}
         found: dict[str, list[str]] = {}
         for key in sorted(self._memory.observe(_too_much(slices, seen, contexts_mib))):
             job, piece = slices[key]

@@ -28,7 +28,7 @@ def device_list(
     cordoned card, and of those in `withheld` (UUIDs: given away whole), only free ones cannot.
     """
     held = list(held)
-    worth = {card.uuid: worth_of(card) for card in cards}
+    worth: dict[str, int] = {card.uuid: worth_of(card) for card in cards}
     total = sum(worth.values())
     taken = {one for it in held for one in it.ids}
     free = [one for one in map(unit_id, range(total)) if one not in taken]

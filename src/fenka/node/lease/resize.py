@@ -335,8 +335,8 @@ def as_in_force(lease: Lease, limits: Sequence[Limit], cards: Collection[Card]) 
     The page says what its programs may use, and not the pod's record, which its owner can write.
     Raises InvalidControl.
     """
-    placed = {it.uuid: it for it in lease.slices}
-    by_uuid = {card.uuid: card for card in cards}
+    placed: dict[str, Slice] = {it.uuid: it for it in lease.slices}
+    by_uuid: dict[str, Card] = {card.uuid: card for card in cards}
     slices = []
     for limit in limits:
         card = by_uuid.get(limit.uuid)

@@ -181,7 +181,7 @@ def unlimited(lease: Lease, cards: Collection[Card]) -> Lease:
 
 def whole_lease(cards: Collection[Card], pod: Pod, container: str, ids: Iterable[str]) -> Lease:
     """What a container holds that was given these cards, named by UUID. Raises LeaseDenied."""
-    by_uuid = {card.uuid: card for card in cards}
+    by_uuid: dict[str, Card] = {card.uuid: card for card in cards}
     wanted = sorted(set(ids))
     if missing := [one for one in wanted if one not in by_uuid]:
         raise LeaseDenied(f"fenka: card {missing[0]} is not on this node any more")

@@ -114,7 +114,7 @@ class CardHealth:
             self.readings, self.trouble = self._hardware.readings(), None
         except NoDriver as why:
             self.readings, self.trouble = {}, str(why)
-        lost = {it.uuid for it in self._cards if it.uuid not in self.readings}
+        lost: set[str] = {it.uuid for it in self._cards if it.uuid not in self.readings}
         # One that came back does so only by a reset.
         back = self._lost - lost
         self._note(lambda sick: _without(sick, back))

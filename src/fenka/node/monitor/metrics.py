@@ -62,7 +62,7 @@ class Exporter(Collector):
             ("utilization_ratio", "Share of the card's time, 0 to 1.", lambda it: it.compute),
             ("processes", "Processes on the card.", lambda it: it.processes),
         )
-        cards = {card.uuid: card for card in self.sample.cards}
+        cards: dict[str, Card] = {card.uuid: card for card in self.sample.cards}
         for name, text, value in columns:
             family = GaugeMetricFamily(f"fenka_container_gpu_{name}", text, labels=_CONTAINER)
             for use in self.sample.uses:
@@ -131,7 +131,7 @@ class Exporter(Collector):
                 lambda it: it.requested_bytes // MIB,
             ),
         )
-        indexes = {card.uuid: card.index for card in self.sample.cards}
+        indexes: dict[str, int] = {card.uuid: card.index for card in self.sample.cards}
         containers: dict[tuple[str, ...], list[Use]] = {}
         for use in self.sample.uses:
             lease = use.token.lease

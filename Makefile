@@ -12,7 +12,7 @@ export UV_LINK_MODE := copy
 export UV_PROJECT_ENVIRONMENT := .venv
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-6s  %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-6s  %s\n", $$1, $$2}'
 
 build: .venv/.run native ## set up .venv and the native libraries: leaves .venv/bin/fenka
 

@@ -1,7 +1,7 @@
-"""Everything that fenka asks of the API server, with whatever rights a kubeconfig gives.
+"""Make all of fenka's API calls with the rights of a kubeconfig.
 
-`rights.py scheduler|node KUBECONFIG NAMESPACE` prints what was refused, by what was tried. It is fenka's own
-code that asks, so a right that it does not need is seen by nobody's missing it.
+`rights.py scheduler|node KUBECONFIG NAMESPACE` prints the error of each call, or "". It uses fenka's code, so
+a needless right can be found by removing it.
 """
 
 import asyncio
@@ -35,130 +35,136 @@ from fenka.scheduler.requeue import requeue
 
 POLICY: Policy = "binpack"
 NODE, POD, CLASS, LEASE = "rights-node", "rights-pod", "rights-class", "rights-fenka-scheduler"
-SECONDS = 3.0
+SECONDS, WATCH_S = 3.0, 0.5
 
 
-class Leads:
-    """Leadership that is not in question."""
+class PermanentLeader:
+    """A leadership that never ends."""
 
     time_left_s, leader = 10.0, ""
 
 
-async def until(truth: Callable[[], object]) -> None:
-    """Or until it will never be so."""
+async def until(condition: Callable[[], object], within_s: float = SECONDS) -> None:
+    """Wait until the condition holds, but no longer than `within_s` seconds."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(SECONDS):
-            while not truth():
+        async with asyncio.timeout(within_s):
+            while not condition():
                 await asyncio.sleep(0.01)
 
 
-async def watches(run: Awaitable[None], collections: dict[str, Any]) -> dict[str, str]:
-    """Trouble of collections that are listed and watched."""
+async def watches(run: Awaitable[None], informers: dict[str, Any]) -> dict[str, str]:
+    """List and watch collections, and return the errors by name."""
     task = asyncio.ensure_future(run)
-    await until(lambda: all(it.synced.is_set() or it.last_error for it in collections.values()))
-    # A watch that is refused is refused at once.
-    await asyncio.sleep(0.3)
-    found = {name: it.last_error or "" for name, it in collections.items()}
+    await until(
+        lambda: all(
+            informer.synced.is_set() or informer.last_error for informer in informers.values()
+        )
+    )
+    # After the list succeeded, the API server may still reject the watch.
+    await until(lambda: any(informer.last_error for informer in informers.values()), WATCH_S)
+    errors = {name: informer.last_error or "" for name, informer in informers.items()}
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    return found
+    return errors
 
 
 async def events(api: Api, namespace: str) -> dict[str, str]:
-    """One event, and the same again later: that one is counted."""
+    """Create an event, and send it again, which updates its count."""
     offset = 0.0
     recorder = EventRecorder(api, "rights", "rights", clock=lambda: time.monotonic() + offset)
     pod = Pod(metadata=ObjectMeta(name=POD, namespace=namespace, uid=str(uuid.uuid4())))
     task = asyncio.create_task(recorder.run())
-    found = {}
-    for what in ("create", "patch"):
+    errors: dict[str, str] = {}
+    for verb in ("create", "patch"):
         recorder.on_pod(pod, "FenkaTest", "a right is tried")
         await until(lambda: recorder.idle)
-        found[f"events: {what}"] = "refused" if recorder.dropped else ""
+        errors[f"events: {verb}"] = "refused" if recorder.dropped else ""
         recorder.dropped, offset = 0, offset + SERIES_S
     task.cancel()
-    return found
+    return errors
 
 
 async def scheduler(api: Api, namespace: str) -> dict[str, str]:
-    """All that the extender does."""
-    world = ClusterState()
-    judge, order = PodEvaluator(world, POLICY), QueueController(world, POLICY)
+    """Make all calls of the extender."""
+    state = ClusterState()
+    evaluator, controller = PodEvaluator(state, POLICY), QueueController(state, POLICY)
     recorder = EventRecorder(api, "rights", "rights")
     cluster = ClusterInformers(
-        api, world, order, EventReporter(world, judge, recorder, lambda: False)
+        api, state, controller, EventReporter(state, evaluator, recorder, lambda: False)
     )
-    found = await watches(cluster.run(), dict(cluster.watches))
+    errors = await watches(cluster.run(), dict(cluster.watches))
     election = Election(api, namespace, LEASE, "rights", address="http://rights")
-    for what in ("the first election", "renewal"):
+    for step in ("the first election", "renewal"):
         await election.acquire_or_renew()
-        found[what] = election.last_error or ""
-    found |= await events(api, namespace)
-    # What the watch has not brought yet is read.
-    gangs = GangScheduler(world, POLICY, dict, dict, time.monotonic)
-    unknown = Binder(api, world, QueuedEvaluator(judge, order), gangs, Leads(), dict)
+        errors[step] = election.last_error or ""
+    errors |= await events(api, namespace)
+    # The binder reads a pod that the watch has not delivered yet.
+    gangs = GangScheduler(state, POLICY, dict, dict, time.monotonic)
+    binder = Binder(
+        api, state, QueuedEvaluator(evaluator, controller), gangs, PermanentLeader(), dict
+    )
     for pod in cluster.pods.objects.values():
         if (pod.metadata.namespace, pod.metadata.name) == (namespace, POD):
             binding = ExtenderBindingArgs(POD, namespace, pod.metadata.uid, NODE)
-            found["read and bind"] = await unknown.bind(binding)
-            found["wake"] = await refused(requeue(api, pod, time.time()))
-            found["evict"] = await refused(evict(api, namespace, POD, pod.metadata.uid))
-    return found
+            errors["read and bind"] = await binder.bind(binding)
+            errors["requeue"] = await refused(requeue(api, pod, time.time()))
+            errors["evict"] = await refused(evict(api, namespace, POD, pod.metadata.uid))
+    return errors
 
 
 async def node(api: Api, namespace: str) -> dict[str, str]:
-    """All that the node program does."""
+    """Make all calls of the node program."""
     cluster = NodeApi(api, NODE)
     task = asyncio.create_task(cluster.run())
-    found = {}
+    errors: dict[str, str] = {}
     try:
         await until(lambda: cluster.synced and cluster.pods)
-        await asyncio.sleep(0.3)
-        for name, watch in (("nodes", cluster._nodes), ("pods", cluster._pods)):
-            found[name] = watch.last_error or ""
+        informers: dict[str, Any] = {"nodes": cluster._nodes, "pods": cluster._pods}
+        await until(lambda: any(informer.last_error for informer in informers.values()), WATCH_S)
+        errors |= {name: informer.last_error or "" for name, informer in informers.items()}
         if cluster.pods:
             (meta,) = (pod.metadata for pod in cluster.pods.values())
             lease = Lease(meta.uid, namespace, POD, "c", [], [], {})
             (pod,) = cluster.pods.values()
             await cluster.note(pod, {gpushare.ASSIGNED: "true"})
             await until(lambda: _confirmed(cluster))
-            found["confirm a slice"] = "" if _confirmed(cluster) else "refused"
-            found["evict"] = await refused(cluster.evict(lease))
+            errors["confirm a slice"] = "" if _confirmed(cluster) else "refused"
+            errors["evict"] = await refused(cluster.evict(lease))
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    for what, call in (
+    for step, call in (
         ("runtime", cluster.first_look()),
         (
             "inventory",
             cluster.describe(json.dumps([str(uuid.uuid4())]), int(time.time()) % 1000 + 1),
         ),
     ):
-        found[what] = await refused(call)
-    found["runtime class"] = "" if await cluster.handler(CLASS) else "refused"
-    return found | await events(api, namespace)
+        errors[step] = await refused(call)
+    errors["runtime class"] = "" if await cluster.handler(CLASS) else "refused"
+    return errors | await events(api, namespace)
 
 
 def _confirmed(cluster: NodeApi) -> bool:
     return any(
-        "ALIYUN_COM_GPU_MEM_ASSIGNED" in it.metadata.annotations for it in cluster.pods.values()
+        "ALIYUN_COM_GPU_MEM_ASSIGNED" in pod.metadata.annotations for pod in cluster.pods.values()
     )
 
 
 async def refused(call: Awaitable[object]) -> str:
-    """What the server says to that; empty if it is done."""
+    """Return the API server's error, or "" if the call succeeds."""
     try:
         await call
-    except ApiError as why:
-        return str(why)
+    except ApiError as error:
+        return str(error)
     return ""
 
 
-async def main(which: str, kubeconfig: str, namespace: str) -> None:
-    """Try everything."""
+async def main(program: str, kubeconfig: str, namespace: str) -> None:
+    """Make all calls of one program and print the errors."""
     async with await Api.connect(Path(kubeconfig)) as api:
-        found = await {"scheduler": scheduler, "node": node}[which](api, namespace)
-    print(json.dumps(found))
+        errors = await {"scheduler": scheduler, "node": node}[program](api, namespace)
+    print(json.dumps(errors))
 
 
 asyncio.run(main(*sys.argv[1:]))

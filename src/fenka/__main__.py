@@ -1,10 +1,10 @@
 """`fenka …`, also as `python -m fenka`."""
 
-from fenka.cli.interrupting import leave_at_once
+from fenka.cli.interrupt import leave_at_once
 
 
 def main() -> None:
-    """Run a command; the imports of `fenka.cli.main` take longer than it takes to press Ctrl-C."""
+    """Run a command. Ctrl-C is handled before anything else is imported."""
     leave_at_once()
     from fenka.cli.main import main as run
 

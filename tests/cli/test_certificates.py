@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from typer.testing import CliRunner
 
-from fenka.cli.errors import UserError
-from fenka.cli.main import app
 from fenka.scheduler.credentials import Credentials
 from tests.cli.api_kit import serving
+from tests.cli.command import fenka
 from tests.kubernetes.api_server import ApiServer, Json
 
 NAMESPACE = "gpu"
@@ -31,12 +29,11 @@ class Stand:
         return await self.server._serve(request)
 
     def command(self, *arguments: str) -> str:
-        """What `fenka certificates` prints. Raises UserError."""
+        """Return what `fenka certificates` prints. Raises AssertionError with its error."""
         options = ["-n", NAMESPACE, "--kubeconfig", str(self.kubeconfig)]
-        done = CliRunner().invoke(app, ["certificates", *options, *arguments])
-        if done.exception is not None:
-            raise done.exception
-        return done.output
+        done = fenka("certificates", *options, *arguments)
+        assert done.exit_code == 0, done.stderr
+        return done.stdout
 
     def secret(self, which: str) -> Json:
         """As the server has it."""
@@ -114,16 +111,16 @@ def test_written_files_are_those_of_kube_scheduler_and_its_alone(
 
 def test_what_is_missing_is_told_in_a_sentence(stand: Stand, tmp_path: Path) -> None:
     """No Secret, half a Secret, a directory that cannot be."""
-    with pytest.raises(UserError, match=r"Secret gpu/fenka-scheduler-client is not there"):
+    with pytest.raises(AssertionError, match=r"Secret gpu/fenka-scheduler-client is not there"):
         stand.command("--into", str(tmp_path / "x"))
     assert [line.split()[-1] for line in stand.command().splitlines()[1:]] == ["missing", "missing"]
     stand.command("--make")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written: Not a directory"):
+    with pytest.raises(AssertionError, match="cannot be written: Not a directory"):
         stand.command("--into", str(tmp_path / "file" / "x"))
     half = {**stand.secret("client"), "data": {"tls.crt": b64encode(b"x").decode()}}
     stand.server.put("secrets", half)
-    with pytest.raises(UserError, match="is incomplete"):
+    with pytest.raises(AssertionError, match="is incomplete"):
         stand.command("--into", str(tmp_path / "x"))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.cli import inspect
+from fenka.cli.compat import gpushare
 from fenka.core.inventory import Card, DeviceId
 from fenka.dialects.node_inventory import encode_inventory
 from tests.cli.api_kit import Server, node, on_card, pod, serving, sharing, units
@@ -16,7 +16,7 @@ WIRE = Path(__file__).parent / "golden" / "wire"
 def run(server: Server, folder: Path, *arguments: str) -> None:
     """The plugin, asking this server."""
     with serving(server, folder) as kubeconfig:
-        inspect.main([*arguments, "--kubeconfig", str(kubeconfig)])
+        gpushare.main([*arguments, "--kubeconfig", str(kubeconfig)])
 
 
 @pytest.mark.parametrize("scene", ["s1", "s2"])
@@ -125,7 +125,7 @@ def test_errors_are_told_where_the_original_tells_them(
 def test_no_kubeconfig(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One sentence that names the file."""
     with pytest.raises(SystemExit):
-        inspect.main(["--kubeconfig", str(tmp_path / "none")])
+        gpushare.main(["--kubeconfig", str(tmp_path / "none")])
     out = capsys.readouterr().out
     assert out.startswith("Failed due to no cluster can be reached by")
     assert str(tmp_path / "none") in out
@@ -137,7 +137,7 @@ def test_kubeconfig_of_the_environment(
     """$KUBECONFIG, as for kubectl."""
     with serving(Server(nodes=[sharing("a")]), tmp_path) as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        inspect.main(["-o", "json"])
+        gpushare.main(["-o", "json"])
     assert json.loads(capsys.readouterr().out)[0]["name"] == "a"
 
 

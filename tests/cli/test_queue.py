@@ -131,7 +131,11 @@ def on_terminal(station: Workstation, columns: int) -> list[str]:
     ("words", "code", "sentence"),
     [
         (["--local"], 1, r"no fenka daemon answers at .*"),
-        (["--local", "--cluster"], 2, r"--local is this machine, the other options are a cluster"),
+        (
+            ["--local", "--cluster"],
+            2,
+            r"--local selects this machine, but another option selects a cluster: .*",
+        ),
     ],
 )
 def test_no_queue_to_show(tmp_path: Path, words: list[str], code: int, sentence: str) -> None:

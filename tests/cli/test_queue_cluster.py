@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fenka.cli.cluster import Target
+from fenka.cli.options import Target
 from fenka.cli.queue import rows_of
 from fenka.views.queue import QueueRow
 from tests.cli.api_kit import Json, Server, node, on_card, pod, serving, sharing, units

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from typer.testing import CliRunner
 
-from fenka.cli import resizing
-from fenka.cli.errors import report_errors
-from fenka.cli.main import app
+from fenka.cli import resize
 from fenka.dialects.resize import REFUSED, REQUEST, STATUS, ResizeStatus, encode_status
 from tests.cli.api_kit import Json, Server, pod, serving, units
+from tests.cli.command import fenka
 
 Answer = Callable[[str], dict[str, str]]
 
@@ -44,19 +42,11 @@ def granted(text: str) -> dict[str, str]:
     return {STATUS: encode_status(ResizeStatus("u-team-a", (), {}, text))}
 
 
-def run(server: Server, folder: Path, *arguments: str) -> tuple[int, str]:
-    """Exit code, and what it prints."""
-    said: list[str] = []
+def run(server: Server, folder: Path, *arguments: str) -> tuple[object, str]:
+    """Return the exit code and the output."""
     with serving(server, folder) as kubeconfig:
-        command = ["resize", *arguments, "--kubeconfig", str(kubeconfig)]
-        try:
-            with report_errors(said.append):
-                result = CliRunner().invoke(app, command, catch_exceptions=True)
-                if result.exception and not isinstance(result.exception, SystemExit):
-                    raise result.exception
-        except SystemExit as end:
-            return int(end.code or 0), "".join(said)
-    return result.exit_code, result.stdout
+        result = fenka("resize", *arguments, "--kubeconfig", str(kubeconfig))
+    return result.exit_code, result.stdout + result.stderr.removeprefix("fenka: ").rstrip()
 
 
 def running(**given: object) -> Json:
@@ -89,7 +79,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a record of another wish, or of another pod, is no answer."""
-    monkeypatch.setattr(resizing, "WAIT_S", 0.2)
+    monkeypatch.setattr(resize, "WAIT_S", 0.2)
     for record in (
         granted("gpu-mem=5"),
         {STATUS: encode_status(ResizeStatus("u", (), {}, "gpu-mem=6"))},
@@ -98,18 +88,22 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         server = Answering(lambda _, record=record: record, running())  # type: ignore[misc]
         code, said = run(server, tmp_path, "a", "--gpu-mem", "6")
         assert code == 75
-        assert said.endswith("the wish stays on the pod, as its annotation fenka.io/resize")
+        assert said.endswith("the request stays in annotation fenka.io/resize and will be retried")
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("a",), 2, "say what to change"),
+        (("a",), 2, "nothing to change"),
         (("a", "--gpu-mem", "6GB"), 2, "is no unit"),
-        (("a", "--gpu-core", "4", "--gpu-core-mode", "soft"), 2, "leave --gpu-core-mode out"),
+        (
+            ("a", "--gpu-core", "4", "--gpu-core-mode", "soft"),
+            2,
+            "--gpu-core-mode cannot be changed for a pod",
+        ),
         (("b", "--gpu-mem", "6"), 75, "team/b is Pending: only what runs can be resized"),
         (("c", "--gpu-mem", "6"), 1, "not found"),
-        (("a", "--gpu-mem", "6", "--local"), 2, "--local is this machine"),
+        (("a", "--gpu-mem", "6", "--local"), 2, "--local selects this machine"),
     ],
 )
 def test_what_cannot_be_asked(

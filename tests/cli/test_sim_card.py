@@ -93,7 +93,7 @@ def test_everything_can_be_provoked(node: SimulatedNode, say: Say) -> None:
         (["0", "--xid", "0"], 2, "--xid takes 1 to 65535, not 0"),
         (["0", "--temperature", "999"], 2, "--temperature takes 0 to 200, not 999"),
         (["0", "--ecc-errors", "-1"], 2, "--ecc-errors takes 1 to 4294967295, not -1"),
-        (["0", "--corrected"], 2, "--corrected says what --ecc-errors counts: give that, too"),
+        (["0", "--corrected"], 2, "--corrected requires --ecc-errors"),
         (["0", "--lose", "--recover"], 2, "--lose and --recover exclude each other"),
         (
             ["0", "--temperature", "9", "--no-temperature"],

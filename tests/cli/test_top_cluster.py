@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fenka.cli.errors import report_errors
-from fenka.cli.main import app
 from tests.cli.api_kit import Server, node, on_card, pod, serving, sharing, units
+from tests.cli.command import fenka
 
 GOLDEN = Path(__file__).parent / "golden"
 WIRE = GOLDEN / "wire"
@@ -40,10 +38,8 @@ def no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run(server: Server, folder: Path, *arguments: str) -> str:
     """What `fenka` prints, asking this server."""
     with serving(server, folder) as kubeconfig:
-        result = CliRunner().invoke(
-            app, [*arguments, "--kubeconfig", str(kubeconfig)], catch_exceptions=False
-        )
-    assert result.exit_code == 0, result.output
+        result = fenka(*arguments, "--kubeconfig", str(kubeconfig))
+    assert result.exit_code == 0, result.stderr
     return result.stdout
 
 
@@ -172,32 +168,31 @@ def test_unreadable_inventory_is_said(tmp_path: Path) -> None:
     assert "a: annotation fenka.io/cards of node a is not understood" in screen
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:
+def refused(*arguments: str) -> tuple[object, str]:
     """Exit code and sentence of a command that cannot be done."""
-    with pytest.raises(SystemExit) as ended, report_errors():
-        app(arguments)
-    return ended.value.code, capsys.readouterr().err
+    result = fenka(*arguments)
+    return result.exit_code, result.stderr
 
 
-def test_neither_daemon_nor_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+def test_neither_daemon_nor_cluster() -> None:
     """One sentence that names both."""
-    code, sentence = refused(capsys, "top", "node")
+    code, sentence = refused("top", "node")
     assert code == 1
     assert sentence.count("\n") == 1
     assert "no fenka daemon answers at" in sentence
     assert "no cluster can be reached by ~/.kube/config" in sentence
 
 
-def test_local_means_local(capsys: pytest.CaptureFixture[str]) -> None:
+def test_local_means_local() -> None:
     """With --local no cluster is asked; with a cluster's options that is a contradiction."""
-    assert refused(capsys, "top", "node", "--local")[1].startswith("fenka: no fenka daemon answers")
-    assert refused(capsys, "top", "node", "--local", "--context", "x")[0] == 2
+    assert refused("top", "node", "--local")[1].startswith("fenka: no fenka daemon answers")
+    assert refused("top", "node", "--local", "--context", "x")[0] == 2
 
 
-def test_unknown_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_node(tmp_path: Path) -> None:
     """Named nodes must be there."""
     with serving(Server(nodes=[T4]), tmp_path) as kubeconfig:
-        code, sentence = refused(capsys, "top", "node", "b", "--kubeconfig", str(kubeconfig))
+        code, sentence = refused("top", "node", "b", "--kubeconfig", str(kubeconfig))
     assert (code, sentence) == (1, "fenka: there is no node b\n")
 
 

@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from fenka.cli.errors import report_errors
-from fenka.cli.main import app
 from fenka.cluster.objects import QUEUE_GATE
 from fenka.dialects import leases
 from fenka.dialects.leases import LeaseReport, Refusal
 from tests.cli.api_kit import Json, Server, node, on_card, pod, serving, sharing, units
+from tests.cli.command import fenka
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -20,10 +18,8 @@ GOLDEN = Path(__file__).parent / "golden"
 def ask(server: Server, folder: Path, *arguments: str) -> str:
     """What `fenka why` prints."""
     with serving(server, folder) as kubeconfig:
-        result = CliRunner().invoke(
-            app, ["why", *arguments, "--kubeconfig", str(kubeconfig)], catch_exceptions=False
-        )
-    assert result.exit_code == 0, result.output
+        result = fenka("why", *arguments, "--kubeconfig", str(kubeconfig))
+    assert result.exit_code == 0, result.stderr
     return result.stdout
 
 
@@ -356,16 +352,12 @@ def test_namespace_of_the_context(tmp_path: Path) -> None:
     assert data(server, tmp_path, "p")["namespace"] == "team"
 
 
-def test_no_such_pod(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_such_pod(tmp_path: Path) -> None:
     """The API server's own sentence."""
-    with (
-        serving(Server(), tmp_path) as kubeconfig,
-        pytest.raises(SystemExit) as ended,
-        report_errors(),
-    ):
-        app(["why", "nobody", "--kubeconfig", str(kubeconfig)])
-    assert ended.value.code == 1
-    assert capsys.readouterr().err == 'fenka: pods "nobody" not found\n'
+    with serving(Server(), tmp_path) as kubeconfig:
+        result = fenka("why", "nobody", "--kubeconfig", str(kubeconfig))
+    assert result.exit_code == 1
+    assert result.stderr == 'fenka: pods "nobody" not found\n'
 
 
 def warning(reason: str, message: str, minute: int) -> Json:

@@ -165,7 +165,7 @@ def test_certificate_job_has_another_name_when_its_arguments_change() -> None:
     assert container["args"] == [
         "certificates",
         "--make",
-        "--name=fenka-scheduler",
+        "--service=fenka-scheduler",
         "--host=h",
     ]
 

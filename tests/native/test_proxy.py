@@ -16,7 +16,8 @@ from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.isolation import account
 from fenka.isolation.control import Limit
 from fenka.isolation.elf import InvalidLibrary, exported_functions
-from fenka.isolation.proxy import LIBRARIES, UnknownFunctions, install, main, unknown_functions
+from fenka.isolation.proxy import LIBRARIES, UnknownFunctions, install, unknown_functions
+from tests.cli.command import fenka
 from tests.native.shim_kit import (
     CARDS,
     GIB,
@@ -483,8 +484,8 @@ def test_a_function_unknown_to_the_proxy_is_reached(
     assert newer.run(program, LD_PRELOAD=preload) == USED + "7"
 
 
-def test_what_the_proxy_does_not_know_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    """By name, and with a warning when it is a new version of a function that is limited."""
+def test_check_reports_unknown_functions_when_the_driver_is_newer() -> None:
+    """A new version of a limited function is a warning and exit code 1."""
     found = unknown_functions(null_driver(NEWER) / "libcuda.so.1")
     assert found == UnknownFunctions(
         passed_through=("cuBrandNew", "cuNullContext"), unlimited=("cuMemAlloc_v3",)
@@ -492,28 +493,31 @@ def test_what_the_proxy_does_not_know_is_reported(capsys: pytest.CaptureFixture[
     assert unknown_functions(null_driver() / "libcuda.so.1") == UnknownFunctions(
         ("cuNullContext",), ()
     )
-    assert main(["check", str(null_driver())]) == 0
-    assert main(["check", str(null_driver(NEWER))]) == 1
-    out = capsys.readouterr().out
-    assert "libcuda.so.1: 2 functions unknown to the proxy, passed through\n  cuBrandNew\n" in out
-    assert "cuMemAlloc_v3: a newer version of a limited function, NOT LIMITED" in out
+    assert fenka("proxy", "check", str(null_driver())).exit_code == 0
+    newer = fenka("proxy", "check", str(null_driver(NEWER)))
+    assert newer.exit_code == 1
+    passed = "libcuda.so.1: 2 functions unknown to the proxy, passed through\n  cuBrandNew\n"
+    assert passed in newer.stdout
+    assert "cuMemAlloc_v3: a newer version of a limited function, NOT LIMITED" in newer.stdout
 
 
-def test_a_driver_with_versions_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    """Who asks for a name with its version finds it behind the proxy, which has no versions."""
-    assert main(["check", str(built())]) == 1
-    assert "libcuda.so.1: its symbols have versions" in capsys.readouterr().out
+def test_check_reports_symbol_versions() -> None:
+    """A symbol looked up with its version is found behind the proxy, which has no versions."""
+    result = fenka("proxy", "check", str(built()))
+    assert result.exit_code == 1
+    assert "libcuda.so.1: its symbols have versions" in result.stdout
 
 
-def test_what_is_no_library_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Text, a file cut off, and no file: one sentence, exit code 2."""
+def test_check_exits_with_2_when_a_file_is_no_library(tmp_path: Path) -> None:
+    """Text, a truncated file, and a missing one: one sentence each."""
     for content in (b"text", (PROXY / "libcuda.so.1").read_bytes()[:100], b""):
         (tmp_path / "libcuda.so.1").write_bytes(content)
         with pytest.raises(InvalidLibrary, match="is not a shared library"):
             exported_functions(tmp_path / "libcuda.so.1")
-        assert main(["check", str(tmp_path)]) == 2
-    assert main(["check", str(tmp_path / "nowhere")]) == 2
-    assert "No such file" in capsys.readouterr().err
+        assert fenka("proxy", "check", str(tmp_path)).exit_code == 2
+    missing = fenka("proxy", "check", str(tmp_path / "nowhere"))
+    assert missing.exit_code == 2
+    assert "No such file" in missing.stderr
 
 
 def test_a_function_that_the_driver_lacks(tmp_path: Path, lease: Lease) -> None:
@@ -632,7 +636,10 @@ def test_the_proxy_asks_nothing_of_a_newer_system(library: str) -> None:
 def test_placing_again_replaces(tmp_path: Path) -> None:
     """An update changes each file in one step, and leaves nothing else behind."""
     for driver in ("a", "b"):
-        assert main(["place", str(tmp_path / "placed"), str(tmp_path / driver)]) == 0
+        assert (
+            fenka("proxy", "install", str(tmp_path / "placed"), str(tmp_path / driver)).exit_code
+            == 0
+        )
     behind = ("libfenka-next-cuda.so", "libfenka-next-nvml.so")
     names = {p.name for p in (tmp_path / "placed").iterdir()}
     assert names == {"libfenka.so", *behind, *LIBRARIES}
@@ -642,8 +649,9 @@ def test_placing_again_replaces(tmp_path: Path) -> None:
         assert b"/nowhere/" not in written
 
 
-def test_a_place_that_is_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is refused before anything is placed, not cut off."""
-    assert main(["place", str(tmp_path / "placed"), "/" + "long/" * 120]) == 2
-    assert "is longer than 511 bytes" in capsys.readouterr().err
+def test_install_places_nothing_when_the_path_is_too_long(tmp_path: Path) -> None:
+    """It is refused before anything is placed, not truncated."""
+    result = fenka("proxy", "install", str(tmp_path / "placed"), "/" + "long/" * 120)
+    assert result.exit_code == 2
+    assert "is longer than 511 bytes" in result.stderr
     assert list((tmp_path / "placed").iterdir()) == []

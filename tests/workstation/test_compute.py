@@ -62,7 +62,7 @@ def test_a_program_is_resized_while_it_runs(t4: Workstation) -> None:
         1,
         r"GPU-\S+ cannot shrink to 1077 MiB: the lease's programs hold 2\d\d\d MiB of it; .*",
     )
-    refused(t4.fenka("resize", "a"), 2, r"say what to change: .*")
+    refused(t4.fenka("resize", "a"), 2, r"nothing to change: .*")
     refused(t4.fenka("resize", "nobody", "--gpu-mem", "1"), 1, r"no job is called nobody: .*")
     assert limit(t4, "a").compute_percent == 50
     t4.ok("resize", "a", "--gpu-mem", "3", "--gpu-core", "0")

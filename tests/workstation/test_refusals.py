@@ -44,9 +44,9 @@ from tests.workstation.conftest import HOLD, Workstation, eventually, refused, w
         (["--gpu-mem", "1", "--cards", "17"], r"one lease has at most 16 cards, not 17"),
         (["--gpus", "1", "--gpu-mem", "4"], r"--gpus takes whole cards: .*"),
         (["--gpus", "-1"], r"the number of cards must be 1 to 1024, not -1"),
-        (["--gpu-mem", "1", "--timeout", "inf"], r"--timeout takes a number of seconds; .*"),
-        ([], r"say how much: --gpu-mem 4 for a slice, or --gpus 1 for a card"),
-        (["--gpu-mem", "1", "--gpu-core-mode", "soft"], r"--gpu-core-mode says what .*: give both"),
+        (["--gpu-mem", "1", "--timeout", "inf"], r"--timeout must be a number of seconds; .*"),
+        ([], r"no amount given: use --gpu-mem 4 for a slice, or --gpus 1 for a card"),
+        (["--gpu-mem", "1", "--gpu-core-mode", "soft"], r"--gpu-core-mode requires --gpu-core"),
         (
             ["--gpus", "1", "--gpu-core", "30"],
             r"--gpus takes whole cards, with all their compute: .*",

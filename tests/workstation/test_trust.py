@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fenka.cli import cluster, doctor, launching
+from fenka.cli import cluster, doctor, options, run
 from fenka.workstation import client, launch, paths, protocol
 from fenka.workstation.client import Connection, DaemonUnavailable
 from fenka.workstation.daemon import lock_runtime
@@ -219,10 +219,10 @@ def test_logs_of_jobs_are_not_written_where_a_stranger_can_change_it(
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "theirs"))
     victim.mkdir(place / "theirs" / "fenka" / "jobs")
     with pytest.raises(UnsafeDirectory, match="theirs belongs to user"):
-        victim.do(lambda: launching._job_dir("night"))
+        victim.do(lambda: run._job_dir("night"))
     victim.mkdir(place / "mine")
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "mine"))
-    made = victim.do(lambda: launching._job_dir("night"))
+    made = victim.do(lambda: run._job_dir("night"))
     assert made == place / "mine" / "fenka" / "jobs" / "night"
     assert not nobody_named.exists()
 
@@ -233,7 +233,7 @@ def test_strangers_directory_hides_no_cluster_and_is_named_by_doctor(
 ) -> None:
     """The cluster's screens need no daemon here."""
     with default_directory_of(victim, stranger):
-        assert victim.do(lambda: cluster.local(cluster.Target())) is None
+        assert victim.do(lambda: cluster.local(options.Target())) is None
         (check,) = victim.do(doctor._daemon)
         assert check.status == "wrong"
         assert f"belongs to user {stranger.uid}" in check.detail

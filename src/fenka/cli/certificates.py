@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from fenka.cli import cluster, tables
-from fenka.cli.cluster import Target
 from fenka.cli.errors import UserError
+from fenka.cli.options import ClusterTarget, OutputOption, Target
 from fenka.cluster.objects import Secret
 from fenka.kubernetes.client import Api, ApiError
 
@@ -61,7 +63,37 @@ class Installation:
         return [self.name, service, f"{service}.svc", f"{service}.svc.cluster.local"]
 
 
-def show(installation: Installation, output: str) -> None:
+def certificates(
+    target: ClusterTarget,
+    into: Annotated[
+        Path | None,
+        typer.Option(metavar="DIRECTORY", help="write the files that kube-scheduler requires"),
+    ] = None,
+    make: Annotated[
+        bool, typer.Option("--make", help="make certificates that are missing or expire soon")
+    ] = False,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="with --make: another name or address of the extender"),
+    ] = None,
+    namespace: Annotated[
+        str,
+        typer.Option("-n", "--namespace", envvar="POD_NAMESPACE", help="the extender's namespace"),
+    ] = "fenka-system",
+    service: Annotated[str, typer.Option(help="the extender's Service")] = "fenka-scheduler",
+    output: OutputOption = "table",
+) -> None:
+    """Make, write or show the certificates."""
+    installation = Installation(target.target, namespace, service)
+    if make:
+        _make(installation, host or ())
+    if into is not None:
+        _write(installation, into)
+    if not make and into is None:
+        _show(installation, output)
+
+
+def _show(installation: Installation, output: str) -> None:
     """Print the Secrets and when their certificates end."""
 
     async def question(api: Api) -> dict[str, Secret | None]:
@@ -77,7 +109,7 @@ def show(installation: Installation, output: str) -> None:
         print("\n".join(tables.columns(lines)))
 
 
-def write(installation: Installation, directory: Path) -> None:
+def _write(installation: Installation, directory: Path) -> None:
     """Write the files that kube-scheduler's configuration names. Raises UserError."""
 
     async def question(api: Api) -> Secret | None:
@@ -105,13 +137,13 @@ def write(installation: Installation, directory: Path) -> None:
     print(f"wrote {', '.join(files)} to {directory}; the certificate ends {_expires(found)}")
 
 
-def make(installation: Installation, hosts: Sequence[str]) -> None:
+def _make(installation: Installation, hosts: Sequence[str]) -> None:
     """Make the certificates that are missing or end soon. hosts: more names of the server."""
 
     async def question(api: Api) -> dict[str, datetime]:
         for _ in range(ATTEMPTS):
             try:
-                return await _make(api, installation, [*installation.hosts(), *hosts])
+                return await _renew(api, installation, [*installation.hosts(), *hosts])
             except ApiError as why:
                 # Somebody else makes them this moment.
                 if why.status != CONFLICT:
@@ -131,7 +163,7 @@ def make(installation: Installation, hosts: Sequence[str]) -> None:
         print("every certificate will do")
 
 
-async def _make(api: Api, installation: Installation, hosts: Sequence[str]) -> dict[str, datetime]:
+async def _renew(api: Api, installation: Installation, hosts: Sequence[str]) -> dict[str, datetime]:
     from fenka.scheduler import certificates, credentials
 
     names = {

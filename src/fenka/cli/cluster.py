@@ -8,13 +8,12 @@ import asyncio
 import gc
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from fenka.cli.errors import UserError
+from fenka.cli.options import Target
 from fenka.cluster.snapshot import ClusterSnapshot
-from fenka.core.errors import INVALID_INPUT
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.cluster_reader import read_cluster
 from fenka.workstation import paths, protocol
@@ -24,45 +23,12 @@ from fenka.workstation.paths import UnsafeDirectory
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The options that say which world. Raises UserError where they contradict each other."""
-
-    local: bool = False
-    cluster: bool = False
-    kubeconfig: Path | None = None
-    context: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.local and self.of_cluster:
-            raise UserError(
-                "--local is this machine, the other options are a cluster", INVALID_INPUT
-            )
-
-    @property
-    def of_cluster(self) -> bool:
-        """Whether a cluster was asked for."""
-        return self.cluster or self.kubeconfig is not None or self.context is not None
-
-
-@dataclass(frozen=True, slots=True)
-class ViewOptions:
-    """What to show and how; `mode` is a word of arena's or its first letter, "" for all nodes."""
-
-    share: bool = False
-    details: bool = False
-    arena: bool = False
-    mode: str = ""
-    names: tuple[str, ...] = ()
-    output: str = "table"
-
-
 def local(target: Target) -> protocol.Snapshot | None:
     """This machine's world; None where the cluster is to be shown.
 
     Raises DaemonUnavailable, UnsafeDirectory, ProtocolMismatch.
     """
-    from fenka.cli.listing import current
+    from fenka.cli.jobs import current
 
     if target.of_cluster:
         return None

@@ -15,6 +15,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from fenka.cli.errors import UserError
 from fenka.core.units import card_units, units_to_mib
@@ -138,7 +141,9 @@ class World:
         return {job.name: job for job in self.snapshot().jobs}[name]
 
 
-def demo(*, check: bool) -> None:
+def demo(
+    check: Annotated[bool, typer.Option("--check", help="end after the checks")] = False,
+) -> None:
     """Scenario S1 on this machine; with `check` it ends after the checks, non-zero if one failed."""
     checks = Checks()
     signal.signal(signal.SIGTERM, _interrupt)

@@ -7,7 +7,8 @@ import msgspec
 
 from fenka import native
 from fenka.cli import tables
-from fenka.cli.listing import current
+from fenka.cli.jobs import current
+from fenka.cli.options import OutputOption
 from fenka.core.units import card_units
 from fenka.dialects.sizes import UNITS_MIB
 from fenka.hardware.nvml import Driver, NoDriver
@@ -25,7 +26,7 @@ class Check(msgspec.Struct, frozen=True):
     detail: str
 
 
-def doctor(output: str) -> None:
+def doctor(output: OutputOption = "table") -> None:
     """Print the checks; exit code 1 if anything is wrong."""
     checks = [_libraries(), *_daemon(), _isolation(), _compute(), _jupyter()]
     if not tables.show(checks, output):

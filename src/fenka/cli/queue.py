@@ -3,9 +3,9 @@
 import time
 
 from fenka.cli import cluster, tables
-from fenka.cli.cluster import Target
 from fenka.cli.errors import print_error
-from fenka.cli.listing import age
+from fenka.cli.jobs import age
+from fenka.cli.options import OutputOption, Target
 from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.client import Api, ApiError
@@ -14,7 +14,7 @@ from fenka.views.queue import QueueRow, cluster_queue
 from fenka.workstation.views import queue_rows
 
 
-def queue(target: Target, output: str) -> None:
+def queue(target: Target, output: OutputOption = "table") -> None:
     """Print the queue of the world that these options mean."""
     rows = rows_of(target)
     if tables.show(rows, output):

@@ -1,12 +1,18 @@
 """`fenka top node`: arena's layouts (v0.3 to v0.6), columns two blanks apart, in a stable order.
 
 The layouts are drawn from `NodeRow`s, which know nothing of where the numbers come from. Today's arena's are
-in `arena.py`, drawn from the same rows.
+in `compat/arena.py`, drawn from the same rows.
 """
 
-from fenka.cli import arena, cluster, tables
-from fenka.cli.cluster import Target, ViewOptions
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import typer
+
+from fenka.cli import cluster, tables
+from fenka.cli.compat import arena
 from fenka.cli.errors import UserError
+from fenka.cli.options import DetailsOption, OutputOption, Target, group, register
 from fenka.core.units import format_units, percent
 from fenka.dialects.base import GIB_MIB
 from fenka.views.nodes import NodeRow, cluster_nodes
@@ -14,6 +20,27 @@ from fenka.workstation.views import node_row
 
 RULE, UNHEALTHY_RULE, SHAREABLE_RULE, BOTH_RULE = 89, 99, 96, 107
 """Lengths of arena's rule, by the optional columns above it."""
+
+
+app = group("Show how much of the cards is allocated.")
+
+NodeMode = Literal["n", "none", "e", "exclusive", "t", "topology", "s", "share"]
+"""Kinds of nodes, as arena's letters and words."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOptions:
+    """Which of the layouts to print."""
+
+    share: Annotated[bool, typer.Option("-s", "--share", help="memory of shared cards")] = False
+    details: DetailsOption = False
+    layout: Annotated[
+        Literal["fenka", "arena"], typer.Option("--layout", help="arena: as arena 0.7 and later")
+    ] = "fenka"
+    mode: Annotated[
+        NodeMode | None,
+        typer.Option("-m", "--mode", help="with --layout arena: nodes of this kind"),
+    ] = None
 
 
 def node_rows(target: Target) -> list[NodeRow]:
@@ -24,23 +51,33 @@ def node_rows(target: Target) -> list[NodeRow]:
     return cluster_nodes(cluster.read(target))
 
 
-def node(target: Target, view: ViewOptions) -> None:
-    """Print a screen, or the data behind it. Raises UserError for nodes that are not there."""
+def node(
+    target: Target,
+    view: ViewOptions,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NODE]...", help="only these nodes")
+    ] = None,
+    output: OutputOption = "table",
+) -> None:
+    """Print a screen, or the data behind it. Raises UserError for unknown nodes."""
     rows = node_rows(target)
-    if view.names:
-        missing = set(view.names) - {row.name for row in rows}
+    if names:
+        missing = set(names) - {row.name for row in rows}
         if missing:
             raise UserError(f"there is no node {', '.join(sorted(missing))}")
-        rows = [row for row in rows if row.name in view.names]
-    if view.arena:
-        arena.show(rows, view)
+        rows = [row for row in rows if row.name in names]
+    if view.layout == "arena":
+        arena.show(rows, view.mode or "", details=view.details, foot=not names, output=output)
         return
-    if tables.show(rows, view.output):
+    if tables.show(rows, output):
         return
     tables.put(_screen(rows, view))
     for row in rows:
         if row.error:
             tables.put([f"{row.name}: {row.error}"])
+
+
+register(app, node, "Show the cards of this machine or cluster, and their allocation.")
 
 
 def _screen(rows: list[NodeRow], view: ViewOptions) -> list[str]:

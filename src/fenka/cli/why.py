@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Annotated
+
+import typer
 
 from fenka.cli import cluster, tables
-from fenka.cli.cluster import Target
+from fenka.cli.options import ClusterTarget, NamespaceOption, OutputOption
 from fenka.cluster.explain import PodExplanation, explain
 from fenka.cluster.node_verdicts import NodeVerdict
 from fenka.cluster.objects import Event, Pod, pod_path
@@ -17,12 +20,16 @@ MAX_NAMES = 3
 """Nodes to name of those that have the same reasons."""
 
 
-def why(target: Target, name: str, namespace: str, *, output: str) -> None:
+def why(
+    pod: Annotated[str, typer.Argument(metavar="POD", help="the pod's name, or NAMESPACE/NAME")],
+    cluster_target: ClusterTarget,
+    namespace: NamespaceOption = "",
+    output: OutputOption = "table",
+) -> None:
     """Print the explanation. Raises UserError if there is no such pod."""
-    before, slash, after = name.partition("/")
-    if slash:
-        namespace, name = before, after
-    namespace = namespace or cluster.namespace(target)
+    before, slash, name = pod.rpartition("/")
+    target = cluster_target.target
+    namespace = before if slash else namespace or cluster.namespace(target)
 
     async def question(api: Api) -> PodExplanation:
         return await _explain(api, namespace, name)

@@ -3,22 +3,20 @@
 The proxy is the shim under the driver's name (docs/proxy.md). Its list of names was made when it was built;
 a newer driver has more. Those stay reachable, because the driver stands behind the proxy in the dynamic
 linker's search, so nothing has to be generated on the node. What a node's owner must know is whether
-one of them is a new version of a function that fenka limits: that is what `fenka-proxy check` is for.
+one of them is a new version of a function that fenka limits: that is what `fenka proxy check` is for.
 """
 
-import argparse
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fenka.isolation.elf import InvalidLibrary, exported_functions, has_symbol_versions
+from fenka.isolation.elf import exported_functions
 from fenka.isolation.layout import HEADER
 
 __all__ = [
@@ -27,7 +25,6 @@ __all__ = [
     "UnknownFunctions",
     "find_driver",
     "install",
-    "main",
     "unknown_functions",
 ]
 
@@ -144,44 +141,3 @@ def _write_driver_path(behind: Path, output: Path, library: Path) -> None:
         raise ValueError(f"{behind} was not built with room for the driver's place")
     output.write_bytes(data)
     output.chmod(0o755)
-
-
-def _check(driver: Path) -> int:
-    """Print a report; 1 when a limit can be passed by."""
-    code = 0
-    for name in LIBRARIES:
-        found = unknown_functions(driver / name)
-        print(f"{name}: {len(found.passed_through)} functions unknown to the proxy, passed through")
-        for function in found.passed_through:
-            print(f"  {function}")
-        if has_symbol_versions(driver / name):
-            code = 1
-            print(f"{name}: its symbols have versions: dlvsym leads past the proxy, NOT LIMITED")
-        for function in found.unlimited:
-            code = 1
-            print(f"  {function}: a newer version of a limited function, NOT LIMITED by this name")
-    return code
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """`fenka-proxy`: 0 = done, 1 = a limit can be passed by, 2 = it could not be done."""
-    parser = argparse.ArgumentParser("fenka-proxy", description="The shim under the driver's name.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    check = commands.add_parser("check", help="what a driver has that the proxy does not know")
-    check.add_argument("driver", type=Path, help="directory of the real libraries")
-    placing = commands.add_parser("place", help="put the proxy in front of a driver")
-    placing.add_argument("directory", type=Path, help="where programs shall find the driver")
-    placing.add_argument("driver", type=Path, help="directory of the real libraries")
-    chosen = parser.parse_args(arguments)
-    try:
-        if chosen.command == "check":
-            return _check(chosen.driver)
-        install(chosen.directory, chosen.driver)
-    except (OSError, ValueError, InvalidLibrary) as why:
-        print(f"fenka-proxy: {why}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,10 +2,13 @@
 
 import shlex
 import time
+from typing import Annotated
+
+import typer
 
 from fenka.cli import tables
 from fenka.cli.errors import UserError
-from fenka.core.errors import INVALID_INPUT
+from fenka.cli.options import OutputOption
 from fenka.isolation.control import ComputeMode
 from fenka.jobs import notebook
 from fenka.workstation import paths, protocol
@@ -23,7 +26,7 @@ def current() -> protocol.Snapshot:
     return answer
 
 
-def ps(output: str) -> None:
+def ps(output: OutputOption = "table") -> None:
     """Print leases first, then requests that wait, in their order.
 
     An exclamation mark behind USED marks a job that exceeds its limits; a line below the table says how.
@@ -81,8 +84,13 @@ def age(seconds: float) -> str:
     return f"{whole}s"
 
 
-def logs(name: str, *, follow: bool) -> None:
-    """Print a detached program's log, and with `follow` what comes, until it ends."""
+def logs(
+    name: Annotated[str, typer.Argument(help="a job that was started with --detach")],
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="print until the job ends")
+    ] = False,
+) -> None:
+    """Print the log of a job that runs, or ran, in the background."""
     log = paths.jobs_directory() / name / "log"
     if not log.exists():
         raise UserError(_no_log(name))
@@ -114,10 +122,6 @@ def resize(
     name: str, gpu_mem: str, gpu_core: int | None, gpu_core_mode: ComputeMode | None
 ) -> None:
     """For programs that run, within a second."""
-    if not gpu_mem and gpu_core is None and gpu_core_mode is None:
-        raise UserError(
-            "say what to change: --gpu-mem, --gpu-core or --gpu-core-mode", INVALID_INPUT
-        )
     with Connection(paths.current()) as connection:
         answer = connection.call(protocol.ResizeJob(name, gpu_mem, gpu_core, gpu_core_mode))
     if not isinstance(answer, protocol.Done):
@@ -125,12 +129,15 @@ def resize(
     print(f"{tables.shown(answer.text)}: resized")
 
 
-def stop(names: list[str], grace_s: float) -> None:
-    """Stop each; one that cannot be stopped does not keep the others from it."""
+def stop(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
+    grace: Annotated[float, typer.Option(min=0, help="seconds between SIGTERM and SIGKILL")] = 10.0,
+) -> None:
+    """Stop all jobs named, even if some of them cannot be stopped."""
     failures = []
     for name in names:
         with Connection(paths.current()) as connection:
-            answer = connection.call(protocol.StopJob(name, grace_s))
+            answer = connection.call(protocol.StopJob(name, grace))
         if isinstance(answer, protocol.Done):
             print(f"{tables.shown(answer.text)}: stopped")
         else:

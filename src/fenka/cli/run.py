@@ -12,15 +12,16 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import msgspec
+import typer
 
 from fenka.cli import tables
 from fenka.cli.errors import UserError, print_error, report_errors
-from fenka.cli.listing import running_names
+from fenka.cli.jobs import running_names
+from fenka.cli.options import CoreModeOption, CoreOption, MemoryOption
 from fenka.core.errors import INTERRUPTED, INVALID_INPUT, PROGRAM_NOT_FOUND
-from fenka.isolation.control import ComputeMode
 from fenka.jobs import notebook as jupyter
 from fenka.workstation import launch, paths, protocol, submission, supervisor
 from fenka.workstation.client import Connection
@@ -37,24 +38,55 @@ NOTEBOOK_READY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What was asked for on the command line, as typed."""
+class JobOptions:
+    """What a job gets, and how it starts."""
 
-    gpu_mem: str
-    gpu_core: int
-    gpu_core_mode: ComputeMode | None
-    cards: int
-    gpus: int
-    models: tuple[str, ...]
-    name: str
-    gang: int | None = None
-    priority: int = 0
-    time_limit_s: float | None = None
+    gpu_mem: MemoryOption = ""
+    gpu_core: CoreOption = None
+    gpu_core_mode: CoreModeOption = None
+    cards: Annotated[int, typer.Option("--cards", help="slices on this many different cards")] = 1
+    gpus: Annotated[int, typer.Option("--gpus", help="whole cards instead of slices")] = 0
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="only cards of this model; repeatable")
+    ] = None
+    name: Annotated[str, typer.Option("--name", help="name for ps, logs and stop")] = ""
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="fail if nothing is free now")] = False
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0, metavar="SECONDS", help="longest wait for a slice"),
+    ] = None
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="run in the background; see fenka logs")
+    ] = False
+    isolation: Annotated[
+        protocol.Isolation,
+        typer.Option(
+            "--isolation", help="cooperative: by environment alone; a program can undo its limits"
+        ),
+    ] = "namespace"
+    allow_user_namespaces: Annotated[
+        bool,
+        typer.Option(
+            "--allow-user-namespaces",
+            help="for bubblewrap, apptainer, browsers; with them a program can undo its limits",
+        ),
+    ] = False
+    priority: Annotated[
+        int, typer.Option("--priority", metavar="N", help="larger numbers are served first")
+    ] = 0
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            "--time-limit", metavar="SECONDS", help="end the job then; short jobs may start earlier"
+        ),
+    ] = None
 
-    def ask(self, kind: protocol.JobKind, command: list[str], how: "How") -> protocol.SubmitJob:
+    def ask(
+        self, kind: protocol.JobKind, command: list[str], gang: int | None = None
+    ) -> protocol.SubmitJob:
         """The request. Raises UserError for options that contradict each other, and InvalidRequest."""
         if self.gpu_core_mode and not self.gpu_core:
-            raise UserError("--gpu-core-mode says what --gpu-core means: give both", INVALID_INPUT)
+            raise UserError("--gpu-core-mode requires --gpu-core", INVALID_INPUT)
         if self.gpus and self.gpu_core:
             raise UserError(
                 "--gpus takes whole cards, with all their compute: leave out --gpu-core",
@@ -67,72 +99,81 @@ class Wanted:
             )
         if not self.gpus and not self.gpu_mem:
             raise UserError(
-                "say how much: --gpu-mem 4 for a slice, or --gpus 1 for a card", INVALID_INPUT
+                "no amount given: use --gpu-mem 4 for a slice, or --gpus 1 for a card",
+                INVALID_INPUT,
             )
-        if how.timeout_s is not None and not math.isfinite(how.timeout_s):
+        if self.timeout is not None and not math.isfinite(self.timeout):
             raise UserError(
-                "--timeout takes a number of seconds; leave it out to wait", INVALID_INPUT
+                "--timeout must be a number of seconds; leave it out to wait indefinitely",
+                INVALID_INPUT,
             )
         ask = protocol.SubmitJob(
             command=command,
             gpu_mem=self.gpu_mem,
-            gpu_core=self.gpu_core,
+            gpu_core=self.gpu_core or 0,
             gpu_core_mode=self.gpu_core_mode or "hard",
             cards=self.gpus or self.cards,
             whole=bool(self.gpus),
-            models=list(self.models),
+            models=self.model or [],
             name=self.name or submission.generate_name(command),
             kind=kind,
-            wait=how.wait,
+            wait=not self.no_wait,
             directory=str(Path.cwd()),
-            isolation=how.isolation,
-            gang=self.gang,
+            isolation=self.isolation,
+            gang=gang,
             priority=self.priority,
-            time_limit_s=self.time_limit_s,
-            allow_user_namespaces=how.user_namespaces,
+            time_limit_s=self.time_limit,
+            allow_user_namespaces=self.allow_user_namespaces,
         )
         submission.validate(ask)
         return ask
 
 
-@dataclass(frozen=True, slots=True)
-class How:
-    """How long to wait (None: for ever), where to run, and how the slice is enforced."""
-
-    wait: bool
-    timeout_s: float | None
-    detach: bool
-    isolation: protocol.Isolation
-    user_namespaces: bool = False
-    """Whether the program may make user namespaces, in which it could undo the limits."""
-
-
-def run(wanted: Wanted, how: How, command: list[str]) -> None:
-    """Become the program, or what starts a gang's; or leave it running behind."""
-    ask = wanted.ask("run", _found(command), how)
-    if how.detach:
-        _detached(ask, how, _job_dir(ask.name), {})
+def run(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- CMD", help="the program and its arguments")
+    ],
+    options: JobOptions,
+    gang: Annotated[
+        int | None,
+        typer.Option("--gang", metavar="N", help="N processes with such a slice each, all or none"),
+    ] = None,
+) -> None:
+    """Become the program, or a gang's supervisor; or leave it running in the background."""
+    ask = options.ask("run", _found(command), gang)
+    if options.detach:
+        _detached(ask, options.timeout, _job_dir(ask.name), {})
     if ask.gang:
-        _be_gang(ask, how, print_error)
-    _become(ask, how, {}, print_error)
+        _be_gang(ask, options.timeout, print_error)
+    _become(ask, options.timeout, {}, print_error)
 
 
-def notebook(wanted: Wanted, how: How, password: str, directory: Path) -> None:
+def notebook(
+    options: JobOptions,
+    password: Annotated[
+        str, typer.Option("--password", envvar="PASSWORD", help="password of the login page")
+    ] = "",
+    directory: Annotated[
+        Path, typer.Option("--directory", help="the notebook's root directory")
+    ] = Path(),
+) -> None:
     """Start a Jupyter server; print its URL when it answers."""
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory", INVALID_INPUT)
-    ask = wanted.ask("notebook", ["notebook"], how)
+    ask = options.ask("notebook", ["notebook"])
     job_dir = _job_dir(ask.name)
     server = jupyter.render(job_dir, directory.resolve(), password)
     ask = msgspec.structs.replace(ask, command=server.command)
-    if how.detach:
-        _detached(ask, how, job_dir, server.environment)
+    if options.detach:
+        _detached(ask, options.timeout, job_dir, server.environment)
     # Held back until each of the two knows what to do about it.
     former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     child = os.fork()
     if child == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
-        _in_child(lambda: _become(ask, how, server.environment, print_error, _left_to_parent))
+        _in_child(
+            lambda: _become(ask, options.timeout, server.environment, print_error, _left_to_parent)
+        )
     asked: list[int] = []
 
     def end(number: int, _: object) -> None:
@@ -173,17 +214,17 @@ def _announce_url(child: int, job_dir: Path) -> int:
 
 def _become(
     ask: protocol.SubmitJob,
-    how: How,
+    timeout_s: float | None,
     extra: dict[str, str],
     tell: Callable[[str], None],
     before: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """before: called last of all."""
     runtime = paths.current()
-    connection, granted = _acquire(runtime, ask, how, tell)
+    connection, granted = _acquire(runtime, ask, timeout_s, tell)
     assert isinstance(granted, protocol.LeaseGranted)
     environment = launch.enter(
-        connection, granted, how.isolation, user_namespaces=how.user_namespaces
+        connection, granted, ask.isolation, user_namespaces=ask.allow_user_namespaces
     )
     environment |= extra
     before()
@@ -191,7 +232,7 @@ def _become(
 
 
 def _acquire(
-    runtime: Runtime, ask: protocol.SubmitJob, how: How, tell: Callable[[str], None]
+    runtime: Runtime, ask: protocol.SubmitJob, timeout_s: float | None, tell: Callable[[str], None]
 ) -> tuple[Connection, protocol.LeaseGranted | protocol.GangGranted]:
     told = ""
 
@@ -202,7 +243,7 @@ def _acquire(
             told = line
             tell(line)
 
-    return launch.acquire(runtime, ask, timeout_s=how.timeout_s, on_wait=on_wait, announce=tell)
+    return launch.acquire(runtime, ask, timeout_s=timeout_s, on_wait=on_wait, announce=tell)
 
 
 def _exec(command: list[str], environment: dict[str, str]) -> NoReturn:
@@ -216,14 +257,14 @@ def _exec(command: list[str], environment: dict[str, str]) -> NoReturn:
 
 def _be_gang(
     ask: protocol.SubmitJob,
-    how: How,
+    timeout_s: float | None,
     tell: Callable[[str], None],
     started: Callable[[], None] = lambda: None,
     logs: Path | None = None,
 ) -> NoReturn:
     """Start a gang's members, stay until all have ended, and end as they did."""
     runtime = paths.current()
-    connection, granted = _acquire(runtime, ask, how, tell)
+    connection, granted = _acquire(runtime, ask, timeout_s, tell)
     assert isinstance(granted, protocol.GangGranted)
     jobs, port = granted.jobs, _free_port()
 
@@ -232,8 +273,8 @@ def _be_gang(
             # The gang's own place is the parent's to give up.
             environment = launch.enter(
                 *launch.claim_member(runtime, jobs[rank]),
-                how.isolation,
-                user_namespaces=how.user_namespaces,
+                ask.isolation,
+                user_namespaces=ask.allow_user_namespaces,
             ) | _gang_environment(rank, len(jobs), port)
             ready()
             _exec(ask.command, environment)
@@ -275,7 +316,9 @@ def _free_port() -> int:
         return port
 
 
-def _detached(ask: protocol.SubmitJob, how: How, job_dir: Path, extra: dict[str, str]) -> NoReturn:
+def _detached(
+    ask: protocol.SubmitJob, timeout_s: float | None, job_dir: Path, extra: dict[str, str]
+) -> NoReturn:
     """Start the program in a session of its own, report how it stands, and leave."""
     receive, send = os.pipe()
     former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -293,8 +336,8 @@ def _detached(ask: protocol.SubmitJob, how: How, job_dir: Path, extra: dict[str,
 
         def body() -> NoReturn:
             if ask.gang:
-                _be_gang(ask, how, tell, lambda: os.close(send), job_dir)
-            _become(ask, how, extra, tell)
+                _be_gang(ask, timeout_s, tell, lambda: os.close(send), job_dir)
+            _become(ask, timeout_s, extra, tell)
 
         _in_child(body, lambda why: tell(f"{FAILED}{why}"))
     os.close(send)

@@ -10,9 +10,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from fenka.cli import tables
-from fenka.cli.cluster import Target, ask
+from fenka.cli.cluster import ask
+from fenka.cli.options import ClusterTarget, DetailsOption, OutputOption
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.cluster.state import PodAllocation
 from fenka.core.errors import FenkaError
@@ -71,13 +75,18 @@ class NodeUnits:
         return max(self.cards, default=-1) + 1
 
 
-def inspect(target: Target, node: str | None, *, details: bool, output: str = "table") -> None:
+def inspect(
+    target: ClusterTarget,
+    node: Annotated[str, typer.Argument(metavar="[NODE]", help="only this node")] = "",
+    details: DetailsOption = False,
+    output: OutputOption = "table",
+) -> None:
     """Print one of the two screens, or the data behind them."""
 
     async def question(api: Api) -> ClusterSnapshot:
-        return await read_cluster(api, node)
+        return await read_cluster(api, node or None)
 
-    nodes = read_nodes(ask(target, question))
+    nodes = read_nodes(ask(target.target, question))
     if tables.show(nodes, output):
         return
     lines = details_screen(nodes) if details else summary_screen(nodes)
@@ -194,8 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
     given = parser.parse_args(arguments)
     try:
-        target = Target(cluster=True, kubeconfig=given.kubeconfig, context=given.context)
-        inspect(target, given.node, details=given.details, output=given.output)
+        target = ClusterTarget(given.kubeconfig, given.context)
+        inspect(target, given.node or "", given.details, given.output)
     except FenkaError as why:
         # Where gpushare's plugin says it, and as it begins.
         tables.put([f"Failed due to {why}"])

@@ -1,18 +1,19 @@
 """`fenka resize`: a job of this machine, or a pod of a cluster."""
 
 import asyncio
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
-from fenka.cli import cluster, listing
-from fenka.cli.cluster import Target
+import typer
+
+from fenka.cli import cluster, jobs
 from fenka.cli.errors import UserError
+from fenka.cli.options import CoreModeOption, CoreOption, MemoryOption, NamespaceOption, Target
 from fenka.cluster.objects import Pod, pod_path
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE
 from fenka.dialects.base import GIB_MIB, InvalidRecord
 from fenka.dialects.resize import REFUSED, REQUEST, decode_status, encode_request
 from fenka.dialects.sizes import parse_memory
-from fenka.isolation.control import ComputeMode
 from fenka.kubernetes.client import Api
 
 WAIT_S = 10.0
@@ -20,38 +21,40 @@ WAIT_S = 10.0
 _LOOK_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What to change; empty and None: as it is. container: of a pod, empty for its only one."""
-
-    gpu_mem: str
-    gpu_core: int | None
-    gpu_core_mode: ComputeMode | None
-    container: str = ""
-
-
-def resize(target: Target, name: str, namespace: str, wanted: Wanted) -> None:
+def resize(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="a running job or pod, or NAMESPACE/NAME")],
+    gpu_mem: MemoryOption = "",
+    gpu_core: CoreOption = None,
+    gpu_core_mode: CoreModeOption = None,
+    container: Annotated[
+        str, typer.Option("-c", "--container", help="for pods in which several have a slice")
+    ] = "",
+    namespace: NamespaceOption = "",
+) -> None:
     """Resize the job of that name on this machine, else the pod. NAMESPACE/NAME is a pod, too."""
-    if not wanted.gpu_mem and wanted.gpu_core is None and wanted.gpu_core_mode is None:
+    if container or namespace:
+        target = replace(target, cluster=True)
+    if not gpu_mem and gpu_core is None and gpu_core_mode is None:
         raise UserError(
-            "say what to change: --gpu-mem, --gpu-core or --gpu-core-mode", INVALID_INPUT
+            "nothing to change: give --gpu-mem, --gpu-core or --gpu-core-mode", INVALID_INPUT
         )
     here = cluster.local(target)
     before, slash, after = name.partition("/")
     # A gang's member here has a slash in its name too.
     if here is not None and (not slash or any(job.name == name for job in here.jobs)):
-        listing.resize(name, wanted.gpu_mem, wanted.gpu_core, wanted.gpu_core_mode)
+        jobs.resize(name, gpu_mem, gpu_core, gpu_core_mode)
         return
     if slash:
         namespace, name = before, after
-    if wanted.gpu_core_mode is not None:
+    if gpu_core_mode is not None:
         raise UserError(
-            "what a pod's share of compute means is said where it asks for it: leave --gpu-core-mode out",
+            "--gpu-core-mode cannot be changed for a pod: its manifest decides the mode",
             INVALID_INPUT,
         )
-    if wanted.gpu_mem:
-        parse_memory(wanted.gpu_mem, GIB_MIB)
-    text = encode_request(wanted.container, wanted.gpu_mem, wanted.gpu_core)
+    if gpu_mem:
+        parse_memory(gpu_mem, GIB_MIB)
+    text = encode_request(container, gpu_mem, gpu_core)
     path = pod_path(namespace or cluster.namespace(target), name)
 
     async def question(api: Api) -> None:
@@ -81,8 +84,8 @@ async def _ask(api: Api, path: str, text: str) -> None:
             return
         await asyncio.sleep(_LOOK_S)
     raise UserError(
-        f"nobody has answered within {WAIT_S:.0f} s: see whether fenka's program runs on node "
-        f"{pod.spec.node_name}; the wish stays on the pod, as its annotation {REQUEST}",
+        f"resize not confirmed within {WAIT_S:.0f} s: check that fenka-node runs on node "
+        f"{pod.spec.node_name}; the request stays in annotation {REQUEST} and will be retried",
         TEMPORARY_FAILURE,
     )
 

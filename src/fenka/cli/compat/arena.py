@@ -1,4 +1,4 @@
-"""`fenka top node --layout arena`: what arena 0.7 and later print, drawn from `rows.NodeRow`.
+"""`fenka top node --layout arena`: what arena 0.7 and later print, drawn from `NodeRow`s.
 
 Columns, feet and JSON keys are arena's, the order of rows is stable, and what is a slip there is right
 here: roles of GPU nodes, memory of nodes that count in MiB, `-m n`.
@@ -7,7 +7,6 @@ here: roles of GPU nodes, memory of nodes that count in MiB, `-m n`.
 from collections.abc import Sequence
 
 from fenka.cli import tables
-from fenka.cli.cluster import ViewOptions
 from fenka.core.inventory import WHOLE_COMPUTE
 from fenka.core.units import format_units
 from fenka.dialects import ack
@@ -46,22 +45,29 @@ DESCRIPTIONS: dict[Mode, tuple[str, ...]] = {
 }
 
 
-def show(rows: Sequence[NodeRow], view: ViewOptions) -> None:
-    """Print the nodes of the kind looked for, or all."""
-    mode = next((it for it in MODES if view.mode and it.startswith(view.mode)), None)
+def show(rows: Sequence[NodeRow], mode: str, *, details: bool, foot: bool, output: str) -> None:
+    """Print the nodes of one kind.
+
+    Args:
+        rows: The nodes.
+        mode: A word of MODES or its first letter; empty for all nodes.
+        details: Print a block per node instead of a line.
+        foot: Print the totals below the lines.
+        output: table, json or yaml.
+    """
+    wanted = next((word for word in MODES if mode and word.startswith(mode)), None)
     rows = sorted(
-        (row for row in rows if mode in (None, row.mode)),
+        (row for row in rows if wanted in (None, row.mode)),
         key=lambda row: (MODES.index(row.mode), row.name),
     )
-    if view.output == "json":
+    if output == "json":
         # As arena: four blanks, no newline at the end.
         print(tables.json_text(document(rows), 4), end="")
-    elif not tables.show(document(rows), view.output):
-        lines = details(rows) if view.details else summary(rows, foot=not view.names)
-        tables.put(lines)
+    elif not tables.show(document(rows), output):
+        tables.put(details_screen(rows) if details else summary_screen(rows, foot=foot))
 
 
-def summary(rows: Sequence[NodeRow], *, foot: bool = True) -> list[str]:
+def summary_screen(rows: Sequence[NodeRow], *, foot: bool = True) -> list[str]:
     """One line a node: of one kind with that kind's columns, else with all kinds'."""
     modes = {row.mode for row in rows}
     if modes == {"share"}:
@@ -143,7 +149,7 @@ def _foot(of: str, part: float, whole: int, what: str = "Allocated") -> list[str
     return [f"{what}/Total {of}In Cluster:", f"{_number(part)}/{whole} ({share})"]
 
 
-def details(rows: Sequence[NodeRow]) -> list[str]:
+def details_screen(rows: Sequence[NodeRow]) -> list[str]:
     """A block a node."""
     lines: list[str] = []
     for row in rows:

@@ -5,6 +5,9 @@ import os
 import select
 import signal
 from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from fenka.cli.errors import UserError
 from fenka.workstation import files, main, paths, protocol
@@ -17,39 +20,70 @@ ENDS_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """The daemon's options as typed."""
+class DaemonOptions:
+    """What the daemon leases and how."""
 
-    simulate: str
-    policy: str
-    unit: str
-    only: tuple[str, ...]
+    simulate: Annotated[
+        str, typer.Option(metavar="SPEC", help="simulated cards: T4, 'V100-16G*2', FILE.toml")
+    ] = ""
+    policy: Annotated[str, typer.Option(help="order of the cards: binpack or spread")] = "binpack"
+    unit: Annotated[str, typer.Option(help="unit of --gpu-mem 4: GiB or MiB")] = "GiB"
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CARD", help="lease only this card, by index or UUID; repeatable"),
+    ] = None
 
-    def options(self) -> list[str]:
-        """The command line that says the same."""
+    def words(self) -> list[str]:
+        """Return the options as words of a command line."""
         simulate = ["--simulate", self.simulate] if self.simulate else []
-        only = [word for card in self.only for word in ("--only", card)]
+        only = [word for card in self.only or () for word in ("--only", card)]
         return [*simulate, "--policy", self.policy, "--unit", self.unit, *only]
 
 
-def start(given: Given) -> None:
-    """Start a daemon behind this command."""
+def daemon(
+    options: DaemonOptions,
+    background: Annotated[
+        bool, typer.Option("--background", "-b", help="run in the background")
+    ] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="end the running daemon")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="with --stop: even if programs run; they go on")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", hidden=True)] = False,
+    background_child: Annotated[bool, typer.Option("--background-child", hidden=True)] = False,
+    lifeline: Annotated[bool, typer.Option("--lifeline", hidden=True)] = False,
+) -> None:
+    """Start, run or end the daemon.
+
+    Args:
+        options: What to lease.
+        background: Return once the daemon answers.
+        stop: End the daemon that runs.
+        force: End it even if programs hold slices.
+        resume: Use the configuration of the previous daemon, if it left one.
+        background_child: start_daemon started this; stdout and stderr are its pipe until clients can connect.
+        lifeline: End when standard input reaches its end.
+    """
+    if stop:
+        _stop(force=force)
+    elif background:
+        _start(options)
+    else:
+        _serve(options, resume=resume, background_child=background_child, lifeline=lifeline)
+
+
+def _start(options: DaemonOptions) -> None:
     runtime = paths.own()
     if runtime.answers():
-        raise UserError("a fenka daemon is already running here: `fenka doctor` shows it")
-    start_daemon(runtime, given.options())
+        raise UserError("a fenka daemon already runs here: `fenka doctor` describes it")
+    start_daemon(runtime, options.words())
     print("the fenka daemon is running; `fenka daemon --stop` ends it")
 
 
-def daemon(given: Given, *, resume: bool, background_child: bool, lifeline: bool) -> None:
-    """Serve until told to stop.
-
-    background_child: start_daemon has started this; stdout and stderr are its pipe until clients can connect.
-    lifeline: end when standard input does.
-    """
+def _serve(options: DaemonOptions, *, resume: bool, background_child: bool, lifeline: bool) -> None:
     ending = ShutdownSignals(0 if lifeline else None)
     runtime = paths.own()
-    config = Config(given.simulate, given.policy, given.unit, list(given.only))
+    config = Config(options.simulate, options.policy, options.unit, list(options.only or ()))
     if resume:
         config = files.load_config(runtime) or config
     # Now, when a reason to end can still be told.
@@ -91,8 +125,7 @@ def _announce(daemon: Daemon) -> None:
     print(f"fenka daemon: leasing {kind} {cards} at {daemon.runtime.socket}", flush=True)
 
 
-def stop(*, force: bool) -> None:
-    """End the running daemon."""
+def _stop(*, force: bool) -> None:
     with Connection(paths.current()) as connection:
         ending = os.pidfd_open(connection.daemon_pid)
         answer = connection.call(protocol.Shutdown(force))

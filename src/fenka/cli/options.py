@@ -1,0 +1,163 @@
+"""Options that several commands share, each declared once, and how functions become commands.
+
+A command is a function whose parameters are annotated with options. A parameter whose type is a dataclass
+stands for all options among that dataclass's fields.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from fenka.cli.errors import UserError
+from fenka.core.errors import INVALID_INPUT
+from fenka.isolation.control import ComputeMode
+
+Output = Literal["table", "json", "yaml"]
+
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="format of the output")]
+MemoryOption = Annotated[
+    str,
+    typer.Option(
+        "--gpu-mem", metavar="SIZE", help="GPU memory per card: 4 (units, GiB by default), 4096MiB"
+    ),
+]
+CoreOption = Annotated[
+    int | None,
+    typer.Option(
+        "--gpu-core",
+        metavar="PERCENT",
+        min=0,
+        max=100,
+        help="share of each card's time; 0: no limit",
+    ),
+]
+CoreModeOption = Annotated[
+    ComputeMode | None,
+    typer.Option(
+        "--gpu-core-mode", help="hard: never more; soft: more if idle; weight: relative share"
+    ),
+]
+NamespaceOption = Annotated[
+    str, typer.Option("-n", "--namespace", help="the pod's namespace; default: the context's")
+]
+KubeconfigOption = Annotated[
+    Path | None,
+    typer.Option("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, then ~/.kube/config"),
+]
+ContextOption = Annotated[
+    str | None, typer.Option("--context", metavar="NAME", help="context of the kubeconfig")
+]
+DetailsOption = Annotated[bool, typer.Option("-d", "--details", help="one line per pod or program")]
+HamiOption = Annotated[
+    bool, typer.Option("--hami-names", help="also accept nvidia.com/gpumem and nvidia.com/gpucores")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a command is about: this machine's daemon or a cluster. Raises UserError for contradictions."""
+
+    local: Annotated[
+        bool, typer.Option("--local", help="this machine, even if a cluster exists")
+    ] = False
+    cluster: Annotated[bool, typer.Option("--cluster", help="the kubeconfig's cluster")] = False
+    kubeconfig: KubeconfigOption = None
+    context: ContextOption = None
+
+    def __post_init__(self) -> None:
+        if self.local and self.of_cluster:
+            raise UserError(
+                "--local selects this machine, but another option selects a cluster: remove one of them",
+                INVALID_INPUT,
+            )
+
+    @property
+    def of_cluster(self) -> bool:
+        """Whether the options select a cluster."""
+        return self.cluster or self.kubeconfig is not None or self.context is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTarget:
+    """The cluster that a command is about."""
+
+    kubeconfig: KubeconfigOption = None
+    context: ContextOption = None
+
+    @property
+    def target(self) -> Target:
+        """The same as a Target."""
+        return Target(cluster=True, kubeconfig=self.kubeconfig, context=self.context)
+
+
+_CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+_PASS_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def single() -> typer.Typer:
+    """Return an application for one command."""
+    return typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings=_CONTEXT,
+    )
+
+
+def group(summary: str) -> typer.Typer:
+    """Return an application for commands that share their first word."""
+    app = single()
+    # A callback makes it a group even if it has only one command.
+    app.callback(help=summary, no_args_is_help=True)(lambda: None)
+    return app
+
+
+def register(
+    app: typer.Typer,
+    function: Callable[..., None],
+    summary: str,
+    *,
+    passes_arguments: bool = False,
+    hidden: bool = False,
+) -> None:
+    """Add a function as a command.
+
+    Args:
+        app: The application.
+        function: Its parameters are the options.
+        summary: The command's help.
+        passes_arguments: Words after the command's own options belong to another program.
+        hidden: Leave the command out of the help.
+    """
+    settings = _CONTEXT | (_PASS_ARGUMENTS if passes_arguments else {})
+    app.command(help=summary, hidden=hidden, context_settings=settings)(_expanded(function))
+
+
+def _expanded(function: Callable[..., None]) -> Callable[..., None]:
+    """Return the function with each dataclass parameter replaced by the fields of that dataclass."""
+    parameters: list[inspect.Parameter] = []
+    fields: dict[str, tuple[Callable[..., object], list[str]]] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if dataclasses.is_dataclass(make := parameter.annotation) and isinstance(make, type):
+            options = inspect.signature(make).parameters
+            fields[parameter.name] = make, [*options]
+            parameters += options.values()
+        else:
+            parameters.append(parameter)
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        for name, (make, names) in fields.items():
+            values[name] = make(**{field: values.pop(field) for field in names})
+        function(**values)
+
+    parameters = [it.replace(kind=inspect.Parameter.KEYWORD_ONLY) for it in parameters]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {it.name: it.annotation for it in parameters}
+    return command

@@ -1,0 +1,148 @@
+"""`fenka sim`: operates simulated cards and nodes."""
+
+import signal
+import socket
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fenka.cli.errors import UserError
+from fenka.cli.options import group, register
+from fenka.core.errors import INVALID_INPUT
+from fenka.hardware.simulated import SimulatedCard, SimulatedNode, parse_spec
+from fenka.workstation import paths
+
+app = group("Operate simulated cards and nodes.")
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What to change on a card."""
+
+    temperature: Annotated[
+        int | None,
+        typer.Option(
+            "--temperature", metavar="C", help="report this temperature, whatever the load"
+        ),
+    ] = None
+    no_temperature: Annotated[
+        bool, typer.Option("--no-temperature", help="report the temperature of the load again")
+    ] = False
+    xid: Annotated[
+        int | None, typer.Option("--xid", metavar="N", help="report this error of the driver")
+    ] = None
+    ecc_errors: Annotated[
+        int | None,
+        typer.Option("--ecc-errors", metavar="N", help="count uncorrected memory errors"),
+    ] = None
+    corrected: Annotated[
+        bool, typer.Option("--corrected", help="with --ecc-errors: count corrected errors")
+    ] = False
+    lose: Annotated[bool, typer.Option("--lose", help="the card falls off the bus")] = False
+    recover: Annotated[bool, typer.Option("--recover", help="a lost card comes back")] = False
+
+
+def card(
+    card: Annotated[str, typer.Argument(help="index or UUID")],
+    changes: Changes,
+) -> None:
+    """Provoke faults and readings of a card of this machine's daemon."""
+    _check(changes)
+    directory = paths.current().simulated
+    node = SimulatedNode(directory)
+    if not node.running:
+        raise UserError(
+            f"no simulated node runs in {directory}: start one with "
+            "`fenka daemon --background --simulate T4`"
+        )
+    index = node.find(card)
+    for sentence in _provoke(node, index, changes):
+        print(f"card {index}: {sentence}")
+
+
+def _check(changes: Changes) -> None:
+    if changes.temperature is not None and changes.no_temperature:
+        raise UserError("--temperature and --no-temperature exclude each other", INVALID_INPUT)
+    if changes.lose and changes.recover:
+        raise UserError("--lose and --recover exclude each other", INVALID_INPUT)
+    if changes.corrected and changes.ecc_errors is None:
+        raise UserError("--corrected requires --ecc-errors", INVALID_INPUT)
+    for option, value, low, high in (
+        ("--temperature", changes.temperature, 0, 200),
+        ("--xid", changes.xid, 1, 65535),
+        ("--ecc-errors", changes.ecc_errors, 1, 2**32 - 1),
+    ):
+        if value is not None and not low <= value <= high:
+            raise UserError(f"{option} takes {low} to {high}, not {value}", INVALID_INPUT)
+    if changes == Changes():
+        raise UserError(
+            "nothing to do: give --temperature, --no-temperature, --xid, --ecc-errors, --lose or "
+            "--recover",
+            INVALID_INPUT,
+        )
+
+
+def _provoke(node: SimulatedNode, index: int, changes: Changes) -> list[str]:
+    """A sentence for each thing done. ECC first: it alone can be refused, and then nothing was done."""
+    done = []
+    if changes.ecc_errors is not None:
+        node.add_ecc_errors(index, changes.ecc_errors, corrected=changes.corrected)
+        kind = "corrected" if changes.corrected else "uncorrected"
+        done.append(f"{changes.ecc_errors} more {kind} memory errors")
+    if changes.temperature is not None:
+        node.set_temperature(index, changes.temperature)
+        done.append(f"says {changes.temperature} °C")
+    if changes.no_temperature:
+        node.set_temperature(index, None)
+        done.append("says the temperature that its load gives")
+    if changes.xid is not None:
+        node.raise_xid(index, changes.xid)
+        done.append(f"XID {changes.xid} reported")
+    if changes.lose:
+        node.lose(index)
+        done.append("lost")
+    if changes.recover:
+        node.recover(index)
+        done.append("recovered")
+    return done
+
+
+def node(
+    spec: Annotated[str, typer.Argument(help="T4, 'V100-16G*2', FILE.toml")],
+    directory: Annotated[Path, typer.Option(help="where programs find the cards")] = Path(
+        "/run/fenka/simulated"
+    ),
+    name: Annotated[
+        str,
+        typer.Option(
+            "--name",
+            envvar="NODE_NAME",
+            help="the cards' UUIDs derive from it; default: the host's",
+        ),
+    ] = "",
+) -> None:
+    """Run a card server until SIGTERM or SIGINT."""
+    cards = _with_uuids(parse_spec(spec), name or socket.gethostname())
+    simulated = SimulatedNode.create(directory, cards)
+    simulated.start(idle_seconds=0)
+    signals = {signal.SIGTERM, signal.SIGINT}
+    # Only now: the card server would inherit the blocked signals.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    print(f"fenka sim node: {', '.join(card.name for card in cards)} in {directory}", flush=True)
+    signal.sigwait(signals)
+    simulated.stop()
+
+
+def _with_uuids(cards: tuple[SimulatedCard, ...], node_name: str) -> tuple[SimulatedCard, ...]:
+    """Derive UUIDs from the node's name: the default source, the directory, is the same on all nodes."""
+    return tuple(
+        replace(card, uuid=card.uuid or f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{node_name}:{n}')}")
+        for n, card in enumerate(cards)
+    )
+
+
+register(app, card, "Provoke faults and readings of a simulated card.")
+register(app, node, "Serve a node's simulated cards.", hidden=True)

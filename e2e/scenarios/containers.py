@@ -70,6 +70,26 @@ def agent_name(installation: Installation, node: str) -> str:
     return str(names[0]) if names else ""
 
 
+def card_server_pod(installation: Installation, node: str) -> str:
+    """Return the name of the pod that serves the simulated cards of a node."""
+    (name,) = [
+        pod["metadata"]["name"]
+        for pod in installation.cluster.list("pods", "fenka")
+        if pod["metadata"]["name"].startswith("fenka-cards") and pod["spec"]["nodeName"] == node
+    ]
+    return str(name)
+
+
+def inject_fault(installation: Installation, node: str, act: str) -> None:
+    """Call a method of the node's simulated driver, such as `lose(0)`."""
+    program = (
+        "from pathlib import Path; from fenka.hardware.simulated import SimulatedNode; "
+        f"SimulatedNode(Path('/run/fenka/simulated')).{act}"
+    )
+    server = card_server_pod(installation, node)
+    installation.cluster.kubectl("-n", "fenka", "exec", server, "--", "python3", "-c", program)
+
+
 def lease_files(installation: Installation, node: str) -> list[str]:
     """Return the names of lease files on a node."""
     lines = installation.cluster.node(node).run("ls", "-A", *FILES).split()

@@ -1,12 +1,7 @@
 """Repeat gpushare's binpack test on two nodes: four steps, each with its table."""
 
-from collections.abc import Iterator
-
-import pytest
-
 from e2e.scenarios.installation import MEMORY, Installation, deployment
 
-NODES = {"sd-cluster-04": "192.168.1.214", "sd-cluster-05": "192.168.1.215"}
 STEPS = [
     # deployment, replicas, GiB of each, then: sorted units of both nodes, units in the cluster
     ("binpack-1", 1, 2, [0, 2], "2/28 (7%)"),
@@ -16,33 +11,19 @@ STEPS = [
 ]
 
 
-@pytest.fixture
-def nodes(installation: Installation) -> Iterator[dict[str, str]]:
-    """Let both nodes share their cards."""
-    for name in NODES:
-        installation.label(name, "cgpu-", "gpushare=true")
-    for name in NODES:
-        installation.wait_for_allocatable(name, MEMORY, 14)
-    yield NODES
-    installation.cluster.kubectl("delete", "deployment", "--all", "--now")
-    for name in NODES:
-        installation.label(name, "gpushare-")
-    for name in NODES:
-        installation.wait_for_allocatable(name, MEMORY, 0)
-
-
 def test_pods_are_packed_onto_the_fullest_node_when_the_policy_is_binpack(
-    installation: Installation, nodes: dict[str, str]
+    shared: Installation,
 ) -> None:
     """After every step the table equals the article's, and each container sees its units."""
+    nodes = {node.name: node.address for node in shared.cluster.nodes}
     for name, replicas, units, after, total in STEPS:
         command = "env | grep ALIYUN_COM_GPU_MEM | sort; exec sleep 100000"
-        installation.cluster.apply(deployment(name, MEMORY, units, replicas, command))
-        for pod in installation.wait_for_running(name, replicas):
-            logs = installation.cluster.kubectl("logs", pod["metadata"]["name"])
+        shared.cluster.apply(deployment(name, MEMORY, units, replicas, command))
+        for pod in shared.wait_for_running(name, replicas):
+            logs = shared.cluster.kubectl("logs", pod["metadata"]["name"])
             assert "ALIYUN_COM_GPU_MEM_DEV=14" in logs
             assert f"ALIYUN_COM_GPU_MEM_CONTAINER={units}" in logs
-        table = installation.inspect().splitlines()
+        table = shared.inspect().splitlines()
         header = "NAME IPADDRESS GPU0(Allocated/Total) GPU Memory(GiB)"
         assert table[0].split("  ")[0] == "NAME"
         assert " ".join(table[0].split()) == header

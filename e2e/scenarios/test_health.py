@@ -7,28 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster import ClusterError, wait_until
-from e2e.scenarios.containers import agent_name, pod, visible_mib, wait_for_agent
+from e2e.scenarios.containers import agent_name, inject_fault, pod, visible_mib, wait_for_agent
 from e2e.scenarios.installation import MEMORY, Installation
-
-
-def card_server_pod(installation: Installation, node: str) -> str:
-    """Return the name of the pod that serves the simulated cards of a node."""
-    (name,) = [
-        pod["metadata"]["name"]
-        for pod in installation.cluster.list("pods", "fenka")
-        if pod["metadata"]["name"].startswith("fenka-cards") and pod["spec"]["nodeName"] == node
-    ]
-    return str(name)
-
-
-def inject_fault(installation: Installation, node: str, act: str) -> None:
-    """Call a method of the node's simulated driver, such as `lose(0)`."""
-    program = (
-        "from pathlib import Path; from fenka.hardware.simulated import SimulatedNode; "
-        f"SimulatedNode(Path('/run/fenka/simulated')).{act}"
-    )
-    server = card_server_pod(installation, node)
-    installation.cluster.kubectl("-n", "fenka", "exec", server, "--", "python3", "-c", program)
 
 
 def card_health(installation: Installation, node: str) -> list[bool]:

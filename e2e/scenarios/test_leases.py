@@ -1,7 +1,5 @@
 """Test leases on a real kubelet and containerd: which container gets which slice, and restarts."""
 
-import textwrap
-
 import pytest
 
 from e2e.cluster import ClusterError, wait_until
@@ -10,6 +8,7 @@ from e2e.scenarios.containers import (
     PRINT_VISIBLE_MIB,
     agent_name,
     escape_single_quotes,
+    inject_fault,
     pod,
     visible_mib,
 )
@@ -108,23 +107,9 @@ def test_allocatable_follows_the_card_when_it_is_lost_and_recovers(
     installation: Installation, node: str
 ) -> None:
     """The kubelet's count changes when the card is lost, and again when it returns."""
-    (cards,) = [
-        pod["metadata"]["name"]
-        for pod in installation.cluster.list("pods", "fenka")
-        if pod["metadata"]["name"].startswith("fenka-cards") and pod["spec"]["nodeName"] == node
-    ]
-
-    def fault(act: str) -> None:
-        program = textwrap.dedent(f"""\
-            from pathlib import Path
-            from fenka.hardware.simulated import SimulatedNode
-            SimulatedNode(Path("/run/fenka/simulated")).{act}(0)
-            """)
-        installation.cluster.kubectl("-n", "fenka", "exec", cards, "--", "python3", "-c", program)
-
-    fault("lose")
+    inject_fault(installation, node, "lose(0)")
     installation.wait_for_allocatable(node, MEMORY, 0)
-    fault("recover")
+    inject_fault(installation, node, "recover(0)")
     installation.wait_for_allocatable(node, MEMORY, 14)
 
 

@@ -8,26 +8,23 @@ with Cluster(state) as cluster:
 """
 
 import hashlib
-import itertools
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from ipaddress import ip_interface
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from e2e import configuration
+from e2e import configuration, network
+from e2e.administrator import Administrator
 from e2e.images import copy_store
-from e2e.machine import ClusterError, Machine, missing_programs, run, tail, wait_until
+from e2e.machine import ClusterError, Machine, missing_programs, tail, wait_until
 from e2e.pki import Authority
 from e2e.programs import BuildError, directories
 from e2e.supervisor import REPOSITORY, hierarchies
@@ -35,7 +32,6 @@ from e2e.supervisor import REPOSITORY, hierarchies
 # The name contains a hash of this checkout's path, so that several checkouts can run clusters side by side.
 STATE = Path(f"/var/tmp/fenka-e2e-{hashlib.sha256(str(REPOSITORY).encode()).hexdigest()[:6]}")
 CONTROL_PLANE = "control-plane"
-NUMBERS = itertools.count(1)
 NEEDED = (
     "unshare",
     "nsenter",
@@ -164,7 +160,7 @@ class Node(Machine):
         wait_until(description, lambda: self.is_ready(since), seconds, self.log("kubelet"))
 
 
-class Cluster:
+class Cluster(Administrator):
     """A whole cluster in one state directory; `with` starts it and takes it down again.
 
     Args:
@@ -187,7 +183,7 @@ class Cluster:
         self.progress = progress
         self.began = time.monotonic()
         self.scheduler_configuration: str | None = None
-        self.control_plane = Machine(self.state, CONTROL_PLANE, self.layout.control_plane)
+        super().__init__(Machine(self.state, CONTROL_PLANE, self.layout.control_plane))
         self.nodes = [Node(self, spec, number) for number, spec in enumerate(self.layout.nodes)]
 
     def __enter__(self) -> Self:
@@ -318,42 +314,15 @@ class Cluster:
             authority.client(f"kubelet-{node.name}", user, "system:nodes", server)
 
     def make_network(self) -> None:
-        """Create the bridge, in the control plane's machine, that connects all machines."""
-        run_ip_batch(
-            self.control_plane,
-            "link add lan type bridge",
-            f"address add {self.control_plane.address}/24 dev lan",
-            "link set lan up",
-            # Any outgoing route will do: kube-proxy redirects the packet to a pod before it leaves.
-            f"route add {configuration.SERVICES} dev lan",
-        )
-        # The control plane does not forward packets, but its kube-proxy also answers on 127.0.0.1.
-        set_sysctl(self.control_plane, "net.ipv4.ip_forward", "1")
+        """Create the bridge that connects all machines, and connect the nodes."""
+        network.make_bridge(self.control_plane)
         for node in self.nodes:
             self.connect(node)
 
     def connect(self, node: Node) -> None:
-        """Connect a node to the bridge, and add routes to all pod subnets on it and on the control plane."""
-        link = f"node{node.number}"
-        run_ip_batch(
-            self.control_plane,
-            f"link add {link} type veth peer name eth0 netns {node.first_process}",
-            f"link set {link} master lan",
-            f"link set {link} up",
-            f"route replace {self.layout.pod_subnet(node.number)} via {node.address} onlink dev lan",
-        )
-        others = [each for each in self.nodes if each is not node]
-        run_ip_batch(
-            node,
-            f"address add {ip_interface(node.address + '/24')} dev eth0",
-            "link set eth0 up",
-            f"route add default via {self.control_plane.address}",
-            *(
-                f"route add {self.layout.pod_subnet(each.number)} via {each.address}"
-                for each in others
-            ),
-        )
-        set_sysctl(node, "net.ipv4.ip_forward", "1")
+        """Connect a node to the bridge."""
+        subnets = {each.address: self.layout.pod_subnet(each.number) for each in self.nodes}
+        network.connect(self.control_plane, node, f"node{node.number}", subnets)
 
     def start_apiserver(self) -> None:
         """Start etcd and the API server, and wait until it is ready."""
@@ -394,14 +363,6 @@ class Cluster:
         settings.write_text(configuration.kube_proxy(kubeconfig, node))
         machine.start("kube-proxy", ["kube-proxy", f"--config={settings}"])
 
-    def wait_for_service_account(self, namespace: str) -> None:
-        """Wait until pods can be created in a namespace."""
-
-        def exists() -> bool:
-            return bool(self.get("serviceaccount", "default", namespace))
-
-        wait_until(f"the default ServiceAccount of {namespace}", exists)
-
     def write_scheduler_configuration(self, text: str | None) -> Path:
         """Write the configuration to the file that the scheduler reads, and return its path."""
         self.scheduler_configuration = text
@@ -412,125 +373,12 @@ class Cluster:
 
     # For tests.
 
-    @contextmanager
-    def namespace(self, name: str) -> Iterator[str]:
-        """Create a namespace in which pods can be created; delete its pods at once at the end."""
-        chosen = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] + f"-{next(NUMBERS)}"
-        self.kubectl("create", "namespace", chosen)
-        try:
-            self.wait_for_service_account(chosen)
-            yield chosen
-        finally:
-            kinds = "deployments,daemonsets,statefulsets,replicasets,jobs,pods"
-            at_once = ("--grace-period=0", "--force", "--timeout=30s")
-            self.kubectl("-n", chosen, "delete", kinds, "--all", *at_once)
-            self.kubectl("delete", "namespace", chosen, "--wait=false")
-
-    @property
-    def kubeconfig(self) -> Path:
-        """The administrator's kubeconfig; it works from the control plane and from the nodes."""
-        return self.state / "pki" / "admin.kubeconfig"
-
     def node(self, name: str) -> Node:
         """Return the node with this name."""
         for node in self.nodes:
             if node.name == name:
                 return node
         raise KeyError(name)
-
-    def command(self, *argv: str) -> list[str]:
-        """Return a command for subprocess.Popen that runs argv in the control plane's network.
-
-        Run it with environment().
-        """
-        return self.control_plane.network_command(*argv)
-
-    def environment(self) -> dict[str, str]:
-        """Return an environment with kubectl and helm on PATH and the administrator's KUBECONFIG."""
-        return self.control_plane.environment()
-
-    def run(
-        self,
-        *argv: str,
-        stdin: str | None = None,
-        timeout: float = 60,
-        environment: Mapping[str, str] | None = None,
-    ) -> str:
-        """Run a program as an administrator would, and return its output.
-
-        It has this machine's files and working folder, and the control plane's network.
-
-        Raises:
-            ClusterError: the program failed; the text is its error output.
-        """
-        full = self.environment() | dict(environment or {})
-        return run(self.command(*argv), full, stdin, timeout)
-
-    def kubectl(self, *arguments: str, stdin: str | None = None, timeout: float = 60) -> str:
-        """Return the output of kubectl. Raise ClusterError with its error output if it fails."""
-        return self.run("kubectl", *arguments, stdin=stdin, timeout=timeout)
-
-    def fetch(self, url: str) -> str:
-        """Return the answer to a GET request from the control plane's network."""
-        return self.run("python3", "-c", FETCH, url)
-
-    def helm(self, *arguments: str, timeout: float = 120) -> str:
-        """Return the output of helm."""
-        return self.run("helm", *arguments, timeout=timeout)
-
-    def apply(self, text: str, namespace: str = "default") -> None:
-        """Create or update the objects of a YAML text."""
-        self.kubectl("-n", namespace, "apply", "-f", "-", stdin=text)
-
-    def delete(self, text: str, namespace: str = "default") -> None:
-        """Delete the objects of a YAML text without a grace period."""
-        options = ("--ignore-not-found", "--grace-period=0", "--force")
-        self.kubectl("-n", namespace, "delete", "-f", "-", *options, stdin=text)
-
-    def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
-        """Return one object."""
-        document: dict[str, Any] = json.loads(
-            self.kubectl("-n", namespace, "get", kind, name, "-o", "json")
-        )
-        return document
-
-    def list(
-        self, kind: str, namespace: str = "default", selector: str = ""
-    ) -> Sequence[dict[str, Any]]:
-        """Return the objects of a kind in a namespace that match a label selector (default: all)."""
-        arguments = ("-n", namespace, "get", kind, "-o", "json", "-l", selector)
-        items: Sequence[dict[str, Any]] = json.loads(self.kubectl(*arguments))["items"]
-        return items
-
-    def events(self, name: str, namespace: str = "default") -> Sequence[str]:
-        """Return the messages of the events about one object, oldest first."""
-        chosen = f"--field-selector=involvedObject.name={name}"
-        output = self.kubectl("-n", namespace, "get", "events", chosen, "-o", "json")
-        return [
-            event.get("message") or event.get("note", "") for event in json.loads(output)["items"]
-        ]
-
-    def wait_for_pod(
-        self, name: str, namespace: str = "default", phase: str = "Running", seconds: float = 60
-    ) -> dict[str, Any]:
-        """Wait until the pod has the phase (and is Ready, if the phase is Running), and return it."""
-        seen: dict[str, Any] = {}
-
-        def has_phase() -> bool:
-            seen.update(self.get("pod", name, namespace))
-            status = seen["status"]
-            conditions = {each["type"]: each["status"] for each in status.get("conditions", [])}
-            if status.get("phase") != phase:
-                return False
-            return phase != "Running" or conditions.get("Ready") == "True"
-
-        try:
-            wait_until(f"pod {name}: {phase}", has_phase, seconds)
-        except ClusterError as error:
-            last = "\n".join(self.events(name, namespace)[-5:])
-            status = seen.get("status")
-            raise ClusterError(f"{error}; its status is {status}\nevents:\n{last}") from error
-        return seen
 
     def import_image(self, archive: Path) -> None:
         """Load an image archive into every node."""
@@ -558,27 +406,11 @@ class Cluster:
         wait_until("the scheduler", ready, log=self.control_plane.log("kube-scheduler"))
 
 
-FETCH = (
-    "import sys, urllib.request; "
-    "print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())"
-)
-"""A Python program that prints the answer to a GET request for its argument."""
 SCHEDULER_READY = """\
 import ssl, urllib.request
 context = ssl._create_unverified_context()
 print(urllib.request.urlopen("https://127.0.0.1:10259/readyz", context=context).read().decode())
 """
-
-
-def run_ip_batch(machine: Machine, *lines: str) -> None:
-    """Run ip commands in a machine's network. Process IDs in them are those of this machine."""
-    command = machine.network_command("ip", "-batch", "-")
-    run(command, machine.environment(), "\n".join(lines))
-
-
-def set_sysctl(machine: Machine, name: str, value: str) -> None:
-    """Set a sysctl of the machine's own network namespace."""
-    run(machine.network_command("sysctl", "-qw", f"{name}={value}"), machine.environment())
 
 
 __all__ = ["STATE", "Cluster", "ClusterError", "Layout", "Node", "NodeSpec", "tail", "wait_until"]

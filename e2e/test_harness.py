@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 
 from e2e import device_plugin
-from e2e.cluster import FETCH, Cluster, wait_until
+from e2e.administrator import FETCH
+from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX, FENKA, WORKLOAD
 from e2e.machine import Machine
 from e2e.supervisor import CGROUPS, REPOSITORY, MachineFiles, Process, hierarchies

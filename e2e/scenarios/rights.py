@@ -23,7 +23,6 @@ from fenka.kubernetes.client import Api, ApiError
 from fenka.kubernetes.election import Election
 from fenka.kubernetes.events import SERIES_S, EventRecorder
 from fenka.kubernetes.eviction import evict
-from fenka.node.lease.store import Lease
 from fenka.node.node_api import NodeApi
 from fenka.scheduler.binder import Binder
 from fenka.scheduler.event_reporter import EventReporter
@@ -124,24 +123,23 @@ async def node(api: Api, namespace: str) -> dict[str, str]:
         errors |= {name: informer.last_error or "" for name, informer in informers.items()}
         if cluster.pods:
             (meta,) = (pod.metadata for pod in cluster.pods.values())
-            lease = Lease(meta.uid, namespace, POD, "c", [], [], {})
             (pod,) = cluster.pods.values()
-            await cluster.note(pod, {gpushare.ASSIGNED: "true"})
+            await cluster.try_annotate(pod, {gpushare.ASSIGNED: "true"})
             await until(lambda: _confirmed(cluster))
             errors["confirm a slice"] = "" if _confirmed(cluster) else "refused"
-            errors["evict"] = await refused(cluster.evict(lease))
+            errors["evict"] = await refused(cluster.evict(namespace, POD, meta.uid))
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     for step, call in (
-        ("runtime", cluster.first_look()),
+        ("runtime", cluster.read_node()),
         (
             "inventory",
-            cluster.describe(json.dumps([str(uuid.uuid4())]), int(time.time()) % 1000 + 1),
+            cluster.publish_inventory(json.dumps([str(uuid.uuid4())]), int(time.time()) % 1000 + 1),
         ),
     ):
         errors[step] = await refused(call)
-    errors["runtime class"] = "" if await cluster.handler(CLASS) else "refused"
+    errors["runtime class"] = "" if await cluster.runtime_handler(CLASS) else "refused"
     return errors | await events(api, namespace)
 
 

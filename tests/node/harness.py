@@ -30,15 +30,17 @@ from fenka.dialects.registry import WITH_HAMI, detect
 from fenka.hardware.nvml import Reading
 from fenka.isolation.files import install_native
 from fenka.kubernetes.client import ApiError, WatchEvent
-from fenka.node.agent import Agent, Parts, Settings
+from fenka.node.advertiser import Advertised
+from fenka.node.agent import Agent
+from fenka.node.health import CardHealth
 from fenka.node.kubelet import deviceplugin_pb2 as api
 from fenka.node.kubelet import podresources_pb2 as resources
 from fenka.node.kubelet.client import HEALTHY, Kubelet
 from fenka.node.lease import cdi
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
-from fenka.node.monitor.health import CardHealth
 from fenka.node.node_api import NodeApi
+from fenka.node.program import Edges, Program, Settings, assemble
 
 NODE = "n1"
 DEADLINE_S = 10.0
@@ -407,7 +409,7 @@ class StandInDriver:
 
 @dataclass
 class FakeHardware:
-    """CardHealth without a driver."""
+    """Hardware without a driver."""
 
     cards: tuple[Card, ...]
     lost: set[str] = field(default_factory=set)
@@ -442,43 +444,58 @@ class NodeHarness:
     library: Path
     unit_mib: int = 1024
     labelled_only: bool = False
+    hami: bool = False
     living: set[str] = field(default_factory=set)
     placed: UsageTotals = field(default_factory=UsageTotals)
     now: float = 1e9
-    agent: Agent = field(init=False)
+    program: Program = field(init=False)
+    settings: Settings = field(init=False)
+    node_api: NodeApi = field(init=False)
+    health: CardHealth = field(init=False)
+    store: LeaseStore = field(init=False)
+    lease_files: LeaseFiles = field(init=False)
     _tasks: list["asyncio.Task[Any]"] = field(default_factory=list)
 
+    @property
+    def agent(self) -> Agent:
+        """The program's control loop."""
+        return self.program.agent
+
     async def start(self) -> None:
-        """The agent, as after a crash: from what is on the disk."""
-        store = LeaseStore(self.root / "state", clock=lambda: self.now)
-        store.load()
-        leases = LeaseFiles(
+        """Start the program as after a crash: from what is on disk."""
+        self.store = LeaseStore(self.root / "state", clock=lambda: self.now)
+        self.store.load()
+        self.lease_files = LeaseFiles(
             self.root / "leases", self.root / "cdi", lambda *_: None, _nothing_there
         )
-        leases.prepare()
-        cluster = NodeApi(self.api, NODE)  # type: ignore[arg-type]
-        simulated = cdi.simulated(self.library, self.root / "node")
-        settings = Settings(
+        self.lease_files.prepare()
+        self.node_api = NodeApi(self.api, NODE)  # type: ignore[arg-type]
+        self.health = CardHealth(self.hardware)  # type: ignore[arg-type]
+        simulated = cdi.simulated_edits(self.library, self.root / "node")
+        self.settings = Settings(
             self.unit_mib,
             self.library,
             {},
             lambda _: simulated,
-            labelled_only=self.labelled_only,
+            Advertised(labelled_only=self.labelled_only, hami=self.hami),
         )
-        parts = Parts(
-            cluster,
-            Kubelet(self.kubelet.plugins, self.kubelet.pod_resources),
-            CardHealth(self.hardware),  # type: ignore[arg-type]
-            store,
-            leases,
-            lambda: self.living,
-            lambda: self.now,
+        kubelet = Kubelet(self.kubelet.plugins, self.kubelet.pod_resources)
+        self.program = assemble(
+            self.settings,
+            Edges(
+                self.node_api,
+                kubelet,
+                self.health,
+                self.store,
+                self.lease_files,
+                lambda: self.living,
+                lambda: self.now,
+            ),
         )
-        self.agent = Agent(settings, parts)
-        plugins = (plugin.run() for plugin in self.agent.plugins.values())
-        work = (cluster.run(), *plugins, self.agent.run())
-        self._tasks = [asyncio.create_task(it) for it in work]
-        await until(lambda: cluster.synced)
+        plugins = (plugin.run() for plugin in self.program.plugins.values())
+        work = (self.node_api.run(), *plugins, self.agent.run())
+        self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
+        await until(lambda: self.node_api.synced)
 
     async def kill(self) -> None:
         """As SIGKILL does, for what can be seen from outside."""

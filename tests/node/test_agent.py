@@ -35,7 +35,7 @@ def on(
 
 
 def cap(given: Json) -> list[tuple[str, int]]:
-    """CardHealth and MiB of a started container, from its control page."""
+    """Cards and MiB of a started container, from its control page."""
     page = control.read(Path(given["mounts"]["/run/fenka/lease"]) / "control")
     return [(it.uuid, it.memory_bytes >> 20) for it in page.limits]
 
@@ -112,7 +112,7 @@ def test_init_and_app_share_ids(library: Path, answers: bool) -> None:
         await node.kubelet.admit(pod)
         for name in ("prepare", "main"):
             assert cap(await node.kubelet.start_container(pod, name)) == [(card(0).uuid, 4308)]
-        assert len(node.agent.store.tokens) == 2
+        assert len(node.store.tokens) == 2
 
     on(library, story)
 
@@ -180,10 +180,10 @@ def test_a_pod_deleted_before_its_token_was_bound(library: Path) -> None:
         node.kubelet.forget(gone)
         b = node.pod("b", 4, on=1)
         assert cap(await node.run(b)) == [(card(1).uuid, 4308)]
-        assert len(node.agent.store.tokens) == 2
+        assert len(node.store.tokens) == 2
         node.now += 61
-        node.agent.trigger()
-        await until(lambda: len(node.agent.store.tokens) == 1)
+        node.program.trigger()
+        await until(lambda: len(node.store.tokens) == 1)
         assert cap(await node.kubelet.start_container(b, "main")) == [(card(1).uuid, 4308)]
 
     on(library, story, 15079, 15079)
@@ -202,7 +202,7 @@ def test_a_removed_pod_leaves_nothing(library: Path) -> None:
         await node.agent.reconcile()
         assert node.files()
         node.living.clear()
-        node.agent.trigger()
+        node.program.trigger()
         await until(lambda: not node.files())
         assert not list((node.root / "state").iterdir())
 
@@ -222,7 +222,7 @@ def test_a_finished_pod_gives_back_and_is_not_adopted_again(library: Path) -> No
         await until(lambda: not node.files())
         await node.agent.reconcile()
         assert not node.files()
-        assert not node.agent.store.tokens
+        assert not node.store.tokens
 
     on(library, story)
 
@@ -397,8 +397,8 @@ def test_a_sick_card(library: Path) -> None:
         pod = node.pod("a", 4, on=1)
         await node.run(pod)
         node.hardware.lost.add(card(1).uuid)
-        node.agent.cards.refresh()
-        node.agent.trigger()
+        node.health.refresh()
+        node.program.trigger()
         held = set(node.kubelet.entries[0].ids)
         await until(
             lambda: (
@@ -412,8 +412,8 @@ def test_a_sick_card(library: Path) -> None:
         with pytest.raises(ContainerFailed, match="does not work now"):
             await node.run(node.pod("b", 2, on=1))
         node.hardware.lost.clear()
-        node.agent.cards.refresh()
-        node.agent.trigger()
+        node.health.refresh()
+        node.program.trigger()
         await until(
             lambda: all(it == "Healthy" for it in node.kubelet.devices[gpushare.MEMORY].values())
         )
@@ -450,16 +450,16 @@ def test_a_reset_card_and_one_that_was_taken_out(library: Path) -> None:
             return found
 
         await node.ready()
-        node.agent.cards.refresh()
-        node.agent.cards.report(card(1).uuid, 48)
-        node.agent.trigger()
+        node.health.refresh()
+        node.health.report_xid(card(1).uuid, 48)
+        node.program.trigger()
         await until(lambda: len(node.kubelet.free()) == 14)
         node.annotate(**{"fenka.io/reset": "1"})
         await until(lambda: len(node.kubelet.free()) == 28)
         await until(lambda: "fenka.io/reset" not in annotations())
         node.hardware.lost.add(card(1).uuid)
-        node.agent.cards.refresh()
-        node.agent.trigger()
+        node.health.refresh()
+        node.program.trigger()
         await until(lambda: '"healthy":false' in annotations().get(base.CARDS, ""))
         old = node.api.objects[path]
         kept = {key: text for key, text in annotations().items() if key != base.CARDS}
@@ -479,8 +479,8 @@ def test_a_node_that_does_not_isolate(library: Path) -> None:
         node.label(gpushare="true", **{"cgpu.disable.isolation": "true"})
         await until(
             lambda: (
-                node.agent.cluster.node
-                and "cgpu.disable.isolation" in node.agent.cluster.node.metadata.labels
+                node.node_api.node
+                and "cgpu.disable.isolation" in node.node_api.node.metadata.labels
             )
         )
         for name in ("a", "b"):
@@ -499,7 +499,7 @@ def test_nobody_is_sent_while_the_kubelet_has_no_plugin(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The inventory says so at the agent's end, at its start, and while the kubelet is away."""
-    monkeypatch.setattr(agent, "ON_THEIR_WAY_S", 0.2)
+    monkeypatch.setattr(agent, "ADMISSION_S", 0.2)
 
     async def story(node: NodeHarness) -> None:
         def healthy() -> bool:

@@ -17,7 +17,7 @@ from fenka.isolation.files import create_lease
 from fenka.isolation.layout import layout
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import Lease, Token
-from fenka.node.monitor.compute_feedback import Telling
+from fenka.node.monitor.compute_feedback import FeedbackLoop
 from tests.node.harness import card, node_harness, play, until
 from tests.node.test_resize import granted, running, wish
 
@@ -39,7 +39,7 @@ class Machine:
     def start(self) -> None:
         """The agent, as after a crash: it knows what is on the disk."""
         leases = LeaseFiles(self.root / "leases", self.root / "cdi")
-        self.telling = Telling(self.samples, leases, self.root / "proc", self.make)
+        self.loop = FeedbackLoop(self.samples, leases, self.root / "proc", self.make)
 
     def make(self, samples: Samples, lease_of: Callable[[int], str | None]) -> ComputeFeedback:
         """With this machine's clock."""
@@ -73,7 +73,7 @@ class Machine:
         self.now_us += 100_000
         if self.busy is not None:
             self.busy = {int(pid[1:]): percent for pid, percent in busy.items()}
-        self.telling.round(list(self.tokens.values()), self.names)
+        self.loop.round(list(self.tokens.values()), self.names)
 
     def told(self, name: str) -> tuple[int, int]:
         """Milliseconds had, and percent allowed."""
@@ -221,16 +221,16 @@ def test_a_slow_driver_holds_up_nobody_else(library: Path, tmp_path: Path) -> No
             (tmp_path / "7" / "cgroup").write_text(
                 f"4:memory:/kubepods/pod{pod['metadata']['uid']}/{'aa' * 32}\n"
             )
-            telling = Telling(samples, node.agent.leases, tmp_path)
-            task = asyncio.create_task(telling.run(node.agent))
+            loop = FeedbackLoop(samples, node.lease_files, tmp_path)
+            task = asyncio.create_task(loop.run(node.store, node.node_api))
             await until(asked.is_set)
             wish(node, "a", "gpu-core=30")
             await granted(node, "a", "gpu-core=30")
             answers.set()
-            (name,) = node.agent.store.tokens
+            (name,) = node.store.tokens
 
             def busy_ns() -> int:
-                data = node.agent.leases.control(name).read_bytes()
+                data = node.lease_files.control(name).read_bytes()
                 ns: int = layout().from_buffer("struct fenka_control *", data).cards[0].busy_ns
                 return ns
 

@@ -12,7 +12,7 @@ from fenka.hardware.nvml import Driver
 from fenka.isolation.compute_feedback import PERIOD_S
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import Lease, Token
-from fenka.node.monitor.compute_feedback import Telling
+from fenka.node.monitor.compute_feedback import FeedbackLoop
 from tests.native.test_limit_simulated import TRIES, bench
 
 UID = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b{}"
@@ -22,30 +22,30 @@ def test_soft_shares_end_at_their_ceiling_and_give_way(tmp_path: Path) -> None:
     """20 of a card, up to 50 while nobody wants it: half of it alone, and beside one of 60 what is left."""
     seen: list[list[float]] = []
     with ExitStack() as stack:
-        world = stack.enter_context(bench.World(tmp_path, 1, measured=False).running())
-        driver = stack.enter_context(Driver.open(world.node.library_dir))
+        testbed = stack.enter_context(bench.Testbed(tmp_path, 1, measured=False).running())
+        driver = stack.enter_context(Driver.open(testbed.node.library_dir))
         tokens: list[Token] = []
 
         def start(percent: int, mode: str, ceiling: int) -> int:
-            lease = world.lease(0, percent, mode)
+            lease = testbed.lease(0, percent, mode)
             uid = UID.format(len(tokens))
-            slices = [Slice(0, world.uuids[0], 1024, percent)]
+            slices = [Slice(0, testbed.uuids[0], 1024, percent)]
             made = Lease(uid, "default", "p", "c", slices, slices, {}, ceiling=ceiling)
-            load = stack.enter_context(world.load(lease, "2000"))
+            load = stack.enter_context(testbed.load(lease, "2000"))
             proc = tmp_path / "proc" / str(load.process.pid)
             proc.mkdir(parents=True)
             (proc / "cgroup").write_text(f"0::/kubepods/pod{uid}/{'ab' * 32}\n")
             tokens.append(Token(lease.name, "r", [], 0.0, made))
             return int(load.process.pid)
 
-        telling = Telling(
+        loop = FeedbackLoop(
             driver.busy_samples, LeaseFiles(tmp_path, tmp_path / "cdi"), tmp_path / "proc"
         )
         stop = threading.Event()
 
         def tell() -> None:
             while not stop.wait(PERIOD_S):
-                telling.round(list(tokens), {})
+                loop.round(list(tokens), {})
 
         thread = threading.Thread(target=tell)
         thread.start()
@@ -54,9 +54,9 @@ def test_soft_shares_end_at_their_ceiling_and_give_way(tmp_path: Path) -> None:
 
         def shares(*pids: int) -> list[float]:
             time.sleep(bench.SETTLE_S)
-            before, began = world.busy(0), time.monotonic()
+            before, began = testbed.busy(0), time.monotonic()
             time.sleep(3)
-            after, took = world.busy(0), time.monotonic() - began
+            after, took = testbed.busy(0), time.monotonic() - began
             return [(after[pid] - before[pid]) / took / 1e7 for pid in pids]
 
         def near(wanted: list[float], *pids: int) -> None:

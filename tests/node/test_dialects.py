@@ -1,8 +1,7 @@
-"""LeaseFiles of every dialect on one node, from the kubelet's question to what a container finds."""
+"""Leases of every dialect on one node, from Allocate to what a container finds."""
 
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,7 @@ def two_cards(
 
 def known(node: NodeHarness) -> bool:
     """Whether the kubelet has heard of all that is offered."""
-    plugins = node.agent.plugins.values()
+    plugins = node.program.plugins.values()
     return any(it.devices for it in plugins) and all(
         len(node.kubelet.devices.get(it.resource, ())) == len(it.devices) for it in plugins
     )
@@ -122,7 +121,7 @@ def test_containers_of_one_pod_each_have_their_own(library: Path) -> None:
             (15079 * 24 // 58, 40),
             (15079 * 8 // 58, 30),
         ]
-        leases = [it.lease for it in node.agent.store.tokens.values() if it.lease]
+        leases = [it.lease for it in node.store.tokens.values() if it.lease]
         assert {it.ceiling for it in leases} == {80}
         # Both hold what their pod holds of the card.
         assert {sum(piece.compute for piece in it.holds) for it in leases} == {70}
@@ -199,8 +198,9 @@ def test_hami_names_behind_their_switch(library: Path) -> None:
 
     async def story(node: NodeHarness) -> None:
         pod = node.asking("h", {hami.COUNT: 1, hami.MEMORY: 3000, hami.CORES: 30})
-        node.agent.settings = replace(node.agent.settings, hami=True)
-        node.agent.trigger()
+        await node.kill()
+        node.hami = True
+        await node.start()
         await until(lambda: offered(node).get(hami.COUNT) == 20)
         given = await node.run(pod, hami.COUNT)
         assert limits(given) == [(card(0).uuid, 3000, 30)]

@@ -14,7 +14,7 @@ from fenka.dialects.leases import REPORT, LeaseReport, Lingering, decode_report
 from fenka.dialects.resize import STATUS, ResizeStatus, encode_status
 from fenka.isolation import control
 from fenka.kubernetes.client import ApiUnreachable
-from fenka.node.agent import REFUSED_S
+from fenka.node.lease.denials import REPORT_AFTER_S
 from fenka.node.node_api import NodeApi
 from tests.node.harness import (
     NODE,
@@ -59,7 +59,7 @@ async def seen(node: NodeHarness, name: str, key: str, text: str) -> None:
     def known() -> bool:
         return any(
             it.metadata.name == name and it.metadata.annotations.get(key) == text
-            for it in node.agent.cluster.pods.values()
+            for it in node.node_api.pods.values()
         )
 
     await until(known)
@@ -79,9 +79,9 @@ def pages(node: NodeHarness, name: str) -> list[int]:
     """MiB that programs of the pod may use, container by container."""
     return [
         limit.memory_bytes >> 20
-        for it in node.agent.store.tokens.values()
+        for it in node.store.tokens.values()
         if it.lease and it.lease.pod == name
-        for limit in control.read(node.agent.leases.control(it.name)).limits
+        for limit in control.read(node.lease_files.control(it.name)).limits
     ]
 
 
@@ -126,8 +126,8 @@ def test_a_forged_record_of_a_resize_gives_nothing_after_the_store_was_lost(libr
         for file in (node.root / "state").iterdir():
             file.unlink()
         await node.start()
-        await until(lambda: any(it.lease for it in node.agent.store.tokens.values()))
-        (token,) = node.agent.store.tokens.values()
+        await until(lambda: any(it.lease for it in node.store.tokens.values()))
+        (token,) = node.store.tokens.values()
         assert token.lease is not None
         assert (token.lease.slices, token.lease.holds) == ([Slice(0, A, 1077, 0)],) * 2
         assert pages(node, "a") == [1077]
@@ -147,7 +147,7 @@ def test_a_lost_store_finds_the_card_by_the_page_when_the_record_was_changed(lib
         for file in (node.root / "state").iterdir():
             file.unlink()
         await node.start()
-        await until(lambda: any(it.lease for it in node.agent.store.tokens.values()))
+        await until(lambda: any(it.lease for it in node.store.tokens.values()))
         uid = pod["metadata"]["uid"]
         await until(lambda: uid in report(node).pods)
         assert report(node).pods[uid] == (Slice(0, A, 8616, 0),)
@@ -164,7 +164,7 @@ def test_a_record_cannot_be_changed_between_two_containers_of_a_pod(library: Pat
         await until(
             lambda: any(
                 it.metadata.annotations.get(gpushare.ALLOCATION, "").endswith(":3}}")
-                for it in node.agent.cluster.pods.values()
+                for it in node.node_api.pods.values()
             )
         )
         await node.kubelet.admit(pod)
@@ -233,7 +233,7 @@ def test_a_refused_pod_is_reported_after_a_minute(library: Path) -> None:
                 await node.run(pod)
         await node.agent.reconcile()
         assert not report(node).refused
-        node.now += REFUSED_S
+        node.now += REPORT_AFTER_S
         await node.agent.reconcile()
         found = report(node).refused
         uids = late["metadata"]["uid"], foreign["metadata"]["uid"]
@@ -264,7 +264,7 @@ def test_what_lives_on_after_its_pod_is_reported(library: Path) -> None:
         assert report(node).pods == {}
         assert report(node).lingering == {uid: Lingering("default/a", (Slice(0, A, 8616, 0),))}
         node.living.clear()
-        node.agent.trigger()
+        node.program.trigger()
         await until(lambda: not report(node).lingering)
 
     on(library, story)
@@ -280,9 +280,7 @@ def test_the_report_is_there_before_the_container_starts(library: Path) -> None:
         for _ in range(3):
             await node.agent.reconcile()
         await until(
-            lambda: (
-                node.agent.cluster.node and REPORT in node.agent.cluster.node.metadata.annotations
-            )
+            lambda: node.node_api.node and REPORT in node.node_api.node.metadata.annotations
         )
         written = len(node.api.patches)
         for _ in range(3):
@@ -313,12 +311,12 @@ def test_containers_start_while_the_report_cannot_be_written(
                     await asyncio.Event().wait()
                 raise ApiUnreachable("away")
 
-            patched.setattr(NodeApi, "report", fails)
+            patched.setattr(NodeApi, "write_report", fails)
             pod = node.pod("a", 4)
             await node.run(pod)
             assert pages(node, "a") == [4308]
         if how == "away":
-            node.agent.trigger()
+            node.program.trigger()
             await until(lambda: pod["metadata"]["uid"] in report(node).pods)
 
     on(library, story)

@@ -1,4 +1,4 @@
-"""What follows from a look: events, an eviction, a card withdrawn; XIDs as the driver tells them."""
+"""What follows from a sample: events, an eviction, an unhealthy card; and XIDs as the driver reports them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,42 +12,58 @@ from fenka.dialects import base
 from fenka.hardware.nvml import Driver, XidListener
 from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.node.lease.store import Token
+from fenka.node.monitor.card_monitor import CardMonitor
 from fenka.node.monitor.metrics import Exporter
-from fenka.node.monitor.monitor import Monitor
-from fenka.node.monitor.usage import UnmanagedProcess, UsageSample, Use
+from fenka.node.monitor.monitor import Monitor, ViolationPolicy
+from fenka.node.monitor.usage import SliceUsage, UnmanagedProcess, UsageSample
 from tests.node.harness import NodeHarness, card, node_harness, play, until
 
 
 class FakeUsage:
-    """Sees what it is told to see."""
+    """Returns the violations that it is given."""
 
     def __init__(self) -> None:
-        self.over: Sequence[Token] = ()
+        self.over_memory: Sequence[Token] = ()
+        self.over_compute: Sequence[Token] = ()
         self.unmanaged: Sequence[Token] = ()
-        self.over_time: Sequence[Token] = ()
 
     def sample(self, *_: Any) -> UsageSample:
-        """As `Usage.sample`."""
+        """Stand in for `Usage.sample`."""
         uuid = card(0).uuid
         return UsageSample(
-            over=tuple(
-                Use(it, uuid, 100 << 20, 100 << 20, 0, 300 << 20, 1, None) for it in self.over
+            over_memory=tuple(
+                SliceUsage(token, uuid, 100 << 20, 100 << 20, 0, 300 << 20, 1, None)
+                for token in self.over_memory
             ),
-            unmanaged=tuple(UnmanagedProcess(it, 1) for it in self.unmanaged),
-            over_time=tuple(
-                Use(it, uuid, 0, 0, 0, 0, 1, 0.9, 0.3, 30, 30) for it in self.over_time
+            unmanaged=tuple(UnmanagedProcess(token, 1) for token in self.unmanaged),
+            over_compute=tuple(
+                SliceUsage(token, uuid, 0, 0, 0, 0, 1, 0.9, 0.3, 30, 30)
+                for token in self.over_compute
             ),
         )
 
 
-def watcher(node: NodeHarness, usage: FakeUsage, *, evict: bool = False) -> Monitor:
-    """With a stand-in for looking."""
-    return Monitor(node.agent, usage, Exporter("n1"), evict=evict, kill=False)  # type: ignore[arg-type]
+def card_monitor(node: NodeHarness) -> CardMonitor:
+    """Return the card monitor of a node."""
+    return CardMonitor(node.node_api, node.health, node.program.inventory, node.program.trigger)
+
+
+def monitor(
+    node: NodeHarness, usage: FakeUsage, exporter: Exporter, *, evict: bool = False
+) -> Monitor:
+    """Return a monitor with these violations."""
+    policy = ViolationPolicy(evict=evict)
+    return Monitor(node.node_api, node.store, card_monitor(node), usage, exporter, policy)  # type: ignore[arg-type]
+
+
+def evictions(node: NodeHarness) -> list[Any]:
+    """Return the evictions of pod a."""
+    return [path for path, _ in node.api.patches if path.endswith("/pods/a/eviction")]
 
 
 @pytest.mark.parametrize("evict", [False, True])
-def test_over_the_limit_is_said_on_the_pod(library: Path, evict: bool) -> None:
-    """Once, however often it is seen; evicted only where that was asked for."""
+def test_memory_violation_is_reported_once_when_it_lasts(library: Path, evict: bool) -> None:
+    """The pod gets one event. It is evicted only if the policy says so."""
 
     async def story() -> None:
         async with node_harness(card(0), library=library) as node:
@@ -55,98 +71,93 @@ def test_over_the_limit_is_said_on_the_pod(library: Path, evict: bool) -> None:
             pod = node.pod("a", 4)
             await node.run(pod)
             usage = FakeUsage()
-            usage.over = list(node.agent.store.tokens.values())
-            watching = watcher(node, usage, evict=evict)
+            usage.over_memory = list(node.store.tokens.values())
+            sampled = monitor(node, usage, Exporter("n1"), evict=evict)
             for _ in range(3):
-                await watching.sample()
+                await sampled.sample()
             await until(lambda: node.api.events)
             (event,) = node.api.events
             assert event["reason"] == "FenkaMemoryLimitExceeded"
             assert event["regarding"]["uid"] == pod["metadata"]["uid"]
             assert f"holds more than its 100 MiB of {card(0).uuid}" in event["note"]
-            evicted = [it for it in node.api.patches if it[0].endswith("/pods/a/eviction")]
-            assert bool(evicted) is evict
+            assert bool(evictions(node)) is evict
 
     play(story())
 
 
 @pytest.mark.parametrize("evict", [False, True])
-def test_over_time_is_said_on_the_pod(library: Path, evict: bool) -> None:
-    """And counted; evicted where that was asked for."""
+def test_compute_violation_is_reported_and_counted(library: Path, evict: bool) -> None:
+    """The pod is evicted only if the policy says so."""
 
     async def story() -> None:
         async with node_harness(card(0), library=library) as node:
             await node.ready()
             await node.run(node.pod("a", 4))
-            usage = FakeUsage()
-            usage.over_time = list(node.agent.store.tokens.values())
-            exporter = Exporter("n1")
-            watching = Monitor(node.agent, usage, exporter, evict=evict, kill=False)  # type: ignore[arg-type]
-            await watching.sample()
+            usage, exporter = FakeUsage(), Exporter("n1")
+            usage.over_compute = list(node.store.tokens.values())
+            await monitor(node, usage, exporter, evict=evict).sample()
             await until(lambda: node.api.events)
             assert node.api.events[0]["reason"] == "FenkaComputeLimitExceeded"
             assert node.api.events[0]["note"].startswith(
-                f"container main has had much more than its 30 % of the time of {card(0).uuid}"
+                f"container main used much more than its 30 % of the time of {card(0).uuid}"
             )
             assert exporter.violations == {
                 "memory_limit": 0,
                 "compute_limit": 1,
                 "unmanaged_process": 0,
             }
-            evicted = [it for it in node.api.patches if it[0].endswith("/pods/a/eviction")]
-            assert bool(evicted) is evict
+            assert bool(evictions(node)) is evict
 
     play(story())
 
 
-def test_without_the_library_is_said_on_the_pod(library: Path) -> None:
-    """Whether or not it could be ended."""
+def test_unmanaged_process_is_reported_when_it_is_not_killed(library: Path) -> None:
+    """The event says that the program ran without its limit."""
 
     async def story() -> None:
         async with node_harness(card(0), library=library) as node:
             await node.ready()
             await node.run(node.pod("a", 4))
             usage = FakeUsage()
-            usage.unmanaged = list(node.agent.store.tokens.values())
-            await watcher(node, usage).sample()
+            usage.unmanaged = list(node.store.tokens.values())
+            await monitor(node, usage, Exporter("n1")).sample()
             await until(lambda: node.api.events)
+            assert node.api.events[0]["reason"] == "FenkaUnmanagedProcess"
             assert "without fenka's library" in node.api.events[0]["note"]
 
     play(story())
 
 
-class Said:
-    """XidListener that come at once, and then none."""
+class FakeXids:
+    """Returns XIDs at once, and then none."""
 
-    def __init__(self, *events: tuple[str, int]) -> None:
-        self._events = list(events)
+    def __init__(self, *xids: tuple[str, int]) -> None:
+        self._xids = list(xids)
 
-    def __enter__(self) -> "Said":
+    def __enter__(self) -> "FakeXids":
         return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        why: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         pass
 
     def wait(self, _: int) -> tuple[str, int] | None:
-        """As `XidListener.wait`."""
-        return self._events.pop(0) if self._events else None
+        """Stand in for `XidListener.wait`."""
+        return self._xids.pop(0) if self._xids else None
 
 
-def test_an_xid_withdraws_its_card(library: Path) -> None:
-    """A program's own error does not."""
+def test_card_becomes_unhealthy_when_it_reports_a_fatal_xid(library: Path) -> None:
+    """An XID of a program does not."""
 
     async def story() -> None:
         async with node_harness(card(0), card(1), library=library) as node:
             await node.ready()
-            said = Said((card(0).uuid, 31), (card(1).uuid, 48))
-            listening = asyncio.create_task(
-                watcher(node, FakeUsage()).listen(lambda: said)  # type: ignore[arg-type,return-value]
-            )
+            xids = FakeXids((card(0).uuid, 31), (card(1).uuid, 48))
+            listening = asyncio.create_task(card_monitor(node).listen(lambda: xids))  # type: ignore[arg-type,return-value]
             await until(lambda: len(node.kubelet.free()) == 14)
             await until(lambda: node.api.events)
             assert node.api.events[0]["note"].endswith("is not used: XID 48")
@@ -163,15 +174,15 @@ def test_an_xid_withdraws_its_card(library: Path) -> None:
     play(story())
 
 
-def test_xids_of_the_simulated_driver(tmp_path: Path) -> None:
-    """By the driver's own event set."""
+def test_xid_listener_returns_what_the_simulated_driver_reports(tmp_path: Path) -> None:
+    """It uses the driver's own event set."""
     simulated = SimulatedNode.create(tmp_path / "node", parse_spec("T4*2"))
     simulated.start()
     try:
-        with Driver.open(simulated.library_dir) as driver, XidListener() as events:
-            assert events.wait(0) is None
+        with Driver.open(simulated.library_dir) as driver, XidListener() as xids:
+            assert xids.wait(0) is None
             simulated.raise_xid(1, 48)
-            assert events.wait(5000) == (driver.cards()[1].uuid, 48)
+            assert xids.wait(5000) == (driver.cards()[1].uuid, 48)
             assert driver.minor(driver.cards()[1].uuid) == 1
             assert driver.busy_percent(0) == {}
     finally:

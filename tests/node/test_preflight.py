@@ -1,10 +1,19 @@
-"""What the node must be like: no cards handed out unasked, mounts that are seen."""
+"""Preflight checks: the default runtime, mount propagation, units, and options."""
 
 from pathlib import Path
 
 import pytest
 
-from fenka.node.preflight import nvidia_by_default, unseen_mounts
+from fenka.node import main
+from fenka.node.main import Config
+from fenka.node.preflight import (
+    PreflightError,
+    check_mounts,
+    check_runtime,
+    check_unit,
+    nvidia_by_default,
+)
+from tests.node.harness import card
 
 V2 = """version = 2
 [plugins."io.containerd.grpc.v1.cri".containerd]
@@ -38,21 +47,21 @@ NEVER = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
         ({}, None),
     ],
 )
-def test_a_runtime_that_hands_out_cards_unasked(
+def test_nvidia_by_default_warns_when_images_could_get_all_cards(
     tmp_path: Path, files: dict[str, str], where: str | None
 ) -> None:
-    """The sentence names the file and what to write where."""
+    """The warning names the file, and what to write where."""
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    told = nvidia_by_default(tmp_path)
+    warning = nvidia_by_default(tmp_path)
     if where is None:
-        assert told is None
+        assert warning is None
         return
-    assert told is not None
-    assert f"({where})" in told
-    assert "unprivileged = false in /etc/nvidia-container-runtime/config.toml" in told
+    assert warning is not None
+    assert f"({where})" in warning
+    assert "unprivileged = false in /etc/nvidia-container-runtime/config.toml" in warning
 
 
 def proc(path: Path, namespace: str, *mounts: str) -> Path:
@@ -64,18 +73,57 @@ def proc(path: Path, namespace: str, *mounts: str) -> Path:
     return path
 
 
-def test_mounts_that_the_node_does_not_see(tmp_path: Path) -> None:
-    """In a container without Bidirectional; outside of one there is nobody else."""
+def test_check_mounts_rejects_mounts_when_the_node_does_not_see_them(tmp_path: Path) -> None:
+    """That is so in a container without Bidirectional propagation."""
     root = "1 0 0:1 / / rw - overlay overlay rw"
     private = "2 1 0:2 / /run/fenka rw - tmpfs tmpfs rw"
     shared = "2 1 0:2 / /run/fenka rw shared:7 - tmpfs tmpfs rw"
     slave = "2 1 0:2 / /run/fenka rw master:7 - tmpfs tmpfs rw"
     leases = Path("/run/fenka/leases")
     for number, mount in enumerate((private, slave, root)):
-        told = unseen_mounts(leases, proc(tmp_path / str(number), "2", root, mount))
-        assert told is not None
-        assert "mountPropagation Bidirectional" in told
-        assert "mount /run/fenka with" in told
-    assert unseen_mounts(leases, proc(tmp_path / "good", "2", root, shared)) is None
-    assert unseen_mounts(leases, proc(tmp_path / "over", "2", root, private, shared)) is None
-    assert unseen_mounts(leases, proc(tmp_path / "host", "1", root)) is None
+        sentence = "mount /run/fenka with mountPropagation Bidirectional"
+        with pytest.raises(PreflightError, match=sentence):
+            check_mounts(leases, proc(tmp_path / str(number), "2", root, mount))
+    check_mounts(leases, proc(tmp_path / "good", "2", root, shared))
+    check_mounts(leases, proc(tmp_path / "over", "2", root, private, shared))
+    check_mounts(leases, proc(tmp_path / "host", "1", root))
+
+
+@pytest.mark.parametrize(
+    ("version", "assumed", "served"),
+    [
+        ("containerd://2.4.2", False, True),
+        ("containerd://v2.0.0+unknown", False, True),
+        ("containerd://1.7.27", False, False),
+        ("containerd://1.7.27", True, True),
+        ("containerd://1.6.20~ds1", True, False),
+        ("cri-o://1.33.0", False, True),
+        ("docker://27.1.0", False, False),
+        ("something", False, True),
+    ],
+)
+def test_check_runtime_rejects_runtimes_that_ignore_cdi(
+    version: str, assumed: bool, served: bool
+) -> None:
+    """The sentence names a version that works."""
+    if served:
+        check_runtime(version, assume_cdi=assumed)
+        return
+    with pytest.raises(PreflightError, match=r"containerd 2\.0"):
+        check_runtime(version, assume_cdi=assumed)
+
+
+def test_check_unit_rejects_units_when_their_list_is_too_long() -> None:
+    """The sentence names a unit that works."""
+    cards = [card(n, 81251) for n in range(8)]
+    with pytest.raises(PreflightError, match="use --unit 4MiB or larger"):
+        check_unit(cards, 1)
+    check_unit(cards, 4)
+    with pytest.raises(PreflightError, match="smaller --unit"):
+        check_unit(cards, 1 << 20)
+
+
+def test_run_rejects_options_before_anything_is_changed() -> None:
+    """The sentence names the choices."""
+    with pytest.raises(PreflightError, match="--over-limit is report or evict, not kill"):
+        main.run(Config("n", over_limit="kill"))

@@ -23,7 +23,7 @@ from fenka.dialects.resize import (
 from fenka.isolation import control, resize
 from fenka.isolation.layout import layout
 from fenka.kubernetes.client import ApiUnreachable
-from fenka.node.lease.resize import ResizeRejected, check_room, peak
+from fenka.node.lease.sizes import ResizeRejected, check_growth, peak
 from fenka.node.lease.store import LeaseStore
 from fenka.node.node_api import NodeApi
 from tests.node.harness import ContainerFailed, Json, NodeHarness, card, node_harness, play, until
@@ -92,20 +92,20 @@ def lease(node: NodeHarness, name: str, container: str = "main") -> tuple[str, A
     """A container's token, and its lease as the store has it."""
     return next(
         (it.name, it.lease)
-        for it in node.agent.store.tokens.values()
+        for it in node.store.tokens.values()
         if it.lease and (it.lease.pod, it.lease.container) == (name, container)
     )
 
 
 def page(node: NodeHarness, name: str, container: str = "main") -> list[tuple[int, int, str]]:
     """MiB, percent and mode that are in force, card by card."""
-    limits = control.read(node.agent.leases.control(lease(node, name, container)[0])).limits
+    limits = control.read(node.lease_files.control(lease(node, name, container)[0])).limits
     return [(it.memory_bytes >> 20, it.compute_percent, it.compute_mode) for it in limits]
 
 
 def hold(node: NodeHarness, name: str, mib: int) -> None:
     """A program of the container holds so much of its first card: this process, in its account."""
-    slots = node.agent.leases.slots(lease(node, name)[0])
+    slots = node.lease_files.slots(lease(node, name)[0])
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     words = {
         "pid_namespaces": Path("/proc/self/ns/pid").stat().st_ino,
@@ -188,14 +188,14 @@ def test_what_was_done_is_not_done_again(library: Path) -> None:
         wish(node, "a", "gpu-mem=6")
         await granted(node, "a", "gpu-mem=6")
         await until(
-            lambda: STATUS in node.agent.cluster.pods[lease(node, "a")[1].uid].metadata.annotations
+            lambda: STATUS in node.node_api.pods[lease(node, "a")[1].uid].metadata.annotations
         )
         written = len(node.api.patches)
-        generation = control.read(node.agent.leases.control(lease(node, "a")[0])).generation
+        generation = control.read(node.lease_files.control(lease(node, "a")[0])).generation
         for _ in range(3):
             await node.agent.reconcile()
         assert len(node.api.patches) == written
-        assert control.read(node.agent.leases.control(lease(node, "a")[0])).generation == generation
+        assert control.read(node.lease_files.control(lease(node, "a")[0])).generation == generation
 
     on(library, story)
 
@@ -245,7 +245,7 @@ def test_a_ruined_account_is_no_reason_to_be_silent(library: Path) -> None:
 
     async def story(node: NodeHarness) -> None:
         await running(node, "a")
-        node.agent.leases.slots(lease(node, "a")[0]).write_text("x")
+        node.lease_files.slots(lease(node, "a")[0]).write_text("x")
         for text in ("gpu-mem=2", "gpu-mem=6"):
             wish(node, "a", text)
             await until(lambda: "does not begin as an account" in notes(node, "a").get(REFUSED, ""))
@@ -324,7 +324,7 @@ def test_containers_of_one_pod(library: Path) -> None:
         wish(node, "two", "gpu-mem=6")
         await until(lambda: REFUSED in notes(node, "two"))
         assert notes(node, "two")[REFUSED] == (
-            "the pod has 2 containers with a slice (x, y): say which, as x: gpu-mem=6"
+            "the pod has 2 containers with a slice (x, y): name one, as in x: gpu-mem=6"
         )
         text = "x: gpu-mem=2; y: gpu-mem=6,gpu-core=20"
         wish(node, "two", text)
@@ -386,7 +386,7 @@ def test_a_node_that_does_not_isolate(library: Path) -> None:
 
     async def story(node: NodeHarness) -> None:
         node.label(**{"gpushare": "true", "cgpu.disable.isolation": "true"})
-        seen = node.agent.cluster
+        seen = node.node_api
         await until(lambda: seen.node is not None and len(seen.node.metadata.labels) == 2)
         await running(node, "a")
         wish(node, "a", "gpu-mem=6")
@@ -470,7 +470,7 @@ def test_a_lost_store_learns_of_the_size_from_the_control_page(library: Path) ->
         for file in node.kubelet.cdi.iterdir():
             file.unlink()
         await node.start()
-        await until(lambda: any(it.lease for it in node.agent.store.tokens.values()))
+        await until(lambda: any(it.lease for it in node.store.tokens.values()))
         await until(lambda: list(node.kubelet.cdi.glob("*.json")))
         assert lease(node, "a")[1].holds == [Slice(0, A, 6462, 0)]
         assert page(node, "a") == [(6462, 100, "hard")]
@@ -555,7 +555,7 @@ def test_an_api_server_that_is_away(library: Path, monkeypatch: pytest.MonkeyPat
             await until(lambda: page(node, "b") == [(2154, 100, "hard")])
             await node.agent.reconcile()
             assert page(node, "a") == [(4308, 100, "hard")]
-        node.agent.trigger()
+        node.program.trigger()
         await granted(node, "a", "gpu-mem=6")
         await granted(node, "b", "gpu-mem=2")
 
@@ -712,8 +712,8 @@ def test_room(
     names = {"u": "b"}
     arguments = [Slice(0, A, *before)], [Slice(0, A, *after)], held, [card(0)], names
     if sentence is None:
-        check_room(*arguments)
+        check_growth(*arguments)
         return
     with pytest.raises(ResizeRejected) as why:
-        check_room(*arguments)
+        check_growth(*arguments)
     assert str(why.value) == sentence

@@ -20,7 +20,7 @@ from fenka.node.lease import pod_processes
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import Lease, Token
 from fenka.node.monitor.metrics import Exporter, serve
-from fenka.node.monitor.usage import MIB, Usage, UsageSample, Use
+from fenka.node.monitor.usage import MIB, SliceUsage, Usage, UsageSample
 from tests.node.harness import card, play
 
 POD = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1"
@@ -38,18 +38,18 @@ def test_a_process_is_placed_by_its_cgroup(tmp_path: Path, text: str) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cgroup").write_text(text)
     (tmp_path / "7" / "stat").write_text(f"7 (a) b) S {20 * '1 '}")
-    assert pod_processes.place_of(7, tmp_path) == (POD, CONTAINER)
+    assert pod_processes.pod_and_container(7, tmp_path) == (POD, CONTAINER)
     assert pod_processes.living_pods(tmp_path) == {POD}
     (tmp_path / "7" / "stat").write_text(f"7 (a) b) Z {20 * '1 '}")
     assert pod_processes.living_pods(tmp_path) == set()
-    assert pod_processes.place_of(8, tmp_path) == ("", "")
+    assert pod_processes.pod_and_container(8, tmp_path) == ("", "")
 
 
 def test_a_process_of_the_host_is_in_no_pod(tmp_path: Path) -> None:
     """Nor one whose cgroup merely looks alike."""
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cgroup").write_text("0::/system.slice/podman.service\n")
-    assert pod_processes.place_of(7, tmp_path) == ("", "")
+    assert pod_processes.pod_and_container(7, tmp_path) == ("", "")
 
 
 def test_accused_after_three_samples_in_a_row() -> None:
@@ -117,10 +117,12 @@ def test_over_time(tmp_path: Path, token: Token) -> None:
         token, lease=msgspec.structs.replace(token.lease, slices=slices, holds=slices)
     )
     looks = usage(tmp_path, 50, iter(range(0, 100, 4)))
-    found = [looks.sample([token], {CONTAINER: "main"}, (card(0),), {}).over_time for _ in range(5)]
+    found = [
+        looks.sample([token], {CONTAINER: "main"}, (card(0),), {}).over_compute for _ in range(5)
+    ]
     assert [len(it) for it in found] == [0, 0, 0, 0, 1]  # the first look knows no time before it
     (use,) = found[-1]
-    assert (use.compute, use.charged, use.requested_percent, use.limit_percent) == (
+    assert (use.compute, use.self_reported_compute, use.requested_percent, use.limit_percent) == (
         0.25,
         0.0,
         10,
@@ -186,7 +188,8 @@ def test_over_the_limit(tmp_path: Path, token: Token) -> None:
     for used, expected in ((126, [0, 0, 0]), (127, [0, 0, 1])):
         looks = usage(tmp_path, used, iter(range(0, 100, 4)))
         found = [
-            len(looks.sample([token], {CONTAINER: "main"}, (card(0),), {}).over) for _ in range(3)
+            len(looks.sample([token], {CONTAINER: "main"}, (card(0),), {}).over_memory)
+            for _ in range(3)
         ]
         assert found == expected
 
@@ -195,7 +198,7 @@ def test_over_the_limit(tmp_path: Path, token: Token) -> None:
 def test_a_ruined_account_hurts_nobody(tmp_path: Path, token: Token, ruin: str) -> None:
     """It is the tenant's to write."""
     (tmp_path / "leases" / "t" / "account" / "slots").write_text(ruin)
-    (use,) = usage(tmp_path, 50, iter(range(100))).sample([token], {}, (card(0),), {}).uses
+    (use,) = usage(tmp_path, 50, iter(range(100))).sample([token], {}, (card(0),), {}).usages
     assert (use.self_reported_bytes, use.driver_reported_bytes) == (0, 50 * MIB)
 
 
@@ -204,7 +207,7 @@ def test_a_ruined_account_is_not_followed(tmp_path: Path, token: Token) -> None:
     slots = tmp_path / "leases" / "t" / "account" / "slots"
     slots.unlink()
     os.mkfifo(slots)
-    (use,) = usage(tmp_path, 50, iter(range(100))).sample([token], {}, (card(0),), {}).uses
+    (use,) = usage(tmp_path, 50, iter(range(100))).sample([token], {}, (card(0),), {}).usages
     assert use.self_reported_bytes == 0
 
 
@@ -245,7 +248,7 @@ def test_metrics(tmp_path: Path, token: Token) -> None:
         'fenka_node_violations_total{kind="compute_limit"}': 0,
         'fenka_node_violations_total{kind="unmanaged_process"}': 0,
     }
-    assert UsageSample().uses == ()
+    assert UsageSample().usages == ()
 
 
 GPU_MANAGERS = """\
@@ -254,7 +257,7 @@ GPU_MANAGERS = """\
 container_gpu_utilization{container_name="c",gpu="gpu0",namespace="default",node="n1",pod_name="p"} 25.0
 container_gpu_utilization{container_name="c",gpu="gpu1",namespace="default",node="n1",pod_name="p"} 50.0
 container_gpu_utilization{container_name="c",gpu="total",namespace="default",node="n1",pod_name="p"} 75.0
-# HELP container_request_gpu_utilization CardHealth' time that it asks for: 0.4 is 40 % of one card.
+# HELP container_request_gpu_utilization Cards' time that it asks for: 0.4 is 40 % of one card.
 # TYPE container_request_gpu_utilization gauge
 container_request_gpu_utilization{container_name="c",namespace="default",node="n1",pod_name="p",req_of_gpu="total"} 0.8
 # HELP container_gpu_memory_total MiB of card memory in use.
@@ -275,8 +278,10 @@ def test_metrics_in_gpu_managers_names() -> None:
     exporter = Exporter("n1")
     exporter.sample = UsageSample(
         (
-            Use(token, card(0).uuid, 4096 * MIB, 4096 * MIB, 0, 300 * MIB, 1, 0.25, 0.2, 40, 40),
-            Use(token, card(1).uuid, 4096 * MIB, 4096 * MIB, 0, 0, 1, 0.5, 0.5, 40, 40),
+            SliceUsage(
+                token, card(0).uuid, 4096 * MIB, 4096 * MIB, 0, 300 * MIB, 1, 0.25, 0.2, 40, 40
+            ),
+            SliceUsage(token, card(1).uuid, 4096 * MIB, 4096 * MIB, 0, 0, 1, 0.5, 0.5, 40, 40),
         ),
         (card(0), card(1)),
     )

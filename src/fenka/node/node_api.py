@@ -1,4 +1,4 @@
-"""What the node sees of the cluster, and the little that it writes there: its own node, its own pods."""
+"""The node program's access to the API server: its own Node and pods, read by watches and written."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,11 @@ from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.events import EventRecorder
 from fenka.kubernetes.eviction import evict
 from fenka.kubernetes.informer import Informer
-from fenka.node.lease.store import Lease
 
 _LOG = logging.getLogger(__name__)
 
 RESET = "fenka.io/reset"
-"""Node annotation, written by people: indexes of cards that they have reset. It is taken away once read."""
+"""Node annotation, written by users: indexes of cards that they have reset. It is removed once read."""
 
 
 class _Anything(Object):
@@ -45,32 +44,33 @@ class _InfoNode(Object):
     status: _InfoStatus = msgspec.field(default_factory=_InfoStatus)
 
 
-class _Nudge:
-    """Tells that something has changed; what, is in the Watch."""
+class _ChangeListener:
+    """Reports that any object changed."""
 
-    def __init__(self, cluster: "NodeApi") -> None:
-        self._cluster = cluster
+    def __init__(self, api: "NodeApi") -> None:
+        self._api = api
 
     def on_replace(self, _: Sequence[object]) -> None:
-        """As Listener."""
-        self._cluster.changed()
+        """Implement Listener."""
+        self._api.changed()
 
     def on_upsert(self, _: object) -> None:
-        """As Listener."""
-        self._cluster.changed()
+        """Implement Listener."""
+        self._api.changed()
 
     def on_delete(self, _: object) -> None:
-        """As Listener."""
-        self._cluster.changed()
+        """Implement Listener."""
+        self._api.changed()
 
 
 class NodeApi:
-    """This node's objects, kept up by watches while `run` runs. changed: called after every change."""
+    """This node's objects, kept current while `run` runs."""
 
     def __init__(self, api: Api, node: str) -> None:
         self._api, self.name = api, node
         self.changed: Callable[[], object] = lambda: None
-        listener = _Nudge(self)
+        """Called after every change."""
+        listener = _ChangeListener(self)
         self._pods = Informer(
             api, "/api/v1/pods", Pod, listener, query={"fieldSelector": f"spec.nodeName={node}"}
         )
@@ -79,7 +79,8 @@ class NodeApi:
         )
         self._events = EventRecorder(api, "fenka-node", node)
         self._handlers: dict[str, str] = {}
-        self._said: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
+        """The last note of each reason: a repeated one is not logged again."""
 
     @property
     def _path(self) -> str:
@@ -87,58 +88,73 @@ class NodeApi:
 
     @property
     def pods(self) -> Mapping[str, Pod]:
-        """Of this node, by UID."""
+        """Pods of this node by UID."""
         return self._pods.objects
 
     @property
     def node(self) -> Node | None:
-        """This node; None before it was seen."""
+        """This node; None until the watch has shown it."""
         return next(iter(self._nodes.objects.values()), None)
 
     @property
     def synced(self) -> bool:
-        """Whether both have been read once."""
+        """Whether the Node and its pods have been read once."""
         return self._pods.synced.is_set() and self.node is not None
 
     async def run(self) -> None:
-        """Keep everything up, and write events, until cancelled."""
+        """Watch, and write events, until cancelled."""
         await asyncio.gather(self._pods.run(), self._nodes.run(), self._events.run())
 
-    async def first_look(self) -> tuple[str, Sequence[Card]]:
-        """The container runtime as the kubelet names it, "containerd://2.1.0"; and the cards that were last
-        written down for this node. Raises ApiError, ApiUnreachable."""
-        found = await self._api.get(self._path, _InfoNode)
-        return found.status.node_info.container_runtime_version, self._described(found.metadata)
+    def runs(self, uid: str) -> bool:
+        """Return whether the pod exists and has not finished."""
+        pod = self.pods.get(uid)
+        return pod is not None and not pod.finished
 
-    def _described(self, meta: ObjectMeta) -> Sequence[Card]:
+    def container_names(self) -> dict[str, str]:
+        """Return the containers' names by their runtime's IDs."""
+        return {
+            status.container_id.rpartition("/")[2]: status.name
+            for pod in self.pods.values()
+            for status in (*pod.status.container_statuses, *pod.status.init_container_statuses)
+        }
+
+    async def read_node(self) -> tuple[str, Sequence[Card]]:
+        """Return the container runtime ("containerd://2.1.0") and the node's last published cards.
+
+        Raises ApiError, ApiUnreachable.
+        """
+        node = await self._api.get(self._path, _InfoNode)
+        return node.status.node_info.container_runtime_version, self._published(node.metadata)
+
+    def _published(self, meta: ObjectMeta) -> Sequence[Card]:
         if base.CARDS not in meta.annotations:
             return ()
         annotations = {base.CARDS: meta.annotations[base.CARDS]}
         try:
             share = node_inventory.decode_node(self.name, annotations, {gpushare.MEMORY: "1"})
-        except base.InvalidRecord as why:
-            _LOG.warning("which cards the node had before is not known: %s", why)
+        except base.InvalidRecord as error:
+            _LOG.warning("which cards the node had before is not known: %s", error)
             return ()
         return share.node.cards if share else ()
 
-    async def take_reset(self) -> None:
-        """Take the annotation RESET away. Raises ApiError, ApiUnreachable."""
+    async def clear_reset(self) -> None:
+        """Remove the annotation RESET. Raises ApiError, ApiUnreachable."""
         await self._api.patch(self._path, _Anything, {"metadata": {"annotations": {RESET: None}}})
 
-    async def handler(self, runtime_class: str) -> str:
-        """What the container runtime calls this class; empty where nobody says."""
+    async def runtime_handler(self, runtime_class: str) -> str:
+        """Return the container runtime's name of a runtime class; empty if it cannot be read."""
         if runtime_class not in self._handlers:
             try:
-                found = await self._api.get(
+                resource = await self._api.get(
                     f"/apis/node.k8s.io/v1/runtimeclasses/{runtime_class}", _RuntimeClass
                 )
             except (ApiError, ApiUnreachable):
                 return ""
-            self._handlers[runtime_class] = found.handler
+            self._handlers[runtime_class] = resource.handler
         return self._handlers[runtime_class]
 
-    async def describe(self, inventory: str, count: int) -> None:
-        """Write the node's cards where schedulers and screens read them. Raises ApiError, ApiUnreachable."""
+    async def publish_inventory(self, inventory: str, count: int) -> None:
+        """Write the node's cards for schedulers and screens. Raises ApiError, ApiUnreachable."""
         node = self.node
         if node is None:
             return
@@ -154,36 +170,36 @@ class NodeApi:
             body = {"status": {"capacity": counted, "allocatable": counted}}
             await self._api.patch(f"{self._path}/status", _Anything, body)
 
-    async def report(self, text: str) -> str:
-        """Write what pods hold; the Node's version with it. Raises ApiError, ApiUnreachable."""
+    async def write_report(self, text: str) -> str:
+        """Write what pods hold, and return the Node's new version. Raises ApiError, ApiUnreachable."""
         body: dict[str, Any] = {"metadata": {"annotations": {REPORT: text}}}
         return (await self._api.patch(self._path, _Anything, body)).metadata.resource_version
 
-    async def note(self, pod: Pod, annotations: Mapping[str, str]) -> None:
-        """Say on the pod what has become of it, as the plugins before fenka did. Best effort."""
+    async def try_annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
+        """Write annotations on a pod, and ignore failures."""
         with contextlib.suppress(ApiError, ApiUnreachable):
             await self.annotate(pod, annotations)
 
     async def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
-        """Write these on a pod, and take away those that are None. Raises ApiError, ApiUnreachable."""
+        """Write annotations on a pod; None removes one. Raises ApiError, ApiUnreachable."""
         meta = pod.metadata
         body = {"metadata": {"uid": meta.uid, "annotations": dict(annotations)}}
         await self._api.patch(pod.path, _Anything, body)
 
-    async def evict(self, lease: Lease) -> None:
-        """End the pod, as a drain would. Raises ApiError, ApiUnreachable."""
-        await evict(self._api, lease.namespace, lease.pod, lease.uid)
+    async def evict(self, namespace: str, name: str, uid: str) -> None:
+        """Evict a pod, as a drain does. Raises ApiError, ApiUnreachable."""
+        await evict(self._api, namespace, name, uid)
 
     def node_event(self, reason: str, note: str) -> None:
-        """A warning on the node. The same again is counted."""
+        """Write a warning event on the Node. A repeated one is counted."""
         if self.node is not None:
-            if self._said.get(reason) != note:
+            if self._notes.get(reason) != note:
                 _LOG.warning("%s", note)
-            self._said[reason] = note
+            self._notes[reason] = note
             self._events.on_node(self.node, reason, note)
 
     def pod_event(self, uid: str, reason: str, note: str) -> None:
-        """A warning on a pod."""
+        """Write a warning event on a pod."""
         pod = self.pods.get(uid)
         if pod is not None:
             _LOG.warning("%s: %s", pod.full_name, note)

@@ -1,12 +1,20 @@
-"""What this node must be like, looked at once at the start: each finding is one sentence."""
+"""Checks at the start whether this node can share its cards. Each finding is one sentence."""
 
+import logging
 import os
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.core.inventory import Card
+from fenka.core.units import card_units
 from fenka.isolation.processes import mounts
+from fenka.node.kubelet import client
+
+_LOG = logging.getLogger(__name__)
 
 _CONTAINERD = Path("etc/containerd/config.toml")
 _CRIO = Path("etc/crio")
@@ -14,22 +22,70 @@ _NVIDIA = Path("etc/nvidia-container-runtime/config.toml")
 _ACCEPT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 
 
-def nvidia_by_default(host: Path) -> str | None:
-    """Whether an image can get all cards by its environment; the sentence, or None.
+_RUNTIME = re.compile(r"([\w-]+)://v?(\d+)\.(\d+)")
 
-    host: where this process sees the node's own root.
+
+class PreflightError(FenkaError):
+    """This node cannot share cards as it is. The message says why and what to do."""
+
+    exit_code = INVALID_INPUT
+
+
+def check_unit(cards: Sequence[Card], unit_mib: int) -> None:
+    """Check that the cards have units of this size, and not more than the kubelet can be sent.
+
+    Raises PreflightError.
     """
-    where = _default_runtime(host)
-    if where is None or _read(host / _NVIDIA).get(_ACCEPT, True) is False:
+
+    def units(mib: int) -> int:
+        return sum(card_units(card.memory_mib, mib) for card in cards)
+
+    fitting = client.fitting_unit(unit_mib, units)
+    if fitting != unit_mib:
+        raise PreflightError(
+            f"units of {unit_mib} MiB are {units(unit_mib)} on this node, more than the kubelet can be sent: "
+            f"the list would have {client.largest_bytes(units(unit_mib))} bytes, and it reads "
+            f"{client.MESSAGE_BYTES}; use --unit {fitting}MiB or larger"
+        )
+    if not units(unit_mib):
+        raise PreflightError(f"no card of this node has {unit_mib} MiB: use a smaller --unit")
+
+
+def check_runtime(version: str, *, assume_cdi: bool) -> None:
+    """Check that the container runtime serves CDI devices; others would ignore a lease silently.
+
+    Raises PreflightError.
+    """
+    match = _RUNTIME.match(version)
+    if match is None:
+        _LOG.warning("container runtime %s is not known: it must serve CDI devices", version)
+        return
+    name, release = match[1], (int(match[2]), int(match[3]))
+    if name == "containerd" and (release < (1, 7) or (release < (2, 0) and not assume_cdi)):
+        raise PreflightError(
+            f"{version} silently ignores the CDI devices that a lease is made of: use containerd 2.0 or newer"
+            + ("" if release < (1, 7) else ", or set enable_cdi and start with --assume-cdi")
+        )
+    if name == "docker":
+        raise PreflightError(f"{version} serves no CDI devices to the kubelet: use containerd 2.0")
+
+
+def nvidia_by_default(host: Path) -> str | None:
+    """Return a warning if an image can get all cards by its environment.
+
+    host: where this process sees the node's root.
+    """
+    file = _default_runtime(host)
+    if file is None or _read(host / _NVIDIA).get(_ACCEPT, True) is False:
         return None
     return (
-        f"NVIDIA's runtime is the default ({where}), so a container whose image or pod sets "
-        f"NVIDIA_VISIBLE_DEVICES=all gets every card unasked: set {_ACCEPT} = false in /{_NVIDIA}"
+        f"NVIDIA's runtime is the default ({file}), so a container whose image or pod sets "
+        f"NVIDIA_VISIBLE_DEVICES=all gets every card without a request: set {_ACCEPT} = false in /{_NVIDIA}"
     )
 
 
 def _default_runtime(host: Path) -> str | None:
-    """The file that makes it the default, as the node calls it."""
+    """Return the file, by its path on the node, that makes NVIDIA's runtime the default."""
     for path in _containerd_files(host):
         plugins = _tables(_read(path).get("plugins"))
         if any(
@@ -45,15 +101,15 @@ def _default_runtime(host: Path) -> str | None:
 
 
 def _containerd_files(host: Path) -> Iterator[Path]:
-    first = host / _CONTAINERD
-    yield first
-    imports = _read(first).get("imports", [])
+    config = host / _CONTAINERD
+    yield config
+    imports = _read(config).get("imports", [])
     for pattern in imports if isinstance(imports, list) else []:
         yield from sorted(host.glob(str(pattern).lstrip("/")))
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """A TOML file; empty where there is none, or none that is understood."""
+    """Read a TOML file; empty where it is missing or invalid."""
     try:
         return tomllib.loads(path.read_text())
     except (OSError, ValueError):
@@ -69,21 +125,25 @@ def _tables(value: object) -> Iterator[Mapping[str, Any]]:
         yield _table(each)
 
 
-def unseen_mounts(directory: Path, proc: Path = Path("/proc")) -> str | None:
-    """Whether what this process mounts below a directory stays its own; the sentence, or None.
+def check_mounts(directory: Path, proc: Path = Path("/proc")) -> None:
+    """Check that the node sees what this process mounts below a directory.
 
-    Containers are started by another program, which must see the mounts of a lease.
+    The container runtime must see the mounts of a lease. Raises PreflightError.
     """
     if _same(proc / "self/ns/mnt", proc / "1/ns/mnt"):
-        return None  # not in a container
-    # Later ones lie over earlier ones.
+        return  # Not in a container.
+    # Later mounts lie over earlier ones.
     mount = max(
-        (it for it in reversed([*mounts("self", proc)]) if directory.is_relative_to(it.point)),
-        key=lambda it: len(it.point.parts),
+        (
+            mount
+            for mount in reversed([*mounts("self", proc)])
+            if directory.is_relative_to(mount.point)
+        ),
+        key=lambda mount: len(mount.point.parts),
     )
-    if any(it.startswith("shared:") for it in mount.optional):
-        return None
-    return (
+    if any(tag.startswith("shared:") for tag in mount.optional):
+        return
+    raise PreflightError(
         f"mounts below {mount.point} are not seen by the node, so no container could have a lease: mount "
         f"{directory.parent} with mountPropagation Bidirectional, and have it shared on the node "
         f"(mount --make-rshared /)"

@@ -1,9 +1,10 @@
-"""Changing what a running job may have: the ledger, the disk, and the lease's control page, in that order.
+"""Resizes a running job, in the order that :mod:`fenka.isolation.resize_plan` defines.
 
-At each moment what is written down is at least what programs may use: so a daemon that is killed half-way has
-promised nobody else what is in use, and asking again completes it.
+The records are the ledger and the state file. If the daemon is killed meanwhile, the same request completes
+the resize.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -18,62 +19,68 @@ from fenka.isolation.account import InvalidAccount
 from fenka.isolation.files import ComputeShare, card_limits
 from fenka.isolation.resize import InUse
 from fenka.isolation.resize import resize as put_in_force
+from fenka.isolation.resize_plan import ResizePlan
 from fenka.workstation import protocol
 from fenka.workstation.broker import Broker, Job
 
 
 class CannotResize(FenkaError):
-    """Nothing was changed; the message is one sentence that says why."""
+    """The job keeps its size. The message says why."""
 
 
 class Daemon(Protocol):
-    """What is needed of it."""
+    """The part of the daemon that a resize needs."""
 
     broker: Broker
     hardware: Hardware
     unit_mib: int
 
     def record_placement(self, job: Job, placement: Placement) -> None:
-        """The ledger and the disk have this placement. Raises Conflict."""
+        """Record a placement in the ledger and on disk. Raises Conflict."""
 
     def lease_dir(self, job_id: str) -> Path:
-        """Where a job's lease is."""
+        """Return the directory of a job's lease."""
 
 
 def compute_of(job: Job) -> ComputeShare:
-    """What the control page says of a job's compute."""
+    """Return a job's compute as its control page has it."""
     return ComputeShare(job.compute_percent or 100, job.compute_mode)
 
 
 def resize(daemon: Daemon, job: Job, wanted: protocol.ResizeJob) -> None:
-    """Puts in force what is wanted, for programs that run, within a second. Raises CannotResize, OSError."""
+    """Resize a running job. Its programs have the new size within a second. Raises CannotResize, OSError."""
     before = job.placement
     if job.state != "running" or before is None:
-        raise CannotResize(f"{job.name} is {job.state}: only what runs can be resized")
+        raise CannotResize(f"{job.name} is {job.state}: only a running job can be resized")
     if before.whole:
         raise CannotResize(f"{job.name} holds whole cards: there is nothing to resize")
     former = job.compute_percent, job.compute_mode
-    core = job.compute_percent if wanted.gpu_core is None else wanted.gpu_core
-    mode = wanted.gpu_core_mode or (job.compute_mode if core else "hard")
-    if mode != "hard" and not core:
+    percent = job.compute_percent if wanted.gpu_core is None else wanted.gpu_core
+    mode = wanted.gpu_core_mode or (job.compute_mode if percent else "hard")
+    if mode != "hard" and not percent:
         raise CannotResize(f"{job.name} has no share of compute: say how much with --gpu-core")
     try:
-        after = _placement(daemon, job, before, wanted, 0 if mode == "weight" else core)
-        daemon.record_placement(job, _larger(before, after))
-    except (InvalidSize, InvalidRequest) as why:
-        raise CannotResize(str(why)) from None
+        after = _placement(daemon, job, before, wanted, 0 if mode == "weight" else percent)
+        plan = ResizePlan({job.id: before.slices}, {job.id: after.slices})
+        daemon.record_placement(job, replace(before, slices=tuple(plan.reserved[job.id])))
+    except (InvalidSize, InvalidRequest) as error:
+        raise CannotResize(str(error)) from None
     except Conflict:
         raise CannotResize(f"{job.name} cannot grow: its cards have no room for that now") from None
-    directory = daemon.lease_dir(job.id)
-    job.compute_percent, job.compute_mode = core, mode
-    limits = card_limits(after.slices, daemon.hardware.context_mib, compute_of(job))
+    job.compute_percent, job.compute_mode = percent, mode
     try:
-        put_in_force(directory / "lease" / "control", directory / "account" / "slots", limits)
-    except (InUse, control.InvalidControl, InvalidAccount) as why:
+        plan.enforce(lambda _, slices: _apply(daemon, job, slices))
+    except (InUse, control.InvalidControl, InvalidAccount) as error:
         job.compute_percent, job.compute_mode = former
         daemon.record_placement(job, before)
-        raise CannotResize(str(why)) from None
+        raise CannotResize(str(error)) from None
     daemon.record_placement(job, after)
+
+
+def _apply(daemon: Daemon, job: Job, slices: Sequence[Slice]) -> None:
+    directory = daemon.lease_dir(job.id)
+    limits = card_limits(slices, daemon.hardware.context_mib, compute_of(job))
+    put_in_force(directory / "lease" / "control", directory / "account" / "slots", limits)
 
 
 def _placement(
@@ -92,16 +99,3 @@ def _placement(
         return replace(piece, memory_mib=mib, compute=compute)
 
     return replace(before, slices=tuple(map(changed, before.slices)))
-
-
-def _larger(one: Placement, other: Placement) -> Placement:
-    """Slice by slice."""
-    return replace(
-        one,
-        slices=tuple(
-            replace(
-                a, memory_mib=max(a.memory_mib, b.memory_mib), compute=max(a.compute, b.compute)
-            )
-            for a, b in zip(one.slices, other.slices, strict=True)
-        ),
-    )

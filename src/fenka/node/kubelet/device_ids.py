@@ -1,16 +1,19 @@
-"""Which ids the kubelet may give away. Anonymous device_list: a card that is away takes its worth along."""
+"""Device lists: which IDs of a resource the kubelet may allocate.
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+IDs are interchangeable and name no card. An unavailable card removes as many free IDs as it has units.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fenka.core.inventory import Card
+from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Slice
 from fenka.node.kubelet.client import unit_id
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A container's ids and what they stand for; nothing is known of slices until the lease is bound."""
+class AllocatedIds:
+    """A container's IDs and the slices that they stand for; no slices until the lease is bound."""
 
     ids: tuple[str, ...]
     slices: tuple[Slice, ...] = ()
@@ -18,53 +21,61 @@ class Held:
 
 def device_list(
     cards: Sequence[Card],
-    worth_of: Callable[[Card], int],
-    held: Iterable[Held],
-    withheld: Collection[str],
+    units: Mapping[DeviceId, int],
+    allocated: Sequence[AllocatedIds],
+    unavailable: Collection[str],
 ) -> list[tuple[str, bool]]:
-    """All ids of a resource of which each card has so many, each with whether it can be used.
+    """Return all IDs of a resource, each with whether it is healthy.
 
-    Of a sick card the ids that its pods hold cannot, and as many free ones as it has other units. Of a
-    cordoned card, and of those in `withheld` (UUIDs: given away whole), only free ones cannot.
+    Of an unhealthy card the allocated IDs are unhealthy, and as many free IDs as it has other units. Of a
+    cordoned or unavailable card only the free IDs are.
+
+    Args:
+        cards: The node's cards.
+        units: Units of the resource per card, by UUID.
+        allocated: What containers hold.
+        unavailable: UUIDs of cards that give no slices now.
     """
-    held = list(held)
-    worth: dict[str, int] = {card.uuid: worth_of(card) for card in cards}
-    total = sum(worth.values())
-    taken = {one for it in held for one in it.ids}
-    free = [one for one in map(unit_id, range(total)) if one not in taken]
-    away: set[str] = set()
-    short = 0
+    ids = [unit_id(number) for number in range(sum(units[card.uuid] for card in cards))]
+    in_use = {device for container in allocated for device in container.ids}
+    free = [device for device in ids if device not in in_use]
+    unhealthy: set[str] = set()
+    reserved = 0
     for card in cards:
-        if card.healthy and not card.cordoned and card.uuid not in withheld:
+        if card.healthy and not card.cordoned and card.uuid not in unavailable:
             continue
-        on_card = _ids_on(card.uuid, held, worth)
-        short += max(worth[card.uuid] - len(on_card), 0)
+        on_card = _ids_on(card.uuid, allocated)
+        reserved += max(units[card.uuid] - len(on_card), 0)
         if not card.healthy:
-            away |= on_card
-    away.update(free[len(free) - min(short, len(free)) :])
-    return [(one, one not in away) for one in map(unit_id, range(total))]
+            unhealthy |= on_card
+    unhealthy.update(free[max(len(free) - reserved, 0) :])
+    return [(device, device not in unhealthy) for device in ids]
 
 
-def _ids_on(uuid: str, held: Iterable[Held], worth: Mapping[str, int]) -> set[str]:
-    """Ids of containers on this card; of one with several cards its part, from the front."""
-    found: set[str] = set()
-    for it in held:
-        position = next((n for n, piece in enumerate(it.slices) if piece.uuid == uuid), None)
-        if position is not None and uuid in worth:
-            share = len(it.ids) // len(it.slices)
-            found.update(it.ids[position * share : (position + 1) * share])
-    return found
+def _ids_on(uuid: str, allocated: Iterable[AllocatedIds]) -> set[str]:
+    """Return the allocated IDs of a card. Each card of a container has its part of the IDs, in order."""
+    ids: set[str] = set()
+    for container in allocated:
+        cards: list[str] = [piece.uuid for piece in container.slices]
+        if uuid in cards:
+            part = len(container.ids) // len(cards)
+            first = cards.index(uuid) * part
+            ids.update(container.ids[first : first + part])
+    return ids
 
 
 def whole(
-    cards: Sequence[Card], held: Collection[str], withheld: Collection[str]
+    cards: Sequence[Card], allocated: Collection[str], unavailable: Collection[str]
 ) -> list[tuple[str, bool]]:
-    """All cards by UUID, each with whether it can be used: sick ones cannot, nor can cordoned ones and
-    those in `withheld` unless a pod holds them already."""
+    """Return all cards by UUID, each with whether it is healthy.
+
+    Cordoned and unavailable cards are unhealthy unless they are allocated already.
+    """
     return [
         (
             card.uuid,
-            card.healthy and (card.uuid in held or not (card.cordoned or card.uuid in withheld)),
+            card.healthy
+            and (card.uuid in allocated or not (card.cordoned or card.uuid in unavailable)),
         )
         for card in cards
     ]

@@ -1,4 +1,4 @@
-"""One resource towards the kubelet: registered whenever the kubelet is there, answered from the agent."""
+"""A device plugin: registers a resource with the kubelet, and serves the kubelet's calls for it."""
 
 import asyncio
 import contextlib
@@ -12,85 +12,102 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from fenka.core.errors import FenkaError
 from fenka.node.kubelet import deviceplugin_pb2 as api
 from fenka.node.kubelet.client import LEASE_KIND, Kubelet, KubeletUnavailable, listing
-from fenka.node.lease.resolve import LeaseDenied
 
 _LOG = logging.getLogger(__name__)
 
-LOOK_S = 0.5
-"""Between two looks at whether the kubelet was restarted; it removes all plugins' sockets then."""
+POLL_S = 0.5
+"""Between two checks for a restart of the kubelet, which removes all plugins' sockets."""
 
 
-class Lessor(Protocol):
-    """Whoever gives leases."""
+class StartDenied(FenkaError):
+    """A container must not start now. The message is one sentence for the pod's user."""
+
+
+class LeaseProvider(Protocol):
+    """Gives leases to the containers that the kubelet starts."""
 
     async def allocate(self, resource: str, ids: Sequence[str]) -> str:
-        """A token for these ids. Raises OSError."""
+        """Return a token for these device IDs. Raises OSError."""
 
     async def prepare(self, resource: str, ids: Sequence[str]) -> None:
-        """Have the lease of whoever holds these ids, before a container starts. Raises LeaseDenied."""
+        """Complete the lease of the container that holds these IDs. Raises StartDenied."""
 
 
 class Plugin:
-    """A device plugin for one resource. endpoint: its sockets, beside the kubelet's, begin so.
-
-    lessor: None for a resource that is only counted, and comes along with another that brings the lease.
-    """
+    """A device plugin for one resource."""
 
     def __init__(
-        self, resource: str, endpoint: str, kubelet: Kubelet, lessor: Lessor | None
+        self,
+        resource: str,
+        endpoint: str,
+        kubelet: Kubelet,
+        leases: LeaseProvider | None,
+        on_change: Callable[[], object],
     ) -> None:
+        """Serve a resource.
+
+        Args:
+            resource: The extended resource.
+            endpoint: Prefix of its sockets, which stand beside the kubelet's.
+            kubelet: The kubelet to register with.
+            leases: None for a resource that is only counted, and accompanies one that brings a lease.
+            on_change: Called when `registered` or `listed` changes.
+        """
         self.resource = resource
-        self._endpoint, self._kubelet, self._lessor = endpoint, kubelet, lessor
+        self._endpoint, self._kubelet, self._leases = endpoint, kubelet, leases
+        self._on_change = on_change
         self._devices: list[tuple[str, bool]] = []
-        self._offers = 0
-        self._offered = asyncio.Condition()
+        self._version = 0
+        self._changed = asyncio.Condition()
         self.registered = asyncio.Event()
-        """Set while the kubelet knows of us, as far as can be told."""
-        self.told = asyncio.Event()
-        """Set while the kubelet knows our devices besides."""
-        self.changed: Callable[[], object] = lambda: None
-        """Called when that changes."""
+        """Set while the kubelet knows of this plugin, as far as can be seen."""
+        self.listed = asyncio.Event()
+        """Set while the kubelet has also read its device list."""
 
     @property
     def devices(self) -> list[tuple[str, bool]]:
-        """What is offered now: ids, and whether they can be used."""
+        """The advertised device IDs, each with whether it is healthy."""
         return self._devices
 
-    async def offer(self, devices: list[tuple[str, bool]], *, remembered: bool = False) -> None:
-        """Have the kubelet know these devices. A resource that never had one is not registered, unless the
-        kubelet still remembers some that a former process offered: it must hear that there are none."""
-        if devices == self._devices and not (remembered and self._offers == 0):
+    async def advertise(self, devices: list[tuple[str, bool]], *, remembered: bool = False) -> None:
+        """Send this device list to the kubelet.
+
+        A resource that never had a device is not registered, unless the kubelet remembers devices of an
+        earlier process: then it must be sent the empty list.
+        """
+        if devices == self._devices and not (remembered and self._version == 0):
             return
-        async with self._offered:
+        async with self._changed:
             self._devices = devices
-            self._offers += 1
-            self._offered.notify_all()
+            self._version += 1
+            self._changed.notify_all()
 
     async def run(self) -> None:
         """Serve until cancelled, and register again whenever the kubelet has been restarted."""
-        async with self._offered:
-            await self._offered.wait_for(lambda: self._offers > 0)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._version > 0)
         quiet = False
         while True:
             try:
                 await self._serve()
                 quiet = False
-            except (KubeletUnavailable, OSError, RuntimeError) as why:
-                # Its absence is ordinary, and not worth a line every second.
+            except (KubeletUnavailable, OSError, RuntimeError) as error:
+                # An unavailable kubelet is ordinary: one line, not one each time.
                 _LOG.log(
                     logging.DEBUG if quiet else logging.WARNING,
                     "%s is not registered: %s",
                     self.resource,
-                    why,
+                    error,
                 )
                 quiet = True
             finally:
                 self.registered.clear()
-                self.told.clear()
-                self.changed()
-            await asyncio.sleep(LOOK_S)
+                self.listed.clear()
+                self._on_change()
+            await asyncio.sleep(POLL_S)
 
     async def _serve(self) -> None:
         # A name of its own each time: kubelet 1.37, asked again under one whose last owner it has not seen
@@ -105,12 +122,12 @@ class Plugin:
         server.add_insecure_port(f"unix://{path}")
         await server.start()
         try:
-            mine = _identity(path)
+            own = _identity(path)
             await self._kubelet.register(path.name, self.resource, self._options_now)
             _LOG.info("%s is registered with the kubelet", self.resource)
             self.registered.set()
-            while (_identity(self._kubelet.socket), _identity(path)) == (kubelet, mine):
-                await asyncio.sleep(LOOK_S)
+            while (_identity(self._kubelet.socket), _identity(path)) == (kubelet, own):
+                await asyncio.sleep(POLL_S)
             _LOG.info("the kubelet was restarted: %s registers again", self.resource)
         finally:
             await server.stop(grace=None)
@@ -135,7 +152,7 @@ class Plugin:
 
     @property
     def _options_now(self) -> api.DevicePluginOptions:
-        return api.DevicePluginOptions(pre_start_required=self._lessor is not None)
+        return api.DevicePluginOptions(pre_start_required=self._leases is not None)
 
     async def _options(self, _: Any, __: Any) -> api.DevicePluginOptions:
         return self._options_now
@@ -144,25 +161,25 @@ class Plugin:
         return api.PreferredAllocationResponse()
 
     async def _list(self, _: Any, __: Any) -> AsyncIterator[api.ListAndWatchResponse]:
-        seen = 0
+        sent = 0
         while True:
-            async with self._offered:
-                await self._offered.wait_for(lambda last=seen: self._offers != last)  # type: ignore[misc]
-                seen, devices = self._offers, self._devices
+            async with self._changed:
+                await self._changed.wait_for(lambda last=sent: self._version != last)  # type: ignore[misc]
+                sent, devices = self._version, self._devices
             yield listing(devices)
-            # Asked for the next one: this one is on its way.
-            self.told.set()
-            self.changed()
+            # The next list was requested: this one is on its way.
+            self.listed.set()
+            self._on_change()
 
     async def _allocate(self, request: api.AllocateRequest, _: Any) -> api.AllocateResponse:
-        """Decides nothing: it runs inside the kubelet's admission of a pod, before anybody can tell whose."""
-        if self._lessor is None:
+        """Decide nothing: while the kubelet admits a pod, nothing says yet which pod it is."""
+        if self._leases is None:
             empty = [api.ContainerAllocateResponse() for _ in request.container_requests]
             return api.AllocateResponse(container_responses=empty)
         return api.AllocateResponse(
             container_responses=[
-                self._answer(await self._lessor.allocate(self.resource, wanted.devices_ids))
-                for wanted in request.container_requests
+                self._answer(await self._leases.allocate(self.resource, container.devices_ids))
+                for container in request.container_requests
             ]
         )
 
@@ -176,12 +193,12 @@ class Plugin:
     async def _prestart(
         self, request: api.PreStartContainerRequest, context: Any
     ) -> api.PreStartContainerResponse:
-        if self._lessor is None:
+        if self._leases is None:
             return api.PreStartContainerResponse()
         try:
-            await self._lessor.prepare(self.resource, request.devices_ids)
-        except LeaseDenied as why:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(why))
+            await self._leases.prepare(self.resource, request.devices_ids)
+        except StartDenied as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return api.PreStartContainerResponse()
 
 
@@ -191,7 +208,7 @@ def _serialize(message: Any) -> bytes:
 
 
 def _remove_dead(directory: Path, pattern: str) -> None:
-    """Sockets of predecessors that were killed. One that still answers is about to end by itself."""
+    """Remove the sockets of killed predecessors. One that still answers is about to end by itself."""
     for path in directory.glob(pattern):
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe,
@@ -205,7 +222,7 @@ def _remove_dead(directory: Path, pattern: str) -> None:
 
 def _identity(path: Path) -> tuple[int, int, int] | None:
     with contextlib.suppress(OSError):
-        found = path.stat()
-        # The inode of a removed socket is soon used again.
-        return found.st_dev, found.st_ino, found.st_ctime_ns
+        status = path.stat()
+        # The inode of a removed socket is soon reused.
+        return status.st_dev, status.st_ino, status.st_ctime_ns
     return None

@@ -1,1 +1,1 @@
-"""LeaseFiles: which pod holds which card, and the files that enforce it."""
+"""Leases: which pod holds which card, and the files that enforce it."""

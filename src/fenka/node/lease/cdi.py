@@ -108,7 +108,7 @@ def mount_points() -> tuple[str, ...]:
 # ---- simulated cards ----
 
 
-def simulated(library: Path, node: Path) -> ContainerEdits:
+def simulated_edits(library: Path, node: Path) -> ContainerEdits:
     """node: the simulated node's directory. No device nodes: there is no device."""
     return ContainerEdits(
         {name: library / "simulated" / name for name in proxy.LIBRARIES},
@@ -130,7 +130,7 @@ class NoDriverFiles(FenkaError):
     """The driver's files are not where they should be; one sentence."""
 
 
-def real(minors: Iterable[int], version: str, host: Path = Path("/")) -> ContainerEdits:
+def driver_edits(minors: Iterable[int], version: str, host: Path = Path("/")) -> ContainerEdits:
     """The chosen cards' device nodes and the driver's files, as `nvidia-ctk cdi generate` lists them.
 
     minors: N of /dev/nvidiaN. version: the driver's. host: where this process sees the node's own root.

@@ -67,7 +67,7 @@ class LeaseFiles:
     ) -> None:
         """Make it, or what is missing of it. What is complete stays as it is: programs may run in it.
 
-        Raises OSError, BadControl.
+        Raises OSError, InvalidControl.
         """
         if self.complete(token):
             return

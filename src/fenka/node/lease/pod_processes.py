@@ -1,4 +1,4 @@
-"""Whose a process is, by the one thing that a container cannot change: its cgroup."""
+"""Attributes processes to pods and containers by their cgroup, which a container cannot change."""
 
 import contextlib
 import os
@@ -14,13 +14,13 @@ _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
-def place_of(pid: int, proc: Path = Path("/proc")) -> tuple[str, str]:
-    """UID of the pod and id of the container that a process is in; empty strings for one of the host.
+def pod_and_container(pid: int, proc: Path = Path("/proc")) -> tuple[str, str]:
+    """Return the pod's UID and the container's ID of a process; empty strings for a process of the host.
 
     systemd's cgroup driver writes _ for -, and a static pod's UID has neither.
     """
     try:
-        # A container may give cgroups below its own names that are no text.
+        # A container may name its own cgroups with bytes that are not text.
         text = os.fsdecode((proc / str(pid) / "cgroup").read_bytes())
     except OSError:
         return "", ""
@@ -31,9 +31,11 @@ def place_of(pid: int, proc: Path = Path("/proc")) -> tuple[str, str]:
     return pod[1].replace("_", "-"), containers[0] if containers else ""
 
 
-class Owners:
-    """Which token a process is of. names: containers by the id of their runtime, as far as the API server
-    knows them: that is a moment after their processes run."""
+class ProcessOwners:
+    """Finds the tokens of processes.
+
+    names: containers by their runtime's IDs, as the API server knows them: a moment after they start.
+    """
 
     def __init__(
         self, tokens: Iterable[Token], names: Mapping[str, str], proc: Path = Path("/proc")
@@ -44,33 +46,33 @@ class Owners:
                 self._of_pod.setdefault(token.lease.uid, []).append(token)
         self._names, self._proc = names, proc
 
-    def of(self, pid: int) -> list[Token]:
-        """One where that is certain; all of its pod's while nobody names its container; none of others."""
-        uid, container = place_of(pid, self._proc)
+    def tokens_of(self, pid: int) -> list[Token]:
+        """Return the token of the process's container; all of its pod's while the container is unknown."""
+        uid, container = pod_and_container(pid, self._proc)
         candidates = self._of_pod.get(uid, [])
         name = self._names.get(container)
-        named = [it for it in candidates if it.lease and it.lease.container == name]
+        named = [token for token in candidates if token.lease and token.lease.container == name]
         return named or candidates
 
 
 def living_pods(proc: Path = Path("/proc")) -> set[str]:
-    """UIDs of the pods that have a process that is not a zombie."""
-    found: set[str] = set()
+    """Return the UIDs of the pods that have a process that is not a zombie."""
+    uids: set[str] = set()
     for name in os.listdir(proc):
         if name.isdecimal():
-            uid, _ = place_of(int(name), proc)
-            if uid and uid not in found and start_ticks(name, proc) is not None:
-                found.add(uid)
-    return found
+            uid, _ = pod_and_container(int(name), proc)
+            if uid and uid not in uids and start_ticks(name, proc) is not None:
+                uids.add(uid)
+    return uids
 
 
 def kill(pid: int, pod: str, proc: Path = Path("/proc")) -> bool:
-    """End a process if it is still one of this pod; whether it was sent the signal."""
+    """Kill a process if it still belongs to this pod. Return whether the signal was sent."""
     with contextlib.suppress(OSError):
-        # The number may be another process's by now: hold it, then look again.
+        # The PID may be another process's by now: pin it, then check again.
         descriptor = os.pidfd_open(pid)
         try:
-            if place_of(pid, proc)[0] == pod:
+            if pod_and_container(pid, proc)[0] == pod:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                 return True
         finally:

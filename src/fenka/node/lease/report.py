@@ -1,67 +1,95 @@
-"""Writes on the node's own Node what its pods hold: dialects/leases.py says what for.
+"""Writes on the Node what its pods hold, where their owners cannot write (see dialects/leases.py).
 
-Best effort: while the API server is away, containers start all the same, and the node's own check of each
-card's capacity protects who is there.
+Best effort: while the API server is unreachable containers start all the same, and the node's own check of
+each card's capacity protects its pods.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fenka.dialects.base import InvalidRecord
-from fenka.dialects.leases import REPORT, LeaseReport, encode_report
+from fenka.dialects.leases import REPORT, LeaseReport, Lingering, encode_report
 from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.kubernetes.informer import newer
+from fenka.node.kubelet.client import Claim
+from fenka.node.lease.allocations import Allocations
+from fenka.node.lease.denials import Denials
 from fenka.node.node_api import NodeApi
 
 _LOG = logging.getLogger(__name__)
 
-WITHIN_S = 1.0
+BEFORE_START_S = 1.0
 """The longest that a container's start waits for the write."""
 
 
 class Reporter:
-    """Writes one report at a time; changes that come meanwhile go with the next. make: what there is now."""
+    """Writes one report at a time; changes meanwhile go with the next. lingering: see GarbageCollector."""
 
-    def __init__(self, cluster: NodeApi, make: Callable[[], LeaseReport]) -> None:
-        self._cluster, self._make = cluster, make
+    def __init__(
+        self,
+        api: NodeApi,
+        allocations: Allocations,
+        denials: Denials,
+        lingering: Callable[[], set[str]],
+    ) -> None:
+        self._api, self._allocations = api, allocations
+        self._denials, self._lingering = denials, lingering
         self._lock = asyncio.Lock()
         self._text: str | None = None
         self._version = ""
-        self._away = False
+        self._unreachable = False
 
-    async def tell(self) -> None:
-        """Before a container starts. Does nothing while the API server is away."""
-        if self._away:
+    async def publish_before_start(self, claims: Sequence[Claim]) -> None:
+        """Publish the report before a container starts, unless the API server is unreachable or slow."""
+        if self._unreachable:
             return
         try:
-            async with asyncio.timeout(WITHIN_S):
-                await self.keep_up()
+            async with asyncio.timeout(BEFORE_START_S):
+                await self.publish(claims)
         except TimeoutError:
-            self._away = True
+            self._unreachable = True
 
-    async def keep_up(self) -> None:
-        """Write the report unless it is there."""
+    async def publish(self, claims: Sequence[Claim]) -> None:
+        """Write the report unless the Node has it."""
         async with self._lock:
-            node = self._cluster.node
-            if node is None or not self._cluster.synced:
+            node = self._api.node
+            if node is None or not self._api.synced:
                 return
             try:
-                text = encode_report(self._make())
+                text = encode_report(self._report(claims))
                 if text != self._current(node.metadata.annotations.get(REPORT)):
-                    self._version = await self._cluster.report(text)
+                    self._version = await self._api.write_report(text)
                     self._text = text
-                self._away = False
-            except InvalidRecord as why:
-                self._cluster.node_event(
-                    "FenkaReport", f"{why}: the scheduler goes by pods' records"
+                self._unreachable = False
+            except InvalidRecord as error:
+                self._api.node_event(
+                    "FenkaReport", f"{error}: the scheduler uses the records on pods instead"
                 )
-            except (ApiError, ApiUnreachable) as why:
-                self._away = True
-                _LOG.warning("what pods hold could not be reported: %s", why)
+            except (ApiError, ApiUnreachable) as error:
+                self._unreachable = True
+                _LOG.warning("what pods hold could not be reported: %s", error)
+
+    def _report(self, claims: Sequence[Claim]) -> LeaseReport:
+        names, runs = self._allocations.pod_names(), self._api.runs
+        uids = {pod.full_name: uid for uid, pod in self._api.pods.items()}
+        held = {
+            uids.get(pod, pod): tuple(slices)
+            for pod, slices in self._allocations.slices_by_pod(claims).items()
+        }
+        lingering = self._lingering()
+        return LeaseReport(
+            {uid: slices for uid, slices in held.items() if runs(uid)},
+            {
+                uid: Lingering(names.get(uid, uid), slices)
+                for uid, slices in held.items()
+                if uid in lingering and not runs(uid)
+            },
+            {uid: refusal for uid, refusal in self._denials.reportable().items() if runs(uid)},
+        )
 
     def _current(self, shown: str | None) -> str | None:
-        """What is on the Node: what was written last, until the watch shows that or something newer."""
-        node = self._cluster.node
+        """Return the report on the Node: the last one written until the watch shows that or a newer one."""
+        node = self._api.node
         visible = node is not None and newer(node.metadata.resource_version, self._version)
         return shown if visible else self._text

@@ -1,6 +1,7 @@
-"""Whose a token is and what it gives: read from what the scheduler decided, never decided again.
+"""Resolves a token to the pod that holds it and to the lease that the scheduler's record gives it.
 
-Values in, values out; what is refused is refused with the sentence that the pod's user sees.
+Pure functions: the scheduler has decided, and nothing is decided again. An error is the sentence that the
+pod's user sees.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -9,28 +10,28 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from fenka.cluster.objects import Pod
-from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card
 from fenka.core.request import Placement, Slice
 from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, SliceRequest, find_container
 from fenka.dialects.registry import DIALECTS
 from fenka.node.kubelet.client import Claim
+from fenka.node.kubelet.plugin import StartDenied
 from fenka.node.lease.store import Lease, Token
 
 _MIRROR = "kubernetes.io/config.mirror"
 _FOREIGN_KERNELS = ("gvisor", "runsc", "kata")
 
 
-class LeaseDenied(FenkaError):
-    """The container gets no lease now; one sentence for the pod's user."""
+class LeaseDenied(StartDenied):
+    """The container gets no lease now."""
 
 
 class Misplaced(LeaseDenied):
-    """The pod may start in another place, or once another record says where it is."""
+    """The pod could start elsewhere, or with another record."""
 
 
 class LeasePending(LeaseDenied):
-    """Nobody can say yet whose the token is; ask again in a moment."""
+    """The token's pod is not known yet; a retry in a moment may succeed."""
 
 
 def claim_of(token: Token, claims: Iterable[Claim], pods: Collection[Pod]) -> Claim | None:
@@ -108,7 +109,7 @@ def share_lease(
         parts, dialect = demand.parts(share.unit_mib), demand.dialect
         placements = dialect.decode(manifest, share) if dialect else None
     except InvalidRecord as why:
-        raise Misplaced(f"fenka: {why}: delete the pod, so that it is placed anew") from None
+        raise Misplaced(f"fenka: {why}: delete the pod, so that it is placed again") from None
     if dialect is None or placements is None:
         by = pod.spec.scheduler_name or "nobody"
         raise LeaseDenied(
@@ -120,13 +121,13 @@ def share_lease(
     if asked != amount:
         raise LeaseDenied(
             f"fenka: container {container} of the pod asks for {asked} of {resource}, the kubelet gives "
-            f"{amount}: delete the pod, so that it is placed anew"
+            f"{amount}: delete the pod, so that it is placed again"
         )
     try:
         slices = dialect.container_slices(manifest, share, placements, container)
         environment = dialect.environment(manifest, share, placements, container)
     except InvalidRecord as why:
-        raise Misplaced(f"fenka: {why}: delete the pod, so that it is placed anew") from None
+        raise Misplaced(f"fenka: {why}: delete the pod, so that it is placed again") from None
     own = find_container(parts, placements, container)
     holds = _together(piece for placement in placements for piece in placement.slices)
     meta = pod.metadata
@@ -205,7 +206,7 @@ def check_siblings(lease: Lease, siblings: Iterable[Lease]) -> None:
             if before is None or (not other.resized and before.memory_mib < piece.memory_mib):
                 raise Misplaced(
                     f"fenka: the pod's record was changed after its container {other.container} got its "
-                    f"slice: delete the pod, so that it is placed anew"
+                    f"slice: delete the pod, so that it is placed again"
                 )
 
 

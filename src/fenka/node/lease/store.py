@@ -3,6 +3,7 @@
 Written before anybody acts on it, so that an agent killed at any moment goes on where it was.
 """
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -35,6 +36,11 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Percent of a card's time up to which it may use what is idle; 0: its share is hard."""
     resized: bool = False
     """Its slices are other than its pod's scheduler has written: `fenka.io/resized` says which."""
+
+    @property
+    def pod_name(self) -> str:
+        """The pod's namespace and name."""
+        return f"{self.namespace}/{self.pod}"
 
     @property
     def compute(self) -> ComputeShare:
@@ -77,6 +83,8 @@ class LeaseStore:
     ) -> None:
         self._directory, self._draw, self._clock = directory, draw, clock
         self.tokens: dict[str, Token] = {}
+        self.lock = asyncio.Lock()
+        """Held while slices are given away, resized or taken back."""
 
     def load(self) -> list[str]:
         """Read what is on the disk; sentences about what could not be understood, which is put aside."""

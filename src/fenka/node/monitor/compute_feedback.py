@@ -1,8 +1,7 @@
-"""Tells programs how much of their cards' time they have had and may have, and which namespaces have ended.
+"""Writes compute feedback to the control pages of all leases, and which PID namespaces have ended.
 
-See :mod:`fenka.isolation.compute_feedback` and :mod:`fenka.isolation.pid_namespaces`. Each round
-looks at the tokens that there are, so nothing has to be said when a lease is made, ends, or is found by the
-next agent. A round runs in a thread of its own, so that a slow driver delays nobody else.
+Each round reads the store, so that leases need not be registered or removed here. A round runs in a thread of
+its own, so that a slow driver delays nothing else.
 """
 
 import asyncio
@@ -14,71 +13,71 @@ from pathlib import Path
 from fenka.hardware.nvml import NoDriver
 from fenka.isolation import pid_namespaces
 from fenka.isolation.compute_feedback import PERIOD_S, ComputeFeedback, Samples
-from fenka.node.agent import Agent
 from fenka.node.lease.files import LeaseFiles
-from fenka.node.lease.pod_processes import Owners
-from fenka.node.lease.store import Token
+from fenka.node.lease.pod_processes import ProcessOwners
+from fenka.node.lease.store import LeaseStore, Token
+from fenka.node.node_api import NodeApi
 
 _LOG = logging.getLogger(__name__)
 
 
-class Telling:
-    """Rounds, one after the other. make: a Teller, by a test its own."""
+class FeedbackLoop:
+    """Writes feedback round by round."""
 
     def __init__(
         self,
         samples: Samples,
-        leases: LeaseFiles,
+        files: LeaseFiles,
         proc: Path = Path("/proc"),
         make: Callable[[Samples, Callable[[int], str | None]], ComputeFeedback] = ComputeFeedback,
     ) -> None:
-        self._leases, self._proc = leases, proc
-        self._teller = make(samples, self._lease_of)
-        self._owners = Owners((), {}, proc)
+        self._files, self._proc = files, proc
+        self._feedback = make(samples, self._lease_of)
+        self._owners = ProcessOwners((), {}, proc)
         self._watched: dict[str, int] = {}
-        """Tokens, and which file their page was."""
-        self._judge = pid_namespaces.NamespaceReaper()
+        """Inode of each token's control page."""
+        self._reaper = pid_namespaces.NamespaceReaper()
         self._silent = False
 
-    async def run(self, agent: Agent) -> None:
-        """A round ten times a second, until cancelled."""
+    async def run(self, store: LeaseStore, api: NodeApi) -> None:
+        """Run ten rounds a second until cancelled."""
         while True:
-            tokens = list(agent.store.tokens.values())
-            await asyncio.to_thread(self.round, tokens, agent.containers())
+            tokens = list(store.tokens.values())
+            await asyncio.to_thread(self.round, tokens, api.container_names())
             await asyncio.sleep(PERIOD_S)
 
     def round(self, tokens: Sequence[Token], names: Mapping[str, str]) -> None:
-        """Once. Takes as long as the driver takes; one that is lost is asked again in the next round."""
-        bound = [it for it in tokens if it.lease is not None]
-        self._owners = Owners(bound, names, self._proc)
-        for name in self._watched.keys() - {it.name for it in bound}:
+        """Run one round. Takes as long as the driver takes."""
+        bound = [token for token in tokens if token.lease is not None]
+        self._owners = ProcessOwners(bound, names, self._proc)
+        for name in self._watched.keys() - {token.name for token in bound}:
             self._forget(name)
         for token in bound:
             self._watch(token)
-        self._judge.run_once(self._leases.slots(token.name) for token in bound)
+        self._reaper.run_once(self._files.slots(token.name) for token in bound)
         try:
-            self._teller.update()
+            self._feedback.update()
             self._silent = False
-        except NoDriver as why:
+        except NoDriver as error:
             if not self._silent:
-                _LOG.warning("programs are told nothing of their cards' time: %s", why)
+                _LOG.warning("programs get no compute feedback: %s", error)
             self._silent = True
 
     def _watch(self, token: Token) -> None:
-        page = self._leases.control(token.name)
+        page = self._files.control(token.name)
         assert token.lease is not None
-        # It is not made yet, or taken away already.
+        # The page is not made yet, or already removed.
         with contextlib.suppress(OSError, ValueError):
-            file = page.stat().st_ino
-            if self._watched.get(token.name, file) != file:
+            inode = page.stat().st_ino
+            if self._watched.get(token.name, inode) != inode:
                 self._forget(token.name)
-            self._teller.add_lease(token.name, page, token.lease.ceiling or 100)
-            self._watched[token.name] = file
+            self._feedback.add_lease(token.name, page, token.lease.ceiling or 100)
+            self._watched[token.name] = inode
 
     def _forget(self, name: str) -> None:
         self._watched.pop(name, None)
-        self._teller.remove_lease(name)
+        self._feedback.remove_lease(name)
 
     def _lease_of(self, pid: int) -> str | None:
-        found = self._owners.of(pid)
-        return found[0].name if len(found) == 1 else None
+        tokens = self._owners.tokens_of(pid)
+        return tokens[0].name if len(tokens) == 1 else None

@@ -1,145 +1,119 @@
-"""Watches cards and programs, tells the agent, and does what was asked for about those who cheat."""
+"""Samples what leases use, publishes it as metrics, and acts on violations of limits."""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from dataclasses import dataclass
 
-from fenka.hardware.nvml import DriverLost, XidListener
 from fenka.kubernetes.client import ApiError, ApiUnreachable
-from fenka.node.agent import Agent
 from fenka.node.lease import pod_processes
-from fenka.node.lease.store import Lease
-from fenka.node.monitor.health import APPLICATION_XIDS, INFO_XIDS, LOST_XID
+from fenka.node.lease.store import Lease, LeaseStore, Token
+from fenka.node.monitor.card_monitor import CardMonitor
 from fenka.node.monitor.metrics import Exporter
-from fenka.node.monitor.usage import MIB, Usage, Use
+from fenka.node.monitor.usage import MIB, SliceUsage, UnmanagedProcess, Usage
+from fenka.node.node_api import NodeApi
 
 _LOG = logging.getLogger(__name__)
 
-LOOK_S = 4.0
-"""Three looks are within the 15 s in which a cheat is reported."""
-_LISTEN_MS = 1000
+SAMPLE_S = 4.0
+"""Between samples. A violation is reported after three, within 15 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViolationPolicy:
+    """Whether pods that exceed their limits are evicted, and processes without the shim killed."""
+
+    evict: bool = False
+    kill: bool = False
 
 
 class Monitor:
-    """evict, kill: what happens to a pod over its limit, and to a process without the shim."""
+    """Takes samples."""
 
     def __init__(
-        self, agent: Agent, usage: Usage, exporter: Exporter, *, evict: bool, kill: bool
+        self,
+        api: NodeApi,
+        store: LeaseStore,
+        cards: CardMonitor,
+        usage: Usage,
+        exporter: Exporter,
+        policy: ViolationPolicy,
     ) -> None:
-        self._agent, self._usage, self._exporter = agent, usage, exporter
-        self._evict, self._kill = evict, kill
+        self._api, self._store, self._cards = api, store, cards
+        self._usage, self._exporter, self._policy = usage, exporter, policy
 
     async def run(self) -> None:
-        """UsageSample every few seconds until cancelled."""
+        """Sample every few seconds until cancelled."""
         while True:
             await self.sample()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SAMPLE_S)
 
     async def sample(self) -> None:
-        """Once."""
-        agent = self._agent
-        before = agent.now()
-        await asyncio.to_thread(agent.cards.refresh)
-        if agent.now() != before:
-            self._tell_health()
-        look = await asyncio.to_thread(
+        """Take one sample."""
+        cards, readings = await self._cards.refresh()
+        sample = await asyncio.to_thread(
             self._usage.sample,
-            list(agent.store.tokens.values()),
-            agent.containers(),
-            agent.now(),
-            agent.cards.readings,
+            list(self._store.tokens.values()),
+            self._api.container_names(),
+            cards,
+            readings,
         )
-        self._exporter.sample = look
-        for use in look.over:
-            await self._over(use.token.name, use.uuid, use.driver_reported_bytes, use.limit_bytes)
-        for use in look.over_time:
-            await self._over_time(use)
-        for found in look.unmanaged:
-            self._unmanaged(found.token.name, found.pid)
+        self._exporter.sample = sample
+        for usage in sample.over_memory:
+            if lease := self._lease(usage.token):
+                await self._report_memory(lease, usage)
+        for usage in sample.over_compute:
+            if lease := self._lease(usage.token):
+                await self._report_compute(lease, usage)
+        for process in sample.unmanaged:
+            if lease := self._lease(process.token):
+                self._report_unmanaged(lease, process)
 
-    def _tell_health(self) -> None:
-        for card in self._agent.now():
-            why = self._agent.cards.why(card.uuid)
-            if why is not None:
-                note = f"card {card.index} ({card.model}, {card.uuid}) is not used: {why}"
-                self._agent.cluster.node_event("FenkaCardUnhealthy", note)
-        self._agent.trigger()
+    def _lease(self, token: Token) -> Lease | None:
+        """Return the lease of a token that still exists."""
+        stored = self._store.tokens.get(token.name)
+        return stored.lease if stored is not None else None
 
-    def _lease(self, name: str) -> Lease | None:
-        token = self._agent.store.tokens.get(name)
-        return token.lease if token is not None else None
-
-    async def _over(self, name: str, uuid: str, used: int, limit: int) -> None:
-        lease = self._lease(name)
-        if lease is None:
-            return
-        _LOG.warning("%s/%s holds %d MiB", lease.namespace, lease.pod, used // MIB)
+    async def _report_memory(self, lease: Lease, usage: SliceUsage) -> None:
+        _LOG.warning("%s holds %d MiB", lease.pod_name, usage.driver_reported_bytes // MIB)
         # Without the exact number, so that the same event is counted and not repeated.
-        note = f"holds more than its {limit // MIB} MiB of {uuid}, by the driver's account"
-        await self._report_violation(lease, "memory_limit", "FenkaMemoryLimitExceeded", note)
-
-    async def _over_time(self, use: Use) -> None:
-        lease = self._lease(use.token.name)
-        if lease is None:
-            return
-        _LOG.warning(
-            "%s/%s has had %.0f %% of the time of %s by the driver's account, by its own %.0f %%",
-            lease.namespace,
-            lease.pod,
-            (use.compute or 0) * 100,
-            use.uuid,
-            (use.charged or 0) * 100,
+        await self._report_violation(
+            lease,
+            "memory_limit",
+            "FenkaMemoryLimitExceeded",
+            f"holds more than its {usage.limit_bytes // MIB} MiB of {usage.uuid}, as the driver reports",
         )
-        note = (
-            f"has had much more than its {use.limit_percent} % of the time of {use.uuid}, by the "
+
+    async def _report_compute(self, lease: Lease, usage: SliceUsage) -> None:
+        _LOG.warning(
+            "%s used %.0f %% of the time of %s as the driver reports; its own account says %.0f %%",
+            lease.pod_name,
+            (usage.compute or 0) * 100,
+            usage.uuid,
+            (usage.self_reported_compute or 0) * 100,
         )
         await self._report_violation(
-            lease, "compute_limit", "FenkaComputeLimitExceeded", note + "driver's account"
+            lease,
+            "compute_limit",
+            "FenkaComputeLimitExceeded",
+            f"used much more than its {usage.limit_percent} % of the time of {usage.uuid}, as the driver "
+            f"reports",
         )
 
     async def _report_violation(self, lease: Lease, kind: str, reason: str, note: str) -> None:
         self._exporter.violations[kind] += 1
-        ends = "; the pod is evicted" if self._evict else ""
-        self._agent.cluster.pod_event(
-            lease.uid, reason, f"container {lease.container} {note}{ends}"
-        )
-        if self._evict:
+        ends = "; the pod is evicted" if self._policy.evict else ""
+        self._api.pod_event(lease.uid, reason, f"container {lease.container} {note}{ends}")
+        if self._policy.evict:
             with contextlib.suppress(ApiError, ApiUnreachable):
-                await self._agent.cluster.evict(lease)
+                await self._api.evict(lease.namespace, lease.pod, lease.uid)
 
-    def _unmanaged(self, name: str, pid: int) -> None:
-        lease = self._lease(name)
-        if lease is None:
-            return
+    def _report_unmanaged(self, lease: Lease, process: UnmanagedProcess) -> None:
         self._exporter.violations["unmanaged_process"] += 1
-        ended = self._kill and pod_processes.kill(pid, lease.uid)
-        self._agent.cluster.pod_event(
+        killed = self._policy.kill and pod_processes.kill(process.pid, lease.uid)
+        self._api.pod_event(
             lease.uid,
             "FenkaUnmanagedProcess",
             f"a program in container {lease.container} used the GPU without fenka's library, so without "
-            f"its limit" + ("; it was ended" if ended else ""),
+            f"its limit" + ("; it was killed" if killed else ""),
         )
-
-    async def listen(self, events: Callable[[], XidListener]) -> None:
-        """Hear of XIDs until cancelled; a driver that was lost is listened to again."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                with await asyncio.to_thread(events) as heard:
-                    while True:
-                        event = await loop.run_in_executor(None, heard.wait, _LISTEN_MS)
-                        if event is not None:
-                            await self._xid(*event)
-            except DriverLost as why:
-                _LOG.info("XIDs are not heard now: %s", why)
-            await asyncio.sleep(LOOK_S)
-
-    async def _xid(self, uuid: str, xid: int) -> None:
-        harmless = APPLICATION_XIDS.get(xid) or INFO_XIDS.get(xid)
-        _LOG.warning("XID %d of %s%s", xid, uuid, f": {harmless}" if harmless else "")
-        await asyncio.to_thread(self._agent.cards.report, uuid, xid)
-        if xid == LOST_XID:
-            await asyncio.to_thread(self._agent.cards.refresh)
-        if harmless is None:
-            self._tell_health()

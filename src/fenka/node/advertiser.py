@@ -1,0 +1,172 @@
+"""Advertises the node's cards to the kubelet: which device IDs of each resource it may allocate."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fenka.core.inventory import Card, DeviceId
+from fenka.core.request import Slice
+from fenka.core.units import card_units
+from fenka.dialects import ack, base, gpu_manager, gpushare, hami, nvidia
+from fenka.node.inventory import NodeInventory
+from fenka.node.kubelet import device_ids
+from fenka.node.kubelet.client import Claim
+from fenka.node.kubelet.plugin import Plugin
+from fenka.node.kubelet.resources import LEASED
+from fenka.node.lease import resolve
+from fenka.node.lease.allocations import Allocations
+from fenka.node.mode import ModeSelector
+from fenka.node.node_api import NodeApi
+
+
+@dataclass(frozen=True, slots=True)
+class Advertised:
+    """Which resources the node advertises, besides what its mode selects.
+
+    exclusive: nvidia.com/gpu while the node is not shared.
+    labelled_only: That only while the node has a label at all: without one this program is about to be
+    removed, and the kubelet remembers for minutes what it was offered.
+    hami: HAMi's resources.
+    """
+
+    exclusive: bool = True
+    labelled_only: bool = False
+    hami: bool = False
+
+
+class DeviceAdvertiser:
+    """Keeps the inventory on the Node and the device lists of all plugins current. plugins: by resource."""
+
+    def __init__(
+        self,
+        api: NodeApi,
+        mode: ModeSelector,
+        inventory: NodeInventory,
+        allocations: Allocations,
+        plugins: Mapping[str, Plugin],
+        advertised: Advertised,
+    ) -> None:
+        self._api, self._mode, self._inventory = api, mode, inventory
+        self._allocations, self._plugins, self._advertised = allocations, plugins, advertised
+
+    async def update_inventory(self, *, draining: bool) -> None:
+        """Apply the Node's annotations about its cards, and publish the cards.
+
+        draining: whether the program is about to end, so that the scheduler must send no more pods.
+        """
+        await self._inventory.apply_annotations()
+        sharing = bool(self._mode.sharing)
+        # The kubelet fails pods that arrive before it knows the devices, or after they are gone.
+        serving = not draining and self._listed
+        await self._inventory.publish(shared=sharing, schedulable=serving or not sharing)
+
+    @property
+    def registered(self) -> bool:
+        """Whether the kubelet knows of every plugin that has devices."""
+        return all(plugin.registered.is_set() for plugin in self._with_devices())
+
+    @property
+    def _listed(self) -> bool:
+        """Whether the kubelet has read the device list of every plugin that has devices."""
+        plugins = self._plugins[gpushare.MEMORY], *self._with_devices()
+        return all(plugin.listed.is_set() for plugin in plugins)
+
+    def _with_devices(self) -> Iterator[Plugin]:
+        return (plugin for plugin in self._plugins.values() if plugin.devices)
+
+    async def update_devices(self, claims: Sequence[Claim]) -> None:
+        """Advertise what the node has now; nothing changes before its mode is known."""
+        mode = self._mode
+        if mode.sharing is None:
+            return
+        if mode.sharing:
+            await self._record_whole_cards(claims)
+        for resource, plugin in self._plugins.items():
+            remembered = self._remembered(resource)
+            if mode.sharing:
+                devices = self._shared_devices(resource, claims)
+                await plugin.advertise(devices, remembered=remembered)
+            elif resource != base.NVIDIA_GPU:
+                await plugin.advertise([], remembered=remembered)
+            elif self._advertised.exclusive and (
+                mode.labelled or not self._advertised.labelled_only
+            ):
+                exclusive = self._allocations.exclusive_cards(claims)
+                await plugin.advertise(device_ids.whole(self._inventory.cards(), exclusive, ()))
+
+    def _remembered(self, resource: str) -> bool:
+        """Return whether the kubelet counts devices of ours, perhaps of an earlier process."""
+        if resource == base.NVIDIA_GPU and not self._advertised.exclusive:
+            return False  # Another plugin's.
+        capacity = self._api.node.status.capacity if self._api.node else {}
+        return capacity.get(resource, "0") != "0"
+
+    def _shared_devices(self, resource: str, claims: Sequence[Claim]) -> list[tuple[str, bool]]:
+        """Return all device IDs of a resource that a sharing node advertises."""
+        cards, exclusive = self._inventory.cards(), self._allocations.exclusive_cards(claims)
+        offered, units = self._units_per_card(resource, cards)
+        # IDs that are allocated stay advertised: the kubelet would not restart their containers.
+        allocated = list(self._allocated(resource, claims))
+        whole = [(uuid, True) for uuid in sorted(exclusive)] if resource == base.NVIDIA_GPU else []
+        if not offered and not allocated:
+            return whole if self._mode.mode.whole else []
+        unavailable = (
+            exclusive if offered and not self._mode.draining else self._inventory.by_uuid.keys()
+        )
+        return [*device_ids.device_list(cards, units, allocated, unavailable), *whole]
+
+    def _units_per_card(
+        self, resource: str, cards: Sequence[Card]
+    ) -> tuple[bool, dict[DeviceId, int]]:
+        """Return whether the node offers a resource, and how many units of it each card has."""
+        mode, with_hami = self._mode.mode, self._advertised.hami
+        unit_mib = self._inventory.shared_node().unit_mib
+
+        def hundredths(card: Card) -> int:
+            return card.compute
+
+        table: dict[str, tuple[bool, Callable[[Card], int]]] = {
+            gpushare.MEMORY: (mode.memory, lambda card: card_units(card.memory_mib, unit_mib)),
+            ack.CORE: (mode.compute, hundredths),
+            gpu_manager.CORE: (mode.compute, hundredths),
+            gpu_manager.MEMORY: (
+                mode.compute,
+                lambda card: card_units(card.memory_mib, gpu_manager.UNIT_MIB),
+            ),
+            base.NVIDIA_GPU: (mode.whole or with_hami, lambda _: hami.SPLIT if with_hami else 1),
+        }
+        offered, units = table[resource]
+        return offered, {card.uuid: units(card) for card in cards}
+
+    def _allocated(
+        self, resource: str, claims: Sequence[Claim]
+    ) -> Iterator[device_ids.AllocatedIds]:
+        if resource in LEASED:
+            for token in self._allocations.sharing_tokens():
+                if token.resource == resource:
+                    slices = tuple(token.lease.slices) if token.lease else ()
+                    yield device_ids.AllocatedIds(tuple(token.ids), slices)
+            return
+        for claim in claims:
+            if claim.resource == resource:
+                slices = self._allocations.slices_of(claim)
+                yield device_ids.AllocatedIds(tuple(sorted(claim.ids)), slices)
+
+    async def _record_whole_cards(self, claims: Sequence[Claim]) -> None:
+        """Record on pods which whole cards they were given before the node was shared.
+
+        No annotation says so yet, whichever plugin gave them, and the scheduler must know those cards.
+        """
+        cards, pods = self._inventory.by_uuid, list(self._api.pods.values())
+        by_pod: dict[str, dict[str, list[Slice]]] = {}
+        for claim in claims:
+            pod = resolve.pod_of(claim, pods) if claim.resource == base.NVIDIA_GPU else None
+            if pod is None or nvidia.RECORD in pod.metadata.annotations:
+                continue
+            slices = [
+                Slice(card.index, card.uuid, card.memory_mib, card.compute)
+                for card in (cards[uuid] for uuid in sorted(claim.ids & cards.keys()))
+            ]
+            if slices:
+                by_pod.setdefault(pod.metadata.uid, {})[claim.container] = slices
+        for uid, by_container in by_pod.items():
+            await self._api.try_annotate(self._api.pods[uid], nvidia.record(by_container))

@@ -1,0 +1,130 @@
+"""The node's GPU driver, real or simulated: opened when it is there, and what containers are given of it."""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from fenka.core.inventory import Card
+from fenka.core.request import Slice
+from fenka.hardware import card_lock
+from fenka.hardware.card_lock import CardLocked
+from fenka.hardware.machine import Hardware
+from fenka.hardware.nvml import Driver, DriverLost, NoDriver
+from fenka.hardware.simulated import SimulatedNode
+from fenka.node.health import CardHealth
+from fenka.node.lease import cdi
+from fenka.node.lease.cdi import ContainerEdits
+from fenka.node.monitor.usage import BusyNs
+
+_LOG = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+_POLL_S = 0.1
+_MACHINE_NETWORK = Path("/proc/1/ns/net")
+
+_Value = TypeVar("_Value")
+
+
+class NodeDriver:
+    """Where the driver is, and how its parts are made.
+
+    library: the native libraries, prepared for leases. host: the node's root. simulated: the simulated
+    node's directory; None for real cards.
+    """
+
+    def __init__(self, library: Path, host: Path, simulated: Path | None) -> None:
+        self._library, self._host, self._simulated = library, host, simulated
+
+    @property
+    def libraries(self) -> Path | None:
+        """Directory of NVML; None for the system's own."""
+        if self._simulated is not None:
+            return self._library / "simulated"
+        return cdi.nvml_directory(self._host)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Hardware]:
+        """Open the driver; waits for it, since it may be installed later, by a pod of its own."""
+        if self._simulated is not None:
+            # Through this program's own copy of the driver: the original is in another container.
+            os.environ["FENKA_SIMULATED_NODE"] = str(self._simulated)
+            _wait_for(SimulatedNode(self._simulated))
+        hardware = _retry(lambda: Hardware(lambda: Driver.open(self.libraries)), NoDriver)
+        with contextlib.closing(hardware):
+            yield hardware
+
+    def edits(self, hardware: Hardware) -> Callable[[Sequence[Slice]], ContainerEdits]:
+        """Return a function that gives the driver's part of a lease's container edits."""
+        if self._simulated is not None:
+            simulated = cdi.simulated_edits(self._library, self._simulated)
+            return lambda _: simulated
+
+        def real(slices: Sequence[Slice]) -> ContainerEdits:
+            minors = [hardware.driver.minor(piece.uuid) for piece in slices]
+            return cdi.driver_edits(minors, hardware.driver.version, self._host)
+
+        return real
+
+    def busy_ns(self, hardware: Hardware, health: CardHealth) -> BusyNs:
+        """Return a function that gives each process's time on each card.
+
+        Simulated cards count exactly. Real ones report percentages, which are added up.
+        """
+        if self._simulated is not None:
+            node = SimulatedNode(self._simulated)
+            return lambda: {
+                (card.uuid, pid): ns
+                for card in health.known
+                for pid, ns in node.busy_ns(card.index).items()
+            }
+        return _accumulated(hardware)
+
+
+def _accumulated(hardware: Hardware) -> BusyNs:
+    total: dict[tuple[str, int], int] = {}
+    last = time.time_ns()
+
+    def busy_ns() -> dict[tuple[str, int], int]:
+        nonlocal total, last
+        try:
+            percents = hardware.driver.busy_percent(last // 1000)
+        except DriverLost:
+            percents = {}
+        now = time.time_ns()
+        total = {
+            key: total.get(key, 0) + percent * (now - last) // 100
+            for key, percent in percents.items()
+        }
+        last = now
+        return total
+
+    return busy_ns
+
+
+def lock_cards(cards: Sequence[Card]) -> contextlib.ExitStack:
+    """Lock the cards; waits while another program of the machine owns one."""
+    return _retry(lambda: card_lock.acquire(cards, network=_MACHINE_NETWORK), CardLocked)
+
+
+def _wait_for(node: SimulatedNode) -> None:
+    if not node.running:
+        _LOG.info("waiting for `fenka sim node` in %s", node.directory)
+    while not node.running:
+        time.sleep(_POLL_S)
+
+
+def _retry(make: Callable[[], _Value], error: type[Exception]) -> _Value:
+    """Call a function until it succeeds. Each reason for a failure is logged once."""
+    logged = ""
+    while True:
+        try:
+            return make()
+        except error as reason:
+            if logged != str(reason):
+                logged = str(reason)
+                _LOG.warning("waiting: %s", logged)
+            time.sleep(RETRY_S)

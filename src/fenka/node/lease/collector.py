@@ -1,0 +1,85 @@
+"""Garbage collection: removes leases of pods that have ended, files without a token, and old libraries."""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from fenka.node.kubelet.client import Claim
+from fenka.node.lease import resolve
+from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.store import LeaseStore, Token
+from fenka.node.node_api import NodeApi
+
+_LOG = logging.getLogger(__name__)
+
+UNCLAIMED_S = 30.0
+"""A token that no container holds after this time was issued for a pod that was deleted or rejected."""
+
+
+class GarbageCollector:
+    """Removes what no pod holds any more.
+
+    library: Directory of the native libraries in use. living: UIDs of pods that have processes.
+    clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        api: NodeApi,
+        store: LeaseStore,
+        files: LeaseFiles,
+        library: Path,
+        living: Callable[[], set[str]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._api, self._store, self._files = api, store, files
+        self._library, self._living, self._clock = library, living, clock
+        self.lingering: set[str] = set()
+        """UIDs of pods that have ended for the API server, but whose processes still hold cards."""
+
+    async def collect(self, claims: Sequence[Claim]) -> None:
+        """Remove all that can be removed now. Raises OSError."""
+        ended = [
+            token for token in self._store.tokens.values() if not self._is_claimed(token, claims)
+        ]
+        if ended:
+            living = await asyncio.to_thread(self._living)
+            for token in ended:
+                if token.lease is None or token.lease.uid not in living:
+                    await self._remove(token)
+        leases = [token.lease for token in self._store.tokens.values() if token.lease]
+        self.lingering = {lease.uid for lease in leases if not self._api.runs(lease.uid)}
+        async with self._store.lock:
+            await asyncio.to_thread(self._remove_orphans, set(self._store.tokens))
+
+    def _is_claimed(self, token: Token, claims: Sequence[Claim]) -> bool:
+        """Return whether the kubelet or the API server still shows the container that holds a token."""
+        pods = list(self._api.pods.values())
+        if token.lease is None:
+            if self._clock() - token.made_at < UNCLAIMED_S:
+                return True
+            claim = resolve.claim_of(token, claims, pods)
+            return claim is not None and (not claim.uid or self._api.runs(claim.uid))
+        if self._api.runs(token.lease.uid):
+            return True
+        claim = resolve.claim_of(token, claims, pods)
+        # PodResources shows pods that are terminating; the checkpoint also those that have ended.
+        return claim is not None and not claim.uid and token.lease.uid not in self._api.pods
+
+    async def _remove(self, token: Token) -> None:
+        async with self._store.lock:
+            await asyncio.to_thread(self._files.remove, token.name)
+            await asyncio.to_thread(self._store.drop, token.name)
+        if token.lease is not None:
+            _LOG.info("%s has ended", token.lease.pod_name)
+
+    def _remove_orphans(self, tokens: Collection[str]) -> None:
+        for name in self._files.orphans(tokens):
+            self._files.remove(name)
+        kept = {str(self._library), *self._files.libraries()}
+        kept |= {token.lease.library for token in self._store.tokens.values() if token.lease}
+        for library in self._library.parent.iterdir():
+            if str(library) not in kept:
+                shutil.rmtree(library, ignore_errors=True)

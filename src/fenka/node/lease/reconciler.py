@@ -1,0 +1,141 @@
+"""Gives each token that a pod holds its lease, and serves the device plugins' requests for one."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
+from fenka.node.kubelet.resources import LEASED
+from fenka.node.lease import resolve
+from fenka.node.lease.binder import LeaseBinder
+from fenka.node.lease.denials import Denials
+from fenka.node.lease.report import Reporter
+from fenka.node.lease.resolve import LeaseDenied, LeasePending
+from fenka.node.lease.store import Lease, LeaseStore, Token
+from fenka.node.node_api import NodeApi
+
+_LOG = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 8.0
+"""How long a container's start waits for its lease. The kubelet gives up after 30 s."""
+_RETRY_S = 0.1
+
+
+class LeaseReconciler:
+    """Completes leases: bound to their pods in the store, and their files made.
+
+    make_files: makes the files of a token's lease that are missing.
+    """
+
+    def __init__(
+        self,
+        api: NodeApi,
+        store: LeaseStore,
+        binder: LeaseBinder,
+        denials: Denials,
+        make_files: Callable[[str, Lease], None],
+    ) -> None:
+        self._api, self._store, self._binder = api, store, binder
+        self._denials, self._make_files = denials, make_files
+
+    async def reconcile(self, claims: Sequence[Claim]) -> None:
+        """Complete the leases of all tokens that a pod holds. Raises OSError."""
+        await self.recover(claims)
+        for token in list(self._store.tokens.values()):
+            with contextlib.suppress(LeaseDenied):
+                await self.complete(token, claims)
+        self._denials.retain(self._store.tokens)
+
+    async def recover(self, claims: Sequence[Claim]) -> None:
+        """Issue tokens again that the kubelet remembers and the store has lost."""
+        for claim in claims:
+            ours = claim.resource in LEASED and claim.token
+            if ours and claim.token not in self._store.tokens and self._api.runs(claim.uid):
+                await asyncio.to_thread(
+                    self._store.issue, claim.resource, claim.ids, name=claim.token
+                )
+
+    async def complete(self, token: Token, claims: Sequence[Claim]) -> bool:
+        """Complete the token's lease if a pod holds it, and return whether one does.
+
+        Raises LeaseDenied, OSError.
+        """
+        pods = list(self._api.pods.values())
+        claim = resolve.claim_of(token, claims, pods)
+        if claim is None:
+            return False
+        if token.lease is None:
+            pod = resolve.pod_of(claim, pods)
+            if pod is None:
+                raise LeasePending("fenka: the API server has not shown this node the pod yet")
+            if pod.finished:
+                return False
+            try:
+                token = await self._binder.bind(token, pod, claim.container, claims)
+            except LeaseDenied as error:
+                self._denials.add(token.name, pod.metadata.uid, error)
+                raise
+            self._denials.discard(token.name)
+        async with self._store.lock:
+            if token.name in self._store.tokens and token.lease is not None:
+                await asyncio.to_thread(self._make_files, token.name, token.lease)
+        return True
+
+
+class LeaseService:
+    """Serves the device plugins: tokens at Allocate, complete leases at PreStartContainer.
+
+    trigger: requests a pass of the agent. clock: seconds.
+    """
+
+    def __init__(
+        self,
+        kubelet: Kubelet,
+        store: LeaseStore,
+        reconciler: LeaseReconciler,
+        reporter: Reporter,
+        trigger: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._kubelet, self._store, self._reconciler = kubelet, store, reconciler
+        self._reporter, self._trigger, self._clock = reporter, trigger, clock
+
+    async def allocate(self, resource: str, ids: Sequence[str]) -> str:
+        """Issue a token. It is on disk before the kubelet receives it."""
+        token = await asyncio.to_thread(self._store.issue, resource, ids)
+        self._trigger()
+        return token.name
+
+    async def prepare(self, resource: str, ids: Sequence[str]) -> None:
+        """Complete the lease of the container that holds these IDs. Raises LeaseDenied.
+
+        It waits a moment for records that are not visible yet, since each failed start costs the pod some
+        10 s.
+        """
+        deadline = self._clock() + START_TIMEOUT_S
+        while True:
+            try:
+                await self._complete(resource, frozenset(ids))
+            except LeasePending:
+                if self._clock() >= deadline:
+                    raise
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return
+
+    async def _complete(self, resource: str, ids: frozenset[str]) -> None:
+        try:
+            claims = await self._kubelet.claims()
+        except KubeletUnavailable as error:
+            raise LeasePending(f"fenka: {error}") from None
+        await self._reconciler.recover(claims)
+        completed = False
+        for token in list(self._store.tokens.values()):
+            if token.resource == resource and ids == set(token.ids):
+                completed |= await self._reconciler.complete(token, claims)
+        await self._reporter.publish_before_start(claims)
+        if not completed:
+            raise LeasePending(
+                "fenka: neither PodResources nor the kubelet's checkpoint says which pod these units are for"
+            )

@@ -1,0 +1,71 @@
+"""Watches the cards: refreshes their health, listens for XIDs, and reports unhealthy cards on the Node."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from fenka.core.inventory import Card
+from fenka.hardware.nvml import DriverLost, Reading, XidListener
+from fenka.node.health import APPLICATION_XIDS, INFO_XIDS, LOST_XID, CardHealth
+from fenka.node.inventory import NodeInventory
+from fenka.node.node_api import NodeApi
+
+_LOG = logging.getLogger(__name__)
+
+RETRY_S = 4.0
+"""After the driver was lost."""
+_LISTEN_MS = 1000
+
+
+class CardMonitor:
+    """Keeps the cards' health current. trigger: requests a pass of the agent."""
+
+    def __init__(
+        self,
+        api: NodeApi,
+        health: CardHealth,
+        inventory: NodeInventory,
+        trigger: Callable[[], None],
+    ) -> None:
+        self._api, self._health, self._inventory = api, health, inventory
+        self._trigger = trigger
+
+    async def refresh(self) -> tuple[tuple[Card, ...], Mapping[str, Reading]]:
+        """Read the cards, and report what has changed. Return the cards, and readings by UUID."""
+        before = self._inventory.cards()
+        await asyncio.to_thread(self._health.refresh)
+        cards = self._inventory.cards()
+        if cards != before:
+            self._report()
+        return cards, self._health.readings
+
+    async def listen(self, listener: Callable[[], XidListener]) -> None:
+        """Record XIDs until cancelled. A driver that was lost is listened to again."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                with await asyncio.to_thread(listener) as xids:
+                    while True:
+                        event = await loop.run_in_executor(None, xids.wait, _LISTEN_MS)
+                        if event is not None:
+                            await self._record(*event)
+            except DriverLost as error:
+                _LOG.info("XIDs are not received now: %s", error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _record(self, uuid: str, xid: int) -> None:
+        harmless = APPLICATION_XIDS.get(xid) or INFO_XIDS.get(xid)
+        _LOG.warning("XID %d of %s%s", xid, uuid, f": {harmless}" if harmless else "")
+        await asyncio.to_thread(self._health.report_xid, uuid, xid)
+        if xid == LOST_XID:
+            await asyncio.to_thread(self._health.refresh)
+        if harmless is None:
+            self._report()
+
+    def _report(self) -> None:
+        for card in self._inventory.cards():
+            error = self._health.error(card.uuid)
+            if error is not None:
+                note = f"card {card.index} ({card.model}, {card.uuid}) is not used: {error}"
+                self._api.node_event("FenkaCardUnhealthy", note)
+        self._trigger()

@@ -1,0 +1,299 @@
+"""Test who may call, read and write what in an installation by the chart."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from fenka.cluster.objects import QUEUE_GATE
+from fenka.dialects import nvidia, resize
+from fenka.dialects.registry import DIALECTS, WITH_HAMI
+from tests.deploy.chart import (
+    ADMISSION,
+    CHART,
+    Json,
+    arguments,
+    extenders,
+    find,
+    helm,
+    names_of,
+    needs_helm,
+    pod_of,
+    render,
+)
+
+
+@needs_helm
+def test_extender_requires_client_certificates_when_values_are_defaults() -> None:
+    """A Job creates the certificates, with rights to its own Secrets only."""
+    objects = render()
+    assert "--tls=/etc/fenka/tls" in arguments(objects)
+    pod = pod_of(find(objects, "Deployment", "fenka-scheduler"))
+    (volume,) = pod["volumes"]
+    files = {
+        item["path"]: (source["secret"]["name"], item["key"])
+        for source in volume["projected"]["sources"]
+        for item in source["secret"]["items"]
+    }
+    server, client = "fenka-scheduler-server", "fenka-scheduler-client"
+    assert files == {
+        "ca.crt": (server, "ca.crt"),
+        "server.crt": (server, "tls.crt"),
+        "server.key": (server, "tls.key"),
+        "client.crt": (client, "tls.crt"),
+        "client.key": (client, "tls.key"),
+    }
+    role = find(objects, "Role", "fenka-certificates")
+    assert {tuple(rule["resources"]) for rule in role["rules"]} == {("secrets",)}
+    create, rest = role["rules"]
+    assert create["verbs"] == ["create"]
+    assert set(rest["resourceNames"]) == {"fenka-scheduler-authority", server, client}
+    assert role["metadata"]["namespace"] == "gpu"
+
+
+@needs_helm
+def test_certificate_job_has_another_name_when_its_arguments_change() -> None:
+    """Jobs are immutable: an upgrade that changed one would fail."""
+    jobs = [
+        names_of(render(**values), "Job")
+        for values in ({}, {}, {"scheduler.tls.hosts": ["gpu.example.com"]}, {"image.tag": "2"})
+    ]
+    assert jobs[0] == jobs[1]
+    assert len({*map(tuple, jobs)}) == 3
+    (container,) = pod_of(
+        next(
+            document
+            for document in render(**{"scheduler.tls.hosts": ["h"]})
+            if document["kind"] == "Job"
+        )
+    )["containers"]
+    assert container["args"] == [
+        "certificates",
+        "--make",
+        "--service=fenka-scheduler",
+        "--host=h",
+    ]
+
+
+@needs_helm
+def test_no_certificates_are_rendered_when_tls_is_off() -> None:
+    """For gpushare's configurations; also with the values of an older release."""
+    for values in ({"scheduler.tls.enabled": False}, {"scheduler.tls": None}):
+        objects = render(**values, **{"secondScheduler.enabled": True})
+        assert not [argument for argument in arguments(objects) if "tls" in argument]
+        assert "volumes" not in pod_of(find(objects, "Deployment", "fenka-scheduler"))
+        assert not names_of(objects, "Job", "CronJob")
+        text = find(objects, "ConfigMap", "fenka-second-scheduler")["data"]["config.yaml"]
+        (extender,) = yaml.safe_load(text)["extenders"]
+        assert extender["urlPrefix"].startswith("http://fenka-scheduler.gpu.svc:12345/")
+        assert extender["enableHTTPS"] is False
+        assert "tlsConfig" not in extender
+
+
+@needs_helm
+def test_read_endpoints_are_off_when_values_disable_them() -> None:
+    """They have their own port and Service, without a NodePort."""
+    objects = render()
+    service = find(objects, "Service", "fenka-scheduler-read")["spec"]
+    assert service.get("type", "ClusterIP") == "ClusterIP"
+    assert [(port["name"], port["port"]) for port in service["ports"]] == [("http", 12346)]
+    assert not {"--no-inspect", "--no-metrics"} & {*arguments(objects)}
+    closed = {"scheduler.read.inspect": False, "scheduler.read.metrics": False}
+    assert {"--no-inspect", "--no-metrics"} <= {*arguments(render(**closed))}
+    for values in ({"scheduler.read": None}, {"scheduler.bodies": None}):
+        assert "--read-port=12346" in arguments(render(**values))
+
+
+@needs_helm
+def test_network_policy_admits_only_named_peers_when_enabled() -> None:
+    """Replicas and the second scheduler are admitted; others if values name them."""
+    assert not names_of(render(), "NetworkPolicy")
+    nodes = [{"ipBlock": {"cidr": "192.168.1.0/24"}}]
+    monitoring: list[Json] = [{"namespaceSelector": {}}]
+    objects = render(
+        **{
+            "networkPolicy.enabled": True,
+            "networkPolicy.schedulers": nodes,
+            "networkPolicy.readers": monitoring,
+            "secondScheduler.enabled": True,
+        }
+    )
+    decide, read = find(objects, "NetworkPolicy", "fenka-scheduler")["spec"]["ingress"]
+    assert decide["ports"] == [{"port": "extender"}]
+    components = [
+        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for peer in decide["from"]
+        if "podSelector" in peer
+    ]
+    assert components == ["scheduler", "second-scheduler"]
+    assert decide["from"][2:] == nodes
+    assert (read["ports"], read["from"]) == ([{"port": "http"}], monitoring)
+    closed = render(**{"networkPolicy.enabled": True})
+    assert len(find(closed, "NetworkPolicy", "fenka-scheduler")["spec"]["ingress"]) == 1
+    assert find(closed, "NetworkPolicy", "fenka-node")["spec"]["ingress"] == []
+
+
+@needs_helm
+def test_binding_is_limited_to_named_schedulers_when_names_are_set() -> None:
+    """Without names, pods of any scheduler are bound."""
+    assert not [argument for argument in arguments(render()) if "scheduler-name" in argument]
+    named = render(**{"scheduler.bindsFor": ["default-scheduler", "fenka"]})
+    assert "--scheduler-name=default-scheduler" in arguments(named)
+    assert "--scheduler-name=fenka" in arguments(named)
+
+
+RULES = {
+    "fenka-scheduler": {
+        ("", "nodes"): {"list", "watch"},
+        ("", "pods"): {"get", "list", "watch", "patch"},
+        ("", "pods/binding"): {"create"},
+        ("", "pods/eviction"): {"create"},
+        ("scheduling.k8s.io", "podgroups"): {"list", "watch"},
+        ("policy", "poddisruptionbudgets"): {"list", "watch"},
+        ("events.k8s.io", "events"): {"create", "patch"},
+    },
+    "fenka-node": {
+        ("", "nodes"): {"get", "list", "watch", "patch"},
+        ("", "nodes/status"): {"patch"},
+        ("", "pods"): {"list", "watch", "patch"},
+        ("node.k8s.io", "runtimeclasses"): {"get"},
+        ("events.k8s.io", "events"): {"create", "patch"},
+    },
+}
+
+
+@needs_helm
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_cluster_role_has_exactly_the_documented_rights(name: str) -> None:
+    """Nothing reads Secrets, and nothing updates whole pods."""
+    rights: dict[tuple[str, str], set[str]] = {}
+    for rule in find(render(), "ClusterRole", name)["rules"]:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                rights.setdefault((group, resource), set()).update(rule["verbs"])
+    assert rights == RULES[name]
+
+
+@needs_helm
+def test_node_may_evict_when_over_limit_is_evict() -> None:
+    """Otherwise the node program has no right to evict."""
+    role = find(render(**{"node.overLimit": "evict"}), "ClusterRole", "fenka-node")
+    assert {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]} in role["rules"]
+
+
+@needs_helm
+def test_other_rights_are_limited_to_one_namespace() -> None:
+    """Leases are in the replicas' namespace, ConfigMaps in that of the health daemon."""
+    objects = render()
+    leader = find(objects, "Role", "fenka-scheduler-leader")
+    health = find(objects, "Role", "fenka-scheduler-health")
+    assert leader["metadata"]["namespace"] == "gpu"
+    assert leader["rules"][1]["resourceNames"] == ["fenka-scheduler"]
+    assert health["metadata"]["namespace"] == "kube-system"
+
+
+@needs_helm
+@pytest.mark.parametrize("hami", [False, True])
+def test_gate_policy_matches_every_resource_that_the_queue_orders(hami: bool) -> None:
+    """Whole cards also exist on nodes that fenka does not serve, so kube-scheduler orders those pods."""
+    done = helm(
+        *("template", "fenka", str(CHART), "--api-versions", ADMISSION),
+        *("--set", f"hamiNames={str(hami).lower()},secondScheduler.enabled=true"),
+    )
+    objects = [document for document in yaml.safe_load_all(done.stdout) if document]
+    policy = find(objects, "MutatingAdmissionPolicy", "fenka-queue-gate")["spec"]
+    conditions = {
+        condition["name"]: condition["expression"] for condition in policy["matchConditions"]
+    }
+    names = [
+        resource["name"]
+        for resource in extenders()["managedResources"]
+        if resource["name"] != "nvidia.com/gpu"
+    ]
+    for name in names:
+        assert (json.dumps(name) in conditions["requests-a-card"]) == (
+            hami or name not in nvidia.HAMI_ONLY
+        )
+    assert '"nvidia.com/gpu"' not in conditions["requests-a-card"]
+    assert '["default-scheduler","fenka"]' in conditions["placed-by-kube-scheduler"]
+    assert QUEUE_GATE in policy["mutations"][0]["applyConfiguration"]["expression"]
+    assert policy["failurePolicy"] == "Ignore"
+
+
+@needs_helm
+def test_gate_policy_is_absent_when_the_api_is_missing_or_the_value_is_off() -> None:
+    """Kubernetes before 1.36 does not have the API."""
+    assert not [
+        document
+        for document in render()
+        if "AdmissionPolicy" in document["kind"] and "gate" in document["metadata"]["name"]
+    ]
+    off = helm(
+        *("template", "fenka", str(CHART), "--api-versions", ADMISSION),
+        *("--set", "scheduler.order.gate=false"),
+    )
+    assert "queue-gate" not in off.stdout
+
+
+def policy(name: str, **values: Any) -> Json:
+    """Return the spec of one of the chart's admission policies."""
+    spec: Json = find(render(**values), "ValidatingAdmissionPolicy", f"fenka-{name}")["spec"]
+    return spec
+
+
+def variable(spec: Json, name: str) -> Any:
+    """Return the list in a variable of an admission policy."""
+    (expression,) = (entry["expression"] for entry in spec["variables"] if entry["name"] == name)
+    return json.loads(expression)
+
+
+@needs_helm
+@pytest.mark.parametrize("hami", [False, True])
+def test_admission_policy_protects_every_record_of_the_dialects(hami: bool) -> None:
+    """The names are those of the code, with HAMi's only if they are enabled."""
+    spec = policy("records", hamiNames=hami)
+    dialects = WITH_HAMI if hami else DIALECTS
+    keys = {*resize.RECORDS, *(key for dialect in dialects for key in dialect.RECORDS)}
+    protected = variable(spec, "records") + variable(spec, "prefixes")
+    assert sorted(protected) == sorted(keys)
+    assert all(prefix.endswith("-") for prefix in variable(spec, "prefixes"))
+    cards = variable(policy("placement", hamiNames=hami), "cards")
+    assert sorted(cards) == sorted({name for dialect in dialects for name in dialect.RESOURCES})
+    assert resize.REQUEST not in protected
+
+
+@needs_helm
+def test_extra_users_may_write_records_when_values_name_them() -> None:
+    """For example the former plugin's account during a migration."""
+    extra = "system:serviceaccount:kube-system:gpushare"
+    spec = policy("records", **{"admission.extraUsers": [extra]})
+    (condition,) = spec["matchConditions"]
+    for user in (
+        "system:serviceaccount:gpu:fenka-scheduler",
+        "system:serviceaccount:gpu:fenka-node",
+        extra,
+    ):
+        assert f'"{user}"' in condition["expression"]
+
+
+@needs_helm
+def test_admission_policies_are_bound_unless_switched_off() -> None:
+    """Check policies and bindings, and that none is rendered when they are off."""
+
+    def kinds(objects: list[Json]) -> list[str]:
+        return [
+            document["kind"]
+            for document in objects
+            if document["kind"].startswith("ValidatingAdmission")
+        ]
+
+    assert kinds(render()) == [
+        *["ValidatingAdmissionPolicy"] * 3,
+        *["ValidatingAdmissionPolicyBinding"] * 3,
+    ]
+    for document in render():
+        if document["kind"] == "ValidatingAdmissionPolicyBinding":
+            assert document["spec"]["validationActions"] == ["Deny"]
+            assert document["spec"]["policyName"] == document["metadata"]["name"]
+    assert kinds(render(**{"admission.enabled": False})) == []

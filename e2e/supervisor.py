@@ -236,7 +236,7 @@ def stop(_number: int, _frame: object) -> None:
 
 
 def main() -> None:
-    """Run one machine until it is told to end."""
+    """Run one machine until it is stopped."""
     files = MachineFiles(Path(sys.argv[1]), sys.argv[2])
     owners = [Process.of(int(pid)) for pid in sys.argv[3:]]
     signal.signal(signal.SIGTERM, stop)

@@ -139,14 +139,14 @@ def names() -> None:
             peer.settimeout(10)
             peer.connect(SOCKET)
             hello = peer.recv(4096).splitlines()[0]
-            ask = {
+            request = {
                 "type": "submit-job",
                 "command": ["\x1b[2J"],
                 "gpu_mem": "1",
                 "name": name,
                 "wait": False,
             }
-            peer.sendall(hello + b"\n" + json.dumps(ask).encode() + b"\n")
+            peer.sendall(hello + b"\n" + json.dumps(request).encode() + b"\n")
             if b'"lease-granted"' in peer.recv(65536):
                 report(f"succeeded: a lease named {name[:20]!r}")
     report("done: names")

@@ -30,7 +30,7 @@ TARGET = 1000
 GIB = 1024
 FULL = 0.7
 CYCLES, ROUNDS = 400, 5
-WAITERS = 20
+PENDING = 20
 
 REQUESTS = (
     Request(Memory(2, GIB)),
@@ -60,7 +60,7 @@ class Case:
 
     name: str
     nodes: tuple[Node, ...]
-    waiters: int = 0
+    pending: int = 0
 
 
 def make_nodes(nodes: int, cards: int) -> tuple[Node, ...]:
@@ -84,7 +84,7 @@ def make_nodes(nodes: int, cards: int) -> tuple[Node, ...]:
 CASES = (
     Case("25 nodes of 4 cards", make_nodes(25, 4)),
     Case("1 node of 100 cards", make_nodes(1, 100)),
-    Case(f"25 nodes of 4 cards, {WAITERS} more wait", make_nodes(25, 4), WAITERS),
+    Case(f"25 nodes of 4 cards, {PENDING} more pending", make_nodes(25, 4), PENDING),
 )
 
 
@@ -106,8 +106,8 @@ class Broker:
             held += sum(piece.memory_mib for piece in self.lease().slices)
         # Evaluated at every decision, as all pending requests. They are last in the queue and never served,
         # so that the decisions stay the same.
-        for waiter in range(case.waiters):
-            self._join(f"waiter-{waiter}", Request(cards=2, whole=True), 1e9 + waiter)
+        for number in range(case.pending):
+            self._join(f"pending-{number}", Request(cards=2, whole=True), 1e9 + number)
 
     def _join(self, name: str, request: Request, now: float) -> None:
         self.waiting[name] = PendingRequest(name, (request,), now, user=f"user-{len(name)}")
@@ -150,7 +150,7 @@ def rows() -> Iterator[tuple[Case, int, float, float]]:
     """Yield for each case the number of leases, and the leases per second of ledger and baseline."""
     for case in CASES:
         ledger, baseline = Broker(case, Ledger), Broker(case, Summing)
-        cycles = CYCLES // (1 + case.waiters)
+        cycles = CYCLES // (1 + case.pending)
         pairs = [(rate(ledger, cycles), rate(baseline, cycles)) for _ in range(ROUNDS)]
         if ledger.placements != baseline.placements:
             raise AssertionError(f"{case.name}: the two decided differently")
@@ -169,7 +169,7 @@ def main() -> int:
     print("|---|---|---|---|---|---|")
     missed = False
     for case, leases, measured, base in rows():
-        met = "-" if case.waiters else "met" if measured >= TARGET else "missed"
+        met = "-" if case.pending else "met" if measured >= TARGET else "missed"
         missed |= met == "missed"
         print(
             f"| {case.name} | {leases} | {measured:,.0f} | {base:,.0f} | {measured / base:.1f} | {met} |"

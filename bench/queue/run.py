@@ -24,7 +24,7 @@ from fenka.core.request import Memory, Placement, Request, Slice
 TARGET_S = 0.5
 """For one pass after a change. The first pass has no cached verdicts."""
 
-NODES, CARDS, WAITERS = 1000, 8, 200
+NODES, CARDS, PENDING = 1000, 8, 200
 CARD_MIB, UNITS = 15079, 14
 EVENTS, ROUNDS = 5, 3
 
@@ -93,7 +93,7 @@ def make_requests(rng: random.Random) -> list[PendingRequest]:
             user=f"user-{number % 7}",
             time_limit_s=rng.choice((None, 50.0)),
         )
-        for number in range(WAITERS)
+        for number in range(PENDING)
     ]
 
 
@@ -126,7 +126,7 @@ def main() -> int:
     """Print the table; return 1 if a pass takes longer than the target."""
     print(
         f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {NODES} nodes of {CARDS} cards, "
-        f"{WAITERS} wait in {len(SHAPES)} sizes\n"
+        f"{PENDING} pending in {len(SHAPES)} sizes\n"
     )
     print("| cards | without cached verdicts, ms | after one lease ended, ms | ratio | target |")
     print("|---|---|---|---|---|")

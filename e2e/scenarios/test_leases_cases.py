@@ -37,9 +37,9 @@ def test_limit_applies_to_exec_but_no_card_is_visible_when_debugging(
             in installation.cluster.kubectl("logs", "shell", "-c", "look")
         ),
     )
-    ask = {"name": "asks", "image": WORKLOAD, "resources": {"limits": {MEMORY: "1"}}}
+    debugger = {"name": "debugger", "image": WORKLOAD, "resources": {"limits": {MEMORY: "1"}}}
     existing = installation.cluster.get("pod", "shell")["spec"]["ephemeralContainers"]
-    patch = json.dumps({"spec": {"ephemeralContainers": [*existing, ask]}})
+    patch = json.dumps({"spec": {"ephemeralContainers": [*existing, debugger]}})
     at = ("pod", "shell", "--subresource=ephemeralcontainers")
     with pytest.raises(ClusterError, match="cannot be set for an Ephemeral Container"):
         installation.cluster.kubectl("patch", *at, "-p", patch)

@@ -98,12 +98,12 @@ def test_standby_forwards_calls_when_both_replicas_are_ready(virtual: VirtualNod
     wait_for_replicas(cluster)
     virtual.node("virtual-0", 1)
     pod = virtual.pod("p", 4)
-    asked = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": ["virtual-0"]})
+    arguments = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": ["virtual-0"]})
     leads = leader(cluster)["metadata"]["name"]
     answers = {}
     for replica in replicas(cluster):
         url = f"https://{replica['status']['podIP']}:12345"
-        filtered = call_extender(cluster, f"{url}/gpushare-scheduler/filter", asked)
+        filtered = call_extender(cluster, f"{url}/gpushare-scheduler/filter", arguments)
         assert json.loads(filtered)["NodeNames"] == ["virtual-0"]
         answers[replica["metadata"]["name"]] = call_extender(cluster, f"{url}/metrics")
     assert len(answers) == 2

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,8 @@ from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from fenka.cluster.gang_members import GangMembers
+from fenka.cluster.gang_reservations import GangScheduler
 from fenka.cluster.objects import Pod
 from fenka.cluster.pending_queue import PendingQueue
 from fenka.cluster.pod_placement import (
@@ -33,10 +36,12 @@ from fenka.cluster.pod_placement import (
     PodEvaluator,
     QueueConstraints,
 )
+from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.dialects import gpushare
+from fenka.scheduler.extender import Extender
 from fenka.scheduler.extender_api import ExtenderBindingArgs, read_args
-from fenka.scheduler.queue_controller import QueueController, QueuedEvaluator
+from fenka.scheduler.queue_controller import QueueController
 from fenka.scheduler.replica import Replica, Settings
 from tests.kubernetes.api_server import api_server
 from tests.scheduler.objects_kit import T4_MIB, a_node, a_pod, node_json, on_card, pod_json
@@ -69,22 +74,36 @@ class UncachedEvaluator(PodEvaluator):
         return super().filter(pod, names, ahead)
 
 
-def place_pod(
-    state: ClusterState, evaluator: QueuedEvaluator, names: list[str], number: int
-) -> tuple[float, str]:
-    """Place a new pod; return the milliseconds of its filter request with decoding, and its card."""
-    pod = pod_json(f"new-{number}", (2, 4, 8)[number % 3], uid=f"new-{number}")
-    body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": names})
-    begun = time.perf_counter()
-    arguments = read_args(body)
-    filtered = evaluator.filter(arguments.pod, arguments.names)
-    milliseconds = (time.perf_counter() - begun) * 1000
-    scores = evaluator.prioritize(arguments.pod, filtered.fitting)
-    node, _ = max(scores, key=lambda scored: scored[1])
-    placements = evaluator.placements(arguments.pod, node)
-    assert not isinstance(placements, Infeasible)
-    state.assume(arguments.pod, placements)
-    return milliseconds, f"{node}/{placements[0].slices[0].card}"
+@dataclass
+class Program:
+    """What answers kube-scheduler, without HTTP. pods: those that the watch has brought."""
+
+    state: ClusterState
+    evaluator: PodEvaluator
+    pods: dict[str, Pod] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.names = [node.metadata.name for node in self.state.nodes()]
+        self.queue = QueueController(queue_state(self.state))
+        members = GangMembers(self.state, lambda: self.pods, dict)
+        gangs = GangScheduler(members, self.state, "binpack", time.monotonic)
+        self.extender = Extender(lambda: self.pods, self.queue, self.evaluator, gangs)
+
+    def place(self, number: int) -> tuple[float, str]:
+        """Place a new pod; return the milliseconds of its filter request with decoding, and its card."""
+        sent = pod_json(f"new-{number}", (2, 4, 8)[number % 3], uid=f"new-{number}")
+        body = msgspec.json.encode({"Pod": sent, "Nodes": None, "NodeNames": self.names})
+        pod = self.pods[sent["metadata"]["uid"]] = msgspec.convert(sent, Pod)
+        begun = time.perf_counter()
+        arguments = read_args(body)
+        filtered = self.extender.filter(arguments.pod, arguments.names)
+        milliseconds = (time.perf_counter() - begun) * 1000
+        scores = self.extender.prioritize(pod, filtered.fitting)
+        node, _ = max(scores, key=lambda scored: scored[1])
+        placements = self.extender.placements(pod, node)
+        assert not isinstance(placements, Infeasible)
+        self.state.assume(pod, placements)
+        return milliseconds, f"{node}/{placements[0].slices[0].card}"
 
 
 def filtering(
@@ -92,9 +111,8 @@ def filtering(
 ) -> tuple[list[float], list[str]]:
     """Return the milliseconds of each request, and the cards of the pods."""
     state = cluster()
-    names = [node.metadata.name for node in state.nodes()]
-    evaluator = QueuedEvaluator(make_evaluator(state, "binpack"), QueueController(state))
-    results = [place_pod(state, evaluator, names, number) for number in range(REQUESTS)]
+    program = Program(state, make_evaluator(state, "binpack"))
+    results = [program.place(number) for number in range(REQUESTS)]
     return [milliseconds for milliseconds, _ in results], [card for _, card in results]
 
 
@@ -105,16 +123,15 @@ def filtering_while_pods_are_pending() -> tuple[list[float], float, float]:
         Milliseconds of each request, of the first pass over the queue, and of one after the end of a lease.
     """
     state = cluster()
-    names = [node.metadata.name for node in state.nodes()]
-    controller = QueueController(state)
-    evaluator = QueuedEvaluator(PodEvaluator(state, "binpack"), controller)
+    program = Program(state, PodEvaluator(state, "binpack"))
     pending: list[Pod] = []
     for number in range(PENDING):
         units = 8 * (11, 12, 13, 14)[number % 4]
         pod = a_pod(f"w{number}", units, uid=f"w{number}", labels={gpushare.COUNT: "8"})
         pending.append(pod)
-        controller.set_pod(pod)
-        assert not evaluator.filter(pod, names).fitting
+        program.pods[pod.metadata.uid] = pod
+        program.queue.set_pod(pod)
+        assert not program.extender.filter(pod, program.names).fitting
     begun = time.perf_counter()
     queue = PendingQueue(state, "binpack")
     snapshot = queue.serve(pending, time.time(), refused=lambda _: True)
@@ -127,7 +144,7 @@ def filtering_while_pods_are_pending() -> tuple[list[float], float, float]:
     times = []
     for number in range(REQUESTS):
         state.forget_pod(f"p{number * 7}")
-        times.append(place_pod(state, evaluator, names, number)[0])
+        times.append(program.place(number)[0])
     return times, first, again
 
 
@@ -146,7 +163,7 @@ async def binding(*, at_once: bool) -> float:
         async with server.api() as api:
             replica = Replica(api, Settings("bench"))
             running = asyncio.create_task(replica.run())
-            while not replica.leading:
+            while not replica.leadership.leading:
                 await asyncio.sleep(0.01)
             requests = [
                 ExtenderBindingArgs(

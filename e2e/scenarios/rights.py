@@ -14,8 +14,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from fenka.cluster.gang_members import GangMembers
+from fenka.cluster.gang_reservations import GangScheduler
 from fenka.cluster.objects import ObjectMeta, Pod
 from fenka.cluster.pod_placement import PodEvaluator
+from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.dialects import gpushare
@@ -27,10 +30,10 @@ from fenka.node.node_api import NodeApi
 from fenka.scheduler.binder import Binder
 from fenka.scheduler.event_reporter import EventReporter
 from fenka.scheduler.extender_api import ExtenderBindingArgs
-from fenka.scheduler.gang_scheduler import GangScheduler
+from fenka.scheduler.gang_barrier import GangBarrier
 from fenka.scheduler.informers import ClusterInformers
-from fenka.scheduler.queue_controller import QueueController, QueuedEvaluator
-from fenka.scheduler.requeue import requeue
+from fenka.scheduler.pod_patcher import requeue_body
+from fenka.scheduler.queue_controller import QueueController
 
 POLICY: Policy = "binpack"
 NODE, POD, CLASS, LEASE = "rights-node", "rights-pod", "rights-class", "rights-fenka-scheduler"
@@ -86,27 +89,26 @@ async def events(api: Api, namespace: str) -> dict[str, str]:
 async def scheduler(api: Api, namespace: str) -> dict[str, str]:
     """Make all calls of the extender."""
     state = ClusterState()
-    evaluator, controller = PodEvaluator(state, POLICY), QueueController(state, POLICY)
+    evaluator, queue = PodEvaluator(state, POLICY), QueueController(queue_state(state, POLICY))
     recorder = EventRecorder(api, "rights", "rights")
     cluster = ClusterInformers(
-        api, state, controller, EventReporter(state, evaluator, recorder, lambda: False)
+        api, state, queue, EventReporter(state, evaluator, recorder, lambda: False)
     )
-    errors = await watches(cluster.run(), dict(cluster.watches))
+    errors = await watches(cluster.run(), dict(cluster.by_collection))
     election = Election(api, namespace, LEASE, "rights", address="http://rights")
     for step in ("the first election", "renewal"):
         await election.acquire_or_renew()
         errors[step] = election.last_error or ""
     errors |= await events(api, namespace)
     # The binder reads a pod that the watch has not delivered yet.
-    gangs = GangScheduler(state, POLICY, dict, dict, time.monotonic)
-    binder = Binder(
-        api, state, QueuedEvaluator(evaluator, controller), gangs, PermanentLeader(), dict
-    )
+    gangs = GangScheduler(GangMembers(state, dict, dict), state, POLICY, time.monotonic)
+    barrier = GangBarrier(gangs)
+    binder = Binder(api, state, evaluator.placements, gangs, barrier, PermanentLeader(), dict)
     for pod in cluster.pods.objects.values():
         if (pod.metadata.namespace, pod.metadata.name) == (namespace, POD):
             binding = ExtenderBindingArgs(POD, namespace, pod.metadata.uid, NODE)
             errors["read and bind"] = await binder.bind(binding)
-            errors["requeue"] = await refused(requeue(api, pod, time.time()))
+            errors["requeue"] = await refused(api.patch(pod.path, Pod, dict(requeue_body(pod))))
             errors["evict"] = await refused(evict(api, namespace, POD, pod.metadata.uid))
     return errors
 

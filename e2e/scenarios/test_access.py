@@ -184,7 +184,7 @@ def test_forged_bindings_are_rejected_by_the_pod_specs_when_tls_is_off(
         victims(virtual), key=lambda victim: str(victim[0]["metadata"]["name"])
     )
     assert "may not go to the node virtual-1" in forge_binding(attacker, url, chooser, where)
-    assert "names no resource of fenka's" in forge_binding(attacker, url, nothing, where)
+    assert "requests no resource of fenka" in forge_binding(attacker, url, nothing, where)
     nameless = {"metadata": {**chooser["metadata"], "uid": ""}}
     assert "PodUID" in forge_binding(attacker, url, nameless, where)
     print(attacker.python(FLOOD, host, "12345"))

@@ -265,10 +265,11 @@ def test_gang_starts_as_a_whole_when_room_becomes_free(both: Installation) -> No
     installation.wait_for_running("old", 1)
     for manifest in gang_manifests("g", 4, 7, range(3)):
         installation.cluster.apply(manifest)
-    installation.wait_for_event("g-0", "waits whole: 3 of its 4 pods are there")
+    installation.wait_for_event("g-0", "is incomplete: 3 of its 4 pods exist")
     for manifest in gang_manifests("g", 4, 7, range(3, 4)):
         installation.cluster.apply(manifest)
-    installation.wait_for_event("g-3", "of 4 waits whole", "2 of the gang's 4 would fit together")
+    reasons = "no room for all 4 pods of gang", "2 of the gang's 4 would fit together"
+    installation.wait_for_event("g-3", *reasons)
     assert placed_nodes(installation, "g", 4) == []
     installation.cluster.kubectl("delete", "deployment", "old")
     wait_until("all four", lambda: len(placed_nodes(installation, "g", 4)) == 4)

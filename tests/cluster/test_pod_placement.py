@@ -154,7 +154,7 @@ def test_a_pod_that_makes_no_sense_says_so_on_every_node() -> None:
     ):
         found = judge.filter(pod, ["n"])
         assert said in found.unresolvable["n"]
-        assert said in (judge.why(pod) or "")
+        assert said in (judge.explain(pod) or "")
 
 
 def test_several_cards_of_one_node() -> None:
@@ -298,10 +298,10 @@ def test_the_sentence_over_all_nodes() -> None:
     """For kube-scheduler's own refusals; with a hint only where nothing that is held is to blame."""
     world = ClusterState([a_node("a", T4_MIB), a_node("b", 7611)])
     judge = PodEvaluator(world, "binpack")
-    assert judge.why(a_pod("p", 4)) is None
-    assert judge.why(a_pod("p", 20)) == (
+    assert judge.explain(a_pod("p", 4)) is None
+    assert judge.explain(a_pod("p", 20)) == (
         "0/2 GPUs fit: 2 too little memory; the largest card has 14 units, ask for no more"
     )
     world.set_pod(a_pod("old", 10, node="a", annotations=on_card(0, 10)))
-    assert judge.why(a_pod("p", 10)) == "0/2 GPUs fit: 2 too little memory"
-    assert PodEvaluator(ClusterState(), "binpack").why(a_pod("p", 4)) == "there is no GPU"
+    assert judge.explain(a_pod("p", 10)) == "0/2 GPUs fit: 2 too little memory"
+    assert PodEvaluator(ClusterState(), "binpack").explain(a_pod("p", 4)) == "there is no GPU"

@@ -10,8 +10,9 @@ from typing import Any
 import aiohttp
 
 from fenka.kubernetes.http_listener import HttpListener, serve_app
+from fenka.scheduler.main import http_server
 from fenka.scheduler.replica import Replica, Settings
-from fenka.scheduler.server import PREFIX, Access, Server
+from fenka.scheduler.server import PREFIX, Access
 from tests.core.core_kit import device
 from tests.kubernetes.api_server import ApiServer, api_server, until
 from tests.kubernetes.test_election import Clock
@@ -62,11 +63,11 @@ class SchedulerHarness:
 
     def held(self, node: str, card: int = 0) -> int:
         """MiB, by this replica's world."""
-        return self.replica.world.card_usage(node, device(card, node)).memory_mib
+        return self.replica.cluster.card_usage(node, device(card, node)).memory_mib
 
     def knows(self, *pods: Json) -> bool:
         """Whether the watch has brought them."""
-        there = self.replica.cluster.pods.objects
+        there = self.replica.informers.pods.objects
         return all(it["metadata"]["uid"] in there for it in pods)
 
     async def takes_over(self) -> None:
@@ -74,7 +75,7 @@ class SchedulerHarness:
 
         def leads() -> bool:
             self.clock.now += 0.2
-            return self.replica.leading
+            return self.replica.leadership.leading
 
         await until(leads)
 
@@ -113,7 +114,7 @@ async def extender(
         replica = Replica(api, settings, clock=clock, sleep=briefly)
         credentials = access.credentials
         listener = HttpListener((lambda: credentials.server) if credentials else lambda: None)
-        app = Server(replica, access).app()
+        app = http_server(replica, access).app()
         await served.enter_async_context(serve_app(app, listening, listener))
         task = asyncio.create_task(replica.run())
         try:
@@ -135,7 +136,7 @@ def scenario(
             for node in nodes:
                 server.put("nodes", node)
             async with extender(server, access=access) as one:
-                await until(lambda: one.replica.leading)
+                await until(lambda: one.replica.leadership.leading)
                 await run(server, one)
 
     asyncio.run(go())

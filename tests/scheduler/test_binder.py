@@ -40,7 +40,7 @@ def test_one_request_binds_and_records() -> None:
         assert found[gpushare.ASSUME_TIME].isdecimal()
         assert json.loads(found[gpushare.ALLOCATION]) == {"0": {"0": 3}, "1": {"0": 1}}
         assert json.loads(found[base.CARDS]) == {"0": "GPU-n-0"}
-        await until(lambda: not one.replica.world.is_assumed(pod["metadata"]["uid"]))
+        await until(lambda: not one.replica.cluster.is_assumed(pod["metadata"]["uid"]))
         assert one.held("n") == FOUR
 
     scenario(run, NODE)
@@ -198,7 +198,7 @@ def test_the_same_binding_again_is_the_same() -> None:
         pod = put_pod(server, "p", 4)
         first, second = await asyncio.gather(one.bind(pod, "n"), one.bind(pod, "n"))
         assert first == second == ""
-        await until(lambda: not one.replica.world.is_assumed(pod["metadata"]["uid"]))
+        await until(lambda: not one.replica.cluster.is_assumed(pod["metadata"]["uid"]))
         assert await one.bind(pod, "n") == ""
         assert len([it for it in server.requests if it.endswith("binding")]) == 1
         assert await one.bind(pod, "m") == "the pod p is already bound to n"
@@ -213,7 +213,7 @@ def test_who_bound_it_otherwise_is_told() -> None:
     async def run(server: ApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4, node="n")
         await until(lambda: one.knows(pod))
-        assert "by somebody else, without a card" in await one.bind(pod, "n")
+        assert "another program has bound the pod" in await one.bind(pod, "n")
         # Nobody knows where it is: it counts once.
         assert one.held("n", 0) + one.held("n", 1) == FOUR
 
@@ -227,7 +227,7 @@ def test_a_node_that_is_unknown_or_closed_is_refused() -> None:
         pod = put_pod(server, "p", 4)
         assert 'node "m" not found' in await one.bind(pod, "m")
         server.put("nodes", node_json("n", T4_MIB, labels={"gpushare": "false"}))
-        await until(lambda: one.replica.world.node_error("n"))
+        await until(lambda: one.replica.cluster.node_error("n"))
         assert "takes it out of sharing" in await one.bind(pod, "n")
         assert bound(server, pod) is None
 
@@ -275,9 +275,11 @@ def test_takeover_after_death_loses_nothing() -> None:
                 extender(server, "one", clock) as one,
                 extender(server, "two", clock) as two,
             ):
-                await until(lambda: one.replica.leading or two.replica.leading)
-                old, new = (one, two) if one.replica.leading else (two, one)
-                await until(lambda: new.replica.cluster.synced)
+                await until(
+                    lambda: one.replica.leadership.leading or two.replica.leadership.leading
+                )
+                old, new = (one, two) if one.replica.leadership.leading else (two, one)
+                await until(lambda: new.replica.informers.synced)
                 server.mute = True
                 first, second = put_pod(server, "a", 10), put_pod(server, "b", 10)
                 assert await old.bind(first, "n") == ""
@@ -299,9 +301,9 @@ def test_stopping_in_order_hands_over_at_once() -> None:
             server.put("nodes", NODE)
             clock = Clock()
             async with extender(server, "one", clock) as one:
-                await until(lambda: one.replica.leading)
+                await until(lambda: one.replica.leadership.leading)
                 async with extender(server, "two", clock) as two:
-                    await until(lambda: two.replica.leader == "one")
+                    await until(lambda: two.replica.leadership.leader == "one")
                     go_on, begun = asyncio.Event(), asyncio.Event()
 
                     async def slow(request: web.Request) -> web.StreamResponse | None:
@@ -315,13 +317,13 @@ def test_stopping_in_order_hands_over_at_once() -> None:
                     binding = asyncio.create_task(one.bind(pod, "n"))
                     await begun.wait()
                     stopping = asyncio.create_task(one.replica.stop())
-                    await until(lambda: not one.replica.leading)
+                    await until(lambda: not one.replica.leadership.leading)
                     assert "no replica leads" in await one.bind(put_pod(server, "q", 4), "n")
-                    assert not two.replica.leading
+                    assert not two.replica.leadership.leading
                     go_on.set()
                     assert await binding == ""
                     await stopping
-                    await until(lambda: two.replica.leading)
+                    await until(lambda: two.replica.leadership.leading)
                     assert two.held("n") == FOUR
 
     asyncio.run(go())
@@ -340,7 +342,7 @@ def test_a_lost_lease_stops_binding_by_time() -> None:
         assert "no replica leads" in await one.bind(pod, "n")
         assert bound(server, pod) is None
         server.before = None
-        await until(lambda: one.replica.leading)
+        await until(lambda: one.replica.leadership.leading)
         assert await one.bind(pod, "n") == ""
 
     scenario(run, NODE)
@@ -359,7 +361,7 @@ def test_bind_refuses_a_pod_that_names_no_resource_of_fenkas() -> None:
         for known in (False, True):
             if known:
                 await until(lambda: one.knows(pod))
-            assert "names no resource of fenka's" in await one.bind(pod, "n")
+            assert "requests no resource of fenka" in await one.bind(pod, "n")
         assert bound(server, pod) is None
 
     scenario(run, NODE)
@@ -429,7 +431,7 @@ def test_bind_refuses_pods_of_other_schedulers_when_names_are_given() -> None:
     """Empty: any, for kube-schedulers with profiles of any name."""
 
     async def run(server: ApiServer, one: SchedulerHarness) -> None:
-        one.replica.binder.schedulers = ("default-scheduler",)
+        one.replica.binder._schedulers = ("default-scheduler",)
         foreign, own = pod_json("foreign", 4), pod_json("own", 4)
         foreign["spec"]["schedulerName"] = "volcano"
         own["spec"]["schedulerName"] = "default-scheduler"

@@ -24,7 +24,7 @@ def test_a_gangs_plan_stays_whatever_strangers_say() -> None:
         pods = [put_pod(server, f"g-{n}", 10, labels=in_gang("g", 2)) for n in range(2)]
         await until(lambda: one.knows(*pods))
         places = [(await one.filter(pod, "a", "b"))["NodeNames"] for pod in pods]
-        planned = one.replica.gangs.planned()
+        planned = one.replica.gangs.reserved()
         assert len(planned) == 1
         stranger = pod_json("g-9", 1, labels=in_gang("g", 9))
         for told in (
@@ -40,7 +40,7 @@ def test_a_gangs_plan_stays_whatever_strangers_say() -> None:
             for names in (("a", "b"), ("a",), ("b",), (), ("nowhere",)):
                 for verb in ("filter", "prioritize"):
                     await one.post(verb, {"Pod": told, "NodeNames": names})
-        assert one.replica.gangs.planned() == planned
+        assert one.replica.gangs.reserved() == planned
         assert [(await one.filter(pod, "a", "b"))["NodeNames"] for pod in pods] == places
 
     scenario(run, *NODES)
@@ -54,7 +54,7 @@ def test_a_stranger_makes_no_plan_for_pods_that_are_not_there() -> None:
             made_up = pod_json(f"g-{number}", 14, labels=in_gang("g", 1))
             answer = await one.filter(made_up, "a", "b")
             assert answer["NodeNames"] == []
-        assert one.replica.gangs.planned() == {}
+        assert one.replica.gangs.reserved() == {}
         fits = put_pod(server, "p", 14)
         await until(lambda: one.knows(fits))
         assert (await one.filter(fits, "a", "b"))["NodeNames"] == ["a", "b"]
@@ -82,7 +82,7 @@ def test_pods_that_are_not_there_leave_nothing_behind() -> None:
     """Who invents UIDs neither fills the memory nor pushes others out of it."""
 
     async def run(_: ApiServer, one: SchedulerHarness) -> None:
-        order = one.replica.order
+        order = one.replica.queue
         before = {name: len(it) for name, it in vars(order).items() if hasattr(it, "__len__")}
         for number in range(20):
             await one.filter(pod_json(f"p{number}", 99), "a", "b")
@@ -99,7 +99,7 @@ def test_a_gangs_member_is_not_bound_alone_before_the_watch_has_brought_it() -> 
         server.mute = True
         pod = put_pod(server, "g-0", 10, labels=in_gang("g", 2))
         assert not one.knows(pod)
-        assert "did not come together" in await one.bind(pod, "a")
+        assert "was not complete in time" in await one.bind(pod, "a")
         assert "nodeName" not in server.get("pods", "g-0", "default")["spec"]
 
     scenario(run, *NODES)

@@ -46,9 +46,9 @@ def look(
             text = leases.encode_report(LeaseReport(refused={"u": Refusal(SENTENCE, movable)}))
             world = ClusterState([a_node("n", T4_MIB, annotations={leases.REPORT: text})], [pod])
             told = Told()
-            descheduler = Descheduler(api, world, lambda: {"u": pod}, told)
-            await descheduler.look()
-            await descheduler.look()
+            descheduler = Descheduler(api, world, lambda: {"u": pod}, told, lambda: True)
+            await descheduler.evict_refused()
+            await descheduler.evict_refused()
             return _evictions(server), told
 
     return asyncio.run(go())

@@ -6,6 +6,13 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fenka.cluster.gang_members import GangMembers
+from fenka.cluster.gang_reservations import (
+    INCOMPLETE_TTL_S,
+    NODE_MISSING_TTL_S,
+    RESERVATION_TTL_S,
+    GangScheduler,
+)
 from fenka.cluster.objects import (
     Container,
     ObjectMeta,
@@ -23,15 +30,11 @@ from fenka.cluster.pod_groups import (
     SchedulingPolicy,
 )
 from fenka.cluster.pod_placement import PodEvaluator
+from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.scheduler.extender import Extender
-from fenka.scheduler.gang_scheduler import (
-    INCOMPLETE_TTL_S,
-    NODE_MISSING_TTL_S,
-    PLAN_TTL_S,
-    GangScheduler,
-)
-from fenka.scheduler.queue_controller import QueueController, QueuedEvaluator
+from fenka.scheduler.gang_barrier import GangBarrier
+from fenka.scheduler.queue_controller import QueueController
 from tests.core.core_kit import device
 from tests.kubernetes.api_server import ApiServer, until
 from tests.scheduler.objects_kit import T4_MIB, Json, a_node, a_pod, node_json, on_card
@@ -52,24 +55,27 @@ class Cluster:
         self.groups: dict[str, PodGroup] = {}
         self.now = 0.0
         self.woken: list[str] = []
-        self.gangs = GangScheduler(
-            self.world, "binpack", lambda: self.pods, lambda: self.groups, lambda: self.now
+        members = GangMembers(self.world, lambda: self.pods, lambda: self.groups)
+        self.gangs = GangScheduler(members, self.world, "binpack", lambda: self.now)
+        self.barrier = GangBarrier(self.gangs)
+        self.queue = QueueController(
+            queue_state(self.world, complete=members.all_exist),
+            self.gangs.reserved,
+            now=lambda: self.now,
         )
-        judge = PodEvaluator(self.world, "binpack", self.gangs)
-        self.order = QueueController(self.world, gangs=self.gangs, now=lambda: self.now)
         self.extender = Extender(
-            QueuedEvaluator(judge, self.order),
-            judge,
+            lambda: self.pods,
+            self.queue,
+            PodEvaluator(self.world, "binpack", self.gangs.usage),
             self.gangs,
-            lambda pods: self.woken.extend(it.metadata.name for it in pods),
-            lambda _: frozenset(),
+            requeue=lambda pods: self.woken.extend(it.metadata.name for it in pods),
         )
 
     def put(self, pod: Pod) -> Pod:
         """The watch brings it."""
         self.pods[pod.metadata.uid] = pod
         self.world.set_pod(pod)
-        self.order.set_pod(pod)
+        self.queue.set_pod(pod)
         return pod
 
     def gang(self, name: str, size: int, units: int, there: int | None = None) -> list[Pod]:
@@ -102,7 +108,7 @@ class Cluster:
 
     def free(self, node: str) -> int:
         """MiB that nobody holds, plans included."""
-        return T4_MIB - self.gangs.card_usage(node, device(0, node)).memory_mib
+        return T4_MIB - self.gangs.usage.card_usage(node, device(0, node)).memory_mib
 
 
 def test_a_gang_over_two_nodes() -> None:
@@ -128,12 +134,12 @@ def test_a_gang_waits_whole() -> None:
     """Until all its pods are there, and until all of them fit; nothing is held meanwhile."""
     cluster = Cluster("a", "b")
     early = cluster.gang("g", 4, 7, there=3)
-    assert cluster.why(early[0]) == "the gang g waits whole: 3 of its 4 pods are there"
+    assert cluster.why(early[0]) == "gang g is incomplete: 3 of its 4 pods exist"
     assert cluster.free("a") == T4_MIB
     held = cluster.put(a_pod("old", 8, node="a", uid="old", annotations=on_card(0, 8)))
     pods = cluster.gang("g", 4, 7)
     assert cluster.why(pods[3]) == (
-        "the gang g of 4 waits whole: 0/2 GPUs fit: 2 too little memory; "
+        "no room for all 4 pods of gang g: 0/2 GPUs fit: 2 too little memory; "
         "2 of the gang's 4 would fit together; position 1 of 1 in the queue"
     )
     assert cluster.free("b") == T4_MIB
@@ -147,19 +153,19 @@ def test_a_plan_ends() -> None:
     pods = cluster.gang("g", 2, 10)
     cluster.filter(pods[0])
     assert cluster.filter(a_pod("other", 10)) == []
-    cluster.now = PLAN_TTL_S
+    cluster.now = RESERVATION_TTL_S
     cluster.gangs.expire()
     assert [cluster.free("a"), cluster.free("b")] == [T4_MIB] * 2
     assert cluster.filter(a_pod("other", 10)) == ["a", "b"]
     # It does not hold the cards again at once, or it would hold them for ever.
     assert cluster.why(pods[1]) == (
-        "kube-scheduler has not brought all of the gang in 30 s, something else keeps g-0, g-1: "
-        "it is planned again in 30 s"
+        "kube-scheduler did not bind all of gang g within 30 s, something else blocks g-0, g-1; "
+        "cards are reserved again in 30 s"
     )
-    cluster.now += PLAN_TTL_S
+    cluster.now += RESERVATION_TTL_S
     assert len(cluster.filter(pods[1])) == 1
-    cluster.now += PLAN_TTL_S
-    assert "it is planned again in 60 s" in cluster.why(pods[1])
+    cluster.now += RESERVATION_TTL_S
+    assert "cards are reserved again in 60 s" in cluster.why(pods[1])
 
 
 def test_a_member_that_is_deleted_ends_the_plan() -> None:
@@ -177,13 +183,13 @@ def test_members_without_a_card() -> None:
     """A launcher beside two workers is there, and that is all; those with scheduling gates do not come."""
     cluster = Cluster("a", "b")
     workers = cluster.gang("g", 3, 10, there=2)
-    assert "2 of its 3 pods are there" in cluster.why(workers[0])
+    assert "2 of its 3 pods exist" in cluster.why(workers[0])
     launcher = cluster.put(a_pod("launcher", uid="launcher", labels=in_gang("g", 3)))
     assert cluster.gangs.gang(launcher) is None
     assert len(cluster.filter(workers[0])) == 1
-    cluster.now += 10 * PLAN_TTL_S
+    cluster.now += 10 * RESERVATION_TTL_S
     workers[1].spec.scheduling_gates = [SchedulingGate(name="quota")]
-    assert "pods are there" in cluster.why(workers[0])
+    assert "pods exist" in cluster.why(workers[0])
 
 
 def test_gangs_that_are_not_fenkas() -> None:
@@ -201,7 +207,7 @@ def test_gangs_that_are_not_fenkas() -> None:
     cluster.now += 10 * INCOMPLETE_TTL_S
     assert [cluster.gangs.gang(it) for it in (*idle, *whole)] == [None] * 4
     assert cluster.gangs.incomplete_gangs() == []
-    assert asyncio.run(cluster.gangs.wait_for_members(whole[0], "elsewhere"))
+    assert asyncio.run(cluster.barrier.wait_for_members(whole[0], "elsewhere"))
     assert "elsewhere" in cluster.extender.filter(whole[0], ["elsewhere"]).unresolvable
     cluster.world.set_node(a_node("elsewhere"))
     assert cluster.extender.filter(whole[0], ["elsewhere"]).fitting == ["elsewhere"]
@@ -210,7 +216,7 @@ def test_gangs_that_are_not_fenkas() -> None:
         a_node("c", T4_MIB, labels={"gpushare": "true", "fenka.io/whole-cards": "true"})
     )
     assert cluster.gangs.gang(whole[0]) is not None
-    assert "2 of its 3 pods are there" in cluster.why(whole[0])
+    assert "2 of its 3 pods exist" in cluster.why(whole[0])
 
 
 def test_kube_scheduler_knows_more_about_a_node() -> None:
@@ -299,11 +305,10 @@ def test_preemption_for_a_gang() -> None:
     pods = cluster.gang("g", 2, 10)
     for pod in pods:
         pod.spec.priority = 9
-    assert cluster.extender.preempt(pods[0], "a", [], cluster.pods) is None
+    assert cluster.extender.preempt(pods[0], {"a": []}, {}) == {}
     strong.spec.priority = 0
-    found = cluster.extender.preempt(pods[0], "a", [], cluster.pods)
-    assert found is not None
-    assert found.uids == ("weak",)
+    results = cluster.extender.preempt(pods[0], {"a": []}, {})
+    assert results["a"].uids == ("weak",)
 
 
 @settings(max_examples=60, deadline=None)
@@ -329,7 +334,7 @@ def test_two_gangs_never_hold_half_each(sizes: list[tuple[int, int]], data: st.D
     for pod in every:
         ask(pod)
     for name in cluster.names:
-        assert cluster.gangs.card_usage(name, device(0, name)).memory_mib <= T4_MIB
+        assert cluster.gangs.usage.card_usage(name, device(0, name)).memory_mib <= T4_MIB
     planned = {
         key: [
             cluster.gangs.planned_placement(pod, places.get(pod.metadata.uid, "")) is not None
@@ -373,7 +378,7 @@ def test_nobody_is_bound_past_the_plan() -> None:
     async def run(server: ApiServer, one: SchedulerHarness) -> None:
         pods = [put_pod(server, f"g-{n}", 10, labels=in_gang("g", 2)) for n in range(2)]
         await until(lambda: one.knows(*pods))
-        said = "the gang of the pod g-0 did not come together in time"
+        said = "the gang of the pod g-0 was not complete in time"
         assert await one.bind(pods[0], "a") == said
         ((place,), _) = [(await one.filter(it, "a", "b"))["NodeNames"] for it in pods]
         other = "b" if place == "a" else "a"

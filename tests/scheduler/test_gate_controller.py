@@ -5,9 +5,9 @@ import json
 
 from aiohttp import web
 
+from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.cluster.objects import QUEUE_GATE, Pod
-from fenka.scheduler.gate_controller import RETRY_AFTER_S, GateController
-from fenka.scheduler.queue_controller import RESERVATION_TTL_S
+from fenka.scheduler.pod_patcher import RETRY_AFTER_S, PodPatcher, ungate_body
 from tests.kubernetes.api_server import ApiServer, api_server, until
 from tests.scheduler.objects_kit import T4_MIB, Json, a_pod, node_json, pod_json
 from tests.scheduler.replica_kit import SchedulerHarness, briefly, put_pod, scenario
@@ -24,7 +24,7 @@ def gated(name: str, units: int, at: float = 0, **rest: object) -> Pod:
 def pods_to_ungate(cluster: Cluster, most: int = 99) -> list[str]:
     """Return the names of the pods whose gate is to be removed, in order."""
     cluster.now += 1
-    return [it.metadata.name for it in cluster.order.pods_to_ungate(most)]
+    return [it.metadata.name for it in cluster.queue.pods_to_ungate(most)]
 
 
 def test_gate_is_removed_for_pods_that_fit_and_the_four_that_have_named_cards() -> None:
@@ -89,7 +89,7 @@ def test_pod_with_a_gate_of_somebody_else_stays_gated_and_out_of_line() -> None:
     cluster = Cluster([node_json("n", T4_MIB)])
     both = make("p", 4, 1, spec={"schedulingGates": [{"name": QUEUE_GATE}, {"name": "mine"}]})
     cluster.set(both)
-    assert (pods_to_ungate(cluster), cluster.order.places()) == ([], ())
+    assert (pods_to_ungate(cluster), cluster.queue.entries()) == ([], ())
     cluster.set(gated("p", 4, 1))
     assert pods_to_ungate(cluster) == ["p"]
 
@@ -153,7 +153,7 @@ def test_leader_removes_the_gate_and_nobody_else_does() -> None:
             server.put("pods", {**pod_json("p", 4, uid="p"), "spec": dict(GATED)})
             leads = False
             pods = [a_pod("p", 4, uid="p")]
-            keeper = GateController(api, lambda _: pods, lambda: leads, briefly)
+            keeper = PodPatcher(api, ungate_body, lambda _: pods, lambda: leads, 0.1, sleep=briefly)
             task = asyncio.create_task(keeper.run())
             await asyncio.sleep(0.02)
             assert gates(server, "p") == GATED["schedulingGates"]
@@ -186,7 +186,15 @@ def test_refused_request_is_repeated_after_a_pause_and_others_go_on() -> None:
             for it in pods:
                 put_pod(server, it.metadata.name, 4, uid=it.metadata.uid)
             server.before = forbid
-            keeper = GateController(api, lambda _: pods, lambda: True, briefly, clock=lambda: now)
+            keeper = PodPatcher(
+                api,
+                ungate_body,
+                lambda _: pods,
+                lambda: True,
+                0.1,
+                sleep=briefly,
+                clock=lambda: now,
+            )
             task = asyncio.create_task(keeper.run())
             await until(lambda: sorted(asked) == ["p", "stuck"])
             await asyncio.sleep(0.02)

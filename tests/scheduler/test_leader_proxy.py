@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from fenka.kubernetes.election import ADDRESS, LEADER_KNOWN_S, LEASE_DURATION_S, RENEW_DEADLINE_S
+from fenka.kubernetes.election import ADDRESS, LEADER_KNOWN_S, RENEW_DEADLINE_S
 from fenka.scheduler.leader_proxy import FORWARDED
 from fenka.scheduler.main import url
 from fenka.scheduler.server import PREFIX
@@ -28,9 +28,9 @@ def two_replicas(run: Run, *, told: bool = True, names: tuple[str, str] = ("one"
     async def both(server: ApiServer) -> AsyncIterator[tuple[SchedulerHarness, SchedulerHarness]]:
         clock = Clock()
         async with extender(server, names[0], clock, told=told) as one:
-            await until(lambda: one.replica.leading)
+            await until(lambda: one.replica.leadership.leading)
             async with extender(server, names[1], clock) as two:
-                await until(lambda: two.replica.ready)
+                await until(lambda: two.replica.leadership.ready)
                 yield one, two
 
     async def go() -> None:
@@ -67,7 +67,7 @@ def test_all_verbs_are_answered_by_the_leader_wherever_they_arrive() -> None:
         assert (one.held("n"), two.held("n")) == (FOUR, 0)
         assert (await two.filter(pod_json("q", 12), "n"))["NodeNames"] == []
         low = put_pod(server, "low", 8, node="n", uid="l", priority=1, annotations=on_card(0, 8))
-        await one.replica.cluster.relist()
+        await one.replica.informers.relist()
         victims = {"n": {"Pods": [{"UID": "l"}], "NumPDBViolations": 0}}
         body = {"Pod": pod_json("new", 9, priority=5), "NodeNameToMetaVictims": victims}
         assert await two.post("preempt", body) == {"NodeNameToMetaVictims": victims}
@@ -123,9 +123,9 @@ def test_a_leader_that_says_no_address_cannot_be_asked() -> None:
 
     async def run(server: ApiServer, _: SchedulerHarness, two: SchedulerHarness) -> None:
         answer = await two.filter(pod_json("p", 4), "n")
-        assert answer["Error"] == "fenka: the leader one does not say where it is reached"
+        assert answer["Error"] == "fenka: the leader one has not published its address"
         lease = server.get("leases", "fenka-scheduler", "kube-system")
-        assert lease["metadata"]["annotations"] == {ADDRESS: ""}
+        assert lease["metadata"]["annotations"][ADDRESS] == ""
 
     two_replicas(run, told=False)
 
@@ -135,9 +135,11 @@ def test_who_ends_passes_late_calls_to_its_successor_and_ends_the_connection() -
 
     async def run(server: ApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         stopping = asyncio.create_task(one.replica.stop())
-        await until(lambda: one.replica.leader == "two" and two.replica.leading)
+        await until(
+            lambda: one.replica.leadership.leader == "two" and two.replica.leadership.leading
+        )
         await stopping
-        assert not one.replica.ready
+        assert not one.replica.leadership.ready
         pod = put_pod(server, "p", 4)
         where = f"{one.url}{PREFIX}/filter"
         async with one.session.post(where, json={"Pod": pod, "NodeNames": ["n"]}) as answer:
@@ -162,7 +164,7 @@ def test_who_has_not_heard_of_the_lease_for_long_is_not_ready() -> None:
         async with two.session.get(f"{two.url}/readyz") as answer:
             assert answer.status == 503
         server.before = None
-        await until(lambda: two.replica.ready)
+        await until(lambda: two.replica.leadership.ready)
 
     two_replicas(run)
 
@@ -180,8 +182,7 @@ def test_standby_binds_when_the_lease_of_a_killed_leader_has_expired() -> None:
         server.mute = True
         assert await one.bind(put_pod(server, "p", 12), "n") == ""
         await one.die()
-        two.clock.now += LEASE_DURATION_S
-        await until(lambda: two.replica.leading)
+        await two.takes_over()
         assert two.held("n") == T4_MIB * 12 // 14
         assert "can't place" in await two.bind(put_pod(server, "q", 4), "n")
 
@@ -197,9 +198,9 @@ def test_leader_lists_nothing_again_when_only_its_renewals_failed() -> None:
 
         server.before = no_leases
         one.clock.now += RENEW_DEADLINE_S
-        assert not one.replica.leading
+        assert not one.replica.leadership.leading
         server.before = None
         await until(lambda: one.replica.election.leading)
-        assert one.replica.leading
+        assert one.replica.leadership.leading
 
     two_replicas(run)

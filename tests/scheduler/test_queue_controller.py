@@ -1,6 +1,6 @@
 """The order of pods: what is kept off whom, and for how long. Time is a number here."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -10,19 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fenka.cluster.entry_lifecycle import REQUEUE_AFTER_S, RESERVATION_TTL_S
+from fenka.cluster.gang_members import GangMembers
+from fenka.cluster.gang_reservations import GangScheduler
 from fenka.cluster.objects import Node, Pod
-from fenka.cluster.pending_queue import gang_complete_by_label
 from fenka.cluster.pod_placement import Infeasible, PodEvaluator
+from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.core.fairness import Fairness
 from fenka.core.request import Placement
 from fenka.dialects import gpushare
-from fenka.scheduler.queue_controller import (
-    REQUEUE_AFTER_S,
-    RESERVATION_TTL_S,
-    QueueController,
-    QueuedEvaluator,
-)
+from fenka.scheduler.extender import Extender
+from fenka.scheduler.queue_controller import QueueController
 from tests.scheduler.objects_kit import GIB, T4_MIB, Json, node_json, on_card, pod_json
 
 START = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
@@ -72,35 +71,30 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.world = ClusterState(msgspec.convert(it, Node) for it in self.nodes)
-        self.order = QueueController(
-            self.world,
-            fairness=self.fairness,
+        self.queue = QueueController(
+            queue_state(self.world, fairness=self.fairness),
+            lambda: self.plans,
             now=lambda: START + self.now,
-            took=lambda: 0.0,
-            gangs=self,
+            stopwatch=lambda: 0.0,
         )
-        self.extender = QueuedEvaluator(PodEvaluator(self.world, "binpack"), self.order)
+        self.pods: dict[str, Pod] = {}
+        members = GangMembers(self.world, lambda: {}, dict)
+        self.gangs = GangScheduler(members, self.world, "binpack", lambda: self.now)
+        self.evaluator = PodEvaluator(self.world, "binpack")
+        self.extender = Extender(lambda: self.pods, self.queue, self.evaluator, self.gangs)
         self.names = [it["metadata"]["name"] for it in self.nodes]
 
-    def planned(self) -> dict[str, tuple[Placement, ...]]:
-        """As Plans."""
-        return self.plans
-
-    def complete(self, pods: Sequence[Pod]) -> bool:
-        """As Plans, by the pods' label alone."""
-        return gang_complete_by_label(pods)
-
     def set(self, *pods: Pod) -> None:
-        """The watch brings them."""
+        """The informer brings them."""
         for pod in pods:
             self.world.set_pod(pod)
-            self.order.set_pod(pod)
+            self.queue.set_pod(pod)
 
     def gone(self, *names: str) -> None:
-        """The watch says so."""
+        """The informer reports that they were deleted."""
         for name in names:
             self.world.forget_pod(name)
-            self.order.forget(name)
+            self.queue.forget_pod(name)
 
     def holds(self, name: str, card: int, units: int, node: str = "n", **rest: Any) -> None:
         """A pod that is on this card."""
@@ -108,6 +102,7 @@ class Cluster:
 
     def ask(self, pod: Pod, *names: str) -> dict[str, str]:
         """As kube-scheduler does: sentences of the nodes that refuse it, empty if any does."""
+        self.pods[pod.metadata.uid] = pod
         found = self.extender.filter(pod, names or self.names)
         return {} if found.fitting else {**found.failed, **found.unresolvable}
 
@@ -158,7 +153,7 @@ def test_small_ones_use_the_other_card() -> None:
     cluster = two_cards()
     cluster.now = 10
     cluster.wait(make("head", 12, 1))
-    assert cluster.order.ahead(make("s", 2, 2)).reserved == {"GPU-n-1"}
+    assert cluster.queue.constraints(make("s", 2, 2)).reserved == {"GPU-n-1"}
     small = [make(f"s{number}", 2, 2 + number) for number in range(3)]
     cluster.set(*small)
     assert [cluster.start(it) for it in small[:2]] == ["n/0", "n/0"]
@@ -205,7 +200,7 @@ def test_a_backfilled_pod_ends_by_its_deadline_before_the_node_has_started_it() 
     cluster.set(small)
     cluster.world.assume(small, cluster.extender.placements(small, "n"))  # type: ignore[arg-type]
     cluster.now = 11
-    (place,) = cluster.order.places()
+    (place,) = cluster.queue.entries()
     assert place.reservation is not None
     assert place.reservation.starts_by == START + 200
 
@@ -256,10 +251,10 @@ def test_patience_with_who_does_not_come() -> None:
     cluster.now = RESERVATION_TTL_S
     assert cluster.start(later) == "n/0"
     cluster.now += 1
-    assert cluster.order.places() == ()
+    assert cluster.queue.entries() == ()
     # It is asked about again, and 10 are left: it names the card.
     assert "too little memory" in cluster.ask(head)["n"]
-    assert [it.waiter.id for it in cluster.order.places()] == ["head"]
+    assert [it.waiter.id for it in cluster.queue.entries()] == ["head"]
     small = make("small", 2, 3)
     cluster.set(small)
     assert "reserved" in cluster.start(small)
@@ -270,22 +265,22 @@ def test_who_is_to_be_tried_again() -> None:
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 8)
     cluster.wait(make("head", 12, 1), make("next", 4, 2))
-    assert cluster.order.due(9) == []
+    assert cluster.queue.pods_to_requeue(9) == []
     cluster.now = 1
     cluster.gone("head")
-    assert cluster.order.due(9) == []
+    assert cluster.queue.pods_to_requeue(9) == []
     cluster.now = 1 + REQUEUE_AFTER_S
-    assert [it.metadata.name for it in cluster.order.due(9)] == ["next"]
+    assert [it.metadata.name for it in cluster.queue.pods_to_requeue(9)] == ["next"]
     # Once, while it fits.
-    assert cluster.order.due(9) == []
+    assert cluster.queue.pods_to_requeue(9) == []
     cluster.holds("h2", 0, 4)
     cluster.now += 1
-    assert cluster.order.due(9) == []
+    assert cluster.queue.pods_to_requeue(9) == []
     cluster.gone("h2")
     cluster.now += 1
-    assert cluster.order.due(9) == []
+    assert cluster.queue.pods_to_requeue(9) == []
     cluster.now += REQUEUE_AFTER_S
-    assert [it.metadata.name for it in cluster.order.due(9)] == ["next"]
+    assert [it.metadata.name for it in cluster.queue.pods_to_requeue(9)] == ["next"]
 
 
 def test_a_node_that_kube_scheduler_rules_out_is_not_kept() -> None:
@@ -335,13 +330,13 @@ def test_nodes_by_selector_taint_and_cordon() -> None:
     cluster.holds("hb", 0, 10, "b", runs=100, started=0)
     cluster.wait(make("head", 12, 1, spec={"nodeSelector": {"zone": "a"}}))
     cluster.set(make("lost", 12, 0, spec={"nodeSelector": {"zone": "c"}}, said=UNSCHEDULABLE))
-    assert [it.waiter.id for it in cluster.order.places()] == ["head"]
-    assert cluster.order.ahead(make("s", 2, 2)).reserved == {"GPU-a-0"}
+    assert [it.waiter.id for it in cluster.queue.entries()] == ["head"]
+    assert cluster.queue.constraints(make("s", 2, 2)).reserved == {"GPU-a-0"}
     # The node is cordoned: nothing is waited for there.
     nodes[0]["spec"]["unschedulable"] = True
     cluster.world.set_node(msgspec.convert(nodes[0], Node))
     cluster.now = 1
-    assert cluster.order.ahead(make("s", 2, 2)).reserved == frozenset()
+    assert cluster.queue.constraints(make("s", 2, 2)).reserved == frozenset()
 
 
 def test_who_does_not_wait() -> None:
@@ -357,8 +352,8 @@ def test_who_does_not_wait() -> None:
         make("new", 4),
         gone,
     )
-    assert cluster.order.places() == ()
-    assert cluster.order.position(make("huge", 20, said=UNSCHEDULABLE)) == ""
+    assert cluster.queue.entries() == ()
+    assert cluster.queue.position(make("huge", 20, said=UNSCHEDULABLE)) == ""
 
 
 def test_two_units_are_two_groups_and_one_order() -> None:
@@ -373,10 +368,10 @@ def test_two_units_are_two_groups_and_one_order() -> None:
     cluster.now = 10
     cluster.wait(first)
     # It would start on b at 50, the earliest of all: the others are nobody's.
-    assert cluster.order.ahead(make("s", 2, 3)).reserved == {"GPU-b-0"}
+    assert cluster.queue.constraints(make("s", 2, 3)).reserved == {"GPU-b-0"}
     # 4,096 units fit b alone, behind the first: 15,079 - 12 are more than enough.
     cluster.wait(second)
-    assert [it.waiter.id for it in cluster.order.places()] == ["first", "second"]
+    assert [it.waiter.id for it in cluster.queue.entries()] == ["first", "second"]
     assert cluster.start(make("s", 2, 3)) in ("a/0", "c/0")
     cluster.gone("hb")
     cluster.now = 11
@@ -410,10 +405,10 @@ def test_namespaces_take_turns(fairness: Fairness, expected: list[str]) -> None:
     ]
     cluster.wait(*pods)
     cluster.now = 61
-    assert [it.waiter.id for it in cluster.order.places()] == expected
+    assert [it.waiter.id for it in cluster.queue.entries()] == expected
     for pod in pods:
         rank = expected.index(pod.metadata.name) + 1
-        assert cluster.order.position(pod) == f"; position {rank} of 3 in the queue"
+        assert cluster.queue.position(pod) == f"; position {rank} of 3 in the queue"
         assert f"position {rank} of 3" in cluster.ask(pod)["n"]
 
 
@@ -437,7 +432,7 @@ def ran(cluster: Cluster, pod: Pod, since: float, until: float) -> None:
 
 def firsts(cluster: Cluster, count: int = 2) -> list[str]:
     """Return the names of the first in line."""
-    return [it.waiter.name for it in cluster.order.places()[:count]]
+    return [it.waiter.name for it in cluster.queue.entries()[:count]]
 
 
 def test_namespace_that_has_used_the_card_is_behind_one_that_has_not() -> None:
@@ -464,7 +459,7 @@ def test_cards_kept_for_pods_that_do_not_come_count_as_used() -> None:
     cluster.now = RESERVATION_TTL_S
     assert firsts(cluster) == ["late", "h1"]
     assert cluster.start(late) == "n/0"
-    assert cluster.order.used() == pytest.approx({"heavy": RESERVATION_TTL_S})
+    assert cluster.queue.usage() == pytest.approx({"heavy": RESERVATION_TTL_S})
 
 
 def test_use_is_rebuilt_from_the_pods_that_the_api_server_still_shows() -> None:
@@ -480,13 +475,13 @@ def test_use_is_rebuilt_from_the_pods_that_the_api_server_still_shows() -> None:
     ]
     for _ in range(2):
         cluster.set(*pods)
-        cluster.order.resync(pods)
-    used = cluster.order.used()
+        cluster.queue.replace_pods(pods)
+    used = cluster.queue.usage()
     assert used == pytest.approx({"a": 300, "b": 50}, rel=1e-3)
     cluster.now = 1100
-    cluster.order.resync([])
+    cluster.queue.replace_pods([])
     cluster.now = 2000
-    assert cluster.order.used() == pytest.approx({"a": 300, "b": 150}, rel=1e-3)
+    assert cluster.queue.usage() == pytest.approx({"a": 300, "b": 150}, rel=1e-3)
 
 
 def test_condition_without_a_time_is_read() -> None:
@@ -505,11 +500,11 @@ def test_use_counts_from_when_the_nodes_cards_are_known() -> None:
     cluster.world.forget_node("n")
     on: dict[str, Any] = {"node": "n", "annotations": on_card(0, 7)}
     cluster.set(make("p", 7, 0, namespace="a", said={"startTime": stamp(0)}, **on))
-    assert cluster.order.used() == {}
+    assert cluster.queue.usage() == {}
     cluster.world.set_node(msgspec.convert(node_json("n", T4_MIB), Node))
     cluster.wait(make("q", 14, 0))
     assert firsts(cluster) == ["q"]
-    assert cluster.order.used() == pytest.approx({"a": 50}, rel=1e-3)
+    assert cluster.queue.usage() == pytest.approx({"a": 50}, rel=1e-3)
 
 
 def test_the_starvation_figure() -> None:
@@ -523,23 +518,23 @@ def test_the_starvation_figure() -> None:
     a1 = make("a1", 8, 1, namespace="a")
     b1 = make("b1", 8, 50, namespace="b")
     cluster.wait(a1, b1)
-    assert cluster.order.max_bypass_s == 0
+    assert cluster.queue.max_bypass_s == 0
     # b1: 0, a1: 60 and what it has had, c: 120
     c = make("c", 2, 55, namespace="c")
     cluster.set(c)
     # b1 has named card 0, a1 card 1
     assert cluster.start(c) == "n/2"
     cluster.set(make("c", 2, 55, namespace="c", node="n", annotations=on_card(2, 2)))
-    assert cluster.order.max_bypass_s == 0
+    assert cluster.queue.max_bypass_s == 0
     cluster.gone("h0")
     cluster.now = 61
     assert cluster.start(b1) == "n/0"
     cluster.set(make("b1", 8, 50, namespace="b", node="n", annotations=on_card(0, 8)))
     cluster.now = 62
-    assert cluster.order.max_bypass_s == 49
-    assert cluster.order.max_bypass_bound_s == 3600
+    assert cluster.queue.max_bypass_s == 49
+    assert cluster.queue.max_bypass_bound_s == 3600
     cluster.gone("a1")
-    assert cluster.order.max_bypass_s == 0
+    assert cluster.queue.max_bypass_s == 0
 
 
 def gang(name: str, units: int, at: float) -> Pod:
@@ -552,16 +547,16 @@ def test_a_gang_stands_in_line_as_one() -> None:
     cluster = two_cards()
     cluster.now = 10
     cluster.set(gang("g1", 8, 1), gang("g2", 8, 3))
-    assert cluster.ask(gang("g1", 8, 1)) != {}
-    (place,) = cluster.order.places()
+    cluster.queue.reject(gang("g1", 8, 1), ["n"])
+    (place,) = cluster.queue.entries()
     assert (place.waiter.id, place.waiter.name, len(place.waiter.pods)) == ("default/g", "g", 2)
-    ahead = cluster.order.ahead(make("s", 2, 4))
+    ahead = cluster.queue.constraints(make("s", 2, 4))
     assert (set(ahead.reserved), ahead.position) == ({"GPU-n-0", "GPU-n-1"}, 2)
     # For its own members nothing is reserved.
-    assert cluster.order.ahead(gang("g2", 8, 3)).reserved == frozenset()
+    assert cluster.queue.constraints(gang("g2", 8, 3)).reserved == frozenset()
     cluster.plans = {"default/g": ()}
     cluster.now = 11
-    assert cluster.order.places() == ()
+    assert cluster.queue.entries() == ()
 
 
 def test_cards_without_a_name() -> None:
@@ -585,10 +580,12 @@ def test_nobody_is_evicted_for_a_card_that_another_would_get() -> None:
     first, second = make("first", 12, 1, priority=5), make("second", 8, 2, priority=5)
     cluster.wait(first, second)
     judge, pods = PodEvaluator(cluster.world, "binpack"), dict[str, Pod]()
-    found = judge.preempt(first, "n", ["low"], pods, ahead=cluster.order.ahead(first))
+    found = judge.preempt(first, "n", ["low"], pods, ahead=cluster.queue.constraints(first))
     assert found is not None
     assert found.uids == ("low",)
-    assert judge.preempt(second, "n", ["low"], pods, ahead=cluster.order.ahead(second)) is None
+    assert (
+        judge.preempt(second, "n", ["low"], pods, ahead=cluster.queue.constraints(second)) is None
+    )
 
 
 # ---- from filter to bind ----
@@ -685,10 +682,10 @@ def test_nobody_is_overtaken_on_the_cards_that_it_has_named(events: list[tuple[A
             open_ := [it for it in pods if cluster.world.allocation(it) is None]
         ):
             pod = pods[open_[value % len(open_)]]
-            if pod.metadata.name not in cluster.order._open:
+            if pod.metadata.name not in cluster.queue._state._open:
                 continue
             # The line may not have been served since one of them was given a card.
-            places = cluster.order.places()
+            places = cluster.queue.entries()
             before = [it for it in places if cluster.world.allocation(it.waiter.id) is None]
             got = cluster.start(pod)
             if "/" not in got or "GPUs" in got:
@@ -761,10 +758,8 @@ def test_a_large_one_in_a_stream_of_small_ones(ordered: bool) -> None:
     cluster = Cluster([node_json("n", T4_MIB, T4_MIB), node_json("m", T4_MIB, T4_MIB)])
     kube, running = KubeScheduler(cluster), dict[str, float]()
     if not ordered:
-        # The order as if nobody waited.
-        cluster.extender = QueuedEvaluator(
-            PodEvaluator(cluster.world, "binpack"), QueueController(ClusterState())
-        )
+        nobody_pending = QueueController(queue_state(cluster.world))
+        cluster.extender = Extender(dict, nobody_pending, cluster.evaluator, cluster.gangs)
     begun: dict[str, int] = {}
     for second in range(300):
         cluster.now = second

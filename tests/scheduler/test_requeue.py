@@ -4,10 +4,11 @@ import asyncio
 import json
 from collections.abc import Sequence
 
+import pytest
 from aiohttp import web
 
 from fenka.cluster.objects import Pod
-from fenka.scheduler.requeue import LABEL, Requeuer
+from fenka.scheduler.pod_patcher import REQUEUED_LABEL, PodPatcher, requeue_body
 from tests.kubernetes.api_server import ApiServer, api_server, until
 from tests.scheduler.objects_kit import a_pod
 from tests.scheduler.replica_kit import briefly, put_pod
@@ -16,7 +17,7 @@ from tests.scheduler.replica_kit import briefly, put_pod
 def label(server: ApiServer, name: str) -> str | None:
     """Of a pod that the server has."""
     (found,) = [it for it in server.all("pods") if it["metadata"]["name"] == name]
-    said: str | None = found["metadata"].get("labels", {}).get(LABEL)
+    said: str | None = found["metadata"].get("labels", {}).get(REQUEUED_LABEL)
     return said
 
 
@@ -32,20 +33,20 @@ def test_the_label() -> None:
             def due(_: int) -> Sequence[Pod]:
                 return batches.pop() if batches else ()
 
-            requeuer = Requeuer(api, due, lambda: leads, briefly, now=lambda: 12.5)
+            requeuer = PodPatcher(api, requeue_body, due, lambda: leads, 0.1, sleep=briefly)
             task = asyncio.create_task(requeuer.run())
             await asyncio.sleep(0.02)
             assert label(server, "p") is None
             leads = True
-            await until(lambda: label(server, "p") == "12")
+            await until(lambda: label(server, "p") is not None)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(go())
 
 
-def test_where_it_may_not() -> None:
-    """It ends, and nothing else does."""
+def test_error_is_logged_once_when_patching_is_forbidden(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing else fails."""
 
     async def go() -> None:
         async def forbid(request: web.Request) -> None:
@@ -56,9 +57,10 @@ def test_where_it_may_not() -> None:
         async with api_server() as server, server.api() as api:
             put_pod(server, "p", 4, uid="p")
             server.before = forbid
-            pods = [a_pod("p", 4, uid="p")]
-            async with asyncio.timeout(10):
-                await Requeuer(api, lambda _: pods, lambda: True, briefly).run()
+            patcher = PodPatcher(api, requeue_body, lambda _: (), lambda: True, 0.1, sleep=briefly)
+            for _ in range(2):
+                await patcher.patch(a_pod("p", 4, uid="p"))
             assert label(server, "p") is None
+            assert len([it for it in caplog.messages if "cannot patch" in it]) == 1
 
     asyncio.run(go())

@@ -176,11 +176,11 @@ def test_a_bug_is_told_to_one_pod_alone() -> None:
         def broken(*_: object) -> None:
             raise RuntimeError("bug")
 
-        judge, right = one.replica.judge, one.replica.judge.filter
-        judge.filter = broken  # type: ignore[method-assign,assignment]
+        extender, right = one.replica.extender, one.replica.extender.filter
+        extender.filter = broken  # type: ignore[method-assign,assignment]
         answer = await one.filter(pod_json("p", 4), "n")
-        assert "its log says why" in answer["Error"]
-        judge.filter = right  # type: ignore[method-assign]
+        assert "its log has the reason" in answer["Error"]
+        extender.filter = right  # type: ignore[method-assign]
         assert (await one.filter(pod_json("p", 4), "n"))["NodeNames"] == ["n"]
 
     scenario(run, NODE)
@@ -267,9 +267,7 @@ def test_a_label_that_flips_while_slices_are_held_is_told() -> None:
         server.put("nodes", node_json("n", T4_MIB, labels={"gpushare": "false"}))
         await until(lambda: notes(server, "n"))
         (note,) = notes(server, "n")
-        assert (
-            "gpushare=false takes it out of sharing; what 1 of its pods hold stays theirs" in note
-        )
+        assert "gpushare=false takes it out of sharing; 1 of its pods keep what they have" in note
         assert one.held("n") == T4_MIB * 4 // 14
 
     scenario(run, NODE)
@@ -284,7 +282,7 @@ def test_sick_cards_by_gpushares_config_map() -> None:
             server.put("configmaps", {"metadata": meta, "data": {"gpus": gpus}})
 
         def healthy() -> list[bool]:
-            share = one.replica.world.shared_node("n")
+            share = one.replica.cluster.shared_node("n")
             assert share is not None
             return [it.healthy for it in share.node.cards]
 
@@ -303,11 +301,11 @@ def test_a_node_that_is_made_again_is_another_node() -> None:
 
     async def run(server: ApiServer, one: SchedulerHarness) -> None:
         server.remove("nodes", "n")
-        await until(lambda: one.replica.world.node("n") is None)
+        await until(lambda: one.replica.cluster.node("n") is None)
         again = node_json("n", T4_MIB)
         again["metadata"]["uid"] = "another"
         server.put("nodes", again)
-        await until(lambda: one.replica.world.shared_node("n") is not None)
+        await until(lambda: one.replica.cluster.shared_node("n") is not None)
 
     scenario(run, NODE)
 

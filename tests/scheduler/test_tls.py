@@ -14,8 +14,8 @@ import pytest
 from fenka.kubernetes.http_listener import serve_app
 from fenka.scheduler.certificates import due
 from fenka.scheduler.credentials import Credentials, InvalidCredentials
-from fenka.scheduler.main import url
-from fenka.scheduler.server import PREFIX, Access, Server
+from fenka.scheduler.main import http_server, url
+from fenka.scheduler.server import PREFIX, Access
 from tests.kubernetes.api_server import ApiServer, api_server, until
 from tests.kubernetes.test_election import Clock
 from tests.scheduler.objects_kit import T4_MIB, node_json
@@ -78,9 +78,9 @@ def test_replicas_pass_calls_on_by_certificate(tmp_path: Path) -> None:
             mine = access(tmp_path / "own")
             theirs = access(tmp_path / "other") if other else mine
             async with extender(server, "one", clock, access=theirs) as one:
-                await until(lambda: one.replica.leading)
+                await until(lambda: one.replica.leadership.leading)
                 async with extender(server, "two", clock, access=mine) as two:
-                    await until(lambda: two.replica.ready)
+                    await until(lambda: two.replica.leadership.ready)
                     pod = put_pod(server, "p", 4)
                     error = await two.bind(pod, "n")
                     assert ("the leader one does not answer" in error) if other else error == ""
@@ -119,7 +119,7 @@ def test_what_changes_nothing_is_for_everybody_unless_it_is_closed(tmp_path: Pat
     async def run(_: ApiServer, one: SchedulerHarness) -> None:
         for closed in (False, True):
             allowed = Access(inspect=not closed, metrics=not closed, credentials=None)
-            app = Server(one.replica, allowed).readable()
+            app = http_server(one.replica, allowed).readable()
             listening = socket.create_server(("127.0.0.1", 0))
             where = url("127.0.0.1", listening.getsockname()[1])
             async with serve_app(app, listening), aiohttp.ClientSession() as session:

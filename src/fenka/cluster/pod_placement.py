@@ -73,6 +73,12 @@ class QueueConstraints:
     position: int = 0
     of: int = 0
 
+    @property
+    def all_cards(self) -> frozenset[DeviceId]:
+        """Return the cards on which anything is held for others."""
+        placements = (it.placement for held in self.kept.values() for it in held)
+        return self.reserved.union(piece.uuid for it in placements for piece in it.slices)
+
 
 NO_CONSTRAINTS = QueueConstraints()
 
@@ -201,7 +207,7 @@ class PodEvaluator:
         units = {share.unit_mib for share in self._world.shared_nodes()} or {base.GIB_MIB}
         return tuple(wanted.parts(unit) for unit in sorted(units))
 
-    def why(self, pod: Pod) -> str | None:
+    def explain(self, pod: Pod) -> str | None:
         """One sentence over all sharing nodes, for a pod that waits; None where one fits."""
         names = [share.node.name for share in self._world.shared_nodes()]
         verdicts = [verdict for _, verdict in self.evaluate(pod, names)]
@@ -391,6 +397,17 @@ def resident_compute(world: ClusterState, name: str) -> set[bool]:
         for it in world.allocations(name)
         if it.slices and not any(placement.whole for placement in it.placements)
     }
+
+
+def admits(world: ClusterState, name: str, parts: Sequence[SliceRequest]) -> bool:
+    """Return whether the node's mode admits such requests now."""
+    node = world.node(name)
+    labels = node.metadata.labels if node else {}
+    try:
+        node_modes.check_admission(labels, parts, resident_compute(world, name))
+    except InvalidRecord:
+        return False
+    return True
 
 
 def _cordoned(node: Node, reserved: Collection[DeviceId]) -> Node:

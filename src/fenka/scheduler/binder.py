@@ -1,7 +1,7 @@
-"""Binding: assumed in memory first, then one request that binds and records at once, then known for certain.
+"""Binds pods: assume in memory, send one request that binds and records, then confirm or forget.
 
-The order is the safety: what is assumed is held against everybody else from that moment, without a lock and
-without waiting; it is given up only when the pod is certainly not bound.
+What is assumed counts against all other pods from that moment, without a lock. It is given up only when the
+pod is certainly not bound.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fenka.cluster.eligibility import ineligibility_reasons
+from fenka.cluster.gang_reservations import GangScheduler
 from fenka.cluster.objects import Pod, Status, pod_path
 from fenka.cluster.pod_placement import Infeasible
 from fenka.cluster.state import ClusterState, read_allocation
@@ -19,53 +20,52 @@ from fenka.dialects.registry import names_any
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.informer import Backoff
 from fenka.scheduler.extender_api import ExtenderBindingArgs
-from fenka.scheduler.gang_scheduler import GangScheduler
-from fenka.scheduler.queue_controller import QueuedEvaluator
+from fenka.scheduler.gang_barrier import GangBarrier
 
-BIND_WITHIN_S = 3.0
-"""For the one request; less where the lease ends earlier."""
+BIND_TIMEOUT_S = 3.0
+"""Of the request that binds; less if the lease ends earlier."""
 
-ANSWER_WITHIN_S = 4.5
-"""kube-scheduler waits 5 s for an extender, unless it is told to wait longer."""
+ANSWER_TIMEOUT_S = 4.5
+"""kube-scheduler waits 5 s for an extender, unless it is configured to wait longer."""
 
-SETTLED_S = 1.0
-"""So long after its deadline the API server has certainly stopped trying."""
+SETTLE_S = 1.0
+"""This long after a request's deadline the API server has certainly stopped working on it."""
 
-CONFLICT, TOO_MANY = 409, 429
+NOT_FOUND, CONFLICT = 404, 409
 
 
-class Leadership(Protocol):
+class WritePermission(Protocol):
     """Whether this replica may write."""
 
     @property
     def time_left_s(self) -> float:
-        """Within so many seconds a write must have ended; 0 or less: it must not begin."""
+        """Return within how many seconds a write must have ended; 0 or less if none may begin."""
 
     @property
     def leader(self) -> str:
-        """Who may, if not this one."""
+        """Return the identity of the replica that may write; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _BindAttempt:
-    """A binding that was sent, and when the server gives up on it at the latest."""
+    """A binding that was sent. settled_at: the server has given it up by then."""
 
     pod: Pod
-    placements: tuple[Placement, ...]
     node: str
-    over_at: float
+    settled_at: float
 
 
 class Binder:
-    """Binds pods, each at its own pace. pods: those that the watch knows, by UID."""
+    """Binds pods independently of each other."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913, PLR0917
         self,
         api: Api,
-        world: ClusterState,
-        judge: QueuedEvaluator,
+        cluster: ClusterState,
+        placements: Callable[[Pod, str], tuple[Placement, ...] | Infeasible],
         gangs: GangScheduler,
-        leadership: Leadership,
+        barrier: GangBarrier,
+        permission: WritePermission,
         pods: Callable[[], Mapping[str, Pod]],
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -73,151 +73,165 @@ class Binder:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         schedulers: Collection[str] = (),
     ) -> None:
-        self._api, self._world, self._evaluate_node, self._gangs = api, world, judge, gangs
-        self.schedulers = schedulers
-        """Values of `schedulerName` whose pods are bound; empty: all."""
-        self._leadership, self._pods = leadership, pods
+        """Args:
+        api: the API server.
+        cluster: where assumptions are kept.
+        placements: returns where a pod goes on a node.
+        gangs: hears which of its members are bound.
+        barrier: holds the bindings of members back.
+        permission: whether this replica may write.
+        pods: returns all pods, by UID.
+        clock: seconds, monotonic.
+        now_ns: nanoseconds since 1970, for the record.
+        sleep: waits for a number of seconds.
+        schedulers: values of `schedulerName` whose pods are bound; empty for all.
+        """
+        self._api, self._cluster, self._placements = api, cluster, placements
+        self._gangs, self._barrier = gangs, barrier
+        self._permission, self._pods, self._schedulers = permission, pods, schedulers
         self._clock, self._now_ns, self._sleep = clock, now_ns, sleep
         self._running: dict[tuple[str, str, str], asyncio.Task[str]] = {}
         self.outcomes: dict[str, int] = {}
-        """How often binding ended how: bound, refused, failed, unknown."""
+        """The number of bindings by outcome: bound, refused, failed, unknown."""
 
-    async def bind(self, wanted: ExtenderBindingArgs) -> str:
-        """Empty if the pod is bound to that node, else why not.
+    async def bind(self, args: ExtenderBindingArgs) -> str:
+        """Bind a pod to a node, and return the error; empty if it is bound.
 
-        The same binding asked for again while it runs is the same binding. Cancelling does not end it.
+        A binding that is requested again while it runs is not sent again. Cancelling does not end it.
         """
-        key = wanted.namespace, wanted.name, wanted.uid
+        key = args.namespace, args.name, args.uid
         task = self._running.get(key)
         if task is None:
-            task = asyncio.create_task(self._bind(wanted))
+            task = asyncio.create_task(self._bind(args))
             self._running[key] = task
             task.add_done_callback(lambda _: self._running.pop(key, None))
-        done, _ = await asyncio.wait((task,), timeout=ANSWER_WITHIN_S)
+        done, _ = await asyncio.wait((task,), timeout=ANSWER_TIMEOUT_S)
         if done:
             return task.result()
-        pod = self._pods().get(wanted.uid)
-        # It goes on all the same: once the last one is here, all of the gang are bound.
-        waiting_status = self._gangs.waiting_status(pod) if pod else None
-        return (
-            waiting_status
-            or f"whether the pod {wanted.name} was bound to {wanted.node} is not known yet"
-        )
+        pod = self._pods().get(args.uid)
+        # The task goes on: a gang is bound once its last member is here.
+        waiting = self._gangs.waiting_status(pod) if pod else None
+        return waiting or f"whether the pod {args.name} was bound to {args.node} is not known yet"
 
     @property
     def busy(self) -> bool:
-        """Whether a binding runs."""
+        """Return whether a binding runs."""
         return bool(self._running)
 
-    async def drain(self, within_s: float) -> None:
-        """Wait for bindings that run, but not for ever."""
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for the bindings that run."""
         if self._running:
-            await asyncio.wait(list(self._running.values()), timeout=within_s)
+            await asyncio.wait(list(self._running.values()), timeout=timeout_s)
 
-    async def _bind(self, wanted: ExtenderBindingArgs) -> str:
+    async def _bind(self, args: ExtenderBindingArgs) -> str:
         try:
-            # One that the watch has not brought may be of a gang too.
-            known = self._pods().get(wanted.uid) or await self._read(wanted)
+            # A pod that the informer has not brought may be in a gang too.
+            known = self._pods().get(args.uid) or await self._read(args)
             # A binding that will be refused must not count as a member that has arrived.
-            fits = self._unfit(known, wanted) is None
-            if fits and not await self._gangs.wait_for_members(known, wanted.node):
+            allowed = self._obstacle(known, args) is None
+            if allowed and not await self._barrier.wait_for_members(known, args.node):
                 self._count("refused")
-                return f"the gang of the pod {wanted.name} did not come together in time"
-            sent = await self._send(self._pods().get(wanted.uid) or known, wanted)
-            if isinstance(sent, _BindAttempt):
+                return f"the gang of the pod {args.name} was not complete in time"
+            outcome = await self._send(self._pods().get(args.uid) or known, args)
+            if isinstance(outcome, _BindAttempt):
                 self._count("unknown")
-                return await self._resolve_unknown(sent)
+                return await self._resolve_unknown(outcome)
         except (ApiError, ApiUnreachable) as why:
-            # Before anything was assumed: the pod could not even be read.
+            # Nothing was assumed: the pod could not even be read.
             self._count("failed")
             return str(why)
-        self._count("refused" if sent else "bound")
-        return sent
+        self._count("refused" if outcome else "bound")
+        return outcome
 
     def _count(self, outcome: str) -> None:
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
-    async def _send(self, pod: Pod, wanted: ExtenderBindingArgs) -> str | _BindAttempt:
-        """Why not, empty if it is bound; or what was sent and is not known."""
-        # From here to `assume` nothing waits: no other binding can come in between.
-        trouble = self._unfit(pod, wanted)
-        if trouble is not None:
-            return trouble
-        planned = self._gangs.planned_placement(pod, wanted.node)
-        placements = (planned,) if planned else self._evaluate_node.placements(pod, wanted.node)
+    async def _send(self, pod: Pod, args: ExtenderBindingArgs) -> str | _BindAttempt:
+        """Return the error, empty if the pod is bound; or the attempt, if its outcome is not known."""
+        # There is no await from here to `assume`, so that no other binding comes in between.
+        obstacle = self._obstacle(pod, args)
+        if obstacle is not None:
+            return obstacle
+        placements = self._placements(pod, args.node)
         if isinstance(placements, Infeasible):
-            which = f"the pod {wanted.name} in ns {wanted.namespace}"
-            return f"The node {wanted.node} can't place {which}: {placements.sentence}"
-        within_s = min(BIND_WITHIN_S, self._leadership.time_left_s)
-        body = self._body(pod, wanted.node, placements)
+            which = f"the pod {args.name} in ns {args.namespace}"
+            return f"The node {args.node} can't place {which}: {placements.sentence}"
+        timeout_s = min(BIND_TIMEOUT_S, self._permission.time_left_s)
+        body = self._body(pod, args.node, placements)
         if placements:
-            self._world.assume(pod, placements)
+            self._cluster.assume(pod, placements)
             self._gangs.start(pod)
-        sent = _BindAttempt(pod, placements, wanted.node, self._clock() + within_s + SETTLED_S)
+        attempt = _BindAttempt(pod, args.node, self._clock() + timeout_s + SETTLE_S)
         try:
-            await self._api.create(f"{pod.path}/binding", Status, body, within_s=within_s)
+            await self._api.create(f"{pod.path}/binding", Status, body, within_s=timeout_s)
         except ApiUnreachable:
-            return sent
+            return attempt
         except ApiError as why:
             if why.status >= 500 or why.status in (0, CONFLICT):
-                # It may be done all the same; a conflict may be with our own earlier attempt.
-                return sent
-            self._world.forget_assumed(pod.metadata.uid)
+                # It may be done nevertheless; a conflict may be with our own earlier attempt.
+                return attempt
+            self._cluster.forget_assumed(pod.metadata.uid)
             return str(why)
         return ""
 
-    def _unfit(self, pod: Pod, wanted: ExtenderBindingArgs) -> str | None:
-        """Why this pod is not to be bound now; empty if that is done already."""
+    def _obstacle(self, pod: Pod, args: ExtenderBindingArgs) -> str | None:
+        """Return why the pod is not to be bound: empty if it is bound already, None if it may be bound."""
         meta = pod.metadata
-        trouble: str | None = None
-        if self._leadership.time_left_s <= 0:
-            trouble = f"not the leader: that is {self._leadership.leader or 'nobody yet'}"
-        elif meta.uid != wanted.uid:
-            trouble = _another(pod, wanted.uid)
-        elif (meta.namespace, meta.name) != (wanted.namespace, wanted.name):
-            trouble = f"the UID {wanted.uid} is that of the pod {pod.full_name}"
+        obstacle: str | None = None
+        if self._permission.time_left_s <= 0:
+            obstacle = f"not the leader: that is {self._permission.leader or 'nobody yet'}"
+        elif meta.uid != args.uid:
+            obstacle = _another(pod, args.uid)
+        elif (meta.namespace, meta.name) != (args.namespace, args.name):
+            obstacle = f"the UID {args.uid} is that of the pod {pod.full_name}"
         elif pod.finished or meta.deletion_timestamp is not None:
-            trouble = f"the pod {meta.name} in ns {meta.namespace} is ending"
+            obstacle = f"the pod {meta.name} in ns {meta.namespace} is ending"
         elif pod.spec.node_name:
-            trouble = self._already(pod, wanted.node)
-        elif self._world.is_assumed(meta.uid):
-            trouble = f"whether the pod {meta.name} was bound before is not known yet"
+            obstacle = self._already_bound(pod, args.node)
+        elif self._cluster.is_assumed(meta.uid):
+            obstacle = f"whether the pod {meta.name} was bound before is not known yet"
         else:
-            trouble = self._forbidden(pod, wanted.node)
-        return trouble
+            obstacle = self._forbidden(pod, args.node)
+        return obstacle
 
     def _forbidden(self, pod: Pod, name: str) -> str | None:
         """Return why kube-scheduler cannot have chosen this node for this pod; None if it can have.
 
         Binding uses fenka's own rights: a request must not achieve more than kube-scheduler would do.
         """
-        which, by = f"the pod {pod.metadata.name} in ns {pod.metadata.namespace}", self.schedulers
+        which, served = (
+            f"the pod {pod.metadata.name} in ns {pod.metadata.namespace}",
+            self._schedulers,
+        )
         if not names_any(pod.request):
             return (
-                f"{which} names no resource of fenka's, so fenka does not bind it: list only resources of "
+                f"{which} requests no resource of fenka, so fenka does not bind it: list only resources of "
                 "docs/names.md in managedResources of kube-scheduler's configuration"
             )
-        if by and pod.spec.scheduler_name not in by:
+        if served and pod.spec.scheduler_name not in served:
             return (
                 f"{which} is for the scheduler {pod.spec.scheduler_name!r}, and fenka binds pods of "
-                f"{', '.join(by)}: add it to scheduler.bindsFor of fenka's chart"
+                f"{', '.join(served)}: add it to scheduler.bindsFor of fenka's chart"
             )
-        node = self._world.node(name)
+        node = self._cluster.node(name)
         if node is None:
             return f'node "{name}" not found'
         reasons = ineligibility_reasons(pod, node)
         return f"{which} may not go to the node {name}: {'; '.join(reasons)}" if reasons else None
 
-    async def _read(self, wanted: ExtenderBindingArgs) -> Pod:
-        return await self._api.get(pod_path(wanted.namespace, wanted.name), Pod)
+    async def _read(self, args: ExtenderBindingArgs) -> Pod:
+        return await self._api.get(pod_path(args.namespace, args.name), Pod)
 
     def _body(self, pod: Pod, node: str, placements: tuple[Placement, ...]) -> dict[str, Any]:
         annotations = {}
         if placements:
-            share, dialect = self._world.shared_node(node), pod.demand(self._world.dialects).dialect
-            assert share is not None
+            shared, dialect = (
+                self._cluster.shared_node(node),
+                pod.demand(self._cluster.dialects).dialect,
+            )
+            assert shared is not None
             assert dialect is not None
-            annotations = dialect.encode(pod.request, share, placements, self._now_ns())
+            annotations = dialect.encode(pod.request, shared, placements, self._now_ns())
         meta = pod.metadata
         return {
             "apiVersion": "v1",
@@ -231,47 +245,47 @@ class Binder:
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
         }
 
-    async def _resolve_unknown(self, sent: _BindAttempt) -> str:
-        """Ask until the answer is certain; the assumption holds meanwhile."""
-        backoff, meta = Backoff(), sent.pod.metadata
+    async def _resolve_unknown(self, attempt: _BindAttempt) -> str:
+        """Read the pod until the outcome is certain. The assumption holds meanwhile."""
+        backoff, meta = Backoff(), attempt.pod.metadata
         while True:
-            last = self._clock() >= sent.over_at
+            last = self._clock() >= attempt.settled_at
             try:
-                pod = await self._api.get(sent.pod.path, Pod)
+                pod = await self._api.get(attempt.pod.path, Pod)
             except ApiError as why:
-                if why.status == 404:
-                    self._world.forget_assumed(meta.uid)
+                if why.status == NOT_FOUND:
+                    self._cluster.forget_assumed(meta.uid)
                     return f'pods "{meta.name}" not found'
             except ApiUnreachable:
                 pass
             else:
                 if pod.metadata.uid != meta.uid:
-                    self._world.forget_assumed(meta.uid)
+                    self._cluster.forget_assumed(meta.uid)
                     return _another(pod, meta.uid)
                 if pod.spec.node_name:
-                    if pod.spec.node_name != sent.node:
-                        self._world.forget_assumed(meta.uid)
-                    # On this node the assumption is what the watch will bring, or has brought.
-                    return self._already(pod, sent.node)
+                    if pod.spec.node_name != attempt.node:
+                        self._cluster.forget_assumed(meta.uid)
+                    # On this node the assumption is what the informer will bring, or has brought.
+                    return self._already_bound(pod, attempt.node)
                 if pod.metadata.deletion_timestamp is not None or last:
-                    self._world.forget_assumed(meta.uid)
-                    return f"the pod {meta.name} was not bound to {sent.node}"
+                    self._cluster.forget_assumed(meta.uid)
+                    return f"the pod {meta.name} was not bound to {attempt.node}"
             await self._sleep(backoff.next_s())
 
-    def _already(self, pod: Pod, node: str) -> str:
-        """Bound before: that is success if it is what was wanted and recorded."""
-        name, where = pod.metadata.name, pod.spec.node_name
-        if where != node:
-            return f"the pod {name} is already bound to {where}"
-        share = self._world.shared_node(where)
-        holding = read_allocation(share, pod, self._world.dialects) if share else None
-        if holding is None or holding.error is None:
+    def _already_bound(self, pod: Pod, node: str) -> str:
+        """Return an error unless the pod was bound to this node, with a record."""
+        name, bound_to = pod.metadata.name, pod.spec.node_name
+        if bound_to != node:
+            return f"the pod {name} is already bound to {bound_to}"
+        shared = self._cluster.shared_node(node)
+        allocation = read_allocation(shared, pod, self._cluster.dialects) if shared else None
+        if allocation is None or allocation.error is None:
             return ""
-        return f"the pod {name} was bound to {where} by somebody else, without a card"
+        return f"another program has bound the pod {name} to {node}, without a card"
 
 
 def _another(pod: Pod, expected: str) -> str:
-    """gpushare's words."""
+    """Return gpushare's sentence for a pod with another UID."""
     meta = pod.metadata
     return (
         f"The pod {meta.name} in ns {meta.namespace}'s uid is {meta.uid}, "

@@ -1,16 +1,16 @@
-"""Moves pods that their node has refused to start for a minute: dialects/leases.py.
+"""Evicts pods that their node has refused to start for a minute (dialects/leases.py).
 
-The card that was chosen for such a pod is taken by somebody of whom the scheduler did not know. It is
-evicted, so that its controller makes another, which is placed by what the node reports now.
+The card that was chosen for such a pod is used by something that the scheduler did not know of. After the
+eviction the pod's controller makes another pod, which is placed by what the node reports now.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 
 from fenka.cluster.objects import Pod
+from fenka.cluster.recent import RecentDict
 from fenka.cluster.state import ClusterState
 from fenka.dialects.leases import Refusal
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
@@ -19,67 +19,73 @@ from fenka.scheduler.event_reporter import Recorder
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0
+INTERVAL_S = 5.0
 EVICTED, LEASE_DENIED = "FenkaEvicted", "FenkaLeaseDenied"
-_REMEMBERED = 10_000
 
 
 class Descheduler:
-    """Best effort: what fails is tried again. pods: those that the watch knows, by UID."""
+    """Best effort: what fails is tried again. `run` is its task."""
 
     def __init__(
         self,
         api: Api,
-        world: ClusterState,
+        cluster: ClusterState,
         pods: Callable[[], Mapping[str, Pod]],
         recorder: Recorder,
+        is_leading: Callable[[], bool],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._api, self._world, self._pods, self._recorder = api, world, pods, recorder
-        self._sleep = sleep
-        self._told: OrderedDict[str, None] = OrderedDict()
+        """Args:
+        api: the API server.
+        cluster: what nodes report.
+        pods: returns all pods, by UID.
+        recorder: posts the events.
+        is_leading: whether this replica leads.
+        sleep: waits for a number of seconds.
+        """
+        self._api, self._cluster, self._pods, self._recorder = api, cluster, pods, recorder
+        self._is_leading, self._sleep = is_leading, sleep
+        self._posted: RecentDict[str, None] = RecentDict()
 
-    async def run(self, leading: Callable[[], bool]) -> None:
-        """Look every few seconds until cancelled."""
+    async def run(self) -> None:
+        """Run until cancelled."""
         while True:
-            await self._sleep(LOOK_S)
-            if leading():
-                await self.look()
+            await self._sleep(INTERVAL_S)
+            if self._is_leading():
+                await self.evict_refused()
 
-    async def look(self) -> None:
-        """Move those that are refused now."""
+    async def evict_refused(self) -> None:
+        """Evict the pods that are refused now."""
         pods = self._pods()
-        for node in self._world.nodes():
+        for node in self._cluster.nodes():
             name = node.metadata.name
-            for uid, refusal in self._world.refusals(name).items():
+            for uid, refusal in self._cluster.refusals(name).items():
                 pod = pods.get(uid)
-                if pod is not None and pod.spec.node_name == name and _waits(pod):
-                    await self._move(pod, refusal)
+                if pod is not None and pod.spec.node_name == name and _runs_nothing(pod):
+                    await self._evict(pod, refusal)
 
-    async def _move(self, pod: Pod, refusal: Refusal) -> None:
+    async def _evict(self, pod: Pod, refusal: Refusal) -> None:
         meta = pod.metadata
-        movable = refusal.movable and _is_made_again(pod)
-        if meta.uid not in self._told:
-            self._told[meta.uid] = None
-            if len(self._told) > _REMEMBERED:
-                self._told.popitem(last=False)
-            said = f"fenka: its node has refused it for a minute: {refusal.sentence}"
-            if movable:
-                note = f"{said}; it is evicted, and its controller makes another"
+        evictable = refusal.movable and _has_controller(pod)
+        if meta.uid not in self._posted:
+            self._posted[meta.uid] = None
+            refused = f"fenka: its node has refused it for a minute: {refusal.sentence}"
+            if evictable:
+                note = f"{refused}; it is evicted, and its controller makes another"
                 self._recorder.on_pod(pod, EVICTED, note)
             elif refusal.movable:
-                note = f"{said}; no controller would make another: delete it and create it again"
+                note = f"{refused}; no controller would make another: delete it and create it again"
                 self._recorder.on_pod(pod, LEASE_DENIED, note)
-        if movable:
-            log.warning("%s is evicted: %s", pod.full_name, refusal.sentence)
+        if evictable:
+            log.warning("evicting %s: %s", pod.full_name, refusal.sentence)
             with contextlib.suppress(ApiError, ApiUnreachable):
                 await evict(self._api, meta.namespace, meta.name, meta.uid)
 
 
-def _waits(pod: Pod) -> bool:
-    """Whether none of its containers runs: nothing is lost when it goes."""
+def _runs_nothing(pod: Pod) -> bool:
+    """Return whether no container of the pod runs: nothing is lost with it."""
     return pod.status.phase == "Pending" and pod.metadata.deletion_timestamp is None
 
 
-def _is_made_again(pod: Pod) -> bool:
+def _has_controller(pod: Pod) -> bool:
     return any(it.controller and it.kind != "Node" for it in pod.metadata.owner_references)

@@ -1,135 +1,126 @@
-"""Events that the leader writes where people look: on pods that wait or cannot be read, and on nodes.
+"""Posts events for conditions that kube-scheduler does not report: on pods and on nodes.
 
-Each is told once per object and sentence; the recorder counts and bounds the rest.
+Each sentence is posted once per object; the recorder counts and bounds the rest.
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import PodEvaluator
+from fenka.cluster.recent import RecentDict
 from fenka.cluster.state import ClusterState, requests_gpu
 from fenka.dialects.base import InvalidRecord
 
-UNSCHEDULABLE, INVALID_RECORD, NODE_UNAVAILABLE = (
-    "FenkaUnschedulable",
-    "FenkaInvalidRecord",
-    "FenkaNodeUnavailable",
-)
+UNSCHEDULABLE, INVALID_RECORD = "FenkaUnschedulable", "FenkaInvalidRecord"
+NODE_UNAVAILABLE = "FenkaNodeUnavailable"
 
-MIN_INTERVAL_S = 1.0
-_REMEMBERED = 10_000
-
-K = TypeVar("K")
+REUSE_S = 1.0
+"""Pods that want the same get the same sentence for this long: they come by the hundred, of few sizes."""
 
 
 class Recorder(Protocol):
-    """Where events go."""
+    """Posts events."""
 
     def on_pod(self, pod: Pod, reason: str, note: str) -> None:
-        """On a pod."""
+        """Post an event on a pod."""
 
     def on_node(self, node: Node, reason: str, note: str) -> None:
-        """On a node."""
+        """Post an event on a node."""
 
 
 class EventReporter:
-    """Says what people would not be told otherwise. Silent on a replica that does not lead."""
+    """Hears of pods and nodes after the cluster's state does. It is silent while another replica leads."""
 
     def __init__(
         self,
-        world: ClusterState,
-        judge: PodEvaluator,
+        cluster: ClusterState,
+        evaluator: PodEvaluator,
         recorder: Recorder,
-        leading: Callable[[], bool],
+        is_leading: Callable[[], bool],
+        *,
         clock: Callable[[], float] = time.monotonic,
         position: Callable[[Pod], str] = lambda _: "",
     ) -> None:
-        """position: how a pod stands in line, as its sentence ends."""
-        self._world, self._evaluate_node, self._recorder, self._leading = (
-            world,
-            judge,
-            recorder,
-            leading,
-        )
-        self._position = position
-        self._clock, self._since = clock, clock()
-        self._whys: dict[tuple[object, ...], str | None] = {}
-        self._asked: OrderedDict[str, None] = OrderedDict()
-        self._told: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """Args:
+        cluster: what is reported about.
+        evaluator: explains why a pod does not fit.
+        recorder: posts the events.
+        is_leading: whether this replica leads.
+        clock: seconds, monotonic.
+        position: returns a pod's position in the queue, as the end of a sentence.
+        """
+        self._cluster, self._evaluator, self._recorder = cluster, evaluator, recorder
+        self._is_leading, self._clock, self._position = is_leading, clock, position
+        self._explained_at = clock()
+        self._explanations: dict[tuple[object, ...], str | None] = {}
+        self._filtered: RecentDict[str, None] = RecentDict()
+        self._posted: RecentDict[tuple[str, str], None] = RecentDict()
 
-    def asked(self, pod: Pod) -> None:
-        """kube-scheduler asked about this pod: its own event has the reasons."""
-        _remember(self._asked, pod.metadata.uid)
+    def filtered(self, pod: Pod) -> None:
+        """Record that kube-scheduler asked about this pod: its own event has the reasons."""
+        self._filtered[pod.metadata.uid] = None
 
     def forget(self, uid: str) -> None:
-        """The pod is gone."""
-        self._asked.pop(uid, None)
+        """Record that the pod was deleted."""
+        self._filtered.pop(uid, None)
 
     def pod(self, pod: Pod) -> None:
-        """The pod is so now, and the world knows it."""
-        if not self._leading():
+        """Report what is wrong with a new or changed pod."""
+        if not self._is_leading():
             return
-        holding = self._world.allocation(pod.metadata.uid)
-        if holding is not None and holding.error is not None:
-            if self._first(pod.metadata.uid, holding.error):
+        uid = pod.metadata.uid
+        allocation = self._cluster.allocation(uid)
+        waiting = _is_unschedulable(pod)
+        if allocation is not None and allocation.error is not None:
+            if self._is_new(uid, allocation.error):
                 note = (
-                    f"fenka: {holding.error}; the pod is counted for what it asks where it was placed, "
-                    f"or on the first cards of its node"
+                    f"fenka: {allocation.error}; the pod is counted for what it requests, on the cards where "
+                    "it was placed or else on the first cards of its node"
                 )
                 self._recorder.on_pod(pod, INVALID_RECORD, note)
-        elif _waits(pod) and pod.metadata.uid not in self._asked:
-            why = self._why(pod)
-            if why is not None:
-                self._recorder.on_pod(pod, UNSCHEDULABLE, f"fenka: {why}{self._position(pod)}")
-        if _waits(pod):
-            # The next time that it is found unschedulable counts anew.
-            self._asked.pop(pod.metadata.uid, None)
+        elif waiting and uid not in self._filtered:
+            explanation = self._explain(pod)
+            if explanation is not None:
+                note = f"fenka: {explanation}{self._position(pod)}"
+                self._recorder.on_pod(pod, UNSCHEDULABLE, note)
+        if waiting:
+            # The next time that it is found unschedulable is another occasion.
+            self._filtered.pop(uid, None)
 
     def node(self, node: Node) -> None:
-        """The node is so now, and the world knows it."""
+        """Report why a new or changed node admits no pods."""
         name = node.metadata.name
-        trouble = self._world.node_error(name)
-        if trouble is None or not self._leading():
+        error = self._cluster.node_error(name)
+        if error is None or not self._is_leading():
             return
-        held = len(self._world.allocations(name))
-        stay = f"; what {held} of its pods hold stays theirs until they end" if held else ""
-        if self._first(node.metadata.uid, trouble):
-            self._recorder.on_node(
-                node, NODE_UNAVAILABLE, f"fenka: admits no new pods: {trouble}{stay}"
-            )
+        count = len(self._cluster.allocations(name))
+        keep = f"; {count} of its pods keep what they have until they end" if count else ""
+        if self._is_new(node.metadata.uid, error):
+            note = f"fenka: admits no new pods: {error}{keep}"
+            self._recorder.on_node(node, NODE_UNAVAILABLE, note)
 
-    def _why(self, pod: Pod) -> str | None:
-        """Pods that wait come by the hundred, of few sizes: an answer holds for a moment."""
-        if self._clock() >= self._since + MIN_INTERVAL_S:
-            self._whys.clear()
-            self._since = self._clock()
+    def _explain(self, pod: Pod) -> str | None:
+        if self._clock() >= self._explained_at + REUSE_S:
+            self._explanations.clear()
+            self._explained_at = self._clock()
         try:
-            shape = self._evaluate_node.shape(pod)
+            shape = self._evaluator.shape(pod)
         except InvalidRecord as why:
             return str(why)
-        if shape not in self._whys:
-            self._whys[shape] = self._evaluate_node.why(pod)
-        return self._whys[shape]
+        if shape not in self._explanations:
+            self._explanations[shape] = self._evaluator.explain(pod)
+        return self._explanations[shape]
 
-    def _first(self, uid: str, sentence: str) -> bool:
-        return _remember(self._told, (uid, sentence))
-
-
-def _remember(known: "OrderedDict[K, None]", key: K) -> bool:
-    """Whether it is new."""
-    new = key not in known
-    known[key] = None
-    known.move_to_end(key)
-    if len(known) > _REMEMBERED:
-        known.popitem(last=False)
-    return new
+    def _is_new(self, uid: str, sentence: str) -> bool:
+        new = (uid, sentence) not in self._posted
+        self._posted[uid, sentence] = None
+        return new
 
 
-def _waits(pod: Pod) -> bool:
-    """kube-scheduler has found no node for it, and it wants a slice."""
+def _is_unschedulable(pod: Pod) -> bool:
+    """Return whether kube-scheduler has found no node for a pod that requests cards."""
     if pod.spec.node_name or pod.finished or pod.metadata.deletion_timestamp is not None:
         return False
     return pod.unschedulable is not None and requests_gpu(pod)

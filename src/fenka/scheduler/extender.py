@@ -1,76 +1,154 @@
-"""What kube-scheduler is told: each pod in its order, and pods of a gang by the plan for it."""
+"""Answers kube-scheduler: single pods under the constraints of the queue, members of a gang by its plan."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from fenka.cluster.gang_reservations import GangPending, GangScheduler
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import group_name
-from fenka.cluster.pod_placement import BEST, FilterResult, PodEvaluator, PreemptionResult
-from fenka.core.inventory import DeviceId
+from fenka.cluster.pod_placement import (
+    BEST,
+    FilterResult,
+    Infeasible,
+    PodEvaluator,
+    PreemptionResult,
+    QueueConstraints,
+)
+from fenka.cluster.recent import RecentDict
 from fenka.core.preemption import DisruptionBudget
+from fenka.core.request import Placement
 from fenka.dialects.base import InvalidRecord
-from fenka.scheduler.gang_scheduler import GangPending, GangScheduler
-from fenka.scheduler.queue_controller import QueuedEvaluator
+from fenka.scheduler.queue_controller import QueueController
 
 
 class Extender:
-    """Answers filter, prioritize and preempt.
+    """Answers filter, prioritize and preempt, and says where `bind` places a pod.
 
-    wake: have kube-scheduler ask for these pods again, which it may have put aside. budgets: the disruption
-    budgets that cover a pod.
+    A pod is evaluated under the same constraints from filter to bind. If those of bind leave nothing, those
+    of filter count, without what other pods have received since. So cards that were held for others at
+    filter are never given away, and cards that came to be held in between are, if they are free.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
-        queued_evaluator: QueuedEvaluator,
-        judge: PodEvaluator,
+        pods: Callable[[], Mapping[str, Pod]],
+        queue: QueueController,
+        evaluator: PodEvaluator,
         gangs: GangScheduler,
-        wake: Callable[[Sequence[Pod]], None],
-        budgets: Callable[[Pod], frozenset[DisruptionBudget]],
+        *,
+        on_filter: Callable[[Pod], None] = lambda _: None,
+        requeue: Callable[[Sequence[Pod]], None] = lambda _: None,
+        budgets: Callable[[Pod], frozenset[DisruptionBudget]] = lambda _: frozenset(),
     ) -> None:
-        self._in_order, self._evaluate_node, self._gangs = queued_evaluator, judge, gangs
-        self._wake, self._budgets = wake, budgets
+        """Args:
+        pods: returns the pods of the API server, by UID. What a caller sends of a pod changes nothing here:
+            callers over plain HTTP may be anybody.
+        queue: the pending pods.
+        evaluator: evaluates nodes.
+        gangs: the gangs that are starting.
+        on_filter: hears of pods that kube-scheduler asks about.
+        requeue: has kube-scheduler try these pods, which may be in backoff.
+        budgets: returns the disruption budgets of a pod.
+        """
+        self._pods, self._queue, self._evaluator, self._gangs = pods, queue, evaluator, gangs
+        self._on_filter, self._requeue, self._budgets = on_filter, requeue, budgets
+        self._filter_constraints: RecentDict[str, QueueConstraints] = RecentDict()
 
-    def filter(self, pod: Pod, names: Sequence[str]) -> FilterResult:
-        """Which of the nodes the pod fits, and why the others do not."""
-        if group_name(pod) is None:
-            return self._in_order.filter(pod, names)
-        try:
-            gang = self._gangs.gang(pod)
-            kept = self._in_order.kept(pod) if gang else frozenset[DeviceId]()
-            place = self._gangs.place(pod, gang, names, kept) if gang else None
-        except InvalidRecord as why:
-            return FilterResult(unresolvable=dict.fromkeys(names, str(why)))
-        if place is None:
-            return self._in_order.filter(pod, names)
-        if isinstance(place, GangPending):
-            stands = self._in_order.waits(pod, names) if place.in_line else ""
-            return FilterResult(failed=dict.fromkeys(names, place.sentence + stands))
-        self._wake(place.others)
-        node = place.placement.node
-        elsewhere = f"the plan for its gang has it on {node}"
-        return FilterResult([node], {name: elsewhere for name in names if name != node})
+    def filter(self, sent: Pod, nodes: Sequence[str]) -> FilterResult:
+        """Return which of the nodes fit the pod. A pod that fits nowhere is pending from now on."""
+        pod = self._pods().get(sent.metadata.uid)
+        if pod is None:
+            return self._filter_unknown(sent, nodes)
+        self._on_filter(pod)
+        if group_name(pod) is not None:
+            result = self._filter_member(pod, nodes)
+            if result is not None:
+                return result
+        constraints = self._queue.constraints(pod)
+        result = self._evaluator.filter(pod, nodes, constraints)
+        if not result.fitting and constraints.nodes:
+            # The snapshot may be older than the last change.
+            fresh = self._queue.constraints(pod, final=True)
+            if fresh != constraints:
+                constraints, result = fresh, self._evaluator.filter(pod, nodes, fresh)
+        if result.fitting:
+            self._filter_constraints[pod.metadata.uid] = constraints
+        elif result.failed:
+            self._filter_constraints.pop(pod.metadata.uid, None)
+            self._queue.reject(pod, nodes)
+        return result
 
-    def look(self, pod: Pod, names: Sequence[str]) -> FilterResult:
-        """Judge a pod that the watch has not brought, by what the caller says of it. Changes nothing."""
-        if group_name(pod) is None:
-            return self._evaluate_node.filter(pod, names, self._in_order.ahead(pod))
-        why = "the API server has not shown fenka this pod of a gang yet"
-        return FilterResult(failed=dict.fromkeys(names, why))
-
-    def prioritize(self, pod: Pod, names: Sequence[str]) -> list[tuple[str, int]]:
-        """A score for each node, in the order given."""
-        for name in names:
+    def prioritize(self, sent: Pod, nodes: Sequence[str]) -> list[tuple[str, int]]:
+        """Return a score for each node, in the order given."""
+        pod = self._pods().get(sent.metadata.uid, sent)
+        for name in nodes:
             if self._gangs.planned_placement(pod, name) is not None:
-                return [(it, BEST if it == name else 0) for it in names]
-        return self._in_order.prioritize(pod, names)
+                return [(it, BEST if it == name else 0) for it in nodes]
+        constraints = self._filter_constraints.get(pod.metadata.uid)
+        return self._evaluator.prioritize(pod, nodes, constraints or self._queue.constraints(pod))
+
+    def placements(self, pod: Pod, node: str) -> tuple[Placement, ...] | Infeasible:
+        """Return where on this node the pod is bound; nothing if it requests nothing."""
+        planned = self._gangs.planned_placement(pod, node)
+        if planned is not None:
+            return (planned,)
+        result = self._evaluator.placements(pod, node, self._queue.constraints(pod))
+        constraints = self._filter_constraints.pop(pod.metadata.uid, None)
+        if isinstance(result, Infeasible) and constraints is not None:
+            constraints = self._queue.without_served(constraints)
+            result = self._evaluator.placements(pod, node, constraints)
+        return result
 
     def preempt(
-        self, pod: Pod, node: str, victims: Collection[str], pods: Mapping[str, Pod]
-    ) -> PreemptionResult | None:
-        """Who must go from the node, none where that does not help: a gang must fit whole, or nobody goes."""
+        self, sent: Pod, victims: Mapping[str, Collection[str]], sent_pods: Mapping[str, Pod]
+    ) -> dict[str, PreemptionResult]:
+        """Return which pods to evict, on each node where that makes room.
+
+        Args:
+            sent: the pod that needs room.
+            victims: UIDs of the pods that kube-scheduler would evict, by node.
+            sent_pods: victims that kube-scheduler has sent whole, by UID.
+        """
+        known = self._pods()
+        pod, pods = known.get(sent.metadata.uid, sent), {**sent_pods, **known}
+        # A gang must fit whole, or nothing is evicted for it.
         if not self._gangs.fits_after_preemption(pod):
+            return {}
+        constraints = self._queue.constraints(pod)
+        results = {}
+        for node, uids in victims.items():
+            result = self._evaluator.preempt(
+                pod, node, uids, pods, self._budgets, self._gangs.key, ahead=constraints
+            )
+            if result is not None and result.uids:
+                results[node] = result
+        return results
+
+    def _filter_unknown(self, pod: Pod, nodes: Sequence[str]) -> FilterResult:
+        """Evaluate a pod that the informer has not brought, as the caller describes it. Changes nothing."""
+        if group_name(pod) is None:
+            return self._evaluator.filter(pod, nodes, self._queue.constraints(pod))
+        reason = "the API server has not shown fenka this pod of a gang yet"
+        return FilterResult(failed=dict.fromkeys(nodes, reason))
+
+    def _filter_member(self, pod: Pod, nodes: Sequence[str]) -> FilterResult | None:
+        """Return the answer for a member of a gang; None if it is placed like a single pod."""
+        try:
+            gang = self._gangs.gang(pod)
+            if gang is None:
+                return None
+            reserved = self._queue.constraints(pod, final=True).all_cards
+            placed = self._gangs.place(pod, gang, nodes, reserved)
+        except InvalidRecord as why:
+            return FilterResult(unresolvable=dict.fromkeys(nodes, str(why)))
+        if placed is None:
             return None
-        ahead = self._in_order.ahead(pod)
-        return self._evaluate_node.preempt(
-            pod, node, victims, pods, self._budgets, self._gangs.key, ahead=ahead
-        )
+        if isinstance(placed, GangPending):
+            sentence = placed.sentence
+            if placed.queued:
+                self._queue.reject(pod, nodes)
+                sentence += self._queue.position(pod)
+            return FilterResult(failed=dict.fromkeys(nodes, sentence))
+        self._requeue(placed.others)
+        node = placed.placement.node
+        reason = f"its gang's reservation is on {node}"
+        return FilterResult([node], {name: reason for name in nodes if name != node})

@@ -1,21 +1,22 @@
-"""kube-scheduler's extender protocol (v1), as it arrives and as it is answered.
+"""kube-scheduler's extender protocol (v1): decoding its requests and encoding the answers.
 
-Go's names, without tags; what arrives is read whatever its letters' case, as Go reads it.
+Field names are Go's, without tags. Requests are read whatever the case of their letters, as Go reads them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from fenka.cluster.objects import Pod
+from fenka.cluster.pod_placement import FilterResult, PreemptionResult
 from fenka.core.errors import FenkaError
 
 T = TypeVar("T")
 
 
 class InvalidExtenderRequest(FenkaError):
-    """No request of the extender protocol; the message says why."""
+    """The body is not a request of the extender protocol."""
 
 
 class _Named(msgspec.Struct):
@@ -26,7 +27,7 @@ class _Named(msgspec.Struct):
 
 
 class ExtenderFilterResult(msgspec.Struct, rename="pascal"):
-    """Of filter."""
+    """The answer to filter."""
 
     nodes: dict[str, Any] | None = None
     node_names: list[str] | None = None
@@ -36,7 +37,7 @@ class ExtenderFilterResult(msgspec.Struct, rename="pascal"):
 
 
 class ExtenderArgs(msgspec.Struct):
-    """By filter and prioritize. nodes: as they were sent, where no cache was promised."""
+    """The arguments of filter and prioritize. nodes: whole nodes, from a caller without nodeCacheCapable."""
 
     pod: Pod
     names: list[str]
@@ -44,7 +45,7 @@ class ExtenderArgs(msgspec.Struct):
 
 
 class ExtenderBindingArgs(msgspec.Struct):
-    """By bind."""
+    """The arguments of bind."""
 
     name: str
     namespace: str
@@ -53,83 +54,92 @@ class ExtenderBindingArgs(msgspec.Struct):
 
 
 class ExtenderPreemptionArgs(msgspec.Struct):
-    """By preempt. victims: UIDs by node. disruptions: NumPDBViolations, as kube-scheduler counted them."""
+    """The arguments of preempt.
+
+    Attributes:
+        pod: the pod that needs room.
+        victims: UIDs of the pods that kube-scheduler would evict, by node.
+        disruptions: NumPDBViolations as counted by kube-scheduler, by node.
+        pods: victims that were sent whole, by UID.
+    """
 
     pod: Pod
     victims: dict[str, list[str]]
     disruptions: dict[str, int]
     pods: dict[str, Pod]
-    """Victims that were sent whole, by UID."""
 
 
 def read_args(body: bytes) -> ExtenderArgs:
-    """The arguments of filter and prioritize. Raises NotUnderstood."""
+    """Return the arguments of filter and prioritize. Raises InvalidExtenderRequest."""
     fields = _fields(body)
     pod = _pod(fields)
-    names = _maybe(fields, "nodenames", list[str])
+    names = _optional(fields, "nodenames", list[str])
     if names is not None:
         return ExtenderArgs(pod, names)
-    items = _maybe(fields, "nodes", dict[str, msgspec.Raw])
+    items = _optional(fields, "nodes", dict[str, msgspec.Raw])
     if items is None:
         raise InvalidExtenderRequest("cannot get node names")
-    raw = _maybe(_lower(items), "items", list[msgspec.Raw]) or []
-    nodes = {_decoded(bytes(it), _Named).metadata.name: it for it in raw}
+    raw = _optional(_lower(items), "items", list[msgspec.Raw]) or []
+    nodes = {_decode(bytes(it), _Named).metadata.name: it for it in raw}
     return ExtenderArgs(pod, list(nodes), nodes)
 
 
-def filter_result(asked: ExtenderArgs, fitting: list[str]) -> ExtenderFilterResult:
-    """In the form in which it was asked."""
-    if asked.nodes is None:
-        return ExtenderFilterResult(node_names=fitting)
-    items = [asked.nodes[name] for name in fitting]
-    return ExtenderFilterResult(nodes={"metadata": {}, "items": items}, node_names=fitting)
+def filter_result(args: ExtenderArgs, result: FilterResult) -> ExtenderFilterResult:
+    """Return the answer to filter. Nodes are returned in the form in which they were sent."""
+    answer = ExtenderFilterResult(
+        node_names=result.fitting,
+        failed_nodes=result.failed,
+        failed_and_unresolvable_nodes=result.unresolvable,
+    )
+    if args.nodes is not None:
+        items = [args.nodes[name] for name in result.fitting]
+        answer.nodes = {"metadata": {}, "items": items}
+    return answer
 
 
 def read_binding(body: bytes) -> ExtenderBindingArgs:
-    """The arguments of bind. Raises NotUnderstood."""
+    """Return the arguments of bind. Raises InvalidExtenderRequest."""
     fields = _fields(body)
-    wanted = [
-        _maybe(fields, name, str) or "" for name in ("podname", "podnamespace", "poduid", "node")
-    ]
-    if not all(wanted):
-        raise InvalidExtenderRequest("a binding names PodName, PodNamespace, PodUID and Node")
-    return ExtenderBindingArgs(*wanted)
+    names = ("podname", "podnamespace", "poduid", "node")
+    values = [_optional(fields, name, str) or "" for name in names]
+    if not all(values):
+        raise InvalidExtenderRequest("a binding needs PodName, PodNamespace, PodUID and Node")
+    return ExtenderBindingArgs(*values)
 
 
 def read_preemption(body: bytes) -> ExtenderPreemptionArgs:
-    """The arguments of preempt, whole victims or just their UIDs. Raises NotUnderstood."""
+    """Return the arguments of preempt, with whole victims or just their UIDs.
+
+    Raises InvalidExtenderRequest.
+    """
     fields = _fields(body)
-    preemption = ExtenderPreemptionArgs(_pod(fields), {}, {}, {})
-    by_node = _maybe(fields, "nodenametometavictims", dict[str, msgspec.Raw])
-    if by_node:
-        for node, victims in by_node.items():
-            inner = _fields(bytes(victims))
-            pods = _maybe(inner, "pods", list[dict[str, str]]) or []
-            preemption.victims[node] = [_lower(it).get("uid", "") for it in pods]
-            preemption.disruptions[node] = _maybe(inner, "numpdbviolations", int) or 0
-        return preemption
-    for node, victims in (
-        _maybe(fields, "nodenametovictims", dict[str, msgspec.Raw]) or {}
-    ).items():
-        inner = _fields(bytes(victims))
-        whole = _maybe(inner, "pods", list[Pod]) or []
-        preemption.victims[node] = [it.metadata.uid for it in whole]
-        preemption.pods |= {it.metadata.uid: it for it in whole}
-        preemption.disruptions[node] = _maybe(inner, "numpdbviolations", int) or 0
-    return preemption
+    args = ExtenderPreemptionArgs(_pod(fields), {}, {}, {})
+    by_uid = _optional(fields, "nodenametometavictims", dict[str, msgspec.Raw]) or {}
+    whole = _optional(fields, "nodenametovictims", dict[str, msgspec.Raw]) or {}
+    for node, raw in (by_uid or whole).items():
+        victims = _fields(bytes(raw))
+        if by_uid:
+            uids = _optional(victims, "pods", list[dict[str, str]]) or []
+            args.victims[node] = [_lower(it).get("uid", "") for it in uids]
+        else:
+            pods = _optional(victims, "pods", list[Pod]) or []
+            args.victims[node] = [it.metadata.uid for it in pods]
+            args.pods |= {it.metadata.uid: it for it in pods}
+        args.disruptions[node] = _optional(victims, "numpdbviolations", int) or 0
+    return args
 
 
 def preemption_result(
-    asked: ExtenderPreemptionArgs, chosen: Mapping[str, tuple[Iterable[str], int]]
+    args: ExtenderPreemptionArgs, results: Mapping[str, PreemptionResult]
 ) -> dict[str, Any]:
-    """Always by UID: kube-scheduler looks them up. chosen: with the budgets violated beyond its own count."""
+    """Return the answer to preempt, always by UID: kube-scheduler looks the pods up."""
     return {
         "NodeNameToMetaVictims": {
             node: {
-                "Pods": [{"UID": uid} for uid in uids],
-                "NumPDBViolations": asked.disruptions.get(node, 0) + violations,
+                "Pods": [{"UID": uid} for uid in result.uids],
+                "NumPDBViolations": args.disruptions.get(node, 0) + result.violations,
             }
-            for node, (uids, violations) in chosen.items()
+            for node, result in results.items()
         }
     }
 
@@ -139,7 +149,7 @@ def _lower(fields: dict[str, T]) -> dict[str, T]:
 
 
 def _fields(body: bytes) -> dict[str, msgspec.Raw]:
-    return _lower(_decoded(body, dict[str, msgspec.Raw]))
+    return _lower(_decode(body, dict[str, msgspec.Raw]))
 
 
 def _pod(fields: dict[str, msgspec.Raw]) -> Pod:
@@ -147,7 +157,7 @@ def _pod(fields: dict[str, msgspec.Raw]) -> Pod:
     if raw is None or bytes(raw) == b"null":
         raise InvalidExtenderRequest("arg or pod is nil")
     try:
-        return _decoded(bytes(raw), Pod)
+        return _decode(bytes(raw), Pod)
     except InvalidExtenderRequest:
         # Go writes null for a time or a list that was never set.
         return _without_nulls(bytes(raw))
@@ -155,25 +165,25 @@ def _pod(fields: dict[str, msgspec.Raw]) -> Pod:
 
 def _without_nulls(data: bytes) -> Pod:
     try:
-        return msgspec.convert(_dropped(_decoded(data, dict[str, Any])), Pod)
+        return msgspec.convert(_drop_nulls(_decode(data, dict[str, Any])), Pod)
     except msgspec.MsgspecError as why:
         raise InvalidExtenderRequest(str(why)) from None
 
 
-def _dropped(value: Any) -> Any:
+def _drop_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _dropped(it) for name, it in value.items() if it is not None}
+        return {name: _drop_nulls(it) for name, it in value.items() if it is not None}
     if isinstance(value, list):
-        return [_dropped(it) for it in value if it is not None]
+        return [_drop_nulls(it) for it in value if it is not None]
     return value
 
 
-def _maybe(fields: dict[str, msgspec.Raw], name: str, kind: type[T]) -> T | None:
+def _optional(fields: dict[str, msgspec.Raw], name: str, kind: type[T]) -> T | None:
     raw = fields.get(name)
-    return None if raw is None else _decoded(bytes(raw), kind | None)  # type: ignore[arg-type]
+    return None if raw is None else _decode(bytes(raw), kind | None)  # type: ignore[arg-type]
 
 
-def _decoded(data: bytes, kind: type[T]) -> T:
+def _decode(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:

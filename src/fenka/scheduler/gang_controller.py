@@ -1,49 +1,38 @@
-"""What the leader does for gangs at the API server: it wakes members, and starts broken gangs anew."""
+"""Evicts the members of gangs that are incomplete for too long, so that each gang restarts completely."""
 
 import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 
-from fenka.cluster.objects import Pod
+from fenka.cluster.gang_reservations import GangScheduler
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.eviction import evict
-from fenka.scheduler.gang_scheduler import GangScheduler
-from fenka.scheduler.requeue import requeue
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0
+INTERVAL_S = 5.0
 
 
 class GangController:
-    """Best effort: what fails is tried again."""
+    """Best effort: what fails is tried again. `run` is its task."""
 
     def __init__(
-        self, api: Api, gangs: GangScheduler, now: Callable[[], float] = time.time
+        self,
+        api: Api,
+        gangs: GangScheduler,
+        is_leading: Callable[[], bool],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._api, self._gangs, self._now = api, gangs, now
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._api, self._gangs, self._is_leading, self._sleep = api, gangs, is_leading, sleep
 
-    def wake(self, pods: Sequence[Pod]) -> None:
-        """Have kube-scheduler ask for these."""
-        for pod in pods:
-            task = asyncio.create_task(self._wake(pod))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def run(self, leading: Callable[[], bool]) -> None:
-        """Until cancelled: evict what is left of gangs that were broken for too long."""
+    async def run(self) -> None:
+        """Run until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await self._sleep(INTERVAL_S)
             self._gangs.expire()
-            for pod in self._gangs.incomplete_gangs() if leading() else ():
+            for pod in self._gangs.incomplete_gangs() if self._is_leading() else ():
                 meta = pod.metadata
-                log.warning("%s goes: its gang has been incomplete for too long", pod.full_name)
+                log.warning("evicting %s: its gang has been incomplete for too long", pod.full_name)
                 with contextlib.suppress(ApiError, ApiUnreachable):
                     await evict(self._api, meta.namespace, meta.name, meta.uid)
-
-    async def _wake(self, pod: Pod) -> None:
-        with contextlib.suppress(ApiError, ApiUnreachable):
-            await requeue(self._api, pod, self._now())

@@ -1,7 +1,7 @@
-"""The cluster as this replica sees it: four collections that keep one world up."""
+"""The informers of the scheduler: they keep the cluster's state and the queue up to date."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fenka.cluster.disruption import BUDGETS_PATH, PodDisruptionBudget
@@ -17,40 +17,40 @@ from fenka.scheduler.queue_controller import QueueController
 
 
 class NullListener:
-    """Nobody needs to hear of each change: what there is is looked up."""
+    """Ignores changes: the objects are looked up in the informer."""
 
     def on_replace(self, objects: Sequence[object]) -> None:
-        """All there are."""
+        """Ignore all objects."""
 
-    def on_upsert(self, thing: object) -> None:
-        """One is so now."""
+    def on_upsert(self, obj: object) -> None:
+        """Ignore a new or changed object."""
 
-    def on_delete(self, thing: object) -> None:
-        """One is gone."""
+    def on_delete(self, obj: object) -> None:
+        """Ignore a deleted object."""
 
 
 class PodGroupIndex:
-    """Listens to PodGroups, which pods name."""
+    """Finds PodGroups by name."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, PodGroup] = {}
-        """By namespace/name."""
+        """Keys are namespace/name."""
 
     def on_replace(self, objects: Sequence[PodGroup]) -> None:
-        """All there are."""
+        """Replace all PodGroups."""
         self.by_name.clear()
-        for it in objects:
-            self.on_upsert(it)
+        for group in objects:
+            self.on_upsert(group)
 
-    def on_upsert(self, thing: PodGroup) -> None:
-        """One is so now."""
-        self.by_name[_full_name(thing)] = thing
+    def on_upsert(self, obj: PodGroup) -> None:
+        """Set a PodGroup."""
+        self.by_name[_full_name(obj)] = obj
 
-    def on_delete(self, thing: PodGroup) -> None:
-        """One is gone; unless another has its name already."""
-        known = self.by_name.get(_full_name(thing))
-        if known is not None and known.metadata.uid == thing.metadata.uid:
-            del self.by_name[_full_name(thing)]
+    def on_delete(self, obj: PodGroup) -> None:
+        """Remove a PodGroup, unless another one already has its name."""
+        known = self.by_name.get(_full_name(obj))
+        if known is not None and known.metadata.uid == obj.metadata.uid:
+            del self.by_name[_full_name(obj)]
 
 
 def _full_name(group: PodGroup) -> str:
@@ -58,144 +58,141 @@ def _full_name(group: PodGroup) -> str:
 
 
 class PodListener:
-    """Listens to pods."""
+    """Passes pods on: to the cluster's state first, which the others read."""
 
     def __init__(
-        self, world: ClusterState, order: QueueController, event_reporter: EventReporter
+        self, cluster: ClusterState, queue: QueueController, reporter: EventReporter
     ) -> None:
-        self._world, self._order, self._teller = world, order, event_reporter
+        self._cluster, self._queue, self._reporter = cluster, queue, reporter
 
     def on_replace(self, objects: Sequence[Pod]) -> None:
-        """All pods there are."""
-        self._world.replace_pods(objects)
-        self._order.resync(objects)
+        """Replace all pods."""
+        self._cluster.replace_pods(objects)
+        self._queue.replace_pods(objects)
         for pod in objects:
-            self._teller.pod(pod)
+            self._reporter.pod(pod)
 
-    def on_upsert(self, thing: Pod) -> None:
-        """A pod is so now."""
-        self._world.set_pod(thing)
-        self._order.set_pod(thing)
-        self._teller.pod(thing)
+    def on_upsert(self, obj: Pod) -> None:
+        """Set a pod."""
+        self._cluster.set_pod(obj)
+        self._queue.set_pod(obj)
+        self._reporter.pod(obj)
 
-    def on_delete(self, thing: Pod) -> None:
-        """A pod is gone."""
-        self._world.forget_pod(thing.metadata.uid)
-        self._order.forget(thing.metadata.uid)
-        self._teller.forget(thing.metadata.uid)
+    def on_delete(self, obj: Pod) -> None:
+        """Remove a pod."""
+        self._cluster.forget_pod(obj.metadata.uid)
+        self._queue.forget_pod(obj.metadata.uid)
+        self._reporter.forget(obj.metadata.uid)
 
 
 class NodeListener:
-    """Listens to nodes."""
+    """Passes nodes on."""
 
-    def __init__(self, world: ClusterState, event_reporter: EventReporter) -> None:
-        self._world, self._teller = world, event_reporter
+    def __init__(self, cluster: ClusterState, reporter: EventReporter) -> None:
+        self._cluster, self._reporter = cluster, reporter
 
     def on_replace(self, objects: Sequence[Node]) -> None:
-        """All nodes there are."""
-        self._world.replace_nodes(objects)
+        """Replace all nodes."""
+        self._cluster.replace_nodes(objects)
         for node in objects:
-            self._teller.node(node)
+            self._reporter.node(node)
 
-    def on_upsert(self, thing: Node) -> None:
-        """A node is so now."""
-        self._world.set_node(thing)
-        self._teller.node(thing)
+    def on_upsert(self, obj: Node) -> None:
+        """Set a node."""
+        self._cluster.set_node(obj)
+        self._reporter.node(obj)
 
-    def on_delete(self, thing: Node) -> None:
-        """A node is gone; unless another has its name already."""
-        known = self._world.node(thing.metadata.name)
-        if known is None or known.metadata.uid == thing.metadata.uid:
-            self._world.forget_node(thing.metadata.name)
+    def on_delete(self, obj: Node) -> None:
+        """Remove a node, unless another one already has its name."""
+        known = self._cluster.node(obj.metadata.name)
+        if known is None or known.metadata.uid == obj.metadata.uid:
+            self._cluster.forget_node(obj.metadata.name)
 
 
 class UnhealthyCards:
-    """Listens to the ConfigMaps in which gpushare's health daemon names cards."""
+    """Reads the ConfigMaps in which gpushare's health daemon lists cards."""
 
-    def __init__(self, world: ClusterState) -> None:
-        self._world = world
-        self._named: set[str] = set()
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
+        self._nodes: set[str] = set()
 
     def on_replace(self, objects: Sequence[ConfigMap]) -> None:
-        """All ConfigMaps there are."""
-        named = {_node_of(it) for it in objects}
-        for node in self._named - named:
-            self._world.set_unhealthy(node, frozenset())
-        self._named &= named
-        for it in objects:
-            self.on_upsert(it)
+        """Replace all ConfigMaps."""
+        nodes = {_node_name(it) for it in objects}
+        for name in self._nodes - nodes:
+            self._cluster.set_unhealthy(name, frozenset())
+        self._nodes &= nodes
+        for config_map in objects:
+            self.on_upsert(config_map)
 
-    def on_upsert(self, thing: ConfigMap) -> None:
-        """A ConfigMap is so now."""
-        node = _node_of(thing)
-        if node:
-            self._named.add(node)
-            self._world.set_unhealthy(node, parse_indexes(thing.data.get("gpus", "")))
+    def on_upsert(self, obj: ConfigMap) -> None:
+        """Set the unhealthy cards of a node."""
+        name = _node_name(obj)
+        if name:
+            self._nodes.add(name)
+            self._cluster.set_unhealthy(name, parse_indexes(obj.data.get("gpus", "")))
 
-    def on_delete(self, thing: ConfigMap) -> None:
-        """A ConfigMap is gone."""
-        node = _node_of(thing)
-        if node:
-            self._named.discard(node)
-            self._world.set_unhealthy(node, frozenset())
+    def on_delete(self, obj: ConfigMap) -> None:
+        """Take all cards of a node for healthy."""
+        name = _node_name(obj)
+        if name:
+            self._nodes.discard(name)
+            self._cluster.set_unhealthy(name, frozenset())
 
 
-def _node_of(config_map: ConfigMap) -> str:
+def _node_name(config_map: ConfigMap) -> str:
+    """Return the node that a ConfigMap is about; empty for an unrelated ConfigMap."""
     name = config_map.metadata.name
     prefix = UNHEALTHY_CONFIG_MAP
     return name.removeprefix(prefix) if name.startswith(prefix) else ""
 
 
 class ClusterInformers:
-    """The watches, together."""
+    """All informers of one replica. `run` is their task."""
 
     def __init__(
-        self, api: Api, world: ClusterState, order: QueueController, event_reporter: EventReporter
+        self, api: Api, cluster: ClusterState, queue: QueueController, reporter: EventReporter
     ) -> None:
         self.nodes: Informer[Node] = Informer(
-            api, "/api/v1/nodes", Node, NodeListener(world, event_reporter)
+            api, "/api/v1/nodes", Node, NodeListener(cluster, reporter)
         )
         self.pods: Informer[Pod] = Informer(
-            api, "/api/v1/pods", Pod, PodListener(world, order, event_reporter)
+            api, "/api/v1/pods", Pod, PodListener(cluster, queue, reporter)
         )
-        self.group_names = PodGroupIndex()
-        self.groups: Informer[PodGroup] = Informer(
-            api, POD_GROUPS_PATH, PodGroup, self.group_names, optional=True
-        )
+        self.pod_groups = PodGroupIndex()
         self.budgets: Informer[PodDisruptionBudget] = Informer(
             api, BUDGETS_PATH, PodDisruptionBudget, NullListener(), optional=True
         )
-        self.config_maps: Informer[ConfigMap] = Informer(
-            api, "/api/v1/namespaces/kube-system/configmaps", ConfigMap, UnhealthyCards(world)
-        )
-
-    @property
-    def watches(self) -> dict[str, Informer[Any]]:
-        """By what they watch."""
-        return {
+        self.by_collection: dict[str, Informer[Any]] = {
             "nodes": self.nodes,
             "pods": self.pods,
-            "configmaps": self.config_maps,
-            "podgroups": self.groups,
+            "configmaps": Informer(
+                api,
+                "/api/v1/namespaces/kube-system/configmaps",
+                ConfigMap,
+                UnhealthyCards(cluster),
+            ),
+            "podgroups": Informer(api, POD_GROUPS_PATH, PodGroup, self.pod_groups, optional=True),
             "poddisruptionbudgets": self.budgets,
         }
 
     @property
     def synced(self) -> bool:
-        """Whether everything was read once."""
-        return all(it.synced.is_set() for it in self.watches.values())
+        """Return whether every collection has been read."""
+        return all(it.synced.is_set() for it in self.by_collection.values())
 
     @property
-    def troubles(self) -> Iterable[str]:
-        """Why collections are not kept up, in sentences."""
-        return [f"{name}: {it.last_error}" for name, it in self.watches.items() if it.last_error]
+    def errors(self) -> list[str]:
+        """Return why collections are not up to date."""
+        informers = self.by_collection.items()
+        return [f"{name}: {it.last_error}" for name, it in informers if it.last_error]
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for watch in self.watches.values():
-                group.create_task(watch.run())
+            for informer in self.by_collection.values():
+                group.create_task(informer.run())
 
     async def relist(self) -> None:
-        """Read nodes and pods anew, as of now."""
+        """Read nodes and pods again, as of now."""
         await asyncio.gather(self.nodes.relist(), self.pods.relist())

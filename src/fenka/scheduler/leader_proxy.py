@@ -1,7 +1,7 @@
-"""A replica that does not lead passes kube-scheduler's calls on to the one that does.
+"""Forwards kube-scheduler's calls from a replica that does not lead to the one that does.
 
-So it is all one which replica the Service picks, and a node with any of them can be drained. Once only: a
-call that was passed on is answered where it arrives, whoever leads by then.
+So the Service may pick any replica, and a node with any of them can be drained. A call is forwarded once: it
+is answered where it arrives, whichever replica leads by then.
 """
 
 from collections.abc import AsyncIterator
@@ -14,31 +14,29 @@ from fenka.core.errors import FenkaError
 from fenka.scheduler.credentials import SERVER_NAME, Credentials
 
 FORWARDED = "Fenka-Forwarded"
-"""Header of a call that was passed on; its value is by whom."""
+"""Header of a forwarded call; its value is the replica that forwarded it."""
 
-WITHIN_S = 4.8
-"""More than the leader takes at most, less than the 5 s that kube-scheduler waits."""
-CONNECT_WITHIN_S = 1.0
-"""A node that is gone does not even refuse; kube-scheduler places nothing else while it waits for filter."""
+TIMEOUT_S = 4.8
+"""More than the leader takes, less than the 5 s that kube-scheduler waits."""
+CONNECT_TIMEOUT_S = 1.0
+"""A node that is gone does not even refuse connections, and kube-scheduler waits for filter meanwhile."""
 
 
 class LeaderUnreachable(FenkaError):
-    """The leader does not answer; the message says why."""
+    """The leader does not answer."""
 
 
 class LeaderProxy:
-    """Connections to the leader, kept open. `running` is for aiohttp's cleanup_ctx.
-
-    credentials: how this replica shows who it is, and knows the leader; None for plain HTTP.
-    """
+    """Keeps connections to the leader open. `running` is for aiohttp's cleanup_ctx."""
 
     def __init__(self, identity: str, credentials: Credentials | None = None) -> None:
+        """credentials: how this replica and the leader know each other; None for plain HTTP."""
         self._identity, self._credentials = identity, credentials
         self._session: aiohttp.ClientSession | None = None
 
     async def running(self, _: web.Application) -> AsyncIterator[None]:
-        """While the server runs."""
-        timeout = aiohttp.ClientTimeout(total=WITHIN_S, connect=CONNECT_WITHIN_S)
+        """Keep the connections while the server runs."""
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout) as self._session:
             yield
 
@@ -49,7 +47,7 @@ class LeaderProxy:
             headers = {FORWARDED: self._identity}
             tls: dict[str, Any] = {}
             if self._credentials is not None:
-                # The leader is known by its pod's address, which no certificate names.
+                # The leader is called at its pod's address, which is in no certificate.
                 tls = {"ssl": self._credentials.client, "server_hostname": SERVER_NAME}
             async with self._session.post(url, data=body, headers=headers, **tls) as answer:
                 return web.Response(

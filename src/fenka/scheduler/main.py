@@ -1,4 +1,4 @@
-"""`fenka scheduler`: the wiring, and the process's life."""
+"""`fenka scheduler`: serves a replica until the process is told to stop."""
 
 import asyncio
 import contextlib
@@ -8,13 +8,21 @@ from pathlib import Path
 
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, listening_socket, serve_app
+from fenka.scheduler.metrics import Metrics, StateCollector
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import KEEP_ALIVE_S, Access, Server
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where to serve, and which cluster. read_port: for what changes nothing; None: not besides `port`."""
+    """Where to serve, and which cluster.
+
+    Attributes:
+        address: the IP address to listen on.
+        port: the port for kube-scheduler.
+        read_port: another port, for what changes nothing; None for none.
+        kubeconfig: the cluster; None for the pod's service account.
+    """
 
     address: str = "0.0.0.0"
     port: int = 12345
@@ -23,38 +31,52 @@ class ServerOptions:
 
 
 def url(address: str, port: int, scheme: str = "http") -> str:
-    """Of a server at this IP address."""
+    """Return the URL of a server at this IP address."""
     return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
 
-async def serve(place: ServerOptions, settings: Settings, access: Access) -> None:
-    """Until SIGTERM or SIGINT. Raises NoCluster, OSError if a port is taken."""
+def http_server(replica: Replica, access: Access) -> Server:
+    """Return the HTTP server of a replica."""
+    credentials, leadership = access.credentials, replica.leadership
+    collector = StateCollector(
+        replica.cluster,
+        replica.informers,
+        replica.queue,
+        replica.binder.outcomes,
+        lambda: leadership.leading,
+        (lambda: credentials.expires_at) if credentials else dict,
+    )
+    return Server(
+        replica.cluster, replica.extender, replica.binder, leadership, Metrics(collector), access
+    )
+
+
+async def serve(options: ServerOptions, settings: Settings, access: Access) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ApiUnreachable, and OSError if a port is in use."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     credentials = access.credentials
-    async with await Api.connect(place.kubeconfig) as api, contextlib.AsyncExitStack() as stack:
+    async with await Api.connect(options.kubeconfig) as api, contextlib.AsyncExitStack() as stack:
         replica = Replica(api, settings)
-        server = Server(replica, access)
+        server = http_server(replica, access)
         listener = HttpListener((lambda: credentials.server) if credentials else lambda: None)
-        listening = listening_socket(place.address, place.port)
+        listening = listening_socket(options.address, options.port)
         await stack.enter_async_context(
             serve_app(server.app(), listening, listener, keep_alive_s=KEEP_ALIVE_S)
         )
-        if place.read_port is not None:
-            readers, listening = (
-                HttpListener(most=MAX_READERS),
-                listening_socket(place.address, place.read_port),
-            )
+        if options.read_port is not None:
+            readers = HttpListener(most=MAX_READERS)
+            listening = listening_socket(options.address, options.read_port)
             await stack.enter_async_context(serve_app(server.readable(), listening, readers))
         if credentials is not None:
             renewing = asyncio.create_task(credentials.run())
             stack.callback(renewing.cancel)
-        await _until(stop, replica)
+        await _run_until(stop, replica)
 
 
-async def _until(stop: asyncio.Event, replica: Replica) -> None:
+async def _run_until(stop: asyncio.Event, replica: Replica) -> None:
     running = asyncio.create_task(replica.run())
     stopping = asyncio.create_task(stop.wait())
     try:

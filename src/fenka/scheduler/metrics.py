@@ -1,4 +1,4 @@
-"""What Prometheus is told. Names and meaning are listed in docs/scheduler.md."""
+"""Prometheus metrics. Their names and meaning are listed in docs/scheduler.md."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,18 +11,17 @@ from prometheus_client.registry import Collector
 from fenka.cluster.objects import Pod
 from fenka.cluster.state import ClusterState, requests_gpu
 from fenka.dialects.base import driver_uuid
-from fenka.scheduler.binder import Binder
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
 
 MIB = 1024 * 1024
 SHOWN = 50
-"""Positions, so that the number of series stays bounded."""
+"""Positions that are shown, so that the number of series is bounded."""
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Metrics:
-    """One replica's."""
+    """The metrics of one replica."""
 
     def __init__(self, state: Collector) -> None:
         self._registry = CollectorRegistry()
@@ -36,67 +35,74 @@ class Metrics:
         )
         self.forwarded = Counter(
             "fenka_scheduler_forwarded",
-            "Calls that were passed on to the leader, by verb",
+            "Calls that were forwarded to the leader, by verb",
             ["verb"],
             registry=self._registry,
         )
 
     def text(self) -> bytes:
-        """In Prometheus' format."""
+        """Return the metrics in Prometheus' format."""
         return generate_latest(self._registry)
 
 
 class StateCollector(Collector):
-    """Read from the world when Prometheus asks; nothing is counted twice."""
+    """Reads the cluster when Prometheus asks; nothing is counted twice."""
 
     def __init__(
         self,
-        world: ClusterState,
-        cluster: ClusterInformers,
-        binder: Binder,
-        leading: Callable[[], QueueController | None],
+        cluster: ClusterState,
+        informers: ClusterInformers,
+        queue: QueueController,
+        outcomes: Mapping[str, int],
+        is_leading: Callable[[], bool],
+        expiries: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """leading: the order that this replica keeps, None where another leads."""
-        self._world, self._cluster, self._binder = world, cluster, binder
-        self._leading = leading
-        self.expiries: Callable[[], Mapping[str, float]] = dict
-        """When certificates end, in seconds since 1970, by name."""
+        """Args:
+        cluster: the cards, and what is used of them.
+        informers: how old the collections are, and all pods.
+        queue: the pending pods; shown by the leader.
+        outcomes: the number of bindings by outcome.
+        is_leading: whether this replica leads.
+        expiries: returns when certificates end, in seconds since 1970, by name.
+        """
+        self._cluster, self._informers, self._queue = cluster, informers, queue
+        self._outcomes, self._is_leading, self._expiries = outcomes, is_leading, expiries
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing before there is a world."""
+        """Return nothing: the metrics are read when they are asked for."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Everything."""
+        """Return all metrics."""
         yield from self._cards()
-        yield from self._queue()
-        order = self._leading()
-        if order is not None:
-            yield from self._order(order)
+        yield from self._pending_pods()
+        leading = self._is_leading()
+        if leading:
+            yield from self._positions()
         binds = CounterMetricFamily(
-            "fenka_scheduler_binds", "Bindings by how they ended", labels=["outcome"]
+            "fenka_scheduler_binds", "Bindings by outcome", labels=["outcome"]
         )
-        for outcome, count in self._binder.outcomes.items():
+        for outcome, count in self._outcomes.items():
             binds.add_metric([outcome], count)
         yield binds
         ages = GaugeMetricFamily(
             "fenka_scheduler_watch_age_seconds",
-            "Since the API server was last heard about a collection",
+            "Time since the API server last reported a collection",
             labels=["collection"],
         )
-        for name, watch in self._cluster.watches.items():
-            ages.add_metric([name], watch.age_s)
+        for name, informer in self._informers.by_collection.items():
+            ages.add_metric([name], informer.age_s)
         yield ages
         expiries = GaugeMetricFamily(
             "fenka_scheduler_certificate_expiry_timestamp_seconds",
-            "When a certificate of this replica ends, since 1970",
+            "When a certificate of this replica expires, since 1970",
             labels=["name"],
         )
-        for name, at in self.expiries().items():
+        for name, at in self._expiries().items():
             expiries.add_metric([name], at)
         yield expiries
         yield GaugeMetricFamily(
-            "fenka_scheduler_leading", "1 on the replica that binds", value=int(order is not None)
+            "fenka_scheduler_leading", "1 on the replica that binds", value=int(leading)
         )
 
     def _cards(self) -> Iterator[Metric]:
@@ -104,28 +110,32 @@ class StateCollector(Collector):
         total = GaugeMetricFamily(
             "fenka_scheduler_card_memory_bytes", "Memory of a card", labels=labels
         )
-        held = GaugeMetricFamily(
+        allocated = GaugeMetricFamily(
             "fenka_scheduler_card_memory_allocated_bytes",
-            "Memory of a card that pods hold",
+            "Memory of a card that is allocated to pods",
             labels=labels,
         )
         usable = GaugeMetricFamily(
-            "fenka_scheduler_card_usable", "0 for a sick or cordoned card", labels=labels
+            "fenka_scheduler_card_usable", "0 for an unhealthy or cordoned card", labels=labels
         )
-        for share in self._world.shared_nodes():
-            for card in share.node.cards:
-                values = [share.node.name, str(card.index), driver_uuid(card.uuid), card.model]
+        for shared in self._cluster.shared_nodes():
+            for card in shared.node.cards:
+                values = [shared.node.name, str(card.index), driver_uuid(card.uuid), card.model]
                 total.add_metric(values, card.memory_mib * MIB)
-                used = self._world.card_usage(share.node.name, card.uuid)
-                held.add_metric(values, used.memory_mib * MIB)
+                used = self._cluster.card_usage(shared.node.name, card.uuid)
+                allocated.add_metric(values, used.memory_mib * MIB)
                 usable.add_metric(values, int(card.healthy and not card.cordoned))
-        return iter((total, held, usable))
+        return iter((total, allocated, usable))
 
-    def _queue(self) -> Iterator[Metric]:
+    def _pending_pods(self) -> Iterator[Metric]:
         now = time.time()
-        ages = [now - _created(it) for it in self._cluster.pods.objects.values() if _waits(it)]
+        ages = [
+            now - _created(it) for it in self._informers.pods.objects.values() if _is_pending(it)
+        ]
         yield GaugeMetricFamily(
-            "fenka_scheduler_waiting_pods", "Pods that want a slice and have none", value=len(ages)
+            "fenka_scheduler_waiting_pods",
+            "Pods that request a slice and have none",
+            value=len(ages),
         )
         yield GaugeMetricFamily(
             "fenka_scheduler_waiting_oldest_seconds",
@@ -133,28 +143,28 @@ class StateCollector(Collector):
             value=max(ages, default=0.0),
         )
 
-    def _order(self, order: QueueController) -> Iterator[Metric]:
+    def _positions(self) -> Iterator[Metric]:
         positions = GaugeMetricFamily(
             "fenka_scheduler_waiting_position",
-            f"Of the first {SHOWN} that wait: 1 is served next",
+            f"Position of the first {SHOWN} pending pods: 1 is served next",
             labels=["namespace", "pod"],
         )
-        for number, place in enumerate(order.places()[:SHOWN], start=1):
-            positions.add_metric([place.waiter.namespace, place.waiter.name], number)
+        for number, entry in enumerate(self._queue.entries()[:SHOWN], start=1):
+            positions.add_metric([entry.waiter.namespace, entry.waiter.name], number)
         yield positions
         yield GaugeMetricFamily(
             "fenka_scheduler_starvation_seconds",
-            "By how much later a request has come, at most, that was served before one that still waits",
-            value=order.max_bypass_s,
+            "By how much later a request came, at most, that was served before one that still waits",
+            value=self._queue.max_bypass_s,
         )
         yield GaugeMetricFamily(
             "fenka_scheduler_starvation_bound_seconds",
-            "What that is never more than",
-            value=order.max_bypass_bound_s,
+            "Upper bound of fenka_scheduler_starvation_seconds",
+            value=self._queue.max_bypass_bound_s,
         )
 
 
-def _waits(pod: Pod) -> bool:
+def _is_pending(pod: Pod) -> bool:
     return not pod.spec.node_name and not pod.finished and requests_gpu(pod)
 
 

@@ -1,10 +1,11 @@
-"""The extender over HTTP, at the paths of gpushare's.
+"""The extender over HTTP, at gpushare's paths.
 
-kube-scheduler is answered with 200, and trouble in `Error`; where a verb's answer has no place for that, with
-503, or with 400 for what is no request of the protocol. The leader decides; others pass the verbs on to it.
+kube-scheduler is answered with 200, and errors in `Error`. A verb whose answer has no such field fails with
+503, or with 400 if the request is not one of the protocol. The leader decides; other replicas forward the
+verbs to it.
 
-There are two applications: `app` has everything and is for kube-scheduler, `readable` has what changes
-nothing and is for everybody.
+There are two applications: `app` has all routes and is for kube-scheduler, `readable` has the routes that
+change nothing and is for everybody.
 """
 
 import logging
@@ -17,14 +18,24 @@ import msgspec
 from aiohttp import web
 
 from fenka import __version__
+from fenka.cluster.state import ClusterState
 from fenka.kubernetes.http_listener import LISTENER, ThrottledText
-from fenka.scheduler import extender_api
+from fenka.scheduler.binder import Binder
 from fenka.scheduler.credentials import Credentials
-from fenka.scheduler.extender_api import InvalidExtenderRequest
+from fenka.scheduler.extender import Extender
+from fenka.scheduler.extender_api import (
+    ExtenderFilterResult,
+    InvalidExtenderRequest,
+    filter_result,
+    preemption_result,
+    read_args,
+    read_binding,
+    read_preemption,
+)
 from fenka.scheduler.inspect import inspect
 from fenka.scheduler.leader_proxy import FORWARDED, LeaderProxy, LeaderUnreachable
-from fenka.scheduler.metrics import Metrics, StateCollector
-from fenka.scheduler.replica import Replica
+from fenka.scheduler.leadership import Leadership
+from fenka.scheduler.metrics import Metrics
 from fenka.scheduler.request_bodies import BodyLimits, BodyReader, BodyRejected
 
 log = logging.getLogger(__name__)
@@ -38,10 +49,13 @@ Verb = Callable[[bytes], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a server lets its callers have.
+    """What a server offers to whom.
 
-    bounds: of the bodies of requests. inspect, metrics: whether those who have no certificate may read them.
-    credentials: certificates with which calls are passed on; None for plain HTTP.
+    Attributes:
+        bounds: limits of request bodies.
+        inspect: whether callers without a certificate may read `/inspect`.
+        metrics: whether callers without a certificate may read the metrics.
+        credentials: certificates, also for forwarded calls; None for plain HTTP.
     """
 
     bounds: BodyLimits = field(default_factory=BodyLimits)
@@ -53,31 +67,39 @@ class Access:
 class Server:
     """Answers for one replica."""
 
-    def __init__(self, replica: Replica, access: Access = Access()) -> None:
-        self._replica, self._access = replica, access
-        state = StateCollector(
-            replica.world,
-            replica.cluster,
-            replica.binder,
-            lambda: replica.order if replica.leading else None,
-        )
-        if (credentials := access.credentials) is not None:
-            state.expiries = lambda: credentials.expires_at
-        self._metrics = Metrics(state)
-        self._forwarder = LeaderProxy(replica.election.identity, access.credentials)
+    def __init__(
+        self,
+        cluster: ClusterState,
+        extender: Extender,
+        binder: Binder,
+        leadership: Leadership,
+        metrics: Metrics,
+        access: Access,
+    ) -> None:
+        """Args:
+        cluster: what `/inspect` shows.
+        extender: answers filter, prioritize and preempt.
+        binder: answers bind.
+        leadership: whether this replica decides, and where the leader is.
+        metrics: what `/metrics` shows.
+        access: who may do what.
+        """
+        self._cluster, self._extender, self._binder = cluster, extender, binder
+        self._leadership, self._metrics, self._access = leadership, metrics, access
+        self._proxy = LeaderProxy(leadership.identity, access.credentials)
         self._bodies = BodyReader(access.bounds)
-        self._inspected = ThrottledText(lambda: _encoded(inspect(replica.world)))
-        self._counted = ThrottledText(self._metrics.text)
+        self._inspect_text = ThrottledText(lambda: _encode(inspect(cluster)))
+        self._metrics_text = ThrottledText(metrics.text)
 
     def app(self) -> web.Application:
-        """Return an application with all routes. With certificates nobody else reaches it."""
+        """Return an application with all routes. If it has certificates, only their holders reach it."""
         trusted = self._access.credentials is not None
         app = self._application(
             inspect=trusted or self._access.inspect, metrics=trusted or self._access.metrics
         )
-        app.cleanup_ctx.append(self._forwarder.running)
+        app.cleanup_ctx.append(self._proxy.running)
         verbs: dict[str, tuple[Verb, Any]] = {
-            "filter": (self.filter, extender_api.ExtenderFilterResult()),
+            "filter": (self.filter, ExtenderFilterResult()),
             "prioritize": (self.prioritize, None),
             "bind": (self.bind, {"Error": ""}),
             "preempt": (self.preempt, None),
@@ -107,97 +129,84 @@ class Server:
 
     # ---- verbs ----
 
-    async def filter(self, body: bytes) -> extender_api.ExtenderFilterResult:
-        """Which nodes fit, and why the others do not."""
-        asked = extender_api.read_args(body)
-        pod = self._replica.known(asked.pod)
-        if pod is None:
-            found = self._replica.extender.look(asked.pod, asked.names)
-        else:
-            self._replica.event_reporter.asked(pod)
-            found = self._replica.extender.filter(pod, asked.names)
-        answer = extender_api.filter_result(asked, found.fitting)
-        answer.failed_nodes = found.failed
-        answer.failed_and_unresolvable_nodes = found.unresolvable
-        return answer
+    async def filter(self, body: bytes) -> ExtenderFilterResult:
+        """Return which nodes fit, and why the others do not."""
+        args = read_args(body)
+        return filter_result(args, self._extender.filter(args.pod, args.names))
 
     async def prioritize(self, body: bytes) -> list[dict[str, Any]]:
-        """A score for each node."""
-        asked = extender_api.read_args(body)
-        pod = self._replica.known(asked.pod) or asked.pod
-        scores = self._replica.extender.prioritize(pod, asked.names)
+        """Return a score for each node."""
+        args = read_args(body)
+        scores = self._extender.prioritize(args.pod, args.names)
         return [{"Host": name, "Score": score} for name, score in scores]
 
     async def bind(self, body: bytes) -> dict[str, str]:
         """Bind one pod."""
-        wanted = extender_api.read_binding(body)
-        error = await self._replica.binder.bind(wanted)
-        log.info("%s/%s to %s: %s", wanted.namespace, wanted.name, wanted.node, error or "bound")
+        args = read_binding(body)
+        error = await self._binder.bind(args)
+        log.info("%s/%s to %s: %s", args.namespace, args.name, args.node, error or "bound")
         return {"Error": error}
 
     async def preempt(self, body: bytes) -> dict[str, Any]:
-        """Whom to evict, on nodes where that helps."""
-        asked = extender_api.read_preemption(body)
-        pod = self._replica.known(asked.pod) or asked.pod
-        pods = {**asked.pods, **self._replica.cluster.pods.objects}
-        chosen = {
-            node: (found.uids, found.violations)
-            for node, victims in asked.victims.items()
-            if (found := self._replica.extender.preempt(pod, node, victims, pods)) and found.uids
-        }
-        return extender_api.preemption_result(asked, chosen)
+        """Return which pods to evict, on nodes where that makes room."""
+        args = read_preemption(body)
+        return preemption_result(args, self._extender.preempt(args.pod, args.victims, args.pods))
 
     # ---- HTTP ----
 
     def _handler(
         self, name: str, verb: Verb, empty: Any
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """empty: the answer into which an error is put; None for verbs whose answer has no place for one."""
+        """Return the handler of a verb.
+
+        Args:
+            name: the verb's.
+            verb: answers it.
+            empty: the answer that carries an error; None if the verb's answer has no field for one.
+        """
 
         async def handle(request: web.Request) -> web.StreamResponse:
             begun = time.perf_counter()
             try:
                 async with self._bodies.reading(request) as body:
                     with request.app[LISTENER].at_work(request):
-                        passed_on = FORWARDED in request.headers
-                        answer = await self._respond(name, verb, empty, body, passed_on)
+                        forwarded = FORWARDED in request.headers
+                        answer = await self._respond(name, verb, empty, body, forwarded)
             except BodyRejected as why:
-                answer = _trouble(empty, f"fenka: {why}", status=why.status)
+                answer = _error(empty, f"fenka: {why}", status=why.status)
                 answer.force_close()
             finally:
                 self._metrics.requests.labels(name).observe(time.perf_counter() - begun)
-            if self._replica.ending:
-                # The next call goes by the Service to a replica that stays.
+            if self._leadership.ending:
+                # The Service sends the next call to a replica that stays.
                 answer.force_close()
             return answer
 
         return handle
 
     async def _respond(
-        self, name: str, verb: Verb, empty: Any, body: bytes, passed_on: bool
+        self, name: str, verb: Verb, empty: Any, body: bytes, forwarded: bool
     ) -> web.Response:
         if not body:
             return web.Response(status=400, text="Please send a request body")
-        if self._replica.leading:
+        if self._leadership.leading:
             return await self._answer(verb, empty, body)
-        if passed_on:
-            return _trouble(empty, f"not the leader: that is {self._leader()}")
-        return await self._pass_on(name, empty, body)
+        if forwarded:
+            leader = self._leadership.other_leader or "nobody yet"
+            return _error(empty, f"not the leader: that is {leader}")
+        return await self._forward(name, empty, body)
 
-    def _leader(self) -> str:
-        election = self._replica.election
-        return "nobody yet" if election.leader in ("", election.identity) else election.leader
-
-    async def _pass_on(self, name: str, empty: Any, body: bytes) -> web.Response:
-        election, leader = self._replica.election, self._leader()
-        if election.leader in ("", election.identity):
-            return _trouble(empty, "fenka: no replica leads at the moment; one will in seconds")
-        if not election.leader_address:
-            return _trouble(empty, f"fenka: the leader {leader} does not say where it is reached")
+    async def _forward(self, name: str, empty: Any, body: bytes) -> web.Response:
+        leader = self._leadership.other_leader
+        if not leader:
+            return _error(empty, "fenka: no replica leads now; one will within seconds")
+        address = self._leadership.leader_address
+        if not address:
+            return _error(empty, f"fenka: the leader {leader} has not published its address")
         try:
-            answer = await self._forwarder.post(f"{election.leader_address}{PREFIX}/{name}", body)
+            answer = await self._proxy.post(f"{address}{PREFIX}/{name}", body)
         except LeaderUnreachable as why:
-            return _trouble(empty, f"fenka: the leader {leader} does not answer: {why}")
+            return _error(empty, f"fenka: the leader {leader} does not answer: {why}")
         self._metrics.forwarded.labels(name).inc()
         return answer
 
@@ -205,51 +214,44 @@ class Server:
         try:
             return _json(await verb(body))
         except InvalidExtenderRequest as why:
-            return _trouble(empty, str(why), status=400)
+            return _error(empty, str(why), status=400)
         except Exception:
-            # A bug: this pod is told so, the next one is served.
+            # A bug: this request fails, the next one is served.
             log.exception("a request failed")
-            return _trouble(empty, "fenka failed at this request: its log says why")
+            return _error(empty, "fenka failed at this request: its log has the reason")
 
     async def _inspect(self, request: web.Request) -> web.Response:
         name = request.match_info.get("node")
         if name is None:
-            return web.Response(body=self._inspected(), content_type="application/json")
-        found = inspect(self._replica.world, name)
-        if found is None:
+            return web.Response(body=self._inspect_text(), content_type="application/json")
+        answer = inspect(self._cluster, name)
+        if answer is None:
             return _json({"nodes": [], "error": f'node "{name}" not found'}, status=404)
-        return _json(found)
+        return _json(answer)
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        replica = self._replica
-        if replica.ready:
+        if self._leadership.ready:
             return web.Response(text="ok")
-        why = "; ".join(replica.cluster.troubles) or replica.election.last_error
-        if replica.ending:
-            why = "it is ending"
-        elif not replica.cluster.synced:
-            why = why or "the cluster is being read"
-        text = f"not ready: {why or 'it is not known who leads'}"
-        return web.Response(status=503, text=text)
+        return web.Response(status=503, text=f"not ready: {self._leadership.unready_reason}")
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._counted(), content_type="text/plain", charset="utf-8")
+        return web.Response(body=self._metrics_text(), content_type="text/plain", charset="utf-8")
 
 
-def _encoded(answer: Any) -> bytes:
+def _encode(answer: Any) -> bytes:
     return msgspec.json.encode(answer)
 
 
 def _json(answer: Any, status: int = 200) -> web.Response:
-    return web.Response(body=_encoded(answer), status=status, content_type="application/json")
+    return web.Response(body=_encode(answer), status=status, content_type="application/json")
 
 
-def _trouble(empty: Any, sentence: str, status: int = 503) -> web.Response:
-    """status: where the answer has no place for a sentence."""
+def _error(empty: Any, sentence: str, status: int = 503) -> web.Response:
+    """Return an answer that carries an error. status: if the verb's answer has no field for one."""
     if empty is None:
         return web.Response(status=status, text=sentence)
-    if isinstance(empty, extender_api.ExtenderFilterResult):
-        return _json(extender_api.ExtenderFilterResult(error=sentence))
+    if isinstance(empty, ExtenderFilterResult):
+        return _json(ExtenderFilterResult(error=sentence))
     return _json({"Error": sentence})
 
 

@@ -1,0 +1,375 @@
+"""Gangs: pods that are placed together or not at all, and bound together.
+
+kube-scheduler asks about one pod at a time and may drop any of them afterwards. So all of a gang is placed
+when its first pod comes. The reservation holds the cards, and each member is answered with its own node. No
+member is bound before all of them may be. A reservation that is not used in time ends completely. Two gangs
+never each hold a half: neither holds anything before it has all.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fenka.cluster.eligibility import ineligibility_reasons
+from fenka.cluster.gang_members import GangMembers
+from fenka.cluster.objects import Pod
+from fenka.cluster.pod_groups import Gang, group_name
+from fenka.cluster.pod_placement import admits
+from fenka.cluster.state import ClusterState
+from fenka.core.evaluate import Policy
+from fenka.core.gangs import GangReservations, place_gang
+from fenka.core.inventory import DeviceId, Node
+from fenka.core.reasons import Unschedulable
+from fenka.core.request import Placement
+from fenka.core.usage import UsageOverlay, UsageView
+from fenka.dialects.base import InvalidRecord
+
+RESERVATION_TTL_S = 30.0
+"""A reservation waits this long for its members: twice kube-scheduler's longest backoff, and more."""
+
+NODE_MISSING_TTL_S = 1.0
+"""A reservation ends when a member's node is not offered twice, this far apart. Once is not enough: callers
+over plain HTTP may be anybody, and kube-scheduler asks again."""
+
+MAX_BACKOFF_S = 600.0
+"""A gang that does not use its reservation gets the next one after a pause that doubles, up to this: it must
+not hold cards indefinitely."""
+
+INCOMPLETE_TTL_S = 60.0
+"""A gang that has lost members may run without them for this long before all of it is restarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class GangPending:
+    """The gang cannot be placed now. queued: it waits for cards, not for its own pods."""
+
+    sentence: str
+    queued: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPlacement:
+    """Where a member goes. others: members that kube-scheduler should try now."""
+
+    placement: Placement
+    others: tuple[Pod, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MembersAwaited:
+    """The decision is made when `GangScheduler.on_settled` is called for this gang, or after the timeout."""
+
+    gang: str
+    timeout_s: float
+
+
+@dataclass(slots=True)
+class _Arrivals:
+    """Members of a reservation that kube-scheduler has brought.
+
+    Attributes:
+        arrived: UIDs of members that may be bound.
+        not_offered_since: when kube-scheduler first did not offer a member's node, by UID.
+    """
+
+    arrived: set[str] = field(default_factory=set)
+    not_offered_since: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Backoff:
+    """No reservation is made for a gang until this time."""
+
+    failures: int
+    until: float
+    reason: str
+
+
+class GangScheduler:
+    """Reserves cards for gangs."""
+
+    def __init__(
+        self,
+        members: GangMembers,
+        cluster: ClusterState,
+        policy: Policy,
+        clock: Callable[[], float],
+    ) -> None:
+        """Args:
+        members: the gangs' pods.
+        cluster: the nodes, and what is used of them.
+        policy: the placement policy.
+        clock: seconds, monotonic.
+        """
+        self._members, self._cluster, self._policy, self._clock = members, cluster, policy, clock
+        self._reservations = GangReservations(cluster)
+        self._arrivals: dict[str, _Arrivals] = {}
+        self._incomplete_since: dict[str, float] = {}
+        self._backoffs: dict[str, _Backoff] = {}
+        self.on_settled: Callable[[str], None] = lambda _: None
+        """Called with a gang's key when all its members have arrived, or its reservation has ended."""
+
+    @property
+    def usage(self) -> UsageView:
+        """Return what is used of the cards, reservations included."""
+        return self._reservations
+
+    def reserved(self) -> dict[str, tuple[Placement, ...]]:
+        """Return what is reserved for members that have not started, by gang."""
+        return self._reservations.outstanding()
+
+    # ---- placing ----
+
+    def gang(self, pod: Pod) -> Gang | None:
+        """Return the pod's gang; None for a pod that requests nothing of fenka. Raises InvalidRecord."""
+        return self._members.gang(pod)
+
+    def key(self, pod: Pod) -> str | None:
+        """Return the key of the pod's gang; None for a single pod, or if the gang's size cannot be read."""
+        gang = self._members.gang_or_none(pod)
+        return gang.key if gang else None
+
+    def place(
+        self,
+        pod: Pod,
+        gang: Gang,
+        nodes: Sequence[str],
+        reserved: frozenset[DeviceId] = frozenset(),
+    ) -> MemberPlacement | GangPending | None:
+        """Return where a member goes. If the gang has no reservation, one is made for all of it.
+
+        Args:
+            pod: the member.
+            gang: its gang.
+            nodes: nodes that kube-scheduler offers. They are taken to be the other members' too.
+            reserved: cards that are held for others.
+
+        Returns:
+            None if enough of the gang runs already: the pod is placed like a single one.
+
+        Raises:
+            InvalidRecord: a member's request cannot be read.
+        """
+        self.expire()
+        reservation, uid = self._reservations.get(gang.key), pod.metadata.uid
+        if reservation is not None and uid in reservation.placements:
+            answer = self._place_reserved(pod, gang, reservation.placements[uid], nodes)
+            if answer is not None:
+                return answer
+        elif reservation is not None:
+            return GangPending(f"gang {gang.name} is being placed without this pod")
+        status = self._members.status(gang)
+        if status.missing <= 0:
+            return None
+        unplaced = [it for it in status.alive if self._members.is_placeable(it)]
+        if len(unplaced) < status.missing:
+            return GangPending(
+                f"gang {gang.name} is incomplete: {status.present} of its {gang.minimum} pods exist"
+            )
+        backoff = self._backoffs.get(gang.key)
+        if backoff is not None and self._clock() < backoff.until:
+            pause_s = round(backoff.until - self._clock())
+            return GangPending(f"{backoff.reason}; cards are reserved again in {pause_s} s")
+        others = [it for it in unplaced if it.metadata.uid != uid][: status.missing - 1]
+        return self._reserve(gang, [pod, *others], nodes, reserved)
+
+    def fits_after_preemption(self, pod: Pod) -> bool:
+        """Return whether all of the pod's gang would fit if all pods of lower priority were evicted.
+
+        It is True for a single pod.
+        """
+        key = self.key(pod)
+        if key is None:
+            return True
+        members = [it for it in self._members.of(key) if self._members.is_placeable(it)]
+        view, priority = UsageOverlay(self._reservations), pod.spec.priority or 0
+        names = [it.node.name for it in self._cluster.shared_nodes()]
+        for name in names:
+            for allocation in self._cluster.allocations(name):
+                if not allocation.lingering and (allocation.pod.spec.priority or 0) < priority:
+                    for placement in allocation.placements:
+                        view.remove(placement)
+        try:
+            for unit, nodes in self._open_nodes(names).items():
+                requests = [self._members.part(it, unit).request for it in members]
+                if not isinstance(place_gang(view, requests, self._policy, nodes), Unschedulable):
+                    return True
+        except InvalidRecord:
+            return False
+        return False
+
+    def _place_reserved(
+        self, pod: Pod, gang: Gang, placement: Placement, nodes: Sequence[str]
+    ) -> MemberPlacement | GangPending | None:
+        """Return None if the member's node is no longer possible: then the reservation has ended."""
+        arrivals = self._arrivals[gang.key]
+        if placement.node in nodes:
+            arrivals.not_offered_since.pop(pod.metadata.uid, None)
+            return MemberPlacement(placement)
+        if self._is_lost(pod, placement.node, arrivals):
+            self._release(gang.key)
+            return None
+        return GangPending(
+            f"gang {gang.name} has reserved node {placement.node} for this pod, which was not offered"
+        )
+
+    def _is_lost(self, pod: Pod, node: str, arrivals: _Arrivals) -> bool:
+        """Return whether a member cannot go to its reserved node, which kube-scheduler does not offer."""
+        uid = pod.metadata.uid
+        if not self._is_eligible(pod, node):
+            return True
+        if uid in arrivals.arrived:
+            # kube-scheduler has chosen that node.
+            return False
+        now = self._clock()
+        return now - arrivals.not_offered_since.setdefault(uid, now) >= NODE_MISSING_TTL_S
+
+    def _is_eligible(self, pod: Pod, name: str) -> bool:
+        node = self._cluster.node(name)
+        if node is None or self._cluster.shared_node(name) is None:
+            return False
+        return self._cluster.node_error(name) is None and not ineligibility_reasons(pod, node)
+
+    def _reserve(
+        self,
+        gang: Gang,
+        members: Sequence[Pod],
+        names: Sequence[str],
+        reserved: frozenset[DeviceId],
+    ) -> MemberPlacement | GangPending:
+        reason = "no node of the cluster shares cards with it"
+        names = [name for name in names if self._is_eligible(members[0], name)]
+        for unit, nodes in self._open_nodes(names).items():
+            parts = {it.metadata.uid: self._members.part(it, unit) for it in members}
+            requests = {uid: part.request for uid, part in parts.items()}
+            admitting = [it for it in nodes if admits(self._cluster, it.name, list(parts.values()))]
+            if not admitting:
+                continue
+            expires_at = self._clock() + RESERVATION_TTL_S
+            reservation = self._reservations.reserve(
+                gang.key, requests, self._policy, admitting, expires_at, reserved
+            )
+            if isinstance(reservation, Unschedulable):
+                reason = reservation.sentence()
+                continue
+            self._arrivals[gang.key] = _Arrivals()
+            first, *others = members
+            return MemberPlacement(reservation.placements[first.metadata.uid], tuple(others))
+        sentence = f"no room for all {len(members)} pods of gang {gang.name}: {reason}"
+        return GangPending(sentence, queued=True)
+
+    def _open_nodes(self, names: Sequence[str]) -> dict[int, list[Node]]:
+        """Return those of the nodes that share cards, by their unit."""
+        nodes: dict[int, list[Node]] = {}
+        for name in names:
+            shared = self._cluster.shared_node(name)
+            if shared is not None and self._cluster.node_error(name) is None:
+                nodes.setdefault(shared.unit_mib, []).append(shared.node)
+        return nodes
+
+    # ---- binding ----
+
+    def planned_placement(self, pod: Pod, node: str) -> Placement | None:
+        """Return what is reserved for the pod on this node."""
+        key = self.key(pod)
+        reservation = self._reservations.get(key) if key else None
+        placement = reservation.placements.get(pod.metadata.uid) if reservation else None
+        return placement if placement is not None and placement.node == node else None
+
+    def arrive(self, pod: Pod, node: str) -> bool | MembersAwaited:
+        """Record that kube-scheduler binds the pod to this node.
+
+        Returns:
+            True if it may be bound now, False if it may not. Else what to wait for: after that the pod may be
+            bound if `planned_placement` is still on this node.
+        """
+        if group_name(pod) is None:
+            return True
+        try:
+            gang = self.gang(pod)
+        except InvalidRecord:
+            return False
+        reservation = self._reservations.get(gang.key) if gang else None
+        if gang is None or reservation is None or self.planned_placement(pod, node) is None:
+            # A pod without a reservation may start only if the gang is complete without it.
+            return gang is None or self._members.status(gang).missing <= 0
+        arrivals = self._arrivals[gang.key]
+        arrivals.arrived.add(pod.metadata.uid)
+        if arrivals.arrived | reservation.started >= reservation.placements.keys():
+            self.on_settled(gang.key)
+            self.expire()
+            return self.planned_placement(pod, node) is not None
+        return MembersAwaited(gang.key, reservation.expires_at - self._clock())
+
+    def waiting_status(self, pod: Pod) -> str | None:
+        """Return how many members a pod waits for; None if it does not wait for any."""
+        key = self.key(pod) or ""
+        reservation, arrivals = self._reservations.get(key), self._arrivals.get(key)
+        if (
+            reservation is None
+            or arrivals is None
+            or pod.metadata.uid not in reservation.placements
+        ):
+            return None
+        present, total = len(arrivals.arrived | reservation.started), len(reservation.placements)
+        sentence = f"waiting for the rest of its gang: {present} of {total} pods can be bound"
+        return sentence if present < total else None
+
+    def start(self, pod: Pod) -> None:
+        """Record that the pod is bound as reserved: the cluster's state counts it from now on."""
+        key = self.key(pod) or ""
+        reservation = self._reservations.get(key)
+        if reservation is None or pod.metadata.uid not in reservation.placements:
+            return
+        self._reservations.mark_started(key, pod.metadata.uid)
+        if self._reservations.get(key) is None:
+            self._arrivals.pop(key, None)
+            self._backoffs.pop(key, None)
+
+    def expire(self) -> None:
+        """End reservations whose time is over or that have lost a member. Members that are bound stay."""
+        now, members = self._clock(), self._members
+        for key in self._reservations.overdue(now):
+            self._backoffs[key] = self._next_backoff(key, now)
+            self._release(key)
+        for key in list(self._arrivals):
+            reservation = self._reservations.get(key)
+            if reservation is not None and not members.exist(reservation.placements):
+                # Another pod replaces a member that was deleted.
+                self._release(key)
+
+    def incomplete_gangs(self) -> list[Pod]:
+        """Return members to evict: their gang has been incomplete for too long, and restarts completely."""
+        now, by_gang = self._clock(), self._members.by_gang()
+        incomplete: dict[str, list[Pod]] = {}
+        for gang, pods in by_gang.items():
+            status = self._members.status(gang, pods)
+            bound = [it for it in status.alive if it.spec.node_name]
+            if status.missing > 0 and any(map(self._members.requests_cards, bound)):
+                incomplete[gang.key] = bound
+        self._incomplete_since = {key: self._incomplete_since.get(key, now) for key in incomplete}
+        keys = {gang.key for gang in by_gang}
+        self._backoffs = {key: it for key, it in self._backoffs.items() if key in keys}
+        return [
+            pod
+            for key, bound in incomplete.items()
+            if now - self._incomplete_since[key] >= INCOMPLETE_TTL_S
+            for pod in bound
+        ]
+
+    def _next_backoff(self, key: str, now: float) -> _Backoff:
+        reservation = self._reservations.get(key)
+        assert reservation is not None
+        absent = reservation.placements.keys() - self._arrivals[key].arrived - reservation.started
+        names = self._members.names(absent)
+        failures = self._backoffs[key].failures + 1 if key in self._backoffs else 1
+        reason = (
+            f"kube-scheduler did not bind all of gang {key.partition('/')[2]} within "
+            f"{RESERVATION_TTL_S:g} s, something else blocks {', '.join(names[:3]) or 'its pods'}"
+        )
+        pause_s = min(RESERVATION_TTL_S * 2 ** (failures - 1), MAX_BACKOFF_S)
+        return _Backoff(failures, now + pause_s, reason)
+
+    def _release(self, key: str) -> None:
+        self._reservations.release(key)
+        if self._arrivals.pop(key, None) is not None:
+            self.on_settled(key)

@@ -1,0 +1,382 @@
+"""The pods that are pending, and what is reserved for them: events in, answers out. Pure: no clock, no I/O.
+
+kube-scheduler asks about one pod at a time. After a rejection it retries the pod only after its backoff;
+other pods may be scheduled in between. Therefore each pod is answered under constraints: cards that entries
+before it in the queue have reserved, or would get now, are not available to it.
+
+All times are seconds since 1970.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from math import inf
+
+from fenka.cluster.entry_lifecycle import EntryLifecycle
+from fenka.cluster.objects import QUEUE_GATE, Pod
+from fenka.cluster.pending_queue import (
+    DEPTH,
+    PendingEntry,
+    PendingQueue,
+    QueueEntry,
+    QueueSnapshot,
+    gang_complete_by_label,
+    is_open,
+    time_limit_s,
+    waits,
+)
+from fenka.cluster.pod_groups import group_key
+from fenka.cluster.pod_placement import HeldPlacement, QueueConstraints
+from fenka.cluster.recent import RecentDict
+from fenka.cluster.state import ClusterState
+from fenka.cluster.usage_accounting import UsageAccounting
+from fenka.core.evaluate import Policy
+from fenka.core.fairness import Fairness
+from fenka.core.inventory import DeviceId
+from fenka.core.queue import SortKey
+from fenka.core.request import Placement
+
+HEAD = QueueConstraints(position=1, of=1)
+"""Of a pod that is alone in the queue."""
+
+
+def queue_state(
+    cluster: ClusterState,
+    policy: Policy = "binpack",
+    fairness: Fairness | None = None,
+    complete: Callable[[Sequence[Pod]], bool] = gang_complete_by_label,
+) -> "QueueState":
+    """Return the state of an empty queue. complete: whether enough pods of a gang exist to start it."""
+    fairness = fairness or Fairness()
+    accounting = UsageAccounting(cluster, fairness)
+    queue = PendingQueue(cluster, policy, fairness, complete, accounting.uses)
+    return QueueState(cluster, queue, accounting)
+
+
+class QueueState:
+    """Pods as the API server reports them, the phase of each entry, and the last snapshot of the queue."""
+
+    def __init__(
+        self, cluster: ClusterState, queue: PendingQueue, accounting: UsageAccounting
+    ) -> None:
+        self._cluster, self._queue, self._accounting = cluster, queue, accounting
+        self.snapshot = QueueSnapshot()
+        self.urgent = False
+        """Whether the queue has to be scheduled before another pod is answered."""
+        self._lifecycle = EntryLifecycle()
+        self._open: dict[str, Pod] = {}
+        self._rejected: RecentDict[str, None] = RecentDict()
+        self._pending: set[str] = set()
+        """UIDs of open pods for which no node was found."""
+        self._gated: dict[str, Pod] = {}
+        """Pods on which fenka's gate is the only one left."""
+        self._nothing_to_ungate: tuple[QueueSnapshot, int] | None = None
+        """The snapshot and the number of gated pods for which `pods_to_ungate` was empty."""
+        self._bypassed: dict[str, float] = {}
+        self._changes = 0
+        self._scheduled_version = (-1, -1, -1)
+        self._gang_placements: Mapping[str, tuple[Placement, ...]] = {}
+        self._expires_at = inf
+
+    # ---- events ----
+
+    def replace_pods(self, pods: Sequence[Pod], now: float) -> None:
+        """Record that these are all pods of the cluster."""
+        uids = {pod.metadata.uid for pod in pods}
+        for uid in [uid for uid in self._open | self._gated if uid not in uids]:
+            self.forget_pod(uid, now)
+        self._accounting.resync(uids, now)
+        for pod in pods:
+            self.set_pod(pod, now)
+
+    def set_pod(self, pod: Pod, now: float) -> None:
+        """Record a new or changed pod. The cluster's state must know it already."""
+        uid = pod.metadata.uid
+        known = self._open.get(uid)
+        self._accounting.set(pod, now)
+        self._set_gated(pod)
+        if not is_open(pod) or not self._queue.wants(pod):
+            if known is not None and pod.spec.node_name:
+                self._count_bypassed(known, now)
+            self._close(uid)
+            return
+        self._open[uid] = pod
+        if self._is_pending(pod):
+            self._changes += 1
+            resources = (name for it in self._cluster.dialects for name in it.RESOURCES)
+            if self._lifecycle.report(entry_id(pod), pod.unschedulable or "", resources):
+                self.urgent = True
+            if uid not in self._pending:
+                self._pending.add(uid)
+                self._mark_urgent(pod, now)
+        elif self._pending and group_key(pod) is not None:
+            self._changes += 1
+
+    def forget_pod(self, uid: str, now: float) -> None:
+        """Record that the pod was deleted."""
+        self._gated.pop(uid, None)
+        self._accounting.forget(uid, now)
+        self._close(uid)
+        self._queue.forget(uid)
+
+    def reject(self, pod: Pod, nodes: Iterable[str], now: float) -> None:
+        """Record that none of these nodes fits the pod: it is pending from now on, if it is known."""
+        uid = pod.metadata.uid
+        new = uid not in self._rejected
+        self._rejected[uid] = None
+        if uid not in self._open:
+            return
+        self._pending.add(uid)
+        if self._lifecycle.reject(entry_id(pod), nodes) or new:
+            self._changes += 1
+            self._mark_urgent(pod, now)
+
+    # ---- scheduling the queue ----
+
+    def is_stale(self, gangs: Mapping[str, tuple[Placement, ...]], now: float) -> bool:
+        """Return whether the snapshot may differ from what `schedule` would make now."""
+        return (
+            self._scheduled_version != self._version
+            or now >= self._expires_at
+            or gangs != self._gang_placements
+        )
+
+    def schedule(self, gangs: Mapping[str, tuple[Placement, ...]], now: float) -> None:
+        """Schedule the queue and renew the snapshot. gangs: what is reserved for gangs, by gang."""
+        self._accounting.renew(now)
+        # A reservation that expires leaves its cards to the next entry, whose own may have expired too.
+        for _ in range(3):
+            pods = [
+                it for it in self._open.values() if not self._lifecycle.is_stalled(entry_id(it))
+            ]
+            self.snapshot = self._queue.serve(
+                pods,
+                now,
+                refused=self._is_pending,
+                planned=gangs,
+                struck=self._lifecycle.excluded_nodes(),
+            )
+            expired = self._expire_reservations(now)
+            if not expired:
+                break
+        self._scheduled_version, self._gang_placements = self._version, dict(gangs)
+        self._expires_at = now if expired else self._lifecycle.next_expiry()
+        self.urgent = False
+
+    @property
+    def _version(self) -> tuple[int, int, int]:
+        return self._cluster.version, self._changes, self._lifecycle.version
+
+    def _expire_reservations(self, now: float) -> bool:
+        """Return whether there were any that have expired."""
+        fitting = {it.waiter.id: it for it in self.snapshot.places if it.placements}
+        expired = self._lifecycle.fitting(fitting.keys(), now)
+        for name, reserved_at in expired.items():
+            entry = fitting[name]
+            # Otherwise pods that can never start would block a card one after another.
+            self._accounting.charge(
+                entry.waiter.namespace, entry.placements, reserved_at, entry.requested_at, now
+            )
+            nodes = (it.node for it in entry.placements)
+            self._lifecycle.expire(name, nodes, entry.waiter.pods[0].unschedulable or "")
+        return bool(expired)
+
+    # ---- queries ----
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no pod is pending."""
+        return not self._pending
+
+    def constraints(self, pod: Pod, now: float) -> QueueConstraints:
+        """Return what is reserved for the entries before this pod, by the last snapshot."""
+        snapshot, own_id, limit = self.snapshot, entry_id(pod), time_limit_s(pod)
+        deadline = None if limit is None else now + limit
+        rank, total = self._rank(pod, now)
+        reserved: set[DeviceId] = set()
+        held: dict[str, list[HeldPlacement]] = {}
+        for other_rank, entry in snapshot.marks:
+            if other_rank >= rank:
+                break
+            if entry.waiter.id == own_id or not self._is_waiting(entry.waiter.pods):
+                continue
+            if entry.reservation is not None and entry.reservation.blocks(deadline):
+                reserved |= entry.reservation.cards
+            for it in entry.placements:
+                held.setdefault(it.node, []).append(HeldPlacement(entry.waiter.id, it))
+        nodes = {snapshot.home[uuid] for uuid in reserved if uuid in snapshot.home}
+        return QueueConstraints(
+            frozenset(reserved),
+            {node: tuple(placements) for node, placements in held.items()},
+            frozenset(nodes.union(held)),
+            rank + 1,
+            total,
+        )
+
+    def without_served(self, constraints: QueueConstraints) -> QueueConstraints:
+        """Return the constraints without what was held for entries that are bound or deleted now."""
+        waiting = {entry_id(it) for it in self._open.values() if self._is_waiting((it,))}
+        held = {
+            node: tuple(it for it in placements if it.id in waiting)
+            for node, placements in constraints.kept.items()
+        }
+        return replace(constraints, kept=held)
+
+    def position(self, pod: Pod, now: float) -> str:
+        """Return the pod's position as the end of a sentence: `; position 3 of 5 in the queue`.
+
+        It is empty for a pod that no node could hold: the queue is not what it waits for.
+        """
+        if not self._queue.units(pod):
+            return ""
+        rank, total = self._rank(pod, now)
+        return f"; position {rank + 1} of {total} in the queue"
+
+    def entries(self) -> Sequence[QueueEntry]:
+        """Return the pending entries, in order."""
+        return self.snapshot.places if self._pending else ()
+
+    def pods_to_requeue(self, limit: int, now: float) -> list[Pod]:
+        """Return about this number of pods that have fitted for REQUEUE_AFTER_S, once per reservation."""
+        pods: list[Pod] = []
+        for entry in self.entries():
+            members = entry.waiter.pods
+            if (
+                self._lifecycle.needs_requeue(entry.waiter.id, now)
+                and self._is_waiting(members)
+                and not any(it.metadata.uid in self._gated for it in members)
+            ):
+                self._lifecycle.mark_requeued(entry.waiter.id)
+                pods += members
+            if len(pods) >= limit:
+                break
+        return pods
+
+    def pods_to_ungate(self, limit: int) -> list[Pod]:
+        """Return gated pods that kube-scheduler is to try now, in order.
+
+        These are pods for which cards are reserved, and the first that do not fit, whether or not there is a
+        card to reserve. kube-scheduler preempts for these, and reports why they wait. Pods that are not in
+        this queue are kube-scheduler's alone. Of a gang that lacks pods one is ungated, so that its events
+        say how many are missing.
+        """
+        state = self.snapshot, len(self._gated)
+        known = self._nothing_to_ungate
+        if not self._gated or (known is not None and known[0] is state[0] and known[1] == state[1]):
+            return []
+        uids = dict.fromkeys(self._uids_to_ungate())
+        pods = [self._gated[uid] for uid in uids if uid in self._gated]
+        if not pods:
+            self._nothing_to_ungate = state
+        return pods[:limit]
+
+    def _uids_to_ungate(self) -> Iterator[str]:
+        snapshot = self.snapshot
+        unfit = (entry for entry in snapshot.places if not entry.placements)
+        for entry in (*(it for _, it in snapshot.marks), *islice(unfit, DEPTH)):
+            yield from (it.metadata.uid for it in entry.waiter.pods)
+        for uid, pod in self._gated.items():
+            queued = entry_id(pod) in snapshot or self._queue.orders(pod)
+            if not queued or self._lifecycle.is_stalled(entry_id(pod)):
+                yield uid
+        tried = {entry_id(pod) for uid, pod in self._open.items() if uid not in self._gated}
+        for uid, pod in self._gated.items():
+            gang = group_key(pod)
+            if gang is not None and gang not in snapshot and gang not in tried:
+                tried.add(gang)
+                yield uid
+
+    def usage(self, now: float) -> dict[str, float]:
+        """Return the card-seconds of all namespaces that have used any recently."""
+        return self._accounting.uses.used(now)
+
+    @property
+    def max_bypass_bound_s(self) -> float:
+        """Return the upper bound of `max_bypass_s`."""
+        return self._queue.fairness.starvation_s
+
+    def max_bypass_s(self) -> float:
+        """Return by how much later a request came, at most, that was served before one that still waits.
+
+        Only requests of the same priority are compared. Requests behind it in the queue that use what it does
+        not wait for are not counted.
+        """
+        bypassed = (self._bypassed.get(it.waiter.id, 0.0) for it in self.entries())
+        return max(bypassed, default=0.0)
+
+    # ---- inside ----
+
+    def _key(self, pod: Pod, now: float) -> SortKey:
+        return self.snapshot.key(PendingEntry(entry_id(pod), (pod,)).waiting(now))
+
+    def _rank(self, pod: Pod, now: float) -> tuple[int, int]:
+        """Return the number of entries before the pod, and that of all entries with its own."""
+        snapshot = self.snapshot
+        total = len(snapshot.places) + (entry_id(pod) not in snapshot)
+        return snapshot.rank(self._key(pod, now)), total
+
+    def _is_pending(self, pod: Pod) -> bool:
+        return pod.metadata.uid in self._rejected or waits(pod)
+
+    def _is_waiting(self, pods: Iterable[Pod]) -> bool:
+        """Return whether any of the pods is open, and is not being bound."""
+        uids = (it.metadata.uid for it in pods)
+        return any(uid in self._open and not self._cluster.is_assumed(uid) for uid in uids)
+
+    def _set_gated(self, pod: Pod) -> None:
+        uid = pod.metadata.uid
+        gates = {it.name for it in pod.spec.scheduling_gates}
+        if gates == {QUEUE_GATE} and pod.metadata.deletion_timestamp is None and not pod.finished:
+            self._gated[uid] = pod
+            # It keeps its position until kube-scheduler has asked about it.
+            self._rejected[uid] = None
+        elif self._gated.pop(uid, None) is not None:
+            self._nothing_to_ungate = None
+
+    def _close(self, uid: str) -> None:
+        pod = self._open.pop(uid, None)
+        self._rejected.pop(uid, None)
+        self._pending.discard(uid)
+        if pod is not None:
+            self._changes += 1
+            self._lifecycle.forget(entry_id(pod))
+            self._bypassed.pop(entry_id(pod), None)
+
+    def _mark_urgent(self, pod: Pod, now: float) -> None:
+        """Have the queue scheduled before the next answer, if cards would be reserved for this pod."""
+        snapshot = self.snapshot
+        if (
+            self.urgent
+            or snapshot.room is None
+            or not snapshot.room.isdisjoint(self._queue.units(pod))
+        ):
+            self.urgent = True
+        elif snapshot.marks:
+            self.urgent = snapshot.rank(self._key(pod, now)) <= snapshot.marks[-1][0]
+
+    def _count_bypassed(self, pod: Pod, now: float) -> None:
+        """Count a pod that was bound against entries that came earlier, still wait and are not behind it."""
+        snapshot = self.snapshot
+        if not snapshot.places or not self._pending:
+            return
+        key = self._key(pod, now)
+        rank, requested_at = snapshot.rank(key), key[3]
+        # Only the first entry of each namespace counts.
+        seen = {it.waiter.namespace for it in snapshot.places[:rank] if it.key[0] == key[0]}
+        seen.add(pod.metadata.namespace)
+        for entry in snapshot.places[rank:]:
+            if entry.key[0] != key[0]:
+                break
+            namespace = entry.waiter.namespace
+            if namespace in seen or not self._is_waiting(entry.waiter.pods):
+                continue
+            seen.add(namespace)
+            since = max(entry.requested_at, snapshot.past(namespace).served_at(entry.requested_at))
+            if since < requested_at:
+                bypass = max(requested_at - since, self._bypassed.get(entry.waiter.id, 0.0))
+                self._bypassed[entry.waiter.id] = bypass
+
+
+def entry_id(pod: Pod) -> str:
+    """Return the ID of the queue entry that a pod is in: its gang's key, or its own UID."""
+    return group_key(pod) or pod.metadata.uid

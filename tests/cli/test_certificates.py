@@ -10,9 +10,8 @@ import pytest
 from aiohttp import web
 
 from fenka.scheduler.credentials import Credentials
-from tests.cli.api_kit import serving
 from tests.cli.command import fenka
-from tests.kubernetes.api_server import ApiServer, Json
+from tests.fakes.api_server import FakeApiServer, Json, in_thread
 
 NAMESPACE = "gpu"
 
@@ -21,12 +20,8 @@ class Stand:
     """An API server that keeps Secrets; `command` is fenka's."""
 
     def __init__(self) -> None:
-        self.server = ApiServer()
+        self.server = FakeApiServer()
         self.kubeconfig = Path()
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        """One request."""
-        return await self.server._serve(request)
 
     def command(self, *arguments: str) -> str:
         """Return what `fenka certificates` prints. Raises AssertionError with its error."""
@@ -48,7 +43,7 @@ class Stand:
 def stand(tmp_path: Path) -> Iterator[Stand]:
     """With no Secret."""
     it = Stand()
-    with serving(it, tmp_path) as it.kubeconfig:
+    with in_thread(it.server, tmp_path) as it.kubeconfig:
         yield it
 
 

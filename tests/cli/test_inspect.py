@@ -8,14 +8,15 @@ import pytest
 from fenka.cli.compat import gpushare
 from fenka.core.inventory import Card, DeviceId
 from fenka.dialects.node_inventory import encode_inventory
-from tests.cli.api_kit import Server, node, on_card, pod, serving, sharing, units
+from tests.builders import node, on_card, pod, sharing, units
+from tests.fakes.api_server import FakeApiServer, in_thread
 
 WIRE = Path(__file__).parent / "golden" / "wire"
 
 
-def run(server: Server, folder: Path, *arguments: str) -> None:
+def run(server: FakeApiServer, folder: Path, *arguments: str) -> None:
     """The plugin, asking this server."""
-    with serving(server, folder) as kubeconfig:
+    with in_thread(server, folder) as kubeconfig:
         gpushare.main([*arguments, "--kubeconfig", str(kubeconfig)])
 
 
@@ -26,7 +27,7 @@ def test_screen_is_the_originals(
 ) -> None:
     """Given what the original was given, fenka prints what it printed."""
     given = json.loads((WIRE / f"inspect-{scene}.json").read_text())
-    run(Server(**given), tmp_path, *(["-d"] if details else []))
+    run(FakeApiServer.of(**given), tmp_path, *(["-d"] if details else []))
     golden = WIRE / f"inspect-{scene}{'-d' if details else ''}.txt"
     assert capsys.readouterr().out == golden.read_text()
 
@@ -43,7 +44,7 @@ def test_binpack_on_two_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         pod("c", units(12), node="sd-cluster-05", annotations=on_card(0, 12)),
         pod("over", units(2), node="sd-cluster-05", annotations=on_card(0, 2), phase="Succeeded"),
     ]
-    run(Server(nodes=nodes, pods=pods), tmp_path)
+    run(FakeApiServer.of(nodes=nodes, pods=pods), tmp_path)
     assert capsys.readouterr().out == (WIRE / "inspect-binpack.txt").read_text()
 
 
@@ -55,7 +56,7 @@ def test_pending_and_unequal_nodes(tmp_path: Path, capsys: pytest.CaptureFixture
         pod("odd", units(4), node="a", annotations={"ALIYUN_COM_GPU_MEM_IDX": "x"}),
         pod("fine", units(5), node="b", annotations=on_card(0, 5)),
     ]
-    run(Server(nodes=nodes, pods=pods), tmp_path)
+    run(FakeApiServer.of(nodes=nodes, pods=pods), tmp_path)
     # a, its address, two cards, 7 pending, 7/28: "a\t10.0.0.1\t0/14\t0/14\t7\t7/28\n" is 28 + 20 long.
     assert capsys.readouterr().out.splitlines() == [
         "NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  "
@@ -70,7 +71,12 @@ def test_pending_and_unequal_nodes(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_pending_in_details(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A pod without a card is in the last column."""
-    run(Server(nodes=[sharing("a")], pods=[pod("lost", units(3), node="a")]), tmp_path, "-d", "a")
+    run(
+        FakeApiServer.of(nodes=[sharing("a")], pods=[pod("lost", units(3), node="a")]),
+        tmp_path,
+        "-d",
+        "a",
+    )
     assert capsys.readouterr().out.splitlines()[4:6] == [
         "NAME         NAMESPACE  GPU0(Allocated)  Pending(Allocated)  ",
         "lost         default    0                3                   ",
@@ -83,7 +89,7 @@ def test_units_of_mib_and_unequal_cards(tmp_path: Path, capsys: pytest.CaptureFi
     inventory = {"fenka.io/cards": encode_inventory(cards, 1)}
     nodes = [node("m", resources={"aliyun.com/gpu-mem": 22690}, annotations=inventory)]
     pods = [pod("p", units(8065), node="m", annotations=on_card(0, 8065, 15079))]
-    run(Server(nodes=nodes, pods=pods), tmp_path)
+    run(FakeApiServer.of(nodes=nodes, pods=pods), tmp_path)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("GPU Memory(MiB)")
     assert lines[1].split() == ["m", "10.0.0.1", "8065/15079", "0/7611", "8065/22690"]
@@ -91,7 +97,7 @@ def test_units_of_mib_and_unequal_cards(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_nothing_is_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty table, no crash."""
-    run(Server(nodes=[node("cpu")]), tmp_path)
+    run(FakeApiServer.of(nodes=[node("cpu")]), tmp_path)
     assert capsys.readouterr().out.splitlines()[-1] == "0/0 (0%)  "
 
 
@@ -114,7 +120,7 @@ def test_errors_are_told_where_the_original_tells_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """On stdout, with exit code 1."""
-    server = Server(nodes=[sharing("a")])
+    server = FakeApiServer.of(nodes=[sharing("a")])
     server.forbidden = forbidden
     with pytest.raises(SystemExit) as ended:
         run(server, tmp_path, node_name)
@@ -135,7 +141,7 @@ def test_kubeconfig_of_the_environment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """$KUBECONFIG, as for kubectl."""
-    with serving(Server(nodes=[sharing("a")]), tmp_path) as kubeconfig:
+    with in_thread(FakeApiServer.of(nodes=[sharing("a")]), tmp_path) as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         gpushare.main(["-o", "json"])
     assert json.loads(capsys.readouterr().out)[0]["name"] == "a"
@@ -144,5 +150,5 @@ def test_kubeconfig_of_the_environment(
 def test_pages_are_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """More nodes than a page has are all shown, by name."""
     names = [f"n{number}" for number in range(7)]
-    run(Server(nodes=[sharing(name) for name in reversed(names)]), tmp_path)
+    run(FakeApiServer.of(nodes=[sharing(name) for name in reversed(names)]), tmp_path)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:8]] == names

@@ -8,8 +8,12 @@ import pytest
 
 from fenka.cli.options import Target
 from fenka.cli.queue import rows_of
+from fenka.cluster import scheduler_options
+from fenka.cluster.scheduler_options import SchedulerOptions
+from fenka.core.fairness import Fairness
 from fenka.views.queue import QueueRow
-from tests.cli.api_kit import Json, Server, node, on_card, pod, serving, sharing, units
+from tests.builders import node, on_card, pod, sharing, units
+from tests.fakes.api_server import FakeApiServer, Json, in_thread
 
 REFUSED: Json = {
     "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
@@ -29,9 +33,9 @@ def since(minute: int) -> float:
     return datetime.fromisoformat(f"2026-01-01T00:{minute:02}:00+00:00").timestamp()
 
 
-def ask(server: Server, folder: Path) -> list[QueueRow]:
+def ask(server: FakeApiServer, folder: Path) -> list[QueueRow]:
     """Over HTTP."""
-    with serving(server, folder) as kubeconfig:
+    with in_thread(server, folder) as kubeconfig:
         return rows_of(Target(kubeconfig=kubeconfig))
 
 
@@ -50,11 +54,11 @@ def test_the_whole_queue(tmp_path: Path) -> None:
         pod("plain", status=REFUSED),
         waiting("huge", 15, 0),
         *(holder, full, lost, gated),
+        pod("holder-b", units(8), node="b", annotations=on_card(0, 8)),
     ]
-    server = Server(
+    server = FakeApiServer.of(
         nodes=[sharing("a", cards=2), sharing("b", labels={"zone": "b"}), node("master")], pods=pods
     )
-    pods.append(pod("holder-b", units(8), node="b", annotations=on_card(0, 8)))
     found = ask(server, tmp_path)
     memory = "aliyun.com/gpu-mem"
     assert found == [
@@ -85,7 +89,7 @@ def test_namespace_that_has_used_cards_is_behind_one_that_has_not(tmp_path: Path
     heavy = waiting("heavy", 12, 1)
     for it, created in ((done, 3600), (heavy, 3000), (holder, 0), (light, 0)):
         it["metadata"]["creationTimestamp"] = ago(created)
-    found = ask(Server(nodes=[sharing("a")], pods=[done, holder, heavy, light]), tmp_path)
+    found = ask(FakeApiServer.of(nodes=[sharing("a")], pods=[done, holder, heavy, light]), tmp_path)
     assert [it.name for it in found] == ["light", "heavy"]
     # half of what was held an hour ago counts: 3600 / ln 2 * (1 - 1/2)
     assert found[1].used_s == pytest.approx(2597, rel=0.02)
@@ -115,7 +119,7 @@ def test_a_gang_and_a_deadline(tmp_path: Path) -> None:
             for card in (0, 1)
         ),
     ]
-    (row,) = ask(Server(nodes=[sharing("a", cards=2)], pods=pods), tmp_path)
+    (row,) = ask(FakeApiServer.of(nodes=[sharing("a", cards=2)], pods=pods), tmp_path)
     assert (row.name, row.asks) == ("train", "2 pods: 16 aliyun.com/gpu-mem")
     assert row.reserved == ["a/0", "a/1"]
     assert row.starts_by == since(0) + 10**9 + 1
@@ -124,4 +128,64 @@ def test_a_gang_and_a_deadline(tmp_path: Path) -> None:
 
 def test_nobody_waits(tmp_path: Path) -> None:
     """Also where nothing is shared."""
-    assert ask(Server(nodes=[node("master")], pods=[waiting("p", 4, 1)]), tmp_path) == []
+    assert ask(FakeApiServer.of(nodes=[node("master")], pods=[waiting("p", 4, 1)]), tmp_path) == []
+
+
+def test_queue_is_ordered_by_the_options_that_the_scheduler_has_published(tmp_path: Path) -> None:
+    """Its fairness: with no penalty for a request, the one that was made first comes first."""
+    pods = [
+        pod("holder", units(14), node="a", annotations=on_card(0, 14), namespace="heavy"),
+        waiting("first", 12, 1, namespace="heavy"),
+        waiting("second", 12, 2, namespace="light"),
+    ]
+    for queued, age in zip(pods[1:], (timedelta(minutes=2), timedelta(minutes=1)), strict=True):
+        created = datetime.now(UTC) - age
+        queued["metadata"]["creationTimestamp"] = created.strftime("%Y-%m-%dT%H:%M:%SZ")
+    options = SchedulerOptions("spread", fairness=Fairness(0, 3600, 0))
+    meta: Json = {
+        "name": "any-scheduler",
+        "namespace": "any",
+        "labels": dict([scheduler_options.LABEL.split("=")]),
+        "annotations": {scheduler_options.ANNOTATION: options.encode()},
+    }
+    for leases, expected in (
+        ([], ["second", "first"]),
+        ([{"metadata": meta, "spec": {}}], ["first", "second"]),
+    ):
+        server = FakeApiServer.of(nodes=[sharing("a")], pods=pods, leases=leases)
+        assert [row.name for row in ask(server, tmp_path)] == expected
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_queue_says_so_when_the_options_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    """Without the right to list Leases, or where the annotation is damaged, it is by the defaults."""
+    labels = dict([scheduler_options.LABEL.split("=")])
+    meta: Json = {
+        "name": "l",
+        "labels": labels,
+        "annotations": {scheduler_options.ANNOTATION: text},
+    }
+    server = FakeApiServer.of(
+        nodes=[sharing("a")], pods=[waiting("p", 4, 1)], leases=[{"metadata": meta, "spec": {}}]
+    )
+    if text is None:
+        server.forbidden = {"leases"}
+    assert [row.name for row in ask(server, tmp_path)] == ["p"]
+    assert "the order is by default options" in capsys.readouterr().err
+
+
+def test_gang_is_shown_when_its_launcher_requests_no_card(tmp_path: Path) -> None:
+    """The launcher counts among those that start together; no card is shown for it."""
+    labels = {
+        "pod-group.scheduling.sigs.k8s.io/name": "train",
+        "pod-group.scheduling.sigs.k8s.io/min-available": "3",
+    }
+    workers = [waiting(f"w{number}", 8, 1, labels=labels) for number in (0, 1)]
+    full = [pod(f"h{card}", units(10), node="a", annotations=on_card(card, 10)) for card in (0, 1)]
+    nodes = [sharing("a", cards=2)]
+    launcher = pod("launcher", labels=labels)
+    assert ask(FakeApiServer.of(nodes=nodes, pods=[*workers, *full]), tmp_path) == []
+    (row,) = ask(FakeApiServer.of(nodes=nodes, pods=[*workers, launcher, *full]), tmp_path)
+    assert (row.name, row.asks) == ("train", "2 pods: 16 aliyun.com/gpu-mem")

@@ -1,6 +1,5 @@
 """`fenka resize POD`: the wish on the pod, and the answer of its node's program."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,32 +8,25 @@ from aiohttp import web
 
 from fenka.cli import resize
 from fenka.dialects.resize import REFUSED, REQUEST, STATUS, ResizeStatus, encode_status
-from tests.cli.api_kit import Json, Server, pod, serving, units
+from tests.builders import pod, units
 from tests.cli.command import fenka
+from tests.fakes.api_server import FakeApiServer, Json, in_thread
 
 Answer = Callable[[str], dict[str, str]]
 
 
-class Answering(Server):
-    """Takes patches of pods, and answers wishes as a node's program does."""
+def answering(answer: Answer, *pods: Json) -> FakeApiServer:
+    """Return a server on which a node's program answers requests for another size at once."""
+    server = FakeApiServer.of(pods=list(pods))
 
-    def __init__(self, answer: Answer, *pods: Json) -> None:
-        super().__init__(pods=list(pods))
-        self.says = answer
-        self.written: list[Json] = []
-
-    async def answer(self, request: web.Request) -> web.Response:
-        """One request."""
+    async def node_program(request: web.Request) -> None:
         if request.method == "PATCH":
-            body = json.loads(await request.text())
-            self.written.append(body)
-            name = request.path.rsplit("/", 1)[1]
-            (found,) = (it for it in self.objects["pods"] if it["metadata"]["name"] == name)
-            changed = {**found["metadata"]["annotations"], **body["metadata"]["annotations"]}
-            kept = {key: value for key, value in changed.items() if value is not None}
-            found["metadata"]["annotations"] = {**kept, **self.says(kept[REQUEST])}
-            return web.json_response(found)
-        return await super().answer(request)
+            namespace, _, name = request.path.split("/")[-3:]
+            annotations = server.get("pods", name, namespace)["metadata"]["annotations"]
+            annotations.update(answer(annotations[REQUEST]))
+
+    server.after = node_program
+    return server
 
 
 def granted(text: str) -> dict[str, str]:
@@ -42,9 +34,9 @@ def granted(text: str) -> dict[str, str]:
     return {STATUS: encode_status(ResizeStatus("u-team-a", (), {}, text))}
 
 
-def run(server: Server, folder: Path, *arguments: str) -> tuple[object, str]:
+def run(server: FakeApiServer, folder: Path, *arguments: str) -> tuple[object, str]:
     """Return the exit code and the output."""
-    with serving(server, folder) as kubeconfig:
+    with in_thread(server, folder) as kubeconfig:
         result = fenka("resize", *arguments, "--kubeconfig", str(kubeconfig))
     return result.exit_code, result.stdout + result.stderr.removeprefix("fenka: ").rstrip()
 
@@ -64,16 +56,16 @@ def running(**given: object) -> Json:
 )
 def test_a_pod_is_resized(tmp_path: Path, arguments: tuple[str, ...], wish: str) -> None:
     """The wish is written on this very pod; what was refused before is taken away."""
-    server = Answering(granted, running(annotations={REFUSED: "no"}))
+    server = answering(granted, running(annotations={REFUSED: "no"}))
     assert run(server, tmp_path, *arguments) == (0, "a: resized\n")
-    assert server.written == [
+    assert [body for _, body in server.writes] == [
         {"metadata": {"uid": "u-team-a", "annotations": {REQUEST: wish, REFUSED: None}}}
     ]
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
     """In the sentence of the node's program."""
-    server = Answering(lambda _: {REFUSED: "card 0 is full"}, running())
+    server = answering(lambda _: {REFUSED: "card 0 is full"}, running())
     assert run(server, tmp_path, "a", "--gpu-mem", "6") == (1, "card 0 is full")
 
 
@@ -85,7 +77,7 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         {STATUS: encode_status(ResizeStatus("u", (), {}, "gpu-mem=6"))},
         {STATUS: "{"},
     ):
-        server = Answering(lambda _, record=record: record, running())  # type: ignore[misc]
+        server = answering(lambda _, record=record: record, running())  # type: ignore[misc]
         code, said = run(server, tmp_path, "a", "--gpu-mem", "6")
         assert code == 75
         assert said.endswith("the request stays in annotation fenka.io/resize and will be retried")
@@ -110,7 +102,7 @@ def test_what_cannot_be_asked(
     tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     """Nothing is written then."""
-    server = Answering(granted, running(), pod("b", units(4), namespace="team"))
+    server = answering(granted, running(), pod("b", units(4), namespace="team"))
     found, text = run(server, tmp_path, *arguments)
     assert (found, said in text) == (code, True), text
-    assert server.written == []
+    assert server.writes == []

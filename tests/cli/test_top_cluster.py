@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.api_kit import Server, node, on_card, pod, serving, sharing, units
+from tests.builders import node, on_card, pod, sharing, units
 from tests.cli.command import fenka
+from tests.fakes.api_server import FakeApiServer, in_thread
 
 GOLDEN = Path(__file__).parent / "golden"
 WIRE = GOLDEN / "wire"
@@ -35,9 +36,9 @@ def no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBECONFIG", raising=False)
 
 
-def run(server: Server, folder: Path, *arguments: str) -> str:
+def run(server: FakeApiServer, folder: Path, *arguments: str) -> str:
     """What `fenka` prints, asking this server."""
-    with serving(server, folder) as kubeconfig:
+    with in_thread(server, folder) as kubeconfig:
         result = fenka(*arguments, "--kubeconfig", str(kubeconfig))
     assert result.exit_code == 0, result.stderr
     return result.stdout
@@ -53,13 +54,13 @@ def run(server: Server, folder: Path, *arguments: str) -> str:
 )
 def test_screens_of_the_article(arguments: list[str], golden: str, tmp_path: Path) -> None:
     """Three notebooks on one T4, read from a cluster that runs gpushare itself."""
-    server = Server(nodes=[T4, MASTER], pods=NOTEBOOKS)
+    server = FakeApiServer.of(nodes=[T4, MASTER], pods=NOTEBOOKS)
     assert run(server, tmp_path, "top", "node", *arguments) == (GOLDEN / golden).read_text()
 
 
-def given() -> Server:
+def given() -> FakeApiServer:
     """What arena was given when its golden screens were taken."""
-    return Server(**json.loads((WIRE / "arena-top.json").read_text()))
+    return FakeApiServer.of(**json.loads((WIRE / "arena-top.json").read_text()))
 
 
 def stable(golden: str) -> str:
@@ -117,7 +118,9 @@ def test_arenas_json(tmp_path: Path) -> None:
 
 def test_mib_nodes_are_shown_in_gib(tmp_path: Path) -> None:
     """arena takes every number for GiB; a T4 in MiB has 14.7 of them."""
-    screen = run(Server(nodes=[sharing("m", 15079)]), tmp_path, "top", "node", "--layout", "arena")
+    screen = run(
+        FakeApiServer.of(nodes=[sharing("m", 15079)]), tmp_path, "top", "node", "--layout", "arena"
+    )
     assert "0.0/14.7 GiB" in screen
 
 
@@ -126,7 +129,7 @@ def test_exclusive_nodes_sick_cards_and_nodes_that_are_away(tmp_path: Path) -> N
     whole = node("whole", resources={"nvidia.com/gpu": 3}, capacity={"nvidia.com/gpu": 4})
     away = node("away", resources={"nvidia.com/gpu": 2}, ready="False")
     pods = [pod("train", {"nvidia.com/gpu": 2}, node="whole")]
-    screen = run(Server(nodes=[whole, away], pods=pods), tmp_path, "top", "node")
+    screen = run(FakeApiServer.of(nodes=[whole, away], pods=pods), tmp_path, "top", "node")
     assert screen.splitlines() == [
         "NAME   IPADDRESS  ROLE    STATUS    GPU(Total)  GPU(Allocated)  GPU(Unhealthy)",
         "away   10.0.0.1   <none>  notReady  2           0               0",
@@ -145,7 +148,7 @@ def test_details_of_whole_cards(tmp_path: Path) -> None:
     """Who takes cards whole, and the share of the node that is taken."""
     nodes = [node("whole", resources={"nvidia.com/gpu": 4}), node("cpu")]
     pods = [pod("train", {"nvidia.com/gpu": 1}, node="whole")]
-    screen = run(Server(nodes=nodes, pods=pods), tmp_path, "top", "node", "-d")
+    screen = run(FakeApiServer.of(nodes=nodes, pods=pods), tmp_path, "top", "node", "-d")
     assert screen == (GOLDEN / "top-node-d.txt").read_text()
 
 
@@ -155,7 +158,7 @@ def test_a_health_daemons_words_count(tmp_path: Path) -> None:
         "metadata": {"name": "unhealthy-gpu-a", "namespace": "kube-system"},
         "data": {"gpus": "1"},
     }
-    server = Server(nodes=[sharing("a", cards=2)], configmaps=[named])
+    server = FakeApiServer.of(nodes=[sharing("a", cards=2)], configmaps=[named])
     assert json.loads(run(server, tmp_path, "top", "node", "-o", "json"))[0]["unhealthy"] == 1
     server.forbidden = {"configmaps"}
     assert json.loads(run(server, tmp_path, "top", "node", "-o", "json"))[0]["unhealthy"] == 0
@@ -164,7 +167,7 @@ def test_a_health_daemons_words_count(tmp_path: Path) -> None:
 def test_unreadable_inventory_is_said(tmp_path: Path) -> None:
     """A node whose record is not understood is shown, with the reason."""
     broken = sharing("a", annotations={"fenka.io/cards": "{"})
-    screen = run(Server(nodes=[broken]), tmp_path, "top", "node")
+    screen = run(FakeApiServer.of(nodes=[broken]), tmp_path, "top", "node")
     assert "a: annotation fenka.io/cards of node a is not understood" in screen
 
 
@@ -191,7 +194,7 @@ def test_local_means_local() -> None:
 
 def test_unknown_node(tmp_path: Path) -> None:
     """Named nodes must be there."""
-    with serving(Server(nodes=[T4]), tmp_path) as kubeconfig:
+    with in_thread(FakeApiServer.of(nodes=[T4]), tmp_path) as kubeconfig:
         code, sentence = refused("top", "node", "b", "--kubeconfig", str(kubeconfig))
     assert (code, sentence) == (1, "fenka: there is no node b\n")
 
@@ -217,7 +220,7 @@ def test_shares_of_compute(tmp_path: Path) -> None:
         node="a",
         annotations={"fenka.io/whole-cards": '{"main":[1]}'},
     )
-    server = Server(nodes=[gpu], pods=[ack, vcuda, whole])
+    server = FakeApiServer.of(nodes=[gpu], pods=[ack, vcuda, whole])
     screen = run(server, tmp_path, "top", "node", "--layout", "arena", "-m", "s")
     assert "170/200" in screen
     assert (

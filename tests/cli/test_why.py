@@ -9,21 +9,22 @@ import pytest
 from fenka.cluster.objects import QUEUE_GATE
 from fenka.dialects import leases
 from fenka.dialects.leases import LeaseReport, Refusal
-from tests.cli.api_kit import Json, Server, node, on_card, pod, serving, sharing, units
+from tests.builders import node, on_card, pod, sharing, units
 from tests.cli.command import fenka
+from tests.fakes.api_server import FakeApiServer, Json, in_thread
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def ask(server: Server, folder: Path, *arguments: str) -> str:
+def ask(server: FakeApiServer, folder: Path, *arguments: str) -> str:
     """What `fenka why` prints."""
-    with serving(server, folder) as kubeconfig:
+    with in_thread(server, folder) as kubeconfig:
         result = fenka("why", *arguments, "--kubeconfig", str(kubeconfig))
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
 
-def data(server: Server, folder: Path, *arguments: str) -> dict[str, Any]:
+def data(server: FakeApiServer, folder: Path, *arguments: str) -> dict[str, Any]:
     """The same as data."""
     answer: dict[str, Any] = json.loads(ask(server, folder, *arguments, "-o", "json"))
     return answer
@@ -68,7 +69,7 @@ def test_the_fourth_notebook(tmp_path: Path) -> None:
         "reason": "FailedScheduling",
         "message": message,
     }
-    server = Server(
+    server = FakeApiServer.of(
         nodes=[sharing("gpu-1"), node("master")],
         pods=[*notebooks("gpu-1"), pod("notebook-4", units(4), status=said(message))],
         events=[event],
@@ -106,7 +107,7 @@ def test_each_node_has_its_reason(tmp_path: Path) -> None:
         pod("q", units(12), node="sick", annotations=on_card(1, 12)),
         pod("r", node="crowded"),
     ]
-    found = verdicts(data(Server(nodes=nodes, pods=pods), tmp_path, "default/p"))
+    found = verdicts(data(FakeApiServer.of(nodes=nodes, pods=pods), tmp_path, "default/p"))
     assert {name: reasons for name, reasons in found.items() if name != "unreadable"} == {
         "away": ["not ready"],
         "both": ["the labels gpushare=true and cgpu=false contradict each other: keep one of them"],
@@ -136,7 +137,7 @@ def test_tolerations_and_selectors(spec: Json, fits: bool, tmp_path: Path) -> No
     """As kube-scheduler judges them."""
     taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
     nodes = [sharing("a", taints=[taint], labels={"zone": "a"})]
-    answer = data(Server(nodes=nodes, pods=[waiting(spec=spec)]), tmp_path, "default/p")
+    answer = data(FakeApiServer.of(nodes=nodes, pods=[waiting(spec=spec)]), tmp_path, "default/p")
     assert answer["nodes"][0]["fits"] is fits
 
 
@@ -158,7 +159,7 @@ def test_node_affinity(operator: str, values: list[str], fits: bool, tmp_path: P
     term = {"matchExpressions": [{"key": "gen", "operator": operator, "values": values}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
     spec = {"affinity": {"nodeAffinity": required}}
-    server = Server(nodes=[sharing("a", labels={"gen": "8"})], pods=[waiting(spec=spec)])
+    server = FakeApiServer.of(nodes=[sharing("a", labels={"gen": "8"})], pods=[waiting(spec=spec)])
     assert data(server, tmp_path, "default/p")["nodes"][0]["fits"] is fits
 
 
@@ -170,7 +171,7 @@ def test_what_helps_is_the_smallest_pod_that_makes_room(tmp_path: Path) -> None:
         pod("mid", units(6), node="a", annotations=on_card(1, 6)),
         pod("small", units(3), node="a", annotations=on_card(1, 3)),
     ]
-    answer = data(Server(nodes=[sharing("a", cards=2)], pods=pods), tmp_path, "default/p")
+    answer = data(FakeApiServer.of(nodes=[sharing("a", cards=2)], pods=pods), tmp_path, "default/p")
     # Card 0: 4 free, card 1: 5 free; 9 by the sum.
     assert answer["sentence"] == "0/2 GPUs fit: 2 too little memory"
     assert answer["hints"] == [
@@ -196,14 +197,16 @@ def test_what_helps_is_the_smallest_pod_that_makes_room(tmp_path: Path) -> None:
 )
 def test_what_can_never_start(given: Json, help_: str, tmp_path: Path) -> None:
     """No end of any pod would help: what to ask instead."""
-    server = Server(nodes=[sharing("a", cards=2)], pods=[given])
+    server = FakeApiServer.of(nodes=[sharing("a", cards=2)], pods=[given])
     (found,) = data(server, tmp_path, "default/p")["hints"]
     assert help_ in found
 
 
 def test_no_node_shares(tmp_path: Path) -> None:
     """The first thing a newcomer forgets."""
-    (found,) = data(Server(nodes=[node("a")], pods=[waiting()]), tmp_path, "default/p")["hints"]
+    (found,) = data(FakeApiServer.of(nodes=[node("a")], pods=[waiting()]), tmp_path, "default/p")[
+        "hints"
+    ]
     assert found == "no node shares its GPUs: label one gpushare=true or cgpu=true"
 
 
@@ -212,7 +215,7 @@ def test_pod_with_fenkas_gate_waits_for_its_turn(tmp_path: Path) -> None:
     blocked = said("Scheduling is blocked due to non-empty scheduling gates")
     blocked["conditions"][0]["reason"] = "SchedulingGated"
     gated = waiting(spec={"schedulingGates": [{"name": QUEUE_GATE}]}, status=blocked)
-    answer = data(Server(nodes=[sharing("a")], pods=[gated]), tmp_path, "default/p")
+    answer = data(FakeApiServer.of(nodes=[sharing("a")], pods=[gated]), tmp_path, "default/p")
     assert (answer["state"], answer["message"]) == ("pending", "")
     assert any(QUEUE_GATE in note and "fenka queue" in note for note in answer["notes"])
     assert [it["fits"] for it in answer["nodes"]] == [True]
@@ -222,7 +225,7 @@ def test_pod_that_asks_in_two_dialects_is_told_so_once(tmp_path: Path) -> None:
     """The whole screen says it in one place."""
     both = waiting()
     both["spec"]["containers"][0]["resources"]["limits"]["tencent.com/vcuda-core"] = "10"
-    screen = ask(Server(nodes=[sharing("a")], pods=[both]), tmp_path, "default/p")
+    screen = ask(FakeApiServer.of(nodes=[sharing("a")], pods=[both]), tmp_path, "default/p")
     assert screen.count("which do not go together") == 1
     assert "What helps:\n  - it can never start as it is: it asks for aliyun.com/gpu-mem" in screen
 
@@ -230,7 +233,7 @@ def test_pod_that_asks_in_two_dialects_is_told_so_once(tmp_path: Path) -> None:
 def test_gates(tmp_path: Path) -> None:
     """A gated pod is not the scheduler's."""
     gated = waiting(spec={"schedulingGates": [{"name": "team/quota"}]})
-    answer = data(Server(nodes=[sharing("a")], pods=[gated]), tmp_path, "default/p")
+    answer = data(FakeApiServer.of(nodes=[sharing("a")], pods=[gated]), tmp_path, "default/p")
     assert answer["state"] == "gated"
     assert answer["hints"] == ["its scheduling gates must be removed by their owner: team/quota"]
 
@@ -242,7 +245,7 @@ def test_whole_cards(tmp_path: Path) -> None:
         pod("p", {"nvidia.com/gpu": 1}),
     ]
     nodes = [node("a", resources={"nvidia.com/gpu": 1}), node("cpu")]
-    answer = data(Server(nodes=nodes, pods=pods), tmp_path, "default/p")
+    answer = data(FakeApiServer.of(nodes=nodes, pods=pods), tmp_path, "default/p")
     assert verdicts(answer) == {
         "a": ["whole cards: 1 asked, 0 of 1 free"],
         "cpu": ["offers no nvidia.com/gpu"],
@@ -253,7 +256,7 @@ def test_whole_cards(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """It counts although nobody knows where, which is why the others wait."""
     pods = [waiting(), pod("odd", units(12), node="a", annotations={"ALIYUN_COM_GPU_MEM_IDX": "?"})]
-    answer = data(Server(nodes=[sharing("a", cards=2)], pods=pods), tmp_path, "default/p")
+    answer = data(FakeApiServer.of(nodes=[sharing("a", cards=2)], pods=pods), tmp_path, "default/p")
     (_, note) = answer["notes"]
     assert note.startswith("default/odd on a: annotation ALIYUN_COM_GPU_MEM_IDX is '?'")
 
@@ -264,13 +267,15 @@ def test_overcommitted_card(tmp_path: Path) -> None:
         waiting(),
         *(pod(f"o{n}", units(10), node="a", annotations=on_card(0, 10)) for n in (1, 2)),
     ]
-    answer = data(Server(nodes=[sharing("a")], pods=pods), tmp_path, "default/p")
+    answer = data(FakeApiServer.of(nodes=[sharing("a")], pods=pods), tmp_path, "default/p")
     assert "card 0 of a is overcommitted: 20480 of 14336 MiB" in answer["notes"]
 
 
 def test_a_running_pod_says_where_it_is(tmp_path: Path) -> None:
     """Not pending: then where are its slices?"""
-    answer = data(Server(nodes=[sharing("a")], pods=notebooks("a")), tmp_path, "default/notebook-1")
+    answer = data(
+        FakeApiServer.of(nodes=[sharing("a")], pods=notebooks("a")), tmp_path, "default/notebook-1"
+    )
     assert answer["state"] == "running"
     assert answer["slices"] == ["4 units (4096 MiB) of card 0 on a"]
 
@@ -286,7 +291,7 @@ def test_a_pod_that_its_node_refuses_and_the_one_in_its_way(tmp_path: Path) -> N
     report = LeaseReport(refused={late["metadata"]["uid"]: Refusal(sentence, movable=True)})
     refusing = sharing("a")
     refusing["metadata"].setdefault("annotations", {})[leases.REPORT] = leases.encode_report(report)
-    server = Server(nodes=[refusing], pods=[there, late, another])
+    server = FakeApiServer.of(nodes=[refusing], pods=[there, late, another])
     answer = data(server, tmp_path, "default/late")
     assert f"its node has refused it for more than a minute: {sentence}" in answer["notes"]
     assert any("evicted" in it for it in answer["hints"])
@@ -303,7 +308,7 @@ def test_a_container_that_waits(tmp_path: Path) -> None:
     }
     status = {"containerStatuses": [{"name": "main", "state": {"waiting": waits}}]}
     started = waiting(node="a", phase="Pending", annotations=on_card(0, 4), status=status)
-    answer = data(Server(nodes=[sharing("a")], pods=[started]), tmp_path, "default/p")
+    answer = data(FakeApiServer.of(nodes=[sharing("a")], pods=[started]), tmp_path, "default/p")
     assert answer["state"] == "starting"
     assert answer["containers"] == [
         "main: CreateContainerConfigError: card 0 is still held by default/old"
@@ -312,14 +317,14 @@ def test_a_container_that_waits(tmp_path: Path) -> None:
 
 def test_a_pod_that_the_extender_has_not_seen(tmp_path: Path) -> None:
     """kube-scheduler is not configured, or the pod names its node itself."""
-    server = Server(nodes=[sharing("a")], pods=[waiting(node="a", phase="Pending")])
+    server = FakeApiServer.of(nodes=[sharing("a")], pods=[waiting(node="a", phase="Pending")])
     answer = data(server, tmp_path, "default/p")
     assert "it was not placed by fenka's scheduler" in answer["notes"][1]
 
 
 def test_a_pod_without_gpu(tmp_path: Path) -> None:
     """Not ours: said so."""
-    answer = data(Server(nodes=[sharing("a")], pods=[pod("p")]), tmp_path, "default/p")
+    answer = data(FakeApiServer.of(nodes=[sharing("a")], pods=[pod("p")]), tmp_path, "default/p")
     assert answer["summary"].endswith(
         "asks for no GPU (aliyun.com/gpu-mem in no container's limits)."
     )
@@ -331,7 +336,7 @@ def test_a_pod_without_gpu(tmp_path: Path) -> None:
 def test_a_failed_pod(tmp_path: Path) -> None:
     """The kubelet's words."""
     status = {"reason": "UnexpectedAdmissionError", "message": "no healthy devices present"}
-    server = Server(pods=[waiting(node="a", phase="Failed", status=status)])
+    server = FakeApiServer.of(pods=[waiting(node="a", phase="Failed", status=status)])
     answer = data(server, tmp_path, "default/p")
     assert (answer["state"], answer["notes"]) == (
         "failed",
@@ -342,19 +347,19 @@ def test_a_failed_pod(tmp_path: Path) -> None:
 def test_many_nodes_share_a_line(tmp_path: Path) -> None:
     """Nodes with the same reason are counted."""
     nodes = [sharing(f"n{number}", 2) for number in range(5)]
-    screen = ask(Server(nodes=nodes, pods=[waiting()]), tmp_path, "default/p")
+    screen = ask(FakeApiServer.of(nodes=nodes, pods=[waiting()]), tmp_path, "default/p")
     assert "n0, n1, n2 and 2 more  card 0: too little memory (2 of 2 units free)" in screen
 
 
 def test_namespace_of_the_context(tmp_path: Path) -> None:
     """As kubectl: the context's namespace, unless one is named."""
-    server = Server(nodes=[sharing("a")], pods=[waiting(namespace="team")])
+    server = FakeApiServer.of(nodes=[sharing("a")], pods=[waiting(namespace="team")])
     assert data(server, tmp_path, "p")["namespace"] == "team"
 
 
 def test_no_such_pod(tmp_path: Path) -> None:
     """The API server's own sentence."""
-    with serving(Server(), tmp_path) as kubeconfig:
+    with in_thread(FakeApiServer.of(), tmp_path) as kubeconfig:
         result = fenka("why", "nobody", "--kubeconfig", str(kubeconfig))
     assert result.exit_code == 1
     assert result.stderr == 'fenka: pods "nobody" not found\n'
@@ -380,12 +385,12 @@ def test_events_are_the_newest_of_each_reason(tmp_path: Path) -> None:
         warning("FenkaUnschedulable", "fenka: 0/1 GPUs fit", 3),
     ]
     pending = waiting(status=said("0/1 nodes, now"))
-    server = Server(nodes=[sharing("a", 2)], pods=[pending], events=events)
+    server = FakeApiServer.of(nodes=[sharing("a", 2)], pods=[pending], events=events)
     assert data(server, tmp_path, "default/p")["events"] == [
         "FenkaUnschedulable: fenka: 0/1 GPUs fit"
     ]
     placed = waiting(node="a", phase="Pending", annotations=on_card(0, 4))
-    server = Server(
+    server = FakeApiServer.of(
         nodes=[sharing("a")],
         pods=[placed],
         events=[*events, warning("FailedMount", "no such volume", 4)],
@@ -396,5 +401,5 @@ def test_events_are_the_newest_of_each_reason(tmp_path: Path) -> None:
 def test_the_extender_was_asked(tmp_path: Path) -> None:
     """Its sentence in kube-scheduler's message tells."""
     message = "0/1 nodes are available: 1 0/2 GPUs fit: 2 too little memory."
-    server = Server(nodes=[sharing("a")], pods=[waiting(status=said(message))])
+    server = FakeApiServer.of(nodes=[sharing("a")], pods=[waiting(status=said(message))])
     assert data(server, tmp_path, "default/p")["extender"] == "the extender was asked, and says no"

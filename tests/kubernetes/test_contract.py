@@ -1,4 +1,4 @@
-"""What the client and the scheduler rely on in an API server: of the stand-in, and of a real one.
+"""What the client and the scheduler rely on in an API server: of the fake ones, and of a real one.
 
 FENKA_E2E_KUBECONFIG names the kubeconfig of a cluster in which pods and nodes may be made and removed.
 """
@@ -16,7 +16,8 @@ import pytest
 from fenka.cluster.objects import Pod, Status
 from fenka.kubernetes.client import Api, ApiError
 from fenka.kubernetes.informer import newer
-from tests.kubernetes.api_server import api_server
+from tests.fakes.api_server import api_server
+from tests.fakes.in_process import FakeApi
 
 KUBECONFIG = os.environ.get("FENKA_E2E_KUBECONFIG", "")
 PODS = "/api/v1/namespaces/default/pods"
@@ -24,10 +25,12 @@ PODS = "/api/v1/namespaces/default/pods"
 
 @contextlib.asynccontextmanager
 async def connected(which: str) -> AsyncIterator[Api]:
-    """To the stand-in or to the real one."""
+    """Yield a client of a fake or of the real one."""
     if which == "real":
         async with await Api.connect(Path(KUBECONFIG)) as api:
             yield api
+    elif which == "in process":
+        yield FakeApi()  # type: ignore[misc]
     else:
         async with api_server() as server, server.api() as api:
             yield api
@@ -36,7 +39,7 @@ async def connected(which: str) -> AsyncIterator[Api]:
 Scenario = Callable[[Callable[[Api], Awaitable[None]]], None]
 
 
-@pytest.fixture(params=["stand-in", "real"])
+@pytest.fixture(params=["fake", "in process", "real"])
 def cluster(request: pytest.FixtureRequest) -> Scenario:
     """Runs a scenario against it."""
     if request.param == "real" and not KUBECONFIG:

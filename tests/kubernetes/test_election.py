@@ -18,7 +18,7 @@ from fenka.kubernetes.election import (
     WRITE_DEADLINE_S,
     Election,
 )
-from tests.kubernetes.api_server import ApiServer, Json, api_server
+from tests.fakes.api_server import FakeApiServer, Json, api_server
 
 
 class Clock:
@@ -37,13 +37,13 @@ def candidate(api: Api, name: str, clock: Clock) -> Election:
     return Election(api, "n", "s", name, clock=clock)
 
 
-def lease(server: ApiServer) -> Json:
+def lease(server: FakeApiServer) -> Json:
     """Return its spec."""
     spec: Json = server.get("leases", "s", "n")["spec"]
     return spec
 
 
-def scenario(run: Callable[[ApiServer, Api], Awaitable[None]]) -> None:
+def scenario(run: Callable[[FakeApiServer, Api], Awaitable[None]]) -> None:
     """Run with a server and a client."""
 
     async def go() -> None:
@@ -61,7 +61,7 @@ async def fail(_: web.Request) -> web.StreamResponse:
 def test_leader_keeps_the_lease_when_it_renews() -> None:
     """The other waits however long that goes on."""
 
-    async def run(server: ApiServer, api: Api) -> None:
+    async def run(server: FakeApiServer, api: Api) -> None:
         clock = Clock()
         first, second = candidate(api, "first", clock), candidate(api, "second", clock)
         for _ in range(20):
@@ -78,7 +78,7 @@ def test_leader_keeps_the_lease_when_it_renews() -> None:
 def test_renewal_is_one_request_when_nobody_else_wrote() -> None:
     """It knows the version that it wrote. After a change by another it reads again in the same attempt."""
 
-    async def run(server: ApiServer, api: Api) -> None:
+    async def run(server: FakeApiServer, api: Api) -> None:
         clock = Clock()
         leader = candidate(api, "leader", clock)
         await leader.acquire_or_renew()
@@ -96,7 +96,7 @@ def test_renewal_is_one_request_when_nobody_else_wrote() -> None:
 def test_standby_leads_when_the_lease_has_expired() -> None:
     """Not before, by its own clock since it saw the last renewal."""
 
-    async def run(server: ApiServer, api: Api) -> None:
+    async def run(server: FakeApiServer, api: Api) -> None:
         clock = Clock()
         first, second = candidate(api, "first", clock), candidate(api, "second", clock)
         await first.acquire_or_renew()
@@ -119,7 +119,7 @@ def test_standby_leads_within_five_seconds_when_the_leader_is_killed(
 ) -> None:
     """Each candidate waits as it says itself; the leader dies at any moment between two renewals."""
 
-    async def run(_: ApiServer, api: Api) -> None:
+    async def run(_: FakeApiServer, api: Api) -> None:
         clock = Clock()
         leader, standby = candidate(api, "leader", clock), candidate(api, "standby", clock)
         await leader.acquire_or_renew()
@@ -144,7 +144,7 @@ def test_standby_leads_within_five_seconds_when_the_leader_is_killed(
 def test_standby_leads_at_once_when_the_lease_is_released() -> None:
     """And the one that released it may not write any more."""
 
-    async def run(server: ApiServer, api: Api) -> None:
+    async def run(server: FakeApiServer, api: Api) -> None:
         clock = Clock()
         first, second = candidate(api, "first", clock), candidate(api, "second", clock)
         await first.acquire_or_renew()
@@ -162,7 +162,7 @@ def test_standby_leads_at_once_when_the_lease_is_released() -> None:
 def test_leading_ends_by_time_when_the_server_fails() -> None:
     """No write begins after RENEW_DEADLINE_S; what began before has ended by WRITE_DEADLINE_S."""
 
-    async def run(server: ApiServer, api: Api) -> None:
+    async def run(server: FakeApiServer, api: Api) -> None:
         clock = Clock()
         leader = candidate(api, "leader", clock)
         await leader.acquire_or_renew()
@@ -188,7 +188,7 @@ def test_leading_ends_by_time_when_the_server_fails() -> None:
 def test_term_changes_when_another_held_the_lease_in_between(answered: bool) -> None:
     """Also where the answer to the request that took it back was lost."""
 
-    async def run(server: ApiServer, api: Api) -> None:
+    async def run(server: FakeApiServer, api: Api) -> None:
         clock = Clock()
         first, second = candidate(api, "first", clock), candidate(api, "second", clock)
         await first.acquire_or_renew()
@@ -212,7 +212,7 @@ def test_term_changes_when_another_held_the_lease_in_between(answered: bool) -> 
 def test_a_renewal_counts_from_its_beginning_when_the_answer_is_slow() -> None:
     """The lease may have been written at once."""
 
-    async def run(server: ApiServer, api: Api) -> None:
+    async def run(server: FakeApiServer, api: Api) -> None:
         clock = Clock()
         leader = candidate(api, "leader", clock)
 
@@ -229,7 +229,7 @@ def test_a_renewal_counts_from_its_beginning_when_the_answer_is_slow() -> None:
 def test_leader_is_unknown_when_the_lease_was_not_read_for_long() -> None:
     """A replica that only observes knows who leads, and until when."""
 
-    async def run(server: ApiServer, api: Api) -> None:
+    async def run(server: FakeApiServer, api: Api) -> None:
         clock = Clock()
         leader, standby = candidate(api, "leader", clock), candidate(api, "standby", clock)
         await standby.observe()
@@ -248,7 +248,7 @@ def test_leader_is_unknown_when_the_lease_was_not_read_for_long() -> None:
 def test_one_candidate_wins_when_several_try_at_once() -> None:
     """The lease is free, and all have read it."""
 
-    async def run(_: ApiServer, api: Api) -> None:
+    async def run(_: FakeApiServer, api: Api) -> None:
         clock = Clock()
         many = [candidate(api, f"c{i}", clock) for i in range(8)]
         assert sum(await asyncio.gather(*(it.acquire_or_renew() for it in many))) == 1
@@ -272,7 +272,7 @@ def test_one_candidate_wins_when_several_try_at_once() -> None:
 def test_writes_of_two_replicas_never_overlap(steps: list[tuple[int, float, str]]) -> None:
     """A replica may write for time_left_s; no other may begin within it."""
 
-    async def run(server: ApiServer, api: Api) -> None:
+    async def run(server: FakeApiServer, api: Api) -> None:
         clock = Clock()
         many = [candidate(api, f"c{i}", clock) for i in range(3)]
         # Until when each may be writing, if it began at the last moment at which it could.

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from fenka.kubernetes.events import BURST, LONGEST_NOTE, SERIES_S, EventRecorder
-from tests.kubernetes.api_server import ApiServer, Json, api_server, until
+from tests.fakes.api_server import FakeApiServer, Json, api_server, until
 from tests.kubernetes.test_election import Clock
 from tests.scheduler.objects_kit import a_node, a_pod
 
 
-def scenario(run: Callable[[ApiServer, EventRecorder, Clock], Awaitable[None]]) -> None:
+def scenario(run: Callable[[FakeApiServer, EventRecorder, Clock], Awaitable[None]]) -> None:
     """With a recorder that runs."""
 
     async def go() -> None:
@@ -26,7 +26,7 @@ def scenario(run: Callable[[ApiServer, EventRecorder, Clock], Awaitable[None]]) 
     asyncio.run(go())
 
 
-def events(server: ApiServer) -> list[Json]:
+def events(server: FakeApiServer) -> list[Json]:
     """Those that were written."""
     return server.all("events")
 
@@ -34,7 +34,7 @@ def events(server: ApiServer) -> list[Json]:
 def test_an_event_says_what_kubectl_shows() -> None:
     """On pods in their namespace, on nodes in default."""
 
-    async def run(server: ApiServer, recorder: EventRecorder, _: Clock) -> None:
+    async def run(server: FakeApiServer, recorder: EventRecorder, _: Clock) -> None:
         pod = a_pod("p", 4)
         recorder.on_pod(pod, "Why", "fenka: 0/1 GPUs fit")
         recorder.on_node(a_node("n", 15079), "Node", "x" * 2000)
@@ -58,7 +58,7 @@ def test_an_event_says_what_kubectl_shows() -> None:
 def test_the_same_event_is_counted() -> None:
     """At most once a minute, with all that came between."""
 
-    async def run(server: ApiServer, recorder: EventRecorder, clock: Clock) -> None:
+    async def run(server: FakeApiServer, recorder: EventRecorder, clock: Clock) -> None:
         pod = a_pod("p", 4)
         recorder.on_pod(pod, "Why", "so")
         await until(lambda: len(events(server)) == 1)
@@ -78,7 +78,7 @@ def test_the_same_event_is_counted() -> None:
 def test_too_many_are_dropped() -> None:
     """All at once: the burst is written, the rest is counted."""
 
-    async def run(server: ApiServer, recorder: EventRecorder, clock: Clock) -> None:
+    async def run(server: FakeApiServer, recorder: EventRecorder, clock: Clock) -> None:
         for number in range(200):
             recorder.on_pod(a_pod(f"p{number}", 4), "Why", "so")
         await until(lambda: len(events(server)) == BURST)
@@ -94,7 +94,7 @@ def test_too_many_are_dropped() -> None:
 def test_a_server_that_refuses_is_nobodys_trouble() -> None:
     """And the next time it is written anew."""
 
-    async def run(server: ApiServer, recorder: EventRecorder, _: Clock) -> None:
+    async def run(server: FakeApiServer, recorder: EventRecorder, _: Clock) -> None:
         async def refuse(_: web.Request) -> web.StreamResponse:
             return web.Response(status=403)
 
@@ -112,7 +112,7 @@ def test_a_server_that_refuses_is_nobodys_trouble() -> None:
 def test_an_event_that_expired_is_written_anew() -> None:
     """The server keeps events for an hour."""
 
-    async def run(server: ApiServer, recorder: EventRecorder, clock: Clock) -> None:
+    async def run(server: FakeApiServer, recorder: EventRecorder, clock: Clock) -> None:
         pod = a_pod("p", 4)
         recorder.on_pod(pod, "Why", "so")
         await until(lambda: len(events(server)) == 1 and recorder.idle)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from fenka.kubernetes.http_listener import REQUEST_TIMEOUT_S, HttpListener, serve_app
-from tests.kubernetes.api_server import until
+from tests.fakes.api_server import until
 from tests.kubernetes.test_election import Clock
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from fenka.cluster.objects import Pod
 from fenka.kubernetes.informer import Backoff, Informer, newer
-from tests.kubernetes.api_server import ApiServer, Json, api_server, until
+from tests.fakes.api_server import FakeApiServer, Json, api_server, until
 
 
 class Mirror:
@@ -48,7 +48,7 @@ async def at_once(_: float) -> None:
 
 @contextlib.asynccontextmanager
 async def watching(
-    server: ApiServer, query: dict[str, str] | None = None
+    server: FakeApiServer, query: dict[str, str] | None = None
 ) -> AsyncIterator[tuple[Informer[Pod], Mirror]]:
     """A watch that runs and is synced."""
     mirror = Mirror()
@@ -64,7 +64,7 @@ async def watching(
             await asyncio.gather(task, return_exceptions=True)
 
 
-def agrees(server: ApiServer, mirror: Mirror) -> bool:
+def agrees(server: FakeApiServer, mirror: Mirror) -> bool:
     """Whether the mirror shows what the server has."""
     return mirror.names == {
         it["metadata"]["uid"]: it["metadata"]["name"] for it in server.all("pods")

@@ -15,7 +15,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import msgspec
 
 from fenka.core.gangs import place_gang
 from fenka.core.inventory import Card, DeviceId
@@ -29,7 +28,6 @@ from fenka.dialects.base import ContainerRequest, ContainerUnits, PodRequest, Sh
 from fenka.dialects.registry import WITH_HAMI, detect
 from fenka.hardware.nvml import Reading
 from fenka.isolation.files import install_native
-from fenka.kubernetes.client import ApiError, WatchEvent
 from fenka.node.advertiser import Advertised
 from fenka.node.agent import Agent
 from fenka.node.health import CardHealth
@@ -41,6 +39,7 @@ from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
 from fenka.node.node_api import NodeApi
 from fenka.node.program import Edges, Program, Settings, assemble
+from tests.fakes.in_process import FakeApi
 
 NODE = "n1"
 DEADLINE_S = 10.0
@@ -62,96 +61,6 @@ async def until(condition: Callable[[], object], why: str = "") -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not condition():
             await asyncio.sleep(0.01)
-
-
-class FakeApi:
-    """The part of `Api` that the node uses, on objects in memory."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, Json] = {}
-        self.events: list[Json] = []
-        self.patches: list[tuple[str, Json]] = []
-        self.away = False
-        self._version = 0
-        self._changed = asyncio.Condition()
-        self.log: list[tuple[str, str, Json]] = []
-
-    def put(self, path: str, thing: Json) -> None:
-        """As if somebody had written it."""
-        self._version += 1
-        thing.setdefault("metadata", {})["resourceVersion"] = str(self._version)
-        self.log.append(("MODIFIED", path, json.loads(json.dumps(thing))))
-        self.objects[path] = thing
-        asyncio.get_running_loop().create_task(self._tell())
-
-    def drop(self, path: str) -> None:
-        """As if somebody had deleted it."""
-        self.log.append(("DELETED", path, self.objects.pop(path)))
-        asyncio.get_running_loop().create_task(self._tell())
-
-    async def _tell(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def get(self, path: str, kind: type[Any], **_: Any) -> Any:
-        """As `Api.get`."""
-        if path not in self.objects:
-            raise ApiError(404, "NotFound", f"{path} not found")
-        return msgspec.convert(self.objects[path], kind)
-
-    async def list(self, path: str, kind: type[Any], **_: Any) -> tuple[list[Any], str]:
-        """As `Api.list`."""
-        found = [it for at, it in self.objects.items() if _collection(at) == path]
-        return [msgspec.convert(it, kind) for it in found], str(len(self.log))
-
-    async def watch(self, path: str, kind: type[Any], version: str, **_: Any) -> AsyncIterator[Any]:
-        """As `Api.watch`."""
-        seen = int(version)
-        while True:
-            async with self._changed:
-                await self._changed.wait_for(lambda: len(self.log) > seen)  # noqa: B023
-            while seen < len(self.log):
-                change, at, thing = self.log[seen]
-                seen += 1
-                if _collection(at) == path:
-                    yield WatchEvent(change, msgspec.convert(thing, kind), str(seen))
-
-    async def patch(self, path: str, kind: type[Any], body: Json, *_: Any) -> Any:
-        """As `Api.patch`."""
-        self.patches.append((path, body))
-        target = path.removesuffix("/status")
-        if target not in self.objects:
-            raise ApiError(404, "NotFound", f"{target} not found")
-        wanted = body.get("metadata", {}).get("uid")
-        if wanted not in (None, self.objects[target]["metadata"]["uid"]):
-            raise ApiError(409, "Conflict", "another uid")
-        self.put(target, _merged(self.objects[target], body))
-        return msgspec.convert(self.objects[target], kind)
-
-    async def create(self, path: str, kind: type[Any], body: Json) -> Any:
-        """As `Api.create`."""
-        if path.endswith("/events"):
-            self.events.append(body)
-        elif path.endswith("/eviction"):
-            self.patches.append((path, body))
-        return msgspec.convert(body, kind)
-
-
-def _collection(path: str) -> str:
-    parts = path.split("/")
-    return "/api/v1/pods" if "pods" in parts else "/".join(parts[:-1])
-
-
-def _merged(old: Json, new: Json) -> Json:
-    merged = dict(old)
-    for key, value in new.items():
-        if isinstance(value, dict):
-            merged[key] = _merged(merged.get(key) or {}, value)
-        elif value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = value
-    return merged
 
 
 class ContainerFailed(Exception):
@@ -397,7 +306,7 @@ class FakeKubelet:
 
 
 @dataclass
-class StandInDriver:
+class FakeDriver:
     """What it shows."""
 
     shown: tuple[Card, ...]
@@ -415,9 +324,9 @@ class FakeHardware:
     lost: set[str] = field(default_factory=set)
 
     @property
-    def driver(self) -> "StandInDriver":
+    def driver(self) -> "FakeDriver":
         """As `Hardware.driver`."""
-        return StandInDriver(self.cards)
+        return FakeDriver(self.cards)
 
     def readings(self) -> Any:
         """As `Hardware.readings`."""

@@ -173,7 +173,6 @@ def test_a_pod_deleted_before_its_token_was_bound(library: Path) -> None:
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
-        node.api.away = True
         gone = node.pod("gone", 4, on=None)
         await node.kubelet.admit(gone)
         node.delete(gone)

@@ -14,7 +14,7 @@ from fenka.scheduler.main import http_server
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import PREFIX, Access
 from tests.core.core_kit import device
-from tests.kubernetes.api_server import ApiServer, api_server, until
+from tests.fakes.api_server import FakeApiServer, api_server, until
 from tests.kubernetes.test_election import Clock
 from tests.scheduler.objects_kit import Json, pod_json
 
@@ -93,7 +93,7 @@ def connector(access: Access) -> aiohttp.TCPConnector:
 
 @contextlib.asynccontextmanager
 async def extender(
-    server: ApiServer,
+    server: FakeApiServer,
     name: str = "one",
     clock: Clock | None = None,
     *,
@@ -125,7 +125,7 @@ async def extender(
 
 
 def scenario(
-    run: Callable[[ApiServer, SchedulerHarness], Awaitable[None]],
+    run: Callable[[FakeApiServer, SchedulerHarness], Awaitable[None]],
     *nodes: Json,
     access: Access = OPEN,
 ) -> None:
@@ -142,6 +142,6 @@ def scenario(
     asyncio.run(go())
 
 
-def put_pod(server: ApiServer, name: str, *units: int | str, **rest: Any) -> Json:
+def put_pod(server: FakeApiServer, name: str, *units: int | str, **rest: Any) -> Json:
     """A pod that the server has."""
     return server.put("pods", pod_json(name, *units, **rest))

@@ -6,7 +6,7 @@ import json
 from aiohttp import web
 
 from fenka.dialects import base, gpushare
-from tests.kubernetes.api_server import ApiServer, Json, api_server, until
+from tests.fakes.api_server import FakeApiServer, Json, api_server, until
 from tests.kubernetes.test_election import Clock
 from tests.scheduler.objects_kit import T4_MIB, node_json, pod_json
 from tests.scheduler.replica_kit import SchedulerHarness, extender, put_pod, scenario
@@ -15,7 +15,7 @@ NODE = node_json("n", T4_MIB, T4_MIB)
 FOUR = T4_MIB * 4 // 14
 
 
-def bound(server: ApiServer, pod: Json) -> str | None:
+def bound(server: FakeApiServer, pod: Json) -> str | None:
     """Where the server has it."""
     node: str | None = server.get("pods", pod["metadata"]["name"], "default")["spec"].get(
         "nodeName"
@@ -26,7 +26,7 @@ def bound(server: ApiServer, pod: Json) -> str | None:
 def test_one_request_binds_and_records() -> None:
     """The pod's own annotations stay; the other replica's tools read both generations."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 3, 1, annotations={"own": "kept"})
         assert await one.bind(pod, "n") == ""
         writes = [it for it in server.requests if not it.startswith("GET") and "leases" not in it]
@@ -49,7 +49,7 @@ def test_one_request_binds_and_records() -> None:
 def test_what_is_assumed_is_held_before_the_server_answers() -> None:
     """And filter sees it."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         go_on, begun = asyncio.Event(), asyncio.Event()
 
         async def slow(request: web.Request) -> None:
@@ -75,7 +75,7 @@ def test_what_is_assumed_is_held_before_the_server_answers() -> None:
 def test_many_at_once_never_overcommit() -> None:
     """gpushare's defect (e): 40 pods of 4 units for two cards of 14, all at once: 3 each, and no lock."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pods = [put_pod(server, f"p{i}", 4) for i in range(40)]
         await until(lambda: one.knows(*pods))
         errors = await asyncio.gather(*(one.bind(pod, "n") for pod in pods))
@@ -93,7 +93,7 @@ def test_many_at_once_never_overcommit() -> None:
 def test_a_refused_binding_leaves_nothing() -> None:
     """403, 404, 422: certainly not done."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
         for status in (403, 404, 422, 429):
 
@@ -114,7 +114,7 @@ def test_a_refused_binding_leaves_nothing() -> None:
 def test_a_lost_answer_is_found_out() -> None:
     """The server did it and then broke the connection, or said 504: the pod is bound, and once."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         for name, status in (("broken", 0), ("timeout", 504)):
 
             async def lose(request: web.Request, code: int = status) -> web.Response | None:
@@ -139,7 +139,7 @@ def test_a_lost_answer_is_found_out() -> None:
 def test_a_binding_that_was_never_done_is_held_until_that_is_certain() -> None:
     """Not bound now may be bound in a second: only after the server's deadline it is given up."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         gets = 0
 
         async def lose(request: web.Request) -> web.Response | None:
@@ -166,7 +166,7 @@ def test_a_binding_that_was_never_done_is_held_until_that_is_certain() -> None:
 def test_a_pod_that_went_meanwhile_holds_nothing() -> None:
     """Deleted, or another of its name."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
         await until(lambda: one.knows(pod))
 
@@ -194,7 +194,7 @@ def test_a_pod_that_went_meanwhile_holds_nothing() -> None:
 def test_the_same_binding_again_is_the_same() -> None:
     """kube-scheduler asks again after its timeout: while it runs, and after it."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
         first, second = await asyncio.gather(one.bind(pod, "n"), one.bind(pod, "n"))
         assert first == second == ""
@@ -210,7 +210,7 @@ def test_the_same_binding_again_is_the_same() -> None:
 def test_who_bound_it_otherwise_is_told() -> None:
     """Another scheduler, without a card."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4, node="n")
         await until(lambda: one.knows(pod))
         assert "another program has bound the pod" in await one.bind(pod, "n")
@@ -223,7 +223,7 @@ def test_who_bound_it_otherwise_is_told() -> None:
 def test_a_node_that_is_unknown_or_closed_is_refused() -> None:
     """Each with its sentence."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
         assert 'node "m" not found' in await one.bind(pod, "m")
         server.put("nodes", node_json("n", T4_MIB, labels={"gpushare": "false"}))
@@ -237,7 +237,7 @@ def test_a_node_that_is_unknown_or_closed_is_refused() -> None:
 def test_a_pod_without_a_limit_is_bound_without_a_card() -> None:
     """gpushare's defect (c): a limit of 0 passed filter, and bind answered 500."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 0)
         answer = await one.filter(pod, "n")
         assert answer["NodeNames"] == ["n"]
@@ -251,7 +251,7 @@ def test_a_pod_without_a_limit_is_bound_without_a_card() -> None:
 def test_a_name_used_again_gives_the_units_back() -> None:
     """gpushare's defect (f), through the watch: force-deleted and made again at once."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         for _ in range(10):
             pod = put_pod(server, "web-0", 14)
             assert await one.bind(pod, "n") == ""
@@ -332,7 +332,7 @@ def test_stopping_in_order_hands_over_at_once() -> None:
 def test_a_lost_lease_stops_binding_by_time() -> None:
     """The API server answers reads of pods, but the lease cannot be renewed."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         async def no_leases(request: web.Request) -> web.StreamResponse | None:
             return web.Response(status=503) if "leases" in request.path else None
 
@@ -354,7 +354,7 @@ def test_a_lost_lease_stops_binding_by_time() -> None:
 def test_bind_refuses_a_pod_that_names_no_resource_of_fenkas() -> None:
     """Anybody's pod of any namespace could be bound by it, with fenka's rights."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = pod_json("plain", uid="u")
         pod["spec"]["containers"] = [{"name": "c", "image": "busybox"}]
         server.put("pods", pod)
@@ -370,7 +370,7 @@ def test_bind_refuses_a_pod_that_names_no_resource_of_fenkas() -> None:
 def test_bind_refuses_a_request_without_the_pods_uid() -> None:
     """A name alone is also that of the next pod."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod, other = put_pod(server, "p", 4), put_pod(server, "q", 4)
         await until(lambda: one.knows(pod, other))
         anonymous = {**pod, "metadata": {**pod["metadata"], "uid": ""}}
@@ -398,7 +398,7 @@ def cordoned(name: str) -> Json:
 def test_bind_refuses_a_node_that_the_pods_spec_forbids() -> None:
     """Selectors, affinity, taints, cordons: kube-scheduler has looked at them, a forger has not."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
         chooser = pod_json("chooser", 4)
         chooser["spec"]["nodeSelector"] = {"pool": "a"}
@@ -430,7 +430,7 @@ def test_bind_refuses_a_node_that_the_pods_spec_forbids() -> None:
 def test_bind_refuses_pods_of_other_schedulers_when_names_are_given() -> None:
     """Empty: any, for kube-schedulers with profiles of any name."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         one.replica.binder._schedulers = ("default-scheduler",)
         foreign, own = pod_json("foreign", 4), pod_json("own", 4)
         foreign["spec"]["schedulerName"] = "volcano"

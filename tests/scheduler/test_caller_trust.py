@@ -2,7 +2,7 @@
 
 from copy import deepcopy
 
-from tests.kubernetes.api_server import ApiServer, until
+from tests.fakes.api_server import FakeApiServer, until
 from tests.scheduler.objects_kit import T4_MIB, Json, node_json, pod_json
 from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
 from tests.scheduler.test_gang_scheduler import in_gang
@@ -20,7 +20,7 @@ def as_told(pod: Json, **meta: object) -> Json:
 def test_a_gangs_plan_stays_whatever_strangers_say() -> None:
     """Of its members, of pods that are none, and of the nodes that are offered."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pods = [put_pod(server, f"g-{n}", 10, labels=in_gang("g", 2)) for n in range(2)]
         await until(lambda: one.knows(*pods))
         places = [(await one.filter(pod, "a", "b"))["NodeNames"] for pod in pods]
@@ -49,7 +49,7 @@ def test_a_gangs_plan_stays_whatever_strangers_say() -> None:
 def test_a_stranger_makes_no_plan_for_pods_that_are_not_there() -> None:
     """Cards would be held for them."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         for number in range(2):
             made_up = pod_json(f"g-{number}", 14, labels=in_gang("g", 1))
             answer = await one.filter(made_up, "a", "b")
@@ -65,7 +65,7 @@ def test_a_stranger_makes_no_plan_for_pods_that_are_not_there() -> None:
 def test_the_api_servers_own_pod_is_judged_whatever_the_caller_says() -> None:
     """By its UID: neither its size nor its place in line is the caller's to say."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
         await until(lambda: one.knows(pod))
         told = pod_json("p", 99, uid=pod["metadata"]["uid"])
@@ -81,7 +81,7 @@ def test_the_api_servers_own_pod_is_judged_whatever_the_caller_says() -> None:
 def test_pods_that_are_not_there_leave_nothing_behind() -> None:
     """Who invents UIDs neither fills the memory nor pushes others out of it."""
 
-    async def run(_: ApiServer, one: SchedulerHarness) -> None:
+    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         order = one.replica.queue
         before = {name: len(it) for name, it in vars(order).items() if hasattr(it, "__len__")}
         for number in range(20):
@@ -95,7 +95,7 @@ def test_pods_that_are_not_there_leave_nothing_behind() -> None:
 def test_a_gangs_member_is_not_bound_alone_before_the_watch_has_brought_it() -> None:
     """It is read, and gathered like the others."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         server.mute = True
         pod = put_pod(server, "g-0", 10, labels=in_gang("g", 2))
         assert not one.knows(pod)

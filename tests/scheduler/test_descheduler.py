@@ -11,7 +11,7 @@ from fenka.cluster.state import ClusterState
 from fenka.dialects import leases
 from fenka.dialects.leases import LeaseReport, Refusal
 from fenka.scheduler.descheduler import EVICTED, LEASE_DENIED, Descheduler
-from tests.kubernetes.api_server import ApiServer, api_server
+from tests.fakes.api_server import FakeApiServer, api_server
 from tests.scheduler.objects_kit import T4_MIB, a_node, on_card, pod_json
 
 SENTENCE = "fenka: card 0 has 15079 MiB, of which 8616 MiB are still held by team/there"
@@ -54,7 +54,7 @@ def look(
     return asyncio.run(go())
 
 
-def _evictions(server: ApiServer) -> list[str]:
+def _evictions(server: FakeApiServer) -> list[str]:
     return [it for it in server.requests if it.endswith("/eviction")]
 
 

@@ -36,7 +36,7 @@ from fenka.scheduler.extender import Extender
 from fenka.scheduler.gang_barrier import GangBarrier
 from fenka.scheduler.queue_controller import QueueController
 from tests.core.core_kit import device
-from tests.kubernetes.api_server import ApiServer, until
+from tests.fakes.api_server import FakeApiServer, until
 from tests.scheduler.objects_kit import T4_MIB, Json, a_node, a_pod, node_json, on_card
 from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
 
@@ -352,7 +352,7 @@ def test_two_gangs_never_hold_half_each(sizes: list[tuple[int, int]], data: st.D
 def test_members_are_bound_together() -> None:
     """The first three wait without a record; the last one brings all of them their node."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pods = [put_pod(server, f"g-{n}", 7, labels=in_gang("g", 4)) for n in range(4)]
         await until(lambda: one.knows(*pods))
         places = [(await one.filter(pod, "a", "b"))["NodeNames"][0] for pod in pods]
@@ -375,7 +375,7 @@ def test_members_are_bound_together() -> None:
 def test_nobody_is_bound_past_the_plan() -> None:
     """To another node than planned, or when the plan has ended since filter: half a gang never starts."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pods = [put_pod(server, f"g-{n}", 10, labels=in_gang("g", 2)) for n in range(2)]
         await until(lambda: one.knows(*pods))
         said = "the gang of the pod g-0 was not complete in time"

@@ -8,7 +8,7 @@ from aiohttp import web
 from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.cluster.objects import QUEUE_GATE, Pod
 from fenka.scheduler.pod_patcher import RETRY_AFTER_S, PodPatcher, ungate_body
-from tests.kubernetes.api_server import ApiServer, api_server, until
+from tests.fakes.api_server import FakeApiServer, api_server, until
 from tests.scheduler.objects_kit import T4_MIB, Json, a_pod, node_json, pod_json
 from tests.scheduler.replica_kit import SchedulerHarness, briefly, put_pod, scenario
 from tests.scheduler.test_queue_controller import Cluster, gang, make
@@ -139,7 +139,7 @@ def test_pod_whose_gate_cannot_be_removed_does_not_keep_its_card() -> None:
     assert pods_to_ungate(cluster) == ["stuck"]
 
 
-def gates(server: ApiServer, name: str) -> object:
+def gates(server: FakeApiServer, name: str) -> object:
     """Return the gates of a pod that the server has."""
     (found,) = [it for it in server.all("pods") if it["metadata"]["name"] == name]
     return found["spec"].get("schedulingGates")
@@ -210,7 +210,7 @@ def test_refused_request_is_repeated_after_a_pause_and_others_go_on() -> None:
 def test_replica_ungates_the_first_in_line() -> None:
     """As it is wired: the watch brings the pod, the gate goes, and kube-scheduler may ask for it."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = pod_json("p", 4, uid="p")
         pod["spec"] |= GATED
         server.put("pods", pod)

@@ -11,21 +11,23 @@ from fenka.kubernetes.election import ADDRESS, LEADER_KNOWN_S, RENEW_DEADLINE_S
 from fenka.scheduler.leader_proxy import FORWARDED
 from fenka.scheduler.main import url
 from fenka.scheduler.server import PREFIX
-from tests.kubernetes.api_server import ApiServer, api_server, until
+from tests.fakes.api_server import FakeApiServer, api_server, until
 from tests.kubernetes.test_election import Clock
 from tests.scheduler.objects_kit import T4_MIB, node_json, on_card, pod_json
 from tests.scheduler.replica_kit import SchedulerHarness, extender, put_pod
 
 NODE = node_json("n", T4_MIB)
 FOUR = T4_MIB * 4 // 14
-Run = Callable[[ApiServer, SchedulerHarness, SchedulerHarness], Awaitable[None]]
+Run = Callable[[FakeApiServer, SchedulerHarness, SchedulerHarness], Awaitable[None]]
 
 
 def two_replicas(run: Run, *, told: bool = True, names: tuple[str, str] = ("one", "two")) -> None:
     """The leader, and one that stands by and is ready."""
 
     @contextlib.asynccontextmanager
-    async def both(server: ApiServer) -> AsyncIterator[tuple[SchedulerHarness, SchedulerHarness]]:
+    async def both(
+        server: FakeApiServer,
+    ) -> AsyncIterator[tuple[SchedulerHarness, SchedulerHarness]]:
         clock = Clock()
         async with extender(server, names[0], clock, told=told) as one:
             await until(lambda: one.replica.leadership.leading)
@@ -54,7 +56,7 @@ async def post(
 def test_all_verbs_are_answered_by_the_leader_wherever_they_arrive() -> None:
     """Also what is held by the leader's memory alone counts; both replicas are ready."""
 
-    async def run(server: ApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         for it in (one, two):
             async with it.session.get(f"{it.url}/readyz") as answer:
                 assert (answer.status, await answer.text()) == (200, "ok")
@@ -85,7 +87,7 @@ def test_all_verbs_are_answered_by_the_leader_wherever_they_arrive() -> None:
 def test_nothing_is_passed_on_twice() -> None:
     """Two replicas of different opinion who leads do not play ball."""
 
-    async def run(_: ApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
+    async def run(_: FakeApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         for verb, body in (
             ("filter", {"Pod": pod_json("p", 4), "NodeNames": ["n"]}),
             ("bind", {"PodName": "p", "PodNamespace": "default", "Node": "n"}),
@@ -104,7 +106,7 @@ def test_nothing_is_passed_on_twice() -> None:
 def test_a_leader_that_does_not_answer_is_named() -> None:
     """In the place where each verb's answer has one."""
 
-    async def run(_: ApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
+    async def run(_: FakeApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         await one.die()
         answer = await two.filter(pod_json("p", 4), "n")
         assert answer["Error"].startswith("fenka: the leader one does not answer: ")
@@ -121,7 +123,7 @@ def test_a_leader_that_does_not_answer_is_named() -> None:
 def test_a_leader_that_says_no_address_cannot_be_asked() -> None:
     """One that was started by hand, without an address to advertise."""
 
-    async def run(server: ApiServer, _: SchedulerHarness, two: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, _: SchedulerHarness, two: SchedulerHarness) -> None:
         answer = await two.filter(pod_json("p", 4), "n")
         assert answer["Error"] == "fenka: the leader one has not published its address"
         lease = server.get("leases", "fenka-scheduler", "kube-system")
@@ -133,7 +135,7 @@ def test_a_leader_that_says_no_address_cannot_be_asked() -> None:
 def test_who_ends_passes_late_calls_to_its_successor_and_ends_the_connection() -> None:
     """Not ready any more, but kube-proxy has not heard of it yet."""
 
-    async def run(server: ApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         stopping = asyncio.create_task(one.replica.stop())
         await until(
             lambda: one.replica.leadership.leader == "two" and two.replica.leadership.leading
@@ -155,7 +157,7 @@ def test_who_ends_passes_late_calls_to_its_successor_and_ends_the_connection() -
 def test_who_has_not_heard_of_the_lease_for_long_is_not_ready() -> None:
     """It would pass calls on to somebody who may not lead any more."""
 
-    async def run(server: ApiServer, _: SchedulerHarness, two: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, _: SchedulerHarness, two: SchedulerHarness) -> None:
         async def no_leases(request: web.Request) -> web.StreamResponse | None:
             return web.Response(status=503) if "leases" in request.path else None
 
@@ -178,7 +180,7 @@ def test_urls_of_both_kinds_of_addresses() -> None:
 def test_standby_binds_when_the_lease_of_a_killed_leader_has_expired() -> None:
     """It lists everything again first: what the other bound last counts."""
 
-    async def run(server: ApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         server.mute = True
         assert await one.bind(put_pod(server, "p", 12), "n") == ""
         await one.die()
@@ -192,7 +194,7 @@ def test_standby_binds_when_the_lease_of_a_killed_leader_has_expired() -> None:
 def test_leader_lists_nothing_again_when_only_its_renewals_failed() -> None:
     """Nobody else held the lease, so nobody else bound anything."""
 
-    async def run(server: ApiServer, one: SchedulerHarness, _: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness, _: SchedulerHarness) -> None:
         async def no_leases(request: web.Request) -> web.StreamResponse | None:
             return web.Response(status=503) if "leases" in request.path else None
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from fenka.scheduler.request_bodies import MIB, SMALL, BodyLimits, BodyReader, BodyRejected
 from fenka.scheduler.server import PREFIX, Access
-from tests.kubernetes.api_server import ApiServer, until
+from tests.fakes.api_server import FakeApiServer, until
 from tests.scheduler.objects_kit import T4_MIB, node_json, pod_json
 from tests.scheduler.replica_kit import SchedulerHarness, scenario
 
@@ -50,7 +50,7 @@ def of_size(size: int) -> bytes:
 def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_read() -> None:
     """200 MB at a time ended both replicas for want of memory."""
 
-    async def run(_: ApiServer, one: SchedulerHarness) -> None:
+    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         caller = await Caller.of(one)
         caller.writer.write(f"{FILTER}Content-Length: {200 * MIB}\r\n\r\n".encode())
         status, text = await caller.answer()
@@ -70,7 +70,7 @@ def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_read() -> None
 def test_a_chunked_body_is_refused_when_it_has_become_too_large() -> None:
     """Its size is in no header."""
 
-    async def run(_: ApiServer, one: SchedulerHarness) -> None:
+    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         async def endless() -> AsyncIterator[bytes]:
             for _ in range(9 * 16):
                 yield b" " * (MIB // 16)
@@ -89,7 +89,7 @@ def test_a_chunked_body_is_refused_when_it_has_become_too_large() -> None:
 def test_a_compressed_body_is_refused() -> None:
     """Few bytes can be many."""
 
-    async def run(_: ApiServer, one: SchedulerHarness) -> None:
+    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         where = f"{one.url}{PREFIX}/filter"
         headers = {"Content-Encoding": "gzip"}
         async with one.session.post(where, data=b"\x1f\x8b", headers=headers) as answer:
@@ -101,7 +101,7 @@ def test_a_compressed_body_is_refused() -> None:
 def test_a_body_within_the_bound_is_answered() -> None:
     """Whole nodes where the bound is as high."""
 
-    async def run(_: ApiServer, one: SchedulerHarness) -> None:
+    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         where = f"{one.url}{PREFIX}/filter"
         async with one.session.post(where, data=of_size(9 * MIB)) as answer:
             assert (await answer.json())["NodeNames"] == ["n"]

@@ -9,12 +9,12 @@ from aiohttp import web
 
 from fenka.cluster.objects import Pod
 from fenka.scheduler.pod_patcher import REQUEUED_LABEL, PodPatcher, requeue_body
-from tests.kubernetes.api_server import ApiServer, api_server, until
+from tests.fakes.api_server import FakeApiServer, api_server, until
 from tests.scheduler.objects_kit import a_pod
 from tests.scheduler.replica_kit import briefly, put_pod
 
 
-def label(server: ApiServer, name: str) -> str | None:
+def label(server: FakeApiServer, name: str) -> str | None:
     """Of a pod that the server has."""
     (found,) = [it for it in server.all("pods") if it["metadata"]["name"] == name]
     said: str | None = found["metadata"].get("labels", {}).get(REQUEUED_LABEL)

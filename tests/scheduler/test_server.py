@@ -7,7 +7,7 @@ import pytest
 
 from fenka import __version__
 from fenka.dialects import gpushare
-from tests.kubernetes.api_server import ApiServer, until
+from tests.fakes.api_server import FakeApiServer, until
 from tests.scheduler.objects_kit import T4_MIB, node_json, on_card, pod_json
 from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
 
@@ -27,7 +27,7 @@ async def raw(
 def test_edges_of_the_contract() -> None:
     """Paths, methods and bodies that are no requests."""
 
-    async def run(_: ApiServer, one: SchedulerHarness) -> None:
+    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         rows: list[tuple[str, str, bytes | None, int]] = [
             ("GET", f"{PREFIX}/filter", None, 405),
             ("GET", f"{PREFIX}/bind", None, 405),
@@ -67,7 +67,7 @@ def test_edges_of_the_contract() -> None:
 def test_filter_answers_200_with_an_error(body: str, error: str) -> None:
     """Whatever came."""
 
-    async def run(_: ApiServer, one: SchedulerHarness) -> None:
+    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         status, text = await raw(one, "POST", f"{PREFIX}/filter", body.encode())
         answer = json.loads(text)
         assert status == 200
@@ -86,7 +86,7 @@ def test_filter_answers_200_with_an_error(body: str, error: str) -> None:
 def test_filter_by_names_and_by_nodes_in_any_case() -> None:
     """Nodes come back as they were sent."""
 
-    async def run(_: ApiServer, one: SchedulerHarness) -> None:
+    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         pod = pod_json("p", 4)
         answer = await one.post("filter", {"pod": pod, "NODENAMES": ["n", "m"]})
         assert answer["NodeNames"] == ["n"]
@@ -106,7 +106,7 @@ def test_filter_by_names_and_by_nodes_in_any_case() -> None:
 def test_prioritize_over_http() -> None:
     """A list of host and score."""
 
-    async def run(_: ApiServer, one: SchedulerHarness) -> None:
+    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         body = {"Pod": pod_json("p", 4), "NodeNames": ["b", "a"]}
         assert await one.post("prioritize", body) == [
             {"Host": "b", "Score": 0},
@@ -119,7 +119,7 @@ def test_prioritize_over_http() -> None:
 def test_preempt_over_http_by_uid_and_whole() -> None:
     """Nodes where it does not help are left out; the counted disruptions stay."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         low = put_pod(
             server, "low", 12, node="n", uid="low", priority=1, annotations=on_card(0, 12)
         )
@@ -151,7 +151,7 @@ def test_preempt_over_http_by_uid_and_whole() -> None:
 def test_inspect_shows_nodes_cards_and_pods() -> None:
     """Also a card that is overcommitted by somebody else's record."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pods = [
             put_pod(server, f"p{i}", 10, node="n", annotations=on_card(0, 10)) for i in range(2)
         ]
@@ -172,7 +172,7 @@ def test_inspect_shows_nodes_cards_and_pods() -> None:
 def test_a_bug_is_told_to_one_pod_alone() -> None:
     """Never 5xx."""
 
-    async def run(_: ApiServer, one: SchedulerHarness) -> None:
+    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         def broken(*_: object) -> None:
             raise RuntimeError("bug")
 
@@ -189,7 +189,7 @@ def test_a_bug_is_told_to_one_pod_alone() -> None:
 def test_metrics() -> None:
     """By name, as the page lists them."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod, waiting = put_pod(server, "p", 4), put_pod(server, "w", 4)
         await until(lambda: one.knows(pod, waiting))
         assert await one.bind(pod, "n") == ""
@@ -214,7 +214,7 @@ def test_metrics() -> None:
 # ---- what people are told by events ----
 
 
-def notes(server: ApiServer, name: str) -> list[str]:
+def notes(server: FakeApiServer, name: str) -> list[str]:
     """Of the events on one object."""
     return [it["note"] for it in server.all("events") if it["regarding"]["name"] == name]
 
@@ -228,7 +228,7 @@ UNSCHEDULABLE = {
 def test_a_pod_that_the_extender_was_never_asked_about_is_told_why() -> None:
     """NodeResourcesFit says no first. One that was asked about has kube-scheduler's own event."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         asked = put_pod(server, "asked", 20)
         await until(lambda: one.knows(asked))
         await one.filter(asked, "n")
@@ -246,7 +246,7 @@ def test_a_pod_that_the_extender_was_never_asked_about_is_told_why() -> None:
 def test_unreadable_records_are_told_once_and_count_once() -> None:
     """For what the pod asks, and no more: its owner may have written them."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         bad = pod_json("bad", 4, node="n", annotations={gpushare.IDX: "x"})
         for _ in range(3):
             server.put("pods", bad)
@@ -261,7 +261,7 @@ def test_unreadable_records_are_told_once_and_count_once() -> None:
 def test_a_label_that_flips_while_slices_are_held_is_told() -> None:
     """Existing pods stay."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
         assert await one.bind(pod, "n") == ""
         server.put("nodes", node_json("n", T4_MIB, labels={"gpushare": "false"}))
@@ -276,7 +276,7 @@ def test_a_label_that_flips_while_slices_are_held_is_told() -> None:
 def test_sick_cards_by_gpushares_config_map() -> None:
     """What is no index is no card, not card 0; and without the ConfigMap all are well again."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         def config_map(gpus: str) -> None:
             meta = {"name": "unhealthy-gpu-n", "namespace": "kube-system"}
             server.put("configmaps", {"metadata": meta, "data": {"gpus": gpus}})
@@ -299,7 +299,7 @@ def test_sick_cards_by_gpushares_config_map() -> None:
 def test_a_node_that_is_made_again_is_another_node() -> None:
     """Its UID tells."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         server.remove("nodes", "n")
         await until(lambda: one.replica.cluster.node("n") is None)
         again = node_json("n", T4_MIB)
@@ -323,7 +323,7 @@ def refused(name: str, units: int, minute: int, **rest: Any) -> dict[str, Any]:
 def test_a_later_pod_does_not_overtake_over_http() -> None:
     """From filter to bind, in sentences, events and metrics."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         holder = put_pod(server, "h", 8, node="n", annotations=on_card(0, 8))
         head, later = (
             server.put("pods", refused("head", 12, 1)),
@@ -356,7 +356,7 @@ def test_a_later_pod_does_not_overtake_over_http() -> None:
 def test_a_pod_that_waits_by_kube_schedulers_own_count_is_told_its_position() -> None:
     """In its event."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         put_pod(server, "h", 8, node="n", annotations=on_card(0, 8))
         await until(lambda: one.held("n") > 0)
         server.put("pods", refused("first", 12, 1))

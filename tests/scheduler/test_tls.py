@@ -16,7 +16,7 @@ from fenka.scheduler.certificates import due
 from fenka.scheduler.credentials import Credentials, InvalidCredentials
 from fenka.scheduler.main import http_server, url
 from fenka.scheduler.server import PREFIX, Access
-from tests.kubernetes.api_server import ApiServer, api_server, until
+from tests.fakes.api_server import FakeApiServer, api_server, until
 from tests.kubernetes.test_election import Clock
 from tests.scheduler.objects_kit import T4_MIB, node_json
 from tests.scheduler.replica_kit import SchedulerHarness, extender, put_pod, scenario
@@ -48,7 +48,7 @@ async def bind(url: str, context: Any, pod: Any) -> str:
 def test_only_callers_with_a_certificate_of_the_authority_are_heard(tmp_path: Path) -> None:
     """No certificate, another authority's, the server's own, plain HTTP: nothing is even read."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
         as_server = anonymous()
         as_server.load_cert_chain(tmp_path / "own" / "server.crt", tmp_path / "own" / "server.key")
@@ -93,7 +93,7 @@ def test_renewed_certificates_are_loaded_without_a_restart(tmp_path: Path) -> No
     """Connections that are open go on; what cannot be used is not taken."""
     given = access(tmp_path / "own")
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         assert given.credentials
         first, second = put_pod(server, "a", 4), put_pod(server, "b", 4)
         assert await one.bind(first, "n") == ""
@@ -116,7 +116,7 @@ def test_renewed_certificates_are_loaded_without_a_restart(tmp_path: Path) -> No
 def test_what_changes_nothing_is_for_everybody_unless_it_is_closed(tmp_path: Path) -> None:
     """On a port of its own, where nothing is decided."""
 
-    async def run(_: ApiServer, one: SchedulerHarness) -> None:
+    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         for closed in (False, True):
             allowed = Access(inspect=not closed, metrics=not closed, credentials=None)
             app = http_server(one.replica, allowed).readable()
@@ -159,7 +159,7 @@ def test_certificates_that_are_not_there_are_told_in_a_sentence(tmp_path: Path) 
 def test_silent_handshakes_do_not_lock_kube_scheduler_out(tmp_path: Path) -> None:
     """Connections that say nothing, more than may be greeted at a time."""
 
-    async def run(server: ApiServer, one: SchedulerHarness) -> None:
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         host, port = one.url.removeprefix("https://").split(":")
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(300)]
         assert await one.bind(put_pod(server, "p", 4), "n") == ""

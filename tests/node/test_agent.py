@@ -408,7 +408,7 @@ def test_a_sick_card(library: Path) -> None:
         path = "/api/v1/nodes/n1"
         said = node.api.objects[path]["metadata"]["annotations"][base.CARDS]
         assert '"healthy":false' in said
-        with pytest.raises(ContainerFailed, match="does not work now"):
+        with pytest.raises(ContainerFailed, match="is unhealthy now"):
             await node.run(node.pod("b", 2, on=1))
         node.hardware.lost.clear()
         node.health.refresh()

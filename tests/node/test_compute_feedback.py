@@ -56,7 +56,9 @@ class Machine:
     def lease(self, name: str, compute: int, ceiling: int = 0, pod: int = 0) -> None:
         """Of a container of that name, with files."""
         slices = [Slice(0, card(0).uuid, 100, compute)]
-        lease = Lease(PODS[pod], "default", f"p{pod}", name, slices, slices, {}, ceiling=ceiling)
+        lease = Lease(
+            PODS[pod], "default", f"p{pod}", name, slices, slices, {}, burst_percent=ceiling
+        )
         for part in ("lease", "account"):
             (self.root / "leases" / name / part).mkdir(parents=True)
         create_lease(self.root / "leases" / name, name, slices, {}, lease.compute)
@@ -196,7 +198,7 @@ def test_a_ceiling_that_is_raised_is_told(machine: Machine) -> None:
     assert machine.told("a")[1] == 50
     token = machine.tokens["a"]
     assert token.lease is not None
-    lease = msgspec.structs.replace(token.lease, ceiling=70)
+    lease = msgspec.structs.replace(token.lease, burst_percent=70)
     machine.tokens["a"] = msgspec.structs.replace(token, lease=lease)
     machine.round(p1=30)
     assert machine.told("a")[1] == 70

@@ -30,7 +30,7 @@ def test_soft_shares_end_at_their_ceiling_and_give_way(tmp_path: Path) -> None:
             lease = testbed.lease(0, percent, mode)
             uid = UID.format(len(tokens))
             slices = [Slice(0, testbed.uuids[0], 1024, percent)]
-            made = Lease(uid, "default", "p", "c", slices, slices, {}, ceiling=ceiling)
+            made = Lease(uid, "default", "p", "c", slices, slices, {}, burst_percent=ceiling)
             load = stack.enter_context(testbed.load(lease, "2000"))
             proc = tmp_path / "proc" / str(load.process.pid)
             proc.mkdir(parents=True)

@@ -122,7 +122,7 @@ def test_containers_of_one_pod_each_have_their_own(library: Path) -> None:
             (15079 * 8 // 58, 30),
         ]
         leases = [it.lease for it in node.store.tokens.values() if it.lease]
-        assert {it.ceiling for it in leases} == {80}
+        assert {it.burst_percent for it in leases} == {80}
         # Both hold what their pod holds of the card.
         assert {sum(piece.compute for piece in it.holds) for it in leases} == {70}
 

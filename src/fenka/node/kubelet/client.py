@@ -1,8 +1,8 @@
-"""The kubelet's sockets and its checkpoint: how a plugin registers, and who holds which device ids.
+"""The kubelet's sockets and its checkpoint: registers plugins, and reads which containers hold device IDs.
 
-The kubelet names no pod when it allocates. Afterwards two sources tell: PodResources, its public API, which
-knows neither UIDs nor init containers; and the checkpoint, an internal file, which knows both, and even
-repeats what the plugin answered. What the checkpoint says counts where it can be read.
+The kubelet names no pod when it allocates. Afterwards there are two sources. PodResources, its public API,
+has neither UIDs nor init containers. The checkpoint, an internal file, has both, and even repeats the
+plugin's answers. The checkpoint takes precedence where it can be read.
 """
 
 import base64
@@ -23,23 +23,23 @@ from fenka.node.kubelet import podresources_pb2 as resources_api
 
 API_VERSION = "v1beta1"
 MESSAGE_BYTES = 4 << 20
-"""The kubelet reads no longer message."""
+"""Size of the longest message that the kubelet reads."""
 
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 LEASE_KIND = "fenka.io/lease"
-"""CDI's kind; a device of it is a token."""
+"""CDI kind of leases. Its devices are tokens."""
 
 _TIMEOUT_S = 5.0
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
 
 
 class KubeletUnavailable(FenkaError):
-    """The kubelet does not answer on a socket; the message says on which and why."""
+    """The kubelet does not answer on a socket. The message names the socket and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """That a container holds these ids of a resource. What a source does not tell is empty."""
+    """A container that holds device IDs of a resource. Fields that a source does not have are empty."""
 
     resource: str
     ids: frozenset[str]
@@ -51,20 +51,20 @@ class Claim:
 
 
 class Kubelet:
-    """The kubelet of this node, which may be away or be restarted at any time."""
+    """This node's kubelet, which may be unavailable or restart at any time."""
 
     def __init__(self, plugins: Path, pod_resources: Path) -> None:
         self.plugins, self.pod_resources = plugins, pod_resources
 
     @property
     def socket(self) -> Path:
-        """Where plugins register."""
+        """The socket on which plugins register."""
         return self.plugins / "kubelet.sock"
 
     async def register(
         self, endpoint: str, resource: str, options: plugin_api.DevicePluginOptions
     ) -> None:
-        """Say that `resource` is served on the socket of that name. Raises KubeletUnavailable."""
+        """Register a socket as the plugin of a resource. Raises KubeletUnavailable."""
         request = plugin_api.RegisterRequest(
             version=API_VERSION,
             endpoint=endpoint,
@@ -74,7 +74,7 @@ class Kubelet:
         await _call(self.socket, "/v1beta1.Registration/Register", request, plugin_api.Empty)
 
     async def claims(self) -> list[Claim]:
-        """Who holds what, from both sources. Raises KubeletUnavailable."""
+        """Return the claims of both sources. Raises KubeletUnavailable."""
         answer = await _call(
             self.pod_resources,
             "/v1.PodResourcesLister/List",
@@ -91,25 +91,25 @@ class Kubelet:
 
 
 def _by_resource(devices: Sequence[Any]) -> dict[str, set[str]]:
-    """The kubelet lists a resource once for each NUMA node."""
-    found: dict[str, set[str]] = {}
+    """Merge the devices of a resource, which the kubelet lists once for each NUMA node."""
+    ids: dict[str, set[str]] = {}
     for part in devices:
-        found.setdefault(part.resource_name, set()).update(part.device_ids)
-    return found
+        ids.setdefault(part.resource_name, set()).update(part.device_ids)
+    return ids
 
 
 async def _call(socket: Path, method: str, request: Message, kind: type[Any]) -> Any:
     async with grpc.aio.insecure_channel(f"unix://{socket}", options=_UNLIMITED) as channel:
-        ask = channel.unary_unary(
+        call = channel.unary_unary(
             method,
             request_serializer=_serialize,
             response_deserializer=kind.FromString,
         )
         try:
-            return await ask(request, timeout=_TIMEOUT_S)
-        except grpc.aio.AioRpcError as why:
+            return await call(request, timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
             raise KubeletUnavailable(
-                f"the kubelet does not answer on {socket}: {why.details()}"
+                f"the kubelet does not answer on {socket}: {error.details()}"
             ) from None
 
 
@@ -137,7 +137,7 @@ class _Checkpoint(msgspec.Struct):
 
 
 def read_checkpoint(path: Path) -> list[Claim]:
-    """What the kubelet last wrote down; nothing where it is not understood: it is the kubelet's own."""
+    """Return the claims of the checkpoint; none if the file's internal format is not understood."""
     try:
         entries = msgspec.json.decode(path.read_bytes(), type=_Checkpoint).data.entries or []
     except (OSError, msgspec.MsgspecError):
@@ -145,7 +145,7 @@ def read_checkpoint(path: Path) -> list[Claim]:
     return [
         Claim(
             entry.resource,
-            frozenset(one for ids in entry.ids.values() for one in ids or ()),
+            frozenset(device for ids in entry.ids.values() for device in ids or ()),
             entry.container,
             uid=entry.uid,
             token=_token(entry.answer),
@@ -166,26 +166,26 @@ def _token(answer: str) -> str:
     return ""
 
 
-# ---- how much fits into a message ----
+# ---- the size of a device list ----
 
 
 def unit_id(number: int) -> str:
-    """The id of a unit: short, for there may be a hundred thousand."""
+    """Return the ID of a unit. It is short, since there may be a hundred thousand."""
     return f"u{number}"
 
 
 def listing(devices: Sequence[tuple[str, bool]]) -> plugin_api.ListAndWatchResponse:
-    """Ids and whether they can be used, as the kubelet wants them."""
+    """Return the message for a list of IDs, each with whether it is healthy."""
     return plugin_api.ListAndWatchResponse(
         devices=[
-            plugin_api.Device(ID=one, health=HEALTHY if healthy else UNHEALTHY)
-            for one, healthy in devices
+            plugin_api.Device(ID=device, health=HEALTHY if healthy else UNHEALTHY)
+            for device, healthy in devices
         ]
     )
 
 
 def largest_bytes(units: int) -> int:
-    """Of the message that lists so many units, all of them unhealthy."""
+    """Return the size of the message that lists so many units, all of them unhealthy."""
     total, first, digits = 0, 0, 1
     while first < units:
         last = min(10**digits, units)
@@ -194,14 +194,14 @@ def largest_bytes(units: int) -> int:
     return total
 
 
-def _entry_bytes(one: str) -> int:
-    return listing([(one, False)]).ByteSize()
+def _entry_bytes(device: str) -> int:
+    return listing([(device, False)]).ByteSize()
 
 
 def fitting_unit(unit_mib: int, units_with: Callable[[int], int]) -> int:
-    """The unit to use instead: `unit_mib` itself if its units fit into a message, else the next double.
+    """Return the smallest unit, doubled from `unit_mib`, whose units fit into a message.
 
-    units_with: how many units the node has by a unit.
+    units_with: returns how many units the node has of a unit.
     """
     while largest_bytes(units_with(unit_mib)) > MESSAGE_BYTES:
         unit_mib *= 2

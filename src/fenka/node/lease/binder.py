@@ -18,6 +18,7 @@ from fenka.node.inventory import NodeInventory
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease import resolve
 from fenka.node.lease.allocations import Allocations
+from fenka.node.lease.capacity import check_capacity
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.limits import as_in_force
 from fenka.node.lease.sizes import with_peak
@@ -71,7 +72,7 @@ class LeaseResolver:
 
     def check_capacity(self, lease: Lease, claims: Sequence[Claim]) -> None:
         """Check that the lease fits beside everything that lives on its cards. Raises LeaseDenied."""
-        resolve.check_capacity(
+        check_capacity(
             lease,
             self._allocations.slices_by_pod(claims),
             self._inventory.cards(),

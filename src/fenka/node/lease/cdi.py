@@ -1,6 +1,6 @@
-"""CDI: what a container is given, as one specification; and where the driver's own part comes from.
+"""CDI specifications of leases: all that a container gets, and where the driver's part comes from.
 
-The shim, the proxy, the limits, the driver and the card come together or not at all.
+A container gets the shim, the proxy, the limits, the driver and the card together, or none of them.
 """
 
 import os
@@ -20,7 +20,7 @@ CDI_VERSION = "0.6.0"
 
 PRELOADS = (Path("/etc/ld.so.preload"), Path("/etc/ld-nix.so.preload"))
 LIBRARY_DIRECTORIES = (Path(f"/usr/lib/{os.uname().machine}-linux-gnu"), Path("/usr/lib64"))
-"""Where dynamic linkers look by themselves: Debian's and Red Hat's."""
+"""Default search directories of the dynamic linkers of Debian and Red Hat."""
 
 _READ_ONLY = ("ro", "nosuid", "nodev", "bind")
 _SIMULATED = LEASE_ROOT / "simulated"
@@ -28,14 +28,14 @@ _SIMULATED = LEASE_ROOT / "simulated"
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """source: on the host. target: in the container."""
+    """A bind mount. source: on the host. target: in the container."""
 
     source: Path
     target: Path
     options: tuple[str, ...] = _READ_ONLY
 
     def spec(self) -> dict[str, Any]:
-        """As CDI writes it."""
+        """Return the mount in CDI's format."""
         return {
             "hostPath": str(self.source),
             "containerPath": str(self.target),
@@ -45,7 +45,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class ContainerEdits:
-    """What the driver's part is. libraries: its libcuda and libnvidia-ml, by the names in proxy.LIBRARIES."""
+    """The driver's part. libraries: its libcuda and libnvidia-ml, by the names in proxy.LIBRARIES."""
 
     libraries: Mapping[str, Path]
     mounts: tuple[Mount, ...] = ()
@@ -60,7 +60,7 @@ def specification(
     driver: ContainerEdits,
     environment: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The lease's CDI specification. directory: the lease's own. library: as `prepare_library` left it."""
+    """Return a lease's CDI specification. directory: the lease's. library: made by `prepare_library`."""
     mounts = [
         Mount(directory / "lease", LEASE_ROOT / "lease"),
         Mount(library / SHIM.name, SHIM),
@@ -95,13 +95,13 @@ def specification(
 
 
 def prepare_library(library: Path) -> None:
-    """Add to a copy of the native libraries what leases mount besides: the proxy, and who is preloaded."""
+    """Add what leases mount to a copy of the native libraries: the proxy, and the preload list."""
     proxy.install(library / "placed", DRIVER, library)
     (library / "ld.so.preload").write_text(f"{SHIM}\n")
 
 
 def mount_points() -> tuple[str, ...]:
-    """Files that must stand in the lease's own directory, to be mounted over: it is read-only inside."""
+    """Return the files that a lease's read-only directory must contain as mount points."""
     return (SHIM.name, *NEXT_LIBRARIES)
 
 
@@ -109,7 +109,7 @@ def mount_points() -> tuple[str, ...]:
 
 
 def simulated_edits(library: Path, node: Path) -> ContainerEdits:
-    """node: the simulated node's directory. No device nodes: there is no device."""
+    """Return the simulated driver's part. node: the simulated node's directory."""
     return ContainerEdits(
         {name: library / "simulated" / name for name in proxy.LIBRARIES},
         (Mount(node, _SIMULATED, ("rw", "nosuid", "nodev", "noexec", "bind")),),
@@ -127,25 +127,30 @@ _PROGRAMS = ("nvidia-smi", "nvidia-debugdump")
 
 
 class NoDriverFiles(FenkaError):
-    """The driver's files are not where they should be; one sentence."""
+    """The driver's files were not found. The message says where they should be."""
 
 
 def driver_edits(minors: Iterable[int], version: str, host: Path = Path("/")) -> ContainerEdits:
-    """The chosen cards' device nodes and the driver's files, as `nvidia-ctk cdi generate` lists them.
+    """Return the driver's part: the cards' device nodes and the files that `nvidia-ctk cdi generate` lists.
 
-    minors: N of /dev/nvidiaN. version: the driver's. host: where this process sees the node's own root.
-    Raises NoDriverFiles.
+    Args:
+        minors: N of /dev/nvidiaN.
+        version: The driver's.
+        host: The node's root, as this process sees it.
+
+    Raises:
+        NoDriverFiles: The driver's files are not there.
     """
-    found = _driver_directory(version, host)
-    if found is None:
+    directory = _driver_directory(version, host)
+    if directory is None:
         raise NoDriverFiles(
             f"no libcuda.so.{version} in {host}'s {' or '.join(map(str, LIBRARY_DIRECTORIES))}: is the "
             f"driver installed there?"
         )
-    inside = Path("/") / found.relative_to(host)
+    inside = Path("/") / directory.relative_to(host)
     files = sorted(
         path.name
-        for path in found.iterdir()
+        for path in directory.iterdir()
         if _DRIVER_LIBRARY.fullmatch(path.name) and path.name.endswith(version)
     )
     proxied = {
@@ -177,7 +182,7 @@ def _driver_directory(version: str, host: Path) -> Path | None:
 
 
 def nvml_directory(host: Path) -> Path | None:
-    """Where NVML is below another root; None for the system's own, which is found by name."""
+    """Return the directory of NVML below another root; None for the system's own, which is found by name."""
     if host == Path("/"):
         return None
     for place in LIBRARY_DIRECTORIES:

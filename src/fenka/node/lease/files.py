@@ -1,8 +1,8 @@
-"""A lease's files: made in an order that leaves nothing usable half made, taken away in the opposite one.
+"""Makes and removes the files of leases, in an order that never leaves a usable part of a lease.
 
 <root>/TOKEN/lease/     the control page, and empty files where libraries are mounted over
-<root>/TOKEN/account/   a small tmpfs of its own, so that a program can fill nothing but it
-<cdi>/fenka-TOKEN.json  written last: from then on a container can start with it
+<root>/TOKEN/account/   a small tmpfs, so that a program can fill nothing else
+<cdi>/fenka-TOKEN.json  written last: a container can start from then on
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _PREFIX, _SUFFIX = "fenka-", ".json"
 
 
 class LeaseFiles:
-    """The leases' files of this node. `root` must be a place whose mounts the container runtime sees."""
+    """The leases' files of this node. The container runtime must see mounts below `root`."""
 
     def __init__(
         self,
@@ -39,19 +39,19 @@ class LeaseFiles:
         self.cdi.mkdir(parents=True, exist_ok=True, mode=0o755)
 
     def spec(self, token: str) -> Path:
-        """The CDI file of this token."""
+        """Return the path of a token's CDI specification."""
         return self.cdi / f"{_PREFIX}{token}{_SUFFIX}"
 
     def control(self, token: str) -> Path:
-        """Its control page."""
+        """Return the path of a token's control page."""
         return self.root / token / "lease" / "control"
 
     def slots(self, token: str) -> Path:
-        """Its account."""
+        """Return the path of a token's account."""
         return self.root / token / "account" / "slots"
 
     def complete(self, token: str) -> bool:
-        """Whether a container can start with it."""
+        """Return whether a container can start with the token's lease."""
         return (
             self.spec(token).exists()
             and self.control(token).exists()
@@ -65,7 +65,7 @@ class LeaseFiles:
         contexts_mib: Mapping[str, int],
         driver: ContainerEdits,
     ) -> None:
-        """Make it, or what is missing of it. What is complete stays as it is: programs may run in it.
+        """Make the files of a lease. A complete lease stays as it is, since programs may run in it.
 
         Raises OSError, InvalidControl.
         """
@@ -78,14 +78,14 @@ class LeaseFiles:
         for name in mount_points():
             (directory / "lease" / name).touch(mode=0o644)
         self._mount(directory / "account", account.size())
-        limits = [replace(it, memory_mib=lease.limit_mib(it)) for it in lease.slices]
+        limits = [replace(piece, memory_mib=lease.limit_mib(piece)) for piece in lease.slices]
         create_lease(directory, token, limits, contexts_mib, lease.compute)
         content = specification(token, directory, Path(lease.library), driver, lease.environment)
-        # The runtime reads every *.json of the directory: the temporary name must not be one.
+        # The runtime reads every *.json of the directory. The temporary file has another suffix.
         write_atomically(self.spec(token), json.dumps(content, indent=1).encode())
 
     def remove(self, token: str) -> None:
-        """Take away what there is of it; nothing happens if there is nothing. Raises OSError."""
+        """Remove the files of a token, if there are any. Raises OSError."""
         self.spec(token).unlink(missing_ok=True)
         directory = self.root / token
         with contextlib.suppress(FileNotFoundError):
@@ -93,20 +93,20 @@ class LeaseFiles:
             shutil.rmtree(directory)
 
     def orphans(self, known: Collection[str]) -> set[str]:
-        """Tokens that have files here and are not in `known`."""
-        return {token for token in self._found() if token not in known}
+        """Return the tokens that have files but are not in `known`."""
+        return {token for token in self._tokens() if token not in known}
 
     def libraries(self) -> set[str]:
-        """Directories of native libraries that specifications name."""
-        text = [path.read_text() for path in self.cdi.glob(f"{_PREFIX}*{_SUFFIX}")]
+        """Return the directories of native libraries that specifications name."""
+        specifications = [path.read_text() for path in self.cdi.glob(f"{_PREFIX}*{_SUFFIX}")]
         return {
             str(Path(mount["hostPath"]).parent)
-            for spec in text
+            for spec in specifications
             for mount in json.loads(spec)["devices"][0]["containerEdits"]["mounts"]
             if mount["hostPath"].endswith("/libfenka.so")
         }
 
-    def _found(self) -> Iterator[str]:
+    def _tokens(self) -> Iterator[str]:
         for path in self.cdi.glob(f"{_PREFIX}*{_SUFFIX}"):
             yield path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
         if self.root.is_dir():

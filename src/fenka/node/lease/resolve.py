@@ -4,8 +4,8 @@ Pure functions: the scheduler has decided, and nothing is decided again. An erro
 pod's user sees.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import msgspec
 
@@ -35,30 +35,34 @@ class LeasePending(LeaseDenied):
 
 
 def claim_of(token: Token, claims: Iterable[Claim], pods: Collection[Pod]) -> Claim | None:
-    """The claim that says whose this token is; None if none does.
+    """Return the claim of the container that holds a token, if there is one.
 
-    The kubelet may give ids to a new pod while an old token with the same ids is still remembered: what
-    names the token itself counts first, then what names a UID. A token that has an owner has no other.
+    The kubelet may give IDs to a new pod while an old token with the same IDs still exists. So a claim with
+    the token's name takes precedence, then one with a UID. A token with a lease belongs to its pod only.
     """
-    mine = [it for it in claims if it.resource == token.resource and it.ids == set(token.ids)]
-    exact = [it for it in mine if it.token == token.name]
-    # Where the kubelet repeats tokens, a claim with another token is somebody else's.
-    loose = [it for it in mine if not it.token]
-    if any(it.token for it in mine) and not exact:
-        named = {(it.uid, it.container) for it in mine if it.token}
-        loose = [it for it in loose if not _covered(it, named, pods)]
-    found = sorted(exact or loose, key=lambda it: not it.uid)
+    same_ids = [
+        claim
+        for claim in claims
+        if claim.resource == token.resource and claim.ids == set(token.ids)
+    ]
+    exact = [claim for claim in same_ids if claim.token == token.name]
+    # Where the checkpoint has tokens, a claim with another token is another container's.
+    unnamed = [claim for claim in same_ids if not claim.token]
+    if any(claim.token for claim in same_ids) and not exact:
+        named = {(claim.uid, claim.container) for claim in same_ids if claim.token}
+        unnamed = [claim for claim in unnamed if not _is_one_of(claim, named, pods)]
+    candidates = sorted(exact or unnamed, key=lambda claim: not claim.uid)
     if token.lease is not None:
-        found = [it for it in found if _same_pod(it, token.lease, pods)]
-    return found[0] if found else None
+        candidates = [claim for claim in candidates if _is_of_pod(claim, token.lease, pods)]
+    return candidates[0] if candidates else None
 
 
-def _covered(claim: Claim, named: set[tuple[str, str]], pods: Collection[Pod]) -> bool:
+def _is_one_of(claim: Claim, containers: set[tuple[str, str]], pods: Collection[Pod]) -> bool:
     pod = pod_of(claim, pods)
-    return pod is not None and (pod.metadata.uid, claim.container) in named
+    return pod is not None and (pod.metadata.uid, claim.container) in containers
 
 
-def _same_pod(claim: Claim, lease: Lease, pods: Collection[Pod]) -> bool:
+def _is_of_pod(claim: Claim, lease: Lease, pods: Collection[Pod]) -> bool:
     if claim.uid:
         return claim.uid == lease.uid
     pod = pod_of(claim, pods)
@@ -68,19 +72,21 @@ def _same_pod(claim: Claim, lease: Lease, pods: Collection[Pod]) -> bool:
 
 
 def pod_of(claim: Claim, pods: Collection[Pod]) -> Pod | None:
-    """The pod that a claim speaks of, if the API server has shown it."""
+    """Return the pod of a claim, if the API server has shown it."""
+    by_uid = {pod.metadata.uid: pod for pod in pods}
     if not claim.uid:
-        named = claim.namespace, claim.pod
-        return next((it for it in pods if (it.metadata.namespace, it.metadata.name) == named), None)
-    found = next((it for it in pods if it.metadata.uid == claim.uid), None)
-    if found is not None:
-        return found
-    # A static pod's. Anybody can write that annotation on their own pod, so the UID itself comes first.
-    return next((it for it in pods if it.metadata.annotations.get(_MIRROR) == claim.uid), None)
+        full_name = claim.namespace, claim.pod
+        return next(
+            (pod for pod in pods if (pod.metadata.namespace, pod.metadata.name) == full_name), None
+        )
+    if claim.uid in by_uid:
+        return by_uid[claim.uid]
+    # A static pod's. Any user can write this annotation on a pod, so the UID takes precedence.
+    return next((pod for pod in pods if pod.metadata.annotations.get(_MIRROR) == claim.uid), None)
 
 
 def check_pod(pod: Pod, handler: str) -> None:
-    """Raises LeaseDenied for a pod that cannot hold a lease. handler: of its runtime class, or empty."""
+    """Check that a pod can hold a lease. handler: of its runtime class, or empty. Raises LeaseDenied."""
     if _MIRROR in pod.metadata.annotations:
         raise LeaseDenied(
             "fenka: a static pod cannot have a GPU, since no scheduler places it: "
@@ -102,34 +108,39 @@ def share_lease(
     amount: int,
     dialects: tuple[Dialect, ...] = DIALECTS,
 ) -> Lease:
-    """What a container with so much of the resource holds, as its pod's record says. Raises LeaseDenied."""
+    """Return the lease of a container with this amount of a resource, by its pod's record.
+
+    Raises LeaseDenied.
+    """
     manifest = pod.request
     try:
         demand = pod.demand(dialects)
         parts, dialect = demand.parts(share.unit_mib), demand.dialect
         placements = dialect.decode(manifest, share) if dialect else None
-    except InvalidRecord as why:
-        raise Misplaced(f"fenka: {why}: delete the pod, so that it is placed again") from None
+    except InvalidRecord as error:
+        raise Misplaced(f"fenka: {error}: delete the pod, so that it is placed again") from None
     if dialect is None or placements is None:
-        by = pod.spec.scheduler_name or "nobody"
+        scheduler = pod.spec.scheduler_name or "none"
         raise LeaseDenied(
             f"fenka: no record says on which card this pod is, so it was not placed by fenka's scheduler "
-            f"extender (schedulerName {by}; nodeName set by hand?): delete it and let a scheduler that "
-            f"asks fenka place it"
+            f"extender (schedulerName {scheduler}; nodeName set by hand?): delete it and let a scheduler "
+            f"that asks fenka place it"
         )
-    asked = next((it.amount(resource) for it in manifest.containers if it.name == container), None)
-    if asked != amount:
+    requested = next(
+        (each.amount(resource) for each in manifest.containers if each.name == container), None
+    )
+    if requested != amount:
         raise LeaseDenied(
-            f"fenka: container {container} of the pod asks for {asked} of {resource}, the kubelet gives "
+            f"fenka: container {container} of the pod requests {requested} of {resource}, the kubelet gives "
             f"{amount}: delete the pod, so that it is placed again"
         )
     try:
         slices = dialect.container_slices(manifest, share, placements, container)
         environment = dialect.environment(manifest, share, placements, container)
-    except InvalidRecord as why:
-        raise Misplaced(f"fenka: {why}: delete the pod, so that it is placed again") from None
+    except InvalidRecord as error:
+        raise Misplaced(f"fenka: {error}: delete the pod, so that it is placed again") from None
     own = find_container(parts, placements, container)
-    holds = _together(piece for placement in placements for piece in placement.slices)
+    holds = _merged(piece for placement in placements for piece in placement.slices)
     meta = pod.metadata
     return Lease(
         meta.uid,
@@ -139,132 +150,74 @@ def share_lease(
         [_unlimited_if_whole(piece, own) for piece in slices],
         holds,
         environment,
-        ceiling=(own[0].burst_percent or 0) if own else 0,
+        burst_percent=(own[0].burst_percent or 0) if own else 0,
     )
 
 
-def _together(slices: Iterable[Slice]) -> list[Slice]:
-    """One a card."""
+def _merged(slices: Iterable[Slice]) -> list[Slice]:
+    """Return one slice per card."""
     cards: dict[int, Slice] = {}
-    for it in slices:
-        known = cards.get(it.card)
-        cards[it.card] = (
-            it
-            if known is None
+    for piece in slices:
+        former = cards.get(piece.card)
+        cards[piece.card] = (
+            piece
+            if former is None
             else replace(
-                known,
-                memory_mib=known.memory_mib + it.memory_mib,
-                compute=known.compute + it.compute,
+                former,
+                memory_mib=former.memory_mib + piece.memory_mib,
+                compute=former.compute + piece.compute,
             )
         )
     return [cards[index] for index in sorted(cards)]
 
 
 def _unlimited_if_whole(piece: Slice, own: tuple[SliceRequest, Placement] | None) -> Slice:
-    """Who has a card for itself is not held back."""
+    """Return the slice without a compute limit if the container has the whole card."""
     return replace(piece, compute=0) if own and own[1].whole else piece
 
 
 def unlimited(lease: Lease, cards: Collection[Card]) -> Lease:
-    """The same without limits but the cards' own, and with what tells the program so: cGPU's word for it.
+    """Return the lease without limits but the cards' own, and with cGPU's variable that says so.
 
-    What the pod has booked stays as it is.
+    What the pod holds for the scheduler stays.
     """
     memory = {card.uuid: card.memory_mib for card in cards}
     return msgspec.structs.replace(
         lease,
         slices=[replace(piece, compute=0) for piece in lease.slices],
-        ceiling=0,
+        burst_percent=0,
         limits_mib={piece.uuid: memory[piece.uuid] for piece in lease.slices},
         environment={**lease.environment, "CGPU_DISABLE": "true"},
     )
 
 
 def whole_lease(cards: Collection[Card], pod: Pod, container: str, ids: Iterable[str]) -> Lease:
-    """What a container holds that was given these cards, named by UUID. Raises LeaseDenied."""
+    """Return the lease of a container that has these cards, named by UUID. Raises LeaseDenied."""
     by_uuid: dict[str, Card] = {card.uuid: card for card in cards}
-    wanted = sorted(set(ids))
-    if missing := [one for one in wanted if one not in by_uuid]:
-        raise LeaseDenied(f"fenka: card {missing[0]} is not on this node any more")
-    chosen = sorted((by_uuid[one] for one in wanted), key=lambda card: card.index)
-    slices = [Slice(card.index, card.uuid, card.memory_mib, 0) for card in chosen]
-    holds = [replace(it, compute=card.compute) for it, card in zip(slices, chosen, strict=True)]
-    environment = {"NVIDIA_VISIBLE_DEVICES": ",".join(card.uuid for card in chosen)}
+    if missing := sorted(set(ids) - by_uuid.keys()):
+        raise LeaseDenied(f"fenka: card {missing[0]} is no longer on this node")
+    allocated = sorted((by_uuid[uuid] for uuid in set(ids)), key=lambda card: card.index)
+    slices = [Slice(card.index, card.uuid, card.memory_mib, 0) for card in allocated]
+    holds = [
+        replace(piece, compute=card.compute) for piece, card in zip(slices, allocated, strict=True)
+    ]
+    environment = {"NVIDIA_VISIBLE_DEVICES": ",".join(card.uuid for card in allocated)}
     meta = pod.metadata
     return Lease(meta.uid, meta.namespace, meta.name, container, slices, holds, environment)
 
 
 def check_siblings(lease: Lease, siblings: Iterable[Lease]) -> None:
-    """Raises Misplaced where the pod's record has changed since another of its containers got its slice.
+    """Check that the pod's record is the same as when its other containers got their slices.
 
-    Else a pod could hold cards by several records, on each of them all that it asks for.
+    Otherwise a pod could use several records, and hold all that it requests on the cards of each.
+    Raises Misplaced.
     """
     for other in siblings:
-        had = {it.uuid: it for it in other.holds}
+        held = {piece.uuid: piece for piece in other.holds}
         for piece in lease.holds:
-            before = had.get(piece.uuid)
+            before = held.get(piece.uuid)
             if before is None or (not other.resized and before.memory_mib < piece.memory_mib):
                 raise Misplaced(
                     f"fenka: the pod's record was changed after its container {other.container} got its "
                     f"slice: delete the pod, so that it is placed again"
                 )
-
-
-def check_capacity(
-    lease: Lease,
-    others: Mapping[str, Sequence[Slice]],
-    cards: Collection[Card],
-    names: Mapping[str, str],
-) -> None:
-    """The node's last word: what lives on a card and this lease must fit it. Raises LeaseDenied.
-
-    others: what other pods hold here, by their UID, as long as anything of them lives. names: how to call
-    them. So neither a pod that was deleted by force and still runs, nor two schedulers that decide at
-    once, can overcommit a card.
-    """
-    known = {card.uuid: card for card in cards}
-    mine = {uid: slices for uid, slices in others.items() if uid != lease.uid}
-    for piece in lease.holds:
-        card = known.get(piece.uuid)
-        if card is None or not card.healthy:
-            raise Misplaced(
-                f"fenka: card {piece.card} ({piece.uuid}) of this node does not work now"
-            )
-        for it in shortages(piece, card, mine, names):
-            raise Misplaced(
-                f"fenka: card {piece.card} has {it.total} {it.of}, of which {it.held} {it.of} are still "
-                f"held by {', '.join(it.by)}: these {it.wanted} must wait until they end"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Shortage:
-    """What a card has not left. of: its measure, as people write it. by: who holds of it."""
-
-    of: str
-    total: int
-    held: int
-    wanted: int
-    by: list[str]
-
-
-MEMORY, COMPUTE = "MiB", "% of its time"
-
-
-def shortages(
-    piece: Slice, card: Card, others: Mapping[str, Sequence[Slice]], names: Mapping[str, str]
-) -> Iterator[Shortage]:
-    """Of memory and compute, beside what others hold of the card. others: by UID; names: how to call them."""
-    there = [
-        (names.get(uid, uid), it)
-        for uid, slices in others.items()
-        for it in slices
-        if it.uuid == piece.uuid
-    ]
-    for of, total, wanted, held in (
-        (MEMORY, card.memory_mib, piece.memory_mib, [(by, it.memory_mib) for by, it in there]),
-        (COMPUTE, card.compute, piece.compute, [(by, it.compute) for by, it in there]),
-    ):
-        taken = sum(amount for _, amount in held)
-        if taken + wanted > total:
-            yield Shortage(of, total, taken, wanted, sorted({by for by, some in held if some}))

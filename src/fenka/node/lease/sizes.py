@@ -13,7 +13,7 @@ from fenka.dialects import gpushare
 from fenka.dialects.base import ContainerKind, ContainerUnits
 from fenka.dialects.resize import ResizeRequest
 from fenka.isolation.resize_plan import larger
-from fenka.node.lease.resolve import MEMORY, shortages
+from fenka.node.lease.capacity import MEMORY, shortages
 from fenka.node.lease.store import Lease, Token
 
 MAX_NAMES = 3
@@ -160,10 +160,8 @@ def check_growth(
     Raises:
         ResizeRejected: A card has no room for it, or is unhealthy.
     """
-    known, former_by_card = (
-        {card.uuid: card for card in cards},
-        {piece.uuid: piece for piece in before},
-    )
+    known = {card.uuid: card for card in cards}
+    former_by_card = {piece.uuid: piece for piece in before}
     for piece in after:
         card, former = known.get(piece.uuid), former_by_card.get(piece.uuid)
         if former == piece:
@@ -173,16 +171,14 @@ def check_growth(
                 f"card {piece.card} is unhealthy now: nothing grows on it", "unhealthy"
             )
         for shortage in shortages(piece, card, others, names):
-            if former is None or _amount(piece, shortage.of) > _amount(former, shortage.of):
-                holders = (
-                    f", of which {_listed(shortage.by)} hold {shortage.held}"
-                    if shortage.held
-                    else ""
-                )
+            measure = shortage.measure
+            if former is None or _amount(piece, measure) > _amount(former, measure):
+                held = f" hold {shortage.held}"
+                holders = f", of which {_listed(shortage.holders)}{held}" if shortage.held else ""
                 raise ResizeRejected(
-                    f"card {piece.card} has {shortage.total} {shortage.of}{holders}: {shortage.wanted} do "
+                    f"card {piece.card} has {shortage.total} {measure}{holders}: {shortage.requested} do "
                     f"not fit",
-                    f"room {shortage.of}",
+                    f"room {measure}",
                 )
 
 

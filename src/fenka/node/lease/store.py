@@ -1,6 +1,6 @@
-"""What the node remembers of each Allocate, one file a token: which ids it was for, and whose it became.
+"""Stores tokens, one file each: the device IDs of an Allocate, and the lease that it became.
 
-Written before anybody acts on it, so that an agent killed at any moment goes on where it was.
+Tokens are written before they are used, so that a program killed at any moment continues where it was.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from fenka.isolation.files import ComputeShare, fsync_directory, write_atomicall
 
 
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Whose a token became, and what it gives. Slices are of this container, `holds` of its whole pod.
+    """The container that holds a token, and its slices. `holds` are the slices of its whole pod.
 
-    Defaults are not written: an older agent, after a rollback, understands all that does not use what is new.
+    Defaults are not written, so that an older program, after a rollback, reads what does not use new fields.
     """
 
     uid: str
@@ -29,13 +29,13 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     holds: list[Slice]
     environment: dict[str, str]
     library: str = ""
-    """Directory of the shim that its programs have mapped."""
+    """Directory of the shim that its programs map."""
     limits_mib: dict[str, int] = {}
-    """What it may hold of a card, by UUID, where that is not what its slice says: nothing limits it."""
-    ceiling: int = 0
-    """Percent of a card's time up to which it may use what is idle; 0: its share is hard."""
+    """What it may hold of each card, by UUID, on a node that does not isolate; otherwise empty."""
+    burst_percent: int = msgspec.field(name="ceiling", default=0)
+    """Percent of a card's time up to which it may use idle time; 0 if its share is a hard limit."""
     resized: bool = False
-    """Its slices are other than its pod's scheduler has written: `fenka.io/resized` says which."""
+    """Whether its slices differ from its pod's record, as `fenka.io/resized` shows."""
 
     @property
     def pod_name(self) -> str:
@@ -44,25 +44,25 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     @property
     def compute(self) -> ComputeShare:
-        """What the percentages of its slices mean."""
+        """How the percentages of its slices are enforced."""
         if self.limits_mib:
             return ComputeShare()
-        above = any(0 < piece.compute < self.ceiling for piece in self.slices)
+        above = any(0 < piece.compute < self.burst_percent for piece in self.slices)
         return ComputeShare(0, "soft" if above else "hard")
 
     def limit_percent(self, piece: Slice) -> int:
-        """Of the card's time, when nobody else wants it; 100 where nothing limits that."""
+        """Return the most of a card's time that it may use on an idle card; 100 if unlimited."""
         if self.limits_mib or not piece.compute:
             return 100
-        return max(piece.compute, self.ceiling)
+        return max(piece.compute, self.burst_percent)
 
     def limit_mib(self, piece: Slice) -> int:
-        """What its programs may hold of the card of one of its slices."""
+        """Return what its programs may hold of the card of a slice."""
         return self.limits_mib.get(piece.uuid, piece.memory_mib)
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One answer to the kubelet. made_at: seconds since the epoch."""
+    """One answer to Allocate. made_at: seconds since the epoch."""
 
     name: str
     resource: str
@@ -73,7 +73,7 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LeaseStore:
-    """All tokens of the node, in memory and on the disk."""
+    """All tokens of the node, in memory and on disk."""
 
     def __init__(
         self,
@@ -87,31 +87,31 @@ class LeaseStore:
         """Held while slices are given away, resized or taken back."""
 
     def load(self) -> list[str]:
-        """Read what is on the disk; sentences about what could not be understood, which is put aside."""
+        """Read the files. Return a sentence about each that is invalid and was renamed."""
         self._directory.mkdir(parents=True, exist_ok=True)
         complaints = []
         for path in sorted(self._directory.glob("*.json")):
             try:
                 token = msgspec.json.decode(path.read_bytes(), type=Token)
                 self.tokens[token.name] = token
-            except msgspec.MsgspecError as why:
-                path.rename(path.with_suffix(".damaged"))
-                complaints.append(f"{path} is not understood and was put aside: {why}")
+            except msgspec.MsgspecError as error:
+                damaged = path.rename(path.with_suffix(".damaged"))
+                complaints.append(f"{path} is invalid and was renamed to {damaged.name}: {error}")
         return complaints
 
     def issue(self, resource: str, ids: Iterable[str], name: str = "") -> Token:
-        """A new token for these ids, safe on the disk. name: of one that the kubelet still knows."""
+        """Store a new token for these IDs. name: of a lost token that the kubelet still has."""
         token = Token(name or self._draw(), resource, sorted(ids), self._clock())
         self.put(token)
         return token
 
     def put(self, token: Token) -> None:
-        """Remember it as it is now."""
+        """Store a token."""
         write_atomically(self._directory / f"{token.name}.json", msgspec.json.encode(token))
         fsync_directory(self._directory)
         self.tokens[token.name] = token
 
     def drop(self, name: str) -> None:
-        """Forget it."""
+        """Remove a token."""
         (self._directory / f"{name}.json").unlink(missing_ok=True)
         self.tokens.pop(name, None)

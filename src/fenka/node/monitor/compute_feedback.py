@@ -71,7 +71,7 @@ class FeedbackLoop:
             inode = page.stat().st_ino
             if self._watched.get(token.name, inode) != inode:
                 self._forget(token.name)
-            self._feedback.add_lease(token.name, page, token.lease.ceiling or 100)
+            self._feedback.add_lease(token.name, page, token.lease.burst_percent or 100)
             self._watched[token.name] = inode
 
     def _forget(self, name: str) -> None:

@@ -159,7 +159,7 @@ def test_invalid_record_is_reported_and_counted_once_when_a_pod_carries_one(
     virtual.node("virtual-0", 2)
     bad = virtual.pod("bad", 10, nodeName="virtual-0", annotations={gpushare.IDX: "x"})
     virtual.create(bad)
-    virtual.wait_for_event("bad", "ALIYUN_COM_GPU_MEM_IDX is 'x'", "counted for what it asks")
+    virtual.wait_for_event("bad", "ALIYUN_COM_GPU_MEM_IDX is 'x'", "counted for what it requests")
     assert virtual.reported_units() == {"virtual-0": Counter({"0": 10})}
     virtual.create(virtual.pod("p", 7))
     wait_until(

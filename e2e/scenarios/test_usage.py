@@ -215,7 +215,7 @@ def test_programs_may_use_the_whole_card_when_isolation_is_disabled(
         assert "CGPU_DISABLE=true" in logs
         assert "ALIYUN_COM_GPU_MEM_CONTAINER=4" in logs
         messages = installation.cluster.events(node)
-        assert any("this node does not isolate" in message for message in messages)
+        assert any("isolation is disabled by the node's labels" in message for message in messages)
     finally:
         installation.label(node, "cgpu.disable.isolation-")
     installation.cluster.apply(pod("held", "x=2:"))

@@ -9,8 +9,8 @@ from fenka.scheduler.certificates import (
     AUTHORITY_LASTS,
     CLOCKS,
     SERVER_LASTS,
+    InvalidPair,
     Pair,
-    Unusable,
     due,
     expiry,
     new_authority,
@@ -86,7 +86,7 @@ def test_what_is_unreadable_or_anothers_is_made_again(name: str) -> None:
     again = ALL if name == AUTHORITY else {name}
     for pair in broken:
         assert set(due(found | {name: pair}, HOSTS, NOW)) == again
-        with pytest.raises(Unusable):
+        with pytest.raises(InvalidPair):
             expiry(pair)
     foreign = due(found | {name: other[name]}, HOSTS, NOW)
     assert set(foreign) == (ALL - {AUTHORITY} if name == AUTHORITY else {name})

@@ -151,11 +151,11 @@ def _make(installation: Installation, hosts: Sequence[str]) -> None:
             await asyncio.sleep(1)
         raise UserError(f"the Secrets of {installation.namespace} change all the time: try again")
 
-    from fenka.scheduler.certificates import Unusable
+    from fenka.scheduler.certificates import InvalidPair
 
     try:
         made = cluster.ask(installation.target, question)
-    except (Unusable, ValueError) as why:
+    except (InvalidPair, ValueError) as why:
         raise UserError(f"no certificate was made: {why}") from None
     for which, until in made.items():
         print(f"made {installation.secret(which)}: {USES[which]}, until {until:%Y-%m-%d}")

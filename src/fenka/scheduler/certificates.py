@@ -1,7 +1,7 @@
-"""Makes the certificates by which kube-scheduler and the extender know each other. Pure but for randomness.
+"""Makes the certificates of kube-scheduler and the extender. Pure except for randomness.
 
-One authority of fenka's own signs one certificate for the replicas and one for kube-scheduler. Nobody else's
-authority is trusted, so whoever has a certificate of this one is meant.
+An authority of fenka's own signs one certificate for the replicas and one for kube-scheduler. No other
+authority is trusted, so a certificate of this one is sufficient.
 """
 
 import ipaddress
@@ -21,13 +21,13 @@ from fenka.scheduler.credentials import AUTHORITY, CLIENT, SERVER, SERVER_NAME
 YEAR = timedelta(days=365)
 AUTHORITY_LASTS = 10 * YEAR
 SERVER_LASTS = YEAR
-"""Renewed by itself, and loaded by replicas that run."""
+"""Renewed automatically, and reloaded by running replicas."""
 CLIENT_LASTS = AUTHORITY_LASTS
-"""Copied to control planes by hand: a shorter time would stop scheduling on a day that nobody remembers."""
+"""Copied to control planes by hand: if it expired earlier, scheduling would stop unexpectedly."""
 RENEW_BELOW = 1 / 3
-"""Of its time a certificate has left when it is made again."""
+"""A certificate is renewed when less than this part of its lifetime is left."""
 CLOCKS = timedelta(hours=1)
-"""By which clocks of machines may differ."""
+"""The clocks of two machines may differ by this."""
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 """kube-scheduler reaches a NodePort there."""
@@ -41,33 +41,35 @@ class Pair:
     key: bytes
 
 
-class Unusable(FenkaError):
-    """It is no certificate with its key; the message says why."""
+class InvalidPair(FenkaError):
+    """The data is not a certificate with its key."""
 
 
-def due(found: Mapping[str, Pair | None], hosts: Sequence[str], now: datetime) -> dict[str, Pair]:
-    """Return the pairs that have to be made, by name (AUTHORITY, SERVER, CLIENT); none if all will do.
+def due(
+    existing: Mapping[str, Pair | None], hosts: Sequence[str], now: datetime
+) -> dict[str, Pair]:
+    """Make the pairs that are missing, invalid or expire soon, by name (AUTHORITY, SERVER, CLIENT).
 
     Args:
-        found: what there is.
+        existing: the pairs that exist, by name.
         hosts: names and addresses by which the server is called.
         now: with its time zone.
     """
     made: dict[str, Pair] = {}
-    authority = found.get(AUTHORITY)
+    authority = existing.get(AUTHORITY)
     if authority is None or _left(authority, now) <= 0:
         authority = made[AUTHORITY] = new_authority(now)
-    wanted = names(hosts)
-    for name, lasts, which in ((SERVER, SERVER_LASTS, wanted), (CLIENT, CLIENT_LASTS, None)):
-        pair = found.get(name)
-        if pair is None or not _will_do(pair, authority, which, now):
-            made[name] = new_leaf(authority, which, now, lasts)
+    leaves = ((SERVER, SERVER_LASTS, names(hosts)), (CLIENT, CLIENT_LASTS, None))
+    for name, lasts, leaf_hosts in leaves:
+        pair = existing.get(name)
+        if pair is None or not _is_valid(pair, authority, leaf_hosts, now):
+            made[name] = new_leaf(authority, leaf_hosts, now, lasts)
     return made
 
 
 def names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    """Return the subject alternative names of the server, in their order and without repetition."""
-    return [_general(it) for it in dict.fromkeys((SERVER_NAME, *hosts, *LOCAL))]
+    """Return the subject alternative names of the server, in this order and without duplicates."""
+    return [_general(host) for host in dict.fromkeys((SERVER_NAME, *hosts, *LOCAL))]
 
 
 def new_authority(now: datetime) -> Pair:
@@ -85,7 +87,7 @@ def new_authority(now: datetime) -> Pair:
 def new_leaf(
     authority: Pair, hosts: Sequence[x509.GeneralName] | None, now: datetime, lasts: timedelta
 ) -> Pair:
-    """Make the certificate of a server with these names, or of a client where hosts is None."""
+    """Make the certificate of a server with these names, or of a client if hosts is None."""
     issuer, issuer_key = _read(authority)
     key = ec.generate_private_key(ec.SECP256R1())
     common = "fenka-scheduler-client" if hosts is None else SERVER_NAME
@@ -108,11 +110,11 @@ def new_leaf(
 
 
 def expiry(pair: Pair) -> datetime:
-    """Return when the certificate ends. Raises Unusable."""
+    """Return when the certificate expires. Raises InvalidPair."""
     return _read(pair)[0].not_valid_after_utc
 
 
-def _will_do(
+def _is_valid(
     pair: Pair, authority: Pair, hosts: Sequence[x509.GeneralName] | None, now: datetime
 ) -> bool:
     if _left(pair, now) < RENEW_BELOW:
@@ -122,17 +124,17 @@ def _will_do(
         certificate.verify_directly_issued_by(_read(authority)[0])
         if hosts is None:
             return True
-        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
         return False
-    return set(found.value) == set(hosts)
+    return set(extension.value) == set(hosts)
 
 
 def _left(pair: Pair, now: datetime) -> float:
-    """Return the part of the certificate's time that is left; 0 for what cannot be used."""
+    """Return the part of the certificate's lifetime that is left; 0 for an invalid pair."""
     try:
         certificate, _ = _read(pair)
-    except Unusable:
+    except InvalidPair:
         return 0.0
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return max((ends - now) / (ends - begins), 0.0)
@@ -143,11 +145,11 @@ def _read(pair: Pair) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
         certificate = x509.load_pem_x509_certificate(pair.certificate)
         key = serialization.load_pem_private_key(pair.key, password=None)
     except (ValueError, TypeError) as why:
-        raise Unusable(str(why)) from None
+        raise InvalidPair(str(why)) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise Unusable("its key is of another kind")
+        raise InvalidPair("its key is not an elliptic-curve key")
     if key.public_key() != certificate.public_key():
-        raise Unusable("its key is another's")
+        raise InvalidPair("its key belongs to another certificate")
     return certificate, key
 
 

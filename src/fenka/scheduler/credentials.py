@@ -1,6 +1,6 @@
-"""The certificates by which kube-scheduler and the replicas know each other, reloaded when they are renewed.
+"""Loads the certificates of kube-scheduler and the replicas, and reloads them when they are renewed.
 
-The directory is a mounted Secret: the kubelet exchanges its files while the program runs.
+The directory is a mounted Secret: the kubelet replaces its files while the program runs.
 """
 
 import asyncio
@@ -17,24 +17,24 @@ log = logging.getLogger(__name__)
 AUTHORITY, SERVER, CLIENT = "ca", "server", "client"
 FILES = tuple(f"{name}.{kind}" for name in (SERVER, CLIENT) for kind in ("crt", "key"))
 SERVER_NAME = "fenka-scheduler"
-"""A name that every server certificate has, whatever the installation is called."""
+"""A name in every server certificate, whatever the installation is called."""
 
-LOOK_S = 30.0
+CHECK_INTERVAL_S = 30.0
 
 
 class InvalidCredentials(FenkaError):
-    """The certificates cannot be used; the message says which and why."""
+    """A certificate cannot be used."""
 
 
 class Credentials:
-    """Those of one replica. Raises BadCredentials."""
+    """The certificates of one replica. Raises InvalidCredentials."""
 
     server: ssl.SSLContext
-    """For callers: they must have a certificate of the same authority."""
+    """For calls to this replica: callers must have a certificate of the same authority."""
     client: ssl.SSLContext
-    """For calling another replica."""
+    """For calls to another replica."""
     expires_at: dict[str, float]
-    """Seconds since 1970, by certificate."""
+    """When certificates expire, in seconds since 1970, by name."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -42,24 +42,24 @@ class Credentials:
         self._load()
 
     async def run(self) -> None:
-        """Until cancelled: look for renewed certificates."""
+        """Look for renewed certificates until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             self.refresh()
 
     def refresh(self) -> bool:
-        """Load the certificates if they have changed; whether they have. What cannot be used is not taken."""
+        """Load the certificates if they have changed and can be used. Return whether they were loaded."""
         try:
-            found = self._contents()
-            if found == self._read:
+            contents = self._contents()
+            if contents == self._read:
                 return False
             self._load()
         except InvalidCredentials as why:
-            # The kubelet may be exchanging them this moment.
-            log.warning("the certificates in use are kept: %s", why)
+            # The kubelet may be replacing them right now.
+            log.warning("using the certificates that were loaded before: %s", why)
             return False
-        self._read = found
-        log.info("certificates were renewed")
+        self._read = contents
+        log.info("loaded renewed certificates")
         return True
 
     def _contents(self) -> dict[str, bytes]:
@@ -69,8 +69,8 @@ class Credentials:
             }
         except OSError as why:
             raise InvalidCredentials(
-                f"the certificate file {why.filename} cannot be read: {why.strerror}; `fenka certificates "
-                "--make` makes them, docs/scheduler.md says how"
+                f"the certificate file {why.filename} cannot be read: {why.strerror}; make it with "
+                "`fenka certificates --make` (docs/scheduler.md)"
             ) from None
 
     def _load(self) -> None:
@@ -86,10 +86,9 @@ class Credentials:
                     self._directory / f"{name}.crt", self._directory / f"{name}.key"
                 )
             for name in (AUTHORITY, SERVER, CLIENT):
-                found = x509.load_pem_x509_certificate(
-                    (self._directory / f"{name}.crt").read_bytes()
-                )
-                expires[name] = found.not_valid_after_utc.timestamp()
+                pem = (self._directory / f"{name}.crt").read_bytes()
+                certificate = x509.load_pem_x509_certificate(pem)
+                expires[name] = certificate.not_valid_after_utc.timestamp()
         except (OSError, ValueError) as why:
             raise InvalidCredentials(
                 f"the certificates in {self._directory} cannot be used: {why}"

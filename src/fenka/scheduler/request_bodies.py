@@ -1,6 +1,6 @@
-"""Reads the bodies of requests: none larger than is allowed, and together no more than fits at a time.
+"""Reads the bodies of requests within limits: of each body, and of all bodies at a time.
 
-Both are decided before anything is read where Content-Length says the size, else while it is read.
+Both are checked before anything is read if Content-Length gives the size, else while the body is read.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from fenka.core.errors import FenkaError
 
 MIB = 1024 * 1024
 SMALL = 64 * 1024
-"""Bodies up to this size are never kept waiting for larger ones; connections bound their number."""
+"""Bodies up to this size never wait for larger ones; the number of connections bounds them."""
 WAIT_S = 4.0
-"""For other bodies to be done with; kube-scheduler waits 5 s in all."""
+"""A body waits this long for others to be answered; kube-scheduler waits 5 s in total."""
 
 
 class BodyRejected(FenkaError):
-    """The body is not read to its end. status: HTTP's. The message is for kube-scheduler's event."""
+    """The body is not read. status: HTTP's. The message is for kube-scheduler's event."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -29,14 +29,14 @@ class BodyRejected(FenkaError):
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """largest: bytes of one body; together: bytes of all bodies that are read or answered at a time."""
+    """Limits in bytes. largest: of one body; together: of all bodies that are read or answered at a time."""
 
     largest: int = 8 * MIB
     together: int = 64 * MIB
 
 
 class BodyReader:
-    """Those of one server."""
+    """Reads the bodies of one server."""
 
     def __init__(self, bounds: BodyLimits) -> None:
         self._bounds = bounds
@@ -45,20 +45,20 @@ class BodyReader:
 
     @property
     def held(self) -> int:
-        """Bytes that are reserved now."""
+        """Return the number of bytes that are reserved now."""
         return self._held
 
     @contextlib.asynccontextmanager
     async def reading(self, request: web.Request) -> AsyncIterator[bytes]:
-        """Read the body; its room is given back at the end. Raises BodyRefused."""
+        """Read the body; its reservation ends with the block. Raises BodyRejected."""
         if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise BodyRejected(415, "the request's body is compressed: send it as it is")
+            raise BodyRejected(415, "the request's body is compressed: send it uncompressed")
         reserved = 0
         try:
             length = request.content_length
-            # The size of a chunked body is known at its end: until then it grows.
+            # The size of a chunked body is known only at its end.
             reserved = await self._reserve(0, length or 0)
-            # Not a list of parts: those of a byte each would be large.
+            # A list of parts of one byte each would be large.
             body = bytearray()
             async for part in request.content.iter_any():
                 body += part
@@ -71,7 +71,7 @@ class BodyReader:
                     self._freed.notify_all()
 
     async def _reserve(self, reserved: int, size: int) -> int:
-        """Return the bytes that are reserved for a body of this size so far."""
+        """Return the number of bytes that are reserved for a body of this size."""
         if size > self._bounds.largest:
             raise BodyRejected(
                 413,

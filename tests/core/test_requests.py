@@ -58,7 +58,7 @@ def test_memory_at_the_limits(amount: int, unit_mib: int) -> None:
 )
 def test_memory_on_a_card(memory: Memory, card_mib: int, expected: int | None) -> None:
     """Units are the card's own, exact sizes everywhere the same; None where the card is too small."""
-    assert memory.mib_on(card_mib) == expected
+    assert memory.mib_on(card_mib, GIB) == expected
 
 
 @settings(deadline=None)
@@ -67,7 +67,7 @@ def test_memory_on_a_card(memory: Memory, card_mib: int, expected: int | None) -
 )
 def test_memory_never_exceeds_the_card(amount: int, unit: int, size: int) -> None:
     """What is granted is at most the card, and at least what the units say."""
-    mib = Memory(amount, unit).mib_on(size)
+    mib = Memory(amount, unit).mib_on(size, GIB)
     if mib is not None:
         assert amount * unit <= mib <= size
 

@@ -11,7 +11,7 @@ def share(*sizes: int, unit_mib: int = 1024, name: str = "gpu-1") -> SharedNode:
     cards = tuple(
         Card(index, DeviceId(f"GPU-{index}"), "model", size) for index, size in enumerate(sizes)
     )
-    return SharedNode(Node(name, cards), unit_mib)
+    return SharedNode(Node(name, cards, unit_mib=unit_mib))
 
 
 def pod(

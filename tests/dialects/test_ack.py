@@ -23,23 +23,23 @@ def cards(count: str, *containers: dict[str, int | str]) -> PodRequest:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        (pod({MEMORY: 4}), Request(Memory(4, 1024))),
-        (pod({MEMORY: 4, CORE: 30}), Request(Memory(4, 1024), compute=30)),
+        (pod({MEMORY: 4}), Request(Memory(4, None))),
+        (pod({MEMORY: 4, CORE: 30}), Request(Memory(4, None), compute=30)),
         # two containers are on one card: 4 + 2 units, 30 + 20 percent
-        (pod({MEMORY: 4, CORE: 30}, {MEMORY: 2, CORE: 20}), Request(Memory(6, 1024), compute=50)),
+        (pod({MEMORY: 4, CORE: 30}, {MEMORY: 2, CORE: 20}), Request(Memory(6, None), compute=50)),
         # an init container has ended by then: the larger of 8 and 4, of 10 and 30
         (
             pod({MEMORY: 4, CORE: 30}, init=({MEMORY: 8, CORE: 10},)),
-            Request(Memory(8, 1024), compute=30),
+            Request(Memory(8, None), compute=30),
         ),
         # 8 units on 2 cards
-        (cards("2", {MEMORY: 8}), Request(Memory(4, 1024), cards=2)),
-        (pod({MEMORY: 4, CORE: 100}), Request(Memory(4, 1024), compute=100)),
+        (cards("2", {MEMORY: 8}), Request(Memory(4, None), cards=2)),
+        (pod({MEMORY: 4, CORE: 100}), Request(Memory(4, None), compute=100)),
     ],
 )
 def test_what_a_pod_gets(asked: PodRequest, expected: Request) -> None:
     """Of the pod as a whole, per card."""
-    (part,) = ack.parse(asked, 1024)
+    (part,) = ack.parse(asked)
     assert part.request == expected
 
 
@@ -80,7 +80,7 @@ def test_what_a_pod_gets(asked: PodRequest, expected: Request) -> None:
 def test_contradictions_are_one_sentence(asked: PodRequest, sentence: str) -> None:
     """With what to do instead."""
     with pytest.raises(InvalidRecord) as why:
-        ack.parse(asked, 1024)
+        ack.parse(asked)
     assert str(why.value) == sentence
 
 
@@ -99,7 +99,7 @@ GOLDEN = {
 def test_annotations_both_ways() -> None:
     """gpushare's, and the share of compute in the same shape."""
     asked = pod({MEMORY: 4, CORE: 30}, {}, {MEMORY: 2, CORE: 20})
-    (part,) = ack.parse(asked, 1024)
+    (part,) = ack.parse(asked)
     found = place(UsageTotals(), part.request, "binpack", [NODE.node])
     assert isinstance(found, Placement)
     written = ack.encode(asked, NODE, [found], 1_700_000_000_000_000_000)
@@ -121,7 +121,7 @@ def test_annotations_both_ways() -> None:
 def test_without_compute_nothing_of_acks_is_written() -> None:
     """gpushare's pods stay as they are."""
     asked = pod({MEMORY: 4})
-    (part,) = ack.parse(asked, 1024)
+    (part,) = ack.parse(asked)
     found = place(UsageTotals(), part.request, "binpack", [NODE.node])
     assert isinstance(found, Placement)
     assert ack.CORES not in ack.encode(asked, NODE, [found], 1)
@@ -173,7 +173,7 @@ def test_who_may_land_where(mode: str | None, sentences: list[str | None]) -> No
     for asked, dialect, sentence in zip(
         [SLICE, WITH_COMPUTE, WHOLE], dialects, sentences, strict=True
     ):
-        parts = dialect.parse(asked, 1024)
+        parts = dialect.parse(asked)
         if sentence is None:
             node_modes.check_admission(labels, parts)
             continue
@@ -186,7 +186,7 @@ def test_who_may_land_where(mode: str | None, sentences: list[str | None]) -> No
 def test_pods_with_and_without_compute_do_not_mix() -> None:
     """On nodes of core_mem only: elsewhere nothing is promised."""
     core_mem = {MODE_LABEL: "core_mem"}
-    with_compute, without = ack.parse(WITH_COMPUTE, 1024), ack.parse(SLICE, 1024)
+    with_compute, without = ack.parse(WITH_COMPUTE), ack.parse(SLICE)
     node_modes.check_admission(core_mem, with_compute, [True, True])
     node_modes.check_admission(core_mem, without, [False])
     node_modes.check_admission({}, without, [True])

@@ -53,8 +53,8 @@ def test_whole_cards_beside_shared_ones() -> None:
     node = share(T4_MIB, T4_MIB)
     assert nvidia.node_resources(node) == {GPU: 2}
     ledger = Ledger([node.node])
-    (slice_,) = ack.parse(pod({MEM: 4}), 1024)
-    (card,) = nvidia.parse(pod({GPU: 1}), 1024)
+    (slice_,) = ack.parse(pod({MEM: 4}))
+    (card,) = nvidia.parse(pod({GPU: 1}))
     for name, part, expected in (("s", slice_, [0]), ("w", card, [1]), ("s2", slice_, [0])):
         found = place(ledger, part.request, "binpack", [node.node])
         assert isinstance(found, Placement)
@@ -69,7 +69,7 @@ def test_whole_cards_by_container() -> None:
     """An init container uses those of a container beside it; a sidecar has its own."""
     node = share(T4_MIB, T4_MIB, T4_MIB)
     asked = pod({GPU: 2}, {}, init=({GPU: 1},), sidecars=({GPU: 1},))
-    parts = nvidia.parse(asked, 1024)
+    parts = nvidia.parse(asked)
     assert [(part.containers, part.request.cards) for part in parts] == [
         (("s0", "i0"), 1),
         (("c0",), 2),
@@ -84,7 +84,7 @@ def test_whole_cards_by_container() -> None:
     with pytest.raises(
         InvalidRecord, match=r"^its init container i0 asks for more than any container beside it"
     ):
-        nvidia.parse(pod({GPU: 1}, init=({GPU: 2},)), 1024)
+        nvidia.parse(pod({GPU: 1}, init=({GPU: 2},)))
 
 
 NAMES = sorted({name for dialect in WITH_HAMI for name in dialect.RESOURCES})
@@ -175,7 +175,7 @@ def refusal(asked: PodRequest) -> str | None:
     try:
         dialect = detect(asked, WITH_HAMI)
         if dialect is not None:
-            parts = dialect.parse(asked, node.unit_mib)
+            parts = dialect.parse(asked)
             assert parts
             dialect.decode(asked, node)
             node_modes.check_admission(asked.labels, parts)
@@ -241,7 +241,7 @@ def test_there_and_back(data: st.DataObject, which: Dialect, unit: int) -> None:
         dialect = detect(asked, (which,))
         if dialect is None:
             return
-        parts = dialect.parse(asked, unit)
+        parts = dialect.parse(asked)
     except InvalidRecord:
         return
     found = place_gang(UsageTotals(), [part.request for part in parts], "spread", [node.node])

@@ -30,7 +30,7 @@ def job(core: int | str, memory: int | str, **annotations: str) -> PodRequest:
 )
 def test_what_a_container_gets(core: int | str, memory: int | str, expected: Request) -> None:
     """100 is a card."""
-    assert gpu_manager.parse(job(core, memory), 1024) == (SliceRequest(("c0",), expected),)
+    assert gpu_manager.parse(job(core, memory)) == (SliceRequest(("c0",), expected),)
 
 
 @pytest.mark.parametrize(
@@ -75,18 +75,18 @@ def test_what_a_container_gets(core: int | str, memory: int | str, expected: Req
 def test_what_means_nothing_is_one_sentence(wrong: PodRequest, sentence: str | None) -> None:
     """With what to do instead."""
     if sentence is None:
-        gpu_manager.parse(wrong, 1024)
+        gpu_manager.parse(wrong)
         return
     with pytest.raises(InvalidRecord) as why:
-        gpu_manager.parse(wrong, 1024)
+        gpu_manager.parse(wrong)
     assert str(why.value) == sentence
 
 
 def test_the_ceiling_is_of_parts_only() -> None:
     """A whole card has no limits."""
     both = pod({CORE: 40, MEMORY: 24}, {CORE: 100}, annotations={CEILING: "80"})
-    assert [part.burst_percent for part in gpu_manager.parse(both, 1024)] == [80, None]
-    assert [part.burst_percent for part in gpu_manager.parse(job(40, 24), 1024)] == [None]
+    assert [part.burst_percent for part in gpu_manager.parse(both)] == [80, None]
+    assert [part.burst_percent for part in gpu_manager.parse(job(40, 24))] == [None]
 
 
 def test_three_jobs_of_the_article() -> None:
@@ -100,14 +100,14 @@ def test_three_jobs_of_the_article() -> None:
     assert gpu_manager.node_resources(node) == {CORE: 200, MEMORY: 126}
     landed = []
     for core, memory in ((100, 64), (40, 24), (30, 24)):
-        (part,) = gpu_manager.parse(job(core, memory), node.unit_mib)
+        (part,) = gpu_manager.parse(job(core, memory))
         found = place(view, part.request, "binpack", [node.node])
         assert isinstance(found, Placement)
         view.add(found)
         landed += [(it.card, it.memory_mib, it.compute) for it in found.slices]
     assert landed == [(0, 16130, 100), (1, 6144, 40), (1, 6144, 30)]
     for core, memory, why in ((30, 24, "memory"), (31, 1, "compute")):
-        (part,) = gpu_manager.parse(job(core, memory), node.unit_mib)
+        (part,) = gpu_manager.parse(job(core, memory))
         refused = place(view, part.request, "binpack", [node.node])
         assert not isinstance(refused, Placement)
         assert refused.sentence() == f"0/2 GPUs fit: 1 too little {why}, 1 taken whole"
@@ -127,7 +127,7 @@ def test_annotations_both_ways() -> None:
     """Containers are numbered as in the spec, those without a card too."""
     node = share(T4_MIB, T4_MIB, T4_MIB)
     asked = pod({CORE: 40, MEMORY: 24}, {}, {CORE: 200})
-    first, second = gpu_manager.parse(asked, 1024)
+    first, second = gpu_manager.parse(asked)
     view = UsageTotals()
     placements = []
     for part, index in ((first, 1), (second, None)):

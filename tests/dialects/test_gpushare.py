@@ -35,7 +35,7 @@ GIB = 1024
 def share(*sizes: int, unit_mib: int = GIB) -> SharedNode:
     """Of a node with cards of these sizes."""
     cards = tuple(Card(i, DeviceId(f"GPU-{i}"), "Tesla T4", mib) for i, mib in enumerate(sizes))
-    return SharedNode(Node("n", cards), unit_mib)
+    return SharedNode(Node("n", cards, unit_mib=unit_mib))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_what_is_written_is_what_is_read(apps: list[int], init: int, cards: int,
     node = share(T4_MIB, T4_MIB, 16 * GIB, unit_mib=unit)
     asks = [ContainerUnits("i", init * cards, ContainerKind.INIT)]
     asks += [ContainerUnits(f"a{i}", units * cards) for i, units in enumerate(apps)]
-    request = parse_request(asks, {"aliyun.com/gpu-count": str(cards)}, unit)
+    request = parse_request(asks, {"aliyun.com/gpu-count": str(cards)})
     if request is None:
         assert peak_units(asks) == 0
         return
@@ -179,10 +179,10 @@ def test_what_is_written_is_what_is_read(apps: list[int], init: int, cards: int,
 
 def test_requests() -> None:
     """Units of the node, over so many cards."""
-    assert parse_request([ContainerUnits("a", 4)], {}, GIB) == Request(Memory(4, GIB))
+    assert parse_request([ContainerUnits("a", 4)], {}) == Request(Memory(4, None))
     two = {"aliyun.com/gpu-count": "2"}
-    assert parse_request([ContainerUnits("a", 4)], two, GIB) == Request(Memory(2, GIB), cards=2)
-    assert parse_request([ContainerUnits("a", 0)], {}, GIB) is None
+    assert parse_request([ContainerUnits("a", 4)], two) == Request(Memory(2, None), cards=2)
+    assert parse_request([ContainerUnits("a", 0)], {}) is None
     for labels, asks in (
         (two, [ContainerUnits("a", 3)]),
         (two, [ContainerUnits("a", 3), ContainerUnits("b", 1)]),
@@ -194,7 +194,7 @@ def test_requests() -> None:
     ):
         if peak_units(asks) > 0:
             with pytest.raises(InvalidRecord):
-                parse_request(asks, labels, GIB)
+                parse_request(asks, labels)
 
 
 def test_the_second_generation_counts_before_the_first() -> None:

@@ -26,7 +26,7 @@ from tests.dialects.dialect_kit import T4_MIB, V100_MIB, pod, share
 def test_what_a_container_gets(limits: dict[str, int | str], expected: Request) -> None:
     """For each slice, each on another card."""
     assert hami.matches(pod(limits))
-    (part,) = hami.parse(pod(limits), 1024)
+    (part,) = hami.parse(pod(limits))
     assert part.request == expected
 
 
@@ -60,13 +60,17 @@ def test_what_a_container_gets(limits: dict[str, int | str], expected: Request) 
 def test_contradictions_are_one_sentence(asked: PodRequest, sentence: str) -> None:
     """With what to do instead."""
     with pytest.raises(InvalidRecord) as why:
-        hami.parse(asked, 1024)
+        hami.parse(asked)
     assert str(why.value) == sentence
 
 
 def test_percent_of_whatever_card_it_is() -> None:
     """15079 · 50 // 100 = 7539, 16130 · 50 // 100 = 8065; never nothing."""
-    assert [PercentOfCard(50).mib_on(size) for size in (T4_MIB, V100_MIB, 1)] == [7539, 8065, 1]
+    assert [PercentOfCard(50).mib_on(size, 1024) for size in (T4_MIB, V100_MIB, 1)] == [
+        7539,
+        8065,
+        1,
+    ]
     assert PercentOfCard(50) != Memory(50)
 
 
@@ -75,7 +79,7 @@ def test_annotations_both_ways() -> None:
     node = share(T4_MIB, V100_MIB)
     asked = pod({COUNT: 2, PERCENT: 50, CORES: 30}, {}, {COUNT: 1, MEMORY: 3000})
     view, placements = UsageTotals(), []
-    for part in hami.parse(asked, 1024):
+    for part in hami.parse(asked):
         found = place(view, part.request, "binpack", [node.node])
         assert isinstance(found, Placement)
         view.add(found)

@@ -59,8 +59,8 @@ def test_contradictions(labels: dict[str, str]) -> None:
 
 def test_gpu_managers_whole_cards_come_with_its_slices() -> None:
     """`nvidia.com/gpu` on a sharing node needs its label; 100 of vcuda-core does not."""
-    by_nvidia = nvidia.parse(pod({NVIDIA_GPU: 1}), 1024)
-    by_tencent = gpu_manager.parse(pod({gpu_manager.CORE: 100, gpu_manager.MEMORY: 64}), 1024)
+    by_nvidia = nvidia.parse(pod({NVIDIA_GPU: 1}))
+    by_tencent = gpu_manager.parse(pod({gpu_manager.CORE: 100, gpu_manager.MEMORY: 64}))
     shared = {"gpushare": "true"}
     node_modes.check_admission(shared, by_tencent)
     with pytest.raises(InvalidRecord, match="is for both"):

@@ -114,7 +114,7 @@ def test_any_text_is_a_size_or_a_sentence(text: str) -> None:
     """Nothing else ever comes out, and the sentence is one line."""
     sentence = ""
     try:
-        assert 0 < parse_memory(text, GIB).nominal_mib <= MAX_MEMORY_MIB
+        assert 0 < parse_memory(text, GIB).nominal_mib(GIB) <= MAX_MEMORY_MIB
     except InvalidSize as why:
         sentence = str(why)
     assert len(sentence.splitlines()) <= 1
@@ -126,7 +126,7 @@ def test_sizes_come_back(amount: int, unit: str) -> None:
     """What is written of an amount and a unit is read as that much."""
     memory = parse_memory(f"{amount}{unit}", GIB)
     scale = 1 if unit.startswith("M") else GIB
-    assert memory.amount * memory.unit_mib == amount * scale
+    assert memory.nominal_mib(GIB) == amount * scale
     assert memory.unit_mib == (1 if unit else GIB)
 
 

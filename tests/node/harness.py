@@ -457,7 +457,7 @@ class NodeHarness:
         if on is not None and resource == gpushare.MEMORY:
             places = (on,) if isinstance(on, int) else on
             cards = {it.index: it for it in self.hardware.cards}
-            share = SharedNode(CoreNode(NODE, self.hardware.cards), self.unit_mib)
+            share = SharedNode(CoreNode(NODE, self.hardware.cards, unit_mib=self.unit_mib))
             slices = tuple(
                 Slice(
                     at,
@@ -503,8 +503,8 @@ class NodeHarness:
         manifest = PodRequest(tuple(asks), {}, annotations or {})
         dialect = detect(manifest, WITH_HAMI)
         assert dialect is not None
-        share = SharedNode(CoreNode(NODE, self.hardware.cards), self.unit_mib)
-        requests = [part.request for part in dialect.parse(manifest, self.unit_mib)]
+        share = SharedNode(CoreNode(NODE, self.hardware.cards, unit_mib=self.unit_mib))
+        requests = [part.request for part in dialect.parse(manifest)]
         placements = place_gang(self.placed, requests, "binpack", (share.node,))
         assert not isinstance(placements, Unschedulable)
         for placement in placements:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.state import ClusterState
-from fenka.core.inventory import DeviceId
+from fenka.core.inventory import Card, DeviceId
+from fenka.core.inventory import Node as CoreNode
 from fenka.core.request import Slice
 from fenka.dialects import (
     ack,
@@ -53,12 +54,13 @@ def asked(it: Pod) -> tuple[int, int]:
     """MiB and percent that its limits ask for; nothing for a pod that no node gives anything."""
     try:
         dialect = detect(it.request, WITH_HAMI)
-        parts = dialect.parse(it.request, 1024) if dialect else ()
+        parts = dialect.parse(it.request) if dialect else ()
     except InvalidRecord:
         return 0, 0
+    node = CoreNode("n", (Card(0, DeviceId("GPU-n-0"), "Tesla T4", T4_MIB),))
     requests = [part.request for part in parts]
     return (
-        sum(one.cards * nominal_mib(one, T4_MIB) for one in requests),
+        sum(one.cards * nominal_mib(one, node, node.cards[0]) for one in requests),
         sum(one.cards * (100 if one.whole else one.compute) for one in requests),
     )
 
@@ -217,7 +219,7 @@ def test_what_the_leader_wrote_counts_when_the_record_is_changed() -> None:
     unbound = msgspec.convert(pod_json("p", 8, uid="u"), Pod)
     share = world.shared_node("n")
     assert share is not None
-    (part,) = ack.parse(unbound.request, 1024)
+    (part,) = ack.parse(unbound.request)
     placement = gpushare.decode_placement(
         share, placed(2), unbound.request.container_units(gpushare.MEMORY)
     )

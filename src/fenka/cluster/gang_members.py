@@ -65,11 +65,11 @@ class GangMembers:
         if demand.dialect is not nvidia:
             return demand.requests_gpu
         nodes = (it.node.name for it in self._cluster.shared_nodes())
-        return any(admits(self._cluster, name, demand.parts(1)) for name in nodes)
+        return any(admits(self._cluster, name, demand.parts) for name in nodes)
 
-    def part(self, pod: Pod, unit_mib: int) -> SliceRequest:
+    def part(self, pod: Pod) -> SliceRequest:
         """Return what the one container of the pod requests. Raises InvalidRecord."""
-        parts = pod.demand(self._cluster.dialects).parts(unit_mib)
+        parts = pod.demand(self._cluster.dialects).parts
         if len(parts) != 1:
             raise InvalidRecord(
                 f"pod {pod.metadata.name} of a gang requests cards in {len(parts)} containers: "

@@ -6,7 +6,7 @@ member is bound before all of them may be. A reservation that is not used in tim
 never each hold a half: neither holds anything before it has all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fenka.cluster.eligibility import ineligibility_reasons
@@ -189,13 +189,11 @@ class GangScheduler:
                     for placement in allocation.placements:
                         view.remove(placement)
         try:
-            for unit, nodes in self._open_nodes(names).items():
-                requests = [self._members.part(it, unit).request for it in members]
-                if not isinstance(place_gang(view, requests, self._policy, nodes), Unschedulable):
-                    return True
+            requests = [self._members.part(it).request for it in members]
         except InvalidRecord:
             return False
-        return False
+        placed = place_gang(view, requests, self._policy, self._open_nodes(names))
+        return not isinstance(placed, Unschedulable)
 
     def _place_reserved(
         self, pod: Pod, gang: Gang, placement: Placement, nodes: Sequence[str]
@@ -238,33 +236,34 @@ class GangScheduler:
     ) -> MemberPlacement | GangPending:
         reason = "no node of the cluster shares cards with it"
         names = [name for name in names if self._is_eligible(members[0], name)]
-        for unit, nodes in self._open_nodes(names).items():
-            parts = {it.metadata.uid: self._members.part(it, unit) for it in members}
+        parts = {it.metadata.uid: self._members.part(it) for it in members}
+        nodes = [
+            node
+            for node in self._open_nodes(names)
+            if admits(self._cluster, node.name, list(parts.values()))
+        ]
+        if nodes:
             requests = {uid: part.request for uid, part in parts.items()}
-            admitting = [it for it in nodes if admits(self._cluster, it.name, list(parts.values()))]
-            if not admitting:
-                continue
             expires_at = self._clock() + RESERVATION_TTL_S
             reservation = self._reservations.reserve(
-                gang.key, requests, self._policy, admitting, expires_at, reserved
+                gang.key, requests, self._policy, nodes, expires_at, reserved
             )
-            if isinstance(reservation, Unschedulable):
-                reason = reservation.sentence()
-                continue
-            self._arrivals[gang.key] = _Arrivals()
-            first, *others = members
-            return MemberPlacement(reservation.placements[first.metadata.uid], tuple(others))
+            if not isinstance(reservation, Unschedulable):
+                self._arrivals[gang.key] = _Arrivals()
+                first, *others = members
+                return MemberPlacement(reservation.placements[first.metadata.uid], tuple(others))
+            reason = reservation.sentence()
         sentence = f"no room for all {len(members)} pods of gang {gang.name}: {reason}"
         return GangPending(sentence, queued=True)
 
-    def _open_nodes(self, names: Sequence[str]) -> dict[int, list[Node]]:
-        """Return those of the nodes that share cards, by their unit."""
-        nodes: dict[int, list[Node]] = {}
-        for name in names:
-            shared = self._cluster.shared_node(name)
-            if shared is not None and self._cluster.node_error(name) is None:
-                nodes.setdefault(shared.unit_mib, []).append(shared.node)
-        return nodes
+    def _open_nodes(self, names: Iterable[str]) -> list[Node]:
+        """Return those of the nodes that share cards."""
+        shared = (self._cluster.shared_node(name) for name in names)
+        return [
+            it.node
+            for it in shared
+            if it is not None and self._cluster.node_error(it.node.name) is None
+        ]
 
     # ---- binding ----
 

@@ -235,19 +235,15 @@ class _SharedCards:
 
     def _never(self) -> str | None:
         """Return the core's hint if the pod cannot be placed even on empty cards."""
-        shared, hints = self._state.shared_nodes(), []
-        for unit in sorted({node.unit_mib for node in shared}):
-            nodes = [node.node for node in shared if node.unit_mib == unit]
-            try:
-                parts = self._pod.demand().parts(unit)
-            except InvalidRecord as why:
-                return str(why)
-            never = next((it for part in parts if (it := never_fits(part.request, nodes))), None)
-            if never is None:
-                return None
-            hints.append(never.hint)
-        hint = next((hint for hint in hints if hint), "no card here is what it asks for")
-        return f"it can never start as it is: {hint}"
+        nodes = [node.node for node in self._state.shared_nodes()]
+        try:
+            parts = self._pod.demand().parts
+        except InvalidRecord as why:
+            return str(why)
+        never = next((it for part in parts if (it := never_fits(part.request, nodes))), None)
+        if never is None:
+            return None
+        return f"it can never start as it is: {never.hint or 'no card here is what it asks for'}"
 
     def _ends_that_make_room(self, names: set[str]) -> list[str]:
         """Name pods each of which would make room by ending alone, those that hold least first."""

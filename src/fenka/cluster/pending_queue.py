@@ -1,11 +1,11 @@
 """Who waits in a cluster, in which order, and what that comes to: cards named, cards kept. No I/O, no clock.
 
 The extender serves the line whenever it matters for a pod, `fenka queue` once. The core's `Backfill` decides;
-here pods become waiters. Requests depend on a node's unit, so nodes of one unit are one `Backfill`; the order
-is one for all.
+here pods become pending requests.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -48,7 +48,7 @@ OVERDUE_TTL_S = 60.0
 """Who has not ended so long after it had to (its node is gone) may end at any time, or never."""
 
 DEPTH = 4
-"""So many of those who wait name cards, on nodes of one unit."""
+"""The number of pending requests that reserve cards."""
 
 PLAIN = Fairness(penalty_per_request_s=0)
 
@@ -93,22 +93,20 @@ class PendingEntry:
 class QueueEntry:
     """How somebody stands in line: by `key`.
 
-    placements: what fits for it now, on what those before it leave; none where it waits, and `refused` has
-    why, for nodes of each unit. reservation: the cards it has named then; only the first few do.
+    placements: what fits for it now, on what those before it leave; none where it waits, and `unschedulable`
+    has why. reservation: the cards that are reserved for it then; only the first few have one.
     """
 
     waiter: PendingEntry
     key: SortKey
-    refused: tuple[Unschedulable, ...] = ()
+    unschedulable: Unschedulable | None = None
     reservation: Reservation | None = None
     placements: tuple[Placement, ...] = ()
 
     @property
     def why(self) -> str:
         """One sentence, empty for one that fits. It is over all cards: made only where it is read."""
-        rejections = tuple(it for one in self.refused for it in one.rejections)
-        hint = next((one.hint for one in self.refused if one.hint), "")
-        return Unschedulable(rejections, hint).sentence() if self.refused else ""
+        return self.unschedulable.sentence() if self.unschedulable else ""
 
     @property
     def requested_at(self) -> float:
@@ -120,12 +118,11 @@ class QueueEntry:
 class QueueSnapshot:
     """What serving the line once came to. places: in order.
 
-    room: units of the nodes of which another that came to wait might name cards, wherever it stands; None:
-    of any.
+    room: whether another request that came to wait might reserve cards, wherever it stands.
     """
 
     places: tuple[QueueEntry, ...] = ()
-    room: frozenset[int] | None = None
+    room: bool = True
     home: Mapping[DeviceId, str] = field(default_factory=dict)
     """The node of each card."""
     past: HistoryLookup = lambda _: NO_HISTORY
@@ -195,14 +192,14 @@ class PendingQueue:
         self._world, self._policy, self._fairness = world, policy, fairness or Fairness()
         self._uses = uses or UsageHistory(self._fairness)
         self._complete = complete
-        self._groups: dict[int, Backfill] = {}
-        self._shares: dict[int, list[SharedNode]] = {}
+        self._backfill = Backfill((), policy, PLAIN, DEPTH)
+        self._shared: list[SharedNode] = []
         self._home: dict[DeviceId, str] = {}
         self._nodes_version = -1
-        self._may_go: dict[tuple[int, bytes, tuple[SliceRequest, ...]], frozenset[str]] = {}
+        self._may_go: dict[tuple[bytes, tuple[SliceRequest, ...]], frozenset[str]] = {}
         self._mixed: frozenset[str] = frozenset()
         """Nodes that admit by what is held there."""
-        self._wishes: dict[str, tuple[Pod, dict[int, tuple[SliceRequest, ...]], bytes]] = {}
+        self._node_rules: dict[str, tuple[Pod, bytes]] = {}
         self._held: dict[str, tuple[int, float, list[Allocation]]] = {}
         """By node: as of which generation, from when on no more, and what."""
         self._seen: dict[str, float] = {}
@@ -231,40 +228,32 @@ class PendingQueue:
         planned, struck, refused = planned or {}, struck or {}, refused or waits
         self._renew_nodes()
         held, users = self._all_held(planned, now)
-        wanted: dict[str, tuple[PendingEntry, dict[int, PendingRequest]]] = {}
-        for waiter in self._waiters(pods, refused, planned):
-            asked = self._asked(waiter, struck.get(waiter.id, frozenset()), now)
-            if asked:
-                wanted[waiter.id] = waiter, asked
+        entries: dict[str, PendingEntry] = {}
+        requests: list[PendingRequest] = []
+        for entry in self._waiters(pods, refused, planned):
+            request = self._request(entry, struck.get(entry.id, frozenset()), now)
+            if request is not None:
+                entries[entry.id] = entry
+                requests.append(request)
         past = history_lookup(users, self._uses, now)
-        order = sort_keys(
-            (next(iter(asked.values())) for _, asked in wanted.values()), past, self._fairness, now
-        )
+        order = sort_keys(requests, past, self._fairness, now)
         usage = UsageOverlay(self._world)
         for placements in planned.values():
             for placement in placements:
                 usage.add(placement)
-        placed: dict[str, tuple[Placement, ...]] = {}
-        standings: dict[str, list[QueueStatus]] = {}
-        room = set()
-        for unit, group in self._groups.items():
-            mine = [
-                # The order is settled: here it is the time.
-                replace(asked[unit], requested_at=float(rank), priority=0, user="")
-                for rank, (_, waiting) in enumerate(order)
-                if waiting.id not in placed and unit in (asked := wanted[waiting.id][1])
-            ]
-            found = group.serve(mine, held[unit], now, usage)
-            placed.update(found.placed)
-            for it in found.pending:
-                standings.setdefault(it.id, []).append(it)
-            if sum(it.reservation is not None for it in found.pending) < DEPTH:
-                room.add(unit)
-        places = (
-            _place(wanted[it.id][0], at, placed.get(it.id, ()), standings.get(it.id, ()))
-            for at, it in order
-        )
-        return QueueSnapshot(tuple(places), frozenset(room), self._home, past, self._fairness, now)
+        # The order is settled: the core sees the rank as the time of the request.
+        ranked = [
+            replace(request, requested_at=float(rank), priority=0, user="")
+            for rank, (_, request) in enumerate(order)
+        ]
+        result = self._backfill.serve(ranked, held, now, usage)
+        placed, pending = dict(result.placed), {it.id: it for it in result.pending}
+        places = [
+            _place(entries[request.id], key, placed.get(request.id, ()), pending.get(request.id))
+            for key, request in order
+        ]
+        room = sum(it.reservation is not None for it in result.pending) < DEPTH
+        return QueueSnapshot(tuple(places), room, self._home, past, self._fairness, now)
 
     def wants(self, pod: Pod) -> bool:
         """Whether it asks for something that is fenka's to give, and can be read."""
@@ -277,12 +266,13 @@ class PendingQueue:
         this line. Nor is a pod that could not be on any sharing node.
         """
         wanted = pod.demand(self._world.dialects)
-        return wanted.dialect is not None and wanted.dialect is not nvidia and bool(self.units(pod))
+        return wanted.dialect is not None and wanted.dialect is not nvidia and self.has_nodes(pod)
 
-    def units(self, pod: Pod) -> set[int]:
-        """Of the nodes to which it may go, and where it could be if nothing were held."""
+    def has_nodes(self, pod: Pod) -> bool:
+        """Return whether the pod may go to a node where it could be if nothing were allocated."""
         self._renew_nodes()
-        return set(self._asked(PendingEntry(pod.metadata.uid, (pod,)), frozenset(), 0.0))
+        entry = PendingEntry(pod.metadata.uid, (pod,))
+        return self._request(entry, frozenset(), 0.0) is not None
 
     # ---- who waits ----
 
@@ -306,53 +296,46 @@ class PendingQueue:
             if gang not in planned and any(map(refused, members)) and self._complete(members):
                 yield PendingEntry(gang, tuple(sorted(members, key=lambda it: it.metadata.name)))
 
-    def _asked(
-        self, waiter: PendingEntry, struck: frozenset[str], now: float
-    ) -> dict[int, PendingRequest]:
-        """By unit, what it asks for and where; nothing where it has nowhere to go."""
-        whole = waiter.waiting(now)
-        found = {}
-        for unit in self._groups:
-            requests: list[Request] = []
-            nodes: frozenset[str] = frozenset()
-            for pod in waiter.pods:
-                parts, wishes = self._read(pod, unit)
-                if not parts:
-                    break
-                requests += [part.request for part in parts]
-                mine = self._nodes(pod, unit, parts, wishes)
-                # Mostly the same one for all: its hash is reckoned once.
-                nodes = mine if not nodes or nodes is mine else nodes | mine
-            else:
-                nodes = nodes - struck if struck else nodes
-                if nodes:
-                    alone = len(waiter.pods) == 1
-                    found[unit] = replace(
-                        whole, requests=tuple(requests), nodes=nodes, same_node=alone
-                    )
-        return found
+    def _request(
+        self, entry: PendingEntry, struck: frozenset[str], now: float
+    ) -> PendingRequest | None:
+        """Return what it requests and of which nodes; None if it has nowhere to go."""
+        requests: list[Request] = []
+        nodes: frozenset[str] = frozenset()
+        for pod in entry.pods:
+            parts = self._parts(pod)
+            if not parts:
+                return None
+            requests += [part.request for part in parts]
+            eligible = self._nodes(pod, parts)
+            # Mostly the same set for all: its hash is computed once.
+            nodes = eligible if not nodes or nodes is eligible else nodes | eligible
+        nodes = nodes - struck if struck else nodes
+        if not nodes:
+            return None
+        same_node = len(entry.pods) == 1
+        return replace(
+            entry.waiting(now), requests=tuple(requests), nodes=nodes, same_node=same_node
+        )
 
-    def _read(self, pod: Pod, unit: int) -> tuple[tuple[SliceRequest, ...], bytes]:
-        """What the pod asks for on nodes of this unit, nothing if that is unreadable; and where."""
-        uid = pod.metadata.uid
-        known = self._wishes.get(uid)
-        if known is None or known[0] is not pod:
-            spec = pod.spec
-            wishes = msgspec.json.encode((spec.node_selector, spec.tolerations, spec.affinity))
-            known = self._wishes[uid] = pod, {}, wishes
-        if unit not in known[1]:
-            known[1][unit] = self._parts(pod, unit)
-        return known[1][unit], known[2]
-
-    def _parts(self, pod: Pod, unit: int) -> tuple[SliceRequest, ...]:
+    def _parts(self, pod: Pod) -> tuple[SliceRequest, ...]:
         try:
-            return pod.demand(self._world.dialects).parts(unit)
+            return pod.demand(self._world.dialects).parts
         except InvalidRecord:
             return ()
 
+    def _rules(self, pod: Pod) -> bytes:
+        """Return what of the pod decides to which nodes it may go."""
+        known = self._node_rules.get(pod.metadata.uid)
+        if known is None or known[0] is not pod:
+            spec = pod.spec
+            rules = msgspec.json.encode((spec.node_selector, spec.tolerations, spec.affinity))
+            known = self._node_rules[pod.metadata.uid] = pod, rules
+        return known[1]
+
     def forget(self, uid: str) -> None:
         """The pod is gone."""
-        self._wishes.pop(uid, None)
+        self._node_rules.pop(uid, None)
         self._seen.pop(uid, None)
 
     # ---- where to ----
@@ -362,35 +345,27 @@ class PendingQueue:
             return
         self._nodes_version = self._world.nodes_version
         self._may_go.clear()
-        self._shares = {}
+        self._shared = []
         mixed = set()
         for share in self._world.shared_nodes():
             node = self._world.node(share.node.name)
             if node is None or self._world.node_error(share.node.name) is not None:
                 continue
-            self._shares.setdefault(share.unit_mib, []).append(share)
+            self._shared.append(share)
             if node_modes.MODE_LABEL in node.metadata.labels:
                 mixed.add(share.node.name)
-        self._mixed, self._home = frozenset(mixed), {}
-        for unit in self._groups.keys() - self._shares.keys():
-            del self._groups[unit]
-        for unit, shares in sorted(self._shares.items()):
-            nodes = [share.node for share in shares]
-            self._home.update((card.uuid, node.name) for node in nodes for card in node.cards)
-            if unit in self._groups:
-                self._groups[unit].set_nodes(nodes)
-            else:
-                self._groups[unit] = Backfill(nodes, self._policy, PLAIN, DEPTH)
+        nodes = [share.node for share in self._shared]
+        self._mixed = frozenset(mixed)
+        self._home = {card.uuid: node.name for node in nodes for card in node.cards}
+        self._backfill.set_nodes(nodes)
 
-    def _nodes(
-        self, pod: Pod, unit: int, parts: tuple[SliceRequest, ...], wishes: bytes
-    ) -> frozenset[str]:
-        """Of this unit, to which the pod may go, and where it could be if nothing were held."""
-        shape = unit, wishes, parts
+    def _nodes(self, pod: Pod, parts: tuple[SliceRequest, ...]) -> frozenset[str]:
+        """Return the nodes to which the pod may go, and where it could be if nothing were allocated."""
+        shape = self._rules(pod), parts
         found = self._may_go.get(shape)
         if found is None:
             found = frozenset(
-                share.node.name for share in self._shares[unit] if self._admitted(pod, parts, share)
+                share.node.name for share in self._shared if self._admitted(pod, parts, share)
             )
             self._may_go[shape] = found
         for name in found & self._mixed if self._mixed else ():
@@ -422,25 +397,14 @@ class PendingQueue:
 
     def _all_held(
         self, planned: Mapping[str, tuple[Placement, ...]], now: float
-    ) -> tuple[dict[int, list[Allocation]], dict[str, int]]:
-        """By the unit of its node; and how many placements each namespace has."""
-        held: dict[int, list[Allocation]] = {unit: [] for unit in self._shares}
-        users: dict[str, int] = {}
-        units: dict[str, int] = {}
-        for unit, shares in self._shares.items():
-            mine = held[unit]
-            for share in shares:
-                units[share.node.name] = unit
-                mine += self._held_on(share.node.name, now)
+    ) -> tuple[list[Allocation], dict[str, int]]:
+        """Return all allocations on shared nodes, and how many each namespace has."""
+        names = {share.node.name for share in self._shared}
+        held = [it for share in self._shared for it in self._held_on(share.node.name, now)]
         for gang, placements in planned.items():
             user = gang.partition("/")[0]
-            for it in placements:
-                if it.node in units:
-                    held[units[it.node]].append(Allocation(it, None, user))
-        for some in held.values():
-            for one in some:
-                users[one.user] = users.get(one.user, 0) + 1
-        return held, users
+            held += [Allocation(it, None, user) for it in placements if it.node in names]
+        return held, Counter(it.user for it in held)
 
     def _held_on(self, name: str, now: float) -> list[Allocation]:
         generation = self._world.generation(name)
@@ -499,17 +463,11 @@ def time_limit_s(pod: Pod) -> float | None:
 
 
 def _place(
-    waiter: PendingEntry,
-    at: SortKey,
+    entry: PendingEntry,
+    key: SortKey,
     placements: tuple[Placement, ...],
-    standings: Sequence[QueueStatus],
+    status: QueueStatus | None,
 ) -> QueueEntry:
-    """standings: one for each unit of nodes on which it was refused."""
-    if placements:
-        return QueueEntry(waiter, at, placements=placements)
-    # Of the units where it has named cards, the one where it starts first; the other's are nobody's.
-    reservations = [it.reservation for it in standings if it.reservation is not None]
-    first = min(
-        reservations, key=lambda it: inf if it.starts_by is None else it.starts_by, default=None
-    )
-    return QueueEntry(waiter, at, tuple(it.unschedulable for it in standings), first)
+    if placements or status is None:
+        return QueueEntry(entry, key, placements=placements)
+    return QueueEntry(entry, key, status.unschedulable, status.reservation)

@@ -27,7 +27,6 @@ class PodDemand:
         self._request = request
         self.error: str | None = None
         self.dialect: Dialect | None = None
-        self._parts: dict[int, tuple[SliceRequest, ...] | str] = {}
         try:
             self.dialect = detect(request, dialects)
         except InvalidRecord as why:
@@ -38,20 +37,19 @@ class PodDemand:
         """Return whether the pod requests anything of a card, readable or not."""
         return self.dialect is not None or self.error is not None
 
-    def parts(self, unit_mib: int) -> tuple[SliceRequest, ...]:
-        """Return what the pod requests of a node with this unit; empty for nothing. Raises InvalidRecord."""
-        if unit_mib not in self._parts:
-            self._parts[unit_mib] = self._parse(unit_mib)
-        parts = self._parts[unit_mib]
-        if isinstance(parts, str):
-            raise InvalidRecord(parts)
-        return parts
+    @property
+    def parts(self) -> tuple[SliceRequest, ...]:
+        """Return what the pod requests; empty for nothing. Raises InvalidRecord."""
+        if isinstance(self._parts, str):
+            raise InvalidRecord(self._parts)
+        return self._parts
 
-    def _parse(self, unit_mib: int) -> tuple[SliceRequest, ...] | str:
+    @cached_property
+    def _parts(self) -> tuple[SliceRequest, ...] | str:
         if self.dialect is None:
             return self.error or ()
         try:
-            return self.dialect.parse(self._request, unit_mib)
+            return self.dialect.parse(self._request)
         except InvalidRecord as why:
             return str(why)
 
@@ -72,11 +70,14 @@ class PodDemand:
         try:
             if gpushare.MEMORY in self.amounts:
                 return self.amounts[gpushare.MEMORY]
-            parts = self.parts(node.unit_mib)
+            parts = self.parts
         except InvalidRecord:
             return 0
-        size = node.node.cards[0].memory_mib
+        card = node.node.cards[0]
         return sum(
-            part.request.cards * mib_to_units(nominal_mib(part.request, size), size, node.unit_mib)
+            part.request.cards
+            * mib_to_units(
+                nominal_mib(part.request, node.node, card), card.memory_mib, node.unit_mib
+            )
             for part in parts
         )

@@ -15,7 +15,7 @@ from fenka.core.preemption import DisruptionBudget, Preemptor, VictimCandidate, 
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage, UsageOverlay, UsageView
-from fenka.dialects import base, node_modes, nvidia
+from fenka.dialects import node_modes, nvidia
 from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest
 
 BEST, REST = 10, 8
@@ -165,22 +165,17 @@ class PodEvaluator:
         ahead: what is kept for others of the cards that are free. Only where it is, anything is judged anew.
         """
         world, wanted = self._world, pod.demand(self._world.dialects)
-        known: dict[int, tuple[tuple[SliceRequest, ...], dict[str, tuple[int, Verdict]]]] = {}
+        parts, unreadable = self._parts(wanted)
+        memory = self._of_shape(parts)
         verdicts: list[tuple[str, Verdict | None]] = []
         for name in names:
             share = world.shared_node(name)
             if share is None or wanted.error is not None or wanted.dialect is None:
                 verdicts.append((name, self._without_request(wanted, name)))
                 continue
-            found = known.get(share.unit_mib)
-            if found is None:
-                try:
-                    parts = wanted.parts(share.unit_mib)
-                except InvalidRecord as why:
-                    verdicts.append((name, Infeasible(str(why), unresolvable=True)))
-                    continue
-                found = known[share.unit_mib] = parts, self._of_shape(parts)
-            parts, memory = found
+            if unreadable is not None:
+                verdicts.append((name, unreadable))
+                continue
             generation = self._view.generation(name)
             remembered = memory.get(name)
             if remembered is None or remembered[0] != generation:
@@ -194,18 +189,18 @@ class PodEvaluator:
             verdicts.append((name, verdict))
         return verdicts
 
-    def shape(self, pod: Pod) -> tuple[tuple[SliceRequest, ...], ...]:
+    def _parts(self, demand: PodDemand) -> tuple[tuple[SliceRequest, ...], Infeasible | None]:
+        try:
+            return demand.parts, None
+        except InvalidRecord as why:
+            return (), Infeasible(str(why), unresolvable=True)
+
+    def shape(self, pod: Pod) -> tuple[SliceRequest, ...]:
         """What of a pod decides about its verdicts, apart from the node; empty for one that asks for nothing.
 
         Raises Unreadable.
         """
-        wanted = pod.demand(self._world.dialects)
-        if wanted.error is not None:
-            raise InvalidRecord(wanted.error)
-        if wanted.dialect is None:
-            return ()
-        units = {share.unit_mib for share in self._world.shared_nodes()} or {base.GIB_MIB}
-        return tuple(wanted.parts(unit) for unit in sorted(units))
+        return pod.demand(self._world.dialects).parts
 
     def explain(self, pod: Pod) -> str | None:
         """One sentence over all sharing nodes, for a pod that waits; None where one fits."""
@@ -224,17 +219,12 @@ class PodEvaluator:
 
     def _hint(self, pod: Pod) -> str:
         """Nothing that is held is to blame: what could ever be had."""
-        wanted = pod.demand(self._world.dialects)
+        parts = pod.demand(self._world.dialects).parts
         usable = [
-            it for it in self._world.shared_nodes() if not self._world.node_error(it.node.name)
+            it.node for it in self._world.shared_nodes() if not self._world.node_error(it.node.name)
         ]
-        for unit in sorted({share.unit_mib for share in usable}):
-            parts = wanted.parts(unit)
-            nodes = [share.node for share in usable if share.unit_mib == unit]
-            never = never_fits(parts[0].request, nodes) if len(parts) == 1 else None
-            if never and never.hint:
-                return never.hint
-        return ""
+        never = never_fits(parts[0].request, usable) if len(parts) == 1 else None
+        return never.hint if never else ""
 
     def preempt(  # noqa: PLR0913
         self,
@@ -263,7 +253,7 @@ class PodEvaluator:
         if share is None or wanted.error or self._world.node_error(node):
             return PreemptionResult(tuple(victims)) if _elsewhere(wanted) else None
         try:
-            parts = wanted.parts(share.unit_mib)
+            parts = wanted.parts
             node_modes.check_admission(self._labels(node), parts)
         except InvalidRecord:
             return None
@@ -326,7 +316,7 @@ class PodEvaluator:
         """A card that would do, were it not for others, is reserved for them, whatever is lacking then."""
         reasons = (
             Reason(ReasonCode.RESERVED, it.card)
-            if fits_card(card, self._view.card_usage(node.name, card.uuid), request)
+            if fits_card(request, node, card, self._view.card_usage(node.name, card.uuid))
             else it
             for it, card in zip(rejection.reasons, node.cards, strict=True)
         )
@@ -375,7 +365,7 @@ class PodEvaluator:
     def _no(
         self, requests: tuple[Request, ...], node: Node, rejection: NodeRejection
     ) -> Infeasible:
-        unresolvable = _never_fits(requests, tuple(map(_kind, node.cards)))
+        unresolvable = _never_fits(requests, node.unit_mib, tuple(map(_kind, node.cards)))
         return Infeasible(sentence(rejection), unresolvable, rejection)
 
     def _labels(self, name: str) -> Mapping[str, str]:
@@ -436,11 +426,11 @@ def fits_when_empty(requests: tuple[Request, ...], node: Node) -> bool:
         replace(card, healthy=True, cordoned=False) if card.cordoned or not card.healthy else card
         for card in node.cards
     )
-    return not _never_fits(requests, tuple(map(_kind, kinds)))
+    return not _never_fits(requests, node.unit_mib, tuple(map(_kind, kinds)))
 
 
 @lru_cache(maxsize=1024)
-def _never_fits(requests: tuple[Request, ...], kinds: tuple[_Kind, ...]) -> bool:
+def _never_fits(requests: tuple[Request, ...], unit_mib: int, kinds: tuple[_Kind, ...]) -> bool:
     """Whether a node with such cards would not do even if it were empty. A cluster has few kinds of nodes."""
     cards = (
         Card(
@@ -454,7 +444,7 @@ def _never_fits(requests: tuple[Request, ...], kinds: tuple[_Kind, ...]) -> bool
         )
         for index, (memory_mib, compute, model, healthy, cordoned) in enumerate(kinds)
     )
-    node = Node("any", tuple(cards))
+    node = Node("any", tuple(cards), unit_mib=unit_mib)
     return isinstance(place_gang(EmptyUsage(), requests, "binpack", (node,)), Unschedulable)
 
 

@@ -227,7 +227,7 @@ class QueueState:
 
         It is empty for a pod that no node could hold: the queue is not what it waits for.
         """
-        if not self._queue.units(pod):
+        if not self._queue.has_nodes(pod):
             return ""
         rank, total = self._rank(pod, now)
         return f"; position {rank + 1} of {total} in the queue"
@@ -345,11 +345,7 @@ class QueueState:
     def _mark_urgent(self, pod: Pod, now: float) -> None:
         """Have the queue scheduled before the next answer, if cards would be reserved for this pod."""
         snapshot = self.snapshot
-        if (
-            self.urgent
-            or snapshot.room is None
-            or not snapshot.room.isdisjoint(self._queue.units(pod))
-        ):
+        if self.urgent or (snapshot.room and self._queue.has_nodes(pod)):
             self.urgent = True
         elif snapshot.marks:
             self.urgent = snapshot.rank(self._key(pod, now)) <= snapshot.marks[-1][0]

@@ -378,7 +378,7 @@ def read_allocation(
     if not demand.requests_gpu:
         return None
     try:
-        parts = demand.parts(share.unit_mib)
+        parts = demand.parts
     except InvalidRecord as why:
         # No node gives such a pod anything.
         return PodAllocation(pod, (Placement(share.node.name, ()),), str(why))

@@ -25,7 +25,7 @@ from fenka.core.queue import (
 )
 from fenka.core.reasons import NodeRejection, Unschedulable
 from fenka.core.request import Placement, Request, Slice
-from fenka.core.usage import CardUsage, EmptyUsage, UsageOverlay, UsageTotals, UsageView
+from fenka.core.usage import NO_USAGE, CardUsage, EmptyUsage, UsageOverlay, UsageTotals, UsageView
 from fenka.core.verdict_cache import MAX_SHAPES, VerdictCache
 
 
@@ -386,14 +386,14 @@ def _costs(request: Request, node: Node, held: Sequence[Allocation]) -> list[_Ca
         return []
     (host_at, host_uncertain), costs = host, []
     for card in node.cards:
-        found = _when(request, card, on_card[card.uuid])
+        found = _when(request, node, card, on_card[card.uuid])
         if found is not None:
             costs.append(_CardAvailability(max(found[0], host_at), found[1] + host_uncertain, card))
     return sorted(costs, key=_CardAvailability.order)
 
 
 def _when(
-    request: Request, card: Card, going: Sequence[tuple[Allocation, Slice]]
+    request: Request, node: Node, card: Card, going: Sequence[tuple[Allocation, Slice]]
 ) -> tuple[float, int] | None:
     """When the card will do; None: never."""
     memory = sum(piece.memory_mib for _, piece in going)
@@ -401,14 +401,14 @@ def _when(
     holders, whole = len(going), sum(it.placement.whole for it, _ in going)
     at, uncertain = -inf, 0
     for it, piece in going:
-        if fits_card(card, CardUsage(memory, compute, holders, whole), request):
+        if fits_card(request, node, card, CardUsage(memory, compute, holders, whole)):
             return at, uncertain
         if it.deadline == inf:
             return None
         memory, compute = memory - piece.memory_mib, compute - piece.compute
         holders, whole = holders - 1, whole - it.placement.whole
         at, uncertain = max(at, _end(it)), uncertain + (it.deadline is None)
-    return (at, uncertain) if fits_card(card, CardUsage(), request) else None
+    return (at, uncertain) if fits_card(request, node, card, NO_USAGE) else None
 
 
 def _when_host(

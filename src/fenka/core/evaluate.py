@@ -21,7 +21,9 @@ class Candidate:
     card: Card
     usage: CardUsage
     requested_mib: int | None
-    """None: more than the card has; 0: compute alone."""
+    """None if the card has fewer units than requested; 0 for a request of compute alone."""
+    nominal_mib: int = 0
+    """What the request means on any card of the node, for reasons."""
 
     @property
     def free_mib(self) -> int:
@@ -94,11 +96,10 @@ def _in_use(it: Candidate, request: Request) -> Reason | None:
     return Reason(ReasonCode.IN_USE, it.card.index) if request.whole and it.usage.holders else None
 
 
-def _memory(it: Candidate, request: Request) -> Reason | None:
+def _memory(it: Candidate, _: Request) -> Reason | None:
     if it.requested_mib is not None and it.requested_mib <= it.free_mib:
         return None
-    needed = it.requested_mib or (request.memory.nominal_mib if request.memory else 0)
-    return Reason(ReasonCode.MEMORY, it.card.index, needed, it.free_mib)
+    return Reason(ReasonCode.MEMORY, it.card.index, it.requested_mib or it.nominal_mib, it.free_mib)
 
 
 def _compute(it: Candidate, request: Request) -> Reason | None:
@@ -168,9 +169,18 @@ def place(
     )
 
 
-def fits_card(card: Card, used: CardUsage, request: Request) -> bool:
-    """Whether this card would do, were so much of it held: for those who reckon with other times than now."""
-    return _first_reason(Candidate(card, used, _requested_mib(request, card)), request, ()) is None
+def fits_card(request: Request, node: Node, card: Card, usage: CardUsage) -> bool:
+    """Return whether this card of the node fits with that usage, which may be that of another time."""
+    return _first_reason(_candidate(request, node, card, usage), request, ()) is None
+
+
+def _candidate(request: Request, node: Node, card: Card, usage: CardUsage) -> Candidate:
+    requested: int | None = card.memory_mib if request.whole else 0
+    nominal = 0
+    if request.memory is not None:
+        requested = request.memory.mib_on(card.memory_mib, node.unit_mib)
+        nominal = request.memory.nominal_mib(node.unit_mib)
+    return Candidate(card, usage, requested, nominal)
 
 
 def never_fits(request: Request, nodes: Collection[Node]) -> Unschedulable | None:
@@ -184,9 +194,7 @@ def never_fits(request: Request, nodes: Collection[Node]) -> Unschedulable | Non
         if isinstance(verdict, Fit):
             return None
         rejections.append(verdict)
-    reasons = (reason for rejection in rejections for reason in rejection.reasons)
-    models = (card.model for node in nodes for card in node.cards)
-    return Unschedulable(tuple(rejections), hint(request, reasons, models))
+    return Unschedulable(tuple(rejections), hint(request, rejections, nodes))
 
 
 def _restored(node: Node) -> Node:
@@ -204,7 +212,7 @@ def _judge(
     reserved: Collection[DeviceId],
 ) -> Verdict:
     judged = [
-        Candidate(card, view.card_usage(node.name, card.uuid), _requested_mib(request, card))
+        _candidate(request, node, card, view.card_usage(node.name, card.uuid))
         for card in node.cards
     ]
     reasons = [_first_reason(it, request, reserved) for it in judged]
@@ -232,12 +240,6 @@ def _free_share(judged: list[Candidate]) -> float:
     of_compute = admitting[0].requested_mib == 0
     total = sum(it.card.compute if of_compute else it.card.memory_mib for it in admitting)
     return sum(it.free[0] for it in admitting) / total
-
-
-def _requested_mib(request: Request, card: Card) -> int | None:
-    if request.whole:
-        return card.memory_mib
-    return request.memory.mib_on(card.memory_mib) if request.memory else 0
 
 
 def _first_reason(it: Candidate, request: Request, reserved: Collection[DeviceId]) -> Reason | None:

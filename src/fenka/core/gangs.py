@@ -56,7 +56,8 @@ def place_gang(
 
 
 def _size(request: Request) -> tuple[int, int, int, int]:
-    nominal = request.memory.nominal_mib if request.memory else 0
+    # Nodes of different units order amounts in their own units differently: any fixed unit does for an order.
+    nominal = request.memory.nominal_mib(1024) if request.memory else 0
     return request.cards * request.whole, request.cards, nominal, request.compute
 
 

@@ -37,9 +37,16 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine. cpu_milli (thousandths of a core) and memory_mib (host memory): None = not counted."""
+    """A machine.
+
+    Attributes:
+        cpu_milli: its CPU in thousandths of a core, None if that is not counted.
+        memory_mib: its host memory, None if that is not counted.
+        unit_mib: the unit in which its card memory is requested.
+    """
 
     name: str
     cards: tuple[Card, ...]
     cpu_milli: int | None = None
     memory_mib: int | None = None
+    unit_mib: int = 1024

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fenka.core.inventory import Node
 from fenka.core.request import Request
 
 
@@ -87,9 +88,8 @@ def _less_compute(_: Request, most: int) -> str:
 
 
 def _less_memory(request: Request, most: int) -> str:
-    unit = request.memory.unit_mib if request.memory else 1
-    size = f"{most} MiB" if unit == 1 else f"{most // unit} units"
-    return f"the largest card has {size}, ask for no more"
+    size = "MiB" if request.memory and request.memory.unit_mib == 1 else "units"
+    return f"the largest card has {most} {size}, ask for no more"
 
 
 _HINTS: tuple[tuple[ReasonCode, Callable[[Request, int], str]], ...] = (
@@ -99,17 +99,22 @@ _HINTS: tuple[tuple[ReasonCode, Callable[[Request, int], str]], ...] = (
     (ReasonCode.COMPUTE, _less_compute),
     (ReasonCode.MEMORY, _less_memory),
 )
-"""The nearest miss first: a card that failed late needs the smallest change to what was asked."""
+"""The nearest miss first: a card that failed late needs the smallest change of the request."""
 
 
-def hint(request: Request, reasons: Iterable[Reason], models: Iterable[str]) -> str:
-    """What to ask instead, from the reasons of cards that hold nothing; `models` are those there are."""
+def hint(request: Request, rejections: Iterable[NodeRejection], nodes: Iterable[Node]) -> str:
+    """Return what to request instead, from the rejections of these nodes when nothing is allocated."""
+    by_name = {node.name: node for node in nodes}
     most: dict[ReasonCode, int] = {}
-    for reason in reasons:
-        most[reason.code] = max(reason.available, most.get(reason.code, 0))
-    for why, sentence in _HINTS:
-        if why in most:
-            return sentence(request, most[why])
-    return (
-        f"the models here are {', '.join(sorted(set(models)))}" if ReasonCode.MODEL in most else ""
-    )
+    for rejection in rejections:
+        unit_mib = (request.memory and request.memory.unit_mib) or by_name[rejection.node].unit_mib
+        for reason in rejection.reasons:
+            available = reason.available
+            if reason.code is ReasonCode.MEMORY:
+                available //= unit_mib
+            most[reason.code] = max(available, most.get(reason.code, 0))
+    for code, sentence in _HINTS:
+        if code in most:
+            return sentence(request, most[code])
+    models = sorted({card.model for node in by_name.values() for card in node.cards})
+    return f"the models here are {', '.join(models)}" if ReasonCode.MODEL in most else ""

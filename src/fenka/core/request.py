@@ -20,29 +20,35 @@ class InvalidRequest(FenkaError):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """An amount of card memory: `amount` units of `unit_mib` each; with unit 1 exact MiB."""
+    """An amount of card memory: `amount` units of `unit_mib`: 1 for exact MiB, None for the node's units.
+
+    Raises:
+        InvalidRequest: for an amount that no card can have.
+    """
 
     amount: int
-    unit_mib: int = 1
+    unit_mib: int | None = 1
 
     def __post_init__(self) -> None:
         if self.amount <= 0:
             raise InvalidRequest(f"GPU memory must be more than nothing, not {self.amount}")
-        if self.unit_mib <= 0:
+        if self.unit_mib is not None and self.unit_mib <= 0:
             raise InvalidRequest(f"a unit of GPU memory must be 1 MiB or more, not {self.unit_mib}")
-        if self.nominal_mib > MAX_MEMORY_MIB:
-            raise InvalidRequest(f"{self.nominal_mib} MiB of GPU memory is more than any card has")
+        if self.nominal_mib(1) > MAX_MEMORY_MIB:
+            raise InvalidRequest(
+                f"{self.nominal_mib(1)} MiB of GPU memory is more than any card has"
+            )
 
-    @property
-    def nominal_mib(self) -> int:
-        """Units times unit, in MiB: less than `on` gives where a card has MiB left over."""
-        return self.amount * self.unit_mib
+    def nominal_mib(self, node_unit_mib: int) -> int:
+        """Return units times unit in MiB; `mib_on` gives more if a card's MiB are no multiple of the unit."""
+        return self.amount * (self.unit_mib or node_unit_mib)
 
-    def mib_on(self, card_mib: int) -> int | None:
-        """MiB on a card of this size; None where the card has not so many units."""
-        if self.amount > card_units(card_mib, self.unit_mib):
+    def mib_on(self, card_mib: int, node_unit_mib: int) -> int | None:
+        """Return the MiB on a card of this size; None if the card has fewer units."""
+        unit_mib = self.unit_mib or node_unit_mib
+        if self.amount > card_units(card_mib, unit_mib):
             return None
-        return units_to_mib(self.amount, card_mib, self.unit_mib)
+        return units_to_mib(self.amount, card_mib, unit_mib)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,14 +31,14 @@ def matches(pod: PodRequest) -> bool:
     return bool(pod.requested_resources(RESOURCES))
 
 
-def parse(pod: PodRequest, unit_mib: int) -> tuple[SliceRequest, ...]:
+def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
     """One part: what the whole pod needs at its peak, on each of as many cards as its label says.
 
     Raises InvalidRecord.
     """
     asks = pod.container_units(MEMORY)
     compute = _compute(pod)
-    request = gpushare.parse_request(asks, pod.labels, unit_mib)
+    request = gpushare.parse_request(asks, pod.labels)
     if request is None:
         return ()
     if compute and request.cards > 1:

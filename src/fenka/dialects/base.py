@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Protocol, TypeVar
 
 from fenka.core.errors import FenkaError
-from fenka.core.inventory import DeviceId, Node
+from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import InvalidRequest, Memory, Placement, Request, Slice
 from fenka.core.units import card_units
 
@@ -63,8 +63,12 @@ class SharedNode:
     """
 
     node: Node
-    unit_mib: int
     has_inventory: bool = True
+
+    @property
+    def unit_mib(self) -> int:
+        """Return the node's unit of card memory."""
+        return self.node.unit_mib
 
     def card_units(self, index: int) -> int:
         """Of the card with this index; 0 for none."""
@@ -193,8 +197,8 @@ class Dialect(Protocol):
     def matches(self, pod: PodRequest) -> bool:
         """Whether the pod asks for something by these names."""
 
-    def parse(self, pod: PodRequest, unit_mib: int) -> tuple[SliceRequest, ...]:
-        """What it asks for on nodes of this unit (which only dialects without their own look at)."""
+    def parse(self, pod: PodRequest) -> tuple[SliceRequest, ...]:
+        """Return what the pod requests, in units that the nodes resolve or in the dialect's own."""
 
     def encode(
         self, pod: PodRequest, share: SharedNode, placements: Sequence[Placement], now_ns: int
@@ -234,7 +238,7 @@ def valid_request(make: Callable[[], Request]) -> Request:
         raise InvalidRecord(str(why)) from None
 
 
-def memory_request(amount: int, unit_mib: int, compute: int, cards: int = 1) -> Request:
+def memory_request(amount: int, unit_mib: int | None, compute: int, cards: int = 1) -> Request:
     """So many units, and so many percent, on each of these cards. Raises InvalidRecord."""
     return valid_request(lambda: Request(Memory(amount, unit_mib), compute=compute, cards=cards))
 
@@ -305,7 +309,7 @@ def placement_on(node: Node, request: Request, indexes: Sequence[int]) -> Placem
             slices.append(Slice(index, card.uuid, card.memory_mib, card.compute))
             continue
         # Another's record is counted as it stands, also on a card that has not so much.
-        mib = nominal_mib(request, card.memory_mib)
+        mib = nominal_mib(request, node, card)
         slices.append(Slice(index, card.uuid, mib, request.compute))
     if len(slices) != request.cards or len(slices) != len(indexes):
         raise InvalidRecord(
@@ -330,7 +334,7 @@ def fallback_placement(share: SharedNode, parts: Iterable[SliceRequest]) -> tupl
             Slice(
                 card.index,
                 card.uuid,
-                min(nominal_mib(request, card.memory_mib), card.memory_mib),
+                min(nominal_mib(request, share.node, card), card.memory_mib),
                 card.compute if request.whole else request.compute,
             )
             for card in cards
@@ -339,14 +343,14 @@ def fallback_placement(share: SharedNode, parts: Iterable[SliceRequest]) -> tupl
     return tuple(placements)
 
 
-def nominal_mib(request: Request, card_mib: int) -> int:
-    """MiB of each card that a request takes; also of a card that has not so much."""
+def nominal_mib(request: Request, node: Node, card: Card) -> int:
+    """Return the MiB of the card that a request takes, also if the card has fewer."""
     if request.whole:
-        return card_mib
+        return card.memory_mib
     if request.memory is None:
         return 0
-    mib = request.memory.mib_on(card_mib)
-    return request.memory.nominal_mib if mib is None else mib
+    mib = request.memory.mib_on(card.memory_mib, node.unit_mib)
+    return request.memory.nominal_mib(node.unit_mib) if mib is None else mib
 
 
 def encode_card_uuids(placements: Iterable[Placement]) -> str:
@@ -385,29 +389,35 @@ def find_container(
     return next((pair for pair in pairs if container in pair[0].containers), None)
 
 
-Parse = Callable[[PodRequest, int], tuple[SliceRequest, ...]]
+Parse = Callable[[PodRequest], tuple[SliceRequest, ...]]
 OfContainer = Callable[[PodRequest, SharedNode, Sequence[Placement], str], T]
 
 
-def whole_slices(demand: Parse) -> OfContainer[tuple[Slice, ...]]:
+def whole_slices(parse: Parse) -> OfContainer[tuple[Slice, ...]]:
     """`held` of a dialect in which a part's containers have it one after the other, each all of it."""
 
     def held(
-        pod: PodRequest, share: SharedNode, placements: Sequence[Placement], container: str
+        pod: PodRequest,
+        share: SharedNode,  # noqa: ARG001
+        placements: Sequence[Placement],
+        container: str,
     ) -> tuple[Slice, ...]:
-        found = find_container(demand(pod, share.unit_mib), placements, container)
+        found = find_container(parse(pod), placements, container)
         return found[1].slices if found else ()
 
     return held
 
 
-def visible_only(demand: Parse) -> OfContainer[dict[str, str]]:
+def visible_only(parse: Parse) -> OfContainer[dict[str, str]]:
     """`environment` of a dialect that tells containers which cards they have and nothing else."""
 
     def environment(
-        pod: PodRequest, share: SharedNode, placements: Sequence[Placement], container: str
+        pod: PodRequest,
+        share: SharedNode,  # noqa: ARG001
+        placements: Sequence[Placement],
+        container: str,
     ) -> dict[str, str]:
-        found = find_container(demand(pod, share.unit_mib), placements, container)
+        found = find_container(parse(pod), placements, container)
         return visible_devices(found[1]) if found else {}
 
     return environment

@@ -72,7 +72,7 @@ def matches(pod: PodRequest) -> bool:
     return bool(pod.requested_resources(RESOURCES))
 
 
-def parse(pod: PodRequest, unit_mib: int) -> tuple[SliceRequest, ...]:  # noqa: ARG001 - it has its own unit
+def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
     """A part for each container. Raises InvalidRecord."""
     require_plain_containers(pod, RESOURCES)
     return per_container(pod, _want, None) if CEILING not in pod.annotations else _elastic(pod)
@@ -121,7 +121,7 @@ def encode(
         f"{INDEXES}{numbers[part.containers[0]]}": ",".join(
             str(piece.card) for piece in placement.slices
         )
-        for part, placement in zip(parse(pod, share.unit_mib), placements, strict=True)
+        for part, placement in zip(parse(pod), placements, strict=True)
     }
     return {
         **cards,
@@ -138,7 +138,7 @@ def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
         return None
     numbers = {it.name: number for number, it in enumerate(pod.apps)}
     placements = []
-    for part in parse(pod, share.unit_mib):
+    for part in parse(pod):
         name = f"{INDEXES}{numbers[part.containers[0]]}"
         items = pod.annotations.get(name, "").split(",")
         if not all(item.isdecimal() and len(item) < 5 for item in items):

@@ -73,10 +73,8 @@ def card_count(labels: Mapping[str, str]) -> int:
     return int(text)
 
 
-def parse_request(
-    asks: Sequence[ContainerUnits], labels: Mapping[str, str], unit_mib: int
-) -> Request | None:
-    """What a pod asks for on nodes whose unit this is; None if it asks for nothing.
+def parse_request(asks: Sequence[ContainerUnits], labels: Mapping[str, str]) -> Request | None:
+    """Return what a pod requests, in the nodes' units; None for nothing.
 
     Raises InvalidRecord, also where units cannot be shared out over the cards evenly.
     """
@@ -87,7 +85,7 @@ def parse_request(
     if any(ask.units % cards for ask in asks):
         raise InvalidRecord(f"its units cannot be shared out evenly over {cards} cards")
     try:
-        return Request(Memory(units // cards, unit_mib), cards=cards)
+        return Request(Memory(units // cards, None), cards=cards)
     except InvalidRequest as why:
         raise InvalidRecord(str(why)) from None
 

@@ -68,7 +68,7 @@ FULL = 100
 class PercentOfCard(Memory):
     """`amount` percent of whatever the card has, rounded down."""
 
-    def mib_on(self, card_mib: int) -> int | None:
+    def mib_on(self, card_mib: int, node_unit_mib: int) -> int | None:  # noqa: ARG002
         """MiB on a card of this size, at least 1."""
         return max(card_mib * self.amount // FULL, 1) if self.amount <= FULL else None
 
@@ -78,7 +78,7 @@ def matches(pod: PodRequest) -> bool:
     return bool(pod.requested_resources(RESOURCES[1:]))
 
 
-def parse(pod: PodRequest, unit_mib: int) -> tuple[SliceRequest, ...]:  # noqa: ARG001 - it counts MiB
+def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
     """A part for each container. Raises InvalidRecord."""
     require_plain_containers(pod, RESOURCES)
     for name in NOT_SERVED:
@@ -121,7 +121,7 @@ def encode(
     pod: PodRequest, share: SharedNode, placements: Sequence[Placement], now_ns: int
 ) -> dict[str, str]:
     """HAMi's annotations as after binding. Its time is in seconds."""
-    parts = parse(pod, share.unit_mib)
+    parts = parse(pod)
     record = ""
     for it in pod.apps:
         found = find_container(parts, placements, it.name)
@@ -147,7 +147,7 @@ def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
     records = pod.annotations[ALLOCATED].split(";")
     numbers = {it.name: number for number, it in enumerate(pod.apps)}
     placements = []
-    for part in parse(pod, share.unit_mib):
+    for part in parse(pod):
         number = numbers[part.containers[0]]
         slices = []
         for text in (records[number] if number < len(records) else "").split(":"):
@@ -158,7 +158,7 @@ def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
                 raise InvalidRecord(f"the pod's card {uuid} is not one of its node's")
             card, request = by_uuid[uuid], part.request
             most = card.compute if request.whole else request.compute
-            memory = min(memory, nominal_mib(request, card.memory_mib))
+            memory = min(memory, nominal_mib(request, share.node, card))
             slices.append(Slice(card.index, uuid, memory, min(compute, most)))
         if not len({it.card for it in slices}) == len(slices) == part.request.cards:
             raise InvalidRecord(
@@ -181,10 +181,13 @@ container_slices = whole_slices(parse)
 
 
 def environment(
-    pod: PodRequest, share: SharedNode, placements: Sequence[Placement], container: str
+    pod: PodRequest,
+    share: SharedNode,  # noqa: ARG001
+    placements: Sequence[Placement],
+    container: str,
 ) -> dict[str, str]:
     """Which cards, and the limits as programs of HAMi's read them; what holds them is the lease."""
-    found = find_container(parse(pod, share.unit_mib), placements, container)
+    found = find_container(parse(pod), placements, container)
     if found is None:
         return {}
     slices = found[1].slices

@@ -92,7 +92,7 @@ def _recorded(name: str, text: str) -> SharedNode:
         raise InvalidRecord(f"annotation {CARDS} of node {name} speaks of memory that cannot be")
     if min(len({card.index for card in cards}), len({card.uuid for card in cards})) < len(cards):
         raise InvalidRecord(f"annotation {CARDS} of node {name} names a card twice")
-    return SharedNode(Node(name, tuple(sorted(cards, key=lambda card: card.index))), unit)
+    return SharedNode(Node(name, tuple(sorted(cards, key=lambda card: card.index)), unit_mib=unit))
 
 
 def _assumed_equal(name: str, total: int, count: int) -> SharedNode:
@@ -102,7 +102,7 @@ def _assumed_equal(name: str, total: int, count: int) -> SharedNode:
     cards = tuple(
         Card(index, invented_id(name, index), "", units * unit) for index in range(max(count, 1))
     )
-    return SharedNode(Node(name, cards), unit, has_inventory=False)
+    return SharedNode(Node(name, cards, unit_mib=unit), has_inventory=False)
 
 
 def _cordoned(share: SharedNode, indexes: frozenset[int]) -> SharedNode:

@@ -40,7 +40,7 @@ def matches(pod: PodRequest) -> bool:
     return bool(pod.requested_resources(RESOURCES)) and not pod.requested_resources(HAMI_ONLY)
 
 
-def parse(pod: PodRequest, unit_mib: int) -> tuple[SliceRequest, ...]:  # noqa: ARG001 - cards have no unit
+def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
     """A part for each container. Raises InvalidRecord."""
     return tuple(replace(part, requires_opt_in=True) for part in per_container(pod, _want))
 
@@ -52,12 +52,12 @@ def _want(container: ContainerRequest) -> Request | None:
 
 def encode(
     pod: PodRequest,
-    share: SharedNode,
+    share: SharedNode,  # noqa: ARG001
     placements: Sequence[Placement],
     now_ns: int,  # noqa: ARG001 - nobody reads a time here
 ) -> dict[str, str]:
     """fenka's own: NVIDIA's plugin has none, it chooses cards on the node."""
-    parts = parse(pod, share.unit_mib)
+    parts = parse(pod)
     return record(
         {
             part.containers[0]: placement.slices
@@ -89,7 +89,7 @@ def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
         raise InvalidRecord(f"annotation {RECORD} is not understood: {why}") from None
     placements = tuple(
         placement_on(share.node, part.request, record.get(part.containers[0], []))
-        for part in parse(pod, share.unit_mib)
+        for part in parse(pod)
     )
     check_card_uuids(pod.annotations, placements)
     return placements

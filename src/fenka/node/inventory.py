@@ -36,7 +36,7 @@ class NodeInventory:
 
     def shared_node(self) -> SharedNode:
         """Return the node as gpushare's dialect describes it."""
-        return SharedNode(Node(self._api.name, self.cards()), self._unit_mib)
+        return SharedNode(Node(self._api.name, self.cards(), unit_mib=self._unit_mib))
 
     @property
     def _annotations(self) -> Mapping[str, str]:

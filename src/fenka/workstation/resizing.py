@@ -93,7 +93,7 @@ def _placement(
     )  # raises InvalidRequest for what no card has
 
     def changed(piece: Slice) -> Slice:
-        mib = memory.mib_on(sizes[piece.uuid]) if memory else piece.memory_mib
+        mib = memory.mib_on(sizes[piece.uuid], daemon.unit_mib) if memory else piece.memory_mib
         if mib is None:
             raise CannotResize(f"card {piece.card} has less memory than {wanted.gpu_mem}")
         return replace(piece, memory_mib=mib, compute=compute)

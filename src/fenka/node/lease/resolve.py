@@ -115,7 +115,7 @@ def share_lease(
     manifest = pod.request
     try:
         demand = pod.demand(dialects)
-        parts, dialect = demand.parts(share.unit_mib), demand.dialect
+        parts, dialect = demand.parts, demand.dialect
         placements = dialect.decode(manifest, share) if dialect else None
     except InvalidRecord as error:
         raise Misplaced(f"fenka: {error}: delete the pod, so that it is placed again") from None

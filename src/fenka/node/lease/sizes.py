@@ -77,11 +77,11 @@ def resized(
         memory_mib = piece.memory_mib
         if request.memory is not None:
             size = sizes.get(piece.uuid, 0)
-            mib = request.memory.mib_on(size)
+            mib = request.memory.mib_on(size, 1)
             if mib is None:
                 raise ResizeRejected(
-                    f"card {piece.card} has {size} MiB: {request.memory.nominal_mib} MiB are more than all "
-                    f"of it"
+                    f"card {piece.card} has {size} MiB: {request.memory.nominal_mib(1)} MiB are more than "
+                    f"all of it"
                 )
             memory_mib = mib
         compute = piece.compute if request.compute is None else request.compute

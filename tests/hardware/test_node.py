@@ -100,9 +100,9 @@ def test_a_server_that_nobody_needs_ends(tmp_path: Path) -> None:
     """Without any connection it ends after the time that it was given."""
     node = SimulatedNode.create(tmp_path / "node", parse_spec("T4"))
     node.start(idle_seconds=1)
-    assert node._line is not None
-    node._line.close()
-    node._line = None
+    assert node._connection is not None
+    node._connection.close()
+    node._connection = None
     assert node._server is not None
     assert node._server.wait(10) == 0
     assert not (node.directory / "server.sock").exists()

@@ -1,7 +1,7 @@
-"""What a process takes of a card before it asks for anything: its context.
+"""Measures the device memory that a process's context takes.
 
-Hundreds of MiB on large cards, in no entry point's argument, and another number for each model and
-driver. So it is measured: a process makes a context and does nothing else, and NVML says what it holds.
+It is hundreds of MiB on large cards, appears in no driver call, and differs by model and driver. So a probe
+process makes a context and does nothing else, and NVML reports what it holds.
 """
 
 import os
@@ -24,13 +24,13 @@ sys.exit(
     or bool(sys.stdin.read())
 )
 """
-"""The standard library alone; ends when its standard input does."""
+"""Uses only the standard library, and ends when its standard input is closed."""
 
 
 def context_mib(driver: Driver, card: Card, library_dir: Path | None) -> int | None:
-    """MiB that a process with nothing but a context holds on this card, by the driver's own account.
+    """Return the MiB that a process with only a context holds on a card, as the driver reports.
 
-    None where it cannot be told: the driver names no process's memory, or makes no context.
+    Return None if the driver reports no process's memory, or makes no context.
     """
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": card.uuid}
     if library_dir is not None:

@@ -1,4 +1,4 @@
-"""The cards of this machine, by a driver that may go away and come back."""
+"""The driver of this machine, which may be lost and return."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +10,10 @@ from fenka.hardware.nvml import Driver, DriverLost, Reading
 
 
 class Hardware:
-    """The driver of this machine, opened again when it was lost."""
+    """The open driver. It is opened again when it was lost.
+
+    first, again: open the driver, at the start and later; by default in the same way.
+    """
 
     def __init__(
         self, first: Callable[[], Driver], again: Callable[[], Driver] | None = None
@@ -18,21 +21,21 @@ class Hardware:
         self._again = again or first
         self.driver = first()
         self.context_mib: dict[str, int] = {}
-        """What a process's context takes, by card UUID; a card whose driver does not tell is not in it."""
+        """Context overhead by card UUID, of the cards where it could be measured."""
         self._opening = threading.Lock()
 
     def measure(self, cards: Iterable[Card], library_dir: Path | None) -> None:
-        """Find out what contexts take, once a model. Raises NoDriver."""
+        """Measure the context overhead, once per model. Raises NoDriver."""
         by_model: dict[str, int | None] = {}
         for card in cards:
             if card.model not in by_model:
                 by_model[card.model] = context_mib(self.driver, card, library_dir)
-            taken = by_model[card.model]
-            if taken is not None:
-                self.context_mib[card.uuid] = taken
+            overhead = by_model[card.model]
+            if overhead is not None:
+                self.context_mib[card.uuid] = overhead
 
     def readings(self) -> dict[str, Reading]:
-        """What each card does now, by UUID. Raises NoDriver."""
+        """Return the cards' readings by UUID. Raises NoDriver."""
         try:
             readings = self.driver.readings()
         except DriverLost:
@@ -43,13 +46,13 @@ class Hardware:
         return {reading.uuid: reading for reading in readings}
 
     def busy_samples(self, uuid: str, since_us: int) -> tuple[int, Mapping[int, int]] | None:
-        """Of the driver that is open now, which is not closed meanwhile: for a thread that does nothing else.
+        """Call `Driver.busy_samples`. The driver is not closed meanwhile, so that any thread may call this.
 
-        Raises DriverLost, and does not open it again: `readings` does.
+        Raises DriverLost; only `readings` opens the driver again.
         """
         with self._opening:
             return self.driver.busy_samples(uuid, since_us)
 
     def close(self) -> None:
-        """Give the driver back."""
+        """Close the driver."""
         self.driver.close()

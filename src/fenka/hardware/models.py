@@ -1,4 +1,4 @@
-"""The models that a simulated node can have, as NVML reports the real ones."""
+"""The models of simulated cards, with the figures that NVML reports of real ones."""
 
 from dataclasses import dataclass
 
@@ -7,25 +7,25 @@ __all__ = ["MODELS", "Model"]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What all cards of one kind have in common."""
+    """Properties that all cards of a model share."""
 
     key: str
-    """What a user types."""
+    """The name in specifications."""
     name: str
-    """As NVML prints it."""
+    """The name that NVML reports."""
     memory_mib: int
-    """What the driver reports, which is less than what the data sheet says."""
+    """As the driver reports it, which is less than in the data sheet."""
     sm_count: int
     compute_capability: tuple[int, int]
     power_limit_w: int
     idle_power_w: int
     sm_clock_mhz: int
-    """The highest, as is the next one."""
+    """Maximum, as the next one."""
     memory_clock_mhz: int
     fan_percent: int = 0
-    """At idle; 0 = the chassis cools it, and NVML says "not supported"."""
+    """At idle; 0 if the chassis cools it, and NVML reports "not supported"."""
     ecc: bool = True
-    """Whether its memory counts bit errors; NVML says "not supported" where it does not."""
+    """Whether its memory counts bit errors; if not, NVML reports "not supported"."""
 
 
 _TABLE = (

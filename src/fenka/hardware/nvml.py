@@ -1,7 +1,6 @@
 """The driver's cards, readings and processes, through NVML.
 
-Simulated and real cards come the same way; only ``Driver.simulated`` tells them apart, and only for
-screens to say so.
+Simulated and real cards look alike. Only ``Driver.simulated`` distinguishes them, for screens to show it.
 """
 
 import contextlib
@@ -27,22 +26,22 @@ _Value = TypeVar("_Value")
 
 
 class NoDriver(FenkaError):
-    """There is no usable driver; one sentence: what is missing and what to do."""
+    """There is no usable driver. The message says what is missing and what to do."""
 
 
 class DriverLost(NoDriver):
-    """The driver was there and no longer answers."""
+    """The driver no longer answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one card does just now; None where the card does not say."""
+    """Current figures of a card; None if the card does not report one."""
 
     uuid: str
     used_mib: int
     total_mib: int
     utilisation: int | None
-    """Percent of the last second or so, depending on the model, in which a kernel ran."""
+    """Percent of time in which a kernel ran, over about the last second, depending on the model."""
     temperature_c: int | None
     power_w: float | None
     power_limit_w: float | None
@@ -54,15 +53,15 @@ class GpuProcess:
 
     uuid: str
     pid: int
-    """As the driver sees it, which is the host's number and not a container's."""
+    """In the host's PID namespace, as the driver sees it."""
     used_mib: int | None
     graphics: bool = False
-    """Whether it only draws, as a desktop does."""
+    """Whether it only renders, as a desktop does."""
 
 
 @dataclass(slots=True)
 class _Loaded:
-    """The one NVML that this process talks to: pynvml has room for no second."""
+    """The NVML that this process has loaded. pynvml supports only one."""
 
     library_dir: Path | None
     library: Any
@@ -74,17 +73,17 @@ _loaded: _Loaded | None = None
 
 
 @contextlib.contextmanager
-def _answered() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
     try:
         yield
-    except pynvml.NVMLError as why:
+    except pynvml.NVMLError as error:
         raise DriverLost(
-            f"the driver no longer answers ({why}): see whether it still runs"
-        ) from why
+            f"the driver no longer answers ({error}): see whether it still runs"
+        ) from error
 
 
 class Driver:
-    """NVML while it is open. A context manager; make it with ``Driver.open``.
+    """An open NVML, made by ``Driver.open``. A context manager.
 
     Every method raises DriverLost once the driver no longer answers.
     """
@@ -92,21 +91,20 @@ class Driver:
     def __init__(self, library_dir: Path | None) -> None:
         self._library_dir = library_dir
         self._open = True
-        with _answered():
+        with _translated_errors():
             self.version: str = pynvml.nvmlSystemGetDriverVersion()
-            """As the driver says it: "550.163.01"."""
+            """For example "550.163.01"."""
             cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
             self.cuda_version: str = f"{cuda // 1000}.{cuda % 1000 // 10}"
-            """The newest CUDA that the driver serves: "12.4"."""
+            """The newest CUDA version that the driver supports, for example "12.4"."""
         self.simulated: bool = hasattr(pynvml.nvmlLib, "fenka_simulated")
-        """Whether there is no hardware behind this."""
+        """Whether the cards are simulated."""
 
     @classmethod
     def open(cls, library_dir: Path | None = None) -> Self:
-        """Load NVML, from a directory or from where the system has it.
+        """Load NVML from a directory, or from the system.
 
-        Raises NoDriver. A process holds one driver at a time: while one is open, another directory
-        is refused.
+        A process has one driver at a time: while one is open, another directory is an error. Raises NoDriver.
         """
         with _loading:
             _acquire(library_dir and library_dir.absolute())
@@ -118,7 +116,7 @@ class Driver:
             raise
 
     def close(self) -> None:
-        """Give NVML back; closing twice is harmless."""
+        """Release NVML. Closing twice has no effect."""
         if self._open:
             self._open = False
             with _loading:
@@ -130,14 +128,14 @@ class Driver:
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        why: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self.close()
 
-    @_answered()
+    @_translated_errors()
     def cards(self) -> tuple[Card, ...]:
-        """All cards, by index. memory_mib is what the driver reports, rounded down."""
+        """Return all cards by index. memory_mib is what the driver reports, rounded down."""
         return tuple(
             Card(
                 index=index,
@@ -148,33 +146,36 @@ class Driver:
             for index, handle in _handles()
         )
 
-    @_answered()
+    @_translated_errors()
     def readings(self) -> tuple[Reading, ...]:
-        """What each card does just now, by index; a card that has fallen off the bus is left out."""
+        """Return the readings of all cards by index. A card that has fallen off the bus is missing."""
         return tuple(_reading(handle) for _, handle in _handles())
 
-    @_answered()
+    @_translated_errors()
     def busy_percent(self, since_us: int) -> dict[tuple[str, int], int]:
-        """Percent of a card's time that a process has had, by UUID and process id, in the newest sample
-        after this moment (microseconds since the epoch); nothing of cards that do not tell."""
-        found: dict[tuple[str, int], tuple[int, int]] = {}
+        """Return the percentage of each card's time that processes had in the newest sample, by UUID and PID.
+
+        Cards that do not report it are missing. since_us: only samples after this time, in microseconds since
+        the epoch.
+        """
+        newest: dict[tuple[str, int], tuple[int, int]] = {}
         for _, handle in _handles():
             uuid = pynvml.nvmlDeviceGetUUID(handle)
             try:
                 samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
             except (pynvml.NVMLError_NotFound, pynvml.NVMLError_NotSupported):
                 continue
-            for it in samples:
-                key, newest = (uuid, it.pid), (it.timeStamp, it.smUtil)
-                found[key] = max(found.get(key, newest), newest)
-        return {key: percent for key, (_, percent) in found.items()}
+            for sample in samples:
+                key, value = (uuid, sample.pid), (sample.timeStamp, sample.smUtil)
+                newest[key] = max(newest.get(key, value), value)
+        return {key: percent for key, (_, percent) in newest.items()}
 
-    @_answered()
+    @_translated_errors()
     def busy_samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:
-        """When the newest sample after that moment was taken (microseconds since the epoch; the moment
-        itself where there is none), and by process id the percent of the card's time had in it.
+        """Return the time of the newest sample, and the percentage of the card's time by process ID.
 
-        None of a card that does not tell. Raises DriverLost.
+        Without a sample after `since_us` the time is that. Times are in microseconds since the epoch. Return
+        None for a card that does not report it.
         """
         try:
             handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -184,49 +185,50 @@ class Driver:
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
             return None
         newest: dict[int, tuple[int, int]] = {}
-        for it in samples:
-            newest[it.pid] = max(newest.get(it.pid, (0, 0)), (it.timeStamp, it.smUtil))
+        for sample in samples:
+            value = (sample.timeStamp, sample.smUtil)
+            newest[sample.pid] = max(newest.get(sample.pid, (0, 0)), value)
         return (
             max([at for at, _ in newest.values()], default=since_us),
             {pid: percent for pid, (_, percent) in newest.items()},
         )
 
-    @_answered()
+    @_translated_errors()
     def minor(self, uuid: str) -> int:
-        """N of the card's /dev/nvidiaN, which need not be its index."""
+        """Return N of the card's /dev/nvidiaN, which need not be its index."""
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         return int(pynvml.nvmlDeviceGetMinorNumber(handle))
 
-    @_answered()
+    @_translated_errors()
     def processes(self) -> tuple[GpuProcess, ...]:
-        """Who has a context on which card, by card and process id; each pair once."""
-        found: dict[tuple[int, int], GpuProcess] = {}
+        """Return the processes that have a context, ordered by card and process ID; each pair once."""
+        processes: dict[tuple[int, int], GpuProcess] = {}
         for index, handle in _handles():
             uuid = pynvml.nvmlDeviceGetUUID(handle)
-            for ask, graphics in (
+            for query, graphics in (
                 (pynvml.nvmlDeviceGetGraphicsRunningProcesses, True),
                 (pynvml.nvmlDeviceGetComputeRunningProcesses, False),
             ):
-                for process in _or_none(ask, handle) or ():
+                for process in _or_none(query, handle) or ():
                     used = process.usedGpuMemory
-                    found[index, process.pid] = GpuProcess(
+                    processes[index, process.pid] = GpuProcess(
                         uuid, process.pid, None if used is None else used // _MIB, graphics
                     )
-        return tuple(found[key] for key in sorted(found))
+        return tuple(processes[key] for key in sorted(processes))
 
 
 class XidListener:
-    """XIDs, the driver's word for an error of a card, of all cards that tell. `with` ends it.
+    """Receives XIDs, the driver's error numbers, of all cards that report them. A context manager.
 
     Raises DriverLost.
     """
 
-    @_answered()
+    @_translated_errors()
     def __init__(self) -> None:
         self._waiting = threading.Lock()
         self._set = pynvml.nvmlEventSetCreate()
         for _, handle in _handles():
-            # A card that cannot tell is no reason not to hear the others.
+            # A card that reports none does not prevent the others from being received.
             _or_none(
                 pynvml.nvmlDeviceRegisterEvents,
                 handle,
@@ -238,13 +240,13 @@ class XidListener:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Another thread may still wait in it, for no longer than it said.
+        # Another thread may still wait in it, up to its own timeout.
         with self._waiting, contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlEventSetFree(self._set)
 
-    @_answered()
+    @_translated_errors()
     def wait(self, milliseconds: int) -> tuple[str, int] | None:
-        """UUID of a card and its XID; None if there was none in this time."""
+        """Return a card's UUID and its XID; None if there is none within this time."""
         try:
             with self._waiting:
                 event = pynvml.nvmlEventSetWait_v2(self._set, milliseconds)
@@ -264,10 +266,10 @@ def _acquire(library_dir: Path | None) -> None:
         )
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError as why:
+    except pynvml.NVMLError as error:
         if _loaded.users == 0:
             _unload()
-        raise NoDriver(_refusal(why, library_dir)) from None
+        raise NoDriver(_explain(error, library_dir)) from None
     _loaded.users += 1
 
 
@@ -281,53 +283,53 @@ def _release() -> None:
 
 
 def _load(library_dir: Path | None) -> Any:
-    """The library, by its path: pynvml would look by name and take the system's."""
+    """Load the library by its path. pynvml would search by name and load the system's."""
     if library_dir is None:
         return None
     try:
         library = ctypes.CDLL(str(library_dir / _SONAME))
-    except OSError as why:
-        raise NoDriver(f"cannot load {_SONAME} from {library_dir}: {why}") from None
-    _give_to_pynvml(library)
+    except OSError as error:
+        raise NoDriver(f"cannot load {_SONAME} from {library_dir}: {error}") from None
+    _set_in_pynvml(library)
     return library
 
 
 def _unload() -> None:
-    """So that this process can open another one: two of one name, or of one file, are one to dlopen."""
+    """Unload the library, since dlopen treats two libraries of one name, or of one file, as one."""
     global _loaded  # noqa: PLW0603
     if _loaded is not None and _loaded.library is not None:
-        _give_to_pynvml(None)
+        _set_in_pynvml(None)
         dlclose(_loaded.library._handle)
     _loaded = None
 
 
-def _give_to_pynvml(library: Any) -> None:
+def _set_in_pynvml(library: Any) -> None:
     with pynvml.libLoadLock:
         pynvml.nvmlLib = library
         pynvml._nvmlGetFunctionPointer_cache.clear()
         pynvml._nvmlLib_refcount = 0
 
 
-def _refusal(why: pynvml.NVMLError, library_dir: Path | None) -> str:
+def _explain(error: pynvml.NVMLError, library_dir: Path | None) -> str:
     if library_dir is not None:
         return (
-            f"the driver in {library_dir} does not answer ({why}): "
+            f"the driver in {library_dir} does not answer ({error}): "
             f"the simulated node's card server is not running, start the node"
         )
-    if isinstance(why, pynvml.NVMLError_LibraryNotFound):
+    if isinstance(error, pynvml.NVMLError_LibraryNotFound):
         return (
             f"this machine has no NVIDIA driver ({_SONAME} was not found): "
             f"install it, or try simulated cards: `fenka daemon --background --simulate T4`"
         )
     return (
-        f"the NVIDIA driver does not answer ({why}): "
+        f"the NVIDIA driver does not answer ({error}): "
         f"see whether nvidia-smi works, or try simulated cards: "
         f"`fenka daemon --background --simulate T4`"
     )
 
 
 def _handles() -> Iterator[tuple[int, Any]]:
-    # Fails if it is the driver that has gone, and not one card.
+    # Fails if the driver is lost, and not only a card.
     pynvml.nvmlSystemGetDriverVersion()
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
@@ -338,9 +340,9 @@ def _handles() -> Iterator[tuple[int, Any]]:
         yield index, handle
 
 
-def _or_none(ask: Callable[..., _Value], *arguments: object) -> _Value | None:
+def _or_none(query: Callable[..., _Value], *arguments: object) -> _Value | None:
     try:
-        return ask(*arguments)
+        return query(*arguments)
     except pynvml.NVMLError_NotSupported:
         return None
 

@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket: the kernel knows."""
+"""The process at the other end of a Unix socket, as the kernel reports it."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ _SO_PEERPIDFD = 77
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The process that connected, and no other that gets its PID. descriptor: a pidfd, to be closed."""
+    """The process that connected, even if its PID is reused. descriptor: a pidfd, to be closed."""
 
     pid: int
     uid: int
@@ -23,35 +23,35 @@ class Process:
     descriptor: int
 
     def lives(self) -> bool:
-        """Whether it has not ended. What was read of its PID before this says yes was the process's own."""
+        """Return whether it has not ended. If so, everything read of its PID before was this process's."""
         poll = select.poll()
         poll.register(self.descriptor, select.POLLIN)
         return not poll.poll(0)
 
     def close(self) -> None:
-        """Forget it."""
+        """Close the pidfd."""
         os.close(self.descriptor)
 
 
 def process(connection: socket.socket) -> Process:
-    """The process at the other end. Raises ProcessLookupError if it is gone, OSError.
+    """Return the process that connected, even if it passed the connection on or called exec.
 
-    Whoever it has passed the connection to, or become by exec, it is the one that connected.
+    Raises ProcessLookupError if it has ended, OSError.
     """
     pid, uid, gid = peer(connection)
     try:
         descriptor = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except OSError as why:
-        if why.errno == errno.ENOPROTOOPT:
+    except OSError as error:
+        if error.errno == errno.ENOPROTOOPT:
             return _by_number(pid, uid, gid)
-        # Older kernels have no descriptor of what has ended, and say so in several ways.
-        raise ProcessLookupError(why.errno, "the process that connected is gone") from None
+        # Older kernels return several errors for a process that has ended.
+        raise ProcessLookupError(error.errno, "the process that connected is gone") from None
     return Process(pid, uid, gid, descriptor)
 
 
 def _by_number(pid: int, uid: int, gid: int) -> Process:
-    """Before Linux 6.5: a PID that is used again for another user's process is not taken for the first's."""
-    found = Process(pid, uid, gid, os.pidfd_open(pid))
+    """Return the process by its PID, before Linux 6.5. A PID reused by another user is an error."""
+    candidate = Process(pid, uid, gid, os.pidfd_open(pid))
     try:
         users = next(
             line.split()[1:]
@@ -60,14 +60,14 @@ def _by_number(pid: int, uid: int, gid: int) -> Process:
         )
     except OSError:
         users = []
-    if str(uid) in users and found.lives():
-        return found
-    found.close()
+    if str(uid) in users and candidate.lives():
+        return candidate
+    candidate.close()
     raise ProcessLookupError(errno.ESRCH, "the process that connected is gone")
 
 
 def peer(connection: socket.socket) -> tuple[int, int, int]:
-    """PID, user id and group id of the other end, from the kernel."""
+    """Return PID, user ID and group ID of the other end."""
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid, uid, gid = struct.unpack("3i", credentials)
@@ -75,7 +75,7 @@ def peer(connection: socket.socket) -> tuple[int, int, int]:
 
 
 def user_name(uid: int) -> str:
-    """The user's name, or the number where it has none."""
+    """Return the user's name, or the number if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,7 +1,7 @@
-"""A simulated node: a directory with shared memory, a card server, and a driver that finds both.
+"""A simulated node: a directory with shared memory, a card server, and a driver that uses both.
 
-Programs use it by loading ``<directory>/lib/libcuda.so.1`` and ``libnvidia-ml.so.1``. The layout of the
-shared memory is the C header's, read through cffi: there is no second description of it.
+Programs load ``<directory>/lib/libcuda.so.1`` and ``libnvidia-ml.so.1``. The layout of the shared memory is
+read from the C header through cffi, so that it is defined once.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _FIXED: Final = (
     "compute_major", "compute_minor", "idle_power_mw", "power_limit_mw", "max_sm_clock_mhz",
     "max_memory_clock_mhz", "fan_percent",
 )  # fmt: skip
-"""What makes two cards the same card; the rest of the struct changes while the node runs."""
+"""Fields that identify a card. The others change while the node runs."""
 
 _DEADLINE_S: Final = 10.0
 _HELLO: Final = b"N"
@@ -53,7 +53,7 @@ _REFUSALS: Final = {
 
 
 class NodeError(FenkaError):
-    """The simulated node cannot be made, started or stopped; one sentence that says why."""
+    """The simulated node cannot be made, started or stopped. The message says why."""
 
 
 class NoSuchCard(NodeError):
@@ -64,7 +64,7 @@ class NoSuchCard(NodeError):
 
 @cache
 def _layout() -> tuple[Any, dict[str, int]]:
-    """The header's structs as a cffi ``FFI``, and its integer constants."""
+    """Return the header's structs as a cffi ``FFI``, and its integer constants."""
     try:
         return built.read_header(_NATIVE / "layout.h")
     except FileNotFoundError:
@@ -74,26 +74,30 @@ def _layout() -> tuple[Any, dict[str, int]]:
 
 
 class SimulatedNode:
-    """One node. The object is a handle: the directory is the node, and outlives the object.
+    """A handle of a node. The node is the directory, and outlives the object.
 
-    While the object has started the node it keeps a connection to the card server, which else ends
-    by itself half a minute after the last program has gone.
+    An object that has started the node keeps a connection to the card server. Otherwise the server ends half
+    a minute after the last program.
     """
 
     def __init__(self, directory: Path, native: Path = _NATIVE) -> None:
         self.directory, self._native = directory, native
         self._server: subprocess.Popen[bytes] | None = None
-        self._line: socket.socket | None = None
+        self._connection: socket.socket | None = None
 
     @classmethod
     def create(
         cls, directory: Path, spec: tuple[SimulatedCard, ...], native: Path = _NATIVE
     ) -> "SimulatedNode":
-        """Make the directory a node with these cards, or find that it is one already.
+        """Make a directory a node with these cards, unless it is one already.
 
-        native: where the libraries and the card server are, readable by all who shall use the node.
-        Raises NodeError when a running card server serves other cards there, or when the directory
-        cannot be written.
+        Args:
+            directory: The node's directory.
+            spec: Its cards.
+            native: Directory of the libraries and the card server, readable by all users of the node.
+
+        Raises:
+            NodeError: A running card server serves other cards there, or the directory cannot be written.
         """
         directory = directory.absolute()
         _layout()
@@ -103,55 +107,57 @@ class SimulatedNode:
             for name in _LIBRARIES:
                 _link(directory / "lib" / name, native / name)
             _write_state(directory, bytes(_state(directory, spec)))
-        except OSError as why:
+        except OSError as error:
             raise NodeError(
-                f"cannot make a simulated node in {directory}: {why.strerror}"
+                f"cannot make a simulated node in {directory}: {error.strerror}"
             ) from None
         return cls(directory, native)
 
     @property
     def library_dir(self) -> Path:
-        """Where the driver's libraries are: the value for LD_LIBRARY_PATH."""
+        """Directory of the driver's libraries: the value for LD_LIBRARY_PATH."""
         return self.directory / "lib"
 
     @property
     def running(self) -> bool:
         """Whether a card server answers."""
-        line = self._connect()
-        if line is not None:
-            line.close()
-        return line is not None
+        connection = self._connect()
+        if connection is not None:
+            connection.close()
+        return connection is not None
 
     def start(self, idle_seconds: int = 30) -> None:
-        """Have a card server, in a session of its own; nothing happens when one is there.
+        """Start a card server, in a session of its own, unless one runs.
 
-        idle_seconds: the server ends after this long without any program; 0 = never.
-        Raises NodeError with the server's own sentence when it does not come up within 10 s.
+        idle_seconds: the server ends after this time without any program; 0: never.
+        Raises NodeError, with the server's own message, if it does not start within 10 s.
         """
-        self._line = self._line or self._connect()
-        if self._line is not None:
+        self._connection = self._connection or self._connect()
+        if self._connection is not None:
             return
-        why = self._launch(idle_seconds)
-        # Somebody else may have been faster: then theirs is the server, once it answers.
-        deadline = time.monotonic() + (_DEADLINE_S if why is None else 1.0)
-        while self._line is None:
-            self._line = self._connect()
-            if self._line is None and time.monotonic() > deadline:
-                raise NodeError(why or f"the card server of {self.directory} does not answer")
+        failure = self._launch(idle_seconds)
+        # Another process may have been faster: then its server is used once it answers.
+        deadline = time.monotonic() + (_DEADLINE_S if failure is None else 1.0)
+        while self._connection is None:
+            self._connection = self._connect()
+            if self._connection is None and time.monotonic() > deadline:
+                raise NodeError(failure or f"the card server of {self.directory} does not answer")
 
     def stop(self) -> None:
-        """End the card server and wait until it has; nothing happens when there is none."""
-        line, self._line = self._line or self._connect(), None
-        if line is not None:
-            with contextlib.closing(line):
-                _end(peer(line)[0], line)
+        """End the card server, if there is one, and wait until it has ended."""
+        connection, self._connection = self._connection or self._connect(), None
+        if connection is not None:
+            with contextlib.closing(connection):
+                _end(peer(connection)[0], connection)
         if self._server is not None:
             self._server.wait(_DEADLINE_S)
             self._server = None
 
     def busy_ns(self, card: int = 0) -> dict[int, int]:
-        """Device time that each attached process has had on the card, by process id as the card server
-        sees it: exact, as far as the time line has been brought up to date by whoever used it last."""
+        """Return the device time that each attached process has had on a card, by process ID.
+
+        IDs are those in the card server's PID namespace. Times are exact up to the last use of the card.
+        """
         ffi, _ = _layout()
         with (
             (self.directory / "state").open("rb") as file,
@@ -165,7 +171,7 @@ class SimulatedNode:
             return {slot.pid: slot.busy_ns[card] for slot in slots if slot.generation != 0}
 
     def find(self, card: str) -> int:
-        """Index of a card, by its index or UUID. Raises NoSuchCard, and NodeError without a node."""
+        """Return the index of a card that is given by index or UUID. Raises NoSuchCard, NodeError."""
         ffi, _ = _layout()
         try:
             content = (self.directory / "state").read_bytes()
@@ -183,9 +189,9 @@ class SimulatedNode:
         )
 
     def set_temperature(self, card: int, celsius: int | None) -> None:
-        """Have the card say this temperature, or with None again what its load gives.
+        """Set the temperature that a card reports; None restores the one that follows its load.
 
-        This and the next ones raise NodeError with a sentence when the node cannot do it.
+        This and the following methods raise NodeError if the node cannot do it.
         """
         if celsius is None:
             self._command("NO_TEMPERATURE", card)
@@ -193,45 +199,47 @@ class SimulatedNode:
             self._command("TEMPERATURE", card, celsius)
 
     def raise_xid(self, card: int, number: int) -> None:
-        """Report an XID, the driver's word for an error of a card, to all who listen."""
+        """Report an XID, the driver's number of an error, to all listeners."""
         self._command("XID", card, number)
 
     def add_ecc_errors(self, card: int, count: int, *, corrected: bool = False) -> None:
-        """Count errors of the card's memory, and report them; uncorrected ones with XID 48, too."""
+        """Count and report errors of the card's memory; uncorrected ones also as XID 48."""
         self._command("ECC_CORRECTED" if corrected else "ECC_UNCORRECTED", card, count)
 
     def lose(self, card: int) -> None:
-        """Have the card fall off the bus: XID 79, and from then on nothing but errors."""
+        """Remove the card from the bus: XID 79, and from then on only errors."""
         self._command("LOSE", card)
 
     def recover(self, card: int) -> None:
-        """Have a lost card back, its volatile ECC counters at zero."""
+        """Return a lost card, with its volatile ECC counters at zero."""
         self._command("RECOVER", card)
 
-    def _command(self, act: str, card: int, value: int = 0) -> None:
-        line = self._connect(_HELLO_COMMAND)
-        if line is None:
+    def _command(self, command: str, card: int, value: int = 0) -> None:
+        connection = self._connect(_HELLO_COMMAND)
+        if connection is None:
             raise NodeError(
                 f"no simulated node runs in {self.directory}: start one, as with "
                 f"`fenka daemon --background --simulate T4`"
             )
         _, constants = _layout()
         try:
-            with line:
-                line.sendall(_COMMAND.pack(constants[f"FENKA_NODE_{act}"], card, value))
-                answer = line.recv(_ANSWER.size, socket.MSG_WAITALL)
+            with connection:
+                connection.sendall(_COMMAND.pack(constants[f"FENKA_NODE_{command}"], card, value))
+                answer = connection.recv(_ANSWER.size, socket.MSG_WAITALL)
         except OSError:
             answer = b""
         if len(answer) != _ANSWER.size:
-            raise NodeError(f"the card server of {self.directory} has gone while it was asked")
-        why = _ANSWER.unpack(answer)[0]
-        if why == errno.ENODEV:
+            raise NodeError(
+                f"the card server of {self.directory} ended during a command: try again"
+            )
+        code = _ANSWER.unpack(answer)[0]
+        if code == errno.ENODEV:
             raise NoSuchCard(f"the simulated node has no card {card}")
-        if why:
-            raise NodeError(_REFUSALS.get(why, os.strerror(why)).format(card=card, value=value))
+        if code:
+            raise NodeError(_REFUSALS.get(code, os.strerror(code)).format(card=card, value=value))
 
     def _launch(self, idle_seconds: int) -> str | None:
-        """Start a server and wait for its first word; its complaint, or None when it is ready."""
+        """Start a server. Return None when it is ready, else its error."""
         try:
             self._server = subprocess.Popen(
                 [
@@ -245,25 +253,25 @@ class SimulatedNode:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        except OSError as why:
-            raise NodeError(f"cannot start the card server: {why.strerror}") from None
+        except OSError as error:
+            raise NodeError(f"cannot start the card server: {error.strerror}") from None
         pipe = self._server.stdout
         assert pipe is not None
-        said = b""
+        output = b""
         with contextlib.closing(pipe), selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
-            while not said.endswith(b"\n") and selector.select(_DEADLINE_S):
+            while not output.endswith(b"\n") and selector.select(_DEADLINE_S):
                 if not (more := os.read(pipe.fileno(), 4096)):
                     break
-                said += more
-        if said == b"ready\n":
+                output += more
+        if output == b"ready\n":
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._server.wait(1.0)
-        sentence = said.decode(errors="replace").strip().removeprefix("fenka-cardserver: ")
-        return sentence or self._how_it_ended()
+        sentence = output.decode(errors="replace").strip().removeprefix("fenka-cardserver: ")
+        return sentence or self._exit_reason()
 
-    def _how_it_ended(self) -> str:
+    def _exit_reason(self) -> str:
         code = self._server.returncode if self._server else None
         if code == -signal.SIGBUS:
             state = self.directory / "state"
@@ -272,35 +280,36 @@ class SimulatedNode:
         return f"the card server of {self.directory} {how} before it was ready: try again"
 
     def _connect(self, hello: bytes = _HELLO) -> socket.socket | None:
-        """A greeted connection, or None when no server answers within 10 s."""
+        """Return a greeted connection; None if no server answers within 10 s."""
         try:
             directory = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             return None
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            line.settimeout(_DEADLINE_S)
+            connection.settimeout(_DEADLINE_S)
             # By descriptor: a socket's address holds 108 bytes, and a path may be longer.
-            line.connect(f"/proc/self/fd/{directory}/server.sock")
-            line.sendall(hello)
-            welcomed = len(line.recv(_WELCOME_BYTES, socket.MSG_WAITALL)) == _WELCOME_BYTES
+            connection.connect(f"/proc/self/fd/{directory}/server.sock")
+            connection.sendall(hello)
+            welcome = connection.recv(_WELCOME_BYTES, socket.MSG_WAITALL)
+            welcomed = len(welcome) == _WELCOME_BYTES
         except OSError:
             welcomed = False
         finally:
             os.close(directory)
         if welcomed:
-            return line
-        line.close()
+            return connection
+        connection.close()
         return None
 
 
-def _end(pid: int, line: socket.socket) -> None:
-    for sign in (signal.SIGTERM, signal.SIGKILL):
+def _end(pid: int, connection: socket.socket) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             if pid > 0:
-                os.kill(pid, sign)
-            line.settimeout(_DEADLINE_S)
-            if line.recv(1) == b"":
+                os.kill(pid, number)
+            connection.settimeout(_DEADLINE_S)
+            if connection.recv(1) == b"":
                 return
         except (ProcessLookupError, ConnectionError):
             return
@@ -315,13 +324,13 @@ def _end(pid: int, line: socket.socket) -> None:
 
 def _link(link: Path, target: Path) -> None:
     if not (link.is_symlink() and link.readlink() == target):
-        with tempfile.TemporaryDirectory(dir=link.parent) as beside:
-            (Path(beside) / "link").symlink_to(target)
-            (Path(beside) / "link").replace(link)
+        with tempfile.TemporaryDirectory(dir=link.parent) as temporary:
+            (Path(temporary) / "link").symlink_to(target)
+            (Path(temporary) / "link").replace(link)
 
 
 def _state(directory: Path, spec: tuple[SimulatedCard, ...]) -> Any:
-    """The file's content as a cffi buffer."""
+    """Return the state file's content as a cffi buffer."""
     ffi, constants = _layout()
     if not 1 <= len(spec) <= constants["FENKA_NODE_CARDS"]:
         raise NodeError(f"a node has 1 to {constants['FENKA_NODE_CARDS']} cards, not {len(spec)}")
@@ -338,49 +347,49 @@ def _state(directory: Path, spec: tuple[SimulatedCard, ...]) -> Any:
     return ffi.buffer(state)
 
 
-def _fill(held: Any, directory: Path, index: int, card: SimulatedCard) -> None:
+def _fill(target: Any, directory: Path, index: int, card: SimulatedCard) -> None:
     model = card.model
-    made = uuid.uuid5(uuid.NAMESPACE_URL, f"fenka:{directory.resolve()}:{index}:{model.key}")
-    held.uuid = (card.uuid or f"GPU-{made}").encode()
-    held.name = card.name.encode()
-    held.serial = f"{int(made) % 10**13:013d}".encode()
-    held.pci_bus_id = f"00000000:{index + 1:02X}:00.0".encode()
-    held.memory_bytes = card.memory_mib << 20
-    held.context_bytes = card.context_mib << 20
-    held.sm_count = model.sm_count
-    held.compute_major, held.compute_minor = model.compute_capability
-    held.idle_power_mw = model.idle_power_w * 1000
-    held.power_limit_mw = model.power_limit_w * 1000
-    held.max_sm_clock_mhz = model.sm_clock_mhz
-    held.max_memory_clock_mhz = model.memory_clock_mhz
-    held.fan_percent = model.fan_percent
+    generated = uuid.uuid5(uuid.NAMESPACE_URL, f"fenka:{directory.resolve()}:{index}:{model.key}")
+    target.uuid = (card.uuid or f"GPU-{generated}").encode()
+    target.name = card.name.encode()
+    target.serial = f"{int(generated) % 10**13:013d}".encode()
+    target.pci_bus_id = f"00000000:{index + 1:02X}:00.0".encode()
+    target.memory_bytes = card.memory_mib << 20
+    target.context_bytes = card.context_mib << 20
+    target.sm_count = model.sm_count
+    target.compute_major, target.compute_minor = model.compute_capability
+    target.idle_power_mw = model.idle_power_w * 1000
+    target.power_limit_mw = model.power_limit_w * 1000
+    target.max_sm_clock_mhz = model.sm_clock_mhz
+    target.max_memory_clock_mhz = model.memory_clock_mhz
+    target.fan_percent = model.fan_percent
 
 
 def _write_state(directory: Path, content: bytes) -> None:
-    """Replace the file, unless a server holds it: then it must say the same."""
+    """Replace the file, unless a server uses it: then the cards must be the same."""
     path = directory / "state"
-    with _locked(path) as there:
-        if there is not None:
-            if _fixed(there) != _fixed(content):
+    with _locked(path) as current:
+        if current is not None:
+            if _fixed(current) != _fixed(content):
                 raise NodeError(
                     f"a card server already serves other cards in {directory}: "
                     f"stop that node first, or use another directory"
                 )
             return
         with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
-            # Mostly zeros: written as a hole, so that it takes no memory on a tmpfs.
+            # Trailing zeros are a hole, which takes no memory on a tmpfs.
             file.write(content.rstrip(b"\0"))
             file.truncate(len(content))
-            # Programs of any user write their counters.
+            # Programs of any user write their counters here.
             os.fchmod(file.fileno(), 0o666)
         Path(file.name).replace(path)
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bytes | None]:
-    """Hold the lock that a card server takes; yields the content when a server has it instead."""
+    """Hold the lock that a card server takes. If a server has it, yield the file's content instead."""
     try:
-        # Whatever is there, this does not wait for it.
+        # Does not block, whatever kind of file this is.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         yield None

@@ -1,4 +1,4 @@
-"""What a user says a simulated node has: ``A100-80G*4,T4``, or a TOML file for more.
+"""Specifications of a simulated node's cards: ``A100-80G*4,T4``, or a TOML file for more.
 
     version = 1
     driver_version = "550.163.01"
@@ -9,7 +9,7 @@
     count = 2
     context_mib = 120
 
-Also per card: memory_mib, name, uuid. Anything else is an error that names it.
+Also per card: memory_mib, name, uuid. Any other key is an error that names it.
 """
 
 import difflib
@@ -26,7 +26,7 @@ from fenka.hardware.models import MODELS, Model
 __all__ = ["DRIVER_VERSION", "MAX_CARDS", "BadSpec", "SimulatedCard", "parse_spec"]
 
 MAX_CARDS = 16
-"""Cards of one node, as the simulated driver's layout has it."""
+"""Cards of one node, by the layout of the simulated driver's shared memory."""
 
 DRIVER_VERSION = "550.163.01"
 CUDA_VERSION = "12.4"
@@ -36,24 +36,24 @@ _ITEM = re.compile(r"\s*([^*\s]+)\s*(?:\*\s*(\d{1,9})\s*)?")
 
 
 class BadSpec(FenkaError):
-    """A description of simulated cards means nothing; the message is one sentence that says why."""
+    """A specification is invalid. The message says why."""
 
     exit_code = INVALID_INPUT
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCard:
-    """One card to simulate."""
+    """A card to simulate."""
 
     model: Model
     memory_mib: int
     name: str
     uuid: str | None = None
-    """None = made from the node's directory, the card's index and its model."""
+    """None: derived from the node's directory, the card's index and its model."""
     context_mib: int = 0
-    """Device memory that a process's first context on the card takes."""
+    """Device memory that a process's first context takes."""
     driver_version: str = DRIVER_VERSION
-    """Of the node, and so the same on all its cards; the next one, too."""
+    """The node's, and so the same on all its cards; as the next one."""
     cuda_version: str = CUDA_VERSION
 
 
@@ -76,8 +76,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def parse_spec(text: str) -> tuple[SimulatedCard, ...]:
-    """The cards that a short form (``T4``, ``V100-16G*2``, ``A100-80G*4,T4``) or a path to a TOML
-    file describes, in order. Raises BadSpec.
+    """Return the cards of a short form (``T4``, ``V100-16G*2``, ``A100-80G*4,T4``) or of a TOML file.
+
+    Raises BadSpec.
     """
     if "/" in text or text.endswith(".toml"):
         return _checked(_from_file(Path(text)))
@@ -101,21 +102,21 @@ def _model(key: str) -> Model:
     by_key = {known.casefold(): model for known, model in MODELS.items()}
     if model := by_key.get(key.casefold()):
         return model
-    begins = [known for known in by_key if known.startswith(key.casefold())]
-    near = begins or difflib.get_close_matches(key.casefold(), by_key, n=1, cutoff=0.4)
-    hint = f"did you mean {' or '.join(by_key[one].key for one in near)}? " if near else ""
+    matching = [known for known in by_key if known.startswith(key.casefold())]
+    near = matching or difflib.get_close_matches(key.casefold(), by_key, n=1, cutoff=0.4)
+    hint = f"did you mean {' or '.join(by_key[known].key for known in near)}? " if near else ""
     raise BadSpec(f"no model is called {key}: {hint}Known are {', '.join(MODELS)}")
 
 
 def _from_file(path: Path) -> list[SimulatedCard]:
     try:
-        said = msgspec.toml.decode(path.read_bytes(), type=_File)
-    except OSError as why:
-        raise BadSpec(f"cannot read {path}: {why.strerror}") from None
-    except (msgspec.MsgspecError, ValueError) as why:
-        raise BadSpec(f"{path}: {why}") from None
+        file = msgspec.toml.decode(path.read_bytes(), type=_File)
+    except OSError as error:
+        raise BadSpec(f"cannot read {path}: {error.strerror}") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BadSpec(f"{path}: {error}") from None
     cards: list[SimulatedCard] = []
-    for entry in said.card:
+    for entry in file.card:
         if entry.uuid is not None and entry.count > 1:
             raise BadSpec(f"{path}: one uuid cannot serve {entry.count} cards")
         model = _model(entry.model)
@@ -125,8 +126,8 @@ def _from_file(path: Path) -> list[SimulatedCard]:
             entry.name or model.name,
             entry.uuid,
             entry.context_mib,
-            said.driver_version,
-            said.cuda_version,
+            file.driver_version,
+            file.cuda_version,
         )
         cards += [card] * entry.count
     return cards
@@ -135,11 +136,11 @@ def _from_file(path: Path) -> list[SimulatedCard]:
 def _checked(cards: list[SimulatedCard]) -> tuple[SimulatedCard, ...]:
     if not 1 <= len(cards) <= MAX_CARDS:
         raise BadSpec(f"a node has 1 to {MAX_CARDS} cards, not {len(cards)}")
-    named = [card.uuid for card in cards if card.uuid is not None]
-    for uuid in named:
+    uuids = [card.uuid for card in cards if card.uuid is not None]
+    for uuid in uuids:
         if not _UUID.fullmatch(uuid):
             raise BadSpec(f"{uuid} is no card's UUID: it looks like GPU-{'x' * 8}-xxxx-…, in hex")
-        if named.count(uuid) > 1:
+        if uuids.count(uuid) > 1:
             raise BadSpec(f"two cards cannot both be {uuid}")
     for card in cards:
         if len(card.name.encode()) > 63:

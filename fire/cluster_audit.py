@@ -95,8 +95,10 @@ class ClusterAudit:
             self.cluster.run(sys.executable, "-m", "fenka", "top", "node", "-o", "json")
         )
         for node in shown:
-            at = [pod for pod in pods.values() if pod["spec"].get("nodeName") == node["name"]]
-            alive = [pod for pod in at if pod["status"].get("phase") not in ("Failed", "Succeeded")]
+            on_node = [pod for pod in pods.values() if pod["spec"].get("nodeName") == node["name"]]
+            alive = [
+                pod for pod in on_node if pod["status"].get("phase") not in ("Failed", "Succeeded")
+            ]
             most = sum(
                 max(self.limit(pod), self.requested_units.get(pod["metadata"]["name"], 0))
                 for pod in alive

@@ -38,12 +38,12 @@ def pod(name: str, containers: str, **spec: Any) -> str:
     """Return a pod of containers `name=units:command`. Names of init containers begin with `init-`."""
     listed: dict[str, list[Any]] = {"containers": [], "initContainers": []}
     for line in containers.splitlines():
-        at, _, rest = line.strip().partition("=")
+        container, _, rest = line.strip().partition("=")
         units, _, command = rest.partition(":")
-        kind = "initContainers" if at.startswith("init-") else "containers"
+        kind = "initContainers" if container.startswith("init-") else "containers"
         listed[kind].append(
             {
-                "name": at,
+                "name": container,
                 "image": WORKLOAD,
                 "imagePullPolicy": "Never",
                 "command": ["sh", "-c", command or "exec sleep 100000"],
@@ -51,8 +51,7 @@ def pod(name: str, containers: str, **spec: Any) -> str:
             }
         )
     body = {"terminationGracePeriodSeconds": 0, **listed, **spec}
-    made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body}
-    return json.dumps(made)
+    return json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body})
 
 
 def visible_mib(installation: Installation, name: str, container: str) -> int:

@@ -175,8 +175,8 @@ def test_forged_records_gain_nothing_and_block_no_pod_when_policies_are_absent(
         # The API server applies the removal of a policy with a delay.
         wait_until("the policies are gone", annotated)
         gates = installation.cluster.get("pod", "liar", TENANT)["spec"]["schedulingGates"]
-        at = [gate["name"] for gate in gates].index("tenant/gate")
-        removal = json.dumps([{"op": "remove", "path": f"/spec/schedulingGates/{at}"}])
+        index = [gate["name"] for gate in gates].index("tenant/gate")
+        removal = json.dumps([{"op": "remove", "path": f"/spec/schedulingGates/{index}"}])
         mallory.kubectl("patch", "pod", "liar", "--type=json", "-p", removal)
         installation.cluster.wait_for_pod("liar", TENANT)
         assert mallory.visible_mib("liar") == UNIT

@@ -45,13 +45,13 @@ COMPUTE = textwrap.dedent("""\
 
 def pod_with_limits(name: str, limits: Mapping[str, int], program: str = "", **labels: str) -> str:
     """Return a pod with one container that runs a Python program, or sleeps."""
-    made = json.loads(pod(name, "x=0:"))
-    (container,) = made["spec"]["containers"]
+    manifest = json.loads(pod(name, "x=0:"))
+    (container,) = manifest["spec"]["containers"]
     container["resources"] = {"limits": dict(limits)}
     if program:
         container["command"] = ["python3", "-c", program]
-    made["metadata"]["labels"] = labels
-    return json.dumps(made)
+    manifest["metadata"]["labels"] = labels
+    return json.dumps(manifest)
 
 
 def reported_shares(installation: Installation, name: str) -> list[float]:
@@ -285,9 +285,9 @@ def test_pod_group_starts_as_a_whole_when_declared_by_kubernetes_api(both: Insta
     installation.cluster.apply(GROUP)
     try:
         for number in range(4):
-            made = json.loads(pod_with_limits(f"native-{number}", {MEMORY: 7}))
-            made["spec"]["schedulingGroup"] = {"podGroupName": "native"}
-            installation.cluster.apply(json.dumps(made))
+            manifest = json.loads(pod_with_limits(f"native-{number}", {MEMORY: 7}))
+            manifest["spec"]["schedulingGroup"] = {"podGroupName": "native"}
+            installation.cluster.apply(json.dumps(manifest))
             if number == 2:
                 # A later pod is placed, so kube-scheduler has tried the group and left it pending.
                 installation.cluster.apply(pod_with_limits("after", {MEMORY: 1}))

@@ -1,6 +1,8 @@
 """Test the workloads that the Helm chart renders, and the values that it rejects."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -107,6 +109,34 @@ def test_files_of_slices_are_on_the_host_when_the_node_program_is_replaced() -> 
     (run,) = (mount for mount in container["volumeMounts"] if mount["name"] == "run")
     assert run["mountPropagation"] == "Bidirectional"
     assert pod["hostPID"] is True
+
+
+@needs_helm
+def test_programs_accept_every_option_of_the_chart() -> None:
+    """Compare the containers' arguments with the programs' help."""
+    objects = render(
+        **{
+            "simulatedCards": [T4],
+            "hamiNames": True,
+            "node.allNodes": True,
+            "node.assumeCdi": True,
+            "scheduler.bindsFor": ["default-scheduler"],
+            "scheduler.read": {"inspect": False, "metrics": False},
+            "scheduler.tls.hosts": ["gpu.example.com"],
+        }
+    )
+    workloads = [
+        document for document in objects if document["kind"] in ("DaemonSet", "Deployment", "Job")
+    ]
+    for workload in workloads:
+        for container in pod_of(workload)["containers"]:
+            command = container["args"][: 2 if container["args"][0] == "sim" else 1]
+            help_command = [sys.executable, "-m", "fenka", *command, "--help"]
+            known = subprocess.run(help_command, capture_output=True, text=True, check=True).stdout
+            options = {
+                argument.split("=")[0] for argument in container["args"] if argument[:2] == "--"
+            }
+            assert not {option for option in options if option not in known}, command
 
 
 @needs_helm

@@ -36,7 +36,7 @@ def held(world: ClusterState, node: str, card: int = 0) -> int:
     return world.card_usage(node, device(card, node)).memory_mib
 
 
-def test_binpack_on_two_nodes_as_in_the_scenario() -> None:
+def test_pods_are_packed_when_the_policy_is_binpack() -> None:
     """2; 8 and 8; 2; 5 GiB on two T4 of 14: 4 units are 15079 * 4 // 14 MiB."""
     world = ClusterState([a_node("04", T4_MIB), a_node("05", T4_MIB)])
     judge = PodEvaluator(world, "binpack")
@@ -67,8 +67,10 @@ def test_binpack_on_two_nodes_as_in_the_scenario() -> None:
         ((0, 0, 0, 0), 4, 0),
     ],
 )
-def test_gpusharees_card(held_units: tuple[int, ...], asked: int, card: int) -> None:
-    """The smallest sufficient free memory; ties to the lowest index. 4 cards of 16."""
+def test_card_with_the_least_sufficient_memory_is_chosen(
+    held_units: tuple[int, ...], asked: int, card: int
+) -> None:
+    """Ties go to the lowest index. 4 cards of 16."""
     pods = [
         a_pod(f"p{i}", units, node="n", annotations=on_card(i, units))
         for i, units in enumerate(held_units)
@@ -78,7 +80,7 @@ def test_gpusharees_card(held_units: tuple[int, ...], asked: int, card: int) -> 
     assert cards(judge, a_pod("new", asked)) == [card]
 
 
-def test_a_node_may_have_a_policy_of_its_own() -> None:
+def test_nodes_policy_is_used_when_its_label_names_one() -> None:
     """spread takes the empty card where binpack would fill the other up."""
     for label, card in (("spread", 1), ("binpack", 0), ("nonsense", 0)):
         node = a_node("n", T4_MIB, T4_MIB, labels={"ack.node.gpu.placement": label})
@@ -88,8 +90,8 @@ def test_a_node_may_have_a_policy_of_its_own() -> None:
         ]
 
 
-def test_a_label_that_changes_the_policy_is_seen() -> None:
-    """Verdicts are remembered, but not beyond a change."""
+def test_new_policy_is_used_when_the_label_changes() -> None:
+    """Verdicts are cached, but not beyond a change."""
     world = ClusterState([a_node("n", T4_MIB, T4_MIB)])
     judge = PodEvaluator(world, "binpack")
     world.set_pod(a_pod("old", 4, node="n", annotations=on_card(0, 4)))
@@ -98,8 +100,8 @@ def test_a_label_that_changes_the_policy_is_seen() -> None:
     assert cards(judge, a_pod("new", 4)) == [1]
 
 
-def test_reasons_by_node() -> None:
-    """gpushare's words where they say the same; what preemption cannot help is told apart."""
+def test_each_node_has_its_reason_when_the_pod_does_not_fit() -> None:
+    """gpushare's words if they are true; reasons that preemption cannot resolve are apart."""
     full = a_pod("full", 12, node="full", annotations=on_card(0, 12))
     world = ClusterState(
         [
@@ -135,8 +137,8 @@ def test_reasons_by_node() -> None:
     assert "fenka.io/cards" in found.unresolvable["broken"]
 
 
-def test_a_pod_that_asks_for_nothing_passes() -> None:
-    """Also a limit of 0, and any node."""
+def test_every_node_fits_when_the_pod_requests_nothing() -> None:
+    """Also with a limit of 0."""
     judge = PodEvaluator(ClusterState([a_node("n", T4_MIB), a_node("plain")]), "binpack")
     for pod in (a_pod("zero", 0), a_pod("none")):
         assert judge.filter(pod, ["n", "plain", "gone"]).fitting == ["n", "plain", "gone"]
@@ -144,8 +146,8 @@ def test_a_pod_that_asks_for_nothing_passes() -> None:
         assert judge.placements(pod, "n") == ()
 
 
-def test_a_pod_that_makes_no_sense_says_so_on_every_node() -> None:
-    """Nothing that is evicted helps it."""
+def test_every_node_is_unresolvable_when_the_request_is_invalid() -> None:
+    """No eviction helps it."""
     judge = PodEvaluator(ClusterState([a_node("n", T4_MIB)]), "binpack")
     for pod, said in (
         (a_pod("p", "four"), "'four' is no quantity"),
@@ -157,7 +159,7 @@ def test_a_pod_that_makes_no_sense_says_so_on_every_node() -> None:
         assert said in (judge.explain(pod) or "")
 
 
-def test_several_cards_of_one_node() -> None:
+def test_pod_gets_several_cards_when_it_requests_them() -> None:
     """8 units over two cards: 4 on each, in both generations of annotations."""
     world = ClusterState([a_node("n", T4_MIB, T4_MIB, T4_MIB)])
     judge = PodEvaluator(world, "binpack")
@@ -168,7 +170,7 @@ def test_several_cards_of_one_node() -> None:
     assert found.failed["n"].endswith("2 too little memory, 1 without enough others beside it")
 
 
-def test_unequal_cards_are_counted_each() -> None:
+def test_cards_are_counted_one_by_one_when_they_differ() -> None:
     """gpushare's defect (d): 14 + 7 units are not 2 of 10."""
     judge = PodEvaluator(ClusterState([a_node("n", T4_MIB, 7611)]), "binpack")
     assert cards(judge, a_pod("p", 12)) == [0]
@@ -176,7 +178,7 @@ def test_unequal_cards_are_counted_each() -> None:
     assert judge.filter(a_pod("p", 15), ["n"]).fitting == []
 
 
-def test_an_overcommitted_card_has_nothing_free() -> None:
+def test_card_has_nothing_free_when_it_is_overcommitted() -> None:
     """gpushare's defect (a): 16 in all, 20 used, and a request of 100."""
     pods = [a_pod(f"p{i}", 10, node="n", annotations=on_card(0, 10)) for i in range(2)]
     judge = PodEvaluator(ClusterState([a_node("n", UNITS_16)], pods), "binpack")
@@ -184,7 +186,7 @@ def test_an_overcommitted_card_has_nothing_free() -> None:
     assert judge.filter(a_pod("p", 1), ["n"]).fitting == []
 
 
-def test_a_node_that_shrinks_is_seen_at_once() -> None:
+def test_cards_are_gone_when_a_node_shrinks() -> None:
     """gpushare's defect (b): 4 cards become 2, with and without an inventory."""
     for inventory in (True, False):
         world = ClusterState([a_node("n", *[UNITS_16] * 4, inventory=inventory)])
@@ -196,7 +198,7 @@ def test_a_node_that_shrinks_is_seen_at_once() -> None:
         assert judge.filter(a_pod("p", 4), ["n"]).fitting == []
 
 
-def test_a_name_that_is_used_again_leaks_nothing() -> None:
+def test_allocation_ends_when_a_pod_is_replaced_by_one_of_its_name() -> None:
     """gpushare's defect (f): force-deleted and made again under the same name; whatever comes first."""
     world = ClusterState([a_node("n", UNITS_16)])
     judge = PodEvaluator(world, "binpack")
@@ -211,7 +213,7 @@ def test_a_name_that_is_used_again_leaks_nothing() -> None:
         world.forget_pod(second.metadata.uid)
 
 
-def test_scores_make_the_best_node_certain() -> None:
+def test_best_node_scores_10_when_nodes_are_prioritized() -> None:
     """10 for the best alone, then 8 down to 0; equal nodes by name, whatever the order asked in."""
     world = ClusterState([a_node(name, T4_MIB) for name in "edcba"])
     judge = PodEvaluator(world, "binpack")
@@ -222,7 +224,7 @@ def test_scores_make_the_best_node_certain() -> None:
     assert judge.prioritize(a_pod("new", 2), ["a", "b"]) == [("a", 10), ("b", 0)]
 
 
-def test_spread_takes_the_emptiest_node() -> None:
+def test_emptiest_node_is_chosen_when_the_policy_is_spread() -> None:
     """The reverse."""
     world = ClusterState([a_node("a", T4_MIB), a_node("b", T4_MIB)])
     world.set_pod(a_pod("p", 2, node="a", annotations=on_card(0, 2)))
@@ -250,20 +252,20 @@ def preempted(pods: list[Pod], new: Pod, victims: list[str], *sizes: int) -> lis
 NEW = a_pod("new", 10, priority=100)
 
 
-def test_victims_that_are_enough_stay_as_they_are() -> None:
-    """kube-scheduler's choice, where its cards do."""
+def test_victims_stay_when_they_are_enough() -> None:
+    """kube-scheduler's choice."""
     pods = [running("a", 10, 0, 1), running("b", 10, 1, 1)]
     assert preempted(pods, NEW, ["a"]) == ["a"]
 
 
-def test_victims_on_different_cards_are_made_enough_on_one() -> None:
+def test_victims_are_added_when_they_are_on_different_cards() -> None:
     """5 + 5 on two cards: kube-scheduler evicts one of each, which frees no card of 10."""
     pods = [running(f"p{card}{i}", 5, card, 1) for card in (0, 1) for i in (0, 1)]
     # 14 - 5 = 9 < 10 on each card after p00 and p10; one more of either card is needed.
     assert preempted(pods, NEW, ["p00", "p10"]) == ["p00", "p10", "p01"]
 
 
-def test_the_least_important_card_is_emptied_and_no_more_than_needed() -> None:
+def test_least_important_pods_are_evicted_when_cards_differ() -> None:
     """Card 1's pods are less important; of them 14 - 10 = 4 units may stay: the 3 do."""
     pods = [
         running("vip", 12, 0, 50),
@@ -275,26 +277,26 @@ def test_the_least_important_card_is_emptied_and_no_more_than_needed() -> None:
 
 
 @pytest.mark.parametrize("priority", [100, 101])
-def test_nobody_as_important_goes(priority: int) -> None:
+def test_pod_is_not_evicted_when_its_priority_is_not_lower(priority: int) -> None:
     """Neither as an addition nor as kube-scheduler's victim."""
     pods = [running("a", 10, 0, priority)]
     assert preempted(pods, NEW, [], T4_MIB) is None
     assert preempted(pods, NEW, ["a"], T4_MIB) is None
 
 
-def test_preempting_for_several_cards() -> None:
+def test_victims_are_chosen_on_each_card_when_several_are_requested() -> None:
     """10 units on two cards, 5 each, of 14: 12 on each must go, the third card's pod may stay."""
     pods = [running(f"p{card}", 12, card, card) for card in range(3)]
     new = a_pod("new", 10, priority=100, labels={"aliyun.com/gpu-count": "2"})
     assert set(preempted(pods, new, [], T4_MIB, T4_MIB, T4_MIB) or ()) == {"p0", "p1"}
 
 
-def test_a_card_that_is_too_small_is_no_use() -> None:
+def test_nothing_is_evicted_when_the_card_is_too_small() -> None:
     """7 units cannot become 10."""
     assert preempted([running("a", 7, 0, 1)], NEW, [], 7611) is None
 
 
-def test_the_sentence_over_all_nodes() -> None:
+def test_explanation_covers_all_nodes_when_none_fits() -> None:
     """For kube-scheduler's own refusals; with a hint only where nothing that is held is to blame."""
     world = ClusterState([a_node("a", T4_MIB), a_node("b", 7611)])
     judge = PodEvaluator(world, "binpack")

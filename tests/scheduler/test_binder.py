@@ -23,8 +23,8 @@ def bound(server: FakeApiServer, pod: Json) -> str | None:
     return node
 
 
-def test_one_request_binds_and_records() -> None:
-    """The pod's own annotations stay; the other replica's tools read both generations."""
+def test_bind_sends_one_request_with_all_annotations() -> None:
+    """The pod's own annotations stay; tools of both generations can read the record."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 3, 1, annotations={"own": "kept"})
@@ -46,8 +46,8 @@ def test_one_request_binds_and_records() -> None:
     scenario(run, NODE)
 
 
-def test_what_is_assumed_is_held_before_the_server_answers() -> None:
-    """And filter sees it."""
+def test_slice_is_allocated_when_the_server_has_not_answered_yet() -> None:
+    """Filter counts the assumption."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         go_on, begun = asyncio.Event(), asyncio.Event()
@@ -72,8 +72,8 @@ def test_what_is_assumed_is_held_before_the_server_answers() -> None:
     scenario(run, NODE)
 
 
-def test_many_at_once_never_overcommit() -> None:
-    """gpushare's defect (e): 40 pods of 4 units for two cards of 14, all at once: 3 each, and no lock."""
+def test_card_is_not_overcommitted_when_many_pods_are_bound_at_once() -> None:
+    """gpushare's defect (e): 40 pods of 4 units for two cards of 14, all at once: 3 each, without a lock."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pods = [put_pod(server, f"p{i}", 4) for i in range(40)]
@@ -90,8 +90,8 @@ def test_many_at_once_never_overcommit() -> None:
     scenario(run, NODE)
 
 
-def test_a_refused_binding_leaves_nothing() -> None:
-    """403, 404, 422: certainly not done."""
+def test_assumption_is_forgotten_when_the_server_refuses() -> None:
+    """403, 404, 422: the pod is certainly not bound."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
@@ -111,8 +111,8 @@ def test_a_refused_binding_leaves_nothing() -> None:
     scenario(run, NODE)
 
 
-def test_a_lost_answer_is_found_out() -> None:
-    """The server did it and then broke the connection, or said 504: the pod is bound, and once."""
+def test_pod_is_bound_once_when_the_answer_is_lost() -> None:
+    """The server did it and then broke the connection, or answered 504."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         for name, status in (("broken", 0), ("timeout", 504)):
@@ -136,8 +136,8 @@ def test_a_lost_answer_is_found_out() -> None:
     scenario(run, NODE)
 
 
-def test_a_binding_that_was_never_done_is_held_until_that_is_certain() -> None:
-    """Not bound now may be bound in a second: only after the server's deadline it is given up."""
+def test_assumption_stays_until_the_deadline_when_the_outcome_is_unknown() -> None:
+    """A pod that is not bound now may be bound a second later."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         gets = 0
@@ -163,8 +163,8 @@ def test_a_binding_that_was_never_done_is_held_until_that_is_certain() -> None:
     scenario(run, NODE)
 
 
-def test_a_pod_that_went_meanwhile_holds_nothing() -> None:
-    """Deleted, or another of its name."""
+def test_assumption_is_forgotten_when_the_pod_is_deleted_meanwhile() -> None:
+    """Also if another pod has its name."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
@@ -191,8 +191,8 @@ def test_a_pod_that_went_meanwhile_holds_nothing() -> None:
     scenario(run, NODE)
 
 
-def test_the_same_binding_again_is_the_same() -> None:
-    """kube-scheduler asks again after its timeout: while it runs, and after it."""
+def test_binding_is_sent_once_when_it_is_requested_again() -> None:
+    """kube-scheduler retries after its timeout: while the binding runs, and after it."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
@@ -207,8 +207,8 @@ def test_the_same_binding_again_is_the_same() -> None:
     scenario(run, NODE)
 
 
-def test_who_bound_it_otherwise_is_told() -> None:
-    """Another scheduler, without a card."""
+def test_bind_fails_when_another_program_has_bound_the_pod() -> None:
+    """It has no card."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4, node="n")
@@ -220,8 +220,8 @@ def test_who_bound_it_otherwise_is_told() -> None:
     scenario(run, NODE)
 
 
-def test_a_node_that_is_unknown_or_closed_is_refused() -> None:
-    """Each with its sentence."""
+def test_bind_fails_when_the_node_is_unknown_or_closed() -> None:
+    """Each case has its own sentence."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
@@ -234,7 +234,7 @@ def test_a_node_that_is_unknown_or_closed_is_refused() -> None:
     scenario(run, NODE)
 
 
-def test_a_pod_without_a_limit_is_bound_without_a_card() -> None:
+def test_pod_is_bound_without_a_card_when_its_limit_is_0() -> None:
     """gpushare's defect (c): a limit of 0 passed filter, and bind answered 500."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
@@ -248,8 +248,8 @@ def test_a_pod_without_a_limit_is_bound_without_a_card() -> None:
     scenario(run, NODE)
 
 
-def test_a_name_used_again_gives_the_units_back() -> None:
-    """gpushare's defect (f), through the watch: force-deleted and made again at once."""
+def test_units_are_free_when_a_pod_is_replaced_by_one_of_its_name() -> None:
+    """gpushare's defect (f), through the informer: deleted by force and created again at once."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         for _ in range(10):
@@ -264,8 +264,8 @@ def test_a_name_used_again_gives_the_units_back() -> None:
 # ---- two replicas ----
 
 
-def test_takeover_after_death_loses_nothing() -> None:
-    """The old leader's last binding had not come by the watch: the new one reads it before it binds."""
+def test_new_leader_counts_the_last_binding_when_the_old_one_died() -> None:
+    """The informer had not brought it: the new leader reads it before it binds."""
 
     async def go() -> None:
         async with api_server() as server:
@@ -293,8 +293,8 @@ def test_takeover_after_death_loses_nothing() -> None:
     asyncio.run(go())
 
 
-def test_stopping_in_order_hands_over_at_once() -> None:
-    """What runs is finished, nothing new is begun, and no lease has to run out."""
+def test_another_replica_leads_at_once_when_the_leader_stops() -> None:
+    """Running bindings are finished, none is begun, and no lease has to expire."""
 
     async def go() -> None:
         async with api_server() as server:
@@ -329,8 +329,8 @@ def test_stopping_in_order_hands_over_at_once() -> None:
     asyncio.run(go())
 
 
-def test_a_lost_lease_stops_binding_by_time() -> None:
-    """The API server answers reads of pods, but the lease cannot be renewed."""
+def test_bind_fails_when_the_lease_cannot_be_renewed() -> None:
+    """The API server still answers reads of pods."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         async def no_leases(request: web.Request) -> web.StreamResponse | None:
@@ -351,8 +351,8 @@ def test_a_lost_lease_stops_binding_by_time() -> None:
 # ---- what no scheduler can have asked for ----
 
 
-def test_bind_refuses_a_pod_that_names_no_resource_of_fenkas() -> None:
-    """Anybody's pod of any namespace could be bound by it, with fenka's rights."""
+def test_bind_fails_when_the_pod_requests_no_resource_of_fenka() -> None:
+    """Otherwise any pod of any namespace could be bound with fenka's rights."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = pod_json("plain", uid="u")
@@ -367,8 +367,8 @@ def test_bind_refuses_a_pod_that_names_no_resource_of_fenkas() -> None:
     scenario(run, NODE)
 
 
-def test_bind_refuses_a_request_without_the_pods_uid() -> None:
-    """A name alone is also that of the next pod."""
+def test_bind_fails_when_the_request_has_no_uid() -> None:
+    """The next pod may have the same name."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod, other = put_pod(server, "p", 4), put_pod(server, "q", 4)
@@ -395,8 +395,8 @@ def cordoned(name: str) -> Json:
     return {**node_json(name, T4_MIB), "spec": {"unschedulable": True}}
 
 
-def test_bind_refuses_a_node_that_the_pods_spec_forbids() -> None:
-    """Selectors, affinity, taints, cordons: kube-scheduler has looked at them, a forger has not."""
+def test_bind_fails_when_the_pods_spec_excludes_the_node() -> None:
+    """kube-scheduler has checked selectors, affinity, taints and cordons; a forged request has not."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
@@ -427,8 +427,8 @@ def test_bind_refuses_a_node_that_the_pods_spec_forbids() -> None:
     scenario(run, NODE, tainted("tainted"), cordoned("cordoned"))
 
 
-def test_bind_refuses_pods_of_other_schedulers_when_names_are_given() -> None:
-    """Empty: any, for kube-schedulers with profiles of any name."""
+def test_bind_fails_when_the_pod_names_another_scheduler() -> None:
+    """Without names any scheduler is accepted, for kube-schedulers with several profiles."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         one.replica.binder._schedulers = ("default-scheduler",)

@@ -17,8 +17,8 @@ def as_told(pod: Json, **meta: object) -> Json:
     return told
 
 
-def test_a_gangs_plan_stays_whatever_strangers_say() -> None:
-    """Of its members, of pods that are none, and of the nodes that are offered."""
+def test_gang_reservation_stays_when_callers_send_false_pods() -> None:
+    """About its members, about pods of other gangs, and about the offered nodes."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pods = [put_pod(server, f"g-{n}", 10, labels=in_gang("g", 2)) for n in range(2)]
@@ -46,8 +46,8 @@ def test_a_gangs_plan_stays_whatever_strangers_say() -> None:
     scenario(run, *NODES)
 
 
-def test_a_stranger_makes_no_plan_for_pods_that_are_not_there() -> None:
-    """Cards would be held for them."""
+def test_nothing_is_reserved_when_the_sent_pods_do_not_exist() -> None:
+    """Otherwise cards would be held for them."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         for number in range(2):
@@ -62,8 +62,8 @@ def test_a_stranger_makes_no_plan_for_pods_that_are_not_there() -> None:
     scenario(run, *NODES)
 
 
-def test_the_api_servers_own_pod_is_judged_whatever_the_caller_says() -> None:
-    """By its UID: neither its size nor its place in line is the caller's to say."""
+def test_api_servers_pod_is_evaluated_when_the_caller_sends_another() -> None:
+    """By its UID: the caller decides neither about its size nor about its position."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = put_pod(server, "p", 4)
@@ -78,8 +78,8 @@ def test_the_api_servers_own_pod_is_judged_whatever_the_caller_says() -> None:
     scenario(run, *NODES)
 
 
-def test_pods_that_are_not_there_leave_nothing_behind() -> None:
-    """Who invents UIDs neither fills the memory nor pushes others out of it."""
+def test_nothing_is_remembered_when_the_sent_pods_do_not_exist() -> None:
+    """Invented UIDs neither fill the memory nor push known ones out."""
 
     async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         order = one.replica.queue
@@ -92,8 +92,8 @@ def test_pods_that_are_not_there_leave_nothing_behind() -> None:
     scenario(run, *NODES)
 
 
-def test_a_gangs_member_is_not_bound_alone_before_the_watch_has_brought_it() -> None:
-    """It is read, and gathered like the others."""
+def test_member_waits_for_its_gang_when_the_informer_has_not_brought_it() -> None:
+    """It is read from the API server."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         server.mute = True

@@ -27,16 +27,16 @@ def made(now: datetime = NOW) -> dict[str, Pair]:
     return due({}, HOSTS, now)
 
 
-def test_all_are_made_when_there_are_none_and_none_when_they_will_do() -> None:
-    """Again and again the same."""
+def test_pairs_are_made_once_when_none_exists() -> None:
+    """A second run makes none."""
     found = made()
     assert set(found) == ALL
     assert due(found, HOSTS, NOW) == {}
     assert due(found, HOSTS, NOW + SERVER_LASTS / 2) == {}
 
 
-def test_the_server_is_renewed_before_it_ends_and_the_authority_stays() -> None:
-    """Copies of the client's on control planes go on."""
+def test_only_the_server_is_renewed_when_it_expires_soon() -> None:
+    """Copies of the client's certificate on control planes stay valid."""
     found, later = made(), NOW + SERVER_LASTS * 0.8
     renewed = due(found, HOSTS, later)
     assert set(renewed) == {SERVER}
@@ -44,8 +44,8 @@ def test_the_server_is_renewed_before_it_ends_and_the_authority_stays() -> None:
     assert due(found | renewed, HOSTS, later) == {}
 
 
-def test_nothing_outlives_its_authority_and_all_are_made_again_after_it() -> None:
-    """Ten years."""
+def test_all_pairs_are_made_again_when_the_authority_has_expired() -> None:
+    """After ten years; no certificate outlives its authority."""
     found = made()
     end = expiry(found[AUTHORITY])
     assert end == NOW + AUTHORITY_LASTS == expiry(found[CLIENT])
@@ -53,8 +53,8 @@ def test_nothing_outlives_its_authority_and_all_are_made_again_after_it() -> Non
     assert set(due(found, HOSTS, end + CLOCKS)) == ALL
 
 
-def test_other_names_of_the_server_make_another_certificate() -> None:
-    """In any order they are the same."""
+def test_server_is_renewed_when_its_names_change() -> None:
+    """Their order does not matter."""
     found = made()
     assert due(found, HOSTS[::-1], NOW) == {}
     renewed = due(found, (*HOSTS, "gpu.example.com"), NOW)
@@ -75,7 +75,7 @@ def test_other_names_of_the_server_make_another_certificate() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
-def test_what_is_unreadable_or_anothers_is_made_again(name: str) -> None:
+def test_pair_is_made_again_when_it_is_invalid(name: str) -> None:
     """Half a Secret, a key of another certificate, another authority's certificate."""
     found, other = made(), made()
     broken = (
@@ -92,7 +92,7 @@ def test_what_is_unreadable_or_anothers_is_made_again(name: str) -> None:
     assert set(foreign) == (ALL - {AUTHORITY} if name == AUTHORITY else {name})
 
 
-def test_the_authority_signs_no_authority() -> None:
+def test_authority_cannot_sign_another_authority() -> None:
     """Its path ends at leaves."""
     certificate = x509.load_pem_x509_certificate(new_authority(NOW).certificate)
     constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)

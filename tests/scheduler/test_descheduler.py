@@ -58,7 +58,7 @@ def _evictions(server: FakeApiServer) -> list[str]:
     return [it for it in server.requests if it.endswith("/eviction")]
 
 
-def test_a_refused_pod_with_a_controller_is_evicted_and_told_once() -> None:
+def test_refused_pod_is_evicted_once_when_it_has_a_controller() -> None:
     """Its successor is placed by what is known now."""
     evictions, told = look(owners=MADE_AGAIN, movable=True)
     assert evictions
@@ -68,8 +68,8 @@ def test_a_refused_pod_with_a_controller_is_evicted_and_told_once() -> None:
 
 
 @pytest.mark.parametrize("owners", [[], [{"kind": "Node", "name": "n", "controller": True}]])
-def test_a_refused_pod_that_nobody_would_make_again_stays(owners: Any) -> None:
-    """It is told what to do."""
+def test_refused_pod_stays_when_it_has_no_controller(owners: Any) -> None:
+    """An event says what to do."""
     evictions, told = look(owners=owners, movable=True)
     assert not evictions
     ((reason, note),) = told.events
@@ -81,8 +81,8 @@ def test_a_refused_pod_that_nobody_would_make_again_stays(owners: Any) -> None:
     "how",
     [{"movable": False}, {"movable": True, "phase": "Running"}, {"movable": True, "node": "m"}],
 )
-def test_who_would_be_refused_everywhere_or_runs_or_is_elsewhere_is_left_alone(how: Any) -> None:
-    """Another place would not help, or work would be lost, or it is another node's word."""
+def test_pod_is_not_evicted_when_that_would_not_help(how: Any) -> None:
+    """Another node would refuse it too, or it runs, or it is on another node."""
     evictions, told = look(owners=MADE_AGAIN, **how)
     assert not evictions
     assert not told.events

@@ -111,8 +111,8 @@ class Cluster:
         return T4_MIB - self.gangs.usage.card_usage(node, device(0, node)).memory_mib
 
 
-def test_a_gang_over_two_nodes() -> None:
-    """Four of 7 units on two T4 of 14: two on each; the plan holds the cards from the first question on."""
+def test_gang_is_placed_over_two_nodes_when_none_has_room_for_all() -> None:
+    """Four of 7 units on two T4 of 14: two on each, held from the first filter on."""
     cluster = Cluster("a", "b")
     pods = cluster.gang("g", 4, 7)
     first = cluster.filter(pods[0])
@@ -130,8 +130,8 @@ def test_a_gang_over_two_nodes() -> None:
     assert [cluster.free("a"), cluster.free("b")] == [1, 1]
 
 
-def test_a_gang_waits_whole() -> None:
-    """Until all its pods are there, and until all of them fit; nothing is held meanwhile."""
+def test_nothing_is_reserved_when_a_gang_is_incomplete_or_does_not_fit() -> None:
+    """Until all its pods exist, and until all of them fit."""
     cluster = Cluster("a", "b")
     early = cluster.gang("g", 4, 7, there=3)
     assert cluster.why(early[0]) == "gang g is incomplete: 3 of its 4 pods exist"
@@ -147,8 +147,8 @@ def test_a_gang_waits_whole() -> None:
     assert len(cluster.filter(pods[3])) == 1
 
 
-def test_a_plan_ends() -> None:
-    """Members that do not come in time leave nothing behind, and the gang is planned anew."""
+def test_reservation_expires_when_members_do_not_come() -> None:
+    """It leaves nothing behind; the next one is made after a pause."""
     cluster = Cluster("a", "b")
     pods = cluster.gang("g", 2, 10)
     cluster.filter(pods[0])
@@ -168,8 +168,8 @@ def test_a_plan_ends() -> None:
     assert "cards are reserved again in 60 s" in cluster.why(pods[1])
 
 
-def test_a_member_that_is_deleted_ends_the_plan() -> None:
-    """Its successor is planned with the others, without a pause."""
+def test_reservation_ends_when_a_member_is_deleted() -> None:
+    """Its successor is placed with the others, without a pause."""
     cluster = Cluster("a", "b")
     pods = cluster.gang("g", 2, 10)
     cluster.filter(pods[0])
@@ -179,8 +179,8 @@ def test_a_member_that_is_deleted_ends_the_plan() -> None:
     assert cluster.woken == ["g-1", "g-9"]
 
 
-def test_members_without_a_card() -> None:
-    """A launcher beside two workers is there, and that is all; those with scheduling gates do not come."""
+def test_member_without_a_card_counts_when_it_exists() -> None:
+    """A launcher beside two workers; members with scheduling gates are not placed."""
     cluster = Cluster("a", "b")
     workers = cluster.gang("g", 3, 10, there=2)
     assert "2 of its 3 pods exist" in cluster.why(workers[0])
@@ -192,8 +192,8 @@ def test_members_without_a_card() -> None:
     assert "pods exist" in cluster.why(workers[0])
 
 
-def test_gangs_that_are_not_fenkas() -> None:
-    """Pods that want no card, or whole ones of nodes that do not share, are placed and left as they are."""
+def test_gang_is_left_to_kube_scheduler_when_it_requests_no_shared_card() -> None:
+    """No cards at all, or whole ones of nodes that do not share."""
     cluster = Cluster("a", "b")
     idle = [
         cluster.put(a_pod(f"i{n}", uid=f"i{n}", labels=in_gang("i", 3), node="a")) for n in (0, 1)
@@ -219,8 +219,8 @@ def test_gangs_that_are_not_fenkas() -> None:
     assert "2 of its 3 pods exist" in cluster.why(whole[0])
 
 
-def test_kube_scheduler_knows_more_about_a_node() -> None:
-    """Its other rules keep the member from where it was planned: another plan, without that node."""
+def test_gang_is_placed_elsewhere_when_a_reserved_node_is_not_offered() -> None:
+    """kube-scheduler's other rules exclude that node."""
     cluster = Cluster("a", "b", "c")
     pods = cluster.gang("g", 2, 10)
     (node,) = cluster.filter(pods[0])
@@ -235,8 +235,8 @@ def test_kube_scheduler_knows_more_about_a_node() -> None:
     assert cluster.free(node) == T4_MIB
 
 
-def test_more_pods_than_are_needed() -> None:
-    """The fifth of a gang of four is placed like any other."""
+def test_pod_is_placed_alone_when_its_gang_has_enough() -> None:
+    """The fifth of a gang of four."""
     cluster = Cluster("a", "b")
     pods = cluster.gang("g", 2, 4)
     for pod in pods:
@@ -247,7 +247,7 @@ def test_more_pods_than_are_needed() -> None:
     assert cluster.filter(extra) == ["a", "b"]
 
 
-def test_gangs_that_say_too_little() -> None:
+def test_gang_is_rejected_on_every_node_when_its_size_is_unknown() -> None:
     """One sentence, on every node."""
     cluster = Cluster("a")
     lost = cluster.put(a_pod("x", 4, labels={NAME_LABELS[1]: "g"}))
@@ -260,8 +260,8 @@ def test_gangs_that_say_too_little() -> None:
     assert cluster.why(two) == "its PodGroup native is not there"
 
 
-def test_the_clusters_own_groups() -> None:
-    """scheduling.k8s.io: the PodGroup says how many; one without a gang says nothing."""
+def test_pod_group_gives_the_size_when_the_cluster_has_one() -> None:
+    """scheduling.k8s.io; a group without a gang policy gives none."""
     cluster = Cluster("a", "b")
     group = PodGroup(
         metadata=ObjectMeta(name="n", namespace="default"),
@@ -277,8 +277,8 @@ def test_the_clusters_own_groups() -> None:
     assert cluster.gangs.gang(pods[0]) is None
 
 
-def test_who_is_left_of_a_broken_gang() -> None:
-    """It may be replaced for a minute; then all of it starts anew. Who has succeeded is not missed."""
+def test_members_are_evicted_when_a_gang_is_incomplete_for_a_minute() -> None:
+    """A member that has succeeded counts as present."""
     cluster = Cluster("a", "b")
     pods = cluster.gang("g", 2, 10)
     for pod, node in zip(pods, "ab", strict=True):
@@ -295,8 +295,8 @@ def test_who_is_left_of_a_broken_gang() -> None:
     assert cluster.gangs.incomplete_gangs() == []
 
 
-def test_preemption_for_a_gang() -> None:
-    """Only where all of it would fit in the place of weaker ones: one of two is worth nothing."""
+def test_pods_are_preempted_only_when_all_of_a_gang_would_fit() -> None:
+    """Room for one of two is not enough."""
     cluster = Cluster("a", "b")
     cluster.put(a_pod("weak", 10, node="a", uid="weak", priority=0, annotations=on_card(0, 10)))
     strong = cluster.put(
@@ -316,7 +316,9 @@ def test_preemption_for_a_gang() -> None:
     sizes=st.lists(st.tuples(st.integers(2, 4), st.integers(1, 14)), min_size=2, max_size=3),
     data=st.data(),
 )
-def test_two_gangs_never_hold_half_each(sizes: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_gang_holds_all_or_nothing_when_two_compete(
+    sizes: list[tuple[int, int]], data: st.DataObject
+) -> None:
     """Whatever the order in which kube-scheduler asks: a gang has all its places, or none, and no card is
     overcommitted; once all have been asked often enough, at least one gang that fits alone is whole."""
     cluster = Cluster("a", "b", "c")
@@ -349,8 +351,8 @@ def test_two_gangs_never_hold_half_each(sizes: list[tuple[int, int]], data: st.D
     assert any(all(whole) for whole in planned.values()) == any(fits)
 
 
-def test_members_are_bound_together() -> None:
-    """The first three wait without a record; the last one brings all of them their node."""
+def test_members_are_bound_when_the_last_one_arrives() -> None:
+    """The first three wait without a record."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pods = [put_pod(server, f"g-{n}", 7, labels=in_gang("g", 4)) for n in range(4)]
@@ -372,8 +374,8 @@ def test_members_are_bound_together() -> None:
     scenario(run, node_json("a", T4_MIB), node_json("b", T4_MIB))
 
 
-def test_nobody_is_bound_past_the_plan() -> None:
-    """To another node than planned, or when the plan has ended since filter: half a gang never starts."""
+def test_member_is_not_bound_when_it_has_no_reservation_there() -> None:
+    """On another node, or if the reservation has ended since filter: half a gang never starts."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pods = [put_pod(server, f"g-{n}", 10, labels=in_gang("g", 2)) for n in range(2)]

@@ -27,8 +27,8 @@ def pods_to_ungate(cluster: Cluster, most: int = 99) -> list[str]:
     return [it.metadata.name for it in cluster.queue.pods_to_ungate(most)]
 
 
-def test_gate_is_removed_for_pods_that_fit_and_the_four_that_have_named_cards() -> None:
-    """6 of 14 units are free: the first fits; the next four name cards; three more stay gated."""
+def test_gate_is_removed_when_a_pod_fits_or_has_reserved_cards() -> None:
+    """6 of 14 units are free: the first fits; the next four reserve cards; three more stay gated."""
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 8)
     cluster.set(*(gated(f"p{number}", 6, number) for number in range(8)))
@@ -47,7 +47,7 @@ def test_first_four_are_ungated_when_there_is_no_card_to_reserve() -> None:
 
 
 def test_next_pod_is_ungated_at_once_when_a_card_is_released() -> None:
-    """Nothing needs to be tried or refused before."""
+    """Nothing needs to be tried or rejected before."""
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 14)
     cluster.set(*(gated(f"p{number}", 14, number) for number in range(800)))
@@ -59,8 +59,8 @@ def test_next_pod_is_ungated_at_once_when_a_card_is_released() -> None:
     assert pods_to_ungate(cluster) == ["p4"]
 
 
-def test_ungated_pod_keeps_its_place_until_kube_scheduler_asks_for_it() -> None:
-    """A later pod that comes without a gate does not take its card in between."""
+def test_ungated_pod_keeps_its_position_when_a_later_pod_has_no_gate() -> None:
+    """The later pod does not take its card in between."""
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.set(gated("first", 12, 1))
     assert pods_to_ungate(cluster) == ["first"]
@@ -71,8 +71,8 @@ def test_ungated_pod_keeps_its_place_until_kube_scheduler_asks_for_it() -> None:
     assert cluster.start(make("first", 12, 1)) == "n/0"
 
 
-def test_pod_that_fenka_does_not_order_is_ungated_at_once() -> None:
-    """It asks for nothing, is unreadable, can never be on a sharing node, or asks for whole cards."""
+def test_pod_is_ungated_at_once_when_it_is_not_in_the_queue() -> None:
+    """It requests nothing, cannot be read, can never be on a sharing node, or requests whole cards."""
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 14)
     whole = gated("whole", 0)
@@ -84,8 +84,8 @@ def test_pod_that_fenka_does_not_order_is_ungated_at_once() -> None:
     assert pods_to_ungate(cluster) == ["none", "unreadable", "large", "away", "whole"]
 
 
-def test_pod_with_a_gate_of_somebody_else_stays_gated_and_out_of_line() -> None:
-    """Its own gate goes first."""
+def test_pod_stays_gated_when_it_has_a_foreign_gate_too() -> None:
+    """It is not in the queue until the foreign gate is removed."""
     cluster = Cluster([node_json("n", T4_MIB)])
     both = make("p", 4, 1, spec={"schedulingGates": [{"name": QUEUE_GATE}, {"name": "mine"}]})
     cluster.set(both)
@@ -94,8 +94,8 @@ def test_pod_with_a_gate_of_somebody_else_stays_gated_and_out_of_line() -> None:
     assert pods_to_ungate(cluster) == ["p"]
 
 
-def test_gang_is_ungated_whole_once_it_fits() -> None:
-    """Both members are named together, as they are placed together."""
+def test_all_members_are_ungated_when_a_gang_fits() -> None:
+    """They are placed together."""
     cluster = Cluster([node_json("n", T4_MIB, T4_MIB)])
     for name in ("g1", "g2"):
         member = gang(name, 8, 1)
@@ -104,8 +104,8 @@ def test_gang_is_ungated_whole_once_it_fits() -> None:
     assert pods_to_ungate(cluster) == ["g1", "g2"]
 
 
-def test_one_pod_of_an_incomplete_gang_is_ungated_so_that_it_says_what_is_missing() -> None:
-    """Two of three exist: kube-scheduler asks about the first, the second waits for the rest."""
+def test_one_member_is_ungated_when_a_gang_is_incomplete() -> None:
+    """Two of three exist: the events of the first say what is missing."""
     cluster = Cluster([node_json("n", T4_MIB, T4_MIB)])
     labels = {
         "pod-group.scheduling.sigs.k8s.io/name": "g",
@@ -118,7 +118,7 @@ def test_one_pod_of_an_incomplete_gang_is_ungated_so_that_it_says_what_is_missin
     assert pods_to_ungate(cluster) == []
 
 
-def test_gated_pod_that_is_deleted_is_forgotten() -> None:
+def test_gated_pod_is_forgotten_when_it_is_deleted() -> None:
     """Also one that ends while it is gated."""
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.set(gated("p", 4, 1), gated("q", 4, 1))
@@ -127,8 +127,8 @@ def test_gated_pod_that_is_deleted_is_forgotten() -> None:
     assert pods_to_ungate(cluster) == []
 
 
-def test_pod_whose_gate_cannot_be_removed_does_not_keep_its_card() -> None:
-    """An admission policy may refuse every update of it. After 15 s its card is free; fenka tries on."""
+def test_reservation_expires_when_the_gate_cannot_be_removed() -> None:
+    """An admission policy may refuse every update. After 15 s its card is free; fenka keeps trying."""
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.set(gated("stuck", 12, 1), gated("next", 12, 2))
     assert pods_to_ungate(cluster) == ["stuck", "next"]
@@ -145,7 +145,7 @@ def gates(server: FakeApiServer, name: str) -> object:
     return found["spec"].get("schedulingGates")
 
 
-def test_leader_removes_the_gate_and_nobody_else_does() -> None:
+def test_gate_is_removed_only_when_the_replica_leads() -> None:
     """A standby leaves it."""
 
     async def go() -> None:
@@ -165,7 +165,7 @@ def test_leader_removes_the_gate_and_nobody_else_does() -> None:
     asyncio.run(go())
 
 
-def test_refused_request_is_repeated_after_a_pause_and_others_go_on() -> None:
+def test_request_is_repeated_after_a_pause_when_it_is_refused() -> None:
     """One pod that cannot be changed costs one request in five seconds."""
 
     async def go() -> None:
@@ -207,8 +207,8 @@ def test_refused_request_is_repeated_after_a_pause_and_others_go_on() -> None:
     asyncio.run(go())
 
 
-def test_replica_ungates_the_first_in_line() -> None:
-    """As it is wired: the watch brings the pod, the gate goes, and kube-scheduler may ask for it."""
+def test_replica_ungates_a_pod_when_the_informer_brings_it() -> None:
+    """As it is wired: the gate is removed, and filter answers."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         pod = pod_json("p", 4, uid="p")

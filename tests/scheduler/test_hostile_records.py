@@ -114,7 +114,7 @@ LIES: dict[str, tuple[dict[str, int], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("lie", sorted(LIES))
-def test_a_pod_counts_for_no_more_than_its_limits_whatever_its_record_says(lie: str) -> None:
+def test_pod_counts_for_its_limits_when_its_record_gives_more(lie: str) -> None:
     """On all cards together."""
     limits, annotations = LIES[lie]
     labels = {gpushare.COUNT: "x"} if lie == "a label" else {}
@@ -166,7 +166,7 @@ KEYS = (
     st.sampled_from(["", "2", "4"]),
     st.dictionaries(st.sampled_from(KEYS), TEXTS),
 )
-def test_no_annotation_makes_a_pod_count_for_more(
+def test_pod_counts_for_its_limits_when_annotations_are_random(
     dialect: str,
     units: list[int],
     inits: list[int],
@@ -213,8 +213,8 @@ def placed(card: int, units: int = 8) -> dict[str, str]:
     }
 
 
-def test_what_the_leader_wrote_counts_when_the_record_is_changed() -> None:
-    """Else the next pod would be sent to a card that is full."""
+def test_leaders_record_counts_when_the_annotation_is_changed() -> None:
+    """Otherwise the next pod would be sent to a full card."""
     world = a_world()
     unbound = msgspec.convert(pod_json("p", 8, uid="u"), Pod)
     share = world.shared_node("n")
@@ -239,7 +239,7 @@ def test_what_the_leader_wrote_counts_when_the_record_is_changed() -> None:
     assert counted(world) == (0, 0)
 
 
-def test_an_unreadable_record_counts_where_the_last_readable_one_was() -> None:
+def test_last_readable_record_counts_when_the_record_is_unreadable() -> None:
     """For a leader that did not write it."""
     world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(2)))
     world.set_pod(pod({gpushare.MEMORY: 8}, annotations={gpushare.ALLOCATION: "x"}))
@@ -259,8 +259,8 @@ def reporting(report: LeaseReport) -> Node:
     return a_node("n", *[T4_MIB] * CARDS, annotations={leases.REPORT: leases.encode_report(report)})
 
 
-def test_the_nodes_report_counts_for_pods_with_a_lease_whatever_their_records_say() -> None:
-    """Also what was resized: more than the limits, where the node says so."""
+def test_nodes_report_counts_when_a_record_differs() -> None:
+    """Also after a resize: more than the limits, if the node reports it."""
     there = pod({gpushare.MEMORY: 8}, annotations=placed(1))
     world = a_world(there)
     world.set_node(reporting(LeaseReport({"u": (Slice(2, DeviceId("GPU-n-2"), 12000, 30),)})))
@@ -276,7 +276,7 @@ def test_the_nodes_report_counts_for_pods_with_a_lease_whatever_their_records_sa
     assert world.card_usage("n", device(2, "n")).memory_mib == 0
 
 
-def test_whole_cards_that_a_node_reports_are_whole() -> None:
+def test_whole_cards_are_whole_when_the_node_reports_them() -> None:
     """Beside a slice of the same pod."""
     pieces = Slice(1, DeviceId("GPU-n-1"), T4_MIB, 100), Slice(2, DeviceId("GPU-n-2"), 1077, 10)
     world = a_world(pod({base.NVIDIA_GPU: 1}))
@@ -285,15 +285,15 @@ def test_whole_cards_that_a_node_reports_are_whole() -> None:
     assert counted(world) == (T4_MIB + 1077, 110)
 
 
-def test_a_card_that_was_exchanged_is_free_whatever_a_report_says_of_the_former_one() -> None:
+def test_card_is_free_when_the_report_is_about_its_predecessor() -> None:
     """Reports name cards by UUID."""
     world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(1)))
     world.set_node(reporting(LeaseReport({"u": (Slice(1, DeviceId("GPU-former"), 8616, 0),)})))
     assert counted(world) == (0, 0)
 
 
-def test_a_pod_deleted_by_force_counts_while_its_node_says_that_it_lives() -> None:
-    """Else others would be sent to a card that is full; it is nobody's victim."""
+def test_allocation_stays_when_a_pod_deleted_by_force_still_runs() -> None:
+    """Otherwise others would be sent to a full card; it is no victim either."""
     world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(2)))
     lingering = {"u": Lingering("team/p", (Slice(2, DeviceId("GPU-n-2"), 8616, 0),))}
     world.set_node(reporting(LeaseReport({}, lingering)))
@@ -320,15 +320,15 @@ def test_a_pod_deleted_by_force_counts_while_its_node_says_that_it_lives() -> No
     assert world.card_usage("n", device(2, "n")).memory_mib == 0
 
 
-def test_a_report_that_cannot_be_read_leaves_the_other_sources() -> None:
-    """Of a newer version of the node's program, for example."""
+def test_other_sources_count_when_the_report_cannot_be_read() -> None:
+    """A newer version of the node's program may have written it."""
     world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(2)))
     world.set_node(a_node("n", *[T4_MIB] * CARDS, annotations={leases.REPORT: "x"}))
     assert world.card_usage("n", device(2, "n")).memory_mib == 8616
 
 
-def test_a_pod_of_two_dialects_does_not_keep_others_from_its_node() -> None:
-    """It has no card, and on a node of one mode it is of neither kind."""
+def test_node_stays_open_when_a_pod_uses_two_dialects() -> None:
+    """The pod has no card, and on a node of one mode it is of neither kind."""
     world = a_world(pod({**UNIT, **SLICE}, annotations={gpushare.IDX: "0"}))
     labels = {node_modes.MODE_LABEL: "core_mem"}
     world.set_node(a_node("n", *[T4_MIB] * CARDS, labels=labels))

@@ -53,8 +53,8 @@ async def post(
         return answer.status, await answer.text()
 
 
-def test_all_verbs_are_answered_by_the_leader_wherever_they_arrive() -> None:
-    """Also what is held by the leader's memory alone counts; both replicas are ready."""
+def test_leader_answers_all_verbs_when_they_arrive_elsewhere() -> None:
+    """Assumptions in the leader's memory count; both replicas are ready."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         for it in (one, two):
@@ -84,7 +84,7 @@ def test_all_verbs_are_answered_by_the_leader_wherever_they_arrive() -> None:
     two_replicas(run)
 
 
-def test_nothing_is_passed_on_twice() -> None:
+def test_call_is_forwarded_once_when_replicas_disagree_about_the_leader() -> None:
     """Two replicas of different opinion who leads do not play ball."""
 
     async def run(_: FakeApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
@@ -103,8 +103,8 @@ def test_nothing_is_passed_on_twice() -> None:
     two_replicas(run)
 
 
-def test_a_leader_that_does_not_answer_is_named() -> None:
-    """In the place where each verb's answer has one."""
+def test_error_names_the_leader_when_it_does_not_answer() -> None:
+    """In the field that each verb's answer has for it."""
 
     async def run(_: FakeApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         await one.die()
@@ -120,8 +120,8 @@ def test_a_leader_that_does_not_answer_is_named() -> None:
     two_replicas(run)
 
 
-def test_a_leader_that_says_no_address_cannot_be_asked() -> None:
-    """One that was started by hand, without an address to advertise."""
+def test_call_fails_when_the_leader_has_no_address() -> None:
+    """It was started by hand, without an address to advertise."""
 
     async def run(server: FakeApiServer, _: SchedulerHarness, two: SchedulerHarness) -> None:
         answer = await two.filter(pod_json("p", 4), "n")
@@ -132,8 +132,8 @@ def test_a_leader_that_says_no_address_cannot_be_asked() -> None:
     two_replicas(run, told=False)
 
 
-def test_who_ends_passes_late_calls_to_its_successor_and_ends_the_connection() -> None:
-    """Not ready any more, but kube-proxy has not heard of it yet."""
+def test_late_call_is_forwarded_when_the_replica_ends() -> None:
+    """It is not ready any more, but kube-proxy does not know yet; the connection is closed."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
         stopping = asyncio.create_task(one.replica.stop())
@@ -154,8 +154,8 @@ def test_who_ends_passes_late_calls_to_its_successor_and_ends_the_connection() -
     two_replicas(run)
 
 
-def test_who_has_not_heard_of_the_lease_for_long_is_not_ready() -> None:
-    """It would pass calls on to somebody who may not lead any more."""
+def test_replica_is_not_ready_when_it_cannot_read_the_lease() -> None:
+    """It would forward calls to a replica that may not lead any more."""
 
     async def run(server: FakeApiServer, _: SchedulerHarness, two: SchedulerHarness) -> None:
         async def no_leases(request: web.Request) -> web.StreamResponse | None:
@@ -171,7 +171,7 @@ def test_who_has_not_heard_of_the_lease_for_long_is_not_ready() -> None:
     two_replicas(run)
 
 
-def test_urls_of_both_kinds_of_addresses() -> None:
+def test_url_has_brackets_when_the_address_is_ipv6() -> None:
     """A pod's IP is either."""
     assert url("10.0.0.1", 12345) == "http://10.0.0.1:12345"
     assert url("fd00::1", 12345) == "http://[fd00::1]:12345"

@@ -138,8 +138,8 @@ def two_cards() -> Cluster:
     return cluster
 
 
-def test_nobody_waits() -> None:
-    """Then nothing is kept, and whoever is refused is the first in line."""
+def test_nothing_is_reserved_when_no_pod_is_pending() -> None:
+    """A rejected pod is the first of the queue."""
     cluster = Cluster([node_json("n", T4_MIB)])
     assert cluster.start(make("p", 12)) == "n/0"
     assert cluster.ask(make("q", 4)) == {
@@ -148,8 +148,8 @@ def test_nobody_waits() -> None:
     }
 
 
-def test_small_ones_use_the_other_card() -> None:
-    """The head wants 12: card 1 at 200. 4 units are left on each; binpack alone would take either."""
+def test_small_pods_use_the_other_card_when_one_is_reserved() -> None:
+    """The head requests 12 units: card 1 at 200. 4 units are free on each; binpack alone could use either."""
     cluster = two_cards()
     cluster.now = 10
     cluster.wait(make("head", 12, 1))
@@ -179,8 +179,10 @@ def test_small_ones_use_the_other_card() -> None:
         (None, 0, "no"),
     ],
 )
-def test_backfill_on_the_named_card(runs: int | None, grace: int | None, expected: str) -> None:
-    """Only who proves to have ended by then, grace included."""
+def test_reserved_card_is_backfilled_when_a_pod_ends_in_time(
+    runs: int | None, grace: int | None, expected: str
+) -> None:
+    """It must have ended by then, grace included."""
     cluster = two_cards()
     cluster.holds("h2", 0, 4)
     cluster.now = 10
@@ -191,8 +193,8 @@ def test_backfill_on_the_named_card(runs: int | None, grace: int | None, expecte
     assert found == expected if expected != "no" else "reserved" in found
 
 
-def test_a_backfilled_pod_ends_by_its_deadline_before_the_node_has_started_it() -> None:
-    """Else the head would name another card until the kubelet has said when it began."""
+def test_deadline_counts_when_the_node_has_not_started_the_pod_yet() -> None:
+    """Otherwise the head would reserve another card until the kubelet reports the start."""
     cluster = two_cards()
     cluster.now = 10
     cluster.wait(make("head", 12, 1))
@@ -209,7 +211,7 @@ def test_a_backfilled_pod_ends_by_its_deadline_before_the_node_has_started_it() 
     ("priority", "at", "expected"),
     [(None, 2, "reserved"), (5, 2, "n/0"), (None, 0.5, "n/0"), (-1, 0.5, "reserved")],
 )
-def test_who_is_before_the_head_is_not_kept_off(
+def test_reservation_does_not_apply_when_a_pod_is_before_its_owner(
     priority: int | None, at: float, expected: str
 ) -> None:
     """By priority, then by time: the head came at 1, with priority 0."""
@@ -221,8 +223,8 @@ def test_who_is_before_the_head_is_not_kept_off(
     assert expected in cluster.start(pod)
 
 
-def test_who_fits_now_is_waited_for() -> None:
-    """The head's card is free while it is still in kube-scheduler's backoff: a later one does not take it."""
+def test_card_is_held_when_a_pod_that_fits_is_in_backoff() -> None:
+    """A later pod does not take it."""
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 14)
     head, later = make("head", 12, 1), make("later", 4, 2)
@@ -240,8 +242,8 @@ def test_who_fits_now_is_waited_for() -> None:
     assert cluster.start(head) == "n/0"
 
 
-def test_patience_with_who_does_not_come() -> None:
-    """CPU, a volume: something else keeps the head. After 15 s the card is anybody's, until it is refused."""
+def test_reservation_expires_when_the_pod_is_not_bound() -> None:
+    """Something else blocks the head. After 15 s its card is free, until it is rejected again."""
     cluster = Cluster([node_json("n", T4_MIB)])
     head, later = make("head", 12, 1, said=UNSCHEDULABLE), make("later", 4, 2)
     cluster.set(head, later)
@@ -260,8 +262,8 @@ def test_patience_with_who_does_not_come() -> None:
     assert "reserved" in cluster.start(small)
 
 
-def test_who_is_to_be_tried_again() -> None:
-    """The head is deleted: kube-scheduler takes no notice, and the next one would rest for minutes."""
+def test_pod_is_requeued_when_room_comes_without_an_event() -> None:
+    """The head is deleted: kube-scheduler would retry the next pod after minutes."""
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 8)
     cluster.wait(make("head", 12, 1), make("next", 4, 2))
@@ -283,8 +285,8 @@ def test_who_is_to_be_tried_again() -> None:
     assert [it.metadata.name for it in cluster.queue.pods_to_requeue(9)] == ["next"]
 
 
-def test_a_node_that_kube_scheduler_rules_out_is_not_kept() -> None:
-    """b's card would do for the head, but it is only ever asked about a: after 15 s b is anybody's."""
+def test_node_is_excluded_when_kube_scheduler_does_not_offer_it() -> None:
+    """b's card would fit the head, but only a is offered: after 15 s b is free."""
     cluster = Cluster([node_json("a", T4_MIB), node_json("b", T4_MIB)])
     cluster.holds("h", 0, 10, "a")
     head, later = make("head", 12, 1), make("later", 4, 2)
@@ -305,8 +307,8 @@ def test_a_node_that_kube_scheduler_rules_out_is_not_kept() -> None:
     assert "reserved" in cluster.ask(later, "b")["b"]
 
 
-def test_a_pod_that_lacks_units_by_kube_schedulers_count_counts_again() -> None:
-    """It is not asked about then; its message says so."""
+def test_stalled_pod_is_queued_again_when_its_condition_reports_a_shortage() -> None:
+    """kube-scheduler does not call filter then."""
     said = {"conditions": [{**UNSCHEDULABLE["conditions"][0], "message": "0/1: pending volume"}]}
     units = f"0/1 nodes are available: 1 Insufficient {gpushare.MEMORY}"
     lacking = {"conditions": [{**UNSCHEDULABLE["conditions"][0], "message": units}]}
@@ -322,8 +324,8 @@ def test_a_pod_that_lacks_units_by_kube_schedulers_count_counts_again() -> None:
     assert "reserved" in cluster.ask(small)["n"]
 
 
-def test_nodes_by_selector_taint_and_cordon() -> None:
-    """Cards are named where the pod may go; who may go nowhere keeps nothing from anybody."""
+def test_cards_are_reserved_only_when_the_pod_is_eligible_for_the_node() -> None:
+    """A pod that is eligible for none blocks no other."""
     nodes = [node_json("a", T4_MIB, labels={"zone": "a"}), node_json("b", T4_MIB)]
     cluster = Cluster(nodes)
     cluster.holds("ha", 0, 10, "a", runs=900, started=0)
@@ -339,8 +341,8 @@ def test_nodes_by_selector_taint_and_cordon() -> None:
     assert cluster.queue.constraints(make("s", 2, 2)).reserved == frozenset()
 
 
-def test_who_does_not_wait() -> None:
-    """Gated, going, done, asking for nothing, too large for any card, or never refused."""
+def test_pod_is_not_queued_when_it_cannot_be_placed() -> None:
+    """Gated, ending, finished, requesting nothing, too large for any card, or never rejected."""
     cluster = Cluster([node_json("n", T4_MIB)])
     gone = make("gone", 4, said=UNSCHEDULABLE)
     gone.metadata.deletion_timestamp = stamp(0)
@@ -356,7 +358,7 @@ def test_who_does_not_wait() -> None:
     assert cluster.queue.position(make("huge", 20, said=UNSCHEDULABLE)) == ""
 
 
-def test_two_units_are_two_groups_and_one_order() -> None:
+def test_queue_is_one_when_nodes_have_different_units() -> None:
     """a counts in GiB, b in MiB; 12 units are 12 GiB there and next to nothing here."""
     cluster = Cluster(
         [node_json("a", T4_MIB), node_json("b", T4_MIB, unit_mib=1), node_json("c", T4_MIB)]
@@ -393,8 +395,8 @@ def test_two_units_are_two_groups_and_one_order() -> None:
         (Fairness(60, 11), ["a1", "b1", "a2"]),
     ],
 )
-def test_namespaces_take_turns(fairness: Fairness, expected: list[str]) -> None:
-    """What one holds, has had and has asked for makes its next one later, until it starves."""
+def test_namespace_is_later_when_it_has_used_more(fairness: Fairness, expected: list[str]) -> None:
+    """Its allocations, its past use and its earlier requests count, up to the maximum penalty."""
     cluster = Cluster([node_json("n", T4_MIB)], fairness)
     cluster.holds("h", 0, 14, namespace="a")
     cluster.now = 60
@@ -435,8 +437,8 @@ def firsts(cluster: Cluster, count: int = 2) -> list[str]:
     return [it.waiter.name for it in cluster.queue.entries()[:count]]
 
 
-def test_namespace_that_has_used_the_card_is_behind_one_that_has_not() -> None:
-    """A line of short pods asked for long ago: whoever comes is next, and next again once it has had less."""
+def test_namespace_is_first_when_it_has_used_less() -> None:
+    """A long queue of short pods does not block a namespace that comes later."""
     cluster = Cluster([node_json("n", T4_MIB)], Fairness())
     cluster.set(*(heavy(number, said=UNSCHEDULABLE) for number in range(MANY)))
     for number in range(10):
@@ -449,8 +451,8 @@ def test_namespace_that_has_used_the_card_is_behind_one_that_has_not() -> None:
     assert firsts(cluster) == ["later", "h10"]
 
 
-def test_cards_kept_for_pods_that_do_not_come_count_as_used() -> None:
-    """A line of pods whose volume is missing keeps the free card for 15 s, not for 15 s each."""
+def test_reserved_cards_count_as_used_when_the_reservation_expires() -> None:
+    """Pods whose volume is missing block the free card for 15 s, not for 15 s each."""
     cluster = Cluster([node_json("n", T4_MIB)], Fairness())
     cluster.set(*(heavy(number, said=UNSCHEDULABLE) for number in range(MANY)))
     late = make("late", 14, 5, namespace="light")
@@ -462,8 +464,8 @@ def test_cards_kept_for_pods_that_do_not_come_count_as_used() -> None:
     assert cluster.queue.usage() == pytest.approx({"heavy": RESERVATION_TTL_S})
 
 
-def test_use_is_rebuilt_from_the_pods_that_the_api_server_still_shows() -> None:
-    """A replica that starts counts those that run since they started, and those that ended for as long."""
+def test_use_is_rebuilt_when_a_replica_starts() -> None:
+    """From the pods that the API server shows, running and finished."""
     ready = {"type": "Ready", "status": "False", "lastTransitionTime": stamp(400)}
     ended = {"startTime": stamp(100), "conditions": [ready], "phase": "Succeeded"}
     runs = {"startTime": stamp(950), "phase": "Running"}
@@ -484,7 +486,7 @@ def test_use_is_rebuilt_from_the_pods_that_the_api_server_still_shows() -> None:
     assert cluster.queue.usage() == pytest.approx({"a": 300, "b": 150}, rel=1e-3)
 
 
-def test_condition_without_a_time_is_read() -> None:
+def test_condition_is_read_when_it_has_no_time() -> None:
     """The API server answers null for a time that the writer of a condition has not set."""
     condition = {"type": "Ready", "status": "False", "lastTransitionTime": None}
     pod = make("p", 4, said={"conditions": [condition]})
@@ -494,7 +496,7 @@ def test_condition_without_a_time_is_read() -> None:
     assert not msgspec.convert(made, Node).ready
 
 
-def test_use_counts_from_when_the_nodes_cards_are_known() -> None:
+def test_use_is_counted_when_the_node_comes_after_the_pod() -> None:
     """Pods may come by the watch before their node does."""
     cluster = Cluster([node_json("n", T4_MIB)], Fairness(half_life_s=1e9), now=100)
     cluster.world.forget_node("n")
@@ -507,7 +509,7 @@ def test_use_counts_from_when_the_nodes_cards_are_known() -> None:
     assert cluster.queue.usage() == pytest.approx({"a": 50}, rel=1e-3)
 
 
-def test_the_starvation_figure() -> None:
+def test_bypass_is_measured_when_a_later_request_is_served_first() -> None:
     """b1, of 50, goes before a1 of 1: 49 s. c, of 55, uses what a1 does not wait for: none."""
     cluster = Cluster([node_json("n", T4_MIB, T4_MIB, T4_MIB)], Fairness(60, 3600))
     cluster.holds("h2", 2, 12, namespace="c")
@@ -542,8 +544,8 @@ def gang(name: str, units: int, at: float) -> Pod:
     return make(name, units, at, labels={"pod-group.scheduling.sigs.k8s.io/name": "g"})
 
 
-def test_a_gang_stands_in_line_as_one() -> None:
-    """Two of 8: both cards, when the later ends. One refusal is enough; planned, it waits no more."""
+def test_gang_is_one_entry_when_its_members_are_pending() -> None:
+    """Two of 8: both cards, when the later ends. A gang with a reservation is not pending."""
     cluster = two_cards()
     cluster.now = 10
     cluster.set(gang("g1", 8, 1), gang("g2", 8, 3))
@@ -559,8 +561,8 @@ def test_a_gang_stands_in_line_as_one() -> None:
     assert cluster.queue.entries() == ()
 
 
-def test_cards_without_a_name() -> None:
-    """Where gpushare's own plugin runs nobody knows UUIDs: one card that is named bars no other."""
+def test_only_one_card_is_reserved_when_cards_have_no_uuid() -> None:
+    """gpushare's own plugin publishes no UUIDs."""
     cluster = Cluster([node_json("n", T4_MIB, T4_MIB, inventory=False)])
     cluster.holds("h0", 0, 10, runs=300, started=0)
     cluster.holds("h1", 1, 10, runs=200, started=0)
@@ -573,8 +575,8 @@ def test_cards_without_a_name() -> None:
     assert [it.uuid for it in holding.slices] == ["n/0"]
 
 
-def test_nobody_is_evicted_for_a_card_that_another_would_get() -> None:
-    """Both of priority 5; low is on the card that the first has named, and on none of the others."""
+def test_pod_is_not_evicted_when_another_would_get_the_card() -> None:
+    """Both of priority 5; low is on the card that the first has reserved, and on no other."""
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.holds("low", 0, 10, priority=1)
     first, second = make("first", 12, 1, priority=5), make("second", 8, 2, priority=5)
@@ -591,7 +593,7 @@ def test_nobody_is_evicted_for_a_card_that_another_would_get() -> None:
 # ---- from filter to bind ----
 
 
-def test_bind_goes_by_the_order_of_its_filter() -> None:
+def test_bind_uses_the_constraints_of_filter_when_another_pod_came_since() -> None:
     """In between another came to wait, and named the card: the pod that was let through has it."""
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 8, runs=100, started=0)
@@ -602,8 +604,8 @@ def test_bind_goes_by_the_order_of_its_filter() -> None:
     assert cluster.bind(pod, "n") == "n/0"
 
 
-def test_bind_refuses_what_was_reserved_when_it_was_asked_about() -> None:
-    """And what no filter let through."""
+def test_bind_fails_when_the_card_was_reserved_at_filter() -> None:
+    """And if there was no filter."""
     cluster = two_cards()
     cluster.wait(make("head", 12, 1))
     pod = make("p", 4, 5)
@@ -615,7 +617,7 @@ def test_bind_refuses_what_was_reserved_when_it_was_asked_about() -> None:
     assert "reserved" in cluster.ask(other)["n"]
 
 
-def test_bind_counts_nobody_twice() -> None:
+def test_bind_counts_a_pod_once_when_it_was_bound_since_filter() -> None:
     """Who was kept for at filter is bound by now: its slice is in the world."""
     cluster = Cluster([node_json("n", T4_MIB)])
     cluster.holds("h", 0, 14)
@@ -659,7 +661,9 @@ def units_on(cluster: Cluster) -> Iterable[int]:
 
 @settings(deadline=None, max_examples=150)
 @given(events=EVENTS)
-def test_nobody_is_overtaken_on_the_cards_that_it_has_named(events: list[tuple[Any, ...]]) -> None:
+def test_entry_is_not_bypassed_on_its_cards_when_events_are_random(
+    events: list[tuple[Any, ...]],
+) -> None:
     """But by who proves to end before; and no card is overcommitted. Whatever comes, in whatever order."""
     cluster = Cluster([node_json("a", T4_MIB), node_json("b", T4_MIB, T4_MIB)])
     pods: dict[str, Pod] = {}
@@ -748,7 +752,7 @@ class KubeScheduler:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_large_one_in_a_stream_of_small_ones(ordered: bool) -> None:
+def test_large_pod_starts_when_small_pods_keep_coming(ordered: bool) -> None:
     """Each second one of 4 units comes and runs for 20 s, with no deadline; the large one wants 14 of 14.
 
     Four cards hold 12 of 4 units at most, and 20 at once are wanted: some always wait. 18 wait before the

@@ -47,7 +47,7 @@ def of_size(size: int) -> bytes:
     return text.encode().ljust(size)
 
 
-def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_read() -> None:
+def test_body_is_not_read_when_its_length_is_over_the_limit() -> None:
     """200 MB at a time ended both replicas for want of memory."""
 
     async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
@@ -67,7 +67,7 @@ def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_read() -> None
     scenario(run, NODE)
 
 
-def test_a_chunked_body_is_refused_when_it_has_become_too_large() -> None:
+def test_chunked_body_is_rejected_when_it_grows_over_the_limit() -> None:
     """Its size is in no header."""
 
     async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
@@ -86,8 +86,8 @@ def test_a_chunked_body_is_refused_when_it_has_become_too_large() -> None:
     scenario(run, NODE)
 
 
-def test_a_compressed_body_is_refused() -> None:
-    """Few bytes can be many."""
+def test_body_is_rejected_when_it_is_compressed() -> None:
+    """A few bytes can expand to many."""
 
     async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         where = f"{one.url}{PREFIX}/filter"
@@ -98,7 +98,7 @@ def test_a_compressed_body_is_refused() -> None:
     scenario(run, NODE)
 
 
-def test_a_body_within_the_bound_is_answered() -> None:
+def test_body_is_answered_when_it_is_within_the_limit() -> None:
     """Whole nodes where the bound is as high."""
 
     async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
@@ -133,8 +133,8 @@ async def _parts(payload: asyncio.StreamReader) -> AsyncIterator[bytes]:
         yield part
 
 
-def test_bodies_wait_for_each_other_and_small_ones_do_not() -> None:
-    """What is held at a time is bounded, and what was held is given back however reading ends."""
+def test_large_body_waits_when_others_use_up_the_limit() -> None:
+    """Small ones do not wait, and every reservation ends with its body."""
 
     async def go() -> None:
         held = bodies(4 * MIB, 6 * MIB)
@@ -168,8 +168,8 @@ def test_bodies_wait_for_each_other_and_small_ones_do_not() -> None:
     asyncio.run(go())
 
 
-def test_a_chunked_body_reserves_what_it_has_grown_to() -> None:
-    """Also while it comes, and nothing when it was refused."""
+def test_chunked_body_reserves_its_size_when_it_grows() -> None:
+    """It reserves nothing after it was rejected."""
 
     async def go() -> None:
         held = bodies(2 * MIB, 2 * MIB)

@@ -21,8 +21,8 @@ def label(server: FakeApiServer, name: str) -> str | None:
     return said
 
 
-def test_the_label() -> None:
-    """On the pods that are due; those that are gone are passed over; nothing where another leads."""
+def test_label_is_set_when_a_pod_is_due() -> None:
+    """A deleted pod is skipped; nothing is patched while another replica leads."""
 
     async def go() -> None:
         async with api_server() as server, server.api() as api:

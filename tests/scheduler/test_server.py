@@ -24,7 +24,7 @@ async def raw(
         return answer.status, await answer.text()
 
 
-def test_edges_of_the_contract() -> None:
+def test_server_answers_4xx_when_the_request_is_not_of_the_protocol() -> None:
     """Paths, methods and bodies that are no requests."""
 
     async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
@@ -64,7 +64,7 @@ def test_edges_of_the_contract() -> None:
         ("\x00", "malformed"),
     ],
 )
-def test_filter_answers_200_with_an_error(body: str, error: str) -> None:
+def test_filter_answers_200_when_the_body_is_invalid(body: str, error: str) -> None:
     """Whatever came."""
 
     async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
@@ -83,8 +83,8 @@ def test_filter_answers_200_with_an_error(body: str, error: str) -> None:
     scenario(run, NODE)
 
 
-def test_filter_by_names_and_by_nodes_in_any_case() -> None:
-    """Nodes come back as they were sent."""
+def test_filter_answers_in_kind_when_nodes_or_names_are_sent() -> None:
+    """Nodes are returned as they were sent."""
 
     async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         pod = pod_json("p", 4)
@@ -103,7 +103,7 @@ def test_filter_by_names_and_by_nodes_in_any_case() -> None:
     scenario(run, NODE)
 
 
-def test_prioritize_over_http() -> None:
+def test_prioritize_answers_a_list_of_hosts_and_scores() -> None:
     """A list of host and score."""
 
     async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
@@ -116,7 +116,7 @@ def test_prioritize_over_http() -> None:
     scenario(run, node_json("a", T4_MIB), node_json("b", T4_MIB))
 
 
-def test_preempt_over_http_by_uid_and_whole() -> None:
+def test_preempt_answers_by_uid_when_victims_are_sent_either_way() -> None:
     """Nodes where it does not help are left out; the counted disruptions stay."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
@@ -169,8 +169,8 @@ def test_inspect_shows_nodes_cards_and_pods() -> None:
     scenario(run, NODE, node_json("plain"))
 
 
-def test_a_bug_is_told_to_one_pod_alone() -> None:
-    """Never 5xx."""
+def test_only_one_request_fails_when_it_hits_a_bug() -> None:
+    """The answer is never 5xx."""
 
     async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         def broken(*_: object) -> None:
@@ -225,7 +225,7 @@ UNSCHEDULABLE = {
 }
 
 
-def test_a_pod_that_the_extender_was_never_asked_about_is_told_why() -> None:
+def test_event_is_posted_when_kube_scheduler_rejects_before_filter() -> None:
     """NodeResourcesFit says no first. One that was asked about has kube-scheduler's own event."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
@@ -243,7 +243,7 @@ def test_a_pod_that_the_extender_was_never_asked_about_is_told_why() -> None:
     scenario(run, NODE)
 
 
-def test_unreadable_records_are_told_once_and_count_once() -> None:
+def test_event_is_posted_once_when_a_record_is_invalid() -> None:
     """For what the pod asks, and no more: its owner may have written them."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
@@ -258,7 +258,7 @@ def test_unreadable_records_are_told_once_and_count_once() -> None:
     scenario(run, node_json("n", T4_MIB, T4_MIB))
 
 
-def test_a_label_that_flips_while_slices_are_held_is_told() -> None:
+def test_event_is_posted_when_a_label_closes_a_node_with_pods() -> None:
     """Existing pods stay."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
@@ -273,8 +273,8 @@ def test_a_label_that_flips_while_slices_are_held_is_told() -> None:
     scenario(run, NODE)
 
 
-def test_sick_cards_by_gpushares_config_map() -> None:
-    """What is no index is no card, not card 0; and without the ConfigMap all are well again."""
+def test_cards_are_unhealthy_when_gpushares_config_map_lists_them() -> None:
+    """What is not an index is ignored; without the ConfigMap all are healthy again."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         def config_map(gpus: str) -> None:
@@ -296,7 +296,7 @@ def test_sick_cards_by_gpushares_config_map() -> None:
     scenario(run, node_json("n", T4_MIB, T4_MIB))
 
 
-def test_a_node_that_is_made_again_is_another_node() -> None:
+def test_node_is_replaced_when_its_uid_changes() -> None:
     """Its UID tells."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
@@ -320,7 +320,7 @@ def refused(name: str, units: int, minute: int, **rest: Any) -> dict[str, Any]:
     return {**pod, "status": UNSCHEDULABLE}
 
 
-def test_a_later_pod_does_not_overtake_over_http() -> None:
+def test_later_pod_waits_when_an_earlier_one_is_pending() -> None:
     """From filter to bind, in sentences, events and metrics."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
@@ -353,7 +353,7 @@ def test_a_later_pod_does_not_overtake_over_http() -> None:
     scenario(run, NODE)
 
 
-def test_a_pod_that_waits_by_kube_schedulers_own_count_is_told_its_position() -> None:
+def test_event_has_the_position_when_kube_scheduler_counts_too_few_units() -> None:
     """In its event."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:

@@ -45,7 +45,7 @@ async def bind(url: str, context: Any, pod: Any) -> str:
             return type(why).__name__
 
 
-def test_only_callers_with_a_certificate_of_the_authority_are_heard(tmp_path: Path) -> None:
+def test_connection_is_refused_when_the_certificate_is_not_of_the_authority(tmp_path: Path) -> None:
     """No certificate, another authority's, the server's own, plain HTTP: nothing is even read."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
@@ -68,7 +68,9 @@ def test_only_callers_with_a_certificate_of_the_authority_are_heard(tmp_path: Pa
     scenario(run, NODE, access=access(tmp_path / "own"))
 
 
-def test_replicas_pass_calls_on_by_certificate(tmp_path: Path) -> None:
+def test_call_is_forwarded_when_the_leader_has_a_certificate_of_the_authority(
+    tmp_path: Path,
+) -> None:
     """And believe no leader of another authority."""
 
     async def go(other: bool) -> None:
@@ -89,8 +91,8 @@ def test_replicas_pass_calls_on_by_certificate(tmp_path: Path) -> None:
     asyncio.run(go(other=True))
 
 
-def test_renewed_certificates_are_loaded_without_a_restart(tmp_path: Path) -> None:
-    """Connections that are open go on; what cannot be used is not taken."""
+def test_certificates_are_reloaded_when_they_are_renewed(tmp_path: Path) -> None:
+    """Open connections stay; certificates that cannot be used are not loaded."""
     given = access(tmp_path / "own")
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
@@ -113,8 +115,8 @@ def test_renewed_certificates_are_loaded_without_a_restart(tmp_path: Path) -> No
     scenario(run, NODE, access=given)
 
 
-def test_what_changes_nothing_is_for_everybody_unless_it_is_closed(tmp_path: Path) -> None:
-    """On a port of its own, where nothing is decided."""
+def test_read_only_paths_need_no_certificate_when_they_are_open(tmp_path: Path) -> None:
+    """On a port of its own."""
 
     async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
         for closed in (False, True):
@@ -146,8 +148,8 @@ def test_what_changes_nothing_is_for_everybody_unless_it_is_closed(tmp_path: Pat
     scenario(run, NODE, access=access(tmp_path / "own"))
 
 
-def test_certificates_that_are_not_there_are_told_in_a_sentence(tmp_path: Path) -> None:
-    """Which file, and what to do."""
+def test_error_names_the_file_when_a_certificate_is_missing(tmp_path: Path) -> None:
+    """It says what to do."""
     with pytest.raises(InvalidCredentials, match=r"ca\.crt cannot be read: .*fenka certificates"):
         Credentials(tmp_path)
     write(tmp_path, due({}, (), datetime.now(UTC)))
@@ -156,8 +158,8 @@ def test_certificates_that_are_not_there_are_told_in_a_sentence(tmp_path: Path) 
         Credentials(tmp_path)
 
 
-def test_silent_handshakes_do_not_lock_kube_scheduler_out(tmp_path: Path) -> None:
-    """Connections that say nothing, more than may be greeted at a time."""
+def test_kube_scheduler_is_answered_when_handshakes_are_silent(tmp_path: Path) -> None:
+    """More connections than handshakes are allowed at a time."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         host, port = one.url.removeprefix("https://").split(":")

@@ -78,7 +78,7 @@ async def events(api: Api, namespace: str) -> dict[str, str]:
     task = asyncio.create_task(recorder.run())
     errors: dict[str, str] = {}
     for verb in ("create", "patch"):
-        recorder.on_pod(pod, "FenkaTest", "a right is tried")
+        recorder.record_on_pod(pod, "FenkaTest", "a right is tried")
         await until(lambda: recorder.idle)
         errors[f"events: {verb}"] = "refused" if recorder.dropped else ""
         recorder.dropped, offset = 0, offset + SERIES_S

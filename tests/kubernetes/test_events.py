@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from fenka.kubernetes.events import BURST, LONGEST_NOTE, SERIES_S, EventRecorder
+from fenka.kubernetes.events import BURST, MAX_NOTE, SERIES_S, EventRecorder
 from tests.fakes.api_server import FakeApiServer, Json, api_server, until
 from tests.kubernetes.test_election import Clock
 from tests.scheduler.objects_kit import a_node, a_pod
@@ -36,8 +36,8 @@ def test_an_event_says_what_kubectl_shows() -> None:
 
     async def run(server: FakeApiServer, recorder: EventRecorder, _: Clock) -> None:
         pod = a_pod("p", 4)
-        recorder.on_pod(pod, "Why", "fenka: 0/1 GPUs fit")
-        recorder.on_node(a_node("n", 15079), "Node", "x" * 2000)
+        recorder.record_on_pod(pod, "Why", "fenka: 0/1 GPUs fit")
+        recorder.record_on_node(a_node("n", 15079), "Node", "x" * 2000)
         await until(lambda: len(events(server)) == 2)
         first, second = events(server)
         assert first["regarding"] == {
@@ -50,7 +50,7 @@ def test_an_event_says_what_kubectl_shows() -> None:
         assert (first["reason"], first["type"]) == ("Why", "Warning")
         assert first["note"] == "fenka: 0/1 GPUs fit"
         assert second["metadata"]["namespace"] == "default"
-        assert len(second["note"]) == LONGEST_NOTE
+        assert len(second["note"]) == MAX_NOTE
 
     scenario(run)
 
@@ -60,13 +60,13 @@ def test_the_same_event_is_counted() -> None:
 
     async def run(server: FakeApiServer, recorder: EventRecorder, clock: Clock) -> None:
         pod = a_pod("p", 4)
-        recorder.on_pod(pod, "Why", "so")
+        recorder.record_on_pod(pod, "Why", "so")
         await until(lambda: len(events(server)) == 1)
         await until(lambda: recorder.idle)
         for _ in range(9):
-            recorder.on_pod(pod, "Why", "so")
+            recorder.record_on_pod(pod, "Why", "so")
         clock.now += SERIES_S
-        recorder.on_pod(pod, "Why", "so")
+        recorder.record_on_pod(pod, "Why", "so")
         await until(lambda: "series" in events(server)[0])
         assert events(server)[0]["series"]["count"] == 11
         assert len(events(server)) == 1
@@ -80,12 +80,12 @@ def test_too_many_are_dropped() -> None:
 
     async def run(server: FakeApiServer, recorder: EventRecorder, clock: Clock) -> None:
         for number in range(200):
-            recorder.on_pod(a_pod(f"p{number}", 4), "Why", "so")
+            recorder.record_on_pod(a_pod(f"p{number}", 4), "Why", "so")
         await until(lambda: len(events(server)) == BURST)
         assert recorder.dropped == 200 - BURST
         clock.now += 1
         for number in range(200):
-            recorder.on_pod(a_pod(f"q{number}", 4), "Why", "so")
+            recorder.record_on_pod(a_pod(f"q{number}", 4), "Why", "so")
         await until(lambda: len(events(server)) == BURST + 5)
 
     scenario(run)
@@ -100,10 +100,10 @@ def test_a_server_that_refuses_is_nobodys_trouble() -> None:
 
         server.before = refuse
         pod = a_pod("p", 4)
-        recorder.on_pod(pod, "Why", "so")
+        recorder.record_on_pod(pod, "Why", "so")
         await until(lambda: recorder.dropped == 1)
         server.before = None
-        recorder.on_pod(pod, "Why", "so")
+        recorder.record_on_pod(pod, "Why", "so")
         await until(lambda: len(events(server)) == 1)
 
     scenario(run)
@@ -114,14 +114,14 @@ def test_an_event_that_expired_is_written_anew() -> None:
 
     async def run(server: FakeApiServer, recorder: EventRecorder, clock: Clock) -> None:
         pod = a_pod("p", 4)
-        recorder.on_pod(pod, "Why", "so")
+        recorder.record_on_pod(pod, "Why", "so")
         await until(lambda: len(events(server)) == 1 and recorder.idle)
         name = events(server)[0]["metadata"]["name"]
         server.remove("events", name, "default")
         clock.now += SERIES_S
-        recorder.on_pod(pod, "Why", "so")
+        recorder.record_on_pod(pod, "Why", "so")
         await until(lambda: recorder.dropped == 1)
-        recorder.on_pod(pod, "Why", "so")
+        recorder.record_on_pod(pod, "Why", "so")
         await until(lambda: len(events(server)) == 1)
 
     scenario(run)

@@ -21,7 +21,7 @@ class Served:
 
     def __init__(self, most: int) -> None:
         self.clock = Clock()
-        self.listener = HttpListener(most=most, clock=self.clock)
+        self.listener = HttpListener(max_connections=most, clock=self.clock)
         self.begun, self.go_on = asyncio.Event(), asyncio.Event()
         listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = listening.getsockname()[1]
@@ -45,7 +45,7 @@ class Served:
         return web.Response(text="ok")
 
     async def _slow(self, request: web.Request) -> web.Response:
-        with self.listener.at_work(request):
+        with self.listener.protect(request):
             self.begun.set()
             await self.go_on.wait()
             return web.Response(text="ok")

@@ -24,11 +24,11 @@ class Told:
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
 
-    def on_pod(self, _: Pod, reason: str, note: str) -> None:
+    def record_on_pod(self, _: Pod, reason: str, note: str) -> None:
         """As Recorder."""
         self.events.append((reason, note))
 
-    def on_node(self, *_: Any) -> None:
+    def record_on_node(self, *_: Any) -> None:
         """As Recorder."""
 
 

@@ -253,11 +253,11 @@ def test_gang_is_rejected_on_every_node_when_its_size_is_unknown() -> None:
     lost = cluster.put(a_pod("x", 4, labels={NAME_LABELS[1]: "g"}))
     assert cluster.why(lost) == (
         "it is in the gang g, and its label pod-group.scheduling.sigs.k8s.io/min-available is '': "
-        "write there how many pods start together"
+        "set it to the number of pods that start together"
     )
     two = cluster.put(a_pod("y", 4, labels=in_gang("h", 1)))
     two.spec.scheduling_group = SchedulingGroup(pod_group_name="native")
-    assert cluster.why(two) == "its PodGroup native is not there"
+    assert cluster.why(two) == "its PodGroup native does not exist"
 
 
 def test_pod_group_gives_the_size_when_the_cluster_has_one() -> None:

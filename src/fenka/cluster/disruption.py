@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets: how many of which pods may go now."""
+"""PodDisruptionBudgets: how many of which pods may be evicted now."""
 
 from collections.abc import Iterable
 
@@ -12,32 +12,32 @@ BUDGETS_PATH = "/apis/policy/v1/poddisruptionbudgets"
 
 
 class LabelSelector(Object):
-    """Which pods, by their labels. An empty one selects all of the namespace."""
+    """Selects pods by their labels. An empty selector selects all of the namespace."""
 
     match_labels: dict[str, str] = msgspec.field(default_factory=dict)
     match_expressions: list[SelectorRequirement] = msgspec.field(default_factory=list)
 
     def selects(self, labels: dict[str, str]) -> bool:
-        """All of its conditions hold."""
+        """Return whether all of its requirements match."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
-            matches(it, labels) for it in self.match_expressions
+            matches(requirement, labels) for requirement in self.match_expressions
         )
 
 
 class BudgetSpec(Object):
-    """spec."""
+    """The spec of a budget."""
 
     selector: LabelSelector | None = None
 
 
 class BudgetStatus(Object):
-    """status."""
+    """The status of a budget."""
 
     disruptions_allowed: int = 0
 
 
 class PodDisruptionBudget(Object):
-    """Of policy/v1."""
+    """A PodDisruptionBudget of policy/v1."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: BudgetSpec = msgspec.field(default_factory=BudgetSpec)
@@ -45,13 +45,13 @@ class PodDisruptionBudget(Object):
 
 
 def budgets_for(pod: Pod, budgets: Iterable[PodDisruptionBudget]) -> frozenset[DisruptionBudget]:
-    """Those that the pod counts on."""
+    """Return the budgets that select the pod."""
     return frozenset(
         DisruptionBudget(
-            f"{it.metadata.namespace}/{it.metadata.name}", it.status.disruptions_allowed
+            f"{budget.metadata.namespace}/{budget.metadata.name}", budget.status.disruptions_allowed
         )
-        for it in budgets
-        if it.metadata.namespace == pod.metadata.namespace
-        and it.spec.selector is not None
-        and it.spec.selector.selects(pod.metadata.labels)
+        for budget in budgets
+        if budget.metadata.namespace == pod.metadata.namespace
+        and budget.spec.selector is not None
+        and budget.spec.selector.selects(pod.metadata.labels)
     )

@@ -1,7 +1,7 @@
-"""Which nodes a pod may go to, whatever they have free: cordons, readiness, taints, selectors, affinity.
+"""Decides which nodes a pod may go to whatever they have free, by taints, selectors and affinity.
 
-Of kube-scheduler's own rules those that are about nodes as such. The scheduler goes by them when it keeps
-cards for pods that wait, `fenka why` when it says what keeps a pod from a node.
+These are kube-scheduler's own rules about nodes as such. The scheduler applies them when it reserves cards
+for pending pods, and `fenka why` when it explains what excludes a pod from a node.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,22 +15,22 @@ from fenka.cluster.objects import (
     Toleration,
 )
 
-STRICT = "NoSchedule"
+NO_SCHEDULE = "NoSchedule"
 
 
 def ineligibility_reasons(pod: Pod, node: Node) -> list[str]:
-    """What keeps the pod from the node, in sentences; nothing where it may go there."""
-    # What is wrong with a node itself is a taint, or will be in a moment, and can be tolerated too.
+    """Return a sentence for each reason that excludes the pod from the node."""
+    # A node's own condition is also a taint, or will be in a moment, and can be tolerated like one.
     reasons = [
-        said
-        for said, key in _conditions(node)
-        if not _any_tolerates(pod, Taint(key=key, effect=STRICT))
+        sentence
+        for sentence, key in _conditions(node)
+        if not _any_tolerates(pod, Taint(key=key, effect=NO_SCHEDULE))
     ]
     for taint in node.spec.taints:
-        # The node controller's own taints repeat what was said.
-        said = taint.key.startswith("node.kubernetes.io/") and reasons
-        strict = taint.effect in (STRICT, "NoExecute")
-        if strict and not said and not _any_tolerates(pod, taint):
+        # The node controller's own taints repeat a condition.
+        repeated = taint.key.startswith("node.kubernetes.io/") and reasons
+        strict = taint.effect in (NO_SCHEDULE, "NoExecute")
+        if strict and not repeated and not _any_tolerates(pod, taint):
             value = f"={taint.value}" if taint.value else ""
             reasons.append(f"taint {taint.key}{value}:{taint.effect} is not tolerated")
     labels = node.metadata.labels
@@ -43,26 +43,26 @@ def ineligibility_reasons(pod: Pod, node: Node) -> list[str]:
         reasons.append(f"the pod wants nodes labelled {', '.join(missing)}")
     affinity = pod.spec.affinity.node_affinity if pod.spec.affinity else None
     required = affinity.required_during_scheduling_ignored_during_execution if affinity else None
-    if required and not any(_term_matches(it, node) for it in required.node_selector_terms):
+    if required and not any(_term_matches(term, node) for term in required.node_selector_terms):
         reasons.append("the pod's node affinity excludes it")
     return reasons
 
 
 def _conditions(node: Node) -> Iterator[tuple[str, str]]:
-    """What the node's own state says against it, and the key of the taint that it comes with."""
+    """Yield what the node's own state says against it, and the key of the taint that it comes with."""
     if node.spec.unschedulable:
         yield "cordoned", "node.kubernetes.io/unschedulable"
     if not node.ready:
-        which = "not-ready" if node.readiness == "False" else "unreachable"
-        yield "not ready", f"node.kubernetes.io/{which}"
+        taint = "not-ready" if node.readiness == "False" else "unreachable"
+        yield "not ready", f"node.kubernetes.io/{taint}"
 
 
 def _any_tolerates(pod: Pod, taint: Taint) -> bool:
-    return any(tolerates(it, taint) for it in pod.spec.tolerations)
+    return any(tolerates(toleration, taint) for toleration in pod.spec.tolerations)
 
 
 def tolerates(toleration: Toleration, taint: Taint) -> bool:
-    """Whether a pod with this toleration does not mind the taint."""
+    """Return whether a toleration covers a taint."""
     return (
         (not toleration.key or toleration.key == taint.key)
         and (not toleration.effect or toleration.effect == taint.effect)
@@ -71,18 +71,18 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def _term_matches(term: NodeSelectorTerm, node: Node) -> bool:
-    # A term without conditions chooses no node.
+    # A term without requirements selects no node.
     fields = {"metadata.name": node.metadata.name}
     return bool(term.match_expressions or term.match_fields) and (
-        all(matches(it, node.metadata.labels) for it in term.match_expressions)
-        and all(matches(it, fields) for it in term.match_fields)
+        all(matches(requirement, node.metadata.labels) for requirement in term.match_expressions)
+        and all(matches(requirement, fields) for requirement in term.match_fields)
     )
 
 
-def matches(condition: SelectorRequirement, labels: Mapping[str, str]) -> bool:
-    """As Kubernetes judges it; True for an operator that is not known here."""
-    value, values = labels.get(condition.key), condition.values
-    match condition.operator:
+def matches(requirement: SelectorRequirement, labels: Mapping[str, str]) -> bool:
+    """Evaluate a requirement as Kubernetes does; return True for an operator that is unknown here."""
+    value, values = labels.get(requirement.key), requirement.values
+    match requirement.operator:
         case "In":
             return value in values
         case "NotIn":
@@ -93,8 +93,8 @@ def matches(condition: SelectorRequirement, labels: Mapping[str, str]) -> bool:
             return value is None
         case "Gt" | "Lt" if value is not None and values:
             low, high = sorted((value, values[0]), key=_number)
-            return low != high and high == (value if condition.operator == "Gt" else values[0])
-    return condition.operator not in ("Gt", "Lt")
+            return low != high and high == (value if requirement.operator == "Gt" else values[0])
+    return requirement.operator not in ("Gt", "Lt")
 
 
 def _number(text: str) -> int:

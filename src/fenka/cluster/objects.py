@@ -1,6 +1,6 @@
-"""What fenka reads of Kubernetes' objects: just the fields it needs, decoded by msgspec.
+"""Kubernetes' objects, with the fields that fenka reads, decoded by msgspec.
 
-Unknown fields are passed over, so that newer servers are no trouble; nothing is ever written back whole.
+Unknown fields are ignored, so newer servers are supported. Nothing is ever written back whole.
 """
 
 from datetime import datetime
@@ -15,16 +15,17 @@ from fenka.dialects.gpushare import peak_units
 from fenka.dialects.registry import WITH_HAMI
 
 QUEUE_GATE = "fenka.io/queue"
-"""The scheduling gate that the chart's admission policy puts on pods that ask for cards. While a pod has it,
-kube-scheduler does not try it. The leader removes it."""
+"""The scheduling gate that the chart's admission policy puts on pods that request cards.
+
+kube-scheduler does not try a pod that has it. The leading extender removes it."""
 
 
 class Object(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """Kubernetes' names are in camel case."""
+    """Base of all objects: Kubernetes' names are in camel case."""
 
 
 class OwnerReference(Object):
-    """Who made an object."""
+    """A reference to the object that created this one."""
 
     kind: str = ""
     name: str = ""
@@ -33,7 +34,7 @@ class OwnerReference(Object):
 
 
 class ObjectMeta(Object):
-    """metadata."""
+    """The metadata of an object."""
 
     name: str = ""
     namespace: str = ""
@@ -47,14 +48,14 @@ class ObjectMeta(Object):
 
 
 class ResourceRequirements(Object):
-    """Of a container. Quantities are strings, seldom numbers."""
+    """The limits and requests of a container. Quantities are strings, seldom numbers."""
 
     limits: dict[str, str | int] = {}
     requests: dict[str, str | int] = {}
 
 
 class Container(Object):
-    """A container as it is asked for."""
+    """A container of a pod's spec."""
 
     name: str = ""
     image: str = ""
@@ -63,19 +64,19 @@ class Container(Object):
 
 
 class SchedulingGroup(Object):
-    """Which PodGroup a pod belongs to."""
+    """The PodGroup that a pod belongs to."""
 
     pod_group_name: str = ""
 
 
 class SchedulingGate(Object):
-    """Whoever put it there keeps the pod from being scheduled."""
+    """A gate: the pod is not scheduled until its owner removes it."""
 
     name: str = ""
 
 
 class Toleration(Object):
-    """Of a pod."""
+    """A taint that a pod tolerates."""
 
     key: str = ""
     operator: str = "Equal"
@@ -84,7 +85,7 @@ class Toleration(Object):
 
 
 class SelectorRequirement(Object):
-    """One condition on a label."""
+    """One requirement on a label or field."""
 
     key: str = ""
     operator: str = ""
@@ -92,32 +93,32 @@ class SelectorRequirement(Object):
 
 
 class NodeSelectorTerm(Object):
-    """Conditions on labels, and on fields of the node, that hold together."""
+    """Requirements on labels, and on fields of the node, all of which must match."""
 
     match_expressions: list[SelectorRequirement] = []
     match_fields: list[SelectorRequirement] = []
 
 
 class NodeSelector(Object):
-    """Terms of which one must hold."""
+    """Terms of which one must match."""
 
     node_selector_terms: list[NodeSelectorTerm] = []
 
 
 class NodeAffinity(Object):
-    """Which nodes a pod wants."""
+    """The nodes that a pod requires."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
 
 
 class Affinity(Object):
-    """Of a pod."""
+    """The affinity of a pod."""
 
     node_affinity: NodeAffinity | None = None
 
 
 class PodSpec(Object):
-    """spec of a pod."""
+    """The spec of a pod."""
 
     node_name: str = ""
     scheduler_name: str = ""
@@ -136,7 +137,7 @@ class PodSpec(Object):
 
 
 class Condition(Object):
-    """Of a node or a pod."""
+    """A condition of a node or pod."""
 
     type: str = ""
     status: str = ""
@@ -176,7 +177,7 @@ class PodStatus(Object):
     reason: str = ""
     message: str = ""
     start_time: str = ""
-    """When the kubelet heard of it: activeDeadlineSeconds count from then."""
+    """When the kubelet accepted the pod: activeDeadlineSeconds count from then."""
     conditions: list[Condition] = []
     container_statuses: list[ContainerStatus] = []
     init_container_statuses: list[ContainerStatus] = []
@@ -191,25 +192,28 @@ class Pod(Object, dict=True):
 
     @property
     def finished(self) -> bool:
-        """It holds nothing any more."""
+        """Return whether the pod has ended and holds nothing any more."""
         return self.status.phase in ("Succeeded", "Failed")
 
     @property
     def ended_at(self) -> str:
         """Return when its containers stopped being ready, for a pod that has finished; empty if unknown."""
-        times = (it.last_transition_time for it in self.status.conditions if it.type == "Ready")
-        return next(times, None) or ""
+        ready = self._condition("Ready")
+        return (ready and ready.last_transition_time) or ""
 
     @property
     def unschedulable(self) -> str | None:
-        """What kube-scheduler said when it last found no node; None where it has not said that."""
-        for it in self.status.conditions:
-            if it.type == "PodScheduled" and it.status == "False" and it.reason == "Unschedulable":
-                return it.message
-        return None
+        """Return kube-scheduler's message if it found no node the last time, else None."""
+        scheduled = self._condition("PodScheduled")
+        if scheduled is None or (scheduled.status, scheduled.reason) != ("False", "Unschedulable"):
+            return None
+        return scheduled.message
+
+    def _condition(self, type_: str) -> Condition | None:
+        return next((it for it in self.status.conditions if it.type == type_), None)
 
     def gated_by(self, gate: str) -> bool:
-        """Whether this scheduling gate is on it."""
+        """Return whether the pod has this scheduling gate."""
         return any(it.name == gate for it in self.spec.scheduling_gates)
 
     @cached_property
@@ -219,7 +223,7 @@ class Pod(Object, dict=True):
             ContainerRequest(
                 it.name,
                 it.resources.limits,
-                ContainerKind.SIDECAR if _stays(it) else ContainerKind.INIT,
+                ContainerKind.SIDECAR if it.restart_policy == "Always" else ContainerKind.INIT,
             )
             for it in self.spec.init_containers
         )
@@ -250,26 +254,22 @@ class Pod(Object, dict=True):
 
     @property
     def full_name(self) -> str:
-        """namespace/name."""
+        """Return namespace/name."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
     def path(self) -> str:
-        """Of the API server."""
+        """Return the pod's path at the API server."""
         return pod_path(self.metadata.namespace, self.metadata.name)
 
 
 def pod_path(namespace: str, name: str) -> str:
-    """Of the API server."""
+    """Return a pod's path at the API server."""
     return f"/api/v1/namespaces/{namespace}/pods/{name}"
 
 
-def _stays(init: Container) -> bool:
-    return init.restart_policy == "Always"
-
-
 class Taint(Object):
-    """Of a node."""
+    """A taint of a node."""
 
     key: str = ""
     value: str = ""
@@ -277,21 +277,21 @@ class Taint(Object):
 
 
 class NodeSpec(Object):
-    """spec of a node."""
+    """The spec of a node."""
 
     unschedulable: bool = False
     taints: list[Taint] = []
 
 
 class NodeAddress(Object):
-    """Of a node."""
+    """An address of a node."""
 
     type: str = ""
     address: str = ""
 
 
 class NodeStatus(Object):
-    """status of a node."""
+    """The status of a node."""
 
     capacity: dict[str, str] = {}
     allocatable: dict[str, str] = {}
@@ -308,19 +308,19 @@ class Node(Object):
 
     @property
     def readiness(self) -> str:
-        """What its Ready condition says: True, False, or Unknown."""
+        """Return the status of its Ready condition: True, False or Unknown."""
         return next((it.status for it in self.status.conditions if it.type == "Ready"), "Unknown")
 
     @property
     def ready(self) -> bool:
-        """Whether it says True."""
+        """Return whether its Ready condition is True."""
         return self.readiness == "True"
 
     @property
     def address(self) -> str:
-        """Its InternalIP, or `unknown`."""
-        found = (it.address for it in self.status.addresses if it.type == "InternalIP")
-        return next(found, "unknown")
+        """Return its InternalIP, or `unknown`."""
+        internal = (it.address for it in self.status.addresses if it.type == "InternalIP")
+        return next(internal, "unknown")
 
 
 class EventSeries(Object):
@@ -356,14 +356,14 @@ class ConfigMap(Object):
 
 
 class Secret(Object):
-    """A Secret. data: in base64."""
+    """A Secret, with its data in base64."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     data: dict[str, str] = {}
 
 
 class Status(Object):
-    """How the API server says no."""
+    """The API server's answer to a request that fails."""
 
     message: str = ""
     reason: str = ""
@@ -373,7 +373,7 @@ class Status(Object):
 
 @lru_cache(maxsize=65_536)
 def seconds(moment: str) -> float | None:
-    """Since 1970, of a time as Kubernetes writes it; None for what is none."""
+    """Return a time that Kubernetes wrote as seconds since 1970, None if it is no time."""
     try:
         return datetime.fromisoformat(moment).timestamp()
     except ValueError:
@@ -381,5 +381,5 @@ def seconds(moment: str) -> float | None:
 
 
 def micro_time(moment: datetime) -> str:
-    """As Kubernetes writes a MicroTime; the moment is in UTC."""
+    """Return a moment in UTC as Kubernetes writes a MicroTime."""
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

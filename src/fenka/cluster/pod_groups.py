@@ -1,4 +1,4 @@
-"""Which pods belong together: by Kubernetes' own PodGroup, or by the label of co-scheduling.
+"""Reads which pods belong together: by Kubernetes' own PodGroup, or by the label of co-scheduling.
 
 Wire facts: scheduling.k8s.io/v1beta1 (PodGroup, with the pod's spec.schedulingGroup, behind the feature gate
 GenericWorkload); the labels of scheduler-plugins' co-scheduling, as ACK and arena write them.
@@ -17,33 +17,33 @@ NAME_LABELS = (
     "pod-group.scheduling.sigs.k8s.io",
     "scheduling.x-k8s.io/pod-group",
 )
-"""Pod labels with the gang's name; the first that is there counts."""
+"""Pod labels with the gang's name; the first that is set counts."""
 MINIMUM_LABEL = "pod-group.scheduling.sigs.k8s.io/min-available"
-"""Pod label: of so many at least it consists."""
+"""Pod label: the number of pods that start together."""
 
 POD_GROUPS_PATH = "/apis/scheduling.k8s.io/v1beta1/podgroups"
 
 
 class GangPolicy(Object):
-    """All or nothing."""
+    """The number of pods that start together or not at all."""
 
     min_count: int = 0
 
 
 class SchedulingPolicy(Object):
-    """Of a PodGroup; without a gang its pods are placed one by one."""
+    """The policy of a PodGroup; without a gang its pods are placed one by one."""
 
     gang: GangPolicy | None = None
 
 
 class PodGroupSpec(Object):
-    """spec of a PodGroup."""
+    """The spec of a PodGroup."""
 
     scheduling_policy: SchedulingPolicy = msgspec.field(default_factory=SchedulingPolicy)
 
 
 class PodGroup(Object):
-    """Of scheduling.k8s.io."""
+    """A PodGroup of scheduling.k8s.io."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: PodGroupSpec = msgspec.field(default_factory=PodGroupSpec)
@@ -51,7 +51,7 @@ class PodGroup(Object):
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """minimum: fewer of its pods never start."""
+    """Pods that start together. minimum: fewer of them never start."""
 
     namespace: str
     name: str
@@ -59,12 +59,12 @@ class Gang:
 
     @property
     def key(self) -> str:
-        """namespace/name."""
+        """Return namespace/name."""
         return f"{self.namespace}/{self.name}"
 
 
 def group_name(pod: Pod) -> str | None:
-    """The gang that a pod names, if it names one."""
+    """Return the name of a pod's gang, None if it names none."""
     group = pod.spec.scheduling_group
     if group is not None and group.pod_group_name:
         return group.pod_group_name
@@ -73,15 +73,19 @@ def group_name(pod: Pod) -> str | None:
 
 
 def group_key(pod: Pod) -> str | None:
-    """namespace/name of the gang that a pod names, if it names one."""
+    """Return namespace/name of a pod's gang, None if it names none."""
     name = group_name(pod)
     return f"{pod.metadata.namespace}/{name}" if name else None
 
 
 def pod_group(pod: Pod, groups: Mapping[str, PodGroup]) -> Gang | None:
-    """The gang that a pod is in, None if it is in none. groups: those of the cluster, by namespace/name.
+    """Return the gang that a pod is in, None if it is in none.
 
-    Raises Unreadable, with the sentence, where nobody says how many belong to it.
+    Args:
+        groups: the cluster's PodGroups by namespace/name.
+
+    Raises:
+        InvalidRecord: the gang's size is unknown.
     """
     name, namespace = group_name(pod), pod.metadata.namespace
     if name is None:
@@ -90,13 +94,13 @@ def pod_group(pod: Pod, groups: Mapping[str, PodGroup]) -> Gang | None:
     if native is not None and native.pod_group_name:
         group = groups.get(f"{namespace}/{name}")
         if group is None:
-            raise InvalidRecord(f"its PodGroup {name} is not there")
+            raise InvalidRecord(f"its PodGroup {name} does not exist")
         policy = group.spec.scheduling_policy.gang
         return Gang(namespace, name, policy.min_count) if policy else None
     text = pod.metadata.labels.get(MINIMUM_LABEL, "")
     if not text.isdecimal() or not 1 <= int(text[:6]) <= 10_000:
         raise InvalidRecord(
             f"it is in the gang {name}, and its label {MINIMUM_LABEL} is {text!r}: "
-            "write there how many pods start together"
+            "set it to the number of pods that start together"
         )
     return Gang(namespace, name, int(text))

@@ -1,7 +1,7 @@
-"""Requests to the API server: kubernetes-asyncio finds it and says who we are, msgspec decodes.
+"""Sends requests to the API server: kubernetes-asyncio reads the configuration, msgspec decodes.
 
-Objects are decoded into just the fields that are asked for (`objects.py`), and nothing is ever written back
-whole: changes are patches, so that fields unknown here survive.
+Objects are decoded into the fields that fenka reads (`cluster/objects.py`). Changes are patches: nothing is
+written back whole, so that fields unknown here survive.
 """
 
 import os
@@ -22,13 +22,13 @@ from fenka.kubernetes.kube_config import load
 T = TypeVar("T")
 
 TIMEOUT_S = 10.0
-"""For one request, from connecting to its last byte; watches have none."""
+"""For one request, from connecting to its last byte. Watches have no such limit."""
 
 MERGE = "application/merge-patch+json"
 JSON = "application/json"
 
 SILENCE_S = 90.0
-"""A watch that says nothing for so long is taken to be broken: servers send a bookmark about every minute."""
+"""A watch without data for this long is taken as broken: servers send a bookmark about every minute."""
 
 _PAGE = 500
 
@@ -51,7 +51,7 @@ class ApiError(FenkaError):
 
 
 class Page(msgspec.Struct, Generic[T]):
-    """A list, or a part of one."""
+    """A list, or one page of it."""
 
     items: list[T] | None = None
     metadata: dict[str, Any] = {}
@@ -68,17 +68,17 @@ class _Versioned(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent(Generic[T]):
-    """What a watch says. object: None for a bookmark."""
+    """An event of a watch. object: None for a bookmark."""
 
     type: str
     """ADDED, MODIFIED, DELETED or BOOKMARK."""
     object: T | None
     version: str
-    """To go on from."""
+    """The version from which a watch can continue."""
 
 
 class Api:
-    """A connection to one API server, to be used in one event loop. `async with` closes it."""
+    """A client of one API server, for one event loop. `async with` closes it."""
 
     def __init__(self, configuration: Any) -> None:
         self._configuration = configuration
@@ -87,9 +87,9 @@ class Api:
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None = None, context: str | None = None) -> Self:
-        """By the kubeconfig given, else the pod's own service account, else $KUBECONFIG or ~/.kube/config.
+        """Use the kubeconfig given, else the pod's service account, else $KUBECONFIG or ~/.kube/config.
 
-        Nothing is asked of the server yet. Raises ApiUnreachable.
+        No request is sent yet. Raises ApiUnreachable.
         """
         library = load()
         configuration = library.Configuration()
@@ -109,7 +109,7 @@ class Api:
 
     @property
     def server(self) -> str:
-        """Its URL."""
+        """Return its URL."""
         return str(self._configuration.host)
 
     async def close(self) -> None:
@@ -123,13 +123,13 @@ class Api:
         await self.close()
 
     async def get(self, path: str, kind: type[T], **query: str | int) -> T:
-        """The object at this path. Raises ApiError, ApiUnreachable."""
+        """Return the object at this path. Raises ApiError, ApiUnreachable."""
         return _decoded(await self._call("GET", path, query), kind)
 
     async def list(self, path: str, kind: type[T], **query: str | int) -> tuple[list[T], str]:
-        """All objects of a collection, page by page, and the version to watch from.
+        """Return all objects of a collection, page by page, and the version to watch from.
 
-        It is as of now: the server asks its own store, no cache. Raises ApiError, ApiUnreachable.
+        The list is current: the server reads its own store, no cache. Raises ApiError, ApiUnreachable.
         """
         items: list[T] = []
         query.setdefault("limit", _PAGE)
@@ -143,7 +143,7 @@ class Api:
     async def watch(
         self, path: str, kind: type[T], version: str, *, seconds: int = 300, **query: str | int
     ) -> AsyncIterator[WatchEvent[T]]:
-        """What changes from this version on, until the server ends the watch after so many seconds.
+        """Yield what changes from this version on, until the server ends the watch.
 
         Raises ApiError (status 410: the version is too old, list again), ApiUnreachable.
         """
@@ -153,12 +153,12 @@ class Api:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": seconds,
         }
-        # A server that went away without a word must not be waited for for ever.
-        patience = aiohttp.ClientTimeout(
+        # A server that has gone silently must not be waited for indefinitely.
+        timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=TIMEOUT_S, sock_read=min(float(seconds), SILENCE_S) + TIMEOUT_S
         )
         try:
-            async with await self._send("GET", path, query, timeout=patience) as answer:
+            async with await self._send("GET", path, query, timeout=timeout) as answer:
                 await _refuse(answer)
                 async for line in _lines(answer.content):
                     yield _change(line, kind)
@@ -212,8 +212,10 @@ class Api:
                 await _refuse(answer)
                 return await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as why:
-            said = str(why) or "no answer in time"
-            raise ApiUnreachable(f"the API server {self.server} does not answer: {said}") from None
+            reason = str(why) or "no answer in time"
+            raise ApiUnreachable(
+                f"the API server {self.server} does not answer: {reason}"
+            ) from None
 
     async def _send(
         self,
@@ -268,7 +270,7 @@ def _refusal(code: int, data: bytes) -> ApiError:
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Of any length: aiohttp's own line reader gives up at its buffer's size."""
+    """Yield lines of any length: aiohttp's own line reader fails at its buffer's size."""
     rest = b""
     async for block in content.iter_any():
         *lines, rest = (rest + block).split(b"\n")

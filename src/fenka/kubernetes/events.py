@@ -1,6 +1,6 @@
-"""Events on objects: what `kubectl describe` shows. The same event again is counted, not repeated.
+"""Writes events on objects, which `kubectl describe` shows. A repeated event is counted, not written again.
 
-Best effort: an event that cannot be written is dropped, and nothing else fails by it.
+An event that cannot be written is dropped. Nothing else fails because of it.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from typing import Any
 from fenka.cluster.objects import Node, Object, ObjectMeta, Pod, micro_time
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 
-LONGEST_NOTE = 1024
-"""Characters: the API server refuses more."""
+MAX_NOTE = 1024
+"""Characters of a note: the API server refuses more."""
 
 BURST, PER_SECOND = 50, 5.0
-"""So many events at once, and so many a second in the long run; what is more is dropped."""
+"""Events at once, and events a second in the long run. What exceeds them is dropped."""
 
 SERIES_S = 60.0
-"""The same event is counted up at most so often."""
-_KNOWN = 5_000
-_QUEUE = 500
+"""Between two updates of the count of one event."""
+_MAX_SERIES = 5_000
+_MAX_QUEUE = 500
 
 
 class _Event(Object):
@@ -34,7 +34,7 @@ class _Event(Object):
 @dataclass(slots=True)
 class _Series:
     name: str | None
-    """None while the first one is on its way."""
+    """None until the first one has been written."""
     count: int
     written_at: float
 
@@ -57,40 +57,42 @@ class EventRecorder:
         self._api, self._component, self._instance = api, component, instance
         self._clock, self._now = clock, now
         self._series: OrderedDict[_Key, _Series] = OrderedDict()
-        self._queue: asyncio.Queue[tuple[_Key, str, dict[str, Any] | None]] = asyncio.Queue(_QUEUE)
+        self._queue: asyncio.Queue[tuple[_Key, str, dict[str, Any] | None]] = asyncio.Queue(
+            _MAX_QUEUE
+        )
         self._tokens, self._filled_at = float(BURST), clock()
         self._writing = False
         self.dropped = 0
-        """Events that were not written, by the bounds or by the server's answer."""
+        """Events that were not written, because of the limits or the server's answer."""
 
-    def on_pod(self, pod: Pod, reason: str, note: str, *, warning: bool = True) -> None:
-        """An event on a pod. reason: one word in CamelCase; note: a sentence."""
+    def record_on_pod(self, pod: Pod, reason: str, note: str, *, warning: bool = True) -> None:
+        """Record an event on a pod. reason: one word in CamelCase; note: a sentence."""
         meta = pod.metadata
         regarding = {"kind": "Pod", "namespace": meta.namespace, "apiVersion": "v1"}
         self._record(meta, regarding, reason, note, warning)
 
-    def on_node(self, node: Node, reason: str, note: str, *, warning: bool = True) -> None:
-        """An event on a node."""
+    def record_on_node(self, node: Node, reason: str, note: str, *, warning: bool = True) -> None:
+        """Record an event on a node."""
         regarding = {"kind": "Node", "apiVersion": "v1"}
         self._record(node.metadata, regarding, reason, note, warning)
 
     async def run(self) -> None:
-        """Write what is recorded, until cancelled."""
+        """Write recorded events until cancelled."""
         while True:
-            waiting = await self._queue.get()
+            pending = await self._queue.get()
             self._writing = True
-            await self._write(*waiting)
+            await self._write(*pending)
             self._writing = False
 
     @property
     def idle(self) -> bool:
-        """Whether everything recorded so far was written or dropped."""
+        """Return whether everything recorded so far was written or dropped."""
         return self._queue.empty() and not self._writing
 
     def _record(
         self, meta: ObjectMeta, regarding: dict[str, str], reason: str, note: str, warning: bool
     ) -> None:
-        note = note if len(note) <= LONGEST_NOTE else note[: LONGEST_NOTE - 1] + "…"
+        note = note if len(note) <= MAX_NOTE else note[: MAX_NOTE - 1] + "…"
         key = meta.uid or meta.name, reason, note
         namespace = meta.namespace or "default"
         series = self._series.get(key)
@@ -120,7 +122,7 @@ class EventRecorder:
         }
         if self._put(key, namespace, body):
             self._series[key] = _Series(None, 1, self._clock())
-            if len(self._series) > _KNOWN:
+            if len(self._series) > _MAX_SERIES:
                 self._series.popitem(last=False)
 
     def _put(self, key: _Key, namespace: str, body: dict[str, Any] | None) -> bool:
@@ -153,5 +155,5 @@ class EventRecorder:
                 await self._api.patch(f"{path}/{series.name}", _Event, {"series": counted})
         except (ApiError, ApiUnreachable):
             self.dropped += 1
-            # The next one begins anew: this one expired, or was never written.
+            # The next one starts a new series: this one expired, or was never written.
             self._series.pop(key, None)

@@ -1,4 +1,4 @@
-"""Ending a pod as a drain would: its disruption budgets are respected, and no other pod is meant."""
+"""Evicts a pod as a drain does: its disruption budgets are respected."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from fenka.kubernetes.client import Api
 
 
 async def evict(api: Api, namespace: str, name: str, uid: str) -> None:
-    """Ends the pod with this UID. Raises Refused, NoCluster."""
+    """Evict the pod with this UID, and no other of its name. Raises Refused, NoCluster."""
     body: dict[str, Any] = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",

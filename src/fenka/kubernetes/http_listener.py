@@ -1,7 +1,7 @@
-"""Accepts connections and bounds what strangers cost: how many there are, and how long each may do nothing.
+"""Accepts HTTP connections and bounds their cost: how many are open, and how long each may be idle.
 
-asyncio's servers accept without a bound, and aiohttp waits long for a request.
-Here a new connection ends the one that has waited longest, so that no number of silent ones locks others out.
+asyncio's servers accept without a limit, and aiohttp waits long for a request. Here a new connection closes
+the one that has been idle longest, so idle connections, however many, exclude no caller.
 """
 
 import asyncio
@@ -18,34 +18,34 @@ from aiohttp.typedefs import Handler
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
-"""Connections of a port."""
+"""Connections to one port."""
 MAX_HANDSHAKES = 128
-"""Connections that have not ended their TLS handshake: nobody knows yet whose they are."""
+"""Connections in their TLS handshake, whose callers are not known yet."""
 MAX_READERS = 64
-"""Connections of a port where things are only read: each may have a long answer in memory."""
+"""Connections to a read-only port: each may have a long answer in memory."""
 BACKLOG = 128
 HANDSHAKE_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 10.0
-"""From its first byte to its last; also how long a caller may leave an answer unread."""
+"""From the first byte of a request to its last; also how long a caller may leave an answer unread."""
 SWEEP_INTERVAL_S = 1.0
 THROTTLE_FACTOR = 4
-"""A text that took so long to make is made again only after this many times as long, however many read it."""
+"""A text is made again only after this many times as long as making it took, however many read it."""
 LOG_INTERVAL_S = 60.0
-"""Between two lines of the log about connections that were refused."""
+"""Between two log lines about refused connections."""
 
 Context = Callable[[], ssl.SSLContext | None]
 
 
 class _Connection(asyncio.Protocol):
-    """Passes on what happens on one connection, and remembers since when what is due is awaited."""
+    """Passes events of one connection to aiohttp, and records since when its caller is awaited."""
 
     def __init__(self, handler: web.RequestHandler, listener: "HttpListener") -> None:
         self.handler = handler
         self._listener = listener
         self.requested_at: float | None = listener.clock()
-        """Since when a request is awaited or incomplete; None while none has begun."""
+        """Since when a request is awaited or incomplete, None if none has begun."""
         self.unread_at: float | None = None
-        """Since when the caller does not read its answer."""
+        """Since when the caller does not read its answer, None if it reads."""
         self.used_at = listener.clock()
         self.busy = False
         self._transport: asyncio.Transport | None = None
@@ -54,10 +54,10 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.handler.connection_made(transport)
-        self._listener.entered(self)
+        self._listener.on_open(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._listener.left(self)
+        self._listener.on_close(self)
         self.handler.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -77,23 +77,23 @@ class _Connection(asyncio.Protocol):
         self.handler.resume_writing()
 
     def overdue(self, now: float) -> bool:
-        """Return whether the caller has kept this side waiting for too long."""
-        awaited = (None if self.busy else self.requested_at), self.unread_at
-        return any(it is not None and now - it > REQUEST_TIMEOUT_S for it in awaited)
+        """Return whether the caller has kept the server waiting for too long."""
+        starts = (None if self.busy else self.requested_at), self.unread_at
+        return any(start is not None and now - start > REQUEST_TIMEOUT_S for start in starts)
 
     def end(self) -> None:
         """Close it at once."""
-        self._listener.left(self)
+        self._listener.on_close(self)
         if self._transport is not None:
             self._transport.abort()
 
 
 class HttpListener:
-    """One port. `run` accepts until it is cancelled; then `close` ends what is open.
+    """Listens on one port. `run` accepts until it is cancelled; then `close` ends what is open.
 
     Args:
-        context: returns the TLS context of the next connection; None for plain HTTP.
-        most: connections at a time.
+        context: returns the TLS context of the next connection, None for plain HTTP.
+        max_connections: connections at a time.
     """
 
     server: web.Server
@@ -103,23 +103,23 @@ class HttpListener:
         self,
         context: Context = lambda: None,
         *,
-        most: int = MAX_CONNECTIONS,
+        max_connections: int = MAX_CONNECTIONS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._context, self._most = context, most
+        self._context, self._max_connections = context, max_connections
         self.clock = clock
         self._open: dict[web.RequestHandler, _Connection] = {}
-        self._greeting: dict[asyncio.Task[None], socket.socket] = {}
-        self._complained_at: float | None = None
+        self._handshaking: dict[asyncio.Task[None], socket.socket] = {}
+        self._logged_at: float | None = None
 
     @property
     def connections(self) -> int:
-        """How many are open and known."""
+        """Return the number of open connections, without those in their handshake."""
         return len(self._open)
 
     @contextlib.contextmanager
-    def at_work(self, request: web.BaseRequest) -> Iterator[None]:
-        """While a request that has arrived whole is answered, its connection is not ended for others."""
+    def protect(self, request: web.BaseRequest) -> Iterator[None]:
+        """Protect the connection of a complete request from being closed for others."""
         connection = self._open.get(request.protocol)
         if connection is None:
             yield
@@ -130,8 +130,8 @@ class HttpListener:
         finally:
             connection.busy = False
 
-    def answered(self, request: web.BaseRequest) -> None:
-        """Count the connection as idle: its next request may take its time to begin."""
+    def on_answered(self, request: web.BaseRequest) -> None:
+        """Count the connection as idle: its next request may begin at any time."""
         connection = self._open.get(request.protocol)
         if connection is not None:
             connection.used_at, connection.requested_at = self.clock(), None
@@ -145,13 +145,13 @@ class HttpListener:
             while True:
                 try:
                     connection, _ = await loop.sock_accept(listening)
-                except OSError as why:
-                    # No descriptor is free, or the caller has gone: others may come.
-                    self._complain(f"a connection was not accepted: {why}")
+                except OSError as error:
+                    # No descriptor is free, or the caller has gone. Other callers may succeed.
+                    self._log(f"a connection was not accepted: {error}")
                     await asyncio.sleep(SWEEP_INTERVAL_S / 10)
                     continue
                 self._admit(connection)
-                # While others wait in the backlog, accepting does not: let those who are in have their turn.
+                # Accepting never waits while the backlog is full, so let open connections run.
                 await asyncio.sleep(0)
         finally:
             sweeping.cancel()
@@ -159,43 +159,43 @@ class HttpListener:
 
     def close(self) -> None:
         """End all connections."""
-        for task in self._greeting:
+        for task in self._handshaking:
             task.cancel()
         for connection in list(self._open.values()):
             connection.end()
 
     def sweep(self) -> None:
-        """End connections whose callers have kept this side waiting for too long."""
+        """End connections whose callers have kept the server waiting for too long."""
         now = self.clock()
-        for it in [it for it in self._open.values() if it.overdue(now)]:
-            it.end()
+        for connection in [it for it in self._open.values() if it.overdue(now)]:
+            connection.end()
 
-    # ---- told by connections ----
+    # ---- called by connections ----
 
-    def entered(self, connection: _Connection) -> None:
-        """It is established."""
+    def on_open(self, connection: _Connection) -> None:
+        """Count a connection that is established."""
         self._open[connection.handler] = connection
-        if len(self._open) > self._most:
-            # Where all others are busy, that is the newest.
+        if len(self._open) > self._max_connections:
+            # If all others are busy, that is the newest.
             idle = (it for it in self._open.values() if not it.busy)
             min(idle, key=lambda it: it.used_at).end()
 
-    def left(self, connection: _Connection) -> None:
-        """It has ended."""
+    def on_close(self, connection: _Connection) -> None:
+        """Drop a connection that has ended."""
         self._open.pop(connection.handler, None)
 
     # ---- one connection ----
 
     def _admit(self, connection: socket.socket) -> None:
-        if len(self._greeting) >= MAX_HANDSHAKES:
-            oldest = next(iter(self._greeting))
+        if len(self._handshaking) >= MAX_HANDSHAKES:
+            oldest = next(iter(self._handshaking))
             oldest.cancel()
-            self._greeting.pop(oldest)
-        task = asyncio.create_task(self._greet(connection))
-        self._greeting[task] = connection
-        task.add_done_callback(lambda it: self._greeting.pop(it, None))
+            self._handshaking.pop(oldest)
+        task = asyncio.create_task(self._handshake(connection))
+        self._handshaking[task] = connection
+        task.add_done_callback(lambda it: self._handshaking.pop(it, None))
 
-    async def _greet(self, connection: socket.socket) -> None:
+    async def _handshake(self, connection: socket.socket) -> None:
         context = self._context()
         within = None if context is None else HANDSHAKE_TIMEOUT_S
         try:
@@ -206,8 +206,8 @@ class HttpListener:
                 ssl_handshake_timeout=within,
                 ssl_shutdown_timeout=None if context is None else 1.0,
             )
-        except (OSError, TimeoutError) as why:
-            self._complain(f"a connection was refused: {why or 'its TLS handshake took too long'}")
+        except (OSError, TimeoutError) as error:
+            self._log(f"a connection was refused: {error or 'its TLS handshake took too long'}")
         except asyncio.CancelledError:
             connection.close()
             raise
@@ -217,16 +217,16 @@ class HttpListener:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             self.sweep()
 
-    def _complain(self, sentence: str) -> None:
-        """Write it to the log, but not once for each of a flood."""
+    def _log(self, sentence: str) -> None:
+        """Log it, but not for each connection of a flood."""
         now = self.clock()
-        if self._complained_at is None or now - self._complained_at >= LOG_INTERVAL_S:
-            self._complained_at = now
+        if self._logged_at is None or now - self._logged_at >= LOG_INTERVAL_S:
+            self._logged_at = now
             log.warning("%s", sentence)
 
 
 class ThrottledText:
-    """Makes a text when it is asked for, and then not again for REST times as long as that took."""
+    """A text that is made on demand, and not again for THROTTLE_FACTOR times as long as that took."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = make
@@ -243,17 +243,19 @@ class ThrottledText:
 
 
 def listening_socket(address: str | None, port: int) -> socket.socket:
-    """Return a listening socket. address: None for all, of both families where there are two."""
+    """Return a listening socket. address: None for all addresses, of both families if there are two."""
     if address is None:
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        dual_stack = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual_stack else socket.AF_INET
+        return socket.create_server(
+            ("", port), family=family, backlog=BACKLOG, dualstack_ipv6=dual_stack
+        )
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=BACKLOG)
 
 
 LISTENER: web.AppKey[HttpListener] = web.AppKey("listener", HttpListener)
-"""Of the application that `serving` serves."""
+"""The listener of an application that `serve_app` serves."""
 
 
 @web.middleware
@@ -261,7 +263,7 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     finally:
-        request.app[LISTENER].answered(request)
+        request.app[LISTENER].on_answered(request)
 
 
 @contextlib.asynccontextmanager

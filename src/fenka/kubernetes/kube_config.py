@@ -1,8 +1,7 @@
-"""How to reach the API server and as whom: kubernetes-asyncio's reading of kubeconfigs and Pod tokens.
+"""Loads the parts of kubernetes-asyncio that read kubeconfigs and service accounts and connect.
 
-Only its configuration and connection are wanted. Its package would import a class for every kind of object
-that Kubernetes has, which takes well over a second of each command; so the two packages in between are
-entered here without their `__init__`.
+Its package would import a class for every kind of Kubernetes object, which takes over a second of each
+command. So its two packages are entered here without their `__init__`, and its version is bounded.
 """
 
 import importlib.util
@@ -25,7 +24,7 @@ def _without_init(name: str, folder: Path) -> ModuleType:
 
 
 def load() -> SimpleNamespace:
-    """`Configuration`, `RESTClientObject`, `ConfigException`, `load_incluster_config`, `load_kube_config`."""
+    """Return the classes and functions that `Api` uses, as attributes by their own names."""
     if "kubernetes_asyncio" not in sys.modules:
         spec = importlib.util.find_spec("kubernetes_asyncio")
         if spec is None or spec.origin is None:

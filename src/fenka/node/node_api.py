@@ -196,11 +196,11 @@ class NodeApi:
             if self._notes.get(reason) != note:
                 _LOG.warning("%s", note)
             self._notes[reason] = note
-            self._events.on_node(self.node, reason, note)
+            self._events.record_on_node(self.node, reason, note)
 
     def pod_event(self, uid: str, reason: str, note: str) -> None:
         """Write a warning event on a pod."""
         pod = self.pods.get(uid)
         if pod is not None:
             _LOG.warning("%s: %s", pod.full_name, note)
-            self._events.on_pod(pod, reason, note)
+            self._events.record_on_pod(pod, reason, note)

@@ -72,10 +72,10 @@ class Descheduler:
             refused = f"fenka: its node has refused it for a minute: {refusal.sentence}"
             if evictable:
                 note = f"{refused}; it is evicted, and its controller makes another"
-                self._recorder.on_pod(pod, EVICTED, note)
+                self._recorder.record_on_pod(pod, EVICTED, note)
             elif refusal.movable:
                 note = f"{refused}; no controller would make another: delete it and create it again"
-                self._recorder.on_pod(pod, LEASE_DENIED, note)
+                self._recorder.record_on_pod(pod, LEASE_DENIED, note)
         if evictable:
             log.warning("evicting %s: %s", pod.full_name, refusal.sentence)
             with contextlib.suppress(ApiError, ApiUnreachable):

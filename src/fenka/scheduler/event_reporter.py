@@ -23,10 +23,10 @@ REUSE_S = 1.0
 class Recorder(Protocol):
     """Posts events."""
 
-    def on_pod(self, pod: Pod, reason: str, note: str) -> None:
+    def record_on_pod(self, pod: Pod, reason: str, note: str) -> None:
         """Post an event on a pod."""
 
-    def on_node(self, node: Node, reason: str, note: str) -> None:
+    def record_on_node(self, node: Node, reason: str, note: str) -> None:
         """Post an event on a node."""
 
 
@@ -79,12 +79,12 @@ class EventReporter:
                     f"fenka: {allocation.error}; the pod is counted for what it requests, on the cards where "
                     "it was placed or else on the first cards of its node"
                 )
-                self._recorder.on_pod(pod, INVALID_RECORD, note)
+                self._recorder.record_on_pod(pod, INVALID_RECORD, note)
         elif waiting and uid not in self._filtered:
             explanation = self._explain(pod)
             if explanation is not None:
                 note = f"fenka: {explanation}{self._position(pod)}"
-                self._recorder.on_pod(pod, UNSCHEDULABLE, note)
+                self._recorder.record_on_pod(pod, UNSCHEDULABLE, note)
         if waiting:
             # The next time that it is found unschedulable is another occasion.
             self._filtered.pop(uid, None)
@@ -99,7 +99,7 @@ class EventReporter:
         keep = f"; {count} of its pods keep what they have until they end" if count else ""
         if self._is_new(node.metadata.uid, error):
             note = f"fenka: admits no new pods: {error}{keep}"
-            self._recorder.on_node(node, NODE_UNAVAILABLE, note)
+            self._recorder.record_on_node(node, NODE_UNAVAILABLE, note)
 
     def _explain(self, pod: Pod) -> str | None:
         if self._clock() >= self._explained_at + REUSE_S:

@@ -67,7 +67,7 @@ async def serve(options: ServerOptions, settings: Settings, access: Access) -> N
             serve_app(server.app(), listening, listener, keep_alive_s=KEEP_ALIVE_S)
         )
         if options.read_port is not None:
-            readers = HttpListener(most=MAX_READERS)
+            readers = HttpListener(max_connections=MAX_READERS)
             listening = listening_socket(options.address, options.read_port)
             await stack.enter_async_context(serve_app(server.readable(), listening, readers))
         if credentials is not None:

@@ -169,7 +169,7 @@ class Server:
             begun = time.perf_counter()
             try:
                 async with self._bodies.reading(request) as body:
-                    with request.app[LISTENER].at_work(request):
+                    with request.app[LISTENER].protect(request):
                         forwarded = FORWARDED in request.headers
                         answer = await self._respond(name, verb, empty, body, forwarded)
             except BodyRejected as why:

@@ -196,4 +196,4 @@ def serve(
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
-    return serve_app(app, listening_socket(None, port), HttpListener(most=MAX_READERS))
+    return serve_app(app, listening_socket(None, port), HttpListener(max_connections=MAX_READERS))

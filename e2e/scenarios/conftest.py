@@ -15,6 +15,7 @@ from e2e.scenarios.installation import (
     call_extender,
     on_control_plane,
 )
+from e2e.scenarios.virtual_nodes import VIRTUAL_LABEL, VirtualNodes
 
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
 RELEASE = "fenka"
@@ -135,3 +136,14 @@ def node(installation: Installation, sharing_node: str) -> Iterator[str]:
     yield sharing_node
     installation.cluster.kubectl("delete", "deployment,pod", "--all", "--now")
     wait_for_no_leases(installation, sharing_node)
+
+
+@pytest.fixture
+def virtual(installation: Installation, namespace: str) -> Iterator[VirtualNodes]:
+    """Provide nodes without a kubelet, and delete them afterwards."""
+    virtual = VirtualNodes(installation, namespace)
+    yield virtual
+    installation.cluster.kubectl(
+        "-n", namespace, "delete", "pods", "--all", "--grace-period=0", "--force"
+    )
+    installation.cluster.kubectl("delete", "node", "-l", VIRTUAL_LABEL)

@@ -27,6 +27,21 @@ body = sys.stdin.buffer.read() or None
 print(urllib.request.urlopen(url, body, timeout=10, context=context).read().decode())
 """
 
+GPUSHARE_CONFIGURATION = """
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+extenders:
+- urlPrefix: "http://127.0.0.1:32766/gpushare-scheduler"
+  filterVerb: filter
+  bindVerb: bind
+  enableHTTPS: false
+  nodeCacheCapable: true
+  managedResources:
+  - name: aliyun.com/gpu-mem
+    ignoredByScheduler: false
+  ignorable: false
+"""
+
 
 def on_control_plane(cluster: Cluster, command: str) -> str:
     """Run a shell command on the control plane, with fenka on PATH."""

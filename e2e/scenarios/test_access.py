@@ -8,12 +8,9 @@ import pytest
 
 from e2e.cluster import Cluster, wait_until
 from e2e.scenarios.conftest import CHART, RELEASE
-from e2e.scenarios.installation import MEMORY, WORKLOAD, Installation
-from e2e.scenarios.test_guide import GPUSHARE_CONFIGURATION
-from e2e.scenarios.test_scheduler import replicas, virtual, wait_for_replicas
+from e2e.scenarios.installation import GPUSHARE_CONFIGURATION, MEMORY, WORKLOAD, Installation
+from e2e.scenarios.replicas import replicas, wait_for_replicas
 from e2e.scenarios.virtual_nodes import VIRTUAL_LABEL, Json, VirtualNodes
-
-__all__ = ["virtual"]
 
 BROKEN = ("RemoteDisconnected", "ConnectionResetError", "BadStatusLine")
 BIND = """

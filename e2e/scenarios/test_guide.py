@@ -11,7 +11,12 @@ import pytest
 from e2e.cluster import Cluster, wait_until
 from e2e.images import BUSYBOX, FENKA
 from e2e.scenarios.conftest import RELEASE, install
-from e2e.scenarios.installation import MEMORY, Installation, on_control_plane
+from e2e.scenarios.installation import (
+    GPUSHARE_CONFIGURATION,
+    MEMORY,
+    Installation,
+    on_control_plane,
+)
 from e2e.scenarios.virtual_nodes import VirtualNodes, node_object
 from e2e.supervisor import REPOSITORY
 from fenka.dialects import gpushare
@@ -140,20 +145,6 @@ def container_state(cluster: Cluster) -> tuple[str, int]:
     return status["containerID"], status["restartCount"]
 
 
-GPUSHARE_CONFIGURATION = """
-apiVersion: kubescheduler.config.k8s.io/v1
-kind: KubeSchedulerConfiguration
-extenders:
-- urlPrefix: "http://127.0.0.1:32766/gpushare-scheduler"
-  filterVerb: filter
-  bindVerb: bind
-  enableHTTPS: false
-  nodeCacheCapable: true
-  managedResources:
-  - name: aliyun.com/gpu-mem
-    ignoredByScheduler: false
-  ignorable: false
-"""
 GPUSHARE_OBJECTS = """
 apiVersion: v1
 kind: Service

@@ -1,4 +1,4 @@
-"""Test the extender on a real cluster: killed replicas and API servers, preemption, upgrades, drains.
+"""Test the extender on a real cluster: killed replicas and API servers, placement, upgrades, drains.
 
 Most pods here are placed on nodes without a kubelet (virtual_nodes.py).
 """
@@ -8,62 +8,16 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from datetime import datetime
+from collections.abc import Callable
 
 import pytest
 
-from e2e.cluster import Cluster, ClusterError, wait_until
+from e2e.cluster import Cluster, wait_until
 from e2e.scenarios.conftest import CHART, RELEASE
 from e2e.scenarios.installation import MEMORY, Installation, call_extender, deployment
-from e2e.scenarios.virtual_nodes import UNITS, VIRTUAL_LABEL, Json, VirtualNodes, node_object
+from e2e.scenarios.replicas import leader, replicas, wait_for_replicas
+from e2e.scenarios.virtual_nodes import UNITS, Json, VirtualNodes, node_object
 from fenka.dialects import gpushare
-
-
-@pytest.fixture
-def virtual(installation: Installation, namespace: str) -> Iterator[VirtualNodes]:
-    """Provide nodes without a kubelet, and delete them afterwards."""
-    virtual = VirtualNodes(installation, namespace)
-    yield virtual
-    installation.cluster.kubectl(
-        "-n", namespace, "delete", "pods", "--all", "--grace-period=0", "--force"
-    )
-    installation.cluster.kubectl("delete", "node", "-l", VIRTUAL_LABEL)
-
-
-def replicas(cluster: Cluster) -> list[Json]:
-    """Return the extender's pods that are not being deleted."""
-    pods = cluster.list("pods", RELEASE, "app.kubernetes.io/component=scheduler")
-    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-
-
-def is_ready(pod: Json) -> bool:
-    """Return whether the pod's Ready condition is true."""
-    conditions = {
-        condition["type"]: condition["status"] for condition in pod["status"].get("conditions", [])
-    }
-    return conditions.get("Ready") == "True"
-
-
-def wait_for_replicas(cluster: Cluster) -> None:
-    """Wait until both replicas are ready."""
-
-    def both() -> bool:
-        pods = replicas(cluster)
-        states = {
-            pod["metadata"]["name"]: (pod["spec"].get("nodeName"), pod["status"]) for pod in pods
-        }
-        assert len(pods) == 2, states
-        assert all(map(is_ready, pods)), states
-        return True
-
-    wait_until("two ready replicas", both, 180)
-
-
-def leader(cluster: Cluster) -> Json:
-    """Return the pod of the leading replica."""
-    holder = cluster.get("lease", "fenka-scheduler", RELEASE)["spec"]["holderIdentity"]
-    return cluster.get("pod", holder.rpartition("_")[0], RELEASE)
 
 
 def delete_leader(cluster: Cluster) -> None:
@@ -196,159 +150,6 @@ def test_pod_is_placed_when_one_of_hundreds_of_nodes_has_room(
         virtual.create(virtual.pod(f"p{number}", 4))
         placed = virtual.wait_for_placed(number + 1, 30)
         assert placed[f"p{number}"] == ("virtual-299", "0")
-
-
-@pytest.fixture
-def high_priority_class(installation: Installation) -> Iterator[str]:
-    """Provide a PriorityClass with preemption."""
-    text = json.dumps(
-        {
-            "apiVersion": "scheduling.k8s.io/v1",
-            "kind": "PriorityClass",
-            "metadata": {"name": "important"},
-            "value": 1000,
-        }
-    )
-    installation.cluster.apply(text)
-    yield "important"
-    installation.cluster.delete(text)
-
-
-def test_preemption_evicts_the_pods_of_one_card_when_a_higher_priority_needs_it(
-    virtual: VirtualNodes, high_priority_class: str
-) -> None:
-    """By kube-scheduler's sum one victim suffices; the card needs two pods of the same card evicted."""
-    virtual.node("virtual-0", 2)
-    virtual.create(*(virtual.pod(f"low-{number}", 6) for number in range(4)))
-    before = virtual.wait_for_placed(4)
-    assert Counter(card for _, card in before.values()) == {"0": 2, "1": 2}
-    virtual.create(virtual.pod("high", 14, priorityClassName=high_priority_class))
-    wait_until("high has a card", lambda: "high" in virtual.placed())
-    after = virtual.placed()
-    _, freed = after.pop("high")
-    assert after == {name: place for name, place in before.items() if place[1] != freed}
-
-
-def test_preemption_chooses_other_victims_when_a_disruption_budget_protects_some(
-    virtual: VirtualNodes, high_priority_class: str
-) -> None:
-    """Two of four pods are protected, so the other card's two are evicted."""
-    virtual.node("virtual-0", 2)
-    virtual.create(*(virtual.pod(f"low-{number}", 6) for number in range(4)))
-    before = virtual.wait_for_placed(4)
-    protected = {name for name, place in before.items() if place[1] == "0"}
-    for name in protected:
-        virtual.cluster.kubectl("-n", virtual.namespace, "label", "pod", name, "keep=yes")
-    budget = {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": {"name": "keep", "namespace": virtual.namespace},
-        "spec": {"minAvailable": 2, "selector": {"matchLabels": {"keep": "yes"}}},
-    }
-    virtual.cluster.apply(json.dumps(budget), virtual.namespace)
-    virtual.create(virtual.pod("high", 14, priorityClassName=high_priority_class))
-    wait_until("high has a card", lambda: "high" in virtual.placed())
-    assert virtual.placed().keys() == {*protected, "high"}
-    assert virtual.placed()["high"][1] == "1"
-
-
-@pytest.fixture
-def non_preempting_class(installation: Installation) -> Iterator[str]:
-    """Provide a PriorityClass without preemption."""
-    text = json.dumps(
-        {
-            "apiVersion": "scheduling.k8s.io/v1",
-            "kind": "PriorityClass",
-            "metadata": {"name": "patient"},
-            "value": 500,
-            "preemptionPolicy": "Never",
-        }
-    )
-    installation.cluster.apply(text)
-    yield "patient"
-    installation.cluster.delete(text)
-
-
-def queue_order(virtual: VirtualNodes) -> list[str]:
-    """Return the pending pods of the namespace in the order of `fenka queue`."""
-    rows = json.loads(virtual.installation.fenka("queue", "--cluster", "-o", "json"))
-    return [row["name"] for row in rows if row["namespace"] == virtual.namespace]
-
-
-def test_small_pods_backfill_when_a_larger_one_has_a_reservation(
-    virtual: VirtualNodes, non_preempting_class: str
-) -> None:
-    """10 of 16 units are allocated on each of two cards.
-
-    A pod of 12 units reserves the card that is free at a known time. Small pods use the other card, or this
-    one if they end earlier. A pod of higher priority is served first.
-    """
-    virtual.node("virtual-0", 2)
-    virtual.create(virtual.pod("a", 10))
-    virtual.wait_for_placed(1)
-    virtual.create(virtual.pod("b", 10, activeDeadlineSeconds=600))
-    assert virtual.wait_for_placed(2) == {"a": ("virtual-0", "0"), "b": ("virtual-0", "1")}
-    virtual.create(virtual.pod("head", 12))
-    virtual.wait_for_event("head", "0/2 GPUs fit: 2 too little memory")
-    # Creation times are in whole seconds, so a pod created in the same second would not be later.
-    head = next(pod for pod in virtual.pods() if pod["metadata"]["name"] == "head")
-    created = datetime.fromisoformat(head["metadata"]["creationTimestamp"]).timestamp()
-    wait_until("the next second", lambda: time.time() >= created + 1)
-    virtual.create(virtual.pod("small", 4))
-    assert virtual.wait_for_placed(3)["small"] == ("virtual-0", "0")
-    # 2 units are left on card 0; the 6 units of card 1 are reserved for the head.
-    virtual.create(virtual.pod("late", 4))
-    virtual.wait_for_event("late", "1 reserved for requests before it", "position 2 of 2")
-    virtual.create(virtual.pod("short", 4, activeDeadlineSeconds=60))
-    assert virtual.wait_for_placed(4)["short"] == ("virtual-0", "1")
-    virtual.create(virtual.pod("vip", 12, priorityClassName=non_preempting_class))
-    virtual.wait_for_event("vip", "position 1 of 3 in the queue")
-    assert queue_order(virtual) == ["vip", "head", "late"]
-    virtual.cluster.kubectl("-n", virtual.namespace, "delete", "pod", "b")
-    wait_until("the important one", lambda: "vip" in virtual.placed())
-    assert virtual.placed()["vip"] == ("virtual-0", "1")
-    assert queue_order(virtual) == ["head", "late"]
-    virtual.cluster.kubectl("-n", virtual.namespace, "delete", "pod", "vip")
-    wait_until("the head", lambda: "head" in virtual.placed())
-    assert "late" not in virtual.placed()
-    virtual.cluster.kubectl("-n", virtual.namespace, "delete", "pod", "a")
-    wait_until("all", lambda: "late" in virtual.placed())
-
-
-def test_pods_are_gated_and_served_in_order_when_the_queue_is_long(virtual: VirtualNodes) -> None:
-    """One of 30 pods has the card that all request, and the first few pending ones are tried.
-
-    The others have a scheduling gate that an editor of the namespace cannot remove. Each release admits the
-    next pod.
-    """
-    cluster, namespace = virtual.cluster, virtual.namespace
-    virtual.node("virtual-0", 1)
-    virtual.create(*(virtual.pod(f"p{number:02}", UNITS) for number in range(30)))
-    bound = list(virtual.wait_for_placed(1))
-
-    def gated() -> list[str]:
-        return [
-            pod["metadata"]["name"] for pod in virtual.pods() if pod["spec"].get("schedulingGates")
-        ]
-
-    # More than four may be tried, since pods created in the same second are ordered by UID.
-    wait_until("the first four to be tried", lambda: 10 <= len(gated()) <= 25)
-    cluster.kubectl(
-        *("-n", namespace, "create", "rolebinding", "editor", "--clusterrole=edit", "--user=eve")
-    )
-    take = json.dumps({"spec": {"schedulingGates": None}})
-    with pytest.raises(ClusterError, match=r"fenka.io/queue.*when the pod's turn comes"):
-        cluster.kubectl(
-            *("--as=eve", "-n", namespace, "patch", "pod", gated()[0], "--type=merge", "-p", take)
-        )
-    for _ in range(3):
-        following = queue_order(virtual)[0]
-        cluster.kubectl("-n", namespace, "delete", "pod", bound[-1], "--grace-period=0", "--force")
-        wait_until(f"{following} has the card", lambda: following in virtual.placed())  # noqa: B023
-        bound.append(following)
-    remaining = {pod["metadata"]["name"] for pod in virtual.pods()}
-    assert len(remaining) == 27
-    wait_until("the next four to be tried", lambda: not {*queue_order(virtual)[:4]} & {*gated()})
 
 
 def test_pods_are_spread_when_the_node_label_overrides_the_policy(virtual: VirtualNodes) -> None:

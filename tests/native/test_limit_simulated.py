@@ -39,10 +39,10 @@ bench: Any = _bench()
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One simulated T4 with an agent."""
-    with bench.World(tmp_path_factory.mktemp("world"), 1).running() as made:
-        yield made
+    with bench.Testbed(tmp_path_factory.mktemp("testbed"), 1).running() as testbed:
+        yield testbed
 
 
 ROWS: dict[str, tuple[list[Any], list[float | None]]] = {
@@ -69,52 +69,52 @@ ROWS: dict[str, tuple[list[Any], list[float | None]]] = {
 
 @pytest.mark.parametrize(("programs", "wanted"), ROWS.values(), ids=ROWS)
 def test_programs_get_their_shares(
-    world: Any, programs: list[Any], wanted: list[float | None]
+    testbed: Any, programs: list[Any], wanted: list[float | None]
 ) -> None:
     """Within four points of what each may have, in one of a few measurements."""
     seen = []
     for _ in range(TRIES):
-        got = bench.shares(world, 0, programs, 3)
+        got = bench.shares(testbed, 0, programs, 3)
         seen.append(got)
         if all(w is None or abs(g - w) <= 4 for g, w in zip(got, wanted, strict=True)):
             return
     pytest.fail(f"wanted {wanted}, got {seen}")
 
 
-def test_soft_alone_has_the_whole_card(world: Any) -> None:
+def test_soft_alone_has_the_whole_card(testbed: Any) -> None:
     """At least nine tenths of what an unlimited program gets here and now."""
     for _ in range(TRIES):
-        (free,) = bench.shares(world, 0, [bench.Program("2000")], 2)
-        (soft,) = bench.shares(world, 0, [bench.Program("2000", 20, "soft")], 2)
+        (free,) = bench.shares(testbed, 0, [bench.Program("2000")], 2)
+        (soft,) = bench.shares(testbed, 0, [bench.Program("2000", 20, "soft")], 2)
         if soft > 0.9 * free:
             return
     pytest.fail(f"{soft} of {free}")
 
 
-def test_a_killed_program_s_debt_is_not_the_next_one_s(world: Any) -> None:
+def test_a_killed_program_s_debt_is_not_the_next_one_s(testbed: Any) -> None:
     """One dies with a kernel of two seconds on the card, at ten percent; another of its lease works soon."""
-    lease = world.lease(0, 10)
-    with world.load(lease, "2000000"):
+    lease = testbed.lease(0, 10)
+    with testbed.load(lease, "2000000"):
         time.sleep(1)
     with ExitStack() as stack:
-        load = stack.enter_context(world.load(lease, "200"))
+        load = stack.enter_context(testbed.load(lease, "200"))
         deadline = time.monotonic() + 60
-        while world.busy(0).get(load.process.pid, 0) < 50_000_000:
+        while testbed.busy(0).get(load.process.pid, 0) < 50_000_000:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    world.end(lease)
+    testbed.end(lease)
 
 
-def test_a_first_launch_is_charged_before_it_ends(world: Any) -> None:
+def test_a_first_launch_is_charged_before_it_ends(testbed: Any) -> None:
     """A program that is killed in its first kernel has paid for it, the next one more; what is charged too
     much of one that ends is given back."""
-    lease = world.lease(0, 90)
+    lease = testbed.lease(0, 90)
 
     def charged() -> int:
         return account.read(lease / "account" / "slots").charged_ns[0]
 
     def started(kernel: str) -> Client:
-        client = Client(world.node.library_dir, LD_PRELOAD=str(SHIM), FENKA_LEASE=str(lease))
+        client = Client(testbed.node.library_dir, LD_PRELOAD=str(SHIM), FENKA_LEASE=str(lease))
         client.enter().do(
             "module = ok(d.cuModuleLoadData(b'an image'))",
             f"f = ok(d.cuModuleGetFunction(module, b'{kernel}'))",
@@ -138,4 +138,4 @@ def test_a_first_launch_is_charged_before_it_ends(world: Any) -> None:
     )
     assert charged() - before < -1_000_000
     client.kill()
-    world.end(lease)
+    testbed.end(lease)

@@ -1,4 +1,4 @@
-"""A kubelet and an API server with state, as the node's program meets them, and the program on them."""
+"""A fake kubelet with state, and the node program on it and on the fake API server."""
 
 import asyncio
 import base64
@@ -48,27 +48,27 @@ Json = dict[str, Any]
 
 
 _RUNNER = asyncio.Runner()
-"""One event loop for all tests: grpc.aio's poller does not survive its loop well."""
+"""One event loop for all tests, since grpc.aio's poller does not work reliably on a second one."""
 
 
 def play(story: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end."""
+    """Run a test's coroutine to its end."""
     _RUNNER.run(asyncio.wait_for(story, 60))
 
 
 async def until(condition: Callable[[], object], why: str = "") -> None:
-    """Wait until it holds."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(DEADLINE_S):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 class ContainerFailed(Exception):
-    """CreateContainerConfigError or what the runtime says; the message is what the user sees."""
+    """The container did not start. The message is the one that the user sees."""
 
 
 class AdmissionFailed(Exception):
-    """UnexpectedAdmissionError."""
+    """The kubelet rejected the pod (UnexpectedAdmissionError)."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class _Entry:
 
 @dataclass
 class FakeKubelet:
-    """The kubelet's device manager, as its sources have it, and a container runtime that resolves CDI."""
+    """The kubelet's device manager, as in its source code, and a container runtime that resolves CDI."""
 
     root: Path
     cdi: Path
@@ -100,16 +100,16 @@ class FakeKubelet:
 
     @property
     def plugins(self) -> Path:
-        """Where plugins' sockets are."""
+        """Directory of the plugins' sockets."""
         return self.root / "device-plugins"
 
     @property
     def pod_resources(self) -> Path:
-        """Socket of PodResources."""
+        """The socket of PodResources."""
         return self.root / "pr.sock"
 
     async def start(self) -> None:
-        """Empties its folder, as the real one does, and listens."""
+        """Empty the plugins' directory, as the real one does, and listen."""
         shutil.rmtree(self.plugins, ignore_errors=True)
         self.plugins.mkdir(parents=True)
         self._write_checkpoint()
@@ -137,7 +137,7 @@ class FakeKubelet:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Goes away; what it has written down stays."""
+        """Stop; the checkpoint stays."""
         for task in self._lists:
             task.cancel()
         await asyncio.gather(*self._lists, return_exceptions=True)
@@ -145,7 +145,7 @@ class FakeKubelet:
         await self._server.stop(grace=None)
 
     async def restart(self) -> None:
-        """Comes back."""
+        """Stop and start again."""
         await self.stop()
         await self.start()
 
@@ -214,7 +214,7 @@ class FakeKubelet:
         (self.plugins / "kubelet_internal_checkpoint").write_text(json.dumps(data))
 
     def free(self, resource: str = gpushare.MEMORY) -> list[str]:
-        """Healthy ids that nobody holds."""
+        """Return the healthy IDs that no container holds."""
         taken = {one for it in self.entries if it.resource == resource for one in it.ids}
         return [
             one
@@ -228,7 +228,7 @@ class FakeKubelet:
             await self._allocate(pod, resource)
 
     async def _allocate(self, pod: Json, resource: str) -> None:
-        """App containers use their init containers' ids again."""
+        """Allocate one resource. App containers reuse the IDs of init containers."""
         meta, spec = pod["metadata"], pod["spec"]
         reusable: list[str] = []
         for init, container in [
@@ -262,7 +262,7 @@ class FakeKubelet:
         self._write_checkpoint()
 
     async def start_container(self, pod: Json, name: str) -> Json:
-        """PreStart, then the runtime: the container's cdi."""
+        """Call PreStartContainer, then return the container's edits as the runtime resolves them."""
         entries = [
             it for it in self.entries if (it.uid, it.container) == (pod["metadata"]["uid"], name)
         ]
@@ -300,19 +300,19 @@ class FakeKubelet:
         }
 
     def forget(self, pod: Json) -> None:
-        """The pod has ended."""
+        """Forget a pod that has ended."""
         self.entries = [it for it in self.entries if it.uid != pod["metadata"]["uid"]]
         self._write_checkpoint()
 
 
 @dataclass
 class FakeDriver:
-    """What it shows."""
+    """A driver that shows cards."""
 
     shown: tuple[Card, ...]
 
     def cards(self) -> tuple[Card, ...]:
-        """As `Driver.cards`."""
+        """Stand in for `Driver.cards`."""
         return self.shown
 
 
@@ -325,11 +325,11 @@ class FakeHardware:
 
     @property
     def driver(self) -> "FakeDriver":
-        """As `Hardware.driver`."""
+        """Stand in for `Hardware.driver`."""
         return FakeDriver(self.cards)
 
     def readings(self) -> Any:
-        """As `Hardware.readings`."""
+        """Stand in for `Hardware.readings`."""
         return {
             card.uuid: Reading(card.uuid, 0, card.memory_mib, 0, 40, 10.0, 70.0)
             for card in self.cards
@@ -338,13 +338,13 @@ class FakeHardware:
 
 
 def card(index: int, memory_mib: int = T4_MIB) -> Card:
-    """A T4, or what has this memory."""
+    """Return a T4, or a card with this memory."""
     return Card(index, DeviceId(f"GPU-{uuid.UUID(int=index + 1)}"), "Tesla T4", memory_mib)
 
 
 @dataclass
 class NodeHarness:
-    """One node: its kubelet, its API server, its agent."""
+    """A node: its kubelet, its API server, and its program."""
 
     root: Path
     api: FakeApi
@@ -407,18 +407,18 @@ class NodeHarness:
         await until(lambda: self.node_api.synced)
 
     async def kill(self) -> None:
-        """As SIGKILL does, for what can be seen from outside."""
+        """End the program as SIGKILL does."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.kubelet.devices.clear()
 
     async def ready(self, resource: str = gpushare.MEMORY) -> None:
-        """The kubelet has the resource."""
+        """Wait until the kubelet has devices of a resource."""
         await until(lambda: self.kubelet.devices.get(resource))
 
     def node(self, **labels: str) -> None:
-        """The node with these labels."""
+        """Create the Node with labels."""
         self.api.put(
             f"/api/v1/nodes/{NODE}",
             {
@@ -428,13 +428,13 @@ class NodeHarness:
         )
 
     def label(self, **labels: str) -> None:
-        """Other labels."""
+        """Replace the Node's labels."""
         path = f"/api/v1/nodes/{NODE}"
         old = self.api.objects[path]
         self.api.put(path, {**old, "metadata": {**old["metadata"], "labels": labels}})
 
     def annotate(self, **annotations: str) -> None:
-        """More annotations on the node."""
+        """Add annotations to the Node."""
         path = f"/api/v1/nodes/{NODE}"
         old = self.api.objects[path]
         meta = {**old["metadata"], "annotations": {**old["metadata"]["annotations"], **annotations}}
@@ -449,7 +449,7 @@ class NodeHarness:
         resource: str = gpushare.MEMORY,
         **spec: Any,
     ) -> Json:
-        """A pod bound to this node, placed on a card (None: by nobody who says where)."""
+        """Create a pod on this node, placed on a card; None: without a record."""
         apps = {"main": units} if isinstance(units, int) else dict(units)
         asks = [ContainerUnits(at, number) for at, number in apps.items()]
         peak = max(sum(apps.values()), *(init or {"": 0}).values())
@@ -492,13 +492,13 @@ class NodeHarness:
         return pod
 
     def delete(self, pod: Json) -> None:
-        """From the API server."""
+        """Delete a pod from the API server."""
         self.api.drop(f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}")
 
     def asking(
         self, name: str, *limits: Mapping[str, int], annotations: Mapping[str, str] | None = None
     ) -> Json:
-        """A pod of containers c0, c1, … with these limits, placed as the scheduler would."""
+        """Create a pod of containers c0, c1, … with these limits, placed as by the scheduler."""
         asks = [ContainerRequest(f"c{number}", it) for number, it in enumerate(limits)]
         manifest = PodRequest(tuple(asks), {}, annotations or {})
         dialect = detect(manifest, WITH_HAMI)
@@ -527,7 +527,7 @@ class NodeHarness:
         return await self.kubelet.start_container(pod, pod["spec"]["containers"][0]["name"])
 
     def files(self) -> list[str]:
-        """All that leases have on the disk."""
+        """Return the names of all files of leases."""
         found = [*(self.root / "leases").iterdir(), *(self.root / "cdi").iterdir()]
         return sorted(it.name for it in found)
 
@@ -540,7 +540,7 @@ def _nothing_there(_: Path) -> None:
 async def node_harness(
     *cards: Card, library: Path, labels: Mapping[str, str] | None = None
 ) -> AsyncIterator[NodeHarness]:
-    """A node that shares its cards unless told otherwise, with its agent."""
+    """Run a node that shares its cards, unless its labels say otherwise."""
     # A socket's path is short: pytest's own folders are too deep.
     with tempfile.TemporaryDirectory(prefix="fenka-") as folder:
         root = Path(folder)
@@ -558,5 +558,5 @@ async def node_harness(
 
 
 def installed(target: Path) -> Path:
-    """The native libraries, prepared for leases."""
+    """Install the native libraries, prepared for leases."""
     return install_native(target / "lib", cdi.prepare_library)

@@ -1,4 +1,4 @@
-"""A lease for whoever holds the ids: every row of the table of cases, against a stand-in kubelet."""
+"""The node program against a fake kubelet: a lease for each container that holds device IDs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ from tests.node.harness import (
 def on(
     library: Path, story: Callable[[NodeHarness], Awaitable[None]], *cards: int, **labels: str
 ) -> None:
-    """Run a story on a node with cards of these sizes."""
+    """Run a test on a node with cards of these sizes."""
 
     async def whole() -> None:
         made = [card(index, mib) for index, mib in enumerate(cards)]
@@ -35,13 +35,13 @@ def on(
 
 
 def cap(given: Json) -> list[tuple[str, int]]:
-    """Cards and MiB of a started container, from its control page."""
+    """Return cards and MiB of a started container, from its control page."""
     page = control.read(Path(given["mounts"]["/run/fenka/lease"]) / "control")
     return [(it.uuid, it.memory_bytes >> 20) for it in page.limits]
 
 
-def test_registers_and_starts_a_pod(library: Path) -> None:
-    """S1's first pod: 4 units of a T4 are 4308 MiB, with the contract's environment."""
+def test_pod_gets_its_slice_when_the_plugin_is_registered(library: Path) -> None:
+    """4 units of a T4 are 4308 MiB. The environment is the contract's."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -69,8 +69,8 @@ def test_registers_and_starts_a_pod(library: Path) -> None:
     on(library, story)
 
 
-def test_equal_pods_do_not_swap_cards(library: Path) -> None:
-    """Two pods of equal size, admitted in the other order than they were placed."""
+def test_pods_of_equal_size_get_their_own_cards(library: Path) -> None:
+    """They are admitted in another order than they were placed."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -84,8 +84,8 @@ def test_equal_pods_do_not_swap_cards(library: Path) -> None:
     on(library, story, 15079, 15079)
 
 
-def test_two_gpu_containers_in_one_pod(library: Path) -> None:
-    """Each its own slice; gpushare's plugin cannot do this."""
+def test_each_container_gets_its_own_slice_when_a_pod_has_two(library: Path) -> None:
+    """gpushare's plugin does not support this."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -102,8 +102,10 @@ def test_two_gpu_containers_in_one_pod(library: Path) -> None:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_init_and_app_share_ids(library: Path, answers: bool) -> None:
-    """Both tokens are served, whether the checkpoint repeats them or tells ids alone."""
+def test_init_and_app_container_get_leases_when_they_share_ids(
+    library: Path, answers: bool
+) -> None:
+    """The checkpoint may repeat the tokens, or have only the IDs."""
 
     async def story(node: NodeHarness) -> None:
         node.kubelet.hide_answers = not answers
@@ -117,8 +119,10 @@ def test_init_and_app_share_ids(library: Path, answers: bool) -> None:
     on(library, story)
 
 
-def test_init_with_other_ids_than_its_app(library: Path) -> None:
-    """A larger one, of which the app container uses a part again."""
+def test_app_container_gets_its_lease_when_it_reuses_part_of_the_init_containers_ids(
+    library: Path,
+) -> None:
+    """The init container requests more."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -130,8 +134,8 @@ def test_init_with_other_ids_than_its_app(library: Path) -> None:
     on(library, story)
 
 
-def test_several_cards(library: Path) -> None:
-    """A placement on two cards is two limits, in the order of the cards."""
+def test_container_has_a_limit_per_card_when_it_has_several(library: Path) -> None:
+    """The limits are in the order of the cards."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -142,8 +146,8 @@ def test_several_cards(library: Path) -> None:
     on(library, story, 15079, 16384)
 
 
-def test_a_container_restart_has_the_same_lease(library: Path) -> None:
-    """The spec is written once."""
+def test_container_keeps_its_lease_when_it_restarts(library: Path) -> None:
+    """The specification is written once."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -156,8 +160,8 @@ def test_a_container_restart_has_the_same_lease(library: Path) -> None:
     on(library, story)
 
 
-def test_without_checkpoint_podresources_is_enough(library: Path) -> None:
-    """The checkpoint is the kubelet's own file."""
+def test_lease_is_bound_by_podresources_when_there_is_no_checkpoint(library: Path) -> None:
+    """The checkpoint is the kubelet's internal file."""
 
     async def story(node: NodeHarness) -> None:
         node.kubelet.checkpoint = False
@@ -168,8 +172,8 @@ def test_without_checkpoint_podresources_is_enough(library: Path) -> None:
     on(library, story)
 
 
-def test_a_pod_deleted_before_its_token_was_bound(library: Path) -> None:
-    """Its ids go to another pod; the old token is nobody's, is not served, and is collected."""
+def test_token_is_collected_when_its_pod_was_deleted_before_it_was_bound(library: Path) -> None:
+    """Its IDs go to another pod, which gets a token of its own."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -188,8 +192,8 @@ def test_a_pod_deleted_before_its_token_was_bound(library: Path) -> None:
     on(library, story, 15079, 15079)
 
 
-def test_a_removed_pod_leaves_nothing(library: Path) -> None:
-    """Files go when the pod is gone and no process of it lives."""
+def test_files_are_removed_when_the_pod_is_gone(library: Path) -> None:
+    """They stay while a process of the pod lives."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -208,8 +212,8 @@ def test_a_removed_pod_leaves_nothing(library: Path) -> None:
     on(library, story)
 
 
-def test_a_finished_pod_gives_back_and_is_not_adopted_again(library: Path) -> None:
-    """A Job's pod stays in the API server, and in the kubelet's checkpoint, after its end."""
+def test_finished_pod_releases_its_slice_for_good(library: Path) -> None:
+    """A Job's pod stays in the API server and in the kubelet's checkpoint after its end."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -226,8 +230,8 @@ def test_a_finished_pod_gives_back_and_is_not_adopted_again(library: Path) -> No
     on(library, story)
 
 
-def test_force_deleted_but_alive_keeps_the_card(library: Path) -> None:
-    """The node's check_capacity: a lease that lives on must fit, and the refusal heals when it has ended."""
+def test_lease_is_denied_while_a_force_deleted_pod_still_runs(library: Path) -> None:
+    """The denial ends when the pod's processes have ended."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -247,8 +251,8 @@ def test_force_deleted_but_alive_keeps_the_card(library: Path) -> None:
     on(library, story, 15079, 15079)
 
 
-def test_two_schedulers_cannot_overcommit_a_card(library: Path) -> None:
-    """Both placed onto card 0 what only one of them can have."""
+def test_lease_is_denied_when_two_schedulers_gave_away_the_same_card(library: Path) -> None:
+    """Only one of the pods fits on card 0."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -283,10 +287,10 @@ def test_two_schedulers_cannot_overcommit_a_card(library: Path) -> None:
         ),
     ],
 )
-def test_refused_with_a_sentence(
+def test_denial_is_a_sentence_in_the_pods_event(
     library: Path, spec: Json, annotations: Json | None, sentence: str
 ) -> None:
-    """What the user reads in the pod's event."""
+    """The user reads what to do."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -305,8 +309,8 @@ def test_refused_with_a_sentence(
     on(library, story)
 
 
-def test_kubelet_restart(library: Path) -> None:
-    """The plugin registers again; running pods' leases stay; while it is away, containers start by theirs."""
+def test_plugin_registers_again_when_the_kubelet_restarts(library: Path) -> None:
+    """Leases of running pods stay."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -321,8 +325,8 @@ def test_kubelet_restart(library: Path) -> None:
     on(library, story)
 
 
-def test_agent_restart(library: Path) -> None:
-    """It reads its store, and goes on."""
+def test_program_continues_from_its_store_when_it_restarts(library: Path) -> None:
+    """Leases of running pods stay."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -336,8 +340,8 @@ def test_agent_restart(library: Path) -> None:
     on(library, story)
 
 
-def test_a_lost_store_is_rebuilt_from_the_checkpoint(library: Path) -> None:
-    """The kubelet repeats what the plugin answered, and with it the token."""
+def test_store_is_rebuilt_from_the_checkpoint_when_it_was_lost(library: Path) -> None:
+    """The kubelet repeats the plugin's answers, and so the tokens."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -353,8 +357,8 @@ def test_a_lost_store_is_rebuilt_from_the_checkpoint(library: Path) -> None:
     on(library, story)
 
 
-def test_after_a_reboot_leases_are_made_again(library: Path) -> None:
-    """/run is empty then, the store is not."""
+def test_files_are_made_again_when_the_node_rebooted(library: Path) -> None:
+    """/run is empty then, and the store is not."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -372,8 +376,8 @@ def test_after_a_reboot_leases_are_made_again(library: Path) -> None:
     on(library, story)
 
 
-def test_many_starts_at_once(library: Path) -> None:
-    """A hundred pods, admitted one after the other as the kubelet does, started all at once."""
+def test_every_pod_starts_when_a_hundred_start_at_once(library: Path) -> None:
+    """The kubelet admits them one after the other."""
 
     async def story(node: NodeHarness) -> None:
         node.kubelet.hide_answers = False
@@ -388,8 +392,8 @@ def test_many_starts_at_once(library: Path) -> None:
     on(library, story, 51200, 51200)
 
 
-def test_a_sick_card(library: Path) -> None:
-    """The ids of its pods and as many free ones go; the inventory says so; both come back with the card."""
+def test_device_list_shrinks_when_a_card_is_unhealthy(library: Path) -> None:
+    """Unhealthy are its pods' IDs, and as many free ones as it has other units, until it returns."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -420,8 +424,8 @@ def test_a_sick_card(library: Path) -> None:
     on(library, story, 15079, 15079)
 
 
-def test_a_cordoned_card(library: Path) -> None:
-    """Its pods stay, its free units go."""
+def test_free_units_are_removed_when_a_card_is_cordoned(library: Path) -> None:
+    """Its pods keep theirs."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -438,8 +442,8 @@ def test_a_cordoned_card(library: Path) -> None:
     on(library, story, 15079, 15079)
 
 
-def test_a_reset_card_and_one_that_was_taken_out(library: Path) -> None:
-    """Both by annotations: the agent takes the first away, and what a missing inventory held is forgotten."""
+def test_annotations_reset_a_card_and_forget_a_lost_one(library: Path) -> None:
+    """The program removes the reset annotation. A deleted inventory forgets lost cards."""
 
     async def story(node: NodeHarness) -> None:
         path = "/api/v1/nodes/n1"
@@ -470,8 +474,8 @@ def test_a_reset_card_and_one_that_was_taken_out(library: Path) -> None:
     on(library, story, 15079, 15079)
 
 
-def test_a_node_that_does_not_isolate(library: Path) -> None:
-    """cGPU's label: all of the card, the program is told, the booking stays; a second one fits beside it."""
+def test_container_has_no_limit_when_the_node_does_not_isolate(library: Path) -> None:
+    """cGPU's label: it gets all of the card and a variable, and a second one fits beside it."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -494,10 +498,10 @@ def test_a_node_that_does_not_isolate(library: Path) -> None:
     on(library, story)
 
 
-def test_nobody_is_sent_while_the_kubelet_has_no_plugin(
+def test_inventory_is_unhealthy_while_the_kubelet_has_no_plugin(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The inventory says so at the agent's end, at its start, and while the kubelet is away."""
+    """That is at the program's end, at its start, and while the kubelet is unavailable."""
     monkeypatch.setattr(agent, "ADMISSION_S", 0.2)
 
     async def story(node: NodeHarness) -> None:
@@ -524,8 +528,8 @@ def test_nobody_is_sent_while_the_kubelet_has_no_plugin(
     on(library, story)
 
 
-def test_exclusive_node(library: Path) -> None:
-    """Without a label whole cards are served; the lease is the card."""
+def test_whole_cards_are_served_when_the_node_has_no_label(library: Path) -> None:
+    """The lease is the card."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready(base.NVIDIA_GPU)
@@ -539,8 +543,8 @@ def test_exclusive_node(library: Path) -> None:
     on(library, story, 15079, 15079, gpushare="false")
 
 
-def test_a_label_turns_the_node(library: Path) -> None:
-    """Whole cards go, units come; a card that is still held whole is not shared until it is released."""
+def test_label_makes_the_node_share_its_cards(library: Path) -> None:
+    """A card that is held whole is not shared until it is released."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready(base.NVIDIA_GPU)
@@ -561,8 +565,10 @@ def test_a_label_turns_the_node(library: Path) -> None:
     on(library, story, 15079, 15079, gpushare="false")
 
 
-def test_a_label_that_is_taken_away_offers_no_whole_cards(library: Path) -> None:
-    """Where the program runs on labelled nodes only, it is ended in a moment; the kubelet would remember."""
+def test_no_whole_cards_are_offered_when_the_label_is_removed_from_a_labelled_only_node(
+    library: Path,
+) -> None:
+    """The program is about to end, and the kubelet would remember the cards."""
 
     async def story(node: NodeHarness) -> None:
         node.labelled_only = True
@@ -578,8 +584,8 @@ def test_a_label_that_is_taken_away_offers_no_whole_cards(library: Path) -> None
     on(library, story, 15079, gpushare="true")
 
 
-def test_no_label_while_slices_are_held(library: Path) -> None:
-    """The node stays shared for those who are there, takes nobody new, says so, and turns afterwards."""
+def test_node_stays_shared_while_slices_are_held(library: Path) -> None:
+    """It accepts no new pods, has an event, and becomes exclusive afterwards."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -599,8 +605,8 @@ def test_no_label_while_slices_are_held(library: Path) -> None:
     on(library, story)
 
 
-def test_labels_that_contradict_each_other(library: Path) -> None:
-    """Nothing changes, and an event says what to do."""
+def test_mode_is_kept_when_labels_contradict_each_other(library: Path) -> None:
+    """An event says what to do."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()
@@ -611,8 +617,8 @@ def test_labels_that_contradict_each_other(library: Path) -> None:
     on(library, story)
 
 
-def test_the_node_is_described(library: Path) -> None:
-    """Inventory and number of cards, also when somebody else takes them away."""
+def test_inventory_and_card_count_are_restored_when_they_are_removed(library: Path) -> None:
+    """The node program writes both again."""
 
     async def story(node: NodeHarness) -> None:
         await node.ready()

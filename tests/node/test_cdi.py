@@ -1,4 +1,4 @@
-"""The CDI specification: all or nothing, and only the chosen cards."""
+"""The CDI specification: complete, and with only the allocated cards."""
 
 from pathlib import Path
 
@@ -23,8 +23,8 @@ def driver(root: Path) -> None:
     (root / "usr" / "bin" / "nvidia-smi").touch()
 
 
-def test_real_cards(tmp_path: Path) -> None:
-    """Only the chosen card's node; the driver's own two libraries behind the proxy, the others in place."""
+def test_driver_edits_have_only_the_allocated_cards(tmp_path: Path) -> None:
+    """The driver's two main libraries stand behind the proxy, the others in place."""
     driver(tmp_path)
     made = cdi.driver_edits([1], VERSION, tmp_path)
     assert [str(it) for it in made.devices] == ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"]
@@ -40,14 +40,14 @@ def test_real_cards(tmp_path: Path) -> None:
     assert cdi.nvml_directory(tmp_path) == tmp_path / place.relative_to("/")
 
 
-def test_no_driver(tmp_path: Path) -> None:
-    """A sentence, for the agent's log."""
+def test_driver_edits_fail_with_a_sentence_when_the_driver_is_missing(tmp_path: Path) -> None:
+    """The program logs it."""
     with pytest.raises(cdi.NoDriverFiles, match=r"no libcuda\.so\.550\.163\.01 in"):
         cdi.driver_edits([0], VERSION, tmp_path)
 
 
-def test_one_specification_has_it_all(library: Path, tmp_path: Path) -> None:
-    """Shim, limits, account, driver and proxy: every source of the node exists, every target once."""
+def test_specification_has_every_part_of_a_lease(library: Path, tmp_path: Path) -> None:
+    """Shim, limits, account, driver and proxy: every source exists, and every target occurs once."""
     spec = cdi.specification(
         "t", tmp_path, library, cdi.simulated_edits(library, tmp_path), {"A": "b=c"}
     )

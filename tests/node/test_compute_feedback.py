@@ -1,4 +1,4 @@
-"""Programs are told of their cards' time: those of all leases that there are, by their cgroups."""
+"""Compute feedback of all leases, whose processes are found by their cgroups."""
 
 import asyncio
 import struct
@@ -19,14 +19,14 @@ from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import Lease, Token
 from fenka.node.monitor.compute_feedback import FeedbackLoop
 from tests.node.harness import card, node_harness, play, until
-from tests.node.test_resize import granted, running, wish
+from tests.node.test_resize import granted, request, running
 
 PODS = ("0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1", "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b2")
 MS = 1_000_000
 
 
 class Machine:
-    """A card, its clock, who computes on it, and the agent's leases."""
+    """A card, its clock, the processes on it, and the leases of the node program."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.now_us, self.lost = root, 10_000_000, False
@@ -37,16 +37,16 @@ class Machine:
         self.start()
 
     def start(self) -> None:
-        """The agent, as after a crash: it knows what is on the disk."""
+        """Start the loop, as after a crash."""
         leases = LeaseFiles(self.root / "leases", self.root / "cdi")
         self.loop = FeedbackLoop(self.samples, leases, self.root / "proc", self.make)
 
     def make(self, samples: Samples, lease_of: Callable[[int], str | None]) -> ComputeFeedback:
-        """With this machine's clock."""
+        """Return feedback with this machine's clock."""
         return ComputeFeedback(samples, lease_of, lambda: self.now_us * 1000, lambda: self.now_us)
 
     def samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:
-        """As the driver's."""
+        """Stand in for `Hardware.busy_samples`."""
         assert uuid == card(0).uuid
         self.asked += 1
         if self.lost:
@@ -54,7 +54,7 @@ class Machine:
         return None if self.busy is None else (self.now_us if self.busy else since_us, self.busy)
 
     def lease(self, name: str, compute: int, ceiling: int = 0, pod: int = 0) -> None:
-        """Of a container of that name, with files."""
+        """Make a lease of a container, with files."""
         slices = [Slice(0, card(0).uuid, 100, compute)]
         lease = Lease(
             PODS[pod], "default", f"p{pod}", name, slices, slices, {}, burst_percent=ceiling
@@ -65,20 +65,20 @@ class Machine:
         self.tokens[name] = Token(name, "aliyun.com/gpu-mem", ["u0"], 0.0, lease)
 
     def process(self, pid: int, container: str, pod: int = 0) -> None:
-        """In a container of a pod."""
+        """Add a process in a container of a pod."""
         (self.root / "proc" / str(pid)).mkdir(parents=True)
         text = f"4:memory:/kubepods/besteffort/pod{PODS[pod]}/{container * 32}\n"
         (self.root / "proc" / str(pid) / "cgroup").write_text(text)
 
     def round(self, **busy: int) -> None:
-        """100 ms in which these processes had so many percent."""
+        """Run a round after 100 ms in which processes used these percentages."""
         self.now_us += 100_000
         if self.busy is not None:
             self.busy = {int(pid[1:]): percent for pid, percent in busy.items()}
         self.loop.round(list(self.tokens.values()), self.names)
 
-    def told(self, name: str) -> tuple[int, int]:
-        """Milliseconds had, and percent allowed."""
+    def feedback(self, name: str) -> tuple[int, int]:
+        """Return the used milliseconds and the allowed percentage on the lease's page."""
         data = (self.root / "leases" / name / "lease" / "control").read_bytes()
         at = layout().from_buffer("struct fenka_control *", data).cards[0]
         return at.busy_ns // MS, at.allowed // 100
@@ -86,12 +86,12 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """A new one."""
+    """Return a machine without leases."""
     return Machine(tmp_path)
 
 
-def test_leases_are_told_what_their_processes_had(machine: Machine) -> None:
-    """Two pods; one may have what is idle, but for a ceiling."""
+def test_feedback_has_what_each_leases_processes_used(machine: Machine) -> None:
+    """One of two pods may use idle time, up to its burst limit."""
     machine.lease("a", 30)
     machine.lease("b", 20, 60, pod=1)
     machine.process(1, "aa")
@@ -99,27 +99,29 @@ def test_leases_are_told_what_their_processes_had(machine: Machine) -> None:
     machine.round()
     machine.round(p1=30, p2=20)
     machine.round(p1=30, p2=20)
-    assert machine.told("a")[0] > machine.told("b")[0] > 0
-    assert (machine.told("a")[1], machine.told("b")[1]) == (30, 60)
+    assert machine.feedback("a")[0] > machine.feedback("b")[0] > 0
+    assert (machine.feedback("a")[1], machine.feedback("b")[1]) == (30, 60)
 
 
-def test_containers_of_one_pod_are_told_apart(machine: Machine) -> None:
-    """Once the API server names them; until then nobody is charged with another's time."""
+def test_containers_of_one_pod_are_distinguished_when_the_api_server_names_them(
+    machine: Machine,
+) -> None:
+    """Before that, no container is charged with another's time."""
     machine.lease("x", 30)
     machine.lease("y", 30)
     machine.process(1, "aa")
     machine.round(p1=50)
-    assert (machine.told("x")[0], machine.told("y")[0]) == (0, 0)
+    assert (machine.feedback("x")[0], machine.feedback("y")[0]) == (0, 0)
     machine.names = {"aa" * 32: "y", "bb" * 32: "x"}
     machine.round(p1=50)
-    assert (machine.told("x")[0], machine.told("y")[0]) == (0, 50)
+    assert (machine.feedback("x")[0], machine.feedback("y")[0]) == (0, 50)
 
 
 @pytest.mark.skipif(
     not pid_namespaces.in_initial_namespace(), reason="needs the machine's first PID namespace"
 )
-def test_what_a_restarted_container_left_counts_no_more(machine: Machine) -> None:
-    """Nobody of its PID namespace lives: it is named as ended, and its memory is free for the others."""
+def test_memory_of_a_restarted_container_is_released(machine: Machine) -> None:
+    """Its PID namespace is reported as ended."""
     machine.lease("a", 30)
     slots = machine.root / "leases" / "a" / "account" / "slots"
     with slots.open("r+b") as file:
@@ -136,20 +138,20 @@ def test_what_a_restarted_container_left_counts_no_more(machine: Machine) -> Non
     assert account.read(slots).memory_bytes[0] == 0
 
 
-def test_the_next_agent_goes_on(machine: Machine) -> None:
-    """It is told of nobody: the leases are there."""
+def test_feedback_continues_when_the_program_restarts(machine: Machine) -> None:
+    """The leases are found in the store."""
     machine.lease("a", 30)
     machine.process(1, "aa")
     machine.round(p1=30)
     machine.start()
     machine.round(p1=30)
-    before = machine.told("a")[0]
+    before = machine.feedback("a")[0]
     machine.round(p1=30)
-    assert machine.told("a")[0] - before == 30
+    assert machine.feedback("a")[0] - before == 30
 
 
-def test_a_lease_that_ends_or_is_made_anew(machine: Machine) -> None:
-    """Its former page is written no more, and the new one is."""
+def test_former_page_is_released_when_a_lease_is_made_again(machine: Machine) -> None:
+    """The new page gets the feedback."""
     machine.lease("a", 30)
     machine.process(1, "aa")
     machine.round(p1=30)
@@ -167,10 +169,10 @@ def test_a_lease_that_ends_or_is_made_anew(machine: Machine) -> None:
     assert machine.asked == 3
 
 
-def test_a_driver_that_is_lost_comes_back(
+def test_rounds_continue_when_the_driver_is_lost(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rounds go on; it is said once."""
+    """The loss is logged once."""
     machine.lease("a", 30)
     machine.process(1, "aa")
     machine.lost = True
@@ -179,33 +181,33 @@ def test_a_driver_that_is_lost_comes_back(
     assert len(caplog.records) == 1
     machine.lost = False
     machine.round(p1=30)
-    assert machine.told("a")[0] > 0
+    assert machine.feedback("a")[0] > 0
 
 
-def test_a_driver_that_measures_nothing(machine: Machine) -> None:
-    """Nothing is told then: programs rely on what they measure."""
+def test_no_feedback_is_written_when_the_driver_measures_nothing(machine: Machine) -> None:
+    """Programs rely on their own measurements."""
     machine.lease("a", 30)
     machine.busy = None
     machine.round()
-    assert machine.told("a") == (0, 0)
+    assert machine.feedback("a") == (0, 0)
 
 
-def test_a_ceiling_that_is_raised_is_told(machine: Machine) -> None:
-    """By the store, as the next round finds it."""
+def test_feedback_uses_a_changed_burst_limit(machine: Machine) -> None:
+    """The next round reads it from the store."""
     machine.lease("a", 30, 50)
     machine.process(1, "aa")
     machine.round(p1=30)
-    assert machine.told("a")[1] == 50
+    assert machine.feedback("a")[1] == 50
     token = machine.tokens["a"]
     assert token.lease is not None
     lease = msgspec.structs.replace(token.lease, burst_percent=70)
     machine.tokens["a"] = msgspec.structs.replace(token, lease=lease)
     machine.round(p1=30)
-    assert machine.told("a")[1] == 70
+    assert machine.feedback("a")[1] == 70
 
 
-def test_a_slow_driver_holds_up_nobody_else(library: Path, tmp_path: Path) -> None:
-    """While one round waits for it, the agent reconciles; then the lease is told."""
+def test_agent_reconciles_while_a_round_waits_for_the_driver(library: Path, tmp_path: Path) -> None:
+    """The lease gets its feedback afterwards."""
     answers, asked = threading.Event(), threading.Event()
 
     def samples(_: str, since_us: int) -> tuple[int, dict[int, int]]:
@@ -217,7 +219,7 @@ def test_a_slow_driver_holds_up_nobody_else(library: Path, tmp_path: Path) -> No
         async with node_harness(card(0), library=library) as node:
             await node.ready()
             pod = await running(node, "a")
-            wish(node, "a", "gpu-core=40")
+            request(node, "a", "gpu-core=40")
             await granted(node, "a", "gpu-core=40")
             (tmp_path / "7").mkdir()
             (tmp_path / "7" / "cgroup").write_text(
@@ -226,7 +228,7 @@ def test_a_slow_driver_holds_up_nobody_else(library: Path, tmp_path: Path) -> No
             loop = FeedbackLoop(samples, node.lease_files, tmp_path)
             task = asyncio.create_task(loop.run(node.store, node.node_api))
             await until(asked.is_set)
-            wish(node, "a", "gpu-core=30")
+            request(node, "a", "gpu-core=30")
             await granted(node, "a", "gpu-core=30")
             answers.set()
             (name,) = node.store.tokens

@@ -1,4 +1,4 @@
-"""Real programs in an agent's leases on a simulated card: the simulator's own account is the truth."""
+"""Real programs in leases on a simulated card, measured by the simulator's own accounting."""
 
 import threading
 import time
@@ -18,8 +18,8 @@ from tests.native.test_limit_simulated import TRIES, bench
 UID = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b{}"
 
 
-def test_soft_shares_end_at_their_ceiling_and_give_way(tmp_path: Path) -> None:
-    """20 of a card, up to 50 while nobody wants it: half of it alone, and beside one of 60 what is left."""
+def test_burst_ends_at_its_limit_and_yields_to_others(tmp_path: Path) -> None:
+    """20 %, up to 50: half of the card alone, and what is left beside a lease of 60."""
     seen: list[list[float]] = []
     with ExitStack() as stack:
         testbed = stack.enter_context(bench.Testbed(tmp_path, 1, measured=False).running())

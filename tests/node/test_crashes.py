@@ -1,4 +1,4 @@
-"""The agent killed before and after every step that it takes on the disk: nothing is lost, nothing leaks."""
+"""The program is killed before and after every change on disk: nothing is lost, and nothing leaks."""
 
 import asyncio
 import shutil
@@ -18,11 +18,11 @@ from tests.node.test_agent import cap
 
 
 class Killed(Exception):
-    """Here the process ended."""
+    """The process ends here."""
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool) -> list[str]:
-    """From now on every call of this step is the last thing that happens; who was called."""
+    """End the process at every call of a step. Return the names of the called steps."""
     true: Callable[..., Any] = getattr(owner, name)
     called: list[str] = []
 
@@ -56,7 +56,7 @@ REMOVING = [
 
 
 async def starts(node: NodeHarness, pod: Any) -> None:
-    """As the kubelet does: again and again until it works."""
+    """Start the container as the kubelet does, until it works."""
     async with asyncio.timeout(20):
         while True:
             try:
@@ -69,7 +69,7 @@ async def starts(node: NodeHarness, pod: Any) -> None:
 
 
 async def ends_without_a_trace(node: NodeHarness, pod: Any) -> None:
-    """The pod goes, and all that it had."""
+    """Delete the pod, and wait until all its files are gone."""
     node.delete(pod)
     node.kubelet.forget(pod)
     await until(lambda: not node.files() and not list((node.root / "state").glob("*.json")))
@@ -77,10 +77,10 @@ async def ends_without_a_trace(node: NodeHarness, pod: Any) -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("owner", "name"), MAKING)
-def test_killed_while_a_lease_is_made(
+def test_lease_is_completed_when_the_program_was_killed_while_making_it(
     library: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
 ) -> None:
-    """The next agent finishes it, and one cap is in force."""
+    """One limit is in force."""
 
     async def story() -> None:
         async with node_harness(card(0), library=library) as node:
@@ -108,10 +108,10 @@ def test_killed_while_a_lease_is_made(
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("owner", "name"), REMOVING)
-def test_killed_while_a_lease_is_taken_away(
+def test_lease_is_removed_when_the_program_was_killed_while_removing_it(
     library: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
 ) -> None:
-    """The next agent takes away the rest, and others are not touched."""
+    """Other leases stay."""
 
     async def story() -> None:
         async with node_harness(card(0), library=library) as node:

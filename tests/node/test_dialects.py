@@ -23,7 +23,7 @@ from tests.node.harness import (
 
 
 def limits(given: Json) -> list[tuple[str, int, int]]:
-    """UUID, MiB and percent of each card, as the container's control page says."""
+    """Return UUID, MiB and percent of each card, from the container's control page."""
     page = Path(given["mounts"]["/run/fenka/lease"]) / "control"
     return [
         (it.uuid, it.memory_bytes >> 20, it.compute_percent)
@@ -34,7 +34,7 @@ def limits(given: Json) -> list[tuple[str, int, int]]:
 def two_cards(
     library: Path, story: Callable[[NodeHarness], Awaitable[None]], **labels: str
 ) -> None:
-    """On a sharing node with two T4."""
+    """Run a test on a sharing node with two T4."""
 
     async def on() -> None:
         async with node_harness(card(0), card(1), library=library, labels=labels or None) as node:
@@ -45,7 +45,7 @@ def two_cards(
 
 
 def known(node: NodeHarness) -> bool:
-    """Whether the kubelet has heard of all that is offered."""
+    """Return whether the kubelet knows all device lists."""
     plugins = node.program.plugins.values()
     return any(it.devices for it in plugins) and all(
         len(node.kubelet.devices.get(it.resource, ())) == len(it.devices) for it in plugins
@@ -53,7 +53,7 @@ def known(node: NodeHarness) -> bool:
 
 
 def offered(node: NodeHarness) -> dict[str, int]:
-    """Usable ids, by resource."""
+    """Return the number of healthy IDs by resource."""
     return {
         name: sum(health == "Healthy" for health in ids.values())
         for name, ids in node.kubelet.devices.items()
@@ -61,8 +61,8 @@ def offered(node: NodeHarness) -> dict[str, int]:
     }
 
 
-def test_what_a_sharing_node_offers(library: Path) -> None:
-    """Two T4: 14 GiB, 100 percent and 15079 // 256 = 58 blocks each; whole cards by one more label."""
+def test_sharing_node_offers_the_resources_of_every_dialect(library: Path) -> None:
+    """Two T4 have 14 GiB, 100 percent and 15079 // 256 = 58 blocks each. One more label adds whole cards."""
 
     async def story(node: NodeHarness) -> None:
         shared = {
@@ -82,8 +82,8 @@ def test_what_a_sharing_node_offers(library: Path) -> None:
     two_cards(library, story)
 
 
-def test_three_jobs_of_gpu_manager(library: Path) -> None:
-    """S5.2: job1 has a card for itself; 24 blocks of 256 MiB are 15079 * 24 // 58 = 6239 MiB."""
+def test_gpu_manager_jobs_get_their_slices(library: Path) -> None:
+    """job1 has a whole card. 24 blocks of 256 MiB are 15079 * 24 // 58 = 6239 MiB."""
 
     async def story(node: NodeHarness) -> None:
         both = (gpu_manager.CORE, gpu_manager.MEMORY)
@@ -104,8 +104,8 @@ def test_three_jobs_of_gpu_manager(library: Path) -> None:
     two_cards(library, story)
 
 
-def test_containers_of_one_pod_each_have_their_own(library: Path) -> None:
-    """gpu-manager asks container by container; with a ceiling what is idle may be used."""
+def test_each_container_gets_its_own_limits_in_gpu_managers_names(library: Path) -> None:
+    """A burst limit allows it to use idle time."""
 
     async def story(node: NodeHarness) -> None:
         pod = node.asking(
@@ -129,8 +129,8 @@ def test_containers_of_one_pod_each_have_their_own(library: Path) -> None:
     two_cards(library, story)
 
 
-def test_memory_with_compute_as_in_ack(library: Path) -> None:
-    """4 units and 30 percent."""
+def test_pod_gets_memory_and_compute_in_acks_names(library: Path) -> None:
+    """It requests 4 units and 30 percent."""
 
     async def story(node: NodeHarness) -> None:
         pod = node.asking("a", {gpushare.MEMORY: 4, ack.CORE: 30})
@@ -140,8 +140,8 @@ def test_memory_with_compute_as_in_ack(library: Path) -> None:
     two_cards(library, story, **{"ack.node.gpu.schedule": "core_mem"})
 
 
-def test_no_isolation_where_the_mode_says_so(library: Path) -> None:
-    """ACK's `share`: programs limit themselves by what they are told."""
+def test_container_has_no_limit_when_the_mode_is_share(library: Path) -> None:
+    """In ACK's `share` programs limit themselves."""
 
     async def story(node: NodeHarness) -> None:
         given = await node.run(node.asking("a", {gpushare.MEMORY: 4}))
@@ -152,8 +152,8 @@ def test_no_isolation_where_the_mode_says_so(library: Path) -> None:
     two_cards(library, story, **{"ack.node.gpu.schedule": "share"})
 
 
-def test_whole_cards_beside_slices(library: Path) -> None:
-    """The scheduler chose the second card; the kubelet's id is a coin. The node refuses a card twice."""
+def test_whole_card_is_leased_beside_slices(library: Path) -> None:
+    """The scheduler chose the second card; the kubelet's ID does not name it."""
 
     async def story(node: NodeHarness) -> None:
         await until(lambda: base.NVIDIA_GPU in offered(node))
@@ -171,8 +171,8 @@ def test_whole_cards_beside_slices(library: Path) -> None:
     two_cards(library, story, gpushare="true", **{"fenka.io/whole-cards": "true"})
 
 
-def test_who_had_a_whole_card_before_the_node_was_shared(library: Path) -> None:
-    """The kubelet chose it; from then on the pod itself says which, and the scheduler can know."""
+def test_whole_card_is_recorded_on_its_pod_when_the_node_becomes_shared(library: Path) -> None:
+    """The kubelet chose it. The scheduler learns the card from the pod."""
 
     async def story(node: NodeHarness) -> None:
         pod = node.pod("old", 1, resource=base.NVIDIA_GPU)
@@ -193,8 +193,8 @@ def test_who_had_a_whole_card_before_the_node_was_shared(library: Path) -> None:
     two_cards(library, story, gpushare="false")
 
 
-def test_hami_names_behind_their_switch(library: Path) -> None:
-    """3000 MiB and 30 percent; without the switch nobody would have placed it."""
+def test_hami_names_are_served_when_they_are_enabled(library: Path) -> None:
+    """The pod gets 3000 MiB and 30 percent."""
 
     async def story(node: NodeHarness) -> None:
         pod = node.asking("h", {hami.COUNT: 1, hami.MEMORY: 3000, hami.CORES: 30})
@@ -209,8 +209,8 @@ def test_hami_names_behind_their_switch(library: Path) -> None:
     two_cards(library, story)
 
 
-def test_what_a_former_process_offered_is_taken_back(library: Path) -> None:
-    """The kubelet would count it for minutes: it is told that there is none."""
+def test_empty_device_list_is_sent_when_the_kubelet_remembers_devices(library: Path) -> None:
+    """Otherwise the kubelet would count them for minutes."""
 
     async def story(node: NodeHarness) -> None:
         await node.kill()

@@ -1,4 +1,4 @@
-"""What tenants write on their own pods gives them nothing and takes nothing from others; and the report."""
+"""Tenants gain nothing by what they write on their pods; and the node's report."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -31,7 +31,7 @@ A, B = card(0).uuid, card(1).uuid
 
 
 def on(library: Path, story: Callable[[NodeHarness], Awaitable[None]], cards: int = 2) -> None:
-    """Run a story on a node of T4s."""
+    """Run a test on a node of T4s."""
 
     async def whole() -> None:
         async with node_harness(*map(card, range(cards)), library=library) as node:
@@ -42,19 +42,19 @@ def on(library: Path, story: Callable[[NodeHarness], Awaitable[None]], cards: in
 
 
 def path(name: str) -> str:
-    """Of a pod."""
+    """Return the path of a pod."""
     return f"/api/v1/namespaces/default/pods/{name}"
 
 
 def write(node: NodeHarness, name: str, **annotations: str) -> None:
-    """On a pod, as its owner can."""
+    """Write annotations on a pod, as its owner can."""
     old = node.api.objects[path(name)]
     meta = {**old["metadata"], "annotations": {**old["metadata"]["annotations"], **annotations}}
     node.api.put(path(name), {**old, "metadata": meta})
 
 
 async def seen(node: NodeHarness, name: str, key: str, text: str) -> None:
-    """Until the node's program knows of the annotation."""
+    """Wait until the node program has read an annotation."""
 
     def known() -> bool:
         return any(
@@ -66,7 +66,7 @@ async def seen(node: NodeHarness, name: str, key: str, text: str) -> None:
 
 
 def forged(pod: Json, card_uuid: str = A) -> str:
-    """A record of a resize that never was: all of a card."""
+    """Return a status of a resize to a whole card that never happened."""
     piece = Slice(0, DeviceId(card_uuid), 15079, 100)
     return encode_status(
         ResizeStatus(
@@ -76,7 +76,7 @@ def forged(pod: Json, card_uuid: str = A) -> str:
 
 
 def pages(node: NodeHarness, name: str) -> list[int]:
-    """MiB that programs of the pod may use, container by container."""
+    """Return the MiB that programs of the pod may use, container by container."""
     return [
         limit.memory_bytes >> 20
         for it in node.store.tokens.values()
@@ -86,14 +86,14 @@ def pages(node: NodeHarness, name: str) -> list[int]:
 
 
 def report(node: NodeHarness) -> LeaseReport:
-    """What is on the Node."""
+    """Return the report on the Node."""
     found = decode_report(node.api.objects[f"/api/v1/nodes/{NODE}"]["metadata"]["annotations"])
     assert found is not None
     return found
 
 
-def test_a_forged_record_of_a_resize_gives_nothing_before_the_first_start(library: Path) -> None:
-    """Its UID is known beforehand to whoever holds the pod back with a scheduling gate."""
+def test_forged_status_is_ignored_before_the_first_start(library: Path) -> None:
+    """A user knows the pod's UID beforehand by a scheduling gate."""
 
     async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 1)
@@ -115,8 +115,8 @@ def test_a_forged_record_of_a_resize_gives_nothing_before_the_first_start(librar
     on(library, story)
 
 
-def test_a_forged_record_of_a_resize_gives_nothing_after_the_store_was_lost(library: Path) -> None:
-    """What is in force is on the control page, which tenants cannot write."""
+def test_forged_status_is_ignored_when_the_store_was_lost(library: Path) -> None:
+    """The control page, which tenants cannot write, says what is in force."""
 
     async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 1)
@@ -135,8 +135,10 @@ def test_a_forged_record_of_a_resize_gives_nothing_after_the_store_was_lost(libr
     on(library, story)
 
 
-def test_a_lost_store_finds_the_card_by_the_page_when_the_record_was_changed(library: Path) -> None:
-    """Programs are on the card that the page says."""
+def test_card_is_read_from_the_page_when_the_store_was_lost_and_the_record_changed(
+    library: Path,
+) -> None:
+    """Programs run on the page's card."""
 
     async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 8)
@@ -155,8 +157,8 @@ def test_a_lost_store_finds_the_card_by_the_page_when_the_record_was_changed(lib
     on(library, story)
 
 
-def test_a_record_cannot_be_changed_between_two_containers_of_a_pod(library: Path) -> None:
-    """Each would have its slice by another record, and the pod would hold both cards."""
+def test_lease_is_denied_when_the_record_changes_between_two_containers(library: Path) -> None:
+    """Otherwise each would use another record, and the pod would hold both cards."""
 
     async def story(node: NodeHarness) -> None:
         pod = node.pod("a", {"x": 4, "y": 4})
@@ -180,8 +182,8 @@ def test_a_record_cannot_be_changed_between_two_containers_of_a_pod(library: Pat
     on(library, story)
 
 
-def test_the_last_check_counts_what_every_container_may_use(library: Path) -> None:
-    """An init container's share of a card may be more than what its pod's record says of that card."""
+def test_capacity_check_counts_what_every_container_may_use(library: Path) -> None:
+    """An init container's slice of a card may be larger than the pod's record says."""
 
     async def story(node: NodeHarness) -> None:
         await node.run(node.pod("there", 8, on=0))
@@ -199,8 +201,8 @@ def test_the_last_check_counts_what_every_container_may_use(library: Path) -> No
     on(library, story)
 
 
-def test_a_pod_that_pretends_to_be_anothers_mirror_is_not_taken_for_it(library: Path) -> None:
-    """The annotation of mirror pods is anybody's to write; a finalizer keeps such a pod where it is."""
+def test_forged_mirror_annotation_is_ignored(library: Path) -> None:
+    """Any user can write it, and a finalizer keeps such a pod."""
 
     async def story(node: NodeHarness) -> None:
         victim = node.pod("victim", 4)
@@ -221,8 +223,8 @@ def test_a_pod_that_pretends_to_be_anothers_mirror_is_not_taken_for_it(library: 
     on(library, story)
 
 
-def test_a_refused_pod_is_reported_after_a_minute(library: Path) -> None:
-    """With whether it could start elsewhere; no more once it runs."""
+def test_denied_pod_is_reported_when_it_is_denied_for_a_minute(library: Path) -> None:
+    """The report says whether it could start elsewhere, and ends when it runs."""
 
     async def story(node: NodeHarness) -> None:
         there = node.pod("there", 8)
@@ -250,8 +252,8 @@ def test_a_refused_pod_is_reported_after_a_minute(library: Path) -> None:
     on(library, story)
 
 
-def test_what_lives_on_after_its_pod_is_reported(library: Path) -> None:
-    """Deleted by force: the card is still taken, and quotas know nothing of it."""
+def test_pod_is_reported_as_lingering_when_its_processes_outlive_it(library: Path) -> None:
+    """It was deleted by force: the card is still in use, but quotas do not count it."""
 
     async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 8)
@@ -270,8 +272,8 @@ def test_what_lives_on_after_its_pod_is_reported(library: Path) -> None:
     on(library, story)
 
 
-def test_the_report_is_there_before_the_container_starts(library: Path) -> None:
-    """And a pass that finds it as it should be writes nothing."""
+def test_report_is_written_before_the_container_starts(library: Path) -> None:
+    """A later pass writes nothing."""
 
     async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 4)
@@ -298,10 +300,10 @@ def _readable(node: NodeHarness) -> bool:
 
 
 @pytest.mark.parametrize("how", ["away", "silent"])
-def test_containers_start_while_the_report_cannot_be_written(
+def test_container_starts_when_the_report_cannot_be_written(
     library: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """The node's own check protects who is there; it is reported once the API server is back."""
+    """The capacity check protects other pods. The report is written later."""
 
     async def story(node: NodeHarness) -> None:
         with monkeypatch.context() as patched:

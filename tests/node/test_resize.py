@@ -1,4 +1,4 @@
-"""Resizing a running pod by annotation: on real control pages and accounts, killed at every step."""
+"""Resizing a running pod by annotation, on real control pages and accounts, with a kill at every step."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ Story = Callable[[NodeHarness], Awaitable[None]]
 
 
 def on(library: Path, story: Story, *sizes: int) -> None:
-    """Run a story on a node with cards of these sizes; 14 units of a T4."""
+    """Run a test on a node with cards of these sizes; by default a T4, which has 14 units."""
 
     async def whole() -> None:
         cards = [card(index, mib) for index, mib in enumerate(sizes or (15079,))]
@@ -45,12 +45,12 @@ def on(library: Path, story: Story, *sizes: int) -> None:
 
 
 def path(name: str) -> str:
-    """Of a pod."""
+    """Return the path of a pod."""
     return f"/api/v1/namespaces/default/pods/{name}"
 
 
 async def running(node: NodeHarness, name: str, units: Any = 4, at: Any = 0, **given: Any) -> Json:
-    """A pod whose containers all run."""
+    """Create a pod and start all its containers."""
     pod = node.pod(name, units, on=at, **given)
     await node.kubelet.admit(pod)
     for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"]):
@@ -60,36 +60,36 @@ async def running(node: NodeHarness, name: str, units: Any = 4, at: Any = 0, **g
 
 
 def state(node: NodeHarness, name: str, phase: str) -> None:
-    """As its kubelet says."""
+    """Set the pod's phase, as its kubelet does."""
     node.api.put(path(name), {**node.api.objects[path(name)], "status": {"phase": phase}})
 
 
 def write(node: NodeHarness, name: str, **annotations: str | None) -> None:
-    """On a pod, as its user does."""
+    """Write annotations on a pod, as its user does."""
     old = node.api.objects[path(name)]
     merged = {**old["metadata"]["annotations"], **annotations}
     kept = {key: value for key, value in merged.items() if value is not None}
     node.api.put(path(name), {**old, "metadata": {**old["metadata"], "annotations": kept}})
 
 
-def wish(node: NodeHarness, name: str, text: str | None) -> None:
-    """What the user writes."""
+def request(node: NodeHarness, name: str, text: str | None) -> None:
+    """Write or remove the request."""
     write(node, name, **{REQUEST: text})
 
 
-def notes(node: NodeHarness, name: str) -> dict[str, str]:
-    """The pod's annotations."""
+def annotations_of(node: NodeHarness, name: str) -> dict[str, str]:
+    """Return the pod's annotations."""
     found: dict[str, str] = node.api.objects[path(name)]["metadata"]["annotations"]
     return found
 
 
-def record(node: NodeHarness, name: str) -> ResizeStatus | None:
-    """What the pod is recorded to hold."""
-    return decode_status(notes(node, name))
+def status(node: NodeHarness, name: str) -> ResizeStatus | None:
+    """Return the recorded status of the pod."""
+    return decode_status(annotations_of(node, name))
 
 
 def lease(node: NodeHarness, name: str, container: str = "main") -> tuple[str, Any]:
-    """A container's token, and its lease as the store has it."""
+    """Return a container's token, and its lease in the store."""
     return next(
         (it.name, it.lease)
         for it in node.store.tokens.values()
@@ -98,13 +98,13 @@ def lease(node: NodeHarness, name: str, container: str = "main") -> tuple[str, A
 
 
 def page(node: NodeHarness, name: str, container: str = "main") -> list[tuple[int, int, str]]:
-    """MiB, percent and mode that are in force, card by card."""
+    """Return MiB, percent and mode that are in force, card by card."""
     limits = control.read(node.lease_files.control(lease(node, name, container)[0])).limits
     return [(it.memory_bytes >> 20, it.compute_percent, it.compute_mode) for it in limits]
 
 
 def hold(node: NodeHarness, name: str, mib: int) -> None:
-    """A program of the container holds so much of its first card: this process, in its account."""
+    """Have a program of the container, which is this process, hold memory of its first card."""
     slots = node.lease_files.slots(lease(node, name)[0])
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     words = {
@@ -119,10 +119,10 @@ def hold(node: NodeHarness, name: str, mib: int) -> None:
 
 
 async def granted(node: NodeHarness, name: str, text: str) -> ResizeStatus:
-    """Until the wish is what is recorded."""
-    await until(lambda: (found := record(node, name)) is not None and found.request == text)
-    assert REFUSED not in notes(node, name)
-    found = record(node, name)
+    """Wait until the request is granted, and return the status."""
+    await until(lambda: (found := status(node, name)) is not None and found.request == text)
+    assert REFUSED not in annotations_of(node, name)
+    found = status(node, name)
     assert found is not None
     return found
 
@@ -139,15 +139,15 @@ async def granted(node: NodeHarness, name: str, text: str) -> ResizeStatus:
         ("main: gpu-mem=14", 15079, 0),
     ],
 )
-def test_a_pod_is_resized_while_it_runs(library: Path, text: str, mib: int, percent: int) -> None:
-    """In force on the page, in the store, and on the pod, where schedulers read it."""
+def test_running_pod_is_resized_as_requested(
+    library: Path, text: str, mib: int, percent: int
+) -> None:
+    """The size is in force on the page, in the store, and on the pod."""
 
     async def story(node: NodeHarness) -> None:
         pod = await running(node, "a")
-        before = asyncio.get_running_loop().time()
-        wish(node, "a", text)
+        request(node, "a", text)
         found = await granted(node, "a", text)
-        assert asyncio.get_running_loop().time() - before < 1
         piece = Slice(0, A, mib, percent)
         uid = pod["metadata"]["uid"]
         assert found == ResizeStatus(uid, (piece,), {"main": (piece,)}, text)
@@ -159,8 +159,8 @@ def test_a_pod_is_resized_while_it_runs(library: Path, text: str, mib: int, perc
     on(library, story)
 
 
-def test_wish_after_wish(library: Path) -> None:
-    """Each says what is to change; what it does not speak of stays, also when the wish is taken away."""
+def test_later_request_changes_only_what_it_names(library: Path) -> None:
+    """The size stays when the request is removed."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "a")
@@ -169,10 +169,10 @@ def test_wish_after_wish(library: Path) -> None:
             ("gpu-core=30", 6462, 30),
             ("gpu-mem=2,gpu-core=0", 2154, 100),
         ):
-            wish(node, "a", text)
+            request(node, "a", text)
             await granted(node, "a", text)
             assert page(node, "a") == [(mib, percent, "hard")]
-        wish(node, "a", None)
+        request(node, "a", None)
         await node.agent.reconcile()
         await node.agent.reconcile()
         assert page(node, "a") == [(2154, 100, "hard")]
@@ -180,12 +180,12 @@ def test_wish_after_wish(library: Path) -> None:
     on(library, story)
 
 
-def test_what_was_done_is_not_done_again(library: Path) -> None:
-    """A pass that finds everything as it should be writes nothing."""
+def test_pass_writes_nothing_when_the_request_is_already_granted(library: Path) -> None:
+    """Neither to the API server nor to the control page."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "a")
-        wish(node, "a", "gpu-mem=6")
+        request(node, "a", "gpu-mem=6")
         await granted(node, "a", "gpu-mem=6")
         await until(
             lambda: STATUS in node.node_api.pods[lease(node, "a")[1].uid].metadata.annotations
@@ -211,78 +211,85 @@ def test_what_was_done_is_not_done_again(library: Path) -> None:
         ("6", "'6' is not understood: write gpu-mem=6"),
     ],
 )
-def test_what_cannot_be_is_refused(library: Path, text: str, sentence: str) -> None:
-    """In one sentence, on the pod and in an event; nothing changes; a better wish takes it away."""
+def test_request_is_rejected_with_a_sentence_when_it_is_impossible(
+    library: Path, text: str, sentence: str
+) -> None:
+    """It is on the pod and in an event. Nothing changes, and a better request removes it."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "a")
         await running(node, "b")
         hold(node, "a", 2000)
-        wish(node, "a", text)
-        await until(lambda: REFUSED in notes(node, "a"))
-        assert sentence in notes(node, "a")[REFUSED]
+        request(node, "a", text)
+        await until(lambda: REFUSED in annotations_of(node, "a"))
+        assert sentence in annotations_of(node, "a")[REFUSED]
         await until(lambda: node.api.events)
         (event,) = node.api.events
-        assert (event["reason"], event["note"]) == ("FenkaNotResized", notes(node, "a")[REFUSED])
+        assert (event["reason"], event["note"]) == (
+            "FenkaNotResized",
+            annotations_of(node, "a")[REFUSED],
+        )
         assert page(node, "a") == [(4308, 100, "hard")]
         assert lease(node, "a")[1].slices == [Slice(0, A, 4308, 0)]
-        found = record(node, "a")
+        found = status(node, "a")
         assert found is None or found.slices == (Slice(0, A, 4308, 0),)
         written = len(node.api.patches)
         for _ in range(3):
             await node.agent.reconcile()
         assert len(node.api.patches) == written
         assert len(node.api.events) == 1
-        wish(node, "a", "gpu-mem=5")
+        request(node, "a", "gpu-mem=5")
         await granted(node, "a", "gpu-mem=5")
-        await until(lambda: REFUSED not in notes(node, "a"))
+        await until(lambda: REFUSED not in annotations_of(node, "a"))
 
     on(library, story)
 
 
-def test_a_ruined_account_is_no_reason_to_be_silent(library: Path) -> None:
-    """It is the tenant's to write: who cannot tell what is used resizes nothing, and says so."""
+def test_request_is_rejected_when_the_account_is_invalid(library: Path) -> None:
+    """Tenants can write the account. Without it nothing says what is used."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "a")
         node.lease_files.slots(lease(node, "a")[0]).write_text("x")
         for text in ("gpu-mem=2", "gpu-mem=6"):
-            wish(node, "a", text)
-            await until(lambda: "does not begin as an account" in notes(node, "a").get(REFUSED, ""))
+            request(node, "a", text)
+            await until(
+                lambda: "does not begin as an account" in annotations_of(node, "a").get(REFUSED, "")
+            )
             assert page(node, "a") == [(4308, 100, "hard")]
             write(node, "a", **{REQUEST: None, REFUSED: None})
 
     on(library, story)
 
 
-def test_compute_has_an_end_too(library: Path) -> None:
-    """100 % of a card in all."""
+def test_request_is_rejected_when_the_card_has_no_compute_left(library: Path) -> None:
+    """A card has 100 %."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "a")
         await running(node, "b")
-        wish(node, "a", "gpu-core=60")
+        request(node, "a", "gpu-core=60")
         await granted(node, "a", "gpu-core=60")
-        wish(node, "b", "gpu-core=50")
-        await until(lambda: REFUSED in notes(node, "b"))
-        assert notes(node, "b")[REFUSED] == (
+        request(node, "b", "gpu-core=50")
+        await until(lambda: REFUSED in annotations_of(node, "b"))
+        assert annotations_of(node, "b")[REFUSED] == (
             "card 0 has 100 % of its time, of which default/a hold 60: 50 do not fit"
         )
-        wish(node, "a", "gpu-core=50")
+        request(node, "a", "gpu-core=50")
         await granted(node, "a", "gpu-core=50")
         await granted(node, "b", "gpu-core=50")
 
     on(library, story)
 
 
-def test_a_refused_wish_is_granted_once_there_is_room(library: Path) -> None:
-    """It stays on the pod, and each pass looks again."""
+def test_rejected_request_is_granted_when_there_is_room(library: Path) -> None:
+    """It stays on the pod, and each pass tries again."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "a")
         b = await running(node, "b", 10)
-        wish(node, "a", "gpu-mem=8")
-        await until(lambda: REFUSED in notes(node, "a"))
+        request(node, "a", "gpu-mem=8")
+        await until(lambda: REFUSED in annotations_of(node, "a"))
         node.delete(b)
         node.kubelet.forget(b)
         await granted(node, "a", "gpu-mem=8")
@@ -290,25 +297,25 @@ def test_a_refused_wish_is_granted_once_there_is_room(library: Path) -> None:
     on(library, story)
 
 
-def test_a_pod_on_its_way_is_counted(library: Path) -> None:
-    """Placed here by the scheduler, but not admitted by the kubelet yet."""
+def test_request_is_rejected_when_a_placed_pod_needs_the_room(library: Path) -> None:
+    """The kubelet has not admitted that pod yet."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "a")
         node.pod("coming", 8)
-        wish(node, "a", "gpu-mem=8")
-        await until(lambda: REFUSED in notes(node, "a"))
-        assert "of which default/coming hold 8616" in notes(node, "a")[REFUSED]
+        request(node, "a", "gpu-mem=8")
+        await until(lambda: REFUSED in annotations_of(node, "a"))
+        assert "of which default/coming hold 8616" in annotations_of(node, "a")[REFUSED]
 
     on(library, story)
 
 
-def test_whoever_comes_later_must_fit_beside_the_new_size(library: Path) -> None:
-    """The node's check_capacity knows it."""
+def test_lease_is_denied_when_a_resized_pod_takes_the_room(library: Path) -> None:
+    """The capacity check counts the new size."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "a")
-        wish(node, "a", "gpu-mem=8")
+        request(node, "a", "gpu-mem=8")
         await granted(node, "a", "gpu-mem=8")
         with pytest.raises(ContainerFailed, match="are still held by default/a"):
             await node.run(node.pod("b", 8))
@@ -316,18 +323,18 @@ def test_whoever_comes_later_must_fit_beside_the_new_size(library: Path) -> None
     on(library, story)
 
 
-def test_containers_of_one_pod(library: Path) -> None:
-    """Each by its name; the pod holds what they have together, also for all its other tokens."""
+def test_containers_are_resized_by_their_names(library: Path) -> None:
+    """The pod holds the sum, also in the leases of its other tokens."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "two", {"x": 4, "y": 2})
-        wish(node, "two", "gpu-mem=6")
-        await until(lambda: REFUSED in notes(node, "two"))
-        assert notes(node, "two")[REFUSED] == (
+        request(node, "two", "gpu-mem=6")
+        await until(lambda: REFUSED in annotations_of(node, "two"))
+        assert annotations_of(node, "two")[REFUSED] == (
             "the pod has 2 containers with a slice (x, y): name one, as in x: gpu-mem=6"
         )
         text = "x: gpu-mem=2; y: gpu-mem=6,gpu-core=20"
-        wish(node, "two", text)
+        request(node, "two", text)
         found = await granted(node, "two", text)
         assert found.containers == {
             "x": (Slice(0, A, 2154, 0),),
@@ -341,12 +348,14 @@ def test_containers_of_one_pod(library: Path) -> None:
     on(library, story)
 
 
-def test_an_init_container_does_not_make_it_ambiguous(library: Path) -> None:
-    """It has ended; what it had is still the pod's peak."""
+def test_request_without_a_name_is_for_the_app_container_when_there_is_an_init_container(
+    library: Path,
+) -> None:
+    """The init container has ended. Its slice still counts for the pod's peak."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "a", 4, init={"prepare": 6})
-        wish(node, "a", "gpu-mem=2")
+        request(node, "a", "gpu-mem=2")
         found = await granted(node, "a", "gpu-mem=2")
         assert page(node, "a") == [(2154, 100, "hard")]
         assert found.slices == (Slice(0, A, 6462, 0),)
@@ -354,25 +363,25 @@ def test_an_init_container_does_not_make_it_ambiguous(library: Path) -> None:
     on(library, story)
 
 
-def test_several_cards(library: Path) -> None:
-    """So much on each of them, in the units of each."""
+def test_every_card_is_resized_when_the_container_has_several(library: Path) -> None:
+    """The size is in the units of each card."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "wide", 8, (0, 1))
-        wish(node, "wide", "gpu-mem=6")
+        request(node, "wide", "gpu-mem=6")
         await granted(node, "wide", "gpu-mem=6")
         assert [it[0] for it in page(node, "wide")] == [6462, 6144]
 
     on(library, story, 15079, 16384)
 
 
-def test_a_pod_that_does_not_run_yet_waits(library: Path) -> None:
-    """Not all of its containers may be known."""
+def test_request_is_pending_until_the_pod_runs(library: Path) -> None:
+    """Before that not all of its containers may be known."""
 
     async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 4)
         await node.run(pod)
-        wish(node, "a", "gpu-mem=6")
+        request(node, "a", "gpu-mem=6")
         await node.agent.reconcile()
         assert page(node, "a") == [(4308, 100, "hard")]
         state(node, "a", "Running")
@@ -381,23 +390,23 @@ def test_a_pod_that_does_not_run_yet_waits(library: Path) -> None:
     on(library, story)
 
 
-def test_a_node_that_does_not_isolate(library: Path) -> None:
-    """There is no limit that could be changed."""
+def test_request_is_rejected_when_the_node_does_not_isolate(library: Path) -> None:
+    """There is no limit to change."""
 
     async def story(node: NodeHarness) -> None:
         node.label(**{"gpushare": "true", "cgpu.disable.isolation": "true"})
         seen = node.node_api
         await until(lambda: seen.node is not None and len(seen.node.metadata.labels) == 2)
         await running(node, "a")
-        wish(node, "a", "gpu-mem=6")
-        await until(lambda: REFUSED in notes(node, "a"))
-        assert notes(node, "a")[REFUSED].startswith("nothing limits container main")
+        request(node, "a", "gpu-mem=6")
+        await until(lambda: REFUSED in annotations_of(node, "a"))
+        assert annotations_of(node, "a")[REFUSED].startswith("nothing limits container main")
 
     on(library, story)
 
 
-def test_whole_cards_are_not_resized(library: Path) -> None:
-    """They have no part that could be another."""
+def test_request_is_rejected_when_the_pod_holds_whole_cards(library: Path) -> None:
+    """There is no part to change."""
 
     async def story() -> None:
         async with node_harness(card(0), library=library, labels={"gpushare": "false"}) as node:
@@ -405,9 +414,9 @@ def test_whole_cards_are_not_resized(library: Path) -> None:
             pod = node.pod("a", 1, resource="nvidia.com/gpu")
             await node.run(pod, "nvidia.com/gpu")
             state(node, "a", "Running")
-            wish(node, "a", "gpu-mem=6")
-            await until(lambda: REFUSED in notes(node, "a"))
-            assert notes(node, "a")[REFUSED] == (
+            request(node, "a", "gpu-mem=6")
+            await until(lambda: REFUSED in annotations_of(node, "a"))
+            assert annotations_of(node, "a")[REFUSED] == (
                 "the pod holds whole cards: there is nothing to resize"
             )
 
@@ -415,21 +424,21 @@ def test_whole_cards_are_not_resized(library: Path) -> None:
 
 
 @pytest.mark.parametrize("forged", ["gone", "less", "more", "nonsense", "another's"])
-def test_a_record_that_is_not_true_is_corrected(library: Path, forged: str) -> None:
-    """Users may write it; what is in force counts."""
+def test_forged_status_is_corrected(library: Path, forged: str) -> None:
+    """Users can write it. What is in force counts."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "a")
-        wish(node, "a", "gpu-mem=6")
+        request(node, "a", "gpu-mem=6")
         true = await granted(node, "a", "gpu-mem=6")
-        wish(node, "a", None)
+        request(node, "a", None)
         holds = {"less": 10, "more": 15000}.get(forged, 6462)
         pod = "another" if forged == "another's" else true.pod
         text = encode_status(ResizeStatus(pod, (Slice(0, A, holds, 0),), {}, "gpu-mem=6"))
         said = {"gone": None, "nonsense": "{"}.get(forged, text)
         write(node, "a", **{STATUS: said})
-        await until(lambda: notes(node, "a").get(STATUS) not in (said, None))
-        found = record(node, "a")
+        await until(lambda: annotations_of(node, "a").get(STATUS) not in (said, None))
+        found = status(node, "a")
         assert found is not None
         assert (found.pod, found.slices, found.containers) == (
             true.pod,
@@ -441,8 +450,8 @@ def test_a_record_that_is_not_true_is_corrected(library: Path, forged: str) -> N
     on(library, story)
 
 
-def test_a_record_in_a_pods_template_gives_nothing(library: Path) -> None:
-    """It names no such pod."""
+def test_status_of_another_pod_is_ignored(library: Path) -> None:
+    """A pod's template may contain one."""
 
     async def story(node: NodeHarness) -> None:
         pod = node.pod("a", 4)
@@ -456,14 +465,14 @@ def test_a_record_in_a_pods_template_gives_nothing(library: Path) -> None:
     on(library, story)
 
 
-def test_a_lost_store_learns_of_the_size_from_the_control_page(library: Path) -> None:
-    """The kubelet's checkpoint repeats the token, the page says the size. The pod's record is not asked."""
+def test_size_is_read_from_the_control_page_when_the_store_was_lost(library: Path) -> None:
+    """The checkpoint repeats the token. The pod's record is not used."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "a")
-        wish(node, "a", "gpu-mem=6")
+        request(node, "a", "gpu-mem=6")
         await granted(node, "a", "gpu-mem=6")
-        wish(node, "a", None)
+        request(node, "a", None)
         await node.kill()
         for file in (node.root / "state").iterdir():
             file.write_text("half")
@@ -478,10 +487,10 @@ def test_a_lost_store_learns_of_the_size_from_the_control_page(library: Path) ->
     on(library, story)
 
 
-def test_a_program_that_takes_memory_meanwhile(
+def test_resize_is_undone_when_a_program_allocates_meanwhile(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look and the shrinking: all of a wish is undone, also what was recorded to grow."""
+    """Everything that the request changed is undone, including records."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "two", {"x": 4, "y": 2})
@@ -495,9 +504,9 @@ def test_a_program_that_takes_memory_meanwhile(
             return true(page, slots, limits)
 
         monkeypatch.setattr(resize, "resize", faster)
-        wish(node, "two", "x: gpu-mem=3,gpu-core=50; y: gpu-mem=1")
+        request(node, "two", "x: gpu-mem=3,gpu-core=50; y: gpu-mem=1")
         await granted(node, "two", "x: gpu-mem=3,gpu-core=50; y: gpu-mem=1")
-        # The next pass may grant it at once: what was written tells.
+        # The next pass may grant it at once, so the written patches are checked.
         said = [body.get("metadata", {}).get("annotations", {}) for _, body in node.api.patches]
         refused = next(number for number, it in enumerate(said) if it.get(REFUSED))
         assert said[refused][REFUSED] == "the lease's programs hold too much"
@@ -512,10 +521,10 @@ def test_a_program_that_takes_memory_meanwhile(
     on(library, story)
 
 
-def test_whoever_is_bound_meanwhile_keeps_its_room(
+def test_growth_is_undone_when_another_pod_is_bound_meanwhile(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the API server is told of what shall grow, another takes the room: that is undone."""
+    """That happens during the API call that records the growth."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "a")
@@ -527,10 +536,10 @@ def test_whoever_is_bound_meanwhile_keeps_its_room(
             await node.run(node.pod("b", 8))
 
         monkeypatch.setattr(NodeApi, "annotate", slow)
-        wish(node, "a", "gpu-mem=8")
-        await until(lambda: REFUSED in notes(node, "a"))
-        assert "of which default/b hold 8616" in notes(node, "a")[REFUSED]
-        found = record(node, "a")
+        request(node, "a", "gpu-mem=8")
+        await until(lambda: REFUSED in annotations_of(node, "a"))
+        assert "of which default/b hold 8616" in annotations_of(node, "a")[REFUSED]
+        found = status(node, "a")
         assert found is not None
         assert found.slices == (Slice(0, A, 4308, 0),)
         assert page(node, "a") == [(4308, 100, "hard")]
@@ -538,8 +547,10 @@ def test_whoever_is_bound_meanwhile_keeps_its_room(
     on(library, story)
 
 
-def test_an_api_server_that_is_away(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What grows waits for it; what shrinks is in force at once; both are recorded when it is back."""
+def test_growth_is_delayed_while_the_api_server_is_unreachable(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What shrinks is in force at once. Both are recorded later."""
 
     async def story(node: NodeHarness) -> None:
         await running(node, "a")
@@ -550,8 +561,8 @@ def test_an_api_server_that_is_away(library: Path, monkeypatch: pytest.MonkeyPat
                 raise ApiUnreachable("away")
 
             patched.setattr(NodeApi, "annotate", away)
-            wish(node, "a", "gpu-mem=6")
-            wish(node, "b", "gpu-mem=2")
+            request(node, "a", "gpu-mem=6")
+            request(node, "b", "gpu-mem=2")
             await until(lambda: page(node, "b") == [(2154, 100, "hard")])
             await node.agent.reconcile()
             assert page(node, "a") == [(4308, 100, "hard")]
@@ -563,12 +574,12 @@ def test_an_api_server_that_is_away(library: Path, monkeypatch: pytest.MonkeyPat
 
 
 class Killed(Exception):
-    """Here the process ended."""
+    """The process ends here."""
 
 
 def holds(node: NodeHarness) -> tuple[int, int, int]:
-    """MiB of pod `a` as recorded on it, in the store, and in force."""
-    found = record(node, "a")
+    """Return the MiB of pod `a`: recorded on it, in the store, and in force."""
+    found = status(node, "a")
     files = [json.loads(it.read_text()) for it in (node.root / "state").glob("*.json")]
     (kept,) = (it["lease"] for it in files if it["lease"]["pod"] == "a")
     (limit,) = control.read_interrupted(next((node.root / "leases").glob("*/lease/control"))).limits
@@ -588,7 +599,7 @@ def holds(node: NodeHarness) -> tuple[int, int, int]:
     ("owner", "name"),
     [(NodeApi, "annotate"), (LeaseStore, "put"), (resize, "resize")],
 )
-def test_killed_at_any_step(  # noqa: PLR0917
+def test_resize_completes_when_the_program_was_killed_at_any_step(  # noqa: PLR0917
     library: Path,
     monkeypatch: pytest.MonkeyPatch,
     text: str,
@@ -603,10 +614,10 @@ def test_killed_at_any_step(  # noqa: PLR0917
         await running(node, "a")
         with monkeypatch.context() as patched:
             called = dying(patched, owner, name, times, after)
-            wish(node, "a", text)
+            request(node, "a", text)
 
             def done() -> bool:
-                found = record(node, "a")
+                found = status(node, "a")
                 return found is not None and found.request == text
 
             await until(lambda: called or done())
@@ -624,7 +635,7 @@ def test_killed_at_any_step(  # noqa: PLR0917
 
 
 def dying(patched: pytest.MonkeyPatch, owner: Any, name: str, times: int, after: bool) -> list[str]:
-    """That many calls of this step from now, the process ends; who was killed."""
+    """End the process at the given call of a step. Return the names of the steps that ended it."""
     true = getattr(owner, name)
     calls: list[str] = []
     killed: list[str] = []
@@ -656,8 +667,8 @@ def dying(patched: pytest.MonkeyPatch, owner: Any, name: str, times: int, after:
     return killed
 
 
-def test_the_peak_of_a_pod() -> None:
-    """As the scheduler counts: containers and sidecars, or an init container with those before it."""
+def test_peak_counts_as_the_scheduler_does() -> None:
+    """It is the sum of containers and sidecars, or an init container with the sidecars before it."""
     init = [Container(name="i"), Container(name="s", restart_policy="Always")]
     pod = Pod(
         metadata=ObjectMeta(),
@@ -701,7 +712,7 @@ def test_the_peak_of_a_pod() -> None:
         ),
     ],
 )
-def test_room(
+def test_check_growth_rejects_what_does_not_fit_beside_others(
     before: tuple[int, int],
     after: tuple[int, int],
     others: dict[str, tuple[int, int]],

@@ -1,4 +1,4 @@
-"""Usage, cheating and metrics: from files of processes, accounts that tenants may ruin, and cards."""
+"""Usage, violations and metrics, from /proc, accounts that tenants may corrupt, and cards."""
 
 import os
 import socket
@@ -33,8 +33,8 @@ CGROUP_SYSTEMD = (
 
 
 @pytest.mark.parametrize("text", [CGROUP_V1, CGROUP_SYSTEMD, "0::/../.." + CGROUP_V1[10:]])
-def test_a_process_is_placed_by_its_cgroup(tmp_path: Path, text: str) -> None:
-    """Both cgroup versions, both of the kubelet's drivers, and seen from another cgroup namespace."""
+def test_process_is_attributed_by_its_cgroup(tmp_path: Path, text: str) -> None:
+    """Both cgroup versions, both of the kubelet's drivers, and another cgroup namespace."""
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cgroup").write_text(text)
     (tmp_path / "7" / "stat").write_text(f"7 (a) b) S {20 * '1 '}")
@@ -45,15 +45,15 @@ def test_a_process_is_placed_by_its_cgroup(tmp_path: Path, text: str) -> None:
     assert pod_processes.pod_and_container(8, tmp_path) == ("", "")
 
 
-def test_a_process_of_the_host_is_in_no_pod(tmp_path: Path) -> None:
-    """Nor one whose cgroup merely looks alike."""
+def test_process_of_the_host_belongs_to_no_pod(tmp_path: Path) -> None:
+    """Nor does one whose cgroup only looks alike."""
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cgroup").write_text("0::/system.slice/podman.service\n")
     assert pod_processes.pod_and_container(7, tmp_path) == ("", "")
 
 
-def test_accused_after_three_samples_in_a_row() -> None:
-    """And forgotten with the lease."""
+def test_memory_violation_is_detected_after_three_samples_in_a_row() -> None:
+    """It is forgotten with the lease."""
     over, key = violations.MemoryViolations(), ("t", "GPU-1")
     assert [over.observe({key: True}) for _ in range(3)] == [set(), set(), {key}]
     assert over.observe({key: True}) == {key}
@@ -78,8 +78,8 @@ IN_FOURS = 4.0
         ([1.0, 1.0, 0.5, 0, 0, 0, 0, 0, 0] * 5, False),
     ],
 )
-def test_accused_of_more_time_than_the_limit(shares: list[float], accused: bool) -> None:
-    """Long enough that no single kernel looks so."""
+def test_compute_violation_is_detected_when_it_lasts(shares: list[float], accused: bool) -> None:
+    """A single long kernel must not look like one."""
     over, key = violations.ComputeViolations(), ("t", "GPU-1")
     said = [over.observe(IN_FOURS, {key: share - 0.30}) for share in shares]
     assert said[-1] == ({key} if accused else set())
@@ -97,10 +97,10 @@ def test_accused_of_more_time_than_the_limit(shares: list[float], accused: bool)
         (30, 0, {card(0).uuid: 15079}, 100),  # its node does not isolate
     ],
 )
-def test_what_a_lease_may_have_of_the_time(
+def test_limit_percent_follows_the_lease(
     compute: int, ceiling: int, limits: dict[str, int], most: int
 ) -> None:
-    """The page says the same."""
+    """The control page says the same."""
     slices = [Slice(0, card(0).uuid, 100, compute)]
     lease = Lease(POD, "default", "a", "main", slices, slices, {}, "", limits, ceiling)
     assert lease.limit_percent(slices[0]) == most
@@ -109,8 +109,10 @@ def test_what_a_lease_may_have_of_the_time(
     assert limit.compute_mode == ("soft" if most > compute > 0 and not limits else "hard")
 
 
-def test_over_time(tmp_path: Path, token: Token) -> None:
-    """A lease of 10 % that has a quarter of the card: told with what its own account says."""
+def test_sample_has_a_compute_violation_when_a_lease_exceeds_its_share(
+    tmp_path: Path, token: Token
+) -> None:
+    """A lease of 10 % uses a quarter of the card. The sample has what its account says, too."""
     assert token.lease is not None
     slices = [Slice(0, card(0).uuid, 100, 10)]
     token = msgspec.structs.replace(
@@ -130,8 +132,8 @@ def test_over_time(tmp_path: Path, token: Token) -> None:
     )
 
 
-def test_the_shim_is_known_by_its_inode(library: Path, tmp_path: Path) -> None:
-    """A file of the same name elsewhere is none."""
+def test_shim_is_recognised_by_its_inode(library: Path, tmp_path: Path) -> None:
+    """Another file of the same name is not the shim."""
     false = tmp_path / "libfenka.so"
     false.write_bytes((library / "libfenka.so").read_bytes())
     for path, expected in ((library / "libfenka.so", True), (false, False)):
@@ -150,14 +152,14 @@ def test_the_shim_is_known_by_its_inode(library: Path, tmp_path: Path) -> None:
     assert violations.has_shim(child.pid, shim) is None
 
 
-def test_nobody_is_ended_who_is_not_in_the_pod() -> None:
-    """The process number may be another's by now."""
+def test_kill_spares_processes_of_other_pods() -> None:
+    """The PID may be another process's by now."""
     assert not pod_processes.kill(os.getpid(), POD)
 
 
 @pytest.fixture
 def token(tmp_path: Path, library: Path) -> Token:
-    """A lease of 100 MiB of card 0, with files."""
+    """Return the token of a lease of 100 MiB of card 0, with files."""
     slices = [Slice(0, card(0).uuid, 100, 0)]
     lease = Lease(POD, "default", "a", "main", slices, slices, {}, str(library))
     for part in ("lease", "account"):
@@ -167,7 +169,7 @@ def token(tmp_path: Path, library: Path) -> Token:
 
 
 def usage(tmp_path: Path, used_mib: int, clock: Iterator[float]) -> Usage:
-    """Of one process in the pod."""
+    """Return the usage of one process in the pod."""
     (tmp_path / "proc" / "7").mkdir(parents=True, exist_ok=True)
     (tmp_path / "proc" / "7" / "cgroup").write_text(CGROUP_V1)
     (tmp_path / "proc" / "7" / "maps").write_text("")
@@ -183,8 +185,10 @@ def usage(tmp_path: Path, used_mib: int, clock: Iterator[float]) -> Usage:
     )
 
 
-def test_over_the_limit(tmp_path: Path, token: Token) -> None:
-    """Limit, one context and five percent are 126 MiB; 127 in three looks are too much."""
+def test_sample_has_a_memory_violation_when_a_lease_exceeds_its_limit(
+    tmp_path: Path, token: Token
+) -> None:
+    """Limit, one context and 5 % are 126 MiB. 127 in three samples are a violation."""
     for used, expected in ((126, [0, 0, 0]), (127, [0, 0, 1])):
         looks = usage(tmp_path, used, iter(range(0, 100, 4)))
         found = [
@@ -195,14 +199,16 @@ def test_over_the_limit(tmp_path: Path, token: Token) -> None:
 
 
 @pytest.mark.parametrize("ruin", ["", "short", "x" * 200_000, "\xff" * 150_000])
-def test_a_ruined_account_hurts_nobody(tmp_path: Path, token: Token, ruin: str) -> None:
-    """It is the tenant's to write."""
+def test_sample_ignores_an_invalid_account(tmp_path: Path, token: Token, ruin: str) -> None:
+    """Tenants can write it."""
     (tmp_path / "leases" / "t" / "account" / "slots").write_text(ruin)
     (use,) = usage(tmp_path, 50, iter(range(100))).sample([token], {}, (card(0),), {}).usages
     assert (use.self_reported_bytes, use.driver_reported_bytes) == (0, 50 * MIB)
 
 
-def test_a_ruined_account_is_not_followed(tmp_path: Path, token: Token) -> None:
+def test_sample_does_not_follow_an_account_that_is_no_regular_file(
+    tmp_path: Path, token: Token
+) -> None:
     """A link or a pipe in its place is not read."""
     slots = tmp_path / "leases" / "t" / "account" / "slots"
     slots.unlink()
@@ -211,8 +217,8 @@ def test_a_ruined_account_is_not_followed(tmp_path: Path, token: Token) -> None:
     assert use.self_reported_bytes == 0
 
 
-def test_metrics(tmp_path: Path, token: Token) -> None:
-    """Labels and names are part of what users build on."""
+def test_metrics_have_their_names_and_labels(tmp_path: Path, token: Token) -> None:
+    """Users build on them."""
     looks = usage(tmp_path, 50, iter(range(0, 100, 4)))
     looks.sample([token], {}, (card(0),), {})
     exporter = Exporter("n1")
@@ -271,8 +277,8 @@ container_request_gpu_memory{container_name="c",namespace="default",node="n1",po
 """  # noqa: E501
 
 
-def test_metrics_in_gpu_managers_names() -> None:
-    """The whole text: people have dashboards for it."""
+def test_metrics_in_gpu_managers_names_are_unchanged() -> None:
+    """The whole text is compared: users have dashboards for it."""
     slices = [Slice(index, card(index).uuid, 4096, 40) for index in (0, 1)]
     token = Token("t", "r", [], 0.0, Lease(POD, "default", "p", "c", slices, slices, {}))
     exporter = Exporter("n1")
@@ -292,8 +298,8 @@ def test_metrics_in_gpu_managers_names() -> None:
     assert text[start : text.index("# HELP fenka_node_violations")] == GPU_MANAGERS
 
 
-def test_what_the_port_answers(unused_tcp_port: int) -> None:
-    """Metrics as text, and whether the node is ready."""
+def test_port_serves_metrics_and_readiness(unused_tcp_port: int) -> None:
+    """Metrics are text."""
     ready = False
 
     async def story() -> None:
@@ -318,7 +324,7 @@ def test_what_the_port_answers(unused_tcp_port: int) -> None:
 
 @pytest.fixture
 def unused_tcp_port() -> int:
-    """One that is free now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

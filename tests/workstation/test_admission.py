@@ -17,8 +17,11 @@ from fenka.hardware.machine import Hardware
 from fenka.workstation import admission, files, protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
-from fenka.workstation.daemon import Client, Daemon
+from fenka.workstation.cards import CardMonitor
+from fenka.workstation.connections import Client, Connections
+from fenka.workstation.daemon import Daemon
 from fenka.workstation.paths import Runtime
+from fenka.workstation.requests import RequestHandler
 from tests.workstation.users import place
 
 __all__ = ["place"]
@@ -41,9 +44,9 @@ async def serving(place: Path, bounds: Admission) -> AsyncIterator[Connect]:
     runtime.create()
     broker = Broker(Node("here", (CARD,)), "binpack")
     daemon = Daemon(runtime, cast("Hardware", hardware), broker, 1024, place)
-    daemon._admission = bounds
+    connections = Connections(runtime, bounds, daemon.handler)
     server = await asyncio.start_unix_server(
-        daemon._on_connect, runtime.socket, limit=admission.MAX_LINE_BYTES
+        connections.serve, runtime.socket, limit=admission.MAX_LINE_BYTES
     )
     async with server:
         yield lambda: asyncio.open_unix_connection(str(runtime.socket))
@@ -214,7 +217,7 @@ def test_unforeseen_failure_is_one_line(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("two\nlines")
 
-    monkeypatch.setattr(Daemon, "_confirm", fail)
+    monkeypatch.setattr(RequestHandler, "_confirm", fail)
 
     async def story() -> None:
         async with serving(place, Admission(1000, ())) as connect:
@@ -266,12 +269,12 @@ def test_daemon_gives_nothing_more_of_a_card_that_root_took(
     hardware = SimpleNamespace(
         driver=SimpleNamespace(simulated=False), readings=lambda: {CARD.uuid: None}
     )
-    broker = Broker(Node("here", (CARD,)), "binpack")
-    daemon = Daemon(Runtime(place), cast("Hardware", hardware), broker, 1024, place)
+    node = Node("here", (CARD,))
+    cards = CardMonitor(cast("Hardware", hardware), lambda _: None, lambda *_: 0)
     healthy = []
     for took in (False, True, True, False):
         monkeypatch.setattr(card_lock, "locked_by_root", lambda _, took=took: took)
-        daemon._check_cards()
-        healthy.append(broker.node.cards[0].healthy)
+        node, _ = cards.observe(node)
+        healthy.append(node.cards[0].healthy)
     assert healthy == [True, False, False, True]
     assert len(capfd.readouterr().err.splitlines()) == 1

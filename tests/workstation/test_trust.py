@@ -11,8 +11,8 @@ import pytest
 from fenka.cli import cluster, doctor, options, run
 from fenka.workstation import client, launch, paths, protocol
 from fenka.workstation.client import Connection, DaemonUnavailable
-from fenka.workstation.daemon import lock_runtime
 from fenka.workstation.paths import Runtime, UnsafeDirectory
+from fenka.workstation.runtime_lock import lock_runtime
 from tests.workstation.users import User, place, stranger, victim, was_connected_to
 
 __all__ = ["place", "stranger", "victim"]

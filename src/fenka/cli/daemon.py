@@ -12,8 +12,9 @@ import typer
 from fenka.cli.errors import UserError
 from fenka.workstation import files, main, paths, protocol
 from fenka.workstation.client import EXIT_ALREADY_RUNNING, READY, Connection, open_log, start_daemon
-from fenka.workstation.daemon import AlreadyRunning, Daemon
+from fenka.workstation.daemon import Daemon
 from fenka.workstation.files import Config
+from fenka.workstation.runtime_lock import AlreadyRunning
 from fenka.workstation.shutdown import ShutdownSignals
 
 ENDS_WITHIN_S = 10.0

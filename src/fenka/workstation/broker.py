@@ -27,7 +27,7 @@ from fenka.core.inventory import Node
 from fenka.core.ledger import Conflict, Ledger
 from fenka.core.queue import Allocation, PendingRequest, QueueStatus
 from fenka.core.reasons import Unschedulable
-from fenka.core.request import Placement, Request
+from fenka.core.request import Placement, Request, Slice
 from fenka.core.usage import EmptyUsage
 from fenka.isolation.control import ComputeMode
 from fenka.workstation.protocol import Isolation, JobState
@@ -94,6 +94,11 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     """Whether its programs may make user namespaces of their own."""
     user_namespace: int = 0
     """The number of its lease's user namespace, once it runs; see lease_processes.py."""
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """The slices it holds; none while it is pending."""
+        return self.placement.slices if self.placement else ()
 
     @property
     def queue_id(self) -> str:
@@ -292,6 +297,14 @@ class Broker:
         if name in self._entries:
             return list(self._entries[name])
         return [self.jobs[name]] if name in self.jobs else []
+
+    def present(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return those of the jobs that have not ended."""
+        return [job for job in jobs if job.id in self.jobs]
+
+    def placed(self) -> list[Job]:
+        """Return the jobs that hold slices."""
+        return [job for job in self.jobs.values() if job.placement]
 
     def find(self, name: str) -> list[Job]:
         """The job with this name or id; for a gang's, all its members. Raises UnknownJob."""

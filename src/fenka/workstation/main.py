@@ -21,9 +21,10 @@ from fenka.hardware.simulated import SimulatedNode, parse_spec
 from fenka.isolation import sandbox
 from fenka.workstation import files
 from fenka.workstation.broker import Broker
-from fenka.workstation.daemon import Daemon, lock_runtime
+from fenka.workstation.daemon import Daemon
 from fenka.workstation.files import Config
 from fenka.workstation.paths import Runtime
+from fenka.workstation.runtime_lock import lock_runtime
 from fenka.workstation.shutdown import ShutdownSignals
 
 

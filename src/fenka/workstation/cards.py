@@ -1,0 +1,88 @@
+"""Observes the machine's cards: their health, the processes on them, and jobs that exceed their limits."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+from fenka.core.inventory import Node
+from fenka.hardware import card_lock
+from fenka.hardware.machine import Hardware
+from fenka.hardware.nvml import NoDriver, Reading
+from fenka.hardware.simulated import NodeError
+from fenka.isolation import pid_namespaces
+from fenka.isolation.processes import start_ticks
+from fenka.workstation import usage
+from fenka.workstation.broker import Job
+from fenka.workstation.log import log
+
+__all__ = ["CardMonitor"]
+
+
+class CardMonitor:
+    """Reads the driver for one daemon."""
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        lease_of: Callable[[int], str | None],
+        busy_ns: Callable[[str, str], int],
+    ) -> None:
+        """Observe cards.
+
+        Args:
+            hardware: The driver.
+            lease_of: Returns the lease of a process.
+            busy_ns: Returns how long a lease has used a card, by lease and card UUID.
+        """
+        self._hardware, self._lease_of, self._busy_ns = hardware, lease_of, busy_ns
+        self._detector = usage.ViolationDetector()
+        self._violations: dict[str, list[str]] = {}
+        self._locked_by_root: set[str] = set()
+
+    def observe(self, node: Node) -> tuple[Node, dict[str, Reading]]:
+        """Return the node with each card's current health, and the readings by UUID.
+
+        A card is unhealthy if the driver does not list it, or if root's daemon has locked it.
+        Raises NoDriver, NodeError.
+        """
+        readings = self._hardware.readings()
+        locked: set[str] = {card.uuid for card in node.cards if card_lock.locked_by_root(card)}
+        if locked > self._locked_by_root:
+            log(
+                f"root's daemon has locked {len(locked)} of this daemon's cards: no new leases on them"
+            )
+        self._locked_by_root = locked
+        usable = readings.keys() - locked
+        cards = tuple(replace(card, healthy=card.uuid in usable) for card in node.cards)
+        return replace(node, cards=cards), readings
+
+    def gpu_processes(self) -> usage.GpuProcesses:
+        """Return the processes on the cards, by lease. Raises NoDriver."""
+        processes = self._hardware.driver.processes()
+        return usage.group_by_lease(processes, self._lease_of, start_ticks)
+
+    def sample(self, readings: Mapping[str, Reading]) -> usage.UsageSample:
+        """Return what the driver and the last check for violations report. Raises NoDriver."""
+        return usage.UsageSample(readings, self.gpu_processes(), self._violations)
+
+    async def check_violations(self, jobs: Collection[Job]) -> None:
+        """Look once for jobs that exceed their limits. Raises NoDriver."""
+        self._violations = await asyncio.to_thread(
+            self._detector.sample,
+            jobs,
+            self.gpu_processes(),
+            self._hardware.context_mib,
+            self._busy_ns,
+        )
+
+    def record_baseline(self, job: Job) -> None:
+        """Record how much memory of the job's cards belongs to no process, before its programs start."""
+        if not pid_namespaces.in_initial_namespace():
+            return  # The driver names only processes that are visible from here.
+        with contextlib.suppress(NoDriver, NodeError):
+            readings, processes = self._hardware.readings(), self.gpu_processes()
+            for piece in job.slices:
+                unattributed = usage.unattributed_mib(piece.uuid, readings, processes)
+                if unattributed is not None:
+                    job.unattributed_mib.setdefault(piece.uuid, unattributed)

@@ -1,0 +1,78 @@
+"""The leases of a daemon: their files, and what a client needs to enter one."""
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from fenka.hardware.machine import Hardware
+from fenka.isolation.compute_feedback import ComputeFeedback
+from fenka.workstation import files, protocol, resizing
+from fenka.workstation.broker import Job
+from fenka.workstation.paths import Runtime
+
+__all__ = ["Leases"]
+
+
+class Leases:
+    """Makes and removes leases, and registers them for compute feedback."""
+
+    def __init__(
+        self, runtime: Runtime, hardware: Hardware, native: Path, feedback: ComputeFeedback
+    ) -> None:
+        self._runtime, self._hardware, self._native = runtime, hardware, native
+        self._feedback = feedback
+        simulated = hardware.driver.simulated
+        self._library_dir = runtime.simulated / "lib" if simulated else None
+        self._linker_cache: Path | None = None
+        self._driver_files: dict[str, tuple[Path, ...]] = {}
+
+    def prepare(self) -> None:
+        """Find the driver's files, and make simulated ones known to the linker.
+
+        Raises IsolationError, OSError.
+        """
+        if self._library_dir is not None:
+            self._linker_cache = files.build_linker_cache(self._runtime, self._library_dir)
+        self._driver_files = files.driver_files(self._library_dir)
+
+    def directory(self, job_id: str) -> Path:
+        """Return the directory of a job's lease."""
+        return self._runtime.lease(job_id)
+
+    def accounts(self, jobs: Iterable[Job]) -> list[Path]:
+        """Return the paths of the jobs' accounts."""
+        return [files.account_path(self.directory(job.id)) for job in jobs]
+
+    def create(self, job: Job) -> None:
+        """Make the files of a job's lease, unless they exist. Raises OSError."""
+        if not (self.directory(job.id) / "lease" / "control").exists():
+            contexts_mib, compute = self._hardware.context_mib, resizing.compute_of(job)
+            files.create_lease(self._runtime, job, contexts_mib, compute, self._linker_cache)
+        self.register(job)
+        job.shim_inode = (self._native / "libfenka.so").stat().st_ino
+
+    def register(self, job: Job) -> None:
+        """Send compute feedback to a lease, also one that an earlier daemon made."""
+        with contextlib.suppress(FileNotFoundError):  # created when its client reconnects
+            self._feedback.add_lease(job.id, self.directory(job.id) / "lease" / "control")
+
+    def remove(self, job_id: str) -> None:
+        """Remove a lease's files."""
+        self._feedback.remove_lease(job_id)
+        files.remove_lease(self.directory(job_id))
+
+    def grant(self, job: Job) -> protocol.LeaseGranted:
+        """Return the message by which a client can enter the job's lease."""
+        return protocol.LeaseGranted(
+            job_id=job.id,
+            name=job.name,
+            directory=str(self.directory(job.id)),
+            shim=str(self._native / "libfenka.so"),
+            linker_cache=str(self._linker_cache or ""),
+            library_dir=str(self._library_dir or ""),
+            hidden=[str(self._runtime.leases)],
+            uuids=[piece.uuid for piece in job.slices],
+            proxies=str(self._native / "proxy"),
+            driver={name: [*map(str, paths)] for name, paths in self._driver_files.items()},
+            simulated=str(self._runtime.simulated if self._library_dir else ""),
+        )

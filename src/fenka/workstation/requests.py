@@ -1,0 +1,219 @@
+"""Carries out what clients request of the daemon."""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fenka.core.errors import FenkaError
+from fenka.core.request import InvalidRequest, Placement
+from fenka.dialects.sizes import InvalidSize
+from fenka.hardware.machine import Hardware
+from fenka.hardware.peer_credentials import user_name
+from fenka.isolation.processes import parent_pid, start_ticks
+from fenka.workstation import protocol, resizing, submission
+from fenka.workstation.admission import Admission, QuotaExceeded
+from fenka.workstation.broker import Broker, Job
+from fenka.workstation.connections import Client, ClientRegistry
+from fenka.workstation.controller import Controller
+from fenka.workstation.leases import Leases
+from fenka.workstation.termination import Terminator
+
+__all__ = ["RequestFailed", "RequestHandler", "Services"]
+
+
+class RequestFailed(FenkaError):
+    """The request was refused, and nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What requests are answered from."""
+
+    admission: Admission
+    clients: ClientRegistry
+    hardware: Hardware
+    leases: Leases
+    terminator: Terminator
+    snapshot: Callable[[], Awaitable[protocol.Snapshot]]
+
+
+class RequestHandler:
+    """Checks that the client may do what it requests, and does it."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        broker: Broker,
+        services: Services,
+        unit_mib: int,
+        stopped: asyncio.Event,
+    ) -> None:
+        """Handle requests.
+
+        Args:
+            controller: Carries out changes.
+            broker: The jobs; only read here.
+            services: What answers come from.
+            unit_mib: The unit of sizes that name none.
+            stopped: Set to end the daemon. Clients that disconnect afterwards keep their jobs.
+        """
+        self._controller, self.broker, self.unit_mib = controller, broker, unit_mib
+        self._services, self.hardware = services, services.hardware
+        self._clients, self._leases = services.clients, services.leases
+        self._admission = services.admission
+        self._stopped = stopped
+
+    def has_pending_request(self, client: Client) -> bool:
+        """Return whether the client waits for a lease, and may be silent."""
+        return any(job.state != "running" for job in self.broker.jobs_of(client.job or ""))
+
+    def on_disconnect(self, client: Client) -> None:
+        """Cancel a job whose client disconnects before it has confirmed its lease."""
+        if self._clients.remove(client) and not self._stopped.is_set():
+            assert client.job is not None
+            jobs = self.broker.jobs_of(client.job)
+            if any(job.state in ("waiting", "starting") for job in jobs):
+                self._controller.cancel(client.job)
+
+    async def handle(self, client: Client, message: protocol.ToDaemon) -> None:
+        """Carry out one request and send the answer. Raises FenkaError, OSError."""
+        match message:
+            case protocol.SubmitJob():
+                self._submit(client, message)
+            case protocol.ConfirmLease():
+                self._confirm(client)
+                client.send(protocol.Done())
+            case protocol.GetSnapshot():
+                client.send(await self._services.snapshot())
+            case protocol.StopJob():
+                client.send(protocol.Done(await self._stop(client, message)))
+            case protocol.ResizeJob():
+                client.send(protocol.Done(self._resize(client, message)))
+            case protocol.Shutdown():
+                self._check_shutdown(client, message)
+                client.send(protocol.Done())
+                self._stopped.set()
+
+    # --- submission ---------------------------------------------------------------------------------
+
+    def _submit(self, client: Client, request: protocol.SubmitJob) -> None:
+        if not client.lives:
+            client.send(protocol.JobRejected("the process that connected is gone", final=True))
+        elif known := self._resubmitted(client, request.job_id):
+            self._clients.add(known.queue_id, client)
+            self._controller.replay(known.queue_id)
+        elif member := self._gang_member(client, request.job_id):
+            self._clients.add(member.id, client)
+            self._controller.assign(member, client.pid, client.start_ticks)
+            client.send(self._leases.grant(member))
+        else:
+            self._submit_new(client, request)
+
+    def _submit_new(self, client: Client, request: protocol.SubmitJob) -> None:
+        self._controller.observe_cards()
+        known = self.broker.jobs.values()
+        try:
+            peer = submission.Peer(client.pid, client.uid, client.start_ticks)
+            jobs = submission.create_jobs(request, peer, self.unit_mib, known, time.time())
+            self._admission.check_jobs(client.uid, len(jobs), known)
+        except (InvalidSize, InvalidRequest, QuotaExceeded) as why:
+            final = not isinstance(why, QuotaExceeded)
+            client.send(protocol.JobRejected(str(why), final))
+            return
+        self._clients.add(jobs[0].queue_id, client)
+        self._controller.submit(jobs, wait=request.wait)
+
+    def _resubmitted(self, client: Client, job_id: str) -> Job | None:
+        """Return the job that this process submitted to an earlier daemon, if any.
+
+        The process may not know the job's id.
+        """
+        for job in self.broker.jobs.values():
+            same = job.uid == client.uid and client.is_process(job.pid, job.start_ticks)
+            if same and job_id in ("", job.queue_id) and job.state in ("waiting", "starting"):
+                return job
+        return None
+
+    def _gang_member(self, client: Client, job_id: str) -> Job | None:
+        """Return the member of a gang that this process, started by the gang's own process, is to run."""
+        job = self.broker.jobs.get(job_id)
+        if job is None or job.gang is None or job.placement is None or job.uid != client.uid:
+            return None
+        gang = job.gang
+        entitled = client.is_process(job.pid, job.start_ticks) or (
+            job.pid == gang.pid == parent_pid(client.pid)
+            and start_ticks(gang.pid) == gang.start_ticks
+            and job.state == "starting"
+        )
+        return job if entitled else None
+
+    def _confirm(self, client: Client) -> None:
+        job = self.broker.jobs.get(client.job or "")
+        own = job is not None and client.lives and client.is_process(job.pid, job.start_ticks)
+        # "running" if an earlier daemon recorded the confirmation and could not answer it.
+        if job is None or not own or job.state not in ("starting", "running"):
+            raise RequestFailed("the grant expired before the program started: try again")
+        self._controller.confirm(job)
+
+    # --- changes ------------------------------------------------------------------------------------
+
+    async def _stop(self, client: Client, request: protocol.StopJob) -> str:
+        """Stop a job, or all of a gang whichever member is named. Return its name."""
+        job, *_ = self.broker.find(request.name)
+        name = job.display_name
+        _check_owner(client, job, name, "stop")
+        jobs = self.broker.jobs_of(job.queue_id)
+        retained = [job for job in jobs if job.retained]
+        if retained and not _owns_daemon(client):
+            # The next program may find less memory than its slice has: the daemon's owner decides.
+            raise RequestFailed(f"{name} has ended, but {retained[0].retained}: end that first")
+        for member in retained:
+            self._controller.release(member)
+        jobs = self.broker.present(jobs)
+        terminator = self._services.terminator
+        if jobs and job.state == "waiting":
+            self._controller.cancel_pending(job.queue_id)
+        elif jobs and not await terminator.terminate(jobs, request.grace_s):
+            left = ", ".join(map(str, await terminator.pids(jobs)))
+            raise RequestFailed(f"{name} does not end: processes {left} ignore SIGKILL")
+        return name
+
+    def _resize(self, client: Client, request: protocol.ResizeJob) -> str:
+        job, *others = self.broker.find(request.name)
+        if others:
+            raise RequestFailed(
+                f"{request.name} is a gang: resize its members one by one, beginning with {job.name}"
+            )
+        _check_owner(client, job, job.name, "resize")
+        resizing.resize(self, job, request)
+        return job.name
+
+    def record_placement(self, job: Job, placement: Placement) -> None:
+        """Record what a resized job holds; for resizing.py. Raises Conflict, OSError."""
+        self._controller.record_placement(job, placement)
+
+    def lease_dir(self, job_id: str) -> Path:
+        """Return the directory of a job's lease; for resizing.py."""
+        return self._leases.directory(job_id)
+
+    def _check_shutdown(self, client: Client, request: protocol.Shutdown) -> None:
+        if not _owns_daemon(client):
+            raise RequestFailed(f"the daemon belongs to {user_name(os.geteuid())}")
+        names = list(dict.fromkeys(job.display_name for job in self.broker.jobs.values()))
+        if names and not request.force:
+            raise RequestFailed(
+                f"{len(names)} jobs are still here ({', '.join(names[:5])}): stop them first, or add "
+                "--force to leave them running without a daemon"
+            )
+
+
+def _owns_daemon(client: Client) -> bool:
+    return client.uid in (0, os.geteuid())
+
+
+def _check_owner(client: Client, job: Job, name: str, action: str) -> None:
+    if client.uid not in (0, job.uid):
+        raise RequestFailed(f"{name} belongs to {user_name(job.uid)}: only they may {action} it")

@@ -10,20 +10,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.request import Memory, Request
-from fenka.workstation.broker import (
-    GRACE_S,
-    GRANT_TTL_S,
-    Broker,
+from fenka.workstation.broker import GRACE_S, GRANT_TTL_S, Broker, UnknownJob
+from fenka.workstation.effects import (
     Effect,
-    Gang,
     GrantLease,
-    Job,
     RejectJob,
     RemoveLease,
     ReportQueued,
     Terminate,
-    UnknownJob,
 )
+from fenka.workstation.job import Gang, Job
 
 T4 = Card(0, DeviceId("GPU-0"), "Tesla T4", 15079)
 

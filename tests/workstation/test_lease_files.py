@@ -12,7 +12,7 @@ from fenka.core.inventory import DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.isolation import account
 from fenka.workstation import files
-from fenka.workstation.broker import Job
+from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
 from tests.workstation.conftest import HOLD, Workstation, open_to_all
 

@@ -14,7 +14,7 @@ from fenka.core.inventory import DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.isolation import proc_reader, processes
 from fenka.workstation import lease_processes
-from fenka.workstation.broker import Job
+from fenka.workstation.job import Job
 from tests.workstation.conftest import HOLD, Workstation, eventually, kill, open_to_all
 
 STRANGER = 64002

@@ -14,8 +14,8 @@ from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.workstation import protocol
-from fenka.workstation.broker import Job
 from fenka.workstation.client import Connection, DaemonUnavailable
+from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
 from fenka.workstation.usage import (
     GpuProcesses,

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Collection, Iterable
 
 from fenka.core.errors import FenkaError
 from fenka.hardware.peer_credentials import user_name
-from fenka.workstation.broker import Job
+from fenka.workstation.job import Job
 
 HELLO_TIMEOUT_S = 10.0
 """A client says Hello before anything else, in one line."""

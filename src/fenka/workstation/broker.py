@@ -1,22 +1,22 @@
-"""The lifecycle of a job: events in, effects out. No socket, clock, file or process in here.
+"""Decides the lifecycle of jobs: events in, effects out, without sockets, clocks, files or processes.
 
-    ask ──> waiting ──> starting ──> running ──> (gone)
-               │            │           │  └──> completing ──> (gone)
-               └────────────┴───────────┴──> gone at any time: stopped, died, or its grant expired
+    submit ──> waiting ──> starting ──> running ──> (removed)
+                  │            │           │  └──> completing ──> (removed)
+                  └────────────┴───────────┴──> removed at any time: stopped, died, or its grant expired
 
-`waiting` is in the queue; `starting` holds its slice, assumed, until the client confirms that it has
-entered the lease or the assumption expires; `running` holds it until the last process ends. `completing`
-keeps the slice of a job without processes while its memory is still in use outside of every lease. The daemon
-feeds events in, writes `jobs` to disk, and then carries out the effects in order.
+- `waiting`: the job is in the queue.
+- `starting`: its slice is assumed until the client confirms that it has entered the lease, or the grant
+  expires.
+- `running`: it holds its slice until its last process ends.
+- `completing` (Slurm's word): it has no process, but its memory is still in use outside of all leases, so its
+  slice is retained.
 
-The members of a gang are jobs of their own, with one entry in the queue: they wait, and are granted,
-together or not at all. From then on each goes its own way; who has started them ends them.
+The members of a gang are separate jobs with one entry in the queue. They are granted together or not at all;
+after that each has its own lifecycle, and the process that started them ends them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import msgspec
 
 from fenka.core.backfill import Backfill
 from fenka.core.errors import FenkaError
@@ -27,157 +27,77 @@ from fenka.core.inventory import Node
 from fenka.core.ledger import Conflict, Ledger
 from fenka.core.queue import Allocation, PendingRequest, QueueStatus
 from fenka.core.reasons import Unschedulable
-from fenka.core.request import Placement, Request, Slice
+from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage
-from fenka.isolation.control import ComputeMode
-from fenka.workstation.protocol import Isolation, JobState
+from fenka.workstation.effects import (
+    Effect,
+    GrantLease,
+    RejectJob,
+    RemoveLease,
+    ReportQueued,
+    Terminate,
+)
+from fenka.workstation.job import Job
 
 GRANT_TTL_S = 30.0
-"""A client enters its lease within milliseconds; half a minute covers a machine that swaps."""
+"""Until an unconfirmed grant expires. A client takes milliseconds; the rest covers a machine that swaps."""
 
 GRACE_S = 10.0
-"""Between SIGTERM and SIGKILL, where nobody says otherwise."""
-
+"""Between SIGTERM and SIGKILL, unless a request says otherwise."""
 
 MAX_RETAINED_SHOWN = 3
-"""Slices that are held, of how many a waiter is told why."""
-
-
-class Gang(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the members of a gang have in common. pid, start_ticks: of the process that starts them."""
-
-    id: str
-    name: str
-    size: int
-    pid: int
-    start_ticks: int
-
-
-class Job(msgspec.Struct, forbid_unknown_fields=True):
-    """One request of one process, as it is kept on disk. Times are Unix seconds."""
-
-    id: str
-    name: str
-    uid: int
-    pid: int
-    start_ticks: int
-    request: Request
-    summary: str
-    command: list[str]
-    directory: str
-    kind: str
-    isolation: Isolation
-    requested_at: float
-    state: JobState = "waiting"
-    started_at: float | None = None
-    grant_expires_at: float | None = None
-    placement: Placement | None = None
-    compute_percent: int = 0
-    """Percent of each card's time, 0 = not limited."""
-    compute_mode: ComputeMode = "hard"
-    priority: int = 0
-    """The larger is served first."""
-    time_limit_s: float | None = None
-    """Ended so many seconds after the grant, whatever it does; None = not limited."""
-    deadline: float | None = None
-    """When that is, once it is granted."""
-    gang: Gang | None = None
-    rank: int = 0
-    """Of its gang's members, from 0."""
-    retained: str = ""
-    """Why its slice is kept after its last process has ended."""
-    shim_inode: int = 0
-    """Inode of the shim that its processes have mapped; 0 = not known."""
-    unattributed_mib: dict[str, int] = {}
-    """By card UUID, memory that belonged to no process when the slice was granted."""
-    allow_user_namespaces: bool = False
-    """Whether its programs may make user namespaces of their own."""
-    user_namespace: int = 0
-    """The number of its lease's user namespace, once it runs; see lease_processes.py."""
-
-    @property
-    def slices(self) -> tuple[Slice, ...]:
-        """The slices it holds; none while it is pending."""
-        return self.placement.slices if self.placement else ()
-
-    @property
-    def queue_id(self) -> str:
-        """Under which id it is in the queue: a gang is there once."""
-        return self.gang.id if self.gang else self.id
-
-    @property
-    def display_name(self) -> str:
-        """What its user calls it: the gang's name for each of its members."""
-        return self.gang.name if self.gang else self.name
-
-
-@dataclass(frozen=True, slots=True)
-class GrantLease:
-    """The job, or all of a gang, has its slice: make the leases' files and tell the client."""
-
-    jobs: tuple[Job, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReportQueued:
-    """Tell the client where it stands (position 1 is served next) and why it waits."""
-
-    job: Job
-    position: int
-    length: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RejectJob:
-    """The job, or its whole gang, gets nothing; `final` if it never could."""
-
-    job: Job
-    reason: str
-    final: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveLease:
-    """The job held a slice and is gone: remove the lease's files."""
-
-    job: Job
-
-
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    """The job runs and must not: end its processes. It holds its slice until they are gone."""
-
-    job: Job
-
-
-Effect = GrantLease | ReportQueued | RejectJob | RemoveLease | Terminate
+"""Retained slices that the reason of a pending job names at most."""
 
 
 class UnknownJob(FenkaError):
-    """No job has this id or name; the message says so."""
+    """No job has this id or name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _QueueReport:
+    """What a pending job's client is sent. length: the number of entries in the queue."""
+
+    status: QueueStatus
+    length: int
+    reason: str
+
+    def effect(self, job: Job) -> ReportQueued:
+        return ReportQueued(job, self.status.position, self.length, self.reason)
+
+    def shows_the_same_as(self, other: "_QueueReport") -> bool:
+        return (self.status.position, self.length, self.reason) == (
+            other.status.position,
+            other.length,
+            other.reason,
+        )
 
 
 class Broker:
-    """Who holds what on one node, and who waits."""
+    """Keeps the jobs of one node: their slices and their places in the queue."""
 
     def __init__(self, node: Node, policy: Policy, fairness: Fairness | None = None) -> None:
         self.node, self.policy = node, policy
         fairness = fairness or Fairness()
         self.usage_history = UsageHistory(fairness)
-        """What users, by their uid, have had."""
+        """Recent use of cards by user, for fair sharing. Users are named by their uid."""
         self.jobs: dict[str, Job] = {}
         self.ledger = Ledger((node,))
         self._backfill = Backfill((node,), policy, fairness)
         self._entries: dict[str, list[Job]] = {}
-        """A single job under its id, a gang's members that are left, by rank, under the gang's."""
+        """Jobs by queue id: a single job, or the remaining members of a gang in the order of their ranks."""
         self._queue: dict[str, PendingRequest] = {}
-        self._held: dict[str, Allocation] = {}
-        self._reported: dict[str, tuple[QueueStatus, int, str]] = {}
-        """How each entry that waits stands, in a queue of what length, and the reason it was given."""
+        self._allocations: dict[str, Allocation] = {}
+        self._reported: dict[str, _QueueReport] = {}
+        """What each pending job's client was sent last, by queue id."""
 
     def submit(self, jobs: Sequence[Job], now: float, *, wait: bool = True) -> list[Effect]:
-        """A new request, of one job or of all members of a gang. It is served at once, queued, or denied."""
+        """Grant, queue or reject a job, or all members of a gang.
+
+        Args:
+            jobs: The job, or the gang's members.
+            now: Unix seconds, as in all methods.
+            wait: Whether to queue what cannot be granted now, instead of rejecting it.
+        """
         first = jobs[0]
         impossible = self._never_fits_reason([job.request for job in jobs])
         if impossible:
@@ -185,14 +105,14 @@ class Broker:
         self._enqueue(jobs)
         effects = self._schedule(now)
         if first.state == "waiting" and not wait:
-            reason = self._reported[first.queue_id][2]
+            reason = self._reported[first.queue_id].reason
             others = [e for e in effects if not (isinstance(e, ReportQueued) and e.job is first)]
-            gone = [*self._remove(jobs, now), *self._schedule(now)]
-            return [*others, *gone, RejectJob(first, reason, final=False)]
+            removed = [*self._remove(jobs, now), *self._schedule(now)]
+            return [*others, *removed, RejectJob(first, reason, final=False)]
         return effects
 
     def confirm(self, job_id: str, now: float) -> bool:
-        """The client has entered its lease. False if the grant had expired: it must not go on."""
+        """Record that the client has entered its lease. Return False if the grant had expired."""
         job = self.jobs.get(job_id)
         if job is None or job.state != "starting":
             return False
@@ -200,36 +120,41 @@ class Broker:
         job.state, job.started_at, job.grant_expires_at = "running", now, None
         return True
 
-    def on_exit(self, job_id: str, now: float, held: str = "") -> list[Effect]:
-        """The last process of the job has ended. Unknown ids are nothing.
+    def on_exit(self, job_id: str, now: float, retained: str = "") -> list[Effect]:
+        """Handle the end of a job's last process. Unknown ids are ignored.
 
         Args:
             job_id: The job's id.
             now: Unix seconds.
-            held: Why its slice cannot be given away, or nothing. To be called again until there is nothing.
+            retained: Why its slice cannot be granted to another job yet. Repeat the call until it is empty.
         """
         job = self.jobs.get(job_id)
         if job is None:
             return []
-        if held and job.state in ("running", "completing"):
-            job.state, job.retained = "completing", held
+        if retained and job.state in ("running", "completing"):
+            job.state, job.retained = "completing", retained
             assert job.placement is not None
             self._allocate(job, job.placement, now)
             return self._schedule(now)
-        # Nobody waits for a part of a gang.
+        # A gang is never granted in part.
         jobs = self.jobs_of(job.queue_id) if job.state == "waiting" else [job]
         return [*self._remove(jobs, now), *self._schedule(now)]
 
     def cancel(self, name: str, now: float) -> list[Effect]:
-        """Who asked went away, or was told to: what has not started never will, what runs has to end.
+        """Remove jobs that have not started, and terminate those that run.
 
-        name: an entry's id, or that of a member that was granted. Unknown ones are nothing.
+        Args:
+            name: A queue id, or the id of a gang's member that was granted. Unknown ones are ignored.
+            now: Unix seconds.
         """
         return [*self._cancel(self.jobs_of(name), now), *self._schedule(now)]
 
     def resize(self, job_id: str, placement: Placement, now: float) -> list[Effect]:
-        """A running job holds this from now on, on the same cards. Raises Conflict, and then it has what it
-        had; who waits may be served by what became free, and is not asked when it grows into what is free."""
+        """Change what a running job holds of its cards.
+
+        What becomes free is granted to pending jobs. A job may grow into free memory before pending jobs.
+        Raises Conflict, and then changes nothing.
+        """
         job = self.jobs[job_id]
         assert job.placement is not None
         self.ledger.release(job_id)
@@ -242,15 +167,15 @@ class Broker:
         return self._schedule(now)
 
     def expire(self, now: float) -> list[Effect]:
-        """Take back what was granted and never confirmed; of a gang all, if one member is late."""
-        late = [
-            it
-            for it in self.jobs.values()
-            if it.grant_expires_at is not None and it.grant_expires_at <= now
+        """Cancel grants that were not confirmed in time. A gang is cancelled if one member is late."""
+        expired = [
+            job.queue_id
+            for job in self.jobs.values()
+            if job.grant_expires_at is not None and job.grant_expires_at <= now
         ]
         effects: list[Effect] = []
-        for entry in dict.fromkeys(job.queue_id for job in late):
-            jobs = self.jobs_of(entry)
+        for queue_id in dict.fromkeys(expired):
+            jobs = self.jobs_of(queue_id)
             effects += self._cancel(jobs, now)
             effects.append(
                 RejectJob(jobs[0], "the grant expired before the program started", False)
@@ -258,42 +183,41 @@ class Broker:
         return effects + self._schedule(now)
 
     def restore(self, jobs: list[Job], now: float) -> list[Effect]:
-        """Take over what a former daemon recorded; the caller has dropped those whose processes ended.
+        """Take over the living jobs that an earlier daemon recorded.
 
-        Raises fenka.core.ledger.Conflict if the cards have changed so that a lease no longer fits.
+        Raises Conflict if the cards have changed so that a lease no longer fits.
         """
-        waiting: dict[str, list[Job]] = {}
+        pending: dict[str, list[Job]] = {}
         for job in sorted(jobs, key=lambda job: job.rank):
             if job.placement is None:
-                waiting.setdefault(job.queue_id, []).append(job)
+                pending.setdefault(job.queue_id, []).append(job)
                 continue
             self._add(job)
             if job.state == "starting":
                 job.grant_expires_at = now + GRANT_TTL_S
             self.ledger.adopt(job.id, job.placement, job.grant_expires_at)
             self._allocate(job, job.placement, now)
-        for members in waiting.values():
+        for members in pending.values():
             self._enqueue(members)
         return self._schedule(now)
 
     def update_node(self, node: Node, now: float) -> list[Effect]:
-        """The same cards, of which some have fallen sick or recovered. Who holds a slice keeps it."""
+        """Update the health of the cards. Jobs keep their slices on unhealthy ones."""
         if node == self.node:
             return []
         self.node = node
         self._backfill.set_nodes((node,))
         return self._schedule(now)
 
-    def replay(self, entry: str) -> list[Effect]:
-        """A client that waited, or was granted, when the daemon went away is back: say it again."""
-        jobs = self._entries[entry]
+    def replay(self, queue_id: str) -> list[Effect]:
+        """Repeat the last report, for a client that has reconnected."""
+        jobs = self._entries[queue_id]
         if jobs[0].state != "waiting":
             return [GrantLease(tuple(jobs))]
-        standing, length, reason = self._reported[entry]
-        return [ReportQueued(jobs[0], standing.position, length, reason)]
+        return [self._reported[queue_id].effect(jobs[0])]
 
     def jobs_of(self, name: str) -> list[Job]:
-        """The jobs of an entry, by its id; the one job that has this id; or none."""
+        """Return the jobs of a queue entry, or the one job with this id; none if unknown."""
         if name in self._entries:
             return list(self._entries[name])
         return [self.jobs[name]] if name in self.jobs else []
@@ -307,7 +231,7 @@ class Broker:
         return [job for job in self.jobs.values() if job.placement]
 
     def find(self, name: str) -> list[Job]:
-        """The job with this name or id; for a gang's, all its members. Raises UnknownJob."""
+        """Return the job with this name or id, or all members of a gang. Raises UnknownJob."""
         for job in self.jobs.values():
             if name in (job.display_name, job.queue_id):
                 return self.jobs_of(job.queue_id)
@@ -316,20 +240,20 @@ class Broker:
         raise UnknownJob(f"no job is called {name}: `fenka ps` lists them")
 
     def queue_status(self, job: Job) -> QueueStatus | None:
-        """How a job that waits stands, else None."""
-        told = self._reported.get(job.queue_id)
-        return told[0] if told else None
+        """Return the queue status of a pending job, else None."""
+        report = self._reported.get(job.queue_id)
+        return report.status if report else None
 
     def reason(self, job: Job) -> str:
-        """Return why a job waits, or why its slice is held; else nothing."""
-        told = self._reported.get(job.queue_id)
-        return told[2] if told else job.retained
+        """Return why a job is pending, or why its slice is retained; else nothing."""
+        report = self._reported.get(job.queue_id)
+        return report.reason if report else job.retained
 
     def _never_fits_reason(self, requests: list[Request]) -> str:
-        """Why these can never be granted; empty if they can."""
-        alone = never_fits(requests[0], (self.node,))
-        if alone is not None:
-            return alone.sentence()
+        """Return why these requests can never be granted; empty if they can."""
+        rejection = never_fits(requests[0], (self.node,))
+        if rejection is not None:
+            return rejection.sentence()
         if len(requests) == 1:
             return ""
         cards = tuple(replace(card, healthy=True) for card in self.node.cards)
@@ -356,8 +280,8 @@ class Broker:
     def _allocate(self, job: Job, placement: Placement, now: float) -> None:
         job.placement = placement
         deadline = None if job.deadline is None or job.retained else job.deadline + GRACE_S
-        self._held[job.id] = Allocation(placement, deadline, str(job.uid))
-        cards = cards_of((placement,), {it.uuid: it for it in self.node.cards})
+        self._allocations[job.id] = Allocation(placement, deadline, str(job.uid))
+        cards = cards_of((placement,), {card.uuid: card for card in self.node.cards})
         since = now if job.started_at is None else job.started_at
         self.usage_history.start(job.id, str(job.uid), cards, job.requested_at, since, now)
 
@@ -379,37 +303,43 @@ class Broker:
                 del self._entries[job.queue_id]
             if job.placement is not None:
                 self.ledger.release(job.id)
-                del self._held[job.id]
+                del self._allocations[job.id]
                 self.usage_history.stop(job.id, now, now)
                 effects.append(RemoveLease(job))
         return effects
 
     def _schedule(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        step = self._backfill.serve(
-            self._queue.values(), self._held.values(), now, self.ledger, self.usage_history
+        result = self._backfill.serve(
+            self._queue.values(), self._allocations.values(), now, self.ledger, self.usage_history
         )
-        for entry, placements in step.placed:
-            jobs = self._entries[entry]
+        for queue_id, placements in result.placed:
+            jobs = self._entries[queue_id]
             for job, placement in zip(jobs, placements, strict=True):
                 job.state, job.grant_expires_at = "starting", now + GRANT_TTL_S
                 job.deadline = None if job.time_limit_s is None else now + job.time_limit_s
                 self.ledger.assume(job.id, placement, job.grant_expires_at)
                 self._allocate(job, placement, now)
-            del self._queue[entry]
-            self._reported.pop(entry, None)
+            del self._queue[queue_id]
+            self._reported.pop(queue_id, None)
             effects.append(GrantLease(tuple(jobs)))
-        length = len(step.pending)
-        held = [
-            f"{job.name} has ended, but {job.retained}"
-            for job in self.jobs.values()
-            if job.retained
-        ]
-        for standing in step.pending:
-            before = self._reported.get(standing.id)
-            reason = "; ".join([standing.reason, *held[:MAX_RETAINED_SHOWN]])
-            self._reported[standing.id] = standing, length, reason
-            told = standing.position, length, reason
-            if before is None or (before[0].position, *before[1:]) != told:
-                effects.append(ReportQueued(self._entries[standing.id][0], *told))
+        for status in result.pending:
+            report = _QueueReport(status, len(result.pending), self._pending_reason(status))
+            before = self._reported.get(status.id)
+            self._reported[status.id] = report
+            if before is None or not report.shows_the_same_as(before):
+                effects.append(report.effect(self._entries[status.id][0]))
         return effects
+
+    def _pending_reason(self, status: QueueStatus) -> str:
+        """Return why a job is pending, with the retained slices that it may be waiting for."""
+        retained = [job for job in self.jobs.values() if job.retained]
+        return "; ".join(
+            [
+                status.reason,
+                *(
+                    f"{job.name} has ended, but {job.retained}"
+                    for job in retained[:MAX_RETAINED_SHOWN]
+                ),
+            ]
+        )

@@ -13,7 +13,7 @@ from fenka.hardware.simulated import NodeError
 from fenka.isolation import pid_namespaces
 from fenka.isolation.processes import start_ticks
 from fenka.workstation import usage
-from fenka.workstation.broker import Job
+from fenka.workstation.job import Job
 from fenka.workstation.log import log
 
 __all__ = ["CardMonitor"]

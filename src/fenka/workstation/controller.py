@@ -14,20 +14,18 @@ from fenka.core.request import Placement
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.simulated import NodeError
 from fenka.workstation import files, protocol, usage
-from fenka.workstation.broker import (
-    GRACE_S,
-    GRANT_TTL_S,
-    Broker,
+from fenka.workstation.broker import GRACE_S, GRANT_TTL_S, Broker
+from fenka.workstation.cards import CardMonitor
+from fenka.workstation.connections import ClientRegistry
+from fenka.workstation.effects import (
     Effect,
     GrantLease,
-    Job,
     RejectJob,
     RemoveLease,
     ReportQueued,
     Terminate,
 )
-from fenka.workstation.cards import CardMonitor
-from fenka.workstation.connections import ClientRegistry
+from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.leases import Leases
 from fenka.workstation.paths import Runtime

@@ -16,7 +16,7 @@ from fenka.isolation import account, proxy, sandbox, syscalls
 from fenka.isolation import files as isolation_files
 from fenka.isolation.access_control import restrict_to_user
 from fenka.isolation.files import write_atomically
-from fenka.workstation.broker import Job
+from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
 
 LDCONFIG = "/sbin/ldconfig"

@@ -21,7 +21,7 @@ from fenka.core.errors import FenkaError
 from fenka.isolation import proc_reader, processes
 from fenka.isolation.processes import start_ticks
 from fenka.isolation.sandbox import LEASE_ROOT
-from fenka.workstation.broker import Job
+from fenka.workstation.job import Job
 
 SCAN_TIMEOUT_S = 30.0
 """A look at ten thousand processes takes half a second, more on a busy machine; what is not seen by then

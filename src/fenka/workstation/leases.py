@@ -7,7 +7,7 @@ from pathlib import Path
 from fenka.hardware.machine import Hardware
 from fenka.isolation.compute_feedback import ComputeFeedback
 from fenka.workstation import files, protocol, resizing
-from fenka.workstation.broker import Job
+from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
 
 __all__ = ["Leases"]

@@ -3,8 +3,8 @@
 from fenka.core.ledger import Conflict
 from fenka.isolation.processes import start_ticks
 from fenka.workstation import files
-from fenka.workstation.broker import Job
 from fenka.workstation.controller import Controller
+from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.paths import Runtime
 

@@ -15,9 +15,10 @@ from fenka.hardware.peer_credentials import user_name
 from fenka.isolation.processes import parent_pid, start_ticks
 from fenka.workstation import protocol, resizing, submission
 from fenka.workstation.admission import Admission, QuotaExceeded
-from fenka.workstation.broker import Broker, Job
+from fenka.workstation.broker import Broker
 from fenka.workstation.connections import Client, ClientRegistry
 from fenka.workstation.controller import Controller
+from fenka.workstation.job import Job
 from fenka.workstation.leases import Leases
 from fenka.workstation.termination import Terminator
 

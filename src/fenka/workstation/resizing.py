@@ -21,7 +21,8 @@ from fenka.isolation.resize import InUse
 from fenka.isolation.resize import resize as put_in_force
 from fenka.isolation.resize_plan import ResizePlan
 from fenka.workstation import protocol
-from fenka.workstation.broker import Broker, Job
+from fenka.workstation.broker import Broker
+from fenka.workstation.job import Job
 
 
 class CannotResize(FenkaError):

@@ -12,7 +12,8 @@ from fenka.hardware.machine import Hardware
 from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import account
 from fenka.workstation import files, lease_processes, protocol
-from fenka.workstation.broker import Broker, Job
+from fenka.workstation.broker import Broker
+from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
 from fenka.workstation.usage import GpuProcesses, UsageSample
 

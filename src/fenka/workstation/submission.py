@@ -15,7 +15,7 @@ from fenka.dialects.sizes import parse_memory
 from fenka.hardware.peer_credentials import user_name
 from fenka.isolation.layout import constant
 from fenka.workstation import protocol
-from fenka.workstation.broker import Gang, Job
+from fenka.workstation.job import Gang, Job
 
 MAX_MEMBERS = 256
 """Of a gang: beyond any machine's cards, and few enough to be planned within a moment."""

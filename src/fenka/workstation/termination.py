@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from fenka.isolation.processes import start_ticks
-from fenka.workstation.broker import Broker, Job
+from fenka.workstation.broker import Broker
+from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.signals import send_signal
 

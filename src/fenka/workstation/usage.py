@@ -13,7 +13,7 @@ from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.isolation import violations
 from fenka.isolation.files import MIB
 from fenka.isolation.processes import real_uid
-from fenka.workstation.broker import Job
+from fenka.workstation.job import Job
 
 MEMORY_TOLERANCE = 0.05
 """Of a card's memory: what drivers round, reserve and account for differently from one moment to the next."""

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Protocol
 
 from fenka.isolation.processes import start_ticks
-from fenka.workstation.broker import Gang, Job
+from fenka.workstation.job import Gang, Job
 from fenka.workstation.lease_processes import ProcessScan, ProcessWatch
 
 __all__ = ["ExitListener", "JobWatches"]

@@ -13,7 +13,7 @@ import pytest
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.isolation import proc_reader, processes
-from fenka.workstation import lease_processes
+from fenka.workstation import lease_processes, process_scan
 from fenka.workstation.job import Job
 from tests.workstation.conftest import HOLD, Workstation, eventually, kill, open_to_all
 
@@ -275,11 +275,11 @@ def test_a_process_that_forks_behind_a_look_is_met(
     listings: Iterator[Sequence[int]] = iter([[], [4_000_001], [4_000_001, os.getpid()]])
     last = [4_000_001, os.getpid()]
     monkeypatch.setattr(processes, "pids", lambda: next(listings, last))
-    found = lease_processes._Scanner([], {})
-    monkeypatch.setattr(found, "lease", lambda pid: "it" if pid == os.getpid() else None)
-    monkeypatch.setattr(lease_processes, "_Scanner", lambda *_: found)
-    look = lease_processes.LeaseProcesses(list, leases)._scan_all([])
-    assert look.pids("it") in ([], [os.getpid()])
+    scanner = process_scan.Scanner([], {})
+    monkeypatch.setattr(scanner, "lease", lambda pid: "it" if pid == os.getpid() else None)
+    monkeypatch.setattr(lease_processes, "Scanner", lambda *_: scanner)
+    scan = lease_processes.LeaseProcesses(list, leases)._scan_all([])
+    assert scan.pids("it") in ([], [os.getpid()])
 
 
 def test_a_process_that_cannot_be_read_keeps_what_it_may_hold(

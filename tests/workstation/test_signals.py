@@ -14,7 +14,8 @@ import pytest
 from fenka.hardware.peer_credentials import process
 from fenka.isolation.processes import start_ticks
 from fenka.workstation import signals
-from fenka.workstation.lease_processes import ProcessScan, ProcessWatch
+from fenka.workstation.process_scan import ProcessScan
+from fenka.workstation.process_watch import ProcessWatch
 from tests.workstation.users import User, place, stranger, victim
 
 __all__ = ["place", "stranger", "victim"]

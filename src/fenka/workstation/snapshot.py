@@ -11,10 +11,11 @@ from fenka import __version__
 from fenka.hardware.machine import Hardware
 from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import account
-from fenka.workstation import files, lease_processes, protocol
+from fenka.workstation import files, protocol
 from fenka.workstation.broker import Broker
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
+from fenka.workstation.process_scan import ProcessScan
 from fenka.workstation.usage import GpuProcesses, UsageSample
 
 MIB = 1 << 20
@@ -24,7 +25,7 @@ def snapshot(
     hardware: Hardware,
     look: UsageSample,
     broker: Broker,
-    seen: lease_processes.ProcessScan,
+    seen: ProcessScan,
     runtime: Runtime,
     unit_mib: int,
 ) -> protocol.Snapshot:
@@ -100,7 +101,7 @@ def _order(broker: Broker, job: Job) -> tuple[int, float, str, int]:
 
 
 def _job(
-    broker: Broker, runtime: Runtime, job: Job, look: UsageSample, seen: lease_processes.ProcessScan
+    broker: Broker, runtime: Runtime, job: Job, look: UsageSample, seen: ProcessScan
 ) -> protocol.JobView:
     standing = broker.queue_status(job)
     waits = standing is not None

@@ -6,7 +6,8 @@ from typing import Protocol
 
 from fenka.isolation.processes import start_ticks
 from fenka.workstation.job import Gang, Job
-from fenka.workstation.lease_processes import ProcessScan, ProcessWatch
+from fenka.workstation.process_scan import ProcessScan
+from fenka.workstation.process_watch import ProcessWatch
 
 __all__ = ["ExitListener", "JobWatches"]
 

@@ -1,0 +1,182 @@
+"""Assigns the machine's processes to leases, by what the kernel says of them.
+
+A lease is a user namespace, and its processes are those in it or in a namespace nested in it. Closed
+descriptors, double forks, a killed parent, chroot and further namespaces hide nothing, and only the lease's
+user and root can enter. The process that confirms its lease shows which namespace it is.
+
+Where root cannot create user namespaces, `/proc/PID/mountinfo` decides: the lease's own directory is mounted
+there, which only root could forge. With cooperative isolation the inherited environment of the user's
+processes decides, which a program can undo.
+
+No file that a process controls is opened here: its owner decides how it answers.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fenka.isolation import processes
+from fenka.isolation.processes import start_ticks
+from fenka.isolation.sandbox import LEASE_ROOT
+from fenka.workstation.job import Job
+
+__all__ = ["LeaseIdentity", "ProcessScan", "Scanner", "mounted_lease"]
+
+_VARIABLE = b"FENKA_LEASE="
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseIdentity:
+    """How the processes of one lease are recognised."""
+
+    lease: str
+    uid: int
+    since: int
+    """Start of the process that requested the lease. All others in it started later."""
+    pid: int
+    cooperative: bool
+    namespace: int
+    """Inode of its user namespace; 0 if unknown."""
+    keeps_root: bool
+    """Its programs cannot change what mountinfo shows of them."""
+
+    @staticmethod
+    def of(job: Job) -> "LeaseIdentity":
+        """Return the identity of a job's lease, as recorded."""
+        cooperative = job.isolation == "cooperative"
+        keeps_root = job.uid != 0 and not job.allow_user_namespaces
+        return LeaseIdentity(
+            job.id, job.uid, job.start_ticks, job.pid, cooperative, job.user_namespace, keeps_root
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessScan:
+    """The result of one scan. complete: all processes were inspected in time."""
+
+    holders: Mapping[str, list[int]] = field(default_factory=dict)
+    """Processes by lease."""
+    unreadable: Mapping[str, list[int]] = field(default_factory=dict)
+    """Processes that may be in a lease and cannot be inspected. While they live, the lease is kept."""
+    complete: bool = True
+
+    def pids(self, lease: str) -> list[int]:
+        """Return all processes that keep a lease."""
+        return [*self.holders.get(lease, ()), *self.unreadable.get(lease, ())]
+
+
+class Scanner:
+    """Assigns processes to leases, one after another."""
+
+    def __init__(
+        self, identities: Sequence[LeaseIdentity], mounted: Mapping[tuple[str, Path], str]
+    ) -> None:
+        self._identities = {identity.lease: identity for identity in identities}
+        self._leases_by_mount = mounted
+        self._own_mounts = processes.namespace_inode("self", "mnt")
+        own = processes.namespace_inode("self", "user")
+        known = {
+            identity.namespace: identity.lease
+            for identity in identities
+            if identity.namespace not in (0, own)
+        }
+        self._ancestry = processes.UserNamespaceAncestry(known)
+        self.seen: set[int] = set()
+        self.holders: dict[str, list[int]] = {}
+        self.unreadable: dict[str, list[int]] = {}
+        self.cooperative: dict[int, list[tuple[int, int]]] = {}
+        """Processes by user, with their start, that may be in a lease with cooperative isolation."""
+
+    def result(self) -> ProcessScan:
+        """Return what was found so far."""
+        holders = {lease: sorted(pids) for lease, pids in self.holders.items()}
+        return ProcessScan(holders, self.unreadable)
+
+    def visit(self, pid: int) -> None:
+        """Assign one process. Raises OSError if a resource is exhausted."""
+        try:
+            lease = self.lease(pid)
+        except PermissionError:
+            self._add_unreadable(pid)
+        else:
+            if lease is None:
+                self._add_cooperative_candidate(pid)
+            elif start_ticks(pid) is not None:
+                self.holders.setdefault(lease, []).append(pid)
+        self.seen.add(pid)
+
+    def lease(self, pid: int) -> str | None:
+        """Return a process's lease by its namespaces; None also if it has ended. Raises OSError."""
+        try:
+            lease = self._ancestry.name(pid) or self._by_mount(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        if lease is None:
+            return None
+        # Root may enter any lease, and programs in root's leases may run as any user.
+        return lease if self._identities[lease].uid in (0, processes.real_uid(pid)) else None
+
+    def from_environment(self, uid: int, environment: bytes) -> str | None:
+        """Return the user's lease with cooperative isolation that an environment names, if any."""
+        for variable in environment.split(b"\0"):
+            if variable.startswith(_VARIABLE):
+                name = os.path.basename(os.fsdecode(variable.removeprefix(_VARIABLE)))
+                identity = self._identities.get(name)
+                valid = identity and identity.cooperative and identity.uid == uid
+                return name if valid else None
+        return None
+
+    def _by_mount(self, pid: int) -> str | None:
+        if not self._leases_by_mount:
+            return None
+        if processes.namespace_inode(processes.living_thread(pid), "mnt") == self._own_mounts:
+            return None
+        # In another user namespace, programs may mount anything.
+        if not self._ancestry.is_ours(pid):
+            return None
+        mounted = mounted_lease(pid)
+        return self._leases_by_mount.get(mounted) if mounted else None
+
+    def _add_unreadable(self, pid: int) -> None:
+        """Record a process whose namespaces may not be read, for each lease that it may be in.
+
+        Raises OSError.
+        """
+        try:
+            uid, start = processes.real_uid(pid), start_ticks(pid)
+            separate = processes.in_other_user_namespace(pid)
+        except PermissionError:
+            return  # /proc is mounted with hidepid, which hides other users' processes.
+        if start is None or not separate:
+            return
+        for identity in self._identities.values():
+            possible = identity.uid in (0, uid) and start >= identity.since
+            if possible and not identity.cooperative:
+                self.unreadable.setdefault(identity.lease, []).append(pid)
+
+    def _add_cooperative_candidate(self, pid: int) -> None:
+        candidates = [identity for identity in self._identities.values() if identity.cooperative]
+        if not candidates:
+            return
+        uid, start = processes.real_uid(pid), start_ticks(pid)
+        if start is not None and any(
+            identity.uid == uid and start >= identity.since for identity in candidates
+        ):
+            assert uid is not None
+            self.cooperative.setdefault(uid, []).append((pid, start))
+
+
+def mounted_lease(pid: int) -> tuple[str, Path] | None:
+    """Return what a process sees mounted at the place of its lease; None also if it has ended.
+
+    Raises OSError.
+    """
+    source = None
+    try:
+        for mount in processes.mounts(processes.living_thread(pid)):
+            if mount.point == LEASE_ROOT / "lease":
+                source = mount.device, mount.root
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return source

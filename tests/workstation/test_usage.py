@@ -15,16 +15,16 @@ from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.workstation import protocol
 from fenka.workstation.client import Connection, DaemonUnavailable
-from fenka.workstation.job import Job
-from fenka.workstation.paths import Runtime
-from fenka.workstation.usage import (
+from fenka.workstation.gpu_processes import (
     GpuProcesses,
     UnleasedProcess,
-    ViolationDetector,
     group_by_lease,
-    retention_reason,
     unattributed_mib,
 )
+from fenka.workstation.job import Job
+from fenka.workstation.paths import Runtime
+from fenka.workstation.retention import retention_reason
+from fenka.workstation.violations import ViolationDetector
 from tests.workstation.conftest import HOLD, Workstation, eventually
 
 CARD = "GPU-00000000-0000-0000-0000-000000000001"

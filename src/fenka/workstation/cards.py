@@ -12,9 +12,15 @@ from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.simulated import NodeError
 from fenka.isolation import pid_namespaces
 from fenka.isolation.processes import start_ticks
-from fenka.workstation import usage
+from fenka.workstation.gpu_processes import (
+    GpuProcesses,
+    UsageSample,
+    group_by_lease,
+    unattributed_mib,
+)
 from fenka.workstation.job import Job
 from fenka.workstation.log import log
+from fenka.workstation.violations import ViolationDetector
 
 __all__ = ["CardMonitor"]
 
@@ -36,7 +42,7 @@ class CardMonitor:
             busy_ns: Returns how long a lease has used a card, by lease and card UUID.
         """
         self._hardware, self._lease_of, self._busy_ns = hardware, lease_of, busy_ns
-        self._detector = usage.ViolationDetector()
+        self._detector = ViolationDetector()
         self._violations: dict[str, list[str]] = {}
         self._locked_by_root: set[str] = set()
 
@@ -57,14 +63,14 @@ class CardMonitor:
         cards = tuple(replace(card, healthy=card.uuid in usable) for card in node.cards)
         return replace(node, cards=cards), readings
 
-    def gpu_processes(self) -> usage.GpuProcesses:
+    def gpu_processes(self) -> GpuProcesses:
         """Return the processes on the cards, by lease. Raises NoDriver."""
         processes = self._hardware.driver.processes()
-        return usage.group_by_lease(processes, self._lease_of, start_ticks)
+        return group_by_lease(processes, self._lease_of, start_ticks)
 
-    def sample(self, readings: Mapping[str, Reading]) -> usage.UsageSample:
+    def sample(self, readings: Mapping[str, Reading]) -> UsageSample:
         """Return what the driver and the last check for violations report. Raises NoDriver."""
-        return usage.UsageSample(readings, self.gpu_processes(), self._violations)
+        return UsageSample(readings, self.gpu_processes(), self._violations)
 
     async def check_violations(self, jobs: Collection[Job]) -> None:
         """Look once for jobs that exceed their limits. Raises NoDriver."""
@@ -83,6 +89,6 @@ class CardMonitor:
         with contextlib.suppress(NoDriver, NodeError):
             readings, processes = self._hardware.readings(), self.gpu_processes()
             for piece in job.slices:
-                unattributed = usage.unattributed_mib(piece.uuid, readings, processes)
+                unattributed = unattributed_mib(piece.uuid, readings, processes)
                 if unattributed is not None:
                     job.unattributed_mib.setdefault(piece.uuid, unattributed)

@@ -13,7 +13,7 @@ from fenka.core.inventory import Card
 from fenka.core.request import Placement
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.simulated import NodeError
-from fenka.workstation import files, protocol, usage
+from fenka.workstation import files, protocol
 from fenka.workstation.broker import GRACE_S, GRANT_TTL_S, Broker
 from fenka.workstation.cards import CardMonitor
 from fenka.workstation.connections import ClientRegistry
@@ -29,6 +29,7 @@ from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import LeaseProcesses
 from fenka.workstation.leases import Leases
 from fenka.workstation.paths import Runtime
+from fenka.workstation.retention import retention_reason
 from fenka.workstation.termination import Terminator
 from fenka.workstation.watches import JobWatches
 
@@ -153,7 +154,7 @@ class Controller:
         except (NoDriver, NodeError):
             return ""
         cards: dict[str, Card] = {card.uuid: card for card in self._broker.node.cards}
-        return usage.retention_reason(job, self._broker.placed(), cards, readings, processes)
+        return retention_reason(job, self._broker.placed(), cards, readings, processes)
 
     # --- effects ------------------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import account
 from fenka.workstation import files, protocol
 from fenka.workstation.broker import Broker
+from fenka.workstation.gpu_processes import GpuProcesses, UsageSample
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
 from fenka.workstation.process_scan import ProcessScan
-from fenka.workstation.usage import GpuProcesses, UsageSample
 
 MIB = 1 << 20
 

@@ -35,7 +35,10 @@ def test_who_may_give_which_priority(uid: int, priority: int, refused: bool) -> 
     if not refused:
         assert asked(uid, name="x", priority=priority) == ["x"]
         return
-    with pytest.raises(InvalidRequest, match=r"a priority above 0 is for \S+ to give, .* not 1"):
+    with pytest.raises(
+        InvalidRequest,
+        match=r"only \S+, who runs this daemon, may give a priority above 0: .* not 1",
+    ):
         asked(uid, priority=priority)
 
 

@@ -1,6 +1,6 @@
-"""How much of the daemon each user may have, so that none can keep the others out.
+"""Quotas of connections, jobs and the daemon's time, so that no user can exclude others.
 
-Root, and the user whose daemon it is, are bound by the number of descriptors alone.
+Only the number of descriptors limits root and the daemon's own user.
 """
 
 import asyncio
@@ -15,46 +15,46 @@ from fenka.hardware.peer_credentials import user_name
 from fenka.workstation.job import Job
 
 HELLO_TIMEOUT_S = 10.0
-"""A client says Hello before anything else, in one line."""
+"""Until a client has sent its Hello."""
 
 IDLE_TIMEOUT_S = 60.0
-"""Between the messages of a client that waits for no slice."""
+"""Between the messages of a client that is not waiting for a lease."""
 
 WRITE_TIMEOUT_S = 10.0
-"""A client that does not take its answer is left."""
+"""Until a client has read its answer; then the connection is closed."""
 
 MAX_LINE_BYTES = 1 << 16
-"""Of one message; commands are sent shortened."""
+"""Of one message. Commands are shortened before they are sent."""
 
 BACKLOG = 1024
-"""Connections that the daemon has not met yet; beyond that, commands wait for a moment."""
+"""Connections that the daemon has not accepted yet. Further commands wait for a moment."""
 
 MAX_CONNECTIONS_PER_USER = 1024
-"""Of one user: each program that waits or starts has one."""
+"""Each program that waits or starts has one connection."""
 
 MAX_JOBS_PER_USER = 512
-"""Of one user: those that wait and those that hold slices, each member of a gang counted."""
+"""Pending, running and completing jobs; each member of a gang counts."""
 
 _DESCRIPTORS_PER_CONNECTION = 4
-"""A connection, and what watches the process behind it."""
+"""The connection itself, and what watches the client's process."""
 
 _RESERVED_DESCRIPTORS = 256
-"""For files, for root's connections, and for those that are being refused."""
+"""For files, for root's connections, and for connections that are being rejected."""
 
 
 class QuotaExceeded(FenkaError):
-    """The user has as much as one user may; the message is one sentence."""
+    """The user has reached a limit."""
 
 
 def raise_descriptor_limit() -> int:
-    """Use as many descriptors as the kernel allows this process; the number."""
+    """Raise this process's limit of open descriptors to the hard limit, and return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
 class Admission:
-    """Counts connections, and shares the daemon's time between users. exempt: users without bounds."""
+    """Counts connections, and divides the daemon's time between users. exempt: users without quotas."""
 
     def __init__(self, descriptors: int, exempt: Collection[int]) -> None:
         self._exempt = exempt
@@ -79,32 +79,32 @@ class Admission:
         self._connections[uid] += 1
 
     def remove_connection(self, uid: int) -> None:
-        """One connection less."""
+        """Count one connection less."""
         self._connections[uid] -= 1
         if not self._connections[uid]:
             del self._connections[uid]
             self._locks.pop(uid, None)
 
-    def check_jobs(self, uid: int, more: int, here: Iterable[Job]) -> None:
-        """Raises QuotaExceeded if the user would have too many jobs with so many more."""
+    def check_jobs(self, uid: int, more: int, jobs: Iterable[Job]) -> None:
+        """Raise QuotaExceeded if `more` jobs would be too many for the user."""
         if uid in self._exempt:
             return
-        have = sum(job.uid == uid for job in here)
-        if have + more > MAX_JOBS_PER_USER:
+        count = sum(job.uid == uid for job in jobs)
+        if count + more > MAX_JOBS_PER_USER:
             raise QuotaExceeded(
-                f"{user_name(uid)} has {have} jobs here; {more} more exceed the limit of {MAX_JOBS_PER_USER} "
-                "for one user: wait until some have ended"
+                f"{user_name(uid)} has {count} jobs here; {more} more exceed the limit of "
+                f"{MAX_JOBS_PER_USER} for one user: wait until some have ended"
             )
 
     @contextlib.asynccontextmanager
     async def time_share(self, uid: int) -> AsyncIterator[None]:
-        """One request of each user at a time, and at most half of the daemon's time for each user."""
+        """Admit one request of each user at a time, and give each user at most half of the daemon's time."""
         if uid in self._exempt:
             yield
             return
         async with self._locks.setdefault(uid, asyncio.Lock()):
-            began = time.monotonic()
+            started_at = time.monotonic()
             try:
                 yield
             finally:
-                await asyncio.sleep(time.monotonic() - began)
+                await asyncio.sleep(time.monotonic() - started_at)

@@ -1,4 +1,4 @@
-"""How a command talks to the daemon, and starts one where none runs."""
+"""Connects a command to the daemon, and starts a daemon if none runs."""
 
 import contextlib
 import os
@@ -20,40 +20,41 @@ from fenka.workstation.paths import Runtime, UnsafeDirectory
 from fenka.workstation.shutdown import SIGNALS
 
 START_TIMEOUT_S = 60.0
-"""A daemon answers within a second; a real driver's first initialisation can take many."""
+"""A daemon is ready within a second; a real driver's first initialisation can take many."""
 
 EXIT_TIMEOUT_S = 10.0
 
 READY = b"fenka daemon: ready\n"
-"""A daemon in the background says this to who started it once clients can connect, and no more after it."""
+"""The last output of a background daemon to the process that started it: clients can connect now."""
 
 EXIT_ALREADY_RUNNING = 75
-"""Its exit code where another one serves the runtime directory."""
+"""A daemon's exit code if another one serves the runtime directory."""
 
 
 class DaemonUnavailable(FenkaError):
-    """No daemon answers, and none could be started; the message says why and what to do."""
+    """No daemon answers, and none could be started."""
 
 
 class Connection:
-    """One conversation with a daemon.
+    """One connection to a daemon.
 
-    Nothing is sent unless the runtime directory can be trusted and the kernel says that this user, or root,
-    serves it. Raises DaemonUnavailable, UnsafeDirectory, ProtocolMismatch, and ConnectionError later on.
+    Nothing is sent unless the runtime directory can be trusted and the daemon runs as this user or root.
+    Raises
+    DaemonUnavailable, UnsafeDirectory, ProtocolMismatch; later calls raise ConnectionError.
     """
 
-    def __init__(self, runtime: Runtime, former: Self | None = None) -> None:
-        """former: a connection of this process, whose directory has been checked already."""
+    def __init__(self, runtime: Runtime, previous: Self | None = None) -> None:
+        """previous: an earlier connection of this process, which has checked the directory."""
         self._runtime = runtime
         with contextlib.ExitStack() as opened:
             try:
-                self._directory: int = os.dup(former._directory) if former else runtime.open()
+                self._directory: int = os.dup(previous._directory) if previous else runtime.open()
                 opened.callback(os.close, self._directory)
                 self._socket = opened.enter_context(paths.connect(self._directory))
             except OSError as why:
                 raise DaemonUnavailable(_unavailable_reason(runtime, why)) from None
             server = peer(self._socket)[1]
-            if not former and server not in runtime.owners | {0}:
+            if not previous and server not in runtime.owners | {0}:
                 raise UnsafeDirectory(
                     f"{runtime.socket} is served by user {server}, who cannot be trusted: remove it, or "
                     "name another directory in FENKA_RUNTIME"
@@ -63,7 +64,7 @@ class Connection:
             self._opened = opened.pop_all()
 
     def _greet(self) -> None:
-        # A daemon that refuses us says so and hangs up, whatever we send.
+        # A daemon that rejects the connection reports that and closes it, whatever is sent.
         with contextlib.suppress(ConnectionError):
             self.send(protocol.Hello())
         self._socket.settimeout(START_TIMEOUT_S)
@@ -72,26 +73,26 @@ class Connection:
         except (ConnectionError, TimeoutError):
             hello = b""
         if not hello:
-            # It was killed after it had let us in.
+            # It was killed after it had accepted the connection.
             raise DaemonUnavailable(f"the daemon at {self._runtime.socket} went away: try again")
         protocol.check_hello(hello, self._runtime.socket)
         self._socket.settimeout(None)
 
     def reconnect(self) -> Self:
-        """Connect once more, after the daemon was started again.
+        """Connect to the next daemon.
 
-        Also from within a lease's namespaces, in which paths and users may have other names.
+        This works inside a lease, too, where paths and users may have other names.
         """
-        fresh = type(self)(self._runtime, self)
+        connection = type(self)(self._runtime, self)
         self.close()
-        return fresh
+        return connection
 
     def send(self, message: msgspec.Struct) -> None:
         """Send one message."""
         self._socket.sendall(protocol.encode(message) + b"\n")
 
     def receive(self, timeout_s: float | None = None) -> protocol.FromDaemon:
-        """The next message. Raises ConnectionError at the end, TimeoutError after `timeout_s`."""
+        """Receive the next message. Raises ConnectionError at the end, TimeoutError after `timeout_s`."""
         self._socket.settimeout(timeout_s)
         line = self._lines.readline()
         if not line:
@@ -99,17 +100,17 @@ class Connection:
         return protocol.decode_answer(line)
 
     def call(self, message: msgspec.Struct) -> protocol.FromDaemon:
-        """One question, one answer."""
+        """Send a request and return its answer."""
         self.send(message)
         return self.receive()
 
     @property
     def daemon_pid(self) -> int:
-        """The daemon's process, from the kernel."""
+        """The daemon's process, by what the kernel reports."""
         return peer(self._socket)[0]
 
     def close(self) -> None:
-        """Hang up; a request that waits is given up by that."""
+        """Close the connection, which cancels a pending request."""
         self._opened.close()
 
     def __enter__(self) -> Self:
@@ -122,9 +123,9 @@ class Connection:
 
 
 def connect(runtime: Runtime, announce: Callable[[str], None]) -> Connection:
-    """Talk to the daemon, starting one first where none runs. Only root starts the system's.
+    """Connect to the daemon, and start one if none runs. Only root starts the system's.
 
-    With FENKA_START_DAEMON=never in the environment none is started.
+    With FENKA_START_DAEMON=never in the environment, none is started.
 
     Raises DaemonUnavailable, UnsafeDirectory, ProtocolMismatch, OSError.
     """
@@ -148,42 +149,46 @@ def _unavailable_reason(runtime: Runtime, why: OSError) -> str:
 def start_daemon(
     runtime: Runtime, options: list[str], lifeline: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a daemon behind this command and wait until one answers. Raises DaemonUnavailable, OSError.
+    """Start a daemon in the background and wait until one answers. Raises DaemonUnavailable, OSError.
 
-    With `--resume` it starts as the last one was started, if that left its configuration. A daemon whose
-    starter has gone when it is ready ends at once. lifeline: once it is ready it ends, with all that it has
-    started, when this descriptor, a pipe's, reaches its end.
+    A daemon ends at once if this process has ended when it is ready.
 
-    Returns the process that was started; it has ended if another one's daemon answers.
+    Args:
+        runtime: The daemon's directory.
+        options: Options of `fenka daemon`. With `--resume` it uses the last daemon's configuration, if any.
+        lifeline: The reading end of a pipe. At its end of file the daemon ends, with all jobs.
+
+    Returns:
+        The process that was started; it has ended if another process's daemon answers.
     """
     runtime.create()
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
-        process, words = _launch(runtime, options, lifeline, deadline)
-        if words is None or _answers(runtime, process):
+        process, reason = _launch(runtime, options, lifeline, deadline)
+        if reason is None or _answers(runtime, process):
             return process
         if process.returncode != EXIT_ALREADY_RUNNING:
-            raise DaemonUnavailable(words)
+            raise DaemonUnavailable(reason)
         if time.monotonic() > deadline:
             raise DaemonUnavailable(
-                f"no daemon answers within {START_TIMEOUT_S:.0f} s, though {words}"
+                f"no daemon answers within {START_TIMEOUT_S:.0f} s, though {reason}"
             )
 
 
 def _launch(
     runtime: Runtime, options: list[str], lifeline: int | None, deadline: float
 ) -> tuple[subprocess.Popen[bytes], str | None]:
-    """Start a daemon; why it has ended, or None once it is ready."""
+    """Start a daemon. Return its process, and why it has ended, or None once it is ready."""
     environment = {**os.environ, "FENKA_RUNTIME": str(runtime.root)}
     if runtime.system:
         del environment["FENKA_RUNTIME"]
     tied = [] if lifeline is None else ["--lifeline"]
-    # An interruption in here would lose the process; the daemon itself lets signals in again.
+    # A signal between here and the assignment would lose the process. The daemon unblocks signals.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     process = subprocess.Popen(
         [sys.executable, "-m", "fenka", "daemon", "--background-child", *tied, *options],
         stdin=subprocess.DEVNULL if lifeline is None else lifeline,
-        # Not the log: that may be on a disk that is full.
+        # Not the log, which may be on a full disk.
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
@@ -194,12 +199,12 @@ def _launch(
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         with process.stdout as pipe:
-            said = _read_output(pipe.fileno(), deadline)
-            if said.endswith(READY):
+            output = _read_output(pipe.fileno(), deadline)
+            if output.endswith(READY):
                 return process, None
         process.wait(EXIT_TIMEOUT_S)
     except BaseException:
-        # Interrupted: nothing is to be left. It ends in order, once it can.
+        # Interrupted: nothing must be left. The daemon ends in order, once it can.
         process.terminate()
         try:
             process.wait(START_TIMEOUT_S)
@@ -207,43 +212,45 @@ def _launch(
             process.kill()
         raise
     with contextlib.suppress(OSError), open(runtime.log, "ab", opener=open_log) as log:
-        log.write(said)
-    return process, _failure_reason(said, process.returncode)
+        log.write(output)
+    return process, _failure_reason(output, process.returncode)
 
 
 def _read_output(pipe: int, deadline: float) -> bytes:
-    """What a daemon says until it is ready or has ended. Raises DaemonUnavailable."""
-    said = b""
+    """Return a daemon's output until it is ready or has ended. Raises DaemonUnavailable."""
+    output = b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
-        while not said.endswith(READY):
+        while not output.endswith(READY):
             if not selector.select(deadline - time.monotonic()):
                 raise DaemonUnavailable(
                     f"the daemon was not ready within {START_TIMEOUT_S:.0f} s: see whether the driver "
                     "answers, as with `nvidia-smi`"
                 )
-            if not (more := os.read(pipe, 1 << 16)):
+            if not (data := os.read(pipe, 1 << 16)):
                 break
-            said += more
-    return said
+            output += data
+    return output
 
 
-def _failure_reason(said: bytes, code: int) -> str:
-    lines = said.decode(errors="replace").strip().splitlines()
+def _failure_reason(output: bytes, code: int) -> str:
+    lines = output.decode(errors="replace").strip().splitlines()
     if lines:
         return lines[-1].removeprefix("fenka: ")
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    return f"the daemon {how} while it started: try again; `dmesg` says if memory was short"
+    outcome = (
+        f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    )
+    return f"the daemon {outcome} while it started: try again; `dmesg` says if memory was short"
 
 
 def _answers(runtime: Runtime, process: subprocess.Popen[bytes]) -> bool:
-    """Whether another one's daemon answers, which may be starting or ending just now."""
-    until = time.monotonic() + (0.5 if process.returncode == EXIT_ALREADY_RUNNING else 0)
-    while not (answers := runtime.answers()) and time.monotonic() < until:
+    """Return whether another process's daemon answers, which may be starting or ending at this moment."""
+    deadline = time.monotonic() + (0.5 if process.returncode == EXIT_ALREADY_RUNNING else 0)
+    while not (answers := runtime.answers()) and time.monotonic() < deadline:
         time.sleep(0.02)
     return answers
 
 
 def open_log(path: str, flags: int) -> int:
-    """Open a daemon's log, whatever stands in its place, without waiting. Raises OSError."""
+    """Open a daemon's log without waiting and without following links. Raises OSError."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)

@@ -1,4 +1,4 @@
-"""The files of a workstation's daemon: what it remembers, and what a lease is made of."""
+"""The files of a workstation's daemon: its configuration and state, and the files of leases."""
 
 import contextlib
 import os
@@ -22,19 +22,19 @@ from fenka.workstation.paths import Runtime
 LDCONFIG = "/sbin/ldconfig"
 
 SYSTEM_NATIVE = Path("/var/lib/fenka/workstation")
-"""Where a system daemon keeps copies of them, in directories named by their content."""
+"""Copies of the native libraries for a system daemon, in directories named by their content."""
 
 MAX_LOG_BYTES = 4 << 20
-"""Of a daemon in the background."""
+"""Of a background daemon."""
 
 MAX_FILE_BYTES = 1 << 28
-"""Of a file that is read whole; thousands of jobs with the longest commands come to less."""
+"""Of a file that is read. Thousands of jobs with the longest commands need less."""
 
 Loaded = TypeVar("Loaded")
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a daemon was started, so that it can be started the same way again."""
+    """A daemon's options, so that the next one can be started with them."""
 
     simulate: str = ""
     policy: str = "binpack"
@@ -43,7 +43,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StateFile(msgspec.Struct, forbid_unknown_fields=True):
-    """The ledger and the queue on disk. `boot` tells a restart of the daemon from one of the machine."""
+    """All jobs on disk. boot: distinguishes a restart of the daemon from one of the machine."""
 
     boot: str
     jobs: list[Job]
@@ -51,26 +51,26 @@ class StateFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class InvalidState(FenkaError):
-    """A file of the daemon cannot be understood; the message names it and says what to do."""
+    """A file of the daemon is invalid, or does not match the running programs."""
 
 
 def boot_id() -> str:
-    """The kernel's id of this boot."""
+    """Return the kernel's id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def load_config(runtime: Runtime) -> Config | None:
-    """The last daemon's options, if it left any. Raises Unreadable."""
+    """Return the last daemon's options, if it left any. Raises InvalidState."""
     return _load(runtime.config, Config)
 
 
 def save_config(runtime: Runtime, config: Config) -> None:
-    """Remember how this daemon was started."""
+    """Record this daemon's options."""
     write_atomically(runtime.config, msgspec.json.encode(config))
 
 
 def trim_log(runtime: Runtime) -> None:
-    """Keep the end of a log that has become too long; what is appended meanwhile may be lost."""
+    """Keep only the end of a log that is too long. Lines written meanwhile may be lost."""
     with contextlib.suppress(FileNotFoundError), runtime.log.open("r+b") as log:
         if os.fstat(log.fileno()).st_size <= MAX_LOG_BYTES:
             return
@@ -82,13 +82,13 @@ def trim_log(runtime: Runtime) -> None:
 
 
 def load_jobs(runtime: Runtime) -> list[Job]:
-    """What the last daemon knew, unless the machine has booted since. Raises Unreadable."""
+    """Return the last daemon's jobs; none after a reboot. Raises InvalidState."""
     state = _load(runtime.state, StateFile)
     return state.jobs if state and state.boot == boot_id() else []
 
 
 def save_jobs(runtime: Runtime, jobs: list[Job]) -> None:
-    """Record the ledger and the queue; called before anybody acts on a change."""
+    """Record all jobs."""
     write_atomically(runtime.state, msgspec.json.encode(StateFile(boot_id(), jobs)))
 
 
@@ -101,20 +101,21 @@ def _load(path: Path, kind: type[Loaded]) -> Loaded | None:
         return None
     except OSError as why:
         raise InvalidState(
-            f"{isolation_files.describe_os_error(why)}; it says who holds which slice: before you "
-            "remove it, end the programs that hold leases"
+            f"{isolation_files.describe_os_error(why)}; it records which job holds which slice: "
+            "before you remove it, end the programs that hold leases"
         ) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as why:
         raise InvalidState(
-            f"{path} is not understood ({why}): it was written by another version or damaged; end the "
+            f"{path} is not understood ({why}): it was written by another version or is damaged; end the "
             "programs that hold leases, remove the file and start again"
         ) from None
 
 
 def install_native(runtime: Runtime) -> Path:
-    """A directory with the native libraries that every user of the daemon can read.
+    """Return a directory of the native libraries that all users of the daemon can read.
 
-    A system daemon may run from a home directory closed to others. Raises FileNotFoundError.
+    A system daemon copies them, because it may be installed in a private home directory. Raises
+    FileNotFoundError.
     """
     if runtime.system:
         return isolation_files.install_native(SYSTEM_NATIVE)
@@ -123,7 +124,7 @@ def install_native(runtime: Runtime) -> Path:
 
 
 def build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
-    """A cache for the dynamic linker in which `library_dir` comes first. Raises IsolationError, OSError."""
+    """Build a linker cache in which `library_dir` comes first. Raises IsolationError, OSError."""
     configuration, cache = runtime.root / "ld.so.conf", runtime.root / "ld.so.cache"
     text = f"{library_dir}\ninclude /etc/ld.so.conf\n"
     isolation_files.write_atomically(configuration, text.encode())
@@ -132,7 +133,7 @@ def build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
             [LDCONFIG, "-X", "-i", "-f", configuration, "-C", cache],
             check=False,
             capture_output=True,
-            process_group=0,  # Ctrl-C is the daemon's to act upon.
+            process_group=0,  # Ctrl-C must not interrupt it
         )
     except OSError as why:
         raise sandbox.IsolationError(
@@ -140,9 +141,9 @@ def build_linker_cache(runtime: Runtime, library_dir: Path) -> Path:
             "leases: install it (in Debian's package libc-bin)"
         ) from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise sandbox.IsolationError(
-            f"{LDCONFIG} cannot write {cache}: {said[-1] if said else f'it ended with {done.returncode}'}"
+            f"{LDCONFIG} cannot write {cache}: {lines[-1] if lines else f'it ended with {done.returncode}'}"
         )
     return cache
 
@@ -205,7 +206,7 @@ def account_path(directory: Path) -> Path:
 
 
 def remove_lease(directory: Path) -> None:
-    """Forget a lease's files; nothing maps them any more."""
+    """Remove a lease's files, which no process maps any more."""
     with contextlib.suppress(OSError):
         syscalls.unmount_all(directory / "account", syscalls.unmount)
     shutil.rmtree(directory, ignore_errors=True)

@@ -1,7 +1,6 @@
-"""Wait for a lease, enter it, and become the program.
+"""Waits for a lease, enters it, and executes the program in the same process.
 
-The process that asks is the process that execs: the daemon follows its PID, and signals, terminal and
-exit code are the program's own.
+The daemon watches the PID that requested the lease. Signals, terminal and exit code need no forwarding.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ from fenka.workstation.paths import Runtime
 
 
 class LeaseNotGranted(FenkaError):
-    """There is no lease for this request; `final` if there never could be. The message says why."""
+    """The request was rejected, or its time to wait is over. final: it can never be granted."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)
@@ -30,23 +29,30 @@ class LeaseNotGranted(FenkaError):
 
 
 class NestedLease(FenkaError):
-    """The command runs inside a lease already."""
+    """The command runs inside a lease."""
 
     exit_code = INVALID_INPUT
 
 
 def acquire(
     runtime: Runtime,
-    ask: protocol.SubmitJob,
+    request: protocol.SubmitJob,
     *,
     timeout_s: float | None,
     on_wait: Callable[[protocol.JobQueued], None],
     announce: Callable[[str], None],
 ) -> tuple[Connection, protocol.LeaseGranted | protocol.GangGranted]:
-    """Wait for the slice, or a gang's slices; across restarts of the daemon the place in the queue is kept.
+    """Wait for a lease, or for a gang's leases. Restarts of the daemon keep the place in the queue.
 
-    timeout_s: give up after so many seconds of waiting, None for never. on_wait is told each change.
-    Raises LeaseNotGranted, NestedLease, DaemonUnavailable, UnsafeDirectory, ProtocolMismatch.
+    Args:
+        runtime: The daemon's directory.
+        request: What is requested.
+        timeout_s: Seconds to wait; None for no limit.
+        on_wait: Called at each change of the place in the queue.
+        announce: Called with progress for the user.
+
+    Raises:
+        LeaseNotGranted, NestedLease, DaemonUnavailable, UnsafeDirectory, ProtocolMismatch: No lease.
     """
     if "FENKA_LEASE" in os.environ or sandbox.inside_lease():
         raise NestedLease("this shell is inside a lease already: leave it to ask for another one")
@@ -54,16 +60,16 @@ def acquire(
     try:
         connection = connect(runtime, announce)
     except DaemonUnavailable:
-        if not (runtime.foreign and ask.wait):
+        if not (runtime.foreign and request.wait):
             raise
         announce("this machine's daemon does not answer; waiting until root has started it …")
         connection = _reconnect(runtime, deadline)
     while True:
         try:
-            return connection, _await_grant(connection, ask, deadline, on_wait)
+            return connection, _await_grant(connection, request, deadline, on_wait)
         except _ConnectionLost as lost:
             connection.close()
-            ask = msgspec.structs.replace(ask, job_id=lost.job_id)
+            request = msgspec.structs.replace(request, job_id=lost.job_id)
             announce("the daemon went away; waiting for it with our place in the queue kept …")
             connection = _reconnect(runtime, deadline)
 
@@ -76,15 +82,15 @@ class _ConnectionLost(FenkaError):
 
 def _await_grant(
     connection: Connection,
-    ask: protocol.SubmitJob,
+    request: protocol.SubmitJob,
     deadline: float | None,
     on_wait: Callable[[protocol.JobQueued], None],
 ) -> protocol.LeaseGranted | protocol.GangGranted:
-    job, reason = ask.job_id, ""
+    job_id, reason = request.job_id, ""
     try:
-        connection.send(submission.truncate(ask))
+        connection.send(submission.truncate(request))
     except ConnectionError:
-        raise _ConnectionLost(job) from None
+        raise _ConnectionLost(job_id) from None
     while True:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.001)
         try:
@@ -92,33 +98,33 @@ def _await_grant(
         except TimeoutError:
             raise LeaseNotGranted(f"gave up waiting: {reason}", final=False) from None
         except ConnectionError:
-            raise _ConnectionLost(job) from None
+            raise _ConnectionLost(job_id) from None
         match answer:
             case protocol.LeaseGranted() | protocol.GangGranted():
                 return answer
             case protocol.JobRejected(reason=why, final=final):
                 raise LeaseNotGranted(why, final=final)
             case protocol.JobQueued():
-                job, reason = answer.job_id, answer.reason
+                job_id, reason = answer.job_id, answer.reason
                 on_wait(answer)
             case _:
                 raise LeaseNotGranted(protocol.failure_reason(answer), final=True)
 
 
 def claim_member(runtime: Runtime, job: str) -> tuple[Connection, protocol.LeaseGranted]:
-    """The slice of one member of a gang, for a child of the process to which it was granted.
+    """Take over the lease of one member of a gang, in a child of the process to which it was granted.
 
     Raises LeaseNotGranted, DaemonUnavailable, ProtocolMismatch.
     """
     deadline = time.monotonic() + GRANT_TTL_S
     while True:
-        # No daemon is started from here: the member that did so would be its parent.
+        # Does not start a daemon, which would be a child of this member.
         with contextlib.suppress(ConnectionError, DaemonUnavailable):
             connection = Connection(runtime)
             answer = connection.call(protocol.SubmitJob(command=[], job_id=job))
             if isinstance(answer, protocol.LeaseGranted):
                 return connection, answer
-            raise LeaseNotGranted("the gang's slices are no longer held: try again", final=False)
+            raise LeaseNotGranted("the gang's grant has expired: try again", final=False)
         if time.monotonic() > deadline:
             raise LeaseNotGranted(
                 "the daemon went away while the gang was starting: try again", final=False
@@ -146,13 +152,13 @@ def enter(
 ) -> dict[str, str]:
     """Move this process into the lease and return the environment for the program.
 
-    user_namespaces: whether it may make user namespaces of its own.
+    user_namespaces: whether the program may create user namespaces.
 
     Raises IsolationError, LeaseNotGranted; the process must then end, and its lease ends with it.
     """
     environment = dict(os.environ)
-    # By UUID: right on a machine whose CUDA order differs from NVML's. The shim keeps to the lease's
-    # cards whatever the program makes of this variable.
+    # By UUID, because CUDA's order of cards may differ from NVML's. The shim allows only the lease's cards,
+    # whatever this variable says.
     environment["CUDA_VISIBLE_DEVICES"] = ",".join(granted.uuids)
     shim = Path(granted.shim)
     if isolation == "namespace":
@@ -173,8 +179,8 @@ def enter(
         shim = sandbox.SHIM
     else:
         environment["FENKA_LEASE"] = granted.directory
-    # In a namespace a second line only: if somebody replaces /etc/ld.so.preload or the linker's cache
-    # on the host, the kernel drops the mounts over them in every namespace.
+    # In a namespace this is a fallback: if /etc/ld.so.preload or the linker's cache is replaced on the host,
+    # the kernel drops the mounts over them in every namespace.
     _prepend(environment, "LD_PRELOAD", str(shim))
     if granted.library_dir:
         _prepend(environment, "LD_LIBRARY_PATH", granted.library_dir)
@@ -183,9 +189,9 @@ def enter(
 
 
 def _confirm(connection: Connection, granted: protocol.LeaseGranted) -> None:
-    """Tell the daemon that we are inside; if it was killed just now, tell the next one.
+    """Confirm to the daemon that this process is in its lease, or to the next daemon if it was killed.
 
-    We cannot start one ourselves any more: it would be born inside the lease.
+    This process cannot start a daemon any more: it would run inside the lease.
     """
     deadline = time.monotonic() + GRANT_TTL_S
     while True:
@@ -207,7 +213,7 @@ def _confirm(connection: Connection, granted: protocol.LeaseGranted) -> None:
 
 
 def exec_program(command: list[str], environment: Mapping[str, str]) -> NoReturn:
-    """Exec the program. Raises OSError."""
+    """Execute the program in place of this process. Raises OSError."""
     os.execvpe(command[0], command, environment)
 
 

@@ -1,4 +1,4 @@
-"""Wires the workstation's daemon: the only place that names its concrete parts."""
+"""Wires the workstation's daemon to its hardware and files."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from fenka.workstation.shutdown import ShutdownSignals
 
 
 class InvalidOption(FenkaError):
-    """An option of the daemon means nothing; the message says what would."""
+    """An option of the daemon is invalid."""
 
     exit_code = INVALID_INPUT
 
@@ -37,14 +37,14 @@ class InvalidOption(FenkaError):
 def run(
     runtime: Runtime, config: Config, ready: Callable[[Daemon], None], ending: ShutdownSignals
 ) -> list[str]:
-    """Serve until told to stop; the names of the jobs that are still there then.
+    """Serve until the end, and return the names of the jobs that still run then.
 
-    `ready` is called once clients can connect, unless it was told to stop before.
+    `ready` is called once clients can connect, unless the daemon is ended before.
 
     Raises AlreadyRunning, UnsafeDirectory, InvalidOption, InvalidSize, BadSpec, NoDriver, CardLocked,
-    Unreadable, IsolationError, whose messages are the sentences to show, and OSError.
+    InvalidState, IsolationError, OSError.
     """
-    # What programs of other users need is readable, whatever the mask of who starts the daemon.
+    # Programs of other users must be able to read some files, whatever umask the daemon was started with.
     os.umask(0o022)
     unit_mib = parse_unit(config.unit)
     if config.policy not in SCORES:
@@ -52,7 +52,7 @@ def run(
             f"no policy is called {config.policy}: choose one of {', '.join(SCORES)}"
         )
     with lock_runtime(runtime):
-        # What was killed could not do it.
+        # An earlier daemon may have been killed before it did this.
         sandbox.remove_preload()
         left = _serve(runtime, config, unit_mib, ready, ending)
         if not left:
@@ -89,7 +89,7 @@ def _report_displaced(card: Card, owner: Owner) -> None:
 
 
 def remove_files(runtime: Runtime) -> None:
-    """Remove what a daemon without leases leaves."""
+    """Remove the files of a daemon that has no leases."""
     for path in (runtime.state, runtime.config, runtime.root / "ld.so.conf"):
         path.unlink(missing_ok=True)
     (runtime.root / "ld.so.cache").unlink(missing_ok=True)
@@ -108,7 +108,7 @@ def _hardware(runtime: Runtime, simulate: str, native: Path) -> Iterator[Hardwar
     node = SimulatedNode.create(runtime.simulated, parse_spec(simulate), native / "simulated")
 
     def start() -> Driver:
-        # Also after the card server was killed: what a reboot is for a real card.
+        # Called again after the card server was killed, which is like a reset of a real card.
         node.stop()
         node.start()
         return Driver.open(node.library_dir)
@@ -118,7 +118,7 @@ def _hardware(runtime: Runtime, simulate: str, native: Path) -> Iterator[Hardwar
         with contextlib.closing(Hardware(lambda: Driver.open(node.library_dir), start)) as hardware:
             yield hardware
     finally:
-        # Programs in leases still compute on its cards, so it ends only when the last of them has.
+        # Programs in leases use its cards, so it runs until the last of them has ended.
         if not any(runtime.leases.iterdir()):
             node.stop()
 

@@ -1,18 +1,18 @@
-"""Where a workstation's daemon keeps its things, and how a client finds them.
+"""The runtime directory of a workstation's daemon, and how clients find it.
 
-One runtime directory holds everything of one daemon:
+One directory holds all files of one daemon:
 
-    daemon.sock   clients connect here          daemon.lock   held by the living daemon
-    config.json   how it was started            state.json    leases and waiters, for a restart
-    leases/ID/    the files of one lease        daemon.log    what it printed, when it runs behind
+    daemon.sock   clients connect here          daemon.lock   locked by the running daemon
+    config.json   its options                   state.json    jobs, for a restart
+    leases/ID/    the files of one lease        daemon.log    output of a background daemon
     simulated/    the simulated node, if any
 
-`FENKA_RUNTIME` names it; else it is /run/fenka for root (one daemon for all users) and
-$XDG_RUNTIME_DIR/fenka for anybody else. A user whose machine has a system daemon uses that one.
+`FENKA_RUNTIME` names it. By default it is /run/fenka for root (one daemon for all users) and
+$XDG_RUNTIME_DIR/fenka for other users. A user whose machine has a system daemon uses that one.
 
-A daemon tells its clients which library to load, so a directory is used only if no other user can have
-made or replaced it: it belongs to this user (the system's: to root), and everything above it belongs to
-root or this user and is closed to others, or sticky as /tmp is.
+Clients load a library that the daemon names, so a directory is used only if no other user can have created or
+replaced it. It must belong to this user (the system's to root), and all directories above it must belong to
+root or this user and be writable by nobody else, or be sticky like /tmp.
 """
 
 import os
@@ -31,7 +31,7 @@ SOCKET_PATH_BYTES = 107
 
 
 class UnsafeDirectory(FenkaError):
-    """The runtime directory cannot be used; the message says why and what to do."""
+    """The runtime directory cannot be trusted or used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +47,27 @@ class Runtime:
 
     @property
     def lock(self) -> Path:
-        """Locked (flock) by the living daemon."""
+        """Locked (flock) by the running daemon."""
         return self.root / "daemon.lock"
 
     @property
     def config(self) -> Path:
-        """How the daemon was started, so that a client can start it again."""
+        """The daemon's options, so that a client can start it again."""
         return self.root / "config.json"
 
     @property
     def state(self) -> Path:
-        """The ledger and the queue."""
+        """All jobs."""
         return self.root / "state.json"
 
     @property
     def log(self) -> Path:
-        """What a daemon in the background prints."""
+        """Output of a background daemon."""
         return self.root / "daemon.log"
 
     @property
     def leases(self) -> Path:
-        """One directory a lease."""
+        """Contains one directory for each lease."""
         return self.root / "leases"
 
     def lease(self, job: str) -> Path:
@@ -86,16 +86,16 @@ class Runtime:
 
     @property
     def foreign(self) -> bool:
-        """Whether somebody else starts and stops this daemon."""
+        """Whether another user starts and stops this daemon."""
         return self.system and os.geteuid() != 0
 
     @property
     def owners(self) -> frozenset[int]:
-        """The users whose daemon may serve here: root for the system's, else this process's user."""
+        """Users whose daemon may serve here: root for the system's, else this process's user."""
         return _roots() if self.system else frozenset({os.geteuid()})
 
     def create(self) -> None:
-        """Make the directory, or check that it is ours. Raises UnsafeDirectory."""
+        """Create the directory, or check that it can be trusted. Raises UnsafeDirectory."""
         if len(os.fsencode(self.socket)) > SOCKET_PATH_BYTES:
             raise UnsafeDirectory(
                 f"{self.root} is too long a path for a socket: name a shorter one in FENKA_RUNTIME"
@@ -128,17 +128,17 @@ class Runtime:
                 f"{self.root} is a symbolic link or no directory: remove it, or name another directory "
                 "in FENKA_RUNTIME"
             ) from None
-        found = os.fstat(directory)
-        if found.st_uid in self.owners and not found.st_mode & OTHERS_WRITE:
+        status = os.fstat(directory)
+        if status.st_uid in self.owners and not status.st_mode & OTHERS_WRITE:
             return directory
         os.close(directory)
         raise UnsafeDirectory(
-            f"{self.root} belongs to user {found.st_uid} or is writable by others: remove it, or "
+            f"{self.root} belongs to user {status.st_uid} or is writable by others: remove it, or "
             "name another directory in FENKA_RUNTIME"
         )
 
     def answers(self) -> bool:
-        """Whether a daemon listens on the socket, in a directory that can be trusted."""
+        """Return whether a daemon listens on the socket of a trusted directory."""
         try:
             directory = self.open()
         except (OSError, UnsafeDirectory):
@@ -152,7 +152,7 @@ class Runtime:
         return True
 
     def established(self) -> bool:
-        """Whether a daemon answers here, or one that was started here has not been stopped."""
+        """Return whether a daemon answers here, or was started here and not stopped."""
         try:
             os.close(self.open())
         except (OSError, UnsafeDirectory):
@@ -163,22 +163,22 @@ class Runtime:
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 CONNECT_TIMEOUT_S = 10
-"""How long a connection may wait for room in a daemon's queue of connections."""
+"""For room in a daemon's queue of connections."""
 
 
 def check_parents(path: Path) -> None:
-    """Check that no other user can put something else in the place of `path`.
+    """Check that no other user can replace `path`.
 
     Raises UnsafeDirectory, OSError.
     """
     trusted = _roots() | {os.geteuid()}
     for directory in reversed(path.parents):
-        found = directory.lstat()
-        closed = found.st_mode & stat.S_ISVTX or not found.st_mode & OTHERS_WRITE
-        if found.st_uid in trusted and closed and stat.S_ISDIR(found.st_mode):
+        status = directory.lstat()
+        closed = status.st_mode & stat.S_ISVTX or not status.st_mode & OTHERS_WRITE
+        if status.st_uid in trusted and closed and stat.S_ISDIR(status.st_mode):
             continue
         raise UnsafeDirectory(
-            f"{path} cannot be trusted, because {directory} belongs to user {found.st_uid} or is writable "
+            f"{path} cannot be trusted, because {directory} belongs to user {status.st_uid} or is writable "
             "by others: use a directory below your own"
         )
 
@@ -187,7 +187,7 @@ def connect(directory: int) -> socket.socket:
     """Connect to the daemon of the runtime directory with this descriptor. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # A process that takes no connections must not hold up who asks.
+        # A process that accepts no connections must not block the client.
         connection.setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", CONNECT_TIMEOUT_S, 0)
         )
@@ -200,12 +200,12 @@ def connect(directory: int) -> socket.socket:
 
 
 def _roots() -> frozenset[int]:
-    """Root's number. In a user namespace without root, the kernel shows another one for it."""
+    """Return root's uid. A user namespace without root shows another uid for it."""
     return frozenset({0, os.stat("/").st_uid})
 
 
 def own() -> Runtime:
-    """The runtime directory of a daemon that this user starts."""
+    """Return the runtime directory of a daemon that this user starts."""
     named = os.environ.get("FENKA_RUNTIME")
     if named:
         return Runtime(_resolve_parents(Path(named)))
@@ -218,19 +218,19 @@ def own() -> Runtime:
 
 
 def current() -> Runtime:
-    """The runtime directory whose daemon this user's commands talk to.
+    """Return the runtime directory of the daemon that this user's commands use.
 
-    While root's daemon is away it is still the one to use: its leases go on.
+    The system's is used even while its daemon is down, because its leases go on.
     """
-    mine = own()
-    if os.environ.get("FENKA_RUNTIME") or mine.system or mine.answers():
-        return mine
+    runtime = own()
+    if os.environ.get("FENKA_RUNTIME") or runtime.system or runtime.answers():
+        return runtime
     system = Runtime(SYSTEM)
-    return system if system.established() else mine
+    return system if system.established() else runtime
 
 
 def jobs_directory() -> Path:
-    """Where this user's detached programs write their logs."""
+    """Return the directory of this user's detached programs' logs."""
     named = os.environ.get("FENKA_RUNTIME")
     if named:
         return _resolve_parents(Path(named)) / "jobs"
@@ -244,6 +244,7 @@ def jobs_directory() -> Path:
 
 
 def _resolve_parents(path: Path) -> Path:
-    """The path with the links above it followed once; whether to trust what it leads to is checked later."""
+    """Return the path with the links in its parents followed. Whether to trust the result is checked
+    later."""
     path = path.absolute()
     return path.parent.resolve() / path.name

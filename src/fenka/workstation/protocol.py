@@ -1,8 +1,8 @@
-"""What clients and the daemon say to each other: one JSON object a line over a Unix socket.
+"""The messages between clients and the daemon: one JSON object a line over a Unix socket.
 
-Strict and versioned: an unknown field is an error that names it, and the first line each way is a
-Hello, so that a client and a daemon of different versions part with a sentence. The daemon knows who
-asks from the socket's peer credentials, never from a message.
+The protocol is strict and versioned. An unknown field is an error that names it. The first line each way is a
+Hello, so that a client and a daemon of different versions report the mismatch. The daemon takes the client's
+identity from the socket's peer credentials, never from a message.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from fenka.core.errors import FenkaError
 from fenka.isolation.control import ComputeMode
 
 PROTOCOL = 5
-"""Raised whenever a message changes."""
+"""Incremented whenever a message changes."""
 
 JobState = Literal["waiting", "starting", "running", "completing"]
 Isolation = Literal["namespace", "cooperative"]
@@ -27,26 +27,27 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
 
 
 class Hello(msgspec.Struct, frozen=True, tag_field="type", tag="hello"):
-    """First line, both ways; later versions may add fields to it."""
+    """The first line of both sides. Later versions may add fields to it."""
 
     protocol: int = PROTOCOL
     version: str = __version__
 
 
 class SubmitJob(Message, tag="submit-job"):
-    """A client wants a lease; answered by Waiting…, then Granted, GangGranted or Refused.
+    """Request a lease. Answered by any number of JobQueued, then LeaseGranted, GangGranted or JobRejected.
 
-    job_id: the id of a request that waited when the daemon went away, or of the member of a gang that this
-    process is to be; else empty.
+    job_id: empty; or the id of a pending request of an earlier daemon, or of the gang's member that this
+    process
+    is to run.
     gpu_mem: memory per card, as typed; empty with whole cards.
-    gpu_core: percent of each card's time, 0 for no limit; what that means says gpu_core_mode.
-    cards: slices, each on a card of its own; or whole cards where `whole` is set.
+    gpu_core: percent of each card's time, 0 for no limit; gpu_core_mode defines its meaning.
+    cards: number of slices, each on a different card; or of whole cards if `whole` is set.
     models: names of acceptable card models, empty for any.
-    wait: queue if nothing is free.
-    gang: so many leases, all at once; None for a single one.
-    priority: the larger is served first.
-    time_limit_s: seconds after which it is ended, whatever it does; None for never.
-    allow_user_namespaces: its programs may make user namespaces of their own.
+    wait: whether to queue the request if nothing is free.
+    gang: number of leases, granted together; None for a single one.
+    priority: larger ones are served first.
+    time_limit_s: seconds until the job is terminated; None for never.
+    allow_user_namespaces: whether its programs may create user namespaces.
     """
 
     command: list[str]
@@ -69,25 +70,25 @@ class SubmitJob(Message, tag="submit-job"):
 
 
 class ConfirmLease(Message, tag="confirm-lease"):
-    """The client has entered its lease and is about to exec."""
+    """The client has entered its lease and is about to execute its program."""
 
 
 class GetSnapshot(Message, tag="get-snapshot"):
-    """Answered by Snapshot."""
+    """Request a Snapshot."""
 
 
 class StopJob(Message, tag="stop-job"):
-    """End the programs of a lease, or give up its place in the queue; answered by Done or Failure."""
+    """End the programs of a job, or remove it from the queue. Answered by Done or Failure."""
 
     name: str
     grace_s: float = 10.0
 
 
 class ResizeJob(Message, tag="resize-job"):
-    """Change what a running job may have of its cards; answered by Done or Failure.
+    """Change the limits of a running job. Answered by Done or Failure.
 
-    gpu_mem: per card, as typed; empty leaves it. gpu_core: percent, 0 for no limit; None leaves it.
-    gpu_core_mode: None leaves it.
+    gpu_mem: per card, as typed; empty for no change. gpu_core: percent, 0 for no limit; None for no change.
+    gpu_core_mode: None for no change.
     """
 
     name: str
@@ -97,13 +98,13 @@ class ResizeJob(Message, tag="resize-job"):
 
 
 class Shutdown(Message, tag="shutdown"):
-    """End the daemon; with leases held only if forced. Answered by Done or Failure."""
+    """End the daemon; while there are jobs only if forced. Answered by Done or Failure."""
 
     force: bool = False
 
 
 class JobQueued(Message, tag="job-queued"):
-    """Where the request stands in the queue; position 1 is served next."""
+    """The request's place in the queue, of which position 1 is served next, and why it is pending."""
 
     job_id: str
     name: str
@@ -113,9 +114,10 @@ class JobQueued(Message, tag="job-queued"):
 
 
 class LeaseGranted(Message, tag="lease-granted"):
-    """The slice, and what the client must bind and set to enter it.
+    """A lease, and what the client must mount and set to enter it.
 
-    proxies: their directory. driver: the files they stand in for, by library. simulated: the node's, if any.
+    proxies: the directory of the proxy libraries. driver: the driver's files that they replace, by library.
+    simulated: the directory of the simulated node, or empty.
     """
 
     job_id: str
@@ -132,34 +134,36 @@ class LeaseGranted(Message, tag="lease-granted"):
 
 
 class GangGranted(Message, tag="gang-granted"):
-    """All slices of a gang. For each of these jobs the client starts a process, which asks for it by id."""
+    """All leases of a gang. The client starts one process for each job, which submits that job's id."""
 
     name: str
     jobs: list[str]
 
 
 class JobRejected(Message, tag="job-rejected"):
-    """No lease: `final` if it can never be had, else it only was not free now."""
+    """No lease. final: the request can never be granted; else nothing was free."""
 
     reason: str
     final: bool
 
 
 class Done(Message, tag="done"):
-    """It was done."""
+    """The request was carried out."""
 
     text: str = ""
 
 
 class Failure(Message, tag="failure"):
-    """It was not done, and why."""
+    """The request was not carried out, and why."""
 
     reason: str
 
 
 class SliceView(msgspec.Struct, frozen=True):
-    """One slice as screens show it. Memory in MiB; used is None where the driver does not tell.
-    compute: percent of the card's time, 0 = not limited; what that means says the mode."""
+    """One slice as screens show it. used_mib: None if the driver does not report it.
+
+    compute: percent of the card's time, 0 for no limit; compute_mode defines its meaning.
+    """
 
     card: int
     uuid: str
@@ -170,15 +174,16 @@ class SliceView(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """A lease, or a request that waits for one. Times are Unix seconds.
+    """A job as screens show it. Times are Unix seconds.
 
-    A gang that waits is one, under its own name and id; its members are one each once they are granted.
-    gang, rank, size: of a gang; rank is None while it waits. ends_at: when it is ended whatever it does.
-    reserved: indices of the cards that are kept for it; starts_by: when they will do at the latest.
-    used_s: what its user has had of cards, in card-seconds that decay.
-    reason: why it waits, or why its slice is held after its end. offences: what it does beyond its limits.
+    A pending gang is one view with the gang's name and id; once it is granted, each member has a view.
+    gang, rank, size: the gang's name, the member's number (None while pending), and the number of members.
+    deadline: when it is terminated.
+    reserved: indices of the cards reserved for it. starts_by: when these will be free at the latest.
+    used_s: its user's recent use of cards, in decaying card-seconds.
+    reason: why it is pending, or why its slice is retained. violations: sentences about exceeded limits.
     unreadable_pids: processes that may be in the lease and cannot be inspected; they keep it while they live.
-    allow_user_namespaces: its programs may make user namespaces, in which they can undo its limits.
+    allow_user_namespaces: its programs may create user namespaces, in which they can undo its limits.
     """
 
     id: str
@@ -213,7 +218,7 @@ class JobView(msgspec.Struct, frozen=True):
 
 
 class ProcessView(msgspec.Struct, frozen=True):
-    """A process that uses a card and is in no lease. used_mib: None where the driver does not tell."""
+    """A process that uses a card and is in no lease. used_mib: None if the driver does not report it."""
 
     card: int
     pid: int
@@ -223,7 +228,7 @@ class ProcessView(msgspec.Struct, frozen=True):
 
 
 class CardView(msgspec.Struct, frozen=True):
-    """A card and what the driver reads on it now (None where it does not tell)."""
+    """A card and its current readings, which are None if the driver does not report them."""
 
     index: int
     uuid: str
@@ -239,7 +244,7 @@ class CardView(msgspec.Struct, frozen=True):
 
 
 class Snapshot(Message, tag="snapshot"):
-    """All that the daemon knows."""
+    """All cards and jobs. unleased: processes on the cards that are in no lease."""
 
     version: str
     pid: int
@@ -266,12 +271,12 @@ _hellos = msgspec.json.Decoder(Hello)
 
 
 def decode_request(line: bytes) -> ToDaemon:
-    """What a client says. Raises msgspec.MsgspecError."""
+    """Decode a client's message. Raises msgspec.MsgspecError."""
     return cast("ToDaemon", _decoded(_requests, line))
 
 
 def decode_answer(line: bytes) -> FromDaemon:
-    """What the daemon says. Raises msgspec.MsgspecError."""
+    """Decode the daemon's message. Raises msgspec.MsgspecError."""
     return cast("FromDaemon", _decoded(_answers, line))
 
 
@@ -279,22 +284,22 @@ def _decoded(decoder: msgspec.json.Decoder[Any], line: bytes) -> object:
     try:
         return decoder.decode(line)
     except RecursionError:
-        raise msgspec.DecodeError("it is nested too deeply") from None
+        raise msgspec.DecodeError("too deeply nested") from None
     except UnicodeDecodeError:
-        raise msgspec.DecodeError("it is not UTF-8") from None
+        raise msgspec.DecodeError("not UTF-8") from None
 
 
 def failure_reason(answer: FromDaemon) -> str:
-    """Why the daemon did not do what was asked; also for an answer that does not fit the question."""
-    return getattr(answer, "reason", "the daemon answered nonsense")
+    """Return why a request failed, also for an answer of an unexpected type."""
+    return getattr(answer, "reason", "unexpected answer of the daemon")
 
 
 class ProtocolMismatch(FenkaError):
-    """The other end speaks another version; the message says which and what to do."""
+    """The daemon has another version of the protocol, or is no fenka daemon."""
 
 
 def check_hello(line: bytes, socket: Path) -> Hello:
-    """The other end's Hello. Raises ProtocolMismatch."""
+    """Decode the peer's Hello. Raises ProtocolMismatch."""
     try:
         hello = cast("Hello", _decoded(_hellos, line))
     except msgspec.MsgspecError:

@@ -51,8 +51,10 @@ def retention_reason(
             return f"process {pids} uses card {piece.card} outside of its lease"
         excess_mib = _unexplained_mib(job, piece.uuid, others, readings, processes)
         if excess_mib > MEMORY_TOLERANCE * cards[piece.uuid].memory_mib:
-            return f"{excess_mib} MiB of card {piece.card} are still in use by no process that the "
+            return (
+                f"{excess_mib} MiB of card {piece.card} are still in use by no process that the "
                 "driver names"
+            )
     return ""
 
 

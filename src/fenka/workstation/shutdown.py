@@ -1,4 +1,4 @@
-"""When a daemon ends: SIGTERM, SIGINT, or the end of the program that it was started for."""
+"""Ends the daemon at SIGTERM, SIGINT, or the end of the program that it was started for."""
 
 import signal
 from collections.abc import Callable
@@ -15,22 +15,22 @@ def _nothing() -> None:
 
 
 class ShutdownSignals:
-    """Notes signals from the beginning to the end of a daemon, also while it cannot act on them.
+    """Records signals during the daemon's whole life, also while it cannot act on them.
 
-    A start or a stop that is cut off in the middle would leave a card server or a file behind.
+    An interrupted start or stop would leave a card server or a file.
     """
 
     def __init__(self, lifeline: int | None = None) -> None:
-        """lifeline: a descriptor; when it reaches its end, the daemon ends with all that it has started."""
+        """lifeline: a descriptor. At its end of file the daemon ends, with all jobs."""
         self.lifeline = lifeline
         self.signals: list[int] = []
         self._stop: Callable[[], None] = _nothing
         for number in SIGNALS:
-            signal.signal(number, self._note)
-        # Who started this may have held them back.
+            signal.signal(number, self._record)
+        # The process that started this one may have blocked them.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
-    def _note(self, number: int, _: object) -> None:
+    def _record(self, number: int, _: object) -> None:
         self.signals.append(number)
         self._stop()
 
@@ -40,9 +40,12 @@ class ShutdownSignals:
         stop: Callable[[], None],
         abandon: Callable[[], None],
     ) -> None:
-        """Call these in the loop.
+        """Call functions in the loop.
 
-        stop: at a signal, also one that came before. abandon: at the lifeline's end.
+        Args:
+            loop: The daemon's loop.
+            stop: Called at a signal, also one received earlier.
+            abandon: Called at the lifeline's end.
         """
 
         def stop_soon() -> None:
@@ -52,14 +55,14 @@ class ShutdownSignals:
         if self.signals:
             stop()
         if self.lifeline is not None:
-            line = self.lifeline
+            lifeline = self.lifeline
 
-            def broken() -> None:
-                loop.remove_reader(line)
+            def on_end() -> None:
+                loop.remove_reader(lifeline)
                 abandon()
 
-            loop.add_reader(line, broken)
+            loop.add_reader(lifeline, on_end)
 
     def detach(self) -> None:
-        """The loop is about to end."""
+        """Call nothing any more."""
         self._stop = _nothing

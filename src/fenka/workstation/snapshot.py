@@ -1,4 +1,4 @@
-"""What the daemon knows, as one message: the source of `fenka ps`, `top node` and `doctor`."""
+"""Builds the message with all cards and jobs, for `fenka ps`, `top node` and `doctor`."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ def snapshot(
     runtime: Runtime,
     unit_mib: int,
 ) -> protocol.Snapshot:
-    """Cards with the driver's readings, and jobs with their processes and what they hold."""
+    """Return cards with the driver's readings, and jobs with their processes and slices."""
     driver = hardware.driver
     cards = []
     for card in broker.node.cards:
@@ -159,20 +159,20 @@ def _slices(runtime: Runtime, job: Job, seen: GpuProcesses) -> list[protocol.Sli
 
 
 def _used(runtime: Runtime, job: Job, position: int, by_driver: int | None) -> int | None:
-    """By the driver's word; where it does not tell, by the programs' own."""
+    """Return the driver's figure; if it reports none, what the programs' account says."""
     if by_driver is not None:
         return by_driver
     try:
-        held = account.read(files.account_path(runtime.lease(job.id))).memory_bytes
+        memory_bytes = account.read(files.account_path(runtime.lease(job.id))).memory_bytes
     except (OSError, account.InvalidAccount):
         return None
-    return held[position] // MIB if position < len(held) else None
+    return memory_bytes[position] // MIB if position < len(memory_bytes) else None
 
 
 def _address() -> str:
-    """This machine's first address that others could use."""
+    """Return this machine's first IPv4 address that other machines could use."""
     for addresses in psutil.net_if_addrs().values():
-        for entry in addresses:
-            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
-                return entry.address
+        for address in addresses:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return address.address
     return "127.0.0.1"

@@ -1,8 +1,8 @@
-"""Processes that start together or not at all, and end together: what a gang's own process does.
+"""Supervises the members of a gang: processes that start together or not at all, and end together.
 
-Each member prepares itself, says that it is ready, and waits; when all are, one write lets all of them go,
-and if this process dies before, none. Then it passes on what they print, line by line with their rank in
-front, and as mpirun does it ends the others when one has failed. It knows nothing of cards or leases.
+Each member prepares itself, reports that it is ready, and waits. When all are ready, one write starts all of
+them; if this process dies before, none starts. Then it forwards their output, each line prefixed with the
+member's rank. Like mpirun, it ends the others when one has failed. It does not depend on cards or leases.
 """
 
 import contextlib
@@ -20,28 +20,30 @@ GRACE_S = 10.0
 """Between SIGTERM and SIGKILL, as for `fenka stop`."""
 
 DRAIN_S = 1.0
-"""For what was printed before the last member ended; more comes only of those that it left behind."""
+"""To forward the remaining output after the last member has ended. Its children may still print more."""
 
 MAX_LINE_BYTES = 1 << 16
-"""What has no end by then is passed on as it is."""
+"""Longer lines are forwarded in pieces."""
 
 _PR_SET_PDEATHSIG = 1
 
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 ReportReady = Callable[[], None]
-"""A member calls it when only its program is left to start; it comes back when all have done so."""
+"""Called by a member when only its program is left to start. Returns when all members have called it."""
 
 Member = Callable[[int, ReportReady], NoReturn]
-"""What a member does in its own process, given its rank."""
+"""The body of a member in its own process. Its first argument is the member's rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class GangResult:
-    """status: of the first member that failed (128 + the signal's number if one ended it), else 0.
+    """How a gang ended.
 
-    never_started: the member for which the gang was not let go, if it was not. by: the signal that this
-    process got, if that ended the gang.
+    status: the exit code of the first member that failed (128 + the number of a signal that ended it), else
+    0.
+    never_started: the member that prevented the start, if the gang was not started.
+    signal: the signal to this process that ended the gang, if any.
     """
 
     status: int
@@ -52,10 +54,13 @@ class GangResult:
 def run(
     size: int, member: Member, *, started: Callable[[], None], logs: Path | None = None
 ) -> GangResult:
-    """Start the members, and come back when the last has ended.
+    """Start the members, and return when the last has ended.
 
-    started: called once all have been let go. logs: also write what they print to `RANK/log` in there,
-    without the rank in front.
+    Args:
+        size: Number of members.
+        member: What each does in its own process.
+        started: Called once all have started.
+        logs: A directory; their output is also written to `RANK/log` in it, without the prefix.
     """
     with contextlib.closing(_Supervisor(size, started, logs)) as gang:
         gang.start(member)
@@ -65,7 +70,7 @@ def run(
 
 @dataclass(slots=True)
 class _Stream:
-    """One stream of one member: what has come of a line so far, and where lines go."""
+    """One output stream of one member. rest: the incomplete last line."""
 
     prefix: bytes
     to: int
@@ -73,9 +78,9 @@ class _Stream:
     rest: bytes = b""
 
     def take(self, data: bytes) -> None:
-        """Pass on whole lines; with nothing more to come, what is left. Raises OSError."""
+        """Forward complete lines; at the end (empty data) also the rest. Raises OSError."""
         if self.log:
-            with contextlib.suppress(OSError):  # The disk is full: no reason to end what computes.
+            with contextlib.suppress(OSError):  # a full disk must not end the program
                 self.log.write(data)
         *lines, self.rest = (self.rest + data).split(b"\n")
         if self.rest and (not data or len(self.rest) > MAX_LINE_BYTES):
@@ -101,8 +106,7 @@ class _Supervisor:
     by: int | None = None
     _left: dict[int, _Member] = field(default_factory=dict)
     _ready: int = 0
-    _gone: bool = False
-    """They have been let go."""
+    _all_started: bool = False
     _ending: bool = False
     _kill_at: float | None = None
     _selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
@@ -110,49 +114,49 @@ class _Supervisor:
     _go: int = -1
 
     _streams: list[_Stream] = field(default_factory=list)
-    _passed_on: list[signal.Signals] = field(default_factory=list)
-    """Without those that are ignored because who started this said so (nohup)."""
+    _forwarded: list[signal.Signals] = field(default_factory=list)
+    """Without signals that this process was started to ignore (nohup)."""
 
     def close(self) -> None:
-        for number in self._passed_on:
+        for number in self._forwarded:
             signal.signal(number, signal.SIG_DFL)
         self._selector.close()
         self._files.close()
 
-    # --- the beginning ----------------------------------------------------------------------------
+    # --- start ------------------------------------------------------------------------------------
 
     def start(self, member: Member) -> None:
-        """Fork all. Signals are kept back meanwhile, so that each reaches all members or none."""
-        (ready, say_ready), (go, self._go), (signals, say_signal) = (os.pipe() for _ in range(3))
-        for ours in (ready, self._go, signals, say_signal):
+        """Fork all members. Signals are blocked meanwhile, so that each reaches all members or none."""
+        (ready, send_ready), (go, self._go), (signals, send_signal) = (os.pipe() for _ in range(3))
+        for ours in (ready, self._go, signals, send_signal):
             self._files.callback(os.close, ours)
-        os.set_blocking(say_signal, False)
+        os.set_blocking(send_signal, False)
         former = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
-        self._passed_on = [it for it in FORWARDED_SIGNALS if signal.getsignal(it) != signal.SIG_IGN]
+        self._forwarded = [it for it in FORWARDED_SIGNALS if signal.getsignal(it) != signal.SIG_IGN]
         for rank in range(self.size):
             outputs = [os.pipe() for _ in range(2)]
             pid = os.fork()
             if pid == 0:
                 for ours in (self._go, ready, signals):
                     os.close(ours)
-                _become_member(outputs, self._passed_on, former)
-                member(rank, lambda: _wait_for_start(say_ready, go))
-            # Both do it, so that it is done whoever comes first.
+                _become_member(outputs, self._forwarded, former)
+                member(rank, lambda: _wait_for_start(send_ready, go))
+            # Parent and child both do this, because either may run first.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             self._left[rank] = _Member(rank, pid, os.pidfd_open(pid))
-            self._listen(self._left[rank].pidfd, lambda rank=rank: self._ended(rank))  # type: ignore[misc]
+            self._listen(self._left[rank].pidfd, lambda rank=rank: self._on_member_end(rank))  # type: ignore[misc]
             self._connect(rank, outputs)
-        for theirs in (say_ready, go):
+        for theirs in (send_ready, go):
             os.close(theirs)
-        self._listen(ready, lambda: self._one_ready(ready))
-        self._listen(signals, lambda: self._signalled(os.read(signals, 1)[0]))
-        for number in self._passed_on:
-            signal.signal(number, lambda number, _: os.write(say_signal, bytes([number])))
+        self._listen(ready, lambda: self._count_ready(ready))
+        self._listen(signals, lambda: self._on_signal(os.read(signals, 1)[0]))
+        for number in self._forwarded:
+            signal.signal(number, lambda number, _: os.write(send_signal, bytes([number])))
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
-    def _listen(self, descriptor: int, heard: Callable[[], None]) -> None:
-        self._selector.register(descriptor, selectors.EVENT_READ, heard)
+    def _listen(self, descriptor: int, on_readable: Callable[[], None]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, on_readable)
 
     def _connect(self, rank: int, outputs: list[tuple[int, int]]) -> None:
         log = self._log(rank)
@@ -162,7 +166,7 @@ class _Supervisor:
             self._files.callback(os.close, ours)
             stream = _Stream(b"[%d] " % rank, number, log)
             self._streams.append(stream)
-            self._listen(ours, lambda ours=ours, stream=stream: self._heard(ours, stream))  # type: ignore[misc]
+            self._listen(ours, lambda ours=ours, stream=stream: self._forward(ours, stream))  # type: ignore[misc]
 
     def _log(self, rank: int) -> BinaryIO | None:
         if self.logs is None:
@@ -171,43 +175,43 @@ class _Supervisor:
         directory.mkdir(mode=0o700)
         return self._files.enter_context((directory / "log").open("wb", buffering=0))
 
-    def _one_ready(self, ready: int) -> None:
-        said = os.read(ready, self.size)
-        self._ready += len(said)
-        if not said:
+    def _count_ready(self, ready: int) -> None:
+        reports = os.read(ready, self.size)
+        self._ready += len(reports)
+        if not reports:
             self._selector.unregister(ready)
         elif self._ready == self.size and not self._ending:
-            self._gone = True
-            # At once for all: so few bytes are never written in part.
+            self._all_started = True
+            # One write for all: so few bytes are never written in part.
             os.write(self._go, b"g" * self.size)
             self.started()
 
-    # --- the rest ---------------------------------------------------------------------------------
+    # --- until the end ----------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Until the last member has ended and all that it said is passed on."""
+        """Wait until the last member has ended and its output is forwarded."""
         while self._left:
-            self._hear(self._patience())
+            self._dispatch(self._time_left())
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._kill_at = None
                 self._signal(signal.SIGKILL)
-        # A child of a member may hold on to its output for ever; what has been said by now is here.
+        # A member's child may keep the output open indefinitely. What has been written so far is forwarded.
         until = time.monotonic() + DRAIN_S
-        while self._hear(0) and time.monotonic() < until:
+        while self._dispatch(0) and time.monotonic() < until:
             pass
         for stream in self._streams:
             self._take(stream, b"")
 
-    def _hear(self, patience_s: float | None) -> bool:
-        events = self._selector.select(patience_s)
+    def _dispatch(self, timeout_s: float | None) -> bool:
+        events = self._selector.select(timeout_s)
         for key, _ in events:
             key.data()
         return bool(events)
 
-    def _patience(self) -> float | None:
+    def _time_left(self) -> float | None:
         return None if self._kill_at is None else max(self._kill_at - time.monotonic(), 0)
 
-    def _heard(self, descriptor: int, stream: _Stream) -> None:
+    def _forward(self, descriptor: int, stream: _Stream) -> None:
         data = os.read(descriptor, 1 << 16)
         if not data:
             self._selector.unregister(descriptor)
@@ -217,22 +221,22 @@ class _Supervisor:
         try:
             stream.take(data)
         except OSError:
-            # Nobody reads us any more (`| head`, or a terminal that was closed).
+            # The reader has gone (`| head`, or a closed terminal).
             stream.to = -1
             self._end(signal.SIGTERM)
 
-    def _ended(self, rank: int) -> None:
+    def _on_member_end(self, rank: int) -> None:
         process = self._left.pop(rank)
         self._selector.unregister(process.pidfd)
         os.close(process.pidfd)
         code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
-        if not self._gone and not self._ending:
+        if not self._all_started and not self._ending:
             self.never_started, code = rank, code or 1
         if code and not self._ending:
             self.status = code if code > 0 else 128 - code
             self._end(signal.SIGTERM)
 
-    def _signalled(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._ending:
             self._signal(signal.SIGKILL)
             return
@@ -246,7 +250,7 @@ class _Supervisor:
         self._signal(number)
 
     def _signal(self, number: int) -> None:
-        """To the members, and to what they have started in their process groups."""
+        """Send a signal to the process groups of the remaining members."""
         for process in self._left.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
@@ -257,7 +261,7 @@ def _become_member(
     handled: list[signal.Signals],
     mask: set[int | signal.Signals],
 ) -> None:
-    """In the child: a process group of its own, so that Ctrl-C reaches it once, through its gang."""
+    """Set up the child. Its own process group lets Ctrl-C reach it once, through the supervisor."""
     os.setpgid(0, 0)
     for passed_on in handled:
         signal.signal(passed_on, signal.SIG_DFL)
@@ -268,12 +272,12 @@ def _become_member(
         os.dup2(theirs, number)
 
 
-def _wait_for_start(say_ready: int, go: int) -> None:
-    # Where no daemon lives, nobody else would end this when the gang's process was killed. Only now: a
-    # process that enters a user namespace loses it.
+def _wait_for_start(send_ready: int, go: int) -> None:
+    # Without a daemon, nothing else would end this process if the supervisor is killed. The setting is made
+    # now, because a process that enters a user namespace loses it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    os.write(say_ready, b"r")
-    # Nothing: the gang's process is gone, or ends all of us.
+    os.write(send_ready, b"r")
+    # End of file: the supervisor has ended, or ends all members.
     if os.read(go, 1) != b"g":
         os._exit(1)
 

@@ -1,7 +1,7 @@
 """Pods and nodes for the dialects' tests."""
 
 from fenka.core.inventory import Card, DeviceId, Node
-from fenka.dialects.base import ContainerKind, ContainerRequest, PodRequest, SharedNode
+from fenka.dialects.base import ContainerKind, ContainerRequest, Dialect, PodRequest, SharedNode
 
 T4_MIB, V100_MIB = 15079, 16130
 
@@ -32,3 +32,11 @@ def pod(
         for number, limits in enumerate(some)
     ]
     return PodRequest(tuple(made), labels or {}, annotations or {})
+
+
+def node_totals(dialect: Dialect, share: SharedNode) -> dict[str, int]:
+    """The amounts that a node advertises for a dialect."""
+    return {
+        resource.name: sum(resource.units_on(share.node, card) for card in share.node.cards)
+        for resource in dialect.NODE_RESOURCES
+    }

@@ -12,7 +12,7 @@ from fenka.core.usage import UsageTotals
 from fenka.dialects import ack, gpu_manager, hami, node_modes, nvidia
 from fenka.dialects.base import ContainerKind, ContainerRequest, Dialect, InvalidRecord, PodRequest
 from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
-from tests.dialects.dialect_kit import T4_MIB, V100_MIB, pod, share
+from tests.dialects.dialect_kit import T4_MIB, V100_MIB, node_totals, pod, share
 
 MEM, GPU = "aliyun.com/gpu-mem", "nvidia.com/gpu"
 
@@ -51,7 +51,7 @@ def test_two_dialects_at_once() -> None:
 def test_whole_cards_beside_shared_ones() -> None:
     """One node, one ledger: a slice on card 0 leaves card 1 to who wants a whole one, and no card twice."""
     node = share(T4_MIB, T4_MIB)
-    assert nvidia.node_resources(node) == {GPU: 2}
+    assert node_totals(nvidia, node) == {GPU: 2}
     ledger = Ledger([node.node])
     (slice_,) = ack.parse(pod({MEM: 4}))
     (card,) = nvidia.parse(pod({GPU: 1}))

@@ -8,7 +8,7 @@ from fenka.core.usage import UsageTotals
 from fenka.dialects import gpu_manager
 from fenka.dialects.base import InvalidRecord, PodRequest, SliceRequest
 from fenka.dialects.gpu_manager import CEILING, CORE, MEMORY
-from tests.dialects.dialect_kit import T4_MIB, V100_MIB, pod, share
+from tests.dialects.dialect_kit import T4_MIB, V100_MIB, node_totals, pod, share
 
 
 def job(core: int | str, memory: int | str, **annotations: str) -> PodRequest:
@@ -97,7 +97,7 @@ def test_three_jobs_of_the_article() -> None:
     fit (48 + 24 = 72), nor do 31 percent (70 + 31 = 101).
     """
     node, view = share(V100_MIB, V100_MIB), UsageTotals()
-    assert gpu_manager.node_resources(node) == {CORE: 200, MEMORY: 126}
+    assert node_totals(gpu_manager, node) == {CORE: 200, MEMORY: 126}
     landed = []
     for core, memory in ((100, 64), (40, 24), (30, 24)):
         (part,) = gpu_manager.parse(job(core, memory))
@@ -173,7 +173,7 @@ def test_annotations_both_ways() -> None:
         ),
         (
             {"tencent.com/predicate-gpu-idx-0": "0", "fenka.io/cards": "[]"},
-            "annotation fenka.io/cards of the pod is not understood: 'list' object has no attribute 'items'",
+            "annotation fenka.io/cards of the pod is not understood: Expected `object`, got `array`",
         ),
     ],
 )

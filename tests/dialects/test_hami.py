@@ -8,7 +8,7 @@ from fenka.core.usage import UsageTotals
 from fenka.dialects import hami
 from fenka.dialects.base import InvalidRecord, PodRequest
 from fenka.dialects.hami import CORES, COUNT, MEMORY, PERCENT, PercentOfCard
-from tests.dialects.dialect_kit import T4_MIB, V100_MIB, pod, share
+from tests.dialects.dialect_kit import T4_MIB, V100_MIB, node_totals, pod, share
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_records_that_cannot_be(record: str, sentence: str) -> None:
 
 def test_what_a_node_has() -> None:
     """Ten slices a card, as HAMi's plugin has by default."""
-    assert hami.node_resources(share(T4_MIB, T4_MIB)) == {"nvidia.com/gpu": 20}
+    assert node_totals(hami, share(T4_MIB, T4_MIB)) == {"nvidia.com/gpu": 20}

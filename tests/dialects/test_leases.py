@@ -10,7 +10,7 @@ from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.leases import (
-    LONGEST,
+    MAX_CHARACTERS,
     REPORT,
     LeaseReport,
     Lingering,
@@ -79,7 +79,7 @@ def test_500_pods_of_two_cards_each_fit_beside_other_annotations() -> None:
     refused = {uid: Refusal("x" * 1000, movable=True) for uid in pods}
     assert len(encode_report(LeaseReport(pods))) < 64_000
     # Sentences go first.
-    assert len(encode_report(LeaseReport(pods, {}, refused))) < LONGEST
+    assert len(encode_report(LeaseReport(pods, {}, refused))) < MAX_CHARACTERS
 
 
 @pytest.mark.parametrize(

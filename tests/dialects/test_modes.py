@@ -3,8 +3,8 @@
 import pytest
 
 from fenka.dialects import gpu_manager, node_modes, nvidia
-from fenka.dialects.base import NVIDIA_GPU, InvalidRecord
-from fenka.dialects.node_modes import EXCLUSIVE, SHARED, NodeMode, check_shared, node_mode
+from fenka.dialects.base import NVIDIA_GPU, InvalidRecord, NodeMode
+from fenka.dialects.node_modes import EXCLUSIVE, SHARED, check_shared, node_mode
 from tests.dialects.dialect_kit import pod
 
 WITH_WHOLE = NodeMode(whole=True, memory=True, compute=True)

@@ -127,19 +127,22 @@ def test_the_record() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 2}, "version 2 is not 1"),
-        ({"more": 1}, "more is not known to this version"),
-        ({"holds": {}}, "{} is no list"),
-        ({"holds": [1]}, "1 has no fields"),
-        ({"holds": [{"card": 0}]}, "it has no uuid"),
-        ({"holds": [{"card": 0, "uuid": A, "memoryMiB": -1, "compute": 0}]}, "-1 is no number"),
+        ({"version": 2}, "Invalid enum value 2 - at `$.version`"),
+        ({"more": 1}, "Object contains unknown field `more`"),
+        ({"holds": {}}, "Expected `array`, got `object` - at `$.holds`"),
+        ({"holds": [1]}, "Expected `object`, got `int` - at `$.holds[0]`"),
+        ({"holds": [{"card": 0}]}, "Object missing required field `uuid` - at `$.holds[0]`"),
+        (
+            {"holds": [{"card": 0, "uuid": A, "memoryMiB": -1, "compute": 0}]},
+            "Expected `int` >= 0 - at `$.holds[0].memoryMiB`",
+        ),
         (
             {"holds": [{"card": 0, "uuid": A, "memoryMiB": 1, "compute": 0}] * 2},
             "a card is named twice",
         ),
-        ({"containers": []}, "'list' object has no attribute 'items'"),
-        ({"wish": 1}, "1 is no text"),
-        ({"pod": None}, "None is no text"),
+        ({"containers": []}, "Expected `object`, got `array` - at `$.containers`"),
+        ({"wish": 1}, "Expected `str`, got `int` - at `$.wish`"),
+        ({"pod": None}, "Expected `str`, got `null` - at `$.pod`"),
     ],
 )
 def test_records_that_cannot_be(change: dict[str, object], said: str) -> None:

@@ -25,7 +25,7 @@ from fenka.core.units import units_to_mib
 from fenka.core.usage import UsageTotals
 from fenka.dialects import gpushare
 from fenka.dialects.base import ContainerRequest, ContainerUnits, PodRequest, SharedNode
-from fenka.dialects.registry import WITH_HAMI, detect
+from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
 from fenka.hardware.nvml import Reading
 from fenka.isolation.files import install_native
 from fenka.node.advertiser import Advertised
@@ -386,7 +386,9 @@ class NodeHarness:
             self.library,
             {},
             lambda _: simulated,
-            Advertised(labelled_only=self.labelled_only, hami=self.hami),
+            Advertised(
+                labelled_only=self.labelled_only, dialects=WITH_HAMI if self.hami else DIALECTS
+            ),
         )
         kubelet = Kubelet(self.kubelet.plugins, self.kubelet.pod_resources)
         self.program = assemble(

@@ -1,6 +1,5 @@
 """What a pod requests of GPUs, parsed once and kept with the pod (`Pod.demand`)."""
 
-from collections.abc import Collection
 from functools import cached_property
 
 from fenka.core.units import mib_to_units
@@ -23,7 +22,7 @@ class PodDemand:
         dialect: None if the pod requests nothing, or `error` says why it cannot be read.
     """
 
-    def __init__(self, request: PodRequest, dialects: Collection[Dialect]) -> None:
+    def __init__(self, request: PodRequest, dialects: tuple[Dialect, ...]) -> None:
         self._request = request
         self.error: str | None = None
         self.dialect: Dialect | None = None

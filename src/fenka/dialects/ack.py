@@ -4,14 +4,20 @@ How gpushare's part is written and read is `dialects.gpushare`'s; what nodes' la
 `dialects.node_modes`'s.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
 from fenka.core.request import Placement, Slice
-from fenka.core.units import units_to_mib
-from fenka.dialects import gpushare
-from fenka.dialects.base import ContainerKind, InvalidRecord, PodRequest, SharedNode, SliceRequest
+from fenka.core.units import card_units, units_to_mib
+from fenka.dialects import gpushare, records
+from fenka.dialects.base import (
+    ContainerKind,
+    InvalidRecord,
+    NodeResource,
+    PodRequest,
+    SharedNode,
+    SliceRequest,
+)
 from fenka.dialects.gpushare import COUNT, MEMORY
 
 NAME = "gpushare"
@@ -20,6 +26,16 @@ CORE = "aliyun.com/gpu-core.percentage"
 """Extended resource: percent of one card's compute, in steps of 5, together with memory."""
 RESOURCES: tuple[str, ...] = (MEMORY, CORE)
 LEASED = MEMORY
+ASSIGNED = gpushare.ASSIGNED
+NODE_RESOURCES: tuple[NodeResource, ...] = (
+    NodeResource(
+        MEMORY,
+        "fenka-gpu-mem",
+        lambda node, card: card_units(card.memory_mib, node.unit_mib),
+        lambda mode: mode.memory,
+    ),
+    NodeResource(CORE, "fenka-gpu-core", lambda _, card: card.compute, lambda mode: mode.compute),
+)
 CORES = "gpushare.alibabacloud.com/core-percentage"
 """Annotation: {"<container>": {"<card>": <percent>}}. It is written for others and never read."""
 RECORDS: tuple[str, ...] = (*gpushare.RECORDS, CORES)
@@ -86,7 +102,7 @@ def encode(
             for number, it in enumerate(pod.apps)
             if it.amount(CORE)
         }
-        written[CORES] = json.dumps(cores, separators=(",", ":"))
+        written[CORES] = records.encode(cores)
     return written
 
 
@@ -174,9 +190,3 @@ def environment(
     total = sum(it.amount(MEMORY) for it in pod.apps)
     mine = replace(placement, slices=slices)
     return gpushare.environment(share, mine, total, own) if slices else {}
-
-
-def node_resources(share: SharedNode) -> dict[str, int]:
-    """Units, cards, and 100 percent of each."""
-    cards = len(share.node.cards)
-    return {MEMORY: share.total_units, COUNT: cards, CORE: MOST * cards}

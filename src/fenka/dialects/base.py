@@ -1,6 +1,5 @@
 """What a pod asks for, in one shape for all dialects; and what a dialect is."""
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -178,6 +177,36 @@ class SliceRequest:
     requires_opt_in: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class NodeMode:
+    """What pods may request of a node: whole cards, memory, memory with compute.
+
+    isolated: False if programs see the whole card and limit themselves.
+    """
+
+    whole: bool = False
+    memory: bool = False
+    compute: bool = False
+    isolated: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResource:
+    """An extended resource as nodes advertise it.
+
+    Attributes:
+        name: the name by which pods request it.
+        plugin: the prefix of its device plugin's socket.
+        units_on: returns the number of units that a card of a node has.
+        offered: returns whether a node in this mode gives it away.
+    """
+
+    name: str
+    plugin: str
+    units_on: Callable[[Node, Card], int]
+    offered: Callable[[NodeMode], bool]
+
+
 class Dialect(Protocol):
     """Names that users write, to requests and back. Pure; each dialect is a module with these functions.
 
@@ -191,6 +220,10 @@ class Dialect(Protocol):
     RECORDS: tuple[str, ...]
     """The annotations that `write` makes of a pod, which nobody else is to write. One that ends in `-` stands
     for all that begin so."""
+    ASSIGNED: str
+    """The annotation that marks a pod as having its slices, as former plugins wrote it; empty for none."""
+    NODE_RESOURCES: tuple[NodeResource, ...]
+    """The resources that nodes advertise for it."""
     LEASED: str
     """The one whose allocation by the kubelet brings the lease; the others are only counted."""
 
@@ -217,9 +250,6 @@ class Dialect(Protocol):
         self, pod: PodRequest, share: SharedNode, placements: Sequence[Placement], container: str, /
     ) -> dict[str, str]:
         """What a container finds in its environment; nothing for one that has no card."""
-
-    def node_resources(self, share: SharedNode) -> dict[str, int]:
-        """What the node has, by resource."""
 
 
 # ---- what dialects have in common ----
@@ -351,34 +381,6 @@ def nominal_mib(request: Request, node: Node, card: Card) -> int:
         return 0
     mib = request.memory.mib_on(card.memory_mib, node.unit_mib)
     return request.memory.nominal_mib(node.unit_mib) if mib is None else mib
-
-
-def encode_card_uuids(placements: Iterable[Placement]) -> str:
-    """`fenka.io/cards` of a pod: by index, so that an exchanged card is noticed."""
-    uuids = {
-        str(it.card): driver_uuid(it.uuid) for placement in placements for it in placement.slices
-    }
-    return json.dumps(uuids, separators=(",", ":"))
-
-
-def check_card_uuids(annotations: Mapping[str, str], placements: Iterable[Placement]) -> None:
-    """Raises InvalidRecord where a card of the pod is not the one that it was given."""
-    try:
-        uuids = dict(json.loads(annotations.get(CARDS, "{}")).items())
-    except (ValueError, AttributeError, RecursionError) as why:
-        raise InvalidRecord(f"annotation {CARDS} of the pod is not understood: {why}") from None
-    for it in (piece for placement in placements for piece in placement.slices):
-        uuid = driver_uuid(it.uuid)
-        was = uuids.get(str(it.card), uuid)
-        if uuid and was != uuid:
-            raise InvalidRecord(f"the pod's card {it.card} was {was} and is now {it.uuid}")
-
-
-def counted(value: object) -> int:
-    """A number of a JSON record. Raises ValueError for what is not whole, or below 0."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no number")
-    return value
 
 
 def find_container(

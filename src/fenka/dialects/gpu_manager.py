@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from fenka.core.request import Placement, Request
 from fenka.core.units import card_units
+from fenka.dialects import records
 from fenka.dialects.base import (
     CARDS,
     ContainerRequest,
     InvalidRecord,
+    NodeResource,
     PodRequest,
     SharedNode,
     SliceRequest,
-    check_card_uuids,
-    encode_card_uuids,
     memory_request,
     per_container,
     placement_on,
@@ -37,6 +37,16 @@ LEASED = CORE
 
 UNIT_MIB = 256
 WHOLE = 100
+
+NODE_RESOURCES: tuple[NodeResource, ...] = (
+    NodeResource(CORE, "fenka-vcuda-core", lambda _, card: card.compute, lambda mode: mode.compute),
+    NodeResource(
+        MEMORY,
+        "fenka-vcuda-memory",
+        lambda _, card: card_units(card.memory_mib, UNIT_MIB),
+        lambda mode: mode.compute,
+    ),
+)
 
 CEILING = "tencent.com/vcuda-core-limit"
 """Pod annotation: percent up to which its containers may use what is idle. Without it their share is hard."""
@@ -128,7 +138,9 @@ def encode(
         TIME: str(now_ns),
         NODE: share.node.name,
         ASSIGNED: "false",
-        CARDS: encode_card_uuids(placements),
+        CARDS: records.encode_card_uuids(
+            piece for placement in placements for piece in placement.slices
+        ),
     }
 
 
@@ -144,18 +156,9 @@ def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
         if not all(item.isdecimal() and len(item) < 5 for item in items):
             raise InvalidRecord(f"annotation {name} names no cards: {','.join(items)!r}")
         placements.append(placement_on(share.node, part.request, [int(item) for item in items]))
-    check_card_uuids(pod.annotations, placements)
+    records.check_cards(pod.annotations, placements)
     return tuple(placements)
 
 
 container_slices = whole_slices(parse)
 environment = visible_only(parse)
-
-
-def node_resources(share: SharedNode) -> dict[str, int]:
-    """100 a card; of two T4, 15079 MiB each: 200, and 58 + 58 = 116 units."""
-    cards = share.node.cards
-    return {
-        CORE: WHOLE * len(cards),
-        MEMORY: sum(card_units(card.memory_mib, UNIT_MIB) for card in cards),
-    }

@@ -9,21 +9,22 @@ units are, the first that is there counts:
     fenka.io/cards (on the pod)               the cards' UUIDs, by index: tells when a card was exchanged
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from fenka.core.inventory import Card
 from fenka.core.request import InvalidRequest, Memory, Placement, Request, Slice
 from fenka.core.units import mib_to_units, units_to_mib
+from fenka.dialects import records
 from fenka.dialects.base import (
     CARDS,
     ContainerKind,
     ContainerUnits,
     InvalidRecord,
     SharedNode,
-    driver_uuid,
     is_index,
+    visible_devices,
 )
+from fenka.dialects.records import CardIndex, Count
 
 MEMORY = "aliyun.com/gpu-mem"
 """Extended resource: units of card memory. The unit is the node's."""
@@ -110,7 +111,9 @@ def decode_allocation(
     asks for is InvalidRecord.
     """
     if ALLOCATION in annotations:
-        allocation = _read_v2(annotations[ALLOCATION])
+        allocation = records.decode(
+            annotations[ALLOCATION], dict[Count, dict[CardIndex, Count]], f"annotation {ALLOCATION}"
+        )
         _check_asked(allocation, [ask.units for ask in asks if ask.kind is ContainerKind.APP])
         return allocation
     if IDX not in annotations:
@@ -122,20 +125,6 @@ def decode_allocation(
     return {number: {int(index): units} for number, units in enumerate(apps) if units}
 
 
-def _read_v2(text: str) -> UnitsByContainer:
-    try:
-        record = json.loads(text)
-        allocation = {
-            int(container): {int(card): _units(units) for card, units in cards.items()}
-            for container, cards in record.items()
-        }
-    except (ValueError, TypeError, AttributeError, RecursionError) as why:
-        raise InvalidRecord(f"annotation {ALLOCATION} is not understood: {why}") from None
-    if any(index < 0 for cards in allocation.values() for index in cards):
-        raise InvalidRecord(f"annotation {ALLOCATION} names a card below 0")
-    return allocation
-
-
 def _check_asked(allocation: UnitsByContainer, apps: Sequence[int]) -> None:
     for number, by_card in allocation.items():
         units, asked = sum(by_card.values()), apps[number] if 0 <= number < len(apps) else 0
@@ -143,12 +132,6 @@ def _check_asked(allocation: UnitsByContainer, apps: Sequence[int]) -> None:
             raise InvalidRecord(
                 f"annotation {ALLOCATION} gives container {number} {units} units, it asks for {asked}"
             )
-
-
-def _units(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no number of units")
-    return value
 
 
 def units_by_card(
@@ -190,7 +173,7 @@ def decode_placement(
     if allocation is None:
         return None
     cards = {card.index: card for card in share.node.cards}
-    uuids = _read_uuids(annotations.get(CARDS, "{}"))
+    uuids = records.decode_card_uuids(annotations)
     slices = []
     named = uuids or ([int(annotations[IDX])] if is_index(annotations.get(IDX, "")) else [])
     for index, units in sorted(units_by_card(allocation, asks, named).items()):
@@ -199,11 +182,10 @@ def decode_placement(
             raise InvalidRecord(
                 f"the pod's card {index} is not one of the {len(cards)} of its node"
             )
-        uuid = driver_uuid(card.uuid)
-        if uuid and uuids.get(index, uuid) != uuid:
-            raise InvalidRecord(f"the pod's card {index} was {uuids[index]} and is now {uuid}")
         slices.append(Slice(index, card.uuid, _mib(units, card, share.unit_mib), 0))
-    return Placement(share.node.name, tuple(slices))
+    placement = Placement(share.node.name, tuple(slices))
+    records.check_cards(annotations, [placement])
+    return placement
 
 
 def _mib(units: int, card: Card, unit_mib: int) -> int:
@@ -212,13 +194,6 @@ def _mib(units: int, card: Card, unit_mib: int) -> int:
         return units_to_mib(units, card.memory_mib, unit_mib)
     except ValueError:
         return units * unit_mib
-
-
-def _read_uuids(text: str) -> dict[int, str]:
-    try:
-        return {int(index): str(uuid) for index, uuid in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError) as why:
-        raise InvalidRecord(f"annotation {CARDS} of the pod is not understood: {why}") from None
 
 
 def encode_placement(
@@ -243,10 +218,8 @@ def encode_placement(
         DEV: str(share.card_units(first.card)),
         ASSUME_TIME: str(assume_time_ns),
         ASSIGNED: "false",
-        ALLOCATION: json.dumps(allocation, separators=(",", ":")),
-        CARDS: json.dumps(
-            {str(it.card): driver_uuid(it.uuid) for it in placement.slices}, separators=(",", ":")
-        ),
+        ALLOCATION: records.encode(allocation),
+        CARDS: records.encode_card_uuids(placement.slices),
     }
 
 
@@ -256,7 +229,7 @@ def environment(
     """What a container of the pod finds in its environment: `units` are its own."""
     first = placement.slices[0]
     return {
-        "NVIDIA_VISIBLE_DEVICES": ",".join(driver_uuid(piece.uuid) for piece in placement.slices),
+        **visible_devices(placement),
         IDX: str(first.card),
         POD: str(pod_units),
         DEV: str(share.card_units(first.card)),

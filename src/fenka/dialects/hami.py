@@ -9,15 +9,16 @@ from dataclasses import dataclass
 
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
+from fenka.dialects import records
 from fenka.dialects.base import (
     CARDS,
     NVIDIA_GPU,
     ContainerRequest,
     InvalidRecord,
+    NodeResource,
     PodRequest,
     SharedNode,
     SliceRequest,
-    encode_card_uuids,
     find_container,
     memory_request,
     nominal_mib,
@@ -41,6 +42,7 @@ CORES = "nvidia.com/gpucores"
 """Extended resource: percent of its card's compute that each slice has; 100 is the card for itself."""
 RESOURCES: tuple[str, ...] = (COUNT, MEMORY, PERCENT, CORES)
 LEASED = COUNT
+ASSIGNED = ""
 
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 """Annotation: for each container its slices, `UUID,NVIDIA,MiB,percent:`, and `;`."""
@@ -59,7 +61,11 @@ NOT_SERVED = (
 )
 
 SPLIT = 10
-"""Slices of a card that a node is said to have; how many there are is a matter of their sizes."""
+"""Slices that a node advertises for each card, as HAMi's plugin does; how many fit depends on their sizes."""
+NODE_RESOURCES: tuple[NodeResource, ...] = (
+    NodeResource(COUNT, "fenka-gpu-whole", lambda _node, _card: SPLIT, lambda _mode: True),
+)
+"""Memory and compute are for the extender alone (`ignoredByScheduler`)."""
 
 FULL = 100
 
@@ -132,7 +138,9 @@ def encode(
         TO_ALLOCATE: record,
         NODE: share.node.name,
         TIME: str(now_ns // 10**9),
-        CARDS: encode_card_uuids(placements),
+        CARDS: records.encode_card_uuids(
+            piece for placement in placements for piece in placement.slices
+        ),
     }
 
 
@@ -196,8 +204,3 @@ def environment(
         for number, it in enumerate(slices)
     }
     return {**visible_devices(found[1]), **limits, "CUDA_DEVICE_SM_LIMIT": str(slices[0].compute)}
-
-
-def node_resources(share: SharedNode) -> dict[str, int]:
-    """SPLIT slices a card. Memory and compute are for the extender alone, `ignoredByScheduler`."""
-    return {COUNT: SPLIT * len(share.node.cards)}

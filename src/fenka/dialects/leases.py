@@ -1,35 +1,38 @@
-"""What a node's program reports on its Node: which pods hold what of which card.
+"""What a node's program reports on its Node: which pods have which slices.
 
     fenka.io/leases   JSON, written by the node's program alone
 
-The record on a pod can be changed by the pod's owner, the Node cannot. So the scheduler counts a pod that is
-reported here by this, whatever its record says. `refused` are pods that the node has refused to start for a
-minute: the scheduler moves them.
+A pod's owner can change the record on the pod, but not the Node. So the scheduler counts a pod that is
+reported here by this report, whatever the pod's own record says. `refused` lists pods that the node has
+refused to start for a minute: the scheduler moves them.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
+
+import msgspec
 
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Slice
-from fenka.dialects.base import InvalidRecord, counted
+from fenka.dialects import records
+from fenka.dialects.base import InvalidRecord
+from fenka.dialects.records import CardIndex, Count
 
 REPORT = "fenka.io/leases"
 """Node annotation."""
 
-VERSION = 1
+VERSION: Literal[1] = 1
 
-LONGEST = 200_000
-"""Characters. All annotations of an object together may have 256 KiB."""
+MAX_CHARACTERS = 200_000
+"""All annotations of an object together may have 256 KiB."""
 
-LONGEST_SENTENCE = 300
+MAX_SENTENCE = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Lingering:
-    """Allocation of a pod that the API server no longer shows, or shows as finished. name: namespace/name."""
+    """Slices of a pod that the API server no longer shows, or shows as finished. name: namespace/name."""
 
     name: str
     slices: tuple[Slice, ...]
@@ -37,7 +40,7 @@ class Lingering:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a pod does not start. movable: whether it may start in another place."""
+    """Why a pod does not start. movable: whether it may start on another node."""
 
     sentence: str
     movable: bool = False
@@ -45,7 +48,13 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReport:
-    """By UID. pods: what pods hold at their peak. Their processes are alive or may start at any moment."""
+    """What pods have, by UID.
+
+    Attributes:
+        pods: slices of pods at their peak, whose processes are alive or may start at any moment.
+        lingering: slices of pods that the API server no longer shows.
+        refused: pods that the node does not start.
+    """
 
     pods: Mapping[str, tuple[Slice, ...]] = field(default_factory=dict)
     lingering: Mapping[str, Lingering] = field(default_factory=dict)
@@ -55,34 +64,44 @@ class LeaseReport:
 EMPTY_REPORT = LeaseReport()
 
 
-def encode_report(report: LeaseReport) -> str:
-    """Return the annotation REPORT, without `refused` if too long. Raises InvalidRecord if it still is."""
-    uuids: dict[str, int] = {}
+class _Slice(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    uuid: Count
+    """A position in the report's list of cards."""
+    card: CardIndex
+    memory_mib: Count
+    compute: Count
 
-    def written(slices: Sequence[Slice]) -> list[list[int]]:
+
+class _Report(msgspec.Struct, forbid_unknown_fields=True):
+    version: Literal[1]
+    cards: list[str]
+    pods: dict[str, list[_Slice]]
+    lingering: dict[str, tuple[str, list[_Slice]]]
+    refused: dict[str, tuple[str, bool]]
+
+
+def encode_report(report: LeaseReport) -> str:
+    """Return the annotation REPORT, without `refused` if it would be too long.
+
+    Raises:
+        InvalidRecord: if it is too long even so.
+    """
+    uuids: dict[DeviceId, int] = {}
+
+    def encoded(slices: Iterable[Slice]) -> list[_Slice]:
         return [
-            [uuids.setdefault(it.uuid, len(uuids)), it.card, it.memory_mib, it.compute]
+            _Slice(uuids.setdefault(it.uuid, len(uuids)), it.card, it.memory_mib, it.compute)
             for it in slices
         ]
 
-    pods = {uid: written(slices) for uid, slices in sorted(report.pods.items())}
-    lingering = {uid: [it.name, written(it.slices)] for uid, it in sorted(report.lingering.items())}
+    pods = {uid: encoded(slices) for uid, slices in sorted(report.pods.items())}
+    lingering = {uid: (it.name, encoded(it.slices)) for uid, it in sorted(report.lingering.items())}
     refused = {
-        uid: [it.sentence[:LONGEST_SENTENCE], it.movable]
-        for uid, it in sorted(report.refused.items())
+        uid: (it.sentence[:MAX_SENTENCE], it.movable) for uid, it in sorted(report.refused.items())
     }
     for shown in (refused, {}):
-        text = json.dumps(
-            {
-                "version": VERSION,
-                "cards": list(uuids),
-                "pods": pods,
-                "lingering": lingering,
-                "refused": shown,
-            },
-            separators=(",", ":"),
-        )
-        if len(text) <= LONGEST:
+        text = records.encode(_Report(VERSION, list(uuids), pods, lingering, shown))
+        if len(text) <= MAX_CHARACTERS:
             return text
     raise InvalidRecord(f"annotation {REPORT} would have {len(text)} characters")
 
@@ -91,39 +110,24 @@ def decode_report(annotations: Mapping[str, str]) -> LeaseReport | None:
     """Return None if the node's program has reported nothing. Raises InvalidRecord."""
     if REPORT not in annotations:
         return None
+    record = records.decode(annotations[REPORT], _Report, f"annotation {REPORT}")
+
+    def decoded(slices: Iterable[_Slice]) -> tuple[Slice, ...]:
+        return tuple(
+            Slice(it.card, DeviceId(record.cards[it.uuid]), it.memory_mib, it.compute)
+            for it in slices
+        )
+
     try:
-        said = json.loads(annotations[REPORT])
-        _check_version(said["version"])
-        uuids = [DeviceId(str(it)) for it in said["cards"]]
         return LeaseReport(
-            {str(uid): _slices(it, uuids) for uid, it in said["pods"].items()},
+            {uid: decoded(slices) for uid, slices in record.pods.items()},
+            {uid: Lingering(name, decoded(it)) for uid, (name, it) in record.lingering.items()},
             {
-                str(uid): Lingering(str(name), _slices(it, uuids))
-                for uid, (name, it) in said["lingering"].items()
-            },
-            {
-                str(uid): Refusal(str(sentence), bool(movable))
-                for uid, (sentence, movable) in said["refused"].items()
+                uid: Refusal(sentence, movable)
+                for uid, (sentence, movable) in record.refused.items()
             },
         )
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        RecursionError,
-    ) as why:
-        raise InvalidRecord(f"annotation {REPORT} is not understood: {why!r}") from None
-
-
-def _check_version(value: Any) -> None:
-    if value != VERSION:
-        raise ValueError(f"version {value!r} is not {VERSION}")
-
-
-def _slices(items: Any, uuids: Sequence[DeviceId]) -> tuple[Slice, ...]:
-    return tuple(
-        Slice(counted(card), uuids[counted(uuid)], counted(mib), counted(percent))
-        for uuid, card, mib, percent in items
-    )
+    except IndexError:
+        raise InvalidRecord(
+            f"annotation {REPORT} is not understood: a slice is on a card that it does not list"
+        ) from None

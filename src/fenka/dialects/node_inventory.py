@@ -1,11 +1,15 @@
 """Which cards a node shares: fenka's inventory on the Node, or what gpushare's own plugin advertises."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Annotated
+
+import msgspec
 
 from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.request import MAX_MEMORY_MIB
+from fenka.dialects import records
 from fenka.dialects.base import (
     CARDS,
     GIB_MIB,
@@ -17,6 +21,7 @@ from fenka.dialects.base import (
     parse_quantity,
 )
 from fenka.dialects.gpushare import COUNT, MEMORY
+from fenka.dialects.records import CardIndex
 
 CORDONED = "fenka.io/cordoned"
 """Node annotation, written by people: indexes of cards that shall admit nobody, such as "0,2"."""
@@ -40,23 +45,37 @@ def decode_node(
     return _cordoned(share, parse_indexes(annotations.get(CORDONED, "")))
 
 
+class _Card(msgspec.Struct):
+    index: CardIndex
+    uuid: str
+    model: str
+    memory_mib: Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMORY_MIB)] = msgspec.field(
+        name="memoryMiB"
+    )
+    healthy: bool
+
+
+class _Inventory(msgspec.Struct):
+    unit_mib: Annotated[int, msgspec.Meta(ge=1)] = msgspec.field(name="unitMiB")
+    cards: list[_Card]
+
+
 def encode_inventory(cards: Sequence[Card], unit_mib: int) -> str:
-    """The node's `fenka.io/cards`: everything that the extender must know of it."""
-    return json.dumps(
-        {
-            "unitMiB": unit_mib,
-            "cards": [
-                {
-                    "index": card.index,
-                    "uuid": card.uuid,
-                    "model": card.model,
-                    "memoryMiB": card.memory_mib,
-                    "healthy": card.healthy,
-                }
-                for card in cards
+    """Return the node's `fenka.io/cards`: everything that the extender must know of it."""
+    return records.encode(
+        _Inventory(
+            unit_mib=unit_mib,
+            cards=[
+                _Card(
+                    index=it.index,
+                    uuid=it.uuid,
+                    model=it.model,
+                    memory_mib=it.memory_mib,
+                    healthy=it.healthy,
+                )
+                for it in cards
             ],
-        },
-        separators=(",", ":"),
+        )
     )
 
 
@@ -71,28 +90,20 @@ def with_unhealthy(share: SharedNode, sick: frozenset[int]) -> SharedNode:
 
 
 def _recorded(name: str, text: str) -> SharedNode:
-    try:
-        record = json.loads(text)
-        cards = tuple(
-            Card(
-                int(it["index"]),
-                DeviceId(str(it["uuid"])) or invented_id(name, int(it["index"])),
-                str(it["model"]),
-                int(it["memoryMiB"]),
-                healthy=bool(it["healthy"]),
-            )
-            for it in record["cards"]
+    inventory = records.decode(text, _Inventory, f"annotation {CARDS} of node {name}")
+    cards = [
+        Card(
+            it.index,
+            DeviceId(it.uuid) or invented_id(name, it.index),
+            it.model,
+            it.memory_mib,
+            healthy=it.healthy,
         )
-        unit = int(record["unitMiB"])
-    except (ValueError, TypeError, KeyError, RecursionError) as why:
-        raise InvalidRecord(
-            f"annotation {CARDS} of node {name} is not understood: {why!r}"
-        ) from None
-    if unit < 1 or any(card.memory_mib < 1 for card in cards):
-        raise InvalidRecord(f"annotation {CARDS} of node {name} speaks of memory that cannot be")
-    if min(len({card.index for card in cards}), len({card.uuid for card in cards})) < len(cards):
+        for it in sorted(inventory.cards, key=lambda card: card.index)
+    ]
+    if min(len({it.index for it in cards}), len({it.uuid for it in cards})) < len(cards):
         raise InvalidRecord(f"annotation {CARDS} of node {name} names a card twice")
-    return SharedNode(Node(name, tuple(sorted(cards, key=lambda card: card.index)), unit_mib=unit))
+    return SharedNode(Node(name, tuple(cards), unit_mib=inventory.unit_mib))
 
 
 def _assumed_equal(name: str, total: int, count: int) -> SharedNode:

@@ -4,9 +4,9 @@ One place for all of them: the node offers, and the scheduler admits, what is sa
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from fenka.dialects.base import InvalidRecord, SliceRequest
+from fenka.dialects.base import InvalidRecord, NodeMode, SliceRequest
 
 PLACEMENT_LABEL = "ack.node.gpu.placement"
 """Node label: binpack or spread, over the cards of that node."""
@@ -19,19 +19,6 @@ MODE_LABEL = "ack.node.gpu.schedule"
 WHOLE_LABEL = "fenka.io/whole-cards"
 """Node label: `true` on a sharing node gives away whole cards too."""
 DISABLE_ISOLATION_LABEL = "cgpu.disable.isolation"
-
-
-@dataclass(frozen=True, slots=True)
-class NodeMode:
-    """What may be asked for on a node: whole cards, memory, memory with compute.
-
-    isolated: False where programs see the whole card and limit themselves.
-    """
-
-    whole: bool = False
-    memory: bool = False
-    compute: bool = False
-    isolated: bool = True
 
 
 SHARED = NodeMode(memory=True, compute=True)

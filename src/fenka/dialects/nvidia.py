@@ -1,31 +1,34 @@
 """`nvidia.com/gpu`: whole cards, of the same nodes whose other cards are shared."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fenka.core.request import Placement, Request, Slice
+from fenka.dialects import records
 from fenka.dialects.base import (
     CARDS,
     NVIDIA_GPU,
     ContainerRequest,
-    InvalidRecord,
+    NodeResource,
     PodRequest,
     SharedNode,
     SliceRequest,
-    check_card_uuids,
-    counted,
-    driver_uuid,
     per_container,
     placement_on,
     visible_only,
     whole_card_request,
     whole_slices,
 )
+from fenka.dialects.records import CardIndex
 
 NAME = "whole-cards"
 RESOURCES: tuple[str, ...] = (NVIDIA_GPU,)
 LEASED = NVIDIA_GPU
+ASSIGNED = ""
+NODE_RESOURCES: tuple[NodeResource, ...] = (
+    NodeResource(NVIDIA_GPU, "fenka-gpu-whole", lambda _node, _card: 1, lambda mode: mode.whole),
+)
+"""Which of the cards are shared now is in fenka's ledger, not in this number."""
 
 HAMI_ONLY = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores")
 """Beside these `nvidia.com/gpu` counts slices: such a pod is HAMi's, or nobody's."""
@@ -67,12 +70,11 @@ def encode(
 
 
 def record(slices: Mapping[str, Sequence[Slice]]) -> dict[str, str]:
-    """The annotations that say which whole cards each container has."""
+    """Return the annotations that say which whole cards each container has."""
     cards = {name: [piece.card for piece in pieces] for name, pieces in slices.items()}
-    uuids = {str(it.card): driver_uuid(it.uuid) for pieces in slices.values() for it in pieces}
     return {
-        RECORD: json.dumps(cards, separators=(",", ":")),
-        CARDS: json.dumps(uuids, separators=(",", ":")),
+        RECORD: records.encode(cards),
+        CARDS: records.encode_card_uuids(piece for pieces in slices.values() for piece in pieces),
     }
 
 
@@ -80,25 +82,16 @@ def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
     """Raises InvalidRecord."""
     if RECORD not in pod.annotations:
         return None
-    try:
-        record = {
-            str(name): [counted(card) for card in cards]
-            for name, cards in json.loads(pod.annotations[RECORD]).items()
-        }
-    except (ValueError, TypeError, AttributeError, RecursionError) as why:
-        raise InvalidRecord(f"annotation {RECORD} is not understood: {why}") from None
+    cards = records.decode(
+        pod.annotations[RECORD], dict[str, list[CardIndex]], f"annotation {RECORD}"
+    )
     placements = tuple(
-        placement_on(share.node, part.request, record.get(part.containers[0], []))
+        placement_on(share.node, part.request, cards.get(part.containers[0], []))
         for part in parse(pod)
     )
-    check_card_uuids(pod.annotations, placements)
+    records.check_cards(pod.annotations, placements)
     return placements
 
 
 container_slices = whole_slices(parse)
 environment = visible_only(parse)
-
-
-def node_resources(share: SharedNode) -> dict[str, int]:
-    """Its cards. Which of them are shared now is in fenka's ledger, not in this number."""
-    return {NVIDIA_GPU: len(share.node.cards)}

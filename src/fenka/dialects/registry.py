@@ -1,37 +1,55 @@
-"""Which dialect a pod speaks."""
+"""The list of dialects, and which of them a pod uses.
 
-from collections.abc import Collection
+To add a dialect, write its module (`base.Dialect` says what it has) and add it here.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
 
 from fenka.dialects import ack, gpu_manager, hami, nvidia
-from fenka.dialects.base import Dialect, InvalidRecord, PodRequest
+from fenka.dialects.base import Dialect, InvalidRecord, NodeResource, PodRequest
 
 DIALECTS: tuple[Dialect, ...] = (ack, gpu_manager, nvidia)
-"""Those that are always understood."""
+"""Those that are always in use."""
 WITH_HAMI: tuple[Dialect, ...] = (*DIALECTS, hami)
-"""And HAMi's, for clusters where HAMi itself is not at work."""
+"""With HAMi's, for clusters where HAMi itself does not run."""
 
 
-_NAMES = frozenset(name for dialect in WITH_HAMI for name in dialect.RESOURCES)
+def names_any(pod: PodRequest, dialects: tuple[Dialect, ...] = WITH_HAMI) -> bool:
+    """Return whether a container names a resource of any dialect, even with amount 0."""
+    names = _resource_names(dialects)
+    return not all(names.isdisjoint(container.resources) for container in pod.containers)
 
 
-def names_any(pod: PodRequest) -> bool:
-    """Return whether a container names a resource of any dialect, be it 0 of it."""
-    return not all(_NAMES.isdisjoint(it.resources) for it in pod.containers)
+@lru_cache(maxsize=8)
+def _resource_names(dialects: tuple[Dialect, ...]) -> frozenset[str]:
+    return frozenset(name for dialect in dialects for name in dialect.RESOURCES)
 
 
-def detect(pod: PodRequest, dialects: Collection[Dialect] = DIALECTS) -> Dialect | None:
-    """The one in which the pod asks; None if it asks for nothing in any.
+def detect(pod: PodRequest, dialects: tuple[Dialect, ...] = DIALECTS) -> Dialect | None:
+    """Return the dialect in which the pod requests something; None if it requests nothing.
 
-    Raises InvalidRecord where it asks in two, or for what is no amount.
+    Raises:
+        InvalidRecord: if it uses two dialects, or an amount is no number.
     """
-    if not names_any(pod):
+    if not names_any(pod, dialects):
         # As nearly all pods of a cluster.
         return None
-    spoken = [dialect for dialect in dialects if dialect.matches(pod)]
-    if len(spoken) > 1:
-        first, second = (pod.requested_resources(dialect.RESOURCES)[0] for dialect in spoken[:2])
+    matching = [dialect for dialect in dialects if dialect.matches(pod)]
+    if len(matching) > 1:
+        first, second = (pod.requested_resources(dialect.RESOURCES)[0] for dialect in matching[:2])
         raise InvalidRecord(
             f"it asks for {first} and for {second}, which do not go together: "
             "use the names of one of them in all its containers"
         )
-    return spoken[0] if spoken else None
+    return matching[0] if matching else None
+
+
+def node_resources(dialects: Iterable[Dialect]) -> dict[str, NodeResource]:
+    """Return the resources that a node advertises, by name. The last dialect with a name defines it."""
+    return {it.name: it for dialect in dialects for it in dialect.NODE_RESOURCES}
+
+
+def leased_resources(dialects: Iterable[Dialect]) -> frozenset[str]:
+    """Return the resources whose allocation brings a lease; the others are only counted."""
+    return frozenset(dialect.LEASED for dialect in dialects)

@@ -8,15 +8,18 @@ The record counts for nothing: whoever may annotate a pod can write it. What a r
 node reports (dialects/leases.py).
 """
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
+
+import msgspec
 
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Memory, Slice
-from fenka.dialects.base import InvalidRecord, counted
+from fenka.dialects import records
+from fenka.dialects.base import InvalidRecord
+from fenka.dialects.records import CardIndex, Count
 from fenka.dialects.sizes import InvalidSize, parse_memory
 
 REQUEST = "fenka.io/resize"
@@ -24,7 +27,7 @@ STATUS = "fenka.io/resized"
 REFUSED = "fenka.io/resize-refused"
 RECORDS = (STATUS, REFUSED)
 
-VERSION = 1
+VERSION: Literal[1] = 1
 
 MEMORY, CORE = "gpu-mem", "gpu-core"
 FULL = 100
@@ -108,96 +111,62 @@ def encode_request(container: str, gpu_mem: str, gpu_core: int | None) -> str:
     return (f"{container}: " if container else "") + ",".join(items)
 
 
-# ---- records ----
+# ---- the status ----
 
 
-def encode_status(record: ResizeStatus) -> str:
-    """The annotation RECORD."""
-    return json.dumps(
-        {
-            "version": VERSION,
-            "pod": record.pod,
-            "holds": list(map(_written, record.slices)),
-            "containers": {
-                name: list(map(_written, part)) for name, part in sorted(record.containers.items())
-            },
-            "wish": record.request,
-        },
-        separators=(",", ":"),
+class _Slice(msgspec.Struct, forbid_unknown_fields=True):
+    card: CardIndex
+    uuid: str
+    memory_mib: Count = msgspec.field(name="memoryMiB")
+    compute: Count
+
+
+class _Status(msgspec.Struct, forbid_unknown_fields=True):
+    version: Literal[1]
+    pod: str
+    holds: list[_Slice]
+    containers: dict[str, list[_Slice]]
+    wish: str
+
+
+def encode_status(status: ResizeStatus) -> str:
+    """Return the annotation STATUS."""
+    containers = {name: _encoded(slices) for name, slices in sorted(status.containers.items())}
+    return records.encode(
+        _Status(VERSION, status.pod, _encoded(status.slices), containers, status.request)
     )
 
 
 def decode_status(annotations: Mapping[str, str], pod: str = "") -> ResizeStatus | None:
-    """None where there is none, or where it is another's. pod: whose it must be, by UID; empty for anybody's.
+    """Return None if there is none, or if it is another pod's.
 
-    Raises InvalidRecord.
+    Args:
+        annotations: the pod's.
+        pod: the UID that it must be of; empty for any.
+
+    Raises:
+        InvalidRecord: if it cannot be read.
     """
     if STATUS not in annotations:
         return None
-    try:
-        record = _fields(
-            json.loads(annotations[STATUS]), "version", "pod", "holds", "containers", "wish"
-        )
-        _check_version(record["version"])
-        found = ResizeStatus(
-            _text(record["pod"]),
-            _slices(record["holds"]),
-            {name: _slices(part) for name, part in record["containers"].items()},
-            _text(record["wish"]),
-        )
-    except (ValueError, TypeError, AttributeError, RecursionError) as why:
-        raise InvalidRecord(f"annotation {STATUS} is not understood: {why}") from None
-    return found if pod in ("", found.pod) else None
-
-
-def _written(piece: Slice) -> dict[str, Any]:
-    return {
-        "card": piece.card,
-        "uuid": piece.uuid,
-        "memoryMiB": piece.memory_mib,
-        "compute": piece.compute,
-    }
-
-
-def _slices(items: Any) -> tuple[Slice, ...]:
-    read = [_fields(it, "card", "uuid", "memoryMiB", "compute") for it in _list(items)]
-    slices = tuple(
-        Slice(
-            counted(it["card"]),
-            DeviceId(_text(it["uuid"])),
-            counted(it["memoryMiB"]),
-            counted(it["compute"]),
-        )
-        for it in read
+    record = records.decode(annotations[STATUS], _Status, f"annotation {STATUS}")
+    status = ResizeStatus(
+        record.pod,
+        _decoded(record.holds),
+        {name: _decoded(slices) for name, slices in record.containers.items()},
+        record.wish,
     )
+    return status if pod in ("", status.pod) else None
+
+
+def _encoded(slices: Iterable[Slice]) -> list[_Slice]:
+    return [
+        _Slice(card=it.card, uuid=it.uuid, memory_mib=it.memory_mib, compute=it.compute)
+        for it in slices
+    ]
+
+
+def _decoded(slices: Sequence[_Slice]) -> tuple[Slice, ...]:
     if len({it.card for it in slices}) < len(slices):
-        raise ValueError("a card is named twice")
-    return slices
-
-
-def _fields(value: Any, *names: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(f"{value!r} has no fields")
-    for name in names:
-        if name not in value:
-            raise ValueError(f"it has no {name}")
-    if unknown := sorted(set(value) - set(names)):
-        raise ValueError(f"{unknown[0]} is not known to this version")
-    return value
-
-
-def _check_version(value: Any) -> None:
-    if value != VERSION:
-        raise ValueError(f"version {value!r} is not {VERSION}")
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
+        raise InvalidRecord(f"annotation {STATUS} is not understood: a card is named twice")
+    return tuple(Slice(it.card, DeviceId(it.uuid), it.memory_mib, it.compute) for it in slices)

@@ -1,17 +1,16 @@
 """Advertises the node's cards to the kubelet: which device IDs of each resource it may allocate."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Slice
-from fenka.core.units import card_units
-from fenka.dialects import ack, base, gpu_manager, gpushare, hami, nvidia
+from fenka.dialects import base, gpushare, nvidia
+from fenka.dialects.base import Dialect
+from fenka.dialects.registry import DIALECTS, leased_resources, node_resources
 from fenka.node.inventory import NodeInventory
 from fenka.node.kubelet import device_ids
 from fenka.node.kubelet.client import Claim
 from fenka.node.kubelet.plugin import Plugin
-from fenka.node.kubelet.resources import LEASED
 from fenka.node.lease import resolve
 from fenka.node.lease.allocations import Allocations
 from fenka.node.mode import ModeSelector
@@ -25,12 +24,12 @@ class Advertised:
     exclusive: nvidia.com/gpu while the node is not shared.
     labelled_only: That only while the node has a label at all: without one this program is about to be
     removed, and the kubelet remembers for minutes what it was offered.
-    hami: HAMi's resources.
+    dialects: the resources of these.
     """
 
     exclusive: bool = True
     labelled_only: bool = False
-    hami: bool = False
+    dialects: tuple[Dialect, ...] = DIALECTS
 
 
 class DeviceAdvertiser:
@@ -45,6 +44,8 @@ class DeviceAdvertiser:
         plugins: Mapping[str, Plugin],
         advertised: Advertised,
     ) -> None:
+        self._resources = node_resources(advertised.dialects)
+        self._leased = leased_resources(advertised.dialects)
         self._api, self._mode, self._inventory = api, mode, inventory
         self._allocations, self._plugins, self._advertised = allocations, plugins, advertised
 
@@ -103,7 +104,9 @@ class DeviceAdvertiser:
     def _shared_devices(self, resource: str, claims: Sequence[Claim]) -> list[tuple[str, bool]]:
         """Return all device IDs of a resource that a sharing node advertises."""
         cards, exclusive = self._inventory.cards(), self._allocations.exclusive_cards(claims)
-        offered, units = self._units_per_card(resource, cards)
+        node, described = self._inventory.shared_node().node, self._resources[resource]
+        offered = described.offered(self._mode.mode)
+        units = {card.uuid: described.units_on(node, card) for card in cards}
         # IDs that are allocated stay advertised: the kubelet would not restart their containers.
         allocated = list(self._allocated(resource, claims))
         whole = [(uuid, True) for uuid in sorted(exclusive)] if resource == base.NVIDIA_GPU else []
@@ -114,33 +117,10 @@ class DeviceAdvertiser:
         )
         return [*device_ids.device_list(cards, units, allocated, unavailable), *whole]
 
-    def _units_per_card(
-        self, resource: str, cards: Sequence[Card]
-    ) -> tuple[bool, dict[DeviceId, int]]:
-        """Return whether the node offers a resource, and how many units of it each card has."""
-        mode, with_hami = self._mode.mode, self._advertised.hami
-        unit_mib = self._inventory.shared_node().unit_mib
-
-        def hundredths(card: Card) -> int:
-            return card.compute
-
-        table: dict[str, tuple[bool, Callable[[Card], int]]] = {
-            gpushare.MEMORY: (mode.memory, lambda card: card_units(card.memory_mib, unit_mib)),
-            ack.CORE: (mode.compute, hundredths),
-            gpu_manager.CORE: (mode.compute, hundredths),
-            gpu_manager.MEMORY: (
-                mode.compute,
-                lambda card: card_units(card.memory_mib, gpu_manager.UNIT_MIB),
-            ),
-            base.NVIDIA_GPU: (mode.whole or with_hami, lambda _: hami.SPLIT if with_hami else 1),
-        }
-        offered, units = table[resource]
-        return offered, {card.uuid: units(card) for card in cards}
-
     def _allocated(
         self, resource: str, claims: Sequence[Claim]
     ) -> Iterator[device_ids.AllocatedIds]:
-        if resource in LEASED:
+        if resource in self._leased:
             for token in self._allocations.sharing_tokens():
                 if token.resource == resource:
                     slices = tuple(token.lease.slices) if token.lease else ()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.dialects.sizes import parse_unit
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import XidListener
@@ -89,7 +90,11 @@ def run(config: Config) -> None:
             library,
             hardware.context_mib,
             driver.edits(hardware),
-            Advertised(config.exclusive, config.labelled_only, config.hami),
+            Advertised(
+                config.exclusive,
+                config.labelled_only,
+                WITH_HAMI if config.hami else DIALECTS,
+            ),
         )
         asyncio.run(_serve(config, settings, driver, hardware, health, locks))
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fenka.core.request import Slice
-from fenka.dialects.registry import DIALECTS, WITH_HAMI
+from fenka.dialects.registry import leased_resources, node_resources
 from fenka.node.advertiser import Advertised, DeviceAdvertiser
 from fenka.node.agent import Agent
 from fenka.node.health import CardHealth
 from fenka.node.inventory import NodeInventory
 from fenka.node.kubelet.client import Kubelet
 from fenka.node.kubelet.plugin import Plugin
-from fenka.node.kubelet.resources import ENDPOINTS, LEASED
 from fenka.node.lease import pod_processes
 from fenka.node.lease.allocations import Allocations
 from fenka.node.lease.binder import LeaseBinder, LeaseResolver
@@ -83,23 +82,25 @@ def assemble(settings: Settings, edges: Edges) -> Program:
     mode = ModeSelector(api, allocations)
     collector = GarbageCollector(api, store, files, settings.library, edges.living, edges.clock)
     reporter = Reporter(api, allocations, denials, lambda: collector.lingering)
-    dialects = WITH_HAMI if settings.advertised.hami else DIALECTS
+    dialects = settings.advertised.dialects
+    leased = leased_resources(dialects)
+    assigned = {dialect.LEASED: dialect.ASSIGNED for dialect in dialects if dialect.ASSIGNED}
     resolver = LeaseResolver(inventory, allocations, dialects, mode.isolates, settings.library)
 
     def make_files(token: str, lease: Lease) -> None:
         if not files.complete(token):
             files.make(token, lease, settings.contexts_mib, settings.driver(lease.slices))
 
-    binder = LeaseBinder(api, store, files, resolver)
-    leases = LeaseReconciler(api, store, binder, denials, make_files)
+    binder = LeaseBinder(api, store, files, resolver, assigned)
+    leases = LeaseReconciler(api, store, binder, denials, make_files, leased)
     service = LeaseService(kubelet, store, leases, reporter, wanted.set, edges.clock)
     limits = LeaseLimits(store, files, settings.contexts_mib)
     resizer = Resizer(api, store, limits, inventory, allocations, reporter)
     plugins = {
-        resource: Plugin(
-            resource, endpoint, kubelet, service if resource in LEASED else None, wanted.set
+        name: Plugin(
+            name, resource.plugin, kubelet, service if name in leased else None, wanted.set
         )
-        for resource, endpoint in ENDPOINTS.items()
+        for name, resource in node_resources(dialects).items()
     }
     advertiser = DeviceAdvertiser(api, mode, inventory, allocations, plugins, settings.advertised)
     phases = leases.reconcile, resizer.reconcile, collector.collect, reporter.publish

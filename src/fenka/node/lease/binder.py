@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fenka.cluster.objects import Pod
-from fenka.dialects import gpu_manager, gpushare
 from fenka.dialects.base import Dialect
 from fenka.isolation import control
 from fenka.isolation.control import InvalidControl
@@ -26,9 +25,6 @@ from fenka.node.lease.store import Lease, LeaseStore, Token
 from fenka.node.node_api import NodeApi
 
 _LOG = logging.getLogger(__name__)
-
-ASSIGNED = {gpushare.MEMORY: gpushare.ASSIGNED, gpu_manager.CORE: gpu_manager.ASSIGNED}
-"""Annotation, by resource, that marks a pod as having its slice, as the former plugins wrote it."""
 
 
 class LeaseResolver:
@@ -101,11 +97,20 @@ class LeaseResolver:
 
 
 class LeaseBinder:
-    """Stores the leases of tokens."""
+    """Stores the leases of tokens.
+
+    assigned: by resource, the annotation that marks a pod as having its slices.
+    """
 
     def __init__(
-        self, api: NodeApi, store: LeaseStore, files: LeaseFiles, resolver: LeaseResolver
+        self,
+        api: NodeApi,
+        store: LeaseStore,
+        files: LeaseFiles,
+        resolver: LeaseResolver,
+        assigned: Mapping[str, str],
     ) -> None:
+        self._assigned = assigned
         self._api, self._store, self._files, self._resolver = api, store, files, resolver
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -130,7 +135,7 @@ class LeaseBinder:
             await asyncio.to_thread(self._store.put, token)
         slices = [f"{piece.memory_mib} MiB of card {piece.card}" for piece in lease.slices]
         _LOG.info("%s container %s holds %s", lease.pod_name, lease.container, ", ".join(slices))
-        if assigned := ASSIGNED.get(token.resource):
+        if assigned := self._assigned.get(token.resource):
             self._start(self._api.try_annotate(pod, {assigned: "true"}))
         return token
 

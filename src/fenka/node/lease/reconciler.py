@@ -3,10 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
-from fenka.node.kubelet.resources import LEASED
 from fenka.node.lease import resolve
 from fenka.node.lease.binder import LeaseBinder
 from fenka.node.lease.denials import Denials
@@ -35,9 +34,11 @@ class LeaseReconciler:
         binder: LeaseBinder,
         denials: Denials,
         make_files: Callable[[str, Lease], None],
+        leased: Collection[str],
     ) -> None:
+        """leased: resources whose allocation brings a lease."""
         self._api, self._store, self._binder = api, store, binder
-        self._denials, self._make_files = denials, make_files
+        self._denials, self._make_files, self._leased = denials, make_files, leased
 
     async def reconcile(self, claims: Sequence[Claim]) -> None:
         """Complete the leases of all tokens that a pod holds. Raises OSError."""
@@ -50,7 +51,7 @@ class LeaseReconciler:
     async def recover(self, claims: Sequence[Claim]) -> None:
         """Issue tokens again that the kubelet remembers and the store has lost."""
         for claim in claims:
-            ours = claim.resource in LEASED and claim.token
+            ours = claim.resource in self._leased and claim.token
             if ours and claim.token not in self._store.tokens and self._api.runs(claim.uid):
                 await asyncio.to_thread(
                     self._store.issue, claim.resource, claim.ids, name=claim.token

@@ -1,0 +1,63 @@
+"""JSON records in annotations, decoded by msgspec: whoever may annotate an object can write one."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from fenka.core.request import Placement, Slice
+from fenka.dialects.base import CARDS, InvalidRecord, driver_uuid
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""A number that no record exceeds."""
+CardIndex = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
+
+MAX_REASON = 200
+"""Characters of an error."""
+
+T = TypeVar("T")
+
+
+def decode(text: str, record: type[T], name: str) -> T:
+    """Return the record.
+
+    Args:
+        text: JSON.
+        record: its type.
+        name: what the error calls it, such as the annotation.
+
+    Raises:
+        InvalidRecord: if the text is anything else.
+    """
+    try:
+        return msgspec.json.decode(text, type=record)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as why:
+        # The reason quotes field names, which may be of any length.
+        raise InvalidRecord(f"{name} is not understood: {str(why)[:MAX_REASON]}") from None
+
+
+def encode(record: object) -> str:
+    """Return the record as JSON without spaces."""
+    return msgspec.json.encode(record).decode()
+
+
+def encode_card_uuids(slices: Iterable[Slice]) -> str:
+    """Return `fenka.io/cards` of a pod: UUIDs by index, by which an exchanged card is noticed."""
+    return encode({it.card: driver_uuid(it.uuid) for it in slices})
+
+
+def decode_card_uuids(annotations: Mapping[str, str]) -> dict[int, str]:
+    """Return the UUIDs of a pod's cards by index; empty if there is no record. Raises InvalidRecord."""
+    return decode(
+        annotations.get(CARDS, "{}"), dict[CardIndex, str], f"annotation {CARDS} of the pod"
+    )
+
+
+def check_cards(annotations: Mapping[str, str], placements: Iterable[Placement]) -> None:
+    """Raise InvalidRecord if a card of the pod is not the one that the pod was given."""
+    uuids = decode_card_uuids(annotations)
+    for piece in (piece for placement in placements for piece in placement.slices):
+        uuid = driver_uuid(piece.uuid)
+        recorded = uuids.get(piece.card, uuid)
+        if uuid and recorded != uuid:
+            raise InvalidRecord(f"the pod's card {piece.card} was {recorded} and is now {uuid}")

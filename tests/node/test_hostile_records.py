@@ -76,12 +76,12 @@ def forged(pod: Json, card_uuid: str = A) -> str:
 
 
 def pages(node: NodeHarness, name: str) -> list[int]:
-    """Return the MiB that programs of the pod may use, container by container."""
+    """Return the MiB that programs of the pod may use, by the pages that are complete."""
     return [
         limit.memory_bytes >> 20
-        for it in node.store.tokens.values()
-        if it.lease and it.lease.pod == name
-        for limit in control.read(node.lease_files.control(it.name)).limits
+        for token in node.store.tokens.values()
+        if token.lease and token.lease.pod == name and node.lease_files.complete(token.name)
+        for limit in control.read(node.lease_files.control(token.name)).limits
     ]
 
 

@@ -1,7 +1,12 @@
-"""Objects of Kubernetes as JSON, for tests."""
+"""Objects of Kubernetes as JSON, and jobs of a workstation, for tests."""
 
 from typing import Any
 
+import msgspec
+
+from fenka.core.inventory import DeviceId
+from fenka.core.request import Memory, Placement, Request, Slice
+from fenka.workstation.job import Job
 from tests.fakes.api_server import Json
 
 
@@ -82,3 +87,30 @@ def sharing(name: str, card_units: int = 14, cards: int = 1, **given: Any) -> Js
     resources = {"aliyun.com/gpu-mem": card_units * cards, "aliyun.com/gpu-count": cards}
     labels = {"gpushare": "true", **given.pop("labels", {})}
     return node(name, resources={**resources, **given.pop("resources", {})}, labels=labels, **given)
+
+
+# --- a workstation --------------------------------------------------------------------------------
+
+
+def job(name: str = "a", **fields: Any) -> Job:
+    """A pending job of user 1000 that requests 1 GiB of a card. fields: what differs."""
+    made = Job(
+        id=name,
+        name=name,
+        uid=1000,
+        pid=1,
+        start_ticks=1,
+        request=Request(memory=Memory(1, 1024)),
+        summary="1",
+        command=["true"],
+        directory="/",
+        kind="run",
+        isolation="namespace",
+        requested_at=0.0,
+    )
+    return msgspec.structs.replace(made, **fields)
+
+
+def placement(uuid: str, mib: int = 1024) -> Placement:
+    """A slice of card 0 with this UUID."""
+    return Placement("here", (Slice(0, DeviceId(uuid), mib, 100),))

@@ -20,48 +20,26 @@ from fenka.workstation.effects import (
     Terminate,
 )
 from fenka.workstation.job import Gang, Job
+from tests.builders import job
 
 T4 = Card(0, DeviceId("GPU-0"), "Tesla T4", 15079)
 
 
-def job(
-    name: str,
-    units: int = 4,
-    *,
-    at: float = 0.0,
-    cards: int = 1,
-    priority: int = 0,
-    time_limit_s: float | None = None,
-    uid: int = 1000,
-) -> Job:
-    """A job that asks for so many GiB units."""
-    return Job(
-        id=name,
-        name=name,
-        uid=uid,
-        pid=1,
-        start_ticks=1,
-        request=Request(memory=Memory(units, 1024), cards=cards),
-        summary=str(units),
-        command=["true"],
-        directory="/",
-        kind="run",
-        isolation="namespace",
-        requested_at=at,
-        priority=priority,
-        time_limit_s=time_limit_s,
-    )
+def request(name: str, units: int = 4, *, at: float = 0.0, cards: int = 1, **fields: object) -> Job:
+    """A job that requests this number of units of 1 GiB."""
+    memory = Request(memory=Memory(units, 1024), cards=cards)
+    return job(name, request=memory, summary=str(units), requested_at=at, **fields)
 
 
 def test_user_that_has_used_the_card_is_behind_one_that_has_not() -> None:
     """Twenty jobs of ann's, asked for together, each of ten seconds; bob's comes later and is next."""
     broker = Broker(Node("here", (T4,)), "binpack")
     for number in range(20):
-        broker.submit([job(f"ann{number:02}", 14, at=0, uid=1)], 0)
+        broker.submit([request(f"ann{number:02}", 14, at=0, uid=1)], 0)
     for number in range(5):
         broker.confirm(f"ann{number:02}", 10 * number)
         broker.on_exit(f"ann{number:02}", 10 * number + 10)
-    broker.submit([job("bob", 14, at=55, uid=2)], 55)
+    broker.submit([request("bob", 14, at=55, uid=2)], 55)
     standing = {it: broker.queue_status(broker.jobs[it]) for it in ("bob", "ann06")}
     assert {it: found.position for it, found in standing.items() if found} == {"bob": 1, "ann06": 2}
     broker.on_exit("ann05", 60)
@@ -97,10 +75,10 @@ def broker() -> Broker:
 def test_three_run_and_the_fourth_waits(broker: Broker) -> None:
     """Scenario S1: 4 + 4 + 4 of 14 units fit, a fourth 4 does not."""
     for number in range(3):
-        assert kinds(broker.submit([job(f"n{number}", at=number)], number)) == [
+        assert kinds(broker.submit([request(f"n{number}", at=number)], number)) == [
             ("GrantLease", f"n{number}")
         ]
-    (waits,) = broker.submit([job("n3", at=3)], 3)
+    (waits,) = broker.submit([request("n3", at=3)], 3)
     # 3 x 4308 = 12924 of 15079 are held, 2155 are left.
     assert waits == ReportQueued(broker.jobs["n3"], 1, 1, "0/1 GPUs fit: 1 too little memory")
     assert kinds(broker.on_exit("n1", 4)) == [("RemoveLease", "n1"), ("GrantLease", "n3")]
@@ -108,7 +86,7 @@ def test_three_run_and_the_fourth_waits(broker: Broker) -> None:
 
 def test_impossible_requests_are_denied_at_once(broker: Broker) -> None:
     """Nobody waits for what can never come."""
-    (denied,) = broker.submit([job("big", 15)], 0)
+    (denied,) = broker.submit([request("big", 15)], 0)
     assert isinstance(denied, RejectJob)
     assert denied.final
     assert denied.reason == (
@@ -119,8 +97,8 @@ def test_impossible_requests_are_denied_at_once(broker: Broker) -> None:
 
 def test_no_wait_is_denied_with_the_reason(broker: Broker) -> None:
     """--no-wait says why nothing is free, and leaves nothing behind."""
-    broker.submit([job("a", 14)], 0)
-    effects = broker.submit([job("b", 4)], 1, wait=False)
+    broker.submit([request("a", 14)], 0)
+    effects = broker.submit([request("b", 4)], 1, wait=False)
     (denied,) = effects
     assert isinstance(denied, RejectJob)
     assert (denied.reason, denied.final) == ("0/1 GPUs fit: 1 too little memory", False)
@@ -129,9 +107,9 @@ def test_no_wait_is_denied_with_the_reason(broker: Broker) -> None:
 
 def test_positions_are_told_when_they_change(broker: Broker) -> None:
     """Who moves up hears of it; who does not is left alone."""
-    broker.submit([job("a", 14)], 0)
-    broker.submit([job("b", 14, at=1)], 1)
-    effects = broker.submit([job("c", 2, at=2)], 2)
+    broker.submit([request("a", 14)], 0)
+    broker.submit([request("b", 14, at=1)], 1)
+    effects = broker.submit([request("c", 2, at=2)], 2)
     assert [(e.job.name, e.position, e.length) for e in effects if isinstance(e, ReportQueued)] == [
         ("b", 1, 2),
         ("c", 2, 2),
@@ -145,9 +123,9 @@ def test_positions_are_told_when_they_change(broker: Broker) -> None:
 
 def test_a_small_request_does_not_overtake(broker: Broker) -> None:
     """2 of the 2 free units would fit, but 4 asked before."""
-    broker.submit([job("a", 12)], 0)
-    broker.submit([job("b", 4, at=1)], 1)
-    (_, small) = broker.submit([job("c", 2, at=2)], 2)
+    broker.submit([request("a", 12)], 0)
+    broker.submit([request("b", 4, at=1)], 1)
+    (_, small) = broker.submit([request("c", 2, at=2)], 2)
     assert isinstance(small, ReportQueued)
     assert small.reason == "0/1 GPUs fit: 1 reserved for requests before it"
     assert kinds(broker.on_exit("a", 3)) == [
@@ -159,16 +137,16 @@ def test_a_small_request_does_not_overtake(broker: Broker) -> None:
 
 def test_a_slice_that_is_still_in_use_is_kept_and_waiters_are_told(broker: Broker) -> None:
     """A job without processes keeps its slice while it is held; then it is released as ever."""
-    broker.submit([job("a", 14, time_limit_s=60)], 0)
+    broker.submit([request("a", 14, time_limit_s=60)], 0)
     broker.confirm("a", 0)
-    broker.submit([job("b", 14, at=1)], 1)
+    broker.submit([request("b", 14, at=1)], 1)
     (told,) = broker.on_exit("a", 2, "process 7 uses card 0 outside of its lease")
     reason = "0/1 GPUs fit: 1 too little memory; a has ended, but process 7 uses card 0 outside of its lease"
     assert told == ReportQueued(broker.jobs["b"], 1, 1, reason)
     assert (broker.jobs["a"].state, broker.reason(broker.jobs["b"])) == ("completing", reason)
     assert broker.on_exit("a", 3, "process 7 uses card 0 outside of its lease") == []
     assert broker.replay("b") == [told]
-    *_, denied = broker.submit([job("c", 1, at=3)], 3, wait=False)
+    *_, denied = broker.submit([request("c", 1, at=3)], 3, wait=False)
     assert isinstance(denied, RejectJob)
     assert "process 7" in denied.reason
     assert broker.expire(1000) == []
@@ -177,9 +155,9 @@ def test_a_slice_that_is_still_in_use_is_kept_and_waiters_are_told(broker: Broke
 
 def test_nobody_counts_on_the_end_of_a_slice_that_is_held(broker: Broker) -> None:
     """Its time limit says nothing any more about when it is free."""
-    broker.submit([job("a", 14, time_limit_s=60)], 0)
+    broker.submit([request("a", 14, time_limit_s=60)], 0)
     broker.confirm("a", 0)
-    broker.submit([job("b", 14, at=1)], 1)
+    broker.submit([request("b", 14, at=1)], 1)
     standing = broker.queue_status(broker.jobs["b"])
     assert standing
     assert standing.reservation
@@ -192,14 +170,14 @@ def test_nobody_counts_on_the_end_of_a_slice_that_is_held(broker: Broker) -> Non
 
 def test_what_was_never_confirmed_or_waits_is_not_held(broker: Broker) -> None:
     """Only programs that ran can have left something."""
-    broker.submit([job("a", 14)], 0)
-    broker.submit([job("b", 14, at=1)], 1)
+    broker.submit([request("a", 14)], 0)
+    broker.submit([request("b", 14, at=1)], 1)
     assert kinds(broker.on_exit("a", 2, "in use")) == [("RemoveLease", "a"), ("GrantLease", "b")]
 
 
 def test_a_held_member_neither_ends_nor_starts_with_its_gang(broker: Broker) -> None:
     """Disbanding a gang ends those that run and leaves the slice that is in use."""
-    broker.submit(gang("g", 2, job("g", 4)), 0)
+    broker.submit(gang("g", 2, request("g", 4)), 0)
     for rank in range(2):
         broker.confirm(f"g/{rank}", 0)
     broker.on_exit("g/0", 1, "in use")
@@ -211,19 +189,19 @@ def test_a_held_member_neither_ends_nor_starts_with_its_gang(broker: Broker) -> 
 
 def test_a_restarted_daemon_goes_on_holding(broker: Broker) -> None:
     """What was held is held, and nobody gets it."""
-    broker.submit([job("a", 14)], 0)
+    broker.submit([request("a", 14)], 0)
     broker.confirm("a", 0)
     broker.on_exit("a", 1, "in use")
     after = Broker(broker.node, broker.policy)
     assert after.restore(list(broker.jobs.values()), 2) == []
-    assert kinds(after.submit([job("b", 14)], 3)) == [("ReportQueued", "b")]
+    assert kinds(after.submit([request("b", 14)], 3)) == [("ReportQueued", "b")]
     assert kinds(after.on_exit("a", 4)) == [("RemoveLease", "a"), ("GrantLease", "b")]
 
 
 def test_an_unconfirmed_grant_expires(broker: Broker) -> None:
     """A client that never enters its lease does not keep it; the next one gets it."""
-    broker.submit([job("a", 14)], 0)
-    broker.submit([job("b", 14, at=1)], 1)
+    broker.submit([request("a", 14)], 0)
+    broker.submit([request("b", 14, at=1)], 1)
     assert broker.expire(GRANT_TTL_S - 1) == []
     assert kinds(broker.expire(GRANT_TTL_S)) == [
         ("RemoveLease", "a"),
@@ -235,7 +213,7 @@ def test_an_unconfirmed_grant_expires(broker: Broker) -> None:
 
 def test_a_confirmed_grant_does_not_expire(broker: Broker) -> None:
     """It lives as long as its processes."""
-    broker.submit([job("a")], 0)
+    broker.submit([request("a")], 0)
     assert broker.confirm("a", 1)
     assert not broker.confirm("a", 2), "once is enough"
     assert broker.expire(1e9) == []
@@ -245,7 +223,7 @@ def test_a_confirmed_grant_does_not_expire(broker: Broker) -> None:
 def test_restore_keeps_leases_and_order(broker: Broker) -> None:
     """A new daemon goes on where the old one was killed."""
     for number in range(5):
-        broker.submit([job(f"n{number}", 6, at=number)], number)
+        broker.submit([request(f"n{number}", 6, at=number)], number)
     broker.confirm("n0", 5)
     again = Broker(broker.node, "binpack")
     effects = again.restore(list(reversed(broker.jobs.values())), 10)
@@ -274,9 +252,9 @@ def order(broker: Broker) -> list[str]:
 
 def test_the_order_is_priority_then_time(broker: Broker) -> None:
     """And who has a lower priority than 0 lets everybody pass."""
-    broker.submit([job("holder", 14)], 0)
+    broker.submit([request("holder", 14)], 0)
     for at, priority in enumerate((0, -1, 2, 0, 1), start=1):
-        broker.submit([job(f"{at}:{priority}", 14, at=at, priority=priority)], at)
+        broker.submit([request(f"{at}:{priority}", 14, at=at, priority=priority)], at)
     assert order(broker) == ["3:2", "5:1", "1:0", "4:0", "2:-1"]
     assert kinds(broker.on_exit("holder", 9)) == [
         ("RemoveLease", "holder"),
@@ -286,12 +264,12 @@ def test_the_order_is_priority_then_time(broker: Broker) -> None:
 
 def test_users_take_turns(broker: Broker) -> None:
     """A second request counts as a minute later than it is, so another user's first one passes it."""
-    broker.submit([job("holder", 14, uid=1)], 0)
+    broker.submit([request("holder", 14, uid=1)], 0)
     for at in (1, 2):
-        broker.submit([job(f"ann-{at}", 14, at=at, uid=2)], at)
+        broker.submit([request(f"ann-{at}", 14, at=at, uid=2)], at)
     # ann-2 counts as of 62, bob's as of 50, and the holder's own next one as of 3 + 60
-    broker.submit([job("bob", 14, at=50, uid=3)], 50)
-    broker.submit([job("again", 14, at=3, uid=1)], 50)
+    broker.submit([request("bob", 14, at=50, uid=3)], 50)
+    broker.submit([request("again", 14, at=3, uid=1)], 50)
     assert order(broker) == ["ann-1", "bob", "ann-2", "again"]
 
 
@@ -307,14 +285,14 @@ def test_users_take_turns(broker: Broker) -> None:
 def test_backfill_takes_a_proof(time_limit_s: float | None, starts: bool) -> None:
     """A reserved card is used in between by who certainly ends before, and by nobody else."""
     broker = Broker(Node("here", (T4,)), "binpack")
-    broker.submit([job("holder", 10, time_limit_s=100)], 0)
-    broker.submit([job("large", 14, at=10)], 10)
+    broker.submit([request("holder", 10, time_limit_s=100)], 0)
+    broker.submit([request("large", 14, at=10)], 10)
     standing = broker.queue_status(broker.jobs["large"])
     assert standing
     assert standing.reservation
     assert standing.reservation.cards == {"GPU-0"}
     assert standing.reservation.starts_by == 100 + GRACE_S
-    broker.submit([job("small", 2, at=20, time_limit_s=time_limit_s)], 20)
+    broker.submit([request("small", 2, at=20, time_limit_s=time_limit_s)], 20)
     assert (broker.jobs["small"].state == "starting") is starts
     assert broker.jobs["small"].deadline == (100.0 if starts else None)
     assert broker.jobs["large"].state == "waiting"
@@ -323,15 +301,15 @@ def test_backfill_takes_a_proof(time_limit_s: float | None, starts: bool) -> Non
 def test_a_waiter_names_its_card_and_leaves_the_other() -> None:
     """Two cards full; who waits keeps one of them, the smaller one is served on the other."""
     broker = Broker(Node("here", (T4, Card(1, DeviceId("GPU-1"), "Tesla T4", 15079))), "binpack")
-    broker.submit([job("a", 10)], 0)
-    broker.submit([job("b", 11, at=1)], 1)
-    broker.submit([job("large", 14, at=2)], 2)
+    broker.submit([request("a", 10)], 0)
+    broker.submit([request("b", 11, at=1)], 1)
+    broker.submit([request("large", 14, at=2)], 2)
     standing = broker.queue_status(broker.jobs["large"])
     # b's card: as many must end as on a's, and b is the larger
     assert standing
     assert standing.reservation
     (named,) = standing.reservation.cards
-    broker.submit([job("small", 2, at=3)], 3)
+    broker.submit([request("small", 2, at=3)], 3)
     placement = broker.jobs["small"].placement
     assert placement
     assert [it.uuid for it in placement.slices] != [named]
@@ -339,8 +317,8 @@ def test_a_waiter_names_its_card_and_leaves_the_other() -> None:
 
 def test_a_gang_waits_and_starts_whole(broker: Broker) -> None:
     """Three of 4 fit beside 2 only when enough has ended; one entry in the queue, three in the ledger."""
-    broker.submit([job("a", 6)], 0)
-    (waits,) = broker.submit(gang("g", 3, job("g", at=1)), 1)
+    broker.submit([request("a", 6)], 0)
+    (waits,) = broker.submit(gang("g", 3, request("g", at=1)), 1)
     assert isinstance(waits, ReportQueued)
     assert (waits.position, waits.length) == (1, 1)
     assert waits.reason == (
@@ -357,7 +335,7 @@ def test_a_gang_waits_and_starts_whole(broker: Broker) -> None:
 
 def test_a_gang_that_never_fits_is_denied(broker: Broker) -> None:
     """Each alone would; all of them would not, on empty cards either."""
-    members = gang("g", 4, job("g"))
+    members = gang("g", 4, request("g"))
     sentence = "3 of the gang's 4 would fit together, even if nobody else ran"
     assert broker.submit(members, 0) == [RejectJob(members[0], sentence, final=True)]
     assert broker.jobs == {}
@@ -365,8 +343,8 @@ def test_a_gang_that_never_fits_is_denied(broker: Broker) -> None:
 
 def test_no_wait_forgets_all_of_a_gang(broker: Broker) -> None:
     """And whoever was behind it is served."""
-    broker.submit([job("a", 6)], 0)
-    assert kinds(broker.submit(gang("g", 3, job("g", at=1)), 1, wait=False)) == [
+    broker.submit([request("a", 6)], 0)
+    assert kinds(broker.submit(gang("g", 3, request("g", at=1)), 1, wait=False)) == [
         ("RejectJob", "g/0")
     ]
     assert list(broker.jobs) == ["a"]
@@ -374,7 +352,7 @@ def test_no_wait_forgets_all_of_a_gang(broker: Broker) -> None:
 
 def test_disbanding_ends_who_runs_and_forgets_the_rest(broker: Broker) -> None:
     """Who started the gang died when one of three was inside: that one keeps its slice until it ends."""
-    broker.submit(gang("g", 3, job("g")), 0)
+    broker.submit(gang("g", 3, request("g")), 0)
     broker.confirm("g/1", 1)
     effects = broker.cancel("g", 2)
     assert effects == [
@@ -389,7 +367,7 @@ def test_disbanding_ends_who_runs_and_forgets_the_rest(broker: Broker) -> None:
 
 def test_a_gang_of_which_one_is_late_is_ended(broker: Broker) -> None:
     """Half a gang does not go on."""
-    broker.submit(gang("g", 2, job("g")), 0)
+    broker.submit(gang("g", 2, request("g")), 0)
     broker.confirm("g/0", 1)
     assert kinds(broker.expire(GRANT_TTL_S)) == [
         ("Terminate", "g/0"),
@@ -440,7 +418,7 @@ class Lifecycle(RuleBasedStateMachine):
         """Somebody asks, alone or for a gang."""
         self.now += 1
         name = next(self.names)
-        one = job(
+        one = request(
             name, units, at=self.now, cards=cards, priority=priority, time_limit_s=time_limit_s
         )
         jobs = gang(name, size, one) if size else [one]

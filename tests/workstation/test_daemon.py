@@ -57,7 +57,7 @@ def test_signals_reach_the_program(t4: Workstation) -> None:
     program = t4.run("--gpu-mem", "1", "--", sys.executable, "-c", code)
     assert program.report() == "ready"
     os.kill(program.pid, signal.SIGUSR1)
-    assert program.process.wait(10) == 9
+    assert program.process.wait() == 9
 
 
 def test_a_killed_program_leaves_nothing(t4: Workstation) -> None:
@@ -86,7 +86,7 @@ def test_a_child_that_broke_away_keeps_the_slice(t4: Workstation) -> None:
     )
     program = t4.run("--gpu-mem", "14", "--name", "tree", "--", sys.executable, "-c", code)
     child = program.report()
-    assert program.process.wait(10) == 0
+    assert program.process.wait() == 0
     assert t4.jobs()["tree"]["pids"] == [child]
     waiting = t4.run("--gpu-mem", "1", "--", *HOLD, "1")
     assert "waiting, position 1" in waiting.says()
@@ -138,8 +138,10 @@ def test_no_wait_and_timeout_say_why(t4: Workstation) -> None:
     )
     late = t4.fenka("run", "--gpu-mem", "4", "--timeout", "0.2", "--", "true")
     assert late.returncode == 75
-    assert late.stderr.splitlines()[-1] == (
-        "fenka: gave up waiting: 0/1 GPUs fit: 1 too little memory"
+    # On a busy machine the time may be over before the daemon has answered.
+    assert late.stderr.splitlines()[-1] in (
+        "fenka: gave up waiting: 0/1 GPUs fit: 1 too little memory",
+        "fenka: gave up waiting: the daemon has not answered yet",
     )
     assert list(eventually(lambda: len(t4.jobs()) == 1 and t4.jobs())) == ["holder"]
 
@@ -166,20 +168,30 @@ def test_stopping_one_that_waits(t4: Workstation) -> None:
     waiting = t4.run("--gpu-mem", "4", "--name", "waits", "--", "true")
     waiting.says()
     assert t4.ok("stop", "waits") == "waits: stopped\n"
-    assert waiting.process.wait(10) == 2
+    assert waiting.process.wait() == 2
     assert waiting.says() == "fenka: stopped while it waited"
     assert list(t4.jobs()) == ["all"]
 
 
-def test_a_time_limit_ends_a_program(t4: Workstation) -> None:
-    """Whatever it does meanwhile, and also when the daemon that knew of it is gone."""
-    program = t4.run("--gpu-mem", "4", "--time-limit", "1", "--name", "short", "--", *HOLD, "1")
+def test_program_ends_when_its_time_limit_is_over(t4: Workstation) -> None:
+    """SIGTERM, and its slice is free."""
+    program = t4.run("--gpu-mem", "4", "--time-limit", "0.1", "--", "sleep", "1000")
+    assert program.process.wait() == -signal.SIGTERM
+    eventually(lambda: not t4.jobs())
+
+
+def test_program_ends_when_its_time_limit_is_over_at_the_daemon_s_restart(t4: Workstation) -> None:
+    """The deadline is recorded. Instead of waiting for it, the test moves it into the past."""
+    program = t4.run("--gpu-mem", "4", "--time-limit", "3600", "--name", "long", "--", *HOLD, "1")
     program.report()
-    held = t4.jobs()["short"]
-    assert 0 <= held["deadline"] - held["started_at"] <= 1
+    job = t4.jobs()["long"]
+    assert job["requested_at"] + 3600 <= job["deadline"] <= job["started_at"] + 3600
     t4.kill_daemon()
+    state = json.loads((t4.root / "state.json").read_text())
+    state["jobs"][0]["deadline"] = job["started_at"]
+    (t4.root / "state.json").write_text(json.dumps(state))
     t4.start("--simulate", "T4")
-    assert program.process.wait(30) == -signal.SIGTERM
+    assert program.process.wait() == -signal.SIGTERM
     eventually(lambda: not t4.jobs())
 
 

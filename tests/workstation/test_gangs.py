@@ -12,7 +12,6 @@ import pytest
 
 from tests.workstation.conftest import (
     HOLD,
-    PATIENCE_S,
     Program,
     Workstation,
     eventually,
@@ -123,7 +122,7 @@ def test_a_signal_ends_all(t4: Workstation, number: signal.Signals) -> None:
     gang = t4.run("--gang", "2", "--gpu-mem", "4", "--", sys.executable, "-c", code)
     begun(gang, 2)
     os.kill(gang.pid, number)
-    assert gang.process.wait(30) == 128 + number
+    assert gang.process.wait() == 128 + number
     assert gang.process.stdout
     assert sorted(gang.process.stdout.read().splitlines()) == ["[0] told", "[1] told"]
     eventually(lambda: nothing_left(t4))
@@ -167,7 +166,7 @@ def test_a_killed_daemon_keeps_gangs_and_their_places(t4: Workstation) -> None:
     }
     assert jobs["waits"]["size"] == 3
     kill(processes(t4, "runs")[1])
-    assert running.process.wait(30) == 128 + signal.SIGKILL
+    assert running.process.wait() == 128 + signal.SIGKILL
     begun(waiting, 3)
     t4.kill_daemon()
     kill(waiting.pid)
@@ -183,9 +182,9 @@ def test_stop_ends_the_whole_gang(t4: Workstation) -> None:
         waits = t4.run("--gang", "2", "--gpu-mem", "7", "--name", "w", "--", *SLEEP)
         waits.says()
         assert t4.ok("stop", "w") == "w: stopped\n"
-        assert waits.process.wait(30) == 2
+        assert waits.process.wait() == 2
         assert t4.ok("stop", name) == "g: stopped\n"
-        assert gang.process.wait(30) == 128 + signal.SIGTERM
+        assert gang.process.wait() == 128 + signal.SIGTERM
         assert nothing_left(t4)
 
 
@@ -242,7 +241,7 @@ def test_a_time_limit_ends_the_gang(t4: Workstation) -> None:
     """--time-limit counts for all of it."""
     gang = t4.run("--gang", "2", "--gpu-mem", "4", "--time-limit", "0.5", "--", *SLEEP)
     begun(gang, 2)
-    assert gang.process.wait(30) == 128 + signal.SIGTERM
+    assert gang.process.wait() == 128 + signal.SIGTERM
     eventually(lambda: nothing_left(t4))
 
 
@@ -297,7 +296,7 @@ def test_a_gang_that_lost_its_daemon_and_its_terminal_ends(
         lose()
     os.waitpid(supervisor, 0)
     for descriptor in gone:
-        assert select.select([descriptor], [], [], PATIENCE_S)[0]
+        assert select.select([descriptor], [], [])[0]
         os.close(descriptor)
 
 
@@ -311,7 +310,7 @@ def test_members_end_with_a_supervisor_that_is_killed_where_no_daemon_lives(
     t4.kill_daemon()
     kill(program.pid)
     for descriptor in gone:
-        assert select.select([descriptor], [], [], PATIENCE_S)[0]
+        assert select.select([descriptor], [], [])[0]
         os.close(descriptor)
 
 

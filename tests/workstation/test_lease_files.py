@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fenka.core.inventory import DeviceId
-from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.isolation import account
 from fenka.workstation import files
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
+from tests.builders import job, placement
 from tests.workstation.conftest import HOLD, Workstation, open_to_all
 
 OWNER, STRANGER = 64001, 64002
@@ -22,23 +21,9 @@ CARD = "GPU-00000000-0000-0000-0000-000000000001"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="acting as two users needs root")
 
 
-def job(uid: int) -> Job:
-    """A job that has a GiB of a card."""
-    return Job(
-        id=f"job{uid}",
-        name="job",
-        uid=uid,
-        pid=1,
-        start_ticks=1,
-        request=Request(memory=Memory(1, 1024)),
-        summary="1",
-        command=["true"],
-        directory="/",
-        kind="run",
-        isolation="namespace",
-        requested_at=0,
-        placement=Placement("here", (Slice(0, DeviceId(CARD), 1024, 100),)),
-    )
+def placed_job(uid: int) -> Job:
+    """A job of this user that holds a GiB of a card."""
+    return job(f"job{uid}", uid=uid, placement=placement(CARD))
 
 
 @pytest.fixture
@@ -55,7 +40,7 @@ def runtime(tmp_path: Path) -> Iterator[Runtime]:
 
 def made(runtime: Runtime, uid: int) -> Path:
     """The directory of a lease of this user."""
-    files.create_lease(runtime, job(uid), {}, None, None)
+    files.create_lease(runtime, placed_job(uid), {}, None, None)
     return runtime.lease(f"job{uid}")
 
 
@@ -120,10 +105,10 @@ import os, subprocess, sys
 from pathlib import Path
 from fenka.workstation import files
 from fenka.workstation.paths import SYSTEM, Runtime
-from tests.workstation.test_lease_files import OWNER, does, job
+from tests.workstation.test_lease_files import OWNER, does, placed_job
 runtime = Runtime(SYSTEM)
 runtime.create()
-files.create_lease(runtime, job(OWNER), {}, None, None)
+files.create_lease(runtime, placed_job(OWNER), {}, None, None)
 lease = runtime.lease(f"job{OWNER}")
 before = os.statvfs("/run").f_bavail
 print(does(OWNER, 'head -c 5000000 /dev/zero >> "$1/account/slots"', lease))

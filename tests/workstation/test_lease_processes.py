@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fenka.core.inventory import DeviceId
-from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.isolation import proc_reader, processes
 from fenka.workstation import lease_processes, process_scan
 from fenka.workstation.job import Job
+from tests.builders import job, placement
 from tests.workstation.conftest import HOLD, Workstation, eventually, kill, open_to_all
 
 STRANGER = 64002
@@ -209,27 +208,17 @@ def test_a_process_whose_first_thread_ended_keeps_the_lease(t4: Workstation) -> 
 # --- without a daemon -------------------------------------------------------------------------------
 
 
-def a_job(namespace: int, **others: object) -> Job:
-    """One that runs, held by nobody that is still there."""
-    job = Job(
-        id="0123abcd",
-        name="job",
+def a_job(namespace: int, **fields: object) -> Job:
+    """A running job whose requesting process has ended."""
+    return job(
+        "0123abcd",
         uid=os.geteuid(),
         pid=os.getpid(),
         start_ticks=0,
-        request=Request(memory=Memory(1, 1024)),
-        summary="1",
-        command=["true"],
-        directory="/",
-        kind="run",
-        isolation="namespace",
-        requested_at=0,
-        placement=Placement("here", (Slice(0, DeviceId("GPU-0"), 1024, 100),)),
+        placement=placement("GPU-0"),
         user_namespace=namespace,
+        **fields,
     )
-    for name, value in others.items():
-        setattr(job, name, value)
-    return job
 
 
 def seen(job: Job, leases: Path) -> list[int]:

@@ -67,7 +67,7 @@ def test_foreground_prints_the_url_and_ends_with_its_server(t4: Workstation) -> 
             r"notebook: http://127\.0\.0\.1:\d+/lab\?token=\w+\n", process.stdout.readline()
         )
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait() == 0
     eventually(lambda: not t4.jobs())
 
 
@@ -84,7 +84,7 @@ def test_notebooks_that_start_at_once_do_not_collide(t4: Workstation) -> None:
         )
         for name in ("a", "b", "c")
     ]
-    printed = [process.communicate(timeout=60) for process in starting]
+    printed = [process.communicate() for process in starting]
     assert [error for _, error in printed] == ["", "", ""]
     ports = {urllib.parse.urlsplit(line.split(": ")[1]).port for line, _ in printed}
     assert len(ports) == 3

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from fenka.core.inventory import Card, DeviceId
-from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.workstation import protocol
 from fenka.workstation.client import Connection, DaemonUnavailable
@@ -25,6 +24,7 @@ from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
 from fenka.workstation.retention import retention_reason
 from fenka.workstation.violations import ViolationDetector
+from tests.builders import job, placement
 from tests.workstation.conftest import HOLD, Workstation, eventually
 
 CARD = "GPU-00000000-0000-0000-0000-000000000001"
@@ -33,33 +33,24 @@ CARDS = {CARD: T4}
 CAP = 4308
 
 
-def job(
+def placed_job(
     name: str = "a",
     mib: int = 4000,
     *,
     uid: int = 1000,
     since: int = 100,
-    held: str = "",
-    core: int = 0,
+    retained: str = "",
+    compute: int = 0,
 ) -> Job:
-    """A job with a slice, which began so many ticks after boot."""
-    return Job(
-        id=name,
-        name=name,
+    """A job with a slice, started `since` ticks after boot."""
+    return job(
+        name,
         uid=uid,
-        pid=1,
         start_ticks=since,
-        request=Request(memory=Memory(1, 1024)),
-        summary="1",
-        command=["true"],
-        directory="/",
-        kind="run",
-        isolation="namespace",
-        requested_at=0,
-        state="completing" if held else "running",
-        placement=Placement("here", (Slice(0, DeviceId(CARD), mib, 100),)),
-        retained=held,
-        compute_percent=core,
+        state="completing" if retained else "running",
+        placement=placement(CARD, mib),
+        retained=retained,
+        compute_percent=compute,
         unattributed_mib={CARD: 300},
     )
 
@@ -99,14 +90,17 @@ def kept(
 
 def test_a_slice_is_given_away_when_nothing_of_it_is_left() -> None:
     """The card may be full of others' memory."""
-    assert kept(job(), job("b"), used=4300, by=leased(b=4000)) == ""
+    assert kept(placed_job(), placed_job("b"), used=4300, by=leased(b=4000)) == ""
 
 
 def test_a_slice_is_kept_for_a_process_of_its_user_that_began_after_it() -> None:
     """In no lease, computing on the same card: it may be what the job has left behind."""
-    assert kept(job(), used=1300, out=(outside(7),)) == "process 7 uses card 0 outside of its lease"
     assert (
-        kept(job(), used=300, out=(outside(7, None),))
+        kept(placed_job(), used=1300, out=(outside(7),))
+        == "process 7 uses card 0 outside of its lease"
+    )
+    assert (
+        kept(placed_job(), used=300, out=(outside(7, None),))
         == "process 7 uses card 0 outside of its lease"
     )
 
@@ -118,36 +112,36 @@ def test_a_slice_is_kept_for_a_process_of_its_user_that_began_after_it() -> None
 )
 def test_what_cannot_be_of_the_job_keeps_nothing(other: UnleasedProcess) -> None:
     """Other people, programs that were there before, and screens use the card as they like."""
-    assert kept(job(), used=300 + 1000, out=(other,)) == ""
+    assert kept(placed_job(), used=300 + 1000, out=(other,)) == ""
 
 
 def test_one_process_keeps_no_more_slices_than_it_fills() -> None:
     """Of two jobs that ran when it began the first to end makes up for it."""
-    first = job("b", held="process 7 uses card 0 outside of its lease")
-    assert kept(job(), first, used=1300, out=(outside(7),)) == ""
-    assert kept(job(), first, used=5300, out=(outside(7, 5000),)) != ""
-    theirs = job("b", uid=1001, held="it is in use")
-    assert kept(job(), theirs, used=1300, out=(outside(7),)) != ""
+    first = placed_job("b", retained="process 7 uses card 0 outside of its lease")
+    assert kept(placed_job(), first, used=1300, out=(outside(7),)) == ""
+    assert kept(placed_job(), first, used=5300, out=(outside(7, 5000),)) != ""
+    theirs = placed_job("b", uid=1001, retained="it is in use")
+    assert kept(placed_job(), theirs, used=1300, out=(outside(7),)) != ""
 
 
 def test_memory_of_no_process_keeps_the_slice() -> None:
     """What a helper holds by a descriptor, or a driver has not given back, is not there for others."""
-    assert kept(job(), used=3300) == (
+    assert kept(placed_job(), used=3300) == (
         "3000 MiB of card 0 are still in use by no process that the driver names"
     )
-    assert kept(job(), used=300 + 700) == "", "drivers' own account varies by some percent"
+    assert kept(placed_job(), used=300 + 700) == "", "drivers' own account varies by some percent"
 
 
 def test_memory_of_no_process_may_be_that_of_other_slices() -> None:
     """What fits into the unused parts of other leases takes nothing from who comes next."""
-    assert kept(job(), job("b"), used=300 + 1000 + 3000, by=leased(b=1000)) == ""
-    assert kept(job(), job("b"), used=300 + 1000 + 5000, by=leased(b=1000)) != ""
+    assert kept(placed_job(), placed_job("b"), used=300 + 1000 + 3000, by=leased(b=1000)) == ""
+    assert kept(placed_job(), placed_job("b"), used=300 + 1000 + 5000, by=leased(b=1000)) != ""
 
 
 def test_memory_is_not_counted_where_the_driver_does_not_tell() -> None:
     """Some drivers give no process's memory, and a daemon that was killed forgets what there was."""
-    assert kept(job(), used=9000, out=(outside(7, None, uid=1001),)) == ""
-    unknown = job()
+    assert kept(placed_job(), used=9000, out=(outside(7, None, uid=1001),)) == ""
+    unknown = placed_job()
     unknown.unattributed_mib = {}
     assert kept(unknown, used=9000) == ""
     assert unattributed_mib(CARD, {}, GpuProcesses()) is None
@@ -172,10 +166,10 @@ def test_who_holds_too_much_is_accused_at_the_third_look() -> None:
     """As on a node: one look may fall between an allocation and its end."""
     offences = ViolationDetector(itertools.count(0, 5).__next__)
     seen = GpuProcesses(leased(a=14848))
-    said = [offences.sample([job()], seen, {}, lambda *_: 0) for _ in range(3)]
+    said = [offences.sample([placed_job()], seen, {}, lambda *_: 0) for _ in range(3)]
     sentence = "holds 14848 MiB of card 0 by the driver's account, more than its 4000 MiB"
     assert said == [{}, {}, {"a": [sentence]}]
-    assert offences.sample([job()], GpuProcesses(leased(a=4000)), {}, lambda *_: 0) == {}
+    assert offences.sample([placed_job()], GpuProcesses(leased(a=4000)), {}, lambda *_: 0) == {}
 
 
 def test_who_has_too_much_time_is_accused() -> None:
@@ -183,7 +177,8 @@ def test_who_has_too_much_time_is_accused() -> None:
     had = itertools.count(0, 1_250_000_000)
     offences = ViolationDetector(itertools.count(0, 5).__next__)
     said = [
-        offences.sample([job(core=10)], GpuProcesses(), {}, lambda *_: next(had)) for _ in range(4)
+        offences.sample([placed_job(compute=10)], GpuProcesses(), {}, lambda *_: next(had))
+        for _ in range(4)
     ]
     sentence = "has had more than its 10 % of the time of card 0 by the driver's account"
     assert said == [{}, {}, {}, {"a": [sentence]}]
@@ -193,7 +188,7 @@ def test_who_has_no_shim_is_accused_at_once(tmp_path: Path) -> None:
     """By what the process has mapped."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
         seen = GpuProcesses({"a": [GpuProcess(CARD, program.pid, 10)]})
-        bare = job()
+        bare = placed_job()
         bare.shim_inode = 1
         sentence = "uses a card without fenka's library, so without its limit: process "
         said = ViolationDetector().sample([bare], seen, {}, lambda *_: 0)

@@ -96,6 +96,7 @@ def _await_grant(
         try:
             answer = connection.receive(left)
         except TimeoutError:
+            reason = reason or "the daemon has not answered yet"
             raise LeaseNotGranted(f"gave up waiting: {reason}", final=False) from None
         except ConnectionError:
             raise _ConnectionLost(job_id) from None

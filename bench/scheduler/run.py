@@ -30,12 +30,12 @@ from fenka.cluster.gang_reservations import GangScheduler
 from fenka.cluster.objects import Pod
 from fenka.cluster.pending_queue import PendingQueue
 from fenka.cluster.pod_placement import (
-    NO_CONSTRAINTS,
     FilterResult,
     Infeasible,
     PodEvaluator,
-    QueueConstraints,
 )
+from fenka.cluster.pod_preemption import PodPreemption
+from fenka.cluster.queue_constraints import NO_CONSTRAINTS, QueueConstraints
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.dialects import gpushare
@@ -67,11 +67,11 @@ class UncachedEvaluator(PodEvaluator):
     """The baseline: no verdict is cached."""
 
     def filter(
-        self, pod: Pod, names: Iterable[str], ahead: QueueConstraints = NO_CONSTRAINTS
+        self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
     ) -> FilterResult:
         """Evaluate every node again."""
-        self._memory.clear()
-        return super().filter(pod, names, ahead)
+        self._verdicts.clear()
+        return super().filter(pod, names, constraints)
 
 
 @dataclass
@@ -87,7 +87,13 @@ class Program:
         self.queue = QueueController(queue_state(self.state))
         members = GangMembers(self.state, lambda: self.pods, dict)
         gangs = GangScheduler(members, self.state, "binpack", time.monotonic)
-        self.extender = Extender(lambda: self.pods, self.queue, self.evaluator, gangs)
+        self.extender = Extender(
+            lambda: self.pods,
+            self.queue,
+            self.evaluator,
+            gangs,
+            PodPreemption(self.state, "binpack"),
+        )
 
     def place(self, number: int) -> tuple[float, str]:
         """Place a new pod; return the milliseconds of its filter request with decoding, and its card."""
@@ -134,12 +140,12 @@ def filtering_while_pods_are_pending() -> tuple[list[float], float, float]:
         assert not program.extender.filter(pod, program.names).fitting
     begun = time.perf_counter()
     queue = PendingQueue(state, "binpack")
-    snapshot = queue.serve(pending, time.time(), refused=lambda _: True)
-    assert len(snapshot.places) == PENDING
+    snapshot = queue.schedule(pending, time.time(), is_pending=lambda _: True)
+    assert len(snapshot.entries) == PENDING
     first = (time.perf_counter() - begun) * 1000
     state.forget_pod("p1")
     begun = time.perf_counter()
-    queue.serve(pending, time.time(), refused=lambda _: True)
+    queue.schedule(pending, time.time(), is_pending=lambda _: True)
     again = (time.perf_counter() - begun) * 1000
     times = []
     for number in range(REQUESTS):

@@ -4,6 +4,7 @@ import pytest
 
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_placement import Infeasible, PodEvaluator
+from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.state import ClusterState
 from tests.core.core_kit import device
 from tests.scheduler.objects_kit import GIB, T4_MIB, a_node, a_pod, on_card
@@ -245,7 +246,7 @@ def preempted(pods: list[Pod], new: Pod, victims: list[str], *sizes: int) -> lis
     """Who goes of a node with these cards."""
     world = ClusterState([a_node("n", *(sizes or (T4_MIB, T4_MIB)))], pods)
     known = {it.metadata.uid: it for it in pods}
-    found = PodEvaluator(world, "binpack").preempt(new, "n", victims, known)
+    found = PodPreemption(world, "binpack").victims(new, "n", victims, known)
     return list(found.uids) if found else None
 
 

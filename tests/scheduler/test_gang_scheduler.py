@@ -30,6 +30,7 @@ from fenka.cluster.pod_groups import (
     SchedulingPolicy,
 )
 from fenka.cluster.pod_placement import PodEvaluator
+from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.scheduler.extender import Extender
@@ -68,6 +69,7 @@ class Cluster:
             self.queue,
             PodEvaluator(self.world, "binpack", self.gangs.usage),
             self.gangs,
+            PodPreemption(self.world, "binpack", self.gangs.usage, gang_key=self.gangs.key),
             requeue=lambda pods: self.woken.extend(it.metadata.name for it in pods),
         )
 

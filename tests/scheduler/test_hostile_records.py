@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import PodEvaluator
+from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.state import ClusterState
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.inventory import Node as CoreNode
@@ -305,7 +306,6 @@ def test_allocation_stays_when_a_pod_deleted_by_force_still_runs() -> None:
     assert holding.lingering
     assert holding.pod.full_name == "team/p"
     important = msgspec.convert(pod_json("v", 14, uid="v", priority=100), Pod)
-    judge = PodEvaluator(world, "binpack")
     for card in (0, 1, 3):
         world.set_pod(
             msgspec.convert(
@@ -313,7 +313,7 @@ def test_allocation_stays_when_a_pod_deleted_by_force_still_runs() -> None:
                 Pod,
             )
         )
-    found = judge.preempt(important, "n", (), {})
+    found = PodPreemption(world, "binpack").victims(important, "n", (), {})
     assert found is not None
     assert "u" not in found.uids
     world.set_node(reporting(LeaseReport()))

@@ -15,6 +15,7 @@ from fenka.cluster.gang_members import GangMembers
 from fenka.cluster.gang_reservations import GangScheduler
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import Infeasible, PodEvaluator
+from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.state import ClusterState
 from fenka.core.fairness import Fairness
@@ -81,7 +82,10 @@ class Cluster:
         members = GangMembers(self.world, lambda: {}, dict)
         self.gangs = GangScheduler(members, self.world, "binpack", lambda: self.now)
         self.evaluator = PodEvaluator(self.world, "binpack")
-        self.extender = Extender(lambda: self.pods, self.queue, self.evaluator, self.gangs)
+        self.preemption = PodPreemption(self.world, "binpack")
+        self.extender = Extender(
+            lambda: self.pods, self.queue, self.evaluator, self.gangs, self.preemption
+        )
         self.names = [it["metadata"]["name"] for it in self.nodes]
 
     def set(self, *pods: Pod) -> None:
@@ -256,7 +260,7 @@ def test_reservation_expires_when_the_pod_is_not_bound() -> None:
     assert cluster.queue.entries() == ()
     # It is asked about again, and 10 are left: it names the card.
     assert "too little memory" in cluster.ask(head)["n"]
-    assert [it.waiter.id for it in cluster.queue.entries()] == ["head"]
+    assert [it.pending.id for it in cluster.queue.entries()] == ["head"]
     small = make("small", 2, 3)
     cluster.set(small)
     assert "reserved" in cluster.start(small)
@@ -332,7 +336,7 @@ def test_cards_are_reserved_only_when_the_pod_is_eligible_for_the_node() -> None
     cluster.holds("hb", 0, 10, "b", runs=100, started=0)
     cluster.wait(make("head", 12, 1, spec={"nodeSelector": {"zone": "a"}}))
     cluster.set(make("lost", 12, 0, spec={"nodeSelector": {"zone": "c"}}, said=UNSCHEDULABLE))
-    assert [it.waiter.id for it in cluster.queue.entries()] == ["head"]
+    assert [it.pending.id for it in cluster.queue.entries()] == ["head"]
     assert cluster.queue.constraints(make("s", 2, 2)).reserved == {"GPU-a-0"}
     # The node is cordoned: nothing is waited for there.
     nodes[0]["spec"]["unschedulable"] = True
@@ -358,6 +362,16 @@ def test_pod_is_not_queued_when_it_cannot_be_placed() -> None:
     assert cluster.queue.position(make("huge", 20, said=UNSCHEDULABLE)) == ""
 
 
+def test_card_is_held_by_the_nodes_policy_when_its_label_names_one() -> None:
+    """2 of 14 units of card 0 are used: binpack would hold card 0 for the head, spread holds card 1."""
+    node = node_json("n", T4_MIB, T4_MIB, labels={"ack.node.gpu.placement": "spread"})
+    cluster = Cluster([node])
+    cluster.holds("h", 0, 2)
+    cluster.set(make("head", 10, 1, said=UNSCHEDULABLE))
+    (entry,) = cluster.queue.entries()
+    assert [piece.card for piece in entry.placements[0].slices] == [1]
+
+
 def test_queue_is_one_when_nodes_have_different_units() -> None:
     """a counts in GiB, b in MiB; 12 units are 12 GiB there and next to nothing here."""
     cluster = Cluster(
@@ -373,7 +387,7 @@ def test_queue_is_one_when_nodes_have_different_units() -> None:
     assert cluster.queue.constraints(make("s", 2, 3)).reserved == {"GPU-b-0"}
     # 4,096 units fit b alone, behind the first: 15,079 - 12 are more than enough.
     cluster.wait(second)
-    assert [it.waiter.id for it in cluster.queue.entries()] == ["first", "second"]
+    assert [it.pending.id for it in cluster.queue.entries()] == ["first", "second"]
     assert cluster.start(make("s", 2, 3)) in ("a/0", "c/0")
     cluster.gone("hb")
     cluster.now = 11
@@ -407,7 +421,7 @@ def test_namespace_is_later_when_it_has_used_more(fairness: Fairness, expected: 
     ]
     cluster.wait(*pods)
     cluster.now = 61
-    assert [it.waiter.id for it in cluster.queue.entries()] == expected
+    assert [it.pending.id for it in cluster.queue.entries()] == expected
     for pod in pods:
         rank = expected.index(pod.metadata.name) + 1
         assert cluster.queue.position(pod) == f"; position {rank} of 3 in the queue"
@@ -434,7 +448,7 @@ def ran(cluster: Cluster, pod: Pod, since: float, until: float) -> None:
 
 def firsts(cluster: Cluster, count: int = 2) -> list[str]:
     """Return the names of the first in line."""
-    return [it.waiter.name for it in cluster.queue.entries()[:count]]
+    return [it.pending.name for it in cluster.queue.entries()[:count]]
 
 
 def test_namespace_is_first_when_it_has_used_less() -> None:
@@ -551,7 +565,7 @@ def test_gang_is_one_entry_when_its_members_are_pending() -> None:
     cluster.set(gang("g1", 8, 1), gang("g2", 8, 3))
     cluster.queue.reject(gang("g1", 8, 1), ["n"])
     (place,) = cluster.queue.entries()
-    assert (place.waiter.id, place.waiter.name, len(place.waiter.pods)) == ("default/g", "g", 2)
+    assert (place.pending.id, place.pending.name, len(place.pending.pods)) == ("default/g", "g", 2)
     ahead = cluster.queue.constraints(make("s", 2, 4))
     assert (set(ahead.reserved), ahead.position) == ({"GPU-n-0", "GPU-n-1"}, 2)
     # For its own members nothing is reserved.
@@ -581,13 +595,9 @@ def test_pod_is_not_evicted_when_another_would_get_the_card() -> None:
     cluster.holds("low", 0, 10, priority=1)
     first, second = make("first", 12, 1, priority=5), make("second", 8, 2, priority=5)
     cluster.wait(first, second)
-    judge, pods = PodEvaluator(cluster.world, "binpack"), dict[str, Pod]()
-    found = judge.preempt(first, "n", ["low"], pods, ahead=cluster.queue.constraints(first))
-    assert found is not None
-    assert found.uids == ("low",)
-    assert (
-        judge.preempt(second, "n", ["low"], pods, ahead=cluster.queue.constraints(second)) is None
-    )
+    results = cluster.extender.preempt(first, {"n": ["low"]}, {})
+    assert results["n"].uids == ("low",)
+    assert cluster.extender.preempt(second, {"n": ["low"]}, {}) == {}
 
 
 # ---- from filter to bind ----
@@ -690,7 +700,7 @@ def test_entry_is_not_bypassed_on_its_cards_when_events_are_random(
                 continue
             # The line may not have been served since one of them was given a card.
             places = cluster.queue.entries()
-            before = [it for it in places if cluster.world.allocation(it.waiter.id) is None]
+            before = [it for it in places if cluster.world.allocation(it.pending.id) is None]
             got = cluster.start(pod)
             if "/" not in got or "GPUs" in got:
                 continue
@@ -701,7 +711,7 @@ def test_entry_is_not_bypassed_on_its_cards_when_events_are_random(
             runs = pod.spec.active_deadline_seconds
             ends_by = None if runs is None else START + cluster.now + runs
             for place in before:
-                head = place.waiter.pods[0]
+                head = place.pending.pods[0]
                 theirs = (
                     -(head.spec.priority or 0),
                     head.metadata.creation_timestamp,
@@ -763,7 +773,9 @@ def test_large_pod_starts_when_small_pods_keep_coming(ordered: bool) -> None:
     kube, running = KubeScheduler(cluster), dict[str, float]()
     if not ordered:
         nobody_pending = QueueController(queue_state(cluster.world))
-        cluster.extender = Extender(dict, nobody_pending, cluster.evaluator, cluster.gangs)
+        cluster.extender = Extender(
+            dict, nobody_pending, cluster.evaluator, cluster.gangs, cluster.preemption
+        )
     begun: dict[str, int] = {}
     for second in range(300):
         cluster.now = second

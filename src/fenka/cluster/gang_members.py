@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fenka.cluster.node_admission import admits
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import Gang, PodGroup, group_key, group_name, pod_group
-from fenka.cluster.pod_placement import admits
 from fenka.cluster.state import ClusterState
 from fenka.dialects import nvidia
 from fenka.dialects.base import InvalidRecord, SliceRequest

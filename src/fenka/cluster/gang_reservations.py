@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.gang_members import GangMembers
+from fenka.cluster.node_admission import admits
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_groups import Gang, group_name
-from fenka.cluster.pod_placement import admits
 from fenka.cluster.state import ClusterState
 from fenka.core.evaluate import Policy
 from fenka.core.gangs import GangReservations, place_gang

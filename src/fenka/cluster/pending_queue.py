@@ -1,25 +1,22 @@
-"""Who waits in a cluster, in which order, and what that comes to: cards named, cards kept. No I/O, no clock.
+"""The pending pods of a cluster in the order in which they are served, and what each gets or reserves. Pure.
 
-The extender serves the line whenever it matters for a pod, `fenka queue` once. The core's `Backfill` decides;
-here pods become pending requests.
+The scheduler schedules the queue whenever it matters for a pod, `fenka queue` once. The core's `Backfill`
+decides; here pods become pending requests.
 """
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
 import msgspec
 
 from fenka.cluster.eligibility import ineligibility_reasons
+from fenka.cluster.node_admission import admits, fits_when_empty, labels
 from fenka.cluster.objects import QUEUE_GATE, Pod, seconds
 from fenka.cluster.pod_groups import MINIMUM_LABEL, group_key
-from fenka.cluster.pod_placement import (
-    fits_when_empty,
-    resident_compute,
-)
-from fenka.cluster.state import ClusterState, PodAllocation
+from fenka.cluster.state import ClusterState
 from fenka.core.backfill import Backfill
 from fenka.core.evaluate import Policy
 from fenka.core.fairness import NO_HISTORY, Fairness, UsageHistory
@@ -42,48 +39,48 @@ from fenka.dialects import node_modes, nvidia
 from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest
 
 GRACE_S = 30
-"""Kubernetes' own, for a pod that does not say how long it may take to end."""
+"""Kubernetes' default for a pod that does not give its termination grace period."""
 
 OVERDUE_TTL_S = 60.0
-"""Who has not ended so long after it had to (its node is gone) may end at any time, or never."""
+"""A pod that has not ended this long after it should have may end at any time, or never: its node is gone."""
 
 DEPTH = 4
-"""The number of pending requests that reserve cards."""
+"""The number of pending entries that reserve cards."""
 
-PLAIN = Fairness(penalty_per_request_s=0)
+BY_TIME = Fairness(penalty_per_request_s=0)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingEntry:
-    """A pod that waits, or those of a gang that are on no node yet. id: the pod's UID, or the gang's name."""
+    """A pending pod, or the members of a gang that have no node. id: the pod's UID, or the gang's key."""
 
     id: str
     pods: tuple[Pod, ...]
 
     @property
     def name(self) -> str:
-        """Its pod's, or its gang's."""
+        """Return the name of the pod or of the gang."""
         meta = self.pods[0].metadata
         return meta.name if self.id == meta.uid else self.id.partition("/")[2]
 
     @property
     def namespace(self) -> str:
-        """Of all its pods: whose turn it is."""
+        """Return the namespace of all its pods."""
         return self.pods[0].metadata.namespace
 
     @property
     def priority(self) -> int:
-        """A gang is as important as the least of it."""
+        """Return the lowest priority of its pods."""
         return min(it.spec.priority or 0 for it in self.pods)
 
     @property
     def time_limit_s(self) -> float | None:
-        """Seconds after which all of it has ended, grace included; None if nothing ends it."""
-        found = [time_limit_s(it) for it in self.pods]
-        return None if None in found else max(it for it in found if it is not None)
+        """Return the seconds after which all its pods have ended, grace included; None for no limit."""
+        limits = [time_limit_s(it) for it in self.pods]
+        return None if None in limits else max(it for it in limits if it is not None)
 
-    def waiting(self, now: float) -> PendingRequest:
-        """As the core orders it: what it asks for depends on the nodes."""
+    def request(self, now: float) -> PendingRequest:
+        """Return the request by which the core orders it, without what it requests of the nodes."""
         created = (seconds(it.metadata.creation_timestamp) for it in self.pods)
         at = min(now if it is None else it for it in created)
         return PendingRequest(self.id, (), at, self.priority, self.namespace, self.time_limit_s)
@@ -91,154 +88,173 @@ class PendingEntry:
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """How somebody stands in line: by `key`.
+    """An entry of a snapshot.
 
-    placements: what fits for it now, on what those before it leave; none where it waits, and `unschedulable`
-    has why. reservation: the cards that are reserved for it then; only the first few have one.
+    Attributes:
+        pending: the pods.
+        sort_key: orders the entries.
+        unschedulable: why it does not fit on what the entries before it leave; None if it fits.
+        reservation: cards that are reserved for an entry that does not fit; only the first few have one.
+        placements: where it fits.
     """
 
-    waiter: PendingEntry
-    key: SortKey
+    pending: PendingEntry
+    sort_key: SortKey
     unschedulable: Unschedulable | None = None
     reservation: Reservation | None = None
     placements: tuple[Placement, ...] = ()
 
     @property
     def why(self) -> str:
-        """One sentence, empty for one that fits. It is over all cards: made only where it is read."""
+        """Return why it does not fit; empty if it fits. The sentence is long to make: over all cards."""
         return self.unschedulable.sentence() if self.unschedulable else ""
 
     @property
     def requested_at(self) -> float:
-        """Seconds since 1970."""
-        return self.key[3]
+        """Return when it was requested, in seconds since 1970."""
+        return self.sort_key[3]
 
 
 @dataclass(slots=True)
 class QueueSnapshot:
-    """What serving the line once came to. places: in order.
+    """The result of scheduling the queue.
 
-    room: whether another request that came to wait might reserve cards, wherever it stands.
+    Attributes:
+        entries: the pending entries, in order.
+        can_reserve: whether another entry could reserve cards, at any position.
+        node_of_card: the node of each card.
+        history: returns what a namespace has and has used, as of `now`.
+        fairness: how entries of one priority are ordered.
+        now: when the queue was scheduled.
+        holders: the entries for which anything is held or reserved, with their rank.
     """
 
-    places: tuple[QueueEntry, ...] = ()
-    room: bool = True
-    home: Mapping[DeviceId, str] = field(default_factory=dict)
-    """The node of each card."""
-    past: HistoryLookup = lambda _: NO_HISTORY
-    """What namespaces have and had, as of `now`."""
-    fairness: Fairness = PLAIN
+    entries: tuple[QueueEntry, ...] = ()
+    can_reserve: bool = True
+    node_of_card: Mapping[DeviceId, str] = field(default_factory=dict)
+    history: HistoryLookup = lambda _: NO_HISTORY
+    fairness: Fairness = BY_TIME
     now: float = 0.0
-    _keys: dict[str, SortKey] = field(init=False)
+    holders: tuple[tuple[int, QueueEntry], ...] = field(init=False)
+    _sort_keys: dict[str, SortKey] = field(init=False)
     _ranks: list[SortKey] = field(init=False)
-    _users: dict[str, list[tuple[float, float, str]]] = field(init=False)
-    marks: tuple[tuple[int, QueueEntry], ...] = field(init=False)
-    """Those for whom anything is kept, with their rank."""
+    _arrivals: dict[str, list[tuple[float, float, str]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._keys = {it.waiter.id: it.key for it in self.places}
-        self._ranks = [it.key for it in self.places]
-        self._users = {}
-        for it in self.places:
-            insort(self._users.setdefault(it.waiter.namespace, []), _arrival(it.key))
-        self.marks = tuple(
+        self._sort_keys = {it.pending.id: it.sort_key for it in self.entries}
+        self._ranks = [it.sort_key for it in self.entries]
+        self._arrivals = {}
+        for it in self.entries:
+            insort(self._arrivals.setdefault(it.pending.namespace, []), _arrival(it.sort_key))
+        self.holders = tuple(
             (rank, it)
-            for rank, it in enumerate(self.places)
+            for rank, it in enumerate(self.entries)
             if it.placements or it.reservation is not None
         )
 
-    def __contains__(self, waiter_id: object) -> bool:
-        return waiter_id in self._keys
+    def __contains__(self, entry_id: object) -> bool:
+        return entry_id in self._sort_keys
 
-    def key(self, waiting: PendingRequest) -> SortKey:
-        """Of one that waits, or would come to wait now."""
-        known = self._keys.get(waiting.id)
+    def sort_key(self, request: PendingRequest) -> SortKey:
+        """Return the key of an entry, or the one that it would have if it became pending now."""
+        known = self._sort_keys.get(request.id)
         if known is not None:
             return known
-        past = self.past(waiting.user)
-        mine = _arrival(sort_key(waiting, 0, past, PLAIN, self.now, first=False))
-        others = self._users.get(waiting.user, [])
-        before = bisect_left(others, mine)
-        first = not before or others[before - 1][0] != mine[0]
-        return sort_key(waiting, before, past, self.fairness, self.now, first=first)
+        history = self.history(request.user)
+        arrival = _arrival(sort_key(request, 0, history, BY_TIME, self.now, first=False))
+        arrivals = self._arrivals.get(request.user, [])
+        before = bisect_left(arrivals, arrival)
+        first = not before or arrivals[before - 1][0] != arrival[0]
+        return sort_key(request, before, history, self.fairness, self.now, first=first)
 
-    def rank(self, found: SortKey) -> int:
-        """How many are served before it."""
-        return bisect_left(self._ranks, found)
+    def rank(self, key: SortKey) -> int:
+        """Return how many entries are before this key."""
+        return bisect_left(self._ranks, key)
 
 
-def _arrival(found: SortKey) -> tuple[float, float, str]:
-    return found[0], found[3], found[4]
+def _arrival(key: SortKey) -> tuple[float, float, str]:
+    """Return priority, time and ID of a key."""
+    return key[0], key[3], key[4]
 
 
 def gang_complete_by_label(pods: Sequence[Pod]) -> bool:
-    """By their own label alone: as many wait as start together. True where it says nothing."""
+    """Return whether as many pods are pending as their label requires; True without a label."""
     text = pods[0].metadata.labels.get(MINIMUM_LABEL, "")
     return len(pods) >= (int(text) if text.isdecimal() and len(text) < 7 else 0)
 
 
 class PendingQueue:
-    """Serves those who wait. What it remembers between two servings are answers that still hold."""
+    """Schedules the pending pods. Between two calls it caches only what has not changed."""
 
     def __init__(
         self,
-        world: ClusterState,
+        cluster: ClusterState,
         policy: Policy,
         fairness: Fairness | None = None,
         complete: Callable[[Sequence[Pod]], bool] = gang_complete_by_label,
         uses: UsageHistory | None = None,
     ) -> None:
-        """complete: whether of a gang, of which these wait, enough are there. uses: by namespace."""
-        self._world, self._policy, self._fairness = world, policy, fairness or Fairness()
+        """Args:
+        cluster: the nodes, and what is allocated of them.
+        policy: the placement policy.
+        fairness: how entries of one priority are ordered.
+        complete: whether enough pods of a gang exist; gets those that are pending.
+        uses: what namespaces have used.
+        """
+        self._cluster, self._fairness = cluster, fairness or Fairness()
         self._uses = uses or UsageHistory(self._fairness)
         self._complete = complete
-        self._backfill = Backfill((), policy, PLAIN, DEPTH)
+        self._backfill = Backfill((), policy, BY_TIME, DEPTH)
         self._shared: list[SharedNode] = []
-        self._home: dict[DeviceId, str] = {}
+        self._node_of_card: dict[DeviceId, str] = {}
         self._nodes_version = -1
-        self._may_go: dict[tuple[bytes, tuple[SliceRequest, ...]], frozenset[str]] = {}
-        self._mixed: frozenset[str] = frozenset()
-        """Nodes that admit by what is held there."""
+        self._eligible: dict[tuple[bytes, tuple[SliceRequest, ...]], frozenset[str]] = {}
+        """Nodes by the rules and the requests of a pod."""
+        self._with_mode: frozenset[str] = frozenset()
+        """Nodes whose mode may exclude a pod because of the pods that are there."""
         self._node_rules: dict[str, tuple[Pod, bytes]] = {}
-        self._held: dict[str, tuple[int, float, list[Allocation]]] = {}
-        """By node: as of which generation, from when on no more, and what."""
-        self._seen: dict[str, float] = {}
-        """Since when pods hold whose node has not said so yet."""
+        self._allocations: dict[str, tuple[int, float, list[Allocation]]] = {}
+        """By node: the generation, until when they are valid, and the allocations."""
+        self._seen_at: dict[str, float] = {}
+        """When pods were seen first whose node has not reported their start."""
 
     @property
     def fairness(self) -> Fairness:
-        """What orders those of one priority."""
+        """Return how entries of one priority are ordered."""
         return self._fairness
 
-    def serve(
+    def schedule(
         self,
         pods: Iterable[Pod],
         now: float,
         *,
-        refused: Callable[[Pod], bool] | None = None,
-        planned: Mapping[str, tuple[Placement, ...]] | None = None,
-        struck: Mapping[str, frozenset[str]] | None = None,
+        is_pending: Callable[[Pod], bool] | None = None,
+        gangs: Mapping[str, tuple[Placement, ...]] | None = None,
+        excluded_nodes: Mapping[str, frozenset[str]] | None = None,
     ) -> QueueSnapshot:
-        """Once, for the pods of these that wait. now: seconds since 1970.
+        """Schedule those of the pods that are pending.
 
-        refused: whether a pod waits; by default what its own status says. planned: what is held for gangs
-        besides what the world knows; these do not wait. struck: nodes to which a waiter may not go, whatever
-        it looks like.
+        Args:
+            pods: any pods.
+            now: seconds since 1970.
+            is_pending: whether an open pod is pending; by default its own status decides.
+            gangs: what is reserved for gangs that are starting, by gang. These are not pending.
+            excluded_nodes: nodes that an entry must not get, by entry.
         """
-        planned, struck, refused = planned or {}, struck or {}, refused or waits
-        self._renew_nodes()
-        held, users = self._all_held(planned, now)
+        gangs, excluded_nodes = gangs or {}, excluded_nodes or {}
+        self._refresh_nodes()
+        allocations, users = self._all_allocations(gangs, now)
         entries: dict[str, PendingEntry] = {}
         requests: list[PendingRequest] = []
-        for entry in self._waiters(pods, refused, planned):
-            request = self._request(entry, struck.get(entry.id, frozenset()), now)
+        for entry in self._pending_entries(pods, is_pending or is_unplaced, gangs):
+            request = self._request(entry, excluded_nodes.get(entry.id, frozenset()), now)
             if request is not None:
                 entries[entry.id] = entry
                 requests.append(request)
-        past = history_lookup(users, self._uses, now)
-        order = sort_keys(requests, past, self._fairness, now)
-        usage = UsageOverlay(self._world)
-        for placements in planned.values():
+        history = history_lookup(users, self._uses, now)
+        order = sort_keys(requests, history, self._fairness, now)
+        usage = UsageOverlay(self._cluster)
+        for placements in gangs.values():
             for placement in placements:
                 usage.add(placement)
         # The order is settled: the core sees the rank as the time of the request.
@@ -246,60 +262,69 @@ class PendingQueue:
             replace(request, requested_at=float(rank), priority=0, user="")
             for rank, (_, request) in enumerate(order)
         ]
-        result = self._backfill.serve(ranked, held, now, usage)
+        result = self._backfill.serve(ranked, allocations, now, usage)
         placed, pending = dict(result.placed), {it.id: it for it in result.pending}
-        places = [
-            _place(entries[request.id], key, placed.get(request.id, ()), pending.get(request.id))
+        queue_entries = tuple(
+            _queue_entry(
+                entries[request.id], key, placed.get(request.id, ()), pending.get(request.id)
+            )
             for key, request in order
-        ]
-        room = sum(it.reservation is not None for it in result.pending) < DEPTH
-        return QueueSnapshot(tuple(places), room, self._home, past, self._fairness, now)
+        )
+        can_reserve = sum(it.reservation is not None for it in result.pending) < DEPTH
+        return QueueSnapshot(
+            queue_entries, can_reserve, self._node_of_card, history, self._fairness, now
+        )
 
-    def wants(self, pod: Pod) -> bool:
-        """Whether it asks for something that is fenka's to give, and can be read."""
-        return pod.demand(self._world.dialects).dialect is not None
+    def requests_cards(self, pod: Pod) -> bool:
+        """Return whether the pod requests something that fenka places, and can be read."""
+        return pod.demand(self._cluster.dialects).dialect is not None
 
-    def orders(self, pod: Pod) -> bool:
-        """Return whether this line decides when the pod is served.
+    def decides(self, pod: Pod) -> bool:
+        """Return whether this queue decides when the pod is scheduled.
 
-        kube-scheduler also places pods with whole cards on nodes that do not share: those pods are not in
-        this line. Nor is a pod that could not be on any sharing node.
+        It does not for whole cards, which kube-scheduler also places on nodes that do not share. Nor does it
+        for a pod that no sharing node could hold.
         """
-        wanted = pod.demand(self._world.dialects)
-        return wanted.dialect is not None and wanted.dialect is not nvidia and self.has_nodes(pod)
+        dialect = pod.demand(self._cluster.dialects).dialect
+        return dialect is not None and dialect is not nvidia and self.has_nodes(pod)
 
     def has_nodes(self, pod: Pod) -> bool:
-        """Return whether the pod may go to a node where it could be if nothing were allocated."""
-        self._renew_nodes()
+        """Return whether the pod is eligible for a node that could hold it without any allocations."""
+        self._refresh_nodes()
         entry = PendingEntry(pod.metadata.uid, (pod,))
         return self._request(entry, frozenset(), 0.0) is not None
 
-    # ---- who waits ----
+    def forget(self, uid: str) -> None:
+        """Record that the pod was deleted."""
+        self._node_rules.pop(uid, None)
+        self._seen_at.pop(uid, None)
 
-    def _waiters(
+    # ---- pending entries ----
+
+    def _pending_entries(
         self,
         pods: Iterable[Pod],
-        refused: Callable[[Pod], bool],
-        planned: Mapping[str, tuple[Placement, ...]],
+        is_pending: Callable[[Pod], bool],
+        starting: Collection[str],
     ) -> Iterable[PendingEntry]:
         gangs: dict[str, list[Pod]] = {}
         for pod in pods:
-            if not is_open(pod) or self._world.is_assumed(pod.metadata.uid):
+            if not is_open(pod) or self._cluster.is_assumed(pod.metadata.uid):
                 continue
             gang = group_key(pod)
             if gang is None:
-                if refused(pod):
+                if is_pending(pod):
                     yield PendingEntry(pod.metadata.uid, (pod,))
-            elif self.wants(pod):
+            elif self.requests_cards(pod):
                 gangs.setdefault(gang, []).append(pod)
         for gang, members in gangs.items():
-            if gang not in planned and any(map(refused, members)) and self._complete(members):
+            if gang not in starting and any(map(is_pending, members)) and self._complete(members):
                 yield PendingEntry(gang, tuple(sorted(members, key=lambda it: it.metadata.name)))
 
     def _request(
-        self, entry: PendingEntry, struck: frozenset[str], now: float
+        self, entry: PendingEntry, excluded: frozenset[str], now: float
     ) -> PendingRequest | None:
-        """Return what it requests and of which nodes; None if it has nowhere to go."""
+        """Return what it requests of which nodes; None if no node could hold it."""
         requests: list[Request] = []
         nodes: frozenset[str] = frozenset()
         for pod in entry.pods:
@@ -307,25 +332,59 @@ class PendingQueue:
             if not parts:
                 return None
             requests += [part.request for part in parts]
-            eligible = self._nodes(pod, parts)
+            eligible = self._eligible_nodes(pod, parts)
             # Mostly the same set for all: its hash is computed once.
             nodes = eligible if not nodes or nodes is eligible else nodes | eligible
-        nodes = nodes - struck if struck else nodes
+        nodes = nodes - excluded if excluded else nodes
         if not nodes:
             return None
         same_node = len(entry.pods) == 1
         return replace(
-            entry.waiting(now), requests=tuple(requests), nodes=nodes, same_node=same_node
+            entry.request(now), requests=tuple(requests), nodes=nodes, same_node=same_node
         )
 
     def _parts(self, pod: Pod) -> tuple[SliceRequest, ...]:
         try:
-            return pod.demand(self._world.dialects).parts
+            return pod.demand(self._cluster.dialects).parts
         except InvalidRecord:
             return ()
 
+    # ---- eligible nodes ----
+
+    def _refresh_nodes(self) -> None:
+        if self._nodes_version == self._cluster.nodes_version:
+            return
+        self._nodes_version = self._cluster.nodes_version
+        self._eligible.clear()
+        self._shared = [
+            shared
+            for shared in self._cluster.shared_nodes()
+            if self._cluster.node(shared.node.name) is not None
+            and self._cluster.node_error(shared.node.name) is None
+        ]
+        nodes = [shared.node for shared in self._shared]
+        self._with_mode = frozenset(
+            it.name for it in nodes if node_modes.MODE_LABEL in labels(self._cluster, it.name)
+        )
+        self._node_of_card = {card.uuid: node.name for node in nodes for card in node.cards}
+        self._backfill.set_nodes(nodes)
+
+    def _eligible_nodes(self, pod: Pod, parts: tuple[SliceRequest, ...]) -> frozenset[str]:
+        """Return the nodes for which the pod is eligible and that could hold it when empty."""
+        shape = self._rules(pod), parts
+        names = self._eligible.get(shape)
+        if names is None:
+            names = self._eligible[shape] = frozenset(
+                shared.node.name for shared in self._shared if self._could_hold(pod, parts, shared)
+            )
+        for name in names & self._with_mode if self._with_mode else ():
+            if not admits(self._cluster, name, parts):
+                # Its present pods exclude this one. If there is no other node, it waits for their end.
+                names = names - {name} or names
+        return names
+
     def _rules(self, pod: Pod) -> bytes:
-        """Return what of the pod decides to which nodes it may go."""
+        """Return the part of the pod that decides for which nodes it is eligible."""
         known = self._node_rules.get(pod.metadata.uid)
         if known is None or known[0] is not pod:
             spec = pod.spec
@@ -333,55 +392,12 @@ class PendingQueue:
             known = self._node_rules[pod.metadata.uid] = pod, rules
         return known[1]
 
-    def forget(self, uid: str) -> None:
-        """The pod is gone."""
-        self._node_rules.pop(uid, None)
-        self._seen.pop(uid, None)
-
-    # ---- where to ----
-
-    def _renew_nodes(self) -> None:
-        if self._nodes_version == self._world.nodes_version:
-            return
-        self._nodes_version = self._world.nodes_version
-        self._may_go.clear()
-        self._shared = []
-        mixed = set()
-        for share in self._world.shared_nodes():
-            node = self._world.node(share.node.name)
-            if node is None or self._world.node_error(share.node.name) is not None:
-                continue
-            self._shared.append(share)
-            if node_modes.MODE_LABEL in node.metadata.labels:
-                mixed.add(share.node.name)
-        nodes = [share.node for share in self._shared]
-        self._mixed = frozenset(mixed)
-        self._home = {card.uuid: node.name for node in nodes for card in node.cards}
-        self._backfill.set_nodes(nodes)
-
-    def _nodes(self, pod: Pod, parts: tuple[SliceRequest, ...]) -> frozenset[str]:
-        """Return the nodes to which the pod may go, and where it could be if nothing were allocated."""
-        shape = self._rules(pod), parts
-        found = self._may_go.get(shape)
-        if found is None:
-            found = frozenset(
-                share.node.name for share in self._shared if self._admitted(pod, parts, share)
-            )
-            self._may_go[shape] = found
-        for name in found & self._mixed if self._mixed else ():
-            labels = self._labels(name)
-            try:
-                node_modes.check_admission(labels, parts, resident_compute(self._world, name))
-            except InvalidRecord:
-                # Only as long as they are there; where there is no other, it waits for that.
-                found = found - {name} or found
-        return found
-
-    def _admitted(self, pod: Pod, parts: tuple[SliceRequest, ...], share: SharedNode) -> bool:
-        node = self._world.node(share.node.name)
+    def _could_hold(self, pod: Pod, parts: tuple[SliceRequest, ...], shared: SharedNode) -> bool:
+        node = self._cluster.node(shared.node.name)
         if node is None or ineligibility_reasons(pod, node):
             return False
-        if not fits_when_empty(tuple(part.request for part in parts), share.node):
+        requests = tuple(part.request for part in parts)
+        if not fits_when_empty(requests, shared.node, repaired=True):
             return False
         try:
             node_modes.check_admission(node.metadata.labels, parts)
@@ -389,60 +405,55 @@ class PendingQueue:
             return False
         return True
 
-    def _labels(self, name: str) -> Mapping[str, str]:
-        node = self._world.node(name)
-        return node.metadata.labels if node else {}
+    # ---- allocations ----
 
-    # ---- what is held ----
-
-    def _all_held(
-        self, planned: Mapping[str, tuple[Placement, ...]], now: float
+    def _all_allocations(
+        self, gangs: Mapping[str, tuple[Placement, ...]], now: float
     ) -> tuple[list[Allocation], dict[str, int]]:
         """Return all allocations on shared nodes, and how many each namespace has."""
-        names = {share.node.name for share in self._shared}
-        held = [it for share in self._shared for it in self._held_on(share.node.name, now)]
-        for gang, placements in planned.items():
+        names = [shared.node.name for shared in self._shared]
+        allocations = [it for name in names for it in self._allocations_on(name, now)]
+        known = frozenset(names)
+        for gang, placements in gangs.items():
             user = gang.partition("/")[0]
-            held += [Allocation(it, None, user) for it in placements if it.node in names]
-        return held, Counter(it.user for it in held)
+            allocations += [Allocation(it, None, user) for it in placements if it.node in known]
+        return allocations, Counter(it.user for it in allocations)
 
-    def _held_on(self, name: str, now: float) -> list[Allocation]:
-        generation = self._world.generation(name)
-        known = self._held.get(name)
-        if known is not None and known[0] == generation and now < known[1]:
-            return known[2]
-        found = []
-        until = inf
-        for holding in self._world.allocations(name):
-            deadline = self._ends_by(holding, now)
+    def _allocations_on(self, name: str, now: float) -> list[Allocation]:
+        generation = self._cluster.generation(name)
+        cached = self._allocations.get(name)
+        if cached is not None and cached[0] == generation and now < cached[1]:
+            return cached[2]
+        allocations, valid_until = list[Allocation](), inf
+        for allocation in self._cluster.allocations(name):
+            deadline = self._deadline(allocation.pod, now)
             if deadline is not None:
-                until = min(until, deadline + OVERDUE_TTL_S)
-            user = holding.pod.metadata.namespace
-            found += [Allocation(it, deadline, user) for it in holding.placements]
-        self._held[name] = generation, until, found
-        return found
+                valid_until = min(valid_until, deadline + OVERDUE_TTL_S)
+            user = allocation.pod.metadata.namespace
+            allocations += [Allocation(it, deadline, user) for it in allocation.placements]
+        self._allocations[name] = generation, valid_until, allocations
+        return allocations
 
-    def _ends_by(self, holding: PodAllocation, now: float) -> float | None:
-        """When the pod has ended whatever it does; None if nothing ends it, or if that time is long over."""
-        pod = holding.pod
-        uid, runs = pod.metadata.uid, time_limit_s(pod)
-        ends = []
-        if runs is not None:
+    def _deadline(self, pod: Pod, now: float) -> float | None:
+        """Return when the pod has ended whatever it does; None without a limit, or long after it."""
+        uid, limit = pod.metadata.uid, time_limit_s(pod)
+        deadlines = []
+        if limit is not None:
             started = seconds(pod.status.start_time)
             if started is None:
-                started = self._seen.setdefault(uid, now)
+                started = self._seen_at.setdefault(uid, now)
             else:
-                self._seen.pop(uid, None)
-            ends.append(started + runs)
-        # The API server's own reckoning, the pod's grace included.
+                self._seen_at.pop(uid, None)
+            deadlines.append(started + limit)
+        # The API server computes this one, with the pod's grace period.
         deleted = seconds(pod.metadata.deletion_timestamp or "")
-        ends += [deleted] if deleted is not None else []
-        deadline = min(ends, default=None)
+        deadlines += [deleted] if deleted is not None else []
+        deadline = min(deadlines, default=None)
         return deadline if deadline is not None and deadline + OVERDUE_TTL_S > now else None
 
 
 def is_open(pod: Pod) -> bool:
-    """Return whether a scheduler may find a node for it, once fenka's own gate is removed."""
+    """Return whether a scheduler may find a node for the pod, once fenka's own gate is removed."""
     return not (
         pod.spec.node_name
         or pod.finished
@@ -451,18 +462,18 @@ def is_open(pod: Pod) -> bool:
     )
 
 
-def waits(pod: Pod) -> bool:
-    """Return whether an open pod waits for certain: it is gated, or kube-scheduler has found no node."""
+def is_unplaced(pod: Pod) -> bool:
+    """Return whether an open pod is pending by its own status: gated, or without a node that fits."""
     return pod.unschedulable is not None or pod.gated_by(QUEUE_GATE)
 
 
 def time_limit_s(pod: Pod) -> float | None:
-    """Seconds after its start at which the kubelet has ended it; None if it never does."""
+    """Return the seconds after its start at which the kubelet has ended the pod; None if it never does."""
     deadline, grace = pod.spec.active_deadline_seconds, pod.spec.termination_grace_period_seconds
     return None if deadline is None else float(deadline + (GRACE_S if grace is None else grace))
 
 
-def _place(
+def _queue_entry(
     entry: PendingEntry,
     key: SortKey,
     placements: tuple[Placement, ...],

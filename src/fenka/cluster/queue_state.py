@@ -22,11 +22,11 @@ from fenka.cluster.pending_queue import (
     QueueSnapshot,
     gang_complete_by_label,
     is_open,
+    is_unplaced,
     time_limit_s,
-    waits,
 )
 from fenka.cluster.pod_groups import group_key
-from fenka.cluster.pod_placement import HeldPlacement, QueueConstraints
+from fenka.cluster.queue_constraints import HeldPlacement, QueueConstraints
 from fenka.cluster.recent import RecentDict
 from fenka.cluster.state import ClusterState
 from fenka.cluster.usage_accounting import UsageAccounting
@@ -36,7 +36,7 @@ from fenka.core.inventory import DeviceId
 from fenka.core.queue import SortKey
 from fenka.core.request import Placement
 
-HEAD = QueueConstraints(position=1, of=1)
+HEAD = QueueConstraints(position=1, total=1)
 """Of a pod that is alone in the queue."""
 
 
@@ -95,7 +95,7 @@ class QueueState:
         known = self._open.get(uid)
         self._accounting.set(pod, now)
         self._set_gated(pod)
-        if not is_open(pod) or not self._queue.wants(pod):
+        if not is_open(pod) or not self._queue.requests_cards(pod):
             if known is not None and pod.spec.node_name:
                 self._count_bypassed(known, now)
             self._close(uid)
@@ -149,12 +149,12 @@ class QueueState:
             pods = [
                 it for it in self._open.values() if not self._lifecycle.is_stalled(entry_id(it))
             ]
-            self.snapshot = self._queue.serve(
+            self.snapshot = self._queue.schedule(
                 pods,
                 now,
-                refused=self._is_pending,
-                planned=gangs,
-                struck=self._lifecycle.excluded_nodes(),
+                is_pending=self._is_pending,
+                gangs=gangs,
+                excluded_nodes=self._lifecycle.excluded_nodes(),
             )
             expired = self._expire_reservations(now)
             if not expired:
@@ -169,16 +169,16 @@ class QueueState:
 
     def _expire_reservations(self, now: float) -> bool:
         """Return whether there were any that have expired."""
-        fitting = {it.waiter.id: it for it in self.snapshot.places if it.placements}
+        fitting = {it.pending.id: it for it in self.snapshot.entries if it.placements}
         expired = self._lifecycle.fitting(fitting.keys(), now)
         for name, reserved_at in expired.items():
             entry = fitting[name]
             # Otherwise pods that can never start would block a card one after another.
             self._accounting.charge(
-                entry.waiter.namespace, entry.placements, reserved_at, entry.requested_at, now
+                entry.pending.namespace, entry.placements, reserved_at, entry.requested_at, now
             )
             nodes = (it.node for it in entry.placements)
-            self._lifecycle.expire(name, nodes, entry.waiter.pods[0].unschedulable or "")
+            self._lifecycle.expire(name, nodes, entry.pending.pods[0].unschedulable or "")
         return bool(expired)
 
     # ---- queries ----
@@ -195,16 +195,16 @@ class QueueState:
         rank, total = self._rank(pod, now)
         reserved: set[DeviceId] = set()
         held: dict[str, list[HeldPlacement]] = {}
-        for other_rank, entry in snapshot.marks:
+        for other_rank, entry in snapshot.holders:
             if other_rank >= rank:
                 break
-            if entry.waiter.id == own_id or not self._is_waiting(entry.waiter.pods):
+            if entry.pending.id == own_id or not self._is_waiting(entry.pending.pods):
                 continue
             if entry.reservation is not None and entry.reservation.blocks(deadline):
                 reserved |= entry.reservation.cards
             for it in entry.placements:
-                held.setdefault(it.node, []).append(HeldPlacement(entry.waiter.id, it))
-        nodes = {snapshot.home[uuid] for uuid in reserved if uuid in snapshot.home}
+                held.setdefault(it.node, []).append(HeldPlacement(entry.pending.id, it))
+        nodes = {snapshot.node_of_card[uuid] for uuid in reserved if uuid in snapshot.node_of_card}
         return QueueConstraints(
             frozenset(reserved),
             {node: tuple(placements) for node, placements in held.items()},
@@ -217,10 +217,10 @@ class QueueState:
         """Return the constraints without what was held for entries that are bound or deleted now."""
         waiting = {entry_id(it) for it in self._open.values() if self._is_waiting((it,))}
         held = {
-            node: tuple(it for it in placements if it.id in waiting)
-            for node, placements in constraints.kept.items()
+            node: tuple(it for it in placements if it.entry_id in waiting)
+            for node, placements in constraints.held.items()
         }
-        return replace(constraints, kept=held)
+        return replace(constraints, held=held)
 
     def position(self, pod: Pod, now: float) -> str:
         """Return the pod's position as the end of a sentence: `; position 3 of 5 in the queue`.
@@ -234,19 +234,19 @@ class QueueState:
 
     def entries(self) -> Sequence[QueueEntry]:
         """Return the pending entries, in order."""
-        return self.snapshot.places if self._pending else ()
+        return self.snapshot.entries if self._pending else ()
 
     def pods_to_requeue(self, limit: int, now: float) -> list[Pod]:
         """Return about this number of pods that have fitted for REQUEUE_AFTER_S, once per reservation."""
         pods: list[Pod] = []
         for entry in self.entries():
-            members = entry.waiter.pods
+            members = entry.pending.pods
             if (
-                self._lifecycle.needs_requeue(entry.waiter.id, now)
+                self._lifecycle.needs_requeue(entry.pending.id, now)
                 and self._is_waiting(members)
                 and not any(it.metadata.uid in self._gated for it in members)
             ):
-                self._lifecycle.mark_requeued(entry.waiter.id)
+                self._lifecycle.mark_requeued(entry.pending.id)
                 pods += members
             if len(pods) >= limit:
                 break
@@ -272,11 +272,11 @@ class QueueState:
 
     def _uids_to_ungate(self) -> Iterator[str]:
         snapshot = self.snapshot
-        unfit = (entry for entry in snapshot.places if not entry.placements)
-        for entry in (*(it for _, it in snapshot.marks), *islice(unfit, DEPTH)):
-            yield from (it.metadata.uid for it in entry.waiter.pods)
+        unfit = (entry for entry in snapshot.entries if not entry.placements)
+        for entry in (*(it for _, it in snapshot.holders), *islice(unfit, DEPTH)):
+            yield from (it.metadata.uid for it in entry.pending.pods)
         for uid, pod in self._gated.items():
-            queued = entry_id(pod) in snapshot or self._queue.orders(pod)
+            queued = entry_id(pod) in snapshot or self._queue.decides(pod)
             if not queued or self._lifecycle.is_stalled(entry_id(pod)):
                 yield uid
         tried = {entry_id(pod) for uid, pod in self._open.items() if uid not in self._gated}
@@ -301,22 +301,22 @@ class QueueState:
         Only requests of the same priority are compared. Requests behind it in the queue that use what it does
         not wait for are not counted.
         """
-        bypassed = (self._bypassed.get(it.waiter.id, 0.0) for it in self.entries())
+        bypassed = (self._bypassed.get(it.pending.id, 0.0) for it in self.entries())
         return max(bypassed, default=0.0)
 
     # ---- inside ----
 
     def _key(self, pod: Pod, now: float) -> SortKey:
-        return self.snapshot.key(PendingEntry(entry_id(pod), (pod,)).waiting(now))
+        return self.snapshot.sort_key(PendingEntry(entry_id(pod), (pod,)).request(now))
 
     def _rank(self, pod: Pod, now: float) -> tuple[int, int]:
         """Return the number of entries before the pod, and that of all entries with its own."""
         snapshot = self.snapshot
-        total = len(snapshot.places) + (entry_id(pod) not in snapshot)
+        total = len(snapshot.entries) + (entry_id(pod) not in snapshot)
         return snapshot.rank(self._key(pod, now)), total
 
     def _is_pending(self, pod: Pod) -> bool:
-        return pod.metadata.uid in self._rejected or waits(pod)
+        return pod.metadata.uid in self._rejected or is_unplaced(pod)
 
     def _is_waiting(self, pods: Iterable[Pod]) -> bool:
         """Return whether any of the pods is open, and is not being bound."""
@@ -345,32 +345,34 @@ class QueueState:
     def _mark_urgent(self, pod: Pod, now: float) -> None:
         """Have the queue scheduled before the next answer, if cards would be reserved for this pod."""
         snapshot = self.snapshot
-        if self.urgent or (snapshot.room and self._queue.has_nodes(pod)):
+        if self.urgent or (snapshot.can_reserve and self._queue.has_nodes(pod)):
             self.urgent = True
-        elif snapshot.marks:
-            self.urgent = snapshot.rank(self._key(pod, now)) <= snapshot.marks[-1][0]
+        elif snapshot.holders:
+            self.urgent = snapshot.rank(self._key(pod, now)) <= snapshot.holders[-1][0]
 
     def _count_bypassed(self, pod: Pod, now: float) -> None:
         """Count a pod that was bound against entries that came earlier, still wait and are not behind it."""
         snapshot = self.snapshot
-        if not snapshot.places or not self._pending:
+        if not snapshot.entries or not self._pending:
             return
         key = self._key(pod, now)
         rank, requested_at = snapshot.rank(key), key[3]
         # Only the first entry of each namespace counts.
-        seen = {it.waiter.namespace for it in snapshot.places[:rank] if it.key[0] == key[0]}
+        seen = {it.pending.namespace for it in snapshot.entries[:rank] if it.sort_key[0] == key[0]}
         seen.add(pod.metadata.namespace)
-        for entry in snapshot.places[rank:]:
-            if entry.key[0] != key[0]:
+        for entry in snapshot.entries[rank:]:
+            if entry.sort_key[0] != key[0]:
                 break
-            namespace = entry.waiter.namespace
-            if namespace in seen or not self._is_waiting(entry.waiter.pods):
+            namespace = entry.pending.namespace
+            if namespace in seen or not self._is_waiting(entry.pending.pods):
                 continue
             seen.add(namespace)
-            since = max(entry.requested_at, snapshot.past(namespace).served_at(entry.requested_at))
+            since = max(
+                entry.requested_at, snapshot.history(namespace).served_at(entry.requested_at)
+            )
             if since < requested_at:
-                bypass = max(requested_at - since, self._bypassed.get(entry.waiter.id, 0.0))
-                self._bypassed[entry.waiter.id] = bypass
+                bypass = max(requested_at - since, self._bypassed.get(entry.pending.id, 0.0))
+                self._bypassed[entry.pending.id] = bypass
 
 
 def entry_id(pod: Pod) -> str:

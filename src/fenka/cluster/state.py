@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fenka.cluster.objects import Node, ObjectMeta, Pod
+from fenka.core.evaluate import SCORES
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Placement, Slice
 from fenka.core.usage import CardUsage, UsageTotals
@@ -338,9 +339,11 @@ class ClusterState:
                     name, node.metadata.annotations, node.status.allocatable
                 )
                 if share is not None:
-                    self._shares[name] = node_inventory.with_unhealthy(
-                        share, self._sick.get(name, frozenset())
-                    )
+                    share = node_inventory.with_unhealthy(share, self._sick.get(name, frozenset()))
+                    policy = node.metadata.labels.get(node_modes.PLACEMENT_LABEL)
+                    if policy in SCORES:
+                        share = replace(share, node=replace(share.node, card_policy=policy))
+                    self._shares[name] = share
                     # Its labels may turn new pods away; what is held stays held.
                     node_modes.check_shared(node.metadata.labels)
             except InvalidRecord as why:

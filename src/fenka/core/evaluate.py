@@ -225,10 +225,11 @@ def _judge(
         ]
         return NodeRejection(node.name, tuple(whys))
     on = NodeCandidate(node, request, judged, _free_share(judged))
-    fitting.sort(key=lambda card: score(on, card))
+    card_score = SCORES[node.card_policy] if node.card_policy else score
+    fitting.sort(key=lambda card: card_score(on, card))
     return Fit(
         node.name,
-        score(on, fitting[0]),
+        min(score(on, card) for card in fitting) if node.card_policy else score(on, fitting[0]),
         _placement(request, node, fitting[: request.cards]),
         tuple(it.card for it in fitting),
     )

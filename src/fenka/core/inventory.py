@@ -43,6 +43,8 @@ class Node:
         cpu_milli: its CPU in thousandths of a core, None if that is not counted.
         memory_mib: its host memory, None if that is not counted.
         unit_mib: the unit in which its card memory is requested.
+        card_policy: the policy that chooses among its cards, None for that of the request. Nodes are compared
+            with each other by the policy of the request.
     """
 
     name: str
@@ -50,3 +52,4 @@ class Node:
     cpu_milli: int | None = None
     memory_mib: int | None = None
     unit_mib: int = 1024
+    card_policy: str | None = None

@@ -10,11 +10,10 @@ from fenka.cluster.pod_placement import (
     FilterResult,
     Infeasible,
     PodEvaluator,
-    PreemptionResult,
-    QueueConstraints,
 )
+from fenka.cluster.pod_preemption import PodPreemption, PreemptionResult
+from fenka.cluster.queue_constraints import QueueConstraints
 from fenka.cluster.recent import RecentDict
-from fenka.core.preemption import DisruptionBudget
 from fenka.core.request import Placement
 from fenka.dialects.base import InvalidRecord
 from fenka.scheduler.queue_controller import QueueController
@@ -34,10 +33,10 @@ class Extender:
         queue: QueueController,
         evaluator: PodEvaluator,
         gangs: GangScheduler,
+        preemption: PodPreemption,
         *,
         on_filter: Callable[[Pod], None] = lambda _: None,
         requeue: Callable[[Sequence[Pod]], None] = lambda _: None,
-        budgets: Callable[[Pod], frozenset[DisruptionBudget]] = lambda _: frozenset(),
     ) -> None:
         """Args:
         pods: returns the pods of the API server, by UID. What a caller sends of a pod changes nothing here:
@@ -45,12 +44,12 @@ class Extender:
         queue: the pending pods.
         evaluator: evaluates nodes.
         gangs: the gangs that are starting.
+        preemption: chooses victims.
         on_filter: hears of pods that kube-scheduler asks about.
         requeue: has kube-scheduler try these pods, which may be in backoff.
-        budgets: returns the disruption budgets of a pod.
         """
         self._pods, self._queue, self._evaluator, self._gangs = pods, queue, evaluator, gangs
-        self._on_filter, self._requeue, self._budgets = on_filter, requeue, budgets
+        self._preemption, self._on_filter, self._requeue = preemption, on_filter, requeue
         self._filter_constraints: RecentDict[str, QueueConstraints] = RecentDict()
 
     def filter(self, sent: Pod, nodes: Sequence[str]) -> FilterResult:
@@ -116,9 +115,7 @@ class Extender:
         constraints = self._queue.constraints(pod)
         results = {}
         for node, uids in victims.items():
-            result = self._evaluator.preempt(
-                pod, node, uids, pods, self._budgets, self._gangs.key, ahead=constraints
-            )
+            result = self._preemption.victims(pod, node, uids, pods, constraints)
             if result is not None and result.uids:
                 results[node] = result
         return results

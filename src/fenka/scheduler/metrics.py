@@ -150,7 +150,7 @@ class StateCollector(Collector):
             labels=["namespace", "pod"],
         )
         for number, entry in enumerate(self._queue.entries()[:SHOWN], start=1):
-            positions.add_metric([entry.waiter.namespace, entry.waiter.name], number)
+            positions.add_metric([entry.pending.namespace, entry.pending.name], number)
         yield positions
         yield GaugeMetricFamily(
             "fenka_scheduler_starvation_seconds",

@@ -6,7 +6,7 @@ from math import inf
 
 from fenka.cluster.objects import Pod
 from fenka.cluster.pending_queue import QueueEntry
-from fenka.cluster.pod_placement import QueueConstraints
+from fenka.cluster.queue_constraints import QueueConstraints
 from fenka.cluster.queue_state import HEAD, QueueState
 from fenka.core.request import Placement
 

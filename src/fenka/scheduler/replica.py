@@ -12,6 +12,7 @@ from fenka.cluster.gang_members import GangMembers
 from fenka.cluster.gang_reservations import GangScheduler
 from fenka.cluster.objects import Pod
 from fenka.cluster.pod_placement import PodEvaluator
+from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.queue_state import queue_state
 from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.cluster.state import ClusterState
@@ -110,14 +111,21 @@ class Replica:
             requeue_body, queue.pods_to_requeue, interval_s=REQUEUE_INTERVAL_S, retry_after_s=0.0
         )
         ungater = patcher(ungate_body, queue.pods_to_ungate, interval_s=UNGATE_INTERVAL_S)
+        preemption = PodPreemption(
+            cluster,
+            settings.policy,
+            gangs.usage,
+            budgets=lambda pod: budgets_for(pod, self.informers.budgets.objects.values()),
+            gang_key=gangs.key,
+        )
         self.extender = Extender(
             self._pods,
             queue,
             evaluator,
             gangs,
+            preemption,
             on_filter=reporter.filtered,
             requeue=requeuer.patch_soon,
-            budgets=lambda pod: budgets_for(pod, self.informers.budgets.objects.values()),
         )
         self.binder = Binder(
             api,

@@ -1,4 +1,4 @@
-"""The queue as rows of the screens: requests that wait, in the order in which they are served.
+"""The queue as rows of the screens: requests that wait, in the order in which they are scheduled.
 
 A cluster's queue is computed from a plain reading of the API server, so the scheduler need not run. Two
 things that only the scheduler knows are missing: reservations that have expired, and the use of pods that
@@ -23,7 +23,7 @@ class QueueRow:
     """A pending request; a gang is one.
 
     Attributes:
-        position: 1 is served next.
+        position: 1 is scheduled next.
         asks: the request as its user wrote it.
         since: Unix seconds.
         reserved: the cards that are reserved for it: indexes, on a cluster NODE/INDEX.
@@ -61,9 +61,9 @@ def cluster_queue(
     queue = PendingQueue(
         snapshot.state, options.policy, options.fairness, complete, uses=usage.uses
     )
-    served = queue.serve(snapshot.pods, now)
+    scheduled = queue.schedule(snapshot.pods, now)
     cards, used = _cards(snapshot.state), usage.uses.used(now)
-    return [_row(number, entry, cards, used) for number, entry in enumerate(served.places, start=1)]
+    return [_row(number, entry, cards, used) for number, entry in enumerate(scheduled.entries, start=1)]
 
 
 def _row(
@@ -73,7 +73,7 @@ def _row(
     used: Mapping[str, float],
 ) -> QueueRow:
     """Args: cards: node and index by UUID; used: card-seconds by namespace."""
-    pending, reservation = entry.waiter, entry.reservation
+    pending, reservation = entry.pending, entry.reservation
     uuids = {piece.uuid for placement in entry.placements for piece in placement.slices}
     why = entry.why
     if entry.placements:

@@ -1,0 +1,122 @@
+"""Which pods of a node to evict, so that another one fits its cards. Pure."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+from fenka.cluster.node_admission import labels
+from fenka.cluster.objects import Pod
+from fenka.cluster.queue_constraints import NO_CONSTRAINTS, QueueConstraints
+from fenka.cluster.state import ClusterState
+from fenka.core.evaluate import Policy
+from fenka.core.inventory import DeviceId, Node
+from fenka.core.preemption import DisruptionBudget, Preemptor, VictimCandidate, cheapest_victims
+from fenka.core.usage import UsageOverlay, UsageView
+from fenka.dialects import node_modes, nvidia
+from fenka.dialects.base import InvalidRecord
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionResult:
+    """UIDs of the pods to evict, and how many of these evictions violate a disruption budget."""
+
+    uids: tuple[str, ...]
+    violations: int = 0
+
+
+class PodPreemption:
+    """Chooses victims where kube-scheduler's own choice does not make room on a card."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        policy: Policy,
+        usage: UsageView | None = None,
+        *,
+        budgets: Callable[[Pod], frozenset[DisruptionBudget]] = lambda _: frozenset(),
+        gang_key: Callable[[Pod], str | None] = lambda _: None,
+    ) -> None:
+        """Args:
+        cluster: the nodes and their pods.
+        policy: the placement policy.
+        usage: what is used of the cards, if that is more than the cluster's pods use.
+        budgets: returns the disruption budgets of a pod.
+        gang_key: returns the gang of a pod: all of it is evicted, or none.
+        """
+        self._cluster, self._policy, self._usage = cluster, policy, usage or cluster
+        self._budgets, self._gang_key = budgets, gang_key
+
+    def victims(
+        self,
+        pod: Pod,
+        node: str,
+        chosen: Collection[str],
+        pods: Mapping[str, Pod],
+        constraints: QueueConstraints = NO_CONSTRAINTS,
+    ) -> PreemptionResult | None:
+        """Return the pods to evict; None if evicting any allowed set of pods does not make room.
+
+        Args:
+            pod: the pod that needs room.
+            node: where.
+            chosen: UIDs of the pods that kube-scheduler would evict. They stay victims. The cheapest set of
+                other pods of lower priority is added, if the cards need it.
+            pods: all pods, by UID.
+            constraints: nothing is evicted to make room on cards that others would get.
+        """
+        if any(uid in pods and _priority(pods[uid]) >= _priority(pod) for uid in chosen):
+            return None
+        demand = pod.demand(self._cluster.dialects)
+        if not demand.requests_gpu:
+            return PreemptionResult(tuple(chosen))
+        shared = self._cluster.shared_node(node)
+        if shared is None or demand.error or self._cluster.node_error(node):
+            # The kubelet chooses whole cards of nodes that do not share.
+            return PreemptionResult(tuple(chosen)) if demand.dialect is nvidia else None
+        try:
+            requests = tuple(part.request for part in demand.parts)
+            node_modes.check_admission(labels(self._cluster, node), demand.parts)
+        except InvalidRecord:
+            return None
+        usage, candidates = self._candidates(node, chosen)
+        for held in constraints.held.get(node, ()):
+            usage.add(held.placement)
+        preemptor = Preemptor(requests, _priority(pod))
+        open_node = _cordoned(shared.node, constraints.reserved)
+        victims = cheapest_victims(usage, candidates, preemptor, (open_node,), self._policy)
+        if victims is None:
+            return None
+        # A pod with several placements is in the result several times.
+        return PreemptionResult((*chosen, *dict.fromkeys(victims.ids)), victims.violations)
+
+    def _candidates(
+        self, node: str, chosen: Collection[str]
+    ) -> tuple[UsageOverlay, list[VictimCandidate]]:
+        """Return the usage without the chosen pods, and what else could be evicted."""
+        usage, candidates = UsageOverlay(self._usage), list[VictimCandidate]()
+        for allocation in self._cluster.allocations(node):
+            pod = allocation.pod
+            uid = pod.metadata.uid
+            if allocation.lingering:
+                # The API server has no such pod to evict.
+                continue
+            if uid in chosen:
+                for placement in allocation.placements:
+                    usage.remove(placement)
+                continue
+            # A pod with several placements is evicted with all of them.
+            gang, budgets = self._gang_key(pod) or uid, self._budgets(pod)
+            candidates += [
+                VictimCandidate(uid, placement, _priority(pod), gang=gang, budgets=budgets)
+                for placement in allocation.placements
+            ]
+        return usage, candidates
+
+
+def _cordoned(node: Node, reserved: Collection[DeviceId]) -> Node:
+    """Return the node with these cards cordoned."""
+    cards = (replace(it, cordoned=True) if it.uuid in reserved else it for it in node.cards)
+    return replace(node, cards=tuple(cards)) if reserved else node
+
+
+def _priority(pod: Pod) -> int:
+    return pod.spec.priority or 0

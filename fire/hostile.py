@@ -32,7 +32,7 @@ def fifo() -> None:
     in_own_run_directory("mkfifo /run/fenka/lease/control")
 
 
-def bind(lease: str) -> None:
+def claim_by_mount(lease: str) -> None:
     """Claim membership of another lease by mounting its directory."""
     mount = f"mount --bind /proc/1/root{RUNTIME}/leases/{lease}/lease /run/fenka/lease"
     in_own_run_directory(f"({mount} || true)")
@@ -161,7 +161,7 @@ ATTACKS: dict[str, Callable[..., None]] = {
     attack.__name__: attack
     for attack in (
         fifo,
-        bind,
+        claim_by_mount,
         claim_by_environment,
         account,
         connections,

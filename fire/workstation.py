@@ -211,10 +211,10 @@ class WorkstationExperiment:
         leases = [job["id"] for job in self.ledger() or []]
         name = self.rng.choice(
             ["fifo", "connections", "garbage", "squat", "impostor", "names"]
-            + (["bind", "ghost", "account"] if leases else [])
+            + (["claim_by_mount", "claim_by_environment", "account"] if leases else [])
         )
         words = [name]
-        if name in ("bind", "ghost", "account"):
+        if name in ("claim_by_mount", "claim_by_environment", "account"):
             words.append(self.rng.choice(leases))
         if name == "impostor":
             words.append(str(self.rng.choice([ALICE, BOB])))
@@ -223,8 +223,8 @@ class WorkstationExperiment:
         self.attacks.append(process)
         assert process.stdout
         first = process.stdout.readline()
-        if first.startswith("succeeded"):
-            raise InvariantViolation(first.strip())
+        if not first.startswith(("ready", "done:")):
+            raise InvariantViolation(f"attack {name}: {first.strip() or 'it did not start'}")
 
     def run_unauthorized_commands(self) -> None:
         """Try to stop and to resize other users' programs as the hostile user."""

@@ -63,7 +63,9 @@ def cluster_queue(
     )
     scheduled = queue.schedule(snapshot.pods, now)
     cards, used = _cards(snapshot.state), usage.uses.used(now)
-    return [_row(number, entry, cards, used) for number, entry in enumerate(scheduled.entries, start=1)]
+    return [
+        _row(number, entry, cards, used) for number, entry in enumerate(scheduled.entries, start=1)
+    ]
 
 
 def _row(

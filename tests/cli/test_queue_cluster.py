@@ -189,3 +189,14 @@ def test_gang_is_shown_when_its_launcher_requests_no_card(tmp_path: Path) -> Non
     assert ask(FakeApiServer.of(nodes=nodes, pods=[*workers, *full]), tmp_path) == []
     (row,) = ask(FakeApiServer.of(nodes=nodes, pods=[*workers, launcher, *full]), tmp_path)
     assert (row.name, row.asks) == ("train", "2 pods: 16 aliyun.com/gpu-mem")
+
+
+@pytest.mark.parametrize(("label", "card"), [("spread", "a/1"), ("binpack", "a/0")])
+def test_queue_places_by_the_nodes_placement_label_when_there_is_room(
+    tmp_path: Path, label: str, card: str
+) -> None:
+    """Of two cards one is in use: a node that spreads gives the other one."""
+    nodes = [sharing("a", cards=2, labels={"ack.node.gpu.placement": label})]
+    pods = [waiting("p", 4, 1), pod("h", units(4), node="a", annotations=on_card(0, 4))]
+    (row,) = ask(FakeApiServer.of(nodes=nodes, pods=pods), tmp_path)
+    assert row.reserved == [card]

@@ -8,7 +8,7 @@ import pytest
 from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.objects import Node, Pod
 
-KEPT_OUT = ["the pod's node affinity excludes it"]
+EXCLUDED = ["the pod's node affinity excludes it"]
 
 
 def affinity(*terms: dict[str, Any]) -> dict[str, Any]:
@@ -34,18 +34,20 @@ ZONED = {"matchExpressions": [expression("zone", "In", "x")]}
         ({"affinity": None}, []),
         ({"affinity": {"nodeAffinity": None}}, []),
         ({"affinity": affinity(ON_A)}, []),
-        ({"affinity": affinity(ON_B)}, KEPT_OUT),
+        ({"affinity": affinity(ON_B)}, EXCLUDED),
         # one term must hold, with all its conditions
         ({"affinity": affinity(ON_B, ZONED)}, []),
-        ({"affinity": affinity({**ON_B, **ZONED})}, KEPT_OUT),
+        ({"affinity": affinity({**ON_B, **ZONED})}, EXCLUDED),
         # a term without conditions chooses nothing
-        ({"affinity": affinity({})}, KEPT_OUT),
+        ({"affinity": affinity({})}, EXCLUDED),
         ({"nodeSelector": {"zone": "x"}}, []),
         ({"nodeSelector": {"zone": "y"}}, ["the pod wants nodes labelled zone=y"]),
     ],
 )
-def test_on_a_node_named_a_in_zone_x(spec: dict[str, Any], expected: list[str]) -> None:
-    """As kube-scheduler judges it."""
+def test_node_is_eligible_when_the_spec_selects_it(
+    spec: dict[str, Any], expected: list[str]
+) -> None:
+    """As kube-scheduler decides."""
     node = msgspec.convert(
         {
             "metadata": {"name": "a", "labels": {"zone": "x"}},
@@ -68,7 +70,7 @@ def test_on_a_node_named_a_in_zone_x(spec: dict[str, Any], expected: list[str]) 
         ({"unschedulable": True}, [{"key": "x", "operator": "Exists"}], ["cordoned"]),
     ],
 )
-def test_what_is_wrong_with_a_node_can_be_tolerated(
+def test_node_condition_is_no_reason_when_it_is_tolerated(
     state: dict[str, Any], tolerations: list[dict[str, Any]], expected: list[str]
 ) -> None:
     """As DaemonSets do."""

@@ -339,3 +339,23 @@ def test_a_view_may_be_anything_that_answers() -> None:
     view.add(placement(piece(0, T4_MIB, name="b"), name="b"))
     assert view.card_usage("a", device(0)) == NO_USAGE
     assert isinstance(place(view, units(14), "binpack", [node(T4_MIB)]), Placement)
+
+
+@pytest.mark.parametrize(
+    ("policy", "own", "card_index"),
+    # the card with 4 units held, or the empty one
+    [("binpack", None, 0), ("binpack", "spread", 1), ("spread", "binpack", 0), ("spread", None, 1)],
+)
+def test_cards_are_chosen_by_the_nodes_own_policy_when_it_has_one(
+    policy: str, own: str | None, card_index: int
+) -> None:
+    """The score stays that of the caller's policy, so that nodes are compared by one."""
+    cards = (card(0), card(1))
+    usage = UsageTotals()
+    usage.add(Placement("a", (piece(0, 4308),)))
+    (plain,) = evaluate(usage, units(4), policy, [Node("a", cards)])
+    (verdict,) = evaluate(usage, units(4), policy, [Node("a", cards, card_policy=own)])
+    assert isinstance(plain, Fit)
+    assert isinstance(verdict, Fit)
+    assert verdict.score == plain.score
+    assert [it.card for it in verdict.placement.slices] == [card_index]

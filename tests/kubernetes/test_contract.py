@@ -85,7 +85,7 @@ def binding(pod: Pod, node: str, uid: str | None = None) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
 
 
-def test_a_binding_copies_annotations_and_is_guarded_by_uid(cluster: Scenario) -> None:
+def test_binding_copies_annotations_when_the_uid_matches(cluster: Scenario) -> None:
     """Bound and recorded at once, once."""
 
     async def run(api: Api) -> None:
@@ -105,7 +105,7 @@ def test_a_binding_copies_annotations_and_is_guarded_by_uid(cluster: Scenario) -
     cluster(run)
 
 
-def test_a_pod_that_is_gone_is_404(cluster: Scenario) -> None:
+def test_requests_answer_404_when_the_pod_is_gone(cluster: Scenario) -> None:
     """To be read, and to be bound."""
 
     async def run(api: Api) -> None:
@@ -122,7 +122,7 @@ def test_a_pod_that_is_gone_is_404(cluster: Scenario) -> None:
     cluster(run)
 
 
-def test_a_watch_tells_what_came_after_the_list(cluster: Scenario) -> None:
+def test_watch_reports_what_came_after_the_list(cluster: Scenario) -> None:
     """In versions that can be compared."""
 
     async def run(api: Api) -> None:
@@ -140,7 +140,7 @@ def test_a_watch_tells_what_came_after_the_list(cluster: Scenario) -> None:
     cluster(run)
 
 
-def test_a_patch_of_another_version_is_409(cluster: Scenario) -> None:
+def test_patch_answers_409_when_the_version_is_another(cluster: Scenario) -> None:
     """By which leaders are told apart."""
 
     async def run(api: Api) -> None:
@@ -158,7 +158,7 @@ def test_a_patch_of_another_version_is_409(cluster: Scenario) -> None:
     cluster(run)
 
 
-def test_pages_and_selectors(cluster: Scenario) -> None:
+def test_list_is_complete_when_its_pages_are_short(cluster: Scenario) -> None:
     """A page of one, and one node's pods alone."""
 
     async def run(api: Api) -> None:

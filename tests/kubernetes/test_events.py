@@ -31,7 +31,7 @@ def events(server: FakeApiServer) -> list[Json]:
     return server.all("events")
 
 
-def test_an_event_says_what_kubectl_shows() -> None:
+def test_event_has_the_fields_that_kubectl_shows() -> None:
     """On pods in their namespace, on nodes in default."""
 
     async def run(server: FakeApiServer, recorder: EventRecorder, _: Clock) -> None:
@@ -55,7 +55,7 @@ def test_an_event_says_what_kubectl_shows() -> None:
     scenario(run)
 
 
-def test_the_same_event_is_counted() -> None:
+def test_event_is_counted_when_it_is_repeated() -> None:
     """At most once a minute, with all that came between."""
 
     async def run(server: FakeApiServer, recorder: EventRecorder, clock: Clock) -> None:
@@ -75,7 +75,7 @@ def test_the_same_event_is_counted() -> None:
     scenario(run)
 
 
-def test_too_many_are_dropped() -> None:
+def test_events_are_dropped_when_there_are_too_many() -> None:
     """All at once: the burst is written, the rest is counted."""
 
     async def run(server: FakeApiServer, recorder: EventRecorder, clock: Clock) -> None:
@@ -91,7 +91,7 @@ def test_too_many_are_dropped() -> None:
     scenario(run)
 
 
-def test_a_server_that_refuses_is_nobodys_trouble() -> None:
+def test_event_is_dropped_when_the_server_refuses_it() -> None:
     """And the next time it is written anew."""
 
     async def run(server: FakeApiServer, recorder: EventRecorder, _: Clock) -> None:
@@ -109,7 +109,7 @@ def test_a_server_that_refuses_is_nobodys_trouble() -> None:
     scenario(run)
 
 
-def test_an_event_that_expired_is_written_anew() -> None:
+def test_event_is_written_again_when_it_has_expired() -> None:
     """The server keeps events for an hour."""
 
     async def run(server: FakeApiServer, recorder: EventRecorder, clock: Clock) -> None:

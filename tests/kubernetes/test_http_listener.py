@@ -75,7 +75,7 @@ async def ok(streams: Streams, path: str = "") -> bool:
     return False
 
 
-def test_no_number_of_silent_connections_locks_others_out() -> None:
+def test_request_is_answered_when_many_connections_are_idle() -> None:
     """The one that has waited longest goes; one that is answered stays."""
 
     async def run(it: Served) -> None:
@@ -97,7 +97,7 @@ def test_no_number_of_silent_connections_locks_others_out() -> None:
     served(run)
 
 
-def test_a_request_that_does_not_come_to_its_end_is_ended() -> None:
+def test_connection_is_closed_when_its_request_stays_incomplete() -> None:
     """Never begun, half a header, half a body; but a connection that was answered is kept."""
 
     async def run(it: Served) -> None:
@@ -121,7 +121,7 @@ def test_a_request_that_does_not_come_to_its_end_is_ended() -> None:
     served(run, most=8)
 
 
-def test_an_answer_that_nobody_reads_is_ended() -> None:
+def test_connection_is_closed_when_its_answer_is_not_read() -> None:
     """It stands in this side's memory."""
 
     async def run(it: Served) -> None:
@@ -138,7 +138,7 @@ def test_an_answer_that_nobody_reads_is_ended() -> None:
     served(run)
 
 
-def test_a_flood_of_connections_is_bounded_and_the_next_request_is_answered() -> None:
+def test_next_request_is_answered_when_connections_flood_the_port() -> None:
     """Five hundred at a time."""
 
     async def run(it: Served) -> None:
@@ -155,7 +155,7 @@ def test_a_flood_of_connections_is_bounded_and_the_next_request_is_answered() ->
     served(run)
 
 
-def test_accepting_a_flood_leaves_turns_for_others() -> None:
+def test_other_work_runs_when_a_flood_is_accepted() -> None:
     """Connections in the backlog are accepted one at a time, between other work."""
 
     async def go() -> None:

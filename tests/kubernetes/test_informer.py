@@ -76,7 +76,7 @@ def run(scenario: object) -> None:
     asyncio.run(scenario)  # type: ignore[arg-type]
 
 
-def test_objects_come_change_and_go() -> None:
+def test_listener_receives_objects_that_come_change_and_go() -> None:
     """One list is enough."""
 
     async def scenario() -> None:
@@ -94,7 +94,7 @@ def test_objects_come_change_and_go() -> None:
     run(scenario())
 
 
-def test_more_than_a_page_is_listed() -> None:
+def test_list_is_complete_when_it_has_more_than_a_page() -> None:
     """Pages are of 500."""
 
     async def scenario() -> None:
@@ -107,7 +107,7 @@ def test_more_than_a_page_is_listed() -> None:
     run(scenario())
 
 
-def test_a_version_that_is_gone_means_another_list() -> None:
+def test_informer_lists_again_when_its_version_is_gone() -> None:
     """410, after the server compacted its history."""
 
     async def scenario() -> None:
@@ -124,7 +124,7 @@ def test_a_version_that_is_gone_means_another_list() -> None:
     run(scenario())
 
 
-def test_an_error_in_the_stream_means_another_list() -> None:
+def test_informer_lists_again_when_the_stream_has_an_error() -> None:
     """ERROR may come at any time."""
 
     async def scenario() -> None:
@@ -137,7 +137,7 @@ def test_an_error_in_the_stream_means_another_list() -> None:
     run(scenario())
 
 
-def test_a_restarted_server_is_taken_up_where_it_was_left() -> None:
+def test_watch_continues_when_the_server_restarts() -> None:
     """Without another list."""
 
     async def scenario() -> None:
@@ -156,7 +156,7 @@ def test_a_restarted_server_is_taken_up_where_it_was_left() -> None:
     run(scenario())
 
 
-def test_a_watch_that_ends_goes_on_from_its_last_bookmark() -> None:
+def test_watch_continues_from_its_last_bookmark_when_it_ends() -> None:
     """Though nothing had changed for long."""
 
     async def scenario() -> None:
@@ -176,7 +176,7 @@ def test_a_watch_that_ends_goes_on_from_its_last_bookmark() -> None:
     run(scenario())
 
 
-def test_duplicates_and_old_news_change_nothing() -> None:
+def test_listener_receives_nothing_when_an_event_is_old_or_repeated() -> None:
     """Nor bring back what was deleted."""
 
     async def scenario() -> None:
@@ -195,7 +195,7 @@ def test_duplicates_and_old_news_change_nothing() -> None:
     run(scenario())
 
 
-def test_a_name_that_is_used_again_is_another_object() -> None:
+def test_object_is_another_when_its_name_is_used_again() -> None:
     """Deletions are by UID."""
 
     async def scenario() -> None:
@@ -215,7 +215,7 @@ def test_a_name_that_is_used_again_is_another_object() -> None:
     run(scenario())
 
 
-def test_a_selector_narrows_list_and_watch() -> None:
+def test_list_and_watch_are_narrowed_when_there_is_a_selector() -> None:
     """As the node agent watches its own pods."""
 
     async def scenario() -> None:
@@ -231,7 +231,7 @@ def test_a_selector_narrows_list_and_watch() -> None:
     run(scenario())
 
 
-def test_relist_reads_what_is_there_after_it_was_called() -> None:
+def test_relist_reads_the_current_state_when_the_watch_is_mute() -> None:
     """Though the watch is deaf."""
 
     async def scenario() -> None:
@@ -244,7 +244,7 @@ def test_relist_reads_what_is_there_after_it_was_called() -> None:
     run(scenario())
 
 
-def test_a_relist_during_a_list_waits_for_the_next_one() -> None:
+def test_relist_waits_for_the_next_list_when_one_runs() -> None:
     """That list may have been answered before."""
 
     async def scenario() -> None:
@@ -276,7 +276,7 @@ def test_a_relist_during_a_list_waits_for_the_next_one() -> None:
     run(scenario())
 
 
-def test_backoff_doubles_up_to_its_limit_and_starts_again() -> None:
+def test_backoff_doubles_up_to_its_limit_and_starts_again_when_reset() -> None:
     """With jitter of a half."""
     backoff = Backoff(0.1, 5, draw=lambda _, most: most)
     assert [backoff.next_s() for _ in range(8)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5]
@@ -285,7 +285,7 @@ def test_backoff_doubles_up_to_its_limit_and_starts_again() -> None:
     assert all(0.05 <= Backoff().next_s() <= 0.1 for _ in range(100))
 
 
-def test_versions_are_numbers_where_they_can_be() -> None:
+def test_versions_are_compared_as_numbers_when_they_are_numbers() -> None:
     """KEP-5504."""
     assert newer("10", "9")
     assert newer("9", "9")

@@ -6,8 +6,9 @@ shows, running and finished. The use of pods that are deleted by then is lost.
 
 from collections.abc import Iterable
 
+from fenka.cluster.allocation import read_allocation
 from fenka.cluster.objects import Pod, seconds
-from fenka.cluster.state import ClusterState, read_allocation, requests_gpu
+from fenka.cluster.state import ClusterState
 from fenka.core.fairness import Fairness, UsageHistory, cards_of
 from fenka.core.request import Placement
 
@@ -27,7 +28,7 @@ class UsageAccounting:
         """Count the pod from its start to its end."""
         uid, node = pod.metadata.uid, pod.spec.node_name
         self._unknown.pop(uid, None)
-        if not node or uid in self._ended or not requests_gpu(pod):
+        if not node or uid in self._ended or not pod.demand().requests_gpu:
             return
         share, ended = self._world.shared_node(node), now
         if share is None:

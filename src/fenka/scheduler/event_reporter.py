@@ -10,7 +10,7 @@ from typing import Protocol
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import PodEvaluator
 from fenka.cluster.recent import RecentDict
-from fenka.cluster.state import ClusterState, requests_gpu
+from fenka.cluster.state import ClusterState
 from fenka.dialects.base import InvalidRecord
 
 UNSCHEDULABLE, INVALID_RECORD = "FenkaUnschedulable", "FenkaInvalidRecord"
@@ -123,4 +123,4 @@ def _is_unschedulable(pod: Pod) -> bool:
     """Return whether kube-scheduler has found no node for a pod that requests cards."""
     if pod.spec.node_name or pod.finished or pod.metadata.deletion_timestamp is not None:
         return False
-    return pod.unschedulable is not None and requests_gpu(pod)
+    return pod.unschedulable is not None and pod.demand().requests_gpu

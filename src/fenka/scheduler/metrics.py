@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fenka.cluster.objects import Pod
-from fenka.cluster.state import ClusterState, requests_gpu
+from fenka.cluster.state import ClusterState
 from fenka.dialects.base import driver_uuid
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
@@ -165,7 +165,7 @@ class StateCollector(Collector):
 
 
 def _is_pending(pod: Pod) -> bool:
-    return not pod.spec.node_name and not pod.finished and requests_gpu(pod)
+    return not pod.spec.node_name and not pod.finished and pod.demand().requests_gpu
 
 
 def _created(pod: Pod) -> float:

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.snapshot import ClusterSnapshot
-from fenka.cluster.state import PodAllocation
 from fenka.dialects import ack, base, gpushare, node_modes
 from fenka.dialects.base import InvalidRecord, SharedNode
 

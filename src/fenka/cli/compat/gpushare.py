@@ -17,8 +17,8 @@ import typer
 from fenka.cli import tables
 from fenka.cli.cluster import ask
 from fenka.cli.options import ClusterTarget, DetailsOption, OutputOption
+from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.snapshot import ClusterSnapshot
-from fenka.cluster.state import PodAllocation
 from fenka.core.errors import FenkaError
 from fenka.core.units import format_units, percent
 from fenka.dialects import base, gpushare

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fenka.cluster.allocation import read_allocation
 from fenka.cluster.objects import Pod
-from fenka.cluster.state import read_allocation
 from fenka.core.request import Slice
 from fenka.dialects.base import InvalidRecord, SharedNode
 from fenka.dialects.resize import (

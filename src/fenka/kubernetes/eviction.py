@@ -7,7 +7,7 @@ from fenka.kubernetes.client import Api
 
 
 async def evict(api: Api, namespace: str, name: str, uid: str) -> None:
-    """Evict the pod with this UID, and no other of its name. Raises Refused, NoCluster."""
+    """Evict the pod with this UID, and no other of its name. Raises ApiError, ApiUnreachable."""
     body: dict[str, Any] = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fenka.isolation import proc_reader, processes
+from fenka import procfs
+from fenka.isolation import proc_reader
 from fenka.workstation import lease_processes, process_scan
 from fenka.workstation.job import Job
 from tests.builders import job, placement
@@ -241,7 +242,7 @@ def leases(tmp_path: Path) -> Path:
 def test_a_lease_bound_in_a_strangers_namespace_is_not_held_by_them(leases: Path) -> None:
     """Where root's lease has no user namespace the mount counts, but not in one of somebody else's."""
     lease = str(leases / "0123abcd" / "lease")
-    job = a_job(processes.namespace_inode("self", "user"))
+    job = a_job(procfs.namespace_inode("self", "user"))
     with stranger(*in_own_namespaces(BIND, lease)):
         assert seen(job, leases) == []
     with subprocess.Popen(
@@ -263,7 +264,7 @@ def test_a_process_that_forks_behind_a_look_is_met(
     """Listings go on until one shows nothing new."""
     listings: Iterator[Sequence[int]] = iter([[], [4_000_001], [4_000_001, os.getpid()]])
     last = [4_000_001, os.getpid()]
-    monkeypatch.setattr(processes, "pids", lambda: next(listings, last))
+    monkeypatch.setattr(procfs, "pids", lambda: next(listings, last))
     scanner = process_scan.Scanner([], {})
     monkeypatch.setattr(scanner, "lease", lambda pid: "it" if pid == os.getpid() else None)
     monkeypatch.setattr(lease_processes, "Scanner", lambda *_: scanner)
@@ -281,10 +282,10 @@ def test_a_process_that_cannot_be_read_keeps_what_it_may_hold(
             raise PermissionError
         return namespace(pid, kind)
 
-    namespace = processes.namespace_inode
-    monkeypatch.setattr(processes, "namespace_inode", hidden)
+    namespace = procfs.namespace_inode
+    monkeypatch.setattr(procfs, "namespace_inode", hidden)
     assert seen(a_job(1), leases) == []
-    monkeypatch.setattr(processes, "in_other_user_namespace", lambda pid: pid == os.getpid())
+    monkeypatch.setattr(procfs, "in_other_user_namespace", lambda pid: pid == os.getpid())
     assert seen(a_job(1), leases) == [os.getpid()]
     assert seen(a_job(1, start_ticks=1 << 60), leases) == []
 
@@ -297,9 +298,9 @@ def test_a_look_that_cannot_be_finished_says_so(
     def no_descriptor_left(_: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(processes, "open_user_namespace", no_descriptor_left)
-    monkeypatch.setattr(processes, "pids", lambda: [os.getpid()])
-    monkeypatch.setattr(processes, "namespace_inode", lambda pid, _: 1 if pid == "self" else 2)
+    monkeypatch.setattr(procfs, "open_user_namespace", no_descriptor_left)
+    monkeypatch.setattr(procfs, "pids", lambda: [os.getpid()])
+    monkeypatch.setattr(procfs, "namespace_inode", lambda pid, _: 1 if pid == "self" else 2)
     assert not asyncio.run(lease_processes.LeaseProcesses(list, leases).scan()).complete
 
 

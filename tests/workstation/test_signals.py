@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fenka.hardware.peer_credentials import process
-from fenka.isolation.processes import start_ticks
+from fenka.procfs import start_ticks
 from fenka.workstation import signals
 from fenka.workstation.process_scan import ProcessScan
 from fenka.workstation.process_watch import ProcessWatch

@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from fenka import procfs
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card
 from fenka.hardware.peer_credentials import peer, user_name
@@ -33,8 +34,6 @@ LOCKS = Path("/run/fenka/cards")
 """Directory of root's locks."""
 
 _CLONE_NEWNET = 0x40000000
-_IDENTITY_UID_MAP = "0 0 4294967295"
-"""Content of uid_map where user IDs are not mapped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +141,7 @@ def _socket_path(card: Card) -> Path:
 
 def _is_root() -> bool:
     """Return whether this process is the machine's root, not that of a user namespace."""
-    users = " ".join(Path("/proc/self/uid_map").read_text().split())
-    return os.geteuid() == 0 and users == _IDENTITY_UID_MAP
+    return os.geteuid() == 0 and procfs.maps_all_users()
 
 
 def _make_directory() -> bool:

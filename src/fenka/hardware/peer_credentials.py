@@ -7,7 +7,8 @@ import select
 import socket
 import struct
 from dataclasses import dataclass
-from pathlib import Path
+
+from fenka import procfs
 
 _SO_PEERPIDFD = 77
 """Linux 6.5; Python does not name it."""
@@ -53,14 +54,10 @@ def _by_number(pid: int, uid: int, gid: int) -> Process:
     """Return the process by its PID, before Linux 6.5. A PID reused by another user is an error."""
     candidate = Process(pid, uid, gid, os.pidfd_open(pid))
     try:
-        users = next(
-            line.split()[1:]
-            for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-            if line.startswith("Uid:")
-        )
+        users = procfs.user_ids(pid)
     except OSError:
         users = []
-    if str(uid) in users and candidate.lives():
+    if uid in users and candidate.lives():
         return candidate
     candidate.close()
     raise ProcessLookupError(errno.ESRCH, "the process that connected is gone")

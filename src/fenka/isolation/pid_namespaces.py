@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from fenka.isolation import account, processes
+from fenka import procfs
+from fenka.isolation import account
 from fenka.isolation.layout import constant
 
 __all__ = ["PERIOD_S", "NamespaceReaper", "in_initial_namespace", "populated_namespaces"]
@@ -49,7 +50,7 @@ def populated_namespaces(proc: Path = Path("/proc")) -> set[int] | None:
     found = {_own(proc)}
     for name in filter(str.isdecimal, os.listdir(proc)):
         try:
-            if processes.start_ticks(name, proc) is None:
+            if procfs.start_ticks(name, proc) is None:
                 continue
             found.add((proc / name / "ns/pid").stat().st_ino)
         except (FileNotFoundError, ProcessLookupError):
@@ -67,7 +68,7 @@ def _own(proc: Path = Path("/proc")) -> int:
 def _nested(pid: str, proc: Path) -> bool:
     """Whether a process is in a namespace below the caller's. True where it cannot be told."""
     try:
-        return len(processes.namespace_pids(pid, proc)) != 1
+        return len(procfs.namespace_pids(pid, proc)) != 1
     except (FileNotFoundError, ProcessLookupError):
         return False
 

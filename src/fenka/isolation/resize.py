@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from fenka import procfs
 from fenka.core.errors import FenkaError
-from fenka.isolation import account, control, processes
+from fenka.isolation import account, control
 from fenka.isolation.account import AccountSlot
 from fenka.isolation.control import Control, Limit
 from fenka.isolation.layout import constant
@@ -100,7 +101,7 @@ def _inode(path: str) -> int:
 
 def _start_time(pid: int | str) -> int | None:
     """As accounts have it; -1 of one that is dead and not buried, None of one that is not there."""
-    start = processes.start_ticks(pid)
+    start = procfs.start_ticks(pid)
     if start is None:
         return -1 if Path(f"/proc/{pid}").exists() else None
     return start & (1 << 64 - constant("FENKA_IDENTITY_START")) - 1
@@ -118,7 +119,7 @@ def _members(namespace: int, own: int) -> set[tuple[int, int]] | None:
         if start in (None, -1):
             continue
         try:
-            numbers = processes.namespace_pids(name)
+            numbers = procfs.namespace_pids(name)
             # One number alone is one of our own namespace.
             if len(numbers) == 1 or Path(f"/proc/{name}/ns/pid").stat().st_ino != namespace:
                 continue

@@ -27,8 +27,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fenka import procfs
 from fenka.core.errors import FenkaError
-from fenka.isolation import processes, proxy, syscalls
+from fenka.isolation import proxy, syscalls
 
 LEASE_ROOT = Path("/run/fenka")
 """Where a program finds its lease."""
@@ -108,11 +109,11 @@ def remove_preload() -> None:
 def _preload_mounted() -> bool:
     """Whether any process sees a mount over the file. Raises OSError."""
     seen: set[int] = set()
-    for pid in processes.pids():
+    for pid in procfs.pids():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            thread = processes.living_thread(pid)
-            number = processes.namespace_inode(thread, "mnt")
-            if number not in seen and any(it.point == PRELOAD for it in processes.mounts(thread)):
+            thread = procfs.living_thread(pid)
+            number = procfs.namespace_inode(thread, "mnt")
+            if number not in seen and any(it.point == PRELOAD for it in procfs.mounts(thread)):
                 return True
             seen.add(number)
     return False
@@ -372,7 +373,7 @@ def _provide_etc(layer: Path, linker_cache: Path | None) -> None:
 def _overlay_etc(layer: Path) -> None:
     """Read-only, which takes nothing from a program that may not write to /etc anyway."""
     etc = PRELOAD.parent
-    below = [mount.point for mount in processes.mounts() if etc in mount.point.parents]
+    below = [mount.point for mount in procfs.mounts() if etc in mount.point.parents]
     kept = [(point, os.open(point, os.O_PATH)) for point in below]
     _mount("overlay", etc, syscalls.RDONLY, kind="overlay", data=f"lowerdir={layer}:{etc}")
     for point, descriptor in kept:

@@ -11,8 +11,8 @@ from typing import Any
 from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.inventory import Card
 from fenka.core.units import card_units
-from fenka.isolation.processes import mounts
 from fenka.node.kubelet import client
+from fenka.procfs import mounts
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import NoDriver, Reading
 from fenka.hardware.simulated import NodeError
 from fenka.isolation import pid_namespaces
-from fenka.isolation.processes import start_ticks
+from fenka.procfs import start_ticks
 from fenka.workstation.gpu_processes import (
     GpuProcesses,
     UsageSample,

@@ -8,7 +8,7 @@ import msgspec
 from fenka.core.errors import FenkaError
 from fenka.hardware.peer_credentials import process, user_name
 from fenka.isolation.files import describe_os_error
-from fenka.isolation.processes import start_ticks
+from fenka.procfs import start_ticks
 from fenka.workstation import admission, protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.log import describe, log

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fenka.hardware.nvml import GpuProcess, Reading
-from fenka.isolation.processes import real_uid
+from fenka.procfs import real_uid
 
 __all__ = ["GpuProcesses", "UnleasedProcess", "UsageSample", "group_by_lease", "unattributed_mib"]
 

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from fenka import procfs
 from fenka.core.errors import FenkaError
-from fenka.isolation import proc_reader, processes
-from fenka.isolation.processes import start_ticks
+from fenka.isolation import proc_reader
+from fenka.procfs import start_ticks
 from fenka.workstation.job import Job
 from fenka.workstation.process_scan import LeaseIdentity, ProcessScan, Scanner, mounted_lease
 
@@ -57,7 +58,7 @@ class LeaseProcesses:
 
     def record_entry(self, job: Job) -> None:
         """Record the namespace of a job whose process has entered its lease. Raises NotInLease, OSError."""
-        pin = processes.open_user_namespace(job.pid)
+        pin = procfs.open_user_namespace(job.pid)
         inode = os.fstat(pin).st_ino
         if not self._entered(job, inode):
             os.close(pin)
@@ -70,12 +71,12 @@ class LeaseProcesses:
     def _entered(self, job: Job, inode: int) -> bool:
         if start_ticks(job.pid) != job.start_ticks:
             return False  # Another process may have its PID.
-        own = processes.namespace_inode("self", "user")
+        own = procfs.namespace_inode("self", "user")
         if inode == own:
             # Root may have created no user namespace. No other user could have mounted anything then.
             return job.uid == 0 and self._has_mounted(job.pid, job.id)
         others = {other.user_namespace: other.id for other in self._jobs() if other is not job}
-        return processes.UserNamespaceAncestry(others).name(job.pid) is None
+        return procfs.UserNamespaceAncestry(others).name(job.pid) is None
 
     def recover(self, jobs: Sequence[Job]) -> ProcessScan:
         """Scan for jobs that an earlier daemon recorded. Raises OSError.
@@ -90,7 +91,7 @@ class LeaseProcesses:
                 job.user_namespace = 0
                 del holders[job.id]
             elif job.user_namespace and pids:
-                self._pin(job.id, processes.open_user_namespace(pids[0]))
+                self._pin(job.id, procfs.open_user_namespace(pids[0]))
         return ProcessScan(holders, scan.unreadable, scan.complete)
 
     def forget(self, lease: str) -> None:
@@ -144,7 +145,7 @@ class LeaseProcesses:
             lease = Scanner(identities, self._mounted_leases(identities)).lease(pid)
             if lease is not None:
                 return lease
-            start, uid = start_ticks(pid), processes.real_uid(pid)
+            start, uid = start_ticks(pid), procfs.real_uid(pid)
         except OSError:
             return None
         cooperative = any(identity.cooperative and identity.uid == uid for identity in identities)
@@ -164,7 +165,7 @@ class LeaseProcesses:
         scanner = Scanner(identities, self._mounted_leases(identities))
         # A process that forks and exits can be missed by one listing, while its child is in the next.
         for _ in range(MAX_LISTINGS):
-            unseen = [pid for pid in processes.pids() if pid not in scanner.seen]
+            unseen = [pid for pid in procfs.pids() if pid not in scanner.seen]
             for pid in sorted(unseen, reverse=True):
                 if time.monotonic() > deadline:
                     return ProcessScan(complete=False)
@@ -185,7 +186,7 @@ class LeaseProcesses:
         leases: dict[tuple[int, int], str | None] = {}
         for uid, candidates in scanner.cooperative.items():
             files = {
-                processes.PROC / processes.living_thread(pid) / "environ": (pid, start)
+                procfs.PROC / procfs.living_thread(pid) / "environ": (pid, start)
                 for pid, start in candidates
                 if (pid, start) not in self._unresponsive
             }
@@ -199,16 +200,16 @@ class LeaseProcesses:
 
     def _mounted_leases(self, identities: Iterable[LeaseIdentity]) -> dict[tuple[str, Path], str]:
         """Return root's leases without a user namespace, by what mountinfo shows of them."""
-        own = processes.namespace_inode("self", "user")
+        own = procfs.namespace_inode("self", "user")
         return {
-            processes.mount_source(self._leases / identity.lease / "lease"): identity.lease
+            procfs.mount_source(self._leases / identity.lease / "lease"): identity.lease
             for identity in identities
             if identity.namespace == own
         }
 
     def _has_mounted(self, pid: int, lease: str) -> bool:
         try:
-            return mounted_lease(pid) == processes.mount_source(self._leases / lease / "lease")
+            return mounted_lease(pid) == procfs.mount_source(self._leases / lease / "lease")
         except OSError:
             return False
 
@@ -218,12 +219,12 @@ class LeaseProcesses:
         Processes of other users than the lease's do not count, except in root's leases. Raises OSError.
         """
         directory = self._leases / lease
-        source = processes.mount_source(directory / "lease")
+        source = procfs.mount_source(directory / "lease")
         uid = _owner(directory / "account" / "slots")
         holders = []
-        for pid in processes.pids():
+        for pid in procfs.pids():
             try:
-                if mounted_lease(pid) == source and uid in (0, processes.real_uid(pid)):
+                if mounted_lease(pid) == source and uid in (0, procfs.real_uid(pid)):
                     holders.append(pid)
             except OSError:
                 continue

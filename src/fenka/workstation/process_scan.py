@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fenka.isolation import processes
-from fenka.isolation.processes import start_ticks
+from fenka import procfs
 from fenka.isolation.sandbox import LEASE_ROOT
+from fenka.procfs import start_ticks
 from fenka.workstation.job import Job
 
 __all__ = ["LeaseIdentity", "ProcessScan", "Scanner", "mounted_lease"]
@@ -74,14 +74,14 @@ class Scanner:
     ) -> None:
         self._identities = {identity.lease: identity for identity in identities}
         self._leases_by_mount = mounted
-        self._own_mounts = processes.namespace_inode("self", "mnt")
-        own = processes.namespace_inode("self", "user")
+        self._own_mounts = procfs.namespace_inode("self", "mnt")
+        own = procfs.namespace_inode("self", "user")
         known = {
             identity.namespace: identity.lease
             for identity in identities
             if identity.namespace not in (0, own)
         }
-        self._ancestry = processes.UserNamespaceAncestry(known)
+        self._ancestry = procfs.UserNamespaceAncestry(known)
         self.seen: set[int] = set()
         self.holders: dict[str, list[int]] = {}
         self.unreadable: dict[str, list[int]] = {}
@@ -115,7 +115,7 @@ class Scanner:
         if lease is None:
             return None
         # Root may enter any lease, and programs in root's leases may run as any user.
-        return lease if self._identities[lease].uid in (0, processes.real_uid(pid)) else None
+        return lease if self._identities[lease].uid in (0, procfs.real_uid(pid)) else None
 
     def from_environment(self, uid: int, environment: bytes) -> str | None:
         """Return the user's lease with cooperative isolation that an environment names, if any."""
@@ -130,7 +130,7 @@ class Scanner:
     def _by_mount(self, pid: int) -> str | None:
         if not self._leases_by_mount:
             return None
-        if processes.namespace_inode(processes.living_thread(pid), "mnt") == self._own_mounts:
+        if procfs.namespace_inode(procfs.living_thread(pid), "mnt") == self._own_mounts:
             return None
         # In another user namespace, programs may mount anything.
         if not self._ancestry.is_ours(pid):
@@ -144,8 +144,8 @@ class Scanner:
         Raises OSError.
         """
         try:
-            uid, start = processes.real_uid(pid), start_ticks(pid)
-            separate = processes.in_other_user_namespace(pid)
+            uid, start = procfs.real_uid(pid), start_ticks(pid)
+            separate = procfs.in_other_user_namespace(pid)
         except PermissionError:
             return  # /proc is mounted with hidepid, which hides other users' processes.
         if start is None or not separate:
@@ -159,7 +159,7 @@ class Scanner:
         candidates = [identity for identity in self._identities.values() if identity.cooperative]
         if not candidates:
             return
-        uid, start = processes.real_uid(pid), start_ticks(pid)
+        uid, start = procfs.real_uid(pid), start_ticks(pid)
         if start is not None and any(
             identity.uid == uid and start >= identity.since for identity in candidates
         ):
@@ -174,7 +174,7 @@ def mounted_lease(pid: int) -> tuple[str, Path] | None:
     """
     source = None
     try:
-        for mount in processes.mounts(processes.living_thread(pid)):
+        for mount in procfs.mounts(procfs.living_thread(pid)):
             if mount.point == LEASE_ROOT / "lease":
                 source = mount.device, mount.root
     except (FileNotFoundError, ProcessLookupError):

@@ -1,7 +1,7 @@
 """Takes over what an earlier daemon left, which may have been killed at any moment."""
 
 from fenka.core.ledger import Conflict
-from fenka.isolation.processes import start_ticks
+from fenka.procfs import start_ticks
 from fenka.workstation import files
 from fenka.workstation.controller import Controller
 from fenka.workstation.job import Job

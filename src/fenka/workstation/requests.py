@@ -12,7 +12,7 @@ from fenka.core.request import InvalidRequest, Placement
 from fenka.dialects.sizes import InvalidSize
 from fenka.hardware.machine import Hardware
 from fenka.hardware.peer_credentials import user_name
-from fenka.isolation.processes import parent_pid, start_ticks
+from fenka.procfs import parent_pid, start_ticks
 from fenka.workstation import protocol, resizing, submission
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker

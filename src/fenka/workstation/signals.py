@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from fenka.isolation.processes import real_uid
+from fenka.procfs import real_uid
 
 
 def send_signal(pid: int, number: int, uid: int, belongs: Callable[[int], bool]) -> None:

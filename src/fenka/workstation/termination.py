@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from fenka.isolation.processes import start_ticks
+from fenka.procfs import start_ticks
 from fenka.workstation.broker import Broker
 from fenka.workstation.job import Job
 from fenka.workstation.lease_processes import LeaseProcesses

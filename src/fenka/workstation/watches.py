@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol
 
-from fenka.isolation.processes import start_ticks
+from fenka.procfs import start_ticks
 from fenka.workstation.job import Gang, Job
 from fenka.workstation.process_scan import ProcessScan
 from fenka.workstation.process_watch import ProcessWatch

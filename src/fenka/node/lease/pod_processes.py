@@ -7,8 +7,8 @@ import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from fenka.isolation.processes import start_ticks
 from fenka.node.lease.store import Token
+from fenka.procfs import start_ticks
 
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
 _CONTAINER = re.compile(r"[0-9a-f]{64}")

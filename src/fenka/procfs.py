@@ -1,8 +1,8 @@
-"""What the kernel says of processes, in its own words.
+"""Reads processes, namespaces and mounts from /proc.
 
-Every file read here is written by the kernel alone: no process can block the reader, and none can put
-text into it except its own name and its own paths. So everything is read as bytes. What lies behind
-`/proc/PID/root` or in a process's memory is for its owner to answer, or not: nothing here opens that.
+Only files that the kernel writes are read: no process can block the reader, and none controls their content
+except its own name and paths. So everything is read as bytes. Files behind `/proc/PID/root` or a process's
+memory, which its owner may delay, are not opened here.
 """
 
 import fcntl
@@ -20,31 +20,31 @@ _DEEPEST = 64
 """The kernel nests user namespaces 32 deep."""
 
 _MOUNTS_BYTES = 16 << 20
-"""Bounds what one process can make others read: 100,000 mounts are the kernel's own limit."""
+"""Bounds what a process can make others read. The kernel's own limit is 100,000 mounts."""
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
 def pids() -> list[int]:
-    """All processes that this one sees."""
+    """Return all processes that this one sees."""
     return [int(name) for name in os.listdir(PROC) if name.isdecimal()]
 
 
 def start_ticks(pid: int | str, proc: Path = PROC) -> int | None:
-    """When the process started, in clock ticks after boot (field 22 of stat); None if none lives there.
+    """Return the start time in clock ticks after boot (field 22 of stat); None if there is no living process.
 
-    A PID alone is used again; with its start time it names one process until the next boot. Raises OSError.
+    PIDs are reused. With its start time a PID names one process until the next boot. Raises OSError.
     """
     try:
         state, *fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # Its parent may never reap it. But a first thread that ended leaves the others running.
+    # A zombie may never be reaped. A first thread that ended leaves the others running.
     return None if state in b"ZX" and int(fields[16]) <= 1 else int(fields[18])
 
 
 def living_thread(pid: int) -> str:
-    """The path below /proc of the process, or of a thread that is left when its first one has ended."""
+    """Return the path below /proc of a process, or of another thread if its first one has ended."""
     threads = PROC / str(pid) / "task"
     try:
         if (threads / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX":
@@ -56,7 +56,7 @@ def living_thread(pid: int) -> str:
 
 
 def parent_pid(pid: int) -> int | None:
-    """The process that started this one and still lives; None where there is no such process."""
+    """Return the parent process; None if there is no such process."""
     try:
         return int((PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
@@ -64,19 +64,24 @@ def parent_pid(pid: int) -> int | None:
 
 
 def real_uid(pid: int) -> int | None:
-    """The user who started it, whatever rights its program has; None where there is no such process."""
+    """Return the user who started a process, whatever rights its program has; None if there is none."""
     try:
-        return int(_status(pid, b"Uid:")[0])
+        return user_ids(pid)[0]
     except (FileNotFoundError, ProcessLookupError):
         return None
 
 
-def namespace_pids(pid: int | str, proc: Path = PROC) -> list[int]:
-    """Its number in our PID namespace, and in each below it down to its own. Raises OSError.
+def user_ids(pid: int) -> list[int]:
+    """Return the real, effective, saved and file system user IDs of a process. Raises OSError."""
+    return [int(uid) for uid in _status(pid, b"Uid:")]
 
-    Two zeros where the kernel does not say: then nothing is known of it.
+
+def namespace_pids(pid: int | str, proc: Path = PROC) -> list[int]:
+    """Return the PID of a process in our PID namespace, and in each namespace below it down to its own.
+
+    Two zeros if the kernel does not report it. Raises OSError.
     """
-    return [int(it) for it in _status(pid, b"NSpid:", proc)] or [0, 0]
+    return [int(number) for number in _status(pid, b"NSpid:", proc)] or [0, 0]
 
 
 def _status(pid: int | str, name: bytes, proc: Path = PROC) -> list[bytes]:
@@ -90,51 +95,58 @@ def _status(pid: int | str, name: bytes, proc: Path = PROC) -> list[bytes]:
 
 
 def namespace_inode(pid: int | str, kind: str) -> int:
-    """The number of its namespace of this kind: one while it lives, then used again. Raises OSError."""
+    """Return the inode of a process's namespace, which may be reused after the namespace. Raises OSError."""
     return os.stat(PROC / str(pid) / "ns" / kind).st_ino
 
 
-def in_other_user_namespace(pid: int) -> bool:
-    """Whether it is in another user namespace than ours, by its map of users, which anybody may read.
+def maps_all_users(pid: int | str = "self") -> bool:
+    """Return whether the user namespace of a process maps all users to themselves, as the machine's does.
 
-    Only the machine's own namespace can be told from others like that: for a reader elsewhere this is False.
-    Root's leases map users as the machine does; root can look at those itself. Raises OSError.
+    Any user may read that. Raises OSError.
+    """
+    return (PROC / str(pid) / "uid_map").read_bytes().split() == _ALL_USERS
+
+
+def in_other_user_namespace(pid: int) -> bool:
+    """Return whether a process is in another user namespace than ours, by its map of users.
+
+    This distinguishes only the machine's namespace from others: in another one the result is False. Leases of
+    root map all users, too; root can inspect those by other means. Raises OSError.
     """
     try:
-        theirs, ours = ((PROC / it / "uid_map").read_bytes().split() for it in (str(pid), "self"))
+        return maps_all_users() and not maps_all_users(pid)
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return ours == _ALL_USERS != theirs
 
 
 def open_user_namespace(pid: int) -> int:
-    """A descriptor that keeps the number of its user namespace from being used again. Raises OSError."""
+    """Return a descriptor that keeps the inode of a user namespace from being reused. Raises OSError."""
     return os.open(PROC / str(pid) / "ns" / "user", os.O_RDONLY | os.O_CLOEXEC)
 
 
 class UserNamespaceAncestry:
     """Finds the nearest of some user namespaces that a process is in, directly or nested.
 
-    A process enters a user namespace by making it, by birth, or with the rights of its owner, and leaves
-    it only for one that is nested in it: neither chroot nor mounts nor another identity undo that.
-    One look's worth: numbers are remembered.
+    A process enters a user namespace by making it, by birth, or with the rights of its owner. It can leave it
+    only for a nested one, whatever it does with chroot, mounts or its identity. An object serves one scan:
+    inodes are cached.
     """
 
     def __init__(self, known: Mapping[int, str]) -> None:
-        """known: names of user namespaces, by number."""
+        """known: names of user namespaces by inode."""
         self._known = known
         self._own = namespace_inode("self", "user")
         self._names: dict[int, str | None] = {self._own: known.get(self._own)}
 
     def name(self, pid: int) -> str | None:
-        """The name of the nearest known one. Raises OSError (PermissionError where we may not look)."""
+        """Return the name of the nearest known one. Raises OSError."""
         number = namespace_inode(pid, "user")
         if number not in self._names:
             self._names[number] = self._climb(open_user_namespace(pid))
         return self._names[number]
 
     def is_ours(self, pid: int) -> bool:
-        """Whether it is in our user namespace itself. Raises OSError."""
+        """Return whether a process is in our user namespace itself. Raises OSError."""
         return namespace_inode(pid, "user") == self._own
 
     def _climb(self, descriptor: int) -> str | None:
@@ -146,7 +158,7 @@ class UserNamespaceAncestry:
                 try:
                     above = fcntl.ioctl(descriptor, _NS_GET_PARENT)
                 except PermissionError:
-                    return None  # It is not below ours.
+                    return None  # Not below ours.
                 os.close(descriptor)
                 descriptor = above
             return None
@@ -159,7 +171,7 @@ class UserNamespaceAncestry:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of mountinfo. device and root say what is mounted: a directory of a file system."""
+    """One line of mountinfo. device and root identify the mounted directory."""
 
     id: int
     device: str
@@ -169,10 +181,7 @@ class Mount:
 
 
 def mounts(pid: int | str = "self", proc: Path = PROC) -> Iterator[Mount]:
-    """What a process sees mounted below its root directory; later ones lie over earlier ones.
-
-    Raises OSError.
-    """
+    """Yield the mounts below a process's root directory. Later ones lie over earlier ones. Raises OSError."""
     with (proc / str(pid) / "mountinfo").open("rb") as file:
         text = file.read(_MOUNTS_BYTES)
     for line in text.splitlines():
@@ -187,12 +196,12 @@ def mounts(pid: int | str = "self", proc: Path = PROC) -> Iterator[Mount]:
 
 
 def _path(field: bytes) -> Path:
-    """The kernel writes spaces and the like in octal."""
-    return Path(os.fsdecode(_OCTAL.sub(lambda it: bytes([int(it[1], 8)]), field)))
+    """Decode a path, in which the kernel writes some characters in octal."""
+    return Path(os.fsdecode(_OCTAL.sub(lambda match: bytes([int(match[1], 8)]), field)))
 
 
 def mount_source(directory: Path) -> tuple[str, Path]:
-    """Device and path within it: what mountinfo says wherever this directory is bound. Raises OSError."""
+    """Return device and path of a directory, as mountinfo has them wherever it is bound. Raises OSError."""
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         text = (PROC / "self/fdinfo" / str(descriptor)).read_text()

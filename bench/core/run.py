@@ -46,7 +46,7 @@ REQUESTS = (
 class Summing(Ledger):
     """The baseline: every decision sums all entries."""
 
-    def tally(self) -> UsageTotals:
+    def sum(self) -> UsageTotals:
         """Return totals computed from all entries."""
         total = UsageTotals()
         for entry in self.entries.values():
@@ -120,9 +120,8 @@ class Broker:
         if never_fits(request, self.nodes):
             raise AssertionError(request)
         self._join(name, request, float(self.number))
-        step = self.backfill.serve(
-            self.waiting.values(), self.held.values(), self.number, self.ledger.totals()
-        )
+        usage = self.ledger.sum() if isinstance(self.ledger, Summing) else self.ledger
+        step = self.backfill.serve(self.waiting.values(), self.held.values(), self.number, usage)
         (placement,) = dict(step.placed)[name]
         self.ledger.assume(name, placement, self.number + 30.0)
         self.held[name] = Allocation(placement, user=self.waiting.pop(name).user)

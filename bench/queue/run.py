@@ -20,6 +20,7 @@ from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.ledger import Ledger
 from fenka.core.queue import Allocation, PendingRequest
 from fenka.core.request import Memory, Placement, Request, Slice
+from fenka.core.usage import UsageTotals
 
 TARGET_S = 0.5
 """For one pass after a change. The first pass has no cached verdicts."""
@@ -102,14 +103,19 @@ def backfill(nodes: tuple[Node, ...], case: Case) -> tuple[float, float]:
     rng = random.Random(1)
     held, queue = make_allocations(nodes, case, rng), make_requests(rng)
     scheduler, times = Backfill(nodes, "binpack"), list[float]()
+    usage = UsageTotals()
+    for allocation in held.values():
+        usage.add(allocation.placement)
     for _ in range(1 + EVENTS):
         start = time.perf_counter()
-        step = scheduler.serve(queue, held.values(), 0)
+        step = scheduler.serve(queue, held.values(), 0, usage)
         times.append(time.perf_counter() - start)
         placed = dict(step.placed)
         queue = [request for request in queue if request.id not in placed]
-        held |= {f"{name}/0": Allocation(placements[0]) for name, placements in placed.items()}
-        del held[rng.choice(sorted(held))]
+        for name, (placement,) in placed.items():
+            held[f"{name}/0"] = Allocation(placement)
+            usage.add(placement)
+        usage.remove(held.pop(rng.choice(sorted(held))).placement)
     return times[0], statistics.median(times[1:])
 
 

@@ -22,7 +22,7 @@ from fenka.cluster.objects import Node, Pod
 from fenka.core.evaluate import SCORES
 from fenka.core.inventory import DeviceId
 from fenka.core.request import Placement
-from fenka.core.usage import CardUsage, UsageTotals
+from fenka.core.usage import CardUsage, UsageTotals, new_generation
 from fenka.dialects import leases, node_inventory, node_modes
 from fenka.dialects.base import Dialect, InvalidRecord, SharedNode
 from fenka.dialects.leases import LeaseReport, Refusal

@@ -38,10 +38,7 @@ class UsageView(Protocol):
         """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
 
     def generation(self, node: str) -> int:
-        """Return a number that is never the same for two different usages of this node.
-
-        Views that are compared with each other, such as a copy and its original, share their numbers.
-        """
+        """Return a number that two different usages of this node never share, in whatever views."""
 
 
 class EmptyUsage:
@@ -61,7 +58,11 @@ class EmptyUsage:
 
 
 _GENERATIONS = count(1)
-"""One counter for all totals: a copy that goes its own way never repeats a number of its original."""
+
+
+def new_generation() -> int:
+    """Return a generation that no usage has had. All views share them, so that any two can be compared."""
+    return next(_GENERATIONS)
 
 
 class UsageTotals:
@@ -113,7 +114,7 @@ class UsageTotals:
             cpu + sign * placement.cpu_milli,
             memory + sign * placement.host_memory_mib,
         )
-        self._generations[placement.node] = next(_GENERATIONS)
+        self._generations[placement.node] = new_generation()
 
 
 class UsageOverlay:
@@ -121,6 +122,8 @@ class UsageOverlay:
 
     def __init__(self, under: UsageView) -> None:
         self._under, self._change = under, UsageTotals()
+        self._generations: dict[str, tuple[int, int, int]] = {}
+        """By node: the generations of the change and of the view under it, and that of both together."""
 
     def card_usage(self, node: str, device: DeviceId) -> CardUsage:
         """Return what is allocated of this card."""
@@ -142,8 +145,14 @@ class UsageOverlay:
         return cpu + cpu_change, memory + memory_change
 
     def generation(self, node: str) -> int:
-        """Return a number for this node's usage under the overlay and its change together."""
-        return (self._change.generation(node) << 64) + self._under.generation(node)
+        """Return a number for the change of this node together with the usage under it."""
+        change, under = self._change.generation(node), self._under.generation(node)
+        if not change:
+            return under
+        known = self._generations.get(node)
+        if known is None or known[:2] != (change, under):
+            known = self._generations[node] = change, under, new_generation()
+        return known[2]
 
     def add(self, placement: Placement) -> None:
         """Add a placement."""

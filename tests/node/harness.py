@@ -24,7 +24,7 @@ from fenka.core.request import Placement, Slice
 from fenka.core.units import units_to_mib
 from fenka.core.usage import UsageTotals
 from fenka.dialects import gpushare
-from fenka.dialects.base import ContainerRequest, ContainerUnits, PodRequest, SharedNode
+from fenka.dialects.base import ContainerRequest, ContainerUnits, Dialect, PodRequest, SharedNode
 from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
 from fenka.hardware.nvml import Reading
 from fenka.isolation.files import install_native
@@ -353,7 +353,7 @@ class NodeHarness:
     library: Path
     unit_mib: int = 1024
     labelled_only: bool = False
-    hami: bool = False
+    dialects: tuple[Dialect, ...] = DIALECTS
     living: set[str] = field(default_factory=set)
     placed: UsageTotals = field(default_factory=UsageTotals)
     now: float = 1e9
@@ -386,9 +386,7 @@ class NodeHarness:
             self.library,
             {},
             lambda _: simulated,
-            Advertised(
-                labelled_only=self.labelled_only, dialects=WITH_HAMI if self.hami else DIALECTS
-            ),
+            Advertised(labelled_only=self.labelled_only, dialects=self.dialects),
         )
         kubelet = Kubelet(self.kubelet.plugins, self.kubelet.pod_resources)
         self.program = assemble(
@@ -503,7 +501,7 @@ class NodeHarness:
         """Create a pod of containers c0, c1, … with these limits, placed as by the scheduler."""
         asks = [ContainerRequest(f"c{number}", it) for number, it in enumerate(limits)]
         manifest = PodRequest(tuple(asks), {}, annotations or {})
-        dialect = detect(manifest, WITH_HAMI)
+        dialect = detect(manifest, tuple(dict.fromkeys((*WITH_HAMI, *self.dialects))))
         assert dialect is not None
         share = SharedNode(CoreNode(NODE, self.hardware.cards, unit_mib=self.unit_mib))
         requests = [part.request for part in dialect.parse(manifest)]

@@ -9,7 +9,9 @@ import pytest
 from fenka.core.inventory import DeviceId
 from fenka.core.usage import UsageTotals
 from fenka.dialects import ack, base, gpu_manager, gpushare, hami, nvidia
+from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.isolation import control
+from tests.dialects import made_up
 from tests.node.harness import (
     T4_MIB,
     ContainerFailed,
@@ -199,7 +201,7 @@ def test_hami_names_are_served_when_they_are_enabled(library: Path) -> None:
     async def story(node: NodeHarness) -> None:
         pod = node.asking("h", {hami.COUNT: 1, hami.MEMORY: 3000, hami.CORES: 30})
         await node.kill()
-        node.hami = True
+        node.dialects = WITH_HAMI
         await node.start()
         await until(lambda: offered(node).get(hami.COUNT) == 20)
         given = await node.run(pod, hami.COUNT)
@@ -220,5 +222,23 @@ def test_empty_device_list_is_sent_when_the_kubelet_remembers_devices(library: P
         await node.start()
         await until(lambda: node.kubelet.devices.get(hami.COUNT) == {})
         await until(lambda: offered(node).get(gpushare.MEMORY) == 28)
+
+    two_cards(library, story)
+
+
+def test_dialect_that_is_registered_is_served_by_the_node(library: Path) -> None:
+    """The node program advertises its resource, and a pod gets what the dialect recorded."""
+
+    async def story(node: NodeHarness) -> None:
+        await node.kill()
+        node.dialects = (*DIALECTS, made_up)
+        await node.start()
+        await until(lambda: offered(node).get(made_up.GB) == 30)
+        pod = node.asking("m", {made_up.GB: 4})
+        given = await node.run(pod, made_up.GB)
+        # A card of 15079 MiB has 15 units: 15079 * 4 // 15 = 4021.
+        assert limits(given) == [(card(0).uuid, 4021, 100)]
+        path = "/api/v1/namespaces/default/pods/m"
+        await until(lambda: made_up.ASSIGNED in node.api.objects[path]["metadata"]["annotations"])
 
     two_cards(library, story)

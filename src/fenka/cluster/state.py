@@ -350,7 +350,7 @@ class ClusterState:
         node_modes.check_shared(labels)
 
     def _touch(self, node: str) -> None:
-        self._generations[node] = self._generations.get(node, 0) + 1
+        self._generations[node] = new_generation()
         self.version += 1
 
     def _touch_nodes(self) -> None:

@@ -1,0 +1,76 @@
+"""A dialect that nobody has: a module like this and a row in `registry.py` are all that a new one needs."""
+
+from collections.abc import Sequence
+
+from fenka.core.request import Placement, Request
+from fenka.dialects import records
+from fenka.dialects.base import (
+    CARDS,
+    ContainerRequest,
+    NodeResource,
+    PodRequest,
+    SharedNode,
+    SliceRequest,
+    memory_request,
+    per_container,
+    placement_on,
+    visible_only,
+    whole_slices,
+)
+
+NAME = "made-up"
+GB = "example.com/gpu-gb"
+"""Extended resource: units of 1000 MiB."""
+RESOURCES: tuple[str, ...] = (GB,)
+RECORD = "example.com/cards"
+RECORDS: tuple[str, ...] = (RECORD, CARDS)
+LEASED = GB
+ASSIGNED = "example.com/assigned"
+NODE_RESOURCES: tuple[NodeResource, ...] = (
+    NodeResource(GB, "made-up", lambda _, card: card.memory_mib // 1000, lambda mode: mode.memory),
+)
+
+
+def matches(pod: PodRequest) -> bool:
+    """Return whether the pod requests memory by this name."""
+    return bool(pod.requested_resources(RESOURCES))
+
+
+def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
+    """Return a slice for each container."""
+    return per_container(pod, _request)
+
+
+def _request(container: ContainerRequest) -> Request | None:
+    amount = container.amount(GB)
+    return memory_request(amount, 1000, 0) if amount else None
+
+
+def encode(
+    pod: PodRequest,
+    share: SharedNode,
+    placements: Sequence[Placement],
+    now_ns: int,
+) -> dict[str, str]:
+    """Return the card of each container."""
+    slices = [placement.slices[0] for placement in placements]
+    cards = {part.containers[0]: piece.card for part, piece in zip(parse(pod), slices, strict=True)}
+    return {RECORD: records.encode(cards), CARDS: records.encode_card_uuids(slices)}
+
+
+def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
+    """Return the placements on the recorded cards."""
+    if RECORD not in pod.annotations:
+        return None
+    cards = records.decode(pod.annotations[RECORD], dict[str, records.CardIndex], RECORD)
+    placements = tuple(
+        placement_on(share.node, part.request, [cards[name] for name in part.containers])
+        for part in parse(pod)
+        if cards.keys() >= set(part.containers)
+    )
+    records.check_cards(pod.annotations, placements)
+    return placements
+
+
+container_slices = whole_slices(parse)
+environment = visible_only(parse)

@@ -104,13 +104,14 @@ class Broker:
         held = 0
         while held < FULL * memory:
             held += sum(piece.memory_mib for piece in self.lease().slices)
-        # Evaluated at every decision, as all pending requests. They are last in the queue and never served,
-        # so that the decisions stay the same.
+        # Evaluated at every decision, as all pending requests. Their priority is lower and they are never
+        # removed, so that the decisions stay the same.
         for number in range(case.pending):
-            self._join(f"pending-{number}", Request(cards=2, whole=True), 1e9 + number)
+            self._join(f"pending-{number}", Request(cards=2, whole=True), self.number, priority=-1)
 
-    def _join(self, name: str, request: Request, now: float) -> None:
-        self.waiting[name] = PendingRequest(name, (request,), now, user=f"user-{len(name)}")
+    def _join(self, name: str, request: Request, now: float, priority: int = 0) -> None:
+        user = f"user-{len(name)}"
+        self.waiting[name] = PendingRequest(name, (request,), now, priority=priority, user=user)
 
     def lease(self) -> Placement:
         """Serve one request, from submission to confirmation."""

@@ -73,7 +73,7 @@ def garbage() -> None:
         b"[" * DEPTH + b"]" * DEPTH,
         b"x" * (4 << 20),
         b"\xff\xfe\x00\x01",
-        b'{"type":"submit-job","command":' + b"[" * DEPTH + b"}",
+        b'{"type":"submit-job","spec":{"command":' + b"[" * DEPTH + b"}",
         b'{"type":"stop-job","name":"\\u001b]0;x\\u0007"}',
         b'{"type":"shutdown","force":true}',
     ]
@@ -141,9 +141,7 @@ def names() -> None:
             hello = peer.recv(4096).splitlines()[0]
             request = {
                 "type": "submit-job",
-                "command": ["\x1b[2J"],
-                "gpu_mem": "1",
-                "name": name,
+                "spec": {"command": ["\x1b[2J"], "gpu": {"memory": "1"}, "name": name},
                 "wait": False,
             }
             peer.sendall(hello + b"\n" + json.dumps(request).encode() + b"\n")

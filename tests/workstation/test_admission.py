@@ -14,6 +14,7 @@ import pytest
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.hardware import card_lock
 from fenka.hardware.machine import Hardware
+from fenka.jobs.spec import GpuResources, JobSpec
 from fenka.workstation import admission, files, protocol
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
@@ -84,7 +85,7 @@ def test_connection_that_waits_for_a_slice_is_kept(
 ) -> None:
     """It says nothing for as long as it waits, which may be days."""
     monkeypatch.setattr(admission, "IDLE_TIMEOUT_S", 0.05)
-    ask = protocol.SubmitJob(command=["x"], gpu_mem="14")
+    ask = protocol.SubmitJob(JobSpec(["x"], GpuResources("14")))
 
     async def story() -> None:
         async with serving(place, Admission(1000, ())) as connect:

@@ -197,7 +197,7 @@ def test_detached_gangs(t4: Workstation) -> None:
         lambda: sorted(t4.ok("logs", "night").splitlines()) == ["[0] begun 0", "[1] begun 1"]
     )
     assert t4.ok("logs", "night/1") == "begun 1\n"
-    refused(t4.fenka(*words, "true"), 2, "a job called night is already here: choose another .*")
+    refused(t4.fenka(*words, "true"), 2, "a job called night already exists: choose another .*")
     later = ("run", "--gang", "2", "--gpu-mem", "5", "--name", "later", "--detach", "--", "true")
     assert t4.ok(*later).startswith("later: waiting, position 1 of 1: ")
     # It is told of changes although nobody listens any more.

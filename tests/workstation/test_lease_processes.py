@@ -37,11 +37,12 @@ ctypes.CDLL(None).syscall({exit}, 0)
 FORGED = """
 import os, sys
 from pathlib import Path
+from fenka.jobs.spec import GpuResources, JobSpec
 from fenka.workstation import protocol
 from fenka.workstation.client import Connection
 from fenka.workstation.paths import Runtime
 daemon = Connection(Runtime(Path(os.environ["FENKA_RUNTIME"])))
-granted = daemon.call(protocol.SubmitJob(command=["x"], gpu_mem="4", name="forged"))
+granted = daemon.call(protocol.SubmitJob(JobSpec(["x"], GpuResources("4"), "forged")))
 print(type(granted).__name__, daemon.call(protocol.ConfirmLease()).reason)
 """
 

@@ -79,7 +79,7 @@ from tests.workstation.conftest import HOLD, Workstation, eventually, refused, w
             ["--gpu-mem", "1", "--priority", "99999999999999999999"],
             r"a priority is a number from -1000000 to 1000000, not 99999999999999999999",
         ),
-        (["--gpu-mem", "1", "--name", "../x"], r"'../x' is no name: use letters, .*"),
+        (["--gpu-mem", "1", "--name", "../x"], r"invalid job name '../x': use letters, .*"),
     ],
 )
 def test_requests_that_cannot_be(t4: Workstation, words: list[str], sentence: str) -> None:
@@ -103,7 +103,7 @@ def test_a_name_is_used_once(t4: Workstation) -> None:
     refused(
         t4.fenka("run", "--gpu-mem", "1", "--name", "twin", "--", "true"),
         2,
-        "a job called twin is already here: choose another --name",
+        "a job called twin already exists: choose another --name",
     )
 
 
@@ -112,7 +112,7 @@ def test_a_used_name_costs_nobody_their_log(t4: Workstation) -> None:
     detach = ("run", "--gpu-mem", "1", "--name", "night", "--detach", "--")
     t4.ok(*detach, "sh", "-c", "echo begun; exec sleep 1000")
     eventually(lambda: t4.ok("logs", "night") == "begun\n")
-    sentence = "a job called night is already here: choose another --name"
+    sentence = "a job called night already exists: choose another --name"
     refused(t4.fenka(*detach, "true"), 2, sentence)
     refused(t4.fenka("notebook", "--gpu-mem", "1", "--name", "night", "--detach"), 2, sentence)
     assert t4.ok("logs", "night") == "begun\n"

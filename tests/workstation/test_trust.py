@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fenka.cli import cluster, doctor, options, run
-from fenka.workstation import client, launch, paths, protocol
+from fenka.cli import cluster, doctor, options
+from fenka.jobs.spec import GpuResources, JobSpec
+from fenka.workstation import client, launch, launcher, paths, protocol
 from fenka.workstation.client import Connection, DaemonUnavailable
 from fenka.workstation.paths import Runtime, UnsafeDirectory
 from fenka.workstation.runtime_lock import lock_runtime
@@ -182,7 +183,7 @@ def test_request_waits_while_the_system_daemon_is_away(
     monkeypatch.setattr(Runtime, "foreign", property(lambda _: True))
     nobody_named.mkdir()
     runtime, told = Runtime(nobody_named), list[str]()
-    ask = protocol.SubmitJob(command=["x"], gpu_mem="1")
+    ask = protocol.SubmitJob(JobSpec(["x"], GpuResources("1")))
 
     def start_daemon(text: str) -> None:
         told.append(text)
@@ -203,7 +204,7 @@ def test_request_waits_while_the_system_daemon_is_away(
         )
 
     with pytest.raises(DaemonUnavailable, match="only root can start this machine's"):
-        acquire(protocol.SubmitJob(command=["x"], gpu_mem="1", wait=False))
+        acquire(protocol.SubmitJob(JobSpec(["x"], GpuResources("1")), wait=False))
     assert told == []
     with pytest.raises(launch.LeaseNotGranted, match="it was heard"):
         acquire(ask)
@@ -219,10 +220,10 @@ def test_logs_of_jobs_are_not_written_where_a_stranger_can_change_it(
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "theirs"))
     victim.mkdir(place / "theirs" / "fenka" / "jobs")
     with pytest.raises(UnsafeDirectory, match="theirs belongs to user"):
-        victim.do(lambda: run._job_dir("night"))
+        victim.do(lambda: launcher.create_job_directory(paths.current(), "night"))
     victim.mkdir(place / "mine")
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "mine"))
-    made = victim.do(lambda: run._job_dir("night"))
+    made = victim.do(lambda: launcher.create_job_directory(paths.current(), "night"))
     assert made == place / "mine" / "fenka" / "jobs" / "night"
     assert not nobody_named.exists()
 

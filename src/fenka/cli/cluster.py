@@ -17,7 +17,7 @@ from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.kubernetes.cluster_reader import read_cluster
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import DaemonUnavailable
+from fenka.workstation.client import DaemonUnavailable, get_snapshot
 from fenka.workstation.paths import UnsafeDirectory
 
 T = TypeVar("T")
@@ -28,12 +28,10 @@ def local(target: Target) -> protocol.Snapshot | None:
 
     Raises DaemonUnavailable, UnsafeDirectory, ProtocolMismatch.
     """
-    from fenka.cli.jobs import current
-
     if target.of_cluster:
         return None
     try:
-        return current()
+        return get_snapshot(paths.current())
     except (DaemonUnavailable, UnsafeDirectory):
         if target.local:
             raise

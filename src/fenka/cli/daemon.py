@@ -129,9 +129,7 @@ def _announce(daemon: Daemon) -> None:
 def _stop(*, force: bool) -> None:
     with Connection(paths.current()) as connection:
         ending = os.pidfd_open(connection.daemon_pid)
-        answer = connection.call(protocol.Shutdown(force))
-        if isinstance(answer, protocol.Failure):
-            raise UserError(answer.reason)
+        connection.request(protocol.Shutdown(force), protocol.Done)
     ended, _, _ = select.select([ending], [], [], ENDS_WITHIN_S)
     if not ended:
         raise UserError(

@@ -25,7 +25,7 @@ from fenka.dialects.sizes import UNITS_MIB
 from fenka.hardware.nvml import Driver, NoDriver
 from fenka.jobs.kernel import Kernel
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import Connection, start_daemon
+from fenka.workstation.client import get_snapshot, start_daemon
 
 GIB_MIB = UNITS_MIB["GiB"]
 CHUNK_MIB = 256
@@ -131,10 +131,7 @@ class World:
 
     def snapshot(self) -> protocol.Snapshot:
         """What the daemon knows now."""
-        with Connection(self.runtime) as connection:
-            answer = connection.call(protocol.GetSnapshot())
-        assert isinstance(answer, protocol.Snapshot)
-        return answer
+        return get_snapshot(self.runtime)
 
     def job(self, name: str) -> protocol.JobView:
         """One job. Raises KeyError."""

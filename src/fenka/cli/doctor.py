@@ -7,14 +7,13 @@ import msgspec
 
 from fenka import native
 from fenka.cli import tables
-from fenka.cli.jobs import current
 from fenka.cli.options import OutputOption
 from fenka.core.units import card_units
 from fenka.dialects.sizes import UNITS_MIB
 from fenka.hardware.nvml import Driver, NoDriver
 from fenka.isolation import sandbox
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import DaemonUnavailable
+from fenka.workstation.client import DaemonUnavailable, get_snapshot
 from fenka.workstation.paths import UnsafeDirectory
 
 
@@ -49,7 +48,7 @@ def _libraries() -> Check:
 def _daemon() -> list[Check]:
     runtime = paths.current()
     try:
-        world = current()
+        world = get_snapshot(runtime)
     except DaemonUnavailable as why:
         by_itself = f"none runs at {runtime.socket}; commands start it by themselves"
         return [

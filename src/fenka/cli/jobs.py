@@ -12,18 +12,9 @@ from fenka.cli.options import OutputOption
 from fenka.isolation.control import ComputeMode
 from fenka.jobs import notebook
 from fenka.workstation import paths, protocol
-from fenka.workstation.client import Connection, DaemonUnavailable
+from fenka.workstation.client import Connection, RequestFailed, get_snapshot, job_names
 
 FOLLOW_EVERY_S = 0.1
-
-
-def current() -> protocol.Snapshot:
-    """What the daemon knows now. Raises DaemonUnavailable, ProtocolMismatch."""
-    with Connection(paths.current()) as connection:
-        answer = connection.call(protocol.GetSnapshot())
-    if not isinstance(answer, protocol.Snapshot):
-        raise UserError(protocol.failure_reason(answer))
-    return answer
 
 
 def ps(output: OutputOption = "table") -> None:
@@ -31,16 +22,16 @@ def ps(output: OutputOption = "table") -> None:
 
     An exclamation mark behind USED marks a job that exceeds its limits; a line below the table says how.
     """
-    world = current()
-    if tables.show(world.jobs, output):
+    snapshot = get_snapshot(paths.current())
+    if tables.show(snapshot.jobs, output):
         return
     rows: list[tuple[str, ...]] = [
         ("NAME", "USER", "STATE", "GPU", "MEMORY", "CORE", "USED", "AGE", "COMMAND")
     ]
-    rows += [_row(job) for job in world.jobs]
+    rows += [_row(job) for job in snapshot.jobs]
     offences = [
         f"! {job.name} {offence}; `fenka stop {job.name}` ends it"
-        for job in world.jobs
+        for job in snapshot.jobs
         for offence in job.violations
     ]
     tables.put([*tables.fit(rows), *offences])
@@ -96,7 +87,7 @@ def logs(
         raise UserError(_no_log(name))
     with log.open(errors="replace") as file:
         while True:
-            ended = not follow or name not in running_names()
+            ended = not follow or name not in job_names(paths.current())
             while chunk := file.read(65536):
                 print(chunk, end="", flush=True)
             if ended:
@@ -104,16 +95,8 @@ def logs(
             time.sleep(FOLLOW_EVERY_S)
 
 
-def running_names() -> set[str]:
-    """Of all jobs that hold a slice or wait for one; none where no daemon answers."""
-    try:
-        return {name for job in current().jobs for name in (job.name, job.gang) if name}
-    except DaemonUnavailable:
-        return set()
-
-
 def _no_log(name: str) -> str:
-    if name in running_names():
+    if name in job_names(paths.current()):
         return f"{name} prints to the terminal it was started from: --detach would keep a log"
     return f"no job called {name} has left a log: `fenka ps` lists jobs"
 
@@ -123,9 +106,8 @@ def resize(
 ) -> None:
     """For programs that run, within a second."""
     with Connection(paths.current()) as connection:
-        answer = connection.call(protocol.ResizeJob(name, gpu_mem, gpu_core, gpu_core_mode))
-    if not isinstance(answer, protocol.Done):
-        raise UserError(protocol.failure_reason(answer))
+        request = protocol.ResizeJob(name, gpu_mem, gpu_core, gpu_core_mode)
+        answer = connection.request(request, protocol.Done)
     print(f"{tables.shown(answer.text)}: resized")
 
 
@@ -137,10 +119,11 @@ def stop(
     failures = []
     for name in names:
         with Connection(paths.current()) as connection:
-            answer = connection.call(protocol.StopJob(name, grace))
-        if isinstance(answer, protocol.Done):
-            print(f"{tables.shown(answer.text)}: stopped")
-        else:
-            failures.append(protocol.failure_reason(answer))
+            try:
+                answer = connection.request(protocol.StopJob(name, grace), protocol.Done)
+            except RequestFailed as why:
+                failures.append(str(why))
+            else:
+                print(f"{tables.shown(answer.text)}: stopped")
     if failures:
         raise UserError("; ".join(failures))

@@ -8,9 +8,12 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +22,17 @@ from fenka.core.errors import FenkaError
 LOOPBACK = "127.0.0.1"
 FIRST_PORT = 8888
 
+READY_TIMEOUT_S = 60.0
+"""A cold start of JupyterLab takes a few seconds; a minute covers a slow disk."""
+POLL_INTERVAL_S = 0.05
+
 
 class NoJupyter(FenkaError):
     """There is no Jupyter to start; the message says what is missing."""
+
+
+class NotebookFailed(FenkaError):
+    """A Jupyter server was started and does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +85,40 @@ def url(job_dir: Path) -> str | None:
         token = server.get("token")
         return f"{server['url']}lab" + (f"?token={token}" if token else "")
     return None
+
+
+def await_url(pid: int, job_dir: Path, name: str) -> str:
+    """Return the URL of a server in the background. Raises NotebookFailed if it does not answer in time."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while (found := url(job_dir)) is None:
+        ended, _ = os.waitpid(pid, os.WNOHANG)
+        if ended or time.monotonic() > deadline:
+            state = "ended" if ended else "does not answer"
+            raise NotebookFailed(f"{name} {state}: see `fenka logs {name}`")
+        time.sleep(POLL_INTERVAL_S)
+    return found
+
+
+def follow(pid: int, job_dir: Path, announce: Callable[[str], None]) -> int:
+    """Announce the URL once there is one; return the server's wait status when it has ended."""
+    announced = False
+    while True:
+        ended, status = os.waitpid(pid, 0 if announced else os.WNOHANG)
+        if ended:
+            return status
+        found = url(job_dir)
+        if found:
+            announced = True
+            announce(found)
+            # The terminal interrupts the server, too, which asks for confirmation.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        else:
+            time.sleep(POLL_INTERVAL_S)
+
+
+def ignore_interrupts() -> None:
+    """Leave Ctrl-C to the parent until the server handles it; until then it would die with a traceback."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _reserve_port(address: str) -> tuple[int, socket.socket]:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ from fenka.hardware.peer_credentials import peer
 from fenka.workstation import paths, protocol
 from fenka.workstation.paths import Runtime, UnsafeDirectory
 from fenka.workstation.shutdown import SIGNALS
+
+T = TypeVar("T")
 
 START_TIMEOUT_S = 60.0
 """A daemon is ready within a second; a real driver's first initialisation can take many."""
@@ -33,6 +35,10 @@ EXIT_ALREADY_RUNNING = 75
 
 class DaemonUnavailable(FenkaError):
     """No daemon answers, and none could be started."""
+
+
+class RequestFailed(FenkaError):
+    """The daemon refused a request; the message is its reason."""
 
 
 class Connection:
@@ -104,6 +110,13 @@ class Connection:
         self.send(message)
         return self.receive()
 
+    def request(self, message: msgspec.Struct, expected: type[T]) -> T:
+        """Send a message and return its answer. Raises RequestFailed for any other answer."""
+        answer = self.call(message)
+        if not isinstance(answer, expected):
+            raise RequestFailed(protocol.failure_reason(answer))
+        return answer
+
     @property
     def daemon_pid(self) -> int:
         """The daemon's process, by what the kernel reports."""
@@ -137,6 +150,21 @@ def connect(runtime: Runtime, announce: Callable[[str], None]) -> Connection:
         announce("starting the fenka daemon …")
         start_daemon(runtime, ["--resume"])
         return Connection(runtime)
+
+
+def get_snapshot(runtime: Runtime) -> protocol.Snapshot:
+    """Return what the daemon knows now. Raises DaemonUnavailable, ProtocolMismatch."""
+    with Connection(runtime) as connection:
+        return connection.request(protocol.GetSnapshot(), protocol.Snapshot)
+
+
+def job_names(runtime: Runtime) -> set[str]:
+    """Return the names of all jobs that hold a slice or wait for one; none if no daemon answers."""
+    try:
+        jobs = get_snapshot(runtime).jobs
+    except DaemonUnavailable:
+        return set()
+    return {name for job in jobs for name in (job.name, job.gang) if name}
 
 
 def _unavailable_reason(runtime: Runtime, why: OSError) -> str:

@@ -4,7 +4,8 @@ import msgspec
 
 from fenka.core.request import Placement, Request, Slice
 from fenka.isolation.control import ComputeMode
-from fenka.workstation.protocol import Isolation, JobState
+from fenka.jobs.spec import Isolation
+from fenka.workstation.protocol import JobState
 
 __all__ = ["Gang", "Job"]
 

@@ -14,7 +14,8 @@ import msgspec
 
 from fenka.core.errors import INVALID_INPUT, TEMPORARY_FAILURE, FenkaError
 from fenka.isolation import sandbox
-from fenka.workstation import protocol, submission
+from fenka.jobs.spec import Isolation
+from fenka.workstation import protocol
 from fenka.workstation.broker import GRANT_TTL_S
 from fenka.workstation.client import Connection, DaemonUnavailable, connect
 from fenka.workstation.paths import Runtime
@@ -88,7 +89,7 @@ def _await_grant(
 ) -> protocol.LeaseGranted | protocol.GangGranted:
     job_id, reason = request.job_id, ""
     try:
-        connection.send(submission.truncate(request))
+        connection.send(msgspec.structs.replace(request, spec=request.spec.truncate()))
     except ConnectionError:
         raise _ConnectionLost(job_id) from None
     while True:
@@ -122,7 +123,7 @@ def claim_member(runtime: Runtime, job: str) -> tuple[Connection, protocol.Lease
         # Does not start a daemon, which would be a child of this member.
         with contextlib.suppress(ConnectionError, DaemonUnavailable):
             connection = Connection(runtime)
-            answer = connection.call(protocol.SubmitJob(command=[], job_id=job))
+            answer = connection.call(protocol.SubmitJob(job_id=job))
             if isinstance(answer, protocol.LeaseGranted):
                 return connection, answer
             raise LeaseNotGranted("the gang's grant has expired: try again", final=False)
@@ -147,7 +148,7 @@ def _reconnect(runtime: Runtime, deadline: float | None) -> Connection:
 def enter(
     connection: Connection,
     granted: protocol.LeaseGranted,
-    isolation: protocol.Isolation,
+    isolation: Isolation,
     *,
     user_namespaces: bool,
 ) -> dict[str, str]:
@@ -207,7 +208,7 @@ def _confirm(connection: Connection, granted: protocol.LeaseGranted) -> None:
             time.sleep(0.1)
         with contextlib.suppress(ConnectionError, DaemonUnavailable):
             connection = connection.reconnect()
-            connection.call(protocol.SubmitJob(command=[], job_id=granted.job_id))
+            connection.call(protocol.SubmitJob(job_id=granted.job_id))
     connection.close()
     if not isinstance(answer, protocol.Done):
         raise LeaseNotGranted(protocol.failure_reason(answer), final=False)

@@ -13,13 +13,12 @@ import msgspec
 from fenka import __version__
 from fenka.core.errors import FenkaError
 from fenka.isolation.control import ComputeMode
+from fenka.jobs.spec import Isolation, JobSpec
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Incremented whenever a message changes."""
 
 JobState = Literal["waiting", "starting", "running", "completing"]
-Isolation = Literal["namespace", "cooperative"]
-JobKind = Literal["run", "notebook"]
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
@@ -36,37 +35,15 @@ class Hello(msgspec.Struct, frozen=True, tag_field="type", tag="hello"):
 class SubmitJob(Message, tag="submit-job"):
     """Request a lease. Answered by any number of JobQueued, then LeaseGranted, GangGranted or JobRejected.
 
-    job_id: empty; or the id of a pending request of an earlier daemon, or of the gang's member that this
-    process
-    is to run.
-    gpu_mem: memory per card, as typed; empty with whole cards.
-    gpu_core: percent of each card's time, 0 for no limit; gpu_core_mode defines its meaning.
-    cards: number of slices, each on a different card; or of whole cards if `whole` is set.
-    models: names of acceptable card models, empty for any.
+    spec: the job.
     wait: whether to queue the request if nothing is free.
-    gang: number of leases, granted together; None for a single one.
-    priority: larger ones are served first.
-    time_limit_s: seconds until the job is terminated; None for never.
-    allow_user_namespaces: whether its programs may create user namespaces.
+    job_id: empty; or the id of a pending request of an earlier daemon, or of the gang's member that this
+    process is to run.
     """
 
-    command: list[str]
-    gpu_mem: str = ""
-    gpu_core: int = 0
-    gpu_core_mode: ComputeMode = "hard"
-    cards: int = 1
-    whole: bool = False
-    models: list[str] = []
-    name: str = ""
-    kind: JobKind = "run"
+    spec: JobSpec = JobSpec()
     wait: bool = True
-    directory: str = ""
-    isolation: Isolation = "namespace"
     job_id: str = ""
-    gang: int | None = None
-    priority: int = 0
-    time_limit_s: float | None = None
-    allow_user_namespaces: bool = False
 
 
 class ConfirmLease(Message, tag="confirm-lease"):

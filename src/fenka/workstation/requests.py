@@ -118,7 +118,7 @@ class RequestHandler:
         known = self.broker.jobs.values()
         try:
             peer = submission.Peer(client.pid, client.uid, client.start_ticks)
-            jobs = submission.create_jobs(request, peer, self.unit_mib, known, time.time())
+            jobs = submission.create_jobs(request.spec, peer, self.unit_mib, known, time.time())
             self._admission.check_jobs(client.uid, len(jobs), known)
         except (InvalidSize, InvalidRequest, QuotaExceeded) as why:
             final = not isinstance(why, QuotaExceeded)

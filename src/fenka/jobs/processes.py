@@ -1,0 +1,168 @@
+"""Processes of jobs: children that replace themselves by a program, attached or in the background."""
+
+import contextlib
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from fenka.core.errors import FAILURE, INTERRUPTED, FenkaError
+
+TERMINATE_GRACE_S = 3.0
+"""Between SIGTERM and SIGKILL for a background job whose start was interrupted."""
+
+_FAILED = "failed: "
+"""Begins the line of a background process that cannot start its program."""
+
+Notify = Callable[[str], None]
+
+ErrorReporter = Callable[..., AbstractContextManager[None]]
+"""Turns an expected exception into SystemExit and one sentence, on stderr or for the function given."""
+
+
+class JobNotStarted(FenkaError):
+    """A job could not be started. It carries the exit code of the process that tried."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def run_child(body: Callable[[], object], reporting: AbstractContextManager[None]) -> NoReturn:
+    """Run a forked child. Whatever fails, never return into the parent's code."""
+    code = FAILURE
+    try:
+        with reporting:
+            body()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else FAILURE
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BaseException:
+        traceback.print_exc()
+    os._exit(code)
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundProcess:
+    """A job's process in a session of its own.
+
+    Attributes:
+        pid: Its process ID, which is also its process group's.
+        status_pipe: Carries lines until the program has been started.
+    """
+
+    pid: int
+    status_pipe: int
+
+    def status_lines(self) -> Iterator[str]:
+        """Yield the lines until the program has been started. Raises JobNotStarted."""
+        with os.fdopen(self.status_pipe) as lines:
+            for line in map(str.strip, lines):
+                if line.startswith(_FAILED):
+                    _, status = os.waitpid(self.pid, 0)
+                    code = os.waitstatus_to_exitcode(status)
+                    raise JobNotStarted(line.removeprefix(_FAILED), code)
+                yield line
+
+    def terminate(self) -> None:
+        """End it with all that it has started."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+            deadline = time.monotonic() + TERMINATE_GRACE_S
+            while time.monotonic() < deadline:
+                if os.waitpid(self.pid, os.WNOHANG)[0]:
+                    return
+                time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def start_in_background(
+    body: Callable[[Notify, Callable[[], None]], object], log: Path, report_errors: ErrorReporter
+) -> Iterator[BackgroundProcess]:
+    """Start a process in a session of its own; if the caller is interrupted meanwhile, end it again.
+
+    Args:
+        body: What replaces the process. It gets a function for status lines, and one to call once started,
+            if it is not replaced by exec.
+        log: The file that receives the output.
+        report_errors: The command's reporter of errors.
+    """
+    receive, send = os.pipe()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    child = os.fork()
+    if child == 0:
+        os.close(receive)
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _redirect_output(log)
+
+        def notify(line: str) -> None:
+            # The command that started this leaves once it knows that the job waits.
+            with contextlib.suppress(BrokenPipeError):
+                os.write(send, f"{line}\n".encode())
+
+        reporting = report_errors(lambda sentence: notify(f"{_FAILED}{sentence}"))
+        run_child(lambda: body(notify, lambda: os.close(send)), reporting)
+    os.close(send)
+    process = BackgroundProcess(child, receive)
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        yield process
+    except KeyboardInterrupt:
+        # The user gave up before the state of the job was known, so nothing may be left of it.
+        process.terminate()
+        raise
+
+
+def _redirect_output(log: Path) -> None:
+    descriptors = (
+        os.open(os.devnull, os.O_RDONLY),
+        os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600),
+    )
+    os.dup2(descriptors[0], 0)
+    os.dup2(descriptors[1], 1)
+    os.dup2(descriptors[1], 2)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def run_attached(
+    body: Callable[[], object],
+    follow: Callable[[int], int],
+    report_errors: ErrorReporter,
+) -> int:
+    """Run a child, pass SIGINT and SIGTERM on as SIGTERM, and return its exit code.
+
+    Args:
+        body: What replaces the child.
+        follow: Waits for the child with this process ID; returns its wait status.
+        report_errors: The command's reporter of errors.
+    """
+    # Blocked until both processes have their own handlers.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        run_child(body, report_errors())
+    received: list[int] = []
+
+    def terminate(number: int, _frame: object) -> None:
+        received.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGTERM)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, terminate)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    code = os.waitstatus_to_exitcode(follow(child))
+    if signal.SIGINT in received:
+        return INTERRUPTED
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,154 @@
+"""JobSpec: what a user wants to run, independent of where it runs.
+
+The command line parses its options into it, and the workstation's protocol carries it.
+"""
+
+import math
+import re
+import secrets
+from pathlib import Path
+from typing import Literal, Self
+
+import msgspec
+
+from fenka.core.request import InvalidRequest
+from fenka.isolation.control import ComputeMode
+from fenka.isolation.layout import constant
+
+JobKind = Literal["run", "notebook"]
+Isolation = Literal["namespace", "cooperative"]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""A job's name is part of paths, and other users' commands print it."""
+
+MAX_MEMBERS = 256
+"""More than any machine has cards, and few enough to be placed within a moment."""
+
+MAX_PRIORITY = 1_000_000
+"""Also the lower limit, negated."""
+
+MAX_MODELS = 64
+MAX_VALUE_CHARACTERS = 128
+"""Of a size or a model's name."""
+
+MAX_COMMAND_CHARACTERS = 2048
+"""As much of a command is recorded, for people to recognise it."""
+
+MAX_PATH_CHARACTERS = 4096
+
+
+class GpuResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What each process of a job gets of the GPUs.
+
+    Attributes:
+        memory: Memory per card as typed, `4` or `4096MiB`; empty for whole cards.
+        core: Percent of each card's time; 0 for no limit.
+        core_mode: What `core` means: a limit, a limit that idle time extends, or a weight.
+        cards: Slices on this many different cards, or this many whole cards.
+        whole: Take whole cards instead of slices.
+        models: Acceptable card models; empty for any.
+    """
+
+    memory: str = ""
+    core: int = 0
+    core_mode: ComputeMode = "hard"
+    cards: int = 1
+    whole: bool = False
+    models: list[str] = []
+
+    def describe(self) -> str:
+        """Return a short text for screens, such as `2 x 4, 30% soft`."""
+        text = "whole" if self.whole else self.memory
+        if self.core:
+            text += f", {self.core}% {self.core_mode}"
+        return f"{self.cards} x {text}" if self.cards > 1 else text
+
+    def validate(self) -> None:
+        """Check what can be checked without knowing any card. Raises InvalidRequest."""
+        if (
+            len(self.models) > MAX_MODELS
+            or max(map(len, [self.memory, *self.models])) > MAX_VALUE_CHARACTERS
+        ):
+            raise InvalidRequest(
+                f"a request has at most {MAX_MODELS} models, and sizes and models at most "
+                f"{MAX_VALUE_CHARACTERS} characters"
+            )
+        max_cards = constant("FENKA_MAX_CARDS")
+        if self.cards > max_cards:
+            raise InvalidRequest(f"one lease has at most {max_cards} cards, not {self.cards}")
+
+
+class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A job.
+
+    Attributes:
+        command: The program and its arguments.
+        gpu: The resources of each process.
+        name: The name for all commands; empty to have one generated.
+        kind: What the command is.
+        directory: The working directory.
+        gang: Number of processes that start together; None for a single process.
+        priority: Larger numbers are served first.
+        time_limit_s: Seconds after which the job is ended; None for no limit.
+        isolation: How the limits are enforced.
+        allow_user_namespaces: The programs may create user namespaces, in which they can undo the limits.
+    """
+
+    command: list[str] = []
+    gpu: GpuResources = GpuResources()
+    name: str = ""
+    kind: JobKind = "run"
+    directory: str = ""
+    gang: int | None = None
+    priority: int = 0
+    time_limit_s: float | None = None
+    isolation: Isolation = "namespace"
+    allow_user_namespaces: bool = False
+
+    def validate(self) -> None:
+        """Check what can be checked without a daemon. Raises InvalidRequest."""
+        if self.name and not NAME.fullmatch(self.name):
+            raise InvalidRequest(
+                f"invalid job name {self.name[:80]!r}: use letters, digits, '.', '-' and '_', starting with "
+                "a letter or digit, at most 63 characters"
+            )
+        if self.gang is not None and not 1 <= self.gang <= MAX_MEMBERS:
+            raise InvalidRequest(f"a gang has 1 to {MAX_MEMBERS} members, not {self.gang}")
+        if self.time_limit_s is not None and not 0 < self.time_limit_s < math.inf:
+            raise InvalidRequest(
+                f"--time-limit must be a positive number of seconds, got {self.time_limit_s:g}"
+            )
+        if abs(self.priority) > MAX_PRIORITY:
+            raise InvalidRequest(
+                f"--priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {self.priority}"
+            )
+        self.gpu.validate()
+
+    def truncate(self) -> Self:
+        """Return the spec with the part of its command and directory that is recorded, as valid text."""
+        words, left = list[str](), MAX_COMMAND_CHARACTERS
+        for word in map(_as_text, self.command):
+            if left < len(word):
+                words.append(word[: max(left, 0)] + "…")
+                break
+            words.append(word)
+            left -= len(word) + 1
+        return msgspec.structs.replace(
+            self, command=words, directory=_as_text(self.directory)[:MAX_PATH_CHARACTERS]
+        )
+
+    def summary(self) -> str:
+        """Return what the job requests, as screens show it."""
+        each = self.gpu.describe()
+        return each if self.gang is None else f"gang of {self.gang}: {each}"
+
+
+def generate_name(command: list[str]) -> str:
+    """Return a name for a job that was given none."""
+    program = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(command[0]).name).lstrip("._-")[:56]
+    return f"{program or 'job'}-{secrets.token_hex(2)}"
+
+
+def _as_text(text: str) -> str:
+    """Replace what is no text: names of files need not be."""
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,91 @@
+"""The table of commands: what `fenka --help` shows, and that each row leads to a command."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from fenka.cli.main import COMMANDS, PROGRAMS
+from tests.cli.command import fenka
+
+SHOWN = [row for group in COMMANDS.values() for row in group]
+
+SHARED_OPTIONS = {
+    "--output": "-o, --output",
+    "--namespace": "-n, --namespace",
+    "--details": "-d, --details",
+    "--detach": "-d, --detach",
+}
+"""Options that several commands have, as every command shows them. Programs of the chart have their own."""
+
+
+def subcommands(name: str) -> list[tuple[str, ...]]:
+    """Return the words of a command, or of all commands of a group."""
+    text = fenka(name, "--help").stdout
+    _, found, listed = text.partition("\nCommands:\n")
+    return [(name, line.split()[0]) for line in listed.splitlines()] if found else [(name,)]
+
+
+def test_help_lists_commands_by_purpose_and_hides_programs() -> None:
+    """One line per command, in the groups of the table."""
+    text = fenka("--help").stdout
+    assert [line[:-1] for line in text.splitlines() if re.fullmatch(r"[A-Z]\w+:", line)] == [
+        *COMMANDS,
+        "Options",
+    ]
+    assert all(f"  {row.name} " in text and row.summary in text for row in SHOWN)
+    assert not any(re.search(rf"^  {row.name} ", text, re.M) for row in PROGRAMS)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", [row.name for row in (*SHOWN, *PROGRAMS)])
+def test_command_shows_its_help(name: str) -> None:
+    """Each row's module has the function, and its options can be read."""
+    for words in subcommands(name):
+        result = fenka(*words, "-h")
+        assert result.exit_code == 0
+        assert result.stdout.startswith("Usage: fenka ")
+
+
+@pytest.mark.parametrize("name", [row.name for row in SHOWN])
+def test_shared_option_has_one_spelling_in_all_commands(name: str) -> None:
+    """Users learn an option once."""
+    for words in subcommands(name):
+        text = fenka(*words, "--help").stdout
+        for option, spelling in SHARED_OPTIONS.items():
+            lines = [line for line in text.splitlines() if re.match(rf"  (-\w, )?{option}\b", line)]
+            assert all(line.strip().startswith(spelling) for line in lines), (words, lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("quueue",), "No such command 'quueue'. Did you mean queue?"),
+        (("--nope",), "No such option '--nope'."),
+        (("queue", "--nope"), "No such option: --nope"),
+    ],
+)
+def test_usage_error_exits_with_2(words: tuple[str, ...], message: str) -> None:
+    """With the way to the help."""
+    result = fenka(*words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "fenka" in result.stderr.splitlines()[0]
+
+
+def test_version_is_printed() -> None:
+    """As `fenka doctor` and the daemon print it."""
+    assert re.fullmatch(r"fenka \d+\.\d+\.\d+\n", fenka("--version").stdout)
+
+
+def test_help_imports_no_command() -> None:
+    """So that it appears at once: neither typer nor a client of Kubernetes is loaded."""
+    program = (
+        "import sys; from fenka.cli.main import help_text; help_text();"
+        "print(sorted({'typer', 'msgspec', 'asyncio', 'fenka.workstation'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[]\n"

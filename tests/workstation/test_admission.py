@@ -183,7 +183,7 @@ def test_requests_of_one_user_take_turns() -> None:
         b'{"type":"hello","protocol":3,"version":"x","new":' + b"[" * 20000 + b"\n",
         b'{"type":"hello","new":' + b'{"a":' * 9000 + b"\n",
         HELLO + b'{"type":"submit-job","command":[],"x":' + b"[" * 20000 + b"\n",
-        HELLO + b'{"type":"submit-job","command":["\xed\xa0\x80"]}\n',
+        HELLO + b'{"type":"submit-job","spec":{"command":["\xed\xa0\x80"]}}\n',
         HELLO + b"x" * (1 << 17) + b"\n",
         b"x" * (1 << 17) + b"\n",
         b"\xff" * 100 + b"\n",

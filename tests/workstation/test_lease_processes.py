@@ -142,7 +142,7 @@ def test_whoever_has_not_entered_the_lease_gets_none(t4: Workstation) -> None:
         text=True,
         check=True,
     ).stdout
-    assert said.startswith("Granted the program is not in its lease: ")
+    assert said.startswith("LeaseGranted the program is not in its lease: ")
     eventually(lambda: not t4.jobs())
 
 

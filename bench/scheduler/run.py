@@ -169,23 +169,24 @@ async def binding(*, at_once: bool) -> float:
         async with server.api() as api:
             replica = Replica(api, Settings("bench"))
             running = asyncio.create_task(replica.run())
-            while not replica.leadership.leading:
-                await asyncio.sleep(0.01)
             requests = [
                 ExtenderBindingArgs(
                     pod["metadata"]["name"], "default", pod["metadata"]["uid"], f"n{i // 24}"
                 )
                 for i, pod in enumerate(pods)
             ]
-            begun = time.perf_counter()
-            if at_once:
-                errors = await asyncio.gather(
-                    *(replica.binder.bind(request) for request in requests)
-                )
-            else:
-                errors = [await replica.binder.bind(request) for request in requests]
+            begun = 0.0
+            while requests:
+                # A busy machine may miss a renewal of the lease: kube-scheduler retries then too.
+                while not replica.leadership.leading:
+                    await asyncio.sleep(0.01)
+                begun = begun or time.perf_counter()
+                if at_once:
+                    errors = await asyncio.gather(*map(replica.binder.bind, requests))
+                else:
+                    errors = [await replica.binder.bind(request) for request in requests]
+                requests = [it for it, error in zip(requests, errors, strict=True) if error]
             took = time.perf_counter() - begun
-            assert not any(errors), max(errors)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             return BOUND / took

@@ -49,10 +49,10 @@ def living_thread(pid: int) -> str:
     try:
         if (threads / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX":
             return str(pid)
-        left = [name for name in os.listdir(threads) if name != str(pid)]
+        others = [name for name in os.listdir(threads) if name != str(pid)]
     except (FileNotFoundError, ProcessLookupError):
-        left = []
-    return f"{pid}/task/{left[0]}" if left else str(pid)
+        others = []
+    return f"{pid}/task/{others[0]}" if others else str(pid)
 
 
 def parent_pid(pid: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Closes a lease's directory to all users but the lease's own."""
+"""Restricts a lease's directory to the lease's user."""
 
 import errno
 import os
@@ -14,10 +14,11 @@ _NOBODY = 0xFFFFFFFF
 
 
 def restrict_to_user(directory: Path, uid: int) -> None:
-    """Let only this process's user and `uid` enter the directory, and `uid` change nothing in it.
+    """Let only this process's user and `uid` enter the directory, and only the former change it.
 
-    `uid` is not made the owner, who could replace what is in it, but is named in an access control list. On a
-    file system without such lists everybody may enter, and the modes of the files decide. Raises OSError.
+    `uid` gets an entry in the access control list instead of ownership, which would allow it to replace
+    files. On
+    a file system without such lists all users may enter, and the modes of the files decide. Raises OSError.
     """
     directory.chmod(0o700)
     if uid == os.geteuid():
@@ -29,7 +30,9 @@ def restrict_to_user(directory: Path, uid: int) -> None:
         (_MASK, _ENTER, _NOBODY),
         (_OTHERS, _NOTHING, _NOBODY),
     )
-    packed = struct.pack("<I", _ACL_VERSION) + b"".join(struct.pack("<HHI", *it) for it in entries)
+    packed = struct.pack("<I", _ACL_VERSION) + b"".join(
+        struct.pack("<HHI", *entry) for entry in entries
+    )
     try:
         os.setxattr(directory, _ACL, packed)
     except OSError as why:

@@ -1,7 +1,7 @@
-"""The account: how much device memory each process of a lease says it holds.
+"""The account: how much device memory each process of a lease reports to hold.
 
-Programs write it, so nothing in it is trusted: what cannot be true is marked, never believed into a
-crash. It is read by ``pread``: a program may shorten the file, and reading a shortened mapping kills.
+Programs write it, so nothing in it is trusted, and impossible values are marked. It is read by ``pread``,
+because a program may truncate the file, and reading a truncated mapping would kill the reader.
 """
 
 import os
@@ -28,65 +28,65 @@ __all__ = [
 ]
 
 MAX_PLAUSIBLE_BYTES = 1 << 50
-"""No card has a pebibyte of memory; a process that says so is marked and counted as holding nothing."""
+"""No card has a pebibyte of memory. A process that reports more is marked, and counted as holding nothing."""
 
 
 class InvalidAccount(FenkaError):
-    """The file is not an account at all; the message is one sentence that says why."""
+    """The file is not an account."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccountSlot:
-    """What one slot says."""
+    """The content of one slot."""
 
     pid: int
     """In the PID namespace `namespace`."""
     start_time: int
-    """Clock ticks after boot, the low 32 bits, as a process of the same time namespace reads it."""
+    """Low 32 bits of the clock ticks after boot, as read in the process's time namespace."""
     namespace: int
     """Inode of the process's PID namespace; 0 = unknown."""
     memory_bytes: tuple[int, ...]
-    """Held, by number of the card in the lease."""
+    """Held memory by the card's number in the lease."""
     suspect: bool = False
-    """Holds what cannot be: an impossible number of bytes, or memory without an owner."""
+    """Reports an impossible number of bytes, or memory without an owner."""
     exported_bytes: tuple[int, ...] = ()
-    """Of memory_bytes, what other processes may hold as well."""
+    """The part of memory_bytes that other processes may hold, too."""
     imported_bytes: tuple[int, ...] = ()
-    """Held of blocks that another process made, on top of memory_bytes."""
+    """Memory in other processes' blocks, not included in memory_bytes."""
     time_namespace: int = 0
-    """Inode; 0 = unknown, or the kernel has none."""
+    """Inode; 0 if unknown, or if the kernel has no time namespaces."""
     orphaned: bool = False
-    """It is dead, and what it exported may still be held by others."""
+    """The process has ended, and others may still hold what it exported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What all processes of a lease say they hold."""
+    """What all processes of a lease report."""
 
     processes: tuple[AccountSlot, ...]
     charged_ns: tuple[int, ...] = ()
-    """Of each card's time, as the programs estimate it: all that ever ran in the lease, where compute is
+    """Time of each card that the lease has used so far, as its programs estimate it. Only if compute is
     limited."""
     released_bytes: tuple[int, ...] = ()
-    """Of each card: given up by its makers, but held by processes that imported it."""
+    """Memory of each card that its exporters have freed, but importers still hold."""
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
-        """Totals, by number of the card in the lease."""
+        """Totals by the card's number in the lease."""
         return total_memory(self.processes, self.released_bytes)
 
     @property
     def suspect(self) -> bool:
-        """Whether any slot holds what cannot be."""
+        """Whether any slot is suspect."""
         return any(process.suspect for process in self.processes)
 
 
 def total_memory(
     processes: Collection[AccountSlot], released: Collection[int] = ()
 ) -> tuple[int, ...]:
-    """What they hold together, by number of the card; memory that they share as lease.h says.
+    """Return what processes hold together, by the card's number. lease.h defines the rule for shared memory.
 
-    released: what the account says of each card, beside its processes.
+    released: freed by its exporters but still imported, by card.
     """
     none = (0,) * constant("FENKA_MAX_CARDS")
     orphans = [process.orphaned for process in processes]
@@ -96,15 +96,17 @@ def total_memory(
             [(getattr(process, field) or none)[card] for process in processes]
             for field in ("memory_bytes", "exported_bytes", "imported_bytes")
         )
-        left = given_up + sum(it for it, orphan in zip(exported, orphans, strict=True) if orphan)
+        ownerless = given_up + sum(
+            size for size, orphan in zip(exported, orphans, strict=True) if orphan
+        )
         shared = given_up + sum(exported)
-        return sum(held) + left + sum(max(0, it - shared) for it in imported)
+        return sum(held) + ownerless + sum(max(0, size - shared) for size in imported)
 
-    return tuple(on(card, it) for card, it in enumerate(released or none))
+    return tuple(on(card, given_up) for card, given_up in enumerate(released or none))
 
 
 def size() -> int:
-    """Bytes of the file."""
+    """Return the size of the file."""
     return int(layout().sizeof("struct fenka_account"))
 
 
@@ -118,12 +120,13 @@ def _header() -> bytes:
 
 
 def create(path: Path, owner: int | None = None) -> None:
-    """Make an empty account. Raises FileExistsError where there is a file already.
+    """Create an empty account. Raises FileExistsError if the file exists.
 
     Args:
-        path: The file. Who may reach it is decided by the directories above it.
-        owner: The only user who may write it. None: every user who reaches it, because a container's programs
-            run as any user, and so do those that root starts in a lease.
+        path: The file. The directories above it decide who may reach it.
+        owner: The only user who may write it. None for every user who reaches it, because programs of a
+        container
+            or of a root's lease may run as any user.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -138,10 +141,10 @@ def create(path: Path, owner: int | None = None) -> None:
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor of an account. Raises InvalidAccount, OSError.
+    """Open an account and return its descriptor. Raises InvalidAccount, OSError.
 
-    Programs can write the file and may replace it by a pipe, a link or a device. They can also lock it with a
-    lease of fcntl, which an opening without O_NONBLOCK would wait for.
+    Programs may replace the file by a pipe, a link or a device. They may also take an fcntl lease on it, for
+    which opening without O_NONBLOCK would wait.
     """
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
     try:
@@ -160,12 +163,12 @@ def _check(fd: int, path: Path) -> None:
 
 
 def offset(field: str) -> int:
-    """Return where a field of the account begins."""
+    """Return the offset of a field of the account."""
     return int(layout().offsetof("struct fenka_account", field))
 
 
 def words(fd: int, field: str, row: int = 0) -> tuple[int, ...]:
-    """Return one row of 64-bit words; what a program has cut off reads as zero."""
+    """Return one row of 64-bit words. Words beyond a truncated file's end are zero."""
     ffi = layout()
     kind = dict(ffi.typeof("struct fenka_account").fields)[field].type
     if kind.kind == "array" and kind.item.kind == "array":
@@ -193,14 +196,14 @@ def _processes(fd: int) -> Iterator[AccountSlot]:
         before, identities, memory, exported, imported, strict=True
     ):
         if not identity and (earlier or not any(map(any, held))):
-            continue  # free, or given up while we read
+            continue  # free, or freed during this call
         if identity >> pid_bits & 1:
-            continue  # the owner is dead, and what it held is being taken out of the sum right now
+            continue  # the owner has ended, and its memory is being subtracted from the sum
         pid = identity & (1 << pid_bits) - 1
         index = identity >> namespace & (1 << orphaned - namespace) - 1
         ended = states[index] == constant("FENKA_NAMESPACE_ENDED")
         if ended and not any(held[1]):
-            continue  # dead too: its slot is emptied by the next process that needs the memory
+            continue  # ended, too: the next process that needs the memory empties the slot
         impossible = max(map(max, held)) >= MAX_PLAUSIBLE_BYTES
         slot, given, taken = (
             tuple(0 if b >= MAX_PLAUSIBLE_BYTES else b for b in row)
@@ -229,14 +232,14 @@ def _charged(fd: int) -> tuple[int, ...]:
 
 
 def read(path: Path) -> Account:
-    """Return what the account says now. Raises InvalidAccount where the file is none, else OSError."""
+    """Read an account. Raises InvalidAccount, OSError."""
     fd = open_file(path)
     try:
         released = words(fd, "released")
         return Account(
             tuple(_processes(fd)),
             _charged(fd),
-            tuple(0 if it >= MAX_PLAUSIBLE_BYTES else it for it in released)
+            tuple(0 if size >= MAX_PLAUSIBLE_BYTES else size for size in released)
             if any(released)
             else (),
         )

@@ -1,12 +1,12 @@
-"""What an agent tells programs whose compute is limited, ten times a second.
+"""Feedback for programs whose compute is limited, ten times a second.
 
-Two things that no program can know by itself: how much of a card's time the driver says its lease has had
-(the shim's own estimates are corrected by that, see native/shim/compute.c), and, for the modes that are not
-hard, how much it may have now, as others want the card or do not.
+It contains two values that no program can determine itself: how much of a card's time its lease has used by
+the driver's figures, which correct the shim's own estimates (native/shim/compute.c); and, for the modes soft
+and weight, how much it may use now, given the demand of other leases.
 
-Called by the workstation's daemon and by the node agent: :meth:`ComputeFeedback.add_lease` for each
-lease, and :meth:`ComputeFeedback.update` each ``PERIOD_S``. Cards whose driver measures no processes get no
-feedback: there the estimates decide alone, soft is held to its share, and weight is not held at all.
+The workstation's daemon and the node agent call :meth:`ComputeFeedback.add_lease` for each lease, and
+:meth:`ComputeFeedback.update` every ``PERIOD_S``. Cards whose driver measures no processes get no feedback.
+There the shim's estimates decide alone, soft is limited to its share, and weight is not limited.
 """
 
 import mmap
@@ -22,13 +22,13 @@ from fenka.isolation.layout import layout
 __all__ = ["PERIOD_S", "ComputeDemand", "ComputeFeedback", "Samples", "allowances"]
 
 PERIOD_S = 0.1
-"""Programs take what is older than a second for silence."""
+"""Programs ignore feedback that is older than a second."""
 
 DEMAND_WINDOW_NS = 300_000_000
-"""Who used the card so lately still wants it."""
+"""A lease that has used the card within this time has demand."""
 
 MAX_SAMPLE_US = 1_000_000
-"""No driver's sample stands for more."""
+"""No driver's sample covers more time."""
 
 Samples = Callable[[str, int], tuple[int, Mapping[int, int]] | None]
 """:meth:`fenka.hardware.nvml.Driver.busy_samples`."""
@@ -36,52 +36,53 @@ Samples = Callable[[str, int], tuple[int, Mapping[int, int]] | None]
 
 @dataclass(frozen=True, slots=True)
 class ComputeDemand:
-    """One lease that may use a card: what it was promised, and whether it uses it now."""
+    """The share of one lease on a card. active: whether it uses the card now."""
 
     mode: ComputeMode
     percent: int
     active: bool
     burst_percent: int = 100
-    """Of soft: no more than this, however idle the card is."""
+    """Upper limit for soft, also on an idle card."""
 
     @property
     def unlimited(self) -> bool:
-        """Promised nothing, and not held back."""
+        """Whether the lease has neither share nor limit."""
         return self.mode == "hard" and self.percent == 100
 
 
 def allowances(leases: Mapping[str, ComputeDemand]) -> dict[str, float]:
-    """Percent of a card's time that each lease may have now.
+    """Return the percentage of a card's time that each lease may use now.
 
-    What was promised to those who want the card is theirs; the rest is for soft, and is divided by weight
-    among those who have one (who is not limited at all counts as 100, and leaves soft nothing).
+    Active leases get their shares. The rest is for soft, and is divided among leases with a weight. An
+    unlimited
+    active lease counts as a weight of 100, and leaves nothing for soft.
     """
     return {lease: _allowance(lease, leases) for lease in leases}
 
 
 def _allowance(lease: str, leases: Mapping[str, ComputeDemand]) -> float:
     own = leases[lease]
-    others = [it for name, it in leases.items() if name != lease and it.active]
-    free = [it for it in others if it.unlimited or it.mode == "weight"]
-    rest = 100.0 - sum(it.percent for it in others if it not in free)
+    others = [demand for name, demand in leases.items() if name != lease and demand.active]
+    weighted = [demand for demand in others if demand.unlimited or demand.mode == "weight"]
+    rest = 100.0 - sum(demand.percent for demand in others if demand not in weighted)
     if own.mode == "weight":
-        weights = sum(it.percent for it in free)
+        weights = sum(demand.percent for demand in weighted)
         return max(rest, 1) * own.percent / (own.percent + weights)
-    if own.mode == "soft" and not free:
+    if own.mode == "soft" and not weighted:
         return max(own.percent, min(rest, own.burst_percent))
     return own.percent
 
 
 @dataclass
 class _Page:
-    """A lease's control page, held open."""
+    """A lease's control page, kept open."""
 
     memory: mmap.mmap
     control: Any
     burst_percent: int
     busy_ns: dict[str, int] = field(default_factory=dict)
     last_used_ns: dict[str, int] = field(default_factory=dict)
-    """When it was last seen to use the card."""
+    """Times of its last use by card UUID."""
 
     def cards(self) -> dict[str, Any]:
         control = self.control
@@ -105,8 +106,16 @@ class ComputeFeedback:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
-        """lease_of: which lease a process is in, by the id that the driver gives it; asked once a process
-        while it uses a card, and again where it did not know."""
+        """Write feedback.
+
+        Args:
+            samples: Returns the driver's samples of a card.
+            lease_of: Returns the lease of a process, by the driver's PID. The answer is cached while the
+            process
+                uses a card; None is not cached.
+            clock_ns: The monotonic clock.
+            wall_us: The wall clock, by which drivers date samples.
+        """
         self._samples, self._lease_of = samples, lease_of
         self._clock_ns, self._wall_us = clock_ns, wall_us
         self._pages: dict[str, _Page] = {}
@@ -114,38 +123,35 @@ class ComputeFeedback:
         self._sampled_us: dict[str, int] = {}
         self._unleased_ns: dict[str, int] = {}
 
-    def add_lease(self, lease: str, page: Path, ceiling: int = 100) -> None:
-        """A lease, limited or not; again may change its ceiling, the percentage up to which a soft one may
-        have what is idle. OSError when the page cannot be opened."""
+    def add_lease(self, lease: str, page: Path, burst_percent: int = 100) -> None:
+        """Add a lease, or change the percentage up to which a soft lease may use idle time. Raises
+        OSError."""
         if lease in self._pages:
-            self._pages[lease].burst_percent = ceiling
+            self._pages[lease].burst_percent = burst_percent
             return
         with page.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
         control = layout().from_buffer("struct fenka_control *", memory, require_writable=True)
-        self._pages[lease] = _Page(memory, control, ceiling)
+        self._pages[lease] = _Page(memory, control, burst_percent)
 
     def remove_lease(self, lease: str) -> None:
-        """A lease that has ended; unknown ones are nothing."""
+        """Remove a lease. Unknown ones are ignored."""
         page = self._pages.pop(lease, None)
         if page:
             page.close()
 
     def busy_ns(self, lease: str, uuid: str) -> int:
-        """Return what a lease has had of a card's time so far, where a lease on that card is limited."""
+        """Return how long a lease has used a card, if any lease on that card is limited."""
         page = self._pages.get(lease)
         return page.busy_ns.get(uuid, 0) if page else 0
 
     def close(self) -> None:
-        """Forget all."""
+        """Remove all leases."""
         for lease in list(self._pages):
             self.remove_lease(lease)
 
     def update(self) -> None:
-        """One round over the cards on which a lease is limited; nothing where there is none.
-
-        Raises what `samples` raises.
-        """
+        """Write feedback for all cards on which a lease is limited. Raises what `samples` raises."""
         on_cards: dict[str, dict[str, Any]] = {}
         for lease, page in self._pages.items():
             for uuid, card in page.cards().items():
@@ -157,14 +163,14 @@ class ComputeFeedback:
         self._leases = {pid: lease for pid, lease in self._leases.items() if pid in using}
 
     def _update_card(self, uuid: str, cards: Mapping[str, Any]) -> set[int]:
-        """Returns who uses the card."""
+        """Write feedback for one card. Return the processes that use it."""
         call_us = self._wall_us()
-        # A sample may be as old as its period is long; one that was seen is not counted again.
+        # A sample may be as old as its period is long. Samples must not be counted twice.
         since_us = max(self._sampled_us.get(uuid, 0), call_us - MAX_SAMPLE_US)
-        said = self._samples(uuid, since_us)
-        if said is None:
+        samples = self._samples(uuid, since_us)
+        if samples is None:
             return set()
-        at_us, percents = said
+        at_us, percents = samples
         self._sampled_us[uuid] = max(at_us, call_us - 3 * int(PERIOD_S * 1e6))
         now = self._clock_ns()
         self._add_samples(uuid, percents, max(at_us - since_us, 0), now)
@@ -189,7 +195,7 @@ class ComputeFeedback:
             page.last_used_ns[uuid] = now
 
     def _demands(self, uuid: str, cards: Mapping[str, Any], now: int) -> dict[str, ComputeDemand]:
-        wants = {
+        demands = {
             lease: ComputeDemand(
                 COMPUTE_MODES[card.compute_mode],
                 card.compute_percent,
@@ -200,5 +206,5 @@ class ComputeFeedback:
             for lease, card in cards.items()
         }
         if now - self._unleased_ns.get(uuid, -DEMAND_WINDOW_NS) < DEMAND_WINDOW_NS:
-            wants[""] = ComputeDemand("hard", 100, active=True)
-        return wants
+            demands[""] = ComputeDemand("hard", 100, active=True)
+        return demands

@@ -1,7 +1,7 @@
-"""The control page: what an agent lets the processes of one lease have of each card.
+"""The control page: the limits of one lease's processes on each card.
 
-Written by the daemon or the node agent, read by the shim inside the programs (and here, by tools and
-tests). The page is one file of one fixed size with a version; what a reader does not know, it refuses.
+The daemon or the node agent writes it; the shim reads it inside the programs. The page is a file of fixed
+size with a version. Readers reject values that they do not know.
 """
 
 import mmap
@@ -26,8 +26,8 @@ __all__ = [
 ]
 
 ComputeMode = Literal["hard", "soft", "weight"]
-"""hard: never more than the share. soft: the share, and what is idle. weight: no limit, but a proportion when
-several want the card. In the order of the constants ``FENKA_COMPUTE_…``."""
+"""hard: at most the share. soft: the share, and idle time. weight: no limit, but a proportion if several
+leases use the card. In the order of the constants ``FENKA_COMPUTE_…``."""
 
 COMPUTE_MODES: tuple[ComputeMode, ...] = get_args(ComputeMode)
 
@@ -35,39 +35,39 @@ _UUID_CHARACTERS = 40
 
 
 class InvalidControl(FenkaError):
-    """A control page, or what should become one, is wrong; the message is one sentence that says how."""
+    """A control page, or the content of a new one, is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a lease may have of one card."""
+    """The limits of a lease on one card."""
 
     uuid: str
     """As NVML prints it: ``GPU-`` or ``MIG-`` and 36 characters."""
     memory_bytes: int
-    """Hard limit over all processes of the lease."""
+    """Hard limit for all processes of the lease together."""
     context_bytes: int = 0
-    """Charged once per process that has a context on the card."""
+    """Charged once for each process that has a context on the card."""
     compute_percent: int = 100
-    """Share of the card's time, 1 to 100; 100 and hard = no limit."""
+    """Share of the card's time, 1 to 100; 100 and hard is no limit."""
     compute_mode: ComputeMode = "hard"
-    """What the share means."""
+    """Meaning of the share."""
 
     @property
     def limits_compute(self) -> bool:
-        """Whether programs are told anything but to go ahead."""
+        """Whether programs may be delayed."""
         return self.compute_percent < 100 or self.compute_mode != "hard"
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """One lease. The order of the limits is the order in which its programs count their devices."""
+    """The content of one page. The order of the limits is the order of the programs' devices."""
 
     lease: str
     """The lease's id: up to 63 bytes of ASCII."""
     limits: tuple[Limit, ...]
     generation: int = 0
-    """Even; grows by two with every update in place."""
+    """Even; increases by two with every update in place."""
 
 
 def _limit_fault(limit: Limit) -> str | None:
@@ -86,11 +86,11 @@ def _limit_fault(limit: Limit) -> str | None:
 
 def _fault(control: Control) -> str | None:
     uuids = [limit.uuid for limit in control.limits]
-    most = constant("FENKA_MAX_CARDS")
+    max_cards = constant("FENKA_MAX_CARDS")
     if not 0 < len(control.lease) < 64 or not control.lease.isascii() or "\0" in control.lease:
         return f"the lease id {control.lease!r} is not 1 to 63 ASCII characters"
-    if not 1 <= len(uuids) <= most:
-        return f"{len(uuids)} cards is not 1 to {most}"
+    if not 1 <= len(uuids) <= max_cards:
+        return f"{len(uuids)} cards is not 1 to {max_cards}"
     if len(set(uuids)) < len(uuids):
         return "a card is named twice"
     if control.generation % 2 or not 0 <= control.generation < 1 << 64:
@@ -113,7 +113,7 @@ def _fill(card: Any, limit: Limit) -> None:
 
 
 def encode(control: Control) -> bytes:
-    """The page's bytes; InvalidControl when the control cannot be one."""
+    """Return the bytes of a page. Raises InvalidControl."""
     ffi = layout()
     _validated(control, "control")
     page = ffi.new("struct fenka_control *")
@@ -147,7 +147,7 @@ def _limit(ffi: Any, card: Any, where: str) -> Limit:
 
 
 def _without_feedback(data: bytes) -> bytes:
-    """It changes ten times a second and is no limit; :mod:`fenka.isolation.compute_feedback` writes it."""
+    """Return the page without what :mod:`fenka.isolation.compute_feedback` writes, which is no limit."""
     ffi = layout()
     copy = bytearray(data)
     page = ffi.from_buffer("struct fenka_control *", copy)
@@ -170,8 +170,8 @@ def decode(data: bytes, where: str = "control") -> Control:
         ("version", constant("FENKA_LAYOUT_VERSION")),
         ("bytes", size),
     ):
-        if (found := getattr(page, name)) != expected:
-            raise InvalidControl(f"{where}: {name} is {found:#x}, expected {expected:#x}")
+        if (value := getattr(page, name)) != expected:
+            raise InvalidControl(f"{where}: {name} is {value:#x}, expected {expected:#x}")
     if page.card_count > constant("FENKA_MAX_CARDS"):
         raise InvalidControl(f"{where}: states {page.card_count} cards")
     limits = tuple(_limit(ffi, c, where) for c in page.cards[0 : page.card_count])
@@ -182,9 +182,9 @@ def decode(data: bytes, where: str = "control") -> Control:
 
 
 def write(path: Path, control: Control) -> None:
-    """Creates or replaces the page, atomically; InvalidControl when it cannot be one, OSError from the disk.
+    """Create or replace a page atomically. Raises InvalidControl, OSError.
 
-    Programs that run keep the page that they began with: to change their limits, use :func:`update`.
+    Running programs keep the page that they began with. To change their limits, use :func:`update`.
     """
     data = encode(control)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -199,18 +199,20 @@ def write(path: Path, control: Control) -> None:
 
 
 def read(path: Path) -> Control:
-    """The control in the file; InvalidControl with a sentence when it is wrong, OSError when unreadable."""
+    """Read a page. Raises InvalidControl, OSError."""
     with path.open("rb") as file:
         return decode(file.read(constant("FENKA_CONTROL_BYTES") + 1), str(path))
 
 
 def update(path: Path, control: Control) -> Control:
-    """Changes the limits of programs that run, in place; returns what is in force, with its generation.
+    """Change the limits of running programs in place. Return what is in force, with its generation.
 
-    The cards must stay the same and in the same order (InvalidControl otherwise): programs know them by their
-    number. One writer at a time. What programs hold is not looked at: that is
-    :func:`fenka.isolation.resize.resize`. A writer that was killed half-way leaves an odd generation, under
-    which programs keep the last limits they saw; the next update repairs it.
+    The cards and their order must stay the same, because programs know them by number. What programs hold is
+    not
+    checked (see :func:`fenka.isolation.resize.resize`). There must be one writer at a time. A writer that is
+    killed leaves an odd generation, under which programs keep the last limits; the next update repairs it.
+
+    Raises InvalidControl, OSError.
     """
     _validated(replace(control, generation=0), "control")
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as page:
@@ -233,7 +235,7 @@ def update(path: Path, control: Control) -> Control:
 
 
 def read_interrupted(path: Path) -> Control:
-    """As :func:`read`, but also of a page that a killed writer left half written."""
+    """Read a page like :func:`read`, also one that a killed writer left incomplete."""
     with path.open("rb") as file:
         return _decode_interrupted(file.read(constant("FENKA_CONTROL_BYTES") + 1), path)
 

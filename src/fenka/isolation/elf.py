@@ -1,6 +1,6 @@
-"""Which names a shared library gives to others: its dynamic symbol table, read without binutils.
+"""Reads the dynamic symbol table of a shared library, without binutils.
 
-Only what a driver's library needs: 64-bit, little-endian, with its section headers in place.
+Supports what drivers' libraries are: 64-bit, little-endian, with section headers.
 """
 
 import struct
@@ -22,13 +22,13 @@ _FUNCTIONS = (2, 10)
 
 
 class InvalidLibrary(FenkaError):
-    """The file has no dynamic symbols that could be read; one sentence that says so."""
+    """The file has no readable dynamic symbols."""
 
 
 def exported_functions(library: Path) -> frozenset[str]:
-    """The names of the functions that the library defines for others, without their versions.
+    """Return the names of the functions that the library exports, without versions.
 
-    Raises InvalidLibrary, or OSError when the file cannot be read.
+    Raises InvalidLibrary, OSError.
     """
     data = library.read_bytes()
     try:
@@ -41,7 +41,7 @@ def exported_functions(library: Path) -> frozenset[str]:
 
 
 def has_symbol_versions(library: Path) -> bool:
-    """Whether it gives its names versions, as glibc does. Raises like `exported`."""
+    """Return whether its symbols have versions, as glibc's do. Raises InvalidLibrary, OSError."""
     try:
         return any(s[1] == _VERSION_DEFINITIONS for s in _sections(library.read_bytes()))
     except (struct.error, ValueError):

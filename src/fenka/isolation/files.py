@@ -1,4 +1,4 @@
-"""The files that every lease is made of, and how they are written so that a crash leaves no half."""
+"""The files of a lease, and atomic writing of files."""
 
 import contextlib
 import errno
@@ -34,18 +34,18 @@ _ADVICE = {
 
 
 def describe_os_error(why: OSError) -> str:
-    """What failed, where, and what to do; for errors that are no bug and have no better words."""
+    """Return a sentence for an error of the operating system: which file failed, why, and what to do."""
     if why.errno is None:
-        return str(why)  # Raised by fenka, with words of its own.
+        return str(why)  # raised by fenka with its own message
     names = [str(name) for name in (why.filename, why.filename2) if name is not None]
-    where = f"cannot use {' and '.join(names)}" if names else "cannot go on"
+    failure = f"cannot use {' and '.join(names)}" if names else "cannot go on"
     advice = f"; {_ADVICE[why.errno]}" if why.errno in _ADVICE else ""
-    return f"{where}: {os.strerror(why.errno)}{advice}"
+    return f"{failure}: {os.strerror(why.errno)}{advice}"
 
 
 @contextlib.contextmanager
 def with_file_name(path: Path) -> Iterator[None]:
-    """Have the file's name in errors of reading and writing, which come without one."""
+    """Add the file's name to errors of reading and writing, which have none."""
     try:
         yield
     except OSError as why:
@@ -55,7 +55,7 @@ def with_file_name(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Readers and a crash see the old content or the new one, nothing between."""
+    """Replace a file's content. Readers, also after a crash, see the old content or the new."""
     temporary = path.with_name(f".{path.name}.new")
     with with_file_name(path):
         with temporary.open("wb") as file:
@@ -65,24 +65,24 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.replace(path)
 
 
-def read_regular_file(path: Path, most: int) -> bytes:
-    """The content of a regular file of at most so many bytes, whatever else may be there; never waits.
+def read_regular_file(path: Path, max_bytes: int) -> bytes:
+    """Read a regular file of at most `max_bytes` without waiting.
 
-    Raises OSError, with the file's name.
+    Raises OSError, with the file's name, also for other kinds of files.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is no regular file")
+        raise OSError(f"{path} is not a regular file")
     with with_file_name(path), open(descriptor, "rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(f"{path} has more than {most} bytes, so it is damaged")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(f"{path} has more than {max_bytes} bytes, so it is damaged")
     return content
 
 
 def fsync_directory(path: Path) -> None:
-    """Have the names in it on the disk: a new or removed file is only safe then."""
+    """Write a directory to disk, which makes created and removed files in it durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -92,9 +92,9 @@ def fsync_directory(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ComputeShare:
-    """A share of each card's time, and what it means; 100 and hard is no limit.
+    """A share of each card's time, and its meaning; 100 and hard is no limit.
 
-    percent: 0 for each slice's own, and where that has none there is no limit.
+    percent: 0 for each slice's own percentage, and no limit for slices without one.
     """
 
     percent: int = 100
@@ -104,17 +104,17 @@ class ComputeShare:
 def card_limits(
     slices: Iterable[Slice], contexts_mib: Mapping[str, int], compute: ComputeShare | None = None
 ) -> tuple[Limit, ...]:
-    """What the control page says of a lease's slices; as for :func:`create_lease`."""
-    given = compute or ComputeShare(0)
+    """Return the control page's limits for a lease's slices. Args as for :func:`create_lease`."""
+    share = compute or ComputeShare(0)
 
     def limit(piece: Slice) -> Limit:
-        percent = given.percent or piece.compute
+        percent = share.percent or piece.compute
         return Limit(
             uuid=piece.uuid,
             memory_bytes=piece.memory_mib * MIB,
             context_bytes=contexts_mib.get(piece.uuid, 0) * MIB,
             compute_percent=percent or 100,
-            compute_mode=given.mode if percent else "hard",
+            compute_mode=share.mode if percent else "hard",
         )
 
     return tuple(map(limit, slices))
@@ -128,10 +128,15 @@ def create_lease(
     compute: ComputeShare | None = None,
     owner: int | None = None,
 ) -> None:
-    """The control page and an empty account, in `lease/` and `account/` of a directory that has both.
+    """Create the control page and an empty account of a lease. Raises InvalidControl, OSError.
 
-    contexts_mib: what a process's context takes, by card UUID. compute: None where each slice's own
-    percentage says all. owner: as for :func:`account.create`. Raises InvalidControl, OSError.
+    Args:
+        directory: The lease's directory, with the directories `lease` and `account` in it.
+        lease: The lease's id.
+        slices: What it may use.
+        contexts_mib: Size of a process's context by card UUID.
+        compute: Share of the cards' time; None for each slice's own percentage.
+        owner: As for :func:`account.create`.
     """
     limits = card_limits(slices, contexts_mib, compute)
     control.write(directory / "lease" / "control", Control(lease=lease, limits=limits))
@@ -139,10 +144,10 @@ def create_lease(
 
 
 def install_native(target: Path, complete: Callable[[Path], None] = lambda _: None) -> Path:
-    """A copy of the native libraries that programs can load: a directory in `target` named by its content.
+    """Copy the native libraries to a directory in `target` named by their content, and return it.
 
-    Programs may not reach where fenka itself is installed. `target` is never below /run, which is often
-    mounted noexec. `complete` adds what is derived from the libraries. Raises FileNotFoundError.
+    Programs may not reach fenka's own installation. `target` is never below /run, which is often mounted
+    noexec. `complete` adds files derived from the libraries. Raises FileNotFoundError.
     """
     require_native()
     files = sorted(path for path in native.DIRECTORY.rglob("*") if path.is_file())
@@ -157,6 +162,6 @@ def install_native(target: Path, complete: Callable[[Path], None] = lambda _: No
 
 
 def require_native() -> None:
-    """Raises FileNotFoundError where the libraries are not built."""
+    """Raise FileNotFoundError if the libraries are not built."""
     if not (native.DIRECTORY / "libfenka.so").exists():
         raise FileNotFoundError(f"{native.DIRECTORY / 'libfenka.so'} is missing: run `make build`")

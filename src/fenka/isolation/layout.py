@@ -1,7 +1,6 @@
-"""The two layouts of a lease, read from the C header that the shim was compiled from.
+"""The layouts of the control page and the account, read from the C header of the shim.
 
-There is one definition (``fenka/lease.h``); this module gives Python its structs, offsets and constants,
-so that a field cannot mean one thing here and another there.
+``fenka/lease.h`` is the only definition. This module gives Python its structs, offsets and constants.
 """
 
 from functools import cache
@@ -26,10 +25,10 @@ def _header() -> tuple[Any, dict[str, int]]:
 
 
 def constant(name: str) -> int:
-    """The value of an integer ``#define`` of the header; KeyError when there is none."""
+    """Return the value of an integer ``#define`` of the header. Raises KeyError."""
     return _header()[1][name]
 
 
 def layout() -> Any:
-    """The header's structs, as a cffi ``FFI``; FileNotFoundError when nothing was built."""
+    """Return the header's structs as a cffi ``FFI``. Raises FileNotFoundError if nothing was built."""
     return _header()[0]

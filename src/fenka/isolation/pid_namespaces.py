@@ -1,9 +1,9 @@
-"""Tells the processes of leases which PID namespaces have ended, so that they empty the slots left there.
+"""Finds PID namespaces that have ended, so that the slots of their processes can be emptied.
 
-A process judges only owners of its own PID namespace. So nobody in the lease judges what ended together
-with its namespace: a sandbox such as bubblewrap or apptainer, or a container before its restart. The agent
-sees all processes of the machine. `native/include/fenka/lease.h` defines the words that they exchange, and
-explains why no living process is taken for dead.
+A process in a lease can only see whether owners in its own PID namespace have ended. If a namespace ends as a
+whole (a sandbox such as bubblewrap or apptainer, or a container before its restart), no process of the lease
+can see that. The agent sees all processes of the machine. `native/include/fenka/lease.h` defines the words
+that they exchange, and explains why no living process is taken for dead.
 
 The workstation's daemon and the node's program call `NamespaceReaper.run_once` ten times a second.
 Tenants can write, shorten and lock accounts, so these are accessed in place, in bounded pieces, without
@@ -24,41 +24,40 @@ from fenka.isolation.layout import constant
 __all__ = ["PERIOD_S", "NamespaceReaper", "in_initial_namespace", "populated_namespaces"]
 
 PERIOD_S = 0.1
-"""Between rounds. Programs wait for an answer for three seconds."""
+"""Between rounds. Programs wait up to three seconds for an answer."""
 
 SCAN_PERIOD_S = 5.0
-"""Without a request, so that the memory of ended processes is not shown as used for long."""
+"""Between scans without a request, so that memory of ended processes is soon shown as free."""
 
 REST_FACTOR = 4
-"""Times as long as the last round took. Tenants may ask without end, and name namespaces that never were."""
+"""Rest after a round, as a multiple of its duration: tenants may send any number of requests."""
 
 _INITIAL_NAMESPACE = 0xEFFFFFFC
-"""Inode of the machine's first PID namespace, whose processes see all others."""
+"""Inode of the machine's initial PID namespace, whose processes see all others."""
 
 
 def in_initial_namespace() -> bool:
-    """Return whether this process is in the machine's first PID namespace."""
+    """Return whether this process is in the machine's initial PID namespace."""
     return _own() == _INITIAL_NAMESPACE
 
 
 def populated_namespaces(proc: Path = Path("/proc")) -> set[int] | None:
-    """Return the inodes of the PID namespaces that have a process.
+    """Return the inodes of the PID namespaces that have a process, or None if not all could be inspected.
 
-    Only the caller's own and those below it are seen. None where a process below it cannot be inspected. A
-    process in the caller's own namespace needs no inspection.
+    Only the caller's namespace and those nested in it are visible.
     """
-    found = {_own(proc)}
+    inodes = {_own(proc)}
     for name in filter(str.isdecimal, os.listdir(proc)):
         try:
             if procfs.start_ticks(name, proc) is None:
                 continue
-            found.add((proc / name / "ns/pid").stat().st_ino)
+            inodes.add((proc / name / "ns/pid").stat().st_ino)
         except (FileNotFoundError, ProcessLookupError):
             continue
         except PermissionError:
             if _nested(name, proc):
                 return None
-    return found
+    return inodes
 
 
 def _own(proc: Path = Path("/proc")) -> int:
@@ -66,7 +65,7 @@ def _own(proc: Path = Path("/proc")) -> int:
 
 
 def _nested(pid: str, proc: Path) -> bool:
-    """Whether a process is in a namespace below the caller's. True where it cannot be told."""
+    """Return whether a process is in a nested namespace; True if that is unknown."""
     try:
         return len(procfs.namespace_pids(pid, proc)) != 1
     except (FileNotFoundError, ProcessLookupError):
@@ -74,7 +73,7 @@ def _nested(pid: str, proc: Path) -> bool:
 
 
 class NamespaceReaper:
-    """Answers requests in accounts, and looks at all of them every few seconds."""
+    """Answers requests in accounts, and scans all accounts every few seconds."""
 
     def __init__(
         self,
@@ -86,27 +85,27 @@ class NamespaceReaper:
         self._not_before = self._last_scan
         self._own = _own()
         self._descendants: set[int] = set()
-        """Namespaces that had a process once. They are below the agent's own."""
+        """Namespaces in which a process was seen. They are nested in the agent's."""
 
     def run_once(self, accounts: Iterable[Path]) -> None:
-        """Look at the accounts once. Cheap where no process asks, and none is in a namespace of its own."""
-        began = self._clock()
-        if began < self._not_before:
+        """Check the accounts once. Cheap without requests and without nested namespaces."""
+        now = self._clock()
+        if now < self._not_before:
             return
-        everybody = began - self._last_scan >= SCAN_PERIOD_S
-        if everybody:
-            self._last_scan = began
+        scan_all = now - self._last_scan >= SCAN_PERIOD_S
+        if scan_all:
+            self._last_scan = now
         with contextlib.ExitStack() as opened:
             words = []
             for path in accounts:
                 with contextlib.suppress(OSError, account.InvalidAccount):
                     descriptor = account.open_file(path, os.O_RDWR)
                     opened.callback(os.close, descriptor)
-                    it = _AccountWords(descriptor)
-                    if everybody or it.asked != it.answered:
-                        words.append(it)
+                    account_words = _AccountWords(descriptor)
+                    if scan_all or account_words.requested != account_words.completed:
+                        words.append(account_words)
             self._process(words)
-        self._not_before = self._clock() + (self._clock() - began) * REST_FACTOR
+        self._not_before = self._clock() + (self._clock() - now) * REST_FACTOR
 
     def _process(self, accounts: "list[_AccountWords]") -> None:
         suspects = []
@@ -114,8 +113,8 @@ class NamespaceReaper:
             with contextlib.suppress(OSError):
                 words.reuse()
                 suspects += [(words, index) for index in words.foreign(self._own)]
-        # Named first, looked at afterwards: who took the index before that is seen by the look.
-        named: list[tuple[_AccountWords, int]] = []
+        # Retiring comes before the second scan, which then sees every process that has taken the index.
+        retiring: list[tuple[_AccountWords, int]] = []
         before = self._scan() if suspects else None
         for words, index in suspects:
             inode = words.namespaces[index]
@@ -124,41 +123,43 @@ class NamespaceReaper:
             with contextlib.suppress(OSError):
                 if inode not in before:
                     words.set_state(index, constant("FENKA_NAMESPACE_RETIRING"))
-                    named.append((words, index))
-                elif words.states[index]:  # an agent before this one was killed here
+                    retiring.append((words, index))
+                elif words.states[index]:  # an earlier agent was killed at this point
                     words.set_state(index, 0)
-        now = self._scan() if named else None
-        for words, index in named:
-            gone = now is not None and words.namespaces[index] not in now
+        after = self._scan() if retiring else None
+        for words, index in retiring:
+            ended = after is not None and words.namespaces[index] not in after
             with contextlib.suppress(OSError):
-                words.set_state(index, constant("FENKA_NAMESPACE_ENDED") if gone else 0)
+                words.set_state(index, constant("FENKA_NAMESPACE_ENDED") if ended else 0)
         for words in accounts:
             with contextlib.suppress(OSError):
                 words.answer()
 
     def _scan(self) -> set[int] | None:
-        found = self._populated()
-        self._descendants |= found or set()
-        return found
+        inodes = self._populated()
+        self._descendants |= inodes or set()
+        return inodes
 
     def _visible(self, inode: int) -> bool:
-        """Whether a process of this namespace would be seen."""
+        """Return whether processes of this namespace are visible."""
         return in_initial_namespace() or inode in self._descendants
 
 
 class _AccountWords:
-    """The words of one account that the agent and the processes exchange, as they were when it was opened."""
+    """The words of one account that agent and processes exchange, as of its opening."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self.asked = self._word("reap_requested")
-        self.answered = self._word("reap_completed")
-        # Whatever else the upper halves say: an inode of /proc has 32 bits.
-        self.namespaces = [it & 0xFFFFFFFF for it in account.words(descriptor, "pid_namespaces")]
+        self.requested = self._word("reap_requested")
+        self.completed = self._word("reap_completed")
+        # An inode of /proc has 32 bits; the upper halves are ignored.
+        self.namespaces = [
+            inode & 0xFFFFFFFF for inode in account.words(descriptor, "pid_namespaces")
+        ]
         self.states = account.words(descriptor, "namespace_states")
 
     def foreign(self, own: int) -> list[int]:
-        """Return the indexes of namespaces other than the agent's that are in use, or were being retired."""
+        """Return the indexes of namespaces other than the agent's that are in use or retiring."""
         return [
             index
             for index, inode in enumerate(self.namespaces[: constant("FENKA_MAX_NAMESPACES")])
@@ -166,7 +167,7 @@ class _AccountWords:
         ]
 
     def reuse(self) -> None:
-        """Free the indexes of ended namespaces that no slot's owner has any more."""
+        """Free the indexes of ended namespaces that no slot uses any more."""
         ended = {
             index
             for index, state in enumerate(self.states)
@@ -183,13 +184,13 @@ class _AccountWords:
                 self.set_state(index, 0)
 
     def set_state(self, index: int, state: int) -> None:
-        """Write FENKA_NAMESPACE_…, or 0."""
+        """Set a namespace's state: FENKA_NAMESPACE_…, or 0."""
         self._put("namespace_states", index, state)
 
     def answer(self) -> None:
-        """Say that all requests have been acted upon that were made before the account was opened."""
-        if self.asked != self.answered:
-            self._put("reap_completed", 0, self.asked)
+        """Mark all requests as completed that were made before the account was opened."""
+        if self.requested != self.completed:
+            self._put("reap_completed", 0, self.requested)
 
     def _word(self, field: str) -> int:
         (word,) = account.words(self._descriptor, field)

@@ -1,8 +1,8 @@
-"""Read files of `/proc` that wait for the process they are about, in a child that can be given up.
+"""Reads files of `/proc` that their process can block, in a child process that can be abandoned.
 
-`environ` is the process's own memory, and for `maps` the kernel takes a lock that the process can hold. A
-program that maps a file of its own FUSE server there keeps every reader waiting, beyond SIGKILL. So a
-child reads, and is not waited for after the deadline.
+`environ` is the process's own memory, and reading `maps` takes a lock that the process can hold. A program
+that maps a file of its own FUSE server blocks every reader, beyond SIGKILL. So a child reads, and is
+abandoned after the deadline.
 """
 
 import contextlib
@@ -27,18 +27,20 @@ for path in paths:
 
 
 def read_files(
-    paths: Sequence[Path], most_bytes: int, patience_s: float
+    paths: Sequence[Path], most_bytes: int, timeout_s: float
 ) -> Mapping[Path, bytes | None]:
-    """The files' first bytes, None for one that cannot be read. Files after one that keeps us waiting are
-    missing, and so is that one: it is the first of `paths` that is not in the answer."""
+    """Return the files' first bytes, or None for a file that cannot be read.
+
+    A file that blocks the reader is missing, as are all files after it.
+    """
     if not paths:
         return {}
     words = [sys.executable, "-ISc", _READER, str(most_bytes), *map(str, paths)]
-    # Not its context manager, which would wait for it.
+    # Not used as a context manager, which would wait for its end.
     child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert child.stdout
     try:
-        output, _ = child.communicate(timeout=patience_s)
+        output, _ = child.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as late:
         output = late.output or b""
         child.kill()
@@ -50,12 +52,12 @@ def read_files(
 
 
 def _split(output: bytes) -> list[bytes | None]:
-    found: list[bytes | None] = []
+    contents: list[bytes | None] = []
     while b"\n" in output:
         length, _, rest = output.partition(b"\n")
         size = int(length)
         if size > len(rest):
             break
-        found.append(None if size < 0 else rest[:size])
+        contents.append(None if size < 0 else rest[:size])
         output = rest[max(size, 0) :]
-    return found
+    return contents

@@ -1,22 +1,23 @@
-"""Enter a lease: bind its files where the shim and the dynamic linker look, then exec the program.
+"""Enters a lease: mounts its files where the shim and the dynamic linker expect them.
 
-Called by the workstation's launcher in the very process that becomes the program, so that signals,
-terminal and exit code need no forwarding. A mount namespace holds everything, inside a user namespace by
-which the daemon knows the lease's processes. An ordinary user's has no capabilities after the exec; root's
-has all, for what belongs to the namespace. What the program then sees:
+The workstation's launcher calls this in the process that becomes the program, so that signals, terminal and
+exit code need no forwarding. A mount namespace holds all mounts. It is inside a user namespace, by which the
+daemon recognises the lease's processes. After the exec an ordinary user's program has no capabilities; root's
+has all of them within the namespace. The program then sees:
 
     /run/fenka/lease/control        its limits, read-only
     /run/fenka/lease/libfenka.so    the shim; a bind mount pins its inode, so a rebuild cannot remove it
-    /run/fenka/account/slots        its own accounting
-    /run/fenka/driver/              the driver's libraries; at their own places stand the proxies
+    /run/fenka/account/slots        its account
+    /run/fenka/driver/              the driver's libraries; the proxies are mounted over their own paths
     /etc/ld.so.preload              names the shim; unlike LD_PRELOAD it survives env -i and setuid
     /etc/ld.so.cache                only with a simulated driver: finds its libraries under env -i too
 
-Programs cannot make further user namespaces, in which they could mount over all of this, unless they are
-allowed to. The kernel counts them in every namespace above, so the limit stands where the program has no
-rights: an ordinary user's in the lease's own, root's in one around it.
+Programs cannot create further user namespaces, in which they could mount over all of this, unless that is
+allowed. The kernel checks the limits of all enclosing namespaces, so the limit is set where the program has
+no rights: for an ordinary user in the lease's namespace, for root in one around it.
 
-Fair sharing, not a security boundary: root can undo this from outside, or bind another file over a mount.
+This is fair sharing, not a security boundary: root can undo it from outside, or mount another file over a
+mount.
 """
 
 import contextlib
@@ -32,28 +33,28 @@ from fenka.core.errors import FenkaError
 from fenka.isolation import proxy, syscalls
 
 LEASE_ROOT = Path("/run/fenka")
-"""Where a program finds its lease."""
+"""Directory of a lease inside it."""
 
 DRIVER = LEASE_ROOT / "driver"
-"""Where the proxies find the driver's own libraries."""
+"""Directory of the driver's own libraries, for the proxies."""
 
 SHIM = LEASE_ROOT / "lease" / "libfenka.so"
-"""The shim as a program finds it."""
+"""Path of the shim inside a lease."""
 
 NODE = "node"
-"""Below it, a simulated driver's node."""
+"""Directory of a simulated driver's node in DRIVER."""
 
 PRELOAD = Path("/etc/ld.so.preload")
 LINKER_CACHE = Path("/etc/ld.so.cache")
 
 
 class IsolationError(FenkaError):
-    """No private mount namespace can be made here; the message says why and what to do."""
+    """Programs cannot be isolated here."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverFiles:
-    """A driver's libraries, by the names in proxy.LIBRARIES; the first of each is the one that is used.
+    """A driver's libraries by the names in proxy.LIBRARIES. The first of each is used.
 
     node: the directory of a simulated driver's node, or None.
     """
@@ -64,14 +65,14 @@ class DriverFiles:
 
 @dataclass(frozen=True, slots=True)
 class LeaseMounts:
-    """What the sandbox binds.
+    """What the sandbox mounts.
 
-    directory: the lease's own, holding `lease/` and `account/`.
-    shim: libfenka.so to bind.
-    hidden: directories that the program must not reach by their own path (other leases' files).
+    directory: the lease's directory, with `lease/` and `account/`.
+    shim: the libfenka.so to mount.
+    hidden: directories that the program must not reach by their own paths (other leases' files).
     linker_cache: replaces /etc/ld.so.cache, or None.
-    proxies: the directory of the proxies (docs/proxy.md), and driver: the files that they stand in for.
-    user_namespaces: whether programs may make user namespaces of their own.
+    proxies: the directory of the proxies (docs/proxy.md). driver: the files that they replace.
+    user_namespaces: whether programs may create user namespaces.
     """
 
     directory: Path
@@ -84,45 +85,46 @@ class LeaseMounts:
 
 
 def enter(mounts: LeaseMounts) -> None:
-    """Move this (single-threaded) process into the lease. Raises IsolationError; then give up."""
-    held = _lock_preload()
+    """Move this single-threaded process into the lease. Raises IsolationError; the process must then end."""
+    lock = _lock_preload()
     _enter(mounts)
-    if held is not None:
-        os.set_inheritable(held, True)
+    if lock is not None:
+        os.set_inheritable(lock, True)
 
 
 def remove_preload() -> None:
-    """Remove the empty /etc/ld.so.preload that `enter` may have made as root, if no lease needs it.
+    """Remove the empty /etc/ld.so.preload that `enter` may have created as root, if no lease needs it.
 
-    Removing a file that is bound over drops the mounts on it in every namespace. Processes of another PID
-    namespace cannot be seen: their lock counts too.
+    Removing a file drops the mounts over it in all namespaces. The lock also protects leases in other PID
+    namespaces, whose processes are not visible.
     """
     if os.geteuid() != 0:
         return
     with contextlib.suppress(OSError), PRELOAD.open("r+b") as file:
-        # Refused at once while anybody is in a lease: the file then stays, which does no harm.
+        # Fails at once while there is a lease. The file then stays, which is harmless.
         _lock(file.fileno(), fcntl.F_WRLCK, fcntl.F_OFD_SETLK)
         if not file.read(1) and not _preload_mounted():
             PRELOAD.unlink()
 
 
 def _preload_mounted() -> bool:
-    """Whether any process sees a mount over the file. Raises OSError."""
+    """Return whether any process sees a mount over the file. Raises OSError."""
     seen: set[int] = set()
     for pid in procfs.pids():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             thread = procfs.living_thread(pid)
-            number = procfs.namespace_inode(thread, "mnt")
-            if number not in seen and any(it.point == PRELOAD for it in procfs.mounts(thread)):
+            inode = procfs.namespace_inode(thread, "mnt")
+            mounts = procfs.mounts(thread) if inode not in seen else ()
+            if any(mount.point == PRELOAD for mount in mounts):
                 return True
-            seen.add(number)
+            seen.add(inode)
     return False
 
 
 def _lock_preload() -> int | None:
-    """Have /etc/ld.so.preload stay as long as any process has the descriptor that is returned open.
+    """Keep /etc/ld.so.preload in place while any process has the returned descriptor open.
 
-    None where there is no such file and none can be made: then nothing on the host is bound over.
+    Return None if the file does not exist and cannot be created: then no host file is mounted over.
     """
     while True:
         try:
@@ -130,18 +132,18 @@ def _lock_preload() -> int | None:
         except OSError:
             return None
         _lock(descriptor, fcntl.F_RDLCK, fcntl.F_OFD_SETLKW)
-        found = os.fstat(descriptor)
-        if found.st_nlink:
-            if not found.st_size and os.geteuid() == 0:
-                os.fchmod(descriptor, 0o644)  # Whatever the umask: every user's linker reads it.
+        status = os.fstat(descriptor)
+        if status.st_nlink:
+            if not status.st_size and os.geteuid() == 0:
+                os.fchmod(descriptor, 0o644)  # regardless of the umask: all users' linkers read it
             return descriptor
-        os.close(descriptor)  # It was removed between open and lock.
+        os.close(descriptor)  # it was removed between open and lock
 
 
 def _lock(descriptor: int, kind: int, command: int) -> None:
-    """Lock the file for as long as the open file lives, across exec and fork. Raises OSError.
+    """Lock a file until its open file description is closed, across exec and fork. Raises OSError.
 
-    Unlike flock(2), this lets nobody lock exclusively who may only read: no user can keep others waiting.
+    Unlike with flock(2), users who may only read the file cannot lock it exclusively and block others.
     """
     fcntl.fcntl(descriptor, command, struct.pack("@hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
 
@@ -154,7 +156,7 @@ def _enter(mounts: LeaseMounts) -> None:
 
 
 def _mount_all(mounts: LeaseMounts) -> None:
-    # Slave, not private: disks that are mounted later on the host still appear inside.
+    # Slave, not private, so that disks mounted later on the host appear inside.
     _mount(None, Path("/"), syscalls.RECURSIVE | syscalls.SLAVE)
     preload = _preload_text()
     layer = mounts.directory / "etc"
@@ -169,12 +171,15 @@ def _mount_all(mounts: LeaseMounts) -> None:
     for hidden in mounts.hidden:
         _mount(None, hidden, syscalls.RDONLY, kind="tmpfs", data="mode=0755,size=4k")
     if PRELOAD.read_text() != preload:
-        raise IsolationError(f"{PRELOAD} could not be put in place; see `fenka doctor`")
+        raise IsolationError(f"{PRELOAD} could not be mounted; see `fenka doctor`")
 
 
 def _mount_proxies(layer: Path, proxies: Path, driver: DriverFiles) -> None:
-    """Have the driver's own names lead to the shim, for programs that load libraries before those of
-    /etc/ld.so.preload: what LD_PRELOAD names comes first."""
+    """Mount the proxies over the driver's libraries.
+
+    Libraries in a program's LD_PRELOAD come before those in /etc/ld.so.preload, and would reach the driver
+    directly.
+    """
     _mount(layer, DRIVER, syscalls.BIND)
     for name in proxy.NEXT_LIBRARIES:
         _mount(proxies / name, SHIM.parent / name, syscalls.BIND)
@@ -189,7 +194,8 @@ def _mount_proxies(layer: Path, proxies: Path, driver: DriverFiles) -> None:
 
 
 def prepare(directory: Path, linker_cache: Path | None) -> None:
-    """Write what `enter` binds besides the two files: called by the daemon when it makes a lease."""
+    """Create the files that `enter` mounts besides control page and account. Called when a lease is
+    created."""
     for name in (SHIM.name, *proxy.NEXT_LIBRARIES):
         (directory / "lease" / name).touch(mode=0o644)
     (directory / "driver" / NODE).mkdir(parents=True)
@@ -201,12 +207,12 @@ def prepare(directory: Path, linker_cache: Path | None) -> None:
     layer.mkdir(exist_ok=True)
     (layer / PRELOAD.name).write_text(_preload_text())
     if linker_cache is not None:
-        # A layer of an overlay cannot hold a link that leaves it.
+        # A copy, because a layer of an overlay cannot contain a link that leaves it.
         (layer / LINKER_CACHE.name).write_bytes(linker_cache.read_bytes())
 
 
 def probe() -> str | None:
-    """Try an isolated start in a child process: None if it works, else why it does not."""
+    """Try to isolate a child process. Return None if that works, else the reason why not."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
@@ -218,32 +224,32 @@ def probe() -> str | None:
         os._exit(0)
     os.close(send)
     with os.fdopen(receive, "rb") as answer:
-        why_not = answer.read().decode()
+        reason = answer.read().decode()
     os.waitpid(child, 0)
-    return why_not or None
+    return reason or None
 
 
 def inside_lease() -> bool:
-    """Whether this process is in a lease."""
+    """Return whether this process is in a lease."""
     return (LEASE_ROOT / "lease" / "control").exists()
 
 
 def _preload_text() -> str:
-    """The host's own preloads stay: someone wants them."""
-    ours = str(SHIM)
+    """Return the host's own preloads, followed by the shim."""
+    shim = str(SHIM)
     try:
         lines = PRELOAD.read_text().split()
     except FileNotFoundError:
         lines = []
-    return "\n".join([*(line for line in lines if line != ours), ours]) + "\n"
+    return "\n".join([*(line for line in lines if line != shim), shim]) + "\n"
 
 
 def _unshare() -> bool:
-    """A mount namespace of our own, and whether there is a user namespace of our own too."""
+    """Create a mount namespace. Return whether a user namespace was created, too."""
     if os.geteuid() != 0:
         uid, gid = os.geteuid(), os.getegid()
         _unshare_checked(syscalls.NEW_USER | syscalls.NEW_MOUNTS)
-        # The kernel wants setgroups denied before an unprivileged process may map its group.
+        # The kernel requires setgroups to be denied before an unprivileged process may map its group.
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
@@ -251,16 +257,16 @@ def _unshare() -> bool:
     try:
         _unshare_all_users()
     except OSError:
-        # Where root can make no user namespace, its programs cannot either.
+        # If root cannot create user namespaces, neither can its programs.
         _unshare_checked(syscalls.NEW_MOUNTS)
         return False
     return True
 
 
 def _unshare_all_users() -> None:
-    """New user and mount namespaces in which everybody is who they are outside. Raises OSError.
+    """Create user and mount namespaces in which all users have their own ids. Raises OSError.
 
-    Only a process above a user namespace may map more than one user there: a child does it.
+    A child writes the maps, because only a process outside of the namespace may map more than one user.
     """
     lines = [
         (kind, "".join(f"{first} {first} {count}\n" for first, _, count in map(str.split, text)))
@@ -293,30 +299,30 @@ def _unshare_all_users() -> None:
 
 
 def _drop_privileges(*, user_namespaces: bool) -> None:
-    """What the program is not to have, in a namespace that `_unshare` has made."""
+    """Drop what the program must not have, in a namespace that `_unshare` has created."""
     if os.geteuid() != 0:
         if not user_namespaces:
             _limit_namespaces("user", 0)
-        # A file's capabilities would count in this namespace.
+        # Capabilities of executable files would be effective in this namespace.
         syscalls.drop_capabilities()
     elif not user_namespaces:
         _limit_namespaces("user", 1)
         _limit_namespaces("time", 0)
         try:
-            # It has no rights over the one that counts, and cannot take away the mounts that it inherits.
+            # In it, the program has no rights over the limit, and cannot remove inherited mounts.
             _unshare_all_users()
         except OSError as why:
             raise IsolationError(f"no user namespace can be made here ({why.strerror})") from None
 
 
 def _limit_namespaces(kind: str, number: int) -> None:
-    """So many more namespaces of this kind may be made in this user namespace and those below it."""
+    """Limit the number of further namespaces of a kind in this user namespace and those nested in it."""
     limit = Path(f"/proc/sys/user/max_{kind}_namespaces")
     try:
         limit.write_text(str(number))
     except OSError as why:
         if kind == "time" and isinstance(why, FileNotFoundError):
-            return  # The kernel is older than these.
+            return  # the kernel has no time namespaces
         raise IsolationError(
             f"programs in the lease could undo its limits in a user namespace of their own, for {limit} "
             f"cannot be written here ({why.strerror}): mount /proc writable, or accept that with "
@@ -325,7 +331,7 @@ def _limit_namespaces(kind: str, number: int) -> None:
 
 
 def _provide_lease_root(layer: Path) -> None:
-    """Make /run/fenka/lease, account and driver exist."""
+    """Create /run/fenka/lease, account and driver."""
     try:
         for name in ("lease", "account", "driver"):
             (LEASE_ROOT / name).mkdir(parents=True, exist_ok=True)
@@ -337,10 +343,10 @@ def _provide_lease_root(layer: Path) -> None:
 
 
 def _rebuild_run(layer: Path) -> None:
-    """Without the right to write to /run: a /run of our own, with every entry of the old one in it."""
+    """Replace /run, if it is not writable, by a file system with all entries of the old one."""
     run = LEASE_ROOT.parent
     entries = list(os.scandir(run))
-    # The old /run is reached through this descriptor once the new one covers it.
+    # Reaches the old /run after the new one covers it.
     old = os.open(run, os.O_PATH | os.O_DIRECTORY)
     _mount(None, run, 0, kind="tmpfs", data="mode=0755,size=1m")
     for entry in entries:
@@ -359,7 +365,7 @@ def _rebuild_run(layer: Path) -> None:
 
 
 def _provide_etc(layer: Path, linker_cache: Path | None) -> None:
-    """Bind over what exists; where ld.so.preload does not, overlay /etc."""
+    """Mount files over existing ones. If ld.so.preload does not exist, overlay /etc."""
     if not PRELOAD.exists():
         _overlay_etc(layer)
         return
@@ -371,18 +377,18 @@ def _provide_etc(layer: Path, linker_cache: Path | None) -> None:
 
 
 def _overlay_etc(layer: Path) -> None:
-    """Read-only, which takes nothing from a program that may not write to /etc anyway."""
+    """Overlay /etc read-only. Ordinary users may not write to it anyway."""
     etc = PRELOAD.parent
     below = [mount.point for mount in procfs.mounts() if etc in mount.point.parents]
-    kept = [(point, os.open(point, os.O_PATH)) for point in below]
+    opened = [(point, os.open(point, os.O_PATH)) for point in below]
     _mount("overlay", etc, syscalls.RDONLY, kind="overlay", data=f"lowerdir={layer}:{etc}")
-    for point, descriptor in kept:
+    for point, descriptor in opened:
         _mount(Path(f"/proc/self/fd/{descriptor}"), point, syscalls.BIND)
         os.close(descriptor)
 
 
 def _read_only(target: Path) -> None:
-    # A remount inside a user namespace must repeat the flags that the mount is locked with.
+    # A remount inside a user namespace must repeat the mount's locked flags.
     inherited = os.statvfs(target).f_flag & ~syscalls.RDONLY & 0xF
     _mount(None, target, syscalls.BIND | syscalls.REMOUNT | syscalls.RDONLY | inherited)
 

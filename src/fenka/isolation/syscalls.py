@@ -1,4 +1,4 @@
-"""The system calls around mounts and namespaces that Python 3.11 lacks. Each raises OSError."""
+"""System calls for mounts and namespaces that Python 3.11 lacks. Each raises OSError."""
 
 import ctypes
 import errno
@@ -31,12 +31,12 @@ def _check(result: int, *names: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Leave some of the namespaces that this process shares with its parent."""
+    """Move this process to new namespaces of these kinds."""
     _check(_libc().unshare(flags))
 
 
 def drop_capabilities() -> None:
-    """No program that this process executes will have any, whatever its file says."""
+    """Prevent programs that this process executes from gaining capabilities, also by their file."""
     last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
     for number in range(last + 1):
         _check(_libc().prctl(_CAPBSET_DROP, number, 0, 0, 0))
@@ -45,7 +45,7 @@ def drop_capabilities() -> None:
 def mount(
     source: Path | str | None, target: Path, flags: int, kind: str = "", data: str = ""
 ) -> None:
-    """mount(2). kind and data: of a file system that is made anew."""
+    """Call mount(2). kind and data: for a new file system."""
     origin = os.fsencode(source) if source is not None else (kind or "none").encode()
     _check(
         _libc().mount(
@@ -60,14 +60,14 @@ def mount(
 
 
 def mount_small(directory: Path, size: int) -> None:
-    """Mount a tmpfs with room for one file of `size` bytes, rounded up to pages. Raises OSError."""
+    """Mount a tmpfs with room for one file of `size` bytes, rounded up to pages."""
     size = -(-size // _PAGE) * _PAGE
     flags = NOSUID | NODEV | NOEXEC
     mount("fenka", directory, flags, "tmpfs", f"mode=0755,size={size},nr_inodes=2")
 
 
 def unmount_all(directory: Path, unmount: Callable[[Path], None]) -> None:
-    """Take away every mount on a directory; none is no error. Raises OSError."""
+    """Remove all mounts on a directory, if any."""
     while True:
         try:
             unmount(directory)
@@ -78,5 +78,5 @@ def unmount_all(directory: Path, unmount: Callable[[Path], None]) -> None:
 
 
 def unmount(target: Path) -> None:
-    """Take the mount away now; whoever has it open keeps what is open."""
+    """Remove a mount at once. Open files in it stay usable."""
     _check(_libc().umount2(os.fsencode(target), DETACH), str(target))

@@ -1,7 +1,7 @@
-"""Detects programs that exceed their limits, from what the driver and the kernel say of processes.
+"""Detects programs that exceed their limits, using driver and kernel data rather than self-reported usage.
 
-Programs write the account themselves, so it proves nothing. NVML's own memory of a process, and the files
-that it has mapped, do. The workstation's daemon and the node's program use the same thresholds.
+Programs write the account themselves, so it proves nothing. NVML's figures and the files that a process has
+mapped do. The workstation's daemon and the node program use the same thresholds.
 """
 
 import threading
@@ -9,72 +9,78 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CONSECUTIVE_SAMPLES = 3
-"""In a row before anybody is accused: one may be caught between an allocation and its end."""
+"""In a row before a violation is reported: a single one may catch an allocation that is about to fail."""
 
 MEMORY_TOLERANCE = 1.05
 
 COMPUTE_TOLERANCE = 0.10
-"""Of a card's time, beyond the limit: so much is nobody's fault."""
+"""Of a card's time beyond the limit, which is not reported."""
 SUSTAINED_S, WINDOW_S = 15.0, 60.0
-"""In every look for so long, or together over so long. A program's single kernel cannot be stopped, and is
-paid for by waiting afterwards: one of seconds is in few looks, and a minute has its price too."""
+"""A violation is an excess in every sample of SUSTAINED_S, or on average over WINDOW_S. A running kernel
+cannot be stopped, but is paid for by waiting afterwards: one of seconds is in few samples, and averages
+out."""
 
 MAPS_TIMEOUT_S = 1.0
-"""A process can keep who reads its mappings waiting for as long as it likes, by a file system of its own."""
+"""A process can block readers of its mappings indefinitely, with a file system of its own."""
 
 _MAX_MAPS_BYTES = 8 << 20
-"""A program may have any number of mappings; the shim is among the first thousands."""
+"""A process may have any number of mappings. The shim is among the first thousands."""
 
 
 class MemoryViolations:
-    """Counts, lease by lease, for how many samples in a row it has held too much."""
+    """Counts by lease and card for how many samples in a row too much memory was held."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], int] = {}
 
     def observe(self, excess: Mapping[tuple[str, str], bool]) -> set[tuple[str, str]]:
-        """Who is accused by this sample. excess: by token and card, whether it holds too much now.
+        """Return the leases and cards that are in violation after this sample.
 
-        Remembers only who is in the sample.
+        excess: whether too much is held now, by lease and card. Those not in it are forgotten.
         """
         self._counts = {key: self._counts.get(key, 0) + 1 for key, over in excess.items() if over}
         return {key for key, count in self._counts.items() if count >= CONSECUTIVE_SAMPLES}
 
 
 class ComputeViolations:
-    """Remembers, lease by lease and card by card, how much of the time beyond its limit it has had."""
+    """Remembers by lease and card how much time was used beyond the limit."""
 
     def __init__(self) -> None:
-        self._looks: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        self._samples: dict[tuple[str, str], list[tuple[float, float]]] = {}
 
     def observe(
         self, seconds: float, excess: Mapping[tuple[str, str], float]
     ) -> set[tuple[str, str]]:
-        """Who is accused by this look.
+        """Return the leases and cards that are in violation after this sample.
 
-        seconds: since the look before. excess: by token and card, the share of the time that it had in these
-        seconds, less what it may have. Remembers only who is in the look.
+        Args:
+            seconds: Time since the last sample.
+            excess: The share of this time that was used, less the allowed share, by lease and card. Those not
+            in
+                it are forgotten.
         """
-        self._looks = {
-            key: _newest([*self._looks.get(key, ()), (seconds, share)])
+        self._samples = {
+            key: _newest([*self._samples.get(key, ()), (seconds, share)])
             for key, share in excess.items()
             if seconds > 0
         }
         return {
-            key for key, looks in self._looks.items() if _sustained(looks) or _over_window(looks)
+            key
+            for key, samples in self._samples.items()
+            if _sustained(samples) or _over_window(samples)
         }
 
 
-def _newest(looks: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """As few of the last as make WINDOW_S."""
-    while sum(seconds for seconds, _ in looks[1:]) >= WINDOW_S:
-        looks = looks[1:]
-    return looks
+def _newest(samples: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return as few of the last samples as cover WINDOW_S."""
+    while sum(seconds for seconds, _ in samples[1:]) >= WINDOW_S:
+        samples = samples[1:]
+    return samples
 
 
-def _sustained(looks: list[tuple[float, float]]) -> bool:
+def _sustained(samples: list[tuple[float, float]]) -> bool:
     passed = 0.0
-    for seconds, share in reversed(looks):
+    for seconds, share in reversed(samples):
         if share <= COMPUTE_TOLERANCE:
             return False
         passed += seconds
@@ -83,28 +89,31 @@ def _sustained(looks: list[tuple[float, float]]) -> bool:
     return False
 
 
-def _over_window(looks: list[tuple[float, float]]) -> bool:
-    passed = sum(seconds for seconds, _ in looks)
-    return passed >= WINDOW_S and sum(s * share for s, share in looks) > COMPUTE_TOLERANCE * passed
+def _over_window(samples: list[tuple[float, float]]) -> bool:
+    passed = sum(seconds for seconds, _ in samples)
+    return (
+        passed >= WINDOW_S and sum(s * share for s, share in samples) > COMPUTE_TOLERANCE * passed
+    )
 
 
 def memory_allowance(limit_bytes: int, context_bytes: int) -> int:
-    """What a lease may hold by the driver's account before that counts as too much, in bytes."""
+    """Return the bytes that a lease may hold by the driver's figures before that is a violation."""
     return int((limit_bytes + context_bytes) * MEMORY_TOLERANCE)
 
 
 def has_shim(pid: int, inode: int, proc: Path = Path("/proc")) -> bool | None:
-    """Return whether a process has the shim mapped; None where it cannot be told.
+    """Return whether a process has mapped the shim; None if that is unknown.
 
-    It is recognised by its inode, because a file of that name is easily made. A process that keeps the reader
-    waiting is not told from one that has just ended; its memory is judged all the same.
+    The shim is recognised by its inode, because any file can have its name. A process that blocks the reader
+    is
+    treated like one that has ended; its memory is compared with its limit all the same.
     """
     text: list[bytes] = []
     reader = threading.Thread(target=_read_maps, args=(proc / str(pid) / "maps", text), daemon=True)
     reader.start()
     reader.join(MAPS_TIMEOUT_S)
     if not text or not text[0]:
-        return None  # it ended, is a zombie or a thread of the kernel, or keeps us waiting
+        return None  # it has ended, is a zombie or a kernel thread, or blocks the reader
     for line in text[0].splitlines():
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[4] == str(inode).encode():

@@ -37,18 +37,18 @@ def squatted(card: Card, stranger: User) -> Iterator[socket.socket]:
 
 
 @pytest.mark.usefixtures("squatted")
-def test_name_held_by_an_ordinary_user_keeps_root_from_nothing(card: Card, stranger: User) -> None:
-    """Root takes the card and is told whose process had the name."""
+def test_root_acquires_a_card_whose_name_an_ordinary_user_holds(card: Card, stranger: User) -> None:
+    """The callback gets the process that has the name."""
     displaced: list[Owner] = []
     with acquire([card], lambda _, owner: displaced.append(owner)), pytest.raises(CardLocked):
         acquire([card])
     assert [owner.uid for owner in displaced] == [stranger.uid]
 
 
-def test_name_whose_holder_lets_nobody_in_keeps_nobody_waiting(
+def test_acquire_does_not_block_when_the_holder_accepts_no_connection(
     card: Card, squatted: socket.socket, victim: User
 ) -> None:
-    """A queue of connections that is full is an answer, too."""
+    """A full queue of connections counts as a holder."""
     squatted.listen(0)
     name = f"\0fenka/card/{card.uuid}"
     with socket.socket(socket.AF_UNIX) as first:
@@ -57,10 +57,10 @@ def test_name_whose_holder_lets_nobody_in_keeps_nobody_waiting(
         assert can_own(card) is True
 
 
-def test_card_of_roots_is_refused_to_ordinary_users(
+def test_ordinary_user_is_rejected_while_root_has_the_card(
     card: Card, victim: User, roots_place: Path
 ) -> None:
-    """By whose process, as long as it lives; what a killed one leaves counts for nothing."""
+    """What a killed owner leaves does not count."""
     with acquire([card]):
         assert victim.do(lambda: can_own(card)) is False
         assert victim.do(lambda: locked_by_root(card)) is True
@@ -74,8 +74,8 @@ def test_card_of_roots_is_refused_to_ordinary_users(
     assert can_own(card) is True
 
 
-def test_roots_programs_keep_each_other_out(card: Card) -> None:
-    """Also one that sees another /run."""
+def test_root_is_rejected_while_another_root_program_has_the_card(card: Card) -> None:
+    """That program may see another /run."""
     with acquire([card]):
         with pytest.raises(CardLocked) as refused:
             acquire([card])
@@ -90,8 +90,10 @@ def test_roots_programs_keep_each_other_out(card: Card) -> None:
     acquire([card]).close()
 
 
-def test_ordinary_users_daemon_sees_that_root_took_its_card(card: Card, stranger: User) -> None:
-    """It held the card first; root's claim goes before."""
+def test_locked_by_root_is_true_when_root_takes_an_ordinary_users_card(
+    card: Card, stranger: User
+) -> None:
+    """The ordinary user had the card first."""
     with stranger.serve(f"\0fenka/card/{card.uuid}"):
         assert stranger.do(lambda: locked_by_root(card)) is False
         with acquire([card]):
@@ -100,7 +102,9 @@ def test_ordinary_users_daemon_sees_that_root_took_its_card(card: Card, stranger
         assert stranger.do(lambda: locked_by_root(card)) is False
 
 
-def test_place_of_a_stranger_is_not_roots(card: Card, stranger: User, roots_place: Path) -> None:
+def test_directory_is_not_used_when_another_user_owns_it(
+    card: Card, stranger: User, roots_place: Path
+) -> None:
     """Then the name alone decides."""
     stranger.mkdir(roots_place)
     with acquire([card]):
@@ -109,8 +113,8 @@ def test_place_of_a_stranger_is_not_roots(card: Card, stranger: User, roots_plac
             acquire([card])
 
 
-def test_place_that_others_may_replace_is_not_roots(card: Card, roots_place: Path) -> None:
-    """A directory above it that was made with an open umask."""
+def test_directory_is_not_used_when_others_may_replace_it(card: Card, roots_place: Path) -> None:
+    """Its parent was made with an open umask."""
     roots_place.parent.chmod(0o777)
     with acquire([card]):
         assert not roots_place.exists()

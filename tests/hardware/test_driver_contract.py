@@ -71,7 +71,7 @@ def test_processes_are_on_cards(driver: Driver) -> None:
         assert process.used_mib is None or 0 <= process.used_mib <= memory[DeviceId(process.uuid)]
 
 
-def test_opening_is_counted(driver: Driver) -> None:
+def test_driver_stays_open_until_its_last_user_closes_it(driver: Driver) -> None:
     """A second handle may close before and after the first; another directory is refused meanwhile."""
     with Driver.open(driver._library_dir) as second:
         assert second.cards() == driver.cards()
@@ -82,7 +82,7 @@ def test_opening_is_counted(driver: Driver) -> None:
         assert third.cards()
 
 
-def test_one_driver_at_a_time(make_node: MakeNode) -> None:
+def test_open_fails_when_another_driver_is_open(make_node: MakeNode) -> None:
     """While one node's driver is open another's is refused; afterwards it opens, with its own cards."""
     one, other = make_node("T4"), make_node("L4")
     with Driver.open(one.library_dir) as driver:
@@ -93,14 +93,14 @@ def test_one_driver_at_a_time(make_node: MakeNode) -> None:
         assert [card.model for card in driver.cards()] == ["NVIDIA L4"]
 
 
-def test_a_directory_without_a_driver_is_refused(make_node: MakeNode) -> None:
+def test_open_fails_when_the_directory_has_no_driver(make_node: MakeNode) -> None:
     """The sentence names the library and the directory."""
     node = make_node("T4")
     with pytest.raises(NoDriver, match=r"cannot load libnvidia-ml\.so\.1 from"):
         Driver.open(node.directory)
 
 
-def test_what_a_card_does_not_say_is_none(
+def test_reading_is_none_when_the_card_does_not_report_it(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A question that NVML does not support for the card gives None, and the rest is there."""
@@ -135,7 +135,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_closed_driver_leaves_nothing_for_a_fork(make_node: MakeNode) -> None:
+def test_closed_driver_leaves_nothing_to_a_forked_child(make_node: MakeNode) -> None:
     """After the library was unloaded a child starts unharmed: no handler of it is left to be called."""
     library_dir = make_node("T4").library_dir
     done = subprocess.run(

@@ -98,7 +98,7 @@ def by_python() -> Iterator[dict[str, Any]]:
         }
 
 
-def test_go_and_python_see_the_same(
+def test_go_and_python_return_the_same(
     program: Path, make_node: MakeNode, make_client: MakeClient
 ) -> None:
     """Count, names, UUIDs, memory, PCI, capability, MIG and processes, and they are what was made."""
@@ -117,7 +117,7 @@ def test_go_and_python_see_the_same(
     assert second["processes"] == [{"pid": client.pid, "memory": 3 << 30}]
 
 
-def test_go_hears_of_a_lost_card(program: Path, make_node: MakeNode) -> None:
+def test_go_receives_the_event_of_a_lost_card(program: Path, make_node: MakeNode) -> None:
     """The binding names the error as NVML does."""
     node = make_node("T4")
     node.lose(0)

@@ -21,7 +21,7 @@ def server_pid(node: SimulatedNode) -> int:
         return int.from_bytes(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), "little")
 
 
-def test_a_node_starts_and_stops(tmp_path: Path) -> None:
+def test_node_starts_and_stops(tmp_path: Path) -> None:
     """Start and stop do what they say, twice is as once, and stopping leaves no socket."""
     node = SimulatedNode.create(tmp_path / "node", parse_spec("T4"))
     assert not node.running
@@ -34,7 +34,7 @@ def test_a_node_starts_and_stops(tmp_path: Path) -> None:
     assert sorted(path.name for path in node.directory.iterdir()) == ["lib", "state"]
 
 
-def test_a_running_node_is_found_again(node: SimulatedNode) -> None:
+def test_running_node_is_reused(node: SimulatedNode) -> None:
     """The same cards in the same directory are the same node: another handle uses its server."""
     again = SimulatedNode.create(node.directory, parse_spec("T4"))
     before = server_pid(node)
@@ -44,7 +44,7 @@ def test_a_running_node_is_found_again(node: SimulatedNode) -> None:
     assert not node.running
 
 
-def test_other_cards_in_a_running_node_are_refused(node: SimulatedNode) -> None:
+def test_create_fails_when_a_running_node_has_other_cards(node: SimulatedNode) -> None:
     """One sentence, and the running node keeps its cards."""
     with pytest.raises(NodeError, match="already serves other cards"):
         SimulatedNode.create(node.directory, parse_spec("T4*2"))
@@ -52,7 +52,7 @@ def test_other_cards_in_a_running_node_are_refused(node: SimulatedNode) -> None:
         assert len(driver.cards()) == 1
 
 
-def test_a_stopped_node_can_get_other_cards(node: SimulatedNode) -> None:
+def test_create_replaces_the_cards_of_a_stopped_node(node: SimulatedNode) -> None:
     """Once its server has gone, the directory is free."""
     node.stop()
     other = SimulatedNode.create(node.directory, parse_spec("L4*2"))
@@ -62,7 +62,7 @@ def test_a_stopped_node_can_get_other_cards(node: SimulatedNode) -> None:
     other.stop()
 
 
-def test_uuids_are_the_directorys_own(make_node: MakeNode) -> None:
+def test_uuids_depend_on_the_directory(make_node: MakeNode) -> None:
     """Two nodes share no UUID; the same node made again has the same ones."""
     one, other = make_node("T4*2"), make_node("T4*2")
     seen = []
@@ -76,7 +76,7 @@ def test_uuids_are_the_directorys_own(make_node: MakeNode) -> None:
         assert [card.uuid for card in driver.cards()] == seen[:2]
 
 
-def test_a_path_may_be_long(tmp_path: Path, make_client: MakeClient) -> None:
+def test_node_works_when_its_path_is_long(tmp_path: Path, make_client: MakeClient) -> None:
     """The directory's path may be longer than the 108 bytes of a socket's address."""
     node = SimulatedNode.create(tmp_path / ("long" * 50) / "node", parse_spec("T4"))
     node.start()
@@ -86,7 +86,7 @@ def test_a_path_may_be_long(tmp_path: Path, make_client: MakeClient) -> None:
         node.stop()
 
 
-def test_a_second_server_says_who_is_there(node: SimulatedNode) -> None:
+def test_second_server_names_the_first(node: SimulatedNode) -> None:
     """Started by hand on a served directory, it ends with one sentence."""
     server = node.library_dir.joinpath("libcuda.so.1").resolve().with_name("fenka-cardserver")
     second = subprocess.run([server, node.directory], capture_output=True, text=True, check=False)
@@ -96,7 +96,7 @@ def test_a_second_server_says_who_is_there(node: SimulatedNode) -> None:
     )
 
 
-def test_a_server_that_nobody_needs_ends(tmp_path: Path) -> None:
+def test_server_ends_when_no_program_needs_it(tmp_path: Path) -> None:
     """Without any connection it ends after the time that it was given."""
     node = SimulatedNode.create(tmp_path / "node", parse_spec("T4"))
     node.start(idle_seconds=1)
@@ -108,7 +108,9 @@ def test_a_server_that_nobody_needs_ends(tmp_path: Path) -> None:
     assert not (node.directory / "server.sock").exists()
 
 
-def test_a_node_recovers_from_a_killed_server(node: SimulatedNode, make_client: MakeClient) -> None:
+def test_node_recovers_when_its_server_was_killed(
+    node: SimulatedNode, make_client: MakeClient
+) -> None:
     """After SIGKILL, what it left does not hinder the next one, which remembers no process."""
     make_client().enter().do("ok(d.cuMemAlloc(1 << 30))", "0")
     os.kill(server_pid(node), signal.SIGKILL)
@@ -121,7 +123,7 @@ def test_a_node_recovers_from_a_killed_server(node: SimulatedNode, make_client: 
     again.stop()
 
 
-def test_a_driver_without_its_server(node: SimulatedNode) -> None:
+def test_driver_fails_with_a_sentence_when_its_server_is_missing(node: SimulatedNode) -> None:
     """An open driver says that it lost the cards; opening says what to do."""
     with Driver.open(node.library_dir) as driver:
         node.stop()
@@ -138,7 +140,7 @@ def test_a_driver_without_its_server(node: SimulatedNode) -> None:
         Driver.open(node.library_dir)
 
 
-def test_a_broken_node_is_refused(tmp_path: Path) -> None:
+def test_node_fails_with_a_sentence_when_its_directory_is_invalid(tmp_path: Path) -> None:
     """A state of another version, and a directory that is no directory, get a sentence each."""
     node = SimulatedNode.create(tmp_path / "node", parse_spec("T4"))
     with (node.directory / "state").open("r+b") as state:
@@ -151,7 +153,7 @@ def test_a_broken_node_is_refused(tmp_path: Path) -> None:
         SimulatedNode.create(tmp_path / "file", parse_spec("T4"))
 
 
-def test_contexts_cost_what_the_file_says(tmp_path: Path, make_client: MakeClient) -> None:
+def test_context_takes_the_specified_memory(tmp_path: Path, make_client: MakeClient) -> None:
     """With context_mib, a process's first context on a card is charged, and only the first."""
     path = tmp_path / "cards.toml"
     path.write_text('version = 1\n[[card]]\nmodel = "T4"\nmemory_mib = 1000\ncontext_mib = 100\n')

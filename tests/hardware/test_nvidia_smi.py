@@ -117,7 +117,7 @@ def rows(smi: Smi, *words: str) -> list[list[str]]:
     return [line.split(", ") for line in done.stdout.splitlines()]
 
 
-def test_the_table(smi: Smi, pid: int, binary: Path) -> None:
+def test_table_shows_cards_and_processes(smi: Smi, pid: int, binary: Path) -> None:
     """Without options: versions, both cards with memory, ECC and MIG, and the process."""
     shown = smi()
     assert (shown.returncode, shown.stderr) == (0, "")
@@ -136,7 +136,7 @@ def test_the_table(smi: Smi, pid: int, binary: Path) -> None:
     assert "No running processes found" not in text
 
 
-def test_the_list(smi: Smi, node: SimulatedNode) -> None:
+def test_list_shows_every_card(smi: Smi, node: SimulatedNode) -> None:
     """-L names cards and UUIDs."""
     listed = re.findall(r"^GPU (\d): (.+) \(UUID: (.+)\)$", smi("-L").stdout, re.MULTILINE)
     assert [(index, name) for index, name, _ in listed] == [
@@ -146,7 +146,7 @@ def test_the_list(smi: Smi, node: SimulatedNode) -> None:
     assert [node.find(uuid) for _, _, uuid in listed] == [0, 1]
 
 
-def test_queries(smi: Smi, node: SimulatedNode, pid: int) -> None:
+def test_queries_return_figures(smi: Smi, node: SimulatedNode, pid: int) -> None:
     """--query-gpu and --query-compute-apps, and a card asked for by its UUID."""
     wanted = (
         "index,name,uuid,memory.used,memory.total,temperature.gpu,power.limit,compute_cap,"
@@ -168,7 +168,7 @@ def test_queries(smi: Smi, node: SimulatedNode, pid: int) -> None:
     assert rows(smi, f"--id={second[2]}", "--query-gpu=index") == [["1"]]
 
 
-def test_everything_as_xml(smi: Smi, pid: int) -> None:
+def test_xml_has_every_section(smi: Smi, pid: int) -> None:
     """-q -x is well formed and holds cards, memory and processes."""
     done = smi("-q", "-x")
     assert (done.returncode, done.stderr) == (0, "")
@@ -188,7 +188,7 @@ def test_everything_as_xml(smi: Smi, pid: int) -> None:
     assert second.findall("processes/process_info") == []
 
 
-def test_many_processes(smi: Smi, node: SimulatedNode, make_client: MakeClient) -> None:
+def test_table_shows_many_processes(smi: Smi, node: SimulatedNode, make_client: MakeClient) -> None:
     """Each is in its own row, on its own card."""
     pids = {0: set[str](), 1: set[str]()}
     for turn in range(5):
@@ -199,7 +199,7 @@ def test_many_processes(smi: Smi, node: SimulatedNode, make_client: MakeClient) 
     assert found == pids
 
 
-def test_a_lost_card(smi: Smi, node: SimulatedNode) -> None:
+def test_error_is_shown_when_a_card_is_lost(smi: Smi, node: SimulatedNode) -> None:
     """It is told, and the other card is still shown when it is asked for."""
     node.lose(0)
     assert "GPU is lost" in "".join((done := smi("-L")).stdout + done.stderr)

@@ -97,7 +97,7 @@ print(json.dumps(said))
 """
 
 
-def test_nvidia_ml_py_gets_the_same_answers_every_way(busy: tuple[SimulatedNode, int]) -> None:
+def test_nvidia_ml_py_returns_the_same_by_every_handle(busy: tuple[SimulatedNode, int]) -> None:
     """Handles by index, UUID, PCI and serial are one; old and new structs agree; opening is counted."""
     node, pid = busy
     first, second, _, closed = json.loads(run(node, "python", "-c", _ASK))

@@ -87,7 +87,7 @@ def test_arrays_are_charged_once_and_freed_once(
         ("d.cuMemcpyHtoA(small, 7, b'xx', 2)", INVALID_VALUE),
     ],
 )
-def test_wrong_arrays_are_refused(program: Client, call: str, error: int) -> None:
+def test_invalid_arrays_are_rejected(program: Client, call: str, error: int) -> None:
     """With the driver's error, and nothing charged."""
     program.do(
         "m = ok(d.cuMipmappedArrayCreate(shape(8), 2))",
@@ -114,7 +114,7 @@ def test_an_array_describes_itself(program: Client) -> None:
     assert program.do("[l.Width, l.Height, l.Depth]") == [5, 2, 1]
 
 
-def test_a_box_goes_through_an_array(program: Client) -> None:
+def test_box_is_copied_through_an_array(program: Client) -> None:
     """Out of a pitched source into the middle of an array, and out of it into a pitched target."""
     # the source: 2 slices of 3 rows of 4 bytes; the box: columns 1-2, rows 1-2 of both slices
     program.do(
@@ -135,7 +135,7 @@ def test_a_box_goes_through_an_array(program: Client) -> None:
     )
 
 
-def test_rows_go_from_array_to_array(program: Client) -> None:
+def test_rows_are_copied_between_arrays(program: Client) -> None:
     """Host to array, array to array, to device, back to an array and to the host."""
     program.do(
         "a, b, c = (ok(d.cuArray3DCreate(shape(16))) for _ in range(3))",
@@ -152,7 +152,7 @@ def test_rows_go_from_array_to_array(program: Client) -> None:
     assert program.do("code(d.cuMemcpyAtoD(p, b, 0, 17))") == INVALID_VALUE
 
 
-def test_rectangles_reach_arrays(program: Client) -> None:
+def test_rectangles_are_copied_to_arrays(program: Client) -> None:
     """cuMemcpy2D takes arrays on either side, and a level of a mipmapped array is one."""
     program.do(
         "m = ok(d.cuMipmappedArrayCreate(shape(8, 8), 2))",
@@ -172,7 +172,7 @@ def test_rectangles_reach_arrays(program: Client) -> None:
     assert program.do("code(d.cuMemcpy2D(c))") == INVALID_VALUE
 
 
-def test_a_box_out_of_bounds_moves_nothing(program: Client) -> None:
+def test_copy_out_of_bounds_fails_and_changes_nothing(program: Client) -> None:
     """When only the last row does not fit, the first ones stay as they were, too."""
     program.do("p = ok(d.cuMemAlloc(10))", "ok(d.cuMemsetD8(p, 46, 10))", "0")
     call = "code(d.cuMemcpy3D(box(4, 3, srcMemoryType=HOST, srcHost=here, dstMemoryType={}, dstDevice=p)))"
@@ -182,7 +182,7 @@ def test_a_box_out_of_bounds_moves_nothing(program: Client) -> None:
     assert program.do("out.raw[:10].decode()") == "." * 10
 
 
-def test_a_context_takes_its_arrays_with_it(program: Client) -> None:
+def test_arrays_are_freed_with_their_context(program: Client) -> None:
     """After the context's end its arrays are unknown, and their memory is free."""
     program.do(
         "own = ok(d.cuCtxCreate(0, 0))", "a = ok(d.cuArray3DCreate(shape(MIB := 1 << 20)))", "0"

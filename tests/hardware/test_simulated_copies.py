@@ -31,13 +31,13 @@ READ = "(d.cuMemcpyDtoH(out, p, len(out)), bytes(out).hex())[1]"
         ),
     ],
 )
-def test_bytes_arrive(client: Client, statements: list[str], expected: bytes) -> None:
+def test_copied_bytes_arrive(client: Client, statements: list[str], expected: bytes) -> None:
     """What was copied or filled is what is read back."""
     client.do("p = ok(d.cuMemAlloc(4096))", "q = ok(d.cuMemAlloc(4096))", "out = bytearray(8)", "0")
     assert bytes.fromhex(client.do(*statements, READ)) == expected
 
 
-def test_rectangles_arrive(client: Client) -> None:
+def test_copied_rectangles_arrive(client: Client) -> None:
     """A 2-D copy takes the rectangle out of the source and leaves the rest of the target."""
     client.do(
         "p = ok(d.cuMemAlloc(64))",
@@ -58,7 +58,7 @@ def test_rectangles_arrive(client: Client) -> None:
     assert bytes.fromhex(client.do(READ)) == b"FG......jk.."
 
 
-def test_zeroing_gigabytes_costs_no_memory(client: Client) -> None:
+def test_zeroing_gigabytes_takes_no_memory(client: Client) -> None:
     """Filling 4 GiB with zeros leaves the program small, and the bytes are zero."""
     resident = "int(open('/proc/self/statm').read().split()[1]) * 4096"
     client.do("p = ok(d.cuMemAlloc(4 << 30))", "ok(d.cuMemsetD8(p, 0x41, 4096))", "0")
@@ -76,7 +76,9 @@ def test_zeroing_gigabytes_costs_no_memory(client: Client) -> None:
         ("ok(d.cuMemHostAlloc(4096, 0))", 1, 0),  # CU_MEMORYTYPE_HOST
     ],
 )
-def test_an_address_says_what_it_is(client: Client, allocate: str, kind: int, managed: int) -> None:
+def test_pointer_attributes_name_the_kind_of_memory(
+    client: Client, allocate: str, kind: int, managed: int
+) -> None:
     """Inside an allocation, too, an address knows its kind, its range and its device."""
     client.do(f"p = {allocate}", "a = d.CUpointer_attribute", "0")
     inside = "int(p) + 100"

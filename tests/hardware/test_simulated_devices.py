@@ -54,7 +54,7 @@ def test_visible_devices(
     assert uuids == [cards[n].uuid.removeprefix("GPU-").replace("-", "") for n in seen]
 
 
-def test_memory_goes_to_the_card_that_was_meant(
+def test_memory_is_charged_to_the_visible_card(
     make_node: MakeNode, make_client: MakeClient
 ) -> None:
     """With the devices reordered, device 0's memory is charged to the card that is device 0."""
@@ -116,7 +116,7 @@ def test_lookup_by_name_and_version(
     assert (code, found.value, told.value) == (0, expected, status)
 
 
-def test_what_is_not_simulated_says_so(make_node: MakeNode) -> None:
+def test_unsupported_function_returns_not_supported(make_node: MakeNode) -> None:
     """A function without an implementation answers CUDA_ERROR_NOT_SUPPORTED, and so does NVML's."""
     node = make_node("T4")
     driver = ctypes.CDLL(str(node.library_dir / "libcuda.so.1"))
@@ -160,7 +160,7 @@ def test_the_library_finds_its_node_without_environment(make_node: MakeNode) -> 
     assert found.stdout == "0 0 3\n"
 
 
-def test_a_library_outside_a_node_asks_the_environment(make_node: MakeNode) -> None:
+def test_library_outside_a_node_uses_the_environment(make_node: MakeNode) -> None:
     """From elsewhere the driver goes by FENKA_SIMULATED_NODE, and without it says not ready.
 
     (Unless root's daemon has a node at the fixed place, see tests/native/test_simdriver_contained.py.)

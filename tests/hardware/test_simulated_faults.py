@@ -73,7 +73,7 @@ def counters(handle: Any) -> list[int]:
     ]
 
 
-def test_a_temperature_can_be_set(cards: tuple[SimulatedNode, list[Any]]) -> None:
+def test_temperature_can_be_set_and_restored(cards: tuple[SimulatedNode, list[Any]]) -> None:
     """The card says it until it is taken back; the other card keeps its own."""
     node, handles = cards
 
@@ -102,7 +102,9 @@ def test_ecc_errors_are_counted(cards: tuple[SimulatedNode, list[Any]]) -> None:
     ]
 
 
-def test_a_model_without_ecc(cards: tuple[SimulatedNode, list[Any]]) -> None:
+def test_ecc_command_fails_when_the_model_has_no_ecc(
+    cards: tuple[SimulatedNode, list[Any]],
+) -> None:
     """It has no counters, no such events, and none can be provoked."""
     node, (_, handle) = cards
     for ask in (pynvml.nvmlDeviceGetEccMode, counters):
@@ -115,7 +117,7 @@ def test_a_model_without_ecc(cards: tuple[SimulatedNode, list[Any]]) -> None:
         node.add_ecc_errors(1, 1)
 
 
-def test_a_restart_keeps_only_the_aggregate_counters(tmp_path: Path) -> None:
+def test_restart_keeps_only_the_aggregate_counters(tmp_path: Path) -> None:
     """As a reboot does: the card is back, cool, and has counted nothing since."""
     node = SimulatedNode.create(tmp_path / "node", parse_spec("T4"))
     node.start()
@@ -132,7 +134,9 @@ def test_a_restart_keeps_only_the_aggregate_counters(tmp_path: Path) -> None:
         node.stop()
 
 
-def test_events_are_heard_by_whom_they_concern(cards: tuple[SimulatedNode, list[Any]]) -> None:
+def test_events_reach_the_sets_that_registered_for_them(
+    cards: tuple[SimulatedNode, list[Any]],
+) -> None:
     """Every set gets what it asked for, in order, from when it asked, and nothing else."""
     node, (first, second) = cards
     assert pynvml.nvmlDeviceGetSupportedEventTypes(first) == XID | ONE_BIT | TWO_BITS
@@ -160,7 +164,7 @@ def test_events_are_heard_by_whom_they_concern(cards: tuple[SimulatedNode, list[
         assert all(silent(events) for events in (everything, one_card, one_type))
 
 
-def test_a_registration_does_not_reach_back(cards: tuple[SimulatedNode, list[Any]]) -> None:
+def test_registration_gets_no_earlier_events(cards: tuple[SimulatedNode, list[Any]]) -> None:
     """What a set could have heard before it asked for it is not given later."""
     node, (first, second) = cards
     with listening((first, XID)) as events:
@@ -171,7 +175,7 @@ def test_a_registration_does_not_reach_back(cards: tuple[SimulatedNode, list[Any
         assert heard(events) == (1, XID, 44)
 
 
-def test_a_waiting_program_is_woken(cards: tuple[SimulatedNode, list[Any]]) -> None:
+def test_waiting_program_wakes_on_an_event(cards: tuple[SimulatedNode, list[Any]]) -> None:
     """Two programs and a thread wait on without a core; all hear of an XID within 0.2 s."""
     node, (first, _) = cards
     program = (
@@ -214,7 +218,7 @@ def test_a_waiting_program_is_woken(cards: tuple[SimulatedNode, list[Any]]) -> N
     assert all(float(cpu) < 0.05 for _, _, cpu in said)
 
 
-def test_threads_share_a_set(cards: tuple[SimulatedNode, list[Any]]) -> None:
+def test_threads_can_wait_in_one_set(cards: tuple[SimulatedNode, list[Any]]) -> None:
     """Each event goes to one of those that wait in it; freeing the set ends the waits that are left."""
     node, (first, _) = cards
     events = pynvml.nvmlEventSetCreate()
@@ -239,7 +243,9 @@ def test_threads_share_a_set(cards: tuple[SimulatedNode, list[Any]]) -> None:
         thread.join(DEADLINE_S)
 
 
-def test_who_does_not_listen_hinders_nobody(cards: tuple[SimulatedNode, list[Any]]) -> None:
+def test_set_that_is_never_read_does_not_block_others(
+    cards: tuple[SimulatedNode, list[Any]],
+) -> None:
     """A set that nobody reads loses what it has no room for: the node and other sets go on."""
     node, (first, _) = cards
     with listening((first, XID)) as deaf, listening((first, XID)) as other:
@@ -253,7 +259,7 @@ def test_who_does_not_listen_hinders_nobody(cards: tuple[SimulatedNode, list[Any
         assert heard(deaf) == (0, XID, 3000)
 
 
-def test_a_program_may_close_what_it_did_not_open(node: SimulatedNode) -> None:
+def test_event_set_is_lost_when_a_program_closes_its_descriptor(node: SimulatedNode) -> None:
     """Then the set is lost, and what has its descriptor's number now is neither read nor closed."""
     program = (
         "import os, socket, pynvml as n; n.nvmlInit(); s = n.nvmlEventSetCreate();"
@@ -275,7 +281,7 @@ def test_a_program_may_close_what_it_did_not_open(node: SimulatedNode) -> None:
     assert (said.stdout, said.stderr) == ("lost\nTrue\n", "")
 
 
-def test_a_wait_ends_when_its_time_is_over(cards: tuple[SimulatedNode, list[Any]]) -> None:
+def test_wait_returns_at_its_timeout(cards: tuple[SimulatedNode, list[Any]]) -> None:
     """Not before, not much after, and without having used a core, though others' events come in."""
     node, (first, _) = cards
     with listening((first, XID)) as events:
@@ -287,7 +293,7 @@ def test_a_wait_ends_when_its_time_is_over(cards: tuple[SimulatedNode, list[Any]
         assert time.thread_time() - used < 0.1
 
 
-def test_a_set_that_is_gone_is_no_set(cards: tuple[SimulatedNode, list[Any]]) -> None:
+def test_wait_fails_when_the_set_was_freed(cards: tuple[SimulatedNode, list[Any]]) -> None:
     """Freed, it is an invalid argument; and who waits for a server that ends is told."""
     node, (first, _) = cards
     with listening((first, XID)) as events:
@@ -309,7 +315,7 @@ def test_a_set_that_is_gone_is_no_set(cards: tuple[SimulatedNode, list[Any]]) ->
     thread.join(DEADLINE_S)
 
 
-def test_a_lost_card_answers_nothing(make_node: MakeNode, make_client: MakeClient) -> None:
+def test_lost_card_returns_only_errors(make_node: MakeNode, make_client: MakeClient) -> None:
     """NVML says lost, CUDA fails on it, XID 79 is heard; the other card works on; recovery ends it."""
     node = make_node("T4*2")
     client = make_client(node).enter(0)
@@ -345,7 +351,7 @@ def test_a_lost_card_answers_nothing(make_node: MakeNode, make_client: MakeClien
         assert make_client(node).enter(0).free_bytes() == (15079 - 1024) << 20
 
 
-def test_what_the_node_refuses(node: SimulatedNode, tmp_path: Path) -> None:
+def test_impossible_commands_fail_with_a_sentence(node: SimulatedNode, tmp_path: Path) -> None:
     """An unknown card, an impossible number, no node: a sentence each."""
     with Driver.open(node.library_dir) as driver:
         uuid = driver.cards()[0].uuid
@@ -367,7 +373,7 @@ def test_what_the_node_refuses(node: SimulatedNode, tmp_path: Path) -> None:
         SimulatedNode(tmp_path / "nowhere").find("0")
 
 
-def test_a_forked_child_does_not_take_its_parents_events(node: SimulatedNode) -> None:
+def test_forked_child_takes_no_events_of_its_parent(node: SimulatedNode) -> None:
     """A set is its maker's: the child may not wait in it, and its end leaves the set as it was."""
     program = (
         "import json, os, sys, pynvml as n; n.nvmlInit(); s = n.nvmlEventSetCreate();"

@@ -127,7 +127,7 @@ def test_streams_join_a_capture_through_events(program: Client) -> None:
         ("GLOBAL", "(elsewhere(lambda: code(d.cuMemAlloc(1024))),)", UNSUPPORTED),
     ],
 )
-def test_what_cannot_be_captured_spoils_the_capture(
+def test_capture_is_invalidated_by_what_cannot_be_captured(
     program: Client, mode: str, call: str, error: int
 ) -> None:
     """The call is refused, the capture is invalid until its end, and afterwards all works again."""
@@ -150,16 +150,14 @@ def test_what_cannot_be_captured_spoils_the_capture(
         ("RELAXED", "code(d.cuStreamSynchronize(t))"),
     ],
 )
-def test_what_does_not_concern_a_capture_is_left_alone(
-    program: Client, mode: str, call: str
-) -> None:
+def test_unrelated_calls_work_during_a_capture(program: Client, mode: str, call: str) -> None:
     """Other streams, other threads in thread mode, anything unsafe in relaxed mode."""
     assert program.do(f"begin(s, {mode})", call) == 0
     assert program.do("status(s)") == 1
     assert program.do("code(end(s))") == 0
 
 
-def test_captures_belong_to_a_thread_and_shut_out_the_legacy_stream(program: Client) -> None:
+def test_capture_belongs_to_a_thread_and_excludes_the_legacy_stream(program: Client) -> None:
     """Only the thread that began may end it unless relaxed; a blocking stream's capture forbids
     using the stream 0; the thread's mode can be exchanged."""
     assert program.do("begin(s, THREAD)", "elsewhere(lambda: code(end(s)))") == WRONG_THREAD
@@ -267,7 +265,7 @@ def test_captured_allocations_outlive_the_graph_until_freed(program: Client) -> 
     assert program.do("code(d.cuGraphLaunch(plain, s))") == OUT_OF_MEMORY
 
 
-def test_instantiate_is_asked_for_by_version(program: Client) -> None:
+def test_instantiate_has_flags_from_cuda_12_on(program: Client) -> None:
     """From CUDA 12 on cuGraphInstantiate means the form with flags."""
     ask = (
         "(lambda p: lib.cuGetProcAddress(b'cuGraphInstantiate', ctypes.byref(p), {}, ctypes.c_uint64(0))"
@@ -277,7 +275,7 @@ def test_instantiate_is_asked_for_by_version(program: Client) -> None:
     assert program.do(ask.format(11040, "cuGraphInstantiate_v2")) == 1
 
 
-def test_each_thread_can_have_a_default_stream_of_its_own(make_client: MakeClient) -> None:
+def test_per_thread_default_streams_are_supported(make_client: MakeClient) -> None:
     """The _ptsz forms mean it by 0: it is no other stream's and no other thread's, and can be captured."""
     program = make_client().enter()
     program.do(f"exec({SETUP!r}, globals())", "own = d.CUstream(2)", "0")

@@ -15,7 +15,7 @@ READ = "(ok(d.cuMemcpyDtoH(out, {}, len(out))), out.decode())[1]"
 
 
 @pytest.mark.parametrize("size", [1000, 8 * MIB])
-def test_memory_is_seen_by_both_and_charged_to_one(
+def test_shared_memory_is_visible_to_both_and_charged_to_its_owner(
     make_client: MakeClient, node: SimulatedNode, size: int
 ) -> None:
     """Each reads what the other wrote, in small pieces as in large ones; opening charges nothing."""
@@ -61,7 +61,9 @@ def test_a_handle_opened_twice_is_closed_twice(make_client: MakeClient) -> None:
     assert owner.free_bytes() == T4_BYTES
 
 
-def test_what_cannot_be_shared_is_refused(make_node: MakeNode, make_client: MakeClient) -> None:
+def test_handles_of_unshareable_memory_are_rejected(
+    make_node: MakeNode, make_client: MakeClient
+) -> None:
     """Pools' and managed memory, one's own handle, another card's context, rubbish."""
     node = make_node("T4*2")
     owner, other = make_client(node).enter(), make_client(node).enter(1)
@@ -83,7 +85,7 @@ def test_what_cannot_be_shared_is_refused(make_node: MakeNode, make_client: Make
     assert other.do("code(d.cuIpcOpenMemHandle(h, 1))") == 0
 
 
-def test_the_owners_end_ends_its_handles(make_client: MakeClient) -> None:
+def test_handles_are_invalid_when_their_owner_ends(make_client: MakeClient) -> None:
     """After the owner was killed its handle opens no more; who had opened it keeps the bytes, which stay
     charged to the card until it closes them."""
     owner, other, late = (make_client().enter() for _ in range(3))
@@ -105,7 +107,7 @@ def test_the_owners_end_ends_its_handles(make_client: MakeClient) -> None:
     until(lambda: other.free_bytes() == T4_BYTES)
 
 
-def test_an_event_is_seen_by_both(make_client: MakeClient) -> None:
+def test_shared_event_is_visible_to_both(make_client: MakeClient) -> None:
     """An event recorded after a long kernel in one program is waited for in the other."""
     owner, other = make_client().enter(), make_client().enter()
     owner.do("module = ok(d.cuModuleLoadData(b'an image'))", "0")

@@ -84,13 +84,13 @@ def test_pools_count_what_was_taken_from_them(client: Client) -> None:
         "d.cuMemFreeHost(p)",
     ],
 )
-def test_wrong_addresses_are_refused(client: Client, call: str) -> None:
+def test_invalid_addresses_are_rejected(client: Client, call: str) -> None:
     """Memory that is not what the call needs is an invalid value and no crash."""
     client.do("p = ok(d.cuMemAlloc(4096))", "0")
     assert client.do(f"code({call})") == INVALID_VALUE
 
 
-def test_a_context_takes_its_memory_with_it(client: Client) -> None:
+def test_memory_is_freed_with_its_context(client: Client) -> None:
     """Destroying a context, and resetting a primary one, frees what was allocated in it only."""
     client.do("first = ok(d.cuMemAlloc(1 << 30))", "own = ok(d.cuCtxCreate(0, 0))", "0")
     client.do("second = ok(d.cuMemAlloc(2 << 30))", "0")
@@ -104,7 +104,7 @@ def test_a_context_takes_its_memory_with_it(client: Client) -> None:
     assert client.free_bytes() == T4_BYTES
 
 
-def test_a_killed_program_is_forgotten_at_once(
+def test_memory_is_freed_when_a_program_is_killed(
     make_client: MakeClient, node: SimulatedNode
 ) -> None:
     """Within a second of SIGKILL its memory is free again and NVML does not list it."""
@@ -117,7 +117,7 @@ def test_a_killed_program_is_forgotten_at_once(
         assert driver.readings()[0].used_mib == 0
 
 
-def test_many_kills_leave_no_remainder(make_client: MakeClient, node: SimulatedNode) -> None:
+def test_no_memory_remains_after_many_kills(make_client: MakeClient, node: SimulatedNode) -> None:
     """After several programs died while allocating, a newcomer can have the whole card."""
     for _ in range(5):
         clients = [make_client().enter() for _ in range(2)]
@@ -134,7 +134,7 @@ def test_many_kills_leave_no_remainder(make_client: MakeClient, node: SimulatedN
     assert last.do(f"code(d.cuMemAlloc({T4_BYTES}))") == 0
 
 
-def test_a_child_of_fork_starts_from_nothing(client: Client) -> None:
+def test_forked_child_must_initialise_again(client: Client) -> None:
     """A forked child is not initialised, can attach itself, and its end leaves the parent's memory."""
     client.do("p = ok(d.cuMemAlloc(1 << 30))", "import os", "0")
     status = client.do(
@@ -151,7 +151,7 @@ def test_a_child_of_fork_starts_from_nothing(client: Client) -> None:
     until(lambda: client.free_bytes() == T4_BYTES - 1024 * MIB, within_s=1.0)
 
 
-def test_a_program_that_closes_all_descriptors_loses_nothing_of_its_own(
+def test_driver_touches_no_reused_descriptor_when_a_program_closes_all(
     client: Client, tmp_path: Path
 ) -> None:
     """As daemons do it: the driver gives up, and touches no file that got one of its numbers since."""
@@ -172,7 +172,7 @@ def test_a_program_that_closes_all_descriptors_loses_nothing_of_its_own(
     assert kept.read_bytes() == b"x" * 8192
 
 
-def test_without_its_card_server_a_program_gets_errors(
+def test_program_gets_errors_when_the_card_server_is_gone(
     make_client: MakeClient, node: SimulatedNode
 ) -> None:
     """Once the server has gone nothing is granted any more, and a restarted one knows nobody."""

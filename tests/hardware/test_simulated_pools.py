@@ -52,7 +52,7 @@ def test_a_pool_keeps_up_to_its_threshold(program: Client) -> None:
     assert program.free_bytes() == T4_BYTES
 
 
-def test_lowering_the_threshold_gives_back(program: Client) -> None:
+def test_lower_threshold_releases_memory(program: Client) -> None:
     """A smaller threshold counts at once; the high-water marks go back to what is, and only so."""
     program.do(
         "put(own, 'RELEASE_THRESHOLD', 1 << 62)", "ok(d.cuMemFreeAsync(take(own, MIB), 0))", "0"

@@ -85,7 +85,7 @@ class QueueState:
         uids = {pod.metadata.uid for pod in pods}
         for uid in [uid for uid in self._open | self._gated if uid not in uids]:
             self.forget_pod(uid, now)
-        self._accounting.resync(uids, now)
+        self._accounting.retain(uids, now)
         for pod in pods:
             self.set_pod(pod, now)
 
@@ -143,7 +143,7 @@ class QueueState:
 
     def schedule(self, gangs: Mapping[str, tuple[Placement, ...]], now: float) -> None:
         """Schedule the queue and renew the snapshot. gangs: what is reserved for gangs, by gang."""
-        self._accounting.renew(now)
+        self._accounting.refresh(now)
         # A reservation that expires leaves its cards to the next entry, whose own may have expired too.
         for _ in range(3):
             pods = [

@@ -1,7 +1,8 @@
-"""Counts what pods hold for their namespaces, by the kubelet's times, which tenants cannot write.
+"""Records what namespaces use, by the pods' allocations and the kubelet's times, which tenants cannot write.
 
-Pods are reported by the watch, after the world. After a start these are all pods that the API server still
-shows, running and finished. The use of pods that are deleted by then is lost.
+Pods are recorded after the cluster's state knows them. After a restart these are all pods that the API server
+still shows, running and finished; the use of pods that were deleted before is lost. Times are seconds since
+1970.
 """
 
 from collections.abc import Iterable
@@ -11,43 +12,44 @@ from fenka.cluster.objects import Pod, seconds
 from fenka.cluster.state import ClusterState
 from fenka.core.fairness import Fairness, UsageHistory, cards_of
 from fenka.core.request import Placement
+from fenka.dialects.base import SharedNode
 
 
 class UsageAccounting:
-    """Keeps `uses` up to date. now: seconds since 1970."""
+    """Keeps the history `uses` up to date."""
 
-    def __init__(self, world: ClusterState, fairness: Fairness) -> None:
+    def __init__(self, cluster: ClusterState, fairness: Fairness) -> None:
         self.uses = UsageHistory(fairness)
-        self._world = world
-        self._unknown: dict[str, Pod] = {}
-        """Pods on nodes whose cards the watch has not reported yet."""
+        self._cluster = cluster
+        self._nodeless: dict[str, Pod] = {}
+        """Pods on nodes whose cards are not known yet."""
         self._nodes_version = -1
         self._ended: set[str] = set()
 
     def set(self, pod: Pod, now: float) -> None:
-        """Count the pod from its start to its end."""
+        """Record the pod's use from its start to its end."""
         uid, node = pod.metadata.uid, pod.spec.node_name
-        self._unknown.pop(uid, None)
+        self._nodeless.pop(uid, None)
         if not node or uid in self._ended or not pod.demand().requests_gpu:
             return
-        share, ended = self._world.shared_node(node), now
-        if share is None:
-            self._unknown[uid] = pod
+        shared, ended = self._cluster.shared_node(node), now
+        if shared is None:
+            self._nodeless[uid] = pod
             return
         created = seconds(pod.metadata.creation_timestamp) or now
         started = max(created, seconds(pod.status.start_time) or now)
         if not pod.finished:
-            holding = self._world.allocation(uid)
+            allocation = self._cluster.allocation(uid)
         elif self.uses.holds(uid):
-            holding = None
+            allocation = None
         else:
-            # It ended before it was reported for the first time.
-            holding = read_allocation(share, pod, self._world.dialects)
+            # It ended before it was recorded for the first time.
+            allocation = read_allocation(shared, pod, self._cluster.dialects)
             ended = seconds(pod.ended_at) or started
-        if holding is not None:
-            cards = cards_of(holding.placements, {it.uuid: it for it in share.node.cards})
+        if allocation is not None:
+            cards = _cards(shared, allocation.placements)
             self.uses.start(uid, pod.metadata.namespace, cards, created, started, now)
-        if pod.finished or holding is None:
+        if pod.finished or allocation is None:
             self.uses.stop(uid, max(started, ended), now)
             self._ended.add(uid)
 
@@ -59,28 +61,33 @@ class UsageAccounting:
         requested_at: float,
         now: float,
     ) -> None:
-        """Count cards that were kept for a pod since then, and for nobody else, as used by its namespace."""
-        cards = 0.0
-        for it in placements:
-            share = self._world.shared_node(it.node)
-            if share is not None:
-                cards += cards_of((it,), {card.uuid: card for card in share.node.cards})
+        """Count cards that were held for a pod since then as used by its namespace."""
+        cards = sum(
+            _cards(shared, (it,))
+            for it in placements
+            if (shared := self._cluster.shared_node(it.node)) is not None
+        )
         self.uses.charge(namespace, cards * (now - since), requested_at, now)
 
     def forget(self, uid: str, now: float) -> None:
-        """The pod is gone."""
-        self._unknown.pop(uid, None)
+        """Record that the pod was deleted."""
+        self._nodeless.pop(uid, None)
         self._ended.discard(uid)
         self.uses.stop(uid, now, now)
 
-    def resync(self, uids: Iterable[str], now: float) -> None:
+    def retain(self, uids: Iterable[str], now: float) -> None:
         """Forget all pods but these."""
-        for uid in (self.uses.holders | self._ended | self._unknown.keys()) - set(uids):
+        for uid in (self.uses.holders | self._ended | self._nodeless.keys()) - set(uids):
             self.forget(uid, now)
 
-    def renew(self, now: float) -> None:
-        """Count pods whose node has been reported since."""
-        if self._nodes_version != self._world.nodes_version:
-            self._nodes_version = self._world.nodes_version
-            for pod in list(self._unknown.values()):
+    def refresh(self, now: float) -> None:
+        """Record pods whose nodes have become known."""
+        if self._nodes_version != self._cluster.nodes_version:
+            self._nodes_version = self._cluster.nodes_version
+            for pod in list(self._nodeless.values()):
                 self.set(pod, now)
+
+
+def _cards(shared: SharedNode, placements: Iterable[Placement]) -> float:
+    """Return the placements' share of cards."""
+    return cards_of(placements, {card.uuid: card for card in shared.node.cards})

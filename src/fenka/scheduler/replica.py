@@ -45,7 +45,7 @@ DRAIN_S = BIND_TIMEOUT_S + SETTLE_S + 1
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a replica is told.
+    """The options of a replica.
 
     Attributes:
         identity: names this process, and no other, in the lease.

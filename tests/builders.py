@@ -1,13 +1,19 @@
-"""Objects of Kubernetes as JSON, and jobs of a workstation, for tests."""
+"""Objects for tests: nodes and pods as JSON or as fenka reads them, and jobs of a workstation."""
 
+import uuid
 from typing import Any
 
 import msgspec
 
-from fenka.core.inventory import DeviceId
+from fenka.cluster.objects import Node, Pod
+from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
+from fenka.dialects import base, gpushare, node_inventory
 from fenka.workstation.job import Job
-from tests.fakes.api_server import Json
+from tests.fakes.api_server import Json as Json  # noqa: PLC0414
+
+T4_MIB = 15079
+GIB = 1024
 
 
 def node(name: str, **given: Any) -> Json:
@@ -16,10 +22,13 @@ def node(name: str, **given: Any) -> Json:
     capacity = {key: str(value) for key, value in given.get("capacity", {}).items()}
     ready = {"type": "Ready", "status": given.get("ready", "True")}
     return {
+        "apiVersion": "v1",
+        "kind": "Node",
         "metadata": {
             "name": name,
-            "labels": given.get("labels", {}),
-            "annotations": given.get("annotations", {}),
+            "uid": f"node-{name}",
+            "labels": given.get("labels") or {},
+            "annotations": given.get("annotations") or {},
         },
         "spec": {
             "unschedulable": given.get("unschedulable", False),
@@ -34,59 +43,101 @@ def node(name: str, **given: Any) -> Json:
     }
 
 
+def sharing(name: str, card_units: int = 14, cards: int = 1, **given: Any) -> Json:
+    """A node on which gpushare's own plugin runs."""
+    resources = {gpushare.MEMORY: card_units * cards, gpushare.COUNT: cards}
+    labels = {"gpushare": "true", **given.pop("labels", {})}
+    return node(name, resources={**resources, **given.pop("resources", {})}, labels=labels, **given)
+
+
+def node_json(
+    name: str, *sizes: int, unit_mib: int = GIB, inventory: bool = True, **given: Any
+) -> Json:
+    """A node with cards of these MiB and fenka's inventory; without it, one of gpushare's plugin."""
+    cards = [Card(i, DeviceId(f"GPU-{name}-{i}"), "Tesla T4", mib) for i, mib in enumerate(sizes)]
+    resources = {
+        gpushare.MEMORY: sum(mib // unit_mib for mib in sizes),
+        gpushare.COUNT: len(sizes),
+        **{"cpu": 8, "memory": "32Gi", "pods": 110},
+    }
+    written = {base.CARDS: node_inventory.encode_inventory(cards, unit_mib)} if inventory else {}
+    annotations = {**written, **(given.pop("annotations", None) or {})}
+    return node(name, resources=resources, annotations=annotations, **given)
+
+
 def pod(name: str, limits: Json | None = None, **given: Any) -> Json:
-    """A pod of one container; on a `node` it runs."""
-    namespace = given.get("namespace", "default")
-    where = given.get("node", "")
+    """A pod of one container with these limits; on a `node` it runs."""
+    namespace, on = given.get("namespace", "default"), given.get("node", "")
     return {
+        "apiVersion": "v1",
+        "kind": "Pod",
         "metadata": {
             "name": name,
             "namespace": namespace,
             "uid": given.get("uid", f"u-{namespace}-{name}"),
-            "annotations": given.get("annotations", {}),
-            "labels": given.get("labels", {}),
+            "annotations": given.get("annotations") or {},
+            "labels": given.get("labels") or {},
         },
         "spec": {
-            "nodeName": where,
+            **({"nodeName": on} if on else {}),
             "schedulerName": given.get("scheduler", "default-scheduler"),
-            "containers": [
-                {
-                    "name": "main",
-                    "resources": {
-                        "limits": {key: str(value) for key, value in (limits or {}).items()}
-                    },
-                }
-            ],
+            "containers": [_container("main", limits or {})],
             **given.get("spec", {}),
         },
         "status": {
-            "phase": given.get("phase", "Running" if where else "Pending"),
+            "phase": given.get("phase", "Running" if on else "Pending"),
             **given.get("status", {}),
         },
     }
 
 
-def units(count: int) -> Json:
+def pod_json(
+    name: str,
+    *amounts: int | str,
+    priority: int | None = None,
+    init: tuple[int, ...] = (),
+    **given: Any,
+) -> Json:
+    """A pod with a UID of its own and one container for each number of units."""
+    spec: Json = {
+        "containers": [_container(f"c{i}", units(it)) for i, it in enumerate(amounts)],
+        "initContainers": [_container(f"i{i}", units(it)) for i, it in enumerate(init)],
+    }
+    if priority is not None:
+        spec["priority"] = priority
+    unique = given.pop("uid", "") or str(uuid.uuid4())
+    return pod(name, uid=unique, spec=spec, phase=given.pop("phase", "Pending"), **given)
+
+
+def _container(name: str, limits: Json) -> Json:
+    texts = {key: str(value) for key, value in limits.items()}
+    return {"name": name, "image": "busybox", "resources": {"limits": texts, "requests": texts}}
+
+
+def units(count: int | str) -> Json:
     """Limits: units of GPU memory."""
-    return {"aliyun.com/gpu-mem": count}
+    return {gpushare.MEMORY: count}
 
 
-def on_card(index: int, count: int, total: int = 14) -> Json:
+def on_card(index: int, count: int | str, total: int = 14) -> dict[str, str]:
     """gpushare's first generation of annotations."""
     return {
-        "ALIYUN_COM_GPU_MEM_IDX": str(index),
-        "ALIYUN_COM_GPU_MEM_POD": str(count),
-        "ALIYUN_COM_GPU_MEM_DEV": str(total),
-        "ALIYUN_COM_GPU_MEM_ASSIGNED": "true",
-        "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1700000000000000000",
+        gpushare.IDX: str(index),
+        gpushare.POD: str(count),
+        gpushare.DEV: str(total),
+        gpushare.ASSIGNED: "true",
+        gpushare.ASSUME_TIME: "1700000000000000000",
     }
 
 
-def sharing(name: str, card_units: int = 14, cards: int = 1, **given: Any) -> Json:
-    """A node on which gpushare's own plugin runs."""
-    resources = {"aliyun.com/gpu-mem": card_units * cards, "aliyun.com/gpu-count": cards}
-    labels = {"gpushare": "true", **given.pop("labels", {})}
-    return node(name, resources={**resources, **given.pop("resources", {})}, labels=labels, **given)
+def a_node(name: str, *sizes: int, **given: Any) -> Node:
+    """As fenka reads it."""
+    return msgspec.convert(node_json(name, *sizes, **given), Node)
+
+
+def a_pod(name: str, *amounts: int | str, **given: Any) -> Pod:
+    """As fenka reads it."""
+    return msgspec.convert(pod_json(name, *amounts, **given), Pod)
 
 
 # --- a workstation --------------------------------------------------------------------------------

@@ -43,8 +43,8 @@ from fenka.scheduler.extender import Extender
 from fenka.scheduler.extender_api import ExtenderBindingArgs, read_args
 from fenka.scheduler.queue_controller import QueueController
 from fenka.scheduler.replica import Replica, Settings
+from tests.builders import T4_MIB, a_node, a_pod, node_json, on_card, pod_json
 from tests.fakes.api_server import api_server
-from tests.scheduler.objects_kit import T4_MIB, a_node, a_pod, node_json, on_card, pod_json
 
 TARGET_MS = 5.0
 NODES, CARDS, PODS = 1000, 8, 5000

@@ -6,8 +6,8 @@ from fenka.cluster.objects import Pod
 from fenka.cluster.pod_placement import Infeasible, PodEvaluator
 from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.state import ClusterState
+from tests.builders import GIB, T4_MIB, a_node, a_pod, on_card
 from tests.core.core_kit import device
-from tests.scheduler.objects_kit import GIB, T4_MIB, a_node, a_pod, on_card
 
 UNITS_16 = 16 * GIB
 

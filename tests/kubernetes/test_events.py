@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from fenka.kubernetes.events import BURST, MAX_NOTE, SERIES_S, EventRecorder
+from tests.builders import a_node, a_pod
 from tests.fakes.api_server import FakeApiServer, Json, api_server, until
 from tests.kubernetes.test_election import Clock
-from tests.scheduler.objects_kit import a_node, a_pod
 
 
 def scenario(run: Callable[[FakeApiServer, EventRecorder, Clock], Awaitable[None]]) -> None:

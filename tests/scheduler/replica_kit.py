@@ -13,10 +13,10 @@ from fenka.kubernetes.http_listener import HttpListener, serve_app
 from fenka.scheduler.main import http_server
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import PREFIX, Access
+from tests.builders import Json, pod_json
 from tests.core.core_kit import device
 from tests.fakes.api_server import FakeApiServer, api_server, until
 from tests.kubernetes.test_election import Clock
-from tests.scheduler.objects_kit import Json, pod_json
 
 OPEN = Access()
 """Plain HTTP, for everybody."""

@@ -2,8 +2,8 @@
 
 from copy import deepcopy
 
+from tests.builders import T4_MIB, Json, node_json, pod_json
 from tests.fakes.api_server import FakeApiServer, until
-from tests.scheduler.objects_kit import T4_MIB, Json, node_json, pod_json
 from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
 from tests.scheduler.test_gang_scheduler import in_gang
 

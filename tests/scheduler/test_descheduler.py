@@ -11,8 +11,8 @@ from fenka.cluster.state import ClusterState
 from fenka.dialects import leases
 from fenka.dialects.leases import LeaseReport, Refusal
 from fenka.scheduler.descheduler import EVICTED, LEASE_DENIED, Descheduler
+from tests.builders import T4_MIB, a_node, on_card, pod_json
 from tests.fakes.api_server import FakeApiServer, api_server
-from tests.scheduler.objects_kit import T4_MIB, a_node, on_card, pod_json
 
 SENTENCE = "fenka: card 0 has 15079 MiB, of which 8616 MiB are still held by team/there"
 MADE_AGAIN = [{"kind": "ReplicaSet", "name": "r", "uid": "r", "controller": True}]

@@ -36,9 +36,9 @@ from fenka.cluster.state import ClusterState
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.gang_barrier import GangBarrier
 from fenka.scheduler.queue_controller import QueueController
+from tests.builders import T4_MIB, Json, a_node, a_pod, node_json, on_card
 from tests.core.core_kit import device
 from tests.fakes.api_server import FakeApiServer, until
-from tests.scheduler.objects_kit import T4_MIB, Json, a_node, a_pod, node_json, on_card
 from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
 
 

@@ -8,8 +8,8 @@ from aiohttp import web
 from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.cluster.objects import QUEUE_GATE, Pod
 from fenka.scheduler.pod_patcher import RETRY_AFTER_S, PodPatcher, ungate_body
+from tests.builders import T4_MIB, Json, a_pod, node_json, pod_json
 from tests.fakes.api_server import FakeApiServer, api_server, until
-from tests.scheduler.objects_kit import T4_MIB, Json, a_pod, node_json, pod_json
 from tests.scheduler.replica_kit import SchedulerHarness, briefly, put_pod, scenario
 from tests.scheduler.test_queue_controller import Cluster, gang, make
 

@@ -11,9 +11,9 @@ from fenka.kubernetes.election import ADDRESS, LEADER_KNOWN_S, RENEW_DEADLINE_S
 from fenka.scheduler.leader_proxy import FORWARDED
 from fenka.scheduler.main import url
 from fenka.scheduler.server import PREFIX
+from tests.builders import T4_MIB, node_json, on_card, pod_json
 from tests.fakes.api_server import FakeApiServer, api_server, until
 from tests.kubernetes.test_election import Clock
-from tests.scheduler.objects_kit import T4_MIB, node_json, on_card, pod_json
 from tests.scheduler.replica_kit import SchedulerHarness, extender, put_pod
 
 NODE = node_json("n", T4_MIB)

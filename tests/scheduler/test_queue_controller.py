@@ -23,7 +23,7 @@ from fenka.core.request import Placement
 from fenka.dialects import gpushare
 from fenka.scheduler.extender import Extender
 from fenka.scheduler.queue_controller import QueueController
-from tests.scheduler.objects_kit import GIB, T4_MIB, Json, node_json, on_card, pod_json
+from tests.builders import GIB, T4_MIB, Json, node_json, on_card, pod_json
 
 START = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 PLAIN = Fairness(penalty_per_request_s=0)

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from fenka.scheduler.request_bodies import MIB, SMALL, BodyLimits, BodyReader, BodyRejected
 from fenka.scheduler.server import PREFIX, Access
+from tests.builders import T4_MIB, node_json, pod_json
 from tests.fakes.api_server import FakeApiServer, until
-from tests.scheduler.objects_kit import T4_MIB, node_json, pod_json
 from tests.scheduler.replica_kit import SchedulerHarness, scenario
 
 NODE = node_json("n", T4_MIB)

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from fenka.cluster.objects import Pod
 from fenka.scheduler.pod_patcher import REQUEUED_LABEL, PodPatcher, requeue_body
+from tests.builders import a_pod
 from tests.fakes.api_server import FakeApiServer, api_server, until
-from tests.scheduler.objects_kit import a_pod
 from tests.scheduler.replica_kit import briefly, put_pod
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from fenka import __version__
 from fenka.dialects import gpushare
+from tests.builders import T4_MIB, node_json, on_card, pod_json
 from tests.fakes.api_server import FakeApiServer, until
-from tests.scheduler.objects_kit import T4_MIB, node_json, on_card, pod_json
 from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
 
 NODE = node_json("n", T4_MIB)

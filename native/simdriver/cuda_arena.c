@@ -1,9 +1,8 @@
-/* Where device memory lies: one file of the process's own, mapped piece by piece. A file, so that
- * another process can be shown any of it (IPC), and one file only, because a program may make tens of
- * thousands of allocations and may not have that many descriptors.
+/* The process's device memory: one file, mapped piece by piece. It is a file so that other processes can map
+ * pieces (IPC), and a single one because a program may make more allocations than it may have descriptors.
  *
- * Offsets are not used twice, what is given back becomes a hole. Each card has a range of them. Pieces below 64 KiB share blocks of
- * one size each, since a process may not have that many mappings either. */
+ * * Offsets are never reused; freed pieces become holes. Each card has its own range of offsets. Pieces below 64
+ * KiB share blocks of one size each, because the number of mappings is limited, too. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/falloc.h>
@@ -38,14 +37,14 @@ static struct block *blocks[CLASSES];
 
 int memory_file(const char *name) { return (int)syscall(SYS_memfd_create, name, 1u /* CLOEXEC */); }
 
-/* The descriptor may meanwhile be someone else's: a program may close what it did not open. */
+/* The descriptor's number may have been reused: a program may close descriptors that it did not open. */
 static bool file_is_ours(void)
 {
     struct stat found;
     return file >= 0 && fstat(file, &found) == 0 && found.st_ino == inode;
 }
 
-/* The child has its own file, and the parent's pieces are none of its business. */
+/* The child makes its own file; the parent's pieces are not mapped there. */
 void arena_after_fork(void)
 {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -150,7 +149,7 @@ uintptr_t arena_take(size_t bytes, uint32_t card, off_t *offset)
     return base;
 }
 
-/* An empty block stays for the next small piece. */
+/* Empty blocks are kept for later small pieces. */
 static void small_give_back(unsigned class, uintptr_t base)
 {
     struct block *block = blocks[class];

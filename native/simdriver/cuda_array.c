@@ -4,8 +4,8 @@
 #include "driver.h"
 
 #define MAX_LEVELS 24
-#define KNOWN_FLAGS                                                                                \
-    (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP | CUDA_ARRAY3D_SURFACE_LDST |                     \
+#define KNOWN_FLAGS                                                            \
+    (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP | CUDA_ARRAY3D_SURFACE_LDST | \
      CUDA_ARRAY3D_TEXTURE_GATHER | CUDA_ARRAY3D_DEPTH_TEXTURE | CUDA_ARRAY3D_COLOR_ATTACHMENT)
 
 struct CUmipmappedArray_st {

@@ -5,35 +5,13 @@
 #include "sim_memory.h"
 #include "driver.h"
 
-#define MAGIC 0x58544353u
-#define STACK_DEPTH 64
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct CUctx_st primaries[FENKA_NODE_CARDS];
-static struct CUctx_st *created; /* never freed: a stale handle must stay recognisable */
+static struct CUctx_st *created; /* never freed, so that stale handles are recognised */
 static uint64_t last_id;
 
-static __thread CUcontext stack[STACK_DEPTH];
-static __thread int depth;
-
-bool context_valid(CUcontext context)
-{
-    return context && (uintptr_t)context % _Alignof(struct CUctx_st) == 0 &&
-           context->magic == MAGIC && context->alive;
-}
-
-CUresult context_current(CUcontext *context)
-{
-    TRY(driver_ready());
-    if (depth == 0 || !stack[depth - 1])
-        return CUDA_ERROR_INVALID_CONTEXT;
-    *context = stack[depth - 1];
-    TRY(card_ready((*context)->card));
-    return (*context)->alive ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
-}
-
 /* Under the lock. The first context on a card costs what the card's model says. */
-static CUresult bring_to_life(CUcontext context, CUdevice device, unsigned flags)
+static CUresult activate(CUcontext context, CUdevice device, unsigned flags)
 {
     uint32_t card = device_cards[device];
     uint64_t *held = &node_state->processes[node_slot].contexts[card];
@@ -42,7 +20,7 @@ static CUresult bring_to_life(CUcontext context, CUdevice device, unsigned flags
     if (*held == 0 && !sim_memory_charge(card, node_state->cards[card].context_bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     __atomic_fetch_add(held, 1, __ATOMIC_SEQ_CST);
-    context->magic = MAGIC;
+    context->magic = CONTEXT_MAGIC;
     context->card = card;
     context->device = device;
     context->flags = flags;
@@ -57,7 +35,7 @@ static CUresult bring_to_life(CUcontext context, CUdevice device, unsigned flags
     return CUDA_SUCCESS;
 }
 
-static void end_life(CUcontext context)
+static void deactivate(CUcontext context)
 {
     stream_wait(context, NULL);
     context->alive = false;
@@ -80,7 +58,6 @@ void contexts_after_fork(void)
         primaries[i].alive = false, primaries[i].references = 0;
     for (CUcontext context = created; context; context = context->next)
         context->alive = false;
-    depth = 0;
 }
 
 /* ---- primary contexts ---- */
@@ -95,7 +72,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     pthread_mutex_lock(&lock);
     primary->primary = true;
     CUresult result =
-        primary->alive ? CUDA_SUCCESS : bring_to_life(primary, device, primary->flags);
+        primary->alive ? CUDA_SUCCESS : activate(primary, device, primary->flags);
     if (result == CUDA_SUCCESS) {
         primary->references++;
         *context = primary;
@@ -112,12 +89,12 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     pthread_mutex_lock(&lock);
     bool held = primary->references > 0;
     if (held && --primary->references == 0 && primary->alive)
-        end_life(primary);
+        deactivate(primary);
     pthread_mutex_unlock(&lock);
     return held ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-/* Unlike a release, a reset does not ask who else holds the context. */
+/* A reset ends the context even if it is retained. */
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
     uint32_t card;
@@ -125,7 +102,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
     CUcontext primary = &primaries[device];
     pthread_mutex_lock(&lock);
     if (primary->alive)
-        end_life(primary);
+        deactivate(primary);
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
@@ -156,34 +133,34 @@ CUresult cuCtxPushCurrent_v2(CUcontext context)
     TRY(driver_ready());
     if (!context_valid(context))
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (depth == STACK_DEPTH)
+    if (context_stack_full())
         return CUDA_ERROR_INVALID_VALUE;
-    stack[depth++] = context;
+    context_push(context);
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxPopCurrent_v2(CUcontext *context)
 {
     TRY(driver_ready());
-    if (depth == 0)
+    CUcontext popped;
+    if (!context_pop(&popped))
         return CUDA_ERROR_INVALID_CONTEXT;
-    depth--;
     if (context)
-        *context = stack[depth];
+        *context = popped;
     return CUDA_SUCCESS;
 }
 
 CUresult cuCtxSetCurrent(CUcontext context)
 {
     TRY(driver_ready());
+    CUcontext popped;
     if (!context) {
-        depth -= depth > 0;
+        context_pop(&popped);
         return CUDA_SUCCESS;
     }
     if (!context_valid(context))
         return CUDA_ERROR_INVALID_CONTEXT;
-    depth += depth == 0;
-    stack[depth - 1] = context;
+    context_set_top(context);
     return CUDA_SUCCESS;
 }
 
@@ -192,23 +169,23 @@ CUresult cuCtxGetCurrent(CUcontext *context)
     TRY(driver_ready());
     if (!context)
         return CUDA_ERROR_INVALID_VALUE;
-    *context = depth > 0 ? stack[depth - 1] : NULL;
+    *context = context_top();
     return CUDA_SUCCESS;
 }
 
-/* ---- contexts of one's own ---- */
+/* ---- created contexts ---- */
 
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
 {
     uint32_t card;
     TRY(device_card(device, &card));
-    if (!context || depth == STACK_DEPTH)
+    if (!context || context_stack_full())
         return CUDA_ERROR_INVALID_VALUE;
     CUcontext fresh = calloc(1, sizeof *fresh);
     if (!fresh)
         return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&lock);
-    CUresult result = bring_to_life(fresh, device, flags);
+    CUresult result = activate(fresh, device, flags);
     if (result == CUDA_SUCCESS) {
         fresh->next = created;
         created = fresh;
@@ -218,7 +195,8 @@ CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
         free(fresh);
         return result;
     }
-    stack[depth++] = *context = fresh;
+    *context = fresh;
+    context_push(fresh);
     return CUDA_SUCCESS;
 }
 
@@ -244,10 +222,11 @@ CUresult cuCtxDestroy_v2(CUcontext context)
     pthread_mutex_lock(&lock);
     bool ours = context->alive;
     if (ours)
-        end_life(context);
+        deactivate(context);
     pthread_mutex_unlock(&lock);
-    if (depth > 0 && stack[depth - 1] == context)
-        depth--;
+    CUcontext popped;
+    if (context_top() == context)
+        context_pop(&popped);
     return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
@@ -359,7 +338,7 @@ CUresult cuCtxGetCacheConfig(CUfunc_cache *config)
     return CUDA_SUCCESS;
 }
 
-/* A hint, and there is no cache to take it. */
+/* Only a hint; there is no cache. */
 CUresult cuCtxSetCacheConfig(CUfunc_cache config)
 {
     CUcontext context;

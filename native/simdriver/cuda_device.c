@@ -1,4 +1,4 @@
-/* Questions about devices. */
+/* Queries of devices. */
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -117,7 +117,7 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
     return CUDA_ERROR_INVALID_DEVICE;
 }
 
-/* Attributes that are alike on all cards; whatever is not named is 0, which means "has it not". */
+/* Attributes that are equal on all cards; others are 0, which means "not supported". */
 static const int common[CU_DEVICE_ATTRIBUTE_MAX] = {
     [CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024,
     [CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X] = 1024,

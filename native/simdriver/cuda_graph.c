@@ -4,58 +4,6 @@
 
 #include "graph.h"
 
-CUgraph graph_new(void) { return object_new(GRAPH, sizeof(struct CUgraph_st), NULL); }
-
-void graph_delete(CUgraph graph)
-{
-    for (CUgraphNode node = graph->first, next; node; node = next) {
-        next = node->next;
-        if (node->work.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-            graph_memory_hold(node->work.taken.memory, -1);
-        free(node->needs);
-        object_delete(node);
-    }
-    object_delete(graph);
-}
-
-static bool needs_fit(CUgraph graph, const CUgraphNode *needs, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        if (!object_get(needs[i], NODE) || needs[i]->graph != graph)
-            return false;
-    return count == 0 || needs;
-}
-
-CUresult graph_add(CUgraph graph, const CUgraphNode *needs, size_t count,
-                   const struct graph_work *work, CUgraphNode *out)
-{
-    if (!object_get(graph, GRAPH) || !needs_fit(graph, needs, count))
-        return CUDA_ERROR_INVALID_VALUE;
-    CUgraphNode node = object_new(NODE, sizeof *node, NULL);
-    CUgraphNode *copy = count ? calloc(count, sizeof *copy) : NULL;
-    if (!node || (count && !copy)) {
-        if (node)
-            object_delete(node);
-        free(copy);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    if (count)
-        memcpy(copy, needs, count * sizeof *copy);
-    node->graph = graph;
-    node->work = *work;
-    node->needs = copy;
-    node->needs_count = count;
-    if (graph->last)
-        graph->last->next = node;
-    else
-        graph->first = node;
-    graph->last = node;
-    graph->count++;
-    if (out)
-        *out = node;
-    return CUDA_SUCCESS;
-}
-
 CUresult cuGraphCreate(CUgraph *graph, unsigned int flags)
 {
     TRY(driver_ready());
@@ -98,7 +46,7 @@ CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNod
     CUDA_KERNEL_NODE_PARAMS full = {0};
     if (!what)
         return CUDA_ERROR_INVALID_VALUE;
-    memcpy(&full, what, sizeof *what); /* the older struct is the newer one's beginning */
+    memcpy(&full, what, sizeof *what); /* the newer struct begins with the older one */
     return cuGraphAddKernelNode_v2(node, graph, needs, count, &full);
 }
 
@@ -240,7 +188,7 @@ CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type)
     return CUDA_SUCCESS;
 }
 
-/* As all lists here: without an array the count is told; what is beyond the list is NULL. */
+/* As for all lists: without an array only the count is returned, and entries beyond the list are NULL. */
 static CUresult tell(const CUgraphNode *found, size_t count, CUgraphNode *nodes, size_t *room)
 {
     for (size_t i = 0; nodes && i < *room; i++)
@@ -288,7 +236,7 @@ CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CU
                                 size_t count)
 {
     TRY(driver_ready());
-    if (!object_get(graph, GRAPH) || !needs_fit(graph, from, count) || !needs_fit(graph, to, count))
+    if (!object_get(graph, GRAPH) || !graph_needs_fit(graph, from, count) || !graph_needs_fit(graph, to, count))
         return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
         size_t held = to[i]->needs_count;

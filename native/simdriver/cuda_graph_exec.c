@@ -1,18 +1,11 @@
 /* Executable graphs. A launch does the nodes' work one after another on the stream, so it takes on the
- * card's line what its kernels take together.
- *
- * An allocation node has its address from the start and its memory from the launch on, charged to a
- * pool of the device that keeps all it ever had until it is trimmed. */
+ * card's line what its kernels take together. */
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #include "graph.h"
 
-#define PAGE 65536
-#define NOTHING (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
-#define KNOWN_FLAGS                                                                                \
-    (CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD |        \
+#define KNOWN_FLAGS                                                                         \
+    (CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD | \
      CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY)
 
 struct CUgraphExec_st {
@@ -22,100 +15,6 @@ struct CUgraphExec_st {
     size_t count;
     struct graph_work *works;
 };
-
-/* ---- memory ---- */
-
-static pthread_mutex_t known_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct graph_memory *known; /* all there is */
-
-bool graph_memory_known(CUdeviceptr address)
-{
-    pthread_mutex_lock(&known_lock);
-    const struct graph_memory *memory = known;
-    while (memory && memory->base != address)
-        memory = memory->next;
-    pthread_mutex_unlock(&known_lock);
-    return memory;
-}
-
-static void know(struct graph_memory *memory, bool there)
-{
-    pthread_mutex_lock(&known_lock);
-    if (there) {
-        memory->next = known;
-        if (known)
-            known->previous = memory;
-        known = memory;
-    } else {
-        if (memory->next)
-            memory->next->previous = memory->previous;
-        *(memory->previous ? &memory->previous->next : &known) = memory->next;
-    }
-    pthread_mutex_unlock(&known_lock);
-}
-
-void graphs_after_fork(void)
-{
-    known_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    known = NULL;
-}
-
-CUresult graph_memory_new(CUdevice device, size_t bytes, struct graph_memory **out)
-{
-    size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
-    struct graph_memory *made = size >= bytes ? calloc(1, sizeof *made) : NULL;
-    void *base = made ? mmap(NULL, size, PROT_NONE, NOTHING, -1, 0) : MAP_FAILED;
-    if (base == MAP_FAILED) {
-        free(made);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *made = (struct graph_memory){(uintptr_t)base, size, device, 1, NULL, NULL};
-    know(made, true);
-    *out = made;
-    return CUDA_SUCCESS;
-}
-
-/* With the last holder the address goes, unless what is there was not freed yet: then it stays. */
-void graph_memory_hold(struct graph_memory *memory, int change)
-{
-    struct allocation held;
-    if (__atomic_add_fetch(&memory->holders, (unsigned)change, __ATOMIC_ACQ_REL) > 0)
-        return;
-    know(memory, false);
-    if (!memory_find(memory->base, &held))
-        munmap((void *)memory->base, memory->size);
-    free(memory);
-}
-
-static CUresult take(const struct graph_memory *memory, CUcontext context, bool free_first)
-{
-    struct allocation held = {.base = memory->base, .size = memory->size, .kind = MEMORY_GRAPH,
-                              .charged = memory->size, .context = context,
-                              .card = device_cards[memory->device], .device = memory->device,
-                              .pool = pool_of_graphs(memory->device), .shared = true};
-    if (free_first)
-        memory_drop(memory->base, 1u << MEMORY_GRAPH);
-    if (!held.pool || !pool_take(held.pool, held.charged))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    int file = arena_reserve(memory->size, held.card, &held.offset);
-    CUresult result = file < 0 ? CUDA_ERROR_OUT_OF_MEMORY : memory_link(&held);
-    if (result != CUDA_SUCCESS) { /* launched again before the last launch's memory was freed */
-        pool_give_back(held.pool, held.charged);
-        return file < 0 ? result : CUDA_ERROR_INVALID_VALUE;
-    }
-    if (mmap((void *)held.base, held.size, PROT_READ | PROT_WRITE,
-             MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file, held.offset) != MAP_FAILED)
-        return CUDA_SUCCESS;
-    memory_drop(held.base, 1u << MEMORY_GRAPH);
-    return CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-void graph_give_back(const struct allocation *held)
-{
-    mmap((void *)held->base, held->size, PROT_NONE, NOTHING | MAP_FIXED, -1, 0);
-    arena_punch(held->offset, held->size);
-    pool_give_back(held->pool, held->charged);
-}
 
 static CUmemPool_attribute as_pool(CUgraphMem_attribute attribute)
 {
@@ -172,7 +71,7 @@ CUresult graph_work_run(const struct graph_work *work, CUcontext context, CUstre
     case CU_GRAPH_NODE_TYPE_EMPTY: return CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD: return record(work->event, stream);
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return cuStreamWaitEvent(stream, work->event, 0);
-    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: return take(work->taken.memory, context, free_first);
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: return graph_memory_take(work->taken.memory, context, free_first);
     case CU_GRAPH_NODE_TYPE_MEM_FREE: return cuMemFreeAsync(work->freed, stream);
     default: return CUDA_ERROR_NOT_SUPPORTED;
     }

@@ -1,13 +1,9 @@
-/* Initialisation, versions, and what errors are called. */
+/* Initialisation, versions and error texts. */
 #include <stdlib.h>
 
 #include "driver.h"
 
-int device_count;
-uint32_t device_cards[FENKA_NODE_CARDS];
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool initialised;
 
 static const struct {
     int code;
@@ -16,35 +12,30 @@ static const struct {
 #include "cuda_errors.inc"
 };
 
-/* CUDA does not survive a fork: the child starts as a process that never called cuInit. */
+/* CUDA does not survive a fork: the child starts like a process that has not called cuInit. */
 static void after_fork(void)
 {
     node_forget();
-    initialised = false;
+    driver_initialised = false;
     device_count = 0;
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     objects_after_fork();
     contexts_after_fork();
+    context_stack_after_fork();
     memory_after_fork();
+    vmm_handles_after_fork();
     mappings_after_fork();
     arena_after_fork();
+    ipc_share_after_fork();
     ipc_after_fork();
     captures_after_fork();
     streams_after_fork();
     events_after_fork();
     timeline_after_fork();
     pools_after_fork();
-    graphs_after_fork();
+    graph_memory_after_fork();
     modules_after_fork();
     host_functions_after_fork();
-}
-
-uint32_t environment_number(const char *name, uint32_t otherwise)
-{
-    const char *text = getenv(name);
-    char *end;
-    unsigned long value = text ? strtoul(text, &end, 10) : 0;
-    return !text || end == text || *end || value > UINT32_MAX ? otherwise : (uint32_t)value;
 }
 
 static CUresult initialise(void)
@@ -54,8 +45,8 @@ static CUresult initialise(void)
         forks_watched = pthread_atfork(NULL, NULL, after_fork) == 0;
     if (node_state)
         node_detach();
-    int why = node_attach(NODE_HELLO_CUDA);
-    if (why != 0)
+    int error = node_attach(NODE_HELLO_CUDA);
+    if (error != 0)
         return CUDA_ERROR_SYSTEM_NOT_READY;
     device_count = visible_cards(getenv("CUDA_VISIBLE_DEVICES"), node_state, device_cards);
     if (device_count == 0) {
@@ -71,9 +62,9 @@ CUresult cuInit(unsigned int flags)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
     CUresult result = CUDA_SUCCESS;
-    if (!initialised) {
+    if (!driver_initialised) {
         result = initialise();
-        initialised = result == CUDA_SUCCESS;
+        driver_initialised = result == CUDA_SUCCESS;
     } else if (!node_alive()) {
         result = CUDA_ERROR_SYSTEM_NOT_READY;
     }
@@ -81,23 +72,7 @@ CUresult cuInit(unsigned int flags)
     return result;
 }
 
-CUresult driver_ready(void)
-{
-    if (!initialised)
-        return CUDA_ERROR_NOT_INITIALIZED;
-    return node_alive() ? CUDA_SUCCESS : CUDA_ERROR_SYSTEM_NOT_READY;
-}
-
-CUresult device_card(CUdevice device, uint32_t *card)
-{
-    TRY(driver_ready());
-    if (device < 0 || device >= device_count)
-        return CUDA_ERROR_INVALID_DEVICE;
-    *card = device_cards[device];
-    return card_ready(*card);
-}
-
-/* Answers before cuInit, too, as the real one does; then from what this was built against. */
+/* Also answers before cuInit, like the real driver; then with the version that this was built against. */
 CUresult cuDriverGetVersion(int *version)
 {
     if (!version)

@@ -1,4 +1,4 @@
-/* Launches take time on the card's line, and the questions one asks before launching. */
+/* Launches, which take time on the card's time line, and occupancy queries. */
 #include "graph.h"
 #include "timeline.h"
 

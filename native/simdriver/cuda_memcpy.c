@@ -27,7 +27,7 @@ static CUresult copy(uintptr_t to, bool to_device, uintptr_t from, bool from_dev
     return CUDA_SUCCESS;
 }
 
-/* Any address may be meant: one that the driver knows must hold the bytes, another is the host's. */
+/* An address that the driver knows must contain the bytes; any other is the host's. */
 static CUresult copy_unified(uintptr_t to, uintptr_t from, size_t bytes)
 {
     struct allocation held;

@@ -5,7 +5,7 @@
 #include "graph.h"
 
 #define PAGE 4096
-#define WORTH_DROPPING (1u << 20)
+#define MIN_DROPPED (1u << 20)
 
 static CUresult ready(void)
 {
@@ -16,15 +16,15 @@ static CUresult ready(void)
     return CUDA_SUCCESS;
 }
 
-/* Zeroed pages are given back to the kernel, which hands them out zeroed: filling gigabytes with
- * zeros, as frameworks do, must not cost gigabytes. */
+/* Zeroed pages are returned to the kernel, which provides zeroed pages on access: filling gigabytes with zeros, as
+ * frameworks do, must not cost gigabytes. */
 static void zero(uintptr_t at, size_t bytes)
 {
     uintptr_t from = (at + PAGE - 1) / PAGE * PAGE, to = (at + bytes) / PAGE * PAGE;
     struct allocation held;
     bool ours = memory_find(at, &held) && (held.mapped || held.shared);
     int drop = ours && held.shared ? MADV_REMOVE : MADV_DONTNEED;
-    if (!ours || bytes < WORTH_DROPPING || madvise((void *)from, to - from, drop) != 0) {
+    if (!ours || bytes < MIN_DROPPED || madvise((void *)from, to - from, drop) != 0) {
         memset((void *)at, 0, bytes);
         return;
     }
@@ -78,26 +78,26 @@ static CUresult fill_on(CUdeviceptr at, size_t pitch, uint32_t pattern, unsigned
     return taken ? CUDA_SUCCESS : set_rows(&work.set);
 }
 
-#define DEFINE(bits, type)                                                                         \
-    CUresult cuMemsetD##bits##_v2(CUdeviceptr at, type value, size_t count)                        \
-    {                                                                                              \
-        TRY(ready());                                                                              \
-        return fill(at, value, sizeof value, count);                                               \
-    }                                                                                              \
-    CUresult cuMemsetD##bits##Async(CUdeviceptr at, type value, size_t count, CUstream stream)     \
-    {                                                                                              \
-        return fill_on(at, 0, value, sizeof value, count, 1, stream);                              \
-    }                                                                                              \
-    CUresult cuMemsetD2D##bits##_v2(CUdeviceptr at, size_t pitch, type value, size_t width,        \
-                                    size_t height)                                                 \
-    {                                                                                              \
-        TRY(ready());                                                                              \
-        return fill_rows(at, pitch, value, sizeof value, width, height);                           \
-    }                                                                                              \
-    CUresult cuMemsetD2D##bits##Async(CUdeviceptr at, size_t pitch, type value, size_t width,      \
-                                      size_t height, CUstream stream)                              \
-    {                                                                                              \
-        return fill_on(at, pitch, value, sizeof value, width, height, stream);                     \
+#define DEFINE(bits, type)                                                                     \
+    CUresult cuMemsetD##bits##_v2(CUdeviceptr at, type value, size_t count)                    \
+    {                                                                                          \
+        TRY(ready());                                                                          \
+        return fill(at, value, sizeof value, count);                                           \
+    }                                                                                          \
+    CUresult cuMemsetD##bits##Async(CUdeviceptr at, type value, size_t count, CUstream stream) \
+    {                                                                                          \
+        return fill_on(at, 0, value, sizeof value, count, 1, stream);                          \
+    }                                                                                          \
+    CUresult cuMemsetD2D##bits##_v2(CUdeviceptr at, size_t pitch, type value, size_t width,    \
+                                    size_t height)                                             \
+    {                                                                                          \
+        TRY(ready());                                                                          \
+        return fill_rows(at, pitch, value, sizeof value, width, height);                       \
+    }                                                                                          \
+    CUresult cuMemsetD2D##bits##Async(CUdeviceptr at, size_t pitch, type value, size_t width,  \
+                                      size_t height, CUstream stream)                          \
+    {                                                                                          \
+        return fill_on(at, pitch, value, sizeof value, width, height, stream);                 \
     }
 
 DEFINE(8, unsigned char)

@@ -18,7 +18,7 @@ struct CUmod_st {
     pthread_mutex_t lock;
     struct CUfunc_st *functions;
     uint64_t bytes;
-    /* Of a module, that of its context; of a library, all on which a context needed it. */
+    /* A module: its context's card. A library: all cards on which a context needed it. */
     bool on_card[FENKA_NODE_CARDS];
     struct CUmod_st *next, **place;
 };
@@ -51,7 +51,7 @@ static CUresult load_on(CUmodule module, uint32_t card)
     return result;
 }
 
-/* Where a context is current, a library is loaded there. */
+/* A library is loaded on the current context's card. */
 static CUresult load_here(CUmodule library)
 {
     CUcontext context;
@@ -80,9 +80,9 @@ static uint64_t duration_of(const char *name)
     unsigned long us = environment_number("FENKA_SIMULATED_KERNEL_US", DEFAULT_KERNEL_US);
     for (const char *at = strstr(name, "_us"); at; at = strstr(at + 1, "_us")) {
         char *end;
-        unsigned long said = strtoul(at + 3, &end, 10);
-        if (end != at + 3 && *end == '\0' && said <= UINT_MAX)
-            us = said;
+        unsigned long suffix = strtoul(at + 3, &end, 10);
+        if (end != at + 3 && *end == '\0' && suffix <= UINT_MAX)
+            us = suffix;
     }
     return (uint64_t)us * 1000;
 }
@@ -101,7 +101,7 @@ static CUresult load(CUmodule *module, const void *image, size_t size, CUcontext
     made->source = made->text ? strdup(image) : NULL;
     pthread_mutex_init(&made->lock, NULL);
     made->bytes = module_size(image, size, false);
-    if (made->bytes == MODULE_SIZE_UNKNOWN) /* tests' word for an image, which no card would take */
+    if (made->bytes == MODULE_SIZE_UNKNOWN) /* tests' placeholder for an image, which takes no memory */
         made->bytes = 0;
     CUresult result = context ? load_on(made, context->card) : load_here(made);
     if (result != CUDA_SUCCESS) {

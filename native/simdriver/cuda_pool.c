@@ -1,199 +1,6 @@
-/* Stream-ordered allocation. What is freed stays with the pool, and charged, until its stream gets there;
- * afterwards up to the pool's release threshold. What is beyond that is given back when the process next
- * synchronises or asks for memory, and at once where the stream had nothing to do. A pool's memory has no
- * pieces: any of it serves any later request, which then comes behind the free. */
-#include <stdlib.h>
-#include <string.h>
-
-#include "sim_memory.h"
+/* Stream-ordered allocation, and the calls on pools. */
 #include "graph.h"
-
-struct CUmemPoolHandle_st {
-    struct object object;
-    CUdevice device; /* -1: host memory, which is not charged */
-    uint32_t card;
-    bool standard;
-    bool doomed; /* destroyed, with allocations outstanding */
-    uint64_t used, used_high, reserved, reserved_high, limit;
-    uint64_t attributes[16];
-    uint8_t access[FENKA_NODE_CARDS];
-    struct freed *freed; /* that its stream has not reached */
-    CUmemoryPool previous, next;
-};
-
-struct freed {
-    struct timeline_place at;
-    uint64_t bytes;
-    struct freed *next;
-};
-
-static CUmemoryPool first; /* of all pools of cards */
-static __thread struct timeline_place freeing; /* generation 0 = at once */
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static CUmemoryPool standard[FENKA_NODE_CARDS], chosen[FENKA_NODE_CARDS], graphs[FENKA_NODE_CARDS];
-
-static CUmemoryPool pool_new(CUdevice device)
-{
-    CUmemoryPool pool = object_new(POOL, sizeof *pool, NULL);
-    if (!pool)
-        return NULL;
-    pool->device = device;
-    pool->card = device >= 0 ? device_cards[device] : 0;
-    if (device >= 0) {
-        pool->next = first;
-        if (first)
-            first->previous = pool;
-        first = pool;
-    }
-    pool->attributes[CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES] = 1;
-    pool->attributes[CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC] = 1;
-    pool->attributes[CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES] = 1;
-    return pool;
-}
-
-/* Under the lock. */
-static void pool_delete(CUmemoryPool pool)
-{
-    if (pool->next)
-        pool->next->previous = pool->previous;
-    if (pool->previous)
-        pool->previous->next = pool->next;
-    else if (first == pool)
-        first = pool->next;
-    object_delete(pool);
-}
-
-static CUmemoryPool pool_of(CUmemoryPool *pools, CUdevice device)
-{
-    pthread_mutex_lock(&lock);
-    if (!standard[device] && (standard[device] = pool_new(device)))
-        standard[device]->standard = true;
-    CUmemoryPool pool = pools[device] ? pools[device] : standard[device];
-    pthread_mutex_unlock(&lock);
-    return pool;
-}
-
-/* Keeps all it ever had, until it is trimmed. */
-CUmemoryPool pool_of_graphs(CUdevice device)
-{
-    pthread_mutex_lock(&lock);
-    if (!graphs[device] && (graphs[device] = pool_new(device))) {
-        graphs[device]->standard = true;
-        graphs[device]->attributes[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD] = UINT64_MAX;
-    }
-    pthread_mutex_unlock(&lock);
-    return graphs[device];
-}
-
-static CUmemoryPool pool_get(CUmemoryPool handle)
-{
-    CUmemoryPool pool = object_get(handle, POOL);
-    return pool && !pool->doomed ? pool : NULL;
-}
-
-/* Under the lock. What is freed on streams that have not got there is in use by the work before. */
-static uint64_t in_use(CUmemoryPool pool)
-{
-    uint64_t bytes = pool->used;
-    for (struct freed **place = &pool->freed, *one; (one = *place);) {
-        if (timeline_reached(one->at)) {
-            *place = one->next;
-            free(one);
-        } else {
-            bytes += one->bytes;
-            place = &one->next;
-        }
-    }
-    return bytes;
-}
-
-/* Under the lock. */
-static void shrink(CUmemoryPool pool, uint64_t keep)
-{
-    uint64_t used = in_use(pool);
-    if (keep < used)
-        keep = used;
-    if (pool->reserved <= keep)
-        return;
-    if (pool->device >= 0)
-        sim_memory_release(pool->card, pool->reserved - keep);
-    pool->reserved = keep;
-}
-
-/* Under the lock: what it may keep. True where it was destroyed, and is empty now. */
-static bool settle(CUmemoryPool pool)
-{
-    shrink(pool, pool->doomed ? 0 : pool->attributes[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD]);
-    return pool->doomed && pool->reserved == 0;
-}
-
-void pools_settle(void)
-{
-    pthread_mutex_lock(&lock);
-    for (CUmemoryPool pool = first, next; pool; pool = next) {
-        next = pool->next;
-        if (settle(pool))
-            pool_delete(pool);
-    }
-    pthread_mutex_unlock(&lock);
-}
-
-bool pool_take(CUmemoryPool pool, uint64_t bytes)
-{
-    pools_settle();
-    pthread_mutex_lock(&lock);
-    uint64_t wanted = pool->used + bytes;
-    bool granted = !pool->limit || wanted <= pool->limit;
-    if (granted && wanted > pool->reserved) {
-        granted = pool->device < 0 || sim_memory_charge(pool->card, wanted - pool->reserved);
-        pool->reserved = granted ? wanted : pool->reserved;
-    }
-    if (granted)
-        pool->used = wanted;
-    if (pool->used > pool->used_high)
-        pool->used_high = pool->used;
-    if (pool->reserved > pool->reserved_high)
-        pool->reserved_high = pool->reserved;
-    pthread_mutex_unlock(&lock);
-    return granted;
-}
-
-void pool_give_back(CUmemoryPool pool, uint64_t bytes)
-{
-    struct freed *later = freeing.generation && pool->device >= 0 ? malloc(sizeof *later) : NULL;
-    pthread_mutex_lock(&lock);
-    pool->used -= bytes;
-    if (later) {
-        *later = (struct freed){freeing, bytes, pool->freed};
-        pool->freed = later;
-    }
-    if (settle(pool) && pool->used == 0)
-        pool_delete(pool);
-    pthread_mutex_unlock(&lock);
-}
-
-void pools_card_left(uint32_t card)
-{
-    pthread_mutex_lock(&lock);
-    for (CUdevice device = 0; device < device_count; device++)
-        if (device_cards[device] == card) {
-            if (standard[device])
-                shrink(standard[device], 0);
-            if (graphs[device])
-                shrink(graphs[device], 0);
-        }
-    pthread_mutex_unlock(&lock);
-}
-
-void pools_after_fork(void)
-{
-    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    memset(standard, 0, sizeof standard);
-    memset(chosen, 0, sizeof chosen);
-    memset(graphs, 0, sizeof graphs);
-    first = NULL;
-}
+#include "pools.h"
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
 {
@@ -201,7 +8,7 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
     TRY(device_card(device, &card));
     if (!pool)
         return CUDA_ERROR_INVALID_VALUE;
-    *pool = pool_of(standard, device);
+    *pool = pool_default(device);
     return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -211,7 +18,7 @@ CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
     TRY(device_card(device, &card));
     if (!pool)
         return CUDA_ERROR_INVALID_VALUE;
-    *pool = pool_of(chosen, device);
+    *pool = pool_current(device);
     return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -221,7 +28,7 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
     TRY(device_card(device, &card));
     if (!pool_get(pool) || pool->device != device)
         return CUDA_ERROR_INVALID_VALUE;
-    chosen[device] = pool;
+    pool_set_current(device, pool);
     return CUDA_SUCCESS;
 }
 
@@ -246,21 +53,14 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
     return CUDA_SUCCESS;
 }
 
-/* With allocations outstanding it ends with the last of them. */
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     TRY(driver_ready());
-    pthread_mutex_lock(&lock);
+    pools_lock();
     bool fits = pool_get(pool) && !pool->standard;
-    if (fits) {
-        for (CUdevice device = 0; device < device_count; device++)
-            if (chosen[device] == pool)
-                chosen[device] = NULL;
-        pool->doomed = true;
-        if (settle(pool))
-            pool_delete(pool);
-    }
-    pthread_mutex_unlock(&lock);
+    if (fits)
+        pool_destroy(pool);
+    pools_unlock();
     return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -269,13 +69,13 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
     TRY(driver_ready());
     if (!pool_get(pool))
         return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&lock);
-    shrink(pool, keep);
-    pthread_mutex_unlock(&lock);
+    pools_lock();
+    pool_shrink(pool, keep);
+    pools_unlock();
     return CUDA_SUCCESS;
 }
 
-/* Kept and answered; all simulated memory is the host's, so every device can reach it. */
+/* Only stored: all simulated memory is the host's, so every device can access it. */
 CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *wishes, size_t count)
 {
     uint32_t card;
@@ -325,7 +125,7 @@ static CUresult set_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, 
     switch (attribute) {
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
         pool->attributes[attribute] = number;
-        shrink(pool, number);
+        pool_shrink(pool, number);
         return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
@@ -345,9 +145,9 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
     TRY(driver_ready());
     if (!pool_get(pool) || !value)
         return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&lock);
+    pools_lock();
     CUresult result = set_attribute(pool, attribute, value);
-    pthread_mutex_unlock(&lock);
+    pools_unlock();
     return result;
 }
 
@@ -398,7 +198,7 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, 
     if (!pointer)
         return CUDA_ERROR_INVALID_VALUE;
     if (!pool)
-        pool = pool_of(chosen, context->device);
+        pool = pool_current(context->device);
     if (!pool_get(pool))
         return CUDA_ERROR_INVALID_VALUE;
     if (pool->device >= 0 && pool->device != context->device)
@@ -433,15 +233,16 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
     TRY(capture_work(context, stream, &work, &taken));
     if (taken || !pointer)
         return CUDA_SUCCESS;
-    /* Memory of the host comes from a pool only when it was allocated like this. */
+    /* Host memory comes from a pool only if it was allocated by these calls. */
     struct allocation held;
     bool pooled = memory_find(pointer, &held) && held.pool;
-    freeing = timeline_own(context->card, stream_end(context, stream));
-    /* What is in no pool is given back to the card, not before the work is done that may use it. */
+    struct timeline_place end = timeline_own(context->card, stream_end(context, stream));
+    pool_frees_until(end);
+    /* Memory without pool is freed now, so the work that may use it must be done. */
     if (!pooled)
-        timeline_wait(freeing);
+        timeline_wait(end);
     CUresult result = memory_drop(pointer, 1u << MEMORY_DEVICE | 1u << MEMORY_GRAPH |
                                                (pooled ? 1u << MEMORY_HOST : 0));
-    freeing.generation = 0;
+    pool_frees_until((struct timeline_place){0});
     return result;
 }

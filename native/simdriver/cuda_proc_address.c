@@ -1,4 +1,4 @@
-/* cuGetProcAddress: a name, and the CUDA version whose meaning of it is wanted, to a function. */
+/* cuGetProcAddress: finds a function by its name and the CUDA version that the program expects. */
 #include <string.h>
 
 #include "driver.h"
@@ -38,7 +38,7 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuui
     return cuGetProcAddress_v2(symbol, function, version, flags, NULL);
 }
 
-/* The private tables are how the CUDA runtime tells NVIDIA's driver from others. This is another. */
+/* The CUDA runtime recognises NVIDIA's driver by its private tables. This driver has none. */
 CUresult cuGetExportTable(const void **table, const CUuuid *id)
 {
     if (!table || !id)

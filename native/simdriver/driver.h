@@ -1,4 +1,4 @@
-/* What the parts of the simulated CUDA driver know of each other. */
+/* The interfaces between the parts of the simulated CUDA driver. */
 #ifndef FENKA_SIMULATED_DRIVER_H
 #define FENKA_SIMULATED_DRIVER_H
 #include "driver_header.h"
@@ -11,27 +11,28 @@
 #include "node.h"
 #include "timeline.h"
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        CUresult tried_ = (call);                                                                  \
-        if (tried_ != CUDA_SUCCESS)                                                                \
-            return tried_;                                                                         \
+#define TRY(call)                   \
+    do {                            \
+        CUresult tried_ = (call);   \
+        if (tried_ != CUDA_SUCCESS) \
+            return tried_;          \
     } while (0)
 
-/* ---- cuda_init.c: the process and the devices it sees ---- */
+/* ---- driver_state.c: the process and the devices it sees ---- */
+extern bool driver_initialised;
 extern int device_count;
 /* Ordinal -> index of the card in the node, in the order of CUDA_VISIBLE_DEVICES. */
 extern uint32_t device_cards[FENKA_NODE_CARDS];
-/* Not initialised, or the card server has gone: the error to answer with. */
+/* The error to return if the process has not called cuInit, or the card server has ended. */
 CUresult driver_ready(void);
 CUresult device_card(CUdevice device, uint32_t *card);
-/* CUDA_ERROR_UNKNOWN where the card has fallen off the bus, which CUDA knows no better name for. */
+/* CUDA_ERROR_UNKNOWN for a card that has fallen off the bus: CUDA has no better error. */
 static inline CUresult card_ready(uint32_t card)
 {
     return node_card_lost(card) ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
 }
 uint32_t environment_number(const char *name, uint32_t otherwise);
-/* cuda_visible.c */
+/* ---- cuda_visible.c ---- */
 int visible_cards(const char *wish, const struct fenka_node *node, uint32_t *cards);
 
 /* ---- objects.c: handles ---- */
@@ -43,15 +44,16 @@ struct object {
     CUcontext context;
     struct object *next;
 };
-/* Zeroed. A deleted object's memory serves its own kind again and is never given back, so that a
- * stale handle is recognised and not followed into the void. */
+/* Zeroed. A deleted object's memory is reused for its own kind and never freed, so that stale handles are recognised
+ * safely. */
 void *object_new(enum object_kind kind, size_t bytes, CUcontext context);
 void object_delete(void *object);
 /* NULL where the handle is not a live object of that kind or its context is gone. */
 void *object_get(const void *handle, enum object_kind kind);
 void objects_after_fork(void);
 
-/* ---- cuda_context.c ---- */
+/* ---- contexts ---- */
+#define CONTEXT_MAGIC 0x58544353u
 #define CONTEXT_LIMITS 16
 struct CUctx_st {
     uint32_t magic;
@@ -64,12 +66,20 @@ struct CUctx_st {
     unsigned references;
     uint64_t id;
     uint64_t end; /* position on the card's time line of all that was given to it */
-    unsigned host_functions; /* asked for and not yet called */
+    unsigned host_functions; /* enqueued and not yet called */
     size_t limits[CONTEXT_LIMITS];
     struct CUctx_st *next;
 };
+/* context_stack.c: the calling thread's. context_push wants a stack that is not full. */
 CUresult context_current(CUcontext *context);
 bool context_valid(CUcontext context);
+CUcontext context_top(void);
+bool context_stack_full(void);
+void context_push(CUcontext context);
+bool context_pop(CUcontext *context);
+void context_set_top(CUcontext context);
+void context_stack_after_fork(void);
+/* cuda_context.c */
 void contexts_after_fork(void);
 static inline void raise_to(uint64_t *at, uint64_t value)
 {
@@ -79,7 +89,7 @@ static inline void raise_to(uint64_t *at, uint64_t value)
         ;
 }
 
-/* ---- cuda_capture.c ---- */
+/* ---- capture.c ---- */
 struct capture;
 struct graph_work;
 /* The last nodes of a captured stream, or those that an event stands for. */
@@ -100,16 +110,27 @@ bool capture_record(CUevent event, CUstream stream);
 CUresult capture_wait(CUevent event, CUstream stream, bool *taken);
 bool capture_knows(CUevent event);
 void capture_lose(CUstream stream);
+CUresult capture_begin(CUstream stream, CUstreamCaptureMode mode);
+CUresult capture_end(CUstream stream, CUgraph *graph);
+struct capture_info {
+    CUstreamCaptureStatus status;
+    /* If active: */
+    uint64_t id;
+    CUgraph graph;
+    struct tips tips;
+};
+CUresult capture_info(CUcontext context, CUstream stream, struct capture_info *info);
+/* Sets the calling thread's mode and returns the one before. */
+CUstreamCaptureMode capture_exchange_mode(CUstreamCaptureMode mode);
 void captures_after_fork(void);
 
-/* ---- cuda_graph_exec.c ---- */
-struct allocation;
-void graph_give_back(const struct allocation *held);
-void graphs_after_fork(void);
-CUmemoryPool pool_of_graphs(CUdevice device);
+/* ---- graph_memory.c ---- */
+void graph_memory_after_fork(void);
+
+/* ---- cuda_memset.c ---- */
 CUresult set_rows(const CUDA_MEMSET_NODE_PARAMS *what);
 
-/* ---- cuda_stream.c ---- */
+/* ---- streams.c ---- */
 struct CUstream_st {
     struct object object;
     unsigned flags;
@@ -124,19 +145,20 @@ struct CUstream_st {
 /* NULL and the legacy handle mean the current context's own line: *stream is NULL. The per-thread
  * handle means a stream that belongs to the calling thread. */
 CUresult stream_resolve(CUstream handle, CUcontext *context, CUstream *stream);
+CUstream stream_new(CUcontext context);
 uint64_t stream_end(CUcontext context, CUstream stream);
 void stream_extend(CUcontext context, CUstream stream, uint64_t end);
 
-/* Sleeps until all that was given to the stream, or to the context, is done. */
+/* Sleeps until all work of the stream, or of the context, is done. */
 void stream_wait(CUcontext context, CUstream stream);
 void streams_after_fork(void);
 bool stream_done(CUcontext context, CUstream stream);
 
-/* ---- cuda_event.c ---- */
+/* ---- events.c ---- */
 /* What an event marks; in memory that other processes see where the event is theirs, too. */
 struct moment {
     struct timeline_place place;
-    uint64_t at_ns; /* 0 until somebody has asked for it after it was reached */
+    uint64_t at_ns; /* 0 until it is queried after it was reached */
     uint64_t recorded;
 };
 struct CUevent_st {
@@ -151,23 +173,38 @@ struct CUevent_st {
 };
 /* Where an event that was made for other processes keeps its moment. */
 CUresult event_offset(CUevent event, off_t *offset);
-/* Writes down the time of what was reached meanwhile, before the time line forgets it. */
+/* Records the times of events that were reached, before the time line drops them. */
 void events_settle(uint32_t card);
 void events_after_fork(void);
 CUresult event_from(CUevent *event, CUcontext context, struct moment *theirs);
+/* Records the event at this position of the card's line. */
+void event_mark(CUevent event, uint32_t card, uint64_t position);
+bool event_done(CUevent event);
+void event_unlist(CUevent event);
 
-/* ---- cuda_host_function.c ---- */
+/* ---- host_functions.c ---- */
+struct host_call {
+    struct timeline_place at;
+    CUcontext context;
+    CUstream stream;
+    CUhostFn function;
+    CUstreamCallback callback;
+    void *data;
+    struct host_call *next;
+};
+/* Copies the call. False if there is no memory or no thread for it. */
+bool host_function_add(const struct host_call *call);
 void host_functions_wait(CUcontext context);
 void host_functions_after_fork(void);
 
-/* ---- cuda_memory.c ---- */
+/* ---- memory.c ---- */
 enum memory_kind {
     MEMORY_DEVICE,
     MEMORY_MANAGED,
     MEMORY_HOST,
     MEMORY_REGISTERED,
     MEMORY_MAPPED,
-    MEMORY_ARRAY,    /* its address is nobody's business */
+    MEMORY_ARRAY,    /* its address is not visible to programs */
     MEMORY_GRAPH,    /* of an allocation node */
     MEMORY_IMPORTED, /* another process's, and charged to it */
 };
@@ -175,7 +212,7 @@ enum memory_kind {
 struct memory_handle;
 struct allocation {
     uintptr_t base;
-    size_t size;    /* as asked for */
+    size_t size;    /* as requested */
     size_t charged; /* to the card, or to the pool; else 0 for host memory */
     size_t mapped;  /* 0 = from malloc */
     off_t offset;   /* of device memory in the arena, where it takes `charged` bytes */
@@ -190,6 +227,8 @@ struct allocation {
     /* Of MEMORY_MAPPED, which belongs to no context: */
     struct memory_handle *handle;
     uint8_t access[FENKA_NODE_CARDS + 1]; /* CUmemAccess_flags by ordinal, last the host's */
+    /* Frees what its kind needs; NULL for allocations that memory.c makes. */
+    void (*release)(const struct allocation *held);
     struct allocation *previous, *next;
 };
 CUresult memory_new(CUcontext context, enum memory_kind kind, size_t bytes, unsigned flags,
@@ -197,7 +236,7 @@ CUresult memory_new(CUcontext context, enum memory_kind kind, size_t bytes, unsi
 CUresult memory_new_in_pool(CUcontext context, size_t bytes, CUmemoryPool pool, bool host,
                             struct allocation *out);
 CUresult memory_register(CUcontext context, void *base, size_t bytes, unsigned flags);
-/* Drops what begins at `base`, if it is of one of the kinds in the bit mask. */
+/* Frees the allocation that begins at `base`, if it is of one of the kinds in the bit mask. */
 CUresult memory_drop(uintptr_t base, unsigned kinds);
 void memory_drop_context(CUcontext context);
 /* A copy, because another thread may free it; false where no allocation holds the address. */
@@ -212,23 +251,25 @@ void memory_after_fork(void);
 /* ---- cuda_arena.c ---- */
 #define ARENA_MAPS_FROM 65536 /* smaller pieces share a mapping */
 int memory_file(const char *name);
-/* A piece, readable and writable; 0 where there is none to be had. */
+/* A piece, readable and writable; 0 without memory. */
 uintptr_t arena_take(size_t bytes, uint32_t card, off_t *offset);
 void arena_give_back(uintptr_t base, size_t bytes, off_t offset);
-/* A range that the caller maps himself: the file, or -1. */
+/* A range that the caller maps itself: the file, or -1. */
 int arena_reserve(size_t bytes, uint32_t card, off_t *offset);
 void arena_punch(off_t offset, size_t bytes);
 int arena_file(void);
 void arena_after_fork(void);
 
-/* ---- cuda_ipc.c ---- */
-void import_give_back(uintptr_t base, size_t bytes);
-/* True where other processes have the piece open: it is given back when they have closed it. */
+/* ---- ipc_share.c ---- */
+/* True if other processes have the piece open: it is freed when they have closed it. */
 bool import_outlives(const struct allocation *held);
+void ipc_share_after_fork(void);
+
+/* ---- cuda_ipc.c ---- */
 void ipc_after_fork(void);
 
-/* ---- cuda_vmm.c ---- */
-void mapping_give_back(const struct allocation *held);
+/* ---- cuda_vmm_handle.c, cuda_vmm.c ---- */
+void vmm_handles_after_fork(void);
 void mappings_after_fork(void);
 
 /* ---- cuda_array.c ---- */
@@ -245,24 +286,25 @@ struct array_view {
 };
 CUresult array_side(CUarray handle, struct array_view *view);
 
-/* ---- cuda_box.c ---- */
+/* ---- cuda_memcpy3d.c ---- */
 CUresult box_copy(const CUDA_MEMCPY3D *what);
 /* After all work before it; or in its turn on the stream. */
 CUresult box_copy_now(const CUDA_MEMCPY3D *what);
 CUresult box_copy_on(const CUDA_MEMCPY3D *what, CUstream stream);
 
-/* ---- cuda_pool.c ---- */
+/* ---- pools.c ---- */
+CUmemoryPool pool_of_graphs(CUdevice device);
 /* False where the card, or the pool's own limit, would be exceeded. */
 bool pool_take(CUmemoryPool pool, uint64_t bytes);
 void pool_give_back(CUmemoryPool pool, uint64_t bytes);
-/* Gives back to the cards what all pools need not keep. */
+/* Returns to the cards what pools need not keep. */
 void pools_settle(void);
-/* The process's last context on the card has gone: nothing is kept back there. */
+/* The process's last context on the card has ended: pools keep nothing there. */
 void pools_card_left(uint32_t card);
 void pools_after_fork(void);
 
 /* ---- cuda_module.c ---- */
-/* The context ends: its modules' memory is free, and with the last one on the card that of libraries. */
+/* The context ends: frees its modules' memory and, with the last context on the card, that of libraries. */
 void modules_drop(CUcontext context, bool last_on_card);
 void modules_after_fork(void);
 struct CUfunc_st {

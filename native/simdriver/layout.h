@@ -25,7 +25,7 @@
 #define FENKA_NODE_BUSY_BUCKET_NS 100000000
 /* A bucket is one word: its ordinal << 27 | nanoseconds, so that a stale one is seen as empty. */
 #define FENKA_NODE_BUCKET_SHIFT 27
-/* What a card server can be told to do to a card, see node_command in node.h. */
+/* Commands to a card server, see node_command in node.h. */
 #define FENKA_NODE_TEMPERATURE 1 /* value: degrees Celsius */
 #define FENKA_NODE_NO_TEMPERATURE 2
 #define FENKA_NODE_XID 3           /* value: the XID's number */
@@ -36,7 +36,7 @@
 
 /* How long one process has the card while others want it. */
 #define FENKA_NODE_SLICE_NS 2000000
-/* What is remembered of when a process had the card: the last turns. */
+/* How many of a process's last turns are recorded. */
 #define FENKA_NODE_TURNS 64
 /* The lock of a card: its holder's generation << 10 | slot, so that a dead one's is recognised. */
 #define FENKA_NODE_LOCK_SHIFT 10
@@ -59,18 +59,18 @@ struct fenka_node_card {
     uint32_t fan_percent; /* 0 = the card has no fan */
     /* The time line. */
     uint64_t lock;
-    uint64_t clock_ns; /* up to here is written down who had the card */
-    uint64_t turn;     /* the slot that had it last */
+    uint64_t clock_ns; /* up to here the use of the card is recorded */
+    uint64_t turn;     /* the slot that used the card last */
     uint64_t turn_left_ns;
     uint64_t idle[256]; /* FENKA_NODE_IDLE_BUCKETS */
 };
 
 struct fenka_node_process {
-    uint64_t generation; /* who holds the slot; 0 = nobody. Written by the server only */
+    uint64_t generation; /* of the slot's process; 0 = free. Written by the server only */
     int32_t pid;         /* as the server sees it */
     uint32_t reserved;
     uint64_t contexts[16]; /* FENKA_NODE_CARDS: contexts on each card */
-    uint64_t busy_ns[16];  /* device time had on each card since the slot was taken */
+    uint64_t busy_ns[16];  /* device time used on each card since the slot was taken */
 };
 
 /* The work of one process on one card, as positions: nanoseconds of work since the slot was taken. */
@@ -83,7 +83,7 @@ struct fenka_node_line {
     uint64_t turn_ns[64];
 };
 
-/* What was provoked on a card. Written by the card server alone, on command. */
+/* Provoked faults of a card. Written by the card server alone, on command. */
 struct fenka_node_faults {
     uint32_t ecc;             /* 1 = the model has ECC memory. Fixed when the node is created */
     uint32_t lost;            /* 1 = the card has fallen off the bus */
@@ -98,7 +98,7 @@ struct fenka_node {
     uint32_t version;
     uint32_t card_count;
     uint32_t cuda_version; /* 12040 = 12.4 */
-    uint32_t slots_used;   /* slots at and above this one were never taken; written by the server */
+    uint32_t slots_used;   /* slots from this one on were never taken; written by the server */
     char driver_version[80];
     uint64_t generations; /* the last one given out */
     uint64_t reserved[4];
@@ -108,7 +108,7 @@ struct fenka_node {
     struct fenka_node_line lines[16][1024];     /* [card][slot] */
     uint64_t busy[16][1024][64];                /* [card][slot][FENKA_NODE_BUSY_BUCKETS] */
     struct fenka_node_faults faults[16];        /* FENKA_NODE_CARDS */
-    uint64_t event_count;                       /* the number of the last event; the server's */
+    uint64_t event_count;                       /* the number of the last event; written by the server */
 };
 
 #endif

@@ -18,7 +18,7 @@
 #define ANSWER_WITHIN_S 5
 #define RESTARTED_WITHIN_S 15
 #define CHECK_EVERY_NS 10000000
-/* In a container each library is bound alone to a path of the system, with no node beside it. */
+/* In a container each library is mounted alone at a system path, without the node's directory. */
 #define NODE_IN_CONTAINER "/run/fenka/simulated"
 #define NODE_IN_LEASE "/run/fenka/driver/node"
 
@@ -167,7 +167,7 @@ static int greet(int fd, char hello, struct node_welcome *welcome)
     return welcome->ok ? 0 : EUSERS;
 }
 
-/* contained: set where the server runs in a container of its own, which is started again when it ends. */
+/* contained: set if the server runs in its own container, which is restarted when it ends. */
 static int attach(char hello, bool *contained)
 {
     struct fenka_node *state = NULL;
@@ -210,7 +210,7 @@ int node_attach(char hello)
     return why;
 }
 
-/* A connection besides the process's own, which must stay silent. */
+/* A second connection, because the process's own must stay silent. */
 static int call_again(void)
 {
     bool contained;

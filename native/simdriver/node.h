@@ -67,21 +67,21 @@ extern uint64_t node_generation;
 int node_attach(char hello);
 void node_detach(void);
 
-/* False once the server has gone, for good: whatever took its place does not know this process.
- * Asks the socket at most every 10 ms. */
+/* False once the server has ended, permanently: a successor does not know this process. Checks the socket at most every
+ * 10 ms. */
 bool node_alive(void);
 
 /* False where this process no longer owns its slot; then it must not write to it. */
 bool node_owns_slot(void);
 
-/* For a forked child: what it inherited is the parent's tie, and it must make one of its own. */
+/* For a forked child: the inherited connection is the parent's, and the child must make its own. */
 void node_forget(void);
 
 /* A line that keeps the file shared under a new secret token; or -1. */
 int node_share(int file, uint8_t *token);
 /* A line that has the server keep account of the file when this process has ended; or -1. */
 int node_keep(int file, uint32_t card, uint64_t bytes);
-/* What was shared under the token: a descriptor of one's own; or -1. */
+/* A new descriptor of what was shared under the token; or -1. */
 int node_open_shared(const uint8_t *token);
 /* A greeted connection of the caller's own, or -1. */
 int node_call(char hello);

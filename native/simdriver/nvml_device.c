@@ -100,20 +100,8 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *bus_id, nvmlDevice_t *dev
     return nvmlDeviceGetHandleByPciBusId_v2(bus_id, device);
 }
 
-nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
-{
-    uint32_t card;
-    TRY(nvml_card(device, &card));
-    if (!index)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *index = card;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor)
-{
-    return nvmlDeviceGetIndex(device, minor);
-}
+NVML_GETTER(nvmlDeviceGetIndex, unsigned int, index)
+NVML_ALIAS(nvmlDeviceGetMinorNumber, unsigned int, nvmlDeviceGetIndex)
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
 {
@@ -156,15 +144,8 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci)
-{
-    return nvmlDeviceGetPciInfo_v3(device, pci);
-}
-
-nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci)
-{
-    return nvmlDeviceGetPciInfo_v3(device, pci);
-}
+NVML_ALIAS(nvmlDeviceGetPciInfo_v2, nvmlPciInfo_t, nvmlDeviceGetPciInfo_v3)
+NVML_ALIAS(nvmlDeviceGetPciInfo, nvmlPciInfo_t, nvmlDeviceGetPciInfo_v3)
 
 nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
 {

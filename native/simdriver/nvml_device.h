@@ -1,4 +1,4 @@
-/* What the parts of the simulated NVML know of each other. */
+/* The interfaces between the parts of the simulated NVML. */
 #ifndef FENKA_SIMULATED_NVML_DEVICE_H
 #define FENKA_SIMULATED_NVML_DEVICE_H
 #include "nvml_header.h"
@@ -7,20 +7,42 @@
 
 #include "node.h"
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        nvmlReturn_t tried_ = (call);                                                              \
-        if (tried_ != NVML_SUCCESS)                                                                \
-            return tried_;                                                                         \
+#define TRY(call)                     \
+    do {                              \
+        nvmlReturn_t tried_ = (call); \
+        if (tried_ != NVML_SUCCESS)   \
+            return tried_;            \
     } while (0)
 
-/* NVML_ERROR_UNINITIALIZED before nvmlInit, NVML_ERROR_GPU_IS_LOST once the card server has gone. */
+/* nvml_state.c: calls of nvmlInit that nvmlShutdown has not matched yet; between nvml_enter and nvml_leave. */
+extern unsigned nvml_users;
+void nvml_enter(void);
+void nvml_leave(void);
+nvmlReturn_t nvml_attach(void);
+/* NVML_ERROR_UNINITIALIZED before nvmlInit, NVML_ERROR_GPU_IS_LOST once the card server has ended. */
 nvmlReturn_t nvml_ready(void);
 /* A handle stays good over a fork and over a shutdown, as those of the real NVML do.
  * NVML_ERROR_GPU_IS_LOST where the card has fallen off the bus. */
 nvmlReturn_t nvml_card(nvmlDevice_t device, uint32_t *card);
 nvmlDevice_t nvml_handle(uint32_t card);
-/* Frees every event set; those that wait in one are told. */
+/* Frees every event set, and wakes the threads that wait in one. */
 void nvml_events_end(void);
+/* A function that answers one value of a card; the expression may use `index` and `card`. */
+#define NVML_GETTER(name, type, expression)                             \
+    nvmlReturn_t name(nvmlDevice_t device, type *value)                 \
+    {                                                                   \
+        uint32_t index;                                                 \
+        TRY(nvml_card(device, &index));                                 \
+        if (!value)                                                     \
+            return NVML_ERROR_INVALID_ARGUMENT;                         \
+        const struct fenka_node_card *card = &node_state->cards[index]; \
+        (void)card;                                                     \
+        *value = (expression);                                          \
+        return NVML_SUCCESS;                                            \
+    }
+/* Another name of the function above. */
+#define NVML_ALIAS(name, type, of) \
+    nvmlReturn_t name(nvmlDevice_t device, type *value) { return of(device, value); }
+
 nvmlReturn_t nvml_text(char *to, unsigned length, const char *text);
 #endif

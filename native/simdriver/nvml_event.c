@@ -46,7 +46,7 @@ static void enter(void)
 
 static void leave(void) { pthread_mutex_unlock(&lock); }
 
-/* Under the lock. Where this set is in the list; what it points to is NULL if it is in none. */
+/* Under the lock. The link that points to this set; *link is NULL if the set is not in the list. */
 static struct nvmlEventSet_st **find(nvmlEventSet_t set)
 {
     struct nvmlEventSet_st **at = &sets;
@@ -68,7 +68,7 @@ static void destroy(struct nvmlEventSet_st *set)
     free(set);
 }
 
-/* Under the lock. Whoever waits in it frees it. */
+/* Under the lock. A thread that waits in the set frees it. */
 static void take_out(struct nvmlEventSet_st **at)
 {
     struct nvmlEventSet_st *set = *at;
@@ -182,7 +182,7 @@ static nvmlReturn_t take_one(struct nvmlEventSet_st *set, nvmlEventData_t *data)
     if (freed)
         return NVML_ERROR_UNINITIALIZED;
     if (!none && got != (ssize_t)sizeof event)
-        return NVML_ERROR_GPU_IS_LOST; /* the server has gone, or the line to it */
+        return NVML_ERROR_GPU_IS_LOST; /* the server has ended, or the connection to it */
     if (!asked)
         return NVML_ERROR_NO_DATA;
     *data = (nvmlEventData_t){.device = nvml_handle(event.card), .eventType = event.type,

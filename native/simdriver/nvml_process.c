@@ -1,4 +1,4 @@
-/* Who uses a card: process ids as the card server sees them, whatever namespace asks. */
+/* The processes that use a card. PIDs are as the card server sees them, in whatever namespace the caller is. */
 #include <pthread.h>
 #include <time.h>
 
@@ -75,7 +75,7 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned 
     return NVML_SUCCESS;
 }
 
-/* Nobody draws, and there is no MPS. */
+/* There are no graphics processes, and no MPS. */
 static nvmlReturn_t nobody(nvmlDevice_t device, unsigned int *room)
 {
     uint32_t card;
@@ -86,11 +86,11 @@ static nvmlReturn_t nobody(nvmlDevice_t device, unsigned int *room)
     return NVML_SUCCESS;
 }
 
-#define NOBODY(name, type)                                                                         \
-    nvmlReturn_t name(nvmlDevice_t device, unsigned int *room, type *list)                         \
-    {                                                                                              \
-        (void)list;                                                                                \
-        return nobody(device, room);                                                               \
+#define NOBODY(name, type)                                                 \
+    nvmlReturn_t name(nvmlDevice_t device, unsigned int *room, type *list) \
+    {                                                                      \
+        (void)list;                                                        \
+        return nobody(device, room);                                       \
     }
 NOBODY(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
 NOBODY(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_v2_t)
@@ -99,8 +99,8 @@ NOBODY(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
 NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_v2_t)
 NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
 
-/* What was answered lately, so that who asks again and again, each time from the last sample on, is told of
- * exactly the time in between; others are told of the last second. */
+/* Recent samples. A caller that queries repeatedly, each time from its last sample on, gets exactly the time in
+ * between; other callers get the last second. */
 #define ANSWERS 4
 
 struct answer {

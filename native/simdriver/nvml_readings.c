@@ -111,36 +111,12 @@ nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device,
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *milliwatts)
-{
-    uint32_t card;
-    TRY(nvml_card(device, &card));
-    if (!milliwatts)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *milliwatts = between(node_state->cards[card].idle_power_mw,
-                          node_state->cards[card].power_limit_mw, load_of(card));
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetPowerManagementLimit(nvmlDevice_t device, unsigned int *milliwatts)
-{
-    uint32_t card;
-    TRY(nvml_card(device, &card));
-    if (!milliwatts)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *milliwatts = node_state->cards[card].power_limit_mw;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned int *milliwatts)
-{
-    return nvmlDeviceGetPowerManagementLimit(device, milliwatts);
-}
-
-nvmlReturn_t nvmlDeviceGetPowerManagementDefaultLimit(nvmlDevice_t device, unsigned int *milliwatts)
-{
-    return nvmlDeviceGetPowerManagementLimit(device, milliwatts);
-}
+NVML_GETTER(nvmlDeviceGetPowerUsage, unsigned int,
+            between(card->idle_power_mw, card->power_limit_mw, load_of(index)))
+NVML_GETTER(nvmlDeviceGetPowerManagementLimit, unsigned int, card->power_limit_mw)
+NVML_ALIAS(nvmlDeviceGetEnforcedPowerLimit, unsigned int, nvmlDeviceGetPowerManagementLimit)
+NVML_ALIAS(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int,
+           nvmlDeviceGetPowerManagementLimit)
 
 nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *low,
                                                           unsigned int *high)
@@ -152,15 +128,7 @@ nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, u
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetPowerManagementMode(nvmlDevice_t device, nvmlEnableState_t *mode)
-{
-    uint32_t card;
-    TRY(nvml_card(device, &card));
-    if (!mode)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *mode = NVML_FEATURE_ENABLED;
-    return NVML_SUCCESS;
-}
+NVML_GETTER(nvmlDeviceGetPowerManagementMode, nvmlEnableState_t, NVML_FEATURE_ENABLED)
 
 nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *mhz)
 {
@@ -189,53 +157,17 @@ nvmlReturn_t nvmlDeviceGetApplicationsClock(nvmlDevice_t device, nvmlClockType_t
     return nvmlDeviceGetMaxClockInfo(device, type, mhz);
 }
 
-nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, nvmlPstates_t *state)
-{
-    uint32_t card;
-    TRY(nvml_card(device, &card));
-    if (!state)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *state = load_of(card) > 0 ? NVML_PSTATE_0 : NVML_PSTATE_8;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetPowerState(nvmlDevice_t device, nvmlPstates_t *state)
-{
-    return nvmlDeviceGetPerformanceState(device, state);
-}
-
-nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device,
-                                                       unsigned long long *reasons)
-{
-    uint32_t card;
-    TRY(nvml_card(device, &card));
-    if (!reasons)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *reasons = load_of(card) > 0 ? nvmlClocksThrottleReasonNone : nvmlClocksThrottleReasonGpuIdle;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons)
-{
-    return nvmlDeviceGetCurrentClocksThrottleReasons(device, reasons);
-}
-
-nvmlReturn_t nvmlDeviceGetSupportedClocksEventReasons(nvmlDevice_t device,
-                                                      unsigned long long *reasons)
-{
-    uint32_t card;
-    TRY(nvml_card(device, &card));
-    if (!reasons)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *reasons = nvmlClocksThrottleReasonGpuIdle;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device,
-                                                         unsigned long long *reasons)
-{
-    return nvmlDeviceGetSupportedClocksEventReasons(device, reasons);
-}
+NVML_GETTER(nvmlDeviceGetPerformanceState, nvmlPstates_t,
+            load_of(index) > 0 ? NVML_PSTATE_0 : NVML_PSTATE_8)
+NVML_ALIAS(nvmlDeviceGetPowerState, nvmlPstates_t, nvmlDeviceGetPerformanceState)
+NVML_GETTER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long,
+            load_of(index) > 0 ? nvmlClocksThrottleReasonNone : nvmlClocksThrottleReasonGpuIdle)
+NVML_ALIAS(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long,
+           nvmlDeviceGetCurrentClocksThrottleReasons)
+NVML_GETTER(nvmlDeviceGetSupportedClocksEventReasons, unsigned long long,
+            nvmlClocksThrottleReasonGpuIdle)
+NVML_ALIAS(nvmlDeviceGetSupportedClocksThrottleReasons, unsigned long long,
+           nvmlDeviceGetSupportedClocksEventReasons)
 
 nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned int *percent)
 {
@@ -249,35 +181,10 @@ nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned int *percent)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t *mode)
-{
-    return nvmlDeviceGetPowerManagementMode(device, mode);
-}
-
-nvmlReturn_t nvmlDeviceGetDisplayActive(nvmlDevice_t device, nvmlEnableState_t *active)
-{
-    uint32_t card;
-    TRY(nvml_card(device, &card));
-    if (!active)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *active = NVML_FEATURE_DISABLED;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetDisplayMode(nvmlDevice_t device, nvmlEnableState_t *mode)
-{
-    return nvmlDeviceGetDisplayActive(device, mode);
-}
-
-nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t *mode)
-{
-    uint32_t card;
-    TRY(nvml_card(device, &card));
-    if (!mode)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *mode = NVML_COMPUTEMODE_DEFAULT;
-    return NVML_SUCCESS;
-}
+NVML_ALIAS(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, nvmlDeviceGetPowerManagementMode)
+NVML_GETTER(nvmlDeviceGetDisplayActive, nvmlEnableState_t, NVML_FEATURE_DISABLED)
+NVML_ALIAS(nvmlDeviceGetDisplayMode, nvmlEnableState_t, nvmlDeviceGetDisplayActive)
+NVML_GETTER(nvmlDeviceGetComputeMode, nvmlComputeMode_t, NVML_COMPUTEMODE_DEFAULT)
 
 /* ---- MIG: off where the card could do it ---- */
 
@@ -295,15 +202,7 @@ nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, un
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_mig)
-{
-    uint32_t card;
-    TRY(nvml_card(device, &card));
-    if (!is_mig)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *is_mig = 0;
-    return NVML_SUCCESS;
-}
+NVML_GETTER(nvmlDeviceIsMigDeviceHandle, unsigned int, 0)
 
 nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *count)
 {

@@ -1,48 +1,21 @@
-/* NVML's beginning and end, its versions, its errors. */
+/* Initialisation and shutdown of NVML, versions and error texts. */
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "nvml_device.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static unsigned users; /* nvmlInit and nvmlShutdown are counted */
-
-/* A child goes on using NVML where the parent had it open. It is recognised by its number and not by a
- * handler: NVML may be unloaded, and a handler that is left behind would be called in every child. */
-static void enter(void)
-{
-    static pid_t owner;
-    pid_t self = getpid();
-    if (owner != self) {
-        if (owner != 0) {
-            lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-            node_forget();
-        }
-        owner = self;
-    }
-    pthread_mutex_lock(&lock);
-}
-
-static nvmlReturn_t attach(void)
-{
-    if (node_state)
-        return NVML_SUCCESS;
-    return node_attach(NODE_HELLO_NVML) == 0 ? NVML_SUCCESS : NVML_ERROR_DRIVER_NOT_LOADED;
-}
-
 nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 {
     (void)flags;
-    enter();
-    if (users == 0 && node_state)
+    nvml_enter();
+    if (nvml_users == 0 && node_state)
         node_detach();
-    nvmlReturn_t result = attach();
+    nvmlReturn_t result = nvml_attach();
     if (result == NVML_SUCCESS)
-        users++;
-    pthread_mutex_unlock(&lock);
+        nvml_users++;
+    nvml_leave();
     return result;
 }
 
@@ -51,34 +24,14 @@ nvmlReturn_t nvmlInit(void) { return nvmlInitWithFlags(0); }
 
 nvmlReturn_t nvmlShutdown(void)
 {
-    enter();
-    bool open = users > 0;
-    if (open && --users == 0) {
+    nvml_enter();
+    bool open = nvml_users > 0;
+    if (open && --nvml_users == 0) {
         nvml_events_end();
         node_detach();
     }
-    pthread_mutex_unlock(&lock);
+    nvml_leave();
     return open ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
-}
-
-nvmlReturn_t nvml_ready(void)
-{
-    enter();
-    nvmlReturn_t result = users == 0 ? NVML_ERROR_UNINITIALIZED : attach();
-    if (result == NVML_SUCCESS && !node_alive())
-        result = NVML_ERROR_GPU_IS_LOST;
-    pthread_mutex_unlock(&lock);
-    return result;
-}
-
-nvmlReturn_t nvml_text(char *to, unsigned length, const char *text)
-{
-    if (!to)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    if (strlen(text) + 1 > length)
-        return NVML_ERROR_INSUFFICIENT_SIZE;
-    strcpy(to, text);
-    return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
@@ -87,7 +40,7 @@ nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
     return nvml_text(version, length, node_state->driver_version);
 }
 
-/* NVML's own version is the driver's behind the major number of CUDA. */
+/* NVML's version is CUDA's major number followed by the driver's version. */
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {
     char text[96];
@@ -159,6 +112,6 @@ const char *nvmlErrorString(nvmlReturn_t code)
     return text ? text : "Unknown Error";
 }
 
-/* How fenka.hardware learns that there is no GPU behind this. Nothing else may ask. */
+/* fenka.hardware recognises simulated cards by this symbol. Nothing else may use it. */
 __attribute__((visibility("default"))) int fenka_simulated(void);
 int fenka_simulated(void) { return 1; }

@@ -4,8 +4,8 @@
 
 #include "node.h"
 
-/* Two processes that ask at once see each other's charge and may both be refused though one would
- * fit; so ask again before saying no. */
+/* Two processes that charge at once see each other's charge, and may both be refused although one would fit. So a
+ * charge is retried before it is refused. */
 #define TRIES 4
 
 uint64_t sim_memory_total(uint32_t card)

@@ -1,10 +1,10 @@
-/* Device memory held: charged to this process's slot, judged against the sum of all slots. */
+/* Device memory: charged to this process's slot; the sum of all slots is limited. */
 #ifndef FENKA_SIMULATED_ACCOUNT_H
 #define FENKA_SIMULATED_ACCOUNT_H
 #include <stdbool.h>
 #include <stdint.h>
 
-/* False, and nothing charged, where the card would be exceeded. */
+/* False, and nothing is charged, if the card's memory would be exceeded. */
 bool sim_memory_charge(uint32_t card, uint64_t bytes);
 void sim_memory_release(uint32_t card, uint64_t bytes);
 uint64_t sim_memory_total(uint32_t card);

@@ -77,7 +77,7 @@ static bool holder_is_gone(uint64_t word)
            word >> FENKA_NODE_LOCK_SHIFT;
 }
 
-/* False for who has no slot. A dead holder's lock is taken over, and that of one that does not move
+/* False for a process without slot. A dead holder's lock is taken over, and that of one that does not move
  * for long, because it may have been stopped: it finds out before its next step. */
 static bool lock_card(struct fenka_node_card *card)
 {
@@ -268,7 +268,7 @@ uint64_t timeline_time_of(uint32_t card, uint64_t position)
     return found;
 }
 
-/* ---- readers, who may have no slot and take no lock ---- */
+/* ---- readers, which may have no slot and take no lock ---- */
 
 static uint64_t unwritten(uint32_t card, uint64_t now)
 {

@@ -17,7 +17,7 @@ struct timeline_place {
 /* Gives the card work of this duration; returns the position of its end. Returns at once. */
 uint64_t timeline_add(uint32_t card, uint64_t duration_ns);
 struct timeline_place timeline_own(uint32_t card, uint64_t position);
-/* Whether the work before it is done; what a process left behind when it ended counts as done. */
+/* Whether the work before it is done; a process's work counts as done when the process has ended. */
 bool timeline_reached(struct timeline_place place);
 /* Sleeps until then. */
 void timeline_wait(struct timeline_place place);

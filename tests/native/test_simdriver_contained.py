@@ -13,6 +13,7 @@ import pytest
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode, parse_spec
+from tests.hardware.gpu_kit import until
 
 HELD_MIB = 300
 
@@ -102,7 +103,7 @@ def test_a_contained_program_is_on_the_node(
     assert said == "0 0 0 0 0 0 1\n", program.communicate()[1]
     assert held(outside) == {only_child(program.pid): HELD_MIB}
     program.communicate()
-    assert held(outside) == {}
+    until(lambda: held(outside) == {})
 
 
 def test_container_that_starts_while_the_card_server_restarts_waits_for_it(

@@ -1,11 +1,11 @@
-/* What the processes of the lease hold, each in its own slot; the total is the sum of the slots.
+/* The memory that the lease's processes hold, each in its own slot; the total is the sum of the slots.
  *
- * The page is shared with programs that may write anything into it: that can give wrong sums, for as long as
- * the writer lives, but no crash and no wait. A program that makes the file shorter takes the pages away from
- * under all that have mapped it, and the kernel answers their next touch with SIGBUS. Files with a path cannot be
- * sealed against that, and looking at the size first would be a race; so a handler puts an empty page there, and
- * the program goes on with what it has, but is granted nothing more. A program that installs a handler of its own
- * afterwards, without calling the one before it, ends by it. The agent reads by pread and lives on. */
+ * The programs that share the page may write anything into it. That can falsify sums while the writer lives, but cannot
+ * crash or block other programs. A program that truncates the file removes the pages from all mappings; the kernel
+ * answers the next access with SIGBUS. Files with a path cannot be sealed against that, and checking the size first
+ * would be a race. So a signal handler maps an empty page there; the program keeps what it has, and is granted nothing
+ * more. A program that installs its own handler later, without calling the previous one, is killed by the signal. The
+ * agent reads by pread and is not affected. */
 #ifndef FENKA_ACCOUNT_H
 #define FENKA_ACCOUNT_H
 #include <stdbool.h>
@@ -13,38 +13,37 @@
 
 struct fenka_compute_budget;
 
-/* Takes a slot for this process. NULL, or a sentence's end that says what is wrong with the file. */
+/* Takes a slot for this process. NULL, or the end of a sentence that says what is wrong with the file. */
 const char *account_open(const char *path);
 
-/* In a child after fork: the slot is the parent's. */
-void account_reset(void);
+void account_reset(void); /* in a child after fork: the slot is the parent's */
 
-/* True when the bytes were granted: at no instant does the sum of what is granted exceed the cap. */
+/* True if the bytes were granted. The sum of all granted bytes never exceeds the cap. */
 bool account_charge(unsigned card, uint64_t bytes);
-void account_force_charge(unsigned card, uint64_t bytes); /* charged even beyond the cap: they are there */
+void account_force_charge(unsigned card, uint64_t bytes); /* also beyond the cap: the memory exists */
 void account_discharge(unsigned card, uint64_t bytes);
 
-/* Counts what is handed to other processes, and what comes from them: see lease.h. An import is refused where
- * memory that others made would not fit. */
-/* Of bytes that are charged: also others may hold them from now on. */
+/* Charged bytes that other processes may hold as well from now on. */
 void account_export(unsigned card, uint64_t bytes);
-uint64_t account_export_lock(unsigned card); /* for the descriptors of one block */
-/* Exported memory is given up by its maker, and in no descriptor any more: discharged, but for what is imported. */
+/* A new first byte for the export lock of a block's descriptors. */
+uint64_t account_export_lock(unsigned card);
+/* This process has released exported bytes that are in no open descriptor: discharges what is not imported. */
 void account_release_exported(unsigned card, uint64_t bytes);
+/* Bytes that another process exported. False if memory from another lease would not fit. */
 bool account_import(unsigned card, uint64_t bytes);
 void account_unimport(unsigned card, uint64_t bytes);
 
-/* Bytes held on the card by all processes of the lease that lived some 50 milliseconds ago. `first` is called before
- * they are judged. */
-uint64_t account_used(unsigned card, void (*first)(void));
+/* Bytes held on the card by the lease's processes that were alive within the last 50 ms. `before_reap` is called before
+ * dead processes are looked for. */
+uint64_t account_used(unsigned card, void (*before_reap)(void));
 
-/* Takes what the dead held out of the sum now, where that is to be seen at once. */
+/* Removes what dead processes hold from the total now. */
 void account_reap(unsigned card);
 
-/* What the lease's processes spend together of a card's time; NULL in a child that has not joined. */
+/* The lease's budget of the card's time; NULL in a child that has not joined the lease. */
 struct fenka_compute_budget *account_compute_budget(unsigned card);
 
-/* Walks the processes that can be named here, in this PID namespace: the next slot at or after `slot` that
- * has one, with its PID and bytes on the card; -1 = no more. */
+/* Iterates over the processes of this PID namespace: returns the next slot at or after `slot`, with the PID and the
+ * bytes on the card; -1 = no more. */
 int account_next_process(unsigned slot, unsigned card, uint32_t *pid, uint64_t *bytes);
 #endif

@@ -15,7 +15,7 @@ struct shard {
 
 static struct shard shards[SHARDS];
 
-/* Handles and pointers differ in their middle bits; a multiplication spreads those over all. */
+/* Handles and pointers differ in their middle bits; the multiplication spreads those over all bits. */
 static uint64_t hash(enum kind kind, uint64_t key) {
     uint64_t mixed = (key + kind) * 0x9e3779b97f4a7c15u;
     return mixed ^ (mixed >> 32);
@@ -25,40 +25,40 @@ static struct shard *shard_of(uint64_t h) {
     return &shards[h >> 58];
 }
 
-/* Where the key is, or where it would go. The table is never full. */
+/* Returns the key's entry, or the free entry where it would be stored. The table is never full. */
 static struct allocation *locate(struct shard *s, uint64_t h, enum kind kind, uint64_t key) {
     uint32_t mask = s->capacity - 1;
     for (uint32_t i = h & mask;; i = (i + 1) & mask) {
-        struct allocation *e = &s->table[i];
-        if (e->kind == NOTHING || (e->key == key && e->kind == kind))
-            return e;
+        struct allocation *entry = &s->table[i];
+        if (entry->kind == NOTHING || (entry->key == key && entry->kind == kind))
+            return entry;
     }
 }
 
 static struct allocation *find(struct shard *s, uint64_t h, enum kind kind, uint64_t key) {
-    struct allocation *e = s->capacity ? locate(s, h, kind, key) : NULL;
-    return e && e->kind != NOTHING ? e : NULL;
+    struct allocation *entry = s->capacity ? locate(s, h, kind, key) : NULL;
+    return entry && entry->kind != NOTHING ? entry : NULL;
 }
 
 static bool grow(struct shard *s) {
     uint32_t capacity = s->capacity ? s->capacity * 2 : FIRST_CAPACITY;
-    struct allocation *table = os_alloc_pages(capacity * sizeof *table), *before = s->table;
-    uint32_t count = s->capacity;
+    struct allocation *table = os_alloc_pages(capacity * sizeof *table), *old_table = s->table;
+    uint32_t old_capacity = s->capacity;
     if (!table)
         return false;
     s->table = table;
     s->capacity = capacity;
-    for (uint32_t i = 0; i < count; i++)
-        if (before[i].kind != NOTHING)
-            *locate(s, hash(before[i].kind, before[i].key), before[i].kind, before[i].key) = before[i];
-    if (before)
-        os_unmap(before, count * sizeof *before);
+    for (uint32_t i = 0; i < old_capacity; i++)
+        if (old_table[i].kind != NOTHING)
+            *locate(s, hash(old_table[i].kind, old_table[i].key), old_table[i].kind, old_table[i].key) = old_table[i];
+    if (old_table)
+        os_unmap(old_table, old_capacity * sizeof *old_table);
     return true;
 }
 
-/* Pulls later entries of the same run into the gap, so that searches never stop short. */
-static void erase(struct shard *s, struct allocation *e) {
-    uint32_t mask = s->capacity - 1, gap = (uint32_t)(e - s->table);
+/* Moves later entries of the same run into the gap, so that searches do not stop early. */
+static void erase(struct shard *s, struct allocation *entry) {
+    uint32_t mask = s->capacity - 1, gap = (uint32_t)(entry - s->table);
     for (uint32_t i = (gap + 1) & mask; s->table[i].kind != NOTHING; i = (i + 1) & mask) {
         uint32_t home = hash(s->table[i].kind, s->table[i].key) & mask;
         if (((i - home) & mask) < ((i - gap) & mask))
@@ -77,10 +77,10 @@ bool allocations_put(struct allocation new, struct allocation *old) {
     os_lock(&s->lock);
     bool room = s->count * 2 < s->capacity || grow(s);
     if (room) {
-        struct allocation *e = locate(s, h, new.kind, new.key);
-        s->count += e->kind == NOTHING;
-        *old = *e;
-        *e = new;
+        struct allocation *entry = locate(s, h, new.kind, new.key);
+        s->count += entry->kind == NOTHING;
+        *old = *entry;
+        *entry = new;
     }
     os_unlock(&s->lock);
     return room;
@@ -90,31 +90,31 @@ bool allocations_find(enum kind kind, uint64_t key, struct allocation *out) {
     uint64_t h = hash(kind, key);
     struct shard *s = shard_of(h);
     os_lock(&s->lock);
-    struct allocation *e = find(s, h, kind, key);
-    if (e)
-        *out = *e;
+    struct allocation *entry = find(s, h, kind, key);
+    if (entry)
+        *out = *entry;
     os_unlock(&s->lock);
-    return e != NULL;
+    return entry != NULL;
 }
 
 bool allocations_retain(enum kind kind, uint64_t key) {
     uint64_t h = hash(kind, key);
     struct shard *s = shard_of(h);
     os_lock(&s->lock);
-    struct allocation *e = find(s, h, kind, key);
-    if (e)
-        e->references++;
+    struct allocation *entry = find(s, h, kind, key);
+    if (entry)
+        entry->references++;
     os_unlock(&s->lock);
-    return e != NULL;
+    return entry != NULL;
 }
 
 void allocations_count_launch(uint64_t graph) {
     uint64_t h = hash(GRAPH, graph);
     struct shard *s = shard_of(h);
     os_lock(&s->lock);
-    struct allocation *e = find(s, h, GRAPH, graph);
-    if (e)
-        e->bytes++;
+    struct allocation *entry = find(s, h, GRAPH, graph);
+    if (entry)
+        entry->bytes++;
     os_unlock(&s->lock);
 }
 
@@ -122,9 +122,9 @@ void allocations_node_freed(uint64_t node, uint32_t launches) {
     uint64_t h = hash(NODE, node);
     struct shard *s = shard_of(h);
     os_lock(&s->lock);
-    struct allocation *e = find(s, h, NODE, node);
-    if (e)
-        e->references = launches + 1;
+    struct allocation *entry = find(s, h, NODE, node);
+    if (entry)
+        entry->references = launches + 1;
     os_unlock(&s->lock);
 }
 
@@ -132,34 +132,34 @@ bool allocations_export(enum kind kind, uint64_t key, struct allocation *out) {
     uint64_t h = hash(kind, key);
     struct shard *s = shard_of(h);
     os_lock(&s->lock);
-    struct allocation *e = find(s, h, kind, key);
-    bool first = e && e->shared == OWN;
+    struct allocation *entry = find(s, h, kind, key);
+    bool first = entry && entry->shared == OWN;
     if (first) {
-        e->shared = EXPORTED;
-        *out = *e;
+        entry->shared = EXPORTED;
+        *out = *entry;
     }
     os_unlock(&s->lock);
     return first;
 }
 
-uint64_t allocations_set_export_lock(uint64_t key, uint64_t mark) {
-    uint64_t h = hash(BLOCK, key), holds = 0;
+uint64_t allocations_set_export_lock(uint64_t key, uint64_t first_byte) {
+    uint64_t h = hash(BLOCK, key), result = 0;
     struct shard *s = shard_of(h);
     os_lock(&s->lock);
-    struct allocation *e = find(s, h, BLOCK, key);
-    if (e && e->shared == EXPORTED)
-        holds = e->owner = mark == NO_EXPORT_LOCK || !e->owner ? mark : e->owner;
+    struct allocation *entry = find(s, h, BLOCK, key);
+    if (entry && entry->shared == EXPORTED)
+        result = entry->owner = first_byte == NO_EXPORT_LOCK || !entry->owner ? first_byte : entry->owner;
     os_unlock(&s->lock);
-    return holds;
+    return result;
 }
 
-void allocations_mark_seen(uint64_t mark, uint32_t pass) {
-    uint64_t h = hash(LEFT, mark);
+void allocations_mark_seen(uint64_t first_byte, uint32_t pass) {
+    uint64_t h = hash(DEFERRED, first_byte);
     struct shard *s = shard_of(h);
     os_lock(&s->lock);
-    struct allocation *e = find(s, h, LEFT, mark);
-    if (e)
-        e->references = pass;
+    struct allocation *entry = find(s, h, DEFERRED, first_byte);
+    if (entry)
+        entry->references = pass;
     os_unlock(&s->lock);
 }
 
@@ -167,79 +167,79 @@ uint64_t allocations_grow(uint64_t key, uint8_t card, uint64_t bytes) {
     uint64_t h = hash(BLOCK, key), grown = 0;
     struct shard *s = shard_of(h);
     os_lock(&s->lock);
-    struct allocation *e = find(s, h, BLOCK, key);
-    if (e && e->shared == IMPORTED && e->bytes < bytes) {
-        grown = bytes - e->bytes;
-        e->bytes = bytes;
-        e->card = card;
+    struct allocation *entry = find(s, h, BLOCK, key);
+    if (entry && entry->shared == IMPORTED && entry->bytes < bytes) {
+        grown = bytes - entry->bytes;
+        entry->bytes = bytes;
+        entry->card = card;
     }
     os_unlock(&s->lock);
     return grown;
 }
 
-static inline bool drop(enum kind kind, uint64_t key, bool all, struct allocation *gone) {
+static inline bool drop(enum kind kind, uint64_t key, bool all, struct allocation *taken) {
     uint64_t h = hash(kind, key);
     struct shard *s = shard_of(h);
     os_lock(&s->lock);
-    struct allocation *e = find(s, h, kind, key);
-    bool last = e && (all || --e->references == 0);
+    struct allocation *entry = find(s, h, kind, key);
+    bool last = entry && (all || --entry->references == 0);
     if (last) {
-        *gone = *e;
-        erase(s, e);
+        *taken = *entry;
+        erase(s, entry);
     }
     os_unlock(&s->lock);
     return last;
 }
 
-bool allocations_release(enum kind kind, uint64_t key, struct allocation *gone) {
-    return drop(kind, key, false, gone);
+bool allocations_release(enum kind kind, uint64_t key, struct allocation *taken) {
+    return drop(kind, key, false, taken);
 }
 
-bool allocations_take(enum kind kind, uint64_t key, struct allocation *gone) {
-    return drop(kind, key, true, gone);
+bool allocations_take(enum kind kind, uint64_t key, struct allocation *taken) {
+    return drop(kind, key, true, taken);
 }
 
-static bool owned(const struct allocation *e, uint64_t owner) {
-    return e->owner == owner && e->kind >= POINTER && e->kind <= NODE;
+static bool owned(const struct allocation *entry, uint64_t owner) {
+    return entry->owner == owner && entry->kind >= POINTER && entry->kind <= NODE;
 }
 
-static bool unseen(const struct allocation *e, uint64_t pass) {
-    return e->kind == LEFT && e->references != pass;
+static bool unseen(const struct allocation *entry, uint64_t pass) {
+    return entry->kind == DEFERRED && entry->references != pass;
 }
 
-static bool take_first(struct shard *s, bool (*fits)(const struct allocation *, uint64_t), uint64_t what,
-                       struct allocation *gone) {
+static bool take_first(struct shard *s, bool (*matches)(const struct allocation *, uint64_t), uint64_t argument,
+                       struct allocation *taken) {
     for (uint32_t i = 0; i < s->capacity; i++)
-        if (fits(&s->table[i], what)) {
-            *gone = s->table[i];
+        if (matches(&s->table[i], argument)) {
+            *taken = s->table[i];
             erase(s, &s->table[i]);
             return true;
         }
     return false;
 }
 
-static bool take_each(unsigned *shard, bool (*fits)(const struct allocation *, uint64_t), uint64_t what,
-                      struct allocation *gone) {
-    bool found = false;
-    while (!found && *shard < SHARDS) {
+static bool take_each(unsigned *shard, bool (*matches)(const struct allocation *, uint64_t), uint64_t argument,
+                      struct allocation *taken) {
+    bool any = false;
+    while (!any && *shard < SHARDS) {
         struct shard *s = &shards[*shard];
         os_lock(&s->lock);
-        found = take_first(s, fits, what, gone);
+        any = take_first(s, matches, argument, taken);
         os_unlock(&s->lock);
-        *shard += !found;
+        *shard += !any;
     }
-    return found;
+    return any;
 }
 
-bool allocations_take_owned(unsigned *shard, uint64_t owner, struct allocation *gone) {
-    return take_each(shard, owned, owner, gone);
+bool allocations_take_owned(unsigned *shard, uint64_t owner, struct allocation *taken) {
+    return take_each(shard, owned, owner, taken);
 }
 
-bool allocations_take_unseen(unsigned *shard, uint32_t pass, struct allocation *gone) {
-    return take_each(shard, unseen, pass, gone);
+bool allocations_take_unseen(unsigned *shard, uint32_t pass, struct allocation *taken) {
+    return take_each(shard, unseen, pass, taken);
 }
 
-/* The tables' pages are given up, not freed: a lock may have been held in the middle of a change. */
+/* The pages of the tables are leaked: another thread of the parent may have been changing them during the fork. */
 void allocations_reset(void) {
     memset(shards, 0, sizeof shards);
 }

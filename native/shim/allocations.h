@@ -1,65 +1,69 @@
-/* What this process holds: driver object -> bytes charged for it.
+/* What this process has allocated: driver object -> bytes charged for it.
  *
- * Sharded, so that threads that allocate at once seldom meet. */
-#ifndef FENKA_HOLDINGS_H
-#define FENKA_HOLDINGS_H
+ * Sharded, because threads allocate at the same time. */
+#ifndef FENKA_ALLOCATIONS_H
+#define FENKA_ALLOCATIONS_H
 #include <stdbool.h>
 #include <stdint.h>
 
 /* Objects of different kinds may have equal handles. */
 enum kind {
     NOTHING,
-    POINTER, ARRAY, MIPMAP, HEAP, MODULE, OPENED, NODE, /* memory that may have an owner */
-    BLOCK, MAPPING, LEFT, POOL, CONTEXT, GRAPH, EXEC, LIBRARY
+    POINTER, ARRAY, MIPMAP, HEAP, MODULE, IPC_IMPORT, NODE, /* memory that may have an owner */
+    BLOCK, MAPPING, DEFERRED, POOL, CONTEXT, GRAPH, EXEC, LIBRARY
 };
 
-#define NO_CARD 255 /* known, but no card's memory: host pools */
+#define NO_CARD 255 /* an object that takes no card's memory, such as a host pool */
 
 struct allocation {
     uint64_t key;
-    uint64_t bytes; /* GRAPH: how often it was launched */
-    uint64_t owner; /* POINTER, ARRAY, MIPMAP, HEAP, MODULE, OPENED: the context that it dies with; NODE, EXEC: the
-                       graph; MAPPING: its BLOCK; BLOCK: its mark once it was exported; 0 = none */
-    uint32_t references; /* NODE: 1 + launches that the graph had seen when this was freed last */
+    uint64_t bytes; /* GRAPH: number of launches */
+    uint64_t owner; /* 0 = none. Memory: the context that it dies with; NODE, EXEC: the graph; MAPPING: its BLOCK;
+                     * exported BLOCK: the first byte of its export lock */
+    uint32_t references; /* NODE: 1 + the graph's launches when this was last freed */
     uint8_t kind, card;
-    uint8_t shared; /* BLOCK, POINTER */
+    uint8_t shared; /* BLOCK, POINTER: one of the following */
 };
 
-/* What a BLOCK or a POINTER is; a POOLED one is charged to its pool, one that is GRAPHED has outlived its graph. */
-enum { OWN, EXPORTED, IMPORTED, POOLED, GRAPHED };
-#define NO_EXPORT_LOCK 1                /* the mark of a block whose descriptor cannot bear one */
+/* A POOLED pointer is charged to its pool. A FROM_GRAPH pointer was allocated by a graph that no longer exists. */
+enum { OWN, EXPORTED, IMPORTED, POOLED, FROM_GRAPH };
 
-/* Replaces one of the same key and kind, which the program must have freed where nobody saw it, and gives it
- * back in `old`. False without host memory: the charge then stays, which errs on the safe side. */
+#define NO_EXPORT_LOCK 1 /* the owner of an exported BLOCK whose descriptor does not support locks */
+
+/* Adds an allocation. An existing one of the same key and kind is replaced and returned in `old`: the driver has
+ * reused a key whose free the shim did not see. False without host memory; then the charge stays, which is the safe
+ * side. */
 bool allocations_put(struct allocation new, struct allocation *old);
 bool allocations_find(enum kind kind, uint64_t key, struct allocation *out);
 bool allocations_retain(enum kind kind, uint64_t key);
 
-/* One's own becomes EXPORTED: true for the first who says so. */
+/* Turns OWN into EXPORTED. True for the first call only. */
 bool allocations_export(enum kind kind, uint64_t key, struct allocation *out);
-/* What mark an exported BLOCK has, from the first who says so on, or that it has none; the one that holds. */
-uint64_t allocations_set_export_lock(uint64_t key, uint64_t mark);
 
-/* Of blocks LEFT behind by their mark: this one is there in this pass; those that are not, one at a time. */
-void allocations_mark_seen(uint64_t mark, uint32_t pass);
-bool allocations_take_unseen(unsigned *shard, uint32_t pass, struct allocation *gone);
+/* Sets the export lock of an exported BLOCK unless it has one, or sets NO_EXPORT_LOCK. Returns what it now has. */
+uint64_t allocations_set_export_lock(uint64_t key, uint64_t first_byte);
 
-/* An IMPORTED block turns out to be of this size; the bytes by which it was thought smaller. */
+/* DEFERRED blocks, by export lock: marks one as seen in this pass, and removes the unseen ones one at a time. */
+void allocations_mark_seen(uint64_t first_byte, uint32_t pass);
+bool allocations_take_unseen(unsigned *shard, uint32_t pass, struct allocation *taken);
+
+/* Raises the size of an IMPORTED block. Returns the difference. */
 uint64_t allocations_grow(uint64_t key, uint8_t card, uint64_t bytes);
 
-/* One launch of a GRAPH. */
+/* Counts a launch of a GRAPH. */
 void allocations_count_launch(uint64_t graph);
-/* The memory of a NODE is freed, after so many launches. */
+
+/* Records that a NODE's memory was freed after this number of launches. */
 void allocations_node_freed(uint64_t node, uint32_t launches);
 
-/* Drops one reference; true when it was the last and the holding is gone. */
-bool allocations_release(enum kind kind, uint64_t key, struct allocation *gone);
+/* Drops one reference. True if it was the last one; then the allocation is removed. */
+bool allocations_release(enum kind kind, uint64_t key, struct allocation *removed);
 
-/* Removes it, however many references it has; false when it is not there. */
-bool allocations_take(enum kind kind, uint64_t key, struct allocation *gone);
+/* Removes an allocation whatever its number of references. False if there is none. */
+bool allocations_take(enum kind kind, uint64_t key, struct allocation *taken);
 
-/* Removes memory that belongs to the owner, one at a time, `*shard` starting at 0; false when there is no more. */
-bool allocations_take_owned(unsigned *shard, uint64_t owner, struct allocation *gone);
+/* Removes the owner's memory, one allocation at a time, with `*shard` starting at 0. False when there is no more. */
+bool allocations_take_owned(unsigned *shard, uint64_t owner, struct allocation *taken);
 
 void allocations_reset(void); /* in a child after fork */
 #endif

@@ -8,10 +8,10 @@
 _Static_assert(sizeof(struct fenka_control) <= FENKA_CONTROL_BYTES, "a control page is one page");
 
 static const struct fenka_control *page;
-static struct fenka_control last; /* the last page that was whole; uuids and card_count stay */
+static struct fenka_control last; /* the last consistent page; its UUIDs and card_count never change */
 
-/* An agent killed while writing leaves an odd generation behind, so nobody waits here for ever. */
-static bool copy_whole(struct fenka_control *out) {
+/* Does not wait: an agent that was killed while writing leaves an odd generation. */
+static bool copy_consistent(struct fenka_control *out) {
     uint64_t before = __atomic_load_n(&page->generation, __ATOMIC_ACQUIRE);
     memcpy(out, page, sizeof *out);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
@@ -67,7 +67,7 @@ static const char *map_fault(enum os_result result) {
 
 static bool limited; /* any card's compute */
 
-static void note_limited(void) {
+static void update_limited(void) {
     bool any = false;
     for (unsigned card = 0; card < last.card_count; card++)
         any |= control_percent(card) < 100 || control_mode(card) != FENKA_COMPUTE_HARD;
@@ -82,17 +82,17 @@ const char *control_open(const char *path) {
     if (fault)
         return fault;
     page = address;
-    os_guard(address, FENKA_CONTROL_BYTES, NULL); /* what was read last holds then */
-    bool whole = false;
-    for (int i = 0; i < 1000 && !(whole = copy_whole(&last)); i++)
+    os_guard(address, FENKA_CONTROL_BYTES, NULL); /* after a truncation the last page stays valid */
+    bool consistent = false;
+    for (int i = 0; i < 1000 && !(consistent = copy_consistent(&last)); i++)
         os_yield();
-    fault = whole ? page_fault(&last) : "was left half written";
+    fault = consistent ? page_fault(&last) : "was left half written";
     if (fault) {
         page = NULL;
         os_unguard(address);
         os_unmap(address, FENKA_CONTROL_BYTES);
     } else
-        note_limited();
+        update_limited();
     return fault;
 }
 
@@ -111,11 +111,11 @@ int control_find_card(const char *uuid36) {
     return -1;
 }
 
-/* A page that is being written, or that names other cards, changes nothing: the last good one holds.
- * Each limit is stored by itself, for a reader between two of them sees two that were both granted. */
+/* A page that is being written, or that names other cards, is ignored. Limits are stored one by one: a reader in
+ * between sees values that were all granted at some time. */
 __attribute__((noinline, cold)) static void refresh(void) {
     struct fenka_control fresh;
-    if (!copy_whole(&fresh) || page_fault(&fresh) || fresh.card_count != last.card_count)
+    if (!copy_consistent(&fresh) || page_fault(&fresh) || fresh.card_count != last.card_count)
         return;
     for (unsigned card = 0; card < fresh.card_count; card++) {
         if (strcmp(fresh.cards[card].uuid, last.cards[card].uuid))
@@ -125,18 +125,18 @@ __attribute__((noinline, cold)) static void refresh(void) {
         __atomic_store_n(&last.cards[card].compute_percent, fresh.cards[card].compute_percent, __ATOMIC_RELAXED);
         __atomic_store_n(&last.cards[card].compute_mode, fresh.cards[card].compute_mode, __ATOMIC_RELAXED);
     }
-    note_limited();
+    update_limited();
     __atomic_store_n(&last.generation, fresh.generation, __ATOMIC_RELEASE);
 }
 
-static inline void look(void) {
+static inline void refresh_if_changed(void) {
     uint64_t now = __atomic_load_n(&page->generation, __ATOMIC_RELAXED);
     if (__builtin_expect(now != __atomic_load_n(&last.generation, __ATOMIC_RELAXED), 0))
         refresh();
 }
 
 uint64_t control_cap(unsigned card) {
-    look();
+    refresh_if_changed();
     return __atomic_load_n(&last.cards[card].memory_bytes, __ATOMIC_RELAXED);
 }
 
@@ -147,7 +147,7 @@ uint64_t control_context_bytes(unsigned card) {
 bool control_limits_compute(void) {
     if (__builtin_expect(!__atomic_load_n(&page, __ATOMIC_RELAXED), 0))
         return false;
-    look();
+    refresh_if_changed();
     return __atomic_load_n(&limited, __ATOMIC_RELAXED);
 }
 
@@ -160,11 +160,12 @@ uint32_t control_mode(unsigned card) {
 }
 
 bool control_feedback(unsigned card, struct control_feedback *out) {
-    const struct fenka_card_limit *of = &page->cards[card];
-    out->feedback_seq = __atomic_load_n(&of->feedback_seq, __ATOMIC_ACQUIRE);
-    out->at = __atomic_load_n(&of->feedback_at, __ATOMIC_RELAXED);
-    out->busy_ns = __atomic_load_n(&of->busy_ns, __ATOMIC_RELAXED);
-    out->allowed = __atomic_load_n(&of->allowed, __ATOMIC_RELAXED);
+    const struct fenka_card_limit *limit = &page->cards[card];
+    uint64_t seq = __atomic_load_n(&limit->feedback_seq, __ATOMIC_ACQUIRE);
+    out->feedback_seq = seq;
+    out->at = __atomic_load_n(&limit->feedback_at, __ATOMIC_RELAXED);
+    out->busy_ns = __atomic_load_n(&limit->busy_ns, __ATOMIC_RELAXED);
+    out->allowed = __atomic_load_n(&limit->allowed, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    return out->feedback_seq && !(out->feedback_seq & 1) && __atomic_load_n(&of->feedback_seq, __ATOMIC_RELAXED) == out->feedback_seq;
+    return seq && !(seq & 1) && __atomic_load_n(&limit->feedback_seq, __ATOMIC_RELAXED) == seq;
 }

@@ -4,47 +4,48 @@
 #include "export_locks.h"
 #include "os.h"
 
-static struct os_lock looking;
+static struct os_lock lock;
 uint32_t deferred_count;
 static uint32_t pass;
 
 void deferred_reset(void) {
-    looking.held = 0;
+    lock.held = 0;
     deferred_count = 0;
 }
 
-/* Where two blocks have the same mark, the one waits for the other; where a block has none it stays charged. */
+/* Two blocks with the same export lock are released together. A block without one stays charged. */
 void deferred_add(const struct allocation *block) {
-    struct allocation left = {.key = block->owner, .bytes = block->bytes, .kind = LEFT, .card = block->card}, old;
+    struct allocation deferred = {.key = block->owner, .bytes = block->bytes, .kind = DEFERRED, .card = block->card};
+    struct allocation old;
     if (block->owner == NO_EXPORT_LOCK)
         return;
-    os_lock(&looking);
-    if (allocations_take(LEFT, left.key, &old)) {
-        left.bytes += old.bytes;
+    os_lock(&lock);
+    if (allocations_take(DEFERRED, deferred.key, &old)) {
+        deferred.bytes += old.bytes;
         __atomic_fetch_sub(&deferred_count, 1, __ATOMIC_RELAXED);
     }
-    if (allocations_put(left, &old))
+    if (allocations_put(deferred, &old))
         __atomic_fetch_add(&deferred_count, 1, __ATOMIC_RELAXED);
-    os_unlock(&looking);
+    os_unlock(&lock);
     deferred_poll();
 }
 
-static void still_there(void *to, const struct export_lock *mark) {
-    (void)to;
-    allocations_mark_seen(mark->first, pass);
+static void mark_open(void *unused, const struct export_lock *export_lock) {
+    (void)unused;
+    allocations_mark_seen(export_lock->first, pass);
 }
 
 bool deferred_poll_now(void) {
-    struct allocation gone;
+    struct allocation closed;
     unsigned shard = 0;
     bool any = false;
-    os_lock(&looking);
+    os_lock(&lock);
     pass++;
-    if (export_locks_each(still_there, NULL))
-        for (; allocations_take_unseen(&shard, pass, &gone); any = true) {
+    if (export_locks_each(mark_open, NULL))
+        for (; allocations_take_unseen(&shard, pass, &closed); any = true) {
             __atomic_fetch_sub(&deferred_count, 1, __ATOMIC_RELAXED);
-            account_release_exported(gone.card, gone.bytes);
+            account_release_exported(closed.card, closed.bytes);
         }
-    os_unlock(&looking);
+    os_unlock(&lock);
     return any;
 }

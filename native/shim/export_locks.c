@@ -10,34 +10,34 @@ bool export_lock_set(int descriptor, uint64_t first, uint64_t bytes) {
 }
 
 struct reading {
-    void (*each)(void *to, const struct export_lock *mark);
+    void (*each)(void *to, const struct export_lock *export_lock);
     void *to;
 };
 
-/* Other programs have such locks as well; theirs are hardly ever as far out. */
-static void take(void *to, uint64_t first, uint64_t last) {
+/* Other programs set such locks too, but hardly ever at offsets this large. */
+static void parse(void *to, uint64_t first, uint64_t last) {
     const struct reading *reading = to;
-    struct export_lock mark = {.first = first};
+    struct export_lock export_lock = {.first = first};
     uint64_t units = last - first + 1;
     if (last < first || units > UINT32_MAX || first >> FENKA_EXPORT_LOCK_LEASE == 0)
         return;
-    mark.bytes = units * FENKA_EXPORT_LOCK_UNIT;
-    reading->each(reading->to, &mark);
+    export_lock.bytes = units * FENKA_EXPORT_LOCK_UNIT;
+    reading->each(reading->to, &export_lock);
 }
 
-static void keep(void *to, const struct export_lock *mark) {
-    *(struct export_lock *)to = *mark;
+static void copy(void *to, const struct export_lock *export_lock) {
+    *(struct export_lock *)to = *export_lock;
 }
 
 bool export_lock_read(int descriptor, struct export_lock *out) {
     char path[48];
-    struct reading reading = {keep, out};
+    struct reading reading = {copy, out};
     *out = (struct export_lock){0};
     snprintf(path, sizeof path, "/proc/self/fdinfo/%d", descriptor);
-    return os_each_file_lock(path, take, &reading) && out->first;
+    return os_each_file_lock(path, parse, &reading) && out->first;
 }
 
-bool export_locks_each(void (*each)(void *to, const struct export_lock *mark), void *to) {
+bool export_locks_each(void (*each)(void *to, const struct export_lock *export_lock), void *to) {
     struct reading reading = {each, to};
-    return os_each_file_lock("/proc/locks", take, &reading);
+    return os_each_file_lock("/proc/locks", parse, &reading);
 }

@@ -1,21 +1,23 @@
-/* Marks on exported descriptors, which tell whether any copy of one is still open, in whatever process: see
- * lease.h. A mark is a lock on the descriptor's open file, far behind its end; the kernel drops it with the last
+/* Locks on exported descriptors, which show whether any copy of a descriptor is still open in any process (lease.h).
+ * An export lock is a file lock far beyond the end of the descriptor's open file. The kernel drops it with the last
  * copy. */
-#ifndef FENKA_MARKS_H
-#define FENKA_MARKS_H
+#ifndef FENKA_EXPORT_LOCKS_H
+#define FENKA_EXPORT_LOCKS_H
 #include <stdbool.h>
 #include <stdint.h>
 
 struct export_lock {
-    uint64_t first;
-    uint64_t bytes; /* rounded up to whole units */
+    uint64_t first; /* byte */
+    uint64_t bytes; /* size of the block, rounded up to whole units */
 };
 
-/* False where the descriptor cannot bear one. */
+/* False if the descriptor does not support locks. */
 bool export_lock_set(int descriptor, uint64_t first, uint64_t bytes);
-/* The mark of a descriptor that came from another process; false where it has none. */
+
+/* Reads the lock of a descriptor that came from another process. False if it has none. */
 bool export_lock_read(int descriptor, struct export_lock *out);
 
-/* All marks there are, one call each. False where the system does not show them: then all may be there. */
-bool export_locks_each(void (*each)(void *to, const struct export_lock *mark), void *to);
+/* Calls `each` for every export lock on this machine. False if the system does not list them; then any descriptor may
+ * still be open. */
+bool export_locks_each(void (*each)(void *to, const struct export_lock *export_lock), void *to);
 #endif

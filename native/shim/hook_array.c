@@ -1,9 +1,9 @@
-/* Arrays and mipmapped arrays, by what their elements need; the driver's own padding is not seen. */
+/* Arrays and mipmapped arrays, charged by the size of their elements; the driver's padding is not visible. */
 #include "charge.h"
 
-#define NO_MEMORY_OF_ITS_OWN (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)
+#define WITHOUT_MEMORY (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)
 
-/* Formats that pack several channels or blocks differ; none of them needs more than 8 bytes a channel. */
+/* Packed and compressed formats need at most 8 bytes a channel. */
 static uint64_t channel_bytes(CUarray_format format) {
     switch (format) {
     case CU_AD_FORMAT_UNSIGNED_INT8:
@@ -32,7 +32,7 @@ static uint64_t shrunk(uint64_t extent, unsigned int level) {
     return at_level ? at_level : 1;
 }
 
-/* Layers and faces of a cube keep their number at every level; a third dimension shrinks. */
+/* The number of layers and cube faces is the same at every level; a third dimension shrinks. */
 static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int level) {
     bool layered = d->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
     uint64_t texels = times(shrunk(d->Width, level), shrunk(d->Height, level));
@@ -42,7 +42,7 @@ static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int level
 
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int levels) {
     uint64_t total = 0;
-    if (d->Flags & NO_MEMORY_OF_ITS_OWN)
+    if (d->Flags & WITHOUT_MEMORY)
         return 0;
     for (unsigned int level = 0; level < levels && level < 64; level++)
         if (__builtin_add_overflow(total, level_bytes(d, level), &total))
@@ -50,20 +50,20 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned int level
     return total;
 }
 
-#define CREATE(kind, handle, bytes_needed, call)                                  \
-    do {                                                                          \
-        struct target target_;                                                      \
-        uint64_t bytes_ = (bytes_needed);                                         \
-        CHARGE_OR_RETURN(&target_, target_current(&target_), bytes_);                \
-        CUresult result_ = (call);                                                \
+#define CREATE(kind, handle, bytes_needed, call)                                                \
+    do {                                                                                        \
+        struct target target_;                                                                  \
+        uint64_t bytes_ = (bytes_needed);                                                       \
+        CHARGE_OR_RETURN(&target_, target_current(&target_), bytes_);                           \
+        CUresult result_ = (call);                                                              \
         return charge_commit(result_, &target_, bytes_, kind, result_ ? 0 : (uint64_t)*handle); \
     } while (0)
 
-/* The four shapes of description differ in the width of their fields only. */
-#define IN_3D(d, depth, flags)                                                                           \
-    &(CUDA_ARRAY3D_DESCRIPTOR) {                                                                         \
-        .Width = (d)->Width, .Height = (d)->Height, .Depth = (depth), .Format = (d)->Format,             \
-        .NumChannels = (d)->NumChannels, .Flags = (flags)                                                \
+/* The four kinds of descriptors differ only in the width of their fields. */
+#define IN_3D(d, depth, flags)                                                               \
+    &(CUDA_ARRAY3D_DESCRIPTOR) {                                                             \
+        .Width = (d)->Width, .Height = (d)->Height, .Depth = (depth), .Format = (d)->Format, \
+        .NumChannels = (d)->NumChannels, .Flags = (flags)                                    \
     }
 
 CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *d) {

@@ -1,116 +1,31 @@
-#include "hook_context.h"
-
-#include <string.h>
-
-#include "account.h"
+/* Contexts: charged when created; what they own is discharged when they are destroyed. */
 #include "charge.h"
-#include "control.h"
-#include "fenka/lease.h"
-#include "os.h"
+#include "context_charge.h"
+#include "context_state.h"
 #include "pools.h"
 
-uint32_t context_deaths;
-
-static struct os_lock counting;
-static struct {
-    unsigned contexts;
-    uint64_t charged, primary;
-} on_card[FENKA_MAX_CARDS];
-#define NO_CARD_HOLDS ((uint64_t)1 << 50)
-static uint64_t in_all; /* code that every context has */
-
-uint64_t context_primary(unsigned card) {
-    return __atomic_load_n(&on_card[card].primary, __ATOMIC_RELAXED);
-}
-
-void context_reset(void) {
-    memset(on_card, 0, sizeof on_card);
-    in_all = 0;
-    counting.held = 0;
-}
-
-/* A process pays for its first context on a card; later ones are small beside it. */
-static CUresult begin(CUdevice device, struct target *target) {
-    CUresult result = target_device(target, device);
-    if (result != CUDA_SUCCESS)
-        return result;
-    os_lock(&counting);
-    if (on_card[target->card].contexts == 0) {
-        on_card[target->card].charged = control_context_bytes(target->card) + in_all;
-        result = charge(target, on_card[target->card].charged);
-    }
-    on_card[target->card].contexts += result == CUDA_SUCCESS;
-    os_unlock(&counting);
-    return result;
-}
-
-static void end(unsigned card) {
-    os_lock(&counting);
-    if (--on_card[card].contexts == 0)
-        account_discharge(card, on_card[card].charged);
-    os_unlock(&counting);
-}
-
-/* Under the lock, of the cards before `cards`. */
-static void unload(uint64_t bytes, unsigned cards) {
-    for (unsigned card = 0; card < cards; card++)
-        if (on_card[card].contexts) {
-            on_card[card].charged -= bytes;
-            account_discharge(card, bytes);
-        }
-}
-
-CUresult context_load(uint64_t bytes) {
-    CUresult result = lease_ready() ? CUDA_SUCCESS : LEASE_BROKEN;
-    unsigned card = 0;
-    os_lock(&counting);
-    if (result == CUDA_SUCCESS && (bytes > NO_CARD_HOLDS || in_all + bytes > NO_CARD_HOLDS))
-        result = CUDA_ERROR_OUT_OF_MEMORY;
-    for (; card < FENKA_MAX_CARDS && result == CUDA_SUCCESS; card++) {
-        if (!on_card[card].contexts)
-            continue;
-        result = charge(&(struct target){.card = (uint8_t)card}, bytes);
-        if (result != CUDA_SUCCESS)
-            break;
-        on_card[card].charged += bytes;
-    }
-    if (result == CUDA_SUCCESS)
-        in_all += bytes;
-    else
-        unload(bytes, card);
-    os_unlock(&counting);
-    return result;
-}
-
-void context_unload(uint64_t bytes) {
-    os_lock(&counting);
-    in_all -= bytes;
-    unload(bytes, FENKA_MAX_CARDS);
-    os_unlock(&counting);
-}
-
-static void drop_all_of(uint64_t context) {
-    struct allocation gone;
+static void discharge_owned(uint64_t context) {
+    struct allocation freed;
     unsigned shard = 0;
     __atomic_fetch_add(&context_deaths, 1, __ATOMIC_RELEASE);
-    while (context && allocations_take_owned(&shard, context, &gone))
-        discharge_allocation(&gone);
+    while (context && allocations_take_owned(&shard, context, &freed))
+        discharge_allocation(&freed);
     pools_set_stale();
     pools_poll(false);
 }
 
-static CUresult created(CUresult result, const struct target *target, void *context) {
+static CUresult create_end(CUresult result, const struct target *target, void *context) {
     if (result == CUDA_SUCCESS)
         return charge_commit(result, target, 0, CONTEXT, *(uint64_t *)context);
-    end(target->card);
+    context_discharge(target->card);
     return result;
 }
 
-#define CREATE(device, call)                                \
-    do {                                                    \
-        struct target target_;                                \
-        CUresult refusal_ = begin(device, &target_);         \
-        return refusal_ ? refusal_ : created(call, &target_, context); \
+#define CREATE(device, call)                                              \
+    do {                                                                  \
+        struct target target_;                                            \
+        CUresult refusal_ = context_charge(device, &target_);             \
+        return refusal_ ? refusal_ : create_end(call, &target_, context); \
     } while (0)
 
 CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
@@ -130,25 +45,25 @@ CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsig
     CREATE(device, REAL(cuCtxCreate_v4)(context, parameters, flags, device));
 }
 
-/* A context without a current one of its own, but it takes the card's memory all the same. */
+/* A green context takes the card's memory like any other, although it cannot be current itself. */
 CUresult cuGreenCtxCreate(CUgreenCtx *context, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
     CREATE(device, REAL(cuGreenCtxCreate)(context, resources, device, flags));
 }
 
-static CUresult ended(CUresult result, bool ours, const struct allocation *allocation) {
+static CUresult destroy_end(CUresult result, bool ours, const struct allocation *allocation) {
     if (free_end(result, ours, allocation) == CUDA_SUCCESS && ours) {
-        drop_all_of(allocation->key);
-        end(allocation->card);
+        discharge_owned(allocation->key);
+        context_discharge(allocation->card);
     }
     return result;
 }
 
-/* Destroyed, however often it was attached. */
-#define DESTROY(call)                                                   \
-    do {                                                                \
-        struct allocation allocation_;                                        \
+/* Destroys the context whatever its number of references. */
+#define DESTROY(call)                                                            \
+    do {                                                                         \
+        struct allocation allocation_;                                           \
         bool ours_ = allocations_take(CONTEXT, (uint64_t)context, &allocation_); \
-        return ended(call, ours_, &allocation_);                           \
+        return destroy_end(call, ours_, &allocation_);                           \
     } while (0)
 
 CUresult cuCtxDestroy(CUcontext context) {
@@ -173,11 +88,11 @@ CUresult cuCtxAttach(CUcontext *context, unsigned int flags) {
 CUresult cuCtxDetach(CUcontext context) {
     struct allocation allocation;
     bool last = free_begin(CONTEXT, (uint64_t)context, &allocation);
-    return ended(REAL(cuCtxDetach)(context), last, &allocation);
+    return destroy_end(REAL(cuCtxDetach)(context), last, &allocation);
 }
 
-/* Of all limits these two are memory of any size that a program likes: the heap of its kernels' malloc, and the
- * buffer of their printf. Setting one again asks for room beside the old one for the length of the call. */
+/* Two limits are memory whose size the program chooses: the heap for malloc in kernels, and the buffer of printf.
+ * While a limit is set again, the old and the new size are both charged. */
 CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     struct target target;
     if (limit != CU_LIMIT_MALLOC_HEAP_SIZE && limit != CU_LIMIT_PRINTF_FIFO_SIZE)
@@ -187,22 +102,22 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
                   target.owner + (limit == CU_LIMIT_PRINTF_FIFO_SIZE));
 }
 
-/* Every retain counts as a context while the driver is asked; only the first of them stays counted. */
+/* Each retain is counted as a context during the driver call; only the first one stays counted. */
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     struct target target;
-    CUresult result = begin(device, &target);
+    CUresult result = context_charge(device, &target);
     if (result != CUDA_SUCCESS)
         return result;
     result = REAL(cuDevicePrimaryCtxRetain)(context, device);
     bool first = result == CUDA_SUCCESS &&
-                 !__atomic_exchange_n(&on_card[target.card].primary, (uint64_t)*context, __ATOMIC_RELAXED);
+                 !context_set_primary(target.card, (uint64_t)*context);
     if (!first)
-        end(target.card);
+        context_discharge(target.card);
     return result;
 }
 
-/* The driver counts the retains, in more ways than we see; so it is asked whether the context is gone. */
-static CUresult primary_changed(CUresult result, CUdevice device, bool reset) {
+/* The driver counts retains that the shim does not see, so the shim queries whether the context still exists. */
+static CUresult primary_end(CUresult result, CUdevice device, bool reset) {
     unsigned int flags;
     int active = 1, card = card_of_device(device);
     if (result != CUDA_SUCCESS || card < 0)
@@ -210,27 +125,27 @@ static CUresult primary_changed(CUresult result, CUdevice device, bool reset) {
     if (REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) != CUDA_SUCCESS)
         active = 1;
     if (active && reset)
-        drop_all_of(context_primary((unsigned)card));
-    uint64_t gone = active ? 0 : __atomic_exchange_n(&on_card[card].primary, 0, __ATOMIC_RELAXED);
-    if (gone) {
-        drop_all_of(gone);
-        end((unsigned)card);
+        discharge_owned(context_primary((unsigned)card));
+    uint64_t destroyed = active ? 0 : context_set_primary((unsigned)card, 0);
+    if (destroyed) {
+        discharge_owned(destroyed);
+        context_discharge((unsigned)card);
     }
     return result;
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
-    return primary_changed(REAL(cuDevicePrimaryCtxRelease)(device), device, false);
+    return primary_end(REAL(cuDevicePrimaryCtxRelease)(device), device, false);
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-    return primary_changed(REAL(cuDevicePrimaryCtxRelease_v2)(device), device, false);
+    return primary_end(REAL(cuDevicePrimaryCtxRelease_v2)(device), device, false);
 }
 
 CUresult cuDevicePrimaryCtxReset(CUdevice device) {
-    return primary_changed(REAL(cuDevicePrimaryCtxReset)(device), device, true);
+    return primary_end(REAL(cuDevicePrimaryCtxReset)(device), device, true);
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
-    return primary_changed(REAL(cuDevicePrimaryCtxReset_v2)(device), device, true);
+    return primary_end(REAL(cuDevicePrimaryCtxReset_v2)(device), device, true);
 }

@@ -1,4 +1,4 @@
-/* The door: cuInit lets a program in only when its lease can be enforced on every device that it sees. */
+/* cuInit succeeds only if the lease can be enforced on every device that the program sees. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,9 +9,9 @@
 #include "visible_devices.h"
 
 #define VISIBLE "CUDA_VISIBLE_DEVICES"
-#define UNKNOWN "is a card of the lease, but the driver does not know it"
+#define NOT_SHOWN "is a card of the lease, but the driver does not know it"
 
-static bool open_before;
+static bool initialized;
 
 static void show_only(const uint8_t *chosen, unsigned count) {
     char list[FENKA_MAX_CARDS * sizeof((struct fenka_card_limit *)0)->uuid] = "";
@@ -22,8 +22,8 @@ static void show_only(const uint8_t *chosen, unsigned count) {
     setenv(VISIBLE, list, 1);
 }
 
-/* The driver was asked for exactly these; anything else means that it did not listen. */
-static bool exactly(const uint8_t *chosen, unsigned count) {
+/* Whether the driver shows exactly the chosen cards; otherwise it has ignored CUDA_VISIBLE_DEVICES. */
+static bool shows_exactly(const uint8_t *chosen, unsigned count) {
     bool seen[FENKA_MAX_CARDS] = {false};
     int devices = 0;
     if (REAL(cuDeviceGetCount)(&devices) != CUDA_SUCCESS)
@@ -38,7 +38,7 @@ static bool exactly(const uint8_t *chosen, unsigned count) {
     }
     for (unsigned i = 0; i < count; i++)
         if (!seen[chosen[i]]) {
-            lease_refuse(control_uuid(chosen[i]), UNKNOWN);
+            lease_refuse(control_uuid(chosen[i]), NOT_SHOWN);
             return false;
         }
     return true;
@@ -48,15 +48,15 @@ CUresult cuInit(unsigned int flags) {
     uint8_t chosen[FENKA_MAX_CARDS];
     if (!lease_ready())
         return LEASE_BROKEN;
-    if (__atomic_load_n(&open_before, __ATOMIC_ACQUIRE))
+    if (__atomic_load_n(&initialized, __ATOMIC_ACQUIRE))
         return REAL(cuInit)(flags);
     unsigned count = visible_cards(getenv(VISIBLE), chosen);
     show_only(chosen, count);
     CUresult result = REAL(cuInit)(flags);
     if (result != CUDA_SUCCESS && !(result == CUDA_ERROR_NO_DEVICE && count))
         return result;
-    if (!exactly(chosen, count))
+    if (!shows_exactly(chosen, count))
         return LEASE_BROKEN;
-    __atomic_store_n(&open_before, true, __ATOMIC_RELEASE);
+    __atomic_store_n(&initialized, true, __ATOMIC_RELEASE);
     return result;
 }

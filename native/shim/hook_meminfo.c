@@ -1,29 +1,11 @@
-/* What programs are told about memory: their slice is the card. */
+/* Queries of memory report the slice as if it were the card. */
 #include <limits.h>
 
-#include "account.h"
 #include "charge.h"
 #include "control.h"
-#include "deferred_release.h"
-#include "pools.h"
-#include "hook_meminfo.h"
+#include "slice_meminfo.h"
 
-static uint64_t least(uint64_t a, uint64_t b) {
-    return a < b ? a : b;
-}
-
-static void look(void) {
-    deferred_poll();
-    pools_poll(false);
-}
-
-void slice_meminfo(unsigned card, uint64_t *free, uint64_t *total) {
-    uint64_t cap = least(control_cap(card), *total), used = account_used(card, look);
-    *free = least(*free, cap > used ? cap - used : 0);
-    *total = cap;
-}
-
-/* Programs do pass NULL for what they do not want. */
+/* Programs may pass NULL for a value that they do not need. */
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     struct target target;
     uint64_t slice_free, slice_total;
@@ -32,7 +14,7 @@ CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
     if (result == CUDA_SUCCESS)
         result = target_current(&target);
     if (result == CUDA_SUCCESS)
-        result = charge(&target, 0); /* a child after fork joins here */
+        result = charge(&target, 0); /* joins the lease in a child after fork */
     if (result != CUDA_SUCCESS)
         return result;
     slice_free = real_free;

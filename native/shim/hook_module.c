@@ -1,38 +1,38 @@
-/* Loaded code. A module is loaded into the current context and dies with it; a library into every context of the
- * process, also those that are made later. Neither call says how much that takes of the card: image.h does. */
+/* Loaded code. A module is loaded into the current context and dies with it. A library is loaded into every context of
+ * the process, including later ones. Neither call reports how much memory that takes, so module_size.h computes it. */
 #include "charge.h"
-#include "hook_context.h"
+#include "context_charge.h"
 #include "module_size.h"
 #include "os.h"
 
 /* By default, drivers from CUDA 12.2 on load a kernel when it is first used. */
-static bool lazily(void) {
+static bool loads_lazily(void) {
     CUmoduleLoadingMode mode = CU_MODULE_EAGER_LOADING;
     return HAS(cuModuleGetLoadingMode) && REAL(cuModuleGetLoadingMode)(&mode) == CUDA_SUCCESS &&
            mode == CU_MODULE_LAZY_LOADING;
 }
 
 static uint64_t bytes_of(const void *image) {
-    return image ? module_size(image, MODULE_SIZE_UNBOUNDED, lazily()) : 0;
+    return image ? module_size(image, MODULE_SIZE_UNBOUNDED, loads_lazily()) : 0;
 }
 
-/* Nothing where there is no such file: the driver says so itself. */
+/* 0 if the file cannot be read; then the driver reports the error. */
 static uint64_t bytes_in(const char *path) {
     void *content;
     size_t size;
     if (!path || os_map_file(path, &size, &content) != OS_OK)
         return 0;
-    uint64_t bytes = module_size(content, size, lazily());
+    uint64_t bytes = module_size(content, size, loads_lazily());
     os_unmap(content, size);
     return bytes;
 }
 
-#define LOAD_MODULE(needed, call)                                                      \
-    do {                                                                               \
-        struct target target_;                                                           \
-        uint64_t bytes_ = (needed);                                                    \
-        CHARGE_OR_RETURN(&target_, target_current(&target_), bytes_);                     \
-        CUresult result_ = (call);                                                     \
+#define LOAD_MODULE(needed, call)                                                                 \
+    do {                                                                                          \
+        struct target target_;                                                                    \
+        uint64_t bytes_ = (needed);                                                               \
+        CHARGE_OR_RETURN(&target_, target_current(&target_), bytes_);                             \
+        CUresult result_ = (call);                                                                \
         return charge_commit(result_, &target_, bytes_, MODULE, result_ ? 0 : (uint64_t)*module); \
     } while (0)
 
@@ -59,23 +59,23 @@ CUresult cuModuleUnload(CUmodule module) {
     return free_end(REAL(cuModuleUnload)(module), ours, &allocation);
 }
 
-static CUresult library_loaded(CUresult result, CUlibrary *library, uint64_t bytes) {
+static CUresult load_library_end(CUresult result, CUlibrary *library, uint64_t bytes) {
     struct target everywhere = {.card = NO_CARD};
     struct allocation stale;
     if (result != CUDA_SUCCESS) {
-        context_unload(bytes);
+        context_discharge_code(bytes);
         return result;
     }
     if (allocations_take(LIBRARY, (uint64_t)*library, &stale))
-        context_unload(stale.bytes);
+        context_discharge_code(stale.bytes);
     return charge_commit(result, &everywhere, bytes, LIBRARY, (uint64_t)*library);
 }
 
-#define LOAD_LIBRARY(needed, call)                                      \
-    do {                                                                \
-        uint64_t bytes_ = (needed);                                     \
-        CUresult refusal_ = context_load(bytes_);                       \
-        return refusal_ ? refusal_ : library_loaded((call), library, bytes_); \
+#define LOAD_LIBRARY(needed, call)                                              \
+    do {                                                                        \
+        uint64_t bytes_ = (needed);                                             \
+        CUresult refusal_ = context_charge_code(bytes_);                        \
+        return refusal_ ? refusal_ : load_library_end((call), library, bytes_); \
     } while (0)
 
 CUresult cuLibraryLoadData(CUlibrary *library, const void *image, CUjit_option *options, void **values,
@@ -97,6 +97,6 @@ CUresult cuLibraryUnload(CUlibrary library) {
     bool ours = free_begin(LIBRARY, (uint64_t)library, &allocation);
     CUresult result = free_end(REAL(cuLibraryUnload)(library), ours, &allocation);
     if (result == CUDA_SUCCESS && ours)
-        context_unload(allocation.bytes);
+        context_discharge_code(allocation.bytes);
     return result;
 }

@@ -1,13 +1,16 @@
-/* Every function of the driver that the shim replaces or needs, each named once.
+/* Every function of the driver that the shim replaces or calls, each named once.
  *
  * CUDA_HOOK(role, name, base, since, per_thread)
- *     Replaced. cuGetProcAddress(base, version, flags) gives it when version >= since and it is the newest
- *     such row whose per_thread equals the flag CU_GET_PROC_ADDRESS_PER_THREAD_…. The role says what it does
- *     to the account, and the tests want a case of their own for each row:
- *       CHARGE  charges, and is refused beyond the limit      DISCHARGE  discharges
- *       RETAIN  makes what was taken outlive its first DISCHARGE  TRACK  remembers, charges nothing
- *       REPORT  answers with the slice                        RESOLVE   leads to all others
- *       LAUNCH gives the card work, and waits while the lease has had its share of the card's time
+ *     Replaced. cuGetProcAddress(base, version, flags) returns it if version >= since and it is the newest
+ *     such row whose per_thread equals the flag CU_GET_PROC_ADDRESS_PER_THREAD_…. The role is its effect on the
+ *     account; the tests require a case for each row:
+ *       CHARGE     charges, and is refused beyond the limit
+ *       DISCHARGE  ends a charge
+ *       RETAIN     makes an allocation outlive its first DISCHARGE
+ *       TRACK      records state, and charges nothing
+ *       REPORT     answers with the slice's values
+ *       RESOLVE    leads to the other functions
+ *       LAUNCH     starts work on the card, and waits for the compute budget
  * CUDA_USE(name)
  *     Only called. NVML_HOOK, NVML_USE: the same for NVML.
  *

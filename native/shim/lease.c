@@ -4,14 +4,8 @@
 #include <stdlib.h>
 
 #include "account.h"
-#include "hook_context.h"
 #include "control.h"
-#include "hook_graph.h"
-#include "allocations.h"
-#include "launch_cost.h"
-#include "deferred_release.h"
 #include "os.h"
-#include "pools.h"
 
 #define ISOLATED "/run/fenka"
 #define MAX_DEVICES 64
@@ -19,30 +13,11 @@
 bool lease_joined;
 static struct os_lock joining;
 static bool refused;
-static int8_t cards[MAX_DEVICES]; /* by CUdevice: card + 1; 0 = not looked up */
+static int8_t cards[MAX_DEVICES]; /* by CUdevice: card + 1; 0 = unknown yet */
 
-/* A child shares the parent's mappings but owns none of what is in them. */
-static void forget_in_child(void) {
+void lease_reset(void) {
     lease_joined = false;
     joining.held = 0;
-    account_reset();
-    allocations_reset();
-    context_reset();
-    launch_cost_reset();
-    deferred_reset();
-    pools_reset();
-    graphs_reset();
-}
-
-/* musl has the second, glibc the first (its pthread_atfork is linked statically). */
-extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
-extern int pthread_atfork(void (*)(void), void (*)(void), void (*)(void)) __attribute__((weak));
-
-__attribute__((constructor)) static void watch_forks(void) {
-    if (__register_atfork)
-        __register_atfork(NULL, NULL, forget_in_child, NULL);
-    else if (pthread_atfork)
-        pthread_atfork(NULL, NULL, forget_in_child);
 }
 
 void lease_refuse(const char *subject, const char *fault) {
@@ -53,22 +28,22 @@ void lease_refuse(const char *subject, const char *fault) {
     os_print_error(line);
 }
 
-/* Inside an isolated lease the environment has no say: it belongs to the program. */
-static const char *directory(void) {
+/* Inside an isolated lease the environment is ignored, because the program controls it. */
+static const char *lease_directory(void) {
     return os_exists(ISOLATED "/lease/control") ? ISOLATED : getenv("FENKA_LEASE");
 }
 
 static bool join(void) {
     char path[4096];
-    const char *fault, *where = directory();
-    if (!where || !*where) {
+    const char *fault, *directory = lease_directory();
+    if (!directory || !*directory) {
         lease_refuse("it holds no lease:", ISOLATED "/lease/control does not exist and FENKA_LEASE is not set");
         return false;
     }
-    snprintf(path, sizeof path, "%s/lease/control", where);
+    snprintf(path, sizeof path, "%s/lease/control", directory);
     fault = control_open(path);
     if (!fault) {
-        snprintf(path, sizeof path, "%s/account/slots", where);
+        snprintf(path, sizeof path, "%s/account/slots", directory);
         fault = account_open(path);
     }
     if (fault)
@@ -84,8 +59,8 @@ bool lease_join(void) {
     return lease_joined;
 }
 
-/* The UUID, not the number: a program may reorder or leave out cards by CUDA_VISIBLE_DEVICES. */
-static int look_up(CUdevice device) {
+/* By UUID, because CUDA_VISIBLE_DEVICES may reorder and hide cards. */
+static int find_card(CUdevice device) {
     char text[37];
     CUuuid id;
     CUresult result = HAS(cuDeviceGetUuid_v2) ? REAL(cuDeviceGetUuid_v2)(&id, device)
@@ -103,7 +78,7 @@ int card_of_device(CUdevice device) {
         return -1;
     int card = __atomic_load_n(&cards[device], __ATOMIC_RELAXED) - 1;
     if (card < 0) {
-        card = look_up(device);
+        card = find_card(device);
         __atomic_store_n(&cards[device], (int8_t)(card + 1), __ATOMIC_RELAXED);
     }
     return card;

@@ -5,13 +5,12 @@
 
 #include "resolve.h"
 
-/* What every hook answers while the lease cannot be joined or is broken: "the system is not ready to start
- * any CUDA work". Not out-of-memory, which allocators retry, nor no-device, which programs take as a hint
- * to run without one. */
+/* The answer of every hook while the lease cannot be joined: "the system is not ready to start any CUDA work". Not
+ * out-of-memory, which allocators retry, nor no-device, with which programs continue without a card. */
 #define LEASE_BROKEN CUDA_ERROR_SYSTEM_NOT_READY
 
 extern bool lease_joined;
-bool lease_join(void); /* on failure says why on standard error, once per process */
+bool lease_join(void); /* prints the reason of a failure to standard error, once per process */
 
 static inline bool lease_ready(void) {
     return __builtin_expect(__atomic_load_n(&lease_joined, __ATOMIC_ACQUIRE), 1) || lease_join();
@@ -20,6 +19,8 @@ static inline bool lease_ready(void) {
 /* Refuses the GPU with one line, once per process: "fenka: no GPU for this process: SUBJECT FAULT". */
 void lease_refuse(const char *subject, const char *fault);
 
-/* The card of the control page that a device of the driver is; -1 = none, or no lease. */
+/* The index of the device's card in the control page; -1 = not in the lease, or no lease. */
 int card_of_device(CUdevice device);
+
+void lease_reset(void); /* in a child after fork */
 #endif

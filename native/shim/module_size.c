@@ -1,5 +1,5 @@
-/* Reads cubins, PTX and fat binaries just far enough to add up what they take of a card. The driver is given
- * nothing but a pointer, so the sizes that an image states of itself are believed here as there; sums saturate. */
+/* Parses cubins, PTX and fat binaries as far as needed to sum what they take of a card. The driver gets only a pointer
+ * and trusts the sizes that an image states, and so does this file. Sums saturate. */
 #include "module_size.h"
 
 #include <elf.h>
@@ -21,7 +21,7 @@ static uint64_t times(uint64_t a, uint64_t b) {
     return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
 }
 
-/* Byte by byte: an image that is none may end before four of them. */
+/* Byte by byte, because a text may end before the fourth. */
 static bool has_magic(const void *image, size_t size, uint32_t magic) {
     const unsigned char *bytes = image;
     for (unsigned i = 0; i < 4; i++)
@@ -256,7 +256,7 @@ static uint64_t fat_bytes(const char *image, size_t size, bool lazily) {
 }
 
 uint64_t module_size(const void *image, size_t size, bool lazily) {
-    /* What a compiler puts into a program: the magic, a version, and where the fat binary is. */
+    /* A compiler's wrapper in a program: the magic, a version, and a pointer to the fat binary. */
     if (size == MODULE_SIZE_UNBOUNDED && has_magic(image, size, FAT_WRAPPER)) {
         memcpy(&image, (const char *)image + 8, sizeof image);
         if (!image || !has_magic(image, size, FAT_BINARY))
@@ -264,6 +264,6 @@ uint64_t module_size(const void *image, size_t size, bool lazily) {
     }
     if (has_magic(image, size, FAT_BINARY))
         return size < sizeof(struct fat) ? 0 : fat_bytes(image, size, lazily);
-    /* Kernels are loaded lazily, too, but a single image is made for what is about to run. */
+    /* Kernels of a single image may be loaded lazily, too, but are usually all used. */
     return plain_bytes(image, size, false);
 }

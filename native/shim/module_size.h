@@ -1,13 +1,13 @@
-/* How much of a card a program's code takes, as its image says. */
+/* Computes from an image how much of a card the code takes. */
 #ifndef FENKA_IMAGE_H
 #define FENKA_IMAGE_H
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define MODULE_SIZE_UNBOUNDED SIZE_MAX /* the driver is given no size either */
+#define MODULE_SIZE_UNBOUNDED SIZE_MAX /* the driver gets no size either */
 
-/* What is charged for an image of a kind that is not known. */
+/* Charged for an image of an unknown kind. */
 #define MODULE_SIZE_UNKNOWN ((uint64_t)2 << 20)
 
 /* For any image that the driver would load; of others it reads no further than the driver must.

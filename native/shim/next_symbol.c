@@ -71,9 +71,9 @@ static void *defined_in(const struct link_map *object, const char *name) {
     return s ? (void *)(object->l_addr + s->st_value) : NULL;
 }
 
-/* What the dynamic linker keeps for debuggers: glibc's name for it, and musl's. dl_iterate_phdr would be the
- * proper way, but sanitizers replace that too, and theirs does not work before they have called our dlsym.
- * Unlocked, then: this runs before the program's first line, when nobody loads anything beside us. */
+/* The dynamic linker's list for debuggers, by glibc's name and by musl's. Sanitizers replace dl_iterate_phdr, and
+ * theirs does not work before they have called dlsym. The list is read without a lock: this runs before the program
+ * starts, when no other thread loads anything. */
 extern struct r_debug _r_debug __attribute__((weak));
 extern struct r_debug *_dl_debug_addr __attribute__((weak));
 extern ElfW(Dyn) _DYNAMIC[] __attribute__((visibility("hidden"))); /* this library's own */

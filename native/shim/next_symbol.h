@@ -1,9 +1,8 @@
-/* Finds what an exported function of ours hides. */
+/* Finds the definition that an exported function of this library hides. */
 #ifndef FENKA_BEHIND_H
 #define FENKA_BEHIND_H
 
-/* The first definition of `symbol` in load order after this library (so that other preloaded libraries keep
- * their turn), else the first one before it. dlsym cannot be asked: it is one of the hidden ones, and dlvsym,
- * which could, is another and does not exist in musl. */
+/* The first definition of `symbol` after this library in load order, so that other preloaded libraries keep their
+ * place; else the first one before it. dlsym and dlvsym cannot be used: they are hidden themselves. */
 void *next_symbol(const char *symbol);
 #endif

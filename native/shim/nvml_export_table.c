@@ -1,13 +1,14 @@
-/* nvidia-smi takes its list of processes, and cards by number, from a private table of NVML's, which no symbol's
- * hook reaches. It is given a copy in which those few functions are ours.
+/* nvidia-smi reads its list of processes, and cards by index, through a private table of NVML, which hooks of symbols
+ * do not reach. It gets a copy in which those functions are replaced.
  *
- * What is known of the table NVIDIA published under Apache-2.0 (k8s-test-infra, nvml-mock), for driver 535. Of
- * another driver's table nothing is known, and to guess could crash the program: it passes through as it is, and
- * then nvidia-smi may show other leases' processes. Limits do not hang on it. */
+ * The layout for driver 535 was published by NVIDIA under Apache-2.0 (k8s-test-infra, nvml-mock). Other drivers' tables
+ * are unknown, and a wrong guess could crash the program, so they are passed through unchanged. Then nvidia-smi may
+ * show other leases' processes; limits are not affected. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "lease.h"
+#include "nvml_cards.h"
 #include "os.h"
 #include "process_list.h"
 
@@ -27,17 +28,17 @@ struct listed {
     uint64_t protected_bytes;
     char name[4096];
 };
-_Static_assert(sizeof(struct listed) == 4128, "nvidia-smi steps through the list in these");
+_Static_assert(sizeof(struct listed) == 4128, "the stride of nvidia-smi's list");
 
 static void *copy[MAX_WORDS];
 static process_function real[LISTS];
 
 static nvmlReturn_t handle_by_index(unsigned int index, nvmlDevice_t *device) {
-    return nvmlDeviceGetHandleByIndex_v2(index, device);
+    return nvml_handle_by_index(index, device);
 }
 
-/* Those that the driver knows by another number have no more than that and their bytes. */
-static void name_unknown(struct listed *entry) {
+/* An entry that the driver does not list has only a PID and its bytes. */
+static void fill_name(struct listed *entry) {
     if (entry->name[0] != (char)0xff)
         return;
     memset(entry->name, 0, sizeof entry->name);
@@ -46,11 +47,11 @@ static void name_unknown(struct listed *entry) {
         strcpy(entry->name, "[Not Found]");
 }
 
-/* *count is the room, and what does not fit is left out. */
+/* *count: in, the capacity of `out`; entries beyond it are dropped. */
 static nvmlReturn_t list(unsigned which, nvmlDevice_t device, unsigned int *count, struct listed *out) {
     int card = lease_ready() ? nvml_card(device) : -1;
     if (card < 0)
-        return BROKEN;
+        return NVML_LEASE_BROKEN;
     if (!count)
         return NVML_ERROR_INVALID_ARGUMENT;
     struct listed *room = calloc(2 * MAX_PROCESSES, sizeof *room);
@@ -63,7 +64,7 @@ static nvmlReturn_t list(unsigned which, nvmlDevice_t device, unsigned int *coun
         *count = !out ? 0 : ours.count < *count ? ours.count : *count;
         for (unsigned int i = 0; i < *count; i++) {
             out[i] = room[MAX_PROCESSES + i];
-            name_unknown(&out[i]);
+            fill_name(&out[i]);
         }
     }
     free(room);
@@ -94,7 +95,7 @@ static bool is_known(void *const *table) {
            !strncmp(version, KNOWN_DRIVER, sizeof KNOWN_DRIVER - 1);
 }
 
-/* Two threads that do this at once write the same. */
+/* Threads that do this at the same time write the same values. */
 static const void *filtered(void *const *table) {
     static void *const own[LISTS] = {(void *)compute, (void *)graphics, (void *)mps};
     for (unsigned i = 0; i < LISTS; i++)

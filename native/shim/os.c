@@ -17,7 +17,7 @@ struct stat_line {
     uint64_t threads, start_time;
 };
 
-/* False when the file cannot be read, which says nothing about the process (hidepid). */
+/* False if the file cannot be read, which says nothing about the process (hidepid). */
 static bool read_stat(const char *path, struct stat_line *out) {
     char text[1024];
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -28,7 +28,7 @@ static bool read_stat(const char *path, struct stat_line *out) {
     if (n <= 0)
         return false;
     text[n] = 0;
-    char *at = strrchr(text, ')'); /* the name before it may itself hold spaces and parentheses */
+    char *at = strrchr(text, ')'); /* the name may contain spaces and parentheses */
     if (!at || at[1] != ' ')
         return false;
     out->pid = (uint32_t)strtoul(text, NULL, 10);
@@ -52,7 +52,7 @@ static uint64_t inode_in(const char *path) {
     return number ? strtoull(number + 1, NULL, 10) & UINT32_MAX : 0;
 }
 
-/* Start times are shifted by the time namespace of who reads them. */
+/* Start times depend on the reader's time namespace. */
 bool os_self(struct os_process *self) {
     struct stat_line line;
     uint64_t namespace = inode_in("/proc/self/ns/pid");
@@ -78,7 +78,7 @@ bool os_process_ended(uint32_t pid, uint64_t start_time, uint64_t start_mask) {
         return false;
     if ((line.start_time & start_mask) != (start_time & start_mask))
         return true;
-    /* A first thread that has ended is a zombie too while the others run on; they are counted. */
+    /* A main thread that has ended is a zombie too, while other threads run. */
     return (line.state == 'Z' || line.state == 'X') && line.threads <= 1;
 }
 
@@ -117,10 +117,10 @@ static struct {
 } guarded[GUARDED];
 static struct sigaction before;
 
-/* As if we were not there. A fault comes again at once where nobody handles it. */
-static void pass_on(int number, siginfo_t *what, void *context) {
+/* An unhandled fault occurs again at once, with the default action. */
+static void pass_on(int number, siginfo_t *info, void *context) {
     if (before.sa_flags & SA_SIGINFO) {
-        before.sa_sigaction(number, what, context);
+        before.sa_sigaction(number, info, context);
     } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
         before.sa_handler(number);
     } else {
@@ -129,28 +129,28 @@ static void pass_on(int number, siginfo_t *what, void *context) {
     }
 }
 
-static void on_fault(int number, siginfo_t *what, void *context) {
-    int kept = errno;
-    uintptr_t at = (uintptr_t)what->si_addr;
+static void on_fault(int number, siginfo_t *info, void *context) {
+    int saved_errno = errno;
+    uintptr_t at = (uintptr_t)info->si_addr;
     for (unsigned i = 0; i < GUARDED; i++) {
         uintptr_t begin = guarded[i].begin, bytes = __atomic_load_n(&guarded[i].bytes, __ATOMIC_ACQUIRE);
-        if (what->si_code <= 0 || at - begin >= bytes)
+        if (info->si_code <= 0 || at - begin >= bytes)
             continue;
         if (mmap((void *)begin, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
             MAP_FAILED)
             break;
         if (guarded[i].lost)
             guarded[i].lost();
-        errno = kept;
+        errno = saved_errno;
         return;
     }
-    errno = kept;
-    pass_on(number, what, context);
+    errno = saved_errno;
+    pass_on(number, info, context);
 }
 
-/* A program that has its own handler installed later keeps it: then ours does not run. */
+/* A handler that the program installs later replaces this one. */
 void os_guard(void *address, size_t bytes, void (*lost)(void)) {
-    struct sigaction ours = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART}, now;
+    struct sigaction handler = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART}, now;
     for (unsigned i = 0; i < GUARDED; i++) {
         if (guarded[i].bytes)
             continue;
@@ -159,11 +159,11 @@ void os_guard(void *address, size_t bytes, void (*lost)(void)) {
         __atomic_store_n(&guarded[i].bytes, bytes, __ATOMIC_RELEASE);
         break;
     }
-    sigemptyset(&ours.sa_mask);
+    sigemptyset(&handler.sa_mask);
     if (sigaction(SIGBUS, NULL, &now) != 0 || ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault))
         return;
     before = now;
-    sigaction(SIGBUS, &ours, NULL);
+    sigaction(SIGBUS, &handler, NULL);
 }
 
 void os_unguard(void *address) {
@@ -191,23 +191,23 @@ void os_unmap(void *address, size_t bytes) {
     munmap(address, bytes);
 }
 
-/* A line of /proc/self/maps: "start-end rwxp offset device inode path"; what follows the permissions tells the
- * file and the place in it. */
+/* A line of /proc/self/maps: "start-end rwxp offset device inode path". Offset, device and inode identify the
+ * mapping's file and position. */
 unsigned os_count_mappings(const void *address) {
     char line[4352], file[96] = "";
     unsigned times = 0;
-    /* Twice: our own line need not be the first. */
+    /* The first pass finds the mapping's own line, the second counts equal ones. */
     for (int pass = 0; pass < 2; pass++) {
         FILE *maps = fopen("/proc/self/maps", "re");
         while (maps && fgets(line, sizeof line, maps)) {
             unsigned long start;
-            char offset[20], device[16], inode[24], found[96];
+            char offset[20], device[16], inode[24], position[96];
             if (sscanf(line, "%lx-%*x %*4s %19s %15s %23s", &start, offset, device, inode) != 4)
                 continue;
-            snprintf(found, sizeof found, "%s %s %s", offset, device, inode);
+            snprintf(position, sizeof position, "%s %s %s", offset, device, inode);
             if (pass == 0 && start == (unsigned long)address)
-                strcpy(file, found);
-            times += pass == 1 && !strcmp(file, found);
+                strcpy(file, position);
+            times += pass == 1 && !strcmp(file, position);
         }
         if (maps)
             fclose(maps);
@@ -217,7 +217,7 @@ unsigned os_count_mappings(const void *address) {
 
 #define OFD_SETLK 37 /* F_OFD_SETLK, which old headers lack */
 
-/* A descriptor that cannot be read may be written. */
+/* A write lock for descriptors that are open for writing only. */
 bool os_set_file_lock(int descriptor, uint64_t first, uint64_t length) {
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)first, .l_len = (off_t)length};
     if (fcntl(descriptor, OFD_SETLK, &lock) == 0)
@@ -227,7 +227,7 @@ bool os_set_file_lock(int descriptor, uint64_t first, uint64_t length) {
     return fcntl(descriptor, OFD_SETLK, &lock) == 0;
 }
 
-/* "1: OFDLCK ADVISORY  READ -1 00:01:14 FIRST LAST"; who waits for a lock stands behind an arrow. */
+/* "1: OFDLCK ADVISORY  READ -1 00:01:14 FIRST LAST"; a waiting request is marked by an arrow. */
 bool os_each_file_lock(const char *path, void (*each)(void *to, uint64_t first, uint64_t last), void *to) {
     char line[256];
     FILE *locks = fopen(path, "re");

@@ -3,12 +3,12 @@
 #include <string.h>
 
 #include "account.h"
-#include "fenka/lease.h"
 #include "deferred_release.h"
+#include "fenka/lease.h"
 #include "lease.h"
 #include "os.h"
 
-#define MOST 256
+#define MAX_POOLS 256
 
 struct pool {
     CUmemoryPool pool;
@@ -18,43 +18,43 @@ struct pool {
 };
 
 bool pools_stale;
-static struct os_lock looking;
-static struct pool pools[MOST];
+static struct os_lock lock;
+static struct pool pools[MAX_POOLS];
 static unsigned count;
 static struct {
     uint64_t nodes, charged;
 } graphs[FENKA_MAX_CARDS];
-static struct pool *growing;
+static struct pool *allocating;
 
 void pools_reset(void) {
-    looking.held = 0;
+    lock.held = 0;
     count = 0;
     pools_stale = false;
     memset(graphs, 0, sizeof graphs);
 }
 
-/* ---- under the lock ---- */
+/* ---- with the lock held ---- */
 
-static bool reserved(CUmemoryPool pool, uint64_t *bytes) {
+static bool query_reserved(CUmemoryPool pool, uint64_t *bytes) {
     return HAS(cuMemPoolGetAttribute) &&
            REAL(cuMemPoolGetAttribute)(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, bytes) == CUDA_SUCCESS;
 }
 
-static uint64_t used(CUmemoryPool pool) {
+static uint64_t query_used(CUmemoryPool pool) {
     uint64_t bytes = 0;
     REAL(cuMemPoolGetAttribute)(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &bytes);
     return bytes;
 }
 
-/* What is on the card is charged, whether it fits or not: it fits when it is allocated. */
-static bool charge_exactly(unsigned card, uint64_t *charged, uint64_t there) {
-    bool less = there < *charged;
-    if (less)
-        account_discharge(card, *charged - there);
-    else if (there > *charged)
-        account_force_charge(card, there - *charged);
-    *charged = there;
-    return less;
+/* Charges exactly what is reserved, even beyond the cap: the memory exists. True if that was less than before. */
+static bool charge_exactly(unsigned card, uint64_t *charged, uint64_t reserved_bytes) {
+    bool returned = reserved_bytes < *charged;
+    if (returned)
+        account_discharge(card, *charged - reserved_bytes);
+    else if (reserved_bytes > *charged)
+        account_force_charge(card, reserved_bytes - *charged);
+    *charged = reserved_bytes;
+    return returned;
 }
 
 static CUdevice device_of(unsigned card) {
@@ -66,54 +66,54 @@ static CUdevice device_of(unsigned card) {
     return -1;
 }
 
-static bool look_at_graphs(unsigned card) {
-    uint64_t there = 0;
+static bool poll_graphs(unsigned card) {
+    uint64_t bytes = 0;
     CUdevice device = device_of(card);
     if (!HAS(cuDeviceGetGraphMemAttribute) || device < 0)
         return false;
     REAL(cuDeviceGraphMemTrim)(device);
-    if (REAL(cuDeviceGetGraphMemAttribute)(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &there) != CUDA_SUCCESS)
-        there = 0;
-    return charge_exactly(card, &graphs[card].charged, there > graphs[card].nodes ? there - graphs[card].nodes : 0);
+    if (REAL(cuDeviceGetGraphMemAttribute)(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &bytes) != CUDA_SUCCESS)
+        bytes = 0;
+    return charge_exactly(card, &graphs[card].charged, bytes > graphs[card].nodes ? bytes - graphs[card].nodes : 0);
 }
 
-/* Who keeps nothing in it may lose a pool that a context took with it. */
-static bool look_at(struct pool *one, bool hard, bool *waits) {
-    uint64_t there = 0;
-    if (hard || one->destroyed)
-        REAL(cuMemPoolTrimTo)(one->pool, 0);
-    if (!reserved(one->pool, &there))
-        there = 0;
-    *waits |= there > used(one->pool);
-    return charge_exactly(one->card, &one->charged, there);
+/* A pool that the driver no longer reports has died with its context. */
+static bool poll_pool(struct pool *entry, bool trim, bool *pending) {
+    uint64_t reserved_bytes = 0;
+    if (trim || entry->destroyed)
+        REAL(cuMemPoolTrimTo)(entry->pool, 0);
+    if (!query_reserved(entry->pool, &reserved_bytes))
+        reserved_bytes = 0;
+    *pending |= reserved_bytes > query_used(entry->pool);
+    return charge_exactly(entry->card, &entry->charged, reserved_bytes);
 }
 
-static bool look(bool hard) {
-    bool less = false, waits = false;
+static bool poll_all(bool trim) {
+    bool returned = false, pending = false;
     for (unsigned i = 0; i < count;) {
-        less |= look_at(&pools[i], hard, &waits);
+        returned |= poll_pool(&pools[i], trim, &pending);
         if (pools[i].destroyed && !pools[i].charged) {
             REAL(cuMemPoolDestroy)(pools[i].pool);
             pools[i] = pools[--count];
         } else {
-            waits |= pools[i++].destroyed;
+            pending |= pools[i++].destroyed;
         }
     }
     for (unsigned card = 0; card < FENKA_MAX_CARDS; card++)
         if (graphs[card].charged) {
-            less |= look_at_graphs(card);
-            waits |= graphs[card].charged != 0;
+            returned |= poll_graphs(card);
+            pending |= graphs[card].charged != 0;
         }
-    if (waits)
+    if (pending)
         pools_set_stale();
-    return less;
+    return returned;
 }
 
-static struct pool *known(unsigned card, CUmemoryPool pool) {
+static struct pool *find_or_add(unsigned card, CUmemoryPool pool) {
     for (unsigned i = 0; i < count; i++)
         if (pools[i].pool == pool)
             return &pools[i];
-    if (count == MOST)
+    if (count == MAX_POOLS)
         return NULL;
     pools[count] = (struct pool){.pool = pool, .card = (uint8_t)card};
     return &pools[count++];
@@ -127,81 +127,81 @@ CUmemoryPool pools_current(unsigned card) {
     return device >= 0 && REAL(cuDeviceGetMemPool)(&pool, device) == CUDA_SUCCESS ? pool : NULL;
 }
 
-bool pools_poll_now(bool hard) {
-    os_lock(&looking);
+bool pools_poll_now(bool trim) {
+    os_lock(&lock);
     __atomic_store_n(&pools_stale, false, __ATOMIC_RELEASE);
-    bool less = look(hard);
-    os_unlock(&looking);
-    return less;
+    bool returned = poll_all(trim);
+    os_unlock(&lock);
+    return returned;
 }
 
-static bool granted(unsigned card, uint64_t bytes) {
+static bool charge_growth(unsigned card, uint64_t bytes) {
     return account_charge(card, bytes) || (deferred_poll() && account_charge(card, bytes));
 }
 
 bool pools_alloc_begin(unsigned card, CUmemoryPool pool, uint64_t bytes, CUresult *refusal) {
-    uint64_t there;
-    os_lock(&looking);
-    struct pool *one = reserved(pool, &there) ? known(card, pool) : NULL;
-    if (!one) {
-        os_unlock(&looking);
+    uint64_t reserved_bytes;
+    os_lock(&lock);
+    struct pool *entry = query_reserved(pool, &reserved_bytes) ? find_or_add(card, pool) : NULL;
+    if (!entry) {
+        os_unlock(&lock);
         return false;
     }
     *refusal = CUDA_ERROR_OUT_OF_MEMORY;
     for (int attempt = 0; attempt < 2 && *refusal; attempt++) {
-        uint64_t busy = used(pool), wanted;
-        charge_exactly(card, &one->charged, there);
-        wanted = bytes > there || busy > there - bytes ? busy + bytes - there : 0;
-        if (__builtin_add_overflow(busy, bytes, &busy))
+        uint64_t in_use = query_used(pool), growth;
+        charge_exactly(card, &entry->charged, reserved_bytes);
+        growth = bytes > reserved_bytes || in_use > reserved_bytes - bytes ? in_use + bytes - reserved_bytes : 0;
+        if (__builtin_add_overflow(in_use, bytes, &in_use))
             break;
-        if (!wanted || granted(card, wanted)) {
-            one->charged += wanted;
+        if (!growth || charge_growth(card, growth)) {
+            entry->charged += growth;
             *refusal = CUDA_SUCCESS;
         } else {
-            look(true); /* what other pools, and this one, need not keep */
-            reserved(pool, &there);
+            poll_all(true); /* trims this pool and the others */
+            query_reserved(pool, &reserved_bytes);
         }
     }
-    growing = one;
+    allocating = entry;
     if (*refusal)
-        os_unlock(&looking);
+        os_unlock(&lock);
     return true;
 }
 
-/* The driver may have taken more than it said, in whole pages; what does not fit then goes back. */
+/* The driver reserves whole pages, which may be more than was charged. If that does not fit, the memory is freed. */
 CUresult pools_alloc_end(CUresult result, CUdeviceptr pointer, CUstream stream) {
-    struct pool *one = growing;
-    uint64_t there = one->charged;
-    reserved(one->pool, &there);
-    if (result == CUDA_SUCCESS && there > one->charged) {
-        if (granted(one->card, there - one->charged)) {
-            one->charged = there;
+    struct pool *entry = allocating;
+    uint64_t reserved_bytes = entry->charged;
+    query_reserved(entry->pool, &reserved_bytes);
+    if (result == CUDA_SUCCESS && reserved_bytes > entry->charged) {
+        if (charge_growth(entry->card, reserved_bytes - entry->charged)) {
+            entry->charged = reserved_bytes;
         } else {
             REAL(cuMemFreeAsync)(pointer, stream);
             result = CUDA_ERROR_OUT_OF_MEMORY;
             pools_set_stale();
         }
     }
-    charge_exactly(one->card, &one->charged, there);
-    os_unlock(&looking);
+    charge_exactly(entry->card, &entry->charged, reserved_bytes);
+    os_unlock(&lock);
     return result;
 }
 
 void pools_graph_memory(unsigned card, int64_t change) {
-    os_lock(&looking);
+    os_lock(&lock);
     graphs[card].nodes += (uint64_t)change;
-    if (change < 0 && look_at_graphs(card) | (graphs[card].charged != 0))
+    if (change < 0 && poll_graphs(card) | (graphs[card].charged != 0))
         pools_set_stale();
-    os_unlock(&looking);
+    os_unlock(&lock);
 }
 
-static bool is_usual(CUmemoryPool pool, CUdevice device) {
-    CUmemoryPool usual = NULL;
-    return REAL(cuDeviceGetDefaultMemPool)(&usual, device) == CUDA_SUCCESS && usual == pool;
+static bool is_default(CUmemoryPool pool, CUdevice device) {
+    CUmemoryPool default_pool = NULL;
+    return REAL(cuDeviceGetDefaultMemPool)(&default_pool, device) == CUDA_SUCCESS && default_pool == pool;
 }
 
-/* As the driver says: a device whose pool it was has its default one again. */
-static void unset(CUmemoryPool pool, CUdevice device) {
+/* As the driver does it: a device whose current pool is destroyed gets its default pool back. */
+static void restore_default(CUmemoryPool pool, CUdevice device) {
     CUmemoryPool other = NULL;
     if (REAL(cuDeviceGetMemPool)(&other, device) == CUDA_SUCCESS && other == pool &&
         REAL(cuDeviceGetDefaultMemPool)(&other, device) == CUDA_SUCCESS)
@@ -209,21 +209,21 @@ static void unset(CUmemoryPool pool, CUdevice device) {
 }
 
 bool pools_destroy(CUmemoryPool pool, CUresult *result) {
-    bool ours = false;
-    os_lock(&looking);
-    for (unsigned i = 0; i < count && !ours; i++) {
+    bool known = false;
+    os_lock(&lock);
+    for (unsigned i = 0; i < count && !known; i++) {
         CUdevice device = device_of(pools[i].card);
-        if (pools[i].pool != pool || is_usual(pool, device))
+        if (pools[i].pool != pool || is_default(pool, device))
             continue;
-        ours = true;
+        known = true;
         *result = pools[i].destroyed ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
         pools[i].destroyed = true;
-        unset(pool, device);
+        restore_default(pool, device);
     }
-    os_unlock(&looking);
-    if (ours) {
+    os_unlock(&lock);
+    if (known) {
         pools_set_stale();
         pools_poll(false);
     }
-    return ours;
+    return known;
 }

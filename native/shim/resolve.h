@@ -1,15 +1,17 @@
-/* Which functions of the driver are ours, and where the driver's own are. */
+/* The driver's own functions, as the program has loaded them. */
 #ifndef FENKA_RESOLVE_H
 #define FENKA_RESOLVE_H
+#include <dlfcn.h>
+#include <stdbool.h>
 #include <stddef.h>
 
-/* Every version of every function, under its own name; what we define of them is exported. */
+/* Every version of every function is declared under its own name; the hooks among them are exported. */
 #define __CUDA_API_VERSION_INTERNAL
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #pragma GCC visibility push(default)
 #include <cuda.h>
 #include <nvml.h>
-/* In no header: see nvml_table.c. */
+/* In no header: see nvml_export_table.c. */
 nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id);
 #pragma GCC visibility pop
 
@@ -24,12 +26,12 @@ enum function {
     FUNCTIONS
 };
 
-extern void *resolve_table[FUNCTIONS];
+extern void *resolve_table[FUNCTIONS]; /* the driver's functions; NULL = not resolved */
 
-/* Looks in the driver that the program has loaded; NULL = it has none, or it has no such function. */
+/* Looks in the driver that the program has loaded. NULL = no driver is loaded, or it lacks the function. */
 void *resolve(enum function function);
 
-/* What a call to a function that the driver does not have answers. */
+/* The answers of functions that the driver lacks. */
 CUresult resolve_no_cuda(void);
 nvmlReturn_t resolve_no_nvml(void);
 

@@ -1,8 +1,8 @@
-/* The few functions on text that a lookup needs.
+/* The functions on text that a lookup needs.
  *
- * Not libc's: whoever looks up a symbol may be in the middle of replacing those very functions. Sanitizers do,
- * and their strcmp calls a null pointer until our dlsym has answered. What includes this is compiled with
- * -fno-builtin, so that the compiler does not turn the loops back into calls. */
+ * libc's cannot be used: a library that looks up a symbol may be replacing those very functions. Sanitizers do, and
+ * their strcmp calls a null pointer until dlsym has answered. Files that include this are compiled with -fno-builtin,
+ * so that the compiler does not turn the loops back into calls. */
 #ifndef FENKA_TEXT_H
 #define FENKA_TEXT_H
 #include <stdbool.h>

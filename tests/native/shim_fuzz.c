@@ -1,8 +1,9 @@
-/* What may stand in the control page and in the account, as a target of libFuzzer.
+/* Arbitrary contents of the control page and of the account, as a target of libFuzzer.
  *
- * The input's first byte chooses the page, and how many cards there are. For the control page the rest is a list of bytes to change in a
- * good one; for the account, a list of words to write between calls. Without libFuzzer's runtime, STANDALONE
- * adds a main that feeds it the same inputs in every run: a folder for the pages, and how many inputs. */
+ * The input's first byte selects the page and the number of cards. For the control page the rest is a list of bytes to
+ * change in a valid page; for the account, a list of words to write between calls. Without libFuzzer's runtime,
+ * STANDALONE adds a main that generates the same inputs in every run. Arguments: a folder for the pages, and the number
+ * of inputs. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -11,15 +12,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* The parts themselves, for their state must begin anew with every input. */
+/* The source itself, because its state is reset for every input. */
 #define page control_page
-#define page_fault control_page_fault
 #include "control.c"
 #undef page
-#undef page_fault
-#define page account_page
-#define page_fault account_page_fault
-#include "account.c"
+#include "account.h"
+#include "account_page.h"
+#include "account_shared.h"
 
 #define REQUIRE(what) \
     do {              \
@@ -83,7 +82,7 @@ static uint64_t number(const uint8_t **data, size_t *size, size_t bytes) {
     return value;
 }
 
-/* A page that is let in has cards with names and limits, whatever else it says; and so it stays. */
+/* An accepted page has cards with UUIDs and limits, also after later changes. */
 static void fuzz_control(const uint8_t *data, size_t size) {
     const char *fault = NULL;
     for (bool open = false; size; open = true) {
@@ -91,7 +90,7 @@ static void fuzz_control(const uint8_t *data, size_t size) {
             size_t at = number(&data, &size, 2);
             control_file[at % (at & 0x4000 ? 128 : FENKA_CONTROL_BYTES)] = (uint8_t)number(&data, &size, 1);
         }
-        /* Half written pages are waited for, which would take all the time there is. */
+        /* An odd generation would make every open wait. */
         if (!open)
             ((struct fenka_control *)control_file)->generation &= ~1ull;
         fault = open ? fault : control_open(control_path);
@@ -115,7 +114,7 @@ static void use_account(unsigned card, uint64_t bytes, bool give) {
     if (give)
         account_discharge(card, bytes);
     else if (account_charge(card, bytes))
-        REQUIRE(sum(card) <= control_cap(card));
+        REQUIRE(account_total(card) <= control_cap(card));
     if (bytes & 1)
         account_export(card, bytes);
     if (bytes & 2 && account_import(card, bytes) && bytes & 4)

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -66,7 +67,16 @@ built_in = tempfile.TemporaryDirectory(prefix="fenka-shim-tests-")
 def compile_c(source: Path, output: Path, *flags: str, compiler: str = "gcc") -> Path:
     """Compiles one file of C with the system's compiler."""
     headers = [_include("cuda_runtime"), _include("nvml_dev")]
-    command = [compiler, "-O2", "-w", *headers, "-o", str(output), str(source), *flags]
+    command = [
+        *shlex.split(compiler),
+        "-O2",
+        "-w",
+        *headers,
+        "-o",
+        str(output),
+        str(source),
+        *flags,
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return output
 

@@ -14,10 +14,10 @@
 #include <unistd.h>
 
 #include "account.h"
-#include "hook_context.h"
+#include "allocations.h"
+#include "context_state.h"
 #include "control.h"
 #include "fenka/lease.h"
-#include "allocations.h"
 #include "lease.h"
 #include "resolve.h"
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.native.shim_kit import HERE, built, compile_c
 from tests.native.test_shim_module_size import KERNEL, PTX, VARIABLES, cubin, entry, fat
-from tests.native.test_shim_sanitized import INCLUDE, SHIM_SOURCE
+from tests.native.test_shim_sanitized import INCLUDE, PAGE_PARTS, SHIM_SOURCE
 
 FUZZER = ("-g", "-O1", "-std=gnu11", "-fsanitize=fuzzer,address,undefined")
 WANTED = "libFuzzer is not installed (Debian 12: clang-14 and libclang-rt-14-dev)"
@@ -51,8 +51,7 @@ def fuzz(program: Path, folder: Path, runs: int, *first: bytes) -> None:
 
 def test_no_page_can_break_the_shim(tmp_path: Path) -> None:
     """Control page and account: what is let in has limits, and sums hold."""
-    parts = (str(SHIM_SOURCE / part) for part in ("os.c", "export_locks.c"))
-    sources = (*parts, "-fno-sanitize-recover=all")
+    sources = (*PAGE_PARTS, "-fno-sanitize-recover=all")
     flags = (*FUZZER, *INCLUDE, *sources)
     program = compile_c(HERE / "shim_fuzz.c", built() / "pages", *flags, compiler=compiler())
     fuzz(program, tmp_path, 30_000, b"\1\1", b"\0\0")

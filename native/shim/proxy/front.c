@@ -1,12 +1,12 @@
-/* A proxy: stands where the driver's library is expected and jumps, name by name, to the shim or to the driver.
+/* A proxy: has the name of the driver's library and jumps, function by function, to the shim or to the driver.
  *
- * Compiled once as libcuda.so.1 and once as libnvidia-ml.so.1. Neither holds a hook: both need libfenka.so, which
- * the dynamic linker loads once per namespace however it is asked for (preloaded, needed by one, by both). So there
- * is one account slot and one table of what is held, and no second copy to keep from charging again.
+ * Compiled once as libcuda.so.1 and once as libnvidia-ml.so.1. Neither contains a hook: both need libfenka.so, which the
+ * dynamic linker loads once per namespace, whether it is preloaded or needed. So there is one account slot and one table
+ * of allocations, and nothing is charged twice.
  *
- * The driver is where ld.so finds it for `behind` (see the Makefile), which needs it, if it is there, as DT_AUXILIARY:
- * this puts the driver into the search order of whoever uses the proxy, after the proxy. A name that was not known
- * when the proxy was built is then found in the driver itself. */
+ * The `next` library (see the Makefile) names the driver as DT_AUXILIARY. If the driver is there, this puts it behind
+ * the proxy in the program's search order, so that functions that were unknown when the proxy was built are found in
+ * the driver itself. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -15,13 +15,13 @@
 
 #include "proxy.h"
 
-/* From the Makefile: LIBRARY; EXPORTED and PLACED (see proxy.h, behind.c); ABSENT, the answer of a function that
- * the driver lacks; MISSING, of all without a driver. */
+/* From the Makefile: LIBRARY; EXPORTED and PLACED (see proxy.h, next.c); ABSENT, the answer of a function that
+ * the driver lacks; MISSING, the answer of all functions without a driver. */
 #define TEXT_OF(name) #name
 #define TEXT(name) TEXT_OF(name)
 #define IN_LEASE "/run/fenka/driver/" LIBRARY
 
-/* Of `behind`; begins so as long as nobody has written over it. */
+/* In the `next` library; starts with this until a path is written over it. */
 #define NOWHERE "/nowhere/"
 extern const char PLACED[];
 
@@ -47,18 +47,18 @@ static void say(const char *fault, const char *detail) {
     (void)ignored;
 }
 
-/* A proxy is no driver: neither this one, reached by a link, nor another copy of it. */
+/* Refuses proxies: this one, reached by a link, or another copy of it. */
 static void *open_driver(const char *path) {
-    void *found = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (found && fenka_driver_function(found, TEXT(EXPORTED))) {
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (handle && fenka_driver_function(handle, TEXT(EXPORTED))) {
         say(path, " is a proxy, not the driver");
-        dlclose(found);
+        dlclose(handle);
         return NULL;
     }
-    return found;
+    return handle;
 }
 
-/* Before any constructor of those that need this library, and after the driver's own. */
+/* Runs after the driver's constructors, and before those of libraries that need this one. */
 __attribute__((constructor)) static void fill(void) {
     driver = open_driver(IN_LEASE);
     if (!driver)
@@ -70,7 +70,7 @@ __attribute__((constructor)) static void fill(void) {
         void *target = driver ? fenka_proxy_target(driver, proxy_names[i]) : (void *)missing;
         proxy_targets[i] = target ? target : (void *)absent;
     }
-    dlerror(); /* what was not found here is no failure of the program's dlopen */
+    dlerror(); /* functions that are missing here are no failure of the program's dlopen */
 }
 
 PROXY_EXPORT proxy_driver EXPORTED;

@@ -1,5 +1,5 @@
-/* Where the driver is when no lease has it: the same text that this library names as DT_AUXILIARY (see the Makefile),
- * for the proxy to read. `fenka proxy install` writes over both. */
+/* The driver's path outside of a lease: the same text that this library names as DT_AUXILIARY (see the Makefile), for
+ * the proxy to read. `fenka proxy install` overwrites both. */
 #include "proxy.h"
 
 PROXY_EXPORT extern const char PLACED[];

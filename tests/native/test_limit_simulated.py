@@ -68,7 +68,7 @@ ROWS: dict[str, tuple[list[Any], list[float | None]]] = {
 
 
 @pytest.mark.parametrize(("programs", "wanted"), ROWS.values(), ids=ROWS)
-def test_programs_get_their_shares(
+def test_programs_get_their_shares_when_they_compete(
     testbed: Any, programs: list[Any], wanted: list[float | None]
 ) -> None:
     """Within four points of what each may have, in one of a few measurements."""
@@ -81,7 +81,7 @@ def test_programs_get_their_shares(
     pytest.fail(f"wanted {wanted}, got {seen}")
 
 
-def test_soft_alone_has_the_whole_card(testbed: Any) -> None:
+def test_soft_program_gets_the_whole_card_when_it_runs_alone(testbed: Any) -> None:
     """At least nine tenths of what an unlimited program gets here and now."""
     for _ in range(TRIES):
         (free,) = bench.shares(testbed, 0, [bench.Program("2000")], 2)
@@ -91,7 +91,7 @@ def test_soft_alone_has_the_whole_card(testbed: Any) -> None:
     pytest.fail(f"{soft} of {free}")
 
 
-def test_a_killed_program_s_debt_is_not_the_next_one_s(testbed: Any) -> None:
+def test_next_program_launches_at_once_when_an_indebted_one_was_killed(testbed: Any) -> None:
     """One dies with a kernel of two seconds on the card, at ten percent; another of its lease works soon."""
     lease = testbed.lease(0, 10)
     with testbed.load(lease, "2000000"):
@@ -105,7 +105,7 @@ def test_a_killed_program_s_debt_is_not_the_next_one_s(testbed: Any) -> None:
     testbed.end(lease)
 
 
-def test_a_first_launch_is_charged_before_it_ends(testbed: Any) -> None:
+def test_first_launch_is_charged_when_it_starts(testbed: Any) -> None:
     """A program that is killed in its first kernel has paid for it, the next one more; what is charged too
     much of one that ends is given back."""
     lease = testbed.lease(0, 90)

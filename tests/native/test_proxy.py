@@ -163,7 +163,7 @@ def holds(lease: Lease, client: Client) -> None:
 
 
 @pytest.mark.parametrize("style", FOUND.values(), ids=FOUND)
-def test_a_limit_holds_however_functions_are_found(stand: Stand, style: int) -> None:
+def test_limit_holds_however_functions_are_found(stand: Stand, style: int) -> None:
     """Nothing is preloaded; the program finds the proxy where it looks for the driver."""
     started = stand.start(style)
     holds(stand.lease, started)
@@ -171,7 +171,7 @@ def test_a_limit_holds_however_functions_are_found(stand: Stand, style: int) -> 
 
 
 @pytest.mark.parametrize("program", PYTHON_CLIENTS.values(), ids=PYTHON_CLIENTS)
-def test_a_limit_holds_for_python(stand: Stand, program: str) -> None:
+def test_limit_holds_for_python(stand: Stand, program: str) -> None:
     """The same for the two ways by which Python calls the driver."""
     steps = f"print(alloc({TOO_MUCH}), alloc({3 * GIB}), free(), alloc({4 * GIB}), free())"
     assert stand.run(sys.executable, "-c", program + steps).split() == ["2", "0", "0", "0", "0"]
@@ -221,7 +221,9 @@ PRELOADS = pytest.mark.parametrize("preload", ["", str(SHIM)], ids=["alone", "pr
 
 
 @PRELOADS
-def test_the_proxy_by_its_path(tmp_path: Path, stand: Stand, preload: str) -> None:
+def test_limit_holds_when_the_proxy_is_loaded_by_its_path(
+    tmp_path: Path, stand: Stand, preload: str
+) -> None:
     """A program that searches nowhere and opens the library by its absolute path."""
     path = stand.placed / "libcuda.so.1"
     program = c(
@@ -231,7 +233,9 @@ def test_the_proxy_by_its_path(tmp_path: Path, stand: Stand, preload: str) -> No
 
 
 @PRELOADS
-def test_a_library_bound_to_itself(tmp_path: Path, stand: Stand, preload: str) -> None:
+def test_limit_holds_when_a_library_is_bound_to_itself(
+    tmp_path: Path, stand: Stand, preload: str
+) -> None:
     """RTLD_DEEPBIND leads to the proxy, with no dlopen of ours to strip it."""
     driver = null_driver() / "libcuda.so.1"
     plugin = c(tmp_path / "plugin.so", USE + PLUGIN, "-shared", "-fPIC", str(driver))
@@ -245,7 +249,9 @@ def test_a_library_bound_to_itself(tmp_path: Path, stand: Stand, preload: str) -
 
 
 @PRELOADS
-def test_another_namespace(tmp_path: Path, stand: Stand, preload: str) -> None:
+def test_limit_holds_in_another_linker_namespace(
+    tmp_path: Path, stand: Stand, preload: str
+) -> None:
     """dlmopen: a proxy in a namespace of its own; a shim before it looks through it and charges alone."""
     path = stand.placed / "libcuda.so.1"
     program = c(
@@ -256,7 +262,7 @@ def test_another_namespace(tmp_path: Path, stand: Stand, preload: str) -> None:
     assert stand.run(program, LD_PRELOAD=preload, FENKA_NULL_CARDS=CARDS[0]) == USED
 
 
-def test_dlvsym_finds_no_more_than_in_a_driver(tmp_path: Path, stand: Stand) -> None:
+def test_dlvsym_finds_what_it_finds_in_a_driver(tmp_path: Path, stand: Stand) -> None:
     """No version is one of the driver's, so none leads past the proxy."""
     program = c(
         tmp_path / "p",
@@ -270,7 +276,7 @@ def test_dlvsym_finds_no_more_than_in_a_driver(tmp_path: Path, stand: Stand) -> 
 
 
 @pytest.mark.parametrize("first", ["here", "there"])
-def test_two_namespaces_share_one_slot(tmp_path: Path, stand: Stand, first: str) -> None:
+def test_linker_namespaces_share_one_slot(tmp_path: Path, stand: Stand, first: str) -> None:
     """A process with two copies of the shim pays for both, and neither takes the other's for a dead one's."""
     path = stand.placed / "libcuda.so.1"
     calls = {
@@ -326,7 +332,7 @@ def in_own_run(tmp_path: Path, lease: Lease, program: Path, start: str = "env -i
     return script
 
 
-def test_an_empty_environment(tmp_path: Path, simulated: Stand) -> None:
+def test_limit_holds_when_the_environment_is_empty(tmp_path: Path, simulated: Stand) -> None:
     """env -i, no ld.so.preload: lease, driver and shim are found by their places."""
     source = Path(__file__).parent / "shim_client.c"
     program = compile_c(
@@ -342,7 +348,7 @@ def test_an_empty_environment(tmp_path: Path, simulated: Stand) -> None:
     holds(simulated.lease, simulated.lease.clients[-1])
 
 
-def test_the_driver_where_a_lease_has_it(
+def test_proxy_finds_the_driver_of_the_lease(
     tmp_path: Path, node: SimulatedNode, simulated: Stand
 ) -> None:
     """/run/fenka/driver comes before what stands beside the proxy, and needs nothing beside it."""
@@ -360,9 +366,7 @@ def test_the_driver_where_a_lease_has_it(
     assert simulated.run(script) == USED
 
 
-def test_a_program_that_runs_as_another(
-    tmp_path: Path, node: SimulatedNode, simulated: Stand
-) -> None:
+def test_setuid_program_is_limited(tmp_path: Path, node: SimulatedNode, simulated: Stand) -> None:
     """setuid: the linker trusts neither the environment nor $ORIGIN, and finds what the lease has."""
     if os.geteuid() != 0 or not shutil.which("setpriv"):
         pytest.skip("only root, with setpriv, can give up and take identities")
@@ -384,7 +388,7 @@ def test_a_program_that_runs_as_another(
     assert simulated.run(script) == USED + "10"
 
 
-def test_the_bounded_nvml_and_the_bounded_cuda_are_one(stand: Stand) -> None:
+def test_nvml_and_cuda_proxies_share_one_account(stand: Stand) -> None:
     """With both proxies in a process there is one slot, and NVML shows what CUDA took."""
     out = stand.run(
         sys.executable,
@@ -399,7 +403,9 @@ def test_the_bounded_nvml_and_the_bounded_cuda_are_one(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("style", FOUND.values(), ids=FOUND)
-def test_preloaded_and_placed(tmp_path: Path, stand: Stand, style: int) -> None:
+def test_allocation_is_charged_once_when_the_shim_is_preloaded_too(
+    tmp_path: Path, stand: Stand, style: int
+) -> None:
     """Another copy of the shim is preloaded: one of the two charges, once, in one slot."""
     other = str(shutil.copy(SHIM, tmp_path / "other.so"))
     started = stand.start(style, LD_PRELOAD=other)
@@ -474,7 +480,7 @@ NEW_CALLERS = {
 
 @PRELOADS
 @pytest.mark.parametrize("caller", NEW_CALLERS.values(), ids=NEW_CALLERS)
-def test_a_function_unknown_to_the_proxy_is_reached(
+def test_function_of_a_newer_driver_is_found_behind_the_proxy(
     tmp_path: Path, newer: Stand, caller: Callable[[Path, str], str], preload: str
 ) -> None:
     """The driver's own answers, while the limit on the known ones holds in the same program."""
@@ -520,7 +526,7 @@ def test_check_exits_with_2_when_a_file_is_no_library(tmp_path: Path) -> None:
     assert "No such file" in missing.stderr
 
 
-def test_a_function_that_the_driver_lacks(tmp_path: Path, lease: Lease) -> None:
+def test_missing_function_answers_as_a_driver_would(tmp_path: Path, lease: Lease) -> None:
     """The proxy has the name, the driver not: "not found", whether or not it is one that is limited."""
     old = tmp_path / "old"
     old.mkdir()
@@ -540,7 +546,9 @@ def test_a_function_that_the_driver_lacks(tmp_path: Path, lease: Lease) -> None:
 
 
 @PRELOADS
-def test_success_leaves_no_error_behind(tmp_path: Path, null: Stand, preload: str) -> None:
+def test_dlerror_is_clear_after_a_successful_dlopen(
+    tmp_path: Path, null: Stand, preload: str
+) -> None:
     """Programs ask dlerror after dlopen and dlsym: what we looked for in vain is not their failure."""
     program = c(
         tmp_path / "p",
@@ -560,7 +568,7 @@ print(ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
 """
 
 
-def test_no_driver(tmp_path: Path, lease: Lease) -> None:
+def test_functions_return_an_error_when_there_is_no_driver(tmp_path: Path, lease: Lease) -> None:
     """One line for each library; every call answers, none crashes."""
     install(tmp_path / "placed", tmp_path / "nothing")
     stand = Stand(lease, tmp_path / "placed", tmp_path / "nothing")
@@ -582,7 +590,7 @@ def test_no_driver(tmp_path: Path, lease: Lease) -> None:
     assert "its driver is missing" in started.finish()
 
 
-def test_as_it_was_built(lease: Lease) -> None:
+def test_proxy_prints_the_reason_when_no_driver_path_is_installed(lease: Lease) -> None:
     """A proxy that nobody has placed looks for a lease's driver, and says where."""
     started = Stand(lease, PROXY, PROXY).start(1, LD_LIBRARY_PATH=f"{PROXY}:{SHIM.parent}")
     assert started.ask("init").code == NOT_INITIALIZED
@@ -593,7 +601,7 @@ def test_as_it_was_built(lease: Lease) -> None:
 
 
 @pytest.mark.parametrize("copied", [False, True], ids=["itself", "a copy"])
-def test_a_proxy_is_no_driver(tmp_path: Path, lease: Lease, copied: bool) -> None:
+def test_proxy_is_refused_as_a_driver(tmp_path: Path, lease: Lease, copied: bool) -> None:
     """Placed in front of itself or of another proxy, it says so instead of going round in circles."""
     placed = tmp_path / "placed"
     install(tmp_path / "other", placed)
@@ -607,7 +615,7 @@ def test_a_proxy_is_no_driver(tmp_path: Path, lease: Lease, copied: bool) -> Non
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_proxy_stands_for_every_hook(library: str) -> None:
+def test_proxy_exports_every_hook(library: str) -> None:
     """Each function that the shim replaces is one of the proxy's names."""
     prefix = "cu" if library == "libcuda.so.1" else "nvml"
     hooks = {name for name in exported_functions(SHIM) if name.startswith(prefix)}
@@ -616,7 +624,7 @@ def test_the_proxy_stands_for_every_hook(library: str) -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_proxy_asks_nothing_of_a_newer_system(library: str) -> None:
+def test_proxy_needs_no_newer_glibc(library: str) -> None:
     """It needs libc, the shim and the way behind, and no symbol that is newer than glibc 2.17."""
     said = subprocess.run(
         ["objdump", "-p", "-T", str(PROXY / library)], capture_output=True, text=True, check=True
@@ -633,7 +641,7 @@ def test_the_proxy_asks_nothing_of_a_newer_system(library: str) -> None:
     assert "_chk" not in said
 
 
-def test_placing_again_replaces(tmp_path: Path) -> None:
+def test_install_replaces_files_when_repeated(tmp_path: Path) -> None:
     """An update changes each file in one step, and leaves nothing else behind."""
     for driver in ("a", "b"):
         assert (

@@ -56,7 +56,7 @@ def run(
 
 
 @pytest.mark.parametrize("case", ["threads", "calls", "allocations", "owners"])
-def test_every_unit_holds(lease: Lease, case: str) -> None:
+def test_units_pass_on_aarch64(lease: Lease, case: str) -> None:
     """Also where a locked instruction is no full barrier."""
     ran = run(
         lease, str(folder() / "units"), str(folder() / "libcuda.so.1"), str(lease.folder), case
@@ -65,7 +65,7 @@ def test_every_unit_holds(lease: Lease, case: str) -> None:
 
 
 @pytest.mark.parametrize("style", [1, 4])
-def test_a_program_is_bounded(lease: Lease, style: int) -> None:
+def test_program_is_limited_on_aarch64(lease: Lease, style: int) -> None:
     """Of 4 GiB 5 are too much, 3 fit, 1 is left; by dlsym, and by cuGetProcAddress."""
     asked = f"init\ncontext\nalloc {5 * GIB}\nalloc {3 * GIB}\ninfo\nalloc {2 * GIB}\nalloc {GIB}\n"
     shim = str(folder() / "libfenka.so")

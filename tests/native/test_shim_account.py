@@ -27,7 +27,7 @@ def test_processes_share_one_cap(lease: Lease) -> None:
     assert two.ask("alloc", 3 * GIB).code == 0
 
 
-def test_the_account_names_its_processes(lease: Lease) -> None:
+def test_account_lists_its_processes(lease: Lease) -> None:
     """Each process has one line: its PID, start time, namespace and bytes."""
     one, two = lease.start().enter(), lease.start().enter()
     one.ask("alloc", GIB)
@@ -44,7 +44,7 @@ def test_the_account_names_its_processes(lease: Lease) -> None:
     assert not said.suspect
 
 
-def test_what_a_killed_process_held_goes_to_the_next_who_asks(lease: Lease) -> None:
+def test_memory_is_available_when_its_process_was_killed(lease: Lease) -> None:
     """Right after SIGKILL, while the dead one is still a zombie, all is there again."""
     one, two = lease.start().enter(), lease.start().enter()
     assert one.ask("alloc", 4 * GIB).code == 0
@@ -55,7 +55,7 @@ def test_what_a_killed_process_held_goes_to_the_next_who_asks(lease: Lease) -> N
     assert two.ask("alloc", 4 * GIB).code == 0
 
 
-def test_a_stopped_process_keeps_its_memory_and_hinders_nobody(lease: Lease) -> None:
+def test_stopped_process_keeps_its_memory_and_blocks_no_other(lease: Lease) -> None:
     """A process that is stopped is not dead, and holds no lock that another waits for."""
     one, two = lease.start().enter(), lease.start().enter()
     one.ask("alloc", 3 * GIB)
@@ -66,7 +66,7 @@ def test_a_stopped_process_keeps_its_memory_and_hinders_nobody(lease: Lease) -> 
     os.kill(one.process.pid, signal.SIGCONT)
 
 
-def test_five_hundred_kills_leak_nothing(lease: Lease) -> None:
+def test_no_memory_leaks_when_processes_are_killed(lease: Lease) -> None:
     """Killed at any moment of their churn, processes leave no byte behind and no slot taken."""
     chance = random.Random(1)
     running: list[Client] = []
@@ -88,7 +88,7 @@ def test_five_hundred_kills_leak_nothing(lease: Lease) -> None:
     assert said.memory_bytes[0] == 4 * GIB
 
 
-def test_racing_processes_never_pass_the_cap(make_lease: Make, tmp_path: Path) -> None:
+def test_cap_holds_when_processes_race(make_lease: Make, tmp_path: Path) -> None:
     """By the driver's own count, six who race for one cap come close to it, and at no instant pass it."""
     lease = make_lease(0.5)
     ledger = tmp_path / "ledger"
@@ -102,7 +102,7 @@ def test_racing_processes_never_pass_the_cap(make_lease: Make, tmp_path: Path) -
     assert 500 * MIB < most <= 512 * MIB
 
 
-def test_threads_of_one_process_lose_nothing(lease: Lease) -> None:
+def test_charges_are_exact_when_threads_race(lease: Lease) -> None:
     """Eight threads that allocate and free at once leave the account at nothing."""
     client = lease.start()
     client.ask("init")
@@ -112,7 +112,7 @@ def test_threads_of_one_process_lose_nothing(lease: Lease) -> None:
     assert client.ask("alloc", 4 * GIB).code == 0
 
 
-def test_two_who_want_all_never_have_it_at_once(lease: Lease, tmp_path: Path) -> None:
+def test_only_one_process_gets_the_whole_cap(lease: Lease, tmp_path: Path) -> None:
     """Two who take and give back the whole cap as fast as they can are each granted it, but never both."""
     ledger = tmp_path / "ledger"
     ledger.write_bytes(bytes(16))
@@ -123,7 +123,7 @@ def test_two_who_want_all_never_have_it_at_once(lease: Lease, tmp_path: Path) ->
     assert struct.unpack("<QQ", ledger.read_bytes()) == (0, 4 * GIB >> 16)
 
 
-def test_a_forked_child_has_an_account_of_its_own(lease: Lease) -> None:
+def test_forked_child_has_its_own_slot(lease: Lease) -> None:
     """A child neither spends from the parent's slot nor, dying, takes the parent's charge along."""
     client = lease.start().enter()
     client.ask("alloc", 2 * GIB)
@@ -133,7 +133,7 @@ def test_a_forked_child_has_an_account_of_its_own(lease: Lease) -> None:
     assert lease.held() == 2 * GIB
 
 
-def test_exec_begins_from_nothing(lease: Lease) -> None:
+def test_slot_is_empty_after_exec(lease: Lease) -> None:
     """The new program of the same PID does not inherit what the old one held."""
     client = lease.start().enter()
     client.ask("alloc", 3 * GIB)
@@ -153,7 +153,7 @@ def put(path: Path, name: str, index: int, word: int) -> None:
 
 
 @pytest.mark.parametrize("namespace_index", [7, 255], ids=["another", "none"])
-def test_a_process_of_another_namespace_is_not_judged(lease: Lease, namespace_index: int) -> None:
+def test_process_of_another_pid_namespace_is_not_reaped(lease: Lease, namespace_index: int) -> None:
     """A PID that means nothing here is left alone: its memory stays counted."""
     put(lease.account, "pid_namespaces", 7, 12345)
     put(lease.account, "slots_used", 0, 1)
@@ -167,7 +167,7 @@ def test_a_process_of_another_namespace_is_not_judged(lease: Lease, namespace_in
 NEW_TIME = ("unshare", "--user", "--map-root-user", "--time", "--boottime", "100000")
 
 
-def test_a_process_of_another_time_namespace_is_not_judged(lease: Lease) -> None:
+def test_process_of_another_time_namespace_is_not_reaped(lease: Lease) -> None:
     """It reads other start times than we do: both live, and what one holds stays counted for the other."""
     if subprocess.run([*NEW_TIME, "true"], capture_output=True, check=False).returncode:
         pytest.skip("the kernel allows no time namespace here")
@@ -181,7 +181,7 @@ def test_a_process_of_another_time_namespace_is_not_judged(lease: Lease) -> None
     assert len({p.time_namespace for p in account.read(lease.account).processes}) == 2
 
 
-def test_a_reused_pid_is_not_its_predecessor(lease: Lease) -> None:
+def test_slot_is_reaped_when_its_pid_was_reused(lease: Lease) -> None:
     """A slot whose PID lives, but began at another time, is a dead one's."""
     with_slot = lease.start().enter()  # claims slot 0 and the first namespace
     alive = os.getpid()
@@ -191,7 +191,7 @@ def test_a_reused_pid_is_not_its_predecessor(lease: Lease) -> None:
     assert with_slot.ask("alloc", 4 * GIB).code == 0
 
 
-def test_an_emptier_that_died_is_a_dead_owner(lease: Lease) -> None:
+def test_slot_is_reaped_when_the_reclaiming_process_died(lease: Lease) -> None:
     """A slot left half emptied by a process that was killed meanwhile is emptied by the next."""
     client = lease.start().enter()
     put(lease.account, "slots_used", 0, 8)

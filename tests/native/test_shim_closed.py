@@ -103,7 +103,7 @@ def assert_shut(refused: Client, sentence: str) -> None:
 
 
 @pytest.mark.parametrize(("spoil", "says"), BAD_CONTROLS.values(), ids=BAD_CONTROLS)
-def test_a_broken_control_page_shuts_the_gpu(
+def test_gpu_is_refused_when_the_control_page_is_invalid(
     lease: Lease, spoil: Callable[[Path], None], says: str
 ) -> None:
     """A page that is wrong in any way gives error 802 and one line."""
@@ -112,7 +112,7 @@ def test_a_broken_control_page_shuts_the_gpu(
 
 
 @pytest.mark.parametrize(("spoil", "says"), BAD_ACCOUNTS.values(), ids=BAD_ACCOUNTS)
-def test_a_broken_account_shuts_the_gpu(
+def test_gpu_is_refused_when_the_account_is_invalid(
     lease: Lease, spoil: Callable[[Path], None], says: str
 ) -> None:
     """So does an account that cannot be kept."""
@@ -120,14 +120,14 @@ def test_a_broken_account_shuts_the_gpu(
     assert_shut(lease.start(), f"{lease.account} {says}")
 
 
-def test_a_card_named_twice_shuts_the_gpu(make_lease: Make) -> None:
+def test_gpu_is_refused_when_a_card_is_listed_twice(make_lease: Make) -> None:
     """Two limits for one card cannot both hold."""
     lease = make_lease(1, 2)
     card(120, "<40s", CARDS[0].encode())(lease.control)
     assert_shut(lease.start(), f"{lease.control} names a card twice")
 
 
-def test_no_lease_shuts_the_gpu(lease: Lease) -> None:
+def test_gpu_is_refused_when_there_is_no_lease(lease: Lease) -> None:
     """Preloaded, but without a lease: no GPU."""
     assert_shut(
         lease.start(FENKA_LEASE=""),
@@ -136,7 +136,7 @@ def test_no_lease_shuts_the_gpu(lease: Lease) -> None:
 
 
 @pytest.mark.parametrize("there", ["", CARDS[1]])
-def test_a_card_that_the_driver_does_not_know_shuts_the_gpu(lease: Lease, there: str) -> None:
+def test_gpu_is_refused_when_the_driver_lacks_the_card(lease: Lease, there: str) -> None:
     """A lease of a card that is not in this machine is no lease."""
     refused = lease.start(FENKA_NULL_CARDS=there)
     assert refused.ask("init").code == SYSTEM_NOT_READY
@@ -146,14 +146,14 @@ def test_a_card_that_the_driver_does_not_know_shuts_the_gpu(lease: Lease, there:
     )
 
 
-def test_a_second_card_that_is_missing_shuts_the_gpu(make_lease: Make) -> None:
+def test_gpu_is_refused_when_the_driver_lacks_the_second_card(make_lease: Make) -> None:
     """Half a lease is none."""
     refused = make_lease(1, 1).start(FENKA_NULL_CARDS=CARDS[0])
     assert refused.ask("init").code == SYSTEM_NOT_READY
     assert CARDS[1] in refused.finish()
 
 
-def test_a_lease_that_is_mended_opens(lease: Lease) -> None:
+def test_gpu_is_granted_when_the_lease_was_repaired(lease: Lease) -> None:
     """A program that tries again after the agent has written the page gets in."""
     written = lease.control.read_bytes()
     lease.control.unlink()
@@ -165,7 +165,7 @@ def test_a_lease_that_is_mended_opens(lease: Lease) -> None:
     assert waiting.ask("alloc", GIB).code == 0
 
 
-def test_no_free_slot_shuts_the_gpu(lease: Lease) -> None:
+def test_gpu_is_refused_when_no_slot_is_free(lease: Lease) -> None:
     """A process that cannot be counted does not run on the card."""
     # 1024 owners that nobody can judge: their namespace is unknown.
     start = layout().offsetof("struct fenka_account", "identity")
@@ -175,7 +175,7 @@ def test_no_free_slot_shuts_the_gpu(lease: Lease) -> None:
     assert_shut(lease.start(), f"{lease.account} has no free slot left")
 
 
-def test_a_program_cannot_name_another_lease(make_lease: Make, tmp_path: Path) -> None:
+def test_environment_cannot_select_another_lease(make_lease: Make, tmp_path: Path) -> None:
     """Where /run/fenka/lease/control exists, FENKA_LEASE is not heeded."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine allows no private mount namespace")

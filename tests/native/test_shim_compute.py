@@ -45,7 +45,7 @@ def charged(lease: Lease) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", with_role("LAUNCH"))
-def test_each_launch_is_charged_what_it_takes(limited: Leases, name: str) -> None:
+def test_launch_is_charged_its_duration(limited: Leases, name: str) -> None:
     """The first is paid for once it is measured; on the card that is current, and on no other."""
     lease = limited(50, 50)
     actor = start(lease, 5000, card=1)
@@ -54,7 +54,7 @@ def test_each_launch_is_charged_what_it_takes(limited: Leases, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", with_role("LAUNCH"))
-def test_who_has_had_its_share_waits(limited: Leases, name: str) -> None:
+def test_launch_waits_when_the_share_is_used(limited: Leases, name: str) -> None:
     """Fifteen launches of 20 ms at one half take 600 ms, but for what may be saved and the last one."""
     actor = start(limited(50), 20000)
     code, took_ms, _ = actor.ask(f"spend {name}", 15)
@@ -62,7 +62,7 @@ def test_who_has_had_its_share_waits(limited: Leases, name: str) -> None:
     assert took_ms > 400
 
 
-def test_without_a_limit_nothing_is_measured(limited: Leases) -> None:
+def test_nothing_is_measured_when_there_is_no_limit(limited: Leases) -> None:
     """Nor does anybody wait."""
     lease = limited(100, 100)
     actor = start(lease, 1_000_000)
@@ -70,7 +70,7 @@ def test_without_a_limit_nothing_is_measured(limited: Leases) -> None:
     assert charged(lease) == (0, 0)
 
 
-def test_what_is_captured_costs_nothing_and_is_not_disturbed(limited: Leases) -> None:
+def test_captured_launch_is_not_charged(limited: Leases) -> None:
     """The null driver ends a program that makes, asks or records an event while a stream is captured."""
     lease = limited(50)
     actor = start(lease, 20000)
@@ -81,7 +81,7 @@ def test_what_is_captured_costs_nothing_and_is_not_disturbed(limited: Leases) ->
     assert charged(lease) == (0, 0)
 
 
-def test_a_killed_program_leaves_no_debt_that_lasts(limited: Leases) -> None:
+def test_debt_is_bounded_when_a_program_was_killed(limited: Leases) -> None:
     """At most what its last launch cost; then another program of the lease has its turn."""
     lease = limited(50)
     actor = start(lease, 20000)
@@ -96,7 +96,7 @@ def test_a_killed_program_leaves_no_debt_that_lasts(limited: Leases) -> None:
     assert charged(lease)[0] >= 280
 
 
-def test_a_changed_limit_holds_for_who_waits(limited: Leases) -> None:
+def test_waiting_launch_follows_a_changed_limit(limited: Leases) -> None:
     """Who would have to wait for two minutes at one percent goes on at once when the limit is lifted."""
     lease = limited(1)
     actor = start(lease, 1_200_000)
@@ -111,7 +111,7 @@ def test_a_changed_limit_holds_for_who_waits(limited: Leases) -> None:
     assert took_ms < 100_000
 
 
-def test_processes_of_a_lease_share_one_account(limited: Leases) -> None:
+def test_processes_of_a_lease_share_one_budget(limited: Leases) -> None:
     """Two together have what one has alone: sixteen launches of 20 ms at one half take 640 ms."""
     lease = limited(50)
     actors = [start(lease, 20000), start(lease, 20000)]
@@ -121,7 +121,7 @@ def test_processes_of_a_lease_share_one_account(limited: Leases) -> None:
     assert charged(lease)[0] == 320
 
 
-def test_an_unknown_mode_is_refused(limited: Leases) -> None:
+def test_gpu_is_refused_when_the_compute_mode_is_unknown(limited: Leases) -> None:
     """A program that ignored a limit would take other programs' time."""
     lease = limited(50)
     page = bytearray(lease.control.read_bytes())
@@ -133,7 +133,7 @@ def test_an_unknown_mode_is_refused(limited: Leases) -> None:
     assert "limits compute in a way that this library does not know" in client.finish()
 
 
-def test_the_table_names_every_launch() -> None:
+def test_table_has_every_launch_function() -> None:
     """Also those that are deprecated; what runs on the host is not among them."""
     assert len(with_role("LAUNCH")) == 12
     assert "cuLaunchHostFunc" not in HOOKS

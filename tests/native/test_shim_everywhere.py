@@ -87,13 +87,15 @@ def contained(lease: Lease, program: Path, command: str, *unshare: str) -> str:
     ],
     ids=["plainly", "without an environment", "in a login shell", "with a misleading environment"],
 )
-def test_the_environment_has_no_say(tmp_path: Path, lease: Lease, command: str) -> None:
+def test_limit_holds_whatever_the_environment_says(
+    tmp_path: Path, lease: Lease, command: str
+) -> None:
     """In a container the lease is found, and the shim loaded, by files alone."""
     program = built_program(tmp_path, found_in="/mnt")
     assert contained(lease, program, command, "-rm") == BOUNDED
 
 
-def test_a_setuid_program_is_bounded(tmp_path: Path, lease: Lease) -> None:
+def test_setuid_program_is_limited(tmp_path: Path, lease: Lease) -> None:
     """The dynamic linker drops LD_PRELOAD for it, but not the file; run by another user."""
     if os.geteuid() or not shutil.which("setpriv"):
         pytest.skip("only root can become another user")
@@ -116,7 +118,7 @@ def run(lease: Lease, program: Path, **environment: str) -> str:
 
 
 @pytest.mark.parametrize("first", ["shim", "jemalloc"])
-def test_jemalloc_runs_beside_it(tmp_path: Path, lease: Lease, first: str) -> None:
+def test_jemalloc_works_with_the_shim(tmp_path: Path, lease: Lease, first: str) -> None:
     """It looks up what it hides by RTLD_NEXT, before any constructor has run."""
     jemalloc = ctypes.util.find_library("jemalloc")
     if not jemalloc:
@@ -147,7 +149,7 @@ void *malloc(size_t n) {
 
 
 @pytest.mark.parametrize("shim_first", [True, False])
-def test_an_allocator_that_looks_up_its_next_runs_beside_it(
+def test_allocator_that_uses_rtld_next_works_with_the_shim(
     tmp_path: Path, lease: Lease, shim_first: bool
 ) -> None:
     """The same in small, so that it is seen on every machine: RTLD_NEXT is the allocator's own."""
@@ -159,7 +161,9 @@ def test_an_allocator_that_looks_up_its_next_runs_beside_it(
 
 
 @pytest.mark.parametrize("sanitizer", ["address", "undefined", "thread"])
-def test_sanitized_programs_run_under_it(tmp_path: Path, lease: Lease, sanitizer: str) -> None:
+def test_sanitized_program_works_with_the_shim(
+    tmp_path: Path, lease: Lease, sanitizer: str
+) -> None:
     """A program with a sanitizer of its own starts, is bounded, and has nothing reported."""
     runtime = {
         "address": "-static-libasan",
@@ -174,7 +178,7 @@ def test_sanitized_programs_run_under_it(tmp_path: Path, lease: Lease, sanitizer
     assert run(lease, wrapper, ASAN_OPTIONS="detect_leaks=0") == BOUNDED
 
 
-def test_a_shared_sanitizer_runs_under_it(tmp_path: Path, lease: Lease) -> None:
+def test_shared_sanitizer_works_with_the_shim(tmp_path: Path, lease: Lease) -> None:
     """The same with the sanitizer's own library, which expects to be first and is not."""
     program = built_program(tmp_path, "-fsanitize=address")
     options = "detect_leaks=0:verify_asan_link_order=0"
@@ -200,7 +204,7 @@ func main() {{
 """
 
 
-def test_a_go_program_is_bounded(tmp_path: Path, lease: Lease) -> None:
+def test_go_program_is_limited(tmp_path: Path, lease: Lease) -> None:
     """One that calls the driver by cgo."""
     if not shutil.which("go"):
         pytest.skip("go is not installed")
@@ -222,7 +226,7 @@ def test_a_go_program_is_bounded(tmp_path: Path, lease: Lease) -> None:
     assert run(lease, program) == BOUNDED
 
 
-def test_the_client_is_bounded_without_a_shell(lease: Lease) -> None:
+def test_program_is_limited_when_no_shell_starts_it(lease: Lease) -> None:
     """Started by exec from a program that never used the GPU."""
     script = f"import os; os.execv({str(client(0))!r}, ['client'])"
     ran = subprocess.run(

@@ -49,7 +49,7 @@ def fuzz(program: Path, folder: Path, runs: int, *first: bytes) -> None:
     assert ran.returncode == 0
 
 
-def test_no_page_can_break_the_shim(tmp_path: Path) -> None:
+def test_shim_survives_arbitrary_pages(tmp_path: Path) -> None:
     """Control page and account: what is let in has limits, and sums hold."""
     sources = (*PAGE_PARTS, "-fno-sanitize-recover=all")
     flags = (*FUZZER, *INCLUDE, *sources)
@@ -57,7 +57,7 @@ def test_no_page_can_break_the_shim(tmp_path: Path) -> None:
     fuzz(program, tmp_path, 30_000, b"\1\1", b"\0\0")
 
 
-def test_no_image_can_break_the_shim(tmp_path: Path) -> None:
+def test_module_size_survives_arbitrary_images(tmp_path: Path) -> None:
     """Cubins, PTX and fat binaries are read within their bounds; lazily they never take more."""
     sources = (str(SHIM_SOURCE / "module_size.c"), "-fno-sanitize-recover=all", "-DFUZZ")
     flags = (*FUZZER, *INCLUDE, *sources)
@@ -68,7 +68,7 @@ def test_no_image_can_break_the_shim(tmp_path: Path) -> None:
     fuzz(program, tmp_path, 60_000, *good)
 
 
-def test_a_planted_fault_is_found(tmp_path: Path) -> None:
+def test_fuzzer_finds_a_planted_fault(tmp_path: Path) -> None:
     """It is really there, and learns: four bytes in a row are not found by chance."""
     source = tmp_path / "planted.c"
     source.write_text(

@@ -21,7 +21,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(CLIENT, tmp_path_factory.mktemp("go") / "client", cgo=False)
 
 
-def test_a_program_without_cgo_is_bounded(program: Path, lease: Lease) -> None:
+def test_go_program_without_cgo_is_limited(program: Path, lease: Lease) -> None:
     """By LD_PRELOAD: it has no C in it, but the dynamic linker starts it."""
     ran = subprocess.run(
         [str(program), *map(str, SIZES)],
@@ -33,7 +33,7 @@ def test_a_program_without_cgo_is_bounded(program: Path, lease: Lease) -> None:
     assert (ran.stdout, ran.stderr) == (BOUNDED, "")
 
 
-def test_the_environment_has_no_say(program: Path, lease: Lease) -> None:
+def test_limit_holds_whatever_the_environment_says(program: Path, lease: Lease) -> None:
     """By the lease's files alone, in an environment that says nothing of them."""
     command = f"/mnt/program {' '.join(map(str, SIZES))}"
     inside = f"env -i FENKA_NULL_CARDS=$FENKA_NULL_CARDS LD_LIBRARY_PATH=/mnt {command}"

@@ -186,14 +186,14 @@ def names() -> set[str]:
     return declared("#include <cuda.h>\n")
 
 
-def test_every_function_of_the_header_is_accounted_for(names: set[str]) -> None:
+def test_every_function_of_the_header_is_classified(names: set[str]) -> None:
     """All 600 of them; what is replaced is really declared, so that no hook is misspelt."""
     assert len(names) > 600
     assert not unknown(names)
     assert not set(HOOKS) - names
 
 
-def test_nothing_is_excused_that_does_not_exist(names: set[str]) -> None:
+def test_every_exception_exists_in_the_header(names: set[str]) -> None:
     """The list does not outlive the header, and excuses nothing that is replaced."""
     stems = {stem(name) for name in names}
     assert not set(ALLOWED) - stems
@@ -216,14 +216,14 @@ def test_nothing_is_excused_that_does_not_exist(names: set[str]) -> None:
         "cuStreamSetLaunch",
     ],
 )
-def test_a_new_function_fails(new: str) -> None:
+def test_check_fails_when_the_header_has_a_new_function(new: str) -> None:
     """One that a later header adds is not let pass because its name resembles a harmless one."""
     text = f"typedef int CUresult;\nCUresult {new}(void *out, unsigned long bytes);\n"
     assert declared(text) == {new}
     assert unknown({new}) == {new}
 
 
-def test_the_shim_exports_what_the_table_lists() -> None:
+def test_shim_exports_what_the_table_lists() -> None:
     """Every row is a symbol of the library that is preloaded."""
     shim = Path(__file__).parent.parent.parent / "src" / "fenka" / "_native" / "libfenka.so"
     listed = subprocess.run(

@@ -33,7 +33,7 @@ free = lambda: int(cu.cuMemFree(p)[0])
 
 
 @pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
-def test_a_limit_holds_however_functions_are_found(lease: Lease, style: int) -> None:
+def test_limit_holds_however_functions_are_found(lease: Lease, style: int) -> None:
     """4.1 of 4 GiB is refused as the driver would, 3 GiB is granted, and freeing gives all back."""
     client = lease.start(style).enter()
     assert client.ask("alloc", TOO_MUCH).code == OUT_OF_MEMORY
@@ -46,7 +46,7 @@ def test_a_limit_holds_however_functions_are_found(lease: Lease, style: int) -> 
 
 
 @pytest.mark.parametrize("program", PYTHON_CLIENTS.values(), ids=PYTHON_CLIENTS)
-def test_a_limit_holds_for_python(lease: Lease, program: str) -> None:
+def test_limit_holds_for_python(lease: Lease, program: str) -> None:
     """The same for the two ways by which Python calls the driver."""
     steps = f"print(alloc({TOO_MUCH}), alloc({3 * GIB}), free(), alloc({4 * GIB}))"
     ran = subprocess.run(
@@ -60,7 +60,7 @@ def test_a_limit_holds_for_python(lease: Lease, program: str) -> None:
 
 
 @pytest.mark.parametrize("style", [3, 4, 5])
-def test_an_address_without_a_symbol_is_replaced_by_name(lease: Lease, style: int) -> None:
+def test_address_is_replaced_by_name_when_it_has_no_symbol(lease: Lease, style: int) -> None:
     """A driver whose cuGetProcAddress answers with an internal address is still bounded."""
     client = lease.start(style, FENKA_NULL_INTERNAL="1").enter()
     assert client.ask("alloc", TOO_MUCH).code == OUT_OF_MEMORY
@@ -79,7 +79,7 @@ def run_c(tmp_path: Path, lease: Lease, text: str, *flags: str) -> str:
     return ran.stdout
 
 
-def test_a_library_bound_to_itself_is_bounded(tmp_path: Path, lease: Lease) -> None:
+def test_limit_holds_when_a_library_is_bound_to_itself(tmp_path: Path, lease: Lease) -> None:
     """RTLD_DEEPBIND does not carry a library past the limit."""
     plugin = tmp_path / "plugin.c"
     plugin.write_text(
@@ -99,7 +99,7 @@ def test_a_library_bound_to_itself_is_bounded(tmp_path: Path, lease: Lease) -> N
     assert out == "2"
 
 
-def test_looking_up_in_the_whole_program_says_whether_there_is_a_driver(
+def test_lookup_in_the_whole_program_finds_hooks_only_when_a_driver_is_loaded(
     tmp_path: Path, lease: Lease
 ) -> None:
     """RTLD_DEFAULT and the program's own handle know cuInit only once a driver is loaded."""
@@ -120,7 +120,7 @@ def test_looking_up_in_the_whole_program_says_whether_there_is_a_driver(
     assert out == "00 11 "
 
 
-def test_others_see_themselves_as_the_caller(tmp_path: Path, lease: Lease) -> None:
+def test_rtld_next_is_relative_to_the_caller(tmp_path: Path, lease: Lease) -> None:
     """RTLD_NEXT from a library that wraps a function of the one behind it finds that one."""
     chain = {
         "first": 'int (*next)(void) = dlsym(RTLD_NEXT, "answer"); return 1 + next();',
@@ -146,7 +146,7 @@ def test_others_see_themselves_as_the_caller(tmp_path: Path, lease: Lease) -> No
     assert out == "21 21"
 
 
-def test_dlopen_searches_where_the_caller_says(tmp_path: Path, lease: Lease) -> None:
+def test_dlopen_uses_the_callers_runpath(tmp_path: Path, lease: Lease) -> None:
     """A library opened by name is found through the caller's own $ORIGIN, as without the shim."""
     source = tmp_path / "empty.c"
     source.write_text("int here = 7;")
@@ -170,7 +170,7 @@ def dynamic(*arguments: str) -> str:
     ).stdout
 
 
-def test_the_shim_asks_nothing_of_a_newer_system() -> None:
+def test_shim_needs_no_newer_glibc() -> None:
     """It needs libc only, and no symbol that is newer than glibc 2.17."""
     needed = {line.split()[1] for line in dynamic("-p").splitlines() if "NEEDED" in line}
     assert needed <= {"libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2"}
@@ -184,7 +184,7 @@ def test_the_shim_asks_nothing_of_a_newer_system() -> None:
     assert "_chk" not in dynamic("-T")
 
 
-def test_a_program_of_musl_starts(tmp_path: Path) -> None:
+def test_musl_program_starts(tmp_path: Path) -> None:
     """Preloaded into a program of another C library, it does no harm and still finds that library's dlsym."""
     if not shutil.which("musl-gcc"):
         pytest.skip("musl-gcc is not installed (Debian: musl-tools)")
@@ -201,7 +201,7 @@ def test_a_program_of_musl_starts(tmp_path: Path) -> None:
     assert (ran.stdout, ran.stderr, ran.returncode) == ("fine\n", "", 0)
 
 
-def test_a_program_without_a_gpu_notices_nothing(tmp_path: Path) -> None:
+def test_program_is_unaffected_when_it_uses_no_gpu(tmp_path: Path) -> None:
     """No lease, no CUDA call: no word, and nothing changed in the environment."""
     ran = subprocess.run(
         [sys.executable, "-c", "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"],

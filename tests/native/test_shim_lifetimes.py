@@ -108,7 +108,7 @@ class Blocks:
         max_size=40,
     )
 )
-def test_blocks_are_charged_while_anything_refers_to_them(
+def test_block_is_charged_while_it_is_referenced(
     shared: tuple[Lease, Client], steps: list[tuple[str, int]]
 ) -> None:
     """Whatever order of create, retain, import, map, unmap and release a program chooses."""
@@ -126,7 +126,7 @@ def test_blocks_are_charged_while_anything_refers_to_them(
 @pytest.mark.parametrize(
     "order", sorted(set(permutations(["release", "release", "unmap", "unmap"])))
 )
-def test_the_last_reference_gives_a_block_back(
+def test_block_is_discharged_with_its_last_reference(
     shared: tuple[Lease, Client], order: tuple[str, ...]
 ) -> None:
     """Two handles and two mappings of one block: charged once, until the last of the four is gone."""
@@ -145,7 +145,7 @@ def test_the_last_reference_gives_a_block_back(
     assert lease.held() == 0
 
 
-def test_an_import_is_not_charged_twice(make_lease: Make) -> None:
+def test_import_is_not_charged_again(make_lease: Make) -> None:
     """A block or pointer of another process counts there; leaving it here changes nothing."""
     lease = make_lease(4)
     owner, guest = lease.start_rows(), lease.start_rows()
@@ -207,7 +207,7 @@ def copy_descriptor(client: Client, number: int) -> int:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_block_in_a_descriptor_stays_charged(make_lease: Make, dies: bool) -> None:
+def test_block_stays_charged_when_a_descriptor_is_open(make_lease: Make, dies: bool) -> None:
     """Exported, released by a maker that lives or dies, imported by nobody: until the last copy is closed,
     also one that is on its way in a socket."""
     on = Sharing(make_lease(4), 1)
@@ -235,7 +235,7 @@ def test_a_block_in_a_descriptor_stays_charged(make_lease: Make, dies: bool) -> 
     assert on.lease.held() == 4 * GIB
 
 
-def test_several_importers_hold_what_each_of_them_took(make_lease: Make) -> None:
+def test_released_block_is_charged_for_each_importer(make_lease: Make) -> None:
     """Three importers hold a block each of one maker that dies: three blocks are charged, not the largest."""
     on = Sharing(make_lease(4), 3)
     for guest in on.guests:
@@ -248,7 +248,7 @@ def test_several_importers_hold_what_each_of_them_took(make_lease: Make) -> None
     assert on.lease.held() == 4 * GIB
 
 
-def test_another_s_export_hides_nothing(make_lease: Make) -> None:
+def test_import_stays_charged_when_the_exporter_keeps_another_block(make_lease: Make) -> None:
     """The maker gives up one of two blocks, which a guest holds; the other one, still the maker's, pays for
     itself only."""
     on = Sharing(make_lease(4), 1)
@@ -262,7 +262,7 @@ def test_another_s_export_hides_nothing(make_lease: Make) -> None:
     assert on.lease.held() == 4 * GIB
 
 
-def test_makers_that_come_and_go_leave_nothing(make_lease: Make) -> None:
+def test_no_charge_remains_when_exporters_end(make_lease: Make) -> None:
     """One after the other hands out half of the lease and is killed: nothing adds up, no slot stays taken."""
     on = Sharing(make_lease(4), 1)
     for _ in range(12):
@@ -279,7 +279,9 @@ def test_makers_that_come_and_go_leave_nothing(make_lease: Make) -> None:
 
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("guests", [1, 2])
-def test_what_outlives_its_maker_is_charged(make_lease: Make, guests: int, killed: bool) -> None:
+def test_exported_memory_stays_charged_when_its_exporter_died(
+    make_lease: Make, guests: int, killed: bool
+) -> None:
     """Two blocks of 1 MiB: 2 MiB with their maker and without it, until the last that holds them is gone."""
     on = Sharing(make_lease(4), guests)
     blocks = [on.export(), on.export()]
@@ -306,7 +308,7 @@ def test_what_outlives_its_maker_is_charged(make_lease: Make, guests: int, kille
     assert on.lease.held() == 0
 
 
-def test_the_last_importer_s_end_gives_back(make_lease: Make) -> None:
+def test_exported_memory_is_discharged_when_the_last_importer_ended(make_lease: Make) -> None:
     """Killed, both of them: nothing is held."""
     on = Sharing(make_lease(4), 1)
     assert on.map(on.guests[0], on.export()) == 0
@@ -317,7 +319,7 @@ def test_the_last_importer_s_end_gives_back(make_lease: Make) -> None:
     assert on.lease.held() == 4 * GIB
 
 
-def test_what_another_lease_made_must_fit(make_lease: Make) -> None:
+def test_import_from_another_lease_is_refused_when_it_does_not_fit(make_lease: Make) -> None:
     """Of 2 GiB that are full but for 1 MiB a second block of a stranger's is too much; room lets it in."""
     on = Sharing(make_lease(4), 1)
     blocks = [on.export(), on.export()]
@@ -331,7 +333,7 @@ def test_what_another_lease_made_must_fit(make_lease: Make) -> None:
     assert on.lease.held() == 2 * MIB
 
 
-def test_scribbles_among_imports_end_with_their_writer(make_lease: Make) -> None:
+def test_corrupted_imports_end_with_their_writer(make_lease: Make) -> None:
     """A word of nobody's there keeps the card from no one."""
     lease = make_lease(4)
     one = lease.start_rows()
@@ -346,7 +348,7 @@ def test_scribbles_among_imports_end_with_their_writer(make_lease: Make) -> None
     assert lease.held() == 4 * GIB
 
 
-def test_a_pool_s_memory_outlives_the_pool(lease: Lease, client: Client) -> None:
+def test_pool_memory_stays_charged_when_the_pool_is_destroyed(lease: Lease, client: Client) -> None:
     """Attributes and trimming change no sum; a pool destroyed leaves what is still allocated charged."""
     pool = client.ask("pool -").value
     pointer = client.ask("from-pool -", pool, GIB).value
@@ -363,7 +365,7 @@ def test_a_pool_s_memory_outlives_the_pool(lease: Lease, client: Client) -> None
 @pytest.mark.parametrize(
     "name", ["cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync"]
 )
-def test_what_a_capture_takes_is_the_graph_s(lease: Lease, client: Client, name: str) -> None:
+def test_captured_allocation_belongs_to_the_graph(lease: Lease, client: Client, name: str) -> None:
     """Every launch takes again what the graph frees: charged until graph and executable are gone."""
     graph = client.ask("graph -").value
     assert client.ask("capture -", graph).code == 0
@@ -405,7 +407,7 @@ class Graph:
 
 @pytest.mark.parametrize("per_thread", [0, 1])
 @pytest.mark.parametrize("free", ["cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeAsync_ptsz"])
-def test_what_a_launch_took_outlives_the_graph(
+def test_launched_memory_stays_charged_when_the_graph_is_destroyed(
     lease: Lease, client: Client, free: str, per_thread: int
 ) -> None:
     """Launched, not freed, destroyed: it stays charged until the program frees it."""
@@ -419,7 +421,7 @@ def test_what_a_launch_took_outlives_the_graph(
 
 
 @pytest.mark.parametrize("free", ["cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeAsync_ptsz"])
-def test_what_was_freed_after_the_last_launch_goes_with_the_graph(
+def test_memory_freed_after_the_last_launch_is_discharged_with_the_graph(
     lease: Lease, client: Client, free: str
 ) -> None:
     """Three times launched, and freed each time."""
@@ -434,7 +436,7 @@ def test_what_was_freed_after_the_last_launch_goes_with_the_graph(
     assert lease.held() == 0
 
 
-def test_a_launch_after_a_free_takes_again(lease: Lease, client: Client) -> None:
+def test_launch_allocates_again_after_a_free(lease: Lease, client: Client) -> None:
     """Of three launches two were freed."""
     graph = Graph(client).instantiate()
     for free in ("cuMemFree_v2", "cuMemFreeAsync"):
@@ -448,7 +450,9 @@ def test_a_launch_after_a_free_takes_again(lease: Lease, client: Client) -> None
 
 
 @pytest.mark.parametrize("how", [0, 1, 2])
-def test_what_a_node_frees_goes_with_the_graph(lease: Lease, client: Client, how: int) -> None:
+def test_memory_freed_by_a_node_is_discharged_with_the_graph(
+    lease: Lease, client: Client, how: int
+) -> None:
     """A graph that frees what it takes leaves nothing behind, however the node was added."""
     graph = Graph(client)
     assert client.ask("free-node -", graph.graph, how).code == 0
@@ -458,7 +462,9 @@ def test_what_a_node_frees_goes_with_the_graph(lease: Lease, client: Client, how
     assert lease.held() == 0
 
 
-def test_what_a_capture_frees_goes_with_the_graph(lease: Lease, client: Client) -> None:
+def test_memory_freed_by_a_capture_is_discharged_with_the_graph(
+    lease: Lease, client: Client
+) -> None:
     """The same by capturing a stream, which is how frameworks make graphs."""
     graph = Graph(client)
     assert client.ask("capture -", graph.graph).code == 0
@@ -470,13 +476,13 @@ def test_what_a_capture_frees_goes_with_the_graph(lease: Lease, client: Client) 
     assert lease.held() == 0
 
 
-def test_a_graph_that_never_ran_leaves_nothing(lease: Lease, client: Client) -> None:
+def test_no_charge_remains_when_a_graph_never_ran(lease: Lease, client: Client) -> None:
     """Its address was reserved, and there was no memory."""
     Graph(client).instantiate().destroy()
     assert lease.held() == 0
 
 
-def test_graphs_without_memory_charge_nothing(lease: Lease, client: Client) -> None:
+def test_graph_without_memory_is_not_charged(lease: Lease, client: Client) -> None:
     """Instantiated and destroyed in any order."""
     graph = client.ask("graph -").value
     executable = client.ask("keep cuGraphInstantiateWithFlags", graph).value

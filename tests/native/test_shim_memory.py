@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[tuple[str, int, int], int, str]] = {
 
 
 @pytest.mark.parametrize(("ask", "charged", "free"), KINDS.values(), ids=KINDS)
-def test_every_kind_of_memory_is_charged_and_given_back(
+def test_memory_of_every_kind_is_charged_and_discharged(
     lease: Lease, ask: tuple[str, int, int], charged: int, free: str
 ) -> None:
     """Each allocation appears in the account with its size, and its free takes it out."""
@@ -61,7 +61,7 @@ TOO_MUCH = 5 * GIB
     ],
     ids=str,
 )
-def test_every_kind_of_memory_is_refused_beyond_the_cap(
+def test_memory_of_every_kind_is_refused_beyond_the_cap(
     lease: Lease, ask: tuple[str, int, int]
 ) -> None:
     """Too much of anything, absurdly much too, is CUDA_ERROR_OUT_OF_MEMORY and leaves no trace."""
@@ -71,7 +71,7 @@ def test_every_kind_of_memory_is_refused_beyond_the_cap(
     assert client.ask("alloc", 4 * GIB).code == 0
 
 
-def test_pools_charge_the_card_they_lie_on(make_lease: Make) -> None:
+def test_pool_is_charged_on_its_own_card(make_lease: Make) -> None:
     """Memory from a pool of the second card is the second card's, whatever device is current."""
     lease = make_lease(4, 2)
     client = lease.start().enter()
@@ -85,7 +85,7 @@ def test_pools_charge_the_card_they_lie_on(make_lease: Make) -> None:
     assert lease.held(1) == 0
 
 
-def test_a_failing_free_gives_nothing_back(lease: Lease) -> None:
+def test_charge_stays_when_the_free_fails(lease: Lease) -> None:
     """A pointer that the driver will not free, or that was never ours, changes no sum."""
     client = lease.start().enter()
     client.ask("alloc", GIB)
@@ -94,7 +94,7 @@ def test_a_failing_free_gives_nothing_back(lease: Lease) -> None:
     assert lease.held() == GIB
 
 
-def test_a_block_is_held_until_its_last_mapping_is_gone(lease: Lease) -> None:
+def test_block_is_charged_until_its_last_mapping_ends(lease: Lease) -> None:
     """Releasing a handle does not give back what is still mapped; one unmap may end several mappings."""
     client = lease.start().enter()
     at = 0x700000000000
@@ -107,7 +107,7 @@ def test_a_block_is_held_until_its_last_mapping_is_gone(lease: Lease) -> None:
     assert lease.held() == 0
 
 
-def test_a_block_is_held_until_its_handle_is_released(lease: Lease) -> None:
+def test_block_is_charged_until_its_handle_is_released(lease: Lease) -> None:
     """Unmapping does not give back what still has a handle."""
     client = lease.start().enter()
     block = client.ask("block", GIB).value
@@ -118,7 +118,7 @@ def test_a_block_is_held_until_its_handle_is_released(lease: Lease) -> None:
     assert lease.held() == 0
 
 
-def test_what_a_context_holds_dies_with_it(lease: Lease) -> None:
+def test_memory_is_discharged_with_its_context(lease: Lease) -> None:
     """Destroying a context gives back its memory, and not another context's."""
     client = lease.start().enter()
     client.ask("alloc", GIB)
@@ -131,7 +131,7 @@ def test_what_a_context_holds_dies_with_it(lease: Lease) -> None:
     assert lease.held() == GIB
 
 
-def test_a_reset_empties_the_primary_context(lease: Lease) -> None:
+def test_memory_is_discharged_when_the_primary_context_is_reset(lease: Lease) -> None:
     """cuDevicePrimaryCtxReset gives everything back, memory ordered by streams too."""
     client = lease.start()
     client.ask("init")
@@ -143,7 +143,7 @@ def test_a_reset_empties_the_primary_context(lease: Lease) -> None:
     assert lease.held() == 0
 
 
-def test_a_process_pays_once_for_its_contexts(make_lease: Make) -> None:
+def test_contexts_of_a_process_are_charged_once(make_lease: Make) -> None:
     """The first context on a card costs what the page says, the next nothing; the last one gives it back."""
     lease = make_lease(1, context_bytes=300 * MIB)
     client = lease.start()
@@ -157,7 +157,7 @@ def test_a_process_pays_once_for_its_contexts(make_lease: Make) -> None:
     assert lease.held() == 0
 
 
-def test_no_room_for_a_context_is_out_of_memory(make_lease: Make) -> None:
+def test_context_is_out_of_memory_when_it_does_not_fit(make_lease: Make) -> None:
     """A third process whose context does not fit is refused it, and the others keep theirs."""
     lease = make_lease(1, context_bytes=400 * MIB)
     for _ in range(2):
@@ -176,7 +176,7 @@ def free_and_total(client: Client) -> tuple[int, int]:
     return free, total
 
 
-def test_queries_show_the_slice(lease: Lease) -> None:
+def test_memory_queries_return_the_slice(lease: Lease) -> None:
     """cuMemGetInfo and cuDeviceTotalMem agree, over all processes of the lease."""
     one, two = lease.start().enter(), lease.start().enter()
     one.ask("alloc", GIB)
@@ -186,7 +186,7 @@ def test_queries_show_the_slice(lease: Lease) -> None:
     assert one.ask("info-of-nothing").code == 0
 
 
-def test_a_slice_larger_than_the_card_shows_the_card(make_lease: Make) -> None:
+def test_memory_queries_return_the_card_when_the_slice_is_larger(make_lease: Make) -> None:
     """Programs are never told of memory that the card does not have (16 GiB here)."""
     client = make_lease(64).start().enter()
     assert free_and_total(client) == (16 * GIB, 16 * GIB)
@@ -211,7 +211,7 @@ def test_a_slice_larger_than_the_card_shows_the_card(make_lease: Make) -> None:
         ("", []),
     ],
 )
-def test_limits_follow_the_cards_that_a_program_chooses(
+def test_limits_follow_the_visible_devices(
     make_lease: Make, wanted: str | None, totals: list[int]
 ) -> None:
     """CUDA_VISIBLE_DEVICES reorders and leaves out within the lease; every limit stays with its card."""
@@ -228,7 +228,7 @@ def test_limits_follow_the_cards_that_a_program_chooses(
     assert client.ask("context", len(totals)).code == INVALID_DEVICE
 
 
-def test_a_lease_shows_its_cards_in_its_own_order(make_lease: Make) -> None:
+def test_devices_are_in_the_order_of_the_lease(make_lease: Make) -> None:
     """A lease of the fourth and the second card has them as devices 0 and 1."""
     lease = make_lease(1)
     limits = (control.Limit(CARDS[3], GIB), control.Limit(CARDS[1], 2 * GIB))
@@ -238,7 +238,7 @@ def test_a_lease_shows_its_cards_in_its_own_order(make_lease: Make) -> None:
     assert [client.ask("total", d).value for d in range(2)] == [GIB, 2 * GIB]
 
 
-def test_limits_change_under_a_running_program(lease: Lease) -> None:
+def test_limit_changes_while_a_program_runs(lease: Lease) -> None:
     """An update in place is obeyed by the next allocation, up and down."""
     client = lease.start().enter()
     assert client.ask("alloc", 3 * GIB).code == 0

@@ -94,7 +94,7 @@ def read(image: bytes, folder: Path, given: str = "data", mode: str = "eager") -
 
 
 @pytest.mark.parametrize("given", ["data", "file"])
-def test_a_cubin_takes_what_is_loaded_of_it(tmp_path: Path, given: str) -> None:
+def test_cubin_size_is_its_loaded_sections(tmp_path: Path, given: str) -> None:
     """Code, constants and variables; not what lies in the chip, nor what tools read."""
     image = cubin(KERNEL, PARAMETERS, CONSTANTS, VARIABLES, SHARED, NOTES, DUPLICATE)
     assert read(image, tmp_path, given) == 256 + 360 + 16 + (3 << 30)
@@ -120,13 +120,13 @@ PTX = """//
 
 
 @pytest.mark.parametrize("given", ["data", "file"])
-def test_text_takes_its_length_and_its_variables(tmp_path: Path, given: str) -> None:
+def test_ptx_size_is_its_length_and_variables(tmp_path: Path, given: str) -> None:
     """1 MiB, 2x3 of 8, 16 and one of 2x4, 4 of 4, and 3x2 of 2 bytes."""
     variables = MIB + 2 * 3 * 8 + (16 + 1) * 8 + 4 * 4 + 6 * 2
     assert read(PTX.encode(), tmp_path, given) == len(PTX) + variables
 
 
-def test_text_and_what_it_is_compiled_to_agree(tmp_path: Path) -> None:
+def test_ptx_and_its_cubin_have_equal_variables(tmp_path: Path) -> None:
     """NVIDIA's own assembler keeps what is visible: the same variables, and some bytes of code."""
     ptxas = shim_kit.wheel_folder("cuda_nvcc") / "bin" / "ptxas"
     if not ptxas.exists():
@@ -142,7 +142,7 @@ def test_text_and_what_it_is_compiled_to_agree(tmp_path: Path) -> None:
     assert variables <= compiled < variables + 4096
 
 
-def test_a_fat_binary_takes_its_largest_image(tmp_path: Path) -> None:
+def test_fat_binary_size_is_its_largest_image(tmp_path: Path) -> None:
     """The driver loads one of them; lazily, kernels come later and its variables at once."""
     data = (".nv.global", NOBITS, ALLOCATED | WRITABLE, 5000)
     image = fat(
@@ -153,7 +153,7 @@ def test_a_fat_binary_takes_its_largest_image(tmp_path: Path) -> None:
     assert read(image, tmp_path, mode="lazy") == 5000
 
 
-def test_a_compressed_image_takes_its_size_unpacked(tmp_path: Path) -> None:
+def test_compressed_image_size_is_its_unpacked_size(tmp_path: Path) -> None:
     """What is in it is not seen."""
     image = fat(entry(b"\xa2\x7fELF and so on", unpacked=532096), entry(cubin(KERNEL)))
     assert read(image, tmp_path) == 532096
@@ -172,12 +172,12 @@ def test_a_compressed_image_takes_its_size_unpacked(tmp_path: Path) -> None:
         (b".global .b8 x[18446744073709551615][9];", 2**64 - 1),
     ],
 )
-def test_what_is_not_known_takes_a_little(tmp_path: Path, image: bytes, taken: int) -> None:
+def test_unknown_image_has_the_default_size(tmp_path: Path, image: bytes, taken: int) -> None:
     """And sums beyond 64 bits are the largest of them, which no slice can hold."""
     assert read(image, tmp_path, "file") == taken
 
 
-def test_no_file_can_break_it(tmp_path: Path) -> None:
+def test_module_size_survives_arbitrary_files(tmp_path: Path) -> None:
     """Truncated and scribbled files are read within their bounds: the sanitizer has nothing to say."""
     chance = random.Random(4)
     good = [cubin(KERNEL, VARIABLES, SHARED), fat(entry(cubin(KERNEL)), entry(PTX.encode(), 1))]

@@ -84,7 +84,7 @@ def smi(binary: Path, node: SimulatedNode, leases: tuple[Lease, Lease]) -> Smi:
     return run
 
 
-def test_only_the_lease_is_in_the_table(smi: Smi, pids: list[int]) -> None:
+def test_table_shows_only_the_lease(smi: Smi, pids: list[int]) -> None:
     """Our two cards with our limits, our one process, and of the strangers no trace."""
     text = re.sub(r"[ ]+", " ", smi())
     assert "0MiB / 4096MiB" in text
@@ -95,7 +95,7 @@ def test_only_the_lease_is_in_the_table(smi: Smi, pids: list[int]) -> None:
     assert not any(f" {pid} " in text for pid in pids[1:])
 
 
-def test_queries_tell_of_the_lease_only(smi: Smi, pids: list[int], uuids: list[str]) -> None:
+def test_queries_show_only_the_lease(smi: Smi, pids: list[int], uuids: list[str]) -> None:
     """By the lease's numbers, and processes by their own."""
     cards = smi("--query-gpu=index,uuid,memory.total", "--format=csv,noheader").splitlines()
     assert cards == [f"0, {uuids[2]}, 4096 MiB", f"1, {uuids[1]}, 2048 MiB"]
@@ -103,14 +103,14 @@ def test_queries_tell_of_the_lease_only(smi: Smi, pids: list[int], uuids: list[s
     assert apps.splitlines() == [f"{pids[0]}, 1024 MiB, {uuids[1]}"]
 
 
-def test_everything_is_of_the_lease(smi: Smi, pids: list[int]) -> None:
+def test_full_query_shows_only_the_lease(smi: Smi, pids: list[int]) -> None:
     """-q -x, which asks for more than all others."""
     gpus = ElementTree.fromstring(smi("-q", "-x")).findall("gpu")
     listed = [[int(p.text or 0) for p in gpu.findall("processes/process_info/pid")] for gpu in gpus]
     assert listed == [[], [pids[0]]]
 
 
-def test_a_process_of_another_number_has_a_name(
+def test_process_has_a_name_when_the_driver_uses_another_pid(
     binary: Path, node: SimulatedNode, leases: tuple[Lease, Lease], pids: list[int]
 ) -> None:
     """In a PID namespace of its own the lease's process is known by the account alone: 7, and its program."""

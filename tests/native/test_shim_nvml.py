@@ -45,7 +45,7 @@ def reversed_lease(make_lease: Make) -> Lease:
     return lease
 
 
-def test_cards_are_those_of_the_lease_in_its_order(reversed_lease: Lease) -> None:
+def test_cards_are_in_the_order_of_the_lease(reversed_lease: Lease) -> None:
     """Count, order and number are the lease's; there is no card behind the last."""
     seen = nvml(
         reversed_lease,
@@ -67,7 +67,7 @@ def test_other_cards_are_not_found(reversed_lease: Lease) -> None:
 
 
 @pytest.mark.parametrize("version", ["None", "n.nvmlMemory_v2"])
-def test_memory_is_the_slice_over_all_processes(lease: Lease, version: str) -> None:
+def test_memory_is_the_slice_of_all_processes(lease: Lease, version: str) -> None:
     """Total, used and free agree with cuMemGetInfo, in both versions of the question."""
     client = lease.start().enter()
     client.ask("alloc", GIB)
@@ -108,7 +108,7 @@ def test_graphics_processes_are_only_those_that_the_driver_knows(lease: Lease) -
     assert seen == [[drawing.process.pid, GIB]]
 
 
-def test_a_list_without_room_says_how_much_it_needs(lease: Lease) -> None:
+def test_process_list_returns_the_needed_size_when_the_array_is_too_small(lease: Lease) -> None:
     """As NVML does: the number of processes, and an error, when the caller's array is too short."""
     for _ in range(2):
         lease.start().enter().ask("alloc", GIB)
@@ -146,7 +146,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize(("table", "replaced"), TABLES.values(), ids=TABLES)
-def test_the_private_table_is_changed_where_it_is_known(
+def test_private_table_is_replaced_when_its_driver_is_known(
     lease: Lease, table: str, replaced: list[int]
 ) -> None:
     """1728 bytes are 216 words, 0 to 215. What is not known goes through as it is, word for word."""
@@ -156,7 +156,7 @@ def test_the_private_table_is_changed_where_it_is_known(
     assert said == [[0, replaced], [0, []], invalid, invalid]
 
 
-def test_without_a_lease_nothing_is_shown(lease: Lease) -> None:
+def test_nothing_is_shown_when_there_is_no_lease(lease: Lease) -> None:
     """A broken lease closes NVML as well."""
     lease.control.unlink()
     seen = nvml(

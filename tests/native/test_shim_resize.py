@@ -20,7 +20,7 @@ def to(lease: Lease, *gib: float) -> None:
     resize(lease.control, lease.account, limits)
 
 
-def test_the_next_allocation_sees_the_new_limit(make_lease: Make) -> None:
+def test_next_allocation_follows_the_new_limit(make_lease: Make) -> None:
     """In every process, on the right card, up and down, and in what they are told of the card."""
     lease = make_lease(2, 2)
     one, two = lease.start().enter(), lease.start().enter(1)
@@ -35,7 +35,7 @@ def test_the_next_allocation_sees_the_new_limit(make_lease: Make) -> None:
     assert two.ask("alloc", 2 * GIB).code == 0
 
 
-def test_shrinking_below_use_changes_nothing(lease: Lease) -> None:
+def test_held_memory_stays_when_the_limit_shrinks_below_it(lease: Lease) -> None:
     """The refusal leaves the programs what they had; once one has ended, the same is granted."""
     one, two = lease.start().enter(), lease.start().enter()
     one.ask("alloc", GIB)
@@ -52,7 +52,7 @@ def test_shrinking_below_use_changes_nothing(lease: Lease) -> None:
     assert one.ask("alloc", GIB).code == OUT_OF_MEMORY
 
 
-def test_a_torn_update_leaves_the_last_limit_in_force(lease: Lease) -> None:
+def test_last_limit_holds_when_an_update_was_interrupted(lease: Lease) -> None:
     """An agent killed in the middle of writing: programs keep what they saw, and the next one mends it."""
     one = lease.start().enter()
     before = lease.control.read_bytes()

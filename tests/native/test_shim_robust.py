@@ -25,7 +25,7 @@ from tests.native.shim_kit import (
 Make = Callable[..., Lease]
 
 
-def test_three_hundred_short_processes_at_once(lease: Lease) -> None:
+def test_three_hundred_processes_get_memory_at_once(lease: Lease) -> None:
     """All get in and get their memory, and leave nothing behind."""
     short = [
         subprocess.Popen(
@@ -52,7 +52,7 @@ def test_three_hundred_short_processes_at_once(lease: Lease) -> None:
     assert [p.pid for p in account.read(lease.account).processes] == [last.process.pid]
 
 
-def test_children_of_busy_threads_are_not_stuck(lease: Lease) -> None:
+def test_forked_child_works_when_other_threads_allocate(lease: Lease) -> None:
     """A child forked while other threads hold locks gets its memory; the parent's stays right."""
     parent = lease.start()
     parent.ask("init")
@@ -87,7 +87,7 @@ WORDS = [0, 1, MIB, 1 << 50, 1 << 63, (1 << 64) - 1]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_scribbles_stop_nobody(lease: Lease, seed: int) -> None:
+def test_programs_continue_when_the_account_is_corrupted(lease: Lease, seed: int) -> None:
     """Whatever is written over slots, owners and marks, running programs and the reader go on."""
     chance = random.Random(seed)
     running = [lease.start().enter() for _ in range(2)]
@@ -102,7 +102,7 @@ def test_scribbles_stop_nobody(lease: Lease, seed: int) -> None:
         account.read(lease.account)
 
 
-def test_a_wiped_account_recovers(lease: Lease) -> None:
+def test_account_recovers_when_it_was_zeroed(lease: Lease) -> None:
     """Slots zeroed under a program that holds memory: its frees do not turn into a sum of 2^64."""
     one = lease.start().enter()
     pointer = one.ask("alloc", 3 * GIB).value
@@ -113,7 +113,7 @@ def test_a_wiped_account_recovers(lease: Lease) -> None:
 
 
 @pytest.mark.parametrize("word", [1 << 63, 3 * GIB])
-def test_memory_of_nobody_is_given_back(lease: Lease, word: int) -> None:
+def test_memory_of_a_free_slot_is_reclaimed(lease: Lease, word: int) -> None:
     """A word in a slot without an owner cannot keep the card from those who run."""
     one = lease.start().enter()
     put(lease.account, offset("slots_used"), 16)
@@ -122,7 +122,7 @@ def test_memory_of_nobody_is_given_back(lease: Lease, word: int) -> None:
     assert lease.held() == 4 * GIB
 
 
-def test_memory_of_process_zero_is_given_back(lease: Lease) -> None:
+def test_memory_of_pid_zero_is_reclaimed(lease: Lease) -> None:
     """An owner that no process can be is a dead one."""
     one = lease.start().enter()
     put(lease.account, offset("slots_used"), 16)
@@ -131,7 +131,7 @@ def test_memory_of_process_zero_is_given_back(lease: Lease) -> None:
     assert one.ask("alloc", 4 * GIB).code == 0
 
 
-def test_a_slot_is_taken_clean(lease: Lease) -> None:
+def test_slot_is_zeroed_when_it_is_taken(lease: Lease) -> None:
     """What was left in a free slot is not the next owner's."""
     put(lease.account, offset("memory"), GIB)
     one = lease.start().enter()
@@ -139,7 +139,7 @@ def test_a_slot_is_taken_clean(lease: Lease) -> None:
     assert one.ask("alloc", 4 * GIB).code == 0
 
 
-def test_a_grown_account_goes_on(lease: Lease) -> None:
+def test_programs_continue_when_the_account_file_grew(lease: Lease) -> None:
     """A file made longer still serves those who have it; a newcomer refuses it."""
     one = lease.start().enter()
     os.truncate(lease.account, lease.account.stat().st_size + 4096)
@@ -154,7 +154,7 @@ SHORTER = [0, 1, 4096, 20_000, 300_000]
 
 
 @pytest.mark.parametrize("size", SHORTER)
-def test_a_shortened_account_ends_nobody(lease: Lease, size: int) -> None:
+def test_programs_continue_when_the_account_was_truncated(lease: Lease, size: int) -> None:
     """Whoever cuts the file off: programs that run go on, keep what they have, and are granted nothing more
     where they notice; a newcomer is told, and the reader reads."""
     one, two = (lease.start().enter() for _ in range(2))
@@ -180,7 +180,7 @@ def test_a_shortened_account_ends_nobody(lease: Lease, size: int) -> None:
         assert program.process.returncode == 0
 
 
-def test_a_shortened_control_page_ends_nobody(lease: Lease) -> None:
+def test_programs_continue_when_the_control_page_was_truncated(lease: Lease) -> None:
     """Where isolation is cooperative it is the user's own file: what it said last holds."""
     one = lease.start().enter()
     os.truncate(lease.control, 0)
@@ -188,7 +188,7 @@ def test_a_shortened_control_page_ends_nobody(lease: Lease) -> None:
     assert one.ask("alloc", MIB).code == OUT_OF_MEMORY
 
 
-def test_a_program_s_own_faults_stay_its_own(lease: Lease) -> None:
+def test_sigbus_of_the_program_reaches_its_own_handler(lease: Lease) -> None:
     """Its handler from before is called for them, and without one it ends, as without the shim."""
     handles, ends = lease.start(), lease.start().enter()
     assert handles.ask("handler").code == 0

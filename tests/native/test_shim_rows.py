@@ -204,7 +204,7 @@ CASES = [(name, give) for name, takes in CHARGE.items() for give in takes.gives]
 
 
 @pytest.mark.parametrize(("name", "give"), CASES, ids=[f"{n}-{g}" for n, g in CASES])
-def test_what_is_taken_is_charged_and_given_back(make_lease: Make, name: str, give: str) -> None:
+def test_hook_charges_and_discharges(make_lease: Make, name: str, give: str) -> None:
     """To the byte: by the right process, on the right card; and again, so that nothing is left behind."""
     on = scene(make_lease, CHARGE[name])
     for _ in range(1 if name == "cuCtxSetLimit" else 2):
@@ -216,7 +216,7 @@ def test_what_is_taken_is_charged_and_given_back(make_lease: Make, name: str, gi
 
 
 @pytest.mark.parametrize("name", [name for name, takes in CHARGE.items() if not takes.context])
-def test_what_is_too_much_is_out_of_memory(make_lease: Make, name: str) -> None:
+def test_hook_is_out_of_memory_beyond_the_cap(make_lease: Make, name: str) -> None:
     """As the driver would say it, with what is held left alone and the other card untouched."""
     on = scene(make_lease, CHARGE[name])
     assert on.take(name).code == 0
@@ -225,7 +225,7 @@ def test_what_is_too_much_is_out_of_memory(make_lease: Make, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, takes in CHARGE.items() if takes.context])
-def test_a_context_too_many_is_out_of_memory(make_lease: Make, name: str) -> None:
+def test_context_is_out_of_memory_beyond_the_cap(make_lease: Make, name: str) -> None:
     """A second process finds too little left for a context on that card, but enough on the other."""
     on = scene(make_lease, CHARGE[name])
     assert on.take(name).code == 0
@@ -235,7 +235,7 @@ def test_a_context_too_many_is_out_of_memory(make_lease: Make, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", CHARGE)
-def test_what_the_driver_refuses_is_not_charged(make_lease: Make, name: str) -> None:
+def test_nothing_is_charged_when_the_driver_refuses(make_lease: Make, name: str) -> None:
     """The driver's own answer reaches the program, and the charge is taken back."""
     takes = CHARGE[name]
     lease = make_lease(1, 1, context_bytes=SIZE)
@@ -248,7 +248,7 @@ def test_what_the_driver_refuses_is_not_charged(make_lease: Make, name: str) -> 
 
 
 @pytest.mark.parametrize("name", RETAIN)
-def test_what_is_kept_stays_charged(make_lease: Make, name: str) -> None:
+def test_retained_memory_stays_charged(make_lease: Make, name: str) -> None:
     """Given back once, it is still there for the second claim; with that one it goes."""
     keeps = RETAIN[name]
     on = scene(make_lease, CHARGE[keeps.takes])
@@ -264,7 +264,7 @@ def test_what_is_kept_stays_charged(make_lease: Make, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOOKS)
-def test_missing_arguments_hurt_nobody(make_lease: Make, name: str) -> None:
+def test_hook_returns_an_error_when_arguments_are_null(make_lease: Make, name: str) -> None:
     """NULL and zero for everything: an answer, and the next call works."""
     on = scene(make_lease, Takes())
     on.actor.ask(f"null {name}")
@@ -278,7 +278,7 @@ LIBRARIES = ("cuLibraryLoadData", "cuLibraryLoadFromFile")
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_a_library_is_loaded_into_contexts_to_come(make_lease: Make, name: str) -> None:
+def test_library_is_charged_to_later_contexts(make_lease: Make, name: str) -> None:
     """100 MiB on each card: a library of 30 is charged where there is a context, then where one begins."""
     mib = 100 / 1024
     lease = make_lease(mib, mib, context_bytes=20 * MIB)
@@ -299,7 +299,9 @@ def test_a_library_is_loaded_into_contexts_to_come(make_lease: Make, name: str) 
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_a_library_that_one_card_cannot_hold_is_on_none(make_lease: Make, name: str) -> None:
+def test_library_is_charged_nowhere_when_one_card_cannot_hold_it(
+    make_lease: Make, name: str
+) -> None:
     """100 MiB of the first card and 50 of the second: 60 are too much for both, and for a context."""
     lease = make_lease(100 / 1024, 50 / 1024)
     actor = lease.start_rows()
@@ -314,7 +316,7 @@ def test_a_library_that_one_card_cannot_hold_is_on_none(make_lease: Make, name: 
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_a_library_that_no_card_can_hold_is_refused(make_lease: Make, name: str) -> None:
+def test_library_is_refused_when_no_card_can_hold_it(make_lease: Make, name: str) -> None:
     """Also before there is a context that it would not fit: 2^64 - 1 bytes are not added to anything."""
     actor = make_lease(1).start_rows()
     for _ in range(2):
@@ -323,7 +325,7 @@ def test_a_library_that_no_card_can_hold_is_refused(make_lease: Make, name: str)
     assert actor.ask("take cuCtxCreate_v2").code == 0
 
 
-def test_a_module_dies_with_its_context(make_lease: Make) -> None:
+def test_module_is_discharged_with_its_context(make_lease: Make) -> None:
     """What was loaded into a context is given back with it, without an unload."""
     on = scene(make_lease, Takes(context=True))
     context = on.take("cuCtxCreate_v2").value
@@ -333,7 +335,7 @@ def test_a_module_dies_with_its_context(make_lease: Make) -> None:
     on.expect(0)
 
 
-def test_a_smaller_heap_takes_less(make_lease: Make) -> None:
+def test_charge_falls_when_the_heap_shrinks(make_lease: Make) -> None:
     """Setting the heap of the kernels' malloc again replaces the charge of before."""
     on = scene(make_lease, CHARGE["cuCtxSetLimit"])
     for size in (SIZE // 2, SIZE // 4, 0):
@@ -341,7 +343,7 @@ def test_a_smaller_heap_takes_less(make_lease: Make) -> None:
         on.expect(size)
 
 
-def test_kernels_malloc_and_printf_take_beside_each_other(make_lease: Make) -> None:
+def test_heap_and_printf_buffer_are_charged_separately(make_lease: Make) -> None:
     """Of 100 MiB a context of 64 leaves 36 for both, which go with it."""
     on = scene(make_lease, Takes(context=True))
     context = on.take("cuCtxCreate_v2").value
@@ -357,7 +359,7 @@ def test_kernels_malloc_and_printf_take_beside_each_other(make_lease: Make) -> N
     on.expect(0)
 
 
-def test_a_context_destroyed_is_gone_however_often_attached(make_lease: Make) -> None:
+def test_context_is_discharged_when_destroyed_with_references(make_lease: Make) -> None:
     """cuCtxDestroy does not count attachments, as cuCtxDetach does."""
     on = scene(make_lease, CHARGE["cuCtxCreate_v2"])
     handle = on.take("cuCtxCreate_v2").value

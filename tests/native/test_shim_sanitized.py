@@ -65,7 +65,7 @@ def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("case", ["threads", "calls", "allocations", "owners"])
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_nothing_is_found(lease: Lease, sanitizer: str, case: str) -> None:
+def test_sanitizer_finds_nothing(lease: Lease, sanitizer: str, case: str) -> None:
     """Every check of the C tests holds, and the sanitizer has nothing to say."""
     ran = run(units(sanitizer), str(built() / "libcuda.so.1"), str(lease.folder), case)
     assert ran.stderr == ""
@@ -73,7 +73,7 @@ def test_nothing_is_found(lease: Lease, sanitizer: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_a_planted_fault_is_found(lease: Lease, sanitizer: str) -> None:
+def test_sanitizer_finds_a_planted_fault(lease: Lease, sanitizer: str) -> None:
     """The sanitizer is really there: it ends a program that has a fault of its kind."""
     driver = str(built() / "libcuda.so.1")
     ran = run(units(sanitizer), driver, str(lease.folder), f"plant-{sanitizer}")
@@ -84,7 +84,7 @@ def test_a_planted_fault_is_found(lease: Lease, sanitizer: str) -> None:
 
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined"])
-def test_no_page_can_break_the_shim(tmp_path: Path, sanitizer: str) -> None:
+def test_shim_survives_random_pages(tmp_path: Path, sanitizer: str) -> None:
     """Twenty thousand pages and accounts, each made from the last by chance that repeats itself."""
     program = compile_c(
         HERE / "shim_fuzz.c",

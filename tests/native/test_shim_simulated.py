@@ -60,7 +60,7 @@ def lease(tmp_path: Path, uuids: list[str]) -> Iterator[Lease]:
 
 
 @pytest.mark.parametrize("style", [v for k, v in STYLES.items() if k != "dlvsym"])
-def test_limits_hold_on_a_driver_that_counts(node: SimulatedNode, lease: Lease, style: int) -> None:
+def test_limit_holds_on_the_simulated_driver(node: SimulatedNode, lease: Lease, style: int) -> None:
     """Both caps hold on their cards, the context is paid for, and freeing gives all back."""
     client = lease.start(style, LD_LIBRARY_PATH=str(node.library_dir)).enter()
     assert client.ask("info")[1:] == (4 * GIB - 100 * MIB, 4 * GIB)
@@ -74,7 +74,7 @@ def test_limits_hold_on_a_driver_that_counts(node: SimulatedNode, lease: Lease, 
     assert (lease.held(0), lease.held(1)) == (100 * MIB, 2 * GIB)
 
 
-def test_bindings_and_nvml_agree_under_another_order(
+def test_bindings_and_nvml_agree_when_devices_are_reordered(
     node: SimulatedNode, uuids: list[str], lease: Lease
 ) -> None:
     """With the devices swapped, cuda-bindings sees each cap on its card; NVML keeps the lease's order."""
@@ -106,7 +106,7 @@ print(json.dumps([totals, codes, cu.cuMemGetInfo()[1:],
     ]
 
 
-def test_a_pool_keeps_nothing_that_nobody_pays_for(node: SimulatedNode, lease: Lease) -> None:
+def test_pool_keeps_no_uncharged_memory(node: SimulatedNode, lease: Lease) -> None:
     """However high the threshold that a program sets, what it freed is off the card too."""
     seen = python(
         node,
@@ -130,7 +130,7 @@ print(json.dumps([codes, int(reserved)]))
     assert seen == [[0, 0, 0, 0, 0], 0]
 
 
-def test_loaded_code_is_charged_as_the_card_does(
+def test_loaded_code_is_charged_as_on_the_card(
     node: SimulatedNode, uuids: list[str], lease: Lease
 ) -> None:
     """A module and a library with 1 GiB of variables each: what the lease says is what the card says."""
@@ -196,7 +196,9 @@ print(json.dumps(said), flush=True)
 """
 
 
-def test_a_block_whose_maker_was_killed_is_still_charged(node: SimulatedNode, lease: Lease) -> None:
+def test_block_stays_charged_when_its_exporter_was_killed(
+    node: SimulatedNode, lease: Lease
+) -> None:
     """A descriptor crosses to another process, which maps 1 GiB. Of 4096 MiB each process has 100 for its
     context: with both 4096 - 200 - 1024 = 2872 are free; with the maker killed 4096 - 100 - 1024 = 2972,
     until the last descriptor is closed."""
@@ -223,7 +225,7 @@ def test_a_block_whose_maker_was_killed_is_still_charged(node: SimulatedNode, le
     assert said == [0, 2872, OUT_OF_MEMORY, 0, 0, 2972, 0, 0, 2972, 0]
 
 
-def test_a_stranger_s_process_is_not_seen(
+def test_foreign_process_is_not_listed(
     node: SimulatedNode, uuids: list[str], lease: Lease, tmp_path: Path
 ) -> None:
     """Two leases on one card: each sees its own process only, and only its own memory as used."""
@@ -247,7 +249,7 @@ print(json.dumps([pids, n.nvmlDeviceGetMemoryInfo(handles[0]).used]))
         other.close()
 
 
-def test_free_is_never_more_than_there_is(
+def test_free_memory_never_exceeds_the_cards(
     node: SimulatedNode, uuids: list[str], lease: Lease
 ) -> None:
     """Where the card itself is nearly full, the slice says so."""
@@ -259,7 +261,7 @@ def test_free_is_never_more_than_there_is(
     assert (total, free) == (4 * GIB, (15079 - 14 * 1024) * MIB)
 
 
-def test_a_card_of_another_machine_shuts_the_gpu(
+def test_gpu_is_refused_when_the_lease_names_a_card_of_another_machine(
     node: SimulatedNode, uuids: list[str], tmp_path: Path
 ) -> None:
     """A lease that names one card too many opens none."""

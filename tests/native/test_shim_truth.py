@@ -209,7 +209,7 @@ def kept_for_graphs(client: Client) -> None:
     ],
     ids=lambda it: it.__name__,
 )
-def test_what_is_on_the_card_is_charged(card: Card, act: Act) -> None:
+def test_charge_equals_the_memory_on_the_card(card: Card, act: Act) -> None:
     """3072 MiB stay there whatever the program says, and less than 1024 are left of the lease's 4096."""
     client = card.program()
     act(client)
@@ -220,7 +220,7 @@ def test_what_is_on_the_card_is_charged(card: Card, act: Act) -> None:
     assert card.truth() == card.charged() == 4095
 
 
-def test_graphs_free_what_their_launch_frees(card: Card) -> None:
+def test_graph_launch_discharges_what_it_frees(card: Card) -> None:
     """By a node of another graph, when that is launched, and by a capture: all is there again afterwards."""
     client = card.program()
     client.do(
@@ -248,7 +248,7 @@ def test_graphs_free_what_their_launch_frees(card: Card) -> None:
 
 
 @pytest.mark.parametrize("how", ["d.cuStreamSynchronize(s)", "d.cuCtxSynchronize()"])
-def test_a_pool_is_charged_for_what_it_has(card: Card, how: str) -> None:
+def test_pool_is_charged_its_reserved_memory(card: Card, how: str) -> None:
     """The free counts when its stream gets there, which the program waits for; and its pool serves again
     what it has, without more."""
     client = card.program()
@@ -263,7 +263,7 @@ def test_a_pool_is_charged_for_what_it_has(card: Card, how: str) -> None:
     assert card.truth() == card.charged() == 4095
 
 
-def test_memory_that_others_have_opened_outlives_its_maker_s_free(card: Card) -> None:
+def test_opened_memory_stays_charged_when_its_exporter_frees_it(card: Card) -> None:
     """cuIpc: freed by its maker, or left by its death, it stays charged until the last one closes it."""
     maker, guest = card.program(), card.program()
     handles = [
@@ -293,7 +293,7 @@ def test_memory_that_others_have_opened_outlives_its_maker_s_free(card: Card) ->
     assert card.charged() == 4095
 
 
-def test_orphans_of_several_importers_are_charged(card: Card) -> None:
+def test_orphans_stay_charged_when_several_processes_import_them(card: Card) -> None:
     """Three processes hold a block each of a maker that is killed; two have closed their descriptors, one
     holds nothing but the descriptor."""
     maker, *guests = (card.program() for _ in range(4))

@@ -44,7 +44,7 @@ def test_threads_share_the_driver(simulated: SimulatedNode, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("library", ["libcuda.so.1", "libnvidia-ml.so.1", "fenka-cardserver"])
-def test_nothing_newer_than_the_oldest_system_is_needed(library: str) -> None:
+def test_simulated_driver_needs_no_newer_glibc(library: str) -> None:
     """No symbol of a glibc after 2.17 is asked for."""
     asked = {tuple(map(int, v.split(b"."))) for v in _versions((NATIVE / library).read_bytes())}
     assert asked
@@ -59,7 +59,9 @@ def _versions(content: bytes) -> list[bytes]:
     ("library", "header", "prefix"),
     [("libcuda.so.1", "cuda.i", "cu"), ("libnvidia-ml.so.1", "nvml.i", "nvml")],
 )
-def test_every_name_of_the_header_is_exported(library: str, header: str, prefix: str) -> None:
+def test_simulated_driver_exports_every_function_of_the_header(
+    library: str, header: str, prefix: str
+) -> None:
     """What NVIDIA's header declares, a program can link to."""
     preprocessed = HERE.parents[1] / "native/build/simdriver" / header
     if not preprocessed.exists():

@@ -93,7 +93,7 @@ def held(driver: Driver) -> dict[int, int | None]:
 
 
 @pytest.mark.parametrize("place", ["/mnt/lib/x86_64-linux-gnu", "/mnt/lib64"])
-def test_a_contained_program_is_on_the_node(
+def test_contained_program_is_listed_on_the_node(
     node: SimulatedNode, outside: Driver, place: str
 ) -> None:
     """It is process 1 to itself, and to the host's NVML the host's number, with its 300 MiB."""
@@ -126,7 +126,9 @@ def test_container_that_starts_while_the_card_server_restarts_waits_for_it(
         again.stop()
 
 
-def test_a_killed_container_holds_nothing(node: SimulatedNode, outside: Driver) -> None:
+def test_memory_is_freed_when_the_container_was_killed(
+    node: SimulatedNode, outside: Driver
+) -> None:
     """Its connection ends with it, whatever namespace its number was of."""
     program = in_container(node, sys.executable, "-SIc", PROGRAM, "/mnt/lib64")
     assert program.stdout

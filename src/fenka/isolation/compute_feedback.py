@@ -1,8 +1,8 @@
 """Feedback for programs whose compute is limited, ten times a second.
 
 It contains two values that no program can determine itself: how much of a card's time its lease has used by
-the driver's figures, which correct the shim's own estimates (native/shim/compute_budget.c); and, for the modes soft
-and weight, how much it may use now, given the demand of other leases.
+the driver's figures, which correct the shim's own estimates (native/shim/compute_budget.c); and, for the
+modes soft and weight, how much it may use now, given the demand of other leases.
 
 The workstation's daemon and the node agent call :meth:`ComputeFeedback.add_lease` for each lease, and
 :meth:`ComputeFeedback.update` every ``PERIOD_S``. Cards whose driver measures no processes get no feedback.

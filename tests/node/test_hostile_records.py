@@ -80,7 +80,7 @@ def pages(node: NodeHarness, name: str) -> list[int]:
     return [
         limit.memory_bytes >> 20
         for token in node.store.tokens.values()
-        if token.lease and token.lease.pod == name and node.lease_files.complete(token.name)
+        if token.lease and token.lease.pod == name and node.lease_files.is_complete(token.name)
         for limit in control.read(node.lease_files.control(token.name)).limits
     ]
 

@@ -7,7 +7,7 @@ from fenka.core.request import Slice
 from fenka.dialects import base, gpushare, nvidia
 from fenka.dialects.base import Dialect
 from fenka.dialects.registry import DIALECTS, leased_resources, node_resources
-from fenka.node.inventory import NodeInventory
+from fenka.node.inventory import NodeInventory, whole_slice
 from fenka.node.kubelet import device_ids
 from fenka.node.kubelet.client import Claim
 from fenka.node.kubelet.plugin import Plugin
@@ -142,10 +142,7 @@ class DeviceAdvertiser:
             pod = resolve.pod_of(claim, pods) if claim.resource == base.NVIDIA_GPU else None
             if pod is None or nvidia.RECORD in pod.metadata.annotations:
                 continue
-            slices = [
-                Slice(card.index, card.uuid, card.memory_mib, card.compute)
-                for card in (cards[uuid] for uuid in sorted(claim.ids & cards.keys()))
-            ]
+            slices = [whole_slice(cards[uuid]) for uuid in sorted(claim.ids & cards.keys())]
             if slices:
                 by_pod.setdefault(pod.metadata.uid, {})[claim.container] = slices
         for uid, by_container in by_pod.items():

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fenka.core.inventory import Card, Node
+from fenka.core.request import Slice
 from fenka.dialects import base, node_inventory
 from fenka.dialects.base import SharedNode
 from fenka.kubernetes.client import ApiError, ApiUnreachable
@@ -14,6 +15,11 @@ from fenka.node.health import CardHealth
 from fenka.node.node_api import RESET, NodeApi
 
 _LOG = logging.getLogger(__name__)
+
+
+def whole_slice(card: Card) -> Slice:
+    """Return the slice that is the whole card."""
+    return Slice(card.index, card.uuid, card.memory_mib, card.compute)
 
 
 class NodeInventory:

@@ -88,7 +88,7 @@ def assemble(settings: Settings, edges: Edges) -> Program:
     resolver = LeaseResolver(inventory, allocations, dialects, mode.isolates, settings.library)
 
     def make_files(token: str, lease: Lease) -> None:
-        if not files.complete(token):
+        if not files.is_complete(token):
             files.make(token, lease, settings.contexts_mib, settings.driver(lease.slices))
 
     binder = LeaseBinder(api, store, files, resolver, assigned)

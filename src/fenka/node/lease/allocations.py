@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from fenka.core.request import Slice
 from fenka.dialects import base
 from fenka.isolation.resize_plan import larger
-from fenka.node.inventory import NodeInventory
+from fenka.node.inventory import NodeInventory, whole_slice
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease.store import Lease, LeaseStore, Token
 
@@ -68,9 +68,8 @@ class Allocations:
             if claim.resource != base.NVIDIA_GPU or not claim.pod:
                 continue
             for uuid in (claim.ids - ours) & cards.keys():
-                card = cards[uuid]
                 slices = pods.setdefault(f"{claim.namespace}/{claim.pod}", {})
-                slices[uuid] = Slice(card.index, card.uuid, card.memory_mib, card.compute)
+                slices[uuid] = whole_slice(cards[uuid])
         return {uid: list(slices.values()) for uid, slices in pods.items()}
 
     def _leases(self) -> list[Lease]:

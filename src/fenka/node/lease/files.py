@@ -50,7 +50,7 @@ class LeaseFiles:
         """Return the path of a token's account."""
         return self.root / token / "account" / "slots"
 
-    def complete(self, token: str) -> bool:
+    def is_complete(self, token: str) -> bool:
         """Return whether a container can start with the token's lease."""
         return (
             self.spec(token).exists()
@@ -69,7 +69,7 @@ class LeaseFiles:
 
         Raises OSError, InvalidControl.
         """
-        if self.complete(token):
+        if self.is_complete(token):
             return
         self.remove(token)
         directory = self.root / token

@@ -14,6 +14,7 @@ from fenka.core.inventory import Card
 from fenka.core.request import Placement, Slice
 from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, SliceRequest, find_container
 from fenka.dialects.registry import DIALECTS
+from fenka.node.inventory import whole_slice
 from fenka.node.kubelet.client import Claim
 from fenka.node.kubelet.plugin import StartDenied
 from fenka.node.lease.store import Lease, Token
@@ -197,10 +198,8 @@ def whole_lease(cards: Collection[Card], pod: Pod, container: str, ids: Iterable
     if missing := sorted(set(ids) - by_uuid.keys()):
         raise LeaseDenied(f"fenka: card {missing[0]} is no longer on this node")
     allocated = sorted((by_uuid[uuid] for uuid in set(ids)), key=lambda card: card.index)
-    slices = [Slice(card.index, card.uuid, card.memory_mib, 0) for card in allocated]
-    holds = [
-        replace(piece, compute=card.compute) for piece, card in zip(slices, allocated, strict=True)
-    ]
+    holds = [whole_slice(card) for card in allocated]
+    slices = [replace(piece, compute=0) for piece in holds]
     environment = {"NVIDIA_VISIBLE_DEVICES": ",".join(card.uuid for card in allocated)}
     meta = pod.metadata
     return Lease(meta.uid, meta.namespace, meta.name, container, slices, holds, environment)

@@ -19,17 +19,7 @@ from fenka.kubernetes.election import (
     Election,
 )
 from tests.fakes.api_server import FakeApiServer, Json, api_server
-
-
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self, now: float = 1000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        """Return the seconds."""
-        return self.now
+from tests.fakes.clock import Clock
 
 
 def candidate(api: Api, name: str, clock: Clock) -> Election:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from fenka.kubernetes.http_listener import REQUEST_TIMEOUT_S, HttpListener, serve_app
 from tests.fakes.api_server import until
-from tests.kubernetes.test_election import Clock
+from tests.fakes.clock import Clock
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Open = Callable[[], Awaitable[Streams]]

@@ -16,7 +16,7 @@ from fenka.scheduler.server import PREFIX, Access
 from tests.builders import Json, pod_json
 from tests.core.core_kit import device
 from tests.fakes.api_server import FakeApiServer, api_server, until
-from tests.kubernetes.test_election import Clock
+from tests.fakes.clock import Clock
 
 OPEN = Access()
 """Plain HTTP, for everybody."""

@@ -13,7 +13,7 @@ from fenka.scheduler.main import url
 from fenka.scheduler.server import PREFIX
 from tests.builders import T4_MIB, node_json, on_card, pod_json
 from tests.fakes.api_server import FakeApiServer, api_server, until
-from tests.kubernetes.test_election import Clock
+from tests.fakes.clock import Clock
 from tests.scheduler.replica_kit import SchedulerHarness, extender, put_pod
 
 NODE = node_json("n", T4_MIB)

@@ -205,8 +205,9 @@ class Api:
         content_type: str = JSON,
         within_s: float | None = None,
     ) -> bytes:
-        total_s = within_s or TIMEOUT_S
-        timeout = aiohttp.ClientTimeout(total=total_s, connect=total_s / 4)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        if within_s is not None:
+            timeout = aiohttp.ClientTimeout(total=within_s, connect=within_s / 4)
         try:
             async with await self._send(method, path, query, body, content_type, timeout) as answer:
                 await _refuse(answer)

@@ -1,0 +1,70 @@
+"""Requests of the client, as the API server receives them."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from fenka.cluster.objects import Status
+from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from tests.fakes.api_server import api_server
+
+
+def test_server_receives_three_quarters_of_the_time_when_a_write_has_a_deadline() -> None:
+    """The rest is for connecting, so that both together end in time."""
+    limits: list[str | None] = []
+
+    async def go() -> None:
+        async def record(request: web.Request) -> web.StreamResponse:
+            limits.append(request.query.get("timeout"))
+            return web.json_response({})
+
+        async with api_server() as server, server.api() as api:
+            server.before = record
+            for within_s in (8.0, None):
+                await api.create("/api/v1/namespaces/n/pods", Status, {}, within_s=within_s)
+
+    asyncio.run(go())
+    assert limits == ["6000ms", None]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (409, '{"reason": "Conflict", "message": "modified"}', (409, "Conflict", "modified")),
+        (500, "out of memory", (500, "", "out of memory")),
+        (503, "", (503, "", "the API server answers 503")),
+    ],
+)
+def test_error_has_status_reason_and_message_when_the_server_refuses(
+    status: int, body: str, expected: tuple[int, str, str]
+) -> None:
+    """Also where the answer is no Status: from a proxy in between."""
+
+    async def go(api: Api) -> None:
+        with pytest.raises(ApiError) as refused:
+            await api.get("/api/v1/nodes/n", Status)
+        assert (refused.value.status, refused.value.reason, str(refused.value)) == expected
+
+    async def run() -> None:
+        async def refuse(_: web.Request) -> web.StreamResponse:
+            return web.Response(status=status, text=body)
+
+        async with api_server() as server, server.api() as api:
+            server.before = refuse
+            await go(api)
+
+    asyncio.run(run())
+
+
+def test_client_fails_when_no_server_answers() -> None:
+    """The sentence names the server."""
+
+    async def run() -> None:
+        async with api_server() as server, server.api() as api:
+            await server.stop()
+            with pytest.raises(ApiUnreachable, match=f"127.0.0.1:{server.port}"):
+                await api.get("/api/v1/nodes/n", Status)
+            await server.start()
+
+    asyncio.run(run())

@@ -93,7 +93,7 @@ def recomputed(entries: Iterable[Entry]) -> dict[tuple[str, DeviceId], CardUsage
 
 @st.composite
 def clusters(draw: st.DrawFn, *, most_nodes: int = 3, most_cards: int = 4) -> tuple[Node, ...]:
-    """Nodes with cards of three models, a few of them unhealthy or cordoned, some hosts counted."""
+    """Nodes of several units with cards of three models, a few unhealthy or cordoned, some hosts counted."""
     nodes = []
     for number in range(draw(st.integers(1, most_nodes))):
         name = f"n{number}"
@@ -113,17 +113,18 @@ def clusters(draw: st.DrawFn, *, most_nodes: int = 3, most_cards: int = 4) -> tu
             )
         cpu = draw(st.none() | st.integers(0, 16000))
         memory = draw(st.none() | st.integers(0, 64000))
-        nodes.append(Node(name, tuple(cards), cpu, memory))
+        unit_mib = draw(st.sampled_from([GIB, GIB, 256, 1]))
+        nodes.append(Node(name, tuple(cards), cpu, memory, unit_mib))
     return tuple(nodes)
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    """Units, exact sizes, slices of compute alone, and whole cards."""
+    """Units of the node or of a fixed size, exact sizes, slices of compute alone, and whole cards."""
     kind = draw(st.sampled_from(["units", "exact", "compute", "whole"]))
     memory = None
     if kind == "units":
-        memory = Memory(draw(st.integers(1, 16)), GIB)
+        memory = Memory(draw(st.integers(1, 16)), draw(st.sampled_from([None, None, GIB])))
     elif kind == "exact":
         memory = Memory(draw(st.integers(1, 17000)))
     compute = {"compute": st.integers(1, 100), "whole": st.just(0)}.get(kind, st.integers(0, 60))

@@ -643,3 +643,17 @@ def test_a_gang_that_could_never_fit_keeps_nobody_off() -> None:
     two = PendingRequest("two", (units(8),) * 2, 0.0)
     step = serve([two, small], [held(0, 8)], TWO)
     assert set(named(step)) == {"two", "small"}
+
+
+def test_one_queue_serves_nodes_of_different_units() -> None:
+    """Each request is resolved by the node that it goes to; what waits reserves a card of either."""
+    nodes = (node(T4_MIB, name="a"), replace(node(T4_MIB, name="b"), unit_mib=256))
+    request = Request(Memory(14, None))
+    pending = [PendingRequest(f"r{number}", (request,), number) for number in range(6)]
+    result = Backfill(nodes, "binpack").serve(pending, (), 0)
+    placed = [(it.node, it.slices[0].memory_mib) for _, (it,) in result.placed]
+    assert sorted(placed) == [("a", 15079), *[("b", 3639)] * 4]
+    (waiting,) = result.pending
+    assert waiting.id == "r5"
+    assert waiting.reservation is not None
+    assert waiting.reason == "0/2 GPUs fit: 2 too little memory"

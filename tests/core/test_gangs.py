@@ -1,5 +1,6 @@
 """Together or not at all: the search, and plans that hold whole or not."""
 
+from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
@@ -102,7 +103,7 @@ def possible(view: UsageTotals, members: list[Request], nodes: tuple[Node, ...])
     first, *rest = members
     for each in nodes:
         for cards in combinations(each.cards, first.cards):
-            alone = Node(each.name, cards, each.cpu_milli, each.memory_mib)
+            alone = replace(each, cards=cards)
             found = place(view, first, "binpack", [alone])
             if isinstance(found, Placement):
                 view.add(found)
@@ -298,3 +299,18 @@ def test_memory_of_two_units_may_be_mixed_in_a_gang() -> None:
     """Members may be unequal in every way."""
     mixed = [Request(Memory(24, 256), compute=40), Request(Memory(4, GIB)), Request(compute=60)]
     assert where(place_gang(EmptyUsage(), mixed, "binpack", [A])) == ["a0", "a0", "a0"]
+
+
+def test_gang_spans_nodes_of_different_units() -> None:
+    """12 units are 12924 MiB of a T4 in GiB, and 3119 MiB of one in units of 256 MiB: 15079 * 12 // 58."""
+    coarse, fine = node(T4_MIB, name="a"), replace(node(T4_MIB, name="b"), unit_mib=256)
+    member = Request(Memory(12, None))
+    placements = place_gang(EmptyUsage(), [member] * 5, "binpack", (coarse, fine))
+    assert isinstance(placements, tuple)
+    assert sorted((it.node, it.slices[0].memory_mib) for it in placements) == [
+        ("a", 12924),
+        *[("b", 3119)] * 4,
+    ]
+    assert isinstance(
+        place_gang(EmptyUsage(), [member] * 6, "binpack", (coarse, fine)), Unschedulable
+    )

@@ -166,7 +166,7 @@ NO_ROOM = "card 0 of a has no room for this slice"
         (
             placement(),
             placement(piece(0, 8000), piece(0, 8000)),
-            "a placement has one slice on a card, not several",
+            "a placement has at most one slice on each card",
         ),
         (placement(), placement(piece(1, 1)), "there is no card 1 (GPU-a-1) on a"),
         # the card was exchanged: same index, another UUID

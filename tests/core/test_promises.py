@@ -13,7 +13,7 @@ from fenka.core.queue import PendingRequest, SchedulingResult
 from fenka.core.reasons import ReasonCode
 from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage, UsageTotals
-from tests.core.core_kit import GIB, SIZES, card, clusters, device, requests
+from tests.core.core_kit import SIZES, card, clusters, device, requests
 
 POLICIES = st.sampled_from(["binpack", "spread"])
 MANY = st.lists(requests(), max_size=12)
@@ -58,7 +58,9 @@ def test_a_placement_is_what_was_asked_for(
         if request.whole:
             assert (each.memory_mib, each.compute) == (on.memory_mib, 100)
         else:
-            wanted = request.memory.mib_on(on.memory_mib, GIB) if request.memory else 0
+            wanted = (
+                request.memory.mib_on(on.memory_mib, its_node.unit_mib) if request.memory else 0
+            )
             assert (each.memory_mib, each.compute) == (wanted, request.compute)
 
 

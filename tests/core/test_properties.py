@@ -13,7 +13,7 @@ from fenka.core.ledger import Conflict, Ledger
 from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage, UsageView
-from tests.core.core_kit import GIB, T4_MIB, card, clusters, device, requests, units
+from tests.core.core_kit import T4_MIB, card, clusters, device, requests, units
 
 POLICY = st.sampled_from(sorted(SCORES))
 HELD = st.lists(requests(), max_size=8)
@@ -88,7 +88,9 @@ def test_a_placement_keeps_every_promise(
             assert (piece.memory_mib, piece.compute) == (each.memory_mib, each.compute)
         else:
             assert piece.compute == request.compute
-            expected = request.memory.mib_on(each.memory_mib, GIB) if request.memory else 0
+            expected = (
+                request.memory.mib_on(each.memory_mib, host.unit_mib) if request.memory else 0
+            )
             assert piece.memory_mib == expected
     cpu, memory = ledger.host_usage(host.name)
     assert host.cpu_milli is None or cpu + request.cpu_milli <= max(host.cpu_milli, cpu)
@@ -157,7 +159,7 @@ def test_a_rejection_is_true(
 
 def self_contained(ledger: Ledger, node: Node, each: Card, request: Request) -> bool:
     """Whether the ledger takes one slice of this request on this card, host aside."""
-    mib = request.memory.mib_on(each.memory_mib, GIB) if request.memory else 0
+    mib = request.memory.mib_on(each.memory_mib, node.unit_mib) if request.memory else 0
     one = Request(whole=True) if request.whole else replace(request, cards=1)
     if mib is None:
         return False
@@ -165,7 +167,7 @@ def self_contained(ledger: Ledger, node: Node, each: Card, request: Request) -> 
         EmptyUsage(),
         replace(one, cpu_milli=0, host_memory_mib=0),
         "binpack",
-        [Node(node.name, (replace(each, healthy=True, cordoned=False),))],
+        [Node(node.name, (replace(each, healthy=True, cordoned=False),), unit_mib=node.unit_mib)],
     )
     if not isinstance(found, Placement):
         return False

@@ -44,7 +44,7 @@ def test_nobody_holds_less_than_nothing(record: Placement) -> None:
     ledger = Ledger([node(T4_MIB)])
     with pytest.raises(Conflict) as caught:
         ledger.adopt("x", record)
-    assert str(caught.value) == "nobody can hold less than nothing"
+    assert str(caught.value) == "amounts of a placement cannot be negative"
     assert ledger.entries == {}
     assert ledger.card_usage("a", device(0)) == NO_USAGE
 

@@ -1,16 +1,16 @@
-"""The queue of a cluster: by priority and time, fair between users, with backfill.
+"""Serves the queue: by priority and time, fair between users, with backfill.
 
-A waiter that does not fit *names* the cards it will get: the cheapest set, by when enough of it will be
-free. Those behind it use other cards; the named ones only if they prove that they end before it starts. So
-a stream of small requests does not starve a large one, and a large one does not empty the cluster.
+A pending request that does not fit *reserves* cards: the set that is free for it first. Requests behind it
+use other cards, and reserved ones only if their deadline comes before the reservation starts. So a stream of
+small requests does not starve a large one, and a large one does not leave the cluster empty.
 """
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from fenka.core.evaluate import Fit, Policy, evaluate, fits_card
+from fenka.core.availability import AvailabilityCache, CardAvailability, availabilities, needs_host
+from fenka.core.evaluate import Fit, Policy, evaluate
 from fenka.core.fairness import Fairness, UsageHistory
 from fenka.core.gangs import place_gang
 from fenka.core.inventory import Card, DeviceId, Node
@@ -24,16 +24,21 @@ from fenka.core.queue import (
     queue_order,
 )
 from fenka.core.reasons import NodeRejection, Unschedulable
-from fenka.core.request import Placement, Request, Slice
-from fenka.core.usage import NO_USAGE, CardUsage, EmptyUsage, UsageOverlay, UsageTotals, UsageView
+from fenka.core.request import Placement, Request
+from fenka.core.usage import EmptyUsage, UsageOverlay, UsageTotals, UsageView
 from fenka.core.verdict_cache import MAX_SHAPES, VerdictCache
+
+MAX_TRIED_NODES = 64
+"""Nodes on which requests for one node are tried together, the best first, of those that fit each alone."""
+
+_Shape = tuple[tuple[Request, ...], frozenset[DeviceId], frozenset[str] | None, bool]
+"""What decides about a request: its parts, the blocked cards, the eligible nodes, and whether one node."""
 
 
 class Backfill:
-    """Serves the waiting. What it remembers are answers that have not changed since, nothing else.
+    """Serves pending requests. Between passes it keeps only what is still valid.
 
-    depth: so many of the waiters that do not fit name cards. The others are held up by nothing but their
-    order, and name cards once they have moved up.
+    depth: the number of requests that reserve cards. Those behind them reserve when they have moved up.
     """
 
     def __init__(
@@ -45,404 +50,290 @@ class Backfill:
     ) -> None:
         self._nodes, self._policy, self._depth = tuple(nodes), policy, depth
         self._fairness = fairness or Fairness()
-        self._no_uses = UsageHistory(self._fairness)
-        self._verdicts, self._ends = VerdictCache(self._nodes, policy), _AvailabilityCache()
+        self._no_history = UsageHistory(self._fairness)
+        self._caches = _Caches(VerdictCache(self._nodes, policy), AvailabilityCache(), set())
 
     def set_nodes(self, nodes: Sequence[Node]) -> None:
-        """The nodes, or the health of their cards, are these from now on."""
+        """Replace the nodes, or the health of their cards."""
         self._nodes = tuple(nodes)
-        self._ends.never.clear()
-        for name in self._verdicts.set_nodes(self._nodes):
-            self._ends.forget(name)
+        self._caches.impossible.clear()
+        for name in self._caches.verdicts.set_nodes(self._nodes):
+            self._caches.availability.invalidate(name)
 
     def serve(
         self,
-        waiting: Collection[PendingRequest],
-        held: Iterable[Allocation],
+        pending: Collection[PendingRequest],
+        allocations: Iterable[Allocation],
         now: float,
         usage: UsageView | None = None,
-        uses: UsageHistory | None = None,
+        history: UsageHistory | None = None,
     ) -> SchedulingResult:
-        """Place in order what fits now, each on what those before it leave; name cards for who does not.
+        """Place in order what fits now, each on what those before it leave; reserve cards for the others.
 
-        usage: what `held` adds up to, from whoever keeps that anyway. Nodes whose generation there is the
-        same as in the last call are not judged again. uses: what users have had.
+        Args:
+            pending: the requests.
+            allocations: all that is allocated on the nodes.
+            now: in the caller's time.
+            usage: the sum of `allocations`, if the caller keeps it. Only nodes whose generation there has
+                changed since the last call are evaluated again.
+            history: what users have used.
         """
-        if not waiting:
+        if not pending:
             return SchedulingResult((), ())
-        turn = _SchedulingPass(self._nodes, self._policy, self._verdicts, self._ends, now)
-        turns = turn.begin(held, usage)
+        current = _SchedulingPass(self._nodes, self._policy, self._caches, now)
+        per_user = current.begin(allocations, usage)
         placed: list[tuple[str, tuple[Placement, ...]]] = []
-        standings: list[QueueStatus] = []
+        statuses: list[QueueStatus] = []
         reservations: list[Reservation] = []
-        past = history_lookup(turns, uses or self._no_uses, now)
-        for it in queue_order(waiting, past, self._fairness, now):
-            deadline = None if it.time_limit_s is None else now + it.time_limit_s
-            barred = frozenset[DeviceId]().union(
-                *(r.cards for r in reservations if r.blocks(deadline))
-            )
-            verdict = turn.place(it, barred)
+        past = history_lookup(per_user, history or self._no_history, now)
+        for request in queue_order(pending, past, self._fairness, now):
+            deadline = None if request.time_limit_s is None else now + request.time_limit_s
+            blocking = (it.cards for it in reservations if it.blocks(deadline))
+            verdict = current.place(request, frozenset[DeviceId]().union(*blocking))
             if isinstance(verdict, Unschedulable):
-                reservation = turn.reserve_cards(it) if len(reservations) < self._depth else None
+                reserves = len(reservations) < self._depth
+                reservation = current.reserve_cards(request) if reserves else None
                 if reservation is not None:
                     reservations.append(reservation)
-                standings.append(QueueStatus(it.id, len(standings) + 1, verdict, reservation))
+                statuses.append(QueueStatus(request.id, len(statuses) + 1, verdict, reservation))
             else:
                 for placement in verdict:
-                    turn.hold(Allocation(placement, deadline, it.user))
-                placed.append((it.id, verdict))
-        return SchedulingResult(tuple(placed), tuple(standings))
+                    current.allocate(Allocation(placement, deadline, request.user))
+                placed.append((request.id, verdict))
+        return SchedulingResult(tuple(placed), tuple(statuses))
 
 
-_Shape = tuple[tuple[Request, ...], frozenset[DeviceId], frozenset[str] | None, bool]
-"""What is asked for, cards that are barred for it, the nodes to which it may go, and whether to one alone."""
+@dataclass(frozen=True, slots=True)
+class _Caches:
+    """What is kept between passes. impossible: what could not be placed if nothing were allocated."""
 
-MAX_TRIED_NODES = 64
-"""Nodes on which what goes together is tried out: those on which each of it fits alone, the best first."""
+    verdicts: VerdictCache
+    availability: AvailabilityCache
+    impossible: set[_Shape]
+
+
+@dataclass(frozen=True, slots=True)
+class _ReservationOption:
+    """Cards that could be reserved, when they are free, and what will be allocated then."""
+
+    cards: tuple[Card, ...]
+    at: float
+    allocation: Allocation
 
 
 class _SchedulingPass:
-    """One serving: what is held, by whom and until when, as placements come to it."""
+    """One pass over the queue: what is allocated and until when, with the placements that it adds."""
 
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        policy: Policy,
-        verdicts: VerdictCache,
-        ends: "_AvailabilityCache",
-        now: float,
-    ) -> None:
-        self._nodes, self._policy, self._now = nodes, policy, now
-        self._verdicts, self._ends = verdicts, ends
+    def __init__(self, nodes: Sequence[Node], policy: Policy, caches: _Caches, now: float) -> None:
+        self._nodes, self._policy, self._caches, self._now = nodes, policy, caches, now
         self._usage = UsageOverlay(EmptyUsage())
-        self._by_node: dict[str, list[Allocation]] = {}
-        self._named: dict[str, list[Allocation]] = {}
-        """What will hold named cards, by node."""
-        self._barred: dict[DeviceId, float] = {}
-        """Until when named cards, by UUID, are kept from those who name cards later."""
-        self._changed: dict[str, dict[Request, list[_CardAvailability]]] = {}
-        """Costs on nodes that are no more as they were when the turn began."""
-        self._refused: dict[_Shape, tuple[int, Unschedulable]] = {}
+        self._allocations: dict[str, list[Allocation]] = {}
+        self._reserved: dict[str, list[Allocation]] = {}
+        """What will be allocated on reserved cards, by node."""
+        self._reserved_until: dict[DeviceId, float] = {}
+        """When the reservation of a card starts, for those who reserve later."""
+        self._changed: dict[str, dict[Request, list[CardAvailability]]] = {}
+        """Availabilities on nodes that this pass has changed."""
+        self._rejected: dict[_Shape, tuple[int, Unschedulable]] = {}
         self._placed = 0
 
-    def begin(self, held: Iterable[Allocation], usage: UsageView | None) -> dict[str, int]:
-        """Take in what is held; how many placements each user has."""
-        users: dict[str, int] = {}
+    def begin(self, allocations: Iterable[Allocation], usage: UsageView | None) -> dict[str, int]:
+        """Take in what is allocated. Return how many placements each user has."""
+        per_user: dict[str, int] = {}
         totals = UsageTotals()
-        for it in held:
+        for allocation in allocations:
             if usage is None:
-                totals.add(it.placement)
-            self._by_node.setdefault(it.placement.node, []).append(it)
-            users[it.user] = users.get(it.user, 0) + 1
+                totals.add(allocation.placement)
+            self._allocations.setdefault(allocation.placement.node, []).append(allocation)
+            per_user[allocation.user] = per_user.get(allocation.user, 0) + 1
         self._usage = UsageOverlay(usage or totals)
-        self._ends.renew(self._by_node)
-        return users
+        self._caches.availability.refresh(self._allocations)
+        return per_user
 
-    def hold(self, held: Allocation) -> None:
-        """From now on."""
-        node = held.placement.node
-        self._usage.add(held.placement)
-        self._by_node.setdefault(node, []).append(held)
+    def allocate(self, allocation: Allocation) -> None:
+        """Add an allocation."""
+        node = allocation.placement.node
+        self._usage.add(allocation.placement)
+        self._allocations.setdefault(node, []).append(allocation)
         self._changed[node] = {}
         self._placed += 1
 
     def place(
-        self, waiting: PendingRequest, barred: frozenset[DeviceId]
+        self, pending: PendingRequest, blocked: frozenset[DeviceId]
     ) -> tuple[Placement, ...] | Unschedulable:
-        """All that it asks for or nothing, on what is held now."""
-        requests = waiting.requests
-        shape = requests, barred, waiting.nodes, waiting.same_node
-        # Who wants the same is refused for the same reasons until something else is placed.
-        known = self._refused.get(shape)
+        """Place all of the request or nothing."""
+        requests = pending.requests
+        shape = requests, blocked, pending.nodes, pending.same_node
+        # An equal request is rejected for equal reasons until something else is placed.
+        known = self._rejected.get(shape)
         if known is not None and known[0] == self._placed:
             return known[1]
         verdict: tuple[Placement, ...] | Unschedulable
         if len(requests) == 1:
-            found = self._verdicts.place(self._usage, requests[0], barred, waiting.nodes)
-            verdict = (found,) if isinstance(found, Placement) else found
-        elif waiting.same_node:
-            verdict = self._place_together(waiting, barred)
+            single = self._caches.verdicts.place(self._usage, requests[0], blocked, pending.nodes)
+            verdict = (single,) if isinstance(single, Placement) else single
+        elif pending.same_node:
+            verdict = self._place_on_one_node(pending, blocked)
         else:
-            nodes = waiting.eligible_nodes(self._nodes)
-            verdict = place_gang(self._usage, requests, self._policy, nodes, barred)
+            nodes = pending.eligible_nodes(self._nodes)
+            verdict = place_gang(self._usage, requests, self._policy, nodes, blocked)
         if isinstance(verdict, Unschedulable):
-            self._refused[shape] = self._placed, verdict
+            self._rejected[shape] = self._placed, verdict
         return verdict
 
-    def _place_together(
-        self, waiting: PendingRequest, barred: frozenset[DeviceId]
+    def _place_on_one_node(
+        self, pending: PendingRequest, blocked: frozenset[DeviceId]
     ) -> tuple[Placement, ...] | Unschedulable:
-        """All of it on one node, the best one by its first request. A no can be wrong beyond TRIES nodes."""
+        """Place all on the best node by its first request. Of the fitting nodes MAX_TRIED_NODES are tried."""
         fits: dict[str, tuple[tuple[float, ...], str, Node]] = {}
         rejections: dict[str, NodeRejection] = {}
-        for request in dict.fromkeys(waiting.requests):
-            judged = self._verdicts.evaluate(self._usage, request, barred, waiting.nodes)
-            for node, verdict in judged:
+        for request in dict.fromkeys(pending.requests):
+            verdicts = self._caches.verdicts.evaluate(self._usage, request, blocked, pending.nodes)
+            for node, verdict in verdicts:
                 if isinstance(verdict, NodeRejection):
                     rejections.setdefault(node.name, verdict)
                 else:
                     fits.setdefault(node.name, (verdict.score, node.name, node))
         likely = sorted(fit for name, fit in fits.items() if name not in rejections)
         for _, name, node in likely[:MAX_TRIED_NODES]:
-            found = place_gang(self._usage, waiting.requests, self._policy, (node,), barred)
-            if not isinstance(found, Unschedulable):
-                return found
-            rejections[name] = found.rejections[0]
+            placed = place_gang(self._usage, pending.requests, self._policy, (node,), blocked)
+            if not isinstance(placed, Unschedulable):
+                return placed
+            rejections[name] = placed.rejections[0]
         return Unschedulable(tuple(rejections.values()))
 
-    def reserve_cards(self, waiting: PendingRequest) -> Reservation | None:
-        """The cheapest cards for it, kept in mind as its own for those who name cards later.
+    # ---- reservations ----
 
-        None for who could not even be placed if nothing were held.
+    def reserve_cards(self, pending: PendingRequest) -> Reservation | None:
+        """Reserve the cards that are free first, also against later reservations.
+
+        Return None for a request that could not be placed even if nothing were allocated.
         """
-        shape = waiting.requests, frozenset[DeviceId](), waiting.nodes, waiting.same_node
-        if shape in self._ends.never:
+        impossible = self._caches.impossible
+        shape = pending.requests, frozenset[DeviceId](), pending.nodes, pending.same_node
+        if shape in impossible:
             return None
-        nodes = waiting.eligible_nodes(self._nodes)
-        choices: list[_ReservationOption] = []
-        one_node = waiting.same_node and len(waiting.requests) > 1
-        for among in self._each_alone(waiting, nodes) if one_node else (nodes,):
-            choices = self._choose(waiting.requests, among)
-            if choices:
-                break
-        if not choices:
-            if len(self._ends.never) > MAX_SHAPES:
-                self._ends.never.clear()
-            self._ends.never.add(shape)
+        options = self._options(pending)
+        if not options:
+            if len(impossible) > MAX_SHAPES:
+                impossible.clear()
+            impossible.add(shape)
             return None
-        at = max(choice.at for choice in choices)
-        known = at < inf and waiting.time_limit_s is not None
-        deadline = at + (waiting.time_limit_s or 0) if known else None
-        for choice in choices:
-            self._name(replace(choice, held=replace(choice.held, deadline=deadline)))
-        cards = frozenset(card.uuid for choice in choices for card in choice.cards)
-        for uuid in cards:
-            self._barred[uuid] = max(at, self._barred.get(uuid, at))
+        at = max(option.at for option in options)
+        known = at < inf and pending.time_limit_s is not None
+        deadline = at + (pending.time_limit_s or 0) if known else None
+        for option in options:
+            self._add(replace(option, allocation=replace(option.allocation, deadline=deadline)))
+        cards = frozenset(card.uuid for option in options for card in option.cards)
+        for card in cards:
+            self._reserved_until[card] = max(at, self._reserved_until.get(card, at))
         return Reservation(cards, at if at < inf else None)
 
-    def _choose(
+    def _options(self, pending: PendingRequest) -> list[_ReservationOption]:
+        """Return one option for each of its requests; none if it can never be placed."""
+        nodes = pending.eligible_nodes(self._nodes)
+        one_node = pending.same_node and len(pending.requests) > 1
+        for among in self._nodes_by_availability(pending, nodes) if one_node else (nodes,):
+            if options := self._options_among(pending.requests, among):
+                return options
+        return []
+
+    def _options_among(
         self, requests: Sequence[Request], nodes: Sequence[Node]
-    ) -> "list[_ReservationOption]":
-        """The cheapest for each on what those before it leave; none if they could never be there together."""
-        choices: list[_ReservationOption] = []
+    ) -> list[_ReservationOption]:
+        """Return the earliest cards for each request on what those before it leave."""
+        options: list[_ReservationOption] = []
         for request in requests:
-            choice = self._cheapest(request, nodes)
-            if choice is None:
+            option = self._earliest(request, nodes)
+            if option is None:
                 break
-            # None of them goes to make room for the next.
-            choices.append(replace(choice, held=replace(choice.held, deadline=inf)))
-            self._name(choices[-1])
-        for choice in choices:
-            self._unname(choice)
-        if len(choices) == len(requests):
-            return choices
-        # One after the other they do not find room; perhaps another way.
+            # None of them ends to make room for the next.
+            stays = replace(option.allocation, deadline=inf)
+            options.append(replace(option, allocation=stays))
+            self._add(options[-1])
+        for option in options:
+            self._remove(option)
+        if len(options) == len(requests):
+            return options
+        # One after the other there is no room; another distribution may fit.
         if len(requests) == 1:
             return []
-        found = place_gang(EmptyUsage(), requests, self._policy, nodes)
-        if isinstance(found, Unschedulable):
+        placements = place_gang(EmptyUsage(), requests, self._policy, nodes)
+        if isinstance(placements, Unschedulable):
             return []
         cards = {(node.name, card.uuid): card for node in nodes for card in node.cards}
         return [
             _ReservationOption(
                 tuple(cards[it.node, piece.uuid] for piece in it.slices), inf, Allocation(it)
             )
-            for it in found
+            for it in placements
         ]
 
-    def _each_alone(self, waiting: PendingRequest, nodes: Iterable[Node]) -> list[tuple[Node]]:
-        """Nodes one by one, the first where each of the requests alone would start first."""
-        priced = []
+    def _nodes_by_availability(
+        self, pending: PendingRequest, nodes: Iterable[Node]
+    ) -> list[tuple[Node]]:
+        """Return single nodes, the one first on which each request alone could start first."""
+        starts = []
         for node in nodes:
-            found = [self._cheapest(it, (node,)) for it in dict.fromkeys(waiting.requests)]
-            ats = [it.at for it in found if it is not None]
-            if len(ats) == len(found):
-                priced.append((max(ats), node.name, node))
-        return [(node,) for _, _, node in sorted(priced, key=lambda it: it[:2])]
+            options = [self._earliest(it, (node,)) for it in dict.fromkeys(pending.requests)]
+            times = [option.at for option in options if option is not None]
+            if len(times) == len(options):
+                starts.append((max(times), node.name, node))
+        return [(node,) for _, _, node in sorted(starts, key=lambda start: start[:2])]
 
-    def _name(self, choice: "_ReservationOption") -> None:
-        self._named.setdefault(choice.held.placement.node, []).append(choice.held)
-        self._changed[choice.held.placement.node] = {}
+    def _add(self, option: _ReservationOption) -> None:
+        node = option.allocation.placement.node
+        self._reserved.setdefault(node, []).append(option.allocation)
+        self._changed[node] = {}
 
-    def _unname(self, choice: "_ReservationOption") -> None:
-        self._named[choice.held.placement.node].remove(choice.held)
-        self._changed[choice.held.placement.node] = {}
+    def _remove(self, option: _ReservationOption) -> None:
+        node = option.allocation.placement.node
+        self._reserved[node].remove(option.allocation)
+        self._changed[node] = {}
 
-    def _cheapest(self, request: Request, nodes: Iterable[Node]) -> "_ReservationOption | None":
-        known = self._ends.of_shape(request)
-        best: tuple[tuple[float, int, str], Node, list[_CardAvailability]] | None = None
+    def _earliest(self, request: Request, nodes: Iterable[Node]) -> _ReservationOption | None:
+        best: tuple[tuple[float, int, str], Node, list[CardAvailability]] | None = None
+        known = self._caches.availability.of(request)
         for node in nodes:
-            mine = self._changed.get(node.name)
-            costs = known.get(node.name) if mine is None else mine.get(request)
-            if costs is None:
-                held = [*self._by_node.get(node.name, ()), *self._named.get(node.name, ())]
-                costs = _costs(request, node, held)
-                if mine is None:
-                    known[node.name] = costs
-                else:
-                    costs = mine[request] = self._after_bars(costs)
-            if len(costs) < request.cards:
+            cards = self._availabilities(request, node, known)
+            if len(cards) < request.cards:
                 continue
-            needed = costs[: request.cards]
+            needed = cards[: request.cards]
             at = max(self._now, needed[-1].at)
-            price = at, sum(it.uncertain for it in needed), node.name
-            if best is None or price < best[0]:
-                best = price, node, needed
+            cost = at, sum(it.uncertain for it in needed), node.name
+            if best is None or cost < best[0]:
+                best = cost, node, needed
         if best is None:
             return None
         (at, _, _), node, needed = best
-        cards = tuple(it.card for it in needed)
-        (alone,) = evaluate(EmptyUsage(), request, self._policy, (replace(node, cards=cards),))
-        assert isinstance(alone, Fit)
-        named = node.cards if _on_host(request, node) else cards
-        return _ReservationOption(named, at, Allocation(alone.placement))
+        chosen = tuple(it.card for it in needed)
+        (fit,) = evaluate(EmptyUsage(), request, self._policy, (replace(node, cards=chosen),))
+        assert isinstance(fit, Fit)
+        # Another slice on any card of the node may take the host's share too.
+        reserved = node.cards if needs_host(request, node) else chosen
+        return _ReservationOption(reserved, at, Allocation(fit.placement))
 
-    def _after_bars(self, costs: "list[_CardAvailability]") -> "list[_CardAvailability]":
-        """Also a card that would do now is kept for who named it, until that has started."""
-        barred = [(it, self._barred.get(it.card.uuid, -inf)) for it in costs]
-        return sorted(
-            (
-                _CardAvailability(max(it.at, until), it.uncertain + (until == inf), it.card)
-                for it, until in barred
-            ),
-            key=_CardAvailability.order,
-        )
+    def _availabilities(
+        self, request: Request, node: Node, known: dict[str, list[CardAvailability]]
+    ) -> list[CardAvailability]:
+        """Return them from the cache of unchanged nodes, or from this pass's own."""
+        changed = self._changed.get(node.name)
+        cached = known.get(node.name) if changed is None else changed.get(request)
+        if cached is not None:
+            return cached
+        reserved = self._reserved.get(node.name, ())
+        cards = availabilities(request, node, [*self._allocations.get(node.name, ()), *reserved])
+        if changed is None:
+            known[node.name] = cards
+        else:
+            cards = changed[request] = self._after_reservations(cards)
+        return cards
 
-
-class _AvailabilityCache:
-    """Remembers what waiting for cards comes to, for nodes that the same hold as before."""
-
-    def __init__(self) -> None:
-        self.never: set[_Shape] = set()
-        """What could not be placed if nothing were held."""
-        self._held: dict[str, list[Allocation]] = {}
-        self._known: OrderedDict[Request, dict[str, list[_CardAvailability]]] = OrderedDict()
-
-    def renew(self, held: Mapping[str, Sequence[Allocation]]) -> None:
-        """Forget the nodes on which others hold something, or until other times, than before."""
-        changed = [
-            name for name in self._held.keys() | held if self._held.get(name) != held.get(name)
-        ]
-        for name in changed:
-            self.forget(name)
-        # Copies: the turn goes on to add to its own.
-        self._held.update((name, list(held[name])) for name in changed if name in held)
-        for name in self._held.keys() - held.keys():
-            del self._held[name]
-
-    def forget(self, node: str) -> None:
-        """Its cards may be others now."""
-        for by_node in self._known.values():
-            by_node.pop(node, None)
-
-    def of_shape(self, request: Request) -> "dict[str, list[_CardAvailability]]":
-        """By node, the costs of its cards, the earliest first."""
-        by_node = self._known.setdefault(request, {})
-        self._known.move_to_end(request)
-        if len(self._known) > MAX_SHAPES:
-            self._known.popitem(last=False)
-        return by_node
-
-
-@dataclass(frozen=True, slots=True)
-class _CardAvailability:
-    """When a card will do, and after how many ends that nobody can tell (then `at` is infinite)."""
-
-    at: float
-    uncertain: int
-    card: Card
-
-    def order(self) -> tuple[float, int, int]:
-        """The cheapest first."""
-        return self.at, self.uncertain, self.card.index
-
-
-@dataclass(frozen=True, slots=True)
-class _ReservationOption:
-    """Cards named, when they will do, and what will hold them then."""
-
-    cards: tuple[Card, ...]
-    at: float
-    held: Allocation
-
-
-def _costs(request: Request, node: Node, held: Sequence[Allocation]) -> list[_CardAvailability]:
-    """Of the node's cards that could do, the earliest first; empty if the node cannot."""
-    on_host = _on_host(request, node)
-    if on_host:
-        (alone,) = evaluate(EmptyUsage(), request, "binpack", (node,))
-        if not isinstance(alone, Fit):
-            return []
-    # They go as their time comes; of those whose end nobody can tell the largest first, so that they are few.
-    # Who stays for ever (`deadline` infinite) comes last.
-    going = sorted(held, key=lambda it: (_end(it), it.deadline == inf, -_largest(it)))
-    on_card: dict[DeviceId, list[tuple[Allocation, Slice]]] = {card.uuid: [] for card in node.cards}
-    for it in going:
-        for piece in it.placement.slices:
-            if piece.uuid in on_card:
-                on_card[piece.uuid].append((it, piece))
-    host = _when_host(request, node, going) if on_host else (-inf, 0)
-    if host is None:
-        return []
-    (host_at, host_uncertain), costs = host, []
-    for card in node.cards:
-        found = _when(request, node, card, on_card[card.uuid])
-        if found is not None:
-            costs.append(_CardAvailability(max(found[0], host_at), found[1] + host_uncertain, card))
-    return sorted(costs, key=_CardAvailability.order)
-
-
-def _when(
-    request: Request, node: Node, card: Card, going: Sequence[tuple[Allocation, Slice]]
-) -> tuple[float, int] | None:
-    """When the card will do; None: never."""
-    memory = sum(piece.memory_mib for _, piece in going)
-    compute = sum(piece.compute for _, piece in going)
-    holders, whole = len(going), sum(it.placement.whole for it, _ in going)
-    at, uncertain = -inf, 0
-    for it, piece in going:
-        if fits_card(request, node, card, CardUsage(memory, compute, holders, whole)):
-            return at, uncertain
-        if it.deadline == inf:
-            return None
-        memory, compute = memory - piece.memory_mib, compute - piece.compute
-        holders, whole = holders - 1, whole - it.placement.whole
-        at, uncertain = max(at, _end(it)), uncertain + (it.deadline is None)
-    return (at, uncertain) if fits_card(request, node, card, NO_USAGE) else None
-
-
-def _when_host(
-    request: Request, node: Node, going: Sequence[Allocation]
-) -> tuple[float, int] | None:
-    """When the host has what is asked of it; None: never. Empty it has."""
-    cpu = sum(it.placement.cpu_milli for it in going)
-    memory = sum(it.placement.host_memory_mib for it in going)
-    at, uncertain = -inf, 0
-    for it in going:
-        if _room(cpu, request.cpu_milli, node.cpu_milli) and _room(
-            memory, request.host_memory_mib, node.memory_mib
-        ):
-            break
-        if it.deadline == inf:
-            return None
-        cpu, memory = cpu - it.placement.cpu_milli, memory - it.placement.host_memory_mib
-        at, uncertain = max(at, _end(it)), uncertain + (it.deadline is None)
-    return at, uncertain
-
-
-def _room(used: int, needed: int, total: int | None) -> bool:
-    return total is None or needed == 0 or used + needed <= total
-
-
-def _end(held: Allocation) -> float:
-    return inf if held.deadline is None else held.deadline
-
-
-def _largest(held: Allocation) -> int:
-    return max((piece.memory_mib for piece in held.placement.slices), default=0)
-
-
-def _on_host(request: Request, node: Node) -> bool:
-    """Whoever takes another of the node's cards may take what it waits for too."""
-    cpu = node.cpu_milli is not None and request.cpu_milli > 0
-    return cpu or (node.memory_mib is not None and request.host_memory_mib > 0)
+    def _after_reservations(self, cards: Iterable[CardAvailability]) -> list[CardAvailability]:
+        """A card that is free now is kept for its reservation until that has started."""
+        later = []
+        for it in cards:
+            until = self._reserved_until.get(it.card.uuid, -inf)
+            uncertain = it.uncertain + (until == inf)
+            later.append(CardAvailability(max(it.at, until), uncertain, it.card))
+        return sorted(later, key=CardAvailability.order)

@@ -1,7 +1,8 @@
-"""The one decision: judge every node for a request. Placing is taking the best verdict.
+"""The one decision: evaluate every node for a request. To place a request is to take the best verdict.
 
-The scheduler, the workstation's daemon, what-ifs and the simulator all call `evaluate`; nobody else
-knows what fits.
+The scheduler, the workstation's daemon, what-ifs and the simulator all call `evaluate`. What fits is defined
+nowhere else. To add a rule, write a filter and add it to FILTERS; to add a policy, write a score function and
+add it to SCORES.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -16,28 +17,28 @@ from fenka.core.usage import CardUsage, EmptyUsage, UsageView
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A card that is being judged: what is held of it, and what the request wants of it."""
+    """A card that is evaluated: what is allocated of it, and what the request would take."""
 
     card: Card
     usage: CardUsage
     requested_mib: int | None
     """None if the card has fewer units than requested; 0 for a request of compute alone."""
     nominal_mib: int = 0
-    """What the request means on any card of the node, for reasons."""
+    """The requested units times the unit, which a reason states for a card that has fewer units."""
 
     @property
     def free_mib(self) -> int:
-        """Never negative: an overcommitted card has nothing free."""
+        """Return the free memory; 0 for an overcommitted card."""
         return max(self.card.memory_mib - self.usage.memory_mib, 0)
 
     @property
     def free_compute(self) -> int:
-        """Percent, never negative."""
+        """Return the free compute in percent; 0 for an overcommitted card."""
         return max(self.card.compute - self.usage.compute, 0)
 
     @property
     def free(self) -> tuple[int, int]:
-        """Memory then compute; for a slice of compute alone the other way round."""
+        """Return free memory and free compute; compute first for a request of compute alone."""
         if self.requested_mib == 0:
             return self.free_compute, self.free_mib
         return self.free_mib, self.free_compute
@@ -45,9 +46,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A node that fits; the smallest score is the best.
+    """A node that fits.
 
-    cards: all its cards that fit, of which the placement takes the first by policy.
+    Attributes:
+        score: the smallest is the best.
+        placement: on the best of its cards.
+        cards: all its cards that fit.
     """
 
     node: str
@@ -59,6 +63,7 @@ class Fit:
 Verdict = Fit | NodeRejection
 
 Filter = Callable[[Candidate, Request], Reason | None]
+"""Returns why a card does not fit, None if it does."""
 
 
 class NodeCandidate(NamedTuple):
@@ -72,41 +77,50 @@ class NodeCandidate(NamedTuple):
 
 
 ScoreFunction = Callable[[NodeCandidate, Candidate], tuple[float, ...]]
-"""Return what sorts nodes, and the cards of a node: the smallest is the best."""
+"""Returns what sorts nodes, and the cards of a node: the smallest is the best."""
 
 
-def _unhealthy(it: Candidate, _: Request) -> Reason | None:
-    return None if it.card.healthy else Reason(ReasonCode.UNHEALTHY, it.card.index)
+def _unhealthy(candidate: Candidate, _: Request) -> Reason | None:
+    return None if candidate.card.healthy else Reason(ReasonCode.UNHEALTHY, candidate.card.index)
 
 
-def _cordoned(it: Candidate, _: Request) -> Reason | None:
-    return Reason(ReasonCode.CORDONED, it.card.index) if it.card.cordoned else None
+def _cordoned(candidate: Candidate, _: Request) -> Reason | None:
+    return Reason(ReasonCode.CORDONED, candidate.card.index) if candidate.card.cordoned else None
 
 
-def _model(it: Candidate, request: Request) -> Reason | None:
-    wrong = request.models and it.card.model not in request.models
-    return Reason(ReasonCode.MODEL, it.card.index) if wrong else None
+def _model(candidate: Candidate, request: Request) -> Reason | None:
+    wrong = request.models and candidate.card.model not in request.models
+    return Reason(ReasonCode.MODEL, candidate.card.index) if wrong else None
 
 
-def _taken_whole(it: Candidate, _: Request) -> Reason | None:
-    return Reason(ReasonCode.WHOLE, it.card.index) if it.usage.whole else None
+def _taken_whole(candidate: Candidate, _: Request) -> Reason | None:
+    return Reason(ReasonCode.WHOLE, candidate.card.index) if candidate.usage.whole else None
 
 
-def _in_use(it: Candidate, request: Request) -> Reason | None:
-    return Reason(ReasonCode.IN_USE, it.card.index) if request.whole and it.usage.holders else None
+def _in_use(candidate: Candidate, request: Request) -> Reason | None:
+    return (
+        Reason(ReasonCode.IN_USE, candidate.card.index)
+        if request.whole and candidate.usage.holders
+        else None
+    )
 
 
-def _memory(it: Candidate, _: Request) -> Reason | None:
-    if it.requested_mib is not None and it.requested_mib <= it.free_mib:
+def _memory(candidate: Candidate, _: Request) -> Reason | None:
+    if candidate.requested_mib is not None and candidate.requested_mib <= candidate.free_mib:
         return None
-    return Reason(ReasonCode.MEMORY, it.card.index, it.requested_mib or it.nominal_mib, it.free_mib)
+    return Reason(
+        ReasonCode.MEMORY,
+        candidate.card.index,
+        candidate.requested_mib or candidate.nominal_mib,
+        candidate.free_mib,
+    )
 
 
-def _compute(it: Candidate, request: Request) -> Reason | None:
-    needed = it.card.compute if request.whole else request.compute
-    if needed <= it.free_compute:
+def _compute(candidate: Candidate, request: Request) -> Reason | None:
+    needed = candidate.card.compute if request.whole else request.compute
+    if needed <= candidate.free_compute:
         return None
-    return Reason(ReasonCode.COMPUTE, it.card.index, needed, it.free_compute)
+    return Reason(ReasonCode.COMPUTE, candidate.card.index, needed, candidate.free_compute)
 
 
 FILTERS: tuple[Filter, ...] = (
@@ -118,7 +132,7 @@ FILTERS: tuple[Filter, ...] = (
     _memory,
     _compute,
 )
-"""One predicate, one reason. The first that fails is the card's reason."""
+"""Each has one reason. The first that rejects a card gives the card's reason."""
 
 
 def _binpack(on: NodeCandidate, card: Candidate) -> tuple[float, ...]:
@@ -144,12 +158,20 @@ def evaluate(
     nodes: Iterable[Node],
     reserved: Collection[DeviceId] = (),
 ) -> list[Verdict]:
-    """Judge every node, in the order given. Cards in `reserved` (UUIDs) are kept for others.
+    """Return a verdict for every node, in their order.
 
-    Raises KeyError for an unknown policy.
+    Args:
+        view: what is allocated now.
+        request: what to place.
+        policy: a name in SCORES.
+        nodes: those to evaluate.
+        reserved: cards that are kept for other requests.
+
+    Raises:
+        KeyError: for an unknown policy.
     """
     score = SCORES[policy]
-    return [_judge(view, request, score, node, reserved) for node in nodes]
+    return [_evaluate_node(view, request, score, node, reserved) for node in nodes]
 
 
 def place(
@@ -159,7 +181,7 @@ def place(
     nodes: Iterable[Node],
     reserved: Collection[DeviceId] = (),
 ) -> Placement | Unschedulable:
-    """The best placement, or why there is none. Equal nodes: the first by name, so that it is certain."""
+    """Return the best placement, or why there is none. Of equal nodes the first by name is taken."""
     verdicts = evaluate(view, request, policy, nodes, reserved)
     fits = [verdict for verdict in verdicts if isinstance(verdict, Fit)]
     if fits:
@@ -184,9 +206,9 @@ def _candidate(request: Request, node: Node, card: Card, usage: CardUsage) -> Ca
 
 
 def never_fits(request: Request, nodes: Collection[Node]) -> Unschedulable | None:
-    """Why the request could not be placed even if nothing were held; None if it could.
+    """Return why the request could not be placed even if nothing were allocated; None if it could.
 
-    Health and cordons pass: a request that only they keep out may wait.
+    Cards count as healthy and not cordoned: a request that only needs that may wait.
     """
     rejections: list[NodeRejection] = []
     for node in nodes:
@@ -204,27 +226,27 @@ def _restored(node: Node) -> Node:
     return replace(node, cards=tuple(cards))
 
 
-def _judge(
+def _evaluate_node(
     view: UsageView,
     request: Request,
     score: ScoreFunction,
     node: Node,
     reserved: Collection[DeviceId],
 ) -> Verdict:
-    judged = [
+    candidates = [
         _candidate(request, node, card, view.card_usage(node.name, card.uuid))
         for card in node.cards
     ]
-    reasons = [_first_reason(it, request, reserved) for it in judged]
-    fitting = [it for it, reason in zip(judged, reasons, strict=True) if reason is None]
+    reasons = [_first_reason(it, request, reserved) for it in candidates]
+    fitting = [it for it, reason in zip(candidates, reasons, strict=True) if reason is None]
     shortage = _shortage(view, request, node, len(fitting))
     if shortage is not None:
-        whys = [
+        reasons_of_all = [
             reason or Reason(shortage[0], it.card.index, *shortage[1:])
-            for it, reason in zip(judged, reasons, strict=True)
+            for it, reason in zip(candidates, reasons, strict=True)
         ]
-        return NodeRejection(node.name, tuple(whys))
-    on = NodeCandidate(node, request, judged, _free_share(judged))
+        return NodeRejection(node.name, tuple(reasons_of_all))
+    on = NodeCandidate(node, request, candidates, _free_share(candidates))
     card_score = SCORES[node.card_policy] if node.card_policy else score
     fitting.sort(key=lambda card: card_score(on, card))
     return Fit(
@@ -235,36 +257,42 @@ def _judge(
     )
 
 
-def _free_share(judged: list[Candidate]) -> float:
-    """Of the node's cards that admit anybody, in what is asked for: memory, or compute alone."""
-    admitting = [it for it in judged if it.card.healthy and not it.card.cordoned]
+def _free_share(candidates: list[Candidate]) -> float:
+    """Return the free part of the cards that take slices, in memory; in compute for compute alone."""
+    admitting = [it for it in candidates if it.card.healthy and not it.card.cordoned]
     of_compute = admitting[0].requested_mib == 0
     total = sum(it.card.compute if of_compute else it.card.memory_mib for it in admitting)
     return sum(it.free[0] for it in admitting) / total
 
 
-def _first_reason(it: Candidate, request: Request, reserved: Collection[DeviceId]) -> Reason | None:
-    for predicate in FILTERS:
-        reason = predicate(it, request)
+def _first_reason(
+    candidate: Candidate, request: Request, reserved: Collection[DeviceId]
+) -> Reason | None:
+    for rule in FILTERS:
+        reason = rule(candidate, request)
         if reason is not None:
             return reason
-    # Last: that others wait for a card is the reason only if it would fit without them.
-    return Reason(ReasonCode.RESERVED, it.card.index) if it.card.uuid in reserved else None
+    # A reservation is the reason only of a card that would fit without candidate.
+    return (
+        Reason(ReasonCode.RESERVED, candidate.card.index)
+        if candidate.card.uuid in reserved
+        else None
+    )
 
 
 def _shortage(
     view: UsageView, request: Request, node: Node, fitting: int
 ) -> tuple[ReasonCode, int, int] | None:
-    """What the node as a whole lacks, needed and available: the reason of each card that fits by itself."""
+    """Return what the node lacks, needed and available: the reason of each card that fits by itself."""
     cpu, memory = view.host_usage(node.name)
-    for why, needed, used, total in (
+    for code, needed, used, total in (
         (ReasonCode.CPU, request.cpu_milli, cpu, node.cpu_milli),
         (ReasonCode.HOST_MEMORY, request.host_memory_mib, memory, node.memory_mib),
         (ReasonCode.TOO_FEW, request.cards, 0, fitting),
     ):
-        # A request that needs none is not kept out by a host that is already overcommitted.
+        # A request for none is not rejected by an overcommitted host.
         if total is not None and needed > max(total - used, 0):
-            return why, needed, max(total - used, 0)
+            return code, needed, max(total - used, 0)
     return None
 
 

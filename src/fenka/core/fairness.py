@@ -1,7 +1,7 @@
-"""What each user has had of the cards, and how that orders requests of one priority.
+"""What each user has used of the cards, and how that orders requests of equal priority.
 
-Use is measured in card-seconds: a slice counts for the larger of its shares of memory and compute. It decays:
-after one half-life half of it counts. Time is a number passed in.
+Usage is measured in card-seconds: a slice counts for the larger of its shares of memory and compute. It
+decays: after one half-life half of it counts. Time is passed in as a number.
 """
 
 from bisect import bisect_right
@@ -13,21 +13,25 @@ from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Placement
 
 REMEMBERED = 256
-"""Starts of one user, between which requests that are older still wait."""
+"""Starts that are remembered of each user."""
 
 FORGOTTEN = 1e-3
-"""Card-seconds that order nobody."""
+"""Fewer card-seconds are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """What orders requests of one priority.
+    """How requests of equal priority are ordered.
 
-    The user that has had less comes first. Counted are card-seconds, which decay by `half_life_s`, and
-    `turn_s` seconds for each placement that the user holds and for each request that it made before. Equal
-    users are ordered by time. A user's first request starves when it has waited for `starvation_s` and none
-    that the user made earlier was served meanwhile. It goes before all that do not starve. With turn_s 0
-    time alone decides. With half_life_s 0 nothing is remembered.
+    The user with the smaller share comes first. Users of equal share are ordered by time. A user's first
+    request starves if none that the user made earlier was served for a long time. It then precedes all that
+    do not starve.
+
+    Attributes:
+        penalty_per_request_s: card-seconds added to a user's share for each placement that it has, and for
+            each request that it made earlier. With 0 time alone decides.
+        starvation_s: how long a request waits until it starves.
+        half_life_s: after this time half of a user's card-seconds count. With 0 nothing is remembered.
     """
 
     penalty_per_request_s: float = 60
@@ -37,9 +41,12 @@ class Fairness:
 
 @dataclass(frozen=True, slots=True)
 class UserHistory:
-    """What a user has and had. held: placements. used_s: card-seconds, decayed.
+    """What a user has and had.
 
-    starts: of its requests, when they were made and when served; both ascend.
+    Attributes:
+        held: the number of its placements.
+        used_s: its card-seconds, decayed.
+        starts: when its requests were made and when they were served; both ascend.
     """
 
     held: int = 0
@@ -59,78 +66,78 @@ NO_HISTORY = UserHistory()
 class _User:
     used_s: float = 0.0
     at: float = -inf
-    """As of when."""
+    """When `used_s` was computed."""
     rate: float = 0.0
-    """Cards that it holds."""
+    """The number of cards that it has."""
     open: int = 0
     starts: list[tuple[float, float]] = field(default_factory=list)
 
 
 class UsageHistory:
-    """Adds up what users hold, and lets it decay."""
+    """Adds up what users have over time, with decay."""
 
     def __init__(self, fairness: Fairness) -> None:
         self._decay = log(2) / fairness.half_life_s if fairness.half_life_s > 0 else inf
         self._keep_s = fairness.starvation_s
         self._users: dict[str, _User] = {}
         self._open: dict[str, tuple[str, float]] = {}
-        """By the id of who holds something: its user, and how many cards."""
+        """By the id of an allocation: its user, and how many cards it counts for."""
 
     def start(
         self, holder: str, user: str, cards: float, requested_at: float, at: float, now: float
     ) -> None:
-        """Count a holder from `at` on, which may be in the past. One that holds as before is not changed."""
+        """Count an allocation from `at` on, which may be in the past, unless it is counted already."""
         if self._open.get(holder) == (user, cards):
             return
         resized = holder in self._open
         self.stop(holder, now, now)
-        mine = self._users.setdefault(user, _User())
-        self._advance(mine, now)
+        record = self._users.setdefault(user, _User())
+        self._advance(record, now)
         at = now if resized else min(at, now)
-        mine.used_s += cards * self._weight(now - at)
-        mine.rate, mine.open = mine.rate + cards, mine.open + 1
+        record.used_s += cards * self._weight(now - at)
+        record.rate, record.open = record.rate + cards, record.open + 1
         self._open[holder] = user, cards
         if not resized:
-            self._served(mine, requested_at, at)
+            self._served(record, requested_at, at)
 
     def stop(self, holder: str, at: float, now: float) -> None:
-        """Count the holder no more since `at`, which may be in the past. Unknown holders are ignored."""
+        """Stop counting an allocation at `at`, which may be in the past. Unknown ids are ignored."""
         known = self._open.pop(holder, None)
         if known is None:
             return
         user, cards = known
-        mine = self._users[user]
-        self._advance(mine, now)
-        mine.used_s = max(0.0, mine.used_s - cards * self._weight(max(0.0, now - at)))
-        mine.open -= 1
-        mine.rate = mine.rate - cards if mine.open else 0.0
+        record = self._users[user]
+        self._advance(record, now)
+        record.used_s = max(0.0, record.used_s - cards * self._weight(max(0.0, now - at)))
+        record.open -= 1
+        record.rate = record.rate - cards if record.open else 0.0
 
     @property
     def holders(self) -> frozenset[str]:
-        """Who is counted now."""
+        """Return the ids that are counted now."""
         return frozenset(self._open)
 
     def holds(self, holder: str) -> bool:
-        """Return whether the holder is counted now."""
+        """Return whether the id is counted now."""
         return holder in self._open
 
     def charge(self, user: str, seconds: float, requested_at: float, now: float) -> None:
-        """Count card-seconds that were kept for a request of the user, which did not come for them."""
-        mine = self._users.setdefault(user, _User())
-        self._advance(mine, now)
-        mine.used_s += seconds
-        self._served(mine, requested_at, now)
+        """Count card-seconds that were reserved for a request of the user and not used."""
+        record = self._users.setdefault(user, _User())
+        self._advance(record, now)
+        record.used_s += seconds
+        self._served(record, requested_at, now)
 
     def history(self, user: str, held: int, now: float) -> UserHistory:
-        """Return what this user has had until now. held: placements that it has."""
-        mine = self._users.get(user)
-        if mine is None:
+        """Return what this user has used until now. held: the number of its placements."""
+        record = self._users.get(user)
+        if record is None:
             return UserHistory(held)
-        self._advance(mine, now)
-        mine.starts = [it for it in mine.starts if it[1] > now - self._keep_s]
-        if not mine.open and not mine.starts and mine.used_s < FORGOTTEN:
+        self._advance(record, now)
+        record.starts = [start for start in record.starts if start[1] > now - self._keep_s]
+        if not record.open and not record.starts and record.used_s < FORGOTTEN:
             del self._users[user]
-        return UserHistory(held, mine.used_s, tuple(mine.starts))
+        return UserHistory(held, record.used_s, tuple(record.starts))
 
     def used(self, now: float) -> dict[str, float]:
         """Return the card-seconds of all users that have any."""
@@ -138,36 +145,36 @@ class UsageHistory:
         return {user: used for user, used in found.items() if used >= FORGOTTEN}
 
     def merge(self, used: Mapping[str, float], now: float) -> None:
-        """Take over what another has counted until now, where that is more."""
+        """Take over what another process has counted until now, if that is more."""
         for user, seconds in used.items():
-            mine = self._users.setdefault(user, _User())
-            self._advance(mine, now)
-            mine.used_s = max(mine.used_s, seconds)
+            record = self._users.setdefault(user, _User())
+            self._advance(record, now)
+            record.used_s = max(record.used_s, seconds)
 
     def _weight(self, seconds: float) -> float:
-        """Return what a card that was held from so long ago until now counts."""
+        """Return the decayed card-seconds of one card from `seconds` ago until now."""
         if not 0 < self._decay < inf:
             return seconds if self._decay == 0 else 0.0
         return (1 - exp(-self._decay * seconds)) / self._decay
 
-    def _advance(self, mine: _User, now: float) -> None:
-        # A clock that was put back adds nothing.
-        passed = max(0.0, now - mine.at) if mine.at > -inf else 0.0
+    def _advance(self, record: _User, now: float) -> None:
+        # A clock that was set back adds nothing.
+        passed = max(0.0, now - record.at) if record.at > -inf else 0.0
         kept = exp(-self._decay * passed) if self._decay < inf else 0.0
-        mine.used_s = mine.used_s * kept + mine.rate * self._weight(passed)
-        mine.at = now
+        record.used_s = record.used_s * kept + record.rate * self._weight(passed)
+        record.at = now
 
-    def _served(self, mine: _User, requested_at: float, at: float) -> None:
-        earlier = mine.starts[: bisect_right(mine.starts, (requested_at, -inf))]
+    def _served(self, record: _User, requested_at: float, at: float) -> None:
+        earlier = record.starts[: bisect_right(record.starts, (requested_at, -inf))]
         if earlier and earlier[-1][1] >= at:
             return
-        # Whoever asks for the last start of a request made by then is answered by the latest of them.
-        later = [it for it in mine.starts[len(earlier) :] if it[1] > at]
-        mine.starts = [*earlier, (requested_at, at), *later][-REMEMBERED:]
+        # `served_at` returns the latest start of requests made until then: later starts hide earlier ones.
+        later = [start for start in record.starts[len(earlier) :] if start[1] > at]
+        record.starts = [*earlier, (requested_at, at), *later][-REMEMBERED:]
 
 
 def cards_of(placements: Iterable[Placement], cards: Mapping[DeviceId, Card]) -> float:
-    """Return how many cards the placements on one node come to. cards: the node's."""
+    """Return how many cards the placements on one node amount to. cards: the node's."""
     total = 0.0
     for placement in placements:
         for it in placement.slices:

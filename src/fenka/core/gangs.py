@@ -1,8 +1,8 @@
 """Gangs: requests that are placed together or not at all, over cards and nodes, in shared slices.
 
-A plan is whole or nothing. It holds all its cards from the moment it is made, so two gangs never each hold
-a part of what the other needs; and it ends whole: when its time is over and a member is still missing, all
-of it is let go, the members that started included (the caller evicts them: a gang restarts as one).
+A reservation covers all members of a gang or none. It holds all its cards from the start, so two gangs never
+each hold a part of what the other needs. If a member is still missing when it expires, all of it ends, and
+the caller evicts the members that have started: a gang restarts as one.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from fenka.core.usage import CardUsage, UsageOverlay, UsageView
 from fenka.core.verdict_cache import VerdictCache
 
 SEARCH_LIMIT = 2000
-"""Nodes that the exact search judges before it gives up: a fraction of a second."""
+"""Nodes that the exact search evaluates before it gives up, after a fraction of a second."""
 
 
 def place_gang(
@@ -27,12 +27,15 @@ def place_gang(
     nodes: Collection[Node],
     reserved: Collection[DeviceId] = (),
 ) -> tuple[Placement, ...] | Unschedulable:
-    """A placement for each request, in their order, so that all hold at once; or why there is none.
+    """Return a placement for each request, in their order, that are possible together; or why there are none.
 
-    First one after the other, as if alone: in their order, then the largest first, by the policy and by
-    binpack. Where that fails all choices are tried in turn, equal cards and equal requests once, until
-    BUDGET nodes have been judged. So a no is certain for small gangs; for large ones on fragmented cards it
-    can be wrong, a yes never is. Raises KeyError for an unknown policy.
+    First the requests are placed one after the other: in their order, then the largest first, by the policy
+    and by binpack. If that fails, all distributions are tried, equal cards and equal requests once, until
+    SEARCH_LIMIT nodes have been evaluated. So a rejection is certain for small gangs. For large ones on
+    fragmented cards it can be wrong; a placement never is.
+
+    Raises:
+        KeyError: for an unknown policy.
     """
     by_size = sorted(range(len(requests)), key=lambda number: _size(requests[number]), reverse=True)
     refused = Unschedulable(())
@@ -46,7 +49,7 @@ def place_gang(
                 f"{len(found)} of the gang's {len(requests)} would fit together",
             )
         if not found:
-            # The largest does not even fit alone.
+            # The largest does not fit even alone.
             return refused
     search = _Search(UsageOverlay(view), [requests[number] for number in by_size], nodes, reserved)
     chosen = search.run()
@@ -56,7 +59,7 @@ def place_gang(
 
 
 def _size(request: Request) -> tuple[int, int, int, int]:
-    # Nodes of different units order amounts in their own units differently: any fixed unit does for an order.
+    # Nodes may have different units; one fixed unit is enough for an order.
     nominal = request.memory.nominal_mib(1024) if request.memory else 0
     return request.cards * request.whole, request.cards, nominal, request.compute
 
@@ -84,7 +87,7 @@ def _greedy(
 
 
 class _Search:
-    """Depth first, the largest request first."""
+    """Searches depth first, the largest request first."""
 
     def __init__(
         self,
@@ -100,7 +103,7 @@ class _Search:
     def run(
         self, number: int = 0, least: tuple[str, list[int]] = ("", [])
     ) -> list[Placement] | None:
-        """Placements of the requests from this one on. `least`: where an equal one before it went."""
+        """Return placements of the requests from this one on. least: where an equal one before it is."""
         if number == len(self._requests):
             return []
         request = self._requests[number]
@@ -149,12 +152,12 @@ class _Search:
         return card.model, card.memory_mib, card.compute, held
 
 
-# ---- plans that hold ----
+# ---- reservations ----
 
 
 @dataclass(frozen=True, slots=True)
 class GangReservation:
-    """Where a gang's members go. expires_at: in the caller's time, until all have started."""
+    """The placements of a gang's members. expires_at: when all must have started, in the caller's time."""
 
     placements: Mapping[str, Placement]
     """By member."""
@@ -163,26 +166,26 @@ class GangReservation:
 
     @property
     def complete(self) -> bool:
-        """All its members have started."""
+        """Return whether all its members have started."""
         return len(self.started) == len(self.placements)
 
 
 class GangReservations:
-    """The gangs that were planned and have not all started. Their cards are held from plan to start.
+    """The reservations of gangs whose members have not all started.
 
-    A View over the world's: what is planned for members that have not started counts as held, what has
-    started is in the world's own record.
+    It is a UsageView over the view that it is given: members that have not started are added to it. Members
+    that have started are in the view itself.
     """
 
-    def __init__(self, world: UsageView) -> None:
-        self._view, self._plans = UsageOverlay(world), dict[str, GangReservation]()
+    def __init__(self, under: UsageView) -> None:
+        self._view, self._reservations = UsageOverlay(under), dict[str, GangReservation]()
 
     def card_usage(self, node: str, device: DeviceId) -> CardUsage:
         """Return what is allocated of this card, reservations included."""
         return self._view.card_usage(node, device)
 
     def host_usage(self, node: str) -> tuple[int, int]:
-        """CPU (thousandths of a core) and host memory (MiB) held on this node, by plans too."""
+        """Return the CPU (thousandths of a core) and host memory (MiB) allocated, reservations included."""
         return self._view.host_usage(node)
 
     def generation(self, node: str) -> int:
@@ -190,14 +193,18 @@ class GangReservations:
         return self._view.generation(node)
 
     def get(self, gang: str) -> GangReservation | None:
-        """Of this gang, if it has one."""
-        return self._plans.get(gang)
+        """Return the gang's reservation, if it has one."""
+        return self._reservations.get(gang)
 
     def outstanding(self) -> dict[str, tuple[Placement, ...]]:
-        """Of members that have not started, by gang."""
+        """Return the placements of members that have not started, by gang."""
         return {
-            gang: tuple(it for member, it in plan.placements.items() if member not in plan.started)
-            for gang, plan in self._plans.items()
+            gang: tuple(
+                it
+                for member, it in reservation.placements.items()
+                if member not in reservation.started
+            )
+            for gang, reservation in self._reservations.items()
         }
 
     def reserve(
@@ -209,47 +216,54 @@ class GangReservations:
         expires_at: float,
         reserved: Collection[DeviceId] = (),
     ) -> GangReservation | Unschedulable:
-        """The gang's plan, made now if it has none; it holds from here on. Or why there can be none."""
-        if gang in self._plans:
-            return self._plans[gang]
+        """Return the gang's reservation, made now if it has none; or why there can be none."""
+        if gang in self._reservations:
+            return self._reservations[gang]
         found = place_gang(self, list(members.values()), policy, nodes, reserved)
         if isinstance(found, Unschedulable):
             return found
-        plan = GangReservation(dict(zip(members, found, strict=True)), expires_at)
+        reservation = GangReservation(dict(zip(members, found, strict=True)), expires_at)
         for placement in found:
             self._view.add(placement)
-        self._plans[gang] = plan
-        return plan
+        self._reservations[gang] = reservation
+        return reservation
 
     def mark_started(self, gang: str, member: str) -> None:
-        """The member is where it was planned, and in the world's record from now on.
+        """Record that a member has started and is in the view itself from now on.
 
-        The plan ends with the last one. Raises KeyError where that was not planned.
+        The reservation ends with the last member.
+
+        Raises:
+            KeyError: if the gang or the member has no reservation.
         """
-        plan = self._plans[gang]
-        if member in plan.started:
+        reservation = self._reservations[gang]
+        if member in reservation.started:
             return
-        self._view.remove(plan.placements[member])
-        plan = replace(plan, started=plan.started | {member})
-        if plan.complete:
-            del self._plans[gang]
+        self._view.remove(reservation.placements[member])
+        reservation = replace(reservation, started=reservation.started | {member})
+        if reservation.complete:
+            del self._reservations[gang]
         else:
-            self._plans[gang] = plan
+            self._reservations[gang] = reservation
 
     def release(self, gang: str) -> frozenset[str]:
-        """End the plan, if there is one: its members that have started, who must go with it."""
-        plan = self._plans.pop(gang, None)
-        if plan is None:
+        """End a reservation, if there is one. Return its members that have started, which must end too."""
+        reservation = self._reservations.pop(gang, None)
+        if reservation is None:
             return frozenset()
-        for member, placement in plan.placements.items():
-            if member not in plan.started:
+        for member, placement in reservation.placements.items():
+            if member not in reservation.started:
                 self._view.remove(placement)
-        return plan.started
+        return reservation.started
 
     def overdue(self, now: float) -> list[str]:
-        """Gangs whose plans have waited too long."""
-        return [gang for gang, plan in self._plans.items() if plan.expires_at <= now]
+        """Return the gangs whose reservations have expired."""
+        return [
+            gang
+            for gang, reservation in self._reservations.items()
+            if reservation.expires_at <= now
+        ]
 
     def expire(self, now: float) -> dict[str, frozenset[str]]:
-        """Drop the plans whose time is over: by gang, the members that have started and must go too."""
+        """End the expired reservations. Return by gang the members that have started, which must end too."""
         return {gang: self.release(gang) for gang in self.overdue(now)}

@@ -1,4 +1,4 @@
-"""Cards and the nodes they are in."""
+"""Devices and the nodes that have them."""
 
 from dataclasses import dataclass
 from typing import NewType
@@ -7,7 +7,7 @@ DeviceId = NewType("DeviceId", str)
 """Name of a device: the UUID of a card or a MIG instance, or an id that a dialect invents; never an index."""
 
 WHOLE_COMPUTE = 100
-"""A card's compute capacity: percent of its time."""
+"""The compute capacity of a card: percent of its time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
-"""The placements that hold now: assumed -> confirmed -> released. `TRANSITIONS` is all that can happen.
+"""The placements in force: assumed -> confirmed -> released. `TRANSITIONS` lists every change.
 
-An assumption holds like a confirmed placement until it is confirmed or expires, because whoever was
-told of it may still act on it. The totals are kept as entries come and go; they equal what a
-recomputation from the entries gives.
+An assumed placement counts like a confirmed one until it is confirmed or expires, because the client that it
+was granted to may still use it. The totals are updated with every entry and equal the sum of the entries.
 """
 
 from collections.abc import Iterable
@@ -16,11 +15,11 @@ from fenka.core.usage import CardUsage, UsageTotals
 
 
 class Conflict(FenkaError):
-    """The change is not allowed; the message says why. Nothing was changed."""
+    """The change is not allowed; the message says why, and nothing has changed."""
 
 
 class EntryState(StrEnum):
-    """Of an id."""
+    """The state of an entry."""
 
     ABSENT = "not held"
     ASSUMED = "assumed"
@@ -28,7 +27,7 @@ class EntryState(StrEnum):
 
 
 class EntryEvent(StrEnum):
-    """What can happen to an id."""
+    """What can happen to an entry."""
 
     ASSUME = "assume"
     ADOPT = "adopt"
@@ -45,12 +44,12 @@ TRANSITIONS: dict[tuple[EntryState, EntryEvent], EntryState] = {
     (EntryState.ASSUMED, EntryEvent.EXPIRE): EntryState.ABSENT,
     (EntryState.CONFIRMED, EntryEvent.RELEASE): EntryState.ABSENT,
 }
-"""Everything else is a Conflict. An assumption that is adopted is assumed again."""
+"""Everything else is a Conflict. An assumed entry that is adopted becomes assumed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A placement that holds. expires_at: in the caller's time, None once confirmed."""
+    """A placement in force. expires_at: in the caller's time, None once confirmed."""
 
     placement: Placement
     state: EntryState
@@ -58,76 +57,78 @@ class Entry:
 
 
 class Ledger:
-    """Who holds what on these nodes. A View for `evaluate`."""
+    """The placements on these nodes, by id. It is a UsageView."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._cards: dict[tuple[str, DeviceId], Card] = {
             (node.name, card.uuid): card for node in self._nodes.values() for card in node.cards
         }
-        self._tally = UsageTotals()
+        self._totals = UsageTotals()
         self._entries: dict[str, Entry] = {}
 
     @property
     def entries(self) -> dict[str, Entry]:
-        """A copy, by id."""
+        """Return a copy of all entries, by id."""
         return dict(self._entries)
 
     def card_usage(self, node: str, device: DeviceId) -> CardUsage:
         """Return what is allocated of this card."""
-        return self._tally.card_usage(node, device)
+        return self._totals.card_usage(node, device)
 
     def host_usage(self, node: str) -> tuple[int, int]:
-        """CPU (thousandths of a core) and host memory (MiB) held on this node."""
-        return self._tally.host_usage(node)
+        """Return the CPU (thousandths of a core) and host memory (MiB) allocated on this node."""
+        return self._totals.host_usage(node)
 
     def generation(self, node: str) -> int:
         """Return a number that changes with every entry on this node."""
-        return self._tally.generation(node)
+        return self._totals.generation(node)
 
     def totals(self) -> UsageTotals:
-        """A copy of the totals, to try out placements on."""
-        return self._tally.copy()
+        """Return a copy of the totals."""
+        return self._totals.copy()
 
     def state(self, entry_id: str) -> EntryState:
-        """Of any id; ABSENT for one that was never seen."""
+        """Return the state of an id; ABSENT for an unknown one."""
         entry = self._entries.get(entry_id)
         return entry.state if entry else EntryState.ABSENT
 
     def assume(self, entry_id: str, placement: Placement, expires_at: float) -> None:
-        """Hold the placement until it is confirmed, released or expires.
+        """Add a placement until it is confirmed, released or expires.
 
-        Raises Conflict if the id is held already, or a card or the node's host would be overcommitted.
+        Raises:
+            Conflict: if the id has one already, or a card or the node's host would be overcommitted.
         """
-        self._hold(entry_id, EntryEvent.ASSUME, placement, expires_at)
+        self._add(entry_id, EntryEvent.ASSUME, placement, expires_at)
 
     def confirm(self, entry_id: str) -> None:
-        """The placement is real now and does not expire. Raises Conflict if it is not assumed."""
+        """Make an assumed placement permanent. Raises Conflict if it is not assumed."""
         state = self._next(entry_id, EntryEvent.CONFIRM)
         self._entries[entry_id] = replace(self._entries[entry_id], state=state, expires_at=None)
 
     def adopt(self, entry_id: str, placement: Placement, expires_at: float | None = None) -> None:
-        """Take over what a former ledger recorded: assumed if it expires, else confirmed.
+        """Add what an earlier ledger recorded: assumed if it expires, else confirmed.
 
-        Raises Conflict as `assume` does.
+        Raises:
+            Conflict: as `assume` does.
         """
         event = EntryEvent.ADOPT if expires_at is None else EntryEvent.ASSUME
-        self._hold(entry_id, event, placement, expires_at)
+        self._add(entry_id, event, placement, expires_at)
 
     def release(self, entry_id: str) -> None:
-        """The placement holds no longer. Raises Conflict for an id that holds nothing."""
-        self._let_go(entry_id, EntryEvent.RELEASE)
+        """Remove a placement. Raises Conflict for an id that has none."""
+        self._remove(entry_id, EntryEvent.RELEASE)
 
     def expire(self, now: float) -> list[str]:
-        """Release the assumptions whose time is over; their ids."""
-        over = [
+        """Remove the assumed placements that have expired, and return their ids."""
+        expired = [
             entry_id
             for entry_id, entry in self._entries.items()
             if entry.expires_at is not None and entry.expires_at <= now
         ]
-        for entry_id in over:
-            self._let_go(entry_id, EntryEvent.EXPIRE)
-        return over
+        for entry_id in expired:
+            self._remove(entry_id, EntryEvent.EXPIRE)
+        return expired
 
     def _next(self, entry_id: str, event: EntryEvent) -> EntryState:
         state = self.state(entry_id)
@@ -135,28 +136,30 @@ class Ledger:
             raise Conflict(f"cannot {event} {entry_id}: it is {state}")
         return TRANSITIONS[state, event]
 
-    def _hold(
+    def _add(
         self, entry_id: str, event: EntryEvent, placement: Placement, expires_at: float | None
     ) -> None:
         state = self._next(entry_id, event)
         self._check(placement)
         self._entries[entry_id] = Entry(placement, state, expires_at)
-        self._tally.add(placement)
+        self._totals.add(placement)
 
-    def _let_go(self, entry_id: str, event: EntryEvent) -> None:
+    def _remove(self, entry_id: str, event: EntryEvent) -> None:
         self._next(entry_id, event)
-        self._tally.remove(self._entries.pop(entry_id).placement)
+        self._totals.remove(self._entries.pop(entry_id).placement)
 
     def _check(self, placement: Placement) -> None:
-        """Raises Conflict unless the cards exist, are different ones, and have room, as has the host."""
+        """Raise Conflict unless the cards exist, are different, and have room, and so has the host."""
         node = self._nodes.get(placement.node)
         if node is None:
             raise Conflict(f"there is no node {placement.node}")
         if len({piece.uuid for piece in placement.slices}) < len(placement.slices):
-            raise Conflict("a placement has one slice on a card, not several")
-        amounts = [amount for it in placement.slices for amount in (it.memory_mib, it.compute)]
+            raise Conflict("a placement has at most one slice on each card")
+        amounts = [
+            amount for piece in placement.slices for amount in (piece.memory_mib, piece.compute)
+        ]
         if min(placement.cpu_milli, placement.host_memory_mib, *amounts) < 0:
-            raise Conflict("nobody can hold less than nothing")
+            raise Conflict("amounts of a placement cannot be negative")
         for piece in placement.slices:
             self._check_card(placement, piece)
         cpu, memory = self.host_usage(node.name)

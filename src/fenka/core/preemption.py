@@ -1,6 +1,7 @@
-"""Who must go so that a more important request fits: the cheapest set on cards.
+"""Preemption: the cheapest set of allocations to evict so that a request of higher priority fits.
 
-kube-scheduler's own preemption counts sums over a node, which do not help where each card has a little left.
+kube-scheduler's own preemption adds up resources over a node, which does not help if each card has a little
+left.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -15,12 +16,12 @@ from fenka.core.request import Placement, Request
 from fenka.core.usage import UsageOverlay, UsageView
 
 MAX_EXACT = 10
-"""Up to so many who could go, all sets of them are compared."""
+"""Of at most this number of candidates all subsets are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class DisruptionBudget:
-    """A disruption budget: so many of those that it covers may go now."""
+    """A disruption budget. allowed: how many of the pods that it covers may be evicted now."""
 
     name: str
     allowed: int = 0
@@ -28,7 +29,7 @@ class DisruptionBudget:
 
 @dataclass(frozen=True, slots=True)
 class Preemptor:
-    """Who wants to be let in: one request, or all of a gang's."""
+    """What is to be placed: one request, or all requests of a gang."""
 
     requests: tuple[Request, ...]
     priority: int
@@ -36,9 +37,12 @@ class Preemptor:
 
 @dataclass(frozen=True, slots=True)
 class VictimCandidate:
-    """Somebody who holds a slice. Larger priorities are more important.
+    """An allocation that may be evicted.
 
-    gang: of all its members goes all or none. budgets: those that cover it.
+    Attributes:
+        priority: larger is more important.
+        gang: all members of a gang are evicted, or none.
+        budgets: the disruption budgets that cover it.
     """
 
     id: str
@@ -50,7 +54,7 @@ class VictimCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """Who goes, by id in order; where the request then is; and how many of them no budget allows."""
+    """Ids to evict in order, the placements that then fit, and the number of violated disruption budgets."""
 
     ids: tuple[str, ...]
     placements: tuple[Placement, ...]
@@ -58,13 +62,13 @@ class Victims:
 
 
 Cost = tuple[int, int, int, int, int, tuple[str, ...]]
-"""Violated budgets, the highest priority, victims, the sum of priorities, MiB, ids: the first that differs
-decides. The first is kube-scheduler's first too."""
+"""Violated budgets, the highest priority, number of victims, sum of priorities, MiB, ids. The first that
+differs decides. kube-scheduler compares violated budgets first too."""
 
 
 @dataclass(frozen=True, slots=True)
 class _VictimGroup:
-    """What goes as one: a holder, or a gang."""
+    """Victims that are evicted together: one candidate, or a gang."""
 
     members: tuple[VictimCandidate, ...]
 
@@ -85,14 +89,22 @@ def cheapest_victims(
     policy: Policy = "binpack",
     reserved: Collection[DeviceId] = (),
 ) -> Victims | None:
-    """Who must go so that the request, or all of a gang's, fits; None where nobody's going helps.
+    """Return the cheapest set of victims; None if evicting any allowed set does not make room.
 
-    view: what is held now, by the holders among others. Only holders of less priority go, a gang only if
-    all of its members have less. nodes: where the request may go; holders elsewhere go with their gang alone.
-    Nobody goes if the request fits as it is: then `ids` is empty. Raises KeyError for an unknown policy.
+    The set is the cheapest of each card, of each node for several cards, of all nodes for a gang. With at
+    most MAX_EXACT candidates that is exact. Beyond that candidates are reprieved one by one, the most
+    expensive first. If the request fits as it is, `ids` is empty.
 
-    Of each card (of each node, for several cards; of all nodes, for a gang) the cheapest set counts: exactly,
-    where at most EXACT could go; else a set of which nobody can stay, the dearest having been kept first.
+    Args:
+        view: what is allocated now, by the candidates among others.
+        holders: only those of lower priority are evicted, a gang only if all its members have lower priority.
+        claim: what is to be placed.
+        nodes: the eligible nodes; candidates elsewhere are evicted only with their gang.
+        policy: a name in SCORES.
+        reserved: cards that are kept for other requests.
+
+    Raises:
+        KeyError: for an unknown policy.
     """
     gang = claim.requests
     units = [unit for unit in _units(holders) if unit.priority < claim.priority]
@@ -115,7 +127,7 @@ def _units(holders: Iterable[VictimCandidate]) -> list[_VictimGroup]:
 def _scopes(
     gang: Sequence[Request], units: Sequence[_VictimGroup], nodes: Collection[Node]
 ) -> Iterator[tuple[list[Node], list[_VictimGroup]]]:
-    """The parts of the cluster to look at one by one, and the units that hold something there."""
+    """Yield the parts of the cluster to search, with the groups that have allocations there."""
     if len(gang) > 1:
         yield list(nodes), [unit for node in nodes for unit in units if _holds(unit, node)]
         return
@@ -149,7 +161,7 @@ def _holds(unit: _VictimGroup, node: Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _WhatIf:
-    """To place the request, or the gang, with some gone."""
+    """Places the request, or the gang, as if some victims were evicted."""
 
     view: UsageView
     gang: Sequence[Request]
@@ -172,7 +184,7 @@ class _WhatIf:
 def _in_scope(
     attempt: _WhatIf, units: Sequence[_VictimGroup], limit: Cost | None
 ) -> tuple[Cost, Victims] | None:
-    """The cheapest set there; None if there is none, or none cheaper than the limit."""
+    """Return the cheapest set; None if there is none that costs less than the limit."""
     different = list(dict.fromkeys(units))
     if attempt.without(different) is None:
         return None

@@ -11,13 +11,14 @@ from fenka.core.request import Placement, Request
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """Who waits: one request, or all those of a gang, which counts as one.
+    """One request, or all requests of a gang, that are not placed yet.
 
-    requested_at: in the caller's time. priority: the larger is served first. time_limit_s: seconds after
-    which
-    it is ended (activeDeadlineSeconds); None if nothing ends it. nodes: the names of those
-    that it may go to, and are counted in its reasons; None for any. together: all its requests are for one
-    node, whichever.
+    Attributes:
+        requested_at: in the caller's time.
+        priority: the largest is served first.
+        time_limit_s: seconds after which it is ended (activeDeadlineSeconds); None if nothing ends it.
+        nodes: names of the eligible nodes, the only ones in its reasons; None for all.
+        same_node: whether all its requests are for one node.
     """
 
     id: str
@@ -30,13 +31,15 @@ class PendingRequest:
     same_node: bool = False
 
     def eligible_nodes(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Those of the nodes to which it may go."""
-        return nodes if self.nodes is None else [it for it in nodes if it.name in self.nodes]
+        """Return the eligible ones of these nodes."""
+        if self.nodes is None:
+            return nodes
+        return [node for node in nodes if node.name in self.nodes]
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A placement that holds. deadline: when it is ended whatever it does, None if nothing ends it."""
+    """A placement in force. deadline: when it is ended at the latest, None if nothing ends it."""
 
     placement: Placement
     deadline: float | None = None
@@ -45,19 +48,19 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The cards that a waiter named, by UUID, and when they will do at the latest; None: nobody can tell."""
+    """Cards reserved for a pending request. starts_by: when they are free at the latest, None if unknown."""
 
     cards: frozenset[DeviceId]
     starts_by: float | None
 
     def blocks(self, deadline: float | None) -> bool:
-        """Whether its cards are barred for who would end then."""
+        """Return whether a request that ends by this deadline must not use the cards."""
         return self.starts_by is None or deadline is None or deadline > self.starts_by
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """How a waiter stands. position: 1 is served next. Only the first few that wait have a reservation."""
+    """The state of a pending request. position: 1 is served next. Only the first few have a reservation."""
 
     id: str
     position: int
@@ -66,24 +69,24 @@ class QueueStatus:
 
     @property
     def reason(self) -> str:
-        """One sentence."""
+        """Return the reason in one sentence."""
         return self.unschedulable.sentence()
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingResult:
-    """What serving the queue once comes to, both in order."""
+    """The result of one scheduling pass, both parts in order."""
 
     placed: tuple[tuple[str, tuple[Placement, ...]], ...]
     pending: tuple[QueueStatus, ...]
 
 
 HistoryLookup = Callable[[str], UserHistory]
-"""What a user has and had, as of now."""
+"""Returns what a user has and had, as of now."""
 
 
 def history_lookup(held: Mapping[str, int], uses: UsageHistory, now: float) -> HistoryLookup:
-    """Return a lookup by user, which is made once for each. held: how many placements each has."""
+    """Return a lookup that computes each user once. held: the number of placements of each."""
     known: dict[str, UserHistory] = {}
 
     def find(user: str) -> UserHistory:
@@ -97,33 +100,33 @@ def history_lookup(held: Mapping[str, int], uses: UsageHistory, now: float) -> H
 def queue_order(
     waiting: Iterable[PendingRequest], past: HistoryLookup, fairness: Fairness, now: float
 ) -> list[PendingRequest]:
-    """Return them as they are served: by priority, then as `Fairness` says, then by time and id."""
+    """Return the requests in the order of service: by priority, then by `Fairness`, time and id."""
     return [it for _, it in sort_keys(waiting, past, fairness, now)]
 
 
 SortKey = tuple[float, int, float, float, str]
-"""Sorts those who wait, the smaller first: priority, whether it has starved, share or time, time, id."""
+"""Priority, whether it starves, fair share or time, time, id; the smallest is served first."""
 
 
 def sort_keys(
     waiting: Iterable[PendingRequest], past: HistoryLookup, fairness: Fairness, now: float
 ) -> list[tuple[SortKey, PendingRequest]]:
-    """In order, each with what it is ordered by."""
-    before: dict[str, int] = {}
-    headed: set[tuple[str, int]] = set()
-    found = []
-    for it in sorted(waiting, key=lambda it: (-it.priority, it.requested_at, it.id)):
-        first = not it.user or (it.user, it.priority) not in headed
-        headed.add((it.user, it.priority))
-        earlier = before.get(it.user, 0) if it.user else 0
-        before[it.user] = earlier + 1
-        mine = past(it.user)
-        found.append((sort_key(it, earlier, mine, fairness, now, first=first), it))
-    return sorted(found, key=lambda pair: pair[0])
+    """Return the requests in order, each with its sort key."""
+    earlier: dict[str, int] = {}
+    users: set[tuple[str, int]] = set()
+    keyed = []
+    for request in sorted(waiting, key=lambda it: (-it.priority, it.requested_at, it.id)):
+        user = request.user
+        first = not user or (user, request.priority) not in users
+        users.add((user, request.priority))
+        before = earlier.get(user, 0) if user else 0
+        earlier[user] = before + 1
+        keyed.append((sort_key(request, before, past(user), fairness, now, first=first), request))
+    return sorted(keyed, key=lambda pair: pair[0])
 
 
 def sort_key(
-    it: PendingRequest,
+    request: PendingRequest,
     before: int,
     past: UserHistory,
     fairness: Fairness,
@@ -131,11 +134,21 @@ def sort_key(
     *,
     first: bool,
 ) -> SortKey:
-    """Return what orders it. before: requests of its user in front of it; first: none of its priority is."""
+    """Return the sort key of a request.
+
+    Args:
+        request: the request.
+        before: the number of requests that its user made earlier.
+        past: its user's.
+        fairness: how users share.
+        now: in the caller's time.
+        first: whether it is the earliest of its user and priority.
+    """
+    priority, at = -request.priority, request.requested_at
     if fairness.penalty_per_request_s == 0:
-        return -it.priority, 0, it.requested_at, it.requested_at, it.id
-    since = max(it.requested_at, past.served_at(it.requested_at))
+        return priority, 0, at, at, request.id
+    since = max(at, past.served_at(at))
     if first and now - since >= fairness.starvation_s:
-        return -it.priority, 0, since, it.requested_at, it.id
+        return priority, 0, since, at, request.id
     share = past.used_s + fairness.penalty_per_request_s * (past.held + before)
-    return -it.priority, 1, share, it.requested_at, it.id
+    return priority, 1, share, at, request.id

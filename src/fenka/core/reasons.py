@@ -1,4 +1,4 @@
-"""A "no" as data, and the one sentence that is made of it."""
+"""Rejections as data, and the one sentence that is made of them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ from fenka.core.request import Request
 
 
 class ReasonCode(StrEnum):
-    """Why a card, or a whole node, does not fit. The value is the sentence's wording."""
+    """Why a card, or a whole node, does not fit. The value is the wording in sentences."""
 
     MEMORY = "too little memory"
     COMPUTE = "too little compute"
@@ -27,10 +27,13 @@ class ReasonCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why one card does not fit, itself or by its node.
+    """Why one card does not fit, by itself or because of its node.
 
-    needed, available: MiB for memory, percent for compute, thousandths of a core for CPU, cards for
-    TOO_FEW; 0 where the reason has no measure.
+    Attributes:
+        code: the reason.
+        card: its index.
+        needed: MiB for memory, percent for compute, thousandths of a core for CPU, cards for TOO_FEW; else 0.
+        available: in the same measure.
     """
 
     code: ReasonCode
@@ -41,7 +44,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class NodeRejection:
-    """Why a node does not fit: one reason a card, so that the counts add up."""
+    """Why a node does not fit: one reason for each card, so that the counts add up."""
 
     node: str
     reasons: tuple[Reason, ...]
@@ -49,24 +52,24 @@ class NodeRejection:
 
 @dataclass(frozen=True, slots=True)
 class Unschedulable:
-    """No node fits. `hint` says what could, where nothing ever will as it was asked."""
+    """No node fits. hint: what to request instead, if the request can never be satisfied."""
 
     rejections: tuple[NodeRejection, ...]
     hint: str = ""
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        """Of all cards of all nodes."""
+        """Return the reasons of all cards of all nodes."""
         return tuple(reason for rejection in self.rejections for reason in rejection.reasons)
 
     def sentence(self) -> str:
-        """`0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy`, then the hint."""
+        """Return `0/8 GPUs fit: 5 too little memory, 2 cordoned, 1 unhealthy`, then the hint."""
         counts = Counter(reason.code for reason in self.reasons)
         total = sum(counts.values())
-        # Most frequent first; equals in the order in which the reasons are declared.
-        order = {why: place for place, why in enumerate(ReasonCode)}
+        # The most frequent first; equal counts in the order of declaration.
+        order = {code: position for position, code in enumerate(ReasonCode)}
         parts = sorted(counts.items(), key=lambda item: (-item[1], order[item[0]]))
-        listed = ", ".join(f"{count} {why.value}" for why, count in parts)
+        listed = ", ".join(f"{count} {code.value}" for code, count in parts)
         text = f"0/{total} GPUs fit: {listed}" if total else "there is no GPU"
         return f"{text}; {self.hint}" if self.hint else text
 

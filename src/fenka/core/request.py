@@ -1,4 +1,4 @@
-"""What is asked for, and what it becomes."""
+"""Requests, and the slices and placements that they become."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from fenka.core.inventory import DeviceId
 from fenka.core.units import card_units, units_to_mib
 
 MAX_MEMORY_MIB = 16 * 1024 * 1024
-"""16 TiB: no card is near it; a larger number is a mistake."""
+"""16 TiB: no card comes near it, so a larger number is a mistake."""
 
 MAX_CARDS = 1024
 
 
 class InvalidRequest(FenkaError):
-    """The request means nothing; the message says what would."""
+    """The request is impossible; the message says what to request instead."""
 
     exit_code = INVALID_INPUT
 
@@ -53,13 +53,19 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Slices of equal size on `cards` different cards of one node, or so many whole cards.
+    """Slices of equal size on `cards` different cards of one node, or whole cards.
 
-    memory: per card; None for a slice of compute alone, and for whole cards.
-    compute: percent per card; 0 asks for none of its own.
-    models: names of acceptable models, empty for any.
-    cpu_milli, host_memory_mib: of the node.
-    Raises InvalidRequest.
+    Attributes:
+        memory: per card; None for a request of compute alone, and for whole cards.
+        compute: percent per card; 0 for no share of its own.
+        cards: the number of cards.
+        whole: whether it is for whole cards.
+        models: names of acceptable models, empty for any.
+        cpu_milli: CPU of the node, in thousandths of a core.
+        host_memory_mib: memory of the node.
+
+    Raises:
+        InvalidRequest: if no node could ever satisfy it.
     """
 
     memory: Memory | None = None
@@ -89,7 +95,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one container holds of one card: memory in MiB, compute in percent."""
+    """What one container has of one card: memory in MiB, compute in percent. card: its index, for people."""
 
     card: int
     uuid: DeviceId
@@ -99,7 +105,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Slices on named cards of one node, and what goes with them of its host."""
+    """Slices on cards of one node, with CPU and memory of its host."""
 
     node: str
     slices: tuple[Slice, ...]

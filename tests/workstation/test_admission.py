@@ -66,7 +66,9 @@ async def greeted(connect: Connect, line: bytes = HELLO) -> Streams:
     return reader, writer
 
 
-def test_silent_connections_are_closed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_is_closed_when_it_is_silent(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that never say Hello, or only a part of it, and those that say nothing after it."""
     monkeypatch.setattr(admission, "HELLO_TIMEOUT_S", 0.05)
     monkeypatch.setattr(admission, "IDLE_TIMEOUT_S", 0.05)
@@ -80,7 +82,7 @@ def test_silent_connections_are_closed(place: Path, monkeypatch: pytest.MonkeyPa
     asyncio.run(story())
 
 
-def test_connection_that_waits_for_a_slice_is_kept(
+def test_connection_is_kept_when_it_waits_for_a_slice(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says nothing for as long as it waits, which may be days."""
@@ -100,7 +102,7 @@ def test_connection_that_waits_for_a_slice_is_kept(
     asyncio.run(story())
 
 
-def test_user_with_too_many_connections_is_told_so(place: Path) -> None:
+def test_connection_is_rejected_when_its_user_has_too_many(place: Path) -> None:
     """The next connections get a sentence; once one is closed there is room again."""
     bounds = Admission(256 + 4 * 8, ())
     uid = os.geteuid()
@@ -126,7 +128,7 @@ def test_user_with_too_many_connections_is_told_so(place: Path) -> None:
     asyncio.run(story())
 
 
-def test_users_together_leave_room_for_root() -> None:
+def test_root_can_connect_when_other_users_have_all_connections() -> None:
     """And the owner of the daemon is bound by the number of descriptors alone."""
     bounds = Admission(256 + 4 * 8, {0, 1000})
     for uid in (1, 2, 3):
@@ -144,7 +146,7 @@ def test_users_together_leave_room_for_root() -> None:
     bounds.add_connection(4)
 
 
-def test_user_with_too_many_jobs_gets_no_more() -> None:
+def test_job_is_rejected_when_its_user_has_too_many() -> None:
     """Members of gangs count one by one; others' do not."""
     here = [SimpleNamespace(uid=SOMEBODY)] * 500 + [SimpleNamespace(uid=7)] * 500
     bounds = Admission(1000, {0})
@@ -154,7 +156,7 @@ def test_user_with_too_many_jobs_gets_no_more() -> None:
         bounds.check_jobs(SOMEBODY, 13, cast("Any", here))
 
 
-def test_requests_of_one_user_take_turns() -> None:
+def test_requests_are_serialized_when_they_are_of_one_user() -> None:
     """While one of them is served, another user's is served too."""
 
     async def story() -> None:
@@ -190,7 +192,7 @@ def test_requests_of_one_user_take_turns() -> None:
     ],
     ids=["hello", "objects", "ask", "surrogate", "long", "long hello", "bytes"],
 )
-def test_hostile_line_ends_its_own_connection_alone(
+def test_other_connections_go_on_when_a_line_is_hostile(
     place: Path, words: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """No traceback: a log that anybody can write to would fill the disk."""
@@ -210,7 +212,7 @@ def test_hostile_line_ends_its_own_connection_alone(
     assert capfd.readouterr().err == ""
 
 
-def test_unforeseen_failure_is_one_line(
+def test_log_has_one_line_when_a_request_fails_unexpectedly(
     place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says what failed and where; the daemon goes on."""
@@ -233,7 +235,7 @@ def test_unforeseen_failure_is_one_line(
     assert "ZeroDivisionError: two lines (test_admission.py:" in lines[0]
 
 
-def test_client_that_does_not_read_is_not_written_to() -> None:
+def test_queue_positions_are_dropped_when_the_client_does_not_read() -> None:
     """Its place in the queue changes all the time; only its grant is kept for it."""
     written: list[bytes] = []
     waiting = SimpleNamespace(get_write_buffer_size=lambda: 1)
@@ -244,7 +246,7 @@ def test_client_that_does_not_read_is_not_written_to() -> None:
     assert [msgspec.json.decode(line)["type"] for line in written] == ["job-rejected"]
 
 
-def test_long_log_keeps_its_end(place: Path) -> None:
+def test_log_keeps_its_end_when_it_is_too_long(place: Path) -> None:
     """It stays below its bound while others append to it."""
     runtime = Runtime(place)
     files.trim_log(runtime)
@@ -263,7 +265,7 @@ def test_long_log_keeps_its_end(place: Path) -> None:
     assert lines[-1] == "the last"
 
 
-def test_daemon_gives_nothing_more_of_a_card_that_root_took(
+def test_card_is_unhealthy_when_root_has_locked_it(
     place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Until root's daemon has gone; it says so once."""

@@ -31,7 +31,7 @@ def request(name: str, units: int = 4, *, at: float = 0.0, cards: int = 1, **fie
     return job(name, request=memory, summary=str(units), requested_at=at, **fields)
 
 
-def test_user_that_has_used_the_card_is_behind_one_that_has_not() -> None:
+def test_user_is_served_later_when_another_has_used_less() -> None:
     """Twenty jobs of ann's, asked for together, each of ten seconds; bob's comes later and is next."""
     broker = Broker(Node("here", (T4,)), "binpack")
     for number in range(20):
@@ -72,7 +72,7 @@ def broker() -> Broker:
     return Broker(Node("here", (T4,)), "binpack")
 
 
-def test_three_run_and_the_fourth_waits(broker: Broker) -> None:
+def test_fourth_job_is_queued_when_three_fill_the_card(broker: Broker) -> None:
     """Scenario S1: 4 + 4 + 4 of 14 units fit, a fourth 4 does not."""
     for number in range(3):
         assert kinds(broker.submit([request(f"n{number}", at=number)], number)) == [
@@ -84,7 +84,7 @@ def test_three_run_and_the_fourth_waits(broker: Broker) -> None:
     assert kinds(broker.on_exit("n1", 4)) == [("RemoveLease", "n1"), ("GrantLease", "n3")]
 
 
-def test_impossible_requests_are_denied_at_once(broker: Broker) -> None:
+def test_job_is_rejected_at_once_when_it_can_never_fit(broker: Broker) -> None:
     """Nobody waits for what can never come."""
     (denied,) = broker.submit([request("big", 15)], 0)
     assert isinstance(denied, RejectJob)
@@ -95,7 +95,7 @@ def test_impossible_requests_are_denied_at_once(broker: Broker) -> None:
     assert broker.jobs == {}
 
 
-def test_no_wait_is_denied_with_the_reason(broker: Broker) -> None:
+def test_job_is_rejected_with_the_reason_when_it_must_not_wait(broker: Broker) -> None:
     """--no-wait says why nothing is free, and leaves nothing behind."""
     broker.submit([request("a", 14)], 0)
     effects = broker.submit([request("b", 4)], 1, wait=False)
@@ -105,7 +105,7 @@ def test_no_wait_is_denied_with_the_reason(broker: Broker) -> None:
     assert list(broker.jobs) == ["a"]
 
 
-def test_positions_are_told_when_they_change(broker: Broker) -> None:
+def test_position_is_reported_when_it_changes(broker: Broker) -> None:
     """Who moves up hears of it; who does not is left alone."""
     broker.submit([request("a", 14)], 0)
     broker.submit([request("b", 14, at=1)], 1)
@@ -121,7 +121,7 @@ def test_positions_are_told_when_they_change(broker: Broker) -> None:
     assert [(e.job.name, e.position) for e in moved if isinstance(e, ReportQueued)] == [("c", 1)]
 
 
-def test_a_small_request_does_not_overtake(broker: Broker) -> None:
+def test_small_job_waits_when_a_larger_one_is_before_it(broker: Broker) -> None:
     """2 of the 2 free units would fit, but 4 asked before."""
     broker.submit([request("a", 12)], 0)
     broker.submit([request("b", 4, at=1)], 1)
@@ -135,7 +135,7 @@ def test_a_small_request_does_not_overtake(broker: Broker) -> None:
     ]
 
 
-def test_a_slice_that_is_still_in_use_is_kept_and_waiters_are_told(broker: Broker) -> None:
+def test_slice_is_retained_and_reported_when_it_is_still_in_use(broker: Broker) -> None:
     """A job without processes keeps its slice while it is held; then it is released as ever."""
     broker.submit([request("a", 14, time_limit_s=60)], 0)
     broker.confirm("a", 0)
@@ -153,7 +153,7 @@ def test_a_slice_that_is_still_in_use_is_kept_and_waiters_are_told(broker: Broke
     assert kinds(broker.on_exit("a", 4)) == [("RemoveLease", "a"), ("GrantLease", "b")]
 
 
-def test_nobody_counts_on_the_end_of_a_slice_that_is_held(broker: Broker) -> None:
+def test_reservation_ignores_the_deadline_when_a_slice_is_retained(broker: Broker) -> None:
     """Its time limit says nothing any more about when it is free."""
     broker.submit([request("a", 14, time_limit_s=60)], 0)
     broker.confirm("a", 0)
@@ -168,14 +168,14 @@ def test_nobody_counts_on_the_end_of_a_slice_that_is_held(broker: Broker) -> Non
     assert standing.reservation is None or standing.reservation.starts_by is None
 
 
-def test_what_was_never_confirmed_or_waits_is_not_held(broker: Broker) -> None:
+def test_job_is_removed_when_it_ends_before_it_has_started(broker: Broker) -> None:
     """Only programs that ran can have left something."""
     broker.submit([request("a", 14)], 0)
     broker.submit([request("b", 14, at=1)], 1)
     assert kinds(broker.on_exit("a", 2, "in use")) == [("RemoveLease", "a"), ("GrantLease", "b")]
 
 
-def test_a_held_member_neither_ends_nor_starts_with_its_gang(broker: Broker) -> None:
+def test_gang_is_not_affected_when_a_member_s_slice_is_retained(broker: Broker) -> None:
     """Disbanding a gang ends those that run and leaves the slice that is in use."""
     broker.submit(gang("g", 2, request("g", 4)), 0)
     for rank in range(2):
@@ -187,7 +187,7 @@ def test_a_held_member_neither_ends_nor_starts_with_its_gang(broker: Broker) -> 
     assert kinds(broker.on_exit("g/0", 4)) == [("RemoveLease", "g/0")]
 
 
-def test_a_restarted_daemon_goes_on_holding(broker: Broker) -> None:
+def test_slice_is_still_retained_when_the_daemon_was_restarted(broker: Broker) -> None:
     """What was held is held, and nobody gets it."""
     broker.submit([request("a", 14)], 0)
     broker.confirm("a", 0)
@@ -198,7 +198,7 @@ def test_a_restarted_daemon_goes_on_holding(broker: Broker) -> None:
     assert kinds(after.on_exit("a", 4)) == [("RemoveLease", "a"), ("GrantLease", "b")]
 
 
-def test_an_unconfirmed_grant_expires(broker: Broker) -> None:
+def test_grant_expires_when_it_is_not_confirmed(broker: Broker) -> None:
     """A client that never enters its lease does not keep it; the next one gets it."""
     broker.submit([request("a", 14)], 0)
     broker.submit([request("b", 14, at=1)], 1)
@@ -211,7 +211,7 @@ def test_an_unconfirmed_grant_expires(broker: Broker) -> None:
     assert not broker.confirm("a", 31)
 
 
-def test_a_confirmed_grant_does_not_expire(broker: Broker) -> None:
+def test_grant_does_not_expire_when_it_is_confirmed(broker: Broker) -> None:
     """It lives as long as its processes."""
     broker.submit([request("a")], 0)
     assert broker.confirm("a", 1)
@@ -220,7 +220,7 @@ def test_a_confirmed_grant_does_not_expire(broker: Broker) -> None:
     assert [it.started_at for it in broker.find("a")] == [1]
 
 
-def test_restore_keeps_leases_and_order(broker: Broker) -> None:
+def test_leases_and_order_are_kept_when_the_daemon_was_restarted(broker: Broker) -> None:
     """A new daemon goes on where the old one was killed."""
     for number in range(5):
         broker.submit([request(f"n{number}", 6, at=number)], number)
@@ -236,7 +236,7 @@ def test_restore_keeps_leases_and_order(broker: Broker) -> None:
     assert kinds(again.replay("n3")) == [("ReportQueued", "n3")]
 
 
-def test_unknown_names_are_said_so(broker: Broker) -> None:
+def test_find_raises_when_the_name_is_unknown(broker: Broker) -> None:
     """A name nobody has is a sentence, and an id that is gone is nothing."""
     with pytest.raises(UnknownJob, match="no job is called ghost: `fenka ps` lists them"):
         broker.find("ghost")
@@ -250,7 +250,7 @@ def order(broker: Broker) -> list[str]:
     return [name for _, name in sorted((it.position, name) for it, name in standings if it)]
 
 
-def test_the_order_is_priority_then_time(broker: Broker) -> None:
+def test_queue_is_ordered_by_priority_then_age(broker: Broker) -> None:
     """And who has a lower priority than 0 lets everybody pass."""
     broker.submit([request("holder", 14)], 0)
     for at, priority in enumerate((0, -1, 2, 0, 1), start=1):
@@ -262,7 +262,7 @@ def test_the_order_is_priority_then_time(broker: Broker) -> None:
     ] + [("ReportQueued", name) for name in ("5:1", "1:0", "4:0", "2:-1")]
 
 
-def test_users_take_turns(broker: Broker) -> None:
+def test_users_are_served_alternately_when_all_wait(broker: Broker) -> None:
     """A second request counts as a minute later than it is, so another user's first one passes it."""
     broker.submit([request("holder", 14, uid=1)], 0)
     for at in (1, 2):
@@ -282,7 +282,9 @@ def test_users_take_turns(broker: Broker) -> None:
         (80.1, False),
     ],
 )
-def test_backfill_takes_a_proof(time_limit_s: float | None, starts: bool) -> None:
+def test_job_is_backfilled_when_its_time_limit_allows(
+    time_limit_s: float | None, starts: bool
+) -> None:
     """A reserved card is used in between by who certainly ends before, and by nobody else."""
     broker = Broker(Node("here", (T4,)), "binpack")
     broker.submit([request("holder", 10, time_limit_s=100)], 0)
@@ -298,7 +300,7 @@ def test_backfill_takes_a_proof(time_limit_s: float | None, starts: bool) -> Non
     assert broker.jobs["large"].state == "waiting"
 
 
-def test_a_waiter_names_its_card_and_leaves_the_other() -> None:
+def test_pending_job_reserves_one_card_when_there_are_two() -> None:
     """Two cards full; who waits keeps one of them, the smaller one is served on the other."""
     broker = Broker(Node("here", (T4, Card(1, DeviceId("GPU-1"), "Tesla T4", 15079))), "binpack")
     broker.submit([request("a", 10)], 0)
@@ -315,7 +317,7 @@ def test_a_waiter_names_its_card_and_leaves_the_other() -> None:
     assert [it.uuid for it in placement.slices] != [named]
 
 
-def test_a_gang_waits_and_starts_whole(broker: Broker) -> None:
+def test_gang_starts_when_all_members_fit(broker: Broker) -> None:
     """Three of 4 fit beside 2 only when enough has ended; one entry in the queue, three in the ledger."""
     broker.submit([request("a", 6)], 0)
     (waits,) = broker.submit(gang("g", 3, request("g", at=1)), 1)
@@ -333,7 +335,7 @@ def test_a_gang_waits_and_starts_whole(broker: Broker) -> None:
     assert [it.name for it in broker.find("g/1")] == ["g/1"]
 
 
-def test_a_gang_that_never_fits_is_denied(broker: Broker) -> None:
+def test_gang_is_rejected_when_it_can_never_fit(broker: Broker) -> None:
     """Each alone would; all of them would not, on empty cards either."""
     members = gang("g", 4, request("g"))
     sentence = "3 of the gang's 4 would fit together, even if nobody else ran"
@@ -341,7 +343,7 @@ def test_a_gang_that_never_fits_is_denied(broker: Broker) -> None:
     assert broker.jobs == {}
 
 
-def test_no_wait_forgets_all_of_a_gang(broker: Broker) -> None:
+def test_gang_is_removed_when_it_must_not_wait(broker: Broker) -> None:
     """And whoever was behind it is served."""
     broker.submit([request("a", 6)], 0)
     assert kinds(broker.submit(gang("g", 3, request("g", at=1)), 1, wait=False)) == [
@@ -350,7 +352,7 @@ def test_no_wait_forgets_all_of_a_gang(broker: Broker) -> None:
     assert list(broker.jobs) == ["a"]
 
 
-def test_disbanding_ends_who_runs_and_forgets_the_rest(broker: Broker) -> None:
+def test_running_members_are_terminated_when_the_gang_is_cancelled(broker: Broker) -> None:
     """Who started the gang died when one of three was inside: that one keeps its slice until it ends."""
     broker.submit(gang("g", 3, request("g")), 0)
     broker.confirm("g/1", 1)
@@ -365,7 +367,7 @@ def test_disbanding_ends_who_runs_and_forgets_the_rest(broker: Broker) -> None:
     assert broker.cancel("g", 4) == []
 
 
-def test_a_gang_of_which_one_is_late_is_ended(broker: Broker) -> None:
+def test_gang_is_cancelled_when_one_grant_expires(broker: Broker) -> None:
     """Half a gang does not go on."""
     broker.submit(gang("g", 2, request("g")), 0)
     broker.confirm("g/0", 1)

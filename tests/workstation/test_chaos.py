@@ -68,7 +68,9 @@ def settle(program: Program) -> None:
 
 
 @pytest.mark.parametrize(("seed", "calm"), [(1, False), (2, False), (3, True), (4, True)])
-def test_random_kills(station: Workstation, seed: int, calm: bool) -> None:
+def test_cards_are_never_overcommitted_when_programs_and_daemons_are_killed(
+    station: Workstation, seed: int, calm: bool
+) -> None:
     """After every blow the slices fit the cards; after the last one everything is free again."""
     chance = random.Random(seed)
     station.start("--simulate", "T4*2")

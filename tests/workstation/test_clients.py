@@ -11,7 +11,7 @@ from tests.workstation.conftest import HOLD, PROGRAMS, Workstation
 BIN = Path(sys.executable).parent
 
 
-def test_numba_compiles_launches_and_is_limited(t4: Workstation) -> None:
+def test_numba_is_limited_when_it_runs_in_a_lease(t4: Workstation) -> None:
     """NVVM and the linker's code are NVIDIA's own; the driver under them is simulated, and the cap holds."""
     result = t4.fenka(
         "run", "--gpu-mem", "4", "--", sys.executable, str(PROGRAMS / "numba_client.py")
@@ -22,7 +22,7 @@ def test_numba_compiles_launches_and_is_limited(t4: Workstation) -> None:
     )
 
 
-def test_nvitop_shows_the_slice_inside_and_the_card_outside(t4: Workstation) -> None:
+def test_nvitop_shows_the_slice_when_it_runs_in_a_lease(t4: Workstation) -> None:
     """The article's 4308MiB in the notebook, 15079MiB on the host, and who holds what."""
     program = t4.run("--gpu-mem", "4", "--", *HOLD, "1000")
     program.report()
@@ -40,7 +40,7 @@ def test_nvitop_shows_the_slice_inside_and_the_card_outside(t4: Workstation) -> 
     assert str(program.pid) in outside
 
 
-def test_gpustat_shows_the_slice_inside(t4: Workstation) -> None:
+def test_gpustat_shows_the_slice_when_it_runs_in_a_lease(t4: Workstation) -> None:
     """Used and total are those of the slice."""
     seen = json.loads(t4.ok("run", "--gpu-mem", "4", "--", str(BIN / "gpustat"), "--json"))
     (card,) = seen["gpus"]

@@ -18,7 +18,7 @@ def told(t4: Workstation, name: str) -> int:
     return int(layout().from_buffer("struct fenka_control *", data).cards[0].feedback_at)
 
 
-def test_a_share_is_enforced_shown_and_set_aside(t4: Workstation) -> None:
+def test_compute_share_is_enforced_shown_and_reserved(t4: Workstation) -> None:
     """60 and 40 percent are all of a card; a weight is no promise."""
     t4.run("--gpu-mem", "1", "--gpu-core", "60", "--name", "a", "--", *HOLD, "1").report()
     soft = ("--gpu-core", "40", "--gpu-core-mode", "soft")
@@ -38,7 +38,7 @@ def test_a_share_is_enforced_shown_and_set_aside(t4: Workstation) -> None:
     assert limit(t4, "c").compute_mode == "weight"
 
 
-def test_the_daemon_tells_limited_programs_and_goes_on_after_it_was_killed(t4: Workstation) -> None:
+def test_compute_feedback_goes_on_when_the_daemon_was_killed(t4: Workstation) -> None:
     """What is told is never old while a daemon runs, whichever it is."""
     t4.run("--gpu-mem", "1", "--gpu-core", "60", "--name", "a", "--", *HOLD, "1").report()
     first = eventually(lambda: told(t4, "a"))
@@ -47,7 +47,7 @@ def test_the_daemon_tells_limited_programs_and_goes_on_after_it_was_killed(t4: W
     eventually(lambda: told(t4, "a") > first + 1_000_000_000)
 
 
-def test_a_program_is_resized_while_it_runs(t4: Workstation) -> None:
+def test_limits_change_when_a_running_job_is_resized(t4: Workstation) -> None:
     """Memory and compute, up and down; what cannot be is refused and changes nothing."""
     t4.run("--gpu-mem", "4", "--gpu-core", "30", "--name", "a", "--", *HOLD, "2000").report()
     t4.run("--gpu-mem", "4", "--gpu-core", "50", "--name", "b", "--", *HOLD, "1").report()
@@ -73,7 +73,7 @@ def test_a_program_is_resized_while_it_runs(t4: Workstation) -> None:
     t4.ok("resize", "b", "--gpu-core", "100")  # what was given back can be had
 
 
-def test_what_is_given_back_serves_who_waits(t4: Workstation) -> None:
+def test_pending_job_starts_when_another_shrinks(t4: Workstation) -> None:
     """A request that waits for compute starts when another program is made smaller."""
     t4.run("--gpu-mem", "1", "--gpu-core", "80", "--name", "a", "--", *HOLD, "1").report()
     waiting = t4.run("--gpu-mem", "1", "--gpu-core", "30", "--name", "b", "--", *HOLD, "1")
@@ -82,7 +82,7 @@ def test_what_is_given_back_serves_who_waits(t4: Workstation) -> None:
     assert waiting.report()["cards"][0]["result"] == 0
 
 
-def test_a_resize_outlives_the_daemon(t4: Workstation) -> None:
+def test_resize_is_kept_when_the_daemon_was_killed(t4: Workstation) -> None:
     """The next one knows the new size."""
     t4.run("--gpu-mem", "4", "--gpu-core", "30", "--name", "a", "--", *HOLD, "1").report()
     t4.ok("resize", "a", "--gpu-mem", "2", "--gpu-core", "20")

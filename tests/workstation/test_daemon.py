@@ -16,7 +16,7 @@ CAP = 4308
 """4 units of a T4: 15079 * 4 // 14 MiB."""
 
 
-def test_three_share_and_the_fourth_waits_its_turn(t4: Workstation) -> None:
+def test_fourth_program_waits_when_three_share_the_card(t4: Workstation) -> None:
     """Scenario S1 in small."""
     running = [t4.run("--gpu-mem", "4", "--name", f"n{i}", "--", *HOLD, "100") for i in range(3)]
     for program in running:
@@ -28,7 +28,7 @@ def test_three_share_and_the_fourth_waits_its_turn(t4: Workstation) -> None:
     assert fourth.report()["cards"][0]["total"] == CAP
 
 
-def test_beyond_the_slice_is_out_of_memory(t4: Workstation) -> None:
+def test_allocation_fails_when_it_exceeds_the_slice(t4: Workstation) -> None:
     """CUDA_ERROR_OUT_OF_MEMORY is 2; the neighbour keeps what it has."""
     neighbour = t4.run("--gpu-mem", "4", "--", *HOLD, "4000")
     assert neighbour.report()["cards"][0]["result"] == 0
@@ -36,13 +36,13 @@ def test_beyond_the_slice_is_out_of_memory(t4: Workstation) -> None:
     assert greedy.report() == {"cards": [{"result": 2, "free": CAP, "total": CAP}]}
 
 
-def test_an_empty_environment_keeps_the_limit(t4: Workstation) -> None:
+def test_limit_holds_when_the_environment_is_empty(t4: Workstation) -> None:
     """Neither env -i nor a login shell gets out of the slice, and both find the card."""
     program = t4.run("--gpu-mem", "4", "--", "env", "-i", *HOLD, "4400")
     assert program.report() == {"cards": [{"result": 2, "free": CAP, "total": CAP}]}
 
 
-def test_run_is_the_program(t4: Workstation) -> None:
+def test_run_has_the_program_s_pid_output_and_exit_code(t4: Workstation) -> None:
     """Input, output and exit code are the program's own."""
     result = t4.fenka(
         "run", "--gpu-mem", "1", "--", "sh", "-c", "cat; echo err >&2; exit 7", input="hello"
@@ -50,7 +50,7 @@ def test_run_is_the_program(t4: Workstation) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (7, "hello", "err\n")
 
 
-def test_signals_reach_the_program(t4: Workstation) -> None:
+def test_program_gets_signals_when_they_are_sent_to_run(t4: Workstation) -> None:
     """A signal to `fenka run` is a signal to the program: it is the same process."""
     code = "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(9)); "
     code += "print('\"ready\"', flush=True); signal.pause()"
@@ -60,7 +60,7 @@ def test_signals_reach_the_program(t4: Workstation) -> None:
     assert program.process.wait() == 9
 
 
-def test_a_killed_program_leaves_nothing(t4: Workstation) -> None:
+def test_slice_is_free_when_its_program_was_killed(t4: Workstation) -> None:
     """kill -9 gives the slice back by itself."""
     program = t4.run("--gpu-mem", "14", "--name", "all", "--", *HOLD, "14000")
     assert program.report()["cards"][0]["result"] == 0
@@ -71,7 +71,7 @@ def test_a_killed_program_leaves_nothing(t4: Workstation) -> None:
     assert not (t4.root / "leases" / "all").exists()
 
 
-def test_a_child_that_broke_away_keeps_the_slice(t4: Workstation) -> None:
+def test_slice_is_kept_when_a_detached_child_runs(t4: Workstation) -> None:
     """A daemonised grandchild with all descriptors closed still counts; when it ends, it does not."""
     code = (
         "import os, signal, sys\n"
@@ -94,7 +94,7 @@ def test_a_child_that_broke_away_keeps_the_slice(t4: Workstation) -> None:
     assert waiting.report()["cards"][0]["result"] == 0
 
 
-def test_killed_daemon_loses_no_lease_and_no_order(t4: Workstation) -> None:
+def test_leases_and_order_are_kept_when_the_daemon_was_killed(t4: Workstation) -> None:
     """Programs go on; those that wait start a daemon again and keep their places."""
     holder = t4.run("--gpu-mem", "14", "--name", "holder", "--", *HOLD, "10000")
     assert holder.report()["cards"][0]["result"] == 0
@@ -118,7 +118,7 @@ def test_killed_daemon_loses_no_lease_and_no_order(t4: Workstation) -> None:
     assert waiting[1].report()["cards"][0]["result"] == 0
 
 
-def test_a_lease_that_ends_without_a_daemon_is_not_held(t4: Workstation) -> None:
+def test_slice_is_free_when_its_program_ended_without_a_daemon(t4: Workstation) -> None:
     """What happened while no daemon ran is seen by the next one."""
     program = t4.run("--gpu-mem", "14", "--", *HOLD, "1")
     program.report()
@@ -127,7 +127,7 @@ def test_a_lease_that_ends_without_a_daemon_is_not_held(t4: Workstation) -> None
     assert t4.ok("run", "--gpu-mem", "14", "--no-wait", "--", "echo", "free") == "free\n"
 
 
-def test_no_wait_and_timeout_say_why(t4: Workstation) -> None:
+def test_run_reports_the_reason_when_it_does_not_wait(t4: Workstation) -> None:
     """Exit code 75, one sentence, and no place in the queue left behind."""
     program = t4.run("--gpu-mem", "14", "--name", "holder", "--", *HOLD, "1")
     program.report()
@@ -146,7 +146,7 @@ def test_no_wait_and_timeout_say_why(t4: Workstation) -> None:
     assert list(eventually(lambda: len(t4.jobs()) == 1 and t4.jobs())) == ["holder"]
 
 
-def test_detached_programs_are_listed_logged_and_stopped(t4: Workstation) -> None:
+def test_program_is_listed_logged_and_stopped_when_it_is_detached(t4: Workstation) -> None:
     """--detach gives the prompt back; ps, logs and stop find it by name."""
     words = ("run", "--gpu-mem", "14", "--name", "night", "--detach", "--")
     started = t4.ok(*words, "sh", "-c", "echo begun; exec sleep 1000")
@@ -162,7 +162,7 @@ def test_detached_programs_are_listed_logged_and_stopped(t4: Workstation) -> Non
     assert t4.jobs() == {}
 
 
-def test_stopping_one_that_waits(t4: Workstation) -> None:
+def test_pending_job_is_removed_when_it_is_stopped(t4: Workstation) -> None:
     """It leaves the queue, and its command says why it ended."""
     t4.ok("run", "--gpu-mem", "14", "--detach", "--name", "all", "--", "sleep", "1000")
     waiting = t4.run("--gpu-mem", "4", "--name", "waits", "--", "true")
@@ -195,7 +195,7 @@ def test_program_ends_when_its_time_limit_is_over_at_the_daemon_s_restart(t4: Wo
     eventually(lambda: not t4.jobs())
 
 
-def test_who_certainly_ends_in_time_may_go_before(t4: Workstation) -> None:
+def test_job_is_backfilled_when_it_ends_before_the_reservation(t4: Workstation) -> None:
     """2 units are free, and somebody waits for all: they go to who ends before those 12 do."""
     t4.run("--gpu-mem", "12", "--time-limit", "600", "--name", "long", "--", *HOLD, "1").report()
     t4.run("--gpu-mem", "14", "--name", "all", "--", *HOLD, "1").says()
@@ -211,7 +211,7 @@ def test_who_certainly_ends_in_time_may_go_before(t4: Workstation) -> None:
     t4.ok("run", "--gpu-mem", "2", "--priority", "1", "--no-wait", "--", "true")
 
 
-def test_a_killed_card_server_comes_back(t4: Workstation) -> None:
+def test_simulated_driver_is_reopened_when_the_card_server_was_killed(t4: Workstation) -> None:
     """The simulated driver's crash costs the programs on it, not the daemon and not the next program."""
     on_it = t4.run("--gpu-mem", "4", "--name", "on-it", "--", *HOLD, "4000")
     assert on_it.report()["cards"][0]["result"] == 0
@@ -223,7 +223,7 @@ def test_a_killed_card_server_comes_back(t4: Workstation) -> None:
     assert next(iter(t4.jobs())) == "on-it"
 
 
-def test_a_lost_card_is_left_out_until_it_is_back(station: Workstation) -> None:
+def test_card_is_not_leased_when_it_is_lost(station: Workstation) -> None:
     """Programs on the other card notice nothing; who waits for the lost one gets it when it recovers."""
     station.start("--simulate", "T4*2")
     other = station.run("--gpu-mem", "14", "--name", "other", "--", *HOLD, "14000")
@@ -240,7 +240,7 @@ def test_a_lost_card_is_left_out_until_it_is_back(station: Workstation) -> None:
     assert other.end() == 0
 
 
-def test_contexts_are_part_of_the_slice(station: Workstation) -> None:
+def test_context_is_charged_to_the_slice(station: Workstation) -> None:
     """What the driver takes for each process counts: slices full to the last MiB fit the card."""
     spec = station.root / "cards.toml"
     spec.write_text('version = 1\n[[card]]\nmodel = "T4"\ncontext_mib = 300\n')
@@ -253,7 +253,7 @@ def test_contexts_are_part_of_the_slice(station: Workstation) -> None:
     assert neighbour.report() == {"cards": [{"result": 2, "free": 7239, "total": 7539}]}
 
 
-def test_two_cards_of_unequal_size(station: Workstation) -> None:
+def test_units_are_per_card_when_cards_differ(station: Workstation) -> None:
     """--cards 2 is a slice on each; its program sees both, each with its own cap."""
     station.start("--simulate", "T4,P4")
     program = station.run("--gpu-mem", "4", "--cards", "2", "--", *HOLD, "100")
@@ -262,14 +262,14 @@ def test_two_cards_of_unequal_size(station: Workstation) -> None:
     assert station.ok("top", "node", "-s").splitlines()[-1] == "8/21 (GiB) (38%)"
 
 
-def test_a_slice_on_the_second_card_is_only_that(station: Workstation) -> None:
+def test_program_sees_only_the_second_card_when_its_slice_is_there(station: Workstation) -> None:
     """The program sees one card, the second, as its card 0."""
     station.start("--simulate", "T4,P4")
     program = station.run("--gpu-mem", "4", "--model", "Tesla P4", "--", *HOLD, "100")
     assert [card["total"] for card in program.report()["cards"]] == [4349]
 
 
-def test_whole_cards(station: Workstation) -> None:
+def test_card_is_exclusive_when_it_is_requested_whole(station: Workstation) -> None:
     """--gpus takes untouched cards and shares them with nobody."""
     station.start("--simulate", "T4*2")
     shared = station.run("--gpu-mem", "1", "--", *HOLD, "1")
@@ -281,7 +281,7 @@ def test_whole_cards(station: Workstation) -> None:
     assert station.ok("top", "node").splitlines()[-1] == "1/2 (50%)"
 
 
-def test_cooperative_isolation_must_be_asked_for(t4: Workstation) -> None:
+def test_cooperative_isolation_is_used_only_when_it_is_requested(t4: Workstation) -> None:
     """It limits a program that lets itself be limited, and doctor names who runs so."""
     program = t4.run(
         "--gpu-mem", "4", "--isolation", "cooperative", "--name", "loose", "--", *HOLD, "4400"
@@ -292,7 +292,7 @@ def test_cooperative_isolation_must_be_asked_for(t4: Workstation) -> None:
     eventually(lambda: not t4.jobs())
 
 
-def test_doctor_notes_who_is_outside(t4: Workstation) -> None:
+def test_doctor_lists_processes_that_have_no_lease(t4: Workstation) -> None:
     """A program that was started past fenka is no lease, and its memory is nobody's slice."""
     environment = t4.environment | {"LD_LIBRARY_PATH": str(t4.root / "simulated" / "lib")}
     with subprocess.Popen(
@@ -307,7 +307,7 @@ def test_doctor_notes_who_is_outside(t4: Workstation) -> None:
         outside.stdin.close()
 
 
-def test_leases_do_not_nest(t4: Workstation) -> None:
+def test_run_fails_when_it_is_inside_a_lease(t4: Workstation) -> None:
     """`fenka run` inside a lease is refused with a sentence."""
     fenka = (sys.executable, "-m", "fenka")
     result = t4.fenka("run", "--gpu-mem", "1", "--", *fenka, "run", "--gpu-mem", "1", "--", "true")
@@ -317,7 +317,7 @@ def test_leases_do_not_nest(t4: Workstation) -> None:
     )
 
 
-def test_spread_takes_the_emptiest_card(station: Workstation) -> None:
+def test_emptiest_card_is_used_when_the_policy_is_spread(station: Workstation) -> None:
     """--policy spread puts the second program on the second card, binpack on the first."""
     station.start("--simulate", "T4*2", "--policy", "spread")
     for name in ("a", "b"):
@@ -325,7 +325,7 @@ def test_spread_takes_the_emptiest_card(station: Workstation) -> None:
     assert sorted(job["slices"][0]["card"] for job in station.jobs().values()) == [0, 1]
 
 
-def test_mib_units(station: Workstation) -> None:
+def test_sizes_are_in_mib_when_the_unit_is_mib(station: Workstation) -> None:
     """--unit MiB makes bare numbers MiB, and screens count so."""
     station.start("--simulate", "T4", "--unit", "MiB")
     program = station.run("--gpu-mem", "512", "--", *HOLD, "1")
@@ -333,14 +333,14 @@ def test_mib_units(station: Workstation) -> None:
     assert station.ok("top", "node", "-s").splitlines()[-1] == "512/15079 (MiB) (3%)"
 
 
-def test_ps_shows_what_is_used(t4: Workstation) -> None:
+def test_ps_shows_used_memory(t4: Workstation) -> None:
     """Held against allowed, by program."""
     t4.run("--gpu-mem", "4", "--name", "user", "--", *HOLD, "1000").report()
     line = t4.ok("ps").splitlines()[1].split()
     assert line[:1] + line[2:7] == ["user", "running", "0", f"{CAP}MiB", "-", "1000MiB"]
 
 
-def test_the_daemon_leaves_nothing(t4: Workstation) -> None:
+def test_no_files_are_left_when_the_daemon_was_stopped(t4: Workstation) -> None:
     """After --stop no process, no socket, no state is left."""
     node = t4.root / "simulated"
     assert t4.ok("daemon", "--stop") == "the fenka daemon has ended\n"
@@ -349,7 +349,7 @@ def test_the_daemon_leaves_nothing(t4: Workstation) -> None:
     assert not node.exists()
 
 
-def test_the_daemon_does_not_leave_programs_alone_unasked(t4: Workstation) -> None:
+def test_daemon_does_not_stop_when_programs_run(t4: Workstation) -> None:
     """--stop with programs running is refused; --force leaves them running."""
     program = t4.run("--gpu-mem", "4", "--name", "busy", "--", *HOLD, "1")
     program.report()
@@ -366,7 +366,7 @@ def test_the_daemon_does_not_leave_programs_alone_unasked(t4: Workstation) -> No
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])
-def test_tables_as_data(t4: Workstation, output: str) -> None:
+def test_screens_are_json_when_that_is_requested(t4: Workstation, output: str) -> None:
     """Whatever prints a table prints its data too."""
     for command in (("ps",), ("top", "node"), ("doctor",)):
         text = t4.ok(*command, "-o", output)

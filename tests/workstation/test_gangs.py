@@ -41,7 +41,7 @@ def nothing_left(station: Workstation) -> bool:
     return not station.jobs() and not list((station.root / "leases").iterdir())
 
 
-def test_each_member_has_its_slice_and_knows_its_rank(t4: Workstation) -> None:
+def test_each_member_has_a_slice_and_a_rank(t4: Workstation) -> None:
     """Lines carry the rank; each program is limited by itself; the exit code is 0 when all are."""
     code = "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if "
     code += "k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', "
@@ -69,7 +69,7 @@ def test_each_member_has_its_slice_and_knows_its_rank(t4: Workstation) -> None:
     assert nothing_left(t4)
 
 
-def test_a_gang_waits_as_one_and_starts_as_one(t4: Workstation) -> None:
+def test_gang_is_one_queue_entry_when_it_waits(t4: Workstation) -> None:
     """Two of three would fit: none starts. It is one in the queue, and who is behind it waits too."""
     holder = t4.run("--gpu-mem", "6", "--name", "holder", "--", *HOLD, "1")
     holder.report()
@@ -106,7 +106,7 @@ def test_a_gang_waits_as_one_and_starts_as_one(t4: Workstation) -> None:
         ("sleep 1000 & [ $RANK = 1 ] && exit 5; exec sleep 1000", 5),
     ],
 )
-def test_one_that_fails_ends_all(t4: Workstation, script: str, status: int) -> None:
+def test_all_members_end_when_one_fails(t4: Workstation, script: str, status: int) -> None:
     """As with mpirun: the first failure is the gang's."""
     result = t4.fenka("run", "--gang", "3", "--gpu-mem", "4", "--", "sh", "-c", script)
     assert result.returncode == status
@@ -114,7 +114,7 @@ def test_one_that_fails_ends_all(t4: Workstation, script: str, status: int) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all(t4: Workstation, number: signal.Signals) -> None:
+def test_all_members_end_when_run_gets_a_signal(t4: Workstation, number: signal.Signals) -> None:
     """Each member gets it, once."""
     code = "import os, signal, time\n"
     code += f"signal.signal({int(number)}, lambda *_: (print('told', flush=True), os._exit(0)))\n"
@@ -128,7 +128,7 @@ def test_a_signal_ends_all(t4: Workstation, number: signal.Signals) -> None:
     eventually(lambda: nothing_left(t4))
 
 
-def test_kill_9_of_who_started_it_ends_all(t4: Workstation) -> None:
+def test_all_members_end_when_run_is_killed(t4: Workstation) -> None:
     """Also what has left its member's process group."""
     script = "setsid sleep 1000 & echo begun; exec sleep 1000"
     gang = t4.run("--gang", "3", "--gpu-mem", "4", "--name", "g", "--", "sh", "-c", script)
@@ -138,7 +138,7 @@ def test_kill_9_of_who_started_it_ends_all(t4: Workstation) -> None:
     eventually(lambda: nothing_left(t4))
 
 
-def test_kill_9_of_who_waits_for_it_gives_up_its_place(t4: Workstation) -> None:
+def test_pending_gang_is_removed_when_run_is_killed(t4: Workstation) -> None:
     """No member ever starts."""
     holder = t4.run("--gpu-mem", "14", "--", *HOLD, "1")
     holder.report()
@@ -150,7 +150,7 @@ def test_kill_9_of_who_waits_for_it_gives_up_its_place(t4: Workstation) -> None:
     eventually(lambda: nothing_left(t4))
 
 
-def test_a_killed_daemon_keeps_gangs_and_their_places(t4: Workstation) -> None:
+def test_gangs_and_their_order_are_kept_when_the_daemon_was_killed(t4: Workstation) -> None:
     """The running one goes on, the waiting one is still whole, and each ends as it would have."""
     running = t4.run("--gang", "2", "--gpu-mem", "7", "--name", "runs", "--", *SLEEP)
     begun(running, 2)
@@ -174,7 +174,7 @@ def test_a_killed_daemon_keeps_gangs_and_their_places(t4: Workstation) -> None:
     eventually(lambda: nothing_left(t4))
 
 
-def test_stop_ends_the_whole_gang(t4: Workstation) -> None:
+def test_whole_gang_ends_when_it_is_stopped(t4: Workstation) -> None:
     """By its name or a member's, running or waiting."""
     for name in ("g", "g/1"):
         gang = t4.run("--gang", "2", "--gpu-mem", "7", "--name", "g", "--", *SLEEP)
@@ -188,7 +188,7 @@ def test_stop_ends_the_whole_gang(t4: Workstation) -> None:
         assert nothing_left(t4)
 
 
-def test_detached_gangs(t4: Workstation) -> None:
+def test_gang_is_logged_by_rank_when_it_is_detached(t4: Workstation) -> None:
     """One log with ranks, and one of each member without."""
     words = ("run", "--gang", "2", "--gpu-mem", "7", "--name", "night", "--detach", "--")
     script = "echo begun $RANK; exec sleep 1000"
@@ -207,7 +207,7 @@ def test_detached_gangs(t4: Workstation) -> None:
     eventually(lambda: list(t4.jobs()) == ["last"])
 
 
-def test_slices_on_two_cards_with_compute(station: Workstation) -> None:
+def test_members_have_slices_on_two_cards_when_that_is_requested(station: Workstation) -> None:
     """Each member one slice on each of two cards, and half of their time: two fit, a third never."""
     station.start("--simulate", "T4*2")
     words = ("--gpu-mem", "4", "--cards", "2", "--gpu-core", "50")
@@ -226,7 +226,7 @@ def test_slices_on_two_cards_with_compute(station: Workstation) -> None:
     )
 
 
-def test_members_are_resized_one_by_one(t4: Workstation) -> None:
+def test_one_member_changes_when_it_is_resized(t4: Workstation) -> None:
     """A gang's name alone does not say which."""
     begun(t4.run("--gang", "2", "--gpu-mem", "4", "--name", "g", "--", *SLEEP), 2)
     assert t4.ok("resize", "g/1", "--gpu-mem", "6") == "g/1: resized\n"
@@ -237,7 +237,7 @@ def test_members_are_resized_one_by_one(t4: Workstation) -> None:
     )
 
 
-def test_a_time_limit_ends_the_gang(t4: Workstation) -> None:
+def test_gang_ends_when_its_time_limit_is_over(t4: Workstation) -> None:
     """--time-limit counts for all of it."""
     gang = t4.run("--gang", "2", "--gpu-mem", "4", "--time-limit", "0.5", "--", *SLEEP)
     begun(gang, 2)
@@ -245,7 +245,7 @@ def test_a_time_limit_ends_the_gang(t4: Workstation) -> None:
     eventually(lambda: nothing_left(t4))
 
 
-def test_a_cooperative_gang(t4: Workstation) -> None:
+def test_gang_runs_when_isolation_is_cooperative(t4: Workstation) -> None:
     """By environment alone; and what is left is found and ended by it."""
     words = ("--gang", "2", "--gpu-mem", "4", "--isolation", "cooperative", "--")
     held = t4.ok("run", *words, *HOLD, "4400")
@@ -282,9 +282,7 @@ def read_until(terminal: int, count: int, word: bytes) -> None:
 
 
 @pytest.mark.parametrize("daemon_first", [True, False])
-def test_a_gang_that_lost_its_daemon_and_its_terminal_ends(
-    t4: Workstation, daemon_first: bool
-) -> None:
+def test_gang_ends_when_daemon_and_terminal_are_gone(t4: Workstation, daemon_first: bool) -> None:
     """In whichever order; nobody else would end it."""
     words = ("--gang", "2", "--gpu-mem", "4", "--name", "g", "--", "sh", "-c", TALK)
     supervisor, terminal = on_a_terminal(t4, *words)
@@ -300,7 +298,7 @@ def test_a_gang_that_lost_its_daemon_and_its_terminal_ends(
         os.close(descriptor)
 
 
-def test_members_end_with_a_supervisor_that_is_killed_where_no_daemon_lives(
+def test_members_end_when_run_is_killed_without_a_daemon(
     t4: Workstation,
 ) -> None:
     """Without anybody to tell them."""
@@ -314,7 +312,7 @@ def test_members_end_with_a_supervisor_that_is_killed_where_no_daemon_lives(
         os.close(descriptor)
 
 
-def test_a_gang_that_ignores_hang_ups_outlives_its_terminal(t4: Workstation) -> None:
+def test_gang_goes_on_when_it_ignores_hang_ups(t4: Workstation) -> None:
     """As nohup has it."""
     words = ("--gang", "2", "--gpu-mem", "4", "--name", "g", "--", "sh", "-c")
     t4.prefix = ["env", "--ignore-signal=HUP"]

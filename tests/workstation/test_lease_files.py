@@ -54,7 +54,7 @@ def does(uid: int, script: str, *words: Path) -> bool:
 
 @as_root
 @pytest.mark.parametrize("uid", [OWNER, 0])
-def test_strangers_reach_nothing_of_a_lease(runtime: Runtime, uid: int) -> None:
+def test_lease_is_closed_when_the_user_is_another(runtime: Runtime, uid: int) -> None:
     """They can neither read, fill nor cut the account, see the limits, nor list leases."""
     lease = made(runtime, uid)
     for script in (
@@ -70,7 +70,7 @@ def test_strangers_reach_nothing_of_a_lease(runtime: Runtime, uid: int) -> None:
 
 
 @as_root
-def test_the_lease_s_user_writes_the_account_and_nothing_else(runtime: Runtime) -> None:
+def test_only_the_account_is_writable_when_the_user_is_the_lease_s(runtime: Runtime) -> None:
     """Only the account is theirs: limits and what is preloaded can be neither written nor exchanged."""
     lease = made(runtime, OWNER)
     assert does(OWNER, 'cat "$1/lease/control" "$1/etc/ld.so.preload" && ls "$1/run"', lease)
@@ -89,7 +89,7 @@ def test_the_lease_s_user_writes_the_account_and_nothing_else(runtime: Runtime) 
 
 
 @as_root
-def test_a_lease_of_root_is_open_to_its_programs_whoever_they_become(runtime: Runtime) -> None:
+def test_account_is_reachable_when_root_s_program_changes_its_user(runtime: Runtime) -> None:
     """Inside, the account is reached by a mount of its directory; from outside only root comes there."""
     lease = made(runtime, 0)
     script = (
@@ -120,7 +120,7 @@ print(list(runtime.leases.iterdir()), "/account" in Path("/proc/self/mountinfo")
 
 
 @as_root
-def test_the_room_of_run_cannot_be_used_up_through_an_account() -> None:
+def test_run_is_not_filled_when_a_program_extends_its_account() -> None:
     """With a daemon for all users each account is on a small file system of its own, for its lease's time."""
     script = 'mount -t tmpfs fenka /run && exec "$@"'
     words = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", SYSTEM]
@@ -129,14 +129,14 @@ def test_the_room_of_run_cannot_be_used_up_through_an_account() -> None:
     assert ran.stdout.split("\n")[2:4] == ["True", "[] False"]
 
 
-def test_a_lease_is_made_anew_over_what_a_killed_daemon_left(runtime: Runtime) -> None:
+def test_lease_is_recreated_when_a_killed_daemon_left_files(runtime: Runtime) -> None:
     """Whatever was there, the account begins empty."""
     lease = made(runtime, os.geteuid())
     (lease / "account" / "slots").write_bytes(b"")
     assert account.read(files.account_path(made(runtime, os.geteuid()))).processes == ()
 
 
-def test_a_ruined_account_hides_nothing_but_itself(t4: Workstation) -> None:
+def test_snapshot_is_complete_when_an_account_is_damaged(t4: Workstation) -> None:
     """A program that cuts, grows and locks its account is shown, its neighbour is served, and both end."""
     ruin = (
         "import fcntl, os, signal, sys\\n"

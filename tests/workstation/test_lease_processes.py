@@ -87,7 +87,7 @@ def in_own_namespaces(script: str, *words: str) -> list[str]:
 
 
 @as_root
-def test_nothing_of_a_strangers_is_opened(t4: Workstation) -> None:
+def test_no_file_is_opened_when_the_process_is_another_user_s(t4: Workstation) -> None:
     """A pipe without a writer, where the control page of a lease would be, keeps no reader waiting."""
     with stranger(*in_own_namespaces(PIPE_WHERE_A_LEASE_BELONGS)):
         program = t4.run("--gpu-mem", "14", "--name", "all", "--", *HOLD, "1")
@@ -99,7 +99,9 @@ def test_nothing_of_a_strangers_is_opened(t4: Workstation) -> None:
 
 @as_root
 @pytest.mark.parametrize("isolation", ["namespace", "cooperative"])
-def test_an_environment_of_another_user_holds_no_lease(t4: Workstation, isolation: str) -> None:
+def test_lease_is_not_held_when_another_user_s_environment_names_it(
+    t4: Workstation, isolation: str
+) -> None:
     """Ids are no secret: only the job's own user can be in it, and then only without namespaces."""
     program = t4.run("--gpu-mem", "4", "--name", "it", "--isolation", isolation, "--", *HOLD, "1")
     program.report()
@@ -110,7 +112,7 @@ def test_an_environment_of_another_user_holds_no_lease(t4: Workstation, isolatio
         eventually(lambda: not t4.jobs())
 
 
-def test_an_environment_of_the_same_user_holds_no_lease_with_a_namespace(t4: Workstation) -> None:
+def test_lease_with_a_namespace_is_not_held_when_an_environment_names_it(t4: Workstation) -> None:
     """Only what is inside is inside."""
     program = t4.run("--gpu-mem", "4", "--name", "it", "--", *HOLD, "1")
     program.report()
@@ -125,7 +127,7 @@ def test_an_environment_of_the_same_user_holds_no_lease_with_a_namespace(t4: Wor
 
 
 @as_root
-def test_a_process_with_any_name_disturbs_nobody(t4: Workstation) -> None:
+def test_scan_succeeds_when_a_process_has_any_name(t4: Workstation) -> None:
     """The kernel passes on names that are no text."""
     name = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xff) Z 1', 0, 0, 0); "
     with stranger(sys.executable, "-ISc", f"{name}print('ready', flush=True); input()"):
@@ -133,7 +135,7 @@ def test_a_process_with_any_name_disturbs_nobody(t4: Workstation) -> None:
         eventually(lambda: not t4.jobs())
 
 
-def test_whoever_has_not_entered_the_lease_gets_none(t4: Workstation) -> None:
+def test_confirmation_is_rejected_when_the_process_is_outside(t4: Workstation) -> None:
     """The daemon looks where the process is that says so."""
     said = subprocess.run(
         [sys.executable, "-c", FORGED],
@@ -150,7 +152,7 @@ def test_whoever_has_not_entered_the_lease_gets_none(t4: Workstation) -> None:
 
 
 @pytest.mark.parametrize("kind", ["--user", "--time"])
-def test_programs_can_make_no_namespace_to_get_out(t4: Workstation, kind: str) -> None:
+def test_program_cannot_create_user_namespaces_in_a_lease(t4: Workstation, kind: str) -> None:
     """Also after root has raised the limit of its own namespace, and as another user."""
     attempt = f"unshare {kind} echo out"
     script = f"echo 9 > /proc/sys/user/max_{kind[2:]}_namespaces; {attempt}"
@@ -162,7 +164,7 @@ def test_programs_can_make_no_namespace_to_get_out(t4: Workstation, kind: str) -
 
 
 @as_root
-def test_mounts_of_a_lease_cannot_be_taken_away_by_root_inside(t4: Workstation) -> None:
+def test_mounts_stay_when_root_tries_to_remove_them_inside(t4: Workstation) -> None:
     """They are inherited from a namespace above."""
     script = "umount -l /etc/ld.so.preload; umount -l /run/fenka/lease; cat /etc/ld.so.preload"
     told = t4.fenka("run", "--gpu-mem", "4", "--", "sh", "-c", script)
@@ -170,7 +172,7 @@ def test_mounts_of_a_lease_cannot_be_taken_away_by_root_inside(t4: Workstation) 
 
 
 @pytest.mark.parametrize("words", [["chroot", "/"], ["unshare", "-Ur", "chroot", "/"]])
-def test_a_changed_root_keeps_the_lease(t4: Workstation, words: list[str]) -> None:
+def test_lease_is_held_when_a_process_changes_its_root(t4: Workstation, words: list[str]) -> None:
     """Mounts are not seen any more then; also a new daemon finds who is left, and doctor names the job."""
     if os.geteuid() != 0 and words[0] == "chroot":
         pytest.skip("only root may change the root directory")
@@ -190,7 +192,7 @@ def test_a_changed_root_keeps_the_lease(t4: Workstation, words: list[str]) -> No
     eventually(lambda: not t4.jobs())
 
 
-def test_a_process_whose_first_thread_ended_keeps_the_lease(t4: Workstation) -> None:
+def test_lease_is_held_when_only_the_first_thread_has_ended(t4: Workstation) -> None:
     """The kernel calls it a zombie."""
     code = FIRST_THREAD_ENDS.format(exit={"x86_64": 60, "aarch64": 93}[os.uname().machine])
     script = 'setsid "$@" &'
@@ -240,7 +242,7 @@ def leases(tmp_path: Path) -> Path:
 
 
 @as_root
-def test_a_lease_bound_in_a_strangers_namespace_is_not_held_by_them(leases: Path) -> None:
+def test_lease_is_not_held_when_another_user_mounts_it(leases: Path) -> None:
     """Where root's lease has no user namespace the mount counts, but not in one of somebody else's."""
     lease = str(leases / "0123abcd" / "lease")
     job = a_job(procfs.namespace_inode("self", "user"))
@@ -259,7 +261,7 @@ def test_a_lease_bound_in_a_strangers_namespace_is_not_held_by_them(leases: Path
         holder.stdin.close()
 
 
-def test_a_process_that_forks_behind_a_look_is_met(
+def test_scan_finds_a_process_when_it_was_forked_meanwhile(
     leases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Listings go on until one shows nothing new."""
@@ -273,7 +275,7 @@ def test_a_process_that_forks_behind_a_look_is_met(
     assert scan.pids("it") in ([], [os.getpid()])
 
 
-def test_a_process_that_cannot_be_read_keeps_what_it_may_hold(
+def test_lease_is_kept_when_a_candidate_cannot_be_inspected(
     leases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless its users are ours, or it is older than the job."""
@@ -291,7 +293,7 @@ def test_a_process_that_cannot_be_read_keeps_what_it_may_hold(
     assert seen(a_job(1, start_ticks=1 << 60), leases) == []
 
 
-def test_a_look_that_cannot_be_finished_says_so(
+def test_scan_is_incomplete_when_no_descriptor_is_left(
     leases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is given away by it."""
@@ -305,7 +307,7 @@ def test_a_look_that_cannot_be_finished_says_so(
     assert not asyncio.run(lease_processes.LeaseProcesses(list, leases).scan()).complete
 
 
-def test_files_that_keep_their_reader_waiting_are_given_up(tmp_path: Path) -> None:
+def test_reading_is_abandoned_when_a_file_blocks(tmp_path: Path) -> None:
     """What was read before is there, and what could not be read is told from it."""
     pipe, whole, missing = tmp_path / "pipe", tmp_path / "whole", tmp_path / "missing"
     os.mkfifo(pipe)

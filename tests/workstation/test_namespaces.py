@@ -25,7 +25,7 @@ print(json.dumps([one["cards"][0]["result"], json.loads(second.stdout)["cards"][
     subprocess.run([*NESTED, "true"], check=False, capture_output=True).returncode != 0,
     reason="PID namespaces need root here",
 )
-def test_what_a_killed_sandbox_held_is_free_for_the_next(t4: Workstation) -> None:
+def test_memory_is_free_when_a_sandbox_was_killed(t4: Workstation) -> None:
     """Two sandboxes, one after the other, may each have all that the lease has."""
     words = [sys.executable, "-c", SANDBOX_THEN_ALL, " ".join(NESTED), *HOLD]
     assert t4.run("--gpu-mem", "4", "--", *words).report() == [0, 0]

@@ -32,7 +32,7 @@ def t4(t4: Workstation) -> Workstation:
     return t4
 
 
-def test_kernel_is_in_the_slice(t4: Workstation) -> None:
+def test_kernel_is_limited_when_a_notebook_runs(t4: Workstation) -> None:
     """The kernel, a grandchild of `fenka notebook`, sees the cap and is refused beyond it."""
     printed = t4.ok("notebook", "--gpu-mem", "4", "--name", "nb", "--detach")
     url = printed.removeprefix("nb: ").strip()
@@ -46,7 +46,7 @@ def test_kernel_is_in_the_slice(t4: Workstation) -> None:
     assert t4.jobs() == {}
 
 
-def test_password_is_asked_for(t4: Workstation) -> None:
+def test_login_is_required_when_a_password_is_set(t4: Workstation) -> None:
     """The article's PASSWORD: no token in the URL, and only the password opens the door."""
     t4.environment["PASSWORD"] = "mypassw0rd"
     printed = t4.ok("notebook", "--gpu-mem", "4", "--name", "nb", "--detach")
@@ -56,7 +56,7 @@ def test_password_is_asked_for(t4: Workstation) -> None:
     assert _login(url, "mypassw0rd") == []
 
 
-def test_foreground_prints_the_url_and_ends_with_its_server(t4: Workstation) -> None:
+def test_notebook_ends_when_its_server_ends(t4: Workstation) -> None:
     """SIGTERM to the command ends the server, and gives the slice back."""
     words = [sys.executable, "-m", "fenka", "notebook", "--gpu-mem", "4"]
     with subprocess.Popen(
@@ -71,7 +71,7 @@ def test_foreground_prints_the_url_and_ends_with_its_server(t4: Workstation) -> 
     eventually(lambda: not t4.jobs())
 
 
-def test_notebooks_that_start_at_once_do_not_collide(t4: Workstation) -> None:
+def test_ports_differ_when_notebooks_start_together(t4: Workstation) -> None:
     """Each gets a port of its own, and its own URL."""
     fenka = [sys.executable, "-m", "fenka", "notebook", "--gpu-mem", "2", "--detach", "--name"]
     starting = [
@@ -92,7 +92,7 @@ def test_notebooks_that_start_at_once_do_not_collide(t4: Workstation) -> None:
         Kernel(line.split(": ")[1].strip()).close()
 
 
-def test_no_directory_no_notebook(t4: Workstation) -> None:
+def test_notebook_fails_when_its_directory_is_missing(t4: Workstation) -> None:
     """A directory that is not there is said so before anything starts."""
     result = t4.fenka("notebook", "--gpu-mem", "1", "--directory", "/no/such")
     assert (result.returncode, result.stderr) == (2, "fenka: /no/such is not a directory\n")

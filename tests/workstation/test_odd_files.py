@@ -37,7 +37,7 @@ KINDS = (binary, empty, nested, link, Path.mkdir, os.mkfifo)
 
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("name", ["state", "config"])
-def test_what_is_no_file_of_ours_is_named(
+def test_error_names_the_file_when_it_is_not_a_regular_file(
     tmp_path: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     """And is not waited for, as a FIFO would have it."""
@@ -62,7 +62,7 @@ def test_what_is_no_file_of_ours_is_named(
         ("simulated", empty),
     ],
 )
-def test_a_daemon_says_which_file_is_in_its_way(
+def test_daemon_names_the_file_when_it_cannot_start(
     station: Workstation, name: str, make: Callable[[Path], None]
 ) -> None:
     """In the words of one who has to clear it away."""
@@ -75,7 +75,7 @@ def test_a_daemon_says_which_file_is_in_its_way(
     assert not (station.root / "daemon.sock").is_socket()
 
 
-def test_an_unreadable_ledger_gives_nothing_away(t4: Workstation) -> None:
+def test_daemon_does_not_start_when_its_state_is_unreadable(t4: Workstation) -> None:
     """Its slices are held by programs that go on; nobody starts a daemon that knows nothing of them."""
     program = t4.run("--gpu-mem", "14", "--", *HOLD, "14000")
     program.report()
@@ -97,7 +97,7 @@ DISKS = ("size=4k", "nr_inodes=3", "ro")
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
 @pytest.mark.parametrize("disk", DISKS)
-def test_a_daemon_on_a_disk_without_room_says_so(tmp_path: Path, disk: str) -> None:
+def test_daemon_reports_it_when_the_disk_is_full(tmp_path: Path, disk: str) -> None:
     """Its log is there too, so the reason comes another way; and nothing is left running."""
     script = 'mount -t tmpfs -o "$0" small "$FENKA_RUNTIME" && exec "$@"'
     with workstation_at(["unshare", "--mount", "sh", "-c", script, f"mode=700,{disk}"]) as small:
@@ -109,7 +109,7 @@ def test_a_daemon_on_a_disk_without_room_says_so(tmp_path: Path, disk: str) -> N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="hiding a program takes root")
-def test_without_ldconfig_the_sentence_says_what_to_install(tmp_path: Path) -> None:
+def test_error_names_the_package_when_ldconfig_is_missing(tmp_path: Path) -> None:
     """Simulated cards need it inside leases."""
     script = 'mount --bind /dev/null "$(readlink -f /sbin/ldconfig)" && exec "$@"'
     with workstation_at(["unshare", "--mount", "sh", "-c", script, "sh"]) as station:
@@ -120,7 +120,7 @@ def test_without_ldconfig_the_sentence_says_what_to_install(tmp_path: Path) -> N
         )
 
 
-def test_what_could_not_be_recorded_happens_once_there_is_room(t4: Workstation) -> None:
+def test_effects_are_applied_when_the_disk_has_room_again(t4: Workstation) -> None:
     """A slice that is freed while the disk is full goes to who waits for it, when it is not any more."""
     holder = t4.run("--gpu-mem", "14", "--", *HOLD, "14000")
     holder.report()

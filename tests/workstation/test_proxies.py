@@ -66,7 +66,7 @@ def limited(report: dict[str, list[dict[str, int]]]) -> None:
 @pytest.mark.parametrize(
     "first", ["libc.so.6", "libdl.so.2", "libcuda.so.1", "libcuda.so.1:libc.so.6"]
 )
-def test_what_is_preloaded_first_does_not_undo_the_limit(
+def test_limit_holds_when_another_library_is_preloaded_first(
     t4: Workstation, linked: Path, first: str
 ) -> None:
     """LD_PRELOAD comes before /etc/ld.so.preload: then the driver's own names lead to the shim."""
@@ -75,14 +75,14 @@ def test_what_is_preloaded_first_does_not_undo_the_limit(
     limited(json.loads(t4.ok("run", *words, str(linked))))
 
 
-def test_the_driver_by_its_own_path_is_limited_too(t4: Workstation) -> None:
+def test_limit_holds_when_the_driver_is_loaded_by_its_path(t4: Workstation) -> None:
     """Where the driver's files are found from outside, the proxies stand inside."""
     for file in {(t4.root / "simulated" / "lib" / LIBRARIES[0]).resolve()}:
         words = ("--gpu-mem", "4", "--", "env", "-i", f"LD_PRELOAD=libc.so.6:{file}")
         limited(t4.run(*words, *HOLD, "9000").report())
 
 
-def test_proxies_are_read_only_and_outside_nothing_has_changed(t4: Workstation) -> None:
+def test_proxies_are_read_only_and_only_inside(t4: Workstation) -> None:
     """The files that a lease covers are the machine's; only inside do the names lead elsewhere."""
     file = (t4.root / "simulated" / "lib" / LIBRARIES[0]).resolve()
     before = file.stat()
@@ -93,7 +93,7 @@ def test_proxies_are_read_only_and_outside_nothing_has_changed(t4: Workstation) 
     assert said == "no\n"
 
 
-def test_installed_drivers_are_found_without_their_links(tmp_path: Path) -> None:
+def test_driver_is_found_when_its_path_is_a_link(tmp_path: Path) -> None:
     """Whatever number of names leads to a library, it is one file to stand in for."""
     real = tmp_path / "libcuda.so.550.1"
     real.touch()
@@ -105,7 +105,7 @@ def test_installed_drivers_are_found_without_their_links(tmp_path: Path) -> None
     assert len(found[LIBRARIES[0]]) == len(set(found[LIBRARIES[0]]))
 
 
-def test_the_dynamic_linker_s_cache_is_understood() -> None:
+def test_driver_is_found_in_the_linker_s_cache() -> None:
     """What this kind of machine's libraries are called there: libc is found by the same words."""
     from fenka.isolation.proxy import _KIND
 

@@ -82,13 +82,15 @@ from tests.workstation.conftest import HOLD, Workstation, eventually, refused, w
         (["--gpu-mem", "1", "--name", "../x"], r"invalid job name '../x': use letters, .*"),
     ],
 )
-def test_requests_that_cannot_be(t4: Workstation, words: list[str], sentence: str) -> None:
+def test_run_fails_when_its_options_are_invalid(
+    t4: Workstation, words: list[str], sentence: str
+) -> None:
     """Each says what is wrong and what to write; nobody waits for it."""
     refused(t4.fenka("run", *words, "--", "true"), 2, sentence)
     assert t4.jobs() == {}
 
 
-def test_no_such_program(t4: Workstation) -> None:
+def test_run_fails_when_the_program_does_not_exist(t4: Workstation) -> None:
     """Said before a slice is taken."""
     refused(
         t4.fenka("run", "--gpu-mem", "1", "--", "no-such-program"),
@@ -97,7 +99,7 @@ def test_no_such_program(t4: Workstation) -> None:
     )
 
 
-def test_a_name_is_used_once(t4: Workstation) -> None:
+def test_run_fails_when_the_name_is_in_use(t4: Workstation) -> None:
     """Two jobs of one name could not be told apart."""
     t4.run("--gpu-mem", "1", "--name", "twin", "--", *HOLD, "1").report()
     refused(
@@ -107,7 +109,7 @@ def test_a_name_is_used_once(t4: Workstation) -> None:
     )
 
 
-def test_a_used_name_costs_nobody_their_log(t4: Workstation) -> None:
+def test_log_is_kept_when_its_name_is_requested_again(t4: Workstation) -> None:
     """The second of a name is refused before it touches what the first has written."""
     detach = ("run", "--gpu-mem", "1", "--name", "night", "--detach", "--")
     t4.ok(*detach, "sh", "-c", "echo begun; exec sleep 1000")
@@ -118,7 +120,7 @@ def test_a_used_name_costs_nobody_their_log(t4: Workstation) -> None:
     assert t4.ok("logs", "night") == "begun\n"
 
 
-def test_unknown_jobs(t4: Workstation) -> None:
+def test_stop_fails_when_the_job_is_unknown(t4: Workstation) -> None:
     """stop and logs name what they do not find."""
     refused(t4.fenka("stop", "ghost"), 1, "no job is called ghost: `fenka ps` lists them")
     refused(
@@ -128,7 +130,7 @@ def test_unknown_jobs(t4: Workstation) -> None:
     )
 
 
-def test_no_gpu_and_no_simulation(station: Workstation) -> None:
+def test_daemon_fails_when_there_is_no_driver(station: Workstation) -> None:
     """Where there is no driver, the command says how to go on without one."""
     station.environment["LD_LIBRARY_PATH"] = ""
     result = station.fenka("run", "--gpu-mem", "1", "--", "true")
@@ -155,14 +157,14 @@ def test_no_gpu_and_no_simulation(station: Workstation) -> None:
         (["--simulate", "T4", "--only", "7"], r"no card is called 7: here are 0 \(GPU-.*\)"),
     ],
 )
-def test_daemon_options_that_mean_nothing(
+def test_daemon_fails_when_its_options_are_invalid(
     station: Workstation, options: list[str], sentence: str
 ) -> None:
     """One sentence that says what would."""
     refused(station.fenka("daemon", *options), 2, sentence)
 
 
-def test_one_daemon_a_directory(t4: Workstation) -> None:
+def test_daemon_fails_when_another_serves_the_directory(t4: Workstation) -> None:
     """A second one says that the first is there."""
     refused(
         t4.fenka("daemon", "--simulate", "T4"),
@@ -171,7 +173,7 @@ def test_one_daemon_a_directory(t4: Workstation) -> None:
     )
 
 
-def test_a_card_has_one_owner(t4: Workstation) -> None:
+def test_daemon_fails_when_another_owns_the_card(t4: Workstation) -> None:
     """A second daemon on the same cards says who holds them."""
     with workstation_at([]) as other:
         other.environment["LD_LIBRARY_PATH"] = str(t4.root / "simulated" / "lib")
@@ -183,7 +185,7 @@ def test_a_card_has_one_owner(t4: Workstation) -> None:
         )
 
 
-def test_a_stale_socket_is_no_obstacle(station: Workstation) -> None:
+def test_daemon_starts_when_a_stale_socket_exists(station: Workstation) -> None:
     """A socket that nobody serves is replaced."""
     station.root.mkdir(exist_ok=True)
     with socket.socket(socket.AF_UNIX) as dead:
@@ -192,7 +194,7 @@ def test_a_stale_socket_is_no_obstacle(station: Workstation) -> None:
     assert station.jobs() == {}
 
 
-def test_a_daemon_of_another_version(station: Workstation) -> None:
+def test_client_reports_it_when_the_daemon_has_another_version(station: Workstation) -> None:
     """The command names both versions and what to do."""
     server = (
         "import socket, sys\n"
@@ -215,12 +217,12 @@ def test_a_daemon_of_another_version(station: Workstation) -> None:
         other.kill()
 
 
-def test_no_daemon_to_ask(station: Workstation) -> None:
+def test_commands_report_it_when_no_daemon_runs(station: Workstation) -> None:
     """ps does not start a daemon; it says that none runs."""
     refused(station.fenka("ps"), 1, r"no fenka daemon answers at \S+ \(.*\): start one with .*")
 
 
-def test_damaged_state_is_not_guessed_at(t4: Workstation) -> None:
+def test_daemon_fails_when_its_state_is_damaged(t4: Workstation) -> None:
     """A state file that cannot be read stops the daemon with the file's name."""
     t4.kill_daemon()
     (t4.root / "state.json").write_text('{"boot": 7')
@@ -230,7 +232,7 @@ def test_damaged_state_is_not_guessed_at(t4: Workstation) -> None:
     (t4.root / "state.json").unlink()
 
 
-def test_slices_that_nobody_recorded_are_not_given_away(t4: Workstation) -> None:
+def test_daemon_fails_when_a_slice_is_held_and_not_recorded(t4: Workstation) -> None:
     """With its state removed, a daemon finds the program in its slice and does not hand it out again."""
     program = t4.run("--gpu-mem", "14", "--", *HOLD, "14000")
     program.report()
@@ -247,7 +249,7 @@ def test_slices_that_nobody_recorded_are_not_given_away(t4: Workstation) -> None
     assert list((t4.root / "leases").iterdir()) == []
 
 
-def test_a_lease_that_cannot_be_written_is_not_given(t4: Workstation) -> None:
+def test_run_fails_when_the_lease_cannot_be_written(t4: Workstation) -> None:
     """As on a full disk, here with the directory removed: one sentence, and nothing is held."""
     (t4.root / "leases").rmdir()
     result = t4.fenka("run", "--gpu-mem", "4", "--", "true")
@@ -257,20 +259,20 @@ def test_a_lease_that_cannot_be_written_is_not_given(t4: Workstation) -> None:
     assert t4.ok("run", "--gpu-mem", "14", "--no-wait", "--", "echo", "free") == "free\n"
 
 
-def test_directory_of_somebody_else(station: Workstation) -> None:
+def test_client_fails_when_the_directory_is_another_user_s(station: Workstation) -> None:
     """A runtime directory that others can write is not trusted."""
     station.root.chmod(0o777)
     refused(station.fenka("daemon", "--simulate", "T4"), 1, r"\S+ belongs to user \d+ or is .*")
     station.root.chmod(0o700)
 
 
-def test_a_path_too_long_for_a_socket(station: Workstation) -> None:
+def test_daemon_fails_when_the_path_is_too_long(station: Workstation) -> None:
     """Said in so many words, not as an OSError."""
     station.environment["FENKA_RUNTIME"] = str(station.root / ("x" * 120))
     refused(station.fenka("daemon", "--simulate", "T4"), 1, r"\S+ is too long a path .*")
 
 
-def test_the_daemon_survives_nonsense(t4: Workstation) -> None:
+def test_daemon_goes_on_when_messages_are_invalid(t4: Workstation) -> None:
     """Garbage on the socket is answered or dropped; the daemon goes on."""
     for garbage in (
         b"\xff\xfe\n",

@@ -46,7 +46,7 @@ def next_pid_is(pid: int) -> bool:
     return True
 
 
-def test_peer_is_who_connected_even_when_its_pid_is_anothers() -> None:
+def test_peer_is_the_connecting_process_when_its_pid_was_reused() -> None:
     """The connection outlives the process that made it, held by a child; a later process has its PID."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("")
@@ -83,7 +83,7 @@ def test_peer_is_who_connected_even_when_its_pid_is_anothers() -> None:
             found.close()
 
 
-def test_peer_that_became_another_program_is_the_same_process(place: Path) -> None:
+def test_peer_is_the_same_process_when_it_executed_another_program(place: Path) -> None:
     """An exec changes nothing of who connected."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(place / "socket"))
@@ -106,19 +106,23 @@ def test_peer_that_became_another_program_is_the_same_process(place: Path) -> No
                 found.close()
 
 
-def test_signal_reaches_a_process_of_the_job(theirs: subprocess.Popen[bytes], victim: User) -> None:
+def test_signal_is_sent_when_the_process_is_the_job_s(
+    theirs: subprocess.Popen[bytes], victim: User
+) -> None:
     """That of its user."""
     signals.send_signal(theirs.pid, signal.SIGKILL, victim.uid, lambda _: True)
     assert theirs.wait() == -signal.SIGKILL
 
 
-def test_signal_of_roots_job_reaches_any_users_process(theirs: subprocess.Popen[bytes]) -> None:
+def test_signal_is_sent_to_any_user_s_process_when_the_job_is_root_s(
+    theirs: subprocess.Popen[bytes],
+) -> None:
     """A service of root's may have given up its rights."""
     signals.send_signal(theirs.pid, signal.SIGKILL, 0, lambda _: True)
     assert theirs.wait() == -signal.SIGKILL
 
 
-def test_signal_for_one_user_reaches_no_other(
+def test_signal_is_not_sent_when_the_process_is_another_user_s(
     theirs: subprocess.Popen[bytes], ours: subprocess.Popen[bytes], stranger: User
 ) -> None:
     """Neither root's processes nor a neighbour's, whatever led to them."""
@@ -129,7 +133,7 @@ def test_signal_for_one_user_reaches_no_other(
         assert sleeper.wait() == -signal.SIGTERM
 
 
-def test_signal_reaches_nothing_when_the_process_ends_meanwhile(
+def test_signal_is_not_sent_when_the_process_has_ended(
     ours: subprocess.Popen[bytes],
 ) -> None:
     """What has the PID by then may look like the job's: the descriptor is the old process's."""
@@ -143,14 +147,16 @@ def test_signal_reaches_nothing_when_the_process_ends_meanwhile(
     signals.send_signal(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: True)
 
 
-def test_signal_reaches_nothing_that_is_not_the_jobs(ours: subprocess.Popen[bytes]) -> None:
+def test_signal_is_not_sent_when_the_process_is_not_the_job_s(
+    ours: subprocess.Popen[bytes],
+) -> None:
     """Its PID alone is no reason."""
     signals.send_signal(ours.pid, signal.SIGKILL, os.geteuid(), lambda _: False)
     ours.terminate()
     assert ours.wait() == -signal.SIGTERM
 
 
-def test_lease_is_not_held_by_what_has_the_pid_of_its_process(
+def test_lease_is_not_held_when_its_process_s_pid_was_reused(
     ours: subprocess.Popen[bytes],
 ) -> None:
     """A daemon that is started again compares the start that was recorded."""

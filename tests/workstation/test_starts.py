@@ -91,7 +91,7 @@ POINTS = ("daemon.lock", "simulated/server.sock", "config.json")
 """Files of the runtime directory, in the order in which a start makes them."""
 
 
-def test_an_interruption_of_the_imports_is_no_traceback(
+def test_no_traceback_is_printed_when_imports_are_interrupted(
     started: Callable[..., Start], station: Workstation
 ) -> None:
     """They take longer than it takes to press Ctrl-C."""
@@ -102,7 +102,7 @@ def test_an_interruption_of_the_imports_is_no_traceback(
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_daemon_interrupted_while_it_starts_leaves_nothing(
+def test_nothing_is_left_when_a_daemon_is_interrupted_while_it_starts(
     started: Callable[..., Start], station: Workstation, point: str
 ) -> None:
     """In the foreground; its card server goes with it."""
@@ -116,7 +116,7 @@ def test_a_daemon_interrupted_while_it_starts_leaves_nothing(
 
 @pytest.mark.parametrize("point", ["daemon.lock", "config.json"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_daemon_whose_starter_ends_before_it_is_ready_ends(
+def test_daemon_ends_when_its_starter_has_ended_before(
     started: Callable[..., Start], station: Workstation, point: str, number: int
 ) -> None:
     """Or it is ready, and stays: never something in between."""
@@ -137,7 +137,7 @@ DEMO = ("fenka-*", "fenka-*/simulated/server.sock", "fenka-*/daemon.sock", "fenk
 
 
 @pytest.mark.parametrize("point", DEMO)
-def test_a_demonstration_interrupted_leaves_nothing(
+def test_nothing_is_left_when_the_demo_is_interrupted(
     started: Callable[..., Start], station: Workstation, point: str
 ) -> None:
     """Neither daemon nor notebooks nor its directory."""
@@ -150,7 +150,7 @@ def test_a_demonstration_interrupted_leaves_nothing(
 
 
 @pytest.mark.parametrize("point", DEMO[2:])
-def test_a_demonstration_killed_takes_its_daemon_along(
+def test_daemon_ends_when_the_demo_is_killed(
     started: Callable[..., Start], station: Workstation, point: str
 ) -> None:
     """Nobody is left to end it: it notices by itself."""
@@ -162,7 +162,7 @@ def test_a_demonstration_killed_takes_its_daemon_along(
 
 
 @pytest.mark.parametrize("point", ["simulated/server.sock", "daemon.sock", "leases/*"])
-def test_a_program_interrupted_while_it_starts_leaves_a_daemon_that_works_or_none(
+def test_daemon_serves_or_ends_when_run_is_interrupted(
     started: Callable[..., Start], station: Workstation, point: str
 ) -> None:
     """Its slice is free again."""
@@ -180,7 +180,7 @@ def test_a_program_interrupted_while_it_starts_leaves_a_daemon_that_works_or_non
 
 @pytest.mark.parametrize("detach", [[], ["--detach"]])
 @pytest.mark.parametrize("point", ["jobs/n", "leases/*"])
-def test_a_notebook_interrupted_before_its_url_is_there_ends(
+def test_notebook_ends_when_it_is_interrupted_before_its_url(
     started: Callable[..., Start], t4: Workstation, point: str, detach: list[str]
 ) -> None:
     """Detached or not: nobody has been told of it yet."""

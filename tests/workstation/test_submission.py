@@ -29,7 +29,9 @@ def submitted(uid: int = OTHER, **fields: object) -> list[str]:
         (0, 1, False),
     ],
 )
-def test_who_may_give_which_priority(uid: int, priority: int, refused: bool) -> None:
+def test_priority_is_limited_when_the_user_does_not_own_the_daemon(
+    uid: int, priority: int, refused: bool
+) -> None:
     """Nobody goes before others on somebody else's daemon, and everybody may go behind."""
     if not refused:
         assert submitted(uid, name="x", priority=priority) == ["x"]
@@ -41,7 +43,7 @@ def test_who_may_give_which_priority(uid: int, priority: int, refused: bool) -> 
         submitted(uid, priority=priority)
 
 
-def test_members_of_a_gang() -> None:
+def test_gang_has_one_job_for_each_member() -> None:
     """Jobs of their own, with one entry; their names tell the rank."""
     made = create_jobs(
         msgspec.structs.replace(SPEC, name="g", gang=2), Peer(os.getpid(), 7, 1), 1024, [], now=5.0
@@ -64,13 +66,13 @@ def test_members_of_a_gang() -> None:
     assert later.requested_at > 5.0, "although the clock was set back"
 
 
-def test_submission_is_checked_by_the_daemon_too() -> None:
+def test_submission_is_rejected_when_it_is_invalid() -> None:
     """A client that does not check its values gains nothing."""
     with pytest.raises(InvalidRequest, match="a gang has 1 to 256 members, not 0"):
         submitted(gang=0)
 
 
-def test_job_gets_a_name_when_it_is_given_none() -> None:
+def test_job_is_named_after_its_program_when_it_has_no_name() -> None:
     """Even if it has no command."""
     (name,) = submitted(command=[])
     assert NAME.fullmatch(name)

@@ -37,7 +37,7 @@ def python(code: str) -> list[str]:
     return result.stdout.splitlines()
 
 
-def test_lines_stay_whole() -> None:
+def test_lines_stay_whole_when_members_write_in_pieces() -> None:
     """Two write in pieces at the same time; the last line has no end."""
     code = """
 def member(rank, ready):
@@ -59,7 +59,7 @@ run(2, member)
 @pytest.mark.parametrize(
     ("end", "status"), [("os._exit(4)", 4), ("os._exit(0)", 1), ("os.kill(os.getpid(), 9)", 137)]
 )
-def test_nobody_is_let_go_without_all(end: str, status: int) -> None:
+def test_no_member_starts_when_one_ends_before(end: str, status: int) -> None:
     """One ends before it is ready: no other goes on, and it is said which."""
     code = f"""
 def member(rank, ready):
@@ -73,7 +73,7 @@ run(3, member)
     assert python(code) == [f"{status} 1 None"]
 
 
-def test_nobody_is_let_go_by_a_dead_process(tmp_path: Path) -> None:
+def test_no_member_starts_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     """The one that starts them dies when all but one are ready: they end by themselves."""
     code = f"""
 def member(rank, ready):
@@ -97,7 +97,7 @@ run(2, member)
     assert (result.returncode, result.stdout) == (-9, "")
 
 
-def test_logs_of_each(tmp_path: Path) -> None:
+def test_output_is_logged_by_rank(tmp_path: Path) -> None:
     """As it was printed, both streams."""
     code = f"""
 def member(rank, ready):
@@ -112,7 +112,7 @@ run(2, member, logs=Path({str(tmp_path)!r}))
         assert sorted((tmp_path / str(rank) / "log").read_text()) == sorted(f"out {rank}\nerr")
 
 
-def test_a_reader_that_leaves_ends_it() -> None:
+def test_gang_ends_when_its_output_is_closed() -> None:
     """As `| head` does."""
     code = """
 def member(rank, ready):

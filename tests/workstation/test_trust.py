@@ -45,7 +45,7 @@ def connect_to(runtime: Runtime) -> None:
 
 
 @pytest.mark.usefixtures("nobody_named")
-def test_default_directory_is_refused_unheard_when_a_stranger_made_it(
+def test_default_directory_is_rejected_when_another_user_created_it(
     victim: User, stranger: User
 ) -> None:
     """The stranger's daemon could name any library for the victim to load: it does not even get a Hello."""
@@ -61,7 +61,7 @@ def test_default_directory_is_refused_unheard_when_a_stranger_made_it(
         assert not was_connected_to(server)
 
 
-def test_system_daemon_is_preferred_to_a_strangers_directory(
+def test_system_daemon_is_used_when_another_user_created_the_default_directory(
     nobody_named: Path, victim: User, stranger: User
 ) -> None:
     """What stands in /tmp hides root's daemon from nobody."""
@@ -74,7 +74,9 @@ def test_system_daemon_is_preferred_to_a_strangers_directory(
         assert victim.do(paths.current) == Runtime(nobody_named)
 
 
-def test_system_directory_is_roots_alone(nobody_named: Path, victim: User, stranger: User) -> None:
+def test_system_directory_is_rejected_when_it_is_not_root_s(
+    nobody_named: Path, victim: User, stranger: User
+) -> None:
     """Whoever else made it, in a container perhaps, is not the system."""
     stranger.mkdir(nobody_named)
     with stranger.serve(nobody_named / "daemon.sock") as server:
@@ -84,7 +86,7 @@ def test_system_directory_is_roots_alone(nobody_named: Path, victim: User, stran
         assert not was_connected_to(server)
 
 
-def test_named_directory_is_refused_when_others_can_change_it(
+def test_named_directory_is_rejected_when_others_can_change_it(
     place: Path, victim: User, stranger: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stranger's, one that is open to others, one below a stranger's, and a link: none is used."""
@@ -110,7 +112,7 @@ def test_named_directory_is_refused_when_others_can_change_it(
         victim.do(lambda: connect_to(paths.own()))
 
 
-def test_links_above_are_followed_once(
+def test_links_are_followed_when_they_are_above_the_directory(
     place: Path, stranger: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stranger's link may lead to a directory of ours; turning it round later changes nothing."""
@@ -122,7 +124,7 @@ def test_links_above_are_followed_once(
     assert paths.jobs_directory() == place / "good" / "run" / "jobs"
 
 
-def test_server_of_another_user_is_refused_in_a_directory_of_ours(
+def test_server_is_rejected_when_it_is_another_user_s(
     place: Path, victim: User, stranger: User
 ) -> None:
     """As left behind by a directory that was open for a moment: the kernel says who listens."""
@@ -136,7 +138,7 @@ def test_server_of_another_user_is_refused_in_a_directory_of_ours(
         assert connection.recv(1) == b""
 
 
-def test_root_uses_no_daemon_of_an_ordinary_user(place: Path, stranger: User) -> None:
+def test_daemon_is_rejected_when_the_client_is_root(place: Path, stranger: User) -> None:
     """Its answer would be a library that root loads."""
     stranger.mkdir(place / "theirs", 0o700)
     with stranger.serve(place / "theirs" / "daemon.sock") as server:
@@ -145,7 +147,7 @@ def test_root_uses_no_daemon_of_an_ordinary_user(place: Path, stranger: User) ->
         assert not was_connected_to(server)
 
 
-def test_system_daemon_is_never_started_by_an_ordinary_user(
+def test_system_daemon_is_not_started_when_the_user_is_not_root(
     nobody_named: Path, victim: User
 ) -> None:
     """While it is away its directory says that it will come back; nobody takes its cards meanwhile."""
@@ -159,7 +161,7 @@ def test_system_daemon_is_never_started_by_an_ordinary_user(
     assert victim.do(paths.current) == Runtime(Path(f"/tmp/fenka-{victim.uid}"))
 
 
-def test_log_is_no_link(place: Path) -> None:
+def test_log_is_not_opened_when_it_is_a_link(place: Path) -> None:
     """A daemon that is started appends to no other file."""
     (place / "target").touch()
     (place / "daemon.log").symlink_to(place / "target")
@@ -167,7 +169,9 @@ def test_log_is_no_link(place: Path) -> None:
         open(place / "daemon.log", "ab", opener=client.open_log).close()
 
 
-def test_lock_of_the_system_daemon_is_roots_alone(nobody_named: Path, victim: User) -> None:
+def test_system_lock_is_not_opened_when_the_user_is_not_root(
+    nobody_named: Path, victim: User
+) -> None:
     """Whoever may read a file may lock it, and the next daemon would find one running."""
     with lock_runtime(Runtime(nobody_named)), pytest.raises(PermissionError):
         victim.do(lambda: (nobody_named / "daemon.lock").open().close())
@@ -176,7 +180,7 @@ def test_lock_of_the_system_daemon_is_roots_alone(nobody_named: Path, victim: Us
         assert {it.name for it in nobody_named.iterdir()} >= {"account", "lease", "leases"}
 
 
-def test_request_waits_while_the_system_daemon_is_away(
+def test_request_waits_when_the_system_daemon_is_down(
     nobody_named: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An ordinary user's, until root has started it again; without --wait it is refused at once."""
@@ -212,7 +216,7 @@ def test_request_waits_while_the_system_daemon_is_away(
     assert "waiting until root has started it" in told[0]
 
 
-def test_logs_of_jobs_are_not_written_where_a_stranger_can_change_it(
+def test_job_log_is_not_written_when_another_user_can_change_its_directory(
     nobody_named: Path, place: Path, victim: User, stranger: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is there is removed before a job of that name starts: it may be a link to anything."""
@@ -229,7 +233,7 @@ def test_logs_of_jobs_are_not_written_where_a_stranger_can_change_it(
 
 
 @pytest.mark.usefixtures("nobody_named")
-def test_strangers_directory_hides_no_cluster_and_is_named_by_doctor(
+def test_cluster_is_shown_when_the_default_directory_is_another_user_s(
     victim: User, stranger: User
 ) -> None:
     """The cluster's screens need no daemon here."""

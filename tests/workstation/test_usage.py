@@ -88,12 +88,12 @@ def kept(
 # ---- which slices are kept ----
 
 
-def test_a_slice_is_given_away_when_nothing_of_it_is_left() -> None:
+def test_slice_is_free_when_nothing_of_it_is_used() -> None:
     """The card may be full of others' memory."""
     assert kept(placed_job(), placed_job("b"), used=4300, by=leased(b=4000)) == ""
 
 
-def test_a_slice_is_kept_for_a_process_of_its_user_that_began_after_it() -> None:
+def test_slice_is_retained_when_a_younger_process_of_its_user_computes() -> None:
     """In no lease, computing on the same card: it may be what the job has left behind."""
     assert (
         kept(placed_job(), used=1300, out=(outside(7),))
@@ -110,12 +110,12 @@ def test_a_slice_is_kept_for_a_process_of_its_user_that_began_after_it() -> None
     [outside(7, uid=1001), outside(7, start=99), outside(7, graphics=True)],
     ids=["another user's", "there before", "a desktop's"],
 )
-def test_what_cannot_be_of_the_job_keeps_nothing(other: UnleasedProcess) -> None:
+def test_slice_is_free_when_the_processes_cannot_come_from_its_job(other: UnleasedProcess) -> None:
     """Other people, programs that were there before, and screens use the card as they like."""
     assert kept(placed_job(), used=300 + 1000, out=(other,)) == ""
 
 
-def test_one_process_keeps_no_more_slices_than_it_fills() -> None:
+def test_slice_is_free_when_another_retained_slice_covers_the_process() -> None:
     """Of two jobs that ran when it began the first to end makes up for it."""
     first = placed_job("b", retained="process 7 uses card 0 outside of its lease")
     assert kept(placed_job(), first, used=1300, out=(outside(7),)) == ""
@@ -124,7 +124,7 @@ def test_one_process_keeps_no_more_slices_than_it_fills() -> None:
     assert kept(placed_job(), theirs, used=1300, out=(outside(7),)) != ""
 
 
-def test_memory_of_no_process_keeps_the_slice() -> None:
+def test_slice_is_retained_when_memory_belongs_to_no_process() -> None:
     """What a helper holds by a descriptor, or a driver has not given back, is not there for others."""
     assert kept(placed_job(), used=3300) == (
         "3000 MiB of card 0 are still in use by no process that the driver names"
@@ -132,13 +132,13 @@ def test_memory_of_no_process_keeps_the_slice() -> None:
     assert kept(placed_job(), used=300 + 700) == "", "drivers' own account varies by some percent"
 
 
-def test_memory_of_no_process_may_be_that_of_other_slices() -> None:
+def test_slice_is_free_when_other_slices_explain_the_memory() -> None:
     """What fits into the unused parts of other leases takes nothing from who comes next."""
     assert kept(placed_job(), placed_job("b"), used=300 + 1000 + 3000, by=leased(b=1000)) == ""
     assert kept(placed_job(), placed_job("b"), used=300 + 1000 + 5000, by=leased(b=1000)) != ""
 
 
-def test_memory_is_not_counted_where_the_driver_does_not_tell() -> None:
+def test_slice_is_free_when_the_driver_does_not_report_memory() -> None:
     """Some drivers give no process's memory, and a daemon that was killed forgets what there was."""
     assert kept(placed_job(), used=9000, out=(outside(7, None, uid=1001),)) == ""
     unknown = placed_job()
@@ -147,7 +147,7 @@ def test_memory_is_not_counted_where_the_driver_does_not_tell() -> None:
     assert unattributed_mib(CARD, {}, GpuProcesses()) is None
 
 
-def test_processes_are_sorted_by_lease_and_dead_ones_left_out() -> None:
+def test_processes_are_grouped_by_lease_when_some_have_ended() -> None:
     """A number that the driver still shows is nobody's when the process has ended."""
     mine, gone = os.getpid(), 7
     seen = group_by_lease(
@@ -162,7 +162,7 @@ def test_processes_are_sorted_by_lease_and_dead_ones_left_out() -> None:
 # ---- who is accused ----
 
 
-def test_who_holds_too_much_is_accused_at_the_third_look() -> None:
+def test_memory_violation_is_reported_when_three_samples_exceed() -> None:
     """As on a node: one look may fall between an allocation and its end."""
     offences = ViolationDetector(itertools.count(0, 5).__next__)
     seen = GpuProcesses(leased(a=14848))
@@ -172,7 +172,7 @@ def test_who_holds_too_much_is_accused_at_the_third_look() -> None:
     assert offences.sample([placed_job()], GpuProcesses(leased(a=4000)), {}, lambda *_: 0) == {}
 
 
-def test_who_has_too_much_time_is_accused() -> None:
+def test_compute_violation_is_reported_when_the_excess_is_sustained() -> None:
     """A quarter of the card for 10 %, over fifteen seconds."""
     had = itertools.count(0, 1_250_000_000)
     offences = ViolationDetector(itertools.count(0, 5).__next__)
@@ -184,7 +184,7 @@ def test_who_has_too_much_time_is_accused() -> None:
     assert said == [{}, {}, {}, {"a": [sentence]}]
 
 
-def test_who_has_no_shim_is_accused_at_once(tmp_path: Path) -> None:
+def test_missing_shim_is_reported_at_once(tmp_path: Path) -> None:
     """By what the process has mapped."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as program:
         seen = GpuProcesses({"a": [GpuProcess(CARD, program.pid, 10)]})
@@ -235,7 +235,7 @@ def state(t4: Workstation, name: str) -> str:
 
 
 @pytest.mark.timeout(300)
-def test_a_slice_waits_for_what_runs_outside_of_it(t4: Workstation) -> None:
+def test_slice_is_retained_when_a_process_runs_outside_of_it(t4: Workstation) -> None:
     """It is shown as held with the reason, so is who waits for it, and it goes when the process ends."""
     first = t4.run("--gpu-mem", "7", "--name", "first", "--", *HOLD, "100")
     first.report()
@@ -256,7 +256,7 @@ def test_a_slice_waits_for_what_runs_outside_of_it(t4: Workstation) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_what_ran_before_keeps_no_slice_and_the_owner_may_give_one_away(t4: Workstation) -> None:
+def test_slice_is_released_when_the_owner_stops_its_job(t4: Workstation) -> None:
     """A program that was there first is nobody's; the daemon's owner may release what is held."""
     before = plain(t4, 1000)
     first = t4.run("--gpu-mem", "7", "--name", "first", "--", *HOLD, "100")
@@ -275,7 +275,7 @@ def test_what_ran_before_keeps_no_slice_and_the_owner_may_give_one_away(t4: Work
 
 
 @pytest.mark.timeout(300)
-def test_a_program_over_its_limit_is_marked(t4: Workstation) -> None:
+def test_job_is_marked_when_it_exceeds_its_limit(t4: Workstation) -> None:
     """One that has unset the cooperative limit: its use by the driver's word, a mark, and what to do."""
     words = ("--gpu-mem", "4", "--isolation", "cooperative", "--name", "cheat", "--")
     cheat = t4.run(*words, "env", "-u", "LD_PRELOAD", *HOLD, "9000")

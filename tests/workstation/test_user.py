@@ -60,7 +60,7 @@ def user(tmp_path: Path) -> Iterator[Workstation]:
         yield station
 
 
-def test_no_isolation_possible(tmp_path: Path) -> None:
+def test_run_fails_when_isolation_is_impossible(tmp_path: Path) -> None:
     """Where no mount namespace can be made nothing starts, and the sentence names the way out."""
     if os.geteuid() != 0:
         pytest.skip("confining a user takes root")
@@ -87,7 +87,7 @@ def test_no_isolation_possible(tmp_path: Path) -> None:
         assert json.loads(limited.stdout)["cards"][0]["result"] == 2
 
 
-def test_the_slice_is_enforced(user: Workstation) -> None:
+def test_slice_is_enforced_when_the_user_is_not_root(user: Workstation) -> None:
     """As for root: cap, refusal, and the same in an empty environment."""
     for command in (HOLD, ["env", "-i", *HOLD]):
         program = user.run("--gpu-mem", "4", "--", *command, "4400")
@@ -95,7 +95,7 @@ def test_the_slice_is_enforced(user: Workstation) -> None:
         assert program.end() == 0
 
 
-def test_limits_cannot_be_written(user: Workstation) -> None:
+def test_limits_are_read_only_when_the_user_is_not_root(user: Workstation) -> None:
     """Neither where the program sees them nor where the daemon keeps them."""
     script = (
         "echo > /run/fenka/lease/control; "
@@ -107,7 +107,7 @@ def test_limits_cannot_be_written(user: Workstation) -> None:
     assert "umount" in result.stderr
 
 
-def test_ends_are_noticed(user: Workstation) -> None:
+def test_slice_is_free_when_an_ordinary_user_s_program_ends(user: Workstation) -> None:
     """Also of a grandchild that broke away, and by a daemon that was started again."""
     script = "setsid sleep 1000 >/dev/null 2>&1 < /dev/null &"
     assert user.fenka("run", "--gpu-mem", "14", "--name", "tree", "--", "sh", "-c", script)
@@ -119,7 +119,7 @@ def test_ends_are_noticed(user: Workstation) -> None:
     eventually(lambda: not user.jobs())
 
 
-def test_the_rest_of_run_and_etc_is_there(user: Workstation) -> None:
+def test_run_and_etc_are_complete_in_a_lease(user: Workstation) -> None:
     """What a program needs of both is untouched by the lease."""
     look = "ls /run; cat /etc/hostname /etc/passwd"
     inside = user.fenka("run", "--gpu-mem", "1", "--", "sh", "-c", look)
@@ -128,7 +128,7 @@ def test_the_rest_of_run_and_etc_is_there(user: Workstation) -> None:
     assert kept == [line for line in outside.stdout.splitlines() if line != "fenka"]
 
 
-def test_a_gang_of_an_ordinary_user(user: Workstation) -> None:
+def test_gang_runs_when_the_user_is_not_root(user: Workstation) -> None:
     """Each member makes a user namespace of its own; on their own daemon they may give priorities."""
     words = ("run", "--gang", "2", "--gpu-mem", "4", "--priority", "1")
     held = user.ok(*words, "--", *HOLD, "4400")

@@ -6,7 +6,6 @@ read from the C header through cffi, so that it is defined once.
 
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 import selectors
@@ -16,28 +15,17 @@ import struct
 import subprocess
 import tempfile
 import time
-import uuid
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from fenka import native as built
-from fenka.core.errors import INVALID_INPUT, FenkaError
+from fenka.core.errors import INVALID_INPUT
 from fenka.hardware.peer_credentials import peer
+from fenka.hardware.simulated_state import NATIVE, NodeError, layout, write_state
 from fenka.hardware.spec import BadSpec, SimulatedCard, parse_spec
 
 __all__ = ["BadSpec", "NoSuchCard", "NodeError", "SimulatedCard", "SimulatedNode", "parse_spec"]
 
-_NATIVE: Final = built.DIRECTORY / "simulated"
 _LIBRARIES: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
-_FIXED: Final = (
-    "uuid", "name", "serial", "pci_bus_id", "memory_bytes", "context_bytes", "sm_count",
-    "compute_major", "compute_minor", "idle_power_mw", "power_limit_mw", "max_sm_clock_mhz",
-    "max_memory_clock_mhz", "fan_percent",
-)  # fmt: skip
-"""Fields that identify a card. The others change while the node runs."""
-
 _DEADLINE_S: Final = 10.0
 _HELLO: Final = b"N"
 _WELCOME_BYTES: Final = 16
@@ -52,25 +40,10 @@ _REFUSALS: Final = {
 }
 
 
-class NodeError(FenkaError):
-    """The simulated node cannot be made, started or stopped. The message says why."""
-
-
 class NoSuchCard(NodeError):
     """The simulated node has no card of that index or UUID."""
 
     exit_code = INVALID_INPUT
-
-
-@cache
-def _layout() -> tuple[Any, dict[str, int]]:
-    """Return the header's structs as a cffi ``FFI``, and its integer constants."""
-    try:
-        return built.read_header(_NATIVE / "layout.h")
-    except FileNotFoundError:
-        raise NodeError(
-            "the simulated driver is not built: run `make -C native` in fenka's source tree"
-        ) from None
 
 
 class SimulatedNode:
@@ -80,14 +53,14 @@ class SimulatedNode:
     a minute after the last program.
     """
 
-    def __init__(self, directory: Path, native: Path = _NATIVE) -> None:
+    def __init__(self, directory: Path, native: Path = NATIVE) -> None:
         self.directory, self._native = directory, native
         self._server: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
 
     @classmethod
     def create(
-        cls, directory: Path, spec: tuple[SimulatedCard, ...], native: Path = _NATIVE
+        cls, directory: Path, spec: tuple[SimulatedCard, ...], native: Path = NATIVE
     ) -> "SimulatedNode":
         """Make a directory a node with these cards, unless it is one already.
 
@@ -100,13 +73,13 @@ class SimulatedNode:
             NodeError: A running card server serves other cards there, or the directory cannot be written.
         """
         directory = directory.absolute()
-        _layout()
+        layout()
         try:
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "lib").mkdir(exist_ok=True)
             for name in _LIBRARIES:
                 _link(directory / "lib" / name, native / name)
-            _write_state(directory, bytes(_state(directory, spec)))
+            write_state(directory, spec)
         except OSError as error:
             raise NodeError(
                 f"cannot make a simulated node in {directory}: {error.strerror}"
@@ -158,7 +131,7 @@ class SimulatedNode:
 
         IDs are those in the card server's PID namespace. Times are exact up to the last use of the card.
         """
-        ffi, _ = _layout()
+        ffi, _ = layout()
         with (
             (self.directory / "state").open("rb") as file,
             mmap.mmap(
@@ -172,7 +145,7 @@ class SimulatedNode:
 
     def find(self, card: str) -> int:
         """Return the index of a card that is given by index or UUID. Raises NoSuchCard, NodeError."""
-        ffi, _ = _layout()
+        ffi, _ = layout()
         try:
             content = (self.directory / "state").read_bytes()
         except OSError:
@@ -221,7 +194,7 @@ class SimulatedNode:
                 f"no simulated node runs in {self.directory}: start one, as with "
                 f"`fenka daemon --background --simulate T4`"
             )
-        _, constants = _layout()
+        _, constants = layout()
         try:
             with connection:
                 connection.sendall(_COMMAND.pack(constants[f"FENKA_NODE_{command}"], card, value))
@@ -327,93 +300,3 @@ def _link(link: Path, target: Path) -> None:
         with tempfile.TemporaryDirectory(dir=link.parent) as temporary:
             (Path(temporary) / "link").symlink_to(target)
             (Path(temporary) / "link").replace(link)
-
-
-def _state(directory: Path, spec: tuple[SimulatedCard, ...]) -> Any:
-    """Return the state file's content as a cffi buffer."""
-    ffi, constants = _layout()
-    if not 1 <= len(spec) <= constants["FENKA_NODE_CARDS"]:
-        raise NodeError(f"a node has 1 to {constants['FENKA_NODE_CARDS']} cards, not {len(spec)}")
-    state = ffi.new("struct fenka_node *")
-    state.magic = constants["FENKA_NODE_MAGIC"]
-    state.version = constants["FENKA_NODE_VERSION"]
-    state.card_count = len(spec)
-    state.driver_version = spec[0].driver_version.encode()
-    major, minor = spec[0].cuda_version.split(".")
-    state.cuda_version = int(major) * 1000 + int(minor) * 10
-    for index, card in enumerate(spec):
-        _fill(state.cards[index], directory, index, card)
-        state.faults[index].ecc = card.model.ecc
-    return ffi.buffer(state)
-
-
-def _fill(target: Any, directory: Path, index: int, card: SimulatedCard) -> None:
-    model = card.model
-    generated = uuid.uuid5(uuid.NAMESPACE_URL, f"fenka:{directory.resolve()}:{index}:{model.key}")
-    target.uuid = (card.uuid or f"GPU-{generated}").encode()
-    target.name = card.name.encode()
-    target.serial = f"{int(generated) % 10**13:013d}".encode()
-    target.pci_bus_id = f"00000000:{index + 1:02X}:00.0".encode()
-    target.memory_bytes = card.memory_mib << 20
-    target.context_bytes = card.context_mib << 20
-    target.sm_count = model.sm_count
-    target.compute_major, target.compute_minor = model.compute_capability
-    target.idle_power_mw = model.idle_power_w * 1000
-    target.power_limit_mw = model.power_limit_w * 1000
-    target.max_sm_clock_mhz = model.sm_clock_mhz
-    target.max_memory_clock_mhz = model.memory_clock_mhz
-    target.fan_percent = model.fan_percent
-
-
-def _write_state(directory: Path, content: bytes) -> None:
-    """Replace the file, unless a server uses it: then the cards must be the same."""
-    path = directory / "state"
-    with _locked(path) as current:
-        if current is not None:
-            if _fixed(current) != _fixed(content):
-                raise NodeError(
-                    f"a card server already serves other cards in {directory}: "
-                    f"stop that node first, or use another directory"
-                )
-            return
-        with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
-            # Trailing zeros are a hole, which takes no memory on a tmpfs.
-            file.write(content.rstrip(b"\0"))
-            file.truncate(len(content))
-            # Programs of any user write their counters here.
-            os.fchmod(file.fileno(), 0o666)
-        Path(file.name).replace(path)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[bytes | None]:
-    """Hold the lock that a card server takes. If a server has it, yield the file's content instead."""
-    try:
-        # Does not block, whatever kind of file this is.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield None
-        return
-    with open(descriptor, "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield file.read()
-        else:
-            yield None
-
-
-def _fixed(content: bytes) -> tuple[object, ...]:
-    ffi, _ = _layout()
-    if len(content) < ffi.sizeof("struct fenka_node"):
-        return ()
-    state = ffi.cast("struct fenka_node *", ffi.from_buffer(content))
-    cards = [
-        tuple(_plain(ffi, getattr(state.cards[index], name)) for name in _FIXED)
-        for index in range(state.card_count)
-    ]
-    return (ffi.string(state.driver_version), state.cuda_version, *cards)
-
-
-def _plain(ffi: Any, value: Any) -> object:
-    return value if isinstance(value, int) else ffi.string(value)

@@ -162,7 +162,7 @@ def _explain_refusals(result: PodExplanation, pod: Pod, snapshot: ClusterSnapsho
 
 
 def _explain_pending(result: PodExplanation, pod: Pod, snapshot: ClusterSnapshot) -> None:
-    scheduled = next((it for it in pod.status.conditions if it.type == "PodScheduled"), None)
+    scheduled = pod.condition("PodScheduled")
     queued = pod.gated_by(QUEUE_GATE)
     result.message = scheduled.message if scheduled and not queued else ""
     if result.message:

@@ -79,7 +79,7 @@ class _Nodes:
 
     def __init__(self, pod: Pod, snapshot: ClusterSnapshot) -> None:
         self._pod, self._snapshot = pod, snapshot
-        self._pods_by_node = Counter(it.spec.node_name for it in snapshot.pods)
+        self._pods_by_node = Counter(placed.spec.node_name for placed in snapshot.pods)
 
     def reasons(self, node: Node) -> list[str]:
         reasons = ineligibility_reasons(self._pod, node)
@@ -190,7 +190,8 @@ class _SharedCards:
         reasons = []
         for resource, needed in self._pod.demand().amounts.items():
             total, held = _units(node, resource), self._state.allocations(node.metadata.name)
-            free = max(total - sum(it.pod.demand().amount(resource) for it in held), 0)
+            used = sum(allocation.pod.demand().amount(resource) for allocation in held)
+            free = max(total - used, 0)
             if needed > free:
                 reasons.append(
                     f"{resource}: {needed} asked, {free} of {total} free by the kubelet's count"
@@ -230,7 +231,8 @@ class _SharedCards:
                 f"{fitting[0]} has room by what fenka knows: if the pod is not placed within a minute, "
                 "kube-scheduler's message above, or its log, has the reason"
             ]
-        ending = self._ends_that_make_room({it.node for it in verdicts if _only_full(it)})
+        full = {verdict.node for verdict in verdicts if _only_full(verdict)}
+        ending = self._ends_that_make_room(full)
         return ending or ["no single pod's end makes room: free cards, or add a node"]
 
     def _never(self) -> str | None:
@@ -240,7 +242,10 @@ class _SharedCards:
             parts = self._pod.demand().parts
         except InvalidRecord as why:
             return str(why)
-        never = next((it for part in parts if (it := never_fits(part.request, nodes))), None)
+        never = next(
+            (unschedulable for part in parts if (unschedulable := never_fits(part.request, nodes))),
+            None,
+        )
         if never is None:
             return None
         return f"it can never start as it is: {never.hint or 'no card here is what it asks for'}"
@@ -260,7 +265,7 @@ class _SharedCards:
                 self._state.set_pod(held.pod)
                 if fits:
                     units = held.pod.demand().units(shared)
-                    cards = ",".join(str(it.card) for it in held.slices)
+                    cards = ",".join(str(piece.card) for piece in held.slices)
                     where = f"{format_units(units)} units on card {cards} of {name}"
                     hints.append((units, f"it starts when {held.pod.full_name} ends ({where})"))
         return [hint for _, hint in sorted(hints)[:MAX_HINTS]]
@@ -271,7 +276,7 @@ def _only_full(verdict: NodeVerdict) -> bool:
     return (
         verdict.gpu
         and not verdict.fits
-        and all(it.startswith(("card", *COUNTED)) for it in verdict.reasons)
+        and all(reason.startswith(("card", *COUNTED)) for reason in verdict.reasons)
     )
 
 

@@ -147,6 +147,10 @@ class Condition(Object):
     """Go writes null for a time that was never set."""
 
 
+def _find(conditions: list[Condition], type_: str) -> Condition | None:
+    return next((condition for condition in conditions if condition.type == type_), None)
+
+
 class ContainerStateWaiting(Object):
     """Why a container has not started."""
 
@@ -198,36 +202,42 @@ class Pod(Object, dict=True):
     @property
     def ended_at(self) -> str:
         """Return when its containers stopped being ready, for a pod that has finished; empty if unknown."""
-        ready = self._condition("Ready")
+        ready = self.condition("Ready")
         return (ready and ready.last_transition_time) or ""
 
     @property
     def unschedulable(self) -> str | None:
         """Return kube-scheduler's message if it found no node the last time, else None."""
-        scheduled = self._condition("PodScheduled")
+        scheduled = self.condition("PodScheduled")
         if scheduled is None or (scheduled.status, scheduled.reason) != ("False", "Unschedulable"):
             return None
         return scheduled.message
 
-    def _condition(self, type_: str) -> Condition | None:
-        return next((it for it in self.status.conditions if it.type == type_), None)
+    def condition(self, type_: str) -> Condition | None:
+        """Return the condition of this type, if the pod has one."""
+        return _find(self.status.conditions, type_)
 
     def gated_by(self, gate: str) -> bool:
         """Return whether the pod has this scheduling gate."""
-        return any(it.name == gate for it in self.spec.scheduling_gates)
+        return any(each.name == gate for each in self.spec.scheduling_gates)
 
     @cached_property
     def request(self) -> PodRequest:
         """Return the fields by which dialects recognise a request."""
         inits = (
             ContainerRequest(
-                it.name,
-                it.resources.limits,
-                ContainerKind.SIDECAR if it.restart_policy == "Always" else ContainerKind.INIT,
+                container.name,
+                container.resources.limits,
+                ContainerKind.SIDECAR
+                if container.restart_policy == "Always"
+                else ContainerKind.INIT,
             )
-            for it in self.spec.init_containers
+            for container in self.spec.init_containers
         )
-        apps = (ContainerRequest(it.name, it.resources.limits) for it in self.spec.containers)
+        apps = (
+            ContainerRequest(container.name, container.resources.limits)
+            for container in self.spec.containers
+        )
         return PodRequest((*inits, *apps), self.metadata.labels, self.metadata.annotations)
 
     @cached_property
@@ -245,7 +255,7 @@ class Pod(Object, dict=True):
         """Return how much of a resource the pod needs at its peak; 0 if that cannot be read."""
         containers = (*self.spec.containers, *self.spec.init_containers)
         # Most pods have none; that need not be parsed.
-        if not any(resource in it.resources.limits for it in containers):
+        if not any(resource in container.resources.limits for container in containers):
             return 0
         try:
             return peak_units(self.request.container_units(resource))
@@ -309,7 +319,8 @@ class Node(Object):
     @property
     def readiness(self) -> str:
         """Return the status of its Ready condition: True, False or Unknown."""
-        return next((it.status for it in self.status.conditions if it.type == "Ready"), "Unknown")
+        ready = _find(self.status.conditions, "Ready")
+        return ready.status if ready else "Unknown"
 
     @property
     def ready(self) -> bool:
@@ -319,7 +330,9 @@ class Node(Object):
     @property
     def address(self) -> str:
         """Return its InternalIP, or `unknown`."""
-        internal = (it.address for it in self.status.addresses if it.type == "InternalIP")
+        internal = (
+            address.address for address in self.status.addresses if address.type == "InternalIP"
+        )
         return next(internal, "unknown")
 
 

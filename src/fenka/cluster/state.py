@@ -130,7 +130,7 @@ class ClusterState:
         uids = self._uids_by_node.get(node, ())
         allocations = [self._allocations[uid] for uid in uids if uid in self._allocations]
         allocations += self._lingering.get(node, {}).values()
-        return sorted(allocations, key=lambda it: (it.pod.metadata.namespace, it.pod.metadata.name))
+        return sorted(allocations, key=lambda held: _by_name(held.pod))
 
     def refusals(self, node: str) -> Mapping[str, Refusal]:
         """Return the pods, by UID, that the node reports to have refused for a minute."""
@@ -271,7 +271,8 @@ class ClusterState:
             known = self._last_readable.get(uid)
         if not known:
             return allocation
-        return replace(allocation, placements=tuple(on_present_cards(shared, it) for it in known))
+        present = tuple(on_present_cards(shared, placement) for placement in known)
+        return replace(allocation, placements=present)
 
     # ---- nodes ----
 
@@ -358,10 +359,14 @@ class ClusterState:
         self.version += 1
 
 
-def _admit_alike(one: Node, other: Node) -> bool:
+def _by_name(pod: Pod) -> tuple[str, str]:
+    return pod.metadata.namespace, pod.metadata.name
+
+
+def _admit_alike(before: Node, after: Node) -> bool:
     """Return whether the same pods may go to both, as far as nodes decide."""
     return (
-        one.metadata.labels == other.metadata.labels
-        and one.spec == other.spec
-        and one.ready == other.ready
+        before.metadata.labels == after.metadata.labels
+        and before.spec == after.spec
+        and before.ready == after.ready
     )

@@ -70,7 +70,9 @@ async def _list_unhealthy_cards(api: Api) -> dict[str, frozenset[int]]:
         return {}
     prefix = gpushare.UNHEALTHY_CONFIG_MAP
     return {
-        it.metadata.name.removeprefix(prefix): node_inventory.parse_indexes(it.data.get("gpus", ""))
-        for it in maps
-        if it.metadata.name.startswith(prefix)
+        config_map.metadata.name.removeprefix(prefix): node_inventory.parse_indexes(
+            config_map.data.get("gpus", "")
+        )
+        for config_map in maps
+        if config_map.metadata.name.startswith(prefix)
     }

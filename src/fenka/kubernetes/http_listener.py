@@ -167,7 +167,7 @@ class HttpListener:
     def sweep(self) -> None:
         """End connections whose callers have kept the server waiting for too long."""
         now = self.clock()
-        for connection in [it for it in self._open.values() if it.overdue(now)]:
+        for connection in [opened for opened in self._open.values() if opened.overdue(now)]:
             connection.end()
 
     # ---- called by connections ----
@@ -177,8 +177,8 @@ class HttpListener:
         self._open[connection.handler] = connection
         if len(self._open) > self._max_connections:
             # If all others are busy, that is the newest.
-            idle = (it for it in self._open.values() if not it.busy)
-            min(idle, key=lambda it: it.used_at).end()
+            idle = (opened for opened in self._open.values() if not opened.busy)
+            min(idle, key=lambda opened: opened.used_at).end()
 
     def on_close(self, connection: _Connection) -> None:
         """Drop a connection that has ended."""
@@ -193,7 +193,7 @@ class HttpListener:
             self._handshaking.pop(oldest)
         task = asyncio.create_task(self._handshake(connection))
         self._handshaking[task] = connection
-        task.add_done_callback(lambda it: self._handshaking.pop(it, None))
+        task.add_done_callback(lambda done: self._handshaking.pop(done, None))
 
     async def _handshake(self, connection: socket.socket) -> None:
         context = self._context()

@@ -178,7 +178,7 @@ class Informer(Generic[T]):
         return version
 
     async def _replace(self, objects: Sequence[T]) -> None:
-        self.objects = {it.metadata.uid: it for it in objects}
+        self.objects = {obj.metadata.uid: obj for obj in objects}
         self._tombstones.clear()
         self._listener.on_replace(objects)
         self.synced.set()

@@ -201,8 +201,8 @@ def _program(shared: SharedNode, held: PodAllocation) -> ProgramRow:
     name, namespace, phase = pod.metadata.name, pod.metadata.namespace, pod.status.phase
     if held.error is None:
         units = gpushare.shown_units(shared, held.slices)
-        whole = sum(len(it.slices) for it in held.placements if it.whole)
-        core = compute_by_card((it.card, it.compute) for it in held.slices)
+        whole = sum(len(placement.slices) for placement in held.placements if placement.whole)
+        core = compute_by_card((piece.card, piece.compute) for piece in held.slices)
         return ProgramRow(name, namespace, units, whole=whole, status=phase, core=core)
     whole = pod.amount(base.NVIDIA_GPU)
     pending = 0 if whole else pod.demand().units(shared)

@@ -25,7 +25,7 @@ ROWS = [
 
 def test_the_table() -> None:
     """Cards, and when they will do where that is known; the sentence last."""
-    assert tables.columns(table(ROWS, NOW)) == [
+    assert tables.align(table(ROWS, NOW)) == [
         "POSITION  NAME   NAMESPACE  PRIORITY  ASKS             SINCE  USED  RESERVED   WHY",
         "1         night  ann        5         gang of 4: 8     5m     10m   0,1 in 1m  too full",
         "2         try    bob        -1        2 x 3, 30% hard  7s     0s    2          too full as well",
@@ -83,10 +83,7 @@ def test_a_queue_on_a_narrow_terminal() -> None:
     """The command itself: in order, no line longer than the terminal; nobody: one sentence."""
     with workstation_at([]) as station:
         station.start("--simulate", "T4")
-        assert (
-            station.ok("queue")
-            == "nobody waits: what is asked for now starts at once, if it fits\n"
-        )
+        assert station.ok("queue") == "no request is pending: a new one starts at once if it fits\n"
         assert station.ok("queue", "-o", "json") == "[]\n"
         assert station.ok("queue", "--local", "-o", "yaml") == "[]\n"
         station.run("--gpu-mem", "14", "--time-limit", "1000", "--", *HOLD, "1").report()

@@ -173,7 +173,7 @@ def test_queue_says_so_when_the_options_cannot_be_read(
     if text is None:
         server.forbidden = {"leases"}
     assert [row.name for row in ask(server, tmp_path)] == ["p"]
-    assert "the order is by default options" in capsys.readouterr().err
+    assert "its defaults are assumed" in capsys.readouterr().err
 
 
 def test_gang_is_shown_when_its_launcher_requests_no_card(tmp_path: Path) -> None:

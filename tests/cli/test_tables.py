@@ -12,20 +12,20 @@ SHOWN = r"a\x1b]0;title\x07\x9b2J\u202eb\u2028\ud800\tc\nd"
 
 def test_shown_escapes_what_is_not_printed() -> None:
     """Control characters, those that turn the line round, and line ends; other languages stay."""
-    assert tables.shown(HOSTILE) == SHOWN
-    assert tables.shown("köln 東京 €") == "köln 東京 €"
-    assert tables.shown(tables.shown(HOSTILE)) == SHOWN
+    assert tables.escape(HOSTILE) == SHOWN
+    assert tables.escape("köln 東京 €") == "köln 東京 €"
+    assert tables.escape(tables.escape(HOSTILE)) == SHOWN
 
 
 def test_columns_are_as_wide_as_what_is_shown() -> None:
     """The escaped text counts."""
-    assert tables.columns([("N", "X"), ("\x1b", "y")]) == ["N     X", r"\x1b  y"]
-    assert tables.elastic(["N\tX", "\x1b\ty"]) == ["N     X", r"\x1b  y"]
+    assert tables.align([("N", "X"), ("\x1b", "y")]) == ["N     X", r"\x1b  y"]
+    assert tables.align_tabs(["N\tX", "\x1b\ty"]) == ["N     X", r"\x1b  y"]
 
 
 def test_screens_and_sentences_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever prints them."""
-    tables.put(["fine", HOSTILE])
+    tables.print_lines(["fine", HOSTILE])
     errors.print_error(HOSTILE)
     out, err = capsys.readouterr()
     assert out == f"fine\n{SHOWN}\n"
@@ -35,7 +35,7 @@ def test_screens_and_sentences_are_escaped(capsys: pytest.CaptureFixture[str]) -
 def test_json_keeps_the_data(capsys: pytest.CaptureFixture[str]) -> None:
     """Escaped as JSON does it, so that a program reads what was written."""
     data = {"name": HOSTILE.replace("\ud800", "")}
-    assert tables.show(data, "json")
+    assert tables.print_data(data, "json")
     out = capsys.readouterr().out
     assert json.loads(out) == data
     assert out.replace("\n", "").isprintable()

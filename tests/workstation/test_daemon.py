@@ -287,7 +287,7 @@ def test_cooperative_isolation_is_used_only_when_it_is_requested(t4: Workstation
         "--gpu-mem", "4", "--isolation", "cooperative", "--name", "loose", "--", *HOLD, "4400"
     )
     assert program.report() == {"cards": [{"result": 2, "free": CAP, "total": CAP}]}
-    assert "a program could undo its limit: loose" in t4.ok("doctor")
+    assert "these programs could undo their limits: loose" in t4.ok("doctor")
     assert program.end() == 0
     eventually(lambda: not t4.jobs())
 
@@ -301,9 +301,9 @@ def test_doctor_lists_processes_that_have_no_lease(t4: Workstation) -> None:
         assert outside.stdin
         assert outside.stdout
         outside.stdout.readline()
-        named = f"outside of any lease it is used by process {outside.pid} of "
+        named = f"programs without a lease use it: process {outside.pid} of "
         assert named in t4.ok("doctor")
-        assert ", 1000 MiB): start such programs with `fenka run`" in t4.ok("doctor")
+        assert ", 1000 MiB): start them with `fenka run`" in t4.ok("doctor")
         outside.stdin.close()
 
 

@@ -104,9 +104,9 @@ def _show(installation: Installation, output: str) -> None:
         {"secret": installation.secret(which), "for": USES[which], "expires": _expires(it)}
         for which, it in found.items()
     ]
-    if not tables.show(rows, output):
+    if not tables.print_data(rows, output):
         lines = [["SECRET", "FOR", "EXPIRES"], *(list(it.values()) for it in rows)]
-        print("\n".join(tables.columns(lines)))
+        print("\n".join(tables.align(lines)))
 
 
 def _write(installation: Installation, directory: Path) -> None:

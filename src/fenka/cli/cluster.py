@@ -1,7 +1,6 @@
-"""Which world a screen shows, and the cluster's as it is now.
+"""Reads what a screen shows: this machine's daemon if its socket answers, else the kubeconfig's cluster.
 
-The local daemon's if its socket answers, else the kubeconfig's cluster; options say otherwise. Lists, no
-watches: a screen is looked at once.
+Options select one of them. A cluster is listed, not watched, because a screen is printed once.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ T = TypeVar("T")
 
 
 def local(target: Target) -> protocol.Snapshot | None:
-    """This machine's world; None where the cluster is to be shown.
+    """Return the state of this machine's daemon; None if the cluster is to be shown.
 
     Raises DaemonUnavailable, UnsafeDirectory, ProtocolMismatch.
     """
@@ -39,17 +38,17 @@ def local(target: Target) -> protocol.Snapshot | None:
 
 
 def ask(target: Target, question: Callable[[Api], Awaitable[T]]) -> T:
-    """Ask the API server. Raises UserError, in one sentence, where there is none or it refuses."""
+    """Run a query with a client of the API server. Raises UserError if that fails."""
 
-    async def conversation() -> T:
+    async def connected() -> T:
         async with await Api.connect(_kubeconfig(target), target.context) as api:
             return await question(api)
 
-    # What is read is kept until the screen is printed: to look for garbage in it would take a quarter of
-    # the time of a thousand nodes.
+    # All objects are kept until the screen is printed. Collecting garbage among them would take a quarter of
+    # the time for a thousand nodes.
     gc.disable()
     try:
-        return asyncio.run(conversation())
+        return asyncio.run(connected())
     except ApiUnreachable as why:
         raise UserError(str(why) if target.of_cluster else _neither(why)) from None
     except ApiError as why:
@@ -65,22 +64,23 @@ def read(target: Target) -> ClusterSnapshot:
 
 
 def namespace(target: Target) -> str:
-    """The one that the kubeconfig's context names."""
+    """Return the namespace of the kubeconfig's context."""
     import yaml
 
-    named = _kubeconfig(target) or Path("~/.kube/config").expanduser()
-    files = [Path(it).expanduser() for it in str(named).split(os.pathsep)]
-    configs = [yaml.safe_load(it.read_text()) or {} for it in files if it.is_file()]
-    wanted = target.context or next(filter(None, (it.get("current-context") for it in configs)), "")
+    paths_of_files = str(_kubeconfig(target) or "~/.kube/config").split(os.pathsep)
+    files = [Path(path).expanduser() for path in paths_of_files]
+    configs = [yaml.safe_load(file.read_text()) or {} for file in files if file.is_file()]
+    current = (config.get("current-context") for config in configs)
+    name = target.context or next(filter(None, current), "")
     for config in configs:
         for context in config.get("contexts") or []:
-            if context.get("name") == wanted:
+            if context.get("name") == name:
                 return str((context.get("context") or {}).get("namespace") or "default")
     return "default"
 
 
 def _kubeconfig(target: Target) -> Path | None:
-    """A kubeconfig that somebody named counts for more than a pod's own service account."""
+    """Return the kubeconfig that is named explicitly, which precedes a pod's service account."""
     if target.kubeconfig is not None:
         return target.kubeconfig
     named = os.environ.get("KUBECONFIG")

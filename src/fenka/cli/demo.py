@@ -1,7 +1,7 @@
-"""`fenka demo`, which is `make run`: three notebooks on one card, a fourth that waits its turn.
+"""`fenka demo`, which is `make run`: three notebooks share one card, and a fourth waits.
 
-It does what a user would do, with the commands a user would type, and looks with a user's eyes: each
-notebook's own kernel says what it sees and where it is refused.
+It runs the commands that a user would type. What a notebook sees and where its limit is, it asks of the
+notebook's own kernel.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from fenka.workstation.client import get_snapshot, start_daemon
 GIB_MIB = UNITS_MIB["GiB"]
 CHUNK_MIB = 256
 NAMES = ("tf-notebook", "tf-notebook-2", "tf-notebook-3", "tf-notebook-4")
-APPEARS_WITHIN_S = 60.0
+APPEARANCE_TIMEOUT_S = 60.0
 
 PRELUDE = """
 import json
@@ -81,22 +81,22 @@ print(json.dumps(set(back) == {%d}))
 
 
 class Checks:
-    """What was to be seen, and whether it was."""
+    """The checks, and which of them failed."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
 
-    def expect(self, what: str, seen: object, wanted: object) -> None:
-        """Print one line; remember a difference."""
-        if seen == wanted:
-            print(f"  ok     {what}")
+    def expect(self, text: str, actual: object, expected: object) -> None:
+        """Print one line, and record a difference."""
+        if actual == expected:
+            print(f"  ok     {text}")
         else:
-            print(f"  WRONG  {what}: saw {seen!r}, wanted {wanted!r}")
-            self.failed.append(what)
+            print(f"  WRONG  {text}: expected {expected!r}, got {actual!r}")
+            self.failed.append(text)
 
 
-class World:
-    """The commands of this demonstration, in a daemon of its own."""
+class Demonstration:
+    """The commands of the demonstration, with a daemon of its own."""
 
     def __init__(self, runtime: paths.Runtime) -> None:
         self.runtime = runtime
@@ -106,7 +106,7 @@ class World:
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
             "COLUMNS": "200",
         }
-        # A command that is still on its way when this ends must not start a daemon of its own.
+        # A command that still runs when this ends must not start another daemon.
         self.environment["FENKA_START_DAEMON"] = "never"
         if runtime != paths.own() or os.environ.get("FENKA_RUNTIME"):
             self.environment["FENKA_RUNTIME"] = str(runtime.root)
@@ -114,7 +114,7 @@ class World:
         self.environment.pop("PASSWORD", None)
 
     def fenka(self, *words: str) -> str:
-        """Run one command as a user would, and show it with what it printed."""
+        """Run one command, and print it with its output."""
         print(f"\n$ fenka {' '.join(words)}")
         result = subprocess.run(
             [sys.executable, "-Pm", "fenka", *words],
@@ -130,30 +130,30 @@ class World:
         return text
 
     def snapshot(self) -> protocol.Snapshot:
-        """What the daemon knows now."""
+        """Return the daemon's current state."""
         return get_snapshot(self.runtime)
 
     def job(self, name: str) -> protocol.JobView:
-        """One job. Raises KeyError."""
+        """Return a job. Raises KeyError."""
         return {job.name: job for job in self.snapshot().jobs}[name]
 
 
 def demo(
     check: Annotated[bool, typer.Option("--check", help="end after the checks")] = False,
 ) -> None:
-    """Scenario S1 on this machine; with `check` it ends after the checks, non-zero if one failed."""
+    """Run the demonstration on this machine. Raises UserError if a check failed."""
     checks = Checks()
     signal.signal(signal.SIGTERM, _interrupt)
-    with _world(private=check) as world:
-        size = _start(world)
-        _look(world, checks)
-        _compute(world, checks, size)
-        _hand_over(world, checks)
+    with _demonstration(private=check) as demonstration:
+        size = _start(demonstration)
+        _check_screens(demonstration, checks)
+        _check_limits(demonstration, checks, size)
+        _check_handover(demonstration, checks)
         if checks.failed:
             raise UserError(f"{len(checks.failed)} checks failed: {'; '.join(checks.failed)}")
-        print("\nAll as it should be.")
+        print("\nAll checks passed.")
         if not check:
-            _stay(world)
+            _wait_for_interrupt(demonstration)
 
 
 def _interrupt(number: int, _: object) -> None:
@@ -161,26 +161,26 @@ def _interrupt(number: int, _: object) -> None:
 
 
 @contextlib.contextmanager
-def _world(*, private: bool) -> Iterator[World]:
-    """A daemon of our own, ended with all that it holds, however the demonstration ends."""
+def _demonstration(*, private: bool) -> Iterator[Demonstration]:
+    """Start a daemon; end it with all its jobs, however the demonstration ends."""
     with contextlib.ExitStack() as stack:
         runtime = paths.own()
         if private or runtime.answers():
-            # Somebody's daemon is at work there: leave it alone.
+            # A daemon that is not ours runs there.
             runtime = paths.Runtime(stack.enter_context(_scratch()))
-        world = World(runtime)
+        demonstration = Demonstration(runtime)
         with _daemon(runtime):
             try:
-                yield world
+                yield demonstration
             finally:
                 # From here to the end of this process.
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
-                _clean(world)
+                _clean_up(demonstration)
 
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """A directory that goes however this ends, if there is time to remove it."""
+    """Create a directory that is removed at the end, unless this process is killed."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     directory = Path(tempfile.mkdtemp(prefix="fenka-"))
     try:
@@ -192,7 +192,7 @@ def _scratch() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _daemon(runtime: paths.Runtime) -> Iterator[None]:
-    """A daemon that ends, with its jobs, when this process does, even by SIGKILL."""
+    """Start a daemon that ends with its jobs when this process ends, even by SIGKILL."""
     options = _hardware()
     print(f"\n$ fenka daemon --background {' '.join(options)}", flush=True)
     theirs, ours = os.pipe()
@@ -209,7 +209,7 @@ def _daemon(runtime: paths.Runtime) -> Iterator[None]:
 
 
 def _hardware() -> list[str]:
-    """The first real card where there is one, else a simulated T4."""
+    """Return options for the first real card, else for a simulated T4."""
     try:
         with Driver.open() as driver:
             if driver.cards():
@@ -219,46 +219,46 @@ def _hardware() -> list[str]:
     return ["--simulate", "T4"]
 
 
-def _clean(world: World) -> None:
+def _clean_up(demonstration: Demonstration) -> None:
     with contextlib.suppress(Exception):
-        jobs = [job.name for job in world.snapshot().jobs]
+        jobs = [job.name for job in demonstration.snapshot().jobs]
         if jobs:
-            world.fenka("stop", "--grace", "3", *reversed(jobs))
-        world.fenka("daemon", "--stop")
+            demonstration.fenka("stop", "--grace", "3", *reversed(jobs))
+        demonstration.fenka("daemon", "--stop")
     for name in NAMES:
         shutil.rmtree(paths.jobs_directory() / name, ignore_errors=True)
 
 
-def _start(world: World) -> int:
-    """Four notebooks of which three fit; their size in MiB."""
-    card = world.snapshot().cards[0]
+def _start(demonstration: Demonstration) -> int:
+    """Start four notebooks of which three fit; return their size in MiB."""
+    card = demonstration.snapshot().cards[0]
     units = card_units(card.memory_mib, GIB_MIB)
     each = notebook_units(units)
     for name in NAMES:
-        world.fenka("notebook", "--gpu-mem", str(each), "--name", name, "--detach")
+        demonstration.fenka("notebook", "--gpu-mem", str(each), "--name", name, "--detach")
     return units_to_mib(each, card.memory_mib, GIB_MIB)
 
 
 def notebook_units(units: int) -> int:
-    """The smallest size of which a card holds three and not four: 4 of a T4's 14."""
+    """Return the smallest size of which three fit on a card and four do not: 4 of a T4's 14."""
     return units // 4 + 1
 
 
-def _look(world: World, checks: Checks) -> None:
-    """The three tables of the article, and the one that waits."""
-    units = card_units(world.snapshot().cards[0].memory_mib, GIB_MIB)
+def _check_screens(demonstration: Demonstration, checks: Checks) -> None:
+    """Show the tables of the articles, and check that the fourth notebook waits."""
+    units = card_units(demonstration.snapshot().cards[0].memory_mib, GIB_MIB)
     allocated = f"{3 * notebook_units(units)}/{units}"
-    world.fenka("top", "node")
-    share = world.fenka("top", "node", "-s")
-    world.fenka("top", "node", "-s", "-d")
+    demonstration.fenka("top", "node")
+    share = demonstration.fenka("top", "node", "-s")
+    demonstration.fenka("top", "node", "-s", "-d")
     print("\nOn the card:")
     checks.expect(f"{allocated} allocated", f"{allocated} (GiB)" in share, True)
-    waiting = world.job(NAMES[3])
+    waiting = demonstration.job(NAMES[3])
     checks.expect(f"the fourth waits: {waiting.reason}", waiting.state, "waiting")
 
 
-def _compute(world: World, checks: Checks, size: int) -> None:
-    """What each notebook's own program sees, and where it is refused while its neighbours go on."""
+def _check_limits(demonstration: Demonstration, checks: Checks, size: int) -> None:
+    """Check each notebook's view of the card and its limit, while the others compute."""
     print("\nIn the notebooks:")
     kernels = {name: Kernel(url_of(name)) for name in NAMES[:3]}
     for name, kernel in kernels.items():
@@ -270,21 +270,21 @@ def _compute(world: World, checks: Checks, size: int) -> None:
         checks.expect(f"{name} is refused beyond it", filled["refusal"], "CUDA_ERROR_OUT_OF_MEMORY")
         text = f"{name} got {filled['held']} MiB of {size} before that"
         checks.expect(text, size - CHUNK_MIB <= filled["held"] <= size, True)
-        # Room for its own computation, when it is a neighbour.
+        # Room for its computation while another notebook is checked.
         kernel.run("ok(cuda.cuMemFree(held.pop()[0]))")
         for value, (other, neighbour) in enumerate(kernels.items(), start=1):
             if other != name:
                 done = json.loads(neighbour.run(COMPUTE % (value, value)))
-                checks.expect(f"meanwhile {other} computes on", done, True)
+                checks.expect(f"meanwhile {other} goes on computing", done, True)
     for kernel in kernels.values():
         kernel.close()
-    _from_outside(world)
-    world.fenka("ps")
+    _print_host_view(demonstration)
+    demonstration.fenka("ps")
 
 
-def _from_outside(world: World) -> None:
-    """The whole card, as the driver shows it to the host."""
-    seen = world.snapshot()
+def _print_host_view(demonstration: Demonstration) -> None:
+    """Print the whole card as the driver shows it to the host."""
+    seen = demonstration.snapshot()
     card = seen.cards[0]
     names = {pid: job.name for job in seen.jobs for pid in job.pids}
     print(f"\nFrom outside: {card.model}, {card.used_mib} MiB of {card.memory_mib} MiB in use")
@@ -295,33 +295,37 @@ def _from_outside(world: World) -> None:
                 print(f"  process {process.pid} ({owner}): {process.used_mib} MiB")
 
 
-def _hand_over(world: World, checks: Checks) -> None:
-    """One goes; the fourth starts by itself."""
-    world.fenka("stop", NAMES[0])
-    deadline = time.monotonic() + APPEARS_WITHIN_S
+def _check_handover(demonstration: Demonstration, checks: Checks) -> None:
+    """Stop one notebook; check that the fourth starts by itself."""
+    demonstration.fenka("stop", NAMES[0])
+    deadline = time.monotonic() + APPEARANCE_TIMEOUT_S
     while url_of(NAMES[3]) == "" and time.monotonic() < deadline:
         time.sleep(0.1)
-    world.fenka("ps")
+    demonstration.fenka("ps")
     print("\nThe fourth:")
-    checks.expect("started by itself", world.job(NAMES[3]).state, "running")
+    checks.expect("started by itself", demonstration.job(NAMES[3]).state, "running")
     kernel = Kernel(url_of(NAMES[3]))
-    size = world.job(NAMES[3]).slices[0].memory_mib
+    size = demonstration.job(NAMES[3]).slices[0].memory_mib
     checks.expect(f"sees {size} MiB", json.loads(kernel.run(PRELUDE + LOOK))["cuda"], size)
     kernel.close()
 
 
 def url_of(name: str) -> str:
-    """Where a notebook answers; empty while it does not."""
+    """Return a notebook's URL; empty until it answers."""
     from fenka.jobs import notebook
 
     return notebook.url(paths.jobs_directory() / name) or ""
 
 
-def _stay(world: World) -> None:
+def _wait_for_interrupt(demonstration: Demonstration) -> None:
     print("\nThe notebooks are yours until Ctrl-C:")
-    for job in world.snapshot().jobs:
+    for job in demonstration.snapshot().jobs:
         print(f"  {job.name}  {url_of(job.name)}")
-    hint = f"FENKA_RUNTIME={world.runtime.root} " if "FENKA_RUNTIME" in world.environment else ""
+    hint = (
+        f"FENKA_RUNTIME={demonstration.runtime.root} "
+        if "FENKA_RUNTIME" in demonstration.environment
+        else ""
+    )
     print(f"In another terminal: {hint}fenka ps, {hint}fenka top node -s -d, {hint}fenka doctor")
     sys.stdout.flush()
     with contextlib.suppress(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""`fenka doctor`: what is found, what is enforced, what is wrong."""
+"""`fenka doctor`: checks drivers, cards, limits and the daemon."""
 
 import sys
 from typing import Literal
@@ -18,9 +18,9 @@ from fenka.workstation.paths import UnsafeDirectory
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One thing looked at. `note` is neither good nor bad."""
+    """The result of one check. `note` is information that is neither good nor bad."""
 
-    what: str
+    subject: str
     status: Literal["ok", "note", "wrong"]
     detail: str
 
@@ -28,10 +28,10 @@ class Check(msgspec.Struct, frozen=True):
 def doctor(output: OutputOption = "table") -> None:
     """Print the checks; exit code 1 if anything is wrong."""
     checks = [_libraries(), *_daemon(), _isolation(), _compute(), _jupyter()]
-    if not tables.show(checks, output):
+    if not tables.print_data(checks, output):
         print(
             "\n".join(
-                tables.columns([(check.status, check.what, check.detail) for check in checks])
+                tables.align([(check.status, check.subject, check.detail) for check in checks])
             )
         )
     if any(check.status == "wrong" for check in checks):
@@ -48,44 +48,49 @@ def _libraries() -> Check:
 def _daemon() -> list[Check]:
     runtime = paths.current()
     try:
-        world = get_snapshot(runtime)
+        snapshot = get_snapshot(runtime)
     except DaemonUnavailable as why:
-        by_itself = f"none runs at {runtime.socket}; commands start it by themselves"
+        hint = f"none runs at {runtime.socket}; commands start it by themselves"
         return [
             Check("daemon", "wrong", str(why))
             if runtime.foreign
-            else Check("daemon", "note", by_itself),
+            else Check("daemon", "note", hint),
             *_cards_without_daemon(),
         ]
     except (protocol.ProtocolMismatch, UnsafeDirectory) as why:
         return [Check("daemon", "wrong", str(why))]
-    unit = "GiB" if world.unit_mib == UNITS_MIB["GiB"] else f"{world.unit_mib} MiB"
+    unit = "GiB" if snapshot.unit_mib == UNITS_MIB["GiB"] else f"{snapshot.unit_mib} MiB"
     return [
         Check(
             "daemon",
             "ok",
-            f"fenka {world.version}, process {world.pid}, {runtime.socket}, "
-            f"policy {world.policy}, unit {unit}",
+            f"fenka {snapshot.version}, process {snapshot.pid}, {runtime.socket}, "
+            f"policy {snapshot.policy}, unit {unit}",
         ),
-        _driver(world.driver, world.cuda, simulated=world.simulated, library_dir=world.library_dir),
-        *(_card(card, world) for card in world.cards),
-        _leases(world),
-        *_offences(world),
-        *_unreadable(world),
+        _driver(
+            snapshot.driver,
+            snapshot.cuda,
+            simulated=snapshot.simulated,
+            library_dir=snapshot.library_dir,
+        ),
+        *(_card(card, snapshot) for card in snapshot.cards),
+        _leases(snapshot),
+        *_violations(snapshot),
+        *_unreadable(snapshot),
     ]
 
 
 def _cards_without_daemon() -> list[Check]:
     try:
         with Driver.open() as driver:
-            found = [_driver(driver.version, driver.cuda_version, simulated=driver.simulated)]
-            found += [
+            checks = [_driver(driver.version, driver.cuda_version, simulated=driver.simulated)]
+            checks += [
                 Check(
                     f"card {card.index}", "ok", f"{card.model}, {card.memory_mib} MiB, {card.uuid}"
                 )
                 for card in driver.cards()
             ]
-            return found
+            return checks
     except NoDriver as why:
         return [Check("driver", "wrong", str(why))]
 
@@ -97,8 +102,8 @@ def _driver(version: str, cuda: str, *, simulated: bool, library_dir: str = "") 
     return Check("driver", "note", f"simulated {version}, CUDA {cuda}{hint if library_dir else ''}")
 
 
-def _card(card: protocol.CardView, world: protocol.Snapshot) -> Check:
-    units = card_units(card.memory_mib, world.unit_mib)
+def _card(card: protocol.CardView, snapshot: protocol.Snapshot) -> Check:
+    units = card_units(card.memory_mib, snapshot.unit_mib)
     context = "unknown" if card.context_mib is None else f"{card.context_mib} MiB"
     detail = (
         f"{card.model}, {card.memory_mib} MiB = {units} units, {card.leased_mib} MiB leased, "
@@ -106,59 +111,61 @@ def _card(card: protocol.CardView, world: protocol.Snapshot) -> Check:
     )
     if not card.healthy:
         return Check(f"card {card.index}", "wrong", f"{detail}; the driver has lost it")
-    outside = [_outside(it) for it in world.unleased if it.card == card.index]
-    if outside:
+    unleased = [_describe(process) for process in snapshot.unleased if process.card == card.index]
+    if unleased:
         why = (
-            f"outside of any lease it is used by {', '.join(outside)}: start such programs with `fenka run`, "
-            "or leave a part of the card unleased for them"
+            f"programs without a lease use it: {', '.join(unleased)}: start them with `fenka run`, "
+            "or leave part of the card unleased for them"
         )
         return Check(f"card {card.index}", "note", f"{detail}; {why}")
     if card.used_mib is not None and card.used_mib > card.leased_mib:
         over = card.used_mib - card.leased_mib
-        why = f"{over} MiB or more are in use outside of any lease, by no process that the driver names"
+        why = f"{over} MiB or more are used without a lease, by processes that the driver does not name"
         return Check(f"card {card.index}", "note", f"{detail}; {why}")
     return Check(f"card {card.index}", "ok", detail)
 
 
-def _outside(process: protocol.ProcessView) -> str:
+def _describe(process: protocol.ProcessView) -> str:
     used = "" if process.used_mib is None else f", {process.used_mib} MiB"
     return f"process {process.pid} of {process.user} ({process.program}{used})"
 
 
-def _offences(world: protocol.Snapshot) -> list[Check]:
+def _violations(snapshot: protocol.Snapshot) -> list[Check]:
     return [
         Check(
             "limit",
             "wrong",
-            f"{job.name} of {job.user} {offence}: end it with `fenka stop {job.name}`",
+            f"{job.name} of {job.user} {violation}: end it with `fenka stop {job.name}`",
         )
-        for job in world.jobs
-        for offence in job.violations
+        for job in snapshot.jobs
+        for violation in job.violations
     ] + [
         Check("slice", "note", f"{job.name} of {job.user} has ended, but {job.reason}")
-        for job in world.jobs
+        for job in snapshot.jobs
         if job.state == "completing"
     ]
 
 
-def _leases(world: protocol.Snapshot) -> Check:
-    loose = [
+def _leases(snapshot: protocol.Snapshot) -> Check:
+    unenforced = [
         job.name
-        for job in world.jobs
+        for job in snapshot.jobs
         if job.slices and (job.isolation == "cooperative" or job.allow_user_namespaces)
     ]
-    held = sum(1 for job in world.jobs if job.slices)
-    waiting = len(world.jobs) - held
-    text = f"{held} held, {waiting} waiting"
-    if loose:
+    running = sum(1 for job in snapshot.jobs if job.slices)
+    waiting = len(snapshot.jobs) - running
+    text = f"{running} held, {waiting} waiting"
+    if unenforced:
         return Check(
-            "leases", "note", f"{text}; a program could undo its limit: {', '.join(loose)}"
+            "leases",
+            "note",
+            f"{text}; these programs could undo their limits: {', '.join(unenforced)}",
         )
     return Check("leases", "ok", text)
 
 
-def _unreadable(world: protocol.Snapshot) -> list[Check]:
-    """Jobs whose slice is held on suspicion."""
+def _unreadable(snapshot: protocol.Snapshot) -> list[Check]:
+    """Return jobs that keep their slice because of processes that cannot be read."""
     return [
         Check(
             f"job {job.name}",
@@ -166,20 +173,20 @@ def _unreadable(world: protocol.Snapshot) -> list[Check]:
             f"processes {', '.join(map(str, job.unreadable_pids))} may be in its lease and cannot be read: "
             "it holds its slice until they end",
         )
-        for job in world.jobs
+        for job in snapshot.jobs
         if job.unreadable_pids
     ]
 
 
 def _isolation() -> Check:
-    why_not = sandbox.probe()
-    if why_not:
-        return Check("memory limit", "wrong", why_not)
+    obstacle = sandbox.probe()
+    if obstacle:
+        return Check("memory limit", "wrong", obstacle)
     return Check(
         "memory limit",
         "ok",
-        "hard, per program and card, by the shim in user and mount namespaces of the lease's own, in which "
-        "programs can make no further user namespace",
+        "hard, per program and card, by the shim in a user and mount namespace of each lease, in which "
+        "programs cannot create user namespaces",
     )
 
 
@@ -187,8 +194,8 @@ def _compute() -> Check:
     return Check(
         "compute limit",
         "ok",
-        "by the shim, of measured kernel time; corrected by what the driver says of each process, "
-        "where it does (not on MIG slices)",
+        "by the shim, from measured kernel times; corrected with the driver's data on each process, "
+        "where it has them (not on MIG instances)",
     )
 
 

@@ -18,9 +18,9 @@ class UserError(FenkaError):
 
 def print_error(sentence: str) -> None:
     """Print one line on stderr."""
-    from fenka.cli.tables import shown
+    from fenka.cli.tables import escape
 
-    sys.stderr.write(f"fenka: {shown(sentence)}\n")
+    sys.stderr.write(f"fenka: {escape(sentence)}\n")
     sys.stderr.flush()
 
 

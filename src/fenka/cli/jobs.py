@@ -1,4 +1,4 @@
-"""`fenka ps`, `fenka logs`, `fenka stop`."""
+"""`fenka ps`, `fenka logs` and `fenka stop`: the jobs of this machine."""
 
 import shlex
 import time
@@ -14,60 +14,60 @@ from fenka.jobs import notebook
 from fenka.workstation import paths, protocol
 from fenka.workstation.client import Connection, RequestFailed, get_snapshot, job_names
 
-FOLLOW_EVERY_S = 0.1
+FOLLOW_INTERVAL_S = 0.1
 
 
 def ps(output: OutputOption = "table") -> None:
-    """Print leases first, then requests that wait, in their order.
+    """Print running jobs, then pending ones in the order of their service.
 
-    An exclamation mark behind USED marks a job that exceeds its limits; a line below the table says how.
+    An exclamation mark after USED marks a job that exceeds its limits. A line below the table gives details.
     """
     snapshot = get_snapshot(paths.current())
-    if tables.show(snapshot.jobs, output):
+    if tables.print_data(snapshot.jobs, output):
         return
     rows: list[tuple[str, ...]] = [
         ("NAME", "USER", "STATE", "GPU", "MEMORY", "CORE", "USED", "AGE", "COMMAND")
     ]
     rows += [_row(job) for job in snapshot.jobs]
-    offences = [
-        f"! {job.name} {offence}; `fenka stop {job.name}` ends it"
+    violations = [
+        f"! {job.name} {violation}; `fenka stop {job.name}` ends it"
         for job in snapshot.jobs
-        for offence in job.violations
+        for violation in job.violations
     ]
-    tables.put([*tables.fit(rows), *offences])
+    tables.print_lines([*tables.align_to_terminal(rows), *violations])
 
 
 def _row(job: protocol.JobView) -> tuple[str, ...]:
     state = f"waiting ({job.position})" if job.state == "waiting" else job.state
-    used = [piece.used_mib for piece in job.slices if piece.used_mib is not None]
+    used = [slice_.used_mib for slice_ in job.slices if slice_.used_mib is not None]
     return (
         job.name,
         job.user,
         state,
-        ",".join(str(piece.card) for piece in job.slices) or "-",
-        "+".join(f"{piece.memory_mib}MiB" for piece in job.slices) or job.summary,
+        ",".join(str(slice_.card) for slice_ in job.slices) or "-",
+        "+".join(f"{slice_.memory_mib}MiB" for slice_ in job.slices) or job.summary,
         _core(job),
         (f"{sum(used)}MiB" if used else "-") + ("!" if job.violations else ""),
         age(time.time() - (job.started_at or job.requested_at)),
-        job.reason if job.state in ("waiting", "completing") else _what(job),
+        job.reason if job.state in ("waiting", "completing") else _command(job),
     )
 
 
 def _core(job: protocol.JobView) -> str:
-    """The share of each card's time."""
+    """Return the share of each card's time."""
     if not job.slices or not job.slices[0].compute:
         return "-"
     first = job.slices[0]
     return f"{first.compute}%" + ("" if first.compute_mode == "hard" else f" {first.compute_mode}")
 
 
-def _what(job: protocol.JobView) -> str:
+def _command(job: protocol.JobView) -> str:
     url = notebook.url(paths.jobs_directory() / job.name) if job.kind == "notebook" else None
     return url or shlex.join(job.command)
 
 
 def age(seconds: float) -> str:
-    """As kubectl shows it: 6s, 5m, 3h, 2d."""
+    """Return a duration as kubectl shows it: 6s, 5m, 3h, 2d."""
     whole = max(int(seconds), 0)
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if whole >= size:
@@ -92,23 +92,23 @@ def logs(
                 print(chunk, end="", flush=True)
             if ended:
                 return
-            time.sleep(FOLLOW_EVERY_S)
+            time.sleep(FOLLOW_INTERVAL_S)
 
 
 def _no_log(name: str) -> str:
     if name in job_names(paths.current()):
-        return f"{name} prints to the terminal it was started from: --detach would keep a log"
+        return f"{name} prints to the terminal that it was started from: only --detach keeps a log"
     return f"no job called {name} has left a log: `fenka ps` lists jobs"
 
 
 def resize(
     name: str, gpu_mem: str, gpu_core: int | None, gpu_core_mode: ComputeMode | None
 ) -> None:
-    """For programs that run, within a second."""
+    """Change the limits of a running job; its programs have them within a second."""
     with Connection(paths.current()) as connection:
         request = protocol.ResizeJob(name, gpu_mem, gpu_core, gpu_core_mode)
         answer = connection.request(request, protocol.Done)
-    print(f"{tables.shown(answer.text)}: resized")
+    print(f"{tables.escape(answer.text)}: resized")
 
 
 def stop(
@@ -124,6 +124,6 @@ def stop(
             except RequestFailed as why:
                 failures.append(str(why))
             else:
-                print(f"{tables.shown(answer.text)}: stopped")
+                print(f"{tables.escape(answer.text)}: stopped")
     if failures:
         raise UserError("; ".join(failures))

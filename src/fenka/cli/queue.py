@@ -1,4 +1,4 @@
-"""`fenka queue`: who waits, in the order in which they are served."""
+"""`fenka queue`: the pending requests, in the order in which they are served."""
 
 import time
 
@@ -15,14 +15,14 @@ from fenka.workstation.views import queue_rows
 
 
 def queue(target: Target, output: OutputOption = "table") -> None:
-    """Print the queue of the world that these options mean."""
+    """Print the queue of this machine or of a cluster."""
     rows = rows_of(target)
-    if tables.show(rows, output):
+    if tables.print_data(rows, output):
         return
     if not rows:
-        print("nobody waits: what is asked for now starts at once, if it fits")
+        print("no request is pending: a new one starts at once if it fits")
         return
-    tables.put(tables.fit(table(rows, time.time())))
+    tables.print_lines(tables.align_to_terminal(table(rows, time.time())))
 
 
 def rows_of(target: Target) -> list[QueueRow]:
@@ -37,7 +37,7 @@ async def _cluster_rows(api: Api) -> list[QueueRow]:
     try:
         options = await read_scheduler_options(api)
     except (ApiError, InvalidRecord) as error:
-        print_error(f"the order is by default options, the scheduler's could not be read: {error}")
+        print_error(f"cannot read the scheduler's options, so its defaults are assumed: {error}")
         options = SchedulerOptions()
     # Finished pods count for what their namespaces have used.
     snapshot = await read_cluster(api, dialects=options.dialects, all_pods=True)
@@ -45,28 +45,28 @@ async def _cluster_rows(api: Api) -> list[QueueRow]:
 
 
 def table(rows: list[QueueRow], now: float) -> list[tuple[str, ...]]:
-    """With its head line. The sentence comes last, where a narrow terminal cuts."""
+    """Return the table with its head line. The reason comes last, so that narrow terminals truncate it."""
     head = ("POSITION", "NAME", "NAMESPACE", "PRIORITY", "ASKS", "SINCE", "USED", "RESERVED", "WHY")
     return [
         head,
         *(
             (
-                str(it.position),
-                it.name,
-                it.namespace,
-                str(it.priority),
-                it.asks,
-                age(now - it.since),
-                age(it.used_s),
-                _reserved(it, now),
-                it.why,
+                str(row.position),
+                row.name,
+                row.namespace,
+                str(row.priority),
+                row.asks,
+                age(now - row.since),
+                age(row.used_s),
+                _reserved(row, now),
+                row.why,
             )
-            for it in rows
+            for row in rows
         ),
     ]
 
 
 def _reserved(row: QueueRow, now: float) -> str:
-    """`0,1 in 5m`: which cards, and in how long at the latest where that is known."""
+    """Return the reserved cards, and the longest wait if it is known: `0,1 in 5m`."""
     cards = ",".join(row.reserved) or "-"
     return cards if row.starts_by is None else f"{cards} in {age(row.starts_by - now)}"

@@ -191,10 +191,10 @@ def _print_state(spec: JobSpec, process: BackgroundProcess, job_dir: Path) -> No
     for line in process.status_lines():
         if line.startswith("waiting"):
             # It may wait for hours.
-            print(f"{spec.name}: {tables.shown(line)}; it starts by itself")
+            print(f"{spec.name}: {tables.escape(line)}; it starts by itself")
             return
     if spec.kind == "notebook":
-        with tables.busy(f"{spec.name}: starting Jupyter …"):
+        with tables.spinner(f"{spec.name}: starting Jupyter …"):
             url = jupyter.await_url(process.pid, job_dir, spec.name)
         print(f"{spec.name}: {url}")
     else:

@@ -1,4 +1,4 @@
-"""How screens are printed: columns two blanks apart, or -o json|yaml of the same data."""
+"""Prints screens: columns two blanks apart, or the same data as JSON or YAML."""
 
 import contextlib
 import json
@@ -9,24 +9,27 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 
-def shown(text: str) -> str:
-    """The text with every character that is not printed as itself escaped, as `\\x1b`.
+def escape(text: str) -> str:
+    """Return the text with each unprintable character escaped, as `\\x1b`.
 
-    Names, commands and messages come from other users, whose escape sequences a terminal would obey.
+    Names, commands and messages come from other users, and terminals execute escape sequences.
     """
     if text.isprintable():
         return text
-    return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
-def put(lines: Iterable[str]) -> None:
-    """Print a screen, with nothing in it that a terminal would obey."""
-    print("\n".join(map(shown, lines)))
+def print_lines(lines: Iterable[str]) -> None:
+    """Print a screen, with unprintable characters escaped."""
+    print("\n".join(map(escape, lines)))
 
 
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Left-aligned columns, two blanks apart, no blanks at line ends."""
-    rows = [tuple(map(shown, row)) for row in rows]
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines of left-aligned columns, two blanks apart, without blanks at line ends."""
+    rows = [tuple(map(escape, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -34,9 +37,9 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def fit(rows: Sequence[Sequence[str]]) -> list[str]:
-    """As `columns`, but on a terminal the last column is cut where the line would wrap."""
-    lines = columns(rows)
+def align_to_terminal(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of `align`, on a terminal truncated to its width."""
+    lines = align(rows)
     if not sys.stdout.isatty():
         return lines
     width = shutil.get_terminal_size().columns
@@ -44,19 +47,19 @@ def fit(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 @contextlib.contextmanager
-def busy(what: str) -> Iterator[None]:
-    """A spinner with these words while something takes its time; nothing where nobody looks."""
+def spinner(text: str) -> Iterator[None]:
+    """Show a spinner with this text on a terminal while the block runs."""
     if not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(what):
+    with Console(stderr=True).status(text):
         yield
 
 
-def show(data: object, output: str) -> bool:
-    """Print `data` as json or yaml; False if a table was asked for."""
+def print_data(data: object, output: str) -> bool:
+    """Print the data as JSON or YAML; return False if the output is a table."""
     if output == "table":
         return False
     yaml = output == "yaml"
@@ -65,26 +68,29 @@ def show(data: object, output: str) -> bool:
 
 
 def json_text(data: object, indent: int) -> str:
-    """The data exactly, with what a terminal would obey written as JSON escapes it."""
+    """Return the data as JSON, with unprintable characters escaped."""
     text = msgspec.json.format(msgspec.json.encode(data), indent=indent).decode()
-    return "".join(it if it.isprintable() or it == "\n" else json.dumps(it)[1:-1] for it in text)
+    return "".join(
+        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+        for character in text
+    )
 
 
-def elastic(lines: Sequence[str]) -> list[str]:
-    """Lines with tabs as Go's tabwriter aligns them (padding 2), which kubectl's and arena's screens show.
+def align_tabs(lines: Sequence[str]) -> list[str]:
+    """Align lines with tabs as Go's tabwriter does (padding 2), as in kubectl's and arena's screens.
 
-    A cell is what a tab ends; a column is a run of lines that have such a cell. What follows the last tab
-    of a line belongs to no column.
+    A tab ends a cell. A column is a run of lines that have such a cell. The text after the last tab of a
+    line belongs to no column.
     """
-    cells = [[*map(shown, line.split("\t"))] for line in lines]
+    cells = [[*map(escape, line.split("\t"))] for line in lines]
     for column in range(max((len(row) - 1 for row in cells), default=0)):
         run: list[list[str]] = []
         for row in [*cells, [""]]:
             if len(row) > column + 1:
                 run.append(row)
                 continue
-            width = max((len(it[column]) for it in run), default=0) + 2
-            for it in run:
-                it[column] = it[column].ljust(width)
+            width = max((len(aligned[column]) for aligned in run), default=0) + 2
+            for aligned in run:
+                aligned[column] = aligned[column].ljust(width)
             run = []
     return ["".join(row) for row in cells]

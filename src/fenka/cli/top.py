@@ -69,12 +69,12 @@ def node(
     if view.layout == "arena":
         arena.show(rows, view.mode or "", details=view.details, foot=not names, output=output)
         return
-    if tables.show(rows, output):
+    if tables.print_data(rows, output):
         return
-    tables.put(_screen(rows, view))
+    tables.print_lines(_screen(rows, view))
     for row in rows:
         if row.error:
-            tables.put([f"{row.name}: {row.error}"])
+            tables.print_lines([f"{row.name}: {row.error}"])
 
 
 register(app, node, "Show the cards of this machine or cluster, and their allocation.")
@@ -116,7 +116,7 @@ def nodes_screen(nodes: list[NodeRow]) -> list[str]:
     }[sick, share]
     active = [node for node in nodes if node.status == "ready"]
     lines = [
-        *tables.columns([header, *rows]),
+        *tables.align([header, *rows]),
         "-" * rule,
         "Allocated/Total GPUs In Cluster:",
         _of(sum(node.whole for node in nodes), sum(node.count for node in nodes)),
@@ -151,9 +151,9 @@ def nodes_details_screen(nodes: list[NodeRow]) -> list[str]:
         ]
         summary += [("If Node is Shareable :", "Yes")] if node.shareable else []
         head = [("NAME:", node.name), ("IPADDRESS:", node.address), ("ROLE:", node.role)]
-        lines += [*tables.columns(head), ""]
-        lines += [*tables.columns(table), ""] if holders else []
-        lines += [*tables.columns(summary), "-" * RULE, ""]
+        lines += [*tables.align(head), ""]
+        lines += [*tables.align(table), ""] if holders else []
+        lines += [*tables.align(summary), "-" * RULE, ""]
     taken, total = sum(node.whole for node in nodes), sum(node.count for node in nodes)
     return [*lines, f"Allocated/Total GPUs In Cluster:  {_of(taken, total)}"]
 
@@ -166,7 +166,7 @@ def share_screen(nodes: list[NodeRow], unit: str) -> list[str]:
     pending = any(node.pending for node in shared)
     header += ["PENDING(Allocated)"] if pending else []
     rows = [_share_cells(node, most, pending=pending) for node in shared]
-    return [*tables.columns([header, *rows]), *_total(shared, unit, most)]
+    return [*tables.align([header, *rows]), *_total(shared, unit, most)]
 
 
 def details_screen(nodes: list[NodeRow], unit: str) -> list[str]:
@@ -190,10 +190,10 @@ def details_screen(nodes: list[NodeRow], unit: str) -> list[str]:
         # One node looks as in arena; the next begins a line below.
         lines += [""] if lines else []
         lines += [
-            *tables.columns([["NAME:", node.name], ["IPADDRESS:", node.address]]),
+            *tables.align([["NAME:", node.name], ["IPADDRESS:", node.address]]),
             "",
-            *tables.columns([header, *rows]),
-            *tables.columns(
+            *tables.align([header, *rows]),
+            *tables.align(
                 [
                     ["Allocated :", f"{format_units(node.allocated)} ({share}%)"],
                     ["Total :", str(node.total)],

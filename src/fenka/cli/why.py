@@ -35,8 +35,8 @@ def why(
         return await _explain(api, namespace, name)
 
     explanation = cluster.ask(target, question)
-    if not tables.show(explanation, output):
-        tables.put(screen(explanation))
+    if not tables.print_data(explanation, output):
+        tables.print_lines(screen(explanation))
 
 
 async def _explain(api: Api, namespace: str, name: str) -> PodExplanation:
@@ -69,7 +69,10 @@ def screen(explanation: PodExplanation) -> list[str]:
         lines += [f"That is: {explanation.extender}."] if explanation.extender else []
     lines += _section("Its containers wait:", explanation.containers)
     if explanation.nodes:
-        lines += ["", *tables.fit([("NODE", "VERDICT"), *_grouped(explanation.nodes)])]
+        lines += [
+            "",
+            *tables.align_to_terminal([("NODE", "VERDICT"), *_grouped(explanation.nodes)]),
+        ]
     lines += ["", f"By the cards: {explanation.sentence}."] if explanation.sentence else []
     lines += _section("To be known:", explanation.notes)
     lines += _section("Warnings, the newest first:", explanation.events)

@@ -63,8 +63,8 @@ def show(rows: Sequence[NodeRow], mode: str, *, details: bool, foot: bool, outpu
     if output == "json":
         # As arena: four blanks, no newline at the end.
         print(tables.json_text(document(rows), 4), end="")
-    elif not tables.show(document(rows), output):
-        tables.put(details_screen(rows) if details else summary_screen(rows, foot=foot))
+    elif not tables.print_data(document(rows), output):
+        tables.print_lines(details_screen(rows) if details else summary_screen(rows, foot=foot))
 
 
 def summary_screen(rows: Sequence[NodeRow], *, foot: bool = True) -> list[str]:
@@ -87,7 +87,7 @@ def summary_screen(rows: Sequence[NodeRow], *, foot: bool = True) -> list[str]:
     ]
     own = f"of nodes which own resource {RESOURCES[rows[0].mode]} " if _one_kind(modes) else ""
     return [
-        *tables.columns([header, *table]),
+        *tables.align([header, *table]),
         "-" * RULE,
         *(_foot(f"GPUs {own}", _taken(rows), _count(rows)) if foot else []),
         *(_foot("GPUs ", _sick(rows), _count(rows), "Unhealthy") if foot and sick else []),
@@ -121,7 +121,7 @@ def _share_summary(rows: Sequence[NodeRow], *, foot: bool) -> list[str]:
         *_core_foot(rows),
         *(_foot("GPUs ", _sick(rows), _count(rows), "Unhealthy") if _sick(rows) else []),
     ]
-    return [*tables.columns([header, *table]), "-" * SHARE_RULE, *(feet if foot else [])]
+    return [*tables.align([header, *table]), "-" * SHARE_RULE, *(feet if foot else [])]
 
 
 def _core_foot(rows: Sequence[NodeRow]) -> list[str]:
@@ -250,7 +250,7 @@ def _table(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]])
     if not rows:
         return []
     rules = tuple("-" * len(cell) for cell in header)
-    return [title, *(f"  {line}" for line in tables.columns([header, rules, *rows]))]
+    return [title, *(f"  {line}" for line in tables.align([header, rules, *rows]))]
 
 
 def document(rows: Sequence[NodeRow]) -> dict[str, list[dict[str, object]]]:

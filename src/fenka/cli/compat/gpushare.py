@@ -87,10 +87,10 @@ def inspect(
         return await read_cluster(api, node or None)
 
     nodes = read_nodes(ask(target.target, question))
-    if tables.show(nodes, output):
+    if tables.print_data(nodes, output):
         return
     lines = details_screen(nodes) if details else summary_screen(nodes)
-    sys.stdout.write("\n".join([*map(tables.shown, lines), ""]))
+    sys.stdout.write("\n".join([*map(tables.escape, lines), ""]))
 
 
 def read_nodes(cluster: ClusterSnapshot) -> list[NodeUnits]:
@@ -129,7 +129,7 @@ def summary_screen(nodes: Sequence[NodeUnits]) -> list[str]:
     ]
     rows = ["\t".join(_cells(node, width, pending=pending)) for node in nodes]
     allocated, total = _sums(nodes)
-    return tables.elastic(
+    return tables.align_tabs(
         [
             "\t".join(header),
             *rows,
@@ -175,7 +175,7 @@ def details_screen(nodes: Sequence[NodeUnits]) -> list[str]:
     allocated, total = _sums(nodes)
     share = percent(allocated, total)
     last = f"{format_units(allocated)}/{total} ({share}%)\t"
-    return tables.elastic([*lines, "", "", f"Allocated/Total GPU Memory In Cluster:\t{last}"])
+    return tables.align_tabs([*lines, "", "", f"Allocated/Total GPU Memory In Cluster:\t{last}"])
 
 
 def _pod_rows(node: NodeUnits) -> list[str]:
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         inspect(target, given.node or "", given.details, given.output)
     except FenkaError as why:
         # Where gpushare's plugin says it, and as it begins.
-        tables.put([f"Failed due to {why}"])
+        tables.print_lines([f"Failed due to {why}"])
         sys.exit(1)
     except BrokenPipeError:
         sys.stderr.close()

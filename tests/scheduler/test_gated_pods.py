@@ -1,16 +1,11 @@
-"""Gated pods: when the leader removes fenka's scheduling gate, and how."""
-
-import asyncio
-import json
-
-from aiohttp import web
+"""Gated pods: from which of them the leader removes fenka's scheduling gate."""
 
 from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.cluster.objects import QUEUE_GATE, Pod
-from fenka.scheduler.pod_patcher import RETRY_AFTER_S, PodPatcher, ungate_body
-from tests.builders import T4_MIB, Json, a_pod, node_json, pod_json
-from tests.fakes.api_server import FakeApiServer, api_server, until
-from tests.scheduler.replica_kit import SchedulerHarness, briefly, put_pod, scenario
+from tests.builders import T4_MIB, Json, node_json, pod_json
+from tests.fakes.api_server import FakeApiServer, until
+from tests.scheduler.replica_kit import SchedulerHarness, scenario
+from tests.scheduler.test_pod_patcher import gates
 from tests.scheduler.test_queue_controller import Cluster, gang, make
 
 GATED: Json = {"schedulingGates": [{"name": QUEUE_GATE}]}
@@ -137,74 +132,6 @@ def test_reservation_expires_when_the_gate_cannot_be_removed() -> None:
     cluster.now += RESERVATION_TTL_S
     assert cluster.start(make("next", 12, 2)) == "n/0"
     assert pods_to_ungate(cluster) == ["stuck"]
-
-
-def gates(server: FakeApiServer, name: str) -> object:
-    """Return the gates of a pod that the server has."""
-    (found,) = [it for it in server.all("pods") if it["metadata"]["name"] == name]
-    return found["spec"].get("schedulingGates")
-
-
-def test_gate_is_removed_only_when_the_replica_leads() -> None:
-    """A standby leaves it."""
-
-    async def go() -> None:
-        async with api_server() as server, server.api() as api:
-            server.put("pods", {**pod_json("p", 4, uid="p"), "spec": dict(GATED)})
-            leads = False
-            pods = [a_pod("p", 4, uid="p")]
-            keeper = PodPatcher(api, ungate_body, lambda _: pods, lambda: leads, 0.1, sleep=briefly)
-            task = asyncio.create_task(keeper.run())
-            await asyncio.sleep(0.02)
-            assert gates(server, "p") == GATED["schedulingGates"]
-            leads = True
-            await until(lambda: gates(server, "p") is None)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(go())
-
-
-def test_request_is_repeated_after_a_pause_when_it_is_refused() -> None:
-    """One pod that cannot be changed costs one request in five seconds."""
-
-    async def go() -> None:
-        asked: list[str] = []
-        now = 0.0
-
-        async def forbid(request: web.Request) -> None:
-            if request.method == "PATCH":
-                asked.append(request.path.rpartition("/")[2])
-                if asked[-1] == "stuck":
-                    status = {"kind": "Status", "code": 403, "message": "not this one"}
-                    raise web.HTTPForbidden(
-                        text=json.dumps(status), content_type="application/json"
-                    )
-
-        async with api_server() as server, server.api() as api:
-            pods = [a_pod("stuck", 4, uid="stuck"), a_pod("p", 4, uid="p")]
-            for it in pods:
-                put_pod(server, it.metadata.name, 4, uid=it.metadata.uid)
-            server.before = forbid
-            keeper = PodPatcher(
-                api,
-                ungate_body,
-                lambda _: pods,
-                lambda: True,
-                0.1,
-                sleep=briefly,
-                clock=lambda: now,
-            )
-            task = asyncio.create_task(keeper.run())
-            await until(lambda: sorted(asked) == ["p", "stuck"])
-            await asyncio.sleep(0.02)
-            assert sorted(asked) == ["p", "stuck"]
-            now = RETRY_AFTER_S
-            await until(lambda: asked.count("stuck") == 2)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(go())
 
 
 def test_replica_ungates_a_pod_when_the_informer_brings_it() -> None:

@@ -1,0 +1,175 @@
+"""Patches of pods: which are sent, when they are repeated, and what happens if they are refused."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from aiohttp import web
+
+from fenka.cluster.objects import QUEUE_GATE, Pod
+from fenka.scheduler.pod_patcher import (
+    REQUEUED_LABEL,
+    RETRY_AFTER_S,
+    PodPatcher,
+    requeue_body,
+    ungate_body,
+)
+from tests.builders import a_pod, pod_json
+from tests.fakes.api_server import FakeApiServer, api_server, until
+from tests.scheduler.replica_kit import put_pod
+
+GATED = {"schedulingGates": [{"name": QUEUE_GATE}]}
+
+
+class Passes:
+    """Replaces sleep: counts the passes of a patcher."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def sleep(self, _: float) -> None:
+        """Begin a pass."""
+        self.count += 1
+        await asyncio.sleep(0)
+
+    async def more(self) -> None:
+        """Return after two more passes have begun: one of them is complete."""
+        count = self.count + 2
+        await until(lambda: self.count >= count)
+
+
+@contextlib.asynccontextmanager
+async def running(patcher: PodPatcher) -> AsyncIterator[None]:
+    """Run the patcher while the block does."""
+    task = asyncio.create_task(patcher.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def pod_of(server: FakeApiServer, name: str) -> dict[str, dict[str, object]]:
+    """Return a pod of the server."""
+    (pod,) = [it for it in server.all("pods") if it["metadata"]["name"] == name]
+    return pod
+
+
+def label(server: FakeApiServer, name: str) -> object:
+    """Return the label that has kube-scheduler retry a pod."""
+    labels = pod_of(server, name)["metadata"].get("labels", {})
+    return labels.get(REQUEUED_LABEL) if isinstance(labels, dict) else None
+
+
+def gates(server: FakeApiServer, name: str) -> object:
+    """Return the scheduling gates of a pod."""
+    return pod_of(server, name)["spec"].get("schedulingGates")
+
+
+def forbid(*names: str) -> web.HTTPForbidden:
+    """Return the API server's refusal."""
+    status = {"kind": "Status", "code": 403, "message": f"not {', '.join(names)}"}
+    return web.HTTPForbidden(text=json.dumps(status), content_type="application/json")
+
+
+def test_label_is_set_when_a_pod_is_due() -> None:
+    """A deleted pod is skipped; nothing is patched while another replica leads."""
+
+    async def go() -> None:
+        async with api_server() as server, server.api() as api:
+            put_pod(server, "p", 4, uid="p")
+            batches, leads, passes = [[a_pod("gone", 4), a_pod("p", 4, uid="p")]], False, Passes()
+
+            def due(_: int) -> Sequence[Pod]:
+                return batches.pop() if batches else ()
+
+            patcher = PodPatcher(
+                api, requeue_body, due, lambda: leads, 0.1, retry_after_s=0, sleep=passes.sleep
+            )
+            async with running(patcher):
+                await passes.more()
+                assert label(server, "p") is None
+                leads = True
+                await until(lambda: label(server, "p") is not None)
+
+    asyncio.run(go())
+
+
+def test_gate_is_removed_only_when_the_replica_leads() -> None:
+    """A standby leaves it."""
+
+    async def go() -> None:
+        async with api_server() as server, server.api() as api:
+            server.put("pods", {**pod_json("p", 4, uid="p"), "spec": dict(GATED)})
+            pods, leads, passes = [a_pod("p", 4, uid="p")], False, Passes()
+            patcher = PodPatcher(
+                api, ungate_body, lambda _: pods, lambda: leads, 0.1, sleep=passes.sleep
+            )
+            async with running(patcher):
+                await passes.more()
+                assert gates(server, "p") == GATED["schedulingGates"]
+                leads = True
+                await until(lambda: gates(server, "p") is None)
+
+    asyncio.run(go())
+
+
+def test_request_is_repeated_after_a_pause_when_it_is_refused() -> None:
+    """One pod that cannot be changed costs one request in five seconds; others are patched."""
+
+    async def go() -> None:
+        patched: list[str] = []
+        now, passes = 0.0, Passes()
+
+        async def refuse_one(request: web.Request) -> None:
+            if request.method == "PATCH":
+                patched.append(request.path.rpartition("/")[2])
+                if patched[-1] == "stuck":
+                    raise forbid("stuck")
+
+        async with api_server() as server, server.api() as api:
+            pods = [a_pod("stuck", 4, uid="stuck"), a_pod("p", 4, uid="p")]
+            for pod in pods:
+                put_pod(server, pod.metadata.name, 4, uid=pod.metadata.uid)
+            server.before = refuse_one
+            patcher = PodPatcher(
+                api,
+                ungate_body,
+                lambda _: pods,
+                lambda: True,
+                0.1,
+                sleep=passes.sleep,
+                clock=lambda: now,
+            )
+            async with running(patcher):
+                await passes.more()
+                await passes.more()
+                assert sorted(patched) == ["p", "stuck"]
+                now = RETRY_AFTER_S
+                await until(lambda: patched.count("stuck") == 2)
+
+    asyncio.run(go())
+
+
+def test_error_is_logged_once_when_patching_is_forbidden(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing else fails."""
+
+    async def refuse(request: web.Request) -> None:
+        if request.method == "PATCH":
+            raise forbid("p")
+
+    async def go() -> None:
+        async with api_server() as server, server.api() as api:
+            put_pod(server, "p", 4, uid="p")
+            server.before = refuse
+            patcher = PodPatcher(api, requeue_body, lambda _: (), lambda: True, 0.1)
+            for _ in range(2):
+                await patcher.patch(a_pod("p", 4, uid="p"))
+            assert label(server, "p") is None
+
+    asyncio.run(go())
+    assert len([it for it in caplog.messages if "cannot patch" in it]) == 1

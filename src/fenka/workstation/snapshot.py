@@ -23,9 +23,9 @@ MIB = 1 << 20
 
 def snapshot(
     hardware: Hardware,
-    look: UsageSample,
+    sample: UsageSample,
     broker: Broker,
-    seen: ProcessScan,
+    scan: ProcessScan,
     runtime: Runtime,
     unit_mib: int,
 ) -> protocol.Snapshot:
@@ -33,7 +33,7 @@ def snapshot(
     driver = hardware.driver
     cards = []
     for card in broker.node.cards:
-        reading = look.readings.get(card.uuid)
+        reading = sample.readings.get(card.uuid)
         leased = sum(
             piece.memory_mib
             for job in broker.jobs.values()
@@ -69,21 +69,21 @@ def snapshot(
         unit_mib=unit_mib,
         cards=cards,
         jobs=[
-            _job(broker, runtime, job, look, seen)
+            _job(broker, runtime, job, sample, scan)
             for job in sorted(broker.jobs.values(), key=lambda job: _order(broker, job))
             if job.state != "waiting" or job.rank == 0
         ],
         unleased=[
             protocol.ProcessView(
                 card=card.index,
-                pid=it.pid,
-                user=user_name(it.uid),
-                program=_program(it.pid),
-                used_mib=it.used_mib,
+                pid=process.pid,
+                user=user_name(process.uid),
+                program=_program(process.pid),
+                used_mib=process.used_mib,
             )
             for card in broker.node.cards
-            for it in look.processes.unleased
-            if it.uuid == card.uuid
+            for process in sample.processes.unleased
+            if process.uuid == card.uuid
         ],
     )
 
@@ -96,20 +96,20 @@ def _program(pid: int) -> str:
 
 
 def _order(broker: Broker, job: Job) -> tuple[int, float, str, int]:
-    standing = broker.queue_status(job)
-    return standing.position if standing else 0, job.requested_at, job.queue_id, job.rank
+    status = broker.queue_status(job)
+    return status.position if status else 0, job.requested_at, job.queue_id, job.rank
 
 
 def _job(
-    broker: Broker, runtime: Runtime, job: Job, look: UsageSample, seen: ProcessScan
+    broker: Broker, runtime: Runtime, job: Job, sample: UsageSample, scan: ProcessScan
 ) -> protocol.JobView:
-    standing = broker.queue_status(job)
-    waits = standing is not None
-    reservation = standing.reservation if standing else None
-    named = reservation.cards if reservation else frozenset[str]()
+    status = broker.queue_status(job)
+    pending = status is not None
+    reservation = status.reservation if status else None
+    reserved = reservation.cards if reservation else frozenset[str]()
     return protocol.JobView(
-        id=job.queue_id if waits else job.id,
-        name=job.display_name if waits else job.name,
+        id=job.queue_id if pending else job.id,
+        name=job.display_name if pending else job.name,
         user=user_name(job.uid),
         uid=job.uid,
         pid=job.pid,
@@ -122,27 +122,27 @@ def _job(
         isolation=job.isolation,
         summary=job.summary,
         whole=job.request.whole,
-        slices=_slices(runtime, job, look.processes),
-        pids=seen.holders.get(job.id, []),
-        position=standing.position if standing else None,
+        slices=_slices(runtime, job, sample.processes),
+        pids=scan.holders.get(job.id, []),
+        position=status.position if status else None,
         reason=broker.reason(job),
         priority=job.priority,
         deadline=job.deadline,
         gang=job.gang.name if job.gang else "",
-        rank=job.rank if job.gang and not waits else None,
+        rank=job.rank if job.gang and not pending else None,
         size=job.gang.size if job.gang else 1,
-        reserved=[card.index for card in broker.node.cards if card.uuid in named],
+        reserved=[card.index for card in broker.node.cards if card.uuid in reserved],
         starts_by=reservation.starts_by if reservation else None,
         used_s=round(broker.usage_history.history(str(job.uid), 0, time.time()).used_s, 1)
-        if waits
+        if pending
         else 0.0,
-        violations=look.violations.get(job.id, []),
-        unreadable_pids=seen.unreadable.get(job.id, []),
+        violations=sample.violations.get(job.id, []),
+        unreadable_pids=scan.unreadable.get(job.id, []),
         allow_user_namespaces=job.allow_user_namespaces,
     )
 
 
-def _slices(runtime: Runtime, job: Job, seen: GpuProcesses) -> list[protocol.SliceView]:
+def _slices(runtime: Runtime, job: Job, processes: GpuProcesses) -> list[protocol.SliceView]:
     if job.placement is None:
         return []
     return [
@@ -150,7 +150,7 @@ def _slices(runtime: Runtime, job: Job, seen: GpuProcesses) -> list[protocol.Sli
             card=piece.card,
             uuid=piece.uuid,
             memory_mib=piece.memory_mib,
-            used_mib=_used(runtime, job, position, seen.used_mib(job.id, piece.uuid)),
+            used_mib=_used(runtime, job, position, processes.used_mib(job.id, piece.uuid)),
             compute=job.compute_percent,
             compute_mode=job.compute_mode,
         )

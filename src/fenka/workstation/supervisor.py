@@ -132,7 +132,9 @@ class _Supervisor:
             self._files.callback(os.close, ours)
         os.set_blocking(send_signal, False)
         former = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
-        self._forwarded = [it for it in FORWARDED_SIGNALS if signal.getsignal(it) != signal.SIG_IGN]
+        self._forwarded = [
+            number for number in FORWARDED_SIGNALS if signal.getsignal(number) != signal.SIG_IGN
+        ]
         for rank in range(self.size):
             outputs = [os.pipe() for _ in range(2)]
             pid = os.fork()

@@ -7,7 +7,7 @@ from fenka.cluster.pod_placement import Infeasible, PodEvaluator
 from fenka.cluster.pod_preemption import PodPreemption
 from fenka.cluster.state import ClusterState
 from tests.builders import GIB, T4_MIB, a_node, a_pod, on_card
-from tests.core.core_kit import device
+from tests.core.builders import device
 
 UNITS_16 = 16 * GIB
 

@@ -14,7 +14,7 @@ from fenka.core.request import Placement
 from fenka.core.units import units_to_mib
 from fenka.dialects import base, gpushare, node_inventory
 from tests.builders import GIB, T4_MIB, a_node, a_pod
-from tests.core.core_kit import device
+from tests.core.builders import device
 
 NAMES = ("a", "b")
 SIZES = (T4_MIB, 7611, 16 * GIB)

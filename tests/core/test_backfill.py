@@ -18,7 +18,7 @@ from fenka.core.queue import Allocation, PendingRequest, Reservation, Scheduling
 from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import Memory, Placement, Request
 from fenka.core.usage import EmptyUsage
-from tests.core.core_kit import (
+from tests.core.builders import (
     GIB,
     T4_MIB,
     card,

@@ -7,7 +7,7 @@ from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import Memory, Placement, Request
 from fenka.core.usage import NO_USAGE, CardUsage, EmptyUsage, UsageTotals
-from tests.core.core_kit import (
+from tests.core.builders import (
     GIB,
     T4_MIB,
     card,

@@ -10,7 +10,7 @@ from fenka.core.fairness import Fairness, UsageHistory, cards_of
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.queue import PendingRequest, history_lookup, queue_order
 from fenka.core.request import Placement, Slice
-from tests.core.core_kit import T4_MIB, units
+from tests.core.builders import T4_MIB, units
 
 HOUR = 3600.0
 

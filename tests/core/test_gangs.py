@@ -14,7 +14,7 @@ from fenka.core.ledger import Conflict, Ledger
 from fenka.core.reasons import Unschedulable
 from fenka.core.request import Memory, Placement, Request
 from fenka.core.usage import EmptyUsage, UsageOverlay, UsageTotals
-from tests.core.core_kit import (
+from tests.core.builders import (
     GIB,
     T4_MIB,
     clusters,

@@ -7,7 +7,7 @@ from fenka.core.reasons import Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.units import mib_to_units, percent
 from fenka.core.usage import UsageTotals
-from tests.core.core_kit import GIB, T4_MIB, device, holding, node, piece, placement, units
+from tests.core.builders import GIB, T4_MIB, device, holding, node, piece, placement, units
 
 SIXTEEN = 16 * GIB
 

@@ -8,7 +8,7 @@ import pytest
 from fenka.core.ledger import TRANSITIONS, Conflict, Entry, EntryEvent, EntryState, Ledger
 from fenka.core.request import Placement
 from fenka.core.usage import NO_USAGE, CardUsage, UsageTotals
-from tests.core.core_kit import T4_MIB, device, node, piece, placement
+from tests.core.builders import T4_MIB, device, node, piece, placement
 
 FOUR = placement(piece(0, 4308))
 HOST = Placement("a", (), 2000, 4000)

@@ -10,7 +10,7 @@ from fenka.core.ledger import Ledger
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.core.usage import EmptyUsage, UsageTotals
-from tests.core.core_kit import (
+from tests.core.builders import (
     GIB,
     P4_MIB,
     T4_MIB,

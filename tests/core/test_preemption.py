@@ -19,7 +19,7 @@ from fenka.core.preemption import (
 )
 from fenka.core.request import Memory, Placement, Request
 from fenka.core.usage import UsageOverlay, UsageTotals
-from tests.core.core_kit import (
+from tests.core.builders import (
     GIB,
     T4_MIB,
     clusters,

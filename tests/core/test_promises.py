@@ -13,7 +13,7 @@ from fenka.core.queue import PendingRequest, SchedulingResult
 from fenka.core.reasons import ReasonCode
 from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage, UsageTotals
-from tests.core.core_kit import SIZES, card, clusters, device, requests
+from tests.core.builders import SIZES, card, clusters, device, requests
 
 POLICIES = st.sampled_from(["binpack", "spread"])
 MANY = st.lists(requests(), max_size=12)

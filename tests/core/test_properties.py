@@ -13,7 +13,7 @@ from fenka.core.ledger import Conflict, Ledger
 from fenka.core.reasons import ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request
 from fenka.core.usage import EmptyUsage, UsageView
-from tests.core.core_kit import T4_MIB, card, clusters, device, requests, units
+from tests.core.builders import T4_MIB, card, clusters, device, requests, units
 
 POLICY = st.sampled_from(sorted(SCORES))
 HELD = st.lists(requests(), max_size=8)

@@ -9,7 +9,7 @@ from fenka.core.inventory import Card, Node
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import Memory, Request
 from fenka.core.usage import EmptyUsage
-from tests.core.core_kit import GIB, P4_MIB, T4_MIB, card, exact, node, units, whole
+from tests.core.builders import GIB, P4_MIB, T4_MIB, card, exact, node, units, whole
 
 
 def rejected(*whys: ReasonCode, hint: str = "") -> Unschedulable:

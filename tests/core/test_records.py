@@ -13,7 +13,7 @@ from fenka.core.inventory import Node
 from fenka.core.ledger import Conflict, EntryState, Ledger
 from fenka.core.request import Placement, Request
 from fenka.core.usage import NO_USAGE
-from tests.core.core_kit import (
+from tests.core.builders import (
     SIZES,
     T4_MIB,
     card,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.units import card_units, format_units, mib_to_units, percent, units_to_mib
-from tests.core.core_kit import GIB, T4_MIB, V100_MIB
+from tests.core.builders import GIB, T4_MIB, V100_MIB
 
 CARDS = st.integers(1, 200_000)
 UNITS = st.sampled_from([1, 100, 256, GIB])

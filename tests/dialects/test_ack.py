@@ -10,7 +10,7 @@ from fenka.dialects.ack import CORE
 from fenka.dialects.base import Dialect, InvalidRecord, PodRequest
 from fenka.dialects.gpushare import MEMORY
 from fenka.dialects.node_modes import MODE_LABEL
-from tests.dialects.dialect_kit import T4_MIB, node_totals, pod, share
+from tests.dialects.builders import T4_MIB, node_totals, pod, share
 
 NODE = share(T4_MIB, T4_MIB)
 

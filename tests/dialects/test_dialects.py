@@ -12,7 +12,7 @@ from fenka.core.usage import UsageTotals
 from fenka.dialects import ack, gpu_manager, hami, node_modes, nvidia
 from fenka.dialects.base import ContainerKind, ContainerRequest, Dialect, InvalidRecord, PodRequest
 from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
-from tests.dialects.dialect_kit import T4_MIB, V100_MIB, node_totals, pod, share
+from tests.dialects.builders import T4_MIB, V100_MIB, node_totals, pod, share
 
 MEM, GPU = "aliyun.com/gpu-mem", "nvidia.com/gpu"
 

@@ -8,7 +8,7 @@ from fenka.core.usage import UsageTotals
 from fenka.dialects import gpu_manager
 from fenka.dialects.base import InvalidRecord, PodRequest, SliceRequest
 from fenka.dialects.gpu_manager import CEILING, CORE, MEMORY
-from tests.dialects.dialect_kit import T4_MIB, V100_MIB, node_totals, pod, share
+from tests.dialects.builders import T4_MIB, V100_MIB, node_totals, pod, share
 
 
 def job(core: int | str, memory: int | str, **annotations: str) -> PodRequest:

@@ -8,7 +8,7 @@ from fenka.core.usage import UsageTotals
 from fenka.dialects import hami
 from fenka.dialects.base import InvalidRecord, PodRequest
 from fenka.dialects.hami import CORES, COUNT, MEMORY, PERCENT, PercentOfCard
-from tests.dialects.dialect_kit import T4_MIB, V100_MIB, node_totals, pod, share
+from tests.dialects.builders import T4_MIB, V100_MIB, node_totals, pod, share
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fenka.dialects.registry import DIALECTS
 from fenka.views.nodes import cluster_nodes
 from tests import builders
 from tests.dialects import made_up
-from tests.dialects.dialect_kit import T4_MIB, share
+from tests.dialects.builders import T4_MIB, share
 
 REGISTERED = (*DIALECTS, made_up)
 FOUR = T4_MIB * 4 // 15

@@ -14,7 +14,7 @@ from fenka.scheduler.main import http_server
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import PREFIX, Access
 from tests.builders import Json, pod_json
-from tests.core.core_kit import device
+from tests.core.builders import device
 from tests.fakes.api_server import FakeApiServer, api_server, until
 from tests.fakes.clock import Clock
 

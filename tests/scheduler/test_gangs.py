@@ -37,7 +37,7 @@ from fenka.scheduler.extender import Extender
 from fenka.scheduler.gang_barrier import GangBarrier
 from fenka.scheduler.queue_controller import QueueController
 from tests.builders import T4_MIB, Json, a_node, a_pod, node_json, on_card
-from tests.core.core_kit import device
+from tests.core.builders import device
 from tests.fakes.api_server import FakeApiServer, until
 from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
 

@@ -30,7 +30,7 @@ from fenka.dialects.base import InvalidRecord, nominal_mib
 from fenka.dialects.leases import LeaseReport, Lingering
 from fenka.dialects.registry import WITH_HAMI, detect
 from tests.builders import T4_MIB, a_node, pod_json
-from tests.core.core_kit import device
+from tests.core.builders import device
 
 CARDS = 4
 FORGED = Slice(0, DeviceId("GPU-n-0"), T4_MIB, 100)

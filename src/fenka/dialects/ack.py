@@ -1,7 +1,6 @@
-"""gpushare's names, and what Alibaba Cloud's ACK adds to them: a share of compute.
+"""gpushare's names, with the share of compute that Alibaba Cloud's ACK adds to them.
 
-How gpushare's part is written and read is `dialects.gpushare`'s; what nodes' labels say,
-`dialects.node_modes`'s.
+`dialects.gpushare` encodes and decodes gpushare's part; `dialects.node_modes` reads nodes' labels.
 """
 
 from collections.abc import Sequence
@@ -43,12 +42,12 @@ STEP, MOST = 5, 100
 
 
 def matches(pod: PodRequest) -> bool:
-    """Raises InvalidRecord."""
+    """Return whether the pod requests memory or compute by these names. Raises InvalidRecord."""
     return bool(pod.requested_resources(RESOURCES))
 
 
 def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
-    """One part: what the whole pod needs at its peak, on each of as many cards as its label says.
+    """Return one slice request: the pod's peak, on each of as many cards as its label says.
 
     Raises InvalidRecord.
     """
@@ -67,7 +66,7 @@ def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
 
 
 def _compute(pod: PodRequest) -> int:
-    """Percent at the pod's peak, 0 if it asks for none."""
+    """Return the pod's percent of compute at its peak, 0 if it requests none."""
     cores = pod.container_units(CORE)
     if not any(ask.units for ask in cores):
         return 0
@@ -91,11 +90,11 @@ def _compute(pod: PodRequest) -> int:
 
 
 def encode(
-    pod: PodRequest, share: SharedNode, placements: Sequence[Placement], now_ns: int
+    pod: PodRequest, shared: SharedNode, placements: Sequence[Placement], now_ns: int
 ) -> dict[str, str]:
-    """gpushare's annotations, and ACK's where there is compute."""
+    """Return gpushare's annotations, with ACK's if the pod has compute."""
     (placement,) = placements
-    written = gpushare.encode_placement(share, placement, pod.container_units(MEMORY), now_ns)
+    written = gpushare.encode_placement(shared, placement, pod.container_units(MEMORY), now_ns)
     if any(piece.compute for piece in placement.slices):
         cores = {
             str(number): {str(piece.card): it.amount(CORE) for piece in placement.slices}
@@ -106,9 +105,9 @@ def encode(
     return written
 
 
-def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
-    """By gpushare's annotations; the compute is what the pod asks for. Raises InvalidRecord."""
-    placement = gpushare.decode_placement(share, pod.annotations, pod.container_units(MEMORY))
+def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
+    """Return the placement by gpushare's annotations, with the requested compute. Raises InvalidRecord."""
+    placement = gpushare.decode_placement(shared, pod.annotations, pod.container_units(MEMORY))
     if placement is None:
         return None
     percent = _compute(pod)
@@ -121,7 +120,7 @@ def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
 
 
 def _by_card(pod: PodRequest) -> dict[int, int]:
-    """Percent by card, where a record has the pod's containers on different ones. Raises InvalidRecord."""
+    """Return percent by card for containers that are recorded on different cards. Raises InvalidRecord."""
     allocation = gpushare.decode_allocation(pod.annotations, pod.container_units(MEMORY)) or {}
     total: dict[int, int] = {}
     for number, container in enumerate(pod.apps):
@@ -138,19 +137,19 @@ def _by_card(pod: PodRequest) -> dict[int, int]:
 
 
 def container_slices(
-    pod: PodRequest, share: SharedNode, placements: Sequence[Placement], container: str
+    pod: PodRequest, shared: SharedNode, placements: Sequence[Placement], container: str
 ) -> tuple[Slice, ...]:
-    """By the record, which knows each container. Raises InvalidRecord where that is not what it asks for."""
+    """Return the recorded slices. Raises InvalidRecord if they are not what the container requests."""
     (placement,) = placements
-    mine = next((it for it in pod.containers if it.name == container), None)
-    units = mine.amount(MEMORY) if mine else 0
-    if mine is None or not units:
+    own = next((it for it in pod.containers if it.name == container), None)
+    units = own.amount(MEMORY) if own else 0
+    if own is None or not units:
         return ()
     cards = [piece.card for piece in placement.slices]
-    if mine.kind is ContainerKind.APP:
+    if own.kind is ContainerKind.APP:
         allocation = gpushare.decode_allocation(pod.annotations, pod.container_units(MEMORY)) or {}
         by_card = {
-            index: own for index, own in allocation.get(pod.apps.index(mine), {}).items() if own
+            index: part for index, part in allocation.get(pod.apps.index(own), {}).items() if part
         }
     elif units % len(cards):
         raise InvalidRecord(
@@ -158,20 +157,20 @@ def container_slices(
             f"{len(cards)} cards"
         )
     else:
-        # Init containers and sidecars are in no record: they are on their pod's cards, equally.
+        # Init containers and sidecars are in no record: they use their pod's cards equally.
         by_card = {index: units // len(cards) for index in cards}
     if sum(by_card.values()) != units:
         raise InvalidRecord(
             f"the pod's record gives container {container} {sum(by_card.values())} units, "
             f"it asks for {units}"
         )
-    sizes = {card.index: card.memory_mib for card in share.node.cards}
+    sizes = {card.index: card.memory_mib for card in shared.node.cards}
     try:
         return tuple(
             replace(
                 piece,
-                memory_mib=units_to_mib(by_card[piece.card], sizes[piece.card], share.unit_mib),
-                compute=mine.amount(CORE),
+                memory_mib=units_to_mib(by_card[piece.card], sizes[piece.card], shared.unit_mib),
+                compute=own.amount(CORE),
             )
             for piece in placement.slices
             if piece.card in by_card
@@ -181,12 +180,15 @@ def container_slices(
 
 
 def environment(
-    pod: PodRequest, share: SharedNode, placements: Sequence[Placement], container: str
+    pod: PodRequest, shared: SharedNode, placements: Sequence[Placement], container: str
 ) -> dict[str, str]:
-    """gpushare's; nothing for a container that asks for nothing."""
+    """Return gpushare's variables; none for a container that requests nothing."""
     (placement,) = placements
-    slices = container_slices(pod, share, placements, container)
+    slices = container_slices(pod, shared, placements, container)
     own = next((it.amount(MEMORY) for it in pod.containers if it.name == container), 0)
     total = sum(it.amount(MEMORY) for it in pod.apps)
-    mine = replace(placement, slices=slices)
-    return gpushare.environment(share, mine, total, own) if slices else {}
+    return (
+        gpushare.environment(shared, replace(placement, slices=slices), total, own)
+        if slices
+        else {}
+    )

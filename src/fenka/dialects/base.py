@@ -1,4 +1,4 @@
-"""What a pod asks for, in one shape for all dialects; and what a dialect is."""
+"""What a dialect is, and what all dialects share: pods, shared nodes, and helpers for parsing."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,11 +34,11 @@ def driver_uuid(device: DeviceId) -> str:
 
 
 class InvalidRecord(FenkaError):
-    """A record cannot be understood; the message says which and how."""
+    """A record, or a request, cannot be read; the message says why and what to write instead."""
 
 
 class ContainerKind(Enum):
-    """Of a container: what it asks for counts differently."""
+    """The kind of a container: requests of the kinds add up differently."""
 
     APP = auto()
     INIT = auto()
@@ -47,7 +47,7 @@ class ContainerKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerUnits:
-    """What one container asks for, in units. Init containers come in their order."""
+    """What one container requests, in units. Init containers are in their order."""
 
     name: str
     units: int
@@ -56,9 +56,9 @@ class ContainerUnits:
 
 @dataclass(frozen=True, slots=True)
 class SharedNode:
-    """A sharing node: its cards, and how many MiB of them one unit of `aliyun.com/gpu-mem` is.
+    """A node that shares its cards.
 
-    recorded: False where no inventory was written and the cards are taken to be equal, as gpushare does.
+    has_inventory: False if the node has none: its cards are taken to be equal, as gpushare does.
     """
 
     node: Node
@@ -70,7 +70,7 @@ class SharedNode:
         return self.node.unit_mib
 
     def card_units(self, index: int) -> int:
-        """Of the card with this index; 0 for none."""
+        """Return the units of the card with this index; 0 if there is none."""
         return next(
             (card_units(c.memory_mib, self.unit_mib) for c in self.node.cards if c.index == index),
             0,
@@ -78,23 +78,24 @@ class SharedNode:
 
     @property
     def total_units(self) -> int:
-        """Units of all cards, the sick ones too."""
+        """Return the units of all cards, unhealthy ones included."""
         return sum(card_units(card.memory_mib, self.unit_mib) for card in self.node.cards)
 
     @property
     def unit_name(self) -> str:
-        """As people write it."""
+        """Return the unit as people write it."""
         return {GIB_MIB: "GiB", MIB: "MiB"}.get(self.unit_mib, f"{self.unit_mib}MiB")
 
 
 def parse_quantity(text: str | int) -> int:
-    """A Kubernetes quantity as a whole number, rounded up: "4", "8k" (the API server writes 8000 so), "1Gi".
+    """Return a Kubernetes quantity as a whole number, rounded up: "4", "8k" (for 8000), "1Gi".
 
-    Raises InvalidRecord.
+    Raises:
+        InvalidRecord: if it is none.
     """
     text = str(text).strip()
     if text.isascii() and text.isdecimal() and len(text) <= 30:
-        # As nearly all are: thousands of pods are read at once.
+        # Nearly all quantities, of thousands of pods.
         return int(text)
     match = _QUANTITY.fullmatch(text)
     if match is None:
@@ -131,7 +132,7 @@ class ContainerRequest:
     kind: ContainerKind = ContainerKind.APP
 
     def amount(self, resource: str) -> int:
-        """A whole number, 0 for none. Raises InvalidRecord."""
+        """Return the limit as a whole number, 0 for none. Raises InvalidRecord."""
         if resource not in self.resources:
             return 0
         amount = parse_quantity(self.resources[resource])
@@ -142,7 +143,7 @@ class ContainerRequest:
 
 @dataclass(frozen=True, slots=True)
 class PodRequest:
-    """What of a pod tells its wishes. Init containers come first and in their order, as they run."""
+    """The parts of a pod that say what it requests. Init containers come first, in their order."""
 
     containers: tuple[ContainerRequest, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -150,25 +151,27 @@ class PodRequest:
 
     @property
     def apps(self) -> list[ContainerRequest]:
-        """Those of `spec.containers`: records number them so."""
+        """Return the containers of `spec.containers`, in the order by which records number them."""
         return [it for it in self.containers if it.kind is ContainerKind.APP]
 
     def requested_resources(self, resources: Iterable[str]) -> list[str]:
-        """Those of these resources that some container asks for. Raises InvalidRecord."""
+        """Return those of the resources that some container requests. Raises InvalidRecord."""
         return [name for name in resources if any(it.amount(name) for it in self.containers)]
 
     def container_units(self, resource: str) -> list[ContainerUnits]:
-        """Container by container. Raises InvalidRecord."""
+        """Return the amounts of all containers. Raises InvalidRecord."""
         return [ContainerUnits(it.name, it.amount(resource), it.kind) for it in self.containers]
 
 
 @dataclass(frozen=True, slots=True)
 class SliceRequest:
-    """What some of a pod's containers hold together: one request of the core.
+    """What some containers of a pod request together: one request of the core.
 
-    ceiling: percent of compute up to which it may use what is idle; None: never more than it asks for.
-    by_label: its whole cards are another plugin's business on nodes that share, unless their labels say
-    otherwise.
+    Attributes:
+        containers: their names.
+        request: what they request.
+        burst_percent: percent of compute up to which they may use idle time; None for no more than requested.
+        requires_opt_in: whether a shared node gives its whole cards only if its labels allow that.
     """
 
     containers: tuple[str, ...]
@@ -208,60 +211,70 @@ class NodeResource:
 
 
 class Dialect(Protocol):
-    """Names that users write, to requests and back. Pure; each dialect is a module with these functions.
+    """The names that users of one product write. Each dialect is a module with these members.
 
-    The parts of a pod all go to one node. Placements are one for each part, in its order. Functions that
-    read raise InvalidRecord, with one sentence that says what to write instead.
+    `parse` turns a pod into slice requests, `encode` a placement into annotations, and `decode` annotations
+    into a placement. All slice requests of a pod go to one node; placements are in their order. Functions
+    that read raise InvalidRecord with one sentence that says what to write instead.
     """
 
     NAME: str
     RESOURCES: tuple[str, ...]
-    """The extended resources that are asked for in it."""
+    """The extended resources that pods request by it."""
     RECORDS: tuple[str, ...]
-    """The annotations that `write` makes of a pod, which nobody else is to write. One that ends in `-` stands
-    for all that begin so."""
+    """The annotations that `encode` writes, and nobody else should. A name that ends in `-` is a prefix."""
     ASSIGNED: str
     """The annotation that marks a pod as having its slices, as former plugins wrote it; empty for none."""
     NODE_RESOURCES: tuple[NodeResource, ...]
     """The resources that nodes advertise for it."""
     LEASED: str
-    """The one whose allocation by the kubelet brings the lease; the others are only counted."""
+    """The resource whose allocation by the kubelet brings the lease; the others are only counted."""
 
     def matches(self, pod: PodRequest) -> bool:
-        """Whether the pod asks for something by these names."""
+        """Return whether the pod requests something by these names."""
 
     def parse(self, pod: PodRequest) -> tuple[SliceRequest, ...]:
         """Return what the pod requests, in units that the nodes resolve or in the dialect's own."""
 
     def encode(
-        self, pod: PodRequest, share: SharedNode, placements: Sequence[Placement], now_ns: int
+        self, pod: PodRequest, shared: SharedNode, placements: Sequence[Placement], now_ns: int
     ) -> dict[str, str]:
-        """The annotations of a pod with these placements on that node. now_ns: since 1970."""
+        """Return the annotations of a pod with these placements. now_ns: since 1970."""
 
-    def decode(self, pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
-        """Where its annotations say that it is; None if they say nothing."""
+    def decode(self, pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
+        """Return the recorded placements; None if there is no record."""
 
     def container_slices(
-        self, pod: PodRequest, share: SharedNode, placements: Sequence[Placement], container: str, /
+        self,
+        pod: PodRequest,
+        shared: SharedNode,
+        placements: Sequence[Placement],
+        container: str,
+        /,
     ) -> tuple[Slice, ...]:
-        """What of it is this container's own, by the pod's record; empty for one that has no card."""
+        """Return the slices of one container, by the pod's record; empty if it has no card."""
 
     def environment(
-        self, pod: PodRequest, share: SharedNode, placements: Sequence[Placement], container: str, /
+        self,
+        pod: PodRequest,
+        shared: SharedNode,
+        placements: Sequence[Placement],
+        container: str,
+        /,
     ) -> dict[str, str]:
-        """What a container finds in its environment; nothing for one that has no card."""
+        """Return the environment variables of a container; empty if it has no card."""
 
 
 # ---- what dialects have in common ----
 
 
 def is_index(text: str) -> bool:
-    """Of a card. Python refuses to read numbers of thousands of digits, which a user may have written."""
+    """Return whether the text is the index of a card, of at most nine digits."""
     return text.isdecimal() and len(text) <= 9
 
 
 def valid_request(make: Callable[[], Request]) -> Request:
-    """The core's own refusals are sentences too. Raises InvalidRecord."""
+    """Return the request. Raises InvalidRecord with the core's sentence if it is impossible."""
     try:
         return make()
     except InvalidRequest as why:
@@ -269,47 +282,52 @@ def valid_request(make: Callable[[], Request]) -> Request:
 
 
 def memory_request(amount: int, unit_mib: int | None, compute: int, cards: int = 1) -> Request:
-    """So many units, and so many percent, on each of these cards. Raises InvalidRecord."""
+    """Return a request for units and percent on each of the cards. Raises InvalidRecord."""
     return valid_request(lambda: Request(Memory(amount, unit_mib), compute=compute, cards=cards))
 
 
 def whole_card_request(cards: int) -> Request:
-    """Raises InvalidRecord."""
+    """Return a request for whole cards. Raises InvalidRecord."""
     return valid_request(lambda: Request(whole=True, cards=cards))
 
 
 def per_container(
-    pod: PodRequest, want: Callable[[ContainerRequest], Request | None], ceiling: int | None = None
+    pod: PodRequest,
+    parse_container: Callable[[ContainerRequest], Request | None],
+    burst_percent: int | None = None,
 ) -> tuple[SliceRequest, ...]:
-    """A part for each container that wants something. Raises InvalidRecord.
+    """Return a slice request for each container that requests something.
 
-    An init container has ended when the others start: it uses the cards of one of them, which must do.
+    An init container has ended when the others start, so it uses the cards of one of them.
+
+    Raises:
+        InvalidRecord: if no other container's cards are enough for an init container.
     """
-    found: dict[str, tuple[list[str], Request]] = {}
-    for it in pod.containers:
-        request = want(it) if it.kind is not ContainerKind.INIT else None
+    slices: dict[str, tuple[list[str], Request]] = {}
+    for container in pod.containers:
+        request = parse_container(container) if container.kind is not ContainerKind.INIT else None
         if request is not None:
-            found[it.name] = [it.name], request
-    for it in pod.containers:
-        request = want(it) if it.kind is ContainerKind.INIT else None
+            slices[container.name] = [container.name], request
+    for container in pod.containers:
+        request = parse_container(container) if container.kind is ContainerKind.INIT else None
         if request is None:
             continue
-        hosts = (names for names, larger in found.values() if _covers(larger, request))
+        hosts = (names for names, larger in slices.values() if _covers(larger, request))
         names = next(hosts, None)
         if names is None:
             raise InvalidRecord(
-                f"its init container {it.name} asks for more than any container beside it: "
+                f"its init container {container.name} asks for more than any container beside it: "
                 "let it ask for no more than one of those"
             )
-        names.append(it.name)
+        names.append(container.name)
     return tuple(
-        SliceRequest(tuple(names), request, None if request.whole else ceiling)
-        for names, request in found.values()
+        SliceRequest(tuple(names), request, None if request.whole else burst_percent)
+        for names, request in slices.values()
     )
 
 
 def require_plain_containers(pod: PodRequest, resources: Sequence[str]) -> None:
-    """Raise InvalidRecord where an init container asks: some records have no place for it."""
+    """Raise InvalidRecord if an init container requests anything: some records cannot express that."""
     for it in pod.containers:
         if it.kind is not ContainerKind.APP and (
             names := [name for name in resources if it.amount(name)]
@@ -326,7 +344,7 @@ def _covers(larger: Request, request: Request) -> bool:
 
 
 def placement_on(node: Node, request: Request, indexes: Sequence[int]) -> Placement:
-    """The request on these cards of the node. Raises InvalidRecord for cards that are not there."""
+    """Return the request placed on these cards. Raises InvalidRecord if the node does not have them."""
     cards = {card.index: card for card in node.cards}
     slices = []
     for index in sorted(set(indexes)):
@@ -338,7 +356,7 @@ def placement_on(node: Node, request: Request, indexes: Sequence[int]) -> Placem
         if request.whole:
             slices.append(Slice(index, card.uuid, card.memory_mib, card.compute))
             continue
-        # Another's record is counted as it stands, also on a card that has not so much.
+        # A foreign record counts as it is, even on a card that is too small.
         mib = nominal_mib(request, node, card)
         slices.append(Slice(index, card.uuid, mib, request.compute))
     if len(slices) != request.cards or len(slices) != len(indexes):
@@ -349,27 +367,27 @@ def placement_on(node: Node, request: Request, indexes: Sequence[int]) -> Placem
     return Placement(node.name, tuple(slices), whole=request.whole)
 
 
-def fallback_placement(share: SharedNode, parts: Iterable[SliceRequest]) -> tuple[Placement, ...]:
-    """What counts for a pod of which nobody knows the cards: what it asks for, once, on the first ones.
+def fallback_placement(shared: SharedNode, parts: Iterable[SliceRequest]) -> tuple[Placement, ...]:
+    """Return what counts for a pod whose cards are unknown: its request, once, on the first cards.
 
-    Its owner can write its record. To count it on every card would let them keep the whole node from others.
+    The pod's owner can write its record. Counted on every card, one such pod would block the whole node.
     """
     placements, first = list[Placement](), 0
     for part in parts:
         request = part.request
-        cards = share.node.cards[first : first + request.cards]
+        cards = shared.node.cards[first : first + request.cards]
         if request.whole:
             first += len(cards)
         slices = (
             Slice(
                 card.index,
                 card.uuid,
-                min(nominal_mib(request, share.node, card), card.memory_mib),
+                min(nominal_mib(request, shared.node, card), card.memory_mib),
                 card.compute if request.whole else request.compute,
             )
             for card in cards
         )
-        placements.append(Placement(share.node.name, tuple(slices), whole=request.whole))
+        placements.append(Placement(shared.node.name, tuple(slices), whole=request.whole))
     return tuple(placements)
 
 
@@ -386,7 +404,7 @@ def nominal_mib(request: Request, node: Node, card: Card) -> int:
 def find_container(
     parts: Sequence[SliceRequest], placements: Sequence[Placement], container: str
 ) -> tuple[SliceRequest, Placement] | None:
-    """What a container holds; None if it holds nothing."""
+    """Return the slice request and placement of a container; None if it has none."""
     pairs = zip(parts, placements, strict=True)
     return next((pair for pair in pairs if container in pair[0].containers), None)
 
@@ -396,26 +414,26 @@ OfContainer = Callable[[PodRequest, SharedNode, Sequence[Placement], str], T]
 
 
 def whole_slices(parse: Parse) -> OfContainer[tuple[Slice, ...]]:
-    """`held` of a dialect in which a part's containers have it one after the other, each all of it."""
+    """Return `container_slices` of a dialect whose containers each use all of their slice request."""
 
-    def held(
+    def container_slices(
         pod: PodRequest,
-        share: SharedNode,  # noqa: ARG001
+        shared: SharedNode,  # noqa: ARG001
         placements: Sequence[Placement],
         container: str,
     ) -> tuple[Slice, ...]:
         found = find_container(parse(pod), placements, container)
         return found[1].slices if found else ()
 
-    return held
+    return container_slices
 
 
 def visible_only(parse: Parse) -> OfContainer[dict[str, str]]:
-    """`environment` of a dialect that tells containers which cards they have and nothing else."""
+    """Return `environment` of a dialect whose containers only need to know their cards."""
 
     def environment(
         pod: PodRequest,
-        share: SharedNode,  # noqa: ARG001
+        shared: SharedNode,  # noqa: ARG001
         placements: Sequence[Placement],
         container: str,
     ) -> dict[str, str]:
@@ -426,5 +444,5 @@ def visible_only(parse: Parse) -> OfContainer[dict[str, str]]:
 
 
 def visible_devices(placement: Placement) -> dict[str, str]:
-    """The environment that says which cards."""
+    """Return the environment variable that says which cards a container has."""
     return {VISIBLE: ",".join(driver_uuid(piece.uuid) for piece in placement.slices)}

@@ -1,6 +1,6 @@
-"""gpu-manager's names: a share of compute with its memory, or whole cards, container by container.
+"""gpu-manager's names: a share of compute with its memory, or whole cards, for each container.
 
-Wire facts: Tencent's gpu-manager, gpu-admission and vcuda-controller.
+They are those of Tencent's gpu-manager, gpu-admission and vcuda-controller.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ NAME = "gpu-manager"
 CORE = "tencent.com/vcuda-core"
 """Extended resource: percent of a card's compute; multiples of 100 are whole cards."""
 MEMORY = "tencent.com/vcuda-memory"
-"""Extended resource: units of UNIT_MIB. Whole cards come with all of theirs, whatever is asked for."""
+"""Extended resource: units of UNIT_MIB. Whole cards come with all their memory, whatever is requested."""
 RESOURCES: tuple[str, ...] = (CORE, MEMORY)
 LEASED = CORE
 
@@ -49,10 +49,10 @@ NODE_RESOURCES: tuple[NodeResource, ...] = (
 )
 
 CEILING = "tencent.com/vcuda-core-limit"
-"""Pod annotation: percent up to which its containers may use what is idle. Without it their share is hard."""
+"""Pod annotation: percent up to which its containers may use idle time. Without it their share is a limit."""
 
 INDEXES = "tencent.com/predicate-gpu-idx-"
-"""Annotation, with the number of the container: its cards, such as "0,1"."""
+"""Annotation prefix, followed by the number of the container: its cards, such as "0,1"."""
 TIME = "tencent.com/predicate-time"
 NODE = "tencent.com/predicate-node"
 ASSIGNED = "tencent.com/gpu-assigned"
@@ -60,7 +60,7 @@ RECORDS: tuple[str, ...] = (INDEXES, TIME, NODE, ASSIGNED, CARDS)
 
 
 class Metric(NamedTuple):
-    """One that dashboards for gpu-manager show. `label` has the card or, of requests, what is asked for."""
+    """A metric that dashboards for gpu-manager show. label: has the card or, for requests, the amount."""
 
     name: str
     label: str
@@ -73,17 +73,17 @@ METRICS = (
     Metric("container_gpu_memory_total", "gpu_memory", "MiB"),
     Metric("container_request_gpu_memory", "req_of_gpu_memory", "MiB"),
 )
-"""Each also has the labels of METRIC_LABELS."""
+"""Each also has the labels in METRIC_LABELS."""
 METRIC_LABELS = ("pod_name", "namespace", "node", "container_name")
 
 
 def matches(pod: PodRequest) -> bool:
-    """Raises InvalidRecord."""
+    """Return whether the pod requests compute or memory by these names. Raises InvalidRecord."""
     return bool(pod.requested_resources(RESOURCES))
 
 
 def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
-    """A part for each container. Raises InvalidRecord."""
+    """Return a slice request for each container. Raises InvalidRecord."""
     require_plain_containers(pod, RESOURCES)
     return per_container(pod, _want, None) if CEILING not in pod.annotations else _elastic(pod)
 
@@ -123,9 +123,9 @@ def _elastic(pod: PodRequest) -> tuple[SliceRequest, ...]:
 
 
 def encode(
-    pod: PodRequest, share: SharedNode, placements: Sequence[Placement], now_ns: int
+    pod: PodRequest, shared: SharedNode, placements: Sequence[Placement], now_ns: int
 ) -> dict[str, str]:
-    """gpu-admission's annotations, and the cards' UUIDs."""
+    """Return gpu-admission's annotations, and the cards' UUIDs."""
     numbers = {it.name: number for number, it in enumerate(pod.apps)}
     cards = {
         f"{INDEXES}{numbers[part.containers[0]]}": ",".join(
@@ -136,7 +136,7 @@ def encode(
     return {
         **cards,
         TIME: str(now_ns),
-        NODE: share.node.name,
+        NODE: shared.node.name,
         ASSIGNED: "false",
         CARDS: records.encode_card_uuids(
             piece for placement in placements for piece in placement.slices
@@ -144,8 +144,8 @@ def encode(
     }
 
 
-def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
-    """By the cards that each container is said to have. Raises InvalidRecord."""
+def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
+    """Return the placements by the recorded cards of each container. Raises InvalidRecord."""
     if not any(name.startswith(INDEXES) for name in pod.annotations):
         return None
     numbers = {it.name: number for number, it in enumerate(pod.apps)}
@@ -155,7 +155,7 @@ def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
         items = pod.annotations.get(name, "").split(",")
         if not all(item.isdecimal() and len(item) < 5 for item in items):
             raise InvalidRecord(f"annotation {name} names no cards: {','.join(items)!r}")
-        placements.append(placement_on(share.node, part.request, [int(item) for item in items]))
+        placements.append(placement_on(shared.node, part.request, [int(item) for item in items]))
     records.check_cards(pod.annotations, placements)
     return tuple(placements)
 

@@ -1,8 +1,8 @@
-"""gpushare's and cGPU's names, and what is written under them on pods, on nodes and in containers.
+"""gpushare's and cGPU's names: records on pods, and the environment of containers.
 
-Wire facts: AliyunContainerService's gpushare-scheduler-extender and gpushare-device-plugin, and the second
-generation of annotations that `kubectl inspect gpushare` and arena read. Three records say where a pod's
-units are, the first that is there counts:
+They are those of AliyunContainerService's gpushare-scheduler-extender and gpushare-device-plugin, with the
+second generation of annotations that `kubectl inspect gpushare` and arena read. Three records say where a
+pod's units are; the first that exists counts:
 
     scheduler.framework.gpushare.allocation   {"<container>": {"<card>": <units>}}, the authoritative one
     ALIYUN_COM_GPU_MEM_IDX and _POD           one card for the whole pod
@@ -41,14 +41,14 @@ ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
 ALLOCATION = "scheduler.framework.gpushare.allocation"
 
 RECORDS = (IDX, POD, DEV, ASSUME_TIME, ASSIGNED, ALLOCATION, CARDS)
-"""All annotations that are written on a pod."""
+"""All annotations that are written to a pod."""
 
 UNHEALTHY_CONFIG_MAP = "unhealthy-gpu-"
-"""Prefix of the ConfigMap, in kube-system, in which gpushare's health daemon names sick cards."""
+"""Prefix of the ConfigMap, in kube-system, in which gpushare's health daemon names unhealthy cards."""
 
 
 def peak_units(asks: Iterable[ContainerUnits]) -> int:
-    """Units that a pod needs at its peak, as the scheduler counts them.
+    """Return the units that a pod needs at its peak, as the scheduler counts them.
 
     Containers and sidecars run together; an init container runs with the sidecars before it.
     """
@@ -64,7 +64,7 @@ def peak_units(asks: Iterable[ContainerUnits]) -> int:
 
 
 def card_count(labels: Mapping[str, str]) -> int:
-    """Cards that a pod wants its units shared out over, by its label `aliyun.com/gpu-count`; else 1.
+    """Return the number of cards for the pod's units, by its label `aliyun.com/gpu-count`; else 1.
 
     Raises InvalidRecord.
     """
@@ -91,9 +91,6 @@ def parse_request(asks: Sequence[ContainerUnits], labels: Mapping[str, str]) -> 
         raise InvalidRecord(str(why)) from None
 
 
-# ---- nodes ----
-
-
 # ---- pods ----
 
 
@@ -104,11 +101,10 @@ UnitsByContainer = dict[int, dict[int, int]]
 def decode_allocation(
     annotations: Mapping[str, str], asks: Sequence[ContainerUnits]
 ) -> UnitsByContainer | None:
-    """Where the pod's units are; None if nothing says so. Raises InvalidRecord.
+    """Return where the pod's units are; None if there is no record. Raises InvalidRecord.
 
-    gpushare's first generation knows one card for the whole pod; its units are given to the containers
-    as they asked for them. The pod's owner can write the record: one that gives a container more than it
-    asks for is InvalidRecord.
+    gpushare's first generation records one card for the whole pod: each container has what it requests there.
+    The pod's owner can write the record, so one that gives a container more than it requests is invalid.
     """
     if ALLOCATION in annotations:
         allocation = records.decode(
@@ -137,11 +133,18 @@ def _check_asked(allocation: UnitsByContainer, apps: Sequence[int]) -> None:
 def units_by_card(
     allocation: UnitsByContainer, asks: Sequence[ContainerUnits], cards: Iterable[int] = ()
 ) -> dict[int, int]:
-    """Units that the pod holds of each card, at its peak.
+    """Return the units that the pod has of each card at its peak.
 
-    Init containers and sidecars are in no record: what they need beyond it is shared out over the pod's
-    cards. `cards` are the pod's where its record names none. The sum is the pod's peak, never more.
-    Raises InvalidRecord.
+    Init containers and sidecars are in no record: what they need in addition is distributed over the pod's
+    cards. The sum is the pod's peak, never more.
+
+    Args:
+        allocation: the record.
+        asks: what the containers request.
+        cards: the pod's cards, if the record names none.
+
+    Raises:
+        InvalidRecord: if no card is known.
     """
     total: dict[int, int] = {}
     for by_card in allocation.values():
@@ -163,16 +166,17 @@ def units_by_card(
 
 
 def decode_placement(
-    share: SharedNode, annotations: Mapping[str, str], asks: Sequence[ContainerUnits]
+    shared: SharedNode, annotations: Mapping[str, str], asks: Sequence[ContainerUnits]
 ) -> Placement | None:
-    """What the pod holds of the node; None if nothing says where. Raises InvalidRecord.
+    """Return what the pod has of the node; None if there is no record.
 
-    A card that was exchanged for another since (its UUID tells) is not the card that was meant.
+    Raises:
+        InvalidRecord: also if a card has been exchanged since, by its UUID.
     """
     allocation = decode_allocation(annotations, asks)
     if allocation is None:
         return None
-    cards = {card.index: card for card in share.node.cards}
+    cards = {card.index: card for card in shared.node.cards}
     uuids = records.decode_card_uuids(annotations)
     slices = []
     named = uuids or ([int(annotations[IDX])] if is_index(annotations.get(IDX, "")) else [])
@@ -182,14 +186,14 @@ def decode_placement(
             raise InvalidRecord(
                 f"the pod's card {index} is not one of the {len(cards)} of its node"
             )
-        slices.append(Slice(index, card.uuid, _mib(units, card, share.unit_mib), 0))
-    placement = Placement(share.node.name, tuple(slices))
+        slices.append(Slice(index, card.uuid, _mib(units, card, shared.unit_mib), 0))
+    placement = Placement(shared.node.name, tuple(slices))
     records.check_cards(annotations, [placement])
     return placement
 
 
 def _mib(units: int, card: Card, unit_mib: int) -> int:
-    """Also of a card that has not so many: another's record is counted as it stands."""
+    """Return the MiB of the units, also of a card that has fewer: a foreign record counts as it is."""
     try:
         return units_to_mib(units, card.memory_mib, unit_mib)
     except ValueError:
@@ -197,12 +201,12 @@ def _mib(units: int, card: Card, unit_mib: int) -> int:
 
 
 def encode_placement(
-    share: SharedNode, placement: Placement, asks: Sequence[ContainerUnits], assume_time_ns: int
+    shared: SharedNode, placement: Placement, asks: Sequence[ContainerUnits], assume_time_ns: int
 ) -> dict[str, str]:
-    """The annotations of a pod with this placement: both of gpushare's generations and fenka's own.
+    """Return the annotations of a pod with this placement: both of gpushare's generations and fenka's own.
 
-    With several cards each container's units are the same on each of them, and of the first generation
-    IDX is the first card.
+    With several cards each container has equal units on each of them, and IDX of the first generation is the
+    first card.
     """
     apps = [ask.units for ask in asks if ask.kind is ContainerKind.APP]
     cards = len(placement.slices)
@@ -215,7 +219,7 @@ def encode_placement(
     return {
         IDX: str(first.card),
         POD: str(sum(apps)),
-        DEV: str(share.card_units(first.card)),
+        DEV: str(shared.card_units(first.card)),
         ASSUME_TIME: str(assume_time_ns),
         ASSIGNED: "false",
         ALLOCATION: records.encode(allocation),
@@ -224,23 +228,23 @@ def encode_placement(
 
 
 def environment(
-    share: SharedNode, placement: Placement, pod_units: int, units: int
+    shared: SharedNode, placement: Placement, pod_units: int, units: int
 ) -> dict[str, str]:
-    """What a container of the pod finds in its environment: `units` are its own."""
+    """Return the environment variables of a container. units: the container's own."""
     first = placement.slices[0]
     return {
         **visible_devices(placement),
         IDX: str(first.card),
         POD: str(pod_units),
-        DEV: str(share.card_units(first.card)),
+        DEV: str(shared.card_units(first.card)),
         CONTAINER: str(units),
     }
 
 
-def shown_units(share: SharedNode, slices: Iterable[Slice]) -> dict[int, float]:
-    """The slices in units, by card index."""
-    sizes = {card.index: card.memory_mib for card in share.node.cards}
+def shown_units(shared: SharedNode, slices: Iterable[Slice]) -> dict[int, float]:
+    """Return the slices in units, by card index."""
+    sizes = {card.index: card.memory_mib for card in shared.node.cards}
     held: dict[int, int] = {}
     for piece in slices:
         held[piece.card] = held.get(piece.card, 0) + piece.memory_mib
-    return {index: mib_to_units(mib, sizes[index], share.unit_mib) for index, mib in held.items()}
+    return {index: mib_to_units(mib, sizes[index], shared.unit_mib) for index, mib in held.items()}

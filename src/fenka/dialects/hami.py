@@ -1,7 +1,7 @@
-"""HAMi's names, for people who come from it: so many slices, each with memory and compute.
+"""HAMi's names: a number of slices, each with memory and compute.
 
-Wire facts: Project-HAMi's scheduler and device plugin. Its other annotations (a card's type, UUID, NUMA node
-or mode) are not served: a pod that needs them is told so.
+They are those of Project-HAMi's scheduler and device plugin. Its other annotations (a card's type, UUID, NUMA
+node or mode) are not served: pods that need them are rejected with a sentence that says so.
 """
 
 from collections.abc import Sequence
@@ -37,9 +37,9 @@ COUNT = NVIDIA_GPU
 MEMORY = "nvidia.com/gpumem"
 """Extended resource: MiB of each slice."""
 PERCENT = "nvidia.com/gpumem-percentage"
-"""Extended resource: percent of its card's memory that each slice has; all of it if nothing is said."""
+"""Extended resource: percent of its card's memory that each slice has; 100 by default."""
 CORES = "nvidia.com/gpucores"
-"""Extended resource: percent of its card's compute that each slice has; 100 is the card for itself."""
+"""Extended resource: percent of its card's compute that each slice has; 100 is the whole card."""
 RESOURCES: tuple[str, ...] = (COUNT, MEMORY, PERCENT, CORES)
 LEASED = COUNT
 ASSIGNED = ""
@@ -72,20 +72,20 @@ FULL = 100
 
 @dataclass(frozen=True, slots=True)
 class PercentOfCard(Memory):
-    """`amount` percent of whatever the card has, rounded down."""
+    """`amount` percent of the card's memory, rounded down."""
 
     def mib_on(self, card_mib: int, node_unit_mib: int) -> int | None:  # noqa: ARG002
-        """MiB on a card of this size, at least 1."""
+        """Return the MiB on a card of this size, at least 1."""
         return max(card_mib * self.amount // FULL, 1) if self.amount <= FULL else None
 
 
 def matches(pod: PodRequest) -> bool:
-    """Also where only memory or compute is asked for. Raises InvalidRecord."""
+    """Return whether the pod requests memory or compute by these names. Raises InvalidRecord."""
     return bool(pod.requested_resources(RESOURCES[1:]))
 
 
 def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
-    """A part for each container. Raises InvalidRecord."""
+    """Return a slice request for each container. Raises InvalidRecord."""
     require_plain_containers(pod, RESOURCES)
     for name in NOT_SERVED:
         if name in pod.annotations:
@@ -109,7 +109,7 @@ def _want(container: ContainerRequest) -> Request | None:
                 f"container {container.name} asks for {value} of {name}: a card has 100"
             )
     if not count:
-        # HAMi's own webhook would add it; the kubelet gives a card to nobody who does not ask for one.
+        # HAMi's own webhook would add it. The kubelet allocates no card without it.
         raise InvalidRecord(
             f"container {container.name} asks for memory or compute of a card without {COUNT}: "
             f"add {COUNT}: 1"
@@ -124,9 +124,9 @@ def _want(container: ContainerRequest) -> Request | None:
 
 
 def encode(
-    pod: PodRequest, share: SharedNode, placements: Sequence[Placement], now_ns: int
+    pod: PodRequest, shared: SharedNode, placements: Sequence[Placement], now_ns: int
 ) -> dict[str, str]:
-    """HAMi's annotations as after binding. Its time is in seconds."""
+    """Return HAMi's annotations as after binding. HAMi's time is in seconds."""
     parts = parse(pod)
     record = ""
     for it in pod.apps:
@@ -136,7 +136,7 @@ def encode(
     return {
         ALLOCATED: record,
         TO_ALLOCATE: record,
-        NODE: share.node.name,
+        NODE: shared.node.name,
         TIME: str(now_ns // 10**9),
         CARDS: records.encode_card_uuids(
             piece for placement in placements for piece in placement.slices
@@ -144,14 +144,14 @@ def encode(
     }
 
 
-def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
-    """As it is recorded, sizes too where they are smaller: HAMi may have had other defaults.
+def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
+    """Return the recorded placements, with smaller recorded sizes: HAMi may have had other defaults.
 
     Raises InvalidRecord.
     """
     if ALLOCATED not in pod.annotations:
         return None
-    by_uuid = {card.uuid: card for card in share.node.cards}
+    by_uuid = {card.uuid: card for card in shared.node.cards}
     records = pod.annotations[ALLOCATED].split(";")
     numbers = {it.name: number for number, it in enumerate(pod.apps)}
     placements = []
@@ -166,7 +166,7 @@ def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
                 raise InvalidRecord(f"the pod's card {uuid} is not one of its node's")
             card, request = by_uuid[uuid], part.request
             most = card.compute if request.whole else request.compute
-            memory = min(memory, nominal_mib(request, share.node, card))
+            memory = min(memory, nominal_mib(request, shared.node, card))
             slices.append(Slice(card.index, uuid, memory, min(compute, most)))
         if not len({it.card for it in slices}) == len(slices) == part.request.cards:
             raise InvalidRecord(
@@ -174,7 +174,7 @@ def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
                 f"{part.containers[0]}, it asks for {part.request.cards} on different cards"
             )
         slices.sort(key=lambda it: it.card)
-        placements.append(Placement(share.node.name, tuple(slices), whole=part.request.whole))
+        placements.append(Placement(shared.node.name, tuple(slices), whole=part.request.whole))
     return tuple(placements)
 
 
@@ -190,11 +190,11 @@ container_slices = whole_slices(parse)
 
 def environment(
     pod: PodRequest,
-    share: SharedNode,  # noqa: ARG001
+    shared: SharedNode,  # noqa: ARG001
     placements: Sequence[Placement],
     container: str,
 ) -> dict[str, str]:
-    """Which cards, and the limits as programs of HAMi's read them; what holds them is the lease."""
+    """Return the cards, and the limits as HAMi's programs read them; the lease enforces the limits."""
     found = find_container(parse(pod), placements, container)
     if found is None:
         return {}

@@ -24,25 +24,28 @@ from fenka.dialects.gpushare import COUNT, MEMORY
 from fenka.dialects.records import CardIndex
 
 CORDONED = "fenka.io/cordoned"
-"""Node annotation, written by people: indexes of cards that shall admit nobody, such as "0,2"."""
+"""Node annotation, written by people: indexes of cards that take no new slices, such as "0,2"."""
 
 
 def decode_node(
     name: str, annotations: Mapping[str, str], allocatable: Mapping[str, str]
 ) -> SharedNode | None:
-    """The sharing node of that name; None if it has nothing to share.
+    """Return the shared node of that name; None if it shares no card.
 
-    Its inventory counts where one is written. Else the cards are equal parts of the resource: such is a
-    node on which gpushare's own plugin runs. Raises InvalidRecord.
+    Its cards are those of its inventory. Without one, as on nodes of gpushare's own plugin, the cards are
+    equal parts of the resource.
+
+    Raises:
+        InvalidRecord: if the inventory cannot be read.
     """
     total = parse_quantity(allocatable.get(MEMORY, 0))
     if total <= 0:
         return None
     if CARDS in annotations:
-        share = _recorded(name, annotations[CARDS])
+        shared = _recorded(name, annotations[CARDS])
     else:
-        share = _assumed_equal(name, total, parse_quantity(allocatable.get(COUNT, 0)))
-    return _cordoned(share, parse_indexes(annotations.get(CORDONED, "")))
+        shared = _assumed_equal(name, total, parse_quantity(allocatable.get(COUNT, 0)))
+    return _cordoned(shared, parse_indexes(annotations.get(CORDONED, "")))
 
 
 class _Card(msgspec.Struct):
@@ -79,14 +82,14 @@ def encode_inventory(cards: Sequence[Card], unit_mib: int) -> str:
     )
 
 
-def with_unhealthy(share: SharedNode, sick: frozenset[int]) -> SharedNode:
-    """The node with these cards unhealthy too."""
+def with_unhealthy(shared: SharedNode, sick: frozenset[int]) -> SharedNode:
+    """Return the node with these cards unhealthy too."""
     if not sick:
-        return share
+        return shared
     cards = tuple(
-        replace(card, healthy=card.healthy and card.index not in sick) for card in share.node.cards
+        replace(card, healthy=card.healthy and card.index not in sick) for card in shared.node.cards
     )
-    return replace(share, node=replace(share.node, cards=cards))
+    return replace(shared, node=replace(shared.node, cards=cards))
 
 
 def _recorded(name: str, text: str) -> SharedNode:
@@ -108,7 +111,7 @@ def _recorded(name: str, text: str) -> SharedNode:
 
 def _assumed_equal(name: str, total: int, count: int) -> SharedNode:
     units = total // max(count, 1)
-    # As gpushare's own screens tell: no card has more than 100 GiB by its rule, none less MiB.
+    # gpushare's own rule: more than 100 units of a card are MiB.
     unit = MIB if units > 100 else GIB_MIB
     cards = tuple(
         Card(index, invented_id(name, index), "", units * unit) for index in range(max(count, 1))
@@ -116,15 +119,16 @@ def _assumed_equal(name: str, total: int, count: int) -> SharedNode:
     return SharedNode(Node(name, cards, unit_mib=unit), has_inventory=False)
 
 
-def _cordoned(share: SharedNode, indexes: frozenset[int]) -> SharedNode:
+def _cordoned(shared: SharedNode, indexes: frozenset[int]) -> SharedNode:
     if not indexes:
-        return share
+        return shared
     cards = tuple(
-        replace(card, cordoned=True) if card.index in indexes else card for card in share.node.cards
+        replace(card, cordoned=True) if card.index in indexes else card
+        for card in shared.node.cards
     )
-    return replace(share, node=replace(share.node, cards=cards))
+    return replace(shared, node=replace(shared.node, cards=cards))
 
 
 def parse_indexes(text: str) -> frozenset[int]:
-    """Card indexes as people list them, "0,2"; what is no index is passed over."""
+    """Return card indexes as people list them, "0,2"; anything else in the list is ignored."""
     return frozenset(int(item) for item in re.split(r"[,\s]+", text) if is_index(item))

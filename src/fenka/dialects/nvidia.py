@@ -1,4 +1,4 @@
-"""`nvidia.com/gpu`: whole cards, of the same nodes whose other cards are shared."""
+"""`nvidia.com/gpu`: whole cards, also of nodes whose other cards are shared."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ NODE_RESOURCES: tuple[NodeResource, ...] = (
 """Which of the cards are shared now is in fenka's ledger, not in this number."""
 
 HAMI_ONLY = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores")
-"""Beside these `nvidia.com/gpu` counts slices: such a pod is HAMi's, or nobody's."""
+"""With one of these `nvidia.com/gpu` counts slices: such a pod uses HAMi's dialect."""
 
 RECORD = "fenka.io/whole-cards"
 """Pod annotation: {"<name of the container>": [<card>, …]}."""
@@ -39,12 +39,12 @@ RECORDS: tuple[str, ...] = (RECORD, CARDS)
 
 
 def matches(pod: PodRequest) -> bool:
-    """Raises InvalidRecord."""
+    """Return whether the pod requests whole cards. Raises InvalidRecord."""
     return bool(pod.requested_resources(RESOURCES)) and not pod.requested_resources(HAMI_ONLY)
 
 
 def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
-    """A part for each container. Raises InvalidRecord."""
+    """Return a slice request for each container. Raises InvalidRecord."""
     return tuple(replace(part, requires_opt_in=True) for part in per_container(pod, _want))
 
 
@@ -55,11 +55,11 @@ def _want(container: ContainerRequest) -> Request | None:
 
 def encode(
     pod: PodRequest,
-    share: SharedNode,  # noqa: ARG001
+    shared: SharedNode,  # noqa: ARG001
     placements: Sequence[Placement],
-    now_ns: int,  # noqa: ARG001 - nobody reads a time here
+    now_ns: int,  # noqa: ARG001
 ) -> dict[str, str]:
-    """fenka's own: NVIDIA's plugin has none, it chooses cards on the node."""
+    """Return fenka's own annotations: NVIDIA's plugin has none, it chooses cards on the node."""
     parts = parse(pod)
     return record(
         {
@@ -78,15 +78,15 @@ def record(slices: Mapping[str, Sequence[Slice]]) -> dict[str, str]:
     }
 
 
-def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
-    """Raises InvalidRecord."""
+def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
+    """Return the placements on the recorded cards; None if there is no record. Raises InvalidRecord."""
     if RECORD not in pod.annotations:
         return None
     cards = records.decode(
         pod.annotations[RECORD], dict[str, list[CardIndex]], f"annotation {RECORD}"
     )
     placements = tuple(
-        placement_on(share.node, part.request, cards.get(part.containers[0], []))
+        placement_on(shared.node, part.request, cards.get(part.containers[0], []))
         for part in parse(pod)
     )
     records.check_cards(pod.annotations, placements)

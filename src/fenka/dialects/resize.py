@@ -1,4 +1,4 @@
-"""What users write on a running pod to resize it, and what the node's program writes there in answer.
+"""Resizing of running pods: the annotation that users write, and those by which the node program answers.
 
     fenka.io/resize          "gpu-mem=6", "gpu-mem=4096MiB,gpu-core=30", "x: gpu-mem=6; y: gpu-core=20"
     fenka.io/resized         JSON: what the pod holds now of each card, and each container's part; for people
@@ -37,7 +37,7 @@ _CONTAINER = re.compile(r"\s*([a-z0-9](?:[-a-z0-9]*[a-z0-9])?)\s*:(.*)", re.DOTA
 
 @dataclass(frozen=True, slots=True)
 class ResizeRequest:
-    """For one container, of each of its cards; None: as it is. compute: percent, 0 for no limit."""
+    """The size of one container on each of its cards; None for no change. compute: 0 for no limit."""
 
     memory: Memory | None = None
     compute: int | None = None
@@ -45,7 +45,7 @@ class ResizeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResizeStatus:
-    """What a pod holds now, at its peak, and its containers' parts by name. wish: the last one granted."""
+    """What a pod has now at its peak, and its containers by name. request: the last one that was granted."""
 
     pod: str
     """Its UID."""
@@ -54,46 +54,46 @@ class ResizeStatus:
     request: str = ""
 
 
-# ---- wishes ----
+# ---- the request ----
 
 
 def decode_request(text: str, unit_mib: int) -> dict[str, ResizeRequest]:
-    """Wishes by container; under "" what is wished for the only one. Raises InvalidRecord."""
-    found: dict[str, ResizeRequest] = {}
+    """Return the requests by container, under "" that for the only one. Raises InvalidRecord."""
+    requests: dict[str, ResizeRequest] = {}
     for part in filter(str.strip, text.split(";")):
         named = _CONTAINER.fullmatch(part)
         name, items = (named[1], named[2]) if named else ("", part)
-        if name in found:
-            raise InvalidRecord(f"annotation {REQUEST} speaks twice of {name or 'the container'}")
-        found[name] = _wish(items, unit_mib)
-    if not found:
+        if name in requests:
+            raise InvalidRecord(f"annotation {REQUEST} names {name or 'the container'} twice")
+        requests[name] = _request(items, unit_mib)
+    if not requests:
         raise InvalidRecord(
             f"annotation {REQUEST} is empty: write {MEMORY}=6, {CORE}=40 or both with a comma"
         )
-    if "" in found and len(found) > 1:
+    if "" in requests and len(requests) > 1:
         raise InvalidRecord(
             f"annotation {REQUEST} names some containers and not others: write x: {MEMORY}=6; y: {CORE}=20"
         )
-    return found
+    return requests
 
 
-def _wish(text: str, unit_mib: int) -> ResizeRequest:
-    said: dict[str, str] = {}
+def _request(text: str, unit_mib: int) -> ResizeRequest:
+    values: dict[str, str] = {}
     for item in text.split(","):
-        key, equals, value = (it.strip() for it in item.partition("="))
+        key, equals, value = (piece.strip() for piece in item.partition("="))
         if not equals or key not in (MEMORY, CORE):
             raise InvalidRecord(
                 f"annotation {REQUEST}: {item.strip()[:40]!r} is not understood: write {MEMORY}=6, "
                 f"{MEMORY}=4096MiB or {CORE}=40"
             )
-        if key in said:
+        if key in values:
             raise InvalidRecord(f"annotation {REQUEST} says {key} twice for one container")
-        said[key] = value
+        values[key] = value
     try:
-        memory = parse_memory(said[MEMORY], unit_mib) if MEMORY in said else None
+        memory = parse_memory(values[MEMORY], unit_mib) if MEMORY in values else None
     except InvalidSize as why:
         raise InvalidRecord(f"annotation {REQUEST}: {why}") from None
-    return ResizeRequest(memory, _percent(said[CORE]) if CORE in said else None)
+    return ResizeRequest(memory, _percent(values[CORE]) if CORE in values else None)
 
 
 def _percent(text: str) -> int:
@@ -105,7 +105,7 @@ def _percent(text: str) -> int:
 
 
 def encode_request(container: str, gpu_mem: str, gpu_core: int | None) -> str:
-    """container: empty for the only one. gpu_mem: a size as users write it, empty to leave it as it is."""
+    """Return the annotation. container: empty for the only one. gpu_mem: a size, empty for no change."""
     items = [f"{MEMORY}={gpu_mem.strip()}"] if gpu_mem else []
     items += [f"{CORE}={gpu_core}"] if gpu_core is not None else []
     return (f"{container}: " if container else "") + ",".join(items)

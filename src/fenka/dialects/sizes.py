@@ -1,4 +1,4 @@
-"""The sizes that users type: `4` units of the world, `4096MiB` or `4GiB` exactly.
+"""Sizes as users type them: `4` units of a card, or exactly `4096MiB` or `4GiB`.
 
 A number without a unit counts units of a card (GiB by default), of which a card of 15079 MiB has 14;
 with a unit it is exactly that much memory.
@@ -10,24 +10,24 @@ from fenka.core.errors import INVALID_INPUT, FenkaError
 from fenka.core.request import InvalidRequest, Memory
 
 UNITS_MIB = {"MiB": 1, "Mi": 1, "GiB": 1024, "Gi": 1024}
-"""Kubernetes's short forms and the long ones. GB and MB would be powers of ten: not taken, for clarity."""
+"""Kubernetes' short forms and the long ones. GB and MB, powers of ten, are rejected for clarity."""
 
 _SIZE = re.compile(r"(-?)([0-9]*)(?:\.([0-9]+))?\s*([A-Za-z]*)")
 
 _UNIT = re.compile(r"([0-9]{0,6})(MiB|GiB)")
 
 _DIGITS = 12
-"""No size needs more on either side of the point, and Python refuses to read very long numbers."""
+"""No size needs more digits on either side of the point. Python refuses to parse very long numbers."""
 
 
 class InvalidSize(FenkaError):
-    """The text is no size; the message says what to write."""
+    """The text is no size; the message says what to write instead."""
 
     exit_code = INVALID_INPUT
 
 
 def parse_unit(text: str) -> int:
-    """The unit of a world in MiB: GiB, MiB, or so many of them. Raises InvalidSize."""
+    """Return a unit in MiB from GiB, MiB, or a number of them. Raises InvalidSize."""
     match = _UNIT.fullmatch(text.strip())
     if match is None or (match[1] and int(match[1]) == 0):
         raise InvalidSize(f"{_shown(text)} is no unit: use GiB, MiB, or a number of them as 256MiB")
@@ -35,7 +35,7 @@ def parse_unit(text: str) -> int:
 
 
 def parse_memory(text: str, unit_mib: int) -> Memory:
-    """`4` in units of `unit_mib`, or an exact size such as `4096MiB`. Raises InvalidSize."""
+    """Return `4` in units of `unit_mib`, or an exact size such as `4096MiB`. Raises InvalidSize."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or not (match[2] or match[3]):
         raise InvalidSize(f"{_shown(text)} is no size: write 4 for units of the card, or 4096MiB")
@@ -61,11 +61,11 @@ def parse_memory(text: str, unit_mib: int) -> Memory:
 
 
 def _rounded_down(amount: int, fraction: str, unit_mib: int) -> int:
-    """`amount`.`fraction` units in MiB."""
+    """Return `amount`.`fraction` units in MiB."""
     denominator: int = 10 ** len(fraction)
     return amount * unit_mib + int(fraction) * unit_mib // denominator
 
 
 def _shown(text: str) -> str:
-    """As typed, but no longer than a line."""
+    """Return the text as typed, cut to one line."""
     return repr(text if len(text) <= 40 else f"{text[:37]}...")

@@ -8,7 +8,7 @@ from fenka.core.inventory import DeviceId, Node
 from fenka.core.ledger import Ledger
 from fenka.core.request import Placement, Request
 from fenka.core.verdict_cache import VerdictCache
-from tests.core.core_kit import clusters, requests
+from tests.core.builders import clusters, requests
 
 
 @settings(deadline=None)

@@ -5,7 +5,7 @@ import pytest
 from fenka.dialects import gpu_manager, node_modes, nvidia
 from fenka.dialects.base import NVIDIA_GPU, InvalidRecord, NodeMode
 from fenka.dialects.node_modes import EXCLUSIVE, SHARED, check_shared, node_mode
-from tests.dialects.dialect_kit import pod
+from tests.dialects.builders import pod
 
 WITH_WHOLE = NodeMode(whole=True, memory=True, compute=True)
 

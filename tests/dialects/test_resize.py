@@ -66,8 +66,8 @@ def test_what_is_wished(text: str, expected: dict[str, ResizeRequest]) -> None:
             "gpu-core=40",
         ),
         ("gpu-mem=6,gpu-mem=7", "annotation fenka.io/resize says gpu-mem twice for one container"),
-        ("x: gpu-mem=6; x: gpu-core=7", "annotation fenka.io/resize speaks twice of x"),
-        ("gpu-mem=6; gpu-core=7", "annotation fenka.io/resize speaks twice of the container"),
+        ("x: gpu-mem=6; x: gpu-core=7", "annotation fenka.io/resize names x twice"),
+        ("gpu-mem=6; gpu-core=7", "annotation fenka.io/resize names the container twice"),
         (
             "gpu-mem=6; x: gpu-core=7",
             "annotation fenka.io/resize names some containers and not others: write x: gpu-mem=6; "

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.request import MAX_MEMORY_MIB, InvalidRequest, Memory, Request
-from tests.core.core_kit import GIB, P4_MIB, T4_MIB, V100_MIB
+from tests.core.builders import GIB, P4_MIB, T4_MIB, V100_MIB
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def ask(server: FakeApiServer, folder: Path) -> list[QueueRow]:
         return rows_of(Target(kubeconfig=kubeconfig))
 
 
-def test_the_whole_queue(tmp_path: Path) -> None:
+def test_rows_are_in_the_order_of_the_queue_when_pods_wait(tmp_path: Path) -> None:
     """By priority and time: two that wait, one that fits now beside them, and nobody who does not wait."""
     holder = pod("holder", units(10), node="a", annotations=on_card(1, 10))
     full = pod("full", units(14), node="a", annotations=on_card(0, 14))
@@ -70,7 +70,7 @@ def test_the_whole_queue(tmp_path: Path) -> None:
     ]
 
 
-def test_namespace_that_has_used_cards_is_behind_one_that_has_not(tmp_path: Path) -> None:
+def test_namespace_is_later_when_it_has_used_cards(tmp_path: Path) -> None:
     """By the pods that the API server still shows: one ran for an hour until now, and has finished."""
     now = datetime.now(UTC)
 
@@ -101,7 +101,7 @@ REASON = [
 ]
 
 
-def test_a_gang_and_a_deadline(tmp_path: Path) -> None:
+def test_gang_is_one_row_when_its_pods_wait(tmp_path: Path) -> None:
     """One row for its two pods; when both cards do is known."""
     labels = {"pod-group.scheduling.sigs.k8s.io/name": "train"}
     pods = [
@@ -126,7 +126,7 @@ def test_a_gang_and_a_deadline(tmp_path: Path) -> None:
     assert row.why.startswith("0/2 GPUs fit: 2 too little memory")
 
 
-def test_nobody_waits(tmp_path: Path) -> None:
+def test_queue_is_empty_when_nothing_is_shared(tmp_path: Path) -> None:
     """Also where nothing is shared."""
     assert ask(FakeApiServer.of(nodes=[node("master")], pods=[waiting("p", 4, 1)]), tmp_path) == []
 

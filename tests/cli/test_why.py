@@ -4,11 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from fenka.cluster.objects import QUEUE_GATE
-from fenka.dialects import leases
-from fenka.dialects.leases import LeaseReport, Refusal
 from tests.builders import node, on_card, pod, sharing, units
 from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, Json, in_thread
@@ -52,7 +47,7 @@ def notebooks(on: str) -> list[Json]:
     ]
 
 
-def test_the_fourth_notebook(tmp_path: Path) -> None:
+def test_screen_is_complete_when_a_fourth_notebook_is_pending(tmp_path: Path) -> None:
     """The whole screen of scenario S1's fourth pod."""
     message = (
         "0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem. preemption: 0/2 nodes are "
@@ -82,146 +77,7 @@ def waiting(count: int = 4, **given: Any) -> Json:
     return pod("p", units(count), **given)
 
 
-def verdicts(answer: dict[str, Any]) -> dict[str, list[str]]:
-    """Reasons by node."""
-    return {it["node"]: it["reasons"] for it in answer["nodes"]}
-
-
-def test_each_node_has_its_reason(tmp_path: Path) -> None:
-    """Every rule about nodes says its own sentence."""
-    taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
-    nodes = [
-        sharing("away", ready="Unknown"),
-        sharing("both", labels={"cgpu": "false"}, resources={"aliyun.com/gpu-mem": 0}),
-        sharing("cordoned", unschedulable=True),
-        sharing("crowded", resources={"pods": 1}),
-        sharing("fits"),
-        node("labelled", labels={"cgpu": "true"}),
-        node("plain"),
-        sharing("sick", annotations={"fenka.io/cordoned": "0"}, cards=2),
-        sharing("tainted", taints=[taint]),
-        sharing("unreadable", annotations={"fenka.io/cards": "[]"}),
-    ]
-    pods = [
-        waiting(),
-        pod("q", units(12), node="sick", annotations=on_card(1, 12)),
-        pod("r", node="crowded"),
-    ]
-    found = verdicts(data(FakeApiServer.of(nodes=nodes, pods=pods), tmp_path, "default/p"))
-    assert {name: reasons for name, reasons in found.items() if name != "unreadable"} == {
-        "away": ["not ready"],
-        "both": ["the labels gpushare=true and cgpu=false contradict each other: keep one of them"],
-        "cordoned": ["cordoned"],
-        "crowded": ["has 1 of 1 pods"],
-        "fits": [],
-        "labelled": [
-            "is labelled to share, but its kubelet offers no aliyun.com/gpu-mem: see fenka's node pod"
-        ],
-        "plain": ["shares no GPU (aliyun.com/gpu-mem is 0)"],
-        "sick": ["card 0: cordoned", "card 1: too little memory (2 of 14 units free)"],
-        "tainted": ["taint gpu=yes:NoSchedule is not tolerated"],
-    }
-    assert "annotation fenka.io/cards of node unreadable" in found["unreadable"][0]
-
-
-@pytest.mark.parametrize(
-    ("spec", "fits"),
-    [
-        ({"tolerations": [{"key": "gpu", "operator": "Exists"}]}, True),
-        ({"tolerations": [{"key": "gpu", "value": "no"}]}, False),
-        ({"tolerations": [{"operator": "Exists"}], "nodeSelector": {"zone": "a"}}, True),
-        ({"tolerations": [{"operator": "Exists"}], "nodeSelector": {"zone": "b"}}, False),
-    ],
-)
-def test_tolerations_and_selectors(spec: Json, fits: bool, tmp_path: Path) -> None:
-    """As kube-scheduler judges them."""
-    taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
-    nodes = [sharing("a", taints=[taint], labels={"zone": "a"})]
-    answer = data(FakeApiServer.of(nodes=nodes, pods=[waiting(spec=spec)]), tmp_path, "default/p")
-    assert answer["nodes"][0]["fits"] is fits
-
-
-@pytest.mark.parametrize(
-    ("operator", "values", "fits"),
-    [
-        ("In", ["8", "9"], True),
-        ("NotIn", ["8"], False),
-        ("Exists", [], True),
-        ("DoesNotExist", [], False),
-        ("Gt", ["7"], True),
-        ("Gt", ["8"], False),
-        ("Lt", ["10"], True),
-        ("Lt", ["8"], False),
-    ],
-)
-def test_node_affinity(operator: str, values: list[str], fits: bool, tmp_path: Path) -> None:
-    """Each operator, on a node labelled gen=8."""
-    term = {"matchExpressions": [{"key": "gen", "operator": operator, "values": values}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-    spec = {"affinity": {"nodeAffinity": required}}
-    server = FakeApiServer.of(nodes=[sharing("a", labels={"gen": "8"})], pods=[waiting(spec=spec)])
-    assert data(server, tmp_path, "default/p")["nodes"][0]["fits"] is fits
-
-
-def test_what_helps_is_the_smallest_pod_that_makes_room(tmp_path: Path) -> None:
-    """Of two cards that are full, the one where less must end; the kubelet's count would do."""
-    pods = [
-        waiting(6),
-        pod("big", units(10), node="a", annotations=on_card(0, 10)),
-        pod("mid", units(6), node="a", annotations=on_card(1, 6)),
-        pod("small", units(3), node="a", annotations=on_card(1, 3)),
-    ]
-    answer = data(FakeApiServer.of(nodes=[sharing("a", cards=2)], pods=pods), tmp_path, "default/p")
-    # Card 0: 4 free, card 1: 5 free; 9 by the sum.
-    assert answer["sentence"] == "0/2 GPUs fit: 2 too little memory"
-    assert answer["hints"] == [
-        "it starts when default/small ends (3 units on card 1 of a)",
-        "it starts when default/mid ends (6 units on card 1 of a)",
-        "it starts when default/big ends (10 units on card 0 of a)",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("given", "help_"),
-    [
-        (waiting(15), "the largest card has 14 units, ask for no more"),
-        (
-            waiting(9, labels={"aliyun.com/gpu-count": "3"}),
-            "ask for fewer cards, no node has more than 2 that fit",
-        ),
-        (
-            waiting(9, labels={"aliyun.com/gpu-count": "2"}),
-            "cannot be shared out evenly over 2 cards",
-        ),
-    ],
-)
-def test_what_can_never_start(given: Json, help_: str, tmp_path: Path) -> None:
-    """No end of any pod would help: what to ask instead."""
-    server = FakeApiServer.of(nodes=[sharing("a", cards=2)], pods=[given])
-    (found,) = data(server, tmp_path, "default/p")["hints"]
-    assert help_ in found
-
-
-def test_no_node_shares(tmp_path: Path) -> None:
-    """The first thing a newcomer forgets."""
-    (found,) = data(FakeApiServer.of(nodes=[node("a")], pods=[waiting()]), tmp_path, "default/p")[
-        "hints"
-    ]
-    assert found == "no node shares its GPUs: label one gpushare=true or cgpu=true"
-
-
-def test_pod_with_fenkas_gate_waits_for_its_turn(tmp_path: Path) -> None:
-    """It is pending like any other, and the nodes are judged for it."""
-    blocked = said("Scheduling is blocked due to non-empty scheduling gates")
-    blocked["conditions"][0]["reason"] = "SchedulingGated"
-    gated = waiting(spec={"schedulingGates": [{"name": QUEUE_GATE}]}, status=blocked)
-    answer = data(FakeApiServer.of(nodes=[sharing("a")], pods=[gated]), tmp_path, "default/p")
-    assert (answer["state"], answer["message"]) == ("pending", "")
-    assert any(QUEUE_GATE in note and "fenka queue" in note for note in answer["notes"])
-    assert [it["fits"] for it in answer["nodes"]] == [True]
-
-
-def test_pod_that_asks_in_two_dialects_is_told_so_once(tmp_path: Path) -> None:
+def test_screen_says_once_when_a_pod_requests_in_two_dialects(tmp_path: Path) -> None:
     """The whole screen says it in one place."""
     both = waiting()
     both["spec"]["containers"][0]["resources"]["limits"]["tencent.com/vcuda-core"] = "10"
@@ -230,176 +86,22 @@ def test_pod_that_asks_in_two_dialects_is_told_so_once(tmp_path: Path) -> None:
     assert "What helps:\n  - it can never start as it is: it asks for aliyun.com/gpu-mem" in screen
 
 
-def test_gates(tmp_path: Path) -> None:
-    """A gated pod is not the scheduler's."""
-    gated = waiting(spec={"schedulingGates": [{"name": "team/quota"}]})
-    answer = data(FakeApiServer.of(nodes=[sharing("a")], pods=[gated]), tmp_path, "default/p")
-    assert answer["state"] == "gated"
-    assert answer["hints"] == ["its scheduling gates must be removed by their owner: team/quota"]
-
-
-def test_whole_cards(tmp_path: Path) -> None:
-    """Scenario S1's first screen: one card, two replicas."""
-    pods = [
-        pod("first", {"nvidia.com/gpu": 1}, node="a"),
-        pod("p", {"nvidia.com/gpu": 1}),
-    ]
-    nodes = [node("a", resources={"nvidia.com/gpu": 1}), node("cpu")]
-    answer = data(FakeApiServer.of(nodes=nodes, pods=pods), tmp_path, "default/p")
-    assert verdicts(answer) == {
-        "a": ["whole cards: 1 asked, 0 of 1 free"],
-        "cpu": ["offers no nvidia.com/gpu"],
-    }
-    assert answer["hints"] == ["it starts when default/first ends (1 whole cards of a)"]
-
-
-def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """It counts although nobody knows where, which is why the others wait."""
-    pods = [waiting(), pod("odd", units(12), node="a", annotations={"ALIYUN_COM_GPU_MEM_IDX": "?"})]
-    answer = data(FakeApiServer.of(nodes=[sharing("a", cards=2)], pods=pods), tmp_path, "default/p")
-    (_, note) = answer["notes"]
-    assert note.startswith("default/odd on a: annotation ALIYUN_COM_GPU_MEM_IDX is '?'")
-
-
-def test_overcommitted_card(tmp_path: Path) -> None:
-    """What gpushare takes for a huge free card."""
-    pods = [
-        waiting(),
-        *(pod(f"o{n}", units(10), node="a", annotations=on_card(0, 10)) for n in (1, 2)),
-    ]
-    answer = data(FakeApiServer.of(nodes=[sharing("a")], pods=pods), tmp_path, "default/p")
-    assert "card 0 of a is overcommitted: 20480 of 14336 MiB" in answer["notes"]
-
-
-def test_a_running_pod_says_where_it_is(tmp_path: Path) -> None:
-    """Not pending: then where are its slices?"""
-    answer = data(
-        FakeApiServer.of(nodes=[sharing("a")], pods=notebooks("a")), tmp_path, "default/notebook-1"
-    )
-    assert answer["state"] == "running"
-    assert answer["slices"] == ["4 units (4096 MiB) of card 0 on a"]
-
-
-def test_a_pod_that_its_node_refuses_and_the_one_in_its_way(tmp_path: Path) -> None:
-    """Both say so."""
-    there, late = (pod(it, units(8), node="a", annotations=on_card(0, 8)) for it in ("p", "late"))
-    another = pod("p-2", units(1), node="a", annotations=on_card(0, 1))
-    late["status"]["phase"] = "Pending"
-    sentence = (
-        "fenka: card 0 has 14336 MiB, of which 8192 MiB are still held by default/p: these wait"
-    )
-    report = LeaseReport(refused={late["metadata"]["uid"]: Refusal(sentence, movable=True)})
-    refusing = sharing("a")
-    refusing["metadata"].setdefault("annotations", {})[leases.REPORT] = leases.encode_report(report)
-    server = FakeApiServer.of(nodes=[refusing], pods=[there, late, another])
-    answer = data(server, tmp_path, "default/late")
-    assert f"its node has refused it for more than a minute: {sentence}" in answer["notes"]
-    assert any("evicted" in it for it in answer["hints"])
-    in_the_way = f"default/late was placed on the same card and does not start: {sentence}"
-    assert in_the_way in data(server, tmp_path, "default/p")["notes"]
-    assert data(server, tmp_path, "default/p-2")["notes"] == []
-
-
-def test_a_container_that_waits(tmp_path: Path) -> None:
-    """The node's own sentence, from before the container's start."""
-    waits = {
-        "reason": "CreateContainerConfigError",
-        "message": "card 0 is still held by default/old",
-    }
-    status = {"containerStatuses": [{"name": "main", "state": {"waiting": waits}}]}
-    started = waiting(node="a", phase="Pending", annotations=on_card(0, 4), status=status)
-    answer = data(FakeApiServer.of(nodes=[sharing("a")], pods=[started]), tmp_path, "default/p")
-    assert answer["state"] == "starting"
-    assert answer["containers"] == [
-        "main: CreateContainerConfigError: card 0 is still held by default/old"
-    ]
-
-
-def test_a_pod_that_the_extender_has_not_seen(tmp_path: Path) -> None:
-    """kube-scheduler is not configured, or the pod names its node itself."""
-    server = FakeApiServer.of(nodes=[sharing("a")], pods=[waiting(node="a", phase="Pending")])
-    answer = data(server, tmp_path, "default/p")
-    assert "it was not placed by fenka's scheduler" in answer["notes"][1]
-
-
-def test_a_pod_without_gpu(tmp_path: Path) -> None:
-    """Not ours: said so."""
-    answer = data(FakeApiServer.of(nodes=[sharing("a")], pods=[pod("p")]), tmp_path, "default/p")
-    assert answer["summary"].endswith(
-        "asks for no GPU (aliyun.com/gpu-mem in no container's limits)."
-    )
-    assert answer["hints"] == [
-        "nothing of fenka's keeps it: the scheduler's message has the reason"
-    ]
-
-
-def test_a_failed_pod(tmp_path: Path) -> None:
-    """The kubelet's words."""
-    status = {"reason": "UnexpectedAdmissionError", "message": "no healthy devices present"}
-    server = FakeApiServer.of(pods=[waiting(node="a", phase="Failed", status=status)])
-    answer = data(server, tmp_path, "default/p")
-    assert (answer["state"], answer["notes"]) == (
-        "failed",
-        ["UnexpectedAdmissionError no healthy devices present"],
-    )
-
-
-def test_many_nodes_share_a_line(tmp_path: Path) -> None:
+def test_nodes_share_a_line_when_their_reasons_are_equal(tmp_path: Path) -> None:
     """Nodes with the same reason are counted."""
     nodes = [sharing(f"n{number}", 2) for number in range(5)]
     screen = ask(FakeApiServer.of(nodes=nodes, pods=[waiting()]), tmp_path, "default/p")
     assert "n0, n1, n2 and 2 more  card 0: too little memory (2 of 2 units free)" in screen
 
 
-def test_namespace_of_the_context(tmp_path: Path) -> None:
+def test_namespace_is_the_contexts_when_none_is_named(tmp_path: Path) -> None:
     """As kubectl: the context's namespace, unless one is named."""
     server = FakeApiServer.of(nodes=[sharing("a")], pods=[waiting(namespace="team")])
     assert data(server, tmp_path, "p")["namespace"] == "team"
 
 
-def test_no_such_pod(tmp_path: Path) -> None:
+def test_error_is_the_api_servers_when_the_pod_does_not_exist(tmp_path: Path) -> None:
     """The API server's own sentence."""
     with in_thread(FakeApiServer.of(), tmp_path) as kubeconfig:
         result = fenka("why", "nobody", "--kubeconfig", str(kubeconfig))
     assert result.exit_code == 1
     assert result.stderr == 'fenka: pods "nobody" not found\n'
-
-
-def warning(reason: str, message: str, minute: int) -> Json:
-    """An event of the pod."""
-    return {
-        "metadata": {"name": f"{reason}{minute}", "namespace": "default"},
-        "involvedObject": {"name": "p", "uid": "u-default-p"},
-        "type": "Warning",
-        "reason": reason,
-        "message": message,
-        "lastTimestamp": f"2026-01-01T00:{minute:02}:00Z",
-    }
-
-
-def test_events_are_the_newest_of_each_reason(tmp_path: Path) -> None:
-    """What the scheduler says now is not told twice, and once a node is found it is over."""
-    events = [
-        warning("FailedScheduling", "0/2 nodes, before", 1),
-        warning("FailedScheduling", "0/1 nodes, now", 2),
-        warning("FenkaUnschedulable", "fenka: 0/1 GPUs fit", 3),
-    ]
-    pending = waiting(status=said("0/1 nodes, now"))
-    server = FakeApiServer.of(nodes=[sharing("a", 2)], pods=[pending], events=events)
-    assert data(server, tmp_path, "default/p")["events"] == [
-        "FenkaUnschedulable: fenka: 0/1 GPUs fit"
-    ]
-    placed = waiting(node="a", phase="Pending", annotations=on_card(0, 4))
-    server = FakeApiServer.of(
-        nodes=[sharing("a")],
-        pods=[placed],
-        events=[*events, warning("FailedMount", "no such volume", 4)],
-    )
-    assert data(server, tmp_path, "default/p")["events"] == ["FailedMount: no such volume"]
-
-
-def test_the_extender_was_asked(tmp_path: Path) -> None:
-    """Its sentence in kube-scheduler's message tells."""
-    message = "0/1 nodes are available: 1 0/2 GPUs fit: 2 too little memory."
-    server = FakeApiServer.of(nodes=[sharing("a")], pods=[waiting(status=said(message))])
-    assert data(server, tmp_path, "default/p")["extender"] == "the extender was asked, and says no"

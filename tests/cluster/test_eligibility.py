@@ -1,4 +1,4 @@
-"""Which nodes a pod may go to. The rules one by one are in tests/cli/test_why.py, as users see them."""
+"""Which nodes a pod may go to. The rules one by one are in test_explain.py, as users see them."""
 
 from typing import Any
 

@@ -1,0 +1,350 @@
+"""Explanations of pods: why one is pending, where it is, and what would help."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fenka.cluster.explain import explain
+from fenka.cluster.objects import QUEUE_GATE, Event, Node, Pod
+from fenka.cluster.snapshot import ClusterSnapshot
+from fenka.dialects import leases
+from fenka.dialects.leases import LeaseReport, Refusal
+from fenka.dialects.registry import WITH_HAMI
+from tests.builders import node, on_card, pod, sharing, units
+from tests.fakes.api_server import Json
+
+Objects = dict[str, list[Json]]
+
+
+def objects(**kinds: list[Json]) -> Objects:
+    """Return a cluster's objects by kind."""
+    return kinds
+
+
+def data(cluster: Objects, name: str) -> dict[str, Any]:
+    """Explain a pod of the namespace default, as JSON."""
+    pods = [msgspec.convert(it, Pod) for it in cluster.get("pods", [])]
+    (asked,) = [it for it in pods if it.full_name == f"default/{name}"]
+    snapshot = ClusterSnapshot.of(
+        [msgspec.convert(it, Node) for it in cluster.get("nodes", [])],
+        [it for it in pods if it.spec.node_name and not it.finished],
+        dialects=WITH_HAMI,
+    )
+    events = [msgspec.convert(it, Event) for it in cluster.get("events", [])]
+    explanation: dict[str, Any] = msgspec.to_builtins(explain(asked, snapshot, events))
+    return explanation
+
+
+def said(message: str) -> Json:
+    """kube-scheduler's message on a pod."""
+    return {
+        "conditions": [
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": message,
+            }
+        ]
+    }
+
+
+def notebooks(on: str) -> list[Json]:
+    """Three pods of 4 units on a card of 14."""
+    return [
+        pod(f"notebook-{number}", units(4), node=on, annotations=on_card(0, 4))
+        for number in (1, 2, 3)
+    ]
+
+
+def waiting(count: int = 4, **given: Any) -> Json:
+    """The pod that is asked about."""
+    return pod("p", units(count), **given)
+
+
+def verdicts(answer: dict[str, Any]) -> dict[str, list[str]]:
+    """Reasons by node."""
+    return {it["node"]: it["reasons"] for it in answer["nodes"]}
+
+
+def test_each_node_has_its_reason_when_the_pod_does_not_fit() -> None:
+    """Every rule about nodes says its own sentence."""
+    taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
+    nodes = [
+        sharing("away", ready="Unknown"),
+        sharing("both", labels={"cgpu": "false"}, resources={"aliyun.com/gpu-mem": 0}),
+        sharing("cordoned", unschedulable=True),
+        sharing("crowded", resources={"pods": 1}),
+        sharing("fits"),
+        node("labelled", labels={"cgpu": "true"}),
+        node("plain"),
+        sharing("sick", annotations={"fenka.io/cordoned": "0"}, cards=2),
+        sharing("tainted", taints=[taint]),
+        sharing("unreadable", annotations={"fenka.io/cards": "[]"}),
+    ]
+    pods = [
+        waiting(),
+        pod("q", units(12), node="sick", annotations=on_card(1, 12)),
+        pod("r", node="crowded"),
+    ]
+    found = verdicts(data(objects(nodes=nodes, pods=pods), "p"))
+    assert {name: reasons for name, reasons in found.items() if name != "unreadable"} == {
+        "away": ["not ready"],
+        "both": ["the labels gpushare=true and cgpu=false contradict each other: keep one of them"],
+        "cordoned": ["cordoned"],
+        "crowded": ["has 1 of 1 pods"],
+        "fits": [],
+        "labelled": [
+            "is labelled to share, but its kubelet offers no aliyun.com/gpu-mem: see fenka's node pod"
+        ],
+        "plain": ["shares no GPU (aliyun.com/gpu-mem is 0)"],
+        "sick": ["card 0: cordoned", "card 1: too little memory (2 of 14 units free)"],
+        "tainted": ["taint gpu=yes:NoSchedule is not tolerated"],
+    }
+    assert "annotation fenka.io/cards of node unreadable" in found["unreadable"][0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "fits"),
+    [
+        ({"tolerations": [{"key": "gpu", "operator": "Exists"}]}, True),
+        ({"tolerations": [{"key": "gpu", "value": "no"}]}, False),
+        ({"tolerations": [{"operator": "Exists"}], "nodeSelector": {"zone": "a"}}, True),
+        ({"tolerations": [{"operator": "Exists"}], "nodeSelector": {"zone": "b"}}, False),
+    ],
+)
+def test_node_fits_when_taints_are_tolerated_and_labels_match(spec: Json, fits: bool) -> None:
+    """As kube-scheduler judges them."""
+    taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
+    nodes = [sharing("a", taints=[taint], labels={"zone": "a"})]
+    answer = data(objects(nodes=nodes, pods=[waiting(spec=spec)]), "p")
+    assert answer["nodes"][0]["fits"] is fits
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "fits"),
+    [
+        ("In", ["8", "9"], True),
+        ("NotIn", ["8"], False),
+        ("Exists", [], True),
+        ("DoesNotExist", [], False),
+        ("Gt", ["7"], True),
+        ("Gt", ["8"], False),
+        ("Lt", ["10"], True),
+        ("Lt", ["8"], False),
+    ],
+)
+def test_node_fits_when_the_affinity_matches(operator: str, values: list[str], fits: bool) -> None:
+    """Each operator, on a node labelled gen=8."""
+    term = {"matchExpressions": [{"key": "gen", "operator": operator, "values": values}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    spec = {"affinity": {"nodeAffinity": required}}
+    server = objects(nodes=[sharing("a", labels={"gen": "8"})], pods=[waiting(spec=spec)])
+    assert data(server, "p")["nodes"][0]["fits"] is fits
+
+
+def test_hints_name_the_smallest_pods_first_when_their_end_makes_room() -> None:
+    """Of two cards that are full, the one where less must end; the kubelet's count would do."""
+    pods = [
+        waiting(6),
+        pod("big", units(10), node="a", annotations=on_card(0, 10)),
+        pod("mid", units(6), node="a", annotations=on_card(1, 6)),
+        pod("small", units(3), node="a", annotations=on_card(1, 3)),
+    ]
+    answer = data(objects(nodes=[sharing("a", cards=2)], pods=pods), "p")
+    # Card 0: 4 free, card 1: 5 free; 9 by the sum.
+    assert answer["sentence"] == "0/2 GPUs fit: 2 too little memory"
+    assert answer["hints"] == [
+        "it starts when default/small ends (3 units on card 1 of a)",
+        "it starts when default/mid ends (6 units on card 1 of a)",
+        "it starts when default/big ends (10 units on card 0 of a)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "help_"),
+    [
+        (waiting(15), "the largest card has 14 units, ask for no more"),
+        (
+            waiting(9, labels={"aliyun.com/gpu-count": "3"}),
+            "ask for fewer cards, no node has more than 2 that fit",
+        ),
+        (
+            waiting(9, labels={"aliyun.com/gpu-count": "2"}),
+            "cannot be shared out evenly over 2 cards",
+        ),
+    ],
+)
+def test_hint_says_so_when_the_pod_can_never_start(given: Json, help_: str) -> None:
+    """No end of any pod would help: what to ask instead."""
+    server = objects(nodes=[sharing("a", cards=2)], pods=[given])
+    (found,) = data(server, "p")["hints"]
+    assert help_ in found
+
+
+def test_hint_names_the_labels_when_no_node_shares() -> None:
+    """The first thing a newcomer forgets."""
+    (found,) = data(objects(nodes=[node("a")], pods=[waiting()]), "p")["hints"]
+    assert found == "no node shares its GPUs: label one gpushare=true or cgpu=true"
+
+
+def test_pod_is_pending_when_it_has_fenkas_gate() -> None:
+    """It is pending like any other, and the nodes are judged for it."""
+    blocked = said("Scheduling is blocked due to non-empty scheduling gates")
+    blocked["conditions"][0]["reason"] = "SchedulingGated"
+    gated = waiting(spec={"schedulingGates": [{"name": QUEUE_GATE}]}, status=blocked)
+    answer = data(objects(nodes=[sharing("a")], pods=[gated]), "p")
+    assert (answer["state"], answer["message"]) == ("pending", "")
+    assert any(QUEUE_GATE in note and "fenka queue" in note for note in answer["notes"])
+    assert [it["fits"] for it in answer["nodes"]] == [True]
+
+
+def test_pod_is_gated_when_it_has_a_foreign_gate() -> None:
+    """A gated pod is not the scheduler's."""
+    gated = waiting(spec={"schedulingGates": [{"name": "team/quota"}]})
+    answer = data(objects(nodes=[sharing("a")], pods=[gated]), "p")
+    assert answer["state"] == "gated"
+    assert answer["hints"] == ["its scheduling gates must be removed by their owner: team/quota"]
+
+
+def test_hint_names_the_holder_when_whole_cards_are_taken() -> None:
+    """Scenario S1's first screen: one card, two replicas."""
+    pods = [
+        pod("first", {"nvidia.com/gpu": 1}, node="a"),
+        pod("p", {"nvidia.com/gpu": 1}),
+    ]
+    nodes = [node("a", resources={"nvidia.com/gpu": 1}), node("cpu")]
+    answer = data(objects(nodes=nodes, pods=pods), "p")
+    assert verdicts(answer) == {
+        "a": ["whole cards: 1 asked, 0 of 1 free"],
+        "cpu": ["offers no nvidia.com/gpu"],
+    }
+    assert answer["hints"] == ["it starts when default/first ends (1 whole cards of a)"]
+
+
+def test_note_names_a_record_when_it_cannot_be_read() -> None:
+    """It counts although nobody knows where, which is why the others wait."""
+    pods = [waiting(), pod("odd", units(12), node="a", annotations={"ALIYUN_COM_GPU_MEM_IDX": "?"})]
+    answer = data(objects(nodes=[sharing("a", cards=2)], pods=pods), "p")
+    (_, note) = answer["notes"]
+    assert note.startswith("default/odd on a: annotation ALIYUN_COM_GPU_MEM_IDX is '?'")
+
+
+def test_note_names_a_card_when_it_is_overcommitted() -> None:
+    """What gpushare takes for a huge free card."""
+    pods = [
+        waiting(),
+        *(pod(f"o{n}", units(10), node="a", annotations=on_card(0, 10)) for n in (1, 2)),
+    ]
+    answer = data(objects(nodes=[sharing("a")], pods=pods), "p")
+    assert "card 0 of a is overcommitted: 20480 of 14336 MiB" in answer["notes"]
+
+
+def test_slices_are_named_when_the_pod_runs() -> None:
+    """Not pending: then where are its slices?"""
+    answer = data(objects(nodes=[sharing("a")], pods=notebooks("a")), "notebook-1")
+    assert answer["state"] == "running"
+    assert answer["slices"] == ["4 units (4096 MiB) of card 0 on a"]
+
+
+def test_notes_name_both_pods_when_a_node_refuses_one() -> None:
+    """Both say so."""
+    there, late = (pod(it, units(8), node="a", annotations=on_card(0, 8)) for it in ("p", "late"))
+    another = pod("p-2", units(1), node="a", annotations=on_card(0, 1))
+    late["status"]["phase"] = "Pending"
+    sentence = (
+        "fenka: card 0 has 14336 MiB, of which 8192 MiB are still held by default/p: these wait"
+    )
+    report = LeaseReport(refused={late["metadata"]["uid"]: Refusal(sentence, movable=True)})
+    refusing = sharing("a")
+    refusing["metadata"].setdefault("annotations", {})[leases.REPORT] = leases.encode_report(report)
+    server = objects(nodes=[refusing], pods=[there, late, another])
+    answer = data(server, "late")
+    assert f"its node has refused it for more than a minute: {sentence}" in answer["notes"]
+    assert any("evicted" in it for it in answer["hints"])
+    in_the_way = f"default/late was placed on the same card and does not start: {sentence}"
+    assert in_the_way in data(server, "p")["notes"]
+    assert data(server, "p-2")["notes"] == []
+
+
+def test_containers_are_named_when_they_wait() -> None:
+    """The node's own sentence, from before the container's start."""
+    waits = {
+        "reason": "CreateContainerConfigError",
+        "message": "card 0 is still held by default/old",
+    }
+    status = {"containerStatuses": [{"name": "main", "state": {"waiting": waits}}]}
+    started = waiting(node="a", phase="Pending", annotations=on_card(0, 4), status=status)
+    answer = data(objects(nodes=[sharing("a")], pods=[started]), "p")
+    assert answer["state"] == "starting"
+    assert answer["containers"] == [
+        "main: CreateContainerConfigError: card 0 is still held by default/old"
+    ]
+
+
+def test_note_says_so_when_the_extender_did_not_place_the_pod() -> None:
+    """kube-scheduler is not configured, or the pod names its node itself."""
+    server = objects(nodes=[sharing("a")], pods=[waiting(node="a", phase="Pending")])
+    answer = data(server, "p")
+    assert "it was not placed by fenka's scheduler" in answer["notes"][1]
+
+
+def test_hint_refers_to_the_scheduler_when_the_pod_requests_no_gpu() -> None:
+    """Not ours: said so."""
+    answer = data(objects(nodes=[sharing("a")], pods=[pod("p")]), "p")
+    assert answer["summary"].endswith(
+        "asks for no GPU (aliyun.com/gpu-mem in no container's limits)."
+    )
+    assert answer["hints"] == [
+        "nothing of fenka's keeps it: the scheduler's message has the reason"
+    ]
+
+
+def test_note_has_the_kubelets_reason_when_the_pod_failed() -> None:
+    """The kubelet's words."""
+    status = {"reason": "UnexpectedAdmissionError", "message": "no healthy devices present"}
+    server = objects(pods=[waiting(node="a", phase="Failed", status=status)])
+    answer = data(server, "p")
+    assert (answer["state"], answer["notes"]) == (
+        "failed",
+        ["UnexpectedAdmissionError no healthy devices present"],
+    )
+
+
+def warning(reason: str, message: str, minute: int) -> Json:
+    """An event of the pod."""
+    return {
+        "metadata": {"name": f"{reason}{minute}", "namespace": "default"},
+        "involvedObject": {"name": "p", "uid": "u-default-p"},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": f"2026-01-01T00:{minute:02}:00Z",
+    }
+
+
+def test_events_are_the_newest_of_each_reason_when_there_are_many() -> None:
+    """What the scheduler says now is not told twice, and once a node is found it is over."""
+    events = [
+        warning("FailedScheduling", "0/2 nodes, before", 1),
+        warning("FailedScheduling", "0/1 nodes, now", 2),
+        warning("FenkaUnschedulable", "fenka: 0/1 GPUs fit", 3),
+    ]
+    pending = waiting(status=said("0/1 nodes, now"))
+    server = objects(nodes=[sharing("a", 2)], pods=[pending], events=events)
+    assert data(server, "p")["events"] == ["FenkaUnschedulable: fenka: 0/1 GPUs fit"]
+    placed = waiting(node="a", phase="Pending", annotations=on_card(0, 4))
+    server = objects(
+        nodes=[sharing("a")],
+        pods=[placed],
+        events=[*events, warning("FailedMount", "no such volume", 4)],
+    )
+    assert data(server, "p")["events"] == ["FailedMount: no such volume"]
+
+
+def test_extender_is_named_when_its_sentence_is_in_the_message() -> None:
+    """Its sentence in kube-scheduler's message tells."""
+    message = "0/1 nodes are available: 1 0/2 GPUs fit: 2 too little memory."
+    server = objects(nodes=[sharing("a")], pods=[waiting(status=said(message))])
+    assert data(server, "p")["extender"] == "the extender was asked, and says no"

@@ -41,7 +41,7 @@ def held(*by_card: int) -> tuple[int, ...]:
     return by_card + (0,) * (CARDS - len(by_card))
 
 
-def test_the_empty_account_s_bytes_are_these(path: Path) -> None:
+def test_empty_account_has_the_golden_bytes(path: Path) -> None:
     """The shim of another version must know the file: its header and size do not change."""
     data = path.read_bytes()
     assert data[:24] == b"FNKACCNT" + struct.pack("<IIQ", 5, 1024, 0)
@@ -49,21 +49,21 @@ def test_the_empty_account_s_bytes_are_these(path: Path) -> None:
     assert not any(data[24:])
 
 
-def test_a_new_account_is_empty_and_open_to_all(path: Path) -> None:
+def test_account_is_writable_by_all_when_it_has_no_owner(path: Path) -> None:
     """Programs of any user in the lease may write it; nobody holds anything."""
     assert path.stat().st_mode & 0o777 == 0o666
     assert account.read(path).processes == ()
     assert account.read(path).memory_bytes == held()
 
 
-def test_an_account_of_one_user_is_theirs_alone(tmp_path: Path) -> None:
+def test_account_is_closed_to_others_when_it_has_an_owner(tmp_path: Path) -> None:
     """Others can neither read what its programs hold, nor fill it, nor cut it."""
     account.create(tmp_path / "slots", os.geteuid())
     found = (tmp_path / "slots").stat()
     assert (found.st_mode & 0o777, found.st_uid) == (0o600, os.geteuid())
 
 
-def test_what_ended_with_its_namespace_counts_no_more(path: Path) -> None:
+def test_slot_is_not_counted_when_its_namespace_has_ended(path: Path) -> None:
     """The agent has seen that nobody of it lives; a process will empty the slot when it needs the memory."""
     put(path, "pid_namespaces", 3, 77)
     put(path, "identity", 4, identity(100, 5000, namespace=3))
@@ -73,13 +73,13 @@ def test_what_ended_with_its_namespace_counts_no_more(path: Path) -> None:
     assert account.read(path).processes == ()
 
 
-def test_an_account_is_never_made_over_another(path: Path) -> None:
+def test_create_fails_when_the_account_exists(path: Path) -> None:
     """Programs that have mapped the file must not lose it."""
     with pytest.raises(FileExistsError):
         account.create(path)
 
 
-def test_processes_and_totals_are_read(path: Path) -> None:
+def test_read_returns_processes_and_totals(path: Path) -> None:
     """Each slot is one process, its bytes by card; the totals are their sums."""
     put(path, "pid_namespaces", 0, 4026531836)
     put(path, "identity", 0, identity(100, 5000))
@@ -96,7 +96,7 @@ def test_processes_and_totals_are_read(path: Path) -> None:
     assert not said.suspect
 
 
-def test_an_unknown_namespace_reads_as_none(path: Path) -> None:
+def test_namespace_is_zero_when_it_is_unknown(path: Path) -> None:
     """Index 255 says that the table had no room."""
     put(path, "pid_namespaces", 255, 9)
     put(path, "identity", 0, identity(1, 1, namespace=255))
@@ -104,7 +104,7 @@ def test_an_unknown_namespace_reads_as_none(path: Path) -> None:
     assert [p.namespace for p in account.read(path).processes] == [0, 0]
 
 
-def test_a_slot_that_is_being_emptied_counts_no_more(path: Path) -> None:
+def test_slot_is_not_counted_when_it_is_being_emptied(path: Path) -> None:
     """Its owner is dead, and the process that it names holds nothing there."""
     put(path, "identity", 4, identity(100, 5000, emptying=1))
     put(path, "memory", 4, 1 << 30)
@@ -114,7 +114,7 @@ def test_a_slot_that_is_being_emptied_counts_no_more(path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "bytes_"), [(identity(5, 5), 1 << 50), (identity(5, 5), (1 << 64) - 1), (0, 4096)]
 )
-def test_what_cannot_be_is_marked(path: Path, word: int, bytes_: int) -> None:
+def test_slot_is_suspect_when_its_content_is_impossible(path: Path, word: int, bytes_: int) -> None:
     """A pebibyte counts as nothing, and memory without an owner counts; both are suspect."""
     put(path, "identity", 9, word)
     put(path, "memory", 9, bytes_)
@@ -131,7 +131,7 @@ def test_what_cannot_be_is_marked(path: Path, word: int, bytes_: int) -> None:
     st.lists(st.tuples(st.integers(2, 18_600), st.integers(0, (1 << 64) - 1)), max_size=50),
     st.integers(24, 200_000),
 )
-def test_no_content_can_break_the_reader(
+def test_read_succeeds_when_the_content_is_arbitrary(
     path: Path, words: list[tuple[int, int]], size: int
 ) -> None:
     """Whatever a program writes behind the header, wherever it cuts the file, reading gives an account."""
@@ -143,7 +143,7 @@ def test_no_content_can_break_the_reader(
     assert all(p.suspect for p in said.processes if not p.pid)
 
 
-def test_blocks_without_a_maker_are_counted_once(path: Path) -> None:
+def test_shared_memory_is_counted_once_when_its_exporter_has_freed_it(path: Path) -> None:
     """Of 5 + 7 bytes that two hold, 4 are exported; another two imported 6 and 3: max(6, 3) - 4 = 2 more."""
     put(path, "slots_used", 0, 8)
     put(path, "shared_cards", 0, 1)
@@ -157,7 +157,7 @@ def test_blocks_without_a_maker_are_counted_once(path: Path) -> None:
     assert account.read(path).memory_bytes == held(5 + 7)
 
 
-def test_what_lost_its_maker_is_counted(path: Path) -> None:
+def test_shared_memory_is_counted_when_its_exporter_has_ended(path: Path) -> None:
     """What a dead process has exported, and what makers gave up that others hold."""
     put(path, "identity", 0, identity(100, 5000) | 1 << constant("FENKA_IDENTITY_ORPHANED"))
     put(path, "exported", 0, 6)
@@ -170,7 +170,7 @@ def test_what_lost_its_maker_is_counted(path: Path) -> None:
     assert [p.orphaned for p in said.processes] == [True, False]
 
 
-def test_both_namespaces_are_told(path: Path) -> None:
+def test_slot_has_pid_and_time_namespace(path: Path) -> None:
     """PID namespace and time namespace together say who may judge whom."""
     put(path, "pid_namespaces", 0, 4026531836 | 4026531834 << 32)
     put(path, "identity", 0, identity(100, 5000))
@@ -188,7 +188,7 @@ NOT_ACCOUNTS = {
 
 
 @pytest.mark.parametrize("data", NOT_ACCOUNTS.values(), ids=NOT_ACCOUNTS)
-def test_what_is_no_account_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_read_fails_when_the_file_is_no_account(tmp_path: Path, data: bytes) -> None:
     """A file that does not begin as an account does is named in the error."""
     path = tmp_path / "slots"
     path.write_bytes(data)
@@ -196,7 +196,7 @@ def test_what_is_no_account_is_refused(tmp_path: Path, data: bytes) -> None:
         account.read(path)
 
 
-def test_neither_pipes_nor_links_hold_the_reader_up(tmp_path: Path, path: Path) -> None:
+def test_read_fails_at_once_when_the_file_is_special(tmp_path: Path, path: Path) -> None:
     """What a program puts in the file's place cannot make the agent wait, or read something else."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InvalidAccount, match="is not a regular file"):
@@ -206,7 +206,7 @@ def test_neither_pipes_nor_links_hold_the_reader_up(tmp_path: Path, path: Path) 
         account.read(tmp_path / "link")
 
 
-def test_the_header_agrees_with_itself() -> None:
+def test_header_s_offsets_match_its_structs() -> None:
     """Its arrays have the lengths that its constants state."""
     page = layout().new("struct fenka_account *")
     assert len(page.identity) == constant("FENKA_MAX_SLOTS") == SLOTS

@@ -60,7 +60,9 @@ UPTO60 = ComputeDemand("soft", 30, active=True, burst_percent=60)
         (HEAVY, [LIGHT, HARD40], 45),  # three quarters of 60
     ],
 )
-def test_what_may_be_had(first: ComputeDemand, others: list[ComputeDemand], percent: float) -> None:
+def test_allowances_follow_shares_and_weights(
+    first: ComputeDemand, others: list[ComputeDemand], percent: float
+) -> None:
     """Promises first, then the rest, by those who want it."""
     leases = {"first": first} | {str(i): it for i, it in enumerate(others)}
     assert allowances(leases)["first"] == pytest.approx(percent)
@@ -112,7 +114,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_time_is_summed_over_the_processes_of_a_lease(machine: Machine) -> None:
+def test_busy_time_is_summed_over_the_processes_of_a_lease(machine: Machine) -> None:
     """And survives the end of one."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30))
     machine.leases[2] = "a"
@@ -123,7 +125,7 @@ def test_time_is_summed_over_the_processes_of_a_lease(machine: Machine) -> None:
     assert machine.told("a")[0] - first == 30 + 10
 
 
-def test_soft_is_held_as_soon_as_another_wants_the_card(machine: Machine) -> None:
+def test_soft_lease_is_limited_when_another_uses_the_card(machine: Machine) -> None:
     """And let go a moment after that one has stopped."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30, "soft"))
     machine.lease("b", 2, Limit(CARD, 1, 0, 40))
@@ -136,7 +138,7 @@ def test_soft_is_held_as_soon_as_another_wants_the_card(machine: Machine) -> Non
     assert machine.told("a")[1] == 100
 
 
-def test_soft_goes_no_higher_than_its_ceiling(machine: Machine) -> None:
+def test_soft_lease_is_limited_to_its_burst_when_the_card_is_idle(machine: Machine) -> None:
     """Told for the lease, and changed while it runs."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30, "soft"))
     machine.teller.add_lease("a", machine.folder / "a", 60)
@@ -147,7 +149,7 @@ def test_soft_goes_no_higher_than_its_ceiling(machine: Machine) -> None:
     assert machine.told("a")[1] == 80
 
 
-def test_whose_process_it_is_may_be_known_later(machine: Machine) -> None:
+def test_process_is_counted_when_its_lease_is_known_later(machine: Machine) -> None:
     """Until then it is a stranger, whose time is nobody's."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30))
     machine.round(p2=50)
@@ -157,14 +159,14 @@ def test_whose_process_it_is_may_be_known_later(machine: Machine) -> None:
     assert machine.told("a")[0] - first == 50
 
 
-def test_a_stranger_on_the_card_wants_it_too(machine: Machine) -> None:
+def test_unleased_process_has_demand_when_it_uses_the_card(machine: Machine) -> None:
     """A process in no lease is not limited by anybody."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30, "soft"))
     machine.round(p1=50, p9=50)
     assert machine.told("a") == (machine.told("a")[0], 30)
 
 
-def test_a_driver_that_does_not_tell_is_not_spoken_for(machine: Machine) -> None:
+def test_no_feedback_is_written_when_the_driver_reports_no_samples(machine: Machine) -> None:
     """Then programs rely on what they measure."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30))
     machine.now_us += 100_000
@@ -173,7 +175,7 @@ def test_a_driver_that_does_not_tell_is_not_spoken_for(machine: Machine) -> None
     assert machine.told("a") == (0, 0)
 
 
-def test_where_nobody_is_limited_the_driver_is_not_asked(machine: Machine) -> None:
+def test_driver_is_not_read_when_no_lease_is_limited(machine: Machine) -> None:
     """It costs nothing until somebody is; a limit that is set later is seen."""
     machine.lease("a", 1, Limit(CARD, 1))
     machine.round(p1=50)
@@ -183,7 +185,7 @@ def test_where_nobody_is_limited_the_driver_is_not_asked(machine: Machine) -> No
     assert machine.asked == 1
 
 
-def test_the_limits_read_the_same_while_they_are_told(machine: Machine) -> None:
+def test_limits_are_unchanged_when_feedback_is_written(machine: Machine) -> None:
     """What is told is no limit; and changing limits leaves it alone."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30))
     machine.round(p1=50)
@@ -193,7 +195,7 @@ def test_the_limits_read_the_same_while_they_are_told(machine: Machine) -> None:
     assert machine.told("a") == before
 
 
-def test_a_lease_that_has_ended_is_forgotten(machine: Machine) -> None:
+def test_no_feedback_is_written_when_the_lease_was_removed(machine: Machine) -> None:
     """Its page is not written any more."""
     machine.lease("a", 1, Limit(CARD, 1, 0, 30))
     machine.teller.remove_lease("a")

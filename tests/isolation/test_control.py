@@ -21,7 +21,7 @@ SAMPLE = Control(
 )
 
 
-def test_the_page_s_bytes_are_these() -> None:
+def test_page_has_the_golden_bytes() -> None:
     """A page written by one version of fenka is read by the shim of another: its bytes do not change."""
     page = bytearray(4096)
     page[0:8] = b"FENKCTRL"
@@ -52,7 +52,7 @@ controls = st.builds(
 
 
 @given(controls)
-def test_what_is_encoded_is_decoded(some: Control) -> None:
+def test_decode_returns_what_was_encoded(some: Control) -> None:
     """Every control that can be written is read back as it was."""
     assert control.decode(control.encode(some)) == some
 
@@ -72,7 +72,7 @@ def is_told(offset: int) -> bool:
 
 
 @given(st.integers(0, 4095), st.integers(0, 7))
-def test_no_bit_is_without_meaning(offset: int, bit: int) -> None:
+def test_decode_differs_or_fails_when_any_bit_is_flipped(offset: int, bit: int) -> None:
     """A flipped bit is an error or another control, never the same one."""
     page = bytearray(control.encode(SAMPLE))
     assume(not is_told(offset))
@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[Control, str]] = {
 
 
 @pytest.mark.parametrize(("wrong", "says"), WRONG.values(), ids=WRONG)
-def test_what_the_shim_would_refuse_is_never_written(
+def test_encode_fails_when_the_shim_would_reject_the_page(
     tmp_path: Path, wrong: Control, says: str
 ) -> None:
     """A wrong control is refused with a sentence, and leaves no file."""
@@ -123,7 +123,7 @@ BROKEN: dict[str, tuple[int, str, int, str]] = {
 
 
 @pytest.mark.parametrize(("offset", "kind", "value", "says"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_page_is_named(
+def test_error_names_the_page_when_it_is_invalid(
     tmp_path: Path, offset: int, kind: str, value: int, says: str
 ) -> None:
     """Reading says which file, and what is wrong with it."""
@@ -138,7 +138,7 @@ def test_a_broken_page_is_named(
 
 
 @pytest.mark.parametrize("size", [0, 4095, 4097])
-def test_a_page_has_one_size(tmp_path: Path, size: int) -> None:
+def test_decode_fails_when_the_size_is_wrong(tmp_path: Path, size: int) -> None:
     """No shorter or longer file is a page."""
     path = tmp_path / "control"
     path.write_bytes(control.encode(SAMPLE).ljust(size, b"\0")[:size])
@@ -146,7 +146,7 @@ def test_a_page_has_one_size(tmp_path: Path, size: int) -> None:
         control.read(path)
 
 
-def test_writing_replaces_the_file_at_once(tmp_path: Path) -> None:
+def test_write_replaces_the_file_atomically(tmp_path: Path) -> None:
     """A reader has the old page or the new one; others may read it, only its owner may write."""
     path = tmp_path / "control"
     control.write(path, SAMPLE)
@@ -158,7 +158,7 @@ def test_writing_replaces_the_file_at_once(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["control"]
 
 
-def test_an_update_stays_in_the_same_file(tmp_path: Path) -> None:
+def test_update_keeps_the_inode(tmp_path: Path) -> None:
     """Programs that have mapped the page see the new limits, and a generation two higher."""
     path = tmp_path / "control"
     control.write(path, SAMPLE)
@@ -170,7 +170,7 @@ def test_an_update_stays_in_the_same_file(tmp_path: Path) -> None:
     assert path.stat().st_ino == inode
 
 
-def test_an_update_repairs_what_a_killed_writer_left(tmp_path: Path) -> None:
+def test_update_repairs_the_page_when_a_writer_was_killed(tmp_path: Path) -> None:
     """After a writer died half-way the page is unreadable; the next update makes it whole."""
     path = tmp_path / "control"
     control.write(path, SAMPLE)
@@ -183,7 +183,7 @@ def test_an_update_repairs_what_a_killed_writer_left(tmp_path: Path) -> None:
     assert control.read(path) == replace(SAMPLE, generation=8)
 
 
-def test_an_update_changes_limits_only(tmp_path: Path) -> None:
+def test_update_fails_when_cards_or_lease_differ(tmp_path: Path) -> None:
     """Which cards, in which order, and whose lease it is cannot change under running programs."""
     path = tmp_path / "control"
     control.write(path, SAMPLE)
@@ -193,7 +193,7 @@ def test_an_update_changes_limits_only(tmp_path: Path) -> None:
     assert control.read(path) == SAMPLE
 
 
-def test_a_reader_during_updates_never_sees_a_mixture(tmp_path: Path) -> None:
+def test_reader_sees_no_mixture_when_the_page_is_updated(tmp_path: Path) -> None:
     """Two limits that are always written together are always read together, or not at all."""
     path = tmp_path / "control"
     stop = threading.Event()
@@ -223,7 +223,7 @@ def test_a_reader_during_updates_never_sees_a_mixture(tmp_path: Path) -> None:
         writer.join()
 
 
-def test_the_header_s_constants_are_read() -> None:
+def test_constants_are_read_from_the_header() -> None:
     """Python and C share one definition, and one page."""
     assert constant("FENKA_CONTROL_BYTES") == 4096
     assert layout().sizeof("struct fenka_control") <= 4096

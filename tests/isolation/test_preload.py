@@ -114,7 +114,7 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-def test_a_lease_keeps_its_preload_when_a_daemon_in_another_pid_namespace_cleans(
+def test_preload_is_kept_when_a_lease_is_in_another_pid_namespace(
     machine: Machine,
 ) -> None:
     """Removing the file would drop the mounts over it, in every namespace that shares /etc."""
@@ -126,7 +126,7 @@ def test_a_lease_keeps_its_preload_when_a_daemon_in_another_pid_namespace_cleans
     assert machine.preload() is None
 
 
-def test_the_empty_file_goes_with_the_last_lease(machine: Machine) -> None:
+def test_preload_is_removed_when_the_last_lease_has_ended(machine: Machine) -> None:
     """However it ended."""
     with machine.start(ENTER) as inside:
         assert line(inside) == "inside\n"
@@ -136,7 +136,7 @@ def test_the_empty_file_goes_with_the_last_lease(machine: Machine) -> None:
     assert machine.preload() is None
 
 
-def test_an_ordinary_user_who_locks_the_file_keeps_nobody_out(machine: Machine) -> None:
+def test_lease_starts_when_an_ordinary_user_has_locked_the_preload(machine: Machine) -> None:
     """They can keep an empty file where it is, no more: leases are entered, and a cleaner does not wait."""
     with machine.start(ENTER) as first:
         assert line(first) == "inside\n"
@@ -153,7 +153,7 @@ def test_an_ordinary_user_who_locks_the_file_keeps_nobody_out(machine: Machine) 
     assert machine.preload() is None
 
 
-def test_a_file_left_by_killed_programs_goes_when_a_daemon_starts(machine: Machine) -> None:
+def test_preload_is_removed_when_a_daemon_starts_after_kills(machine: Machine) -> None:
     """Whoever made it could not remove it; the next daemon of root's does, and has no need of it."""
     with machine.start(ENTER) as inside:
         assert line(inside) == "inside\n"

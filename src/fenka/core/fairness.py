@@ -141,8 +141,8 @@ class UsageHistory:
 
     def used(self, now: float) -> dict[str, float]:
         """Return the card-seconds of all users that have any."""
-        found = {user: self.history(user, 0, now).used_s for user in list(self._users)}
-        return {user: used for user, used in found.items() if used >= FORGOTTEN}
+        used_s = {user: self.history(user, 0, now).used_s for user in list(self._users)}
+        return {user: used for user, used in used_s.items() if used >= FORGOTTEN}
 
     def merge(self, used: Mapping[str, float], now: float) -> None:
         """Take over what another process has counted until now, if that is more."""
@@ -177,10 +177,10 @@ def cards_of(placements: Iterable[Placement], cards: Mapping[DeviceId, Card]) ->
     """Return how many cards the placements on one node amount to. cards: the node's."""
     total = 0.0
     for placement in placements:
-        for it in placement.slices:
-            card = cards.get(it.uuid)
+        for piece in placement.slices:
+            card = cards.get(piece.uuid)
             if placement.whole or card is None:
                 total += 1
             else:
-                total += max(it.memory_mib / card.memory_mib, it.compute / card.compute)
+                total += max(piece.memory_mib / card.memory_mib, piece.compute / card.compute)
     return total

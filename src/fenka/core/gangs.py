@@ -40,22 +40,23 @@ def place_gang(
     by_size = sorted(range(len(requests)), key=lambda number: _size(requests[number]), reverse=True)
     refused = Unschedulable(())
     for order, by in ((range(len(requests)), policy), (by_size, policy), (by_size, "binpack")):
-        found, refusal = _greedy(view, requests, order, by, nodes, reserved)
+        placed, refusal = _greedy(view, requests, order, by, nodes, reserved)
         if refusal is None:
-            return tuple(found[number] for number in range(len(requests)))
+            return tuple(placed[number] for number in range(len(requests)))
         if not refused.rejections:
             refused = Unschedulable(
                 refusal.rejections,
-                f"{len(found)} of the gang's {len(requests)} would fit together",
+                f"{len(placed)} of the gang's {len(requests)} would fit together",
             )
-        if not found:
+        if not placed:
             # The largest does not fit even alone.
             return refused
     search = _Search(UsageOverlay(view), [requests[number] for number in by_size], nodes, reserved)
     chosen = search.run()
     if chosen is None:
         return refused
-    return tuple(it for _, it in sorted(zip(by_size, chosen, strict=True), key=lambda it: it[0]))
+    in_order = sorted(zip(by_size, chosen, strict=True), key=lambda numbered: numbered[0])
+    return tuple(placement for _, placement in in_order)
 
 
 def _size(request: Request) -> tuple[int, int, int, int]:
@@ -72,18 +73,15 @@ def _greedy(
     nodes: Collection[Node],
     reserved: Collection[DeviceId],
 ) -> tuple[dict[int, Placement], Unschedulable | None]:
-    stacked, verdicts, found = (
-        UsageOverlay(view),
-        VerdictCache(nodes, policy),
-        dict[int, Placement](),
-    )
+    overlay, verdicts = UsageOverlay(view), VerdictCache(nodes, policy)
+    placed: dict[int, Placement] = {}
     for number in order:
-        verdict = verdicts.place(stacked, requests[number], reserved)
+        verdict = verdicts.place(overlay, requests[number], reserved)
         if isinstance(verdict, Unschedulable):
-            return found, verdict
-        stacked.add(verdict)
-        found[number] = verdict
-    return found, None
+            return placed, verdict
+        overlay.add(verdict)
+        placed[number] = verdict
+    return placed, None
 
 
 class _Search:
@@ -200,8 +198,8 @@ class GangReservations:
         """Return the placements of members that have not started, by gang."""
         return {
             gang: tuple(
-                it
-                for member, it in reservation.placements.items()
+                placement
+                for member, placement in reservation.placements.items()
                 if member not in reservation.started
             )
             for gang, reservation in self._reservations.items()
@@ -219,11 +217,11 @@ class GangReservations:
         """Return the gang's reservation, made now if it has none; or why there can be none."""
         if gang in self._reservations:
             return self._reservations[gang]
-        found = place_gang(self, list(members.values()), policy, nodes, reserved)
-        if isinstance(found, Unschedulable):
-            return found
-        reservation = GangReservation(dict(zip(members, found, strict=True)), expires_at)
-        for placement in found:
+        placements = place_gang(self, list(members.values()), policy, nodes, reserved)
+        if isinstance(placements, Unschedulable):
+            return placements
+        reservation = GangReservation(dict(zip(members, placements, strict=True)), expires_at)
+        for placement in placements:
             self._view.add(placement)
         self._reservations[gang] = reservation
         return reservation

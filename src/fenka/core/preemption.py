@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from fenka.core.availability import needs_host
 from fenka.core.evaluate import Policy, place
 from fenka.core.gangs import place_gang
 from fenka.core.inventory import DeviceId, Node
@@ -68,23 +69,27 @@ differs decides. kube-scheduler compares violated budgets first too."""
 
 @dataclass(frozen=True, slots=True)
 class _VictimGroup:
-    """Victims that are evicted together: one candidate, or a gang."""
+    """Candidates that are evicted together: one, or a gang."""
 
     members: tuple[VictimCandidate, ...]
 
     @property
     def priority(self) -> int:
-        return max(it.priority for it in self.members)
+        return max(member.priority for member in self.members)
+
+    @property
+    def placements(self) -> list[Placement]:
+        return [member.placement for member in self.members]
 
     @property
     def mib(self) -> int:
-        return sum(piece.memory_mib for it in self.members for piece in it.placement.slices)
+        return sum(piece.memory_mib for placement in self.placements for piece in placement.slices)
 
 
 def cheapest_victims(
     view: UsageView,
-    holders: Iterable[VictimCandidate],
-    claim: Preemptor,
+    candidates: Iterable[VictimCandidate],
+    preemptor: Preemptor,
     nodes: Collection[Node],
     policy: Policy = "binpack",
     reserved: Collection[DeviceId] = (),
@@ -97,8 +102,8 @@ def cheapest_victims(
 
     Args:
         view: what is allocated now, by the candidates among others.
-        holders: only those of lower priority are evicted, a gang only if all its members have lower priority.
-        claim: what is to be placed.
+        candidates: only those of lower priority are evicted, a gang only if all its members have lower ones.
+        preemptor: what is to be placed.
         nodes: the eligible nodes; candidates elsewhere are evicted only with their gang.
         policy: a name in SCORES.
         reserved: cards that are kept for other requests.
@@ -106,135 +111,131 @@ def cheapest_victims(
     Raises:
         KeyError: for an unknown policy.
     """
-    gang = claim.requests
-    units = [unit for unit in _units(holders) if unit.priority < claim.priority]
+    groups = [group for group in _groups(candidates) if group.priority < preemptor.priority]
     best: tuple[Cost, Victims] | None = None
-    for scope, in_reach in _scopes(gang, units, nodes):
-        attempt = _WhatIf(view, gang, policy, scope, reserved)
-        found = _in_scope(attempt, in_reach, best[0] if best else None)
-        if found is not None and (best is None or found[0] < best[0]):
-            best = found
+    for scope, in_reach in _scopes(preemptor.requests, groups, nodes):
+        what_if = _WhatIf(view, preemptor.requests, policy, scope, reserved)
+        cheapest = _in_scope(what_if, in_reach, best[0] if best else None)
+        if cheapest is not None and (best is None or cheapest[0] < best[0]):
+            best = cheapest
     return best[1] if best else None
 
 
-def _units(holders: Iterable[VictimCandidate]) -> list[_VictimGroup]:
+def _groups(candidates: Iterable[VictimCandidate]) -> list[_VictimGroup]:
     together: dict[tuple[str, str], list[VictimCandidate]] = {}
-    for it in holders:
-        together.setdefault(("gang", it.gang) if it.gang else ("alone", it.id), []).append(it)
+    for candidate in candidates:
+        key = ("gang", candidate.gang) if candidate.gang else ("alone", candidate.id)
+        together.setdefault(key, []).append(candidate)
     return [_VictimGroup(tuple(members)) for members in together.values()]
 
 
 def _scopes(
-    gang: Sequence[Request], units: Sequence[_VictimGroup], nodes: Collection[Node]
+    requests: Sequence[Request], groups: Sequence[_VictimGroup], nodes: Collection[Node]
 ) -> Iterator[tuple[list[Node], list[_VictimGroup]]]:
     """Yield the parts of the cluster to search, with the groups that have allocations there."""
-    if len(gang) > 1:
-        yield list(nodes), [unit for node in nodes for unit in units if _holds(unit, node)]
+    if len(requests) > 1:
+        yield list(nodes), [group for node in nodes for group in groups if _is_on(group, node)]
         return
     by_node: dict[str, list[_VictimGroup]] = {}
-    for unit in units:
-        for name in sorted({it.placement.node for it in unit.members}):
-            by_node.setdefault(name, []).append(unit)
-    (request,) = gang
+    for group in groups:
+        for name in sorted({placement.node for placement in group.placements}):
+            by_node.setdefault(name, []).append(group)
+    (request,) = requests
     for node in nodes:
         near = by_node.get(node.name, [])
-        on_host = (request.cpu_milli and node.cpu_milli is not None) or (
-            request.host_memory_mib and node.memory_mib is not None
-        )
-        if request.cards > 1 or on_host:
+        if request.cards > 1 or needs_host(request, node):
             yield [node], near
             continue
         for card in node.cards:
-            one = replace(node, cards=(card,))
-            yield [one], [unit for unit in near if _holds(unit, one)]
+            single = replace(node, cards=(card,))
+            yield [single], [group for group in near if _is_on(group, single)]
 
 
-def _holds(unit: _VictimGroup, node: Node) -> bool:
+def _is_on(group: _VictimGroup, node: Node) -> bool:
+    """Return whether the group has slices of these cards, or only a part of the host."""
     cards = {card.uuid for card in node.cards}
-    host = any(it.placement.node == node.name and not it.placement.slices for it in unit.members)
-    return host or any(
-        it.placement.node == node.name and piece.uuid in cards
-        for it in unit.members
-        for piece in it.placement.slices
+    here = [placement for placement in group.placements if placement.node == node.name]
+    return any(not placement.slices for placement in here) or any(
+        piece.uuid in cards for placement in here for piece in placement.slices
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _WhatIf:
-    """Places the request, or the gang, as if some victims were evicted."""
+    """Places the requests as if some victims were evicted."""
 
     view: UsageView
-    gang: Sequence[Request]
+    requests: Sequence[Request]
     policy: Policy
     nodes: Sequence[Node]
     reserved: Collection[DeviceId]
 
-    def without(self, units: Iterable[_VictimGroup]) -> tuple[Placement, ...] | None:
+    def without(self, groups: Iterable[_VictimGroup]) -> tuple[Placement, ...] | None:
         view = UsageOverlay(self.view)
-        for unit in units:
-            for it in unit.members:
-                view.remove(it.placement)
-        if len(self.gang) == 1:
-            verdict = place(view, self.gang[0], self.policy, self.nodes, self.reserved)
-            return None if isinstance(verdict, Unschedulable) else (verdict,)
-        found = place_gang(view, self.gang, self.policy, self.nodes, self.reserved)
-        return None if isinstance(found, Unschedulable) else found
+        for group in groups:
+            for placement in group.placements:
+                view.remove(placement)
+        if len(self.requests) == 1:
+            placed = place(view, self.requests[0], self.policy, self.nodes, self.reserved)
+            return None if isinstance(placed, Unschedulable) else (placed,)
+        gang = place_gang(view, self.requests, self.policy, self.nodes, self.reserved)
+        return None if isinstance(gang, Unschedulable) else gang
 
 
 def _in_scope(
-    attempt: _WhatIf, units: Sequence[_VictimGroup], limit: Cost | None
+    what_if: _WhatIf, groups: Sequence[_VictimGroup], limit: Cost | None
 ) -> tuple[Cost, Victims] | None:
     """Return the cheapest set; None if there is none that costs less than the limit."""
-    different = list(dict.fromkeys(units))
-    if attempt.without(different) is None:
+    different = list(dict.fromkeys(groups))
+    if what_if.without(different) is None:
         return None
     if len(different) <= MAX_EXACT:
-        chosen = _exact(attempt, different, limit)
+        chosen = _exact(what_if, different, limit)
     else:
-        chosen = _reprieve(attempt, different)
+        chosen = _reprieve(what_if, different)
     if chosen is None:
         return None
-    placements = attempt.without(chosen)
+    placements = what_if.without(chosen)
     assert placements is not None
-    price = _cost(chosen)
-    return price, Victims(price[-1], placements, price[0])
+    cost = _cost(chosen)
+    return cost, Victims(cost[-1], placements, cost[0])
 
 
 def _exact(
-    attempt: _WhatIf, units: Sequence[_VictimGroup], limit: Cost | None
+    what_if: _WhatIf, groups: Sequence[_VictimGroup], limit: Cost | None
 ) -> tuple[_VictimGroup, ...] | None:
-    sets = (some for count in range(len(units) + 1) for some in combinations(units, count))
-    for some in sorted(sets, key=_cost):
-        if limit is not None and _cost(some) >= limit:
+    sets = (chosen for count in range(len(groups) + 1) for chosen in combinations(groups, count))
+    for chosen in sorted(sets, key=_cost):
+        if limit is not None and _cost(chosen) >= limit:
             return None
-        if attempt.without(some) is not None:
-            return some
+        if what_if.without(chosen) is not None:
+            return chosen
     return None
 
 
-def _reprieve(attempt: _WhatIf, units: Sequence[_VictimGroup]) -> tuple[_VictimGroup, ...]:
-    going = sorted(units, key=lambda unit: _cost((unit,)))
-    for unit in reversed(list(going)):
-        others = [it for it in going if it is not unit]
-        if attempt.without(others) is not None:
-            going = others
-    return tuple(going)
+def _reprieve(what_if: _WhatIf, groups: Sequence[_VictimGroup]) -> tuple[_VictimGroup, ...]:
+    victims = sorted(groups, key=lambda group: _cost((group,)))
+    for group in reversed(list(victims)):
+        others = [other for other in victims if other is not group]
+        if what_if.without(others) is not None:
+            victims = others
+    return tuple(victims)
 
 
 def _cost(chosen: Iterable[_VictimGroup]) -> Cost:
-    units = list(chosen)
-    members = [it for unit in units for it in unit.members]
-    left = {budget.name: budget.allowed for it in members for budget in it.budgets}
+    groups = list(chosen)
+    members = [member for group in groups for member in group.members]
+    left = {budget.name: budget.allowed for member in members for budget in member.budgets}
     violations = 0
-    for it in members:
-        violations += any(left[budget.name] <= 0 for budget in it.budgets)
-        for budget in it.budgets:
+    for member in members:
+        violations += any(left[budget.name] <= 0 for budget in member.budgets)
+        for budget in member.budgets:
             left[budget.name] -= 1
     return (
         violations,
-        max((unit.priority for unit in units), default=-(2**31)),
+        max((group.priority for group in groups), default=-(2**31)),
         len(members),
-        sum(unit.priority for unit in units),
-        sum(unit.mib for unit in units),
-        tuple(sorted(it.id for it in members)),
+        sum(group.priority for group in groups),
+        sum(group.mib for group in groups),
+        tuple(sorted(member.id for member in members)),
     )

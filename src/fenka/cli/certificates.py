@@ -1,7 +1,7 @@
-"""`fenka certificates`: makes those of a cluster's extender, shows when they end, writes kube-scheduler's.
+"""`fenka certificates`: makes the extender's certificates, shows when they expire, writes kube-scheduler's.
 
-They are in three Secrets: the authority, which only `make` reads; the server's, which the replicas mount; the
-client's, which belongs on control planes.
+They are in three Secrets. Only `--make` reads the authority's. The replicas mount the server's. The client's
+belongs on control planes.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from fenka.scheduler.certificates import Pair
 
 EXPIRES = "fenka.io/expires"
-"""Annotation of the Secrets: when the certificate ends."""
+"""Annotation of the Secrets: when the certificate expires."""
 AUTHORITY, SERVER, CLIENT = "authority", "server", "client"
 USES = {
     AUTHORITY: "signs the others",
     SERVER: "the extender's replicas",
-    CLIENT: "kube-scheduler, and replicas that pass calls on",
+    CLIENT: "kube-scheduler, and replicas that forward requests",
 }
 SOON = timedelta(days=365)
-"""An authority that ends earlier is told of: what is on control planes ends with it."""
+"""An authority that expires earlier causes a warning: certificates on control planes expire with it."""
 
 ATTEMPTS = 5
 CONFLICT, NOT_FOUND = 409, 404
@@ -42,23 +42,23 @@ CONFLICT, NOT_FOUND = 409, 404
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """Which one. name: of the extender's Service; the Secrets are called after it."""
+    """An installed extender. `name` is its Service's, and the prefix of the Secrets' names."""
 
     target: Target
     namespace: str
     name: str
 
-    def secret(self, which: str) -> str:
-        """Its name."""
-        return f"{self.name}-{which}"
+    def secret(self, kind: str) -> str:
+        """Return the name of a Secret."""
+        return f"{self.name}-{kind}"
 
     @property
     def path(self) -> str:
-        """Of the API server."""
+        """The path of the Secrets on the API server."""
         return f"/api/v1/namespaces/{self.namespace}/secrets"
 
     def hosts(self) -> list[str]:
-        """By which pods call the Service."""
+        """Return the names by which pods reach the Service."""
         service = f"{self.name}.{self.namespace}"
         return [self.name, service, f"{service}.svc", f"{service}.svc.cluster.local"]
 
@@ -94,18 +94,17 @@ def certificates(
 
 
 def _show(installation: Installation, output: str) -> None:
-    """Print the Secrets and when their certificates end."""
+    """Print the Secrets and when their certificates expire."""
 
     async def question(api: Api) -> dict[str, Secret | None]:
-        return {which: await _read(api, installation, which) for which in (SERVER, CLIENT)}
+        return {kind: await _read(api, installation, kind) for kind in (SERVER, CLIENT)}
 
-    found = cluster.ask(installation.target, question)
     rows = [
-        {"secret": installation.secret(which), "for": USES[which], "expires": _expires(it)}
-        for which, it in found.items()
+        {"secret": installation.secret(kind), "for": USES[kind], "expires": _expires(secret)}
+        for kind, secret in cluster.ask(installation.target, question).items()
     ]
     if not tables.print_data(rows, output):
-        lines = [["SECRET", "FOR", "EXPIRES"], *(list(it.values()) for it in rows)]
+        lines = [["SECRET", "FOR", "EXPIRES"], *(list(row.values()) for row in rows)]
         print("\n".join(tables.align(lines)))
 
 
@@ -115,18 +114,18 @@ def _write(installation: Installation, directory: Path) -> None:
     async def question(api: Api) -> Secret | None:
         return await _read(api, installation, CLIENT)
 
-    found = cluster.ask(installation.target, question)
+    secret = cluster.ask(installation.target, question)
     name = f"{installation.namespace}/{installation.secret(CLIENT)}"
-    if found is None:
+    if secret is None:
         raise UserError(
-            f"the Secret {name} is not there: install the chart with scheduler.tls.enabled=true, or say "
-            "with --namespace where it is installed"
+            f"the Secret {name} is not there: install the chart with scheduler.tls.enabled=true, or name its "
+            "namespace with --namespace"
         )
     files = {"ca.crt": "ca.crt", "client.crt": "tls.crt", "client.key": "tls.key"}
-    contents = {file: _decoded(found, key) for file, key in files.items()}
+    contents = {file: _decoded(secret, key) for file, key in files.items()}
     if not all(contents.values()):
         raise UserError(
-            f"the Secret {name} is incomplete: `fenka certificates --make` makes it again"
+            f"the Secret {name} is incomplete: make it again with `fenka certificates --make`"
         )
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,22 +133,22 @@ def _write(installation: Installation, directory: Path) -> None:
             _replace(directory / file, content)
     except OSError as why:
         raise UserError(f"{why.filename or directory} cannot be written: {why.strerror}") from None
-    print(f"wrote {', '.join(files)} to {directory}; the certificate ends {_expires(found)}")
+    print(f"wrote {', '.join(files)} to {directory}; the certificate expires {_expires(secret)}")
 
 
 def _make(installation: Installation, hosts: Sequence[str]) -> None:
-    """Make the certificates that are missing or end soon. hosts: more names of the server."""
+    """Make the certificates that are missing or expire soon. `hosts` are more names of the server."""
 
     async def question(api: Api) -> dict[str, datetime]:
         for _ in range(ATTEMPTS):
             try:
                 return await _renew(api, installation, [*installation.hosts(), *hosts])
             except ApiError as why:
-                # Somebody else makes them this moment.
+                # Another process makes them at the same time.
                 if why.status != CONFLICT:
                     raise
             await asyncio.sleep(1)
-        raise UserError(f"the Secrets of {installation.namespace} change all the time: try again")
+        raise UserError(f"the Secrets of {installation.namespace} keep changing: try again")
 
     from fenka.scheduler.certificates import InvalidPair
 
@@ -157,10 +156,10 @@ def _make(installation: Installation, hosts: Sequence[str]) -> None:
         made = cluster.ask(installation.target, question)
     except (InvalidPair, ValueError) as why:
         raise UserError(f"no certificate was made: {why}") from None
-    for which, until in made.items():
-        print(f"made {installation.secret(which)}: {USES[which]}, until {until:%Y-%m-%d}")
+    for kind, until in made.items():
+        print(f"made {installation.secret(kind)}: {USES[kind]}, until {until:%Y-%m-%d}")
     if not made:
-        print("every certificate will do")
+        print("all certificates are valid")
 
 
 async def _renew(api: Api, installation: Installation, hosts: Sequence[str]) -> dict[str, datetime]:
@@ -171,41 +170,41 @@ async def _renew(api: Api, installation: Installation, hosts: Sequence[str]) -> 
         SERVER: credentials.SERVER,
         CLIENT: credentials.CLIENT,
     }
-    secrets = {which: await _read(api, installation, which) for which in names}
-    found = {name: _pair(secrets[which]) for which, name in names.items()}
+    secrets = {kind: await _read(api, installation, kind) for kind in names}
+    current = {name: _pair(secrets[kind]) for kind, name in names.items()}
     now = datetime.now(UTC)
-    made = certificates.due(found, hosts, now)
-    authority = made.get(credentials.AUTHORITY) or found[credentials.AUTHORITY]
+    made = certificates.due(current, hosts, now)
+    authority = made.get(credentials.AUTHORITY) or current[credentials.AUTHORITY]
     assert authority is not None
     ends = certificates.expiry(authority)
     if ends - now < SOON:
         print(
-            f"the authority ends {ends:%Y-%m-%d}, and with it what is on control planes: delete the Secret "
-            f"{installation.secret(AUTHORITY)}, make certificates again, and copy them there"
+            f"the authority and all certificates of it expire on {ends:%Y-%m-%d}: delete the Secret "
+            f"{installation.secret(AUTHORITY)}, make new certificates, and copy them to the control planes"
         )
     result = {}
-    # The authority first: what it has signed is worth nothing without it.
-    for which, name in names.items():
+    # The authority first: certificates that it has signed are useless without it.
+    for kind, name in names.items():
         if name not in made:
             continue
         until = certificates.expiry(made[name])
         content = {"tls.crt": made[name].certificate, "tls.key": made[name].key}
         content["ca.crt"] = authority.certificate
-        await _keep(api, installation, which, secrets[which], content, until)
-        result[which] = until
+        await _store(api, installation, kind, secrets[kind], content, until)
+        result[kind] = until
     return result
 
 
-async def _keep(
+async def _store(
     api: Api,
     installation: Installation,
-    which: str,
+    kind: str,
     known: Secret | None,
     content: Mapping[str, bytes],
     until: datetime,
 ) -> None:
     meta = {
-        "name": installation.secret(which),
+        "name": installation.secret(kind),
         "labels": {"app.kubernetes.io/name": "fenka"},
         "annotations": {EXPIRES: f"{until:%Y-%m-%dT%H:%M:%SZ}"},
     }
@@ -215,13 +214,13 @@ async def _keep(
         await api.create(installation.path, Secret, {**body, "metadata": meta, "data": data})
         return
     meta["resourceVersion"] = known.metadata.resource_version
-    path = f"{installation.path}/{installation.secret(which)}"
+    path = f"{installation.path}/{installation.secret(kind)}"
     await api.patch(path, Secret, {"metadata": meta, "data": data})
 
 
-async def _read(api: Api, installation: Installation, which: str) -> Secret | None:
+async def _read(api: Api, installation: Installation, kind: str) -> Secret | None:
     try:
-        return await api.get(f"{installation.path}/{installation.secret(which)}", Secret)
+        return await api.get(f"{installation.path}/{installation.secret(kind)}", Secret)
     except ApiError as why:
         if why.status == NOT_FOUND:
             return None
@@ -246,7 +245,7 @@ def _expires(secret: Secret | None) -> str:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Never half of it, and never readable for others."""
+    """Write a file atomically, readable by its owner only."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:

@@ -157,7 +157,9 @@ def _expanded(function: Callable[..., None]) -> Callable[..., None]:
             values[name] = make(**{field: values.pop(field) for field in names})
         function(**values)
 
-    parameters = [it.replace(kind=inspect.Parameter.KEYWORD_ONLY) for it in parameters]
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters
+    ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {it.name: it.annotation for it in parameters}
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command

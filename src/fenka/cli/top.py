@@ -94,16 +94,16 @@ def unit_name(unit_mib: int) -> str:
 
 def nodes_screen(nodes: list[NodeRow]) -> list[str]:
     """Which nodes have cards, and how many are taken whole."""
-    sick = any(node.unhealthy for node in nodes)
+    unhealthy = any(node.unhealthy for node in nodes)
     share = any(node.shareable for node in nodes)
     header = ["NAME", "IPADDRESS", "ROLE", "STATUS", "GPU(Total)", "GPU(Allocated)"]
-    header += ["GPU(Unhealthy)"] if sick else []
+    header += ["GPU(Unhealthy)"] if unhealthy else []
     header += ["GPU(Shareable)"] if share else []
     rows = [
         [
             *(node.name, node.address, node.role, node.status),
             *(str(node.count), str(node.whole)),
-            *([str(node.unhealthy)] if sick else []),
+            *([str(node.unhealthy)] if unhealthy else []),
             *(["Yes" if node.shareable else "No"] if share else []),
         ]
         for node in nodes
@@ -113,7 +113,7 @@ def nodes_screen(nodes: list[NodeRow]) -> list[str]:
         (True, False): UNHEALTHY_RULE,
         (False, True): SHAREABLE_RULE,
         (True, True): BOTH_RULE,
-    }[sick, share]
+    }[unhealthy, share]
     active = [node for node in nodes if node.status == "ready"]
     lines = [
         *tables.align([header, *rows]),
@@ -126,7 +126,7 @@ def nodes_screen(nodes: list[NodeRow]) -> list[str]:
             "Allocated/Total GPUs(Active) In Cluster:",
             _of(sum(node.whole for node in active), sum(node.count for node in active)),
         ]
-    if sick:
+    if unhealthy:
         lines += [
             "Unhealthy/Total GPUs In Cluster:",
             _of(sum(node.unhealthy for node in nodes), sum(node.count for node in nodes)),

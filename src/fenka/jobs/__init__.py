@@ -1,1 +1,1 @@
-"""What people run: programs and notebooks, rendered to local processes."""
+"""Describes what people run, and starts it as local processes."""

@@ -1,6 +1,6 @@
-"""Run code in the real kernel of a Jupyter server, as its web page does.
+"""Runs code in a kernel of a Jupyter server, as its web page does.
 
-REST to start a kernel, then Jupyter's messaging protocol (version 5.3) over a WebSocket.
+A REST request starts the kernel. Code and output use Jupyter's messaging protocol 5.3 over a WebSocket.
 """
 
 import json
@@ -11,11 +11,11 @@ from typing import Any
 
 from fenka.core.errors import FenkaError
 
-REPLY_WITHIN_S = 60.0
+REPLY_TIMEOUT_S = 60.0
 
 
 class KernelFailed(FenkaError):
-    """The code raised, or the server did not do what was asked; the message is its own."""
+    """The code raised an exception; the message is that of the kernel."""
 
 
 class Kernel:
@@ -30,16 +30,16 @@ class Kernel:
         request = urllib.request.Request(
             f"http://{parts.netloc}/api/kernels", data=b"{}", headers=header, method="POST"
         )
-        with urllib.request.urlopen(request, timeout=REPLY_WITHIN_S) as answer:
+        with urllib.request.urlopen(request, timeout=REPLY_TIMEOUT_S) as answer:
             self.id: str = json.load(answer)["id"]
         self._channel = websocket.create_connection(
             f"ws://{parts.netloc}/api/kernels/{self.id}/channels",
             header=header,
-            timeout=REPLY_WITHIN_S,
+            timeout=REPLY_TIMEOUT_S,
         )
 
     def run(self, code: str) -> str:
-        """What the code prints. Raises KernelFailed with its traceback's last line."""
+        """Return what the code prints. Raises KernelFailed with the last line of its traceback."""
         message_id = uuid.uuid4().hex
         self._channel.send(json.dumps(_execute_request(message_id, code)))
         printed: list[str] = []
@@ -57,7 +57,7 @@ class Kernel:
                     return "".join(printed)
 
     def close(self) -> None:
-        """Hang up; the kernel goes on."""
+        """Close the connection; the kernel keeps running."""
         self._channel.close()
 
 

@@ -1,7 +1,7 @@
-"""A Jupyter server as a local process: what to start, and where it answers.
+"""A Jupyter server as a local process: its command, and its URL.
 
-The user's own Jupyter comes first, because its kernels have their libraries; else the one that
-`fenka[notebook]` brings.
+The user's own Jupyter is preferred, because its kernels have the user's libraries. Otherwise the one of
+`fenka[notebook]` is used.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ POLL_INTERVAL_S = 0.05
 
 
 class NoJupyter(FenkaError):
-    """There is no Jupyter to start; the message says what is missing."""
+    """No Jupyter can be started; the message names what is missing."""
 
 
 class NotebookFailed(FenkaError):
@@ -46,9 +46,13 @@ class Notebook:
 
 
 def render(job_dir: Path, root_dir: Path, password: str, address: str = LOOPBACK) -> Notebook:
-    """The server for one job, on the first free port from 8888 on.
+    """Return the server of one job, on the first free port from 8888. Raises NoJupyter.
 
-    password: asked for at login; empty for a random token in the URL. Raises NoJupyter.
+    Args:
+        job_dir: The job's directory, which receives the configuration.
+        root_dir: The directory that the notebook shows.
+        password: The password of the login page; empty for a random token in the URL.
+        address: The address to listen on.
     """
     program = find()
     port, port_lock = _reserve_port(address)
@@ -65,7 +69,7 @@ def render(job_dir: Path, root_dir: Path, password: str, address: str = LOOPBACK
     if password:
         settings["PasswordIdentityProvider"] = {"hashed_password": _hash(program, password)}
     configuration = job_dir / "jupyter_server_config.json"
-    # A hash on the command line would be everybody's to read.
+    # Every user could read a hash on the command line.
     configuration.touch(mode=0o600)
     configuration.write_text(json.dumps(settings))
     return Notebook(
@@ -76,7 +80,7 @@ def render(job_dir: Path, root_dir: Path, password: str, address: str = LOOPBACK
 
 
 def url(job_dir: Path) -> str | None:
-    """Where the job's server answers, once it has said so."""
+    """Return the server's URL once it answers."""
     for path in sorted((job_dir / "runtime").glob("jpserver-*.json")):
         try:
             server = json.loads(path.read_text())
@@ -90,13 +94,13 @@ def url(job_dir: Path) -> str | None:
 def await_url(pid: int, job_dir: Path, name: str) -> str:
     """Return the URL of a server in the background. Raises NotebookFailed if it does not answer in time."""
     deadline = time.monotonic() + READY_TIMEOUT_S
-    while (found := url(job_dir)) is None:
+    while (address := url(job_dir)) is None:
         ended, _ = os.waitpid(pid, os.WNOHANG)
         if ended or time.monotonic() > deadline:
             state = "ended" if ended else "does not answer"
             raise NotebookFailed(f"{name} {state}: see `fenka logs {name}`")
         time.sleep(POLL_INTERVAL_S)
-    return found
+    return address
 
 
 def follow(pid: int, job_dir: Path, announce: Callable[[str], None]) -> int:
@@ -106,10 +110,10 @@ def follow(pid: int, job_dir: Path, announce: Callable[[str], None]) -> int:
         ended, status = os.waitpid(pid, 0 if announced else os.WNOHANG)
         if ended:
             return status
-        found = url(job_dir)
-        if found:
+        address = url(job_dir)
+        if address:
             announced = True
-            announce(found)
+            announce(address)
             # The terminal interrupts the server, too, which asks for confirmation.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         else:
@@ -122,7 +126,7 @@ def ignore_interrupts() -> None:
 
 
 def _reserve_port(address: str) -> tuple[int, socket.socket]:
-    """Jupyter tries a port, lets it go and takes it later: two that start at once would collide."""
+    """Reserve a port. Jupyter tests a port, releases it and binds it later, so two servers could collide."""
     for port in range(FIRST_PORT, 65536):
         lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with socket.socket() as trial:
@@ -139,19 +143,17 @@ def _reserve_port(address: str) -> tuple[int, socket.socket]:
 
 
 def find() -> list[str]:
-    """The command of the Jupyter to start. Raises NoJupyter."""
+    """Return the command of the Jupyter to start. Raises NoJupyter."""
     own = shutil.which("jupyter-lab")
     if own:
         return [own]
     if importlib.util.find_spec("jupyterlab"):
         return [sys.executable, "-Pm", "jupyterlab"]
-    raise NoJupyter(
-        "there is no Jupyter here: `pip install jupyterlab`, or install fenka[notebook]"
-    )
+    raise NoJupyter("no Jupyter is installed: `pip install jupyterlab`, or install fenka[notebook]")
 
 
 def _hash(program: list[str], password: str) -> str:
-    """By the very Jupyter that will check it."""
+    """Hash a password with the Jupyter that will check it."""
     beside = Path(program[0]).parent / "python"
     python = str(beside) if len(program) == 1 and beside.exists() else sys.executable
     code = "import sys; from jupyter_server.auth import passwd; print(passwd(sys.stdin.read()))"

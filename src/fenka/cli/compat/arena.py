@@ -1,7 +1,7 @@
-"""`fenka top node --layout arena`: what arena 0.7 and later print, drawn from `NodeRow`s.
+"""`fenka top node --layout arena`: the layout of arena 0.7 and later.
 
-Columns, feet and JSON keys are arena's, the order of rows is stable, and what is a slip there is right
-here: roles of GPU nodes, memory of nodes that count in MiB, `-m n`.
+Columns, totals and JSON keys are arena's. The order of rows is stable. Errors of arena are not copied: roles
+of GPU nodes, memory of nodes with unit MiB, and `-m n` are right here.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ DESCRIPTIONS: dict[Mode, tuple[str, ...]] = {
     ),
     "share": (
         "1.This node is enabled gpu sharing mode.",
-        # arena's blank at the end of this line is there too.
+        # arena ends this line with a blank, too.
         "2.Pods can request resource 'aliyun.com/gpu-mem' to use gpu sharing feature on this node ",
     ),
 }
@@ -68,20 +68,20 @@ def show(rows: Sequence[NodeRow], mode: str, *, details: bool, foot: bool, outpu
 
 
 def summary_screen(rows: Sequence[NodeRow], *, foot: bool = True) -> list[str]:
-    """One line a node: of one kind with that kind's columns, else with all kinds'."""
+    """Return one line per node. Nodes of a single kind have that kind's columns."""
     modes = {row.mode for row in rows}
     if modes == {"share"}:
         return _share_summary(rows, foot=foot)
-    kinds, sick = modes - {"none"}, any(row.unhealthy for row in rows)
+    kinds, unhealthy = modes - {"none"}, any(row.unhealthy for row in rows)
     header = ["NAME", "IPADDRESS", "ROLE", "STATUS", "GPU(Total)", "GPU(Allocated)"]
     header += ["GPU(Mode)"] if len(kinds) > 1 else []
-    header += ["UNHEALTHY"] if sick else []
+    header += ["UNHEALTHY"] if unhealthy else []
     table = [
         [
             *(row.name, row.address, row.role, _status(row)),
             *(str(row.count), _number(_cards_taken(row))),
             *([row.mode] if len(kinds) > 1 else []),
-            *([str(row.unhealthy)] if sick else []),
+            *([str(row.unhealthy)] if unhealthy else []),
         ]
         for row in rows
     ]
@@ -90,7 +90,11 @@ def summary_screen(rows: Sequence[NodeRow], *, foot: bool = True) -> list[str]:
         *tables.align([header, *table]),
         "-" * RULE,
         *(_foot(f"GPUs {own}", _taken(rows), _count(rows)) if foot else []),
-        *(_foot("GPUs ", _sick(rows), _count(rows), "Unhealthy") if foot and sick else []),
+        *(
+            _foot("GPUs ", _unhealthy(rows), _count(rows), "Unhealthy")
+            if foot and unhealthy
+            else []
+        ),
     ]
 
 
@@ -119,7 +123,7 @@ def _share_summary(rows: Sequence[NodeRow], *, foot: bool) -> list[str]:
         f"Allocated/Total GPU Memory {own} In Cluster:",
         f"{allocated:.1f}/{total:.1f} GiB({_percent(allocated, total)})",
         *_core_foot(rows),
-        *(_foot("GPUs ", _sick(rows), _count(rows), "Unhealthy") if _sick(rows) else []),
+        *(_foot("GPUs ", _unhealthy(rows), _count(rows), "Unhealthy") if _unhealthy(rows) else []),
     ]
     return [*tables.align([header, *table]), "-" * SHARE_RULE, *(feet if foot else [])]
 
@@ -136,7 +140,7 @@ def _core_foot(rows: Sequence[NodeRow]) -> list[str]:
 
 
 def _core_taken(row: NodeRow) -> int:
-    """Percent of its cards' time that is promised; whole cards are wholly so."""
+    """Return the allocated percent of its cards' time; a whole card counts 100."""
     return sum(card.core for card in row.cards)
 
 
@@ -144,13 +148,13 @@ def _core_total(row: NodeRow) -> int:
     return WHOLE_COMPUTE * row.count if row.core else 0
 
 
-def _foot(of: str, part: float, whole: int, what: str = "Allocated") -> list[str]:
+def _foot(subject: str, part: float, whole: int, verb: str = "Allocated") -> list[str]:
     share = _percent(part, whole)
-    return [f"{what}/Total {of}In Cluster:", f"{_number(part)}/{whole} ({share})"]
+    return [f"{verb}/Total {subject}In Cluster:", f"{_number(part)}/{whole} ({share})"]
 
 
 def details_screen(rows: Sequence[NodeRow]) -> list[str]:
-    """A block a node."""
+    """Return one block per node."""
     lines: list[str] = []
     for row in rows:
         head = [
@@ -254,7 +258,7 @@ def _table(title: str, header: tuple[str, ...], rows: Sequence[tuple[str, ...]])
 
 
 def document(rows: Sequence[NodeRow]) -> dict[str, list[dict[str, object]]]:
-    """What `-o json|yaml` shows: arena's keys, nodes by kind. Memory is in bytes."""
+    """Return the data of `-o json|yaml`: nodes by kind, with arena's keys. Memory is in bytes."""
     kinds: dict[str, list[dict[str, object]]] = {KEYS[mode]: [] for mode in KEYS}
     for row in rows:
         kinds[KEYS[row.mode]].append(_item(row))
@@ -328,7 +332,7 @@ def _units(pod: ProgramRow) -> float:
 
 
 def _cards_taken(row: NodeRow) -> float:
-    """Of a sharing node: how many cards its units would fill, to a tenth."""
+    """Return the allocated cards; of a shared node those that its units would fill, to a tenth."""
     if row.mode != "share":
         return row.whole
     return round(sum(card.allocated / card.total for card in row.cards if card.total), 1)
@@ -350,7 +354,7 @@ def _count(rows: Sequence[NodeRow]) -> int:
     return sum(row.count for row in rows)
 
 
-def _sick(rows: Sequence[NodeRow]) -> int:
+def _unhealthy(rows: Sequence[NodeRow]) -> int:
     return sum(row.unhealthy for row in rows)
 
 

@@ -1,8 +1,8 @@
 """`kubectl inspect gpushare [node] [-d]`, and `fenka inspect`: gpushare's layouts, in a stable order.
 
-It reads what gpushare itself writes, so it shows clusters that run the original just as well. As there,
-what a node has is its allocatable; what a pod has is what its containers' limits say, and a pod whose
-record names no card is pending.
+It reads the annotations that gpushare itself writes, so it also shows clusters that run the original. As in
+the original, a node's total is its allocatable, and a pod's units are those of its containers' limits. A pod
+whose annotations name no card is pending.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from fenka.dialects.base import SharedNode
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.cluster_reader import read_cluster
 
-USAGE = "The node to show, all if none is named."
+USAGE = "the node to show; default: all"
 
 
 @dataclass(frozen=True, slots=True)
 class PodUnits:
-    """What a pod holds: units by card index, and those whose card nobody knows."""
+    """A pod's units by card index, and its units on unknown cards."""
 
     name: str
     namespace: str
@@ -40,13 +40,13 @@ class PodUnits:
 
     @property
     def units(self) -> float:
-        """All of it."""
+        """All units of the pod."""
         return sum(self.cards.values()) + self.pending
 
 
 @dataclass(frozen=True, slots=True)
 class NodeUnits:
-    """A sharing node: units by card index, those of the kubelet, and who holds them."""
+    """A shared node: units by card index, the kubelet's total, and the pods that hold them."""
 
     name: str
     address: str
@@ -56,12 +56,12 @@ class NodeUnits:
     pods: list[PodUnits]
 
     def used(self, card: int) -> float:
-        """Units of this card."""
+        """Return the allocated units of this card."""
         return sum(pod.cards.get(card, 0) for pod in self.pods)
 
     @property
     def pending(self) -> float:
-        """Units whose card nobody knows."""
+        """Units on unknown cards."""
         return sum(pod.pending for pod in self.pods)
 
     @property
@@ -71,7 +71,7 @@ class NodeUnits:
 
     @property
     def width(self) -> int:
-        """Columns that its cards take: by index."""
+        """Columns of its cards, which are numbered by index."""
         return max(self.cards, default=-1) + 1
 
 
@@ -81,7 +81,7 @@ def inspect(
     details: DetailsOption = False,
     output: OutputOption = "table",
 ) -> None:
-    """Print one of the two screens, or the data behind them."""
+    """Print one of the two screens, or their data."""
 
     async def question(api: Api) -> ClusterSnapshot:
         return await read_cluster(api, node or None)
@@ -94,7 +94,7 @@ def inspect(
 
 
 def read_nodes(cluster: ClusterSnapshot) -> list[NodeUnits]:
-    """All sharing nodes, by name."""
+    """Return all shared nodes, by name."""
     return [_node(cluster, share) for share in cluster.state.shared_nodes()]
 
 
@@ -118,7 +118,7 @@ def _pod(share: SharedNode, holding: PodAllocation) -> PodUnits:
 
 
 def summary_screen(nodes: Sequence[NodeUnits]) -> list[str]:
-    """One line a node: allocated of total, card by card."""
+    """Return one line per node: allocated and total units of each card."""
     width = max((node.width for node in nodes), default=0)
     pending = any(node.pending for node in nodes)
     header = [
@@ -141,7 +141,9 @@ def summary_screen(nodes: Sequence[NodeUnits]) -> list[str]:
 
 
 def _cells(node: NodeUnits, width: int, *, pending: bool) -> list[str]:
-    cards = [f"{format_units(node.used(it))}/{node.cards.get(it, 0)}" for it in range(width)]
+    cards = [
+        f"{format_units(node.used(index))}/{node.cards.get(index, 0)}" for index in range(width)
+    ]
     unplaced = [format_units(node.pending) if node.pending else ""] if pending else []
     return [
         node.name,
@@ -153,9 +155,9 @@ def _cells(node: NodeUnits, width: int, *, pending: bool) -> list[str]:
 
 
 def details_screen(nodes: Sequence[NodeUnits]) -> list[str]:
-    """A block a node, one line a pod."""
+    """Return one block per node, with one line per pod."""
     lines: list[str] = []
-    # The rule under every node is as long as the first one's pods, and 10.
+    # The rule under every node is 10 longer than the rows of the first node's pods.
     rule = sum(len(row) + 1 for row in _pod_rows(nodes[0])) + 10 if nodes else 0
     for node in nodes:
         share = percent(node.allocated, node.total)
@@ -206,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         target = ClusterTarget(given.kubeconfig, given.context)
         inspect(target, given.node or "", given.details, given.output)
     except FenkaError as why:
-        # Where gpushare's plugin says it, and as it begins.
+        # On stdout and with the same beginning as gpushare's plugin.
         tables.print_lines([f"Failed due to {why}"])
         sys.exit(1)
     except BrokenPipeError:

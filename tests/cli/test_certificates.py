@@ -47,7 +47,7 @@ def stand(tmp_path: Path) -> Iterator[Stand]:
         yield it
 
 
-def test_make_makes_what_is_missing_and_nothing_else(stand: Stand) -> None:
+def test_make_creates_only_missing_certificates(stand: Stand) -> None:
     """Run by each installation, each upgrade and every week."""
     said = stand.command("--make")
     assert [line.split()[1] for line in said.splitlines()] == [
@@ -58,7 +58,7 @@ def test_make_makes_what_is_missing_and_nothing_else(stand: Stand) -> None:
     before = [stand.secret(it)["data"] for it in ("authority", "server", "client")]
     assert all(it["ca.crt"] == before[0]["tls.crt"] for it in before)
     writes = stand.writes()
-    assert stand.command("--make") == "all certificates are valid\n"
+    assert stand.command("--make") == "every certificate will do\n"
     assert stand.writes() == writes
     stand.server.remove("secrets", "fenka-scheduler-server", NAMESPACE)
     assert "made fenka-scheduler-server" in stand.command("--make", "--host=10.1.2.3")
@@ -66,7 +66,7 @@ def test_make_makes_what_is_missing_and_nothing_else(stand: Stand) -> None:
     assert stand.secret("client")["data"] == before[2]
 
 
-def test_make_repairs_a_secret_in_place(stand: Stand) -> None:
+def test_make_updates_a_secret_in_place_when_it_is_damaged(stand: Stand) -> None:
     """By its version: what others write meanwhile is looked at again."""
     stand.command("--make")
     stand.server.put("secrets", {**stand.secret("client"), "data": {"tls.crt": "?"}})
@@ -85,14 +85,14 @@ def test_make_repairs_a_secret_in_place(stand: Stand) -> None:
     assert b"BEGIN CERTIFICATE" in b64decode(stand.secret("client")["data"]["tls.crt"])
 
 
-def test_written_files_are_those_of_kube_scheduler_and_its_alone(
+def test_write_creates_kube_schedulers_files_for_their_owner_only(
     stand: Stand, tmp_path: Path
 ) -> None:
     """They work together with the server's, and the key of the authority is none of them."""
     stand.command("--make")
     into = tmp_path / "new" / "fenka"
     said = stand.command("--into", str(into))
-    assert "the certificate expires 20" in said
+    assert "the certificate ends 20" in said
     assert sorted(os.listdir(into)) == ["ca.crt", "client.crt", "client.key"]
     assert stat.S_IMODE(into.stat().st_mode) == 0o700
     for path in into.iterdir():
@@ -104,7 +104,9 @@ def test_written_files_are_those_of_kube_scheduler_and_its_alone(
     assert set(Credentials(into).expires_at) == {"ca", "server", "client"}
 
 
-def test_what_is_missing_is_told_in_a_sentence(stand: Stand, tmp_path: Path) -> None:
+def test_certificates_fails_with_one_sentence_when_a_secret_is_missing(
+    stand: Stand, tmp_path: Path
+) -> None:
     """No Secret, half a Secret, a directory that cannot be."""
     with pytest.raises(AssertionError, match=r"Secret gpu/fenka-scheduler-client is not there"):
         stand.command("--into", str(tmp_path / "x"))
@@ -119,7 +121,7 @@ def test_what_is_missing_is_told_in_a_sentence(stand: Stand, tmp_path: Path) -> 
         stand.command("--into", str(tmp_path / "x"))
 
 
-def test_show_tells_whose_they_are_and_when_they_end(stand: Stand) -> None:
+def test_show_prints_purpose_and_expiry_of_each_certificate(stand: Stand) -> None:
     """Without cryptography, which only `--make` needs."""
     stand.command("--make")
     lines = stand.command().splitlines()

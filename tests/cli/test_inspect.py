@@ -22,7 +22,7 @@ def run(server: FakeApiServer, folder: Path, *arguments: str) -> None:
 
 @pytest.mark.parametrize("scene", ["s1", "s2"])
 @pytest.mark.parametrize("details", [False, True])
-def test_screen_is_the_originals(
+def test_inspect_screen_is_the_originals(
     scene: str, details: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Given what the original was given, fenka prints what it printed."""
@@ -32,7 +32,9 @@ def test_screen_is_the_originals(
     assert capsys.readouterr().out == golden.read_text()
 
 
-def test_binpack_on_two_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_each_card_when_two_nodes_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The last table of the article's binpack test."""
     nodes = [
         sharing("sd-cluster-05", address="192.168.1.215"),
@@ -48,7 +50,9 @@ def test_binpack_on_two_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == (WIRE / "inspect-binpack.txt").read_text()
 
 
-def test_pending_and_unequal_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_pending_units_and_nodes_with_different_cards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Units without a card have a column of their own; cards that are not there are 0/0."""
     nodes = [sharing("a", cards=2), sharing("b")]
     pods = [
@@ -69,7 +73,9 @@ def test_pending_and_unequal_nodes(tmp_path: Path, capsys: pytest.CaptureFixture
     ]
 
 
-def test_pending_in_details(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_details_show_pending_units(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A pod without a card is in the last column."""
     run(
         FakeApiServer.of(nodes=[sharing("a")], pods=[pod("lost", units(3), node="a")]),
@@ -83,7 +89,9 @@ def test_pending_in_details(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-def test_units_of_mib_and_unequal_cards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_counts_mib_when_the_node_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An inventory tells what each card has; the kubelet's sum is the node's."""
     cards = [Card(0, DeviceId("GPU-a"), "T4", 15079), Card(1, DeviceId("GPU-b"), "P4", 7611)]
     inventory = {"fenka.io/cards": encode_inventory(cards, 1)}
@@ -95,7 +103,9 @@ def test_units_of_mib_and_unequal_cards(tmp_path: Path, capsys: pytest.CaptureFi
     assert lines[1].split() == ["m", "10.0.0.1", "8065/15079", "0/7611", "8065/22690"]
 
 
-def test_nothing_is_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_prints_totals_when_no_node_is_shared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An empty table, no crash."""
     run(FakeApiServer.of(nodes=[node("cpu")]), tmp_path)
     assert capsys.readouterr().out.splitlines()[-1] == "0/0 (0%)  "
@@ -112,7 +122,7 @@ def test_nothing_is_shared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ),
     ],
 )
-def test_errors_are_told_where_the_original_tells_them(
+def test_inspect_prints_errors_on_stdout_as_the_original_does(
     node_name: str,
     forbidden: set[str],
     sentence: str,
@@ -128,7 +138,9 @@ def test_errors_are_told_where_the_original_tells_them(
     assert capsys.readouterr().out == f"{sentence}\n"
 
 
-def test_no_kubeconfig(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_fails_when_there_is_no_kubeconfig(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One sentence that names the file."""
     with pytest.raises(SystemExit):
         gpushare.main(["--kubeconfig", str(tmp_path / "none")])
@@ -137,7 +149,7 @@ def test_no_kubeconfig(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert str(tmp_path / "none") in out
 
 
-def test_kubeconfig_of_the_environment(
+def test_inspect_uses_the_kubeconfig_of_the_environment(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """$KUBECONFIG, as for kubectl."""
@@ -147,7 +159,9 @@ def test_kubeconfig_of_the_environment(
     assert json.loads(capsys.readouterr().out)[0]["name"] == "a"
 
 
-def test_pages_are_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_reads_all_pages_when_lists_are_paged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """More nodes than a page has are all shown, by name."""
     names = [f"n{number}" for number in range(7)]
     run(FakeApiServer.of(nodes=[sharing(name) for name in reversed(names)]), tmp_path)

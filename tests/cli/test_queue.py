@@ -23,7 +23,7 @@ ROWS = [
 ]
 
 
-def test_the_table() -> None:
+def test_queue_table_shows_reservations_and_ages() -> None:
     """Cards, and when they will do where that is known; the sentence last."""
     assert tables.align(table(ROWS, NOW)) == [
         "POSITION  NAME   NAMESPACE  PRIORITY  ASKS             SINCE  USED  RESERVED   WHY",
@@ -53,7 +53,7 @@ def job(name: str, position: int | None, **more: object) -> JobView:
     return JobView(id=name, name=name, **{**fields, **more})  # type: ignore[arg-type]
 
 
-def test_rows_of_this_machine() -> None:
+def test_queue_rows_are_those_of_the_daemon() -> None:
     """Only those that wait, in the daemon's order; the namespace is the user."""
     world = Snapshot(
         version="1",
@@ -79,7 +79,7 @@ def test_rows_of_this_machine() -> None:
     ]
 
 
-def test_a_queue_on_a_narrow_terminal() -> None:
+def test_queue_is_truncated_when_the_terminal_is_narrow() -> None:
     """The command itself: in order, no line longer than the terminal; nobody: one sentence."""
     with workstation_at([]) as station:
         station.start("--simulate", "T4")
@@ -135,7 +135,9 @@ def on_terminal(station: Workstation, columns: int) -> list[str]:
         ),
     ],
 )
-def test_no_queue_to_show(tmp_path: Path, words: list[str], code: int, sentence: str) -> None:
+def test_queue_fails_when_there_is_no_daemon_and_no_cluster(
+    tmp_path: Path, words: list[str], code: int, sentence: str
+) -> None:
     """One sentence."""
     with workstation_at([]) as station:
         refused(station.fenka("queue", *words), code, sentence)

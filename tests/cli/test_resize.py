@@ -54,7 +54,9 @@ def running(**given: object) -> Json:
         (("a", "-n", "team", "-c", "x", "--gpu-core", "40"), "x: gpu-core=40"),
     ],
 )
-def test_a_pod_is_resized(tmp_path: Path, arguments: tuple[str, ...], wish: str) -> None:
+def test_resize_writes_the_request_on_the_pod(
+    tmp_path: Path, arguments: tuple[str, ...], wish: str
+) -> None:
     """The wish is written on this very pod; what was refused before is taken away."""
     server = answering(granted, running(annotations={REFUSED: "no"}))
     assert run(server, tmp_path, *arguments) == (0, "a: resized\n")
@@ -63,13 +65,15 @@ def test_a_pod_is_resized(tmp_path: Path, arguments: tuple[str, ...], wish: str)
     ]
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_resize_prints_the_nodes_reason_when_it_is_refused(tmp_path: Path) -> None:
     """In the sentence of the node's program."""
     server = answering(lambda _: {REFUSED: "card 0 is full"}, running())
     assert run(server, tmp_path, "a", "--gpu-mem", "6") == (1, "card 0 is full")
 
 
-def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resize_fails_when_no_node_confirms_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And a record of another wish, or of another pod, is no answer."""
     monkeypatch.setattr(resize, "WAIT_S", 0.2)
     for record in (
@@ -98,7 +102,7 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (("a", "--gpu-mem", "6", "--local"), 2, "--local selects this machine"),
     ],
 )
-def test_what_cannot_be_asked(
+def test_resize_writes_nothing_when_the_request_is_invalid(
     tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     """Nothing is written then."""

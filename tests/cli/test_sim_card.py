@@ -51,7 +51,7 @@ def node(runtime: Path) -> Iterator[SimulatedNode]:
     node.stop()
 
 
-def test_everything_can_be_provoked(node: SimulatedNode, say: Say) -> None:
+def test_sim_card_provokes_every_fault_and_reading(node: SimulatedNode, say: Say) -> None:
     """Each option shows in NVML, and the command says what it did."""
     with Driver.open(node.library_dir) as driver:
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -108,7 +108,7 @@ def test_everything_can_be_provoked(node: SimulatedNode, say: Say) -> None:
         ),
     ],
 )
-def test_what_cannot_be(
+def test_sim_card_is_refused_when_options_are_invalid(
     node: SimulatedNode, say: Say, words: list[str], code: int, sentence: str
 ) -> None:
     """One sentence, an exit code, and nothing was done."""
@@ -117,7 +117,7 @@ def test_what_cannot_be(
         assert [reading.temperature_c for reading in driver.readings()] == [30, 30]
 
 
-def test_where_no_node_is(runtime: Path, say: Say) -> None:
+def test_sim_card_fails_when_no_simulated_node_runs(runtime: Path, say: Say) -> None:
     """A sentence that says how to get one, be it that none was made or that it has ended."""
     sentence = (
         f"fenka: no simulated node runs in {runtime}/simulated: start one with "

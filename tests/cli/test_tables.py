@@ -10,20 +10,20 @@ HOSTILE = "a\x1b]0;title\x07\x9b2J\u202eb\u2028\ud800\tc\nd"
 SHOWN = r"a\x1b]0;title\x07\x9b2J\u202eb\u2028\ud800\tc\nd"
 
 
-def test_shown_escapes_what_is_not_printed() -> None:
+def test_escape_replaces_unprintable_characters() -> None:
     """Control characters, those that turn the line round, and line ends; other languages stay."""
     assert tables.escape(HOSTILE) == SHOWN
     assert tables.escape("köln 東京 €") == "köln 東京 €"
     assert tables.escape(tables.escape(HOSTILE)) == SHOWN
 
 
-def test_columns_are_as_wide_as_what_is_shown() -> None:
+def test_align_counts_the_escaped_text() -> None:
     """The escaped text counts."""
     assert tables.align([("N", "X"), ("\x1b", "y")]) == ["N     X", r"\x1b  y"]
     assert tables.align_tabs(["N\tX", "\x1b\ty"]) == ["N     X", r"\x1b  y"]
 
 
-def test_screens_and_sentences_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_lines_and_print_error_escape_their_text(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever prints them."""
     tables.print_lines(["fine", HOSTILE])
     errors.print_error(HOSTILE)
@@ -32,7 +32,7 @@ def test_screens_and_sentences_are_escaped(capsys: pytest.CaptureFixture[str]) -
     assert err == f"fenka: {SHOWN}\n"
 
 
-def test_json_keeps_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_text_keeps_the_data_when_it_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     """Escaped as JSON does it, so that a program reads what was written."""
     data = {"name": HOSTILE.replace("\ud800", "")}
     assert tables.print_data(data, "json")

@@ -34,19 +34,19 @@ GPU_NODE = NodeRow(
         ("top-node-s-d.txt", details_screen([MASTER, GPU_NODE], "GiB")),
     ],
 )
-def test_screen_is_the_articles(golden: str, lines: list[str]) -> None:
+def test_top_node_screen_is_the_articles(golden: str, lines: list[str]) -> None:
     """A reader of the article sees the same picture."""
     assert "\n".join(lines) + "\n" == (GOLDEN / golden).read_text()
 
 
-def test_rule_grows_with_the_first_row() -> None:
+def test_share_screen_rule_is_as_long_as_the_first_row() -> None:
     """The article's rule is one shorter while 0/14 are allocated (69 against 70)."""
     # 28 + 1 + 13 + 1 + 4 + 1 + 1 + 20 = 69
     empty = NodeRow(GPU_NODE.name, GPU_NODE.address, "<none>", "ready", True, 0, [CardRow(0, 14)])
     assert share_screen([empty], "GiB")[2] == "-" * 69
 
 
-def test_nodes_with_fewer_cards_show_none() -> None:
+def test_share_screen_shows_zero_when_a_node_has_fewer_cards() -> None:
     """Unequal nodes line up: a card that is not there is 0/0."""
     two = NodeRow(
         "b", "10.0.0.2", "<none>", "ready", True, 0, [CardRow(1, 8), CardRow(2.5, 8, index=1)]
@@ -61,7 +61,7 @@ def test_nodes_with_fewer_cards_show_none() -> None:
     assert lines[-1] == "3.5/20 (GiB) (17%)"
 
 
-def test_screens_without_any_node() -> None:
+def test_top_node_prints_totals_when_there_is_no_node() -> None:
     """Nothing there is shown as nothing, not as a crash."""
     assert nodes_screen([])[-1] == "0/0 (0%)"
     assert share_screen([], "GiB")[-1] == "0/0 (GiB) (0%)"

@@ -52,7 +52,9 @@ def run(server: FakeApiServer, folder: Path, *arguments: str) -> str:
         ([], "top-node.txt"),
     ],
 )
-def test_screens_of_the_article(arguments: list[str], golden: str, tmp_path: Path) -> None:
+def test_top_node_screens_are_the_articles(
+    arguments: list[str], golden: str, tmp_path: Path
+) -> None:
     """Three notebooks on one T4, read from a cluster that runs gpushare itself."""
     server = FakeApiServer.of(nodes=[T4, MASTER], pods=NOTEBOOKS)
     assert run(server, tmp_path, "top", "node", *arguments) == (GOLDEN / golden).read_text()
@@ -80,13 +82,13 @@ def stable(golden: str) -> str:
         (["-m", "s"], "arena-top-node-m-s.txt"),
     ],
 )
-def test_screen_is_todays_arenas(arguments: list[str], golden: str, tmp_path: Path) -> None:
+def test_arena_layout_is_todays_arenas(arguments: list[str], golden: str, tmp_path: Path) -> None:
     """Given what arena was given, fenka prints what it printed."""
     screen = run(given(), tmp_path, "top", "node", "--layout", "arena", *arguments)
     assert screen == stable((WIRE / golden).read_text())
 
 
-def test_arenas_exclusive_nodes(tmp_path: Path) -> None:
+def test_arena_layout_shows_exclusive_nodes(tmp_path: Path) -> None:
     """One kind: its own foot, and no column that tells kinds apart."""
     screen = run(given(), tmp_path, "top", "node", "--layout", "arena", "-m", "e")
     assert screen.splitlines() == [
@@ -98,13 +100,13 @@ def test_arenas_exclusive_nodes(tmp_path: Path) -> None:
     ]
 
 
-def test_arenas_normal_nodes_are_those_without_a_card(tmp_path: Path) -> None:
+def test_arena_layout_calls_nodes_without_cards_normal(tmp_path: Path) -> None:
     """arena lists every node there; that is a slip."""
     screen = run(given(), tmp_path, "top", "node", "--layout", "arena", "-m", "none")
     assert [line.split()[0] for line in screen.splitlines()[:2]] == ["NAME", "cpu-1"]
 
 
-def test_arenas_json(tmp_path: Path) -> None:
+def test_arena_layout_has_arenas_json_keys(tmp_path: Path) -> None:
     """arena's keys, memory in bytes, no newline at the end."""
     text = run(given(), tmp_path, "top", "node", "--layout", "arena", "-o", "json")
     assert text == (GOLDEN / "top-node-arena.json").read_text()
@@ -116,7 +118,7 @@ def test_arenas_json(tmp_path: Path) -> None:
     assert share["instances"][1]["gpuMemoryAllocation"] == {"0": 2, "1": 2, "2": 2, "3": 2}
 
 
-def test_mib_nodes_are_shown_in_gib(tmp_path: Path) -> None:
+def test_arena_layout_shows_gib_when_a_node_counts_mib(tmp_path: Path) -> None:
     """arena takes every number for GiB; a T4 in MiB has 14.7 of them."""
     screen = run(
         FakeApiServer.of(nodes=[sharing("m", 15079)]), tmp_path, "top", "node", "--layout", "arena"
@@ -124,7 +126,7 @@ def test_mib_nodes_are_shown_in_gib(tmp_path: Path) -> None:
     assert "0.0/14.7 GiB" in screen
 
 
-def test_exclusive_nodes_sick_cards_and_nodes_that_are_away(tmp_path: Path) -> None:
+def test_top_node_shows_exclusive_unhealthy_and_unreachable_nodes(tmp_path: Path) -> None:
     """The optional columns and feet of the old layout."""
     whole = node("whole", resources={"nvidia.com/gpu": 3}, capacity={"nvidia.com/gpu": 4})
     away = node("away", resources={"nvidia.com/gpu": 2}, ready="False")
@@ -144,7 +146,7 @@ def test_exclusive_nodes_sick_cards_and_nodes_that_are_away(tmp_path: Path) -> N
     ]
 
 
-def test_details_of_whole_cards(tmp_path: Path) -> None:
+def test_top_node_details_show_pods_with_whole_cards(tmp_path: Path) -> None:
     """Who takes cards whole, and the share of the node that is taken."""
     nodes = [node("whole", resources={"nvidia.com/gpu": 4}), node("cpu")]
     pods = [pod("train", {"nvidia.com/gpu": 1}, node="whole")]
@@ -152,7 +154,7 @@ def test_details_of_whole_cards(tmp_path: Path) -> None:
     assert screen == (GOLDEN / "top-node-d.txt").read_text()
 
 
-def test_a_health_daemons_words_count(tmp_path: Path) -> None:
+def test_top_node_shows_cards_that_a_health_daemon_reports(tmp_path: Path) -> None:
     """Cards that gpushare's ConfigMap names are unhealthy."""
     named = {
         "metadata": {"name": "unhealthy-gpu-a", "namespace": "kube-system"},
@@ -164,7 +166,7 @@ def test_a_health_daemons_words_count(tmp_path: Path) -> None:
     assert json.loads(run(server, tmp_path, "top", "node", "-o", "json"))[0]["unhealthy"] == 0
 
 
-def test_unreadable_inventory_is_said(tmp_path: Path) -> None:
+def test_top_node_shows_the_error_when_an_inventory_is_invalid(tmp_path: Path) -> None:
     """A node whose record is not understood is shown, with the reason."""
     broken = sharing("a", annotations={"fenka.io/cards": "{"})
     screen = run(FakeApiServer.of(nodes=[broken]), tmp_path, "top", "node")
@@ -177,7 +179,7 @@ def refused(*arguments: str) -> tuple[object, str]:
     return result.exit_code, result.stderr
 
 
-def test_neither_daemon_nor_cluster() -> None:
+def test_top_node_names_both_when_neither_daemon_nor_cluster_answers() -> None:
     """One sentence that names both."""
     code, sentence = refused("top", "node")
     assert code == 1
@@ -186,20 +188,20 @@ def test_neither_daemon_nor_cluster() -> None:
     assert "no cluster can be reached by ~/.kube/config" in sentence
 
 
-def test_local_means_local() -> None:
+def test_top_node_asks_no_cluster_when_local_is_given() -> None:
     """With --local no cluster is asked; with a cluster's options that is a contradiction."""
     assert refused("top", "node", "--local")[1].startswith("fenka: no fenka daemon answers")
     assert refused("top", "node", "--local", "--context", "x")[0] == 2
 
 
-def test_unknown_node(tmp_path: Path) -> None:
+def test_top_node_fails_when_a_node_is_unknown(tmp_path: Path) -> None:
     """Named nodes must be there."""
     with in_thread(FakeApiServer.of(nodes=[T4]), tmp_path) as kubeconfig:
         code, sentence = refused("top", "node", "b", "--kubeconfig", str(kubeconfig))
     assert (code, sentence) == (1, "fenka: there is no node b\n")
 
 
-def test_shares_of_compute(tmp_path: Path) -> None:
+def test_arena_layout_shows_shares_of_compute(tmp_path: Path) -> None:
     """30 percent by ACK's name, 40 by gpu-manager's beside it, and a whole card: 30 + 40 + 100 of 200."""
     gpu = sharing("a", cards=2, resources={"aliyun.com/gpu-core.percentage": 200})
     ack = pod(

@@ -58,7 +58,7 @@ def test_make_creates_only_missing_certificates(stand: Stand) -> None:
     before = [stand.secret(it)["data"] for it in ("authority", "server", "client")]
     assert all(it["ca.crt"] == before[0]["tls.crt"] for it in before)
     writes = stand.writes()
-    assert stand.command("--make") == "every certificate will do\n"
+    assert stand.command("--make") == "all certificates are valid\n"
     assert stand.writes() == writes
     stand.server.remove("secrets", "fenka-scheduler-server", NAMESPACE)
     assert "made fenka-scheduler-server" in stand.command("--make", "--host=10.1.2.3")
@@ -92,7 +92,7 @@ def test_write_creates_kube_schedulers_files_for_their_owner_only(
     stand.command("--make")
     into = tmp_path / "new" / "fenka"
     said = stand.command("--into", str(into))
-    assert "the certificate ends 20" in said
+    assert "the certificate expires 20" in said
     assert sorted(os.listdir(into)) == ["ca.crt", "client.crt", "client.key"]
     assert stat.S_IMODE(into.stat().st_mode) == 0o700
     for path in into.iterdir():

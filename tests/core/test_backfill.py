@@ -92,7 +92,7 @@ def ordered(
 class TestOrder:
     """Priority, time, users."""
 
-    def test_priority_then_time_then_id(self) -> None:
+    def test_order_is_by_priority_time_and_id(self) -> None:
         """As Kubernetes orders its own queue."""
         waiting = [
             PendingRequest("d", (units(1),), 1.0),
@@ -111,7 +111,9 @@ class TestOrder:
             (Fairness(), ["o0", "t3", "o1", "t4", "o2"]),
         ],
     )
-    def test_users_take_turns(self, fairness: Fairness, expected: list[str]) -> None:
+    def test_order_alternates_users_when_they_have_equal_priority(
+        self, fairness: Fairness, expected: list[str]
+    ) -> None:
         """Who asks for much at once is overtaken by others."""
         waiting = [
             PendingRequest(f"{user[0]}{at}", (units(1),), float(at), user=user)
@@ -119,7 +121,7 @@ class TestOrder:
         ]
         assert ordered(waiting, fairness) == expected
 
-    def test_what_a_user_holds_and_has_had_counts_too(self) -> None:
+    def test_order_counts_what_a_user_has_and_had(self) -> None:
         """One holds two placements, or has had 121 card-seconds of late; two has had 120."""
         waiting = [
             PendingRequest("o", (units(1),), 0.0, user="one"),
@@ -133,7 +135,7 @@ class TestOrder:
             "t",
         ]
 
-    def test_first_request_that_starves_goes_first_and_starts_anew_once_it_is_served(self) -> None:
+    def test_starving_request_goes_first_until_it_is_served(self) -> None:
         """One has had much. Its first has waited for an hour: it is served, and the next one waits again."""
         waiting = [PendingRequest(f"o{at}", (units(1),), float(at), user="one") for at in (0, 1)]
         waiting.append(PendingRequest("t", (units(1),), 3599.0, user="two"))
@@ -169,7 +171,7 @@ class TestOrder:
         now=st.floats(9000, 20000),
         chance=st.randoms(use_true_random=False),
     )
-    def test_no_users_first_is_overtaken_by_who_came_much_later(
+    def test_first_request_precedes_all_that_come_much_later(
         self,
         waiting: list[PendingRequest],
         past: dict[str, UserHistory],
@@ -226,13 +228,13 @@ class TestNamedCards:
             ([held(0, 1, 300), held(1, 1, 200), held(1, 1, 400)], whole(), (["GPU-a-0"], 300)),
         ],
     )
-    def test_the_cheapest(
+    def test_reservation_is_of_the_earliest_cards(
         self, holding: list[Allocation], request_: Request, expected: tuple[list[str], float | None]
     ) -> None:
         """By when they will do."""
         assert named(serve(queue(request_), holding, TWO)) == {"w0": expected}
 
-    def test_others_use_the_other_cards(self) -> None:
+    def test_later_request_uses_cards_that_are_not_reserved(self) -> None:
         """The head could use both cards, and names one: unlike a waiter that keeps all it could ever use."""
         # card 0: 4 free, one ends at 300; card 1: 4 free, one ends at 200
         holding = [held(0, 10, 300), held(1, 10, 200)]
@@ -245,7 +247,7 @@ class TestNamedCards:
         # now is 100, the head's card will do at 200
         [(100, {"w1": [0]}), (101, {}), (None, {})],
     )
-    def test_backfill_on_named_cards(
+    def test_reserved_card_is_used_when_deadline_comes_before(
         self, runs_for: float | None, expected: dict[str, list[int]]
     ) -> None:
         """Only who proves to have ended by then."""
@@ -257,13 +259,13 @@ class TestNamedCards:
                 ReasonCode.RESERVED
             ]
 
-    def test_no_backfill_where_nobody_can_tell(self) -> None:
+    def test_reserved_card_is_kept_when_no_deadline_is_known(self) -> None:
         """The head's card could do at any moment."""
         step = serve(queue(units(8), (units(2), 1)), [held(0, 10)], T4)
         assert seats(step) == {}
         assert named(step)["w0"] == (["GPU-a-0"], None)
 
-    def test_the_second_names_what_the_first_leaves(self) -> None:
+    def test_second_reserves_other_cards_than_the_first(self) -> None:
         """Card 1 will be the first's at 200 and hold 8 of 14 then; 8 more are on card 0 at 300."""
         holding = [held(0, 14, 300), held(1, 14, 200)]
         step = serve(queue(units(8), units(8)), holding, TWO)
@@ -275,7 +277,7 @@ class TestNamedCards:
         step = serve(queue((units(8), 50), units(8)), holding, TWO)
         assert named(step) == {"w0": (["GPU-a-1"], 200), "w1": (["GPU-a-1"], 250)}
 
-    def test_a_cordoned_or_impossible_card_is_never_named(self) -> None:
+    def test_card_is_never_reserved_when_it_is_cordoned_or_too_small(self) -> None:
         """Who can be served by none of the cards keeps nobody off them."""
         cordoned = Node("a", (card(0), card(1, cordoned=True)))
         step = serve(queue(units(15), units(4, cards=2), units(2)), [], cordoned)
@@ -283,7 +285,7 @@ class TestNamedCards:
         assert seats(step) == {"w2": [0]}
         assert [it.position for it in step.pending] == [1, 2]
 
-    def test_who_waits_for_cores_keeps_the_node(self) -> None:
+    def test_all_cards_are_reserved_when_request_waits_for_cpu(self) -> None:
         """Another card's program would take them; the other node is free."""
         host = replace(TWO, cpu_milli=4000)
         busy = [Allocation(replace(held(0, 1).placement, cpu_milli=3000), 200)]
@@ -294,14 +296,14 @@ class TestNamedCards:
         assert seats(step) == {}
         assert seats(serve(queue(asking, units(1)), busy, host, OTHER)) == {"w0": [0], "w1": [0]}
 
-    def test_only_the_first_few_name_cards(self) -> None:
+    def test_only_the_first_few_reserve_cards(self) -> None:
         """The others are ordered, with position and reason, and no more."""
         step = serve(queue(*[units(14)] * 6), [held(0, 1)], T4)
         assert [it.position for it in step.pending] == [1, 2, 3, 4, 5, 6]
         assert [it.reservation is not None for it in step.pending] == [True] * 4 + [False] * 2
         assert {it.reason for it in step.pending} == {"0/1 GPUs fit: 1 too little memory"}
 
-    def test_a_gang_names_cards_for_all_its_members(self) -> None:
+    def test_gang_reserves_cards_for_all_its_members(self) -> None:
         """Two of 8 units: card 0 at 300, card 1 at 200; it starts when both will do."""
         waiting = [
             PendingRequest("g", (units(8), units(8)), 0.0),
@@ -318,19 +320,19 @@ class TestNamedCards:
 class TestGangs:
     """Their members do not make room for each other."""
 
-    def test_cards_are_named_for_all_at_once(self) -> None:
+    def test_gang_reserves_cards_that_fit_together(self) -> None:
         """Card 1's three end at some time, card 0's one too: two of 8 need both, not card 0 twice."""
         holding = [held(0, 10), held(1, 5), held(1, 4), held(1, 4)]
         gang = PendingRequest("g", (units(8), units(8)), 0.0)
         assert named(serve([gang], holding, TWO)) == {"g": (["GPU-a-0", "GPU-a-1"], None)}
 
-    def test_one_that_could_never_be_placed_names_none(self) -> None:
+    def test_impossible_request_reserves_no_card(self) -> None:
         """Two of 8 on one card of 14."""
         gang = PendingRequest("g", (units(8), units(8)), 0.0)
         step = serve([gang, *queue(units(4))], [held(0, 2)], T4)
         assert (named(step), seats(step)) == ({}, {"w0": [0]})
 
-    def test_where_the_first_would_take_the_last_ones_room(self) -> None:
+    def test_gang_reserves_by_search_when_greedy_order_fails(self) -> None:
         """7 and 4 on card 1 and 10 on card 0 leave no 7; 7 + 7 and 4 + 10 do, when both have ended."""
         holding = [held(0, 14, 300), held(1, 14, 100)]
         gang = PendingRequest("g", (units(7), units(4), units(10), units(7)), 0.0)
@@ -340,7 +342,7 @@ class TestGangs:
 class TestTogether:
     """Several requests for one node: a pod whose containers each have their slice."""
 
-    def test_placed_on_one_node_or_not_at_all(self) -> None:
+    def test_same_node_request_is_placed_on_one_node_or_not_at_all(self) -> None:
         """a has 4 units left, b 8: two of 4 are on b together, apart they would be a's first."""
         pair = PendingRequest("w0", (units(4), units(4)), 0.0, same_node=True)
         holding = [held(0, 10, 200), held(0, 6, 300, "b")]
@@ -355,7 +357,7 @@ class TestTogether:
         # b, when its one has ended, or a: the earlier
         assert named(step) == {"w0": (["GPU-a-0"], 200)}
 
-    def test_never_on_one_node(self) -> None:
+    def test_same_node_request_is_rejected_when_no_node_fits_all(self) -> None:
         """Two of 8 on cards of 14: each node has one. It keeps nobody off anything."""
         pair = PendingRequest("w0", (units(8), units(8)), 0.0, same_node=True)
         step = serve([pair], [], T4, OTHER)
@@ -368,7 +370,9 @@ class TestTogether:
         nodes=clusters(),
         asked=st.lists(st.lists(requests(), min_size=1, max_size=3), max_size=4),
     )
-    def test_one_node_each(self, nodes: tuple[Node, ...], asked: list[list[Request]]) -> None:
+    def test_same_node_requests_use_different_nodes(
+        self, nodes: tuple[Node, ...], asked: list[list[Request]]
+    ) -> None:
         """Placed or named; no card holds more than it has; the first is placed where it could be."""
         waiting = [
             PendingRequest(f"w{n}", tuple(it), float(n), same_node=True)
@@ -397,7 +401,7 @@ class TestTogether:
 class TestNodesItMayGoTo:
     """Selectors and taints: a waiter is placed on its own nodes, and names cards of these alone."""
 
-    def test_placed_and_named_there_alone(self) -> None:
+    def test_request_is_placed_and_reserved_on_eligible_nodes_only(self) -> None:
         """b's card is free, a's has 4 of 14 units left until 200; w0 may go to a alone and wants 8."""
         waiting = [
             PendingRequest("w0", (units(8),), 0.0, nodes=frozenset({"a"})),
@@ -410,7 +414,7 @@ class TestNodesItMayGoTo:
         # Only a's card is counted in its reason.
         assert step.pending[0].reason == "0/1 GPUs fit: 1 too little memory"
 
-    def test_nodes_that_are_not_there(self) -> None:
+    def test_request_is_rejected_when_eligible_nodes_do_not_exist(self) -> None:
         """It keeps nobody off anything."""
         waiting = [
             PendingRequest("w0", (units(8),), 0.0, nodes=frozenset({"c"})),
@@ -422,7 +426,7 @@ class TestNodesItMayGoTo:
             ("w0", None, "there is no GPU")
         ]
 
-    def test_the_same_size_elsewhere_is_another_question(self) -> None:
+    def test_equal_requests_are_separate_when_eligible_nodes_differ(self) -> None:
         """That one was refused on a says nothing of b."""
         waiting = [
             PendingRequest(f"w{number}", (units(8),), float(number), nodes=frozenset({where}))
@@ -432,7 +436,7 @@ class TestNodesItMayGoTo:
         assert seats(step) == {"w2": [0]}
         assert [it.id for it in step.pending] == ["w0", "w1"]
 
-    def test_a_gang_too(self) -> None:
+    def test_gang_is_placed_on_eligible_nodes_only(self) -> None:
         """Both members on b, though a is empty."""
         gang = PendingRequest("g", (units(8), units(8)), 0.0, nodes=frozenset({"b"}))
         two = node(T4_MIB, T4_MIB, name="b")
@@ -446,7 +450,7 @@ class TestNodesItMayGoTo:
         nodes=clusters(),
         asked=st.lists(st.tuples(requests(), st.sets(st.integers(0, 2))), max_size=6),
     )
-    def test_as_if_the_other_nodes_were_not_there(
+    def test_result_is_the_same_when_ineligible_nodes_are_removed(
         self, nodes: tuple[Node, ...], asked: list[tuple[Request, set[int]]]
     ) -> None:
         """Of all who wait, each is placed, and names cards, on its own nodes; the first as on these alone."""
@@ -469,7 +473,7 @@ class TestNodesItMayGoTo:
             assert mine.pending == tuple(it for it in step.pending if it.id == first.id)
 
 
-def test_what_is_remembered_makes_no_difference() -> None:
+def test_result_is_the_same_when_nothing_is_cached() -> None:
     """The same, whether it served before or not, when others hold and nodes are as they were."""
     seasoned = Backfill([TWO, OTHER], "binpack", PLAIN)
     situations = [
@@ -484,7 +488,7 @@ def test_what_is_remembered_makes_no_difference() -> None:
         assert seasoned.serve(waiting, holding, 100) == fresh
 
 
-def test_nodes_that_come_go_and_fall_sick() -> None:
+def test_result_is_the_same_when_nodes_change() -> None:
     """It goes by the nodes as they are now."""
     scheduler = Backfill([TWO], "binpack", PLAIN)
     waiting, holding = queue(units(8)), [held(0, 14, 300), held(1, 14, 200)]
@@ -576,7 +580,7 @@ JOBS = st.lists(
 
 @settings(deadline=None, max_examples=120)
 @given(nodes=clusters(most_nodes=2, most_cards=3), jobs=JOBS)
-def test_a_promise_to_the_first_in_line_is_kept(nodes: tuple[Node, ...], jobs: list[Job]) -> None:
+def test_first_request_starts_by_its_reservation(nodes: tuple[Node, ...], jobs: list[Job]) -> None:
     """Nobody who is backfilled puts its start off; no card holds more than it has; whoever can is served."""
     nodes = well(nodes)
     started, promised = replay(nodes, jobs, until=12 + 14 * 6 + 2)
@@ -593,7 +597,7 @@ def test_a_promise_to_the_first_in_line_is_kept(nodes: tuple[Node, ...], jobs: l
     large=requests(),
     small=st.lists(st.tuples(requests(), st.integers(1, 5), st.booleans()), min_size=1, max_size=3),
 )
-def test_nobody_starves_in_a_stream_of_others(
+def test_large_request_is_served_in_a_stream_of_small_ones(
     nodes: tuple[Node, ...], large: Request, small: list[tuple[Request, int, bool]]
 ) -> None:
     """They come every second for ever, with and without deadlines; the large one waits a bounded time."""
@@ -612,7 +616,7 @@ def test_nobody_starves_in_a_stream_of_others(
 
 
 @pytest.mark.parametrize("deadline", [False, True])
-def test_staggered_small_ones_do_not_keep_a_card_busy_for_ever(deadline: bool) -> None:
+def test_large_request_is_served_when_small_ones_are_staggered(deadline: bool) -> None:
     """Each second one of 4 units comes, for 3 seconds: 12 of 14 units are always held, and 14 are wanted.
 
     The large one comes at 6, behind the small one of that second, which ends at 9. It is served then, and
@@ -625,14 +629,14 @@ def test_staggered_small_ones_do_not_keep_a_card_busy_for_ever(deadline: bool) -
     assert started["j007"] == 12
 
 
-def test_bars() -> None:
+def test_reservation_blocks_when_deadline_is_later() -> None:
     """Who ends when the head starts is out of its way."""
     reservation = Reservation(frozenset({DeviceId("GPU-a-0")}), 200)
     assert [reservation.blocks(end) for end in (199, 200, 201, None)] == [False, False, True, True]
     assert replace(reservation, starts_by=None).blocks(-inf)
 
 
-def test_a_gang_that_could_never_fit_keeps_nobody_off() -> None:
+def test_impossible_gang_blocks_no_request() -> None:
     """Three of 8 units on two cards of 14: each alone would fit, together they never do."""
     never = PendingRequest("never", (units(8),) * 3, 0.0)
     small = PendingRequest("small", (units(8),), 1.0)

@@ -73,7 +73,7 @@ def first_reason(each: Card, used: CardUsage, request: Request) -> Reason | None
         ),
     ],
 )
-def test_each_predicate_has_its_reason(
+def test_filter_gives_its_reason(
     each: Card, used: CardUsage, request_: Request, why: ReasonCode, needed: int, available: int
 ) -> None:
     """What keeps a request off a card, with the amounts where there are any."""
@@ -97,12 +97,14 @@ def test_each_predicate_has_its_reason(
         (card(), CardUsage(20000, 0, 2), COMPUTE),
     ],
 )
-def test_what_just_fits(each: Card, used: CardUsage, request_: Request) -> None:
+def test_request_fits_when_exactly_that_is_free(
+    each: Card, used: CardUsage, request_: Request
+) -> None:
     """To the last MiB and the last percent."""
     assert first_reason(each, used, request_) is None
 
 
-def test_the_first_predicate_is_the_reason() -> None:
+def test_first_filter_gives_the_reason() -> None:
     """A card with everything against it: mended one by one, the reasons come in the table's order."""
     request = Request(whole=True, models=frozenset({"Tesla T4"}))
     bad = card(healthy=False, cordoned=True, model="Tesla P4")
@@ -151,7 +153,7 @@ def test_the_first_predicate_is_the_reason() -> None:
         ("spread", Request(compute=10), 0),
     ],
 )
-def test_policies_choose_cards(policy: str, request_: Request, expected: int) -> None:
+def test_policy_chooses_cards(policy: str, request_: Request, expected: int) -> None:
     """binpack takes the fullest that fits, spread the emptiest; by what is asked for."""
     view = holding(placement(piece(1, 4 * GIB, 80), piece(2, EIGHT), piece(3, 4 * GIB, 40)))
     cards = node(SIXTEEN, SIXTEEN, SIXTEEN, SIXTEEN)
@@ -179,7 +181,7 @@ def test_policies_choose_cards(policy: str, request_: Request, expected: int) ->
         ("spread", ((EIGHT,), (SIXTEEN,)), {}, ("b", 0)),
     ],
 )
-def test_policies_choose_nodes(
+def test_policy_chooses_nodes(
     policy: str,
     sizes: tuple[tuple[int, ...], ...],
     held: dict[str, tuple[int, ...]],
@@ -201,7 +203,7 @@ def test_policies_choose_nodes(
     assert (verdict.node, verdict.slices[0].card) == expected
 
 
-def test_cards_that_admit_nobody_do_not_make_a_node_empty() -> None:
+def test_free_share_excludes_cards_that_take_no_slices() -> None:
     """A cordoned empty card is no reason to spread to its node, nor not to pack there."""
     half = node(SIXTEEN, name="b")
     cordoned = Node("a", (card(0, SIXTEEN), card(1, SIXTEEN, cordoned=True)))
@@ -263,7 +265,7 @@ def test_a_slice_of_compute_alone_holds_no_memory() -> None:
         (None, 8000, (10**6, 4001), (ReasonCode.HOST_MEMORY, 4000, 3999)),
     ],
 )
-def test_hosts_are_judged_too(
+def test_node_is_rejected_when_its_host_is_too_small(
     cpu: int | None,
     memory: int | None,
     held: tuple[int, int],
@@ -319,7 +321,7 @@ def test_amounts_of_a_candidate() -> None:
     "request_",
     [units(14), exact(T4_MIB), whole(2), units(1, cards=2), Request(compute=100), T4_ONLY],
 )
-def test_what_may_fit_some_day(request_: Request) -> None:
+def test_never_fits_is_none_when_health_or_cordon_is_the_reason(request_: Request) -> None:
     """Whatever is held now, unhealthy or cordoned, may be free, well and back."""
     cards = (card(0, healthy=False), card(1, cordoned=True))
     assert never_fits(request_, [Node("a", cards)]) is None

@@ -30,7 +30,7 @@ def used(uses: UsageHistory, user: str, now: float) -> float:
     return uses.history(user, 0, now).used_s
 
 
-def test_use_is_card_seconds_that_halve_every_half_life() -> None:
+def test_usage_is_card_seconds_that_halve_every_half_life() -> None:
     """Half a card for 100 s; an hour later half of that counts, two hours later a quarter."""
     uses = UsageHistory(Fairness())
     uses.start("p", "a", 0.5, 0, 0, 0)
@@ -45,7 +45,7 @@ def test_use_is_card_seconds_that_halve_every_half_life() -> None:
 @given(
     spans=st.lists(st.tuples(st.floats(0, 5000), st.floats(0, 5000), st.floats(0.1, 8)), max_size=5)
 )
-def test_use_is_the_same_however_late_it_is_heard_of(
+def test_usage_is_the_same_when_it_is_reported_late(
     spans: list[tuple[float, float, float]],
 ) -> None:
     """Reported as it happens, or all at once after a restart by the times of the pods' status."""
@@ -64,7 +64,7 @@ def test_use_is_the_same_however_late_it_is_heard_of(
     assert used(late, "a", 6000) == pytest.approx(used(live, "a", 6000), abs=1e-6)
 
 
-def test_clock_that_was_put_back_adds_nothing_and_breaks_nothing() -> None:
+def test_usage_is_unchanged_when_clock_is_set_back() -> None:
     """Use never falls below 0 either."""
     uses = UsageHistory(Fairness())
     uses.start("p", "a", 1, 0, 1000, 1000)
@@ -73,7 +73,7 @@ def test_clock_that_was_put_back_adds_nothing_and_breaks_nothing() -> None:
     assert used(uses, "a", 500) == 0
 
 
-def test_resized_holder_counts_with_what_it_has_since_then() -> None:
+def test_resized_allocation_counts_its_new_size_from_then_on() -> None:
     """One card for 100 s, then two."""
     uses = UsageHistory(Fairness())
     uses.start("p", "a", 1, 0, 0, 0)
@@ -93,7 +93,9 @@ def test_nothing_is_remembered_with_a_half_life_of_0() -> None:
     starts=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 100)), max_size=20),
     asked=st.integers(-1, 21),
 )
-def test_last_start_of_a_request_made_by_then(starts: list[tuple[int, int]], asked: int) -> None:
+def test_served_at_returns_last_start_of_earlier_requests(
+    starts: list[tuple[int, int]], asked: int
+) -> None:
     """Starts are told in any order."""
     uses = UsageHistory(Fairness())
     for number, (requested_at, at) in enumerate(starts):

@@ -54,12 +54,12 @@ def where(found: tuple[Placement, ...] | Unschedulable) -> list[str]:
         ([whole(), whole(2), units(2)], ["a0", "b0+b1", "a1"]),
     ],
 )
-def test_a_gang_over_two_nodes(members: list[Request], expected: list[str]) -> None:
+def test_gang_is_placed_over_two_nodes(members: list[Request], expected: list[str]) -> None:
     """Two nodes of two T4 each."""
     assert where(place_gang(EmptyUsage(), members, "binpack", [A, B])) == expected
 
 
-def test_the_policy_may_be_a_bad_one_for_a_gang() -> None:
+def test_gang_is_placed_by_binpack_when_its_policy_fails() -> None:
     """10000 and 12000 MiB free, 5000 · 2 and 4000 · 3: `spread` leaves 1000 and 3000 for the last 4000.
 
     Packed, the largest first, they fit: 5000 + 5000 on the first, 4000 · 3 on the second.
@@ -69,7 +69,7 @@ def test_the_policy_may_be_a_bad_one_for_a_gang() -> None:
     assert where(found) == ["a0", "a0", "a1", "a1", "a1"]
 
 
-def test_when_no_order_by_size_does_the_search_finds_it() -> None:
+def test_gang_is_placed_by_search_when_no_order_works() -> None:
     """7000 and 11000 MiB free, 6 + 5 + 3 + 2 + 2 thousand.
 
     Packed, the largest first: 6 → 7 (1 left), 5 → 11 (6), 3 → 6 (3), 2 → 3 (1), 2 → no.
@@ -87,7 +87,7 @@ def test_equal_members_may_share_a_card() -> None:
     assert where(found) == ["a1", "a0", "a0", "a1", "a1"]
 
 
-def test_a_gang_that_does_not_fit_says_how_much_of_it_would() -> None:
+def test_gang_rejection_says_how_many_members_would_fit() -> None:
     """The reasons are those of the first that found no place."""
     found = place_gang(EmptyUsage(), [units(8)] * 5, "binpack", [A, B])
     assert isinstance(found, Unschedulable)
@@ -138,7 +138,7 @@ def test_a_gang_of_four_is_placed_exactly_when_it_can_be(
             ledger.assume(f"member{number}", it, 1)
 
 
-def test_a_view_with_less_in_it() -> None:
+def test_overlay_removes_placements() -> None:
     """What is taken away was in the view under it."""
     held = placement(piece(0, 4000, 20))
     stacked = UsageOverlay(holding(held))
@@ -161,7 +161,7 @@ def members(count: int, request: Request) -> dict[str, Request]:
     return {f"m{number}": request for number in range(count)}
 
 
-def test_a_plan_holds_from_the_moment_it_is_made() -> None:
+def test_gang_reservation_counts_from_the_start() -> None:
     """Of two gangs that each need three of four cards one is planned, the other not at all."""
     made = plans()
     assert isinstance(
@@ -177,7 +177,7 @@ def test_a_plan_holds_from_the_moment_it_is_made() -> None:
     )
 
 
-def test_making_it_again_changes_nothing() -> None:
+def test_gang_reservation_is_unchanged_when_reserved_again() -> None:
     """Each member asks: they get the same answer, and what is held is counted once."""
     made = plans()
     first = made.reserve("g", members(2, units(14)), "binpack", [A, B], 60)
@@ -185,7 +185,7 @@ def test_making_it_again_changes_nothing() -> None:
     assert made.card_usage("a", device(0)).holders == 1
 
 
-def test_a_member_that_started_is_in_the_worlds_record() -> None:
+def test_started_member_leaves_the_reservation() -> None:
     """It is held once all the time; with the last one the plan ends."""
     ledger = Ledger([A, B])
     made = plans(ledger)
@@ -199,7 +199,7 @@ def test_a_member_that_started_is_in_the_worlds_record() -> None:
     assert made.get("g") is None
 
 
-def test_a_plan_that_ends_half_started_takes_its_members_with_it() -> None:
+def test_expired_reservation_returns_its_started_members() -> None:
     """The caller is told whom to evict: a gang is never left half."""
     made = plans()
     made.reserve("g", members(3, units(8)), "binpack", [A, B], 60)

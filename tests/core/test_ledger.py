@@ -113,7 +113,7 @@ def test_an_id_can_be_used_again() -> None:
     assert made.card_usage("a", device(0)) == CardUsage(T4_MIB, 0, 1)
 
 
-def test_the_copies_it_gives_are_not_the_ledger() -> None:
+def test_copies_do_not_change_the_ledger() -> None:
     """Trying something out changes nothing."""
     made = ledger(("x", FOUR))
     made.entries.clear()
@@ -209,7 +209,7 @@ def test_a_host_that_is_not_counted_has_no_limit() -> None:
     assert made.host_usage("a") == (10**9, 10**9)
 
 
-def test_a_tally_takes_what_a_record_says() -> None:
+def test_totals_accept_records_that_overcommit() -> None:
     """Two who both took a card whole, and one of them leaving: it is still taken."""
     tally = UsageTotals()
     tally.add(WHOLE)
@@ -222,7 +222,7 @@ def test_a_tally_takes_what_a_record_says() -> None:
     assert tally.card_usage("a", device(0)).whole
 
 
-def test_nothing_is_known_of_unknown_cards_and_nodes() -> None:
+def test_usage_is_empty_when_card_or_node_is_unknown() -> None:
     """They hold nothing."""
     made = ledger(("x", FOUR))
     assert made.card_usage("a", device(7)) == made.card_usage("b", device(0, "b")) == NO_USAGE

@@ -330,14 +330,16 @@ class TestCards:
             (card(0, healthy=False, cordoned=True), ReasonCode.UNHEALTHY),
         ],
     )
-    def test_cards_that_admit_nobody(self, out: Card, why: ReasonCode) -> None:
+    def test_card_is_rejected_when_it_is_unhealthy_or_cordoned(
+        self, out: Card, why: ReasonCode
+    ) -> None:
         """Unhealthy and cordoned cards are passed over, even by who would fit best there."""
         view = held(8 * GIB)
         assert chosen(place(view, exact(GIB), "binpack", [Node("a", (out, card(1)))])) == [1]
         verdict = place(view, exact(GIB), "binpack", [Node("a", (out,))])
         assert verdict == Unschedulable((NodeRejection("a", (Reason(why, 0),)),))
 
-    def test_reserved_cards(self) -> None:
+    def test_reserved_card_is_rejected_when_no_other_reason_applies(self) -> None:
         """Kept for others; that is the reason only where nothing else is."""
         three = [node(T4_MIB, T4_MIB, 512)]
         reserved = {device(0), device(2)}

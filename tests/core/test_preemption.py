@@ -167,14 +167,14 @@ def victims(holders: list[VictimCandidate], request: Request, *nodes: Node) -> l
         ),
     ],
 )
-def test_who_goes(
+def test_victims_are_the_cheapest_set(
     holders: list[VictimCandidate], request_: Request, expected: list[str] | None
 ) -> None:
     """Two T4; the request has priority 100."""
     assert victims(holders, request_) == expected
 
 
-def test_a_gang_takes_its_member_on_another_node_along() -> None:
+def test_gang_is_evicted_from_all_nodes() -> None:
     """And where the request goes is said."""
     holders = [
         VictimCandidate("x", on(0, 14), 0, "g"),
@@ -185,7 +185,7 @@ def test_a_gang_takes_its_member_on_another_node_along() -> None:
     assert found == Victims(("x", "y"), (on(0, 14),), 0)
 
 
-def test_for_a_gang_over_nodes() -> None:
+def test_victims_make_room_for_a_gang_over_nodes() -> None:
     """Three times 14 units: two cards are held by the less important, the third is free."""
     holders = [VictimCandidate("x", on(0, 2)), VictimCandidate("y", on(0, 2, "b"))]
     found = cheapest_victims(
@@ -200,7 +200,7 @@ def test_for_a_gang_over_nodes() -> None:
     ]
 
 
-def test_cpu_that_another_card_holds() -> None:
+def test_victim_is_on_another_card_when_cpu_is_missing() -> None:
     """The host's cores are freed by whoever has them."""
     host = replace(TWO, cpu_milli=4000)
     holders = [
@@ -211,7 +211,7 @@ def test_cpu_that_another_card_holds() -> None:
     assert victims(holders, request, host) == ["x"]
 
 
-def test_many_holders_on_one_card() -> None:
+def test_victims_are_reprieved_when_there_are_many() -> None:
     """More than all sets can be compared of: nobody goes who could stay, and the dearest stay."""
     holders = [VictimCandidate(f"h{number:02}", on(0, 1), number) for number in range(14)]
     # 14 of one unit each; 5 units: the five least important
@@ -225,7 +225,7 @@ def test_many_holders_on_one_card() -> None:
     request=requests(),
     data=st.data(),
 )
-def test_the_cheapest_of_all_sets(
+def test_victims_cost_no_more_than_any_other_set(
     nodes: tuple[Node, ...], held: list[Request], request: Request, data: st.DataObject
 ) -> None:
     """No set of weaker ones that makes room is cheaper than the one found, and the one found does."""

@@ -132,7 +132,7 @@ NONE_SUCH = frozenset({"A100"})
         (units(1), [], ""),
     ],
 )
-def test_what_to_ask_instead(request_: Request, nodes: list[Node], hint: str) -> None:
+def test_hint_says_what_to_request_instead(request_: Request, nodes: list[Node], hint: str) -> None:
     """A request that nothing could satisfy is told what would come nearest."""
     verdict = never_fits(request_, nodes)
     assert verdict is not None

@@ -39,7 +39,7 @@ from tests.core.builders import (
         replace(placement(piece(0, 1)), host_memory_mib=-1),
     ],
 )
-def test_nobody_holds_less_than_nothing(record: Placement) -> None:
+def test_negative_amounts_are_a_conflict(record: Placement) -> None:
     """Others would be given what the card does not have."""
     ledger = Ledger([node(T4_MIB)])
     with pytest.raises(Conflict) as caught:

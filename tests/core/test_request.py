@@ -22,7 +22,9 @@ from tests.core.builders import GIB, P4_MIB, T4_MIB, V100_MIB
         (4, -1024, "a unit of GPU memory must be 1 MiB or more, not -1024"),
     ],
 )
-def test_memory_that_means_nothing(amount: int, unit_mib: int, sentence: str) -> None:
+def test_memory_is_rejected_when_it_is_impossible(
+    amount: int, unit_mib: int, sentence: str
+) -> None:
     """Each is refused with one sentence."""
     with pytest.raises(InvalidRequest) as caught:
         Memory(amount, unit_mib)
@@ -91,7 +93,7 @@ NEITHER = "a whole card comes with all its memory and compute: ask for neither"
         ({"whole": True, "compute": 30}, NEITHER),
     ],
 )
-def test_requests_that_mean_nothing(fields: dict[str, Any], sentence: str) -> None:
+def test_request_is_rejected_when_it_is_impossible(fields: dict[str, Any], sentence: str) -> None:
     """Each is refused with one sentence that says what would mean something."""
     with pytest.raises(InvalidRequest) as caught:
         Request(**fields)

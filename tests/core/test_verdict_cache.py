@@ -18,7 +18,7 @@ from tests.core.builders import clusters, requests
     policy=st.sampled_from(["binpack", "spread"]),
     data=st.data(),
 )
-def test_as_if_placed_afresh(
+def test_cached_verdict_equals_a_new_one(
     nodes: tuple[Node, ...], asked: list[Request], policy: str, data: st.DataObject
 ) -> None:
     """While leases come and go, cards are reserved, and the same sizes are asked for again and again."""

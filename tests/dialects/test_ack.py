@@ -37,7 +37,7 @@ def cards(count: str, *containers: dict[str, int | str]) -> PodRequest:
         (pod({MEMORY: 4, CORE: 100}), Request(Memory(4, None), compute=100)),
     ],
 )
-def test_what_a_pod_gets(asked: PodRequest, expected: Request) -> None:
+def test_request_is_the_pods_peak_per_card(asked: PodRequest, expected: Request) -> None:
     """Of the pod as a whole, per card."""
     (part,) = ack.parse(asked)
     assert part.request == expected
@@ -77,7 +77,7 @@ def test_what_a_pod_gets(asked: PodRequest, expected: Request) -> None:
         (cards("two", {MEMORY: 8}), "label aliyun.com/gpu-count is 'two', not a number of cards"),
     ],
 )
-def test_contradictions_are_one_sentence(asked: PodRequest, sentence: str) -> None:
+def test_contradictory_pod_is_rejected_with_one_sentence(asked: PodRequest, sentence: str) -> None:
     """With what to do instead."""
     with pytest.raises(InvalidRecord) as why:
         ack.parse(asked)
@@ -96,7 +96,7 @@ GOLDEN = {
 }
 
 
-def test_annotations_both_ways() -> None:
+def test_placement_is_unchanged_when_encoded_and_decoded() -> None:
     """gpushare's, and the share of compute in the same shape."""
     asked = pod({MEMORY: 4, CORE: 30}, {}, {MEMORY: 2, CORE: 20})
     (part,) = ack.parse(asked)
@@ -118,7 +118,7 @@ def test_annotations_both_ways() -> None:
     assert ack.environment(again, NODE, [found], "c1") == {}
 
 
-def test_without_compute_nothing_of_acks_is_written() -> None:
+def test_acks_annotation_is_left_out_when_no_compute_is_requested() -> None:
     """gpushare's pods stay as they are."""
     asked = pod({MEMORY: 4})
     (part,) = ack.parse(asked)
@@ -127,7 +127,7 @@ def test_without_compute_nothing_of_acks_is_written() -> None:
     assert ack.CORES not in ack.encode(asked, NODE, [found], 1)
 
 
-def test_what_a_node_has() -> None:
+def test_node_advertises_units_of_each_card() -> None:
     """14 + 14 units, 100 percent of each card."""
     assert node_totals(ack, NODE) == {MEMORY: 28, CORE: 200}
 
@@ -166,7 +166,7 @@ SLICE, WITH_COMPUTE, WHOLE = (
         ("mig", ["is none of cgpu, core_mem, default, share, topology"] * 3),
     ],
 )
-def test_who_may_land_where(mode: str | None, sentences: list[str | None]) -> None:
+def test_mode_admits_the_pods_it_is_for(mode: str | None, sentences: list[str | None]) -> None:
     """By the label of the node."""
     labels = {} if mode is None else {MODE_LABEL: mode}
     dialects: list[Dialect] = [ack, ack, nvidia]
@@ -183,7 +183,7 @@ def test_who_may_land_where(mode: str | None, sentences: list[str | None]) -> No
         assert str(why.value) == f"{said} {sentence}"
 
 
-def test_pods_with_and_without_compute_do_not_mix() -> None:
+def test_pod_is_rejected_when_core_mem_node_has_the_other_kind() -> None:
     """On nodes of core_mem only: elsewhere nothing is promised."""
     core_mem = {MODE_LABEL: "core_mem"}
     with_compute, without = ack.parse(WITH_COMPUTE), ack.parse(SLICE)

@@ -31,13 +31,13 @@ MEM, GPU = "aliyun.com/gpu-mem", "nvidia.com/gpu"
         (pod({"nvidia.com/gpucores": 30}), hami),
     ],
 )
-def test_which_dialect(asked: PodRequest, expected: Dialect | None) -> None:
+def test_dialect_is_detected_by_its_resources(asked: PodRequest, expected: Dialect | None) -> None:
     """HAMi's only where they are turned on: elsewhere such a pod is not fenka's."""
     assert detect(asked, WITH_HAMI) is expected
     assert detect(asked) is (None if expected is hami else expected)
 
 
-def test_two_dialects_at_once() -> None:
+def test_pod_is_rejected_when_it_uses_two_dialects() -> None:
     """In one container or in two."""
     for asked in (pod({MEM: 4, GPU: 1}), pod({GPU: 1}, {MEM: 4})):
         with pytest.raises(InvalidRecord) as why:
@@ -48,7 +48,7 @@ def test_two_dialects_at_once() -> None:
         )
 
 
-def test_whole_cards_beside_shared_ones() -> None:
+def test_whole_card_is_placed_beside_shared_ones() -> None:
     """One node, one ledger: a slice on card 0 leaves card 1 to who wants a whole one, and no card twice."""
     node = share(T4_MIB, T4_MIB)
     assert node_totals(nvidia, node) == {GPU: 2}
@@ -65,7 +65,7 @@ def test_whole_cards_beside_shared_ones() -> None:
     assert refused.sentence() == "0/2 GPUs fit: 1 in use, 1 taken whole"
 
 
-def test_whole_cards_by_container() -> None:
+def test_whole_cards_are_recorded_by_container() -> None:
     """An init container uses those of a container beside it; a sidecar has its own."""
     node = share(T4_MIB, T4_MIB, T4_MIB)
     asked = pod({GPU: 2}, {}, init=({GPU: 1},), sidecars=({GPU: 1},))
@@ -163,7 +163,7 @@ def manifests(draw: st.DrawFn, names: tuple[str, ...]) -> PodRequest:
 
 @settings(deadline=None, max_examples=300)
 @given(asked=manifests(tuple(NAMES)))
-def test_no_combination_crashes(asked: PodRequest) -> None:
+def test_parsing_never_fails_otherwise_when_resources_are_combined(asked: PodRequest) -> None:
     """It is understood, or refused in one sentence."""
     sentence = refusal(asked)
     assert sentence is None or (sentence and "\n" not in sentence)
@@ -217,7 +217,7 @@ def refusal(asked: PodRequest) -> str | None:
         ({hami.MEMORY: 3000}, [hami.ALLOCATED]),
     ],
 )
-def test_what_is_no_record_at_all(
+def test_decoding_raises_invalid_record_when_text_is_no_record(
     text: str, limits: dict[str, int | str], annotations: list[str]
 ) -> None:
     """Each annotation by itself, beside one that says where the pod is."""
@@ -228,7 +228,9 @@ def test_what_is_no_record_at_all(
 
 @settings(deadline=None, max_examples=300)
 @given(data=st.data(), which=st.sampled_from(WITH_HAMI), unit=st.sampled_from([1, 256, 1024]))
-def test_there_and_back(data: st.DataObject, which: Dialect, unit: int) -> None:
+def test_placement_is_unchanged_when_encoded_and_decoded_in_any_dialect(
+    data: st.DataObject, which: Dialect, unit: int
+) -> None:
     """What is written of a placement is read as that placement, on cards of two sizes."""
     asked = data.draw(manifests(which.RESOURCES))
     node = share(T4_MIB, V100_MIB, T4_MIB, unit_mib=unit)
@@ -258,7 +260,7 @@ def test_there_and_back(data: st.DataObject, which: Dialect, unit: int) -> None:
             assert environment["NVIDIA_VISIBLE_DEVICES"] == uuids
 
 
-def test_each_is_a_dialect() -> None:
+def test_modules_have_every_member_of_a_dialect() -> None:
     """Their names differ, and no two of those always understood have a resource in common."""
     assert len({dialect.NAME for dialect in WITH_HAMI}) == len(WITH_HAMI)
     names = [name for dialect in DIALECTS for name in dialect.RESOURCES]

@@ -28,7 +28,9 @@ def job(core: int | str, memory: int | str, **annotations: str) -> PodRequest:
         (300, 1, Request(whole=True, cards=3)),
     ],
 )
-def test_what_a_container_gets(core: int | str, memory: int | str, expected: Request) -> None:
+def test_container_gets_its_slices_and_environment(
+    core: int | str, memory: int | str, expected: Request
+) -> None:
     """100 is a card."""
     assert gpu_manager.parse(job(core, memory)) == (SliceRequest(("c0",), expected),)
 
@@ -72,7 +74,9 @@ def test_what_a_container_gets(core: int | str, memory: int | str, expected: Req
         ),
     ],
 )
-def test_what_means_nothing_is_one_sentence(wrong: PodRequest, sentence: str | None) -> None:
+def test_impossible_pod_is_rejected_with_one_sentence(
+    wrong: PodRequest, sentence: str | None
+) -> None:
     """With what to do instead."""
     if sentence is None:
         gpu_manager.parse(wrong)
@@ -82,14 +86,14 @@ def test_what_means_nothing_is_one_sentence(wrong: PodRequest, sentence: str | N
     assert str(why.value) == sentence
 
 
-def test_the_ceiling_is_of_parts_only() -> None:
+def test_burst_percent_is_none_when_cards_are_whole() -> None:
     """A whole card has no limits."""
     both = pod({CORE: 40, MEMORY: 24}, {CORE: 100}, annotations={CEILING: "80"})
     assert [part.burst_percent for part in gpu_manager.parse(both)] == [80, None]
     assert [part.burst_percent for part in gpu_manager.parse(job(40, 24))] == [None]
 
 
-def test_three_jobs_of_the_article() -> None:
+def test_three_jobs_of_the_article_share_two_cards() -> None:
     """100/64 has a V100 for itself, 40/24 and 30/24 share the other.
 
     A V100 of 16130 MiB has 16130 // 256 = 63 units: 24 of them are 16130 · 24 // 63 = 6144 MiB. On the
@@ -123,7 +127,7 @@ GOLDEN = {
 }
 
 
-def test_annotations_both_ways() -> None:
+def test_placement_is_unchanged_when_encoded_and_decoded() -> None:
     """Containers are numbered as in the spec, those without a card too."""
     node = share(T4_MIB, T4_MIB, T4_MIB)
     asked = pod({CORE: 40, MEMORY: 24}, {}, {CORE: 200})
@@ -177,19 +181,21 @@ def test_annotations_both_ways() -> None:
         ),
     ],
 )
-def test_records_that_cannot_be(annotations: dict[str, str], sentence: str) -> None:
+def test_decoding_raises_invalid_record_when_record_is_impossible(
+    annotations: dict[str, str], sentence: str
+) -> None:
     """Are told, not guessed at."""
     with pytest.raises(InvalidRecord) as why:
         gpu_manager.decode(job(40, 24, **annotations), share(T4_MIB))
     assert str(why.value) == sentence
 
 
-def test_no_record() -> None:
+def test_decoding_returns_none_when_there_is_no_record() -> None:
     """The pod is not placed yet."""
     assert gpu_manager.decode(job(40, 24), share(T4_MIB)) is None
 
 
-def test_metric_names() -> None:
+def test_metrics_have_gpu_managers_names() -> None:
     """As gpu-manager's own /metric has them."""
     assert [(it.name, it.label) for it in gpu_manager.METRICS] == [
         ("container_gpu_utilization", "gpu"),

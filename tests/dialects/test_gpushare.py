@@ -51,13 +51,13 @@ def share(*sizes: int, unit_mib: int = GIB) -> SharedNode:
         ("2.5", 3),
     ],
 )
-def test_quantities(text: str | int, value: int) -> None:
+def test_quantity_is_parsed_as_kubernetes_does(text: str | int, value: int) -> None:
     """Whole numbers, rounded up as Kubernetes does."""
     assert parse_quantity(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "x", "4 GiB", "1e", "--1", "1e999", "0x10", "٤x"])
-def test_what_is_no_quantity(text: str) -> None:
+def test_parsing_raises_invalid_record_when_text_is_no_quantity(text: str) -> None:
     """Never 0."""
     with pytest.raises(InvalidRecord):
         parse_quantity(text)
@@ -97,7 +97,9 @@ def test_what_is_no_quantity(text: str) -> None:
         ),
     ],
 )
-def test_demand_is_the_peak(asks: list[ContainerUnits], units: int) -> None:
+def test_peak_units_count_init_containers_and_sidecars(
+    asks: list[ContainerUnits], units: int
+) -> None:
     """As the scheduler counts."""
     assert peak_units(asks) == units
 
@@ -146,7 +148,7 @@ def test_demand_is_the_peak(asks: list[ContainerUnits], units: int) -> None:
         ({}, [ContainerUnits("a", 0)], [], {}),
     ],
 )
-def test_units_by_card(
+def test_units_by_card_add_up_to_the_peak(
     allocation: dict[int, dict[int, int]],
     asks: list[ContainerUnits],
     cards: list[int],
@@ -162,7 +164,9 @@ def test_units_by_card(
     cards=st.integers(1, 3),
     unit=st.sampled_from([GIB, 256, 1]),
 )
-def test_what_is_written_is_what_is_read(apps: list[int], init: int, cards: int, unit: int) -> None:
+def test_placement_is_unchanged_when_encoded_and_decoded_for_any_containers(
+    apps: list[int], init: int, cards: int, unit: int
+) -> None:
     """Whatever the containers: the placement comes back from the annotations."""
     node = share(T4_MIB, T4_MIB, 16 * GIB, unit_mib=unit)
     asks = [ContainerUnits("i", init * cards, ContainerKind.INIT)]
@@ -177,7 +181,7 @@ def test_what_is_written_is_what_is_read(apps: list[int], init: int, cards: int,
         assert decode_placement(node, written, asks) == verdict.placement
 
 
-def test_requests() -> None:
+def test_request_is_in_the_nodes_units() -> None:
     """Units of the node, over so many cards."""
     assert parse_request([ContainerUnits("a", 4)], {}) == Request(Memory(4, None))
     two = {"aliyun.com/gpu-count": "2"}
@@ -197,7 +201,7 @@ def test_requests() -> None:
                 parse_request(asks, labels)
 
 
-def test_the_second_generation_counts_before_the_first() -> None:
+def test_second_generation_counts_when_both_are_recorded() -> None:
     """Where both are there."""
     annotations = {IDX: "0", POD: "4", ALLOCATION: '{"0":{"1":4}}'}
     placement = decode_placement(share(T4_MIB, T4_MIB), annotations, [ContainerUnits("a", 4)])
@@ -222,13 +226,15 @@ def test_the_second_generation_counts_before_the_first() -> None:
         {IDX: "0", CARDS: '{"0":"GPU-exchanged"}'},
     ],
 )
-def test_unreadable_records(annotations: dict[str, str]) -> None:
+def test_decoding_raises_invalid_record_when_record_cannot_be_read(
+    annotations: dict[str, str],
+) -> None:
     """Said, never taken for card 0 and never for nothing."""
     with pytest.raises(InvalidRecord):
         decode_placement(share(T4_MIB), annotations, [ContainerUnits("a", 4)])
 
 
-def test_a_node_with_an_inventory_and_one_without() -> None:
+def test_node_is_decoded_with_and_without_inventory() -> None:
     """Unequal cards are read as they are; gpushare's are equal parts, in the unit that its screens guess."""
     cards = share(T4_MIB, 7611).node.cards
     annotations = {CARDS: encode_inventory(cards, GIB), "fenka.io/cordoned": "1"}
@@ -250,7 +256,7 @@ def test_a_node_with_an_inventory_and_one_without() -> None:
     assert decode_node("n", annotations, {}) is None
 
 
-def test_indexes_as_people_write_them() -> None:
+def test_indexes_are_parsed_as_people_write_them() -> None:
     """gpushare took what it could not read for card 0."""
     assert parse_indexes("0,2") == {0, 2}
     assert parse_indexes("") == frozenset()

@@ -23,7 +23,9 @@ from tests.dialects.builders import T4_MIB, V100_MIB, node_totals, pod, share
         ({COUNT: 2, MEMORY: 3000, CORES: 100}, Request(whole=True, cards=2)),
     ],
 )
-def test_what_a_container_gets(limits: dict[str, int | str], expected: Request) -> None:
+def test_container_gets_its_slices_and_environment(
+    limits: dict[str, int | str], expected: Request
+) -> None:
     """For each slice, each on another card."""
     assert hami.matches(pod(limits))
     (part,) = hami.parse(pod(limits))
@@ -57,14 +59,14 @@ def test_what_a_container_gets(limits: dict[str, int | str], expected: Request) 
         ),
     ],
 )
-def test_contradictions_are_one_sentence(asked: PodRequest, sentence: str) -> None:
+def test_contradictory_pod_is_rejected_with_one_sentence(asked: PodRequest, sentence: str) -> None:
     """With what to do instead."""
     with pytest.raises(InvalidRecord) as why:
         hami.parse(asked)
     assert str(why.value) == sentence
 
 
-def test_percent_of_whatever_card_it_is() -> None:
+def test_percent_is_resolved_on_each_card() -> None:
     """15079 · 50 // 100 = 7539, 16130 · 50 // 100 = 8065; never nothing."""
     assert [PercentOfCard(50).mib_on(size, 1024) for size in (T4_MIB, V100_MIB, 1)] == [
         7539,
@@ -74,7 +76,7 @@ def test_percent_of_whatever_card_it_is() -> None:
     assert PercentOfCard(50) != Memory(50)
 
 
-def test_annotations_both_ways() -> None:
+def test_placement_is_unchanged_when_encoded_and_decoded() -> None:
     """As HAMi writes them after binding; a container without cards has an empty place."""
     node = share(T4_MIB, V100_MIB)
     asked = pod({COUNT: 2, PERCENT: 50, CORES: 30}, {}, {COUNT: 1, MEMORY: 3000})
@@ -118,7 +120,9 @@ def test_annotations_both_ways() -> None:
         ),
     ],
 )
-def test_records_that_cannot_be(record: str, sentence: str) -> None:
+def test_decoding_raises_invalid_record_when_record_is_impossible(
+    record: str, sentence: str
+) -> None:
     """Are told, not guessed at."""
     with pytest.raises(InvalidRecord) as why:
         hami.decode(
@@ -127,6 +131,6 @@ def test_records_that_cannot_be(record: str, sentence: str) -> None:
     assert str(why.value) == sentence
 
 
-def test_what_a_node_has() -> None:
+def test_node_advertises_units_of_each_card() -> None:
     """Ten slices a card, as HAMi's plugin has by default."""
     assert node_totals(hami, share(T4_MIB, T4_MIB)) == {"nvidia.com/gpu": 20}

@@ -28,7 +28,7 @@ GOLDEN = (
 )
 
 
-def test_the_report_on_the_wire() -> None:
+def test_report_has_its_wire_format() -> None:
     """Other versions of fenka read it: it changes with its version only."""
     report = LeaseReport(
         {"u1": (Slice(0, DeviceId(A), 4308, 0), Slice(1, DeviceId(B), 4308, 30))},
@@ -61,12 +61,12 @@ slices = st.lists(
         st.dictionaries(uids, st.builds(Refusal, st.text(max_size=9), st.booleans()), max_size=3),
     )
 )
-def test_a_report_is_read_as_it_was_written(report: LeaseReport) -> None:
+def test_report_is_unchanged_when_encoded_and_decoded(report: LeaseReport) -> None:
     """Whatever is in it."""
     assert decode_report({REPORT: encode_report(report)}) == report
 
 
-def test_500_pods_of_two_cards_each_fit_beside_other_annotations() -> None:
+def test_report_fits_when_500_pods_have_two_cards_each() -> None:
     """The kubelet's own limit is 110 pods; all annotations of an object have 256 KiB."""
     uuids = [f"GPU-00000000-0000-0000-0000-{number:012}" for number in range(16)]
     pods = {
@@ -98,7 +98,7 @@ def test_500_pods_of_two_cards_each_fit_beside_other_annotations() -> None:
         json.dumps({**json.loads(GOLDEN), "pods": []}),
     ],
 )
-def test_what_is_no_report_is_not_believed(text: str) -> None:
+def test_decoding_raises_invalid_record_when_text_is_no_report(text: str) -> None:
     """It is refused as a whole."""
     with pytest.raises(InvalidRecord):
         decode_report({REPORT: text})

@@ -32,7 +32,7 @@ WITH_WHOLE = NodeMode(whole=True, memory=True, compute=True)
         ),
     ],
 )
-def test_modes(labels: dict[str, str], expected: NodeMode) -> None:
+def test_mode_is_read_from_labels(labels: dict[str, str], expected: NodeMode) -> None:
     """Of gpushare, gpu-manager and ACK, and fenka's own addition."""
     assert node_mode(labels) == expected
     if expected.memory or not node_modes.has_mode_label(labels):
@@ -51,13 +51,13 @@ def test_modes(labels: dict[str, str], expected: NodeMode) -> None:
         {"ack.node.gpu.schedule": "core_mem", "gpushare": "false"},
     ],
 )
-def test_contradictions(labels: dict[str, str]) -> None:
+def test_mode_is_rejected_when_labels_contradict(labels: dict[str, str]) -> None:
     """One of them must go."""
     with pytest.raises(InvalidRecord, match="contradict each other: keep one of them"):
         node_mode(labels)
 
 
-def test_gpu_managers_whole_cards_come_with_its_slices() -> None:
+def test_gpu_managers_whole_card_is_admitted_when_slices_are() -> None:
     """`nvidia.com/gpu` on a sharing node needs its label; 100 of vcuda-core does not."""
     by_nvidia = nvidia.parse(pod({NVIDIA_GPU: 1}))
     by_tencent = gpu_manager.parse(pod({gpu_manager.CORE: 100, gpu_manager.MEMORY: 64}))

@@ -39,7 +39,7 @@ A, B = "GPU-a", "GPU-b"
         ("x:gpu-mem=6", {"x": ResizeRequest(Memory(6, GIB))}),
     ],
 )
-def test_what_is_wished(text: str, expected: dict[str, ResizeRequest]) -> None:
+def test_resize_request_is_decoded(text: str, expected: dict[str, ResizeRequest]) -> None:
     """A number counts units of the node."""
     assert decode_request(text, GIB) == expected
 
@@ -87,7 +87,7 @@ def test_what_is_wished(text: str, expected: dict[str, ResizeRequest]) -> None:
         ),
     ],
 )
-def test_wishes_that_are_not_understood(text: str, sentence: str) -> None:
+def test_resize_request_is_rejected_when_it_is_not_understood(text: str, sentence: str) -> None:
     """Are told what to write."""
     with pytest.raises(InvalidRecord) as why:
         decode_request(text, GIB)
@@ -102,7 +102,9 @@ def test_wishes_that_are_not_understood(text: str, sentence: str) -> None:
         ("", "", 40, "gpu-core=40"),
     ],
 )
-def test_wishes_are_written(container: str, memory: str, core: int | None, text: str) -> None:
+def test_resize_request_is_encoded(
+    container: str, memory: str, core: int | None, text: str
+) -> None:
     """As they are read."""
     assert encode_request(container, memory, core) == text
     assert set(decode_request(text, GIB)) == {container}
@@ -116,7 +118,7 @@ PIECE = Slice(0, DeviceId(A), 6462, 40)
 KNOWN = ResizeStatus("u1", (PIECE,), {"main": (PIECE,)}, "gpu-mem=6")
 
 
-def test_the_record() -> None:
+def test_status_has_its_wire_format() -> None:
     """As it stands on pods; one of another pod counts for nothing."""
     assert encode_status(KNOWN) == GOLDEN
     assert decode_status({STATUS: GOLDEN}) == decode_status({STATUS: GOLDEN}, "u1") == KNOWN
@@ -145,7 +147,9 @@ def test_the_record() -> None:
         ({"pod": None}, "Expected `str`, got `null` - at `$.pod`"),
     ],
 )
-def test_records_that_cannot_be(change: dict[str, object], said: str) -> None:
+def test_decoding_raises_invalid_record_when_record_is_impossible(
+    change: dict[str, object], said: str
+) -> None:
     """Are not guessed at."""
     text = json.dumps({**json.loads(GOLDEN), **change})
     with pytest.raises(InvalidRecord) as why:
@@ -154,7 +158,7 @@ def test_records_that_cannot_be(change: dict[str, object], said: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", "1", "[" * 100_000])
-def test_records_that_are_no_record(text: str) -> None:
+def test_decoding_raises_invalid_record_when_text_is_no_status(text: str) -> None:
     """Neither crash nor count."""
     with pytest.raises(InvalidRecord):
         decode_status({STATUS: text})
@@ -175,13 +179,13 @@ cards = st.lists(slices, max_size=4, unique_by=lambda it: it.card).map(tuple)
         ResizeStatus, st.text(), cards, st.dictionaries(st.text(), cards, max_size=3), st.text()
     )
 )
-def test_a_record_is_read_as_it_was_written(record: ResizeStatus) -> None:
+def test_status_is_unchanged_when_encoded_and_decoded(record: ResizeStatus) -> None:
     """Whatever is in it."""
     assert decode_status({STATUS: encode_status(record)}) == record
 
 
 @given(st.text())
-def test_any_text_is_a_wish_or_a_sentence(text: str) -> None:
+def test_any_text_is_a_resize_request_or_invalid(text: str) -> None:
     """It is the user's to write."""
     with contextlib.suppress(InvalidRecord):
         assert decode_request(text, GIB)

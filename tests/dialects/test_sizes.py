@@ -33,12 +33,12 @@ TOO_MUCH = "MiB of GPU memory is more than any card has"
         ("16384GiB", Memory(MAX_MEMORY_MIB)),
     ],
 )
-def test_sizes(text: str, expected: Memory) -> None:
+def test_size_is_parsed(text: str, expected: Memory) -> None:
     """A bare number counts units, a number with a unit is exact."""
     assert parse_memory(text, GIB) == expected
 
 
-def test_a_number_counts_the_units_of_the_world() -> None:
+def test_number_counts_units_when_it_has_no_suffix() -> None:
     """In a world of MiB, 512 is 512 MiB."""
     assert parse_memory("512", 1) == Memory(512)
 
@@ -92,7 +92,7 @@ def test_a_number_counts_the_units_of_the_world() -> None:
         ("0.0000000000001", "'0.0000000000001' has too many digits to be a size"),
     ],
 )
-def test_bad_sizes(text: str, sentence: str) -> None:
+def test_size_is_rejected_with_advice_when_it_is_invalid(text: str, sentence: str) -> None:
     """Each is refused with exactly one sentence, which says what to write."""
     with pytest.raises(InvalidSize) as caught:
         parse_memory(text, GIB)
@@ -100,7 +100,7 @@ def test_bad_sizes(text: str, sentence: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "9" * 400 + ".5", "9" * 5000 + "GiB", "x" * 5000])
-def test_sizes_that_fill_the_screen(text: str) -> None:
+def test_long_text_is_cut_when_it_is_quoted(text: str) -> None:
     """A size of thousands of characters is refused like any other, in a sentence that can be read."""
     with pytest.raises(InvalidSize) as caught:
         parse_memory(text, GIB)
@@ -110,7 +110,7 @@ def test_sizes_that_fill_the_screen(text: str) -> None:
 
 @settings(deadline=None)
 @given(text=st.text(max_size=12) | st.text("0123456789.-+ GMiB", max_size=12))
-def test_any_text_is_a_size_or_a_sentence(text: str) -> None:
+def test_any_text_is_a_size_or_invalid(text: str) -> None:
     """Nothing else ever comes out, and the sentence is one line."""
     sentence = ""
     try:
@@ -122,7 +122,7 @@ def test_any_text_is_a_size_or_a_sentence(text: str) -> None:
 
 @settings(deadline=None)
 @given(amount=st.integers(1, 16384), unit=st.sampled_from(["", "MiB", "Mi", "GiB", "Gi"]))
-def test_sizes_come_back(amount: int, unit: str) -> None:
+def test_size_is_unchanged_when_written_and_parsed(amount: int, unit: str) -> None:
     """What is written of an amount and a unit is read as that much."""
     memory = parse_memory(f"{amount}{unit}", GIB)
     scale = 1 if unit.startswith("M") else GIB
@@ -132,7 +132,7 @@ def test_sizes_come_back(amount: int, unit: str) -> None:
 
 @settings(deadline=None)
 @given(number=st.decimals(0, 20, places=3))
-def test_the_advice_for_a_fraction_is_taken(number: Decimal) -> None:
+def test_advice_is_a_valid_size_when_size_is_a_fraction(number: Decimal) -> None:
     """What the sentence tells to write is a size: what was meant, in MiB rounded down."""
     try:
         memory = parse_memory(f"{number}GiB", GIB)
@@ -144,13 +144,13 @@ def test_the_advice_for_a_fraction_is_taken(number: Decimal) -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("GiB", 1024), ("MiB", 1), ("256MiB", 256)])
-def test_units_of_a_world(text: str, expected: int) -> None:
+def test_unit_is_parsed(text: str, expected: int) -> None:
     """Worlds count in GiB, in MiB, or in some of them."""
     assert parse_unit(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "gib", "GB", "Gi", "0MiB", "-1GiB", "1.5GiB", "256"])
-def test_bad_units_of_a_world(text: str) -> None:
+def test_unit_is_rejected_when_it_is_invalid(text: str) -> None:
     """Nothing else, and no short forms."""
     with pytest.raises(InvalidSize) as caught:
         parse_unit(text)

@@ -26,6 +26,7 @@ from fenka.workstation.log import log_unhandled
 from fenka.workstation.paths import Runtime
 from fenka.workstation.recovery import recover
 from fenka.workstation.requests import RequestHandler, Services
+from fenka.workstation.resize import JobResizer
 from fenka.workstation.shutdown import ShutdownSignals
 from fenka.workstation.snapshot import snapshot
 from fenka.workstation.termination import Terminator
@@ -73,7 +74,12 @@ class Daemon:
         )
         quotas = Admission(admission.raise_descriptor_limit(), frozenset({0, os.geteuid()}))
         services = Services(
-            quotas, clients, hardware, self._leases, self._terminator, self._snapshot
+            quotas,
+            clients,
+            self._leases,
+            self._terminator,
+            JobResizer(self._controller, broker, self._leases, unit_mib),
+            self._snapshot,
         )
         self.handler = RequestHandler(self._controller, broker, services, unit_mib, self._stopped)
         self._unit_mib = unit_mib

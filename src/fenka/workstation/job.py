@@ -4,6 +4,7 @@ import msgspec
 
 from fenka.core.request import Placement, Request, Slice
 from fenka.isolation.control import ComputeMode
+from fenka.isolation.files import ComputeShare
 from fenka.jobs.spec import Isolation
 from fenka.workstation.protocol import JobState
 
@@ -66,6 +67,11 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     def slices(self) -> tuple[Slice, ...]:
         """The slices that it holds; none while it is pending."""
         return self.placement.slices if self.placement else ()
+
+    @property
+    def compute_share(self) -> ComputeShare:
+        """Its share of each card's time, as its control page has it."""
+        return ComputeShare(self.compute_percent or 100, self.compute_mode)
 
     @property
     def queue_id(self) -> str:

@@ -1,12 +1,15 @@
 """The leases of a daemon: their files, and what a client needs to enter one."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fenka.core.request import Slice
 from fenka.hardware.machine import Hardware
 from fenka.isolation.compute_feedback import ComputeFeedback
-from fenka.workstation import files, protocol, resizing
+from fenka.isolation.files import card_limits
+from fenka.isolation.resize import resize
+from fenka.workstation import files, protocol
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
 
@@ -46,7 +49,7 @@ class Leases:
     def create(self, job: Job) -> None:
         """Make the files of a job's lease, unless they exist. Raises OSError."""
         if not (self.directory(job.id) / "lease" / "control").exists():
-            contexts_mib, compute = self._hardware.context_mib, resizing.compute_of(job)
+            contexts_mib, compute = self._hardware.context_mib, job.compute_share
             files.create_lease(self._runtime, job, contexts_mib, compute, self._linker_cache)
         self.register(job)
         job.shim_inode = (self._native / "libfenka.so").stat().st_ino
@@ -55,6 +58,12 @@ class Leases:
         """Send compute feedback to a lease, also one that an earlier daemon made."""
         with contextlib.suppress(FileNotFoundError):  # created when its client reconnects
             self._feedback.add_lease(job.id, self.directory(job.id) / "lease" / "control")
+
+    def set_limits(self, job: Job, slices: Sequence[Slice]) -> None:
+        """Put limits in force for running programs. Raises InUse, InvalidControl, InvalidAccount, OSError."""
+        directory = self.directory(job.id)
+        limits = card_limits(slices, self._hardware.context_mib, job.compute_share)
+        resize(directory / "lease" / "control", files.account_path(directory), limits)
 
     def remove(self, job_id: str) -> None:
         """Remove a lease's files."""

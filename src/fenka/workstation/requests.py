@@ -5,21 +5,20 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from fenka.core.errors import FenkaError
-from fenka.core.request import InvalidRequest, Placement
+from fenka.core.request import InvalidRequest
 from fenka.dialects.sizes import InvalidSize
-from fenka.hardware.machine import Hardware
 from fenka.hardware.peer_credentials import user_name
 from fenka.procfs import parent_pid, start_ticks
-from fenka.workstation import protocol, resizing, submission
+from fenka.workstation import protocol, submission
 from fenka.workstation.admission import Admission, QuotaExceeded
 from fenka.workstation.broker import Broker
 from fenka.workstation.connections import Client, ClientRegistry
 from fenka.workstation.controller import Controller
 from fenka.workstation.job import Job
 from fenka.workstation.leases import Leases
+from fenka.workstation.resize import JobResizer
 from fenka.workstation.termination import Terminator
 
 __all__ = ["RequestFailed", "RequestHandler", "Services"]
@@ -35,9 +34,9 @@ class Services:
 
     admission: Admission
     clients: ClientRegistry
-    hardware: Hardware
     leases: Leases
     terminator: Terminator
+    resizer: JobResizer
     snapshot: Callable[[], Awaitable[protocol.Snapshot]]
 
 
@@ -61,21 +60,21 @@ class RequestHandler:
             unit_mib: The unit of sizes that name none.
             stopped: Set to end the daemon. Clients that disconnect afterwards keep their jobs.
         """
-        self._controller, self.broker, self.unit_mib = controller, broker, unit_mib
-        self._services, self.hardware = services, services.hardware
+        self._controller, self._broker, self._unit_mib = controller, broker, unit_mib
+        self._services = services
         self._clients, self._leases = services.clients, services.leases
         self._admission = services.admission
         self._stopped = stopped
 
     def has_pending_request(self, client: Client) -> bool:
         """Return whether the client waits for a lease, and may be silent."""
-        return any(job.state != "running" for job in self.broker.jobs_of(client.job or ""))
+        return any(job.state != "running" for job in self._broker.jobs_of(client.job or ""))
 
     def on_disconnect(self, client: Client) -> None:
         """Cancel a job whose client disconnects before it has confirmed its lease."""
         if self._clients.remove(client) and not self._stopped.is_set():
             assert client.job is not None
-            jobs = self.broker.jobs_of(client.job)
+            jobs = self._broker.jobs_of(client.job)
             if any(job.state in ("waiting", "starting") for job in jobs):
                 self._controller.cancel(client.job)
 
@@ -115,10 +114,10 @@ class RequestHandler:
 
     def _submit_new(self, client: Client, request: protocol.SubmitJob) -> None:
         self._controller.observe_cards()
-        known = self.broker.jobs.values()
+        known = self._broker.jobs.values()
         try:
             peer = submission.Peer(client.pid, client.uid, client.start_ticks)
-            jobs = submission.create_jobs(request.spec, peer, self.unit_mib, known, time.time())
+            jobs = submission.create_jobs(request.spec, peer, self._unit_mib, known, time.time())
             self._admission.check_jobs(client.uid, len(jobs), known)
         except (InvalidSize, InvalidRequest, QuotaExceeded) as why:
             final = not isinstance(why, QuotaExceeded)
@@ -132,7 +131,7 @@ class RequestHandler:
 
         The process may not know the job's id.
         """
-        for job in self.broker.jobs.values():
+        for job in self._broker.jobs.values():
             same = job.uid == client.uid and client.is_process(job.pid, job.start_ticks)
             if same and job_id in ("", job.queue_id) and job.state in ("waiting", "starting"):
                 return job
@@ -140,7 +139,7 @@ class RequestHandler:
 
     def _gang_member(self, client: Client, job_id: str) -> Job | None:
         """Return the member of a gang that this process, started by the gang's own process, is to run."""
-        job = self.broker.jobs.get(job_id)
+        job = self._broker.jobs.get(job_id)
         if job is None or job.gang is None or job.placement is None or job.uid != client.uid:
             return None
         gang = job.gang
@@ -152,7 +151,7 @@ class RequestHandler:
         return job if entitled else None
 
     def _confirm(self, client: Client) -> None:
-        job = self.broker.jobs.get(client.job or "")
+        job = self._broker.jobs.get(client.job or "")
         own = job is not None and client.lives and client.is_process(job.pid, job.start_ticks)
         # "running" if an earlier daemon recorded the confirmation and could not answer it.
         if job is None or not own or job.state not in ("starting", "running"):
@@ -163,17 +162,17 @@ class RequestHandler:
 
     async def _stop(self, client: Client, request: protocol.StopJob) -> str:
         """Stop a job, or all of a gang whichever member is named. Return its name."""
-        job, *_ = self.broker.find(request.name)
+        job, *_ = self._broker.find(request.name)
         name = job.display_name
         _check_owner(client, job, name, "stop")
-        jobs = self.broker.jobs_of(job.queue_id)
+        jobs = self._broker.jobs_of(job.queue_id)
         retained = [job for job in jobs if job.retained]
         if retained and not _owns_daemon(client):
             # The next program may find less memory than its slice has: the daemon's owner decides.
             raise RequestFailed(f"{name} has ended, but {retained[0].retained}: end that first")
         for member in retained:
             self._controller.release(member)
-        jobs = self.broker.present(jobs)
+        jobs = self._broker.present(jobs)
         terminator = self._services.terminator
         if jobs and job.state == "waiting":
             self._controller.cancel_pending(job.queue_id)
@@ -183,27 +182,19 @@ class RequestHandler:
         return name
 
     def _resize(self, client: Client, request: protocol.ResizeJob) -> str:
-        job, *others = self.broker.find(request.name)
+        job, *others = self._broker.find(request.name)
         if others:
             raise RequestFailed(
                 f"{request.name} is a gang: resize its members one by one, beginning with {job.name}"
             )
         _check_owner(client, job, job.name, "resize")
-        resizing.resize(self, job, request)
+        self._services.resizer.resize(job, request)
         return job.name
-
-    def record_placement(self, job: Job, placement: Placement) -> None:
-        """Record what a resized job holds; for resizing.py. Raises Conflict, OSError."""
-        self._controller.record_placement(job, placement)
-
-    def lease_dir(self, job_id: str) -> Path:
-        """Return the directory of a job's lease; for resizing.py."""
-        return self._leases.directory(job_id)
 
     def _check_shutdown(self, client: Client, request: protocol.Shutdown) -> None:
         if not _owns_daemon(client):
             raise RequestFailed(f"the daemon belongs to {user_name(os.geteuid())}")
-        names = list(dict.fromkeys(job.display_name for job in self.broker.jobs.values()))
+        names = list(dict.fromkeys(job.display_name for job in self._broker.jobs.values()))
         if names and not request.force:
             raise RequestFailed(
                 f"{len(names)} jobs are still here ({', '.join(names[:5])}): stop them first, or add "

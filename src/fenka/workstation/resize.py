@@ -1,0 +1,88 @@
+"""Resizes a running job, in the order that :mod:`fenka.isolation.resize_plan` defines.
+
+The records are the ledger and the state file. If the daemon is killed meanwhile, the same request completes
+the resize.
+"""
+
+from dataclasses import replace
+
+from fenka.core.errors import FenkaError
+from fenka.core.ledger import Conflict
+from fenka.core.request import InvalidRequest, Placement, Request, Slice
+from fenka.dialects.sizes import InvalidSize, parse_memory
+from fenka.isolation import control
+from fenka.isolation.account import InvalidAccount
+from fenka.isolation.resize import InUse
+from fenka.isolation.resize_plan import ResizePlan
+from fenka.workstation import protocol
+from fenka.workstation.broker import Broker
+from fenka.workstation.controller import Controller
+from fenka.workstation.job import Job
+from fenka.workstation.leases import Leases
+
+__all__ = ["CannotResize", "JobResizer"]
+
+
+class CannotResize(FenkaError):
+    """The job keeps its size. The message says why."""
+
+
+class JobResizer:
+    """Resizes the jobs of one daemon."""
+
+    def __init__(
+        self, controller: Controller, broker: Broker, leases: Leases, unit_mib: int
+    ) -> None:
+        self._controller, self._broker, self._leases = controller, broker, leases
+        self._unit_mib = unit_mib
+
+    def resize(self, job: Job, wanted: protocol.ResizeJob) -> None:
+        """Resize a running job. Its programs have the new size within a second. Raises CannotResize,
+        OSError."""
+        before = job.placement
+        if job.state != "running" or before is None:
+            raise CannotResize(f"{job.name} is {job.state}: only a running job can be resized")
+        if before.whole:
+            raise CannotResize(f"{job.name} holds whole cards: there is nothing to resize")
+        former = job.compute_percent, job.compute_mode
+        percent = job.compute_percent if wanted.gpu_core is None else wanted.gpu_core
+        mode = wanted.gpu_core_mode or (job.compute_mode if percent else "hard")
+        if mode != "hard" and not percent:
+            raise CannotResize(f"{job.name} has no share of compute: say how much with --gpu-core")
+        try:
+            after = self._placement(job, before, wanted, 0 if mode == "weight" else percent)
+            plan = ResizePlan({job.id: before.slices}, {job.id: after.slices})
+            self._controller.record_placement(
+                job, replace(before, slices=tuple(plan.reserved[job.id]))
+            )
+        except (InvalidSize, InvalidRequest) as error:
+            raise CannotResize(str(error)) from None
+        except Conflict:
+            raise CannotResize(
+                f"{job.name} cannot grow: its cards have no room for that now"
+            ) from None
+        job.compute_percent, job.compute_mode = percent, mode
+        try:
+            plan.enforce(lambda _, slices: self._leases.set_limits(job, slices))
+        except (InUse, control.InvalidControl, InvalidAccount) as error:
+            job.compute_percent, job.compute_mode = former
+            self._controller.record_placement(job, before)
+            raise CannotResize(str(error)) from None
+        self._controller.record_placement(job, after)
+
+    def _placement(
+        self, job: Job, before: Placement, wanted: protocol.ResizeJob, compute: int
+    ) -> Placement:
+        sizes = {card.uuid: card.memory_mib for card in self._broker.node.cards}
+        memory = parse_memory(wanted.gpu_mem, self._unit_mib) if wanted.gpu_mem else None
+        Request(
+            memory=job.request.memory, compute=compute
+        )  # raises InvalidRequest for what no card has
+
+        def changed(piece: Slice) -> Slice:
+            mib = memory.mib_on(sizes[piece.uuid], self._unit_mib) if memory else piece.memory_mib
+            if mib is None:
+                raise CannotResize(f"card {piece.card} has less memory than {wanted.gpu_mem}")
+            return replace(piece, memory_mib=mib, compute=compute)
+
+        return replace(before, slices=tuple(map(changed, before.slices)))

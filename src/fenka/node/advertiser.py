@@ -19,7 +19,7 @@ from fenka.node.node_api import NodeApi
 
 @dataclass(frozen=True, slots=True)
 class Advertised:
-    """Which resources the node advertises, besides what its mode selects.
+    """Which resources the node advertises, in addition to what its mode selects.
 
     exclusive: nvidia.com/gpu while the node is not shared.
     labelled_only: That only while the node has a label at all: without one this program is about to be

@@ -1,4 +1,4 @@
-"""The account's reader, before what a program may have written."""
+"""Reading accounts, whatever a program has written."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""What the agent tells: how much each lease may have, and how much it has had."""
+"""Compute feedback: how much each lease may use, and how much it has used."""
 
 from pathlib import Path
 

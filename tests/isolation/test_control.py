@@ -1,4 +1,4 @@
-"""The control page's codec."""
+"""Encoding and decoding of the control page."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The empty /etc/ld.so.preload: it goes when no lease needs it, whoever looks and whatever was killed."""
+"""The empty /etc/ld.so.preload is removed when no lease needs it, whatever was killed."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Resizing a lease, before an account that the test writes."""
+"""Resizing a lease, with accounts that the test writes."""
 
 import os
 import struct

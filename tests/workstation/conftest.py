@@ -1,4 +1,4 @@
-"""A workstation of one's own for each test: a runtime directory, a daemon, and the real commands."""
+"""A workstation for each test: a runtime directory, a daemon, and the real commands."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ def eventually(condition: Callable[[], Any]) -> Any:
 
 
 def open_to_all(directory: Path) -> None:
-    """Let every user enter a directory below pytest's, however deep it is: workers have their own."""
+    """Let all users enter a directory below pytest's, at any depth."""
     temporary = Path(tempfile.gettempdir())
     for part in (directory, *directory.parents):
         if temporary in part.parents:
@@ -37,7 +37,7 @@ def open_to_all(directory: Path) -> None:
 
 
 def kill(pid: int) -> None:
-    """kill -9, and wait until it is gone."""
+    """Kill a process, and wait until it has ended."""
     ending = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
     select.select([ending], [], [])
@@ -45,7 +45,7 @@ def kill(pid: int) -> None:
 
 
 def refused(result: subprocess.CompletedProcess[str], code: int, sentence: str) -> None:
-    """One line, this code, this sentence."""
+    """Assert that a command failed with this exit code and this one sentence."""
     assert result.returncode == code, result.stderr
     lines = result.stderr.splitlines()
     assert len(lines) == 1, result.stderr
@@ -53,28 +53,28 @@ def refused(result: subprocess.CompletedProcess[str], code: int, sentence: str) 
 
 
 class Program:
-    """A `fenka run` behind the test."""
+    """A running `fenka run`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
     @property
     def pid(self) -> int:
-        """The client's process, which becomes the program's."""
+        """The process of the client and then of the program."""
         return self.process.pid
 
     def report(self) -> Any:
-        """The JSON line that the program prints first."""
+        """Return the JSON line that the program prints first."""
         assert self.process.stdout
         return json.loads(self.process.stdout.readline())
 
     def says(self) -> str:
-        """The next line of the client's progress."""
+        """Return the next line of the client's progress."""
         assert self.process.stderr
         return self.process.stderr.readline().strip()
 
     def end(self) -> int:
-        """Close its stdin and wait; the exit code."""
+        """Close its standard input, and return the exit code."""
         assert self.process.stdin
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -82,7 +82,7 @@ class Program:
 
 
 class Workstation:
-    """Runs the real commands in a runtime directory of their own."""
+    """Runs the real commands in a separate runtime directory."""
 
     def __init__(self, root: Path, prefix: list[str]) -> None:
         self.root, self.prefix = root, prefix
@@ -94,7 +94,7 @@ class Workstation:
         } | {"FENKA_RUNTIME": str(root)}
 
     def fenka(self, *words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """One command, to its end."""
+        """Run a command to its end."""
         return subprocess.run(
             [*self.prefix, sys.executable, "-m", "fenka", *words],
             env=self.environment,
@@ -103,7 +103,7 @@ class Workstation:
         )
 
     def ok(self, *words: str) -> str:
-        """One command that must succeed; what it printed."""
+        """Run a command that must succeed, and return its output."""
         result = self.fenka(*words)
         assert result.returncode == 0, result.stderr
         return result.stdout
@@ -113,7 +113,7 @@ class Workstation:
         self.ok("daemon", "--background", *options)
 
     def run(self, *words: str) -> Program:
-        """`fenka run WORDS`, left running."""
+        """Start `fenka run WORDS`."""
         process = subprocess.Popen(
             [*self.prefix, sys.executable, "-m", "fenka", "run", *words],
             env=self.environment,
@@ -126,19 +126,19 @@ class Workstation:
         return self.programs[-1]
 
     def jobs(self) -> dict[str, Any]:
-        """`fenka ps -o json` by name."""
+        """Return the jobs of `fenka ps -o json` by name."""
         return {job["name"]: job for job in json.loads(self.ok("ps", "-o", "json"))}
 
     def daemon_pid(self) -> int:
-        """The living daemon's process."""
+        """Return the running daemon's process."""
         return int((self.root / "daemon.lock").read_text())
 
     def kill_daemon(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Kill the daemon, and wait until it has ended."""
         kill(self.daemon_pid())
 
     def close(self) -> None:
-        """End what this workstation started."""
+        """End everything that this workstation started."""
         for program in self.programs:
             program.process.kill()
             program.process.wait()
@@ -154,7 +154,7 @@ class Workstation:
 
 @contextlib.contextmanager
 def workstation_at(prefix: list[str]) -> Iterator[Workstation]:
-    """A workstation whose commands run behind `prefix`."""
+    """A workstation whose commands are prefixed with `prefix`."""
     # Not pytest's tmp_path: a socket's path has at most 107 bytes.
     root = Path(tempfile.mkdtemp(prefix="fenka-"))
     station = Workstation(root, prefix)
@@ -167,19 +167,19 @@ def workstation_at(prefix: list[str]) -> Iterator[Workstation]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _interruptible() -> None:
-    """Programs inherit an ignored SIGINT, which a shell gives to what it starts behind it."""
+    """Undo an ignored SIGINT, which shells give to background jobs and programs inherit."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def station() -> Iterator[Workstation]:
-    """No daemon runs yet."""
+    """A workstation without a daemon."""
     with workstation_at([]) as station:
         yield station
 
 
 @pytest.fixture
 def t4(station: Workstation) -> Workstation:
-    """One simulated T4: 15079 MiB, 14 units."""
+    """A workstation with one simulated T4: 15079 MiB, 14 units."""
     station.start("--simulate", "T4")
     return station

@@ -1,4 +1,4 @@
-"""What one user may take of the daemon, and what it makes of messages that mean harm."""
+"""Quotas of connections and jobs, and messages of hostile clients."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The lifecycle of jobs, without a daemon around it."""
+"""The lifecycle of jobs, without a daemon."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Any process may be killed at any time: nothing leaks, no card is overcommitted, nobody is stuck."""
+"""Processes are killed at random: nothing leaks, no card is overcommitted, and no request is stuck."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Programs that people use, unchanged, inside a lease and beside one."""
+"""Unchanged programs that people use, inside a lease and beside one."""
 
 import json
 import os

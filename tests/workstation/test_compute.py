@@ -1,4 +1,4 @@
-"""Shares of compute on a workstation: asked for, shown, told of, and changed while the program runs."""
+"""Shares of compute: requested, shown, fed back, and changed while the program runs."""
 
 from fenka.isolation import control
 from fenka.isolation.layout import layout

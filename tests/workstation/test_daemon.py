@@ -1,4 +1,4 @@
-"""The daemon and the commands as a user meets them, on simulated cards."""
+"""The daemon and the commands, as users see them, on simulated cards."""
 
 import json
 import os

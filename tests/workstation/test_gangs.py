@@ -1,4 +1,4 @@
-"""`fenka run --gang` as a user meets it: together or not at all, and whatever is killed, nothing leaks."""
+"""`fenka run --gang`: members start together or not at all, and nothing leaks whatever is killed."""
 
 import json
 import os

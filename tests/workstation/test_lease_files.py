@@ -1,4 +1,4 @@
-"""What other users of the machine can do to a lease's files, and what its own user can do to the daemon."""
+"""What other users can do to a lease's files, and what its own user can do to the daemon."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Whose a process is: what neighbours do to seem to be in a lease, and what programs do to seem to be out."""
+"""Which lease a process is in, when other users imitate membership or programs try to hide it."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Programs in PID namespaces of their own inside a lease, as sandboxes make them."""
+"""Sandboxes inside a lease: programs in PID namespaces of their own."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Whatever stands where the daemon keeps its files, or if nothing can be written: one sentence, no loss."""
+"""Special files in the daemon's directory, and disks that cannot be written: one sentence, and no loss."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Bad input gets one clear sentence, the right exit code, and loses nothing."""
+"""Invalid input leads to one clear sentence and the right exit code, and changes nothing."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Whom the daemon's rights reach, when PIDs are used again and connections are passed on."""
+"""Which processes the daemon signals when PIDs are reused and connections are passed on."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A start that is cut off, at any point and by any signal, leaves nothing behind and prints no traceback."""
+"""A start that is interrupted at any point leaves nothing behind and prints no traceback."""
 
 import os
 import signal

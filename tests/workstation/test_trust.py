@@ -1,4 +1,4 @@
-"""Whom a command believes to be its daemon, on a machine with several users."""
+"""Which daemon a command trusts, on a machine with several users."""
 
 import contextlib
 import os

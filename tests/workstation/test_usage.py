@@ -1,4 +1,4 @@
-"""The driver's word: who exceeds a limit, who is in no lease, and which slices cannot be given away yet."""
+"""What follows from the driver's figures: violations, unleased processes, and retained slices."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""One user without root: no capabilities, nothing writable in /run or /etc, user namespaces instead."""
+"""An ordinary user: no capabilities, read-only /run and /etc, and user namespaces."""
 
 import contextlib
 import json

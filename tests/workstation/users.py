@@ -1,4 +1,4 @@
-"""Two ordinary users of one machine, as children of a test that runs as root."""
+"""Ordinary users of one machine, as children of a test that runs as root."""
 
 import os
 import pickle

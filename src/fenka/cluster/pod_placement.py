@@ -1,6 +1,5 @@
 """The one evaluator of nodes for pods: the extender, `fenka why` and events show its verdicts. Pure."""
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +13,7 @@ from fenka.core.gangs import place_gang
 from fenka.core.inventory import DeviceId, Node
 from fenka.core.reasons import NodeRejection, Reason, ReasonCode, Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.core.shape_cache import ShapeCache
 from fenka.core.usage import UsageOverlay, UsageView
 from fenka.dialects import node_modes, nvidia
 from fenka.dialects.base import InvalidRecord, SharedNode, SliceRequest
@@ -24,9 +24,6 @@ all of kube-scheduler's own scores at the weight that the documentation gives.""
 
 INSUFFICIENT_MEMORY = "Insufficient GPU Memory in one device"
 """gpushare's sentence, which people search for."""
-
-_MAX_SHAPES = 64
-"""Verdicts are cached for this number of different requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +73,8 @@ class PodEvaluator:
     ) -> None:
         """usage: what is used of the cards, if that is more than the cluster's pods use."""
         self._cluster, self._policy, self._usage = cluster, policy, usage or cluster
-        self._verdicts: OrderedDict[tuple[SliceRequest, ...], dict[str, tuple[int, Verdict]]] = (
-            OrderedDict()
-        )
+        self._verdicts: ShapeCache[tuple[SliceRequest, ...], tuple[int, Verdict]] = ShapeCache()
+        """With the generation of the node."""
 
     def filter(
         self, pod: Pod, names: Iterable[str], constraints: QueueConstraints = NO_CONSTRAINTS
@@ -130,7 +126,7 @@ class PodEvaluator:
         """Return the verdict on each node; None if the pod requests nothing there that fenka places."""
         demand = pod.demand(self._cluster.dialects)
         parts, invalid = self._parts(demand)
-        cached_verdicts = self._cached(parts)
+        cached_verdicts = self._verdicts.by_node(parts)
         verdicts: list[tuple[str, Verdict | None]] = []
         for name in names:
             shared = self._cluster.shared_node(name)
@@ -174,14 +170,6 @@ class PodEvaluator:
         nodes = [it.node for it in cluster.shared_nodes() if not cluster.node_error(it.node.name)]
         never = never_fits(parts[0].request, nodes) if len(parts) == 1 else None
         return never.hint if never else ""
-
-    def _cached(self, parts: tuple[SliceRequest, ...]) -> dict[str, tuple[int, Verdict]]:
-        """Return the cached verdicts for such a request by node, with the node's generation."""
-        verdicts = self._verdicts.setdefault(parts, {})
-        self._verdicts.move_to_end(parts)
-        if len(self._verdicts) > _MAX_SHAPES:
-            self._verdicts.popitem(last=False)
-        return verdicts
 
     def _parts(self, demand: PodDemand) -> tuple[tuple[SliceRequest, ...], Infeasible | None]:
         try:

@@ -1,6 +1,5 @@
 """When cards become free for a request, from the deadlines of the allocations that hold them."""
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -9,8 +8,8 @@ from fenka.core.evaluate import Fit, evaluate, fits_card
 from fenka.core.inventory import Card, DeviceId, Node
 from fenka.core.queue import Allocation
 from fenka.core.request import Request, Slice
+from fenka.core.shape_cache import ShapeCache
 from fenka.core.usage import NO_USAGE, CardUsage, EmptyUsage
-from fenka.core.verdict_cache import MAX_SHAPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class AvailabilityCache:
 
     def __init__(self) -> None:
         self._allocations: dict[str, list[Allocation]] = {}
-        self._by_request: OrderedDict[Request, dict[str, list[CardAvailability]]] = OrderedDict()
+        self._by_request: ShapeCache[Request, list[CardAvailability]] = ShapeCache()
 
     def refresh(self, allocations: Mapping[str, Sequence[Allocation]]) -> None:
         """Forget the nodes whose allocations, or deadlines, differ from the last call's."""
@@ -53,16 +52,11 @@ class AvailabilityCache:
 
     def invalidate(self, node: str) -> None:
         """Forget a node, whose cards may have changed."""
-        for by_node in self._by_request.values():
-            by_node.pop(node, None)
+        self._by_request.forget((node,))
 
     def of(self, request: Request) -> dict[str, list[CardAvailability]]:
         """Return what is known for a request, by node, the earliest card first. Callers add to it."""
-        by_node = self._by_request.setdefault(request, {})
-        self._by_request.move_to_end(request)
-        if len(self._by_request) > MAX_SHAPES:
-            self._by_request.popitem(last=False)
-        return by_node
+        return self._by_request.by_node(request)
 
 
 def availabilities(

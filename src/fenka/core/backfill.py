@@ -25,8 +25,9 @@ from fenka.core.queue import (
 )
 from fenka.core.reasons import NodeRejection, Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.core.shape_cache import MAX_SHAPES
 from fenka.core.usage import EmptyUsage, UsageOverlay, UsageTotals, UsageView
-from fenka.core.verdict_cache import MAX_SHAPES, VerdictCache
+from fenka.core.verdict_cache import VerdictCache
 
 MAX_TRIED_NODES = 64
 """Nodes on which requests for one node are tried together, the best first, of those that fit each alone."""

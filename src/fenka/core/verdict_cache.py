@@ -3,7 +3,6 @@
 It decides exactly as `evaluate.place` does; the tests compare the two.
 """
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
@@ -11,10 +10,8 @@ from fenka.core.evaluate import Policy, Verdict, evaluate
 from fenka.core.inventory import DeviceId, Node
 from fenka.core.reasons import NodeRejection, Unschedulable
 from fenka.core.request import Placement, Request
+from fenka.core.shape_cache import ShapeCache
 from fenka.core.usage import UsageView
-
-MAX_SHAPES = 64
-"""Verdicts are kept for at most this number of different requests."""
 
 _NO_CARDS: frozenset[DeviceId] = frozenset()
 
@@ -31,15 +28,13 @@ class VerdictCache:
     def __init__(self, nodes: Iterable[Node], policy: Policy) -> None:
         self._nodes, self._policy = tuple(nodes), policy
         self._node_of: dict[DeviceId, str] | None = None
-        self._by_request: OrderedDict[Request, dict[str, _CachedVerdict]] = OrderedDict()
+        self._by_request: ShapeCache[Request, _CachedVerdict] = ShapeCache()
 
     def set_nodes(self, nodes: Iterable[Node]) -> set[str]:
         """Replace the nodes. Return the names of those that were added, removed or changed."""
         before, after = set(self._nodes), tuple(nodes)
         changed = {node.name for node in before.symmetric_difference(after)}
-        for verdicts in self._by_request.values():
-            for name in changed:
-                verdicts.pop(name, None)
+        self._by_request.forget(changed)
         self._nodes = after
         if changed:
             self._node_of = None
@@ -78,7 +73,7 @@ class VerdictCache:
         among: Collection[str] | None = None,
     ) -> Iterator[tuple[Node, Verdict]]:
         """Yield each eligible node with its verdict, as `evaluate.evaluate` gives it."""
-        verdicts = self._verdicts(request)
+        verdicts = self._by_request.by_node(request)
         reserved_on = self._by_node(reserved)
         for node in self._nodes:
             name = node.name
@@ -90,13 +85,6 @@ class VerdictCache:
                 (verdict,) = evaluate(view, request, self._policy, (node,), here)
                 cached = verdicts[name] = _CachedVerdict(generation, here, verdict)
             yield node, cached.verdict
-
-    def _verdicts(self, request: Request) -> dict[str, _CachedVerdict]:
-        verdicts = self._by_request.setdefault(request, {})
-        self._by_request.move_to_end(request)
-        if len(self._by_request) > MAX_SHAPES:
-            self._by_request.popitem(last=False)
-        return verdicts
 
     def _by_node(self, devices: Collection[DeviceId]) -> dict[str, frozenset[DeviceId]]:
         if not devices:

@@ -15,8 +15,7 @@ from fenka.core.request import Placement, Request, Slice
 from fenka.core.usage import CardUsage, EmptyUsage, UsageView
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A card that is evaluated: what is allocated of it, and what the request would take."""
 
     card: Card
@@ -197,11 +196,12 @@ def fits_card(request: Request, node: Node, card: Card, usage: CardUsage) -> boo
 
 
 def _candidate(request: Request, node: Node, card: Card, usage: CardUsage) -> Candidate:
-    requested: int | None = card.memory_mib if request.whole else 0
-    nominal = 0
-    if request.memory is not None:
-        requested = request.memory.mib_on(card.memory_mib, node.unit_mib)
-        nominal = request.memory.nominal_mib(node.unit_mib)
+    memory = request.memory
+    if memory is None:
+        return Candidate(card, usage, card.memory_mib if request.whole else 0)
+    requested = memory.mib_on(card.memory_mib, node.unit_mib)
+    # Only a reason for a card with too few units states the nominal amount.
+    nominal = memory.nominal_mib(node.unit_mib) if requested is None else 0
     return Candidate(card, usage, requested, nominal)
 
 

@@ -20,6 +20,7 @@ from aiohttp import web
 
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.kube_config import load
+from tests.waiting import WAIT_S
 
 Json = dict[str, Any]
 Key = tuple[str, str, str]
@@ -405,7 +406,7 @@ def _kubeconfig(port: int) -> Json:
     }
 
 
-async def until(truth: Callable[[], object], within_s: float = 60) -> None:
+async def until(truth: Callable[[], object], within_s: float = WAIT_S) -> None:
     """Give the event loop turns until it is so; the limit only ends a test that would never."""
     async with asyncio.timeout(within_s):
         while not truth():

@@ -4,15 +4,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fenka.hardware.simulated import SimulatedNode
+from tests.waiting import WAIT_S
 
 MIB = 1 << 20
-DEADLINE_S = 20.0
 
 # `ok` unpacks a driver call's answer and complains; `code` gives the bare error number.
 _PROGRAM = """
@@ -81,20 +80,12 @@ class Client:
 
     def end(self) -> None:
         """As a program ends that has nothing more to do."""
-        self.process.communicate(timeout=DEADLINE_S)
+        self.process.communicate(timeout=WAIT_S)
 
     def kill(self) -> None:
         """Without a chance to clean up."""
         self.process.kill()
-        self.process.wait(DEADLINE_S)
-
-
-def until(condition: Callable[[], object], within_s: float = DEADLINE_S) -> float:
-    """Wait until it holds; seconds that it took. AssertionError when it does not come to hold."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < within_s, "did not come to hold in time"
-    return time.monotonic() - begin
+        self.process.wait(WAIT_S)
 
 
 MakeNode = Callable[[str], SimulatedNode]

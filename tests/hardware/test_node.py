@@ -10,7 +10,8 @@ import pytest
 
 from fenka.hardware.nvml import Driver, DriverLost, NoDriver
 from fenka.hardware.simulated import NodeError, SimulatedNode, parse_spec
-from tests.hardware.gpu_kit import MakeClient, MakeNode, until
+from tests.hardware.gpu_kit import MakeClient, MakeNode
+from tests.waiting import WAIT_S, until
 
 
 def server_pid(node: SimulatedNode) -> int:
@@ -104,7 +105,7 @@ def test_server_ends_when_no_program_needs_it(tmp_path: Path) -> None:
     node._connection.close()
     node._connection = None
     assert node._server is not None
-    assert node._server.wait(10) == 0
+    assert node._server.wait(WAIT_S) == 0
     assert not (node.directory / "server.sock").exists()
 
 
@@ -135,7 +136,7 @@ def test_driver_fails_with_a_sentence_when_its_server_is_missing(node: Simulated
                 return True
             return False
 
-        until(lost, within_s=1.0)
+        until(lost)
     with pytest.raises(NoDriver, match="card server is not running, start the node"):
         Driver.open(node.library_dir)
 

@@ -16,8 +16,10 @@ import pytest
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import NodeError, NoSuchCard, SimulatedNode, parse_spec
-from tests.hardware.gpu_kit import DEADLINE_S, MakeClient, MakeNode
+from tests.hardware.gpu_kit import MakeClient, MakeNode
+from tests.waiting import WAIT_S
 
+WAIT_MS = int(WAIT_S * 1000)
 XID = pynvml.nvmlEventTypeXidCriticalError
 ONE_BIT = pynvml.nvmlEventTypeSingleBitEccError
 TWO_BITS = pynvml.nvmlEventTypeDoubleBitEccError
@@ -42,7 +44,7 @@ def listening(*wishes: tuple[Any, int]) -> Iterator[Any]:
     pynvml.nvmlEventSetFree(events)
 
 
-def heard(events: Any, timeout_ms: int = 5000) -> tuple[int, int, int]:
+def heard(events: Any, timeout_ms: int = WAIT_MS) -> tuple[int, int, int]:
     """The next event: card, type, data."""
     event = pynvml.nvmlEventSetWait_v2(events, timeout_ms)
     return pynvml.nvmlDeviceGetIndex(event.device), event.eventType, event.eventData
@@ -176,14 +178,14 @@ def test_registration_gets_no_earlier_events(cards: tuple[SimulatedNode, list[An
 
 
 def test_waiting_program_wakes_on_an_event(cards: tuple[SimulatedNode, list[Any]]) -> None:
-    """Two programs and a thread wait on without a core; all hear of an XID within 0.2 s."""
+    """Two programs and a thread wait without using a core, and an XID wakes them all."""
     node, (first, _) = cards
     program = (
         "import sys, time, pynvml as n; n.nvmlInit(); s = n.nvmlEventSetCreate();"
         "n.nvmlDeviceRegisterEvents(n.nvmlDeviceGetHandleByIndex(0), 8, s);"
         "print('waiting', flush=True); before = time.process_time();"
-        "e = n.nvmlEventSetWait_v2(s, 30000); at = time.monotonic();"
-        "print(e.eventData, at, time.process_time() - before)"
+        f"e = n.nvmlEventSetWait_v2(s, {WAIT_MS});"
+        "print(e.eventData, time.process_time() - before)"
     )
     others = [
         subprocess.Popen(
@@ -198,24 +200,21 @@ def test_waiting_program_wakes_on_an_event(cards: tuple[SimulatedNode, list[Any]
         assert other.stdout is not None
         assert other.stdout.readline() == "waiting\n"
     with listening((first, XID)) as events:
-        woken: list[float] = []
+        woken: list[tuple[int, int, int]] = []
 
         def wait() -> None:
-            assert heard(events, 30000) == (0, XID, 79)
-            woken.append(time.monotonic())
+            woken.append(heard(events))
 
         thread = threading.Thread(target=wait)
         thread.start()
-        begin = time.monotonic()
         # An XID for another card, which nobody asked for, ends nobody's wait.
         node.raise_xid(1, 13)
         node.raise_xid(0, 79)
-        thread.join(DEADLINE_S)
-        said = [other.communicate(timeout=DEADLINE_S)[0].split() for other in others]
-    assert [xid for xid, _, _ in said] == ["79", "79"]
-    assert all(at - begin < 0.2 for at in (*woken, *(float(at) for _, at, _ in said)))
-    assert len(woken) == 1
-    assert all(float(cpu) < 0.05 for _, _, cpu in said)
+        thread.join(WAIT_S)
+        said = [other.communicate(timeout=WAIT_S)[0].split() for other in others]
+    assert woken == [(0, XID, 79)]
+    assert [xid for xid, _ in said] == ["79", "79"]
+    assert all(float(cpu) < 0.05 for _, cpu in said)
 
 
 def test_threads_can_wait_in_one_set(cards: tuple[SimulatedNode, list[Any]]) -> None:
@@ -227,7 +226,7 @@ def test_threads_can_wait_in_one_set(cards: tuple[SimulatedNode, list[Any]]) -> 
 
     def wait() -> None:
         try:
-            got.put(heard(events, 60000)[2])
+            got.put(heard(events)[2])
         except (pynvml.NVMLError_Uninitialized, pynvml.NVMLError_InvalidArgument):
             got.put(None)
 
@@ -236,11 +235,11 @@ def test_threads_can_wait_in_one_set(cards: tuple[SimulatedNode, list[Any]]) -> 
         thread.start()
     for number in (11, 12, 13):
         node.raise_xid(0, number)
-    assert sorted(got.get(timeout=DEADLINE_S) or 0 for _ in range(3)) == [11, 12, 13]
+    assert sorted(got.get(timeout=WAIT_S) or 0 for _ in range(3)) == [11, 12, 13]
     pynvml.nvmlEventSetFree(events)
-    assert [got.get(timeout=DEADLINE_S) for _ in range(2)] == [None, None]
+    assert [got.get(timeout=WAIT_S) for _ in range(2)] == [None, None]
     for thread in threads:
-        thread.join(DEADLINE_S)
+        thread.join(WAIT_S)
 
 
 def test_set_that_is_never_read_does_not_block_others(
@@ -265,7 +264,7 @@ def test_event_set_is_lost_when_a_program_closes_its_descriptor(node: SimulatedN
         "import os, socket, pynvml as n; n.nvmlInit(); s = n.nvmlEventSetCreate();"
         "os.closerange(3, 64); pairs = [socket.socketpair() for _ in range(8)]\n"
         "for one, other in pairs: one.send(b'x' * 64); other.send(b'y' * 64)\n"
-        "try: n.nvmlEventSetWait_v2(s, 20000)\n"
+        f"try: n.nvmlEventSetWait_v2(s, {WAIT_MS})\n"
         "except n.NVMLError_GpuIsLost: print('lost')\n"
         "n.nvmlShutdown()\n"
         "print(all(len(end.recv(99)) == 64 for pair in pairs for end in pair))"
@@ -275,21 +274,21 @@ def test_event_set_is_lost_when_a_program_closes_its_descriptor(node: SimulatedN
         env={"LD_LIBRARY_PATH": str(node.library_dir)},
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=WAIT_S,
         check=False,
     )
     assert (said.stdout, said.stderr) == ("lost\nTrue\n", "")
 
 
 def test_wait_returns_at_its_timeout(cards: tuple[SimulatedNode, list[Any]]) -> None:
-    """Not before, not much after, and without having used a core, though others' events come in."""
+    """It returns no earlier and uses no core, though other cards' events come in."""
     node, (first, _) = cards
     with listening((first, XID)) as events:
         node.raise_xid(1, 13)
         begin, used = time.monotonic(), time.thread_time()
         with pytest.raises(pynvml.NVMLError_Timeout):
             pynvml.nvmlEventSetWait_v2(events, 300)
-        assert 0.3 <= time.monotonic() - begin < 2.0
+        assert time.monotonic() - begin >= 0.3
         assert time.thread_time() - used < 0.1
 
 
@@ -311,8 +310,8 @@ def test_wait_fails_when_the_set_was_freed(cards: tuple[SimulatedNode, list[Any]
     thread = threading.Thread(target=node.stop)
     thread.start()
     with pytest.raises(pynvml.NVMLError_GpuIsLost):
-        pynvml.nvmlEventSetWait_v2(events, 20000)
-    thread.join(DEADLINE_S)
+        pynvml.nvmlEventSetWait_v2(events, WAIT_MS)
+    thread.join(WAIT_S)
 
 
 def test_lost_card_returns_only_errors(make_node: MakeNode, make_client: MakeClient) -> None:
@@ -336,7 +335,7 @@ def test_lost_card_returns_only_errors(make_node: MakeNode, make_client: MakeCli
             for ask in lost:
                 with pytest.raises(pynvml.NVMLError_GpuIsLost):
                     ask()
-            event = pynvml.nvmlEventSetWait_v2(events, 5000)
+            event = pynvml.nvmlEventSetWait_v2(events, WAIT_MS)
             assert (event.eventType, event.eventData) == (XID, 79)
             assert silent(events)
         assert pynvml.nvmlDeviceGetCount() == 2
@@ -384,7 +383,7 @@ def test_forked_child_takes_no_events_of_its_parent(node: SimulatedNode) -> None
         " os._exit(1)\n"
         "status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
         "print('forked', flush=True); sys.stdin.readline()\n"
-        "print(json.dumps([status, n.nvmlEventSetWait_v2(s, 10000).eventData]))"
+        f"print(json.dumps([status, n.nvmlEventSetWait_v2(s, {WAIT_MS}).eventData]))"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program],
@@ -396,4 +395,4 @@ def test_forked_child_takes_no_events_of_its_parent(node: SimulatedNode) -> None
         assert parent.stdout is not None
         assert parent.stdout.readline() == "forked\n"
         node.raise_xid(0, 61)
-        assert json.loads(parent.communicate("\n", timeout=DEADLINE_S)[0]) == [7, 61]
+        assert json.loads(parent.communicate("\n", timeout=WAIT_S)[0]) == [7, 61]

@@ -8,9 +8,16 @@ import pytest
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
-from tests.hardware.gpu_kit import MakeClient, MakeNode, until
+from tests.hardware.gpu_kit import MakeClient, MakeNode
+from tests.waiting import until
 
 KERNEL = "module = ok(d.cuModuleLoadData(b'an image'))"
+ENDLESS = "k_us600000000"
+"""A kernel that does not end during a test."""
+
+NOT_READY = 600
+"""CUDA_ERROR_NOT_READY."""
+
 LAUNCH = "ok(d.cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, {stream}, 0, 0))"
 
 
@@ -34,27 +41,28 @@ threading.Thread(target=work, daemon=True).start()
 
 
 def test_a_launch_returns_at_once_and_a_synchronise_waits(make_client: MakeClient) -> None:
-    """Ten kernels of 20 ms: launching takes far less than running, events measure the running."""
+    """Ten kernels of 20 ms, which events measure; then one that is not waited for."""
     client = make_client().enter()
     client.do(KERNEL, kernel("k_us20000"), "import time", "s = ok(d.cuStreamCreate(0))", "0")
     client.do("a = ok(d.cuEventCreate(0))", "b = ok(d.cuEventCreate(0))", "0")
-    client.do(
-        "begin = time.monotonic()",
-        "ok(d.cuEventRecord(a, s))",
-        f"for _ in range(10): {LAUNCH.format(stream='s')}",
-        "ok(d.cuEventRecord(b, s))",
-        "launched = time.monotonic() - begin",
-        "pending = code(d.cuStreamQuery(s)), code(d.cuEventQuery(b))",
-        "ok(d.cuStreamSynchronize(s))",
-        "done = time.monotonic() - begin",
-        "0",
-    )
-    not_ready = 600  # CUDA_ERROR_NOT_READY
-    assert client.do("list(pending)") == [not_ready, not_ready]
-    assert client.do("[launched < 0.1, done >= 0.2]") == [True, True]
-    # 10 x 20 ms; recording and launching are some microseconds apart
-    assert float(client.do("str(ok(d.cuEventElapsedTime(a, b)))")) == pytest.approx(200, abs=20)
-    assert client.do("code(d.cuStreamQuery(s))") == 0
+
+    def measured_ms() -> float:
+        took = client.do(
+            "begin = time.monotonic()",
+            "ok(d.cuEventRecord(a, s))",
+            f"for _ in range(10): {LAUNCH.format(stream='s')}",
+            "ok(d.cuEventRecord(b, s))",
+            "ok(d.cuStreamSynchronize(s))",
+            "str(time.monotonic() - begin)",
+        )
+        assert float(took) >= 0.2
+        assert client.do("[code(d.cuStreamQuery(s)), code(d.cuEventQuery(b))]") == [0, 0]
+        return float(client.do("str(ok(d.cuEventElapsedTime(a, b)))"))
+
+    # 10 x 20 ms; recording and launching are some microseconds apart, on a busy machine more
+    until(lambda: measured_ms() == pytest.approx(200, abs=20))
+    client.do(kernel(ENDLESS), LAUNCH.format(stream="s"), "ok(d.cuEventRecord(b, s))", "0")
+    assert client.do("[code(d.cuStreamQuery(s)), code(d.cuEventQuery(b))]") == [NOT_READY] * 2
 
 
 @pytest.mark.parametrize(
@@ -68,29 +76,39 @@ def test_a_launch_returns_at_once_and_a_synchronise_waits(make_client: MakeClien
     ],
 )
 def test_a_kernel_takes_as_long_as_its_name_says(
-    make_client: MakeClient, name: str, environment: dict[str, str], milliseconds: float
+    make_client: MakeClient,
+    node: SimulatedNode,
+    name: str,
+    environment: dict[str, str],
+    milliseconds: float,
 ) -> None:
     """Twenty in a row take twenty times as long, with the environment's default for other names."""
     client = make_client(**environment).enter()
     client.do(KERNEL, kernel(name), "a = ok(d.cuEventCreate(0))", "b = ok(d.cuEventCreate(0))", "0")
     # The first one keeps the card busy while the others are launched.
     client.do("long = ok(d.cuModuleGetFunction(module, b'long_us50000'))", "0")
-    client.do(
-        "ok(d.cuLaunchKernel(long, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0))",
-        "ok(d.cuEventRecord(a, 0))",
-        f"for _ in range(20): {LAUNCH.format(stream=0)}",
-        "ok(d.cuEventRecord(b, 0))",
-        "ok(d.cuEventSynchronize(b))",
-        "0",
-    )
-    elapsed = float(client.do("str(ok(d.cuEventElapsedTime(a, b)))"))
-    assert elapsed == pytest.approx(20 * milliseconds, abs=0.01)
+
+    def measured_ms() -> float:
+        before = node.busy_ns().get(client.pid, 0)
+        elapsed = client.do(
+            "ok(d.cuLaunchKernel(long, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0))",
+            "ok(d.cuEventRecord(a, 0))",
+            f"for _ in range(20): {LAUNCH.format(stream=0)}",
+            "ok(d.cuEventRecord(b, 0))",
+            "ok(d.cuEventSynchronize(b))",
+            "str(ok(d.cuEventElapsedTime(a, b)))",
+        )
+        assert node.busy_ns()[client.pid] - before == 50_000_000 + 20 * milliseconds * 1_000_000
+        return float(elapsed)
+
+    # On a busy machine the launches may take longer than the first kernel.
+    until(lambda: measured_ms() == pytest.approx(20 * milliseconds, abs=0.01))
 
 
 def test_a_short_kernel_does_not_wait_for_a_long_one(make_client: MakeClient) -> None:
-    """Programs take turns: 1 ms beside 2 s of another's takes about a slice more, not seconds."""
+    """Programs take turns: 1 ms beside another's long kernel ends before that kernel."""
     one, other = make_client().enter(), make_client().enter()
-    one.do(KERNEL, kernel("k_us2000000"), "0")
+    one.do(KERNEL, kernel(ENDLESS), "0")
     other.do(KERNEL, kernel("k_us1000"), "import time", "0")
     one.do(LAUNCH.format(stream=0), "0")
     waited = other.do(
@@ -99,8 +117,8 @@ def test_a_short_kernel_does_not_wait_for_a_long_one(make_client: MakeClient) ->
         "ok(d.cuCtxSynchronize())",
         "str(time.monotonic() - begin)",
     )
-    assert 0.001 <= float(waited) < 1.0
-    assert one.do("code(d.cuStreamQuery(0))") == 600  # NOT_READY
+    assert float(waited) >= 0.001
+    assert one.do("code(d.cuStreamQuery(0))") == NOT_READY
 
 
 def test_programs_share_a_card_evenly(make_client: MakeClient, node: SimulatedNode) -> None:
@@ -109,20 +127,23 @@ def test_programs_share_a_card_evenly(make_client: MakeClient, node: SimulatedNo
     large, small = make_client().enter(), make_client().enter()
     large.do(KERNEL, kernel("k_us20000"), "0")
     small.do(KERNEL, kernel("k_us200"), "a, b = (ok(d.cuEventCreate(0)) for _ in 'ab')", "0")
-    large.do(f"for _ in range(200): {LAUNCH.format(stream=0)}", "0")
+    small.do("first = ok(d.cuModuleGetFunction(module, b'k_us500000'))", "0")
+    large.do(f"for _ in range(2000): {LAUNCH.format(stream=0)}", "0")
     before = node.busy_ns()
+    # The first kernel keeps the program's queue filled while the others are launched.
     small.do(
         "ok(d.cuEventRecord(a, 0))",
+        "ok(d.cuLaunchKernel(first, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0))",
         f"for _ in range(2500): {LAUNCH.format(stream=0)}",
         "ok(d.cuEventRecord(b, 0))",
         "ok(d.cuEventSynchronize(b))",
         "0",
     )
     after = node.busy_ns()
-    # 2500 kernels of 0.2 ms are 500 ms, and take twice as long
-    assert after[small.pid] == 500_000_000
-    assert float(small.do("str(ok(d.cuEventElapsedTime(a, b)))")) == pytest.approx(1000, rel=0.1)
-    assert after[large.pid] - before[large.pid] == pytest.approx(500_000_000, rel=0.15)
+    # With 2500 kernels of 0.2 ms these are 1000 ms, and take twice as long
+    assert after[small.pid] == 1_000_000_000
+    assert float(small.do("str(ok(d.cuEventElapsedTime(a, b)))")) == pytest.approx(2000, rel=0.1)
+    assert after[large.pid] - before[large.pid] >= 0.85 * 1_000_000_000
 
 
 def test_alone_a_program_has_all_of_the_card(make_client: MakeClient, node: SimulatedNode) -> None:
@@ -133,13 +154,20 @@ def test_alone_a_program_has_all_of_the_card(make_client: MakeClient, node: Simu
         KERNEL, kernel("k_us50000"), LAUNCH.format(stream=0), "ok(d.cuCtxSynchronize())", "0"
     )
     hog.kill()
-    until(lambda: list(node.busy_ns()) == [program.pid], within_s=2.0)
-    program.do("a, b = (ok(d.cuEventCreate(0)) for _ in 'ab')", "ok(d.cuEventRecord(a, 0))", "0")
-    program.do(f"for _ in range(4): {LAUNCH.format(stream=0)}", "ok(d.cuEventRecord(b, 0))", "0")
-    program.do("ok(d.cuEventSynchronize(b))", "0")
-    # 4 x 50 ms, and nothing in between; recording and launching are some time apart
-    assert float(program.do("str(ok(d.cuEventElapsedTime(a, b)))")) == pytest.approx(200, abs=40)
-    assert node.busy_ns() == {program.pid: 250_000_000}
+    until(lambda: list(node.busy_ns()) == [program.pid])
+    # The first ten keep the program's queue filled while the others are launched.
+    elapsed = program.do(
+        "a, b = (ok(d.cuEventCreate(0)) for _ in 'ab')",
+        f"for _ in range(10): {LAUNCH.format(stream=0)}",
+        "ok(d.cuEventRecord(a, 0))",
+        f"for _ in range(4): {LAUNCH.format(stream=0)}",
+        "ok(d.cuEventRecord(b, 0))",
+        "ok(d.cuEventSynchronize(b))",
+        "str(ok(d.cuEventElapsedTime(a, b)))",
+    )
+    # 4 x 50 ms, and nothing in between
+    assert float(elapsed) == pytest.approx(200, abs=0.01)
+    assert node.busy_ns() == {program.pid: 750_000_000}
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
@@ -149,7 +177,7 @@ def test_nobody_waits_for_a_program_that_was_struck_down(
     """Programs are killed or stopped while they launch as fast as they can, so wherever they are in
     the driver; the others' kernels go on."""
     survivor = make_client().enter()
-    survivor.do(KERNEL, kernel("k_us100"), "import time", "0")
+    survivor.do(KERNEL, kernel("k_us100"), "0")
     for _ in range(6):
         struck = make_client().enter()
         struck.do(KERNEL, kernel("k_us0"), "0")
@@ -160,13 +188,9 @@ def test_nobody_waits_for_a_program_that_was_struck_down(
         struck.process.stdin.flush()
         survivor.do(LAUNCH.format(stream=0), "ok(d.cuCtxSynchronize())", "0")
         struck.process.send_signal(sign)
-        waited = survivor.do(
-            "begin = time.monotonic()",
-            f"for _ in range(20): {LAUNCH.format(stream=0)}",
-            "ok(d.cuCtxSynchronize())",
-            "str(time.monotonic() - begin)",
+        survivor.do(
+            f"for _ in range(20): {LAUNCH.format(stream=0)}", "ok(d.cuCtxSynchronize())", "0"
         )
-        assert float(waited) < 5.0
 
 
 def test_waiting_for_another_cards_event_waits(
@@ -193,29 +217,37 @@ def test_half_the_time_reads_as_half_the_utilisation(
     client.do(KERNEL, kernel("k_us20000"), f"exec({STEADY!r}, globals())", "0")
     until(lambda: client.do("time.monotonic() - begun > 1.5"))
     with Driver.open(node.library_dir) as driver:
-        seen = [driver.readings()[0] for _ in range(5)]
-        assert median(reading.utilisation or 0 for reading in seen) == pytest.approx(50, abs=8)
-        # idle 10 W, limit 70 W, idle 30 C
-        assert 30 < (seen[0].power_w or 0) < 50
-        assert 40 < (seen[0].temperature_c or 0) < 65
         import pynvml
 
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        (sample,) = pynvml.nvmlDeviceGetProcessUtilization(handle, 0)
-        assert sample.pid == client.pid
-        assert sample.smUtil == pytest.approx(50, abs=12)
+
+        def half() -> bool:
+            seen = [driver.readings()[0] for _ in range(5)]
+            (sample,) = pynvml.nvmlDeviceGetProcessUtilization(handle, 0)
+            assert sample.pid == client.pid
+            used = median(reading.utilisation or 0 for reading in seen)
+            # idle 10 W, limit 70 W, idle 30 C
+            return (
+                abs(used - 50) <= 8
+                and abs(sample.smUtil - 50) <= 12
+                and 30 < (seen[0].power_w or 0) < 50
+                and 40 < (seen[0].temperature_c or 0) < 65
+            )
+
+        # On a busy machine a second may pass in which the program launches less.
+        until(half)
         client.kill()
-        until(lambda: driver.readings()[0].utilisation == 0, within_s=3.0)
+        until(lambda: driver.readings()[0].utilisation == 0)
 
 
 def test_a_full_queue_reads_as_full_utilisation(
     make_client: MakeClient, node: SimulatedNode
 ) -> None:
-    """Seconds of work launched at once keep the card at 100 % and its power at the limit."""
+    """Minutes of work launched at once keep the card at 100 % and its power at the limit."""
     client = make_client().enter()
-    client.do(KERNEL, kernel("k_us100000"), f"for _ in range(40): {LAUNCH.format(stream=0)}", "0")
+    client.do(KERNEL, kernel("k_us100000"), f"for _ in range(6000): {LAUNCH.format(stream=0)}", "0")
     with Driver.open(node.library_dir) as driver:
-        until(lambda: driver.readings()[0].utilisation == 100, within_s=3.0)
+        until(lambda: driver.readings()[0].utilisation == 100)
         # the window still reaches to where 100 was rounded up from: 99.5 % of 10 to 70 W
         assert (driver.readings()[0].power_w or 0) >= 69.7
 
@@ -234,13 +266,14 @@ def test_host_functions_run_in_their_turn(make_client: MakeClient) -> None:
         "driver = ctypes.CDLL('libcuda.so.1')",
         LAUNCH.format(stream=0),
         "[driver.cuLaunchHostFunc(None, note, ctypes.c_void_p(n)) for n in (1, 2)]",
-        "early = len(called)",
         "ok(d.cuCtxSynchronize())",
         "0",
     )
-    assert client.do("early") == 0
     assert client.do("[n for n, _ in called]") == [1, 2]
     assert client.do("called[0][1] >= 0.05") == 1
+    client.do(kernel(ENDLESS), LAUNCH.format(stream=0), "0")
+    client.do("driver.cuLaunchHostFunc(None, note, ctypes.c_void_p(3))", "0")
+    assert client.do("[n for n, _ in called]") == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from fenka.kubernetes.client import Api, ApiError
 from fenka.kubernetes.informer import newer
 from tests.fakes.api_server import api_server
 from tests.fakes.in_process import FakeApi
+from tests.waiting import WAIT_S
 
 KUBECONFIG = os.environ.get("FENKA_E2E_KUBECONFIG", "")
 PODS = "/api/v1/namespaces/default/pods"
@@ -94,7 +95,7 @@ def test_binding_copies_annotations_when_the_uid_matches(cluster: Scenario) -> N
             with pytest.raises(ApiError) as refused:
                 await api.create(path, Status, binding(pod, "nowhere", str(uuid.uuid4())))
             assert refused.value.status == 409
-            await api.create(path, Status, binding(pod, "nowhere"), within_s=3.0)
+            await api.create(path, Status, binding(pod, "nowhere"), within_s=WAIT_S)
             found = await api.get(f"{PODS}/{pod.metadata.name}", Pod)
             assert found.spec.node_name == "nowhere"
             assert found.metadata.annotations == {"own": "kept", "fenka.io/tried": "yes"}
@@ -128,8 +129,8 @@ def test_watch_reports_what_came_after_the_list(cluster: Scenario) -> None:
     async def run(api: Api) -> None:
         _, version = await api.list("/api/v1/pods", Pod)
         async with a_pod(api) as pod:
-            changes = api.watch("/api/v1/pods", Pod, version, seconds=30)
-            async with asyncio.timeout(20), contextlib.aclosing(changes):  # type: ignore[type-var]
+            changes = api.watch("/api/v1/pods", Pod, version, seconds=2 * int(WAIT_S))
+            async with asyncio.timeout(WAIT_S), contextlib.aclosing(changes):  # type: ignore[type-var]
                 async for change in changes:
                     if change.object and change.object.metadata.uid == pod.metadata.uid:
                         assert change.type == "ADDED"

@@ -9,6 +9,7 @@ from aiohttp import web
 from fenka.cluster.objects import Pod
 from fenka.kubernetes.informer import Backoff, Informer, newer
 from tests.fakes.api_server import FakeApiServer, Json, api_server, until
+from tests.waiting import WAIT_S
 
 
 class Mirror:
@@ -56,7 +57,7 @@ async def watching(
         watch = Informer(api, "/api/v1/pods", Pod, mirror, query=query, sleep=at_once)
         task = asyncio.create_task(watch.run())
         try:
-            await asyncio.wait_for(watch.synced.wait(), 10)
+            await asyncio.wait_for(watch.synced.wait(), WAIT_S)
             await until(lambda: server.watches)
             yield watch, mirror
         finally:
@@ -238,7 +239,7 @@ def test_relist_reads_the_current_state_when_the_watch_is_mute() -> None:
         async with api_server() as server, watching(server) as (watch, mirror):
             server.mute = True
             server.put("pods", pod("a"))
-            await asyncio.wait_for(watch.relist(), 10)
+            await asyncio.wait_for(watch.relist(), WAIT_S)
             assert agrees(server, mirror)
 
     run(scenario())
@@ -267,7 +268,7 @@ def test_relist_waits_for_the_next_list_when_one_runs() -> None:
                 await asyncio.sleep(0)
                 server.put("pods", pod("a"))
                 go_on.set()
-                await asyncio.wait_for(again, 10)
+                await asyncio.wait_for(again, WAIT_S)
                 assert mirror.resyncs == 2
                 assert agrees(server, mirror)
                 task.cancel()

@@ -13,7 +13,7 @@ import pytest
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode, parse_spec
-from tests.hardware.gpu_kit import until
+from tests.waiting import until
 
 HELD_MIB = 300
 

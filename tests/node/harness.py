@@ -40,9 +40,11 @@ from fenka.node.lease.store import LeaseStore
 from fenka.node.node_api import NodeApi
 from fenka.node.program import Edges, Program, Settings, assemble
 from tests.fakes.in_process import FakeApi
+from tests.waiting import WAIT_S
 
 NODE = "n1"
-DEADLINE_S = 10.0
+STORY_S = 110.0
+"""Seconds that one test may take; less than pytest's limit, so that the event loop stays usable."""
 T4_MIB = 15079
 Json = dict[str, Any]
 
@@ -53,12 +55,12 @@ _RUNNER = asyncio.Runner()
 
 def play(story: Coroutine[Any, Any, None]) -> None:
     """Run a test's coroutine to its end."""
-    _RUNNER.run(asyncio.wait_for(story, 60))
+    _RUNNER.run(asyncio.wait_for(story, STORY_S))
 
 
 async def until(condition: Callable[[], object], why: str = "") -> None:
     """Wait until a condition holds."""
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(WAIT_S):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -177,7 +179,7 @@ class FakeKubelet:
                 request_serializer=lambda it: it.SerializeToString(),
                 response_deserializer=kind.FromString,
             )
-            return await call(request, timeout=30)
+            return await call(request, timeout=WAIT_S)
 
     async def _list(self, _: Any, __: Any) -> Any:
         pods: dict[tuple[str, str], Any] = {}

@@ -20,6 +20,7 @@ from fenka.node.lease.store import Lease, Token
 from fenka.node.monitor.compute_feedback import FeedbackLoop
 from tests.node.harness import card, node_harness, play, until
 from tests.node.test_resize import granted, request, running
+from tests.waiting import WAIT_S
 
 PODS = ("0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1", "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b2")
 MS = 1_000_000
@@ -212,7 +213,7 @@ def test_agent_reconciles_while_a_round_waits_for_the_driver(library: Path, tmp_
 
     def samples(_: str, since_us: int) -> tuple[int, dict[int, int]]:
         asked.set()
-        answers.wait(10)
+        answers.wait(WAIT_S)
         return since_us + 100_000, {7: 50}
 
     async def story() -> None:

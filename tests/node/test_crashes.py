@@ -15,6 +15,7 @@ from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
 from tests.node.harness import ContainerFailed, NodeHarness, card, node_harness, play, until
 from tests.node.test_agent import cap
+from tests.waiting import WAIT_S
 
 
 class Killed(Exception):
@@ -57,7 +58,7 @@ REMOVING = [
 
 async def starts(node: NodeHarness, pod: Any) -> None:
     """Start the container as the kubelet does, until it works."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         while True:
             try:
                 given = await node.kubelet.start_container(pod, "main")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fenka.jobs.kernel import Kernel, KernelFailed
+from tests.waiting import WAIT_S
 from tests.workstation.conftest import Workstation, eventually
 
 LOOK = (
@@ -104,12 +105,12 @@ def _login(url: str, password: str) -> object:
     base = f"http://{parts.netloc}"
     jar = http.cookiejar.CookieJar()
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(jar))
-    opener.open(f"{base}/login", timeout=30).read()
+    opener.open(f"{base}/login", timeout=WAIT_S).read()
     xsrf = next(cookie.value for cookie in jar if cookie.name == "_xsrf")
     form = urllib.parse.urlencode({"password": password, "_xsrf": xsrf}).encode()
     try:
-        opener.open(f"{base}/login", data=form, timeout=30).read()
-        with opener.open(f"{base}/api/kernels", timeout=30) as answer:
+        opener.open(f"{base}/login", data=form, timeout=WAIT_S).read()
+        with opener.open(f"{base}/api/kernels", timeout=WAIT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as why:
         return why.code

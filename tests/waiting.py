@@ -1,0 +1,19 @@
+"""How tests wait for what other processes do."""
+
+import time
+from collections.abc import Callable
+
+WAIT_S = 90.0
+"""The limit of each wait, in seconds.
+
+It costs a wait that succeeds nothing, so it is generous enough for a machine that is busy with other work.
+It is less than pytest's limit of 120 s per test, so that a failed test names the wait.
+"""
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end, f"the condition does not hold after {WAIT_S:.0f} s"
+        time.sleep(0.005)

@@ -59,10 +59,10 @@ def test_sim_card_provokes_every_fault_and_reading(node: SimulatedNode, say: Say
         pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
         uuid = driver.cards()[0].uuid
 
-        assert say("0", "--temperature", "88") == (0, "card 0: says 88 °C\n", "")
+        assert say("0", "--temperature", "88") == (0, "card 0: reports 88 °C\n", "")
         assert driver.readings()[0].temperature_c == 88
         said = say(uuid, "--no-temperature")
-        assert said == (0, "card 0: says the temperature that its load gives\n", "")
+        assert said == (0, "card 0: reports the temperature of its load\n", "")
         assert driver.readings()[0].temperature_c == 30
 
         assert say("0", "--xid", "61") == (0, "card 0: XID 61 reported\n", "")

@@ -77,7 +77,7 @@ from tests.workstation.conftest import HOLD, Workstation, eventually, refused, w
         ),
         (
             ["--gpu-mem", "1", "--priority", "99999999999999999999"],
-            r"a priority is a number from -1000000 to 1000000, not 99999999999999999999",
+            r"--priority must be from -1000000 to 1000000, not 99999999999999999999",
         ),
         (["--gpu-mem", "1", "--name", "../x"], r"invalid job name '../x': use letters, .*"),
     ],

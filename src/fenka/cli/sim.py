@@ -86,7 +86,7 @@ def _check(changes: Changes) -> None:
 
 
 def _provoke(node: SimulatedNode, index: int, changes: Changes) -> list[str]:
-    """A sentence for each thing done. ECC first: it alone can be refused, and then nothing was done."""
+    """Apply the changes; return one sentence for each. ECC comes first, because only it can be refused."""
     done = []
     if changes.ecc_errors is not None:
         node.add_ecc_errors(index, changes.ecc_errors, corrected=changes.corrected)
@@ -94,10 +94,10 @@ def _provoke(node: SimulatedNode, index: int, changes: Changes) -> list[str]:
         done.append(f"{changes.ecc_errors} more {kind} memory errors")
     if changes.temperature is not None:
         node.set_temperature(index, changes.temperature)
-        done.append(f"says {changes.temperature} °C")
+        done.append(f"reports {changes.temperature} °C")
     if changes.no_temperature:
         node.set_temperature(index, None)
-        done.append("says the temperature that its load gives")
+        done.append("reports the temperature of its load")
     if changes.xid is not None:
         node.raise_xid(index, changes.xid)
         done.append(f"XID {changes.xid} reported")

@@ -215,8 +215,8 @@ bool capture_knows(CUevent event)
     return __atomic_load_n(&event->capture_id, __ATOMIC_ACQUIRE) != 0;
 }
 
-/* Whether all nodes come before the origin's last ones. From the end backwards: what is captured only
- * ever needs what was captured before it. */
+/* Whether all nodes come before the origin's last ones. Iterates from the end, because a captured node only
+ * depends on nodes captured before it. */
 static bool joined(struct capture *capture)
 {
     const struct tips *ends = &capture->origin->tips;

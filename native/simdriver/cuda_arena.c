@@ -1,8 +1,8 @@
 /* The process's device memory: one file, mapped piece by piece. It is a file so that other processes can map
  * pieces (IPC), and a single one because a program may make more allocations than it may have descriptors.
  *
- * * Offsets are never reused; freed pieces become holes. Each card has its own range of offsets. Pieces below 64
- * KiB share blocks of one size each, because the number of mappings is limited, too. */
+ * Offsets are never reused; freed pieces become holes. Each card has its own range of offsets. Pieces below 64 KiB
+ * share blocks of one size each, because the number of mappings is limited, too. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/falloc.h>

@@ -41,7 +41,7 @@ static size_t bytes_of(const CUDA_ARRAY3D_DESCRIPTOR *shape)
 static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
     bool layered = shape->Flags & CUDA_ARRAY3D_LAYERED, cube = shape->Flags & CUDA_ARRAY3D_CUBEMAP;
-    if (shape->Flags & ~(unsigned)KNOWN_FLAGS) /* sparse, deferred: memory that comes later */
+    if (shape->Flags & ~(unsigned)KNOWN_FLAGS) /* sparse, deferred: backed later */
         return CUDA_ERROR_NOT_SUPPORTED;
     if (shape->Width == 0 ||
         (shape->NumChannels != 1 && shape->NumChannels != 2 && shape->NumChannels != 4))
@@ -134,7 +134,7 @@ CUresult cuArrayDestroy(CUarray handle)
     CUarray array = object_get(handle, ARRAY);
     if (!array)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (array->level) /* it goes with its mipmapped array */
+    if (array->level) /* freed with its mipmapped array */
         return CUDA_ERROR_INVALID_VALUE;
     stream_wait(array->object.context, NULL);
     CUresult result = memory_drop(array->base, 1u << MEMORY_ARRAY);

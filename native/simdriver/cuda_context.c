@@ -1,4 +1,4 @@
-/* Contexts, and each thread's stack of them. */
+/* Creation and destruction of contexts, primary contexts, and queries. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@ static struct CUctx_st primaries[FENKA_NODE_CARDS];
 static struct CUctx_st *created; /* never freed, so that stale handles are recognised */
 static uint64_t last_id;
 
-/* Under the lock. The first context on a card costs what the card's model says. */
+/* Under the lock. The first context on a card costs the amount of the card's model. */
 static CUresult activate(CUcontext context, CUdevice device, unsigned flags)
 {
     uint32_t card = device_cards[device];

@@ -34,7 +34,7 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-/* The sixteen bytes that "GPU-xxxxxxxx-xxxx-…" spells. */
+/* The 16 bytes of "GPU-xxxxxxxx-xxxx-…". */
 static CUresult uuid_bytes(CUuuid *uuid, CUdevice device)
 {
     uint32_t card;

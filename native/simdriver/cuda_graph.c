@@ -148,7 +148,7 @@ static bool frees(CUgraph graph, CUdeviceptr pointer)
     return false;
 }
 
-/* Of an allocation node of this graph or another, and once in a graph. */
+/* Frees the memory of an allocation node of any graph, at most once per graph. */
 CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *needs,
                                size_t count, CUdeviceptr pointer)
 {

@@ -1,5 +1,5 @@
-/* Executable graphs. A launch does the nodes' work one after another on the stream, so it takes on the
- * card's line what its kernels take together. */
+/* Executable graphs. A launch runs the nodes one after another on the stream, so it takes the sum of its kernels'
+ * time. */
 #include <stdlib.h>
 
 #include "graph.h"
@@ -87,7 +87,7 @@ static bool ready(const struct CUgraphNode_st *node)
     return !node->placed;
 }
 
-/* Each node after those that it needs; false where they need each other in a circle. */
+/* Sorts the nodes by their dependencies; false if those are cyclic. */
 static bool order(CUgraph graph, struct graph_work *works)
 {
     size_t placed = 0;

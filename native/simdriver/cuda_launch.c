@@ -46,7 +46,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
                           config->sharedMemBytes, config->hStream, parameters, extra);
 }
 
-/* By hand, because the stream is in the struct. */
+/* Not generated, because the stream is in the struct. */
 CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters,
                                void **extra)
 {

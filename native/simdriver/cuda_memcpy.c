@@ -1,4 +1,4 @@
-/* Copies. They are real, and done when the call returns; on the card's line they take no time. */
+/* Copies. They are real and complete when the call returns; they take no time on the card's time line. */
 #include <string.h>
 
 #include "driver.h"
@@ -6,7 +6,7 @@
 #define DEVICE true
 #define HOST false
 
-/* A copy that blocks comes after all the work before it. */
+/* A blocking copy follows all earlier work. */
 static CUresult wait_for_work(void)
 {
     CUcontext context;

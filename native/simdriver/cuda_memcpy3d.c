@@ -57,7 +57,7 @@ static CUresult resolve(CUmemorytype type, const void *host, CUdeviceptr device,
     return linear_corner(device, what, &at, side);
 }
 
-/* Any row that is out of bounds refuses the whole copy before a byte of it is moved. */
+/* If any row is out of bounds, nothing is copied. */
 static CUresult move(const CUDA_MEMCPY3D *what, const struct side *to, const struct side *from,
                      bool check)
 {
@@ -96,7 +96,7 @@ CUresult box_copy_now(const CUDA_MEMCPY3D *what)
     CUcontext context;
     TRY(context_current(&context));
     TRY(capture_unsafe());
-    stream_wait(context, NULL); /* a copy that blocks comes after all the work before it */
+    stream_wait(context, NULL); /* a blocking copy follows all earlier work */
     return box_copy(what);
 }
 
@@ -122,7 +122,7 @@ CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *what, CUstream stream)
     return what ? box_copy_on(what, stream) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The peer's form has contexts where the other has reserved fields, and is else the same. */
+/* The peer variant has contexts in place of reserved fields, and is otherwise equal. */
 _Static_assert(sizeof(CUDA_MEMCPY3D_PEER) == sizeof(CUDA_MEMCPY3D), "two forms of one struct");
 
 static CUresult plain(const CUDA_MEMCPY3D_PEER *peer, CUDA_MEMCPY3D *what)

@@ -60,7 +60,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flag
     return CUDA_SUCCESS;
 }
 
-/* Waits for all work first, as the real one does: a kernel may be using the memory. */
+/* Waits for all work first, like the real driver: a kernel may be using the memory. */
 CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     struct allocation held;

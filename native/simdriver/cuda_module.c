@@ -1,5 +1,5 @@
-/* Modules, libraries and the functions in them. Code is not run; a function is its name, and the name
- * may say how long it takes: `anything_us2000` takes 2000 microseconds. */
+/* Modules, libraries and the functions in them. Code is not run: a function is only its name, which may contain a
+ * duration: `anything_us2000` takes 2000 microseconds. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 struct CUmod_st {
     struct object object;
-    bool text; /* PTX: then a function's name has to be in it */
+    bool text; /* PTX, which must contain the names of functions */
     char *source;
     pthread_mutex_t lock;
     struct CUfunc_st *functions;
@@ -23,7 +23,7 @@ struct CUmod_st {
     struct CUmod_st *next, **place;
 };
 
-/* All that are loaded. */
+/* All loaded modules and libraries. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static CUmodule loaded;
 
@@ -229,7 +229,7 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
                                       : CUDA_ERROR_INVALID_HANDLE;
 }
 
-/* No code, so no variables in it. */
+/* There is no code, so there are no variables. */
 CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name)
 {
     (void)pointer, (void)bytes;

@@ -1,4 +1,4 @@
-/* What an address is. */
+/* Attributes of addresses. */
 #include <string.h>
 
 #include "driver.h"
@@ -63,7 +63,7 @@ static size_t size_of(CUpointer_attribute attribute)
     }
 }
 
-/* Unlike the question for one attribute, this one answers zeros for memory that is not CUDA's. */
+/* Unlike cuPointerGetAttribute, this function returns zeros for memory that is not CUDA's. */
 CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **values,
                                 CUdeviceptr pointer)
 {

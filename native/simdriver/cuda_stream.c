@@ -51,60 +51,23 @@ CUresult cuStreamQuery(CUstream handle)
     return stream_done(context, stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
-{
-    CUcontext context;
-    CUstream stream;
-    TRY(stream_resolve(handle, &context, &stream));
-    if (!flags)
-        return CUDA_ERROR_INVALID_VALUE;
-    *flags = stream ? stream->flags : CU_STREAM_DEFAULT;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetPriority(CUstream handle, int *priority)
-{
-    CUcontext context;
-    CUstream stream;
-    TRY(stream_resolve(handle, &context, &stream));
-    if (!priority)
-        return CUDA_ERROR_INVALID_VALUE;
-    *priority = stream ? stream->priority : 0;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetCtx(CUstream handle, CUcontext *out)
-{
-    CUcontext context;
-    CUstream stream;
-    TRY(stream_resolve(handle, &context, &stream));
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    *out = context;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
-{
-    CUcontext context;
-    CUstream stream;
-    TRY(stream_resolve(handle, &context, &stream));
-    if (!id)
-        return CUDA_ERROR_INVALID_VALUE;
-    *id = stream ? stream->id : 0;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
-{
-    CUcontext context;
-    CUstream stream;
-    TRY(stream_resolve(handle, &context, &stream));
-    if (!device)
-        return CUDA_ERROR_INVALID_VALUE;
-    *device = context->device;
-    return CUDA_SUCCESS;
-}
+/* A call that answers one value of a stream; NULL is the context's default stream. */
+#define STREAM_GETTER(name, type, expression)                                                      \
+    CUresult name(CUstream handle, type *value)                                                    \
+    {                                                                                              \
+        CUcontext context;                                                                         \
+        CUstream stream;                                                                           \
+        TRY(stream_resolve(handle, &context, &stream));                                            \
+        if (!value)                                                                                \
+            return CUDA_ERROR_INVALID_VALUE;                                                       \
+        *value = (expression);                                                                     \
+        return CUDA_SUCCESS;                                                                       \
+    }
+STREAM_GETTER(cuStreamGetFlags, unsigned int, stream ? stream->flags : CU_STREAM_DEFAULT)
+STREAM_GETTER(cuStreamGetPriority, int, stream ? stream->priority : 0)
+STREAM_GETTER(cuStreamGetCtx, CUcontext, context)
+STREAM_GETTER(cuStreamGetId, unsigned long long, stream ? stream->id : 0)
+STREAM_GETTER(cuStreamGetDevice, CUdevice, context->device)
 
 CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
 {

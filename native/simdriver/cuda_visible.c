@@ -1,4 +1,4 @@
-/* CUDA_VISIBLE_DEVICES: which cards a program sees, and in which order. */
+/* CUDA_VISIBLE_DEVICES: the cards that a program sees, and their order. */
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -7,7 +7,7 @@
 
 #define TOKEN_BYTES 128
 
-/* Like strtoul: `1gpu` is 1. An empty or signed-negative token is no card. */
+/* Parses like strtoul: `1gpu` is 1. An empty token, or one with a minus sign, is no card. */
 static int card_by_ordinal(const char *token, const struct fenka_node *node)
 {
     char *end;
@@ -28,8 +28,8 @@ static int card_by_uuid(const char *token, const struct fenka_node *node)
     return found;
 }
 
-/* Writes the cards that the wish names and returns their number. What follows an invalid token is
- * not seen; a card named twice leaves none, as with the real driver. */
+/* Writes the cards that the variable names and returns their number. An invalid token ends the list; a card that
+ * is named twice empties it, as with the real driver. */
 int visible_cards(const char *wish, const struct fenka_node *node, uint32_t *cards)
 {
     int count = 0;

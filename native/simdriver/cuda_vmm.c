@@ -57,7 +57,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment
     return CUDA_SUCCESS;
 }
 
-/* Under the lock. The place in the list of the reservation that holds all of the range. */
+/* Under the lock. The link to the reservation that contains the whole range. */
 static struct reservation **reservation_of(uintptr_t base, size_t size)
 {
     struct reservation **place = &reservations;
@@ -104,7 +104,7 @@ static CUresult map(struct memory_handle *handle, uintptr_t base, size_t size)
                               .release = release_mapping,
                               .device = device ? handle->properties.location.id : -1,
                               .handle = handle, .shared = true};
-    /* First the entry, which is refused where something is mapped already. */
+    /* The entry first: it is refused if something is mapped there already. */
     if (memory_link(&held) != CUDA_SUCCESS)
         return CUDA_ERROR_INVALID_VALUE;
     handle->mappings++;
@@ -136,7 +136,7 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
     return result;
 }
 
-/* Whether the range is whole mappings, without a gap and without cutting one. */
+/* Whether the range consists of whole mappings without gaps. */
 static bool whole_mappings(uintptr_t base, size_t size)
 {
     struct allocation held;

@@ -127,7 +127,7 @@ void vmm_drop_if_unused(struct memory_handle *handle)
     object_delete(handle);
 }
 
-/* Under the lock. One that was released and is merely still mapped is no handle any more. */
+/* Under the lock. A handle that was released is invalid, even if its memory is still mapped. */
 struct memory_handle *vmm_handle(CUmemGenericAllocationHandle handle)
 {
     struct memory_handle *found = object_get((void *)(uintptr_t)handle, HANDLE);
@@ -256,7 +256,7 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle ha
     return file >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
-/* The importer may number the devices otherwise than the exporter, or not see the card at all. */
+/* The importer may number devices differently, or not see the card at all. */
 static bool find_device(struct memory_handle *handle, const char *uuid)
 {
     for (int ordinal = 0; ordinal < device_count; ordinal++)

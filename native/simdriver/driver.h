@@ -65,12 +65,12 @@ struct CUctx_st {
     unsigned flags;
     unsigned references;
     uint64_t id;
-    uint64_t end; /* position on the card's time line of all that was given to it */
+    uint64_t end; /* position of the end of all its work on the card's time line */
     unsigned host_functions; /* enqueued and not yet called */
     size_t limits[CONTEXT_LIMITS];
     struct CUctx_st *next;
 };
-/* context_stack.c: the calling thread's. context_push wants a stack that is not full. */
+/* context_stack.c: the calling thread's stack. context_push requires a stack that is not full. */
 CUresult context_current(CUcontext *context);
 bool context_valid(CUcontext context);
 CUcontext context_top(void);
@@ -100,12 +100,12 @@ struct tips {
 bool stream_capturing(CUstream stream);
 /* *taken: the stream is being captured, and the work now belongs to the graph. */
 CUresult capture_work(CUcontext context, CUstream stream, const struct graph_work *work, bool *taken);
-/* An error where a call that may wait for the device would spoil a capture. */
+/* An error if a call that may wait for the device would invalidate a capture. */
 CUresult capture_unsafe(void);
-/* The same for questions to the stream, and for waiting for the whole context. */
+/* The same for queries of the stream, and for waiting for the whole context. */
 CUresult capture_refuse(CUcontext context, CUstream stream);
 CUresult capture_all_refuse(CUcontext context);
-/* True where the event now stands for a place in a graph. */
+/* True if the event now stands for a place in a graph. */
 bool capture_record(CUevent event, CUstream stream);
 CUresult capture_wait(CUevent event, CUstream stream, bool *taken);
 bool capture_knows(CUevent event);
@@ -155,7 +155,7 @@ void streams_after_fork(void);
 bool stream_done(CUcontext context, CUstream stream);
 
 /* ---- events.c ---- */
-/* What an event marks; in memory that other processes see where the event is theirs, too. */
+/* The moment that an event marks; in shared memory for events of several processes. */
 struct moment {
     struct timeline_place place;
     uint64_t at_ns; /* 0 until it is queried after it was reached */
@@ -167,11 +167,11 @@ struct CUevent_st {
     bool imported;
     off_t offset; /* in the arena, of an event for other processes */
     struct moment *moment, own;
-    CUevent later, sooner; /* among those of the card whose time is not known yet */
+    CUevent later, sooner; /* in the list of the card's events whose time is not known yet */
     uint64_t capture_id;   /* of the capture in which it was recorded last */
     struct tips tips;
 };
-/* Where an event that was made for other processes keeps its moment. */
+/* The place of an interprocess event's moment. */
 CUresult event_offset(CUevent event, off_t *offset);
 /* Records the times of events that were reached, before the time line drops them. */
 void events_settle(uint32_t card);
@@ -224,7 +224,7 @@ struct allocation {
     CUdevice device;
     CUmemoryPool pool;
     bool shared; /* pages of a memory file, which other mappings may show as well */
-    /* Of MEMORY_MAPPED, which belongs to no context: */
+    /* MEMORY_MAPPED, which belongs to no context: */
     struct memory_handle *handle;
     uint8_t access[FENKA_NODE_CARDS + 1]; /* CUmemAccess_flags by ordinal, last the host's */
     /* Frees what its kind needs; NULL for allocations that memory.c makes. */
@@ -239,9 +239,9 @@ CUresult memory_register(CUcontext context, void *base, size_t bytes, unsigned f
 /* Frees the allocation that begins at `base`, if it is of one of the kinds in the bit mask. */
 CUresult memory_drop(uintptr_t base, unsigned kinds);
 void memory_drop_context(CUcontext context);
-/* A copy, because another thread may free it; false where no allocation holds the address. */
+/* Returns a copy, because another thread may free the allocation; false if no allocation contains the address. */
 bool memory_find(uintptr_t address, struct allocation *found);
-/* Whether all of it is allocated, in one piece or in neighbouring mappings, and open to this use. */
+/* Whether the whole range is allocated, in one piece or in adjacent mappings, with this access. */
 bool memory_holds(uintptr_t address, size_t bytes, bool write);
 CUresult memory_link(const struct allocation *filled);
 /* How the device, or the host, may use the mapping that begins at `base`. */
@@ -294,7 +294,7 @@ CUresult box_copy_on(const CUDA_MEMCPY3D *what, CUstream stream);
 
 /* ---- pools.c ---- */
 CUmemoryPool pool_of_graphs(CUdevice device);
-/* False where the card, or the pool's own limit, would be exceeded. */
+/* False if the card's memory, or the pool's own limit, would be exceeded. */
 bool pool_take(CUmemoryPool pool, uint64_t bytes);
 void pool_give_back(CUmemoryPool pool, uint64_t bytes);
 /* Returns to the cards what pools need not keep. */

@@ -1,4 +1,4 @@
-/* The process's state as a user of the simulated node: the devices that it sees, and whether it may use them. */
+/* The devices that the process sees, and whether it may use the simulated node. */
 #include <stdlib.h>
 
 #include "driver.h"

@@ -1,9 +1,9 @@
-/* Graphs: work that is written down instead of done, by hand or by capturing a stream. */
+/* Graphs: recorded work, added node by node or by capturing a stream. */
 #ifndef FENKA_SIMULATED_GRAPH_H
 #define FENKA_SIMULATED_GRAPH_H
 #include "driver.h"
 
-/* An address range for an allocation node: kept while any node or executable graph has it. */
+/* An address range of an allocation node, kept while any node or executable graph uses it. */
 struct graph_memory {
     uintptr_t base;
     size_t size;

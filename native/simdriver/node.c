@@ -38,7 +38,7 @@ uint64_t node_now(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* The descriptor may meanwhile belong to someone else: a program may close what it did not open. */
+/* The descriptor's number may have been reused: a program may close descriptors that it did not open. */
 static bool line_is_ours(void)
 {
     struct stat found;
@@ -60,8 +60,8 @@ void node_forget(void)
     lost = false;
 }
 
-/* The last mapping stays and serves again while the file is the same: other threads may still read it,
- * and a program may attach and detach every second for weeks. */
+/* The last mapping is kept and reused while the file is the same: other threads may still read it, and a program
+ * may attach and detach every second for weeks. */
 static struct fenka_node *map_state(int directory)
 {
     static struct fenka_node *mapped;
@@ -92,8 +92,8 @@ static struct fenka_node *map_state(int directory)
     return state;
 }
 
-/* Two components up from the path this library was loaded by. The link is not resolved: it points
- * out of the node, to where the library is installed. */
+/* Two components up from the path that this library was loaded by. The link is not resolved, because it points out
+ * of the node to where the library is installed. */
 static int open_own_directory(void)
 {
     Dl_info self;
@@ -111,7 +111,7 @@ static int open_own_directory(void)
     return open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* Takes over the descriptor; -1 where that directory is no node. */
+/* Takes ownership of the descriptor; -1 if the directory is not a node. */
 static int if_node(int directory, struct fenka_node **state)
 {
     if (directory >= 0 && !(*state = map_state(directory))) {
@@ -126,7 +126,7 @@ static int open_node(const char *path, struct fenka_node **state)
     return path ? if_node(open(path, O_PATH | O_DIRECTORY | O_CLOEXEC), state) : -1;
 }
 
-/* contained: set where the node was found at its place in a container. */
+/* contained: set if the node was found at its path in a container. */
 static int open_directory(struct fenka_node **state, bool *contained)
 {
     int directory = if_node(open_own_directory(), state);
@@ -196,7 +196,7 @@ static int attach(char hello, bool *contained)
     return 0;
 }
 
-/* A container may start while the card server is being restarted: it waits for the server. */
+/* The card server may be restarting while a container starts, so the container waits for it. */
 int node_attach(char hello)
 {
     const struct timespec pause = {.tv_nsec = 50000000};

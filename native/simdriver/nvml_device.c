@@ -1,4 +1,4 @@
-/* Which card, and what it is. */
+/* Handles of cards, and their fixed properties. */
 #include "nvml_device.h"
 
 #include <stdio.h>
@@ -191,7 +191,7 @@ nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, nvmlBrandType_t *brand)
     return NVML_SUCCESS;
 }
 
-/* Which CPUs are near: all of them. */
+/* All CPUs are near. */
 nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned int words, unsigned long *set)
 {
     uint32_t card;

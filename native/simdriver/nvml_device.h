@@ -21,13 +21,13 @@ void nvml_leave(void);
 nvmlReturn_t nvml_attach(void);
 /* NVML_ERROR_UNINITIALIZED before nvmlInit, NVML_ERROR_GPU_IS_LOST once the card server has ended. */
 nvmlReturn_t nvml_ready(void);
-/* A handle stays good over a fork and over a shutdown, as those of the real NVML do.
- * NVML_ERROR_GPU_IS_LOST where the card has fallen off the bus. */
+/* A handle stays valid over a fork and a shutdown, as with the real NVML. NVML_ERROR_GPU_IS_LOST if the card has
+ * fallen off the bus. */
 nvmlReturn_t nvml_card(nvmlDevice_t device, uint32_t *card);
 nvmlDevice_t nvml_handle(uint32_t card);
 /* Frees every event set, and wakes the threads that wait in one. */
 void nvml_events_end(void);
-/* A function that answers one value of a card; the expression may use `index` and `card`. */
+/* A function that returns one value of a card; the expression may use `index` and `card`. */
 #define NVML_GETTER(name, type, expression)                             \
     nvmlReturn_t name(nvmlDevice_t device, type *value)                 \
     {                                                                   \

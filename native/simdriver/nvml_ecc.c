@@ -1,4 +1,4 @@
-/* ECC: on wherever the model has it. All errors are the device memory's. */
+/* ECC: enabled if the model has it. All errors are of the device memory. */
 #include "nvml_device.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
-/* Event sets. Each is a connection to the card server, which sends every event to every set; what was
- * not asked for is dropped here. So the kernel keeps the queue, and waiting is poll(). Unlike the real
- * NVML, which gives all XIDs of a card the number of the last one, each event keeps its own. */
+/* Event sets. Each is a connection to the card server, which sends every event to every set; events that a set is
+ * not registered for are dropped here. So the kernel keeps the queue, and waiting is poll(). The real NVML reports
+ * the last XID's number for all XIDs of a card; here each event keeps its own. */
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>
@@ -19,8 +19,8 @@
 
 struct nvmlEventSet_st {
     int line;
-    ino_t inode; /* a program may close what it did not open, and the number then is another's */
-    pid_t owner; /* a forked child has the parent's line and must not read from it */
+    ino_t inode; /* checked because a program may close the descriptor, whose number is then reused */
+    pid_t owner; /* a forked child has the parent's connection and must not read from it */
     unsigned waiting;
     bool freed;
     /* The event after which events of this type on this card count. */
@@ -31,7 +31,7 @@ struct nvmlEventSet_st {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct nvmlEventSet_st *sets;
 
-/* A child inherits the lock as some thread of the parent held it. */
+/* A child inherits the lock in the state of another thread of the parent. */
 static void enter(void)
 {
     static pid_t owner;

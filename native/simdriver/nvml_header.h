@@ -4,7 +4,7 @@
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #pragma GCC visibility push(default)
 #include <nvml.h>
-/* In no header, and exported by all of NVIDIA's libraries. */
+/* In no header, but exported by all of NVIDIA's libraries. */
 nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *id);
 /* In this one alone. */
 void fenka_simulated_nvml(void);

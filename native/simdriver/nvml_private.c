@@ -1,8 +1,7 @@
-/* The private table that nvidia-smi takes beside NVML's public functions. Without it nvidia-smi says
- * that its version and the library's do not fit. What is known of it NVIDIA published under Apache-2.0
- * in NVIDIA/k8s-test-infra, for the mock of NVML that its own tests run on; what is not known of it
- * answers "not supported", which nvidia-smi shows as N/A.
- */
+/* The private table that nvidia-smi uses in addition to NVML's public functions. Without it nvidia-smi reports
+ * that its version and the library's do not match. NVIDIA published parts of it under Apache-2.0 in
+ * NVIDIA/k8s-test-infra, for the mock of NVML of its own tests. The unknown functions return "not supported",
+ * which nvidia-smi shows as N/A. */
 #include <stdio.h>
 #include <string.h>
 
@@ -31,7 +30,7 @@ static nvmlReturn_t handle_by_index(unsigned index, nvmlDevice_t *device)
     return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 
-/* nvidia-smi gives the room in *count and shows as many as it finds there afterwards. */
+/* *count is the capacity on entry, and the number of entries on return. */
 static nvmlReturn_t processes(nvmlDevice_t device, unsigned *count, struct listed *list)
 {
     nvmlProcessInfo_t found[FENKA_NODE_SLOTS];

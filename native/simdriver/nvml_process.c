@@ -11,7 +11,7 @@ struct seen {
     uint64_t bytes;
 };
 
-/* Processes with a context on the card; having called cuInit is not enough, as with the real one. */
+/* Processes with a context on the card; like with the real NVML, cuInit alone is not enough. */
 static unsigned collect(uint32_t card, struct seen *list)
 {
     unsigned count = 0;
@@ -122,7 +122,7 @@ static const struct answer *answer_at(uint32_t card, unsigned long long at_us)
     return NULL;
 }
 
-/* Of the time since an answer; percent. */
+/* Percent of the time since a sample. */
 static unsigned since(const struct answer *then, const struct answer *now, uint32_t slot)
 {
     bool same = then->generations[slot] == now->generations[slot];
@@ -150,7 +150,7 @@ static void measure(uint32_t card, const struct seen *found, unsigned count, uns
     pthread_mutex_unlock(&answering);
 }
 
-/* One sample per process that was busy, stamped now. */
+/* One sample for each process that was busy, with the current time. */
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
                                              nvmlProcessUtilizationSample_t *samples,
                                              unsigned int *room, unsigned long long last_seen_us)
@@ -165,7 +165,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
     clock_gettime(CLOCK_REALTIME, &clock);
     uint64_t now_us = (uint64_t)clock.tv_sec * 1000000 + (uint64_t)clock.tv_nsec / 1000;
     unsigned count = collect(card, found);
-    if (!samples) { /* room for all, for nothing is measured yet */
+    if (!samples) { /* a capacity for all processes, because nothing is measured yet */
         *room = count > 0 ? count : 1;
         return NVML_ERROR_INSUFFICIENT_SIZE;
     }

@@ -1,4 +1,4 @@
-/* What a card does just now. */
+/* A card's current readings. */
 #include "sim_memory.h"
 #include "nvml_device.h"
 #include "timeline.h"
@@ -23,7 +23,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
         return NVML_ERROR_INVALID_ARGUMENT;
     memory->total = node_state->cards[card].memory_bytes;
     memory->used = sim_memory_total(card);
-    if (memory->used > memory->total) /* a charge about to be taken back */
+    if (memory->used > memory->total) /* a charge that is about to be refunded */
         memory->used = memory->total;
     memory->free = memory->total - memory->used;
     return NVML_SUCCESS;

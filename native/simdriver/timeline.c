@@ -1,6 +1,6 @@
-/* Whoever touches a card's time line first brings it up to date: who had the card, slice by slice, from
- * where the last one left off. Nothing else moves it, no server and no clock, and so nothing runs while
- * nobody looks. */
+/* Each access to a card's time line first brings it up to date: it records which process used the card, slice by
+ * slice, since the last access. Nothing else advances it, neither a server nor a timer, so nothing runs while no
+ * process accesses it. */
 #include "timeline.h"
 
 #include <errno.h>
@@ -26,8 +26,7 @@ static void bucket_add(uint64_t *bucket, uint64_t ordinal, uint64_t ns)
                                           __ATOMIC_RELAXED));
 }
 
-/* Spreads [from, to) over a ring of buckets, leaving out what the ring cannot hold beside the last
- * second. */
+/* Distributes [from, to) over a ring of buckets, dropping what the ring cannot hold besides the last second. */
 static void ring_add(uint64_t *ring, uint64_t count, uint64_t width, uint64_t from, uint64_t to)
 {
     uint64_t now = node_now();
@@ -41,7 +40,7 @@ static void ring_add(uint64_t *ring, uint64_t count, uint64_t width, uint64_t fr
     }
 }
 
-/* Sum over the last second; of the bucket that is cut by its beginning, the fitting share. */
+/* Sum over the last second; the bucket at its beginning counts in proportion. */
 static uint64_t ring_sum(const uint64_t *ring, uint64_t count, uint64_t width, uint64_t now)
 {
     uint64_t from = now > WINDOW_NS ? now - WINDOW_NS : 0, sum = 0;
@@ -52,7 +51,7 @@ static uint64_t ring_sum(const uint64_t *ring, uint64_t count, uint64_t width, u
         uint64_t held = word & BUCKET_MASK, begin = ordinal * width;
         if (begin < from)
             held = held * (begin + width - from) / width;
-        if (begin + width > now) /* queued work may lie beyond now */
+        if (begin + width > now) /* queued work may be in the future */
             held = sooner(held, now - begin);
         sum += held;
     }
@@ -77,8 +76,8 @@ static bool holder_is_gone(uint64_t word)
            word >> FENKA_NODE_LOCK_SHIFT;
 }
 
-/* False for a process without slot. A dead holder's lock is taken over, and that of one that does not move
- * for long, because it may have been stopped: it finds out before its next step. */
+/* False for a process without slot. The lock is taken over from a dead holder, and from one that has not moved for
+ * long, because it may have been stopped; that one notices before its next step. */
 static bool lock_card(struct fenka_node_card *card)
 {
     if (!node_owns_slot())
@@ -119,7 +118,7 @@ static uint64_t pending(const struct fenka_node_line *line)
     return given > served ? given - served : 0;
 }
 
-/* The slots that want the card, in the order of their turns: the one whose turn it is comes first. */
+/* The slots that have work, in the order of their turns, beginning with the current one. */
 static unsigned waiting(uint32_t card, uint16_t *slots)
 {
     uint32_t used = __atomic_load_n(&node_state->slots_used, __ATOMIC_ACQUIRE);
@@ -154,8 +153,8 @@ static void serve(uint32_t card, uint32_t slot, uint64_t from_ns, uint64_t run)
     __atomic_fetch_add(&line->served, run, __ATOMIC_RELEASE);
 }
 
-/* Under the lock: writes down who had the card until now. The clock goes first, so that a process that
- * is killed in between loses time and never invents some. */
+/* Under the lock: records the use of the card until now. The clock is advanced first, so that a process that is
+ * killed in between loses time and never adds any. */
 static void advance(uint32_t index, uint64_t now)
 {
     struct fenka_node_card *card = &node_state->cards[index];
@@ -220,7 +219,7 @@ static bool is_past(struct timeline_place place)
            __atomic_load_n(&process->generation, __ATOMIC_ACQUIRE) != place.generation;
 }
 
-/* Nanoseconds that have to go by at least before the place is reached; 0 = it is. */
+/* The minimum of nanoseconds until the place is reached; 0 = it is. */
 static uint64_t distance(struct timeline_place place)
 {
     struct fenka_node_card *card = &node_state->cards[place.card];
@@ -291,7 +290,7 @@ uint64_t timeline_card_busy(uint32_t card)
     return WINDOW_NS - sooner(idle, WINDOW_NS);
 }
 
-/* Of what is not written down yet, each that wants the card is taken to have had its share. */
+/* In the time that is not recorded yet, each process with work is assumed to have had its share. */
 static uint64_t since_written(uint32_t card, uint32_t slot, uint64_t now)
 {
     uint16_t slots[FENKA_NODE_SLOTS];

@@ -187,7 +187,7 @@ def test_lease_is_held_when_a_process_changes_its_root(t4: Workstation, words: l
     t4.kill_daemon()
     t4.start("--simulate", "T4")
     assert t4.jobs()["hidden"]["pids"] == [left]
-    assert "undo its limit: hidden" in t4.fenka("doctor").stdout
+    assert "could undo their limits: hidden" in t4.fenka("doctor").stdout
     kill(left)
     eventually(lambda: not t4.jobs())
 

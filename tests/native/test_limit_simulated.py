@@ -6,9 +6,7 @@ so a busy machine takes time away from everybody.
 
 import importlib.util
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -19,10 +17,14 @@ import pytest
 from fenka.isolation import account
 from tests.hardware.gpu_kit import Client
 from tests.native.shim_kit import SHIM
+from tests.waiting import until
 
 BENCH = Path(__file__).parent.parent.parent / "bench" / "compute" / "run.py"
-TRIES = 3
-"""A machine that stops for a second spoils a measurement; one that is good says that it can be."""
+TRIES = 10
+"""A busy machine spoils measurements; one good measurement shows that the limit is kept.
+
+Ten take about a minute, which is within pytest's limit of a test.
+"""
 
 
 def _bench() -> ModuleType:
@@ -94,14 +96,10 @@ def test_soft_program_gets_the_whole_card_when_it_runs_alone(testbed: Any) -> No
 def test_next_program_launches_at_once_when_an_indebted_one_was_killed(testbed: Any) -> None:
     """One dies with a kernel of two seconds on the card, at ten percent; another of its lease works soon."""
     lease = testbed.lease(0, 10)
-    with testbed.load(lease, "2000000"):
-        time.sleep(1)
-    with ExitStack() as stack:
-        load = stack.enter_context(testbed.load(lease, "200"))
-        deadline = time.monotonic() + 60
-        while testbed.busy(0).get(load.process.pid, 0) < 50_000_000:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+    with testbed.load(lease, "2000000") as load:
+        until(lambda: testbed.busy(0).get(load.process.pid, 0) >= 1_000_000_000)
+    with testbed.load(lease, "200") as load:
+        until(lambda: testbed.busy(0).get(load.process.pid, 0) >= 50_000_000)
     testbed.end(lease)
 
 

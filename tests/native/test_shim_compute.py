@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from fenka.isolation import account, control
 from fenka.isolation.control import Control, Limit
 from tests.native.shim_kit import CARDS, GIB, Client, Lease
 from tests.native.test_shim_rows import HOOKS, with_role
+from tests.waiting import until
 
 Leases = Callable[..., Lease]
 MS = 1_000_000
@@ -86,10 +86,7 @@ def test_debt_is_bounded_when_a_program_was_killed(limited: Leases) -> None:
     lease = limited(50)
     actor = start(lease, 20000)
     actor.send("spend cuLaunchKernel", 1000)
-    deadline = time.monotonic() + 60
-    while charged(lease)[0] < 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: charged(lease)[0] >= 200)
     os.kill(actor.process.pid, signal.SIGKILL)
     other = start(lease, 20000)
     assert other.ask("spend cuLaunchKernel", 5).code == 0
@@ -97,18 +94,13 @@ def test_debt_is_bounded_when_a_program_was_killed(limited: Leases) -> None:
 
 
 def test_waiting_launch_follows_a_changed_limit(limited: Leases) -> None:
-    """Who would have to wait for two minutes at one percent goes on at once when the limit is lifted."""
+    """A program that would wait for twenty minutes at one percent goes on when the limit is lifted."""
     lease = limited(1)
-    actor = start(lease, 1_200_000)
+    actor = start(lease, 12_000_000)
     actor.send("spend cuLaunchKernel", 8)
-    deadline = time.monotonic() + 60
-    while charged(lease)[0] < 100:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: charged(lease)[0] >= 100)
     control.update(lease.control, Control("test", (Limit(CARDS[0], GIB),)))
-    code, took_ms, _ = actor.answer()
-    assert code == 0
-    assert took_ms < 100_000
+    assert actor.answer().code == 0
 
 
 def test_processes_of_a_lease_share_one_budget(limited: Leases) -> None:

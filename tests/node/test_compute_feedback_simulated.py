@@ -18,6 +18,7 @@ from tests.native.test_limit_simulated import TRIES, bench
 UID = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b{}"
 
 
+@pytest.mark.timeout(300)  # measures twice, in TRIES measurements each
 def test_burst_ends_at_its_limit_and_yields_to_others(tmp_path: Path) -> None:
     """20 %, up to 50: half of the card alone, and what is left beside a lease of 60."""
     seen: list[list[float]] = []

@@ -214,15 +214,14 @@ def test_lease_is_held_when_only_the_first_thread_has_ended(t4: Workstation) -> 
 
 def a_job(namespace: int, **fields: object) -> Job:
     """A running job whose requesting process has ended."""
-    return job(
-        "0123abcd",
-        uid=os.geteuid(),
-        pid=os.getpid(),
-        start_ticks=0,
-        placement=placement("GPU-0"),
-        user_namespace=namespace,
-        **fields,
-    )
+    running: dict[str, object] = {
+        "uid": os.geteuid(),
+        "pid": os.getpid(),
+        "start_ticks": 0,
+        "placement": placement("GPU-0"),
+        "user_namespace": namespace,
+    }
+    return job("0123abcd", **(running | fields))
 
 
 def seen(job: Job, leases: Path) -> list[int]:

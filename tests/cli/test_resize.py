@@ -16,7 +16,7 @@ Answer = Callable[[str], dict[str, str]]
 
 
 def answering(answer: Answer, *pods: Json) -> FakeApiServer:
-    """Return a server on which a node's program answers requests for another size at once."""
+    """Return a server on which a node program answers requests for another size at once."""
     server = FakeApiServer.of(pods=list(pods))
 
     async def node_program(request: web.Request) -> None:
@@ -66,7 +66,7 @@ def test_resize_writes_the_request_on_the_pod(
 
 
 def test_resize_prints_the_nodes_reason_when_it_is_refused(tmp_path: Path) -> None:
-    """In the sentence of the node's program."""
+    """In the sentence of the node program."""
     server = answering(lambda _: {REFUSED: "card 0 is full"}, running())
     assert run(server, tmp_path, "a", "--gpu-mem", "6") == (1, "card 0 is full")
 

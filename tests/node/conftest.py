@@ -1,4 +1,4 @@
-"""What all tests of the node's program share."""
+"""What all tests of the node program share."""
 
 from pathlib import Path
 

@@ -321,7 +321,7 @@ def test_allocation_stays_when_a_pod_deleted_by_force_still_runs() -> None:
 
 
 def test_other_sources_count_when_the_report_cannot_be_read() -> None:
-    """A newer version of the node's program may have written it."""
+    """A newer version of the node program may have written it."""
     world = a_world(pod({gpushare.MEMORY: 8}, annotations=placed(2)))
     world.set_node(a_node("n", *[T4_MIB] * CARDS, annotations={leases.REPORT: "x"}))
     assert world.card_usage("n", device(2, "n")).memory_mib == 8616

@@ -17,7 +17,7 @@ from fenka.dialects.sizes import parse_memory
 from fenka.kubernetes.client import Api
 
 WAIT_S = 10.0
-"""For the node's program; it takes less than one."""
+"""For the node program; it takes less than one."""
 _LOOK_S = 0.1
 
 
@@ -94,5 +94,5 @@ def _granted(pod: Pod, text: str) -> bool:
     try:
         record = decode_status(pod.metadata.annotations, pod.metadata.uid)
     except InvalidRecord:
-        return False  # the node's program will correct it
+        return False  # the node program will correct it
     return record is not None and record.request == text

@@ -1,6 +1,6 @@
-"""What a node's program reports on its Node: which pods have which slices.
+"""What a node program reports on its Node: which pods have which slices.
 
-    fenka.io/leases   JSON, written by the node's program alone
+    fenka.io/leases   JSON, written by the node program alone
 
 A pod's owner can change the record on the pod, but not the Node. So the scheduler counts a pod that is
 reported here by this report, whatever the pod's own record says. `refused` lists pods that the node has
@@ -107,7 +107,7 @@ def encode_report(report: LeaseReport) -> str:
 
 
 def decode_report(annotations: Mapping[str, str]) -> LeaseReport | None:
-    """Return None if the node's program has reported nothing. Raises InvalidRecord."""
+    """Return None if the node program has reported nothing. Raises InvalidRecord."""
     if REPORT not in annotations:
         return None
     record = records.decode(annotations[REPORT], _Report, f"annotation {REPORT}")

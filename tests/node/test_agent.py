@@ -206,8 +206,7 @@ def test_files_are_removed_when_the_pod_is_gone(library: Path) -> None:
         assert node.files()
         node.living.clear()
         node.program.trigger()
-        await until(lambda: not node.files())
-        assert not list((node.root / "state").iterdir())
+        await until(lambda: not node.files() and not list((node.root / "state").iterdir()))
 
     on(library, story)
 

@@ -241,7 +241,7 @@ def test_daemon_fails_when_a_slice_is_held_and_not_recorded(t4: Workstation) -> 
     refused(
         t4.fenka("daemon", "--simulate", "T4"),
         1,
-        rf"processes \[{program.pid}\] hold a slice that \S+/state.json does not know: .*",
+        rf"processes \[{program.pid}\] hold a slice that \S+/state.json does not record: .*",
     )
     assert SimulatedNode(t4.root / "simulated").running, "the program still computes on its card"
     assert program.end() == 0

@@ -80,7 +80,8 @@ def member(rank, ready):
     if rank == 1:
         os.close(os.open({str(tmp_path / "pipe")!r}, os.O_RDONLY))  # waits for the other end
         os.kill(os.getppid(), 9)
-    os.close(os.open({str(tmp_path / "pipe")!r}, os.O_WRONLY))
+    else:
+        os.close(os.open({str(tmp_path / "pipe")!r}, os.O_WRONLY))
     ready()
     say("never")
 

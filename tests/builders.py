@@ -165,3 +165,25 @@ def job(name: str = "a", **fields: Any) -> Job:
 def placement(uuid: str, mib: int = 1024) -> Placement:
     """A slice of card 0 with this UUID."""
     return Placement("here", (Slice(0, DeviceId(uuid), mib, 100),))
+
+
+def unschedulable(message: str) -> Json:
+    """Return the status in which kube-scheduler says why a pod is pending."""
+    return {
+        "conditions": [
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": message,
+            }
+        ]
+    }
+
+
+def notebooks(on: str) -> list[Json]:
+    """Return three pods of 4 units on a card of 14."""
+    return [
+        pod(f"notebook-{number}", units(4), node=on, annotations=on_card(0, 4))
+        for number in (1, 2, 3)
+    ]

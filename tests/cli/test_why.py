@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.builders import node, on_card, pod, sharing, units
+from tests.builders import node, notebooks, pod, sharing, units, unschedulable
 from tests.cli.command import fenka
 from tests.fakes.api_server import FakeApiServer, Json, in_thread
 
@@ -23,28 +23,6 @@ def data(server: FakeApiServer, folder: Path, *arguments: str) -> dict[str, Any]
     """The same as data."""
     answer: dict[str, Any] = json.loads(ask(server, folder, *arguments, "-o", "json"))
     return answer
-
-
-def said(message: str) -> Json:
-    """kube-scheduler's message on a pod."""
-    return {
-        "conditions": [
-            {
-                "type": "PodScheduled",
-                "status": "False",
-                "reason": "Unschedulable",
-                "message": message,
-            }
-        ]
-    }
-
-
-def notebooks(on: str) -> list[Json]:
-    """Three pods of 4 units on a card of 14."""
-    return [
-        pod(f"notebook-{number}", units(4), node=on, annotations=on_card(0, 4))
-        for number in (1, 2, 3)
-    ]
 
 
 def test_screen_is_complete_when_a_fourth_notebook_is_pending(tmp_path: Path) -> None:
@@ -66,7 +44,7 @@ def test_screen_is_complete_when_a_fourth_notebook_is_pending(tmp_path: Path) ->
     }
     server = FakeApiServer.of(
         nodes=[sharing("gpu-1"), node("master")],
-        pods=[*notebooks("gpu-1"), pod("notebook-4", units(4), status=said(message))],
+        pods=[*notebooks("gpu-1"), pod("notebook-4", units(4), status=unschedulable(message))],
         events=[event],
     )
     assert ask(server, tmp_path, "notebook-4", "-n", "default") == (GOLDEN / "why.txt").read_text()

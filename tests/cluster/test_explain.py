@@ -11,7 +11,7 @@ from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.dialects import leases
 from fenka.dialects.leases import LeaseReport, Refusal
 from fenka.dialects.registry import WITH_HAMI
-from tests.builders import node, on_card, pod, sharing, units
+from tests.builders import node, notebooks, on_card, pod, sharing, units, unschedulable
 from tests.fakes.api_server import Json
 
 Objects = dict[str, list[Json]]
@@ -34,28 +34,6 @@ def data(cluster: Objects, name: str) -> dict[str, Any]:
     events = [msgspec.convert(it, Event) for it in cluster.get("events", [])]
     explanation: dict[str, Any] = msgspec.to_builtins(explain(asked, snapshot, events))
     return explanation
-
-
-def said(message: str) -> Json:
-    """kube-scheduler's message on a pod."""
-    return {
-        "conditions": [
-            {
-                "type": "PodScheduled",
-                "status": "False",
-                "reason": "Unschedulable",
-                "message": message,
-            }
-        ]
-    }
-
-
-def notebooks(on: str) -> list[Json]:
-    """Three pods of 4 units on a card of 14."""
-    return [
-        pod(f"notebook-{number}", units(4), node=on, annotations=on_card(0, 4))
-        for number in (1, 2, 3)
-    ]
 
 
 def waiting(count: int = 4, **given: Any) -> Json:
@@ -191,7 +169,7 @@ def test_hint_names_the_labels_when_no_node_shares() -> None:
 
 def test_pod_is_pending_when_it_has_fenkas_gate() -> None:
     """It is pending like any other, and the nodes are judged for it."""
-    blocked = said("Scheduling is blocked due to non-empty scheduling gates")
+    blocked = unschedulable("Scheduling is blocked due to non-empty scheduling gates")
     blocked["conditions"][0]["reason"] = "SchedulingGated"
     gated = waiting(spec={"schedulingGates": [{"name": QUEUE_GATE}]}, status=blocked)
     answer = data(objects(nodes=[sharing("a")], pods=[gated]), "p")
@@ -331,7 +309,7 @@ def test_events_are_the_newest_of_each_reason_when_there_are_many() -> None:
         warning("FailedScheduling", "0/1 nodes, now", 2),
         warning("FenkaUnschedulable", "fenka: 0/1 GPUs fit", 3),
     ]
-    pending = waiting(status=said("0/1 nodes, now"))
+    pending = waiting(status=unschedulable("0/1 nodes, now"))
     server = objects(nodes=[sharing("a", 2)], pods=[pending], events=events)
     assert data(server, "p")["events"] == ["FenkaUnschedulable: fenka: 0/1 GPUs fit"]
     placed = waiting(node="a", phase="Pending", annotations=on_card(0, 4))
@@ -346,5 +324,5 @@ def test_events_are_the_newest_of_each_reason_when_there_are_many() -> None:
 def test_extender_is_named_when_its_sentence_is_in_the_message() -> None:
     """Its sentence in kube-scheduler's message tells."""
     message = "0/1 nodes are available: 1 0/2 GPUs fit: 2 too little memory."
-    server = objects(nodes=[sharing("a")], pods=[waiting(status=said(message))])
+    server = objects(nodes=[sharing("a")], pods=[waiting(status=unschedulable(message))])
     assert data(server, "p")["extender"] == "the extender was asked, and says no"

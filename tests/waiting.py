@@ -1,5 +1,6 @@
-"""How tests wait for what other processes do."""
+"""How tests wait for what other processes and tasks do."""
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -11,9 +12,16 @@ It is less than pytest's limit of 120 s per test, so that a failed test names th
 """
 
 
-def until(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < end, f"the condition does not hold after {WAIT_S:.0f} s"
         time.sleep(0.005)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Give the event loop turns until a condition holds."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.001)

@@ -20,7 +20,6 @@ from aiohttp import web
 
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.kube_config import load
-from tests.waiting import WAIT_S
 
 Json = dict[str, Any]
 Key = tuple[str, str, str]
@@ -404,10 +403,3 @@ def _kubeconfig(port: int) -> Json:
         "contexts": [{"name": "x", "context": context}],
         "current-context": "x",
     }
-
-
-async def until(truth: Callable[[], object], within_s: float = WAIT_S) -> None:
-    """Give the event loop turns until it is so; the limit only ends a test that would never."""
-    async with asyncio.timeout(within_s):
-        while not truth():
-            await asyncio.sleep(0.001)

@@ -11,7 +11,7 @@ import pytest
 from fenka.hardware.nvml import Driver, DriverLost, NoDriver
 from fenka.hardware.simulated import NodeError, SimulatedNode, parse_spec
 from tests.hardware.gpu_kit import MakeClient, MakeNode
-from tests.waiting import WAIT_S, until
+from tests.waiting import WAIT_S, wait_until
 
 
 def server_pid(node: SimulatedNode) -> int:
@@ -115,7 +115,7 @@ def test_node_recovers_when_its_server_was_killed(
     """After SIGKILL, what it left does not hinder the next one, which remembers no process."""
     make_client().enter().do("ok(d.cuMemAlloc(1 << 30))", "0")
     os.kill(server_pid(node), signal.SIGKILL)
-    until(lambda: not node.running)
+    wait_until(lambda: not node.running)
     again = SimulatedNode(node.directory)
     again.start()
     with Driver.open(node.library_dir) as driver:
@@ -136,7 +136,7 @@ def test_driver_fails_with_a_sentence_when_its_server_is_missing(node: Simulated
                 return True
             return False
 
-        until(lost)
+        wait_until(lost)
     with pytest.raises(NoDriver, match="card server is not running, start the node"):
         Driver.open(node.library_dir)
 
@@ -168,6 +168,6 @@ def test_context_takes_the_specified_memory(tmp_path: Path, make_client: MakeCli
         other = make_client(node).enter()
         assert other.free_bytes() == 800 << 20
         other.end()
-        until(lambda: client.free_bytes() == 900 << 20)
+        wait_until(lambda: client.free_bytes() == 900 << 20)
     finally:
         node.stop()

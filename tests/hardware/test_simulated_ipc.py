@@ -5,7 +5,7 @@ import pytest
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
 from tests.hardware.gpu_kit import MIB, MakeClient, MakeNode
-from tests.waiting import until
+from tests.waiting import wait_until
 
 T4_BYTES = 15079 * MIB
 INVALID_VALUE, INVALID_DEVICE, INVALID_CONTEXT, MAP_FAILED, INVALID_HANDLE = 1, 101, 201, 205, 400
@@ -102,11 +102,11 @@ def test_handles_are_invalid_when_their_owner_ends(make_client: MakeClient) -> N
     )
     owner.kill()
     late.do("import ctypes", RECEIVE.format(handle), "0")
-    until(lambda: late.do("code(d.cuIpcOpenMemHandle(h, 1))") == MAP_FAILED)
+    wait_until(lambda: late.do("code(d.cuIpcOpenMemHandle(h, 1))") == MAP_FAILED)
     assert other.do(READ.format("q")) == "still"
     assert other.free_bytes() == T4_BYTES - MIB
     assert other.do("code(d.cuIpcCloseMemHandle(q))") == 0
-    until(lambda: other.free_bytes() == T4_BYTES)
+    wait_until(lambda: other.free_bytes() == T4_BYTES)
 
 
 def test_shared_event_is_visible_to_both(make_client: MakeClient) -> None:

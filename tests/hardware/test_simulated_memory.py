@@ -8,7 +8,7 @@ import pytest
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
 from tests.hardware.gpu_kit import MIB, Client, MakeClient
-from tests.waiting import until
+from tests.waiting import wait_until
 
 T4_BYTES = 15079 * MIB
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
@@ -114,7 +114,7 @@ def test_memory_is_freed_when_a_program_is_killed(
     with Driver.open(node.library_dir) as driver:
         assert [(p.pid, p.used_mib) for p in driver.processes()] == [(client.pid, 8192)]
         client.process.kill()
-        until(lambda: driver.processes() == ())
+        wait_until(lambda: driver.processes() == ())
         assert driver.readings()[0].used_mib == 0
 
 
@@ -127,11 +127,11 @@ def test_no_memory_remains_after_many_kills(make_client: MakeClient, node: Simul
             client.process.stdin.write(json.dumps([CHURN, "0"]) + "\n")
             client.process.stdin.flush()
         with Driver.open(node.library_dir) as driver:
-            until(lambda: driver.readings()[0].used_mib > 0)
+            wait_until(lambda: driver.readings()[0].used_mib > 0)
         for client in clients:
             client.kill()
     last = make_client().enter()
-    until(lambda: last.free_bytes() == T4_BYTES)
+    wait_until(lambda: last.free_bytes() == T4_BYTES)
     assert last.do(f"code(d.cuMemAlloc({T4_BYTES}))") == 0
 
 
@@ -149,7 +149,7 @@ def test_forked_child_must_initialise_again(client: Client) -> None:
         "os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])",
     )
     assert status == 3  # CUDA_ERROR_NOT_INITIALIZED
-    until(lambda: client.free_bytes() == T4_BYTES - 1024 * MIB)
+    wait_until(lambda: client.free_bytes() == T4_BYTES - 1024 * MIB)
 
 
 def test_driver_touches_no_reused_descriptor_when_a_program_closes_all(
@@ -181,7 +181,7 @@ def test_program_gets_errors_when_the_card_server_is_gone(
     client.do("p = ok(d.cuMemAlloc(1 << 30))", "0")
     node.stop()
     not_ready = 802  # CUDA_ERROR_SYSTEM_NOT_READY
-    until(lambda: client.do("code(d.cuMemAlloc(1 << 20))") == not_ready)
+    wait_until(lambda: client.do("code(d.cuMemAlloc(1 << 20))") == not_ready)
     assert make_client().do("code(d.cuInit(0))") == not_ready
     node.start()
     assert client.do("code(d.cuMemAlloc(1 << 20))") == not_ready

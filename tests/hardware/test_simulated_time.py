@@ -9,7 +9,7 @@ import pytest
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode
 from tests.hardware.gpu_kit import MakeClient, MakeNode
-from tests.waiting import until
+from tests.waiting import wait_until
 
 KERNEL = "module = ok(d.cuModuleLoadData(b'an image'))"
 ENDLESS = "k_us600000000"
@@ -60,7 +60,7 @@ def test_a_launch_returns_at_once_and_a_synchronise_waits(make_client: MakeClien
         return float(client.do("str(ok(d.cuEventElapsedTime(a, b)))"))
 
     # 10 x 20 ms; recording and launching are some microseconds apart, on a busy machine more
-    until(lambda: measured_ms() == pytest.approx(200, abs=20))
+    wait_until(lambda: measured_ms() == pytest.approx(200, abs=20))
     client.do(kernel(ENDLESS), LAUNCH.format(stream="s"), "ok(d.cuEventRecord(b, s))", "0")
     assert client.do("[code(d.cuStreamQuery(s)), code(d.cuEventQuery(b))]") == [NOT_READY] * 2
 
@@ -102,7 +102,7 @@ def test_a_kernel_takes_as_long_as_its_name_says(
         return float(elapsed)
 
     # On a busy machine the launches may take longer than the first kernel.
-    until(lambda: measured_ms() == pytest.approx(20 * milliseconds, abs=0.01))
+    wait_until(lambda: measured_ms() == pytest.approx(20 * milliseconds, abs=0.01))
 
 
 def test_a_short_kernel_does_not_wait_for_a_long_one(make_client: MakeClient) -> None:
@@ -154,7 +154,7 @@ def test_alone_a_program_has_all_of_the_card(make_client: MakeClient, node: Simu
         KERNEL, kernel("k_us50000"), LAUNCH.format(stream=0), "ok(d.cuCtxSynchronize())", "0"
     )
     hog.kill()
-    until(lambda: list(node.busy_ns()) == [program.pid])
+    wait_until(lambda: list(node.busy_ns()) == [program.pid])
     # The first ten keep the program's queue filled while the others are launched.
     elapsed = program.do(
         "a, b = (ok(d.cuEventCreate(0)) for _ in 'ab')",
@@ -215,7 +215,7 @@ def test_half_the_time_reads_as_half_the_utilisation(
     """20 ms of every 40: NVML says about 50 %, for the card and for the process, and power between."""
     client = make_client().enter()
     client.do(KERNEL, kernel("k_us20000"), f"exec({STEADY!r}, globals())", "0")
-    until(lambda: client.do("time.monotonic() - begun > 1.5"))
+    wait_until(lambda: client.do("time.monotonic() - begun > 1.5"))
     with Driver.open(node.library_dir) as driver:
         import pynvml
 
@@ -235,9 +235,9 @@ def test_half_the_time_reads_as_half_the_utilisation(
             )
 
         # On a busy machine a second may pass in which the program launches less.
-        until(half)
+        wait_until(half)
         client.kill()
-        until(lambda: driver.readings()[0].utilisation == 0)
+        wait_until(lambda: driver.readings()[0].utilisation == 0)
 
 
 def test_a_full_queue_reads_as_full_utilisation(
@@ -247,7 +247,7 @@ def test_a_full_queue_reads_as_full_utilisation(
     client = make_client().enter()
     client.do(KERNEL, kernel("k_us100000"), f"for _ in range(6000): {LAUNCH.format(stream=0)}", "0")
     with Driver.open(node.library_dir) as driver:
-        until(lambda: driver.readings()[0].utilisation == 100)
+        wait_until(lambda: driver.readings()[0].utilisation == 100)
         # the window still reaches to where 100 was rounded up from: 99.5 % of 10 to 70 W
         assert (driver.readings()[0].power_w or 0) >= 69.7
 

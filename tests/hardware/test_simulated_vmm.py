@@ -4,7 +4,7 @@ import pytest
 
 from fenka.hardware.nvml import Driver
 from tests.hardware.gpu_kit import MIB, Client, MakeClient, MakeNode
-from tests.waiting import until
+from tests.waiting import wait_until
 
 T4_BYTES = 15079 * MIB
 BIG = 20 * MIB
@@ -246,7 +246,7 @@ class TestSharing:
             importer.kill()
         else:
             importer.do("ok(d.cuMemRelease(theirs))", "ok(d.cuMemUnmap(va, 2 * MIB))", "0")
-        until(lambda: owner.free_bytes() == T4_BYTES)
+        wait_until(lambda: owner.free_bytes() == T4_BYTES)
 
     def test_an_import_finds_the_card_under_its_own_number(
         self, make_node: MakeNode, make_client: MakeClient

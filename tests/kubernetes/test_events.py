@@ -7,8 +7,9 @@ from aiohttp import web
 
 from fenka.kubernetes.events import BURST, MAX_NOTE, SERIES_S, EventRecorder
 from tests.builders import a_node, a_pod
-from tests.fakes.api_server import FakeApiServer, Json, api_server, until
+from tests.fakes.api_server import FakeApiServer, Json, api_server
 from tests.fakes.clock import Clock
+from tests.waiting import until
 
 
 def scenario(run: Callable[[FakeApiServer, EventRecorder, Clock], Awaitable[None]]) -> None:

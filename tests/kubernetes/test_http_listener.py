@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from fenka.kubernetes.http_listener import REQUEST_TIMEOUT_S, HttpListener, serve_app
-from tests.fakes.api_server import until
 from tests.fakes.clock import Clock
+from tests.waiting import until
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Open = Callable[[], Awaitable[Streams]]

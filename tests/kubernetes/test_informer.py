@@ -8,8 +8,8 @@ from aiohttp import web
 
 from fenka.cluster.objects import Pod
 from fenka.kubernetes.informer import Backoff, Informer, newer
-from tests.fakes.api_server import FakeApiServer, Json, api_server, until
-from tests.waiting import WAIT_S
+from tests.fakes.api_server import FakeApiServer, Json, api_server
+from tests.waiting import WAIT_S, until
 
 
 class Mirror:

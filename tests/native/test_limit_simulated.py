@@ -17,7 +17,7 @@ import pytest
 from fenka.isolation import account
 from tests.hardware.gpu_kit import Client
 from tests.native.shim_kit import SHIM
-from tests.waiting import until
+from tests.waiting import wait_until
 
 BENCH = Path(__file__).parent.parent.parent / "bench" / "compute" / "run.py"
 TRIES = 10
@@ -97,9 +97,9 @@ def test_next_program_launches_at_once_when_an_indebted_one_was_killed(testbed: 
     """One dies with a kernel of two seconds on the card, at ten percent; another of its lease works soon."""
     lease = testbed.lease(0, 10)
     with testbed.load(lease, "2000000") as load:
-        until(lambda: testbed.busy(0).get(load.process.pid, 0) >= 1_000_000_000)
+        wait_until(lambda: testbed.busy(0).get(load.process.pid, 0) >= 1_000_000_000)
     with testbed.load(lease, "200") as load:
-        until(lambda: testbed.busy(0).get(load.process.pid, 0) >= 50_000_000)
+        wait_until(lambda: testbed.busy(0).get(load.process.pid, 0) >= 50_000_000)
     testbed.end(lease)
 
 

@@ -11,7 +11,7 @@ from fenka.isolation import account, control
 from fenka.isolation.control import Control, Limit
 from tests.native.shim_kit import CARDS, GIB, Client, Lease
 from tests.native.test_shim_rows import HOOKS, with_role
-from tests.waiting import until
+from tests.waiting import wait_until
 
 Leases = Callable[..., Lease]
 MS = 1_000_000
@@ -86,7 +86,7 @@ def test_debt_is_bounded_when_a_program_was_killed(limited: Leases) -> None:
     lease = limited(50)
     actor = start(lease, 20000)
     actor.send("spend cuLaunchKernel", 1000)
-    until(lambda: charged(lease)[0] >= 200)
+    wait_until(lambda: charged(lease)[0] >= 200)
     os.kill(actor.process.pid, signal.SIGKILL)
     other = start(lease, 20000)
     assert other.ask("spend cuLaunchKernel", 5).code == 0
@@ -98,7 +98,7 @@ def test_waiting_launch_follows_a_changed_limit(limited: Leases) -> None:
     lease = limited(1)
     actor = start(lease, 12_000_000)
     actor.send("spend cuLaunchKernel", 8)
-    until(lambda: charged(lease)[0] >= 100)
+    wait_until(lambda: charged(lease)[0] >= 100)
     control.update(lease.control, Control("test", (Limit(CARDS[0], GIB),)))
     assert actor.answer().code == 0
 

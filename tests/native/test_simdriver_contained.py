@@ -13,7 +13,7 @@ import pytest
 
 from fenka.hardware.nvml import Driver
 from fenka.hardware.simulated import SimulatedNode, parse_spec
-from tests.waiting import until
+from tests.waiting import wait_until
 
 HELD_MIB = 300
 
@@ -103,7 +103,7 @@ def test_contained_program_is_listed_on_the_node(
     assert said == "0 0 0 0 0 0 1\n", program.communicate()[1]
     assert held(outside) == {only_child(program.pid): HELD_MIB}
     program.communicate()
-    until(lambda: held(outside) == {})
+    wait_until(lambda: held(outside) == {})
 
 
 def test_container_that_starts_while_the_card_server_restarts_waits_for_it(

@@ -8,7 +8,7 @@ import json
 import shutil
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from fenka.node.lease.store import LeaseStore
 from fenka.node.node_api import NodeApi
 from fenka.node.program import Edges, Program, Settings, assemble
 from tests.fakes.in_process import FakeApi
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 NODE = "n1"
 STORY_S = 110.0
@@ -56,13 +56,6 @@ _RUNNER = asyncio.Runner()
 def play(story: Coroutine[Any, Any, None]) -> None:
     """Run a test's coroutine to its end."""
     _RUNNER.run(asyncio.wait_for(story, STORY_S))
-
-
-async def until(condition: Callable[[], object], why: str = "") -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 class ContainerFailed(Exception):

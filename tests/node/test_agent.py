@@ -17,8 +17,8 @@ from tests.node.harness import (
     card,
     node_harness,
     play,
-    until,
 )
+from tests.waiting import until
 
 
 def on(

@@ -18,9 +18,9 @@ from fenka.isolation.layout import layout
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import Lease, Token
 from fenka.node.monitor.compute_feedback import FeedbackLoop
-from tests.node.harness import card, node_harness, play, until
+from tests.node.harness import card, node_harness, play
 from tests.node.test_resize import granted, request, running
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 PODS = ("0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1", "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b2")
 MS = 1_000_000

@@ -13,9 +13,9 @@ from fenka.isolation import syscalls
 from fenka.node.lease import files, store
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
-from tests.node.harness import ContainerFailed, NodeHarness, card, node_harness, play, until
+from tests.node.harness import ContainerFailed, NodeHarness, card, node_harness, play
 from tests.node.test_agent import cap
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 
 class Killed(Exception):

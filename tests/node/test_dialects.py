@@ -12,16 +12,8 @@ from fenka.dialects import ack, base, gpu_manager, gpushare, hami, nvidia
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.isolation import control
 from tests.dialects import made_up
-from tests.node.harness import (
-    T4_MIB,
-    ContainerFailed,
-    Json,
-    NodeHarness,
-    card,
-    node_harness,
-    play,
-    until,
-)
+from tests.node.harness import T4_MIB, ContainerFailed, Json, NodeHarness, card, node_harness, play
+from tests.waiting import until
 
 
 def limits(given: Json) -> list[tuple[str, int, int]]:

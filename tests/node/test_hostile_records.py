@@ -16,16 +16,8 @@ from fenka.isolation import control
 from fenka.kubernetes.client import ApiUnreachable
 from fenka.node.lease.denials import REPORT_AFTER_S
 from fenka.node.node_api import NodeApi
-from tests.node.harness import (
-    NODE,
-    ContainerFailed,
-    Json,
-    NodeHarness,
-    card,
-    node_harness,
-    play,
-    until,
-)
+from tests.node.harness import NODE, ContainerFailed, Json, NodeHarness, card, node_harness, play
+from tests.waiting import until
 
 A, B = card(0).uuid, card(1).uuid
 

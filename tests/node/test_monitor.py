@@ -16,7 +16,8 @@ from fenka.node.monitor.card_monitor import CardMonitor
 from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.monitor import Monitor, ViolationPolicy
 from fenka.node.monitor.usage import SliceUsage, UnmanagedProcess, UsageSample
-from tests.node.harness import NodeHarness, card, node_harness, play, until
+from tests.node.harness import NodeHarness, card, node_harness, play
+from tests.waiting import until
 
 
 class FakeUsage:

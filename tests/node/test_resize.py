@@ -26,7 +26,8 @@ from fenka.kubernetes.client import ApiUnreachable
 from fenka.node.lease.sizes import ResizeRejected, check_growth, peak
 from fenka.node.lease.store import LeaseStore
 from fenka.node.node_api import NodeApi
-from tests.node.harness import ContainerFailed, Json, NodeHarness, card, node_harness, play, until
+from tests.node.harness import ContainerFailed, Json, NodeHarness, card, node_harness, play
+from tests.waiting import until
 
 A = card(0).uuid
 Story = Callable[[NodeHarness], Awaitable[None]]

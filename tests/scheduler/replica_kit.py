@@ -15,8 +15,9 @@ from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import PREFIX, Access
 from tests.builders import Json, pod_json
 from tests.core.builders import device
-from tests.fakes.api_server import FakeApiServer, api_server, until
+from tests.fakes.api_server import FakeApiServer, api_server
 from tests.fakes.clock import Clock
+from tests.waiting import until
 
 OPEN = Access()
 """Plain HTTP, for everybody."""

@@ -7,9 +7,10 @@ from aiohttp import web
 
 from fenka.dialects import base, gpushare
 from tests.builders import T4_MIB, node_json, pod_json
-from tests.fakes.api_server import FakeApiServer, Json, api_server, until
+from tests.fakes.api_server import FakeApiServer, Json, api_server
 from tests.fakes.clock import Clock
 from tests.scheduler.replica_kit import SchedulerHarness, extender, put_pod, scenario
+from tests.waiting import until
 
 NODE = node_json("n", T4_MIB, T4_MIB)
 FOUR = T4_MIB * 4 // 14

@@ -3,9 +3,10 @@
 from copy import deepcopy
 
 from tests.builders import T4_MIB, Json, node_json, pod_json
-from tests.fakes.api_server import FakeApiServer, until
+from tests.fakes.api_server import FakeApiServer
 from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
 from tests.scheduler.test_gangs import in_gang
+from tests.waiting import until
 
 NODES = node_json("a", T4_MIB), node_json("b", T4_MIB)
 

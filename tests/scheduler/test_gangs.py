@@ -38,8 +38,9 @@ from fenka.scheduler.gang_barrier import GangBarrier
 from fenka.scheduler.queue_controller import QueueController
 from tests.builders import T4_MIB, Json, a_node, a_pod, node_json, on_card
 from tests.core.builders import device
-from tests.fakes.api_server import FakeApiServer, until
+from tests.fakes.api_server import FakeApiServer
 from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
+from tests.waiting import until
 
 
 def in_gang(name: str, size: int) -> dict[str, str]:

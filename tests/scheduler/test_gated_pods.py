@@ -3,10 +3,11 @@
 from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.cluster.objects import QUEUE_GATE, Pod
 from tests.builders import T4_MIB, Json, node_json, pod_json
-from tests.fakes.api_server import FakeApiServer, until
+from tests.fakes.api_server import FakeApiServer
 from tests.scheduler.replica_kit import SchedulerHarness, scenario
 from tests.scheduler.test_pod_patcher import gates
 from tests.scheduler.test_queue_controller import Cluster, gang, make
+from tests.waiting import until
 
 GATED: Json = {"schedulingGates": [{"name": QUEUE_GATE}]}
 

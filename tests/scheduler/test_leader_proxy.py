@@ -12,9 +12,10 @@ from fenka.scheduler.leader_proxy import FORWARDED
 from fenka.scheduler.main import url
 from fenka.scheduler.server import PREFIX
 from tests.builders import T4_MIB, node_json, on_card, pod_json
-from tests.fakes.api_server import FakeApiServer, api_server, until
+from tests.fakes.api_server import FakeApiServer, api_server
 from tests.fakes.clock import Clock
 from tests.scheduler.replica_kit import SchedulerHarness, extender, put_pod
+from tests.waiting import until
 
 NODE = node_json("n", T4_MIB)
 FOUR = T4_MIB * 4 // 14

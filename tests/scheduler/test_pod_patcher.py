@@ -17,8 +17,9 @@ from fenka.scheduler.pod_patcher import (
     ungate_body,
 )
 from tests.builders import a_pod, pod_json
-from tests.fakes.api_server import FakeApiServer, api_server, until
+from tests.fakes.api_server import FakeApiServer, api_server
 from tests.scheduler.replica_kit import put_pod
+from tests.waiting import until
 
 GATED = {"schedulingGates": [{"name": QUEUE_GATE}]}
 

@@ -11,8 +11,9 @@ from aiohttp import web
 from fenka.scheduler.request_bodies import MIB, SMALL, BodyLimits, BodyReader, BodyRejected
 from fenka.scheduler.server import PREFIX, Access
 from tests.builders import T4_MIB, node_json, pod_json
-from tests.fakes.api_server import FakeApiServer, until
+from tests.fakes.api_server import FakeApiServer
 from tests.scheduler.replica_kit import SchedulerHarness, scenario
+from tests.waiting import until
 
 NODE = node_json("n", T4_MIB)
 FILTER = f"POST {PREFIX}/filter HTTP/1.1\r\nHost: n\r\n"

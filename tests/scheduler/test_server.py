@@ -8,8 +8,9 @@ import pytest
 from fenka import __version__
 from fenka.dialects import gpushare
 from tests.builders import T4_MIB, node_json, on_card, pod_json
-from tests.fakes.api_server import FakeApiServer, until
+from tests.fakes.api_server import FakeApiServer
 from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
+from tests.waiting import until
 
 NODE = node_json("n", T4_MIB)
 PREFIX = "/gpushare-scheduler"

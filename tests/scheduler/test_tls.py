@@ -17,10 +17,11 @@ from fenka.scheduler.credentials import Credentials, InvalidCredentials
 from fenka.scheduler.main import http_server, url
 from fenka.scheduler.server import PREFIX, Access
 from tests.builders import T4_MIB, node_json
-from tests.fakes.api_server import FakeApiServer, api_server, until
+from tests.fakes.api_server import FakeApiServer, api_server
 from tests.fakes.clock import Clock
 from tests.scheduler.replica_kit import SchedulerHarness, extender, put_pod, scenario
 from tests.scheduler.tls_kit import access, fresh, write
+from tests.waiting import until
 
 NODE = node_json("n", T4_MIB)
 

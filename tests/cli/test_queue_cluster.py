@@ -176,6 +176,29 @@ def test_queue_says_so_when_the_options_cannot_be_read(
     assert "its defaults are assumed" in capsys.readouterr().err
 
 
+def test_queue_says_so_when_two_leases_publish_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who may write Leases in one namespace could choose what everybody sees."""
+    leases = [
+        {
+            "metadata": {
+                "name": "l",
+                "namespace": namespace,
+                "labels": dict([scheduler_options.LABEL.split("=")]),
+                "annotations": {scheduler_options.ANNOTATION: SchedulerOptions().encode()},
+            },
+            "spec": {},
+        }
+        for namespace in ("a-tenant", "fenka-system")
+    ]
+    server = FakeApiServer.of(nodes=[sharing("a")], pods=[waiting("p", 4, 1)], leases=leases)
+    assert [row.name for row in ask(server, tmp_path)] == ["p"]
+    error = capsys.readouterr().err
+    assert "its defaults are assumed" in error
+    assert "a-tenant/l, fenka-system/l" in error
+
+
 def test_gang_is_shown_when_its_launcher_requests_no_card(tmp_path: Path) -> None:
     """The launcher counts among those that start together; no card is shown for it."""
     labels = {

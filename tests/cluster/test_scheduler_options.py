@@ -23,8 +23,22 @@ def test_options_of_another_version_are_read_when_they_have_other_fields() -> No
     assert decode('{"policy": "spread", "depth": 9}') == SchedulerOptions("spread")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"hami": "yes"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"hami": "yes"}',
+        '{"policy": "none"}',
+        '{"fairness": {"half_life_s": -1}}',
+        '{"fairness": {"starvation_s": 1e999}}',
+        "[" * 100_000,
+        '{"policy": "' + "x" * 100_000,
+    ],
+)
 def test_decoding_fails_when_the_annotation_is_damaged(text: str) -> None:
     """Readers then use the defaults, and say so."""
-    with pytest.raises(InvalidRecord, match=r"fenka.io/options"):
+    with pytest.raises(InvalidRecord, match=r"fenka.io/options") as why:
         decode(text)
+    assert len(str(why.value)) < 400

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fenka.cluster import scheduler_options
 from fenka.cluster.objects import QUEUE_GATE
 from fenka.dialects import nvidia, resize
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
@@ -278,6 +279,17 @@ def test_extra_users_may_write_records_when_values_name_them() -> None:
 
 
 @needs_helm
+def test_admission_policy_selects_the_lease_by_the_label_that_readers_use() -> None:
+    """Only fenka's own programs write it."""
+    spec = policy("lease")
+    assert spec["matchConstraints"]["objectSelector"] == {
+        "matchLabels": dict([scheduler_options.LABEL.split("=")])
+    }
+    (rule,) = spec["matchConstraints"]["resourceRules"]
+    assert rule["resources"] == ["leases"]
+
+
+@needs_helm
 def test_admission_policies_are_bound_unless_switched_off() -> None:
     """Check policies and bindings, and that none is rendered when they are off."""
 
@@ -289,8 +301,8 @@ def test_admission_policies_are_bound_unless_switched_off() -> None:
         ]
 
     assert kinds(render()) == [
-        *["ValidatingAdmissionPolicy"] * 3,
-        *["ValidatingAdmissionPolicyBinding"] * 3,
+        *["ValidatingAdmissionPolicy"] * 4,
+        *["ValidatingAdmissionPolicyBinding"] * 4,
     ]
     for document in render():
         if document["kind"] == "ValidatingAdmissionPolicyBinding":

@@ -5,7 +5,6 @@ import logging
 import socket
 import uuid
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -100,13 +99,13 @@ class QueueOptions:
 
     def fairness(self) -> Fairness:
         """Return the core's settings. Raises UserError."""
-        seconds = (self.queue_penalty, self.queue_max_penalty, self.half_life)
-        if not all(0 <= value < inf for value in seconds):
+        try:
+            return Fairness(self.queue_penalty, self.queue_max_penalty, self.half_life)
+        except ValueError:
             raise UserError(
                 "--queue-penalty, --queue-max-penalty and --half-life must be 0 or more seconds",
                 INVALID_INPUT,
-            )
-        return Fairness(*seconds)
+            ) from None
 
 
 def scheduler(

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass, field
 
-import msgspec
-
-from fenka.core.evaluate import Policy
+from fenka.core.evaluate import SCORES, Policy
 from fenka.core.fairness import Fairness
-from fenka.dialects.base import Dialect, InvalidRecord
+from fenka.dialects import records
+from fenka.dialects.base import Dialect
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 
 ANNOTATION = "fenka.io/options"
@@ -18,7 +17,7 @@ LABEL = "fenka.io/component=scheduler"
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """What other programs need to order and place pods as the scheduler does.
+    """What other programs need to order and place pods as the scheduler does. Raises ValueError.
 
     Attributes:
         hami: whether HAMi's names are read.
@@ -29,6 +28,10 @@ class SchedulerOptions:
     hami: bool = False
     fairness: Fairness = field(default_factory=Fairness)
 
+    def __post_init__(self) -> None:
+        if self.policy not in SCORES:
+            raise ValueError(f"there is no policy {self.policy}")
+
     @property
     def dialects(self) -> tuple[Dialect, ...]:
         """Return the dialects that the scheduler reads."""
@@ -36,12 +39,9 @@ class SchedulerOptions:
 
     def encode(self) -> str:
         """Return the annotation."""
-        return msgspec.json.encode(self).decode()
+        return records.encode(self)
 
 
 def decode(text: str) -> SchedulerOptions:
     """Read the annotation; fields of newer versions are ignored. Raises InvalidRecord."""
-    try:
-        return msgspec.json.decode(text, type=SchedulerOptions)
-    except msgspec.MsgspecError as error:
-        raise InvalidRecord(f"annotation {ANNOTATION} of the lease: {error}") from None
+    return records.decode(text, SchedulerOptions, f"annotation {ANNOTATION} of the Lease")

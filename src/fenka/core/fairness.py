@@ -32,11 +32,20 @@ class Fairness:
             each request that it made earlier. With 0 time alone decides.
         starvation_s: how long a request waits until it starves.
         half_life_s: after this time half of a user's card-seconds count. With 0 nothing is remembered.
+
+    Raises ValueError unless all are finite and 0 or more.
     """
 
     penalty_per_request_s: float = 60
     starvation_s: float = 3600
     half_life_s: float = 3600
+
+    def __post_init__(self) -> None:
+        if not all(
+            0 <= seconds < inf
+            for seconds in (self.penalty_per_request_s, self.starvation_s, self.half_life_s)
+        ):
+            raise ValueError("the settings of fair share must be 0 or more seconds")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,16 @@ from fenka.cluster.objects import ConfigMap, Node, Pod
 from fenka.cluster.scheduler_options import SchedulerOptions
 from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.dialects import gpushare, node_inventory
-from fenka.dialects.base import Dialect
+from fenka.dialects.base import Dialect, InvalidRecord
 from fenka.dialects.registry import DIALECTS
 from fenka.kubernetes.client import Api, ApiError
 from fenka.kubernetes.election import Lease
 
 PAGE = 2000
 """Objects a page: a round trip costs more than the server's memory for this many."""
+
+MAX_NAMED = 5
+"""Objects that an error names."""
 
 HOLDING = "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="
 """Field selector of the pods that can hold anything."""
@@ -45,14 +48,25 @@ async def read_cluster(
 async def read_scheduler_options(api: Api) -> SchedulerOptions:
     """Return the options that the scheduler has published on its Lease; the defaults if it has not.
 
-    Raises ApiError without the right to list Leases, InvalidRecord.
+    Raises:
+        ApiError: without the right to list Leases.
+        InvalidRecord: if they are invalid, or several Leases have some. Without the chart's admission
+            policies whoever may write Leases in a namespace can publish options there.
     """
     leases, _ = await api.list(
         "/apis/coordination.k8s.io/v1/leases", Lease, labelSelector=scheduler_options.LABEL
     )
-    texts = (lease.metadata.annotations.get(scheduler_options.ANNOTATION) for lease in leases)
-    text = next(filter(None, texts), None)
-    return SchedulerOptions() if text is None else scheduler_options.decode(text)
+    name = scheduler_options.ANNOTATION
+    publishing = [lease.metadata for lease in leases if name in lease.metadata.annotations]
+    if len(publishing) > 1:
+        full_names = ", ".join(sorted(f"{it.namespace}/{it.name}" for it in publishing)[:MAX_NAMED])
+        raise InvalidRecord(
+            f"{len(publishing)} Leases have the annotation {name} ({full_names}): remove it where it is not "
+            "the scheduler's"
+        )
+    if not publishing:
+        return SchedulerOptions()
+    return scheduler_options.decode(publishing[0].annotations[name])
 
 
 async def _list_nodes(api: Api, name: str | None) -> list[Node]:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from fenka.cluster.objects import Node, Pod
+from fenka.cluster.pod_groups import MINIMUM_LABEL, NAME_LABELS
 from fenka.core.inventory import Card, DeviceId
 from fenka.core.request import Memory, Placement, Request, Slice
 from fenka.dialects import base, gpushare, node_inventory
@@ -117,6 +118,11 @@ def _container(name: str, limits: Json) -> Json:
 def units(count: int | str) -> Json:
     """Limits: units of GPU memory."""
     return {gpushare.MEMORY: count}
+
+
+def gang_labels(name: str, size: int) -> dict[str, str]:
+    """Return the labels of co-scheduling for a gang of this size."""
+    return {NAME_LABELS[0]: name, MINIMUM_LABEL: str(size)}
 
 
 def on_card(index: int, count: int | str, total: int = 14) -> dict[str, str]:

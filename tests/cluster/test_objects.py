@@ -19,3 +19,11 @@ def test_objects_decode_when_go_writes_null_for_unset_times() -> None:
         told = {"status": {"conditions": [ready], "containerStatuses": [status]}}
         pod = msgspec.json.decode(msgspec.json.encode(told), type=Pod)
         assert pod.ended_at == ""
+
+
+def test_condition_is_read_when_it_has_no_time() -> None:
+    """The API server answers null for a time that the writer of a condition has not set."""
+    condition = {"type": "Ready", "status": "False", "lastTransitionTime": None}
+    status = {"status": {"conditions": [condition]}}
+    assert msgspec.convert(status, Pod).ended_at == ""
+    assert not msgspec.convert(status, Node).ready

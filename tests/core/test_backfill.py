@@ -1,22 +1,19 @@
-"""Order, fairness, named cards and backfill, on a virtual clock."""
+"""Reserved cards, backfill and gangs of one scheduling pass."""
 
-import random
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fenka.core.backfill import Backfill
-from fenka.core.evaluate import place
-from fenka.core.fairness import Fairness, UserHistory
+from fenka.core.fairness import Fairness
 from fenka.core.gangs import place_gang
-from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.inventory import Node
 from fenka.core.ledger import Ledger
-from fenka.core.queue import Allocation, PendingRequest, Reservation, SchedulingResult, queue_order
+from fenka.core.queue import Allocation, PendingRequest, SchedulingResult
 from fenka.core.reasons import ReasonCode, Unschedulable
-from fenka.core.request import Memory, Placement, Request
+from fenka.core.request import Memory, Request
 from fenka.core.usage import EmptyUsage
 from tests.core.builders import (
     GIB,
@@ -32,7 +29,11 @@ from tests.core.builders import (
 )
 
 PLAIN = Fairness(penalty_per_request_s=0)
+
+
 T4, TWO = node(T4_MIB), node(T4_MIB, T4_MIB)
+
+
 OTHER = node(T4_MIB, name="b")
 
 
@@ -74,131 +75,6 @@ def named(step: SchedulingResult) -> dict[str, tuple[list[str], float | None]]:
         for it in step.pending
         if it.reservation
     }
-
-
-def ordered(
-    waiting: list[PendingRequest],
-    fairness: Fairness | None = None,
-    now: float = 100,
-    **past: UserHistory,
-) -> list[str]:
-    """Return the ids of those who wait, in order. past: of users."""
-    found = queue_order(
-        waiting, lambda user: past.get(user, UserHistory()), fairness or Fairness(), now
-    )
-    return [it.id for it in found]
-
-
-class TestOrder:
-    """Priority, time, users."""
-
-    def test_order_is_by_priority_time_and_id(self) -> None:
-        """As Kubernetes orders its own queue."""
-        waiting = [
-            PendingRequest("d", (units(1),), 1.0),
-            PendingRequest("b", (units(1),), 2.0, priority=5),
-            PendingRequest("c", (units(1),), 0.0),
-            PendingRequest("a", (units(1),), 1.0),
-        ]
-        assert ordered(waiting) == ["b", "c", "a", "d"]
-
-    @pytest.mark.parametrize(
-        ("fairness", "expected"),
-        [
-            # time alone: one's three come first
-            (Fairness(penalty_per_request_s=0), ["o0", "o1", "o2", "t3", "t4"]),
-            # o0 and t3 0, o1 and t4 60, o2 120
-            (Fairness(), ["o0", "t3", "o1", "t4", "o2"]),
-        ],
-    )
-    def test_order_alternates_users_when_they_have_equal_priority(
-        self, fairness: Fairness, expected: list[str]
-    ) -> None:
-        """Who asks for much at once is overtaken by others."""
-        waiting = [
-            PendingRequest(f"{user[0]}{at}", (units(1),), float(at), user=user)
-            for at, user in enumerate(["one", "one", "one", "two", "two"])
-        ]
-        assert ordered(waiting, fairness) == expected
-
-    def test_order_counts_what_a_user_has_and_had(self) -> None:
-        """One holds two placements, or has had 121 card-seconds of late; two has had 120."""
-        waiting = [
-            PendingRequest("o", (units(1),), 0.0, user="one"),
-            PendingRequest("t", (units(1),), 100.0, user="two"),
-        ]
-        assert ordered(waiting, one=UserHistory(held=2)) == ["t", "o"]
-        assert ordered(waiting, one=UserHistory(used_s=121), two=UserHistory(held=2)) == ["t", "o"]
-        assert ordered(waiting, one=UserHistory(used_s=120), two=UserHistory(held=2)) == ["o", "t"]
-        assert ordered(waiting, Fairness(penalty_per_request_s=0), one=UserHistory(used_s=121)) == [
-            "o",
-            "t",
-        ]
-
-    def test_starving_request_goes_first_until_it_is_served(self) -> None:
-        """One has had much. Its first has waited for an hour: it is served, and the next one waits again."""
-        waiting = [PendingRequest(f"o{at}", (units(1),), float(at), user="one") for at in (0, 1)]
-        waiting.append(PendingRequest("t", (units(1),), 3599.0, user="two"))
-        much = UserHistory(used_s=9000)
-        assert ordered(waiting, now=3599, one=much) == ["t", "o0", "o1"]
-        assert ordered(waiting, now=3600, one=much) == ["o0", "t", "o1"]
-        # o0 was served at 3600
-        served = replace(much, starts=((0.0, 3600.0),))
-        assert ordered(waiting[1:], now=7199, one=served) == ["t", "o1"]
-        late = UserHistory(starts=((9, 7000),))
-        assert ordered(waiting[1:], now=7200, one=served, two=late) == ["o1", "t"]
-
-    @given(
-        waiting=st.lists(
-            st.builds(
-                PendingRequest,
-                st.uuids().map(str),
-                st.just((units(1),)),
-                st.integers(0, 9000).map(float),
-                st.integers(0, 2),
-                st.sampled_from(["", "one", "two"]),
-            )
-        ),
-        past=st.dictionaries(
-            st.sampled_from(["one", "two"]),
-            st.builds(
-                UserHistory,
-                st.integers(0, 100),
-                st.floats(0, 9000),
-                st.just(()) | st.tuples(st.tuples(st.just(0.0), st.floats(0, 9000))),
-            ),
-        ),
-        now=st.floats(9000, 20000),
-        chance=st.randoms(use_true_random=False),
-    )
-    def test_first_request_precedes_all_that_come_much_later(
-        self,
-        waiting: list[PendingRequest],
-        past: dict[str, UserHistory],
-        now: float,
-        chance: random.Random,
-    ) -> None:
-        """The starvation figure is a bound. Everybody is in the order once, however they are given."""
-
-        def find(user: str) -> UserHistory:
-            return past.get(user, UserHistory())
-
-        order = queue_order(waiting, find, Fairness(), now)
-        assert sorted(it.id for it in order) == sorted(it.id for it in waiting)
-        firsts = set[tuple[str, int]]()
-        for place_, later in enumerate(order):
-            whose = later.user or later.id, later.priority
-            first = whose not in firsts
-            firsts.add(whose)
-            since = max(later.requested_at, find(later.user).served_at(later.requested_at))
-            for earlier in order[:place_]:
-                assert earlier.priority >= later.priority
-                if earlier.priority == later.priority and first:
-                    assert earlier.requested_at < since + 3600 or earlier.requested_at == since
-                if (earlier.user, earlier.priority) == (later.user, later.priority):
-                    assert earlier.requested_at <= later.requested_at
-        chance.shuffle(waiting)
-        assert queue_order(waiting, find, Fairness(), now) == order
 
 
 class TestNamedCards:
@@ -503,137 +379,6 @@ def test_result_is_the_same_when_nodes_change() -> None:
     assert [it.reason for it in scheduler.serve(waiting, holding, 100).pending] == [
         "there is no GPU"
     ]
-
-
-# ---- on a virtual clock ----
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Comes at a time, and runs for so long; honest: that is its deadline, if it has one."""
-
-    at: int
-    request: Request
-    runs: int
-    deadline: bool
-
-
-def well(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """All cards in order, no host counted."""
-    return tuple(
-        Node(
-            it.name,
-            tuple(Card(one.index, one.uuid, one.model, one.memory_mib) for one in it.cards),
-        )
-        for it in nodes
-    )
-
-
-def replay(
-    nodes: tuple[Node, ...], jobs: list[Job], until: int
-) -> tuple[dict[str, int], dict[str, float]]:
-    """When each job started, and the first promise to whoever was first in line."""
-    scheduler, ledger = Backfill(nodes, "binpack", PLAIN), Ledger(nodes)
-    running: dict[str, tuple[Allocation, int]] = {}
-    waiting: list[PendingRequest] = []
-    started: dict[str, int] = {}
-    promised: dict[str, float] = {}
-    for now in range(until):
-        for name in [name for name, (_, ends) in running.items() if ends <= now]:
-            ledger.release(name)
-            del running[name]
-        waiting += [
-            PendingRequest(
-                f"j{number:03}",
-                (job.request,),
-                job.at,
-                time_limit_s=job.runs if job.deadline else None,
-            )
-            for number, job in enumerate(jobs)
-            if job.at == now
-        ]
-        step = scheduler.serve(waiting, [it for it, _ in running.values()], now)
-        for name, (found,) in step.placed:
-            job = jobs[int(name[1:])]
-            # The ledger refuses what a card does not hold.
-            ledger.adopt(name, found)
-            running[name] = (
-                Allocation(found, now + job.runs if job.deadline else None),
-                now + job.runs,
-            )
-            started[name] = now
-        waiting = [it for it in waiting if it.id not in started]
-        for it in step.pending[:1]:
-            if it.reservation and it.reservation.starts_by is not None:
-                promised.setdefault(it.id, it.reservation.starts_by)
-    return started, promised
-
-
-JOBS = st.lists(
-    st.builds(Job, st.integers(0, 12), requests(), st.integers(1, 6), st.booleans()), max_size=14
-).map(
-    lambda jobs: [
-        replace(job, request=replace(job.request, cpu_milli=0, host_memory_mib=0)) for job in jobs
-    ]
-)
-
-
-@settings(deadline=None, max_examples=120)
-@given(nodes=clusters(most_nodes=2, most_cards=3), jobs=JOBS)
-def test_first_request_starts_by_its_reservation(nodes: tuple[Node, ...], jobs: list[Job]) -> None:
-    """Nobody who is backfilled puts its start off; no card holds more than it has; whoever can is served."""
-    nodes = well(nodes)
-    started, promised = replay(nodes, jobs, until=12 + 14 * 6 + 2)
-    for name, by in promised.items():
-        assert started[name] <= by
-    for number, job in enumerate(jobs):
-        fits = isinstance(place(EmptyUsage(), job.request, "binpack", nodes), Placement)
-        assert (f"j{number:03}" in started) == fits
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    nodes=clusters(most_nodes=2, most_cards=3),
-    large=requests(),
-    small=st.lists(st.tuples(requests(), st.integers(1, 5), st.booleans()), min_size=1, max_size=3),
-)
-def test_large_request_is_served_in_a_stream_of_small_ones(
-    nodes: tuple[Node, ...], large: Request, small: list[tuple[Request, int, bool]]
-) -> None:
-    """They come every second for ever, with and without deadlines; the large one waits a bounded time."""
-    nodes = well(nodes)
-    large = replace(large, cpu_milli=0, host_memory_mib=0)
-    jobs = [
-        Job(now, replace(request, cpu_milli=0, host_memory_mib=0), runs, deadline)
-        for now in range(40)
-        for request, runs, deadline in small
-    ]
-    jobs.append(Job(6, large, 3, deadline=False))
-    # Before it are at most the 7 · 3 that came until then; each runs for 5 at most.
-    started, _ = replay(nodes, jobs, until=6 + 22 * 5 + 5)
-    fits = isinstance(place(EmptyUsage(), large, "binpack", nodes), Placement)
-    assert (f"j{len(jobs) - 1:03}" in started) == fits
-
-
-@pytest.mark.parametrize("deadline", [False, True])
-def test_large_request_is_served_when_small_ones_are_staggered(deadline: bool) -> None:
-    """Each second one of 4 units comes, for 3 seconds: 12 of 14 units are always held, and 14 are wanted.
-
-    The large one comes at 6, behind the small one of that second, which ends at 9. It is served then, and
-    those that came since when it has ended.
-    """
-    jobs = [Job(now, units(4), 3, deadline) for now in range(30)]
-    jobs.append(Job(6, units(14), 3, deadline=False))
-    started, _ = replay((T4,), jobs, until=20)
-    assert started["j030"] == 9
-    assert started["j007"] == 12
-
-
-def test_reservation_blocks_when_deadline_is_later() -> None:
-    """Who ends when the head starts is out of its way."""
-    reservation = Reservation(frozenset({DeviceId("GPU-a-0")}), 200)
-    assert [reservation.blocks(end) for end in (199, 200, 201, None)] == [False, False, True, True]
-    assert replace(reservation, starts_by=None).blocks(-inf)
 
 
 def test_impossible_gang_blocks_no_request() -> None:

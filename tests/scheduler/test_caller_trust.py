@@ -2,10 +2,9 @@
 
 from copy import deepcopy
 
-from tests.builders import T4_MIB, Json, node_json, pod_json
+from tests.builders import T4_MIB, Json, gang_labels, node_json, pod_json
 from tests.fakes.api_server import FakeApiServer
 from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
-from tests.scheduler.test_gangs import in_gang
 from tests.waiting import until
 
 NODES = node_json("a", T4_MIB), node_json("b", T4_MIB)
@@ -22,15 +21,15 @@ def test_gang_reservation_stays_when_callers_send_false_pods() -> None:
     """About its members, about pods of other gangs, and about the offered nodes."""
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
-        pods = [put_pod(server, f"g-{n}", 10, labels=in_gang("g", 2)) for n in range(2)]
+        pods = [put_pod(server, f"g-{n}", 10, labels=gang_labels("g", 2)) for n in range(2)]
         await until(lambda: one.knows(*pods))
         places = [(await one.filter(pod, "a", "b"))["NodeNames"] for pod in pods]
         planned = one.replica.gangs.reserved()
         assert len(planned) == 1
-        stranger = pod_json("g-9", 1, labels=in_gang("g", 9))
+        stranger = pod_json("g-9", 1, labels=gang_labels("g", 9))
         for told in (
             as_told(pods[0], labels={}),
-            as_told(pods[0], labels=in_gang("other", 1)),
+            as_told(pods[0], labels=gang_labels("other", 1)),
             as_told(pods[0], namespace="else"),
             as_told(pods[0], deletionTimestamp="2026-01-01T00:00:00Z"),
             {**pods[0], "spec": {"containers": []}},
@@ -52,7 +51,7 @@ def test_nothing_is_reserved_when_the_sent_pods_do_not_exist() -> None:
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         for number in range(2):
-            made_up = pod_json(f"g-{number}", 14, labels=in_gang("g", 1))
+            made_up = pod_json(f"g-{number}", 14, labels=gang_labels("g", 1))
             answer = await one.filter(made_up, "a", "b")
             assert answer["NodeNames"] == []
         assert one.replica.gangs.reserved() == {}
@@ -98,7 +97,7 @@ def test_member_waits_for_its_gang_when_the_informer_has_not_brought_it() -> Non
 
     async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
         server.mute = True
-        pod = put_pod(server, "g-0", 10, labels=in_gang("g", 2))
+        pod = put_pod(server, "g-0", 10, labels=gang_labels("g", 2))
         assert not one.knows(pod)
         assert "was not complete in time" in await one.bind(pod, "a")
         assert "nodeName" not in server.get("pods", "g-0", "default")["spec"]

@@ -16,9 +16,9 @@ from fenka.scheduler.pod_patcher import (
     requeue_body,
     ungate_body,
 )
-from tests.builders import a_pod, pod_json
+from tests.builders import T4_MIB, a_pod, node_json, pod_json
 from tests.fakes.api_server import FakeApiServer, api_server
-from tests.scheduler.replica_kit import put_pod
+from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
 from tests.waiting import until
 
 GATED = {"schedulingGates": [{"name": QUEUE_GATE}]}
@@ -174,3 +174,16 @@ def test_error_is_logged_once_when_patching_is_forbidden(
 
     asyncio.run(go())
     assert len([it for it in caplog.messages if "cannot patch" in it]) == 1
+
+
+def test_replica_ungates_a_pod_when_the_informer_brings_it() -> None:
+    """As it is wired: the gate is removed, and filter answers."""
+
+    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+        pod = pod_json("p", 4, uid="p")
+        pod["spec"] |= GATED
+        server.put("pods", pod)
+        await until(lambda: gates(server, "p") is None)
+        assert (await one.filter(pod, "n"))["NodeNames"] == ["n"]
+
+    scenario(run, node_json("n", T4_MIB))

@@ -2,12 +2,8 @@
 
 from fenka.cluster.entry_lifecycle import RESERVATION_TTL_S
 from fenka.cluster.objects import QUEUE_GATE, Pod
-from tests.builders import T4_MIB, Json, node_json, pod_json
-from tests.fakes.api_server import FakeApiServer
-from tests.scheduler.replica_kit import SchedulerHarness, scenario
-from tests.scheduler.test_pod_patcher import gates
-from tests.scheduler.test_queue_controller import Cluster, gang, make
-from tests.waiting import until
+from tests.builders import T4_MIB, Json, node_json
+from tests.fakes.queue import Cluster, gang, make
 
 GATED: Json = {"schedulingGates": [{"name": QUEUE_GATE}]}
 
@@ -133,16 +129,3 @@ def test_reservation_expires_when_the_gate_cannot_be_removed() -> None:
     cluster.now += RESERVATION_TTL_S
     assert cluster.start(make("next", 12, 2)) == "n/0"
     assert pods_to_ungate(cluster) == ["stuck"]
-
-
-def test_replica_ungates_a_pod_when_the_informer_brings_it() -> None:
-    """As it is wired: the gate is removed, and filter answers."""
-
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
-        pod = pod_json("p", 4, uid="p")
-        pod["spec"] |= GATED
-        server.put("pods", pod)
-        await until(lambda: gates(server, "p") is None)
-        assert (await one.filter(pod, "n"))["NodeNames"] == ["n"]
-
-    scenario(run, node_json("n", T4_MIB))

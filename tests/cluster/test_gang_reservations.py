@@ -1,17 +1,14 @@
-"""Gangs: planned whole, bound together, and started anew when they break."""
+"""Gangs: placed whole, and restarted when they are incomplete."""
 
 import asyncio
 
-import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fenka.cluster.gang_members import GangMembers
 from fenka.cluster.gang_reservations import (
     INCOMPLETE_TTL_S,
     NODE_MISSING_TTL_S,
     RESERVATION_TTL_S,
-    GangScheduler,
 )
 from fenka.cluster.objects import (
     Container,
@@ -22,96 +19,15 @@ from fenka.cluster.objects import (
     SchedulingGroup,
 )
 from fenka.cluster.pod_groups import (
-    MINIMUM_LABEL,
     NAME_LABELS,
     GangPolicy,
     PodGroup,
     PodGroupSpec,
     SchedulingPolicy,
 )
-from fenka.cluster.pod_placement import PodEvaluator
-from fenka.cluster.pod_preemption import PodPreemption
-from fenka.cluster.queue_state import queue_state
-from fenka.cluster.state import ClusterState
-from fenka.scheduler.extender import Extender
-from fenka.scheduler.gang_barrier import GangBarrier
-from fenka.scheduler.queue_controller import QueueController
-from tests.builders import T4_MIB, Json, a_node, a_pod, node_json, on_card
+from tests.builders import T4_MIB, a_node, a_pod, gang_labels, on_card
 from tests.core.builders import device
-from tests.fakes.api_server import FakeApiServer
-from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
-from tests.waiting import until
-
-
-def in_gang(name: str, size: int) -> dict[str, str]:
-    """The labels of co-scheduling."""
-    return {NAME_LABELS[0]: name, MINIMUM_LABEL: str(size)}
-
-
-class Cluster:
-    """A world with nodes of one T4 each, the pods that the watch knows, and a clock."""
-
-    def __init__(self, *nodes: str) -> None:
-        self.world = ClusterState([a_node(name, T4_MIB) for name in nodes])
-        self.pods: dict[str, Pod] = {}
-        self.groups: dict[str, PodGroup] = {}
-        self.now = 0.0
-        self.woken: list[str] = []
-        members = GangMembers(self.world, lambda: self.pods, lambda: self.groups)
-        self.gangs = GangScheduler(members, self.world, "binpack", lambda: self.now)
-        self.barrier = GangBarrier(self.gangs)
-        self.queue = QueueController(
-            queue_state(self.world, complete=members.all_exist),
-            self.gangs.reserved,
-            now=lambda: self.now,
-        )
-        self.extender = Extender(
-            lambda: self.pods,
-            self.queue,
-            PodEvaluator(self.world, "binpack", self.gangs.usage),
-            self.gangs,
-            PodPreemption(self.world, "binpack", self.gangs.usage, gang_key=self.gangs.key),
-            requeue=lambda pods: self.woken.extend(it.metadata.name for it in pods),
-        )
-
-    def put(self, pod: Pod) -> Pod:
-        """The watch brings it."""
-        self.pods[pod.metadata.uid] = pod
-        self.world.set_pod(pod)
-        self.queue.set_pod(pod)
-        return pod
-
-    def gang(self, name: str, size: int, units: int, there: int | None = None) -> list[Pod]:
-        """Its pods, all of them or so many."""
-        return [
-            self.put(a_pod(f"{name}-{n}", units, uid=f"{name}-{n}", labels=in_gang(name, size)))
-            for n in range(size if there is None else there)
-        ]
-
-    @property
-    def names(self) -> list[str]:
-        """Of the nodes."""
-        return [it.metadata.name for it in self.world.nodes()]
-
-    def filter(self, pod: Pod) -> list[str]:
-        """Where it fits."""
-        return self.extender.filter(pod, self.names).fitting
-
-    def why(self, pod: Pod) -> str:
-        """The first sentence."""
-        found = self.extender.filter(pod, self.names)
-        return next(iter({**found.failed, **found.unresolvable}.values()))
-
-    def bind(self, pod: Pod, node: str) -> None:
-        """As the binder does once the gang is there."""
-        placement = self.gangs.planned_placement(pod, node)
-        assert placement is not None
-        self.world.assume(pod, (placement,))
-        self.gangs.start(pod)
-
-    def free(self, node: str) -> int:
-        """MiB that nobody holds, plans included."""
-        return T4_MIB - self.gangs.usage.card_usage(node, device(0, node)).memory_mib
+from tests.fakes.gangs import Cluster
 
 
 def test_gang_is_placed_over_two_nodes_when_none_has_room_for_all() -> None:
@@ -177,7 +93,7 @@ def test_reservation_ends_when_a_member_is_deleted() -> None:
     pods = cluster.gang("g", 2, 10)
     cluster.filter(pods[0])
     del cluster.pods["g-1"]
-    cluster.put(a_pod("g-9", 10, uid="g-9", labels=in_gang("g", 2)))
+    cluster.put(a_pod("g-9", 10, uid="g-9", labels=gang_labels("g", 2)))
     assert len(cluster.filter(pods[0])) == 1
     assert cluster.woken == ["g-1", "g-9"]
 
@@ -187,7 +103,7 @@ def test_member_without_a_card_counts_when_it_exists() -> None:
     cluster = Cluster("a", "b")
     workers = cluster.gang("g", 3, 10, there=2)
     assert "2 of its 3 pods exist" in cluster.why(workers[0])
-    launcher = cluster.put(a_pod("launcher", uid="launcher", labels=in_gang("g", 3)))
+    launcher = cluster.put(a_pod("launcher", uid="launcher", labels=gang_labels("g", 3)))
     assert cluster.gangs.gang(launcher) is None
     assert len(cluster.filter(workers[0])) == 1
     cluster.now += 10 * RESERVATION_TTL_S
@@ -199,9 +115,10 @@ def test_gang_is_left_to_kube_scheduler_when_it_requests_no_shared_card() -> Non
     """No cards at all, or whole ones of nodes that do not share."""
     cluster = Cluster("a", "b")
     idle = [
-        cluster.put(a_pod(f"i{n}", uid=f"i{n}", labels=in_gang("i", 3), node="a")) for n in (0, 1)
+        cluster.put(a_pod(f"i{n}", uid=f"i{n}", labels=gang_labels("i", 3), node="a"))
+        for n in (0, 1)
     ]
-    whole = [a_pod(f"w{n}", uid=f"w{n}", labels=in_gang("w", 3)) for n in (0, 1)]
+    whole = [a_pod(f"w{n}", uid=f"w{n}", labels=gang_labels("w", 3)) for n in (0, 1)]
     for pod in whole:
         pod.spec.containers = [
             Container(resources=ResourceRequirements(limits={"nvidia.com/gpu": "1"}))
@@ -246,7 +163,7 @@ def test_pod_is_placed_alone_when_its_gang_has_enough() -> None:
         (node,) = cluster.filter(pod)
         cluster.bind(pod, node)
         pod.spec.node_name = node
-    extra = cluster.put(a_pod("g-9", 4, uid="g-9", labels=in_gang("g", 2)))
+    extra = cluster.put(a_pod("g-9", 4, uid="g-9", labels=gang_labels("g", 2)))
     assert cluster.filter(extra) == ["a", "b"]
 
 
@@ -258,7 +175,7 @@ def test_gang_is_rejected_on_every_node_when_its_size_is_unknown() -> None:
         "it is in the gang g, and its label pod-group.scheduling.sigs.k8s.io/min-available is '': "
         "set it to the number of pods that start together"
     )
-    two = cluster.put(a_pod("y", 4, labels=in_gang("h", 1)))
+    two = cluster.put(a_pod("y", 4, labels=gang_labels("h", 1)))
     two.spec.scheduling_group = SchedulingGroup(pod_group_name="native")
     assert cluster.why(two) == "its PodGroup native does not exist"
 
@@ -293,7 +210,7 @@ def test_members_are_evicted_when_a_gang_is_incomplete_for_a_minute() -> None:
     assert cluster.gangs.incomplete_gangs() == []
     cluster.now += INCOMPLETE_TTL_S
     assert cluster.gangs.incomplete_gangs() == [pods[1]]
-    replaced = a_pod("g-0", 10, uid="new", node="a", labels=in_gang("g", 2))
+    replaced = a_pod("g-0", 10, uid="new", node="a", labels=gang_labels("g", 2))
     cluster.put(replaced)
     assert cluster.gangs.incomplete_gangs() == []
 
@@ -352,46 +269,3 @@ def test_gang_holds_all_or_nothing_when_two_compete(
     alone = [Cluster("a", "b", "c") for _ in sizes]
     fits = [bool(one.filter(one.gang("g", *it)[0])) for one, it in zip(alone, sizes, strict=True)]
     assert any(all(whole) for whole in planned.values()) == any(fits)
-
-
-def test_members_are_bound_when_the_last_one_arrives() -> None:
-    """The first three wait without a record."""
-
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
-        pods = [put_pod(server, f"g-{n}", 7, labels=in_gang("g", 4)) for n in range(4)]
-        await until(lambda: one.knows(*pods))
-        places = [(await one.filter(pod, "a", "b"))["NodeNames"][0] for pod in pods]
-        assert sorted(places) == ["a", "a", "b", "b"]
-        early = [
-            asyncio.create_task(one.bind(pod, node))
-            for pod, node in zip(pods[:3], places[:3], strict=True)
-        ]
-        await until(lambda: one.replica.gangs.waiting_status(_read(pods[0])) is not None)
-        assert not any(it["spec"].get("nodeName") for it in server.all("pods"))
-        assert await one.bind(pods[3], places[3]) == ""
-        assert await asyncio.gather(*early) == ["", "", ""]
-        assert [
-            server.get("pods", f"g-{n}", "default")["spec"]["nodeName"] for n in range(4)
-        ] == places
-
-    scenario(run, node_json("a", T4_MIB), node_json("b", T4_MIB))
-
-
-def test_member_is_not_bound_when_it_has_no_reservation_there() -> None:
-    """On another node, or if the reservation has ended since filter: half a gang never starts."""
-
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
-        pods = [put_pod(server, f"g-{n}", 10, labels=in_gang("g", 2)) for n in range(2)]
-        await until(lambda: one.knows(*pods))
-        said = "the gang of the pod g-0 was not complete in time"
-        assert await one.bind(pods[0], "a") == said
-        ((place,), _) = [(await one.filter(it, "a", "b"))["NodeNames"] for it in pods]
-        other = "b" if place == "a" else "a"
-        assert await one.bind(pods[0], other) == said
-        assert not any(it["spec"].get("nodeName") for it in server.all("pods"))
-
-    scenario(run, node_json("a", T4_MIB), node_json("b", T4_MIB))
-
-
-def _read(pod: Json) -> Pod:
-    return msgspec.convert(pod, Pod)

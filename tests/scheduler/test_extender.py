@@ -1,0 +1,54 @@
+"""The extender's answers from filter to bind."""
+
+from tests.builders import T4_MIB, node_json
+from tests.fakes.queue import Cluster, make, two_cards
+
+
+def test_pod_is_not_evicted_when_another_would_get_the_card() -> None:
+    """Both of priority 5; low is on the card that the first has reserved, and on no other."""
+    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster.holds("low", 0, 10, priority=1)
+    first, second = make("first", 12, 1, priority=5), make("second", 8, 2, priority=5)
+    cluster.wait(first, second)
+    results = cluster.extender.preempt(first, {"n": ["low"]}, {})
+    assert results["n"].uids == ("low",)
+    assert cluster.extender.preempt(second, {"n": ["low"]}, {}) == {}
+
+
+def test_bind_uses_the_constraints_of_filter_when_another_pod_came_since() -> None:
+    """In between another came to wait, and named the card: the pod that was let through has it."""
+    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster.holds("h", 0, 8, runs=100, started=0)
+    pod, head = make("p", 4, 5), make("head", 12, 1)
+    cluster.set(pod, head)
+    assert cluster.ask(pod) == {}
+    cluster.wait(head)
+    assert cluster.bind(pod, "n") == "n/0"
+
+
+def test_bind_fails_when_the_card_was_reserved_at_filter() -> None:
+    """And if there was no filter."""
+    cluster = two_cards()
+    cluster.wait(make("head", 12, 1))
+    pod = make("p", 4, 5)
+    cluster.set(pod)
+    assert cluster.bind(pod, "n") == "n/0"
+    other = make("q", 4, 6)
+    cluster.set(other)
+    assert "reserved" in cluster.bind(other, "n")
+    assert "reserved" in cluster.ask(other)["n"]
+
+
+def test_bind_counts_a_pod_once_when_it_was_bound_since_filter() -> None:
+    """Who was kept for at filter is bound by now: its slice is in the world."""
+    cluster = Cluster([node_json("n", T4_MIB)])
+    cluster.holds("h", 0, 14)
+    head, later = make("head", 6, 1), make("later", 6, 2)
+    cluster.wait(head)
+    cluster.set(later)
+    cluster.gone("h")
+    cluster.now = 1
+    assert cluster.ask(later) == {}
+    assert cluster.start(head) == "n/0"
+    cluster.wait(make("third", 12, 0.5))
+    assert cluster.bind(later, "n") == "n/0"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from fenka.kubernetes.client import Api
@@ -200,9 +201,11 @@ class FakeApiServer:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.method == "GET" and request.query.get("watch"):
             return await self._watch(request)
-        body: Json = json.loads(await request.read() or b"{}")
+        body: Json = msgspec.json.decode(await request.read() or b"{}")
         answer = self.handle(request.method, request.path, request.query, body)
-        return web.json_response(answer, status=201 if request.method == "POST" else 200)
+        status = 201 if request.method == "POST" else 200
+        data = msgspec.json.encode(answer)
+        return web.Response(body=data, status=status, content_type="application/json")
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -210,7 +213,7 @@ class FakeApiServer:
             await answer.prepare(request)
             async for happened in self.watch(request.path, request.query):
                 line = {"type": happened.type, "object": happened.object}
-                await answer.write(json.dumps(line).encode() + b"\n")
+                await answer.write(msgspec.json.encode(line) + b"\n")
         return answer
 
     # ---- requests ----
@@ -385,15 +388,16 @@ def in_thread(server: FakeApiServer, folder: Path) -> Iterator[Path]:
     thread.start()
     try:
         ready.wait()
-        kubeconfig = folder / "kubeconfig"
-        kubeconfig.write_text(json.dumps(_kubeconfig(server.port)))
-        yield kubeconfig
+        path = folder / "kubeconfig"
+        path.write_text(json.dumps(kubeconfig(server.port)))
+        yield path
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
 
 
-def _kubeconfig(port: int) -> Json:
+def kubeconfig(port: int) -> Json:
+    """Return a kubeconfig that leads to a server on this port."""
     context = {"cluster": "c", "user": "u", "namespace": "team"}
     return {
         "apiVersion": "v1",

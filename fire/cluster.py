@@ -33,7 +33,7 @@ SETTLE_WITHIN_S, RETRY_EVERY_S = 120.0, 0.5
 MOST_PODS = 9
 COMPONENTS = {
     "scheduler": ("fenka", "scheduler"),
-    "node": ("fenka", "node", "--unit"),
+    "node": ("fenka.cli.node_process",),
     "kubelet": ("kubelet", "--config"),
     "containerd": ("containerd", "--config"),
 }

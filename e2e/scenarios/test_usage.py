@@ -133,8 +133,7 @@ def agent_memory_bytes(installation: Installation, node: str) -> int:
     program = (
         "import pathlib\n"
         "for p in pathlib.Path('/proc').glob('[0-9]*'):\n"
-        "    words = (p / 'cmdline').read_bytes().split(b'\\0')\n"
-        "    if b'node' in words and any(b'fenka' in w for w in words) and b'--unit=GiB' in words:\n"
+        "    if b'fenka.cli.node_process' in (p / 'cmdline').read_bytes().split(b'\\0'):\n"
         "        print(int((p / 'statm').read_text().split()[1]) * 4096)"
     )
     return max(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fenka.node import main
-from fenka.node.main import Config
+from fenka.node.config import Config
 from fenka.node.preflight import (
     PreflightError,
     check_mounts,

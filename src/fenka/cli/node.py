@@ -1,14 +1,13 @@
 """`fenka node`: the program on every GPU node of a cluster."""
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fenka.cli import node_process
 from fenka.cli.options import HamiOption
-from fenka.node import main
-from fenka.node.main import Config
+from fenka.node.config import Config
 
 
 def node(
@@ -50,8 +49,7 @@ def node(
     ] = None,
 ) -> None:
     """Serve the kubelet until SIGTERM or SIGINT."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    main.run(
+    node_process.start(
         Config(
             node=name,
             unit=unit,

@@ -5,8 +5,6 @@ import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
@@ -17,6 +15,7 @@ from fenka.isolation.files import install_native
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from fenka.node import preflight
 from fenka.node.advertiser import Advertised
+from fenka.node.config import Config
 from fenka.node.driver import RETRY_S, NodeDriver, lock_cards
 from fenka.node.health import CardHealth
 from fenka.node.kubelet.client import Kubelet
@@ -37,29 +36,6 @@ _LOG = logging.getLogger(__name__)
 _WARN_EVERY_S = 3600.0
 
 _Value = TypeVar("_Value")
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """The program's options. Directories are the node's own, at the same paths in this process."""
-
-    node: str
-    unit: str = "GiB"
-    simulated: Path | None = None
-    host: Path = Path("/")
-    kubeconfig: Path | None = None
-    plugins: Path = Path("/var/lib/kubelet/device-plugins")
-    pod_resources: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-    cdi: Path = Path("/var/run/cdi")
-    leases: Path = Path("/run/fenka/leases")
-    state: Path = Path("/var/lib/fenka")
-    exclusive: bool = True
-    labelled_only: bool = False
-    hami: bool = False
-    assume_cdi: bool = False
-    over_limit: str = "report"
-    unmanaged_process: str = "kill"
-    metrics_port: int | None = None
 
 
 def run(config: Config) -> None:

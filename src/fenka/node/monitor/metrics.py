@@ -61,7 +61,7 @@ class Exporter(Collector):
             ),
             (
                 "utilization_ratio",
-                "SharedNode of the card's time, 0 to 1.",
+                "Share of the card's time, 0 to 1.",
                 lambda usage: usage.compute,
             ),
             ("processes", "Processes on the card.", lambda usage: usage.processes),
@@ -99,7 +99,7 @@ class Exporter(Collector):
             ),
             (
                 "utilization_ratio",
-                "SharedNode of time in which a kernel ran.",
+                "Share of time in which a kernel ran.",
                 reading("utilisation", 0.01),
             ),
             ("temperature_celsius", "Temperature.", reading("temperature_c")),

@@ -37,7 +37,7 @@ class SliceUsage:
     """0 where the driver reports no process's memory."""
     processes: int
     compute: float | None
-    """SharedNode of the card's time since the last sample, 0 to 1, by the driver; None if it reports none."""
+    """Share of the card's time since the last sample, 0 to 1, by the driver; None if it reports none."""
     self_reported_compute: float | None = None
     """The same by the programs' account, which they need not keep where nothing limits them."""
     requested_percent: int = 0

@@ -1,8 +1,12 @@
 """Settings of all tests."""
 
+import inspect
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.coroutines import synchronous
 
 # gRPC would start threads of its own in every child that a test forks. One such child was ended by SIGBUS
 # before its exec.
@@ -14,3 +18,14 @@ settings.register_profile(
     "fenka", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("fenka")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Make a test that is a coroutine function synchronous, also one that Hypothesis calls."""
+    test = pyfuncitem.obj
+    if inspect.iscoroutinefunction(test):
+        pyfuncitem.obj = synchronous(test)
+    hypothesis = getattr(test, "hypothesis", None)
+    if hypothesis is not None and inspect.iscoroutinefunction(hypothesis.inner_test):
+        hypothesis.inner_test = synchronous(hypothesis.inner_test)

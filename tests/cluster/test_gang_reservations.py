@@ -1,7 +1,5 @@
 """Gangs: placed whole, and restarted when they are incomplete."""
 
-import asyncio
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -111,7 +109,7 @@ def test_member_without_a_card_counts_when_it_exists() -> None:
     assert "pods exist" in cluster.why(workers[0])
 
 
-def test_gang_is_left_to_kube_scheduler_when_it_requests_no_shared_card() -> None:
+async def test_gang_is_left_to_kube_scheduler_when_it_requests_no_shared_card() -> None:
     """No cards at all, or whole ones of nodes that do not share."""
     cluster = Cluster("a", "b")
     idle = [
@@ -127,7 +125,7 @@ def test_gang_is_left_to_kube_scheduler_when_it_requests_no_shared_card() -> Non
     cluster.now += 10 * INCOMPLETE_TTL_S
     assert [cluster.gangs.gang(it) for it in (*idle, *whole)] == [None] * 4
     assert cluster.gangs.incomplete_gangs() == []
-    assert asyncio.run(cluster.barrier.wait_for_members(whole[0], "elsewhere"))
+    assert await cluster.barrier.wait_for_members(whole[0], "elsewhere")
     assert "elsewhere" in cluster.extender.filter(whole[0], ["elsewhere"]).unresolvable
     cluster.world.set_node(a_node("elsewhere"))
     assert cluster.extender.filter(whole[0], ["elsewhere"]).fitting == ["elsewhere"]

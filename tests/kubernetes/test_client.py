@@ -1,7 +1,5 @@
 """Requests of the client, as the API server receives them."""
 
-import asyncio
-
 import pytest
 from aiohttp import web
 
@@ -10,21 +8,18 @@ from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
 from tests.fakes.api_server import api_server
 
 
-def test_server_receives_three_quarters_of_the_time_when_a_write_has_a_deadline() -> None:
+async def test_server_receives_three_quarters_of_the_time_when_a_write_has_a_deadline() -> None:
     """The rest is for connecting, so that both together end in time."""
     limits: list[str | None] = []
 
-    async def go() -> None:
-        async def record(request: web.Request) -> web.StreamResponse:
-            limits.append(request.query.get("timeout"))
-            return web.json_response({})
+    async def record(request: web.Request) -> web.StreamResponse:
+        limits.append(request.query.get("timeout"))
+        return web.json_response({})
 
-        async with api_server() as server, server.api() as api:
-            server.before = record
-            for within_s in (8.0, None):
-                await api.create("/api/v1/namespaces/n/pods", Status, {}, within_s=within_s)
-
-    asyncio.run(go())
+    async with api_server() as server, server.api() as api:
+        server.before = record
+        for within_s in (8.0, None):
+            await api.create("/api/v1/namespaces/n/pods", Status, {}, within_s=within_s)
     assert limits == ["6000ms", None]
 
 
@@ -36,7 +31,7 @@ def test_server_receives_three_quarters_of_the_time_when_a_write_has_a_deadline(
         (503, "", (503, "", "the API server answers 503")),
     ],
 )
-def test_error_has_status_reason_and_message_when_the_server_refuses(
+async def test_error_has_status_reason_and_message_when_the_server_refuses(
     status: int, body: str, expected: tuple[int, str, str]
 ) -> None:
     """Also where the answer is no Status: from a proxy in between."""
@@ -46,25 +41,19 @@ def test_error_has_status_reason_and_message_when_the_server_refuses(
             await api.get("/api/v1/nodes/n", Status)
         assert (refused.value.status, refused.value.reason, str(refused.value)) == expected
 
-    async def run() -> None:
-        async def refuse(_: web.Request) -> web.StreamResponse:
-            return web.Response(status=status, text=body)
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, text=body)
 
-        async with api_server() as server, server.api() as api:
-            server.before = refuse
-            await go(api)
-
-    asyncio.run(run())
+    async with api_server() as server, server.api() as api:
+        server.before = refuse
+        await go(api)
 
 
-def test_client_fails_when_no_server_answers() -> None:
+async def test_client_fails_when_no_server_answers() -> None:
     """The sentence names the server."""
 
-    async def run() -> None:
-        async with api_server() as server, server.api() as api:
-            await server.stop()
-            with pytest.raises(ApiUnreachable, match=f"127.0.0.1:{server.port}"):
-                await api.get("/api/v1/nodes/n", Status)
-            await server.start()
-
-    asyncio.run(run())
+    async with api_server() as server, server.api() as api:
+        await server.stop()
+        with pytest.raises(ApiUnreachable, match=f"127.0.0.1:{server.port}"):
+            await api.get("/api/v1/nodes/n", Status)
+        await server.start()

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +37,15 @@ async def connected(which: str) -> AsyncIterator[Api]:
             yield api
 
 
-Scenario = Callable[[Callable[[Api], Awaitable[None]]], None]
+Connected = Callable[[], contextlib.AbstractAsyncContextManager[Api]]
 
 
 @pytest.fixture(params=["fake", "in process", "real"])
-def cluster(request: pytest.FixtureRequest) -> Scenario:
-    """Runs a scenario against it."""
+def cluster(request: pytest.FixtureRequest) -> Connected:
+    """Return what connects to it."""
     if request.param == "real" and not KUBECONFIG:
         pytest.skip("FENKA_E2E_KUBECONFIG names no cluster")
-
-    def run(scenario: Callable[[Api], Awaitable[None]]) -> None:
-        async def go() -> None:
-            async with connected(request.param) as api:
-                await scenario(api)
-
-        asyncio.run(go())
-
-    return run
+    return lambda: connected(request.param)
 
 
 @contextlib.asynccontextmanager
@@ -86,47 +78,41 @@ def binding(pod: Pod, node: str, uid: str | None = None) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target}
 
 
-def test_binding_copies_annotations_when_the_uid_matches(cluster: Scenario) -> None:
+async def test_binding_copies_annotations_when_the_uid_matches(cluster: Connected) -> None:
     """Bound and recorded at once, once."""
 
-    async def run(api: Api) -> None:
-        async with a_pod(api) as pod:
-            path = f"{PODS}/{pod.metadata.name}/binding"
-            with pytest.raises(ApiError) as refused:
-                await api.create(path, Status, binding(pod, "nowhere", str(uuid.uuid4())))
-            assert refused.value.status == 409
-            await api.create(path, Status, binding(pod, "nowhere"), within_s=WAIT_S)
-            found = await api.get(f"{PODS}/{pod.metadata.name}", Pod)
-            assert found.spec.node_name == "nowhere"
-            assert found.metadata.annotations == {"own": "kept", "fenka.io/tried": "yes"}
-            with pytest.raises(ApiError) as again:
-                await api.create(path, Status, binding(pod, "elsewhere"))
-            assert again.value.status == 409
-
-    cluster(run)
+    async with cluster() as api, a_pod(api) as pod:
+        path = f"{PODS}/{pod.metadata.name}/binding"
+        with pytest.raises(ApiError) as refused:
+            await api.create(path, Status, binding(pod, "nowhere", str(uuid.uuid4())))
+        assert refused.value.status == 409
+        await api.create(path, Status, binding(pod, "nowhere"), within_s=WAIT_S)
+        found = await api.get(f"{PODS}/{pod.metadata.name}", Pod)
+        assert found.spec.node_name == "nowhere"
+        assert found.metadata.annotations == {"own": "kept", "fenka.io/tried": "yes"}
+        with pytest.raises(ApiError) as again:
+            await api.create(path, Status, binding(pod, "elsewhere"))
+        assert again.value.status == 409
 
 
-def test_requests_answer_404_when_the_pod_is_gone(cluster: Scenario) -> None:
+async def test_requests_answer_404_when_the_pod_is_gone(cluster: Connected) -> None:
     """To be read, and to be bound."""
 
-    async def run(api: Api) -> None:
-        async with a_pod(api) as pod:
-            await api.delete(f"{PODS}/{pod.metadata.name}", {"gracePeriodSeconds": 0})
-            for call in (
-                api.get(f"{PODS}/{pod.metadata.name}", Pod),
-                api.create(f"{PODS}/{pod.metadata.name}/binding", Status, binding(pod, "n")),
-            ):
-                with pytest.raises(ApiError) as refused:
-                    await call
-                assert refused.value.status == 404
-
-    cluster(run)
+    async with cluster() as api, a_pod(api) as pod:
+        await api.delete(f"{PODS}/{pod.metadata.name}", {"gracePeriodSeconds": 0})
+        for call in (
+            api.get(f"{PODS}/{pod.metadata.name}", Pod),
+            api.create(f"{PODS}/{pod.metadata.name}/binding", Status, binding(pod, "n")),
+        ):
+            with pytest.raises(ApiError) as refused:
+                await call
+            assert refused.value.status == 404
 
 
-def test_watch_reports_what_came_after_the_list(cluster: Scenario) -> None:
+async def test_watch_reports_what_came_after_the_list(cluster: Connected) -> None:
     """In versions that can be compared."""
 
-    async def run(api: Api) -> None:
+    async with cluster() as api:
         _, version = await api.list("/api/v1/pods", Pod)
         async with a_pod(api) as pod:
             changes = api.watch("/api/v1/pods", Pod, version, seconds=2 * int(WAIT_S))
@@ -138,37 +124,29 @@ def test_watch_reports_what_came_after_the_list(cluster: Scenario) -> None:
                         assert not newer(version, change.version)
                         break
 
-    cluster(run)
 
-
-def test_patch_answers_409_when_the_version_is_another(cluster: Scenario) -> None:
+async def test_patch_answers_409_when_the_version_is_another(cluster: Connected) -> None:
     """By which leaders are told apart."""
 
-    async def run(api: Api) -> None:
-        async with a_pod(api) as pod:
-            path = f"{PODS}/{pod.metadata.name}"
-            meta = {
-                "resourceVersion": pod.metadata.resource_version,
-                "labels": {"x": "1"},
-            }
-            await api.patch(path, Pod, {"metadata": meta})
-            with pytest.raises(ApiError) as refused:
-                await api.patch(path, Pod, {"metadata": {**meta, "labels": {"x": "2"}}})
-            assert refused.value.status == 409
-
-    cluster(run)
+    async with cluster() as api, a_pod(api) as pod:
+        path = f"{PODS}/{pod.metadata.name}"
+        meta = {
+            "resourceVersion": pod.metadata.resource_version,
+            "labels": {"x": "1"},
+        }
+        await api.patch(path, Pod, {"metadata": meta})
+        with pytest.raises(ApiError) as refused:
+            await api.patch(path, Pod, {"metadata": {**meta, "labels": {"x": "2"}}})
+        assert refused.value.status == 409
 
 
-def test_list_is_complete_when_its_pages_are_short(cluster: Scenario) -> None:
+async def test_list_is_complete_when_its_pages_are_short(cluster: Connected) -> None:
     """A page of one, and one node's pods alone."""
 
-    async def run(api: Api) -> None:
-        async with a_pod(api) as one, a_pod(api) as two:
-            await api.create(f"{PODS}/{one.metadata.name}/binding", Status, binding(one, "here"))
-            everything, _ = await api.list(PODS, Pod, limit=1)
-            uids = {it.metadata.uid for it in everything}
-            assert {one.metadata.uid, two.metadata.uid} <= uids
-            mine, _ = await api.list(PODS, Pod, fieldSelector="spec.nodeName=here")
-            assert [it.metadata.uid for it in mine] == [one.metadata.uid]
-
-    cluster(run)
+    async with cluster() as api, a_pod(api) as one, a_pod(api) as two:
+        await api.create(f"{PODS}/{one.metadata.name}/binding", Status, binding(one, "here"))
+        everything, _ = await api.list(PODS, Pod, limit=1)
+        uids = {it.metadata.uid for it in everything}
+        assert {one.metadata.uid, two.metadata.uid} <= uids
+        mine, _ = await api.list(PODS, Pod, fieldSelector="spec.nodeName=here")
+        assert [it.metadata.uid for it in mine] == [one.metadata.uid]

@@ -1,7 +1,6 @@
 """At most one replica may write at a time, by the clock of each."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 from aiohttp import web
@@ -33,25 +32,15 @@ def lease(server: FakeApiServer) -> Json:
     return spec
 
 
-def scenario(run: Callable[[FakeApiServer, Api], Awaitable[None]]) -> None:
-    """Run with a server and a client."""
-
-    async def go() -> None:
-        async with api_server() as server, server.api() as api:
-            await run(server, api)
-
-    asyncio.run(go())
-
-
 async def fail(_: web.Request) -> web.StreamResponse:
     """Answer as a server that is ill."""
     return web.Response(status=503)
 
 
-def test_leader_keeps_the_lease_when_it_renews() -> None:
+async def test_leader_keeps_the_lease_when_it_renews() -> None:
     """The other waits however long that goes on."""
 
-    async def run(server: FakeApiServer, api: Api) -> None:
+    async with api_server() as server, server.api() as api:
         clock = Clock()
         first, second = candidate(api, "first", clock), candidate(api, "second", clock)
         for _ in range(20):
@@ -62,13 +51,11 @@ def test_leader_keeps_the_lease_when_it_renews() -> None:
         assert lease(server)["leaseTransitions"] == 0
         assert lease(server)["leaseDurationSeconds"] == LEASE_DURATION_S
 
-    scenario(run)
 
-
-def test_renewal_is_one_request_when_nobody_else_wrote() -> None:
+async def test_renewal_is_one_request_when_nobody_else_wrote() -> None:
     """It knows the version that it wrote. After a change by another it reads again in the same attempt."""
 
-    async def run(server: FakeApiServer, api: Api) -> None:
+    async with api_server() as server, server.api() as api:
         clock = Clock()
         leader = candidate(api, "leader", clock)
         await leader.acquire_or_renew()
@@ -80,13 +67,11 @@ def test_renewal_is_one_request_when_nobody_else_wrote() -> None:
         assert await leader.acquire_or_renew()
         assert [it.split()[0] for it in server.requests] == ["PATCH", "GET", "PATCH"]
 
-    scenario(run)
 
-
-def test_standby_leads_when_the_lease_has_expired() -> None:
+async def test_standby_leads_when_the_lease_has_expired() -> None:
     """Not before, by its own clock since it saw the last renewal."""
 
-    async def run(server: FakeApiServer, api: Api) -> None:
+    async with api_server() as server, server.api() as api:
         clock = Clock()
         first, second = candidate(api, "first", clock), candidate(api, "second", clock)
         await first.acquire_or_renew()
@@ -99,17 +84,15 @@ def test_standby_leads_when_the_lease_has_expired() -> None:
         assert lease(server)["leaseTransitions"] == 1
         assert not first.leading
 
-    scenario(run)
-
 
 @settings(max_examples=25, deadline=None)
 @given(st.floats(0, RENEW_PERIOD_S), st.floats(0, RETRY_PERIOD_S), st.integers(1, 5))
-def test_standby_leads_within_five_seconds_when_the_leader_is_killed(
+async def test_standby_leads_within_five_seconds_when_the_leader_is_killed(
     lives_s: float, offset_s: float, renewals: int
 ) -> None:
     """Each candidate waits as it says itself; the leader dies at any moment between two renewals."""
 
-    async def run(_: FakeApiServer, api: Api) -> None:
+    async with api_server() as server, server.api() as api:
         clock = Clock()
         leader, standby = candidate(api, "leader", clock), candidate(api, "standby", clock)
         await leader.acquire_or_renew()
@@ -128,13 +111,11 @@ def test_standby_leads_within_five_seconds_when_the_leader_is_killed(
             assert not (leader.leading and standby.leading)
         assert clock.now - killed_at <= LEASE_DURATION_S + RETRY_PERIOD_S + 1e-6 < 5
 
-    scenario(run)
 
-
-def test_standby_leads_at_once_when_the_lease_is_released() -> None:
+async def test_standby_leads_at_once_when_the_lease_is_released() -> None:
     """And the one that released it may not write any more."""
 
-    async def run(server: FakeApiServer, api: Api) -> None:
+    async with api_server() as server, server.api() as api:
         clock = Clock()
         first, second = candidate(api, "first", clock), candidate(api, "second", clock)
         await first.acquire_or_renew()
@@ -146,13 +127,11 @@ def test_standby_leads_at_once_when_the_lease_is_released() -> None:
         await first.release()
         assert lease(server)["holderIdentity"] == "second"
 
-    scenario(run)
 
-
-def test_leading_ends_by_time_when_the_server_fails() -> None:
+async def test_leading_ends_by_time_when_the_server_fails() -> None:
     """No write begins after RENEW_DEADLINE_S; what began before has ended by WRITE_DEADLINE_S."""
 
-    async def run(server: FakeApiServer, api: Api) -> None:
+    async with api_server() as server, server.api() as api:
         clock = Clock()
         leader = candidate(api, "leader", clock)
         await leader.acquire_or_renew()
@@ -171,14 +150,12 @@ def test_leading_ends_by_time_when_the_server_fails() -> None:
         # Nobody else held the lease meanwhile: what was read before is still complete.
         assert leader.term == term
 
-    scenario(run)
-
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_term_changes_when_another_held_the_lease_in_between(answered: bool) -> None:
+async def test_term_changes_when_another_held_the_lease_in_between(answered: bool) -> None:
     """Also where the answer to the request that took it back was lost."""
 
-    async def run(server: FakeApiServer, api: Api) -> None:
+    async with api_server() as server, server.api() as api:
         clock = Clock()
         first, second = candidate(api, "first", clock), candidate(api, "second", clock)
         await first.acquire_or_renew()
@@ -196,13 +173,11 @@ def test_term_changes_when_another_held_the_lease_in_between(answered: bool) -> 
         assert first.term is not None
         assert first.term != term
 
-    scenario(run)
 
-
-def test_a_renewal_counts_from_its_beginning_when_the_answer_is_slow() -> None:
+async def test_a_renewal_counts_from_its_beginning_when_the_answer_is_slow() -> None:
     """The lease may have been written at once."""
 
-    async def run(server: FakeApiServer, api: Api) -> None:
+    async with api_server() as server, server.api() as api:
         clock = Clock()
         leader = candidate(api, "leader", clock)
 
@@ -213,13 +188,11 @@ def test_a_renewal_counts_from_its_beginning_when_the_answer_is_slow() -> None:
         await leader.acquire_or_renew()
         assert leader.time_left_s == WRITE_DEADLINE_S - 1
 
-    scenario(run)
 
-
-def test_leader_is_unknown_when_the_lease_was_not_read_for_long() -> None:
+async def test_leader_is_unknown_when_the_lease_was_not_read_for_long() -> None:
     """A replica that only observes knows who leads, and until when."""
 
-    async def run(server: FakeApiServer, api: Api) -> None:
+    async with api_server() as server, server.api() as api:
         clock = Clock()
         leader, standby = candidate(api, "leader", clock), candidate(api, "standby", clock)
         await standby.observe()
@@ -232,13 +205,11 @@ def test_leader_is_unknown_when_the_lease_was_not_read_for_long() -> None:
         await standby.observe()
         assert not standby.has_leader
 
-    scenario(run)
 
-
-def test_one_candidate_wins_when_several_try_at_once() -> None:
+async def test_one_candidate_wins_when_several_try_at_once() -> None:
     """The lease is free, and all have read it."""
 
-    async def run(_: FakeApiServer, api: Api) -> None:
+    async with api_server() as server, server.api() as api:
         clock = Clock()
         many = [candidate(api, f"c{i}", clock) for i in range(8)]
         assert sum(await asyncio.gather(*(it.acquire_or_renew() for it in many))) == 1
@@ -249,8 +220,6 @@ def test_one_candidate_wins_when_several_try_at_once() -> None:
         others = [it for it in many if it is not leader]
         assert sum(await asyncio.gather(*(it.acquire_or_renew() for it in others))) == 1
 
-    scenario(run)
-
 
 @settings(max_examples=25, deadline=None)
 @given(
@@ -259,10 +228,10 @@ def test_one_candidate_wins_when_several_try_at_once() -> None:
         max_size=40,
     )
 )
-def test_writes_of_two_replicas_never_overlap(steps: list[tuple[int, float, str]]) -> None:
+async def test_writes_of_two_replicas_never_overlap(steps: list[tuple[int, float, str]]) -> None:
     """A replica may write for time_left_s; no other may begin within it."""
 
-    async def run(server: FakeApiServer, api: Api) -> None:
+    async with api_server() as server, server.api() as api:
         clock = Clock()
         many = [candidate(api, f"c{i}", clock) for i in range(3)]
         # Until when each may be writing, if it began at the last moment at which it could.
@@ -283,5 +252,3 @@ def test_writes_of_two_replicas_never_overlap(steps: list[tuple[int, float, str]
                 server.before = fail if action == "cut" else None
                 await many[number].acquire_or_renew()
                 server.before = None
-
-    scenario(run)

@@ -1,7 +1,8 @@
 """Events are written once, counted after that, bounded, and never in the way."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 
 from aiohttp import web
 
@@ -12,19 +13,16 @@ from tests.fakes.clock import Clock
 from tests.waiting import until
 
 
-def scenario(run: Callable[[FakeApiServer, EventRecorder, Clock], Awaitable[None]]) -> None:
-    """With a recorder that runs."""
-
-    async def go() -> None:
-        clock = Clock()
-        async with api_server() as server, server.api() as api:
-            recorder = EventRecorder(api, "fenka-scheduler", "replica", clock=clock)
-            task = asyncio.create_task(recorder.run())
-            await run(server, recorder, clock)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(go())
+@contextlib.asynccontextmanager
+async def recording() -> AsyncIterator[tuple[FakeApiServer, EventRecorder, Clock]]:
+    """Yield a recorder that runs, with its server and its clock."""
+    clock = Clock()
+    async with api_server() as server, server.api() as api:
+        recorder = EventRecorder(api, "fenka-scheduler", "replica", clock=clock)
+        task = asyncio.create_task(recorder.run())
+        yield server, recorder, clock
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def events(server: FakeApiServer) -> list[Json]:
@@ -32,10 +30,10 @@ def events(server: FakeApiServer) -> list[Json]:
     return server.all("events")
 
 
-def test_event_has_the_fields_that_kubectl_shows() -> None:
+async def test_event_has_the_fields_that_kubectl_shows() -> None:
     """On pods in their namespace, on nodes in default."""
 
-    async def run(server: FakeApiServer, recorder: EventRecorder, _: Clock) -> None:
+    async with recording() as (server, recorder, _):
         pod = a_pod("p", 4)
         recorder.record_on_pod(pod, "Why", "fenka: 0/1 GPUs fit")
         recorder.record_on_node(a_node("n", 15079), "Node", "x" * 2000)
@@ -53,13 +51,11 @@ def test_event_has_the_fields_that_kubectl_shows() -> None:
         assert second["metadata"]["namespace"] == "default"
         assert len(second["note"]) == MAX_NOTE
 
-    scenario(run)
 
-
-def test_event_is_counted_when_it_is_repeated() -> None:
+async def test_event_is_counted_when_it_is_repeated() -> None:
     """At most once a minute, with all that came between."""
 
-    async def run(server: FakeApiServer, recorder: EventRecorder, clock: Clock) -> None:
+    async with recording() as (server, recorder, clock):
         pod = a_pod("p", 4)
         recorder.record_on_pod(pod, "Why", "so")
         await until(lambda: len(events(server)) == 1)
@@ -73,13 +69,11 @@ def test_event_is_counted_when_it_is_repeated() -> None:
         assert len(events(server)) == 1
         assert len([it for it in server.requests if it.startswith("PATCH")]) == 1
 
-    scenario(run)
 
-
-def test_events_are_dropped_when_there_are_too_many() -> None:
+async def test_events_are_dropped_when_there_are_too_many() -> None:
     """All at once: the burst is written, the rest is counted."""
 
-    async def run(server: FakeApiServer, recorder: EventRecorder, clock: Clock) -> None:
+    async with recording() as (server, recorder, clock):
         for number in range(200):
             recorder.record_on_pod(a_pod(f"p{number}", 4), "Why", "so")
         await until(lambda: len(events(server)) == BURST)
@@ -89,13 +83,12 @@ def test_events_are_dropped_when_there_are_too_many() -> None:
             recorder.record_on_pod(a_pod(f"q{number}", 4), "Why", "so")
         await until(lambda: len(events(server)) == BURST + 5)
 
-    scenario(run)
 
-
-def test_event_is_dropped_when_the_server_refuses_it() -> None:
+async def test_event_is_dropped_when_the_server_refuses_it() -> None:
     """And the next time it is written anew."""
 
-    async def run(server: FakeApiServer, recorder: EventRecorder, _: Clock) -> None:
+    async with recording() as (server, recorder, _):
+
         async def refuse(_: web.Request) -> web.StreamResponse:
             return web.Response(status=403)
 
@@ -107,13 +100,11 @@ def test_event_is_dropped_when_the_server_refuses_it() -> None:
         recorder.record_on_pod(pod, "Why", "so")
         await until(lambda: len(events(server)) == 1)
 
-    scenario(run)
 
-
-def test_event_is_written_again_when_it_has_expired() -> None:
+async def test_event_is_written_again_when_it_has_expired() -> None:
     """The server keeps events for an hour."""
 
-    async def run(server: FakeApiServer, recorder: EventRecorder, clock: Clock) -> None:
+    async with recording() as (server, recorder, clock):
         pod = a_pod("p", 4)
         recorder.record_on_pod(pod, "Why", "so")
         await until(lambda: len(events(server)) == 1 and recorder.idle)
@@ -124,5 +115,3 @@ def test_event_is_written_again_when_it_has_expired() -> None:
         await until(lambda: recorder.dropped == 1)
         recorder.record_on_pod(pod, "Why", "so")
         await until(lambda: len(events(server)) == 1)
-
-    scenario(run)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
@@ -54,15 +54,12 @@ class Served:
         return web.Response(body=bytes(64 * 1024 * 1024))
 
 
-def served(run: Callable[[Served], Awaitable[None]], most: int = 4) -> None:
-    """While the application is served."""
-
-    async def go() -> None:
-        it = Served(most)
-        async with it.serving:
-            await run(it)
-
-    asyncio.run(go())
+@contextlib.asynccontextmanager
+async def served(most: int = 4) -> AsyncIterator[Served]:
+    """Yield an application while it is served."""
+    it = Served(most)
+    async with it.serving:
+        yield it
 
 
 async def ok(streams: Streams, path: str = "") -> bool:
@@ -75,10 +72,10 @@ async def ok(streams: Streams, path: str = "") -> bool:
     return False
 
 
-def test_request_is_answered_when_many_connections_are_idle() -> None:
+async def test_request_is_answered_when_many_connections_are_idle() -> None:
     """The one that has waited longest goes; one that is answered stays."""
 
-    async def run(it: Served) -> None:
+    async with served() as it:
         reader, writer = await it.open()
         writer.write(GET % b"slow")
         await it.begun.wait()
@@ -94,13 +91,11 @@ def test_request_is_answered_when_many_connections_are_idle() -> None:
         it.go_on.set()
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
-    served(run)
 
-
-def test_connection_is_closed_when_its_request_stays_incomplete() -> None:
+async def test_connection_is_closed_when_its_request_stays_incomplete() -> None:
     """Never begun, half a header, half a body; but a connection that was answered is kept."""
 
-    async def run(it: Served) -> None:
+    async with served(most=8) as it:
         kept = await it.open()
         assert await ok(kept)
         ended = [await it.open() for _ in range(3)]
@@ -118,13 +113,11 @@ def test_connection_is_closed_when_its_request_stays_incomplete() -> None:
             assert reader.at_eof() or reader.exception()
         assert await ok(kept)
 
-    served(run, most=8)
 
-
-def test_connection_is_closed_when_its_answer_is_not_read() -> None:
+async def test_connection_is_closed_when_its_answer_is_not_read() -> None:
     """It stands in this side's memory."""
 
-    async def run(it: Served) -> None:
+    async with served() as it:
         reader, writer = await asyncio.open_connection("127.0.0.1", it.port, limit=1024)
         writer.write(GET % b"large")
         await until(lambda: it.listener.connections == 1)
@@ -135,13 +128,11 @@ def test_connection_is_closed_when_its_answer_is_not_read() -> None:
         await until(lambda: it.listener.connections == 0)
         assert reader is not None
 
-    served(run)
 
-
-def test_next_request_is_answered_when_connections_flood_the_port() -> None:
+async def test_next_request_is_answered_when_connections_flood_the_port() -> None:
     """Five hundred at a time."""
 
-    async def run(it: Served) -> None:
+    async with served() as it:
         flood = [
             asyncio.create_task(asyncio.open_connection("127.0.0.1", it.port)) for _ in range(500)
         ]
@@ -152,32 +143,27 @@ def test_next_request_is_answered_when_connections_flood_the_port() -> None:
             if not task.exception():
                 task.result()[1].close()
 
-    served(run)
 
-
-def test_other_work_runs_when_a_flood_is_accepted() -> None:
+async def test_other_work_runs_when_a_flood_is_accepted() -> None:
     """Connections in the backlog are accepted one at a time, between other work."""
 
-    async def go() -> None:
-        listening = socket.create_server(("127.0.0.1", 0), backlog=100)
-        clients = [socket.create_connection(listening.getsockname()) for _ in range(60)]
-        turns: list[int] = []
+    listening = socket.create_server(("127.0.0.1", 0), backlog=100)
+    clients = [socket.create_connection(listening.getsockname()) for _ in range(60)]
+    turns: list[int] = []
 
-        class Counting(HttpListener):
-            def _admit(self, connection: socket.socket) -> None:
-                turns.append(beats)
-                connection.close()
+    class Counting(HttpListener):
+        def _admit(self, connection: socket.socket) -> None:
+            turns.append(beats)
+            connection.close()
 
-        beats = 0
-        listener = Counting()
-        accepting = asyncio.create_task(listener.run(listening))
-        while len(turns) < len(clients):
-            beats += 1
-            await asyncio.sleep(0)
-        accepting.cancel()
-        await asyncio.gather(accepting, return_exceptions=True)
-        assert len({*turns}) == len(clients)
-        for it in clients:
-            it.close()
-
-    asyncio.run(go())
+    beats = 0
+    listener = Counting()
+    accepting = asyncio.create_task(listener.run(listening))
+    while len(turns) < len(clients):
+        beats += 1
+        await asyncio.sleep(0)
+    accepting.cancel()
+    await asyncio.gather(accepting, return_exceptions=True)
+    assert len({*turns}) == len(clients)
+    for it in clients:
+        it.close()

@@ -72,209 +72,171 @@ def agrees(server: FakeApiServer, mirror: Mirror) -> bool:
     }
 
 
-def run(scenario: object) -> None:
-    """In an event loop."""
-    asyncio.run(scenario)  # type: ignore[arg-type]
-
-
-def test_listener_receives_objects_that_come_change_and_go() -> None:
+async def test_listener_receives_objects_that_come_change_and_go() -> None:
     """One list is enough."""
 
-    async def scenario() -> None:
-        async with api_server() as server:
-            server.put("pods", pod("a"))
-            async with watching(server) as (watch, mirror):
-                server.put("pods", pod("b"))
-                server.put("pods", pod("a", "n"))
-                server.remove("pods", "b", "d")
-                await until(lambda: mirror.sets == 2 and agrees(server, mirror))
-                assert mirror.resyncs == 1
-                assert [it.spec.node_name for it in watch.objects.values()] == ["n"]
-                assert watch.age_s < 60
-
-    run(scenario())
+    async with api_server() as server:
+        server.put("pods", pod("a"))
+        async with watching(server) as (watch, mirror):
+            server.put("pods", pod("b"))
+            server.put("pods", pod("a", "n"))
+            server.remove("pods", "b", "d")
+            await until(lambda: mirror.sets == 2 and agrees(server, mirror))
+            assert mirror.resyncs == 1
+            assert [it.spec.node_name for it in watch.objects.values()] == ["n"]
+            assert watch.age_s < 60
 
 
-def test_list_is_complete_when_it_has_more_than_a_page() -> None:
+async def test_list_is_complete_when_it_has_more_than_a_page() -> None:
     """Pages are of 500."""
 
-    async def scenario() -> None:
-        async with api_server() as server:
-            for number in range(1203):
-                server.put("pods", pod(f"p{number}"))
-            async with watching(server) as (_, mirror):
-                assert len(mirror.names) == 1203
-
-    run(scenario())
+    async with api_server() as server:
+        for number in range(1203):
+            server.put("pods", pod(f"p{number}"))
+        async with watching(server) as (_, mirror):
+            assert len(mirror.names) == 1203
 
 
-def test_informer_lists_again_when_its_version_is_gone() -> None:
+async def test_informer_lists_again_when_its_version_is_gone() -> None:
     """410, after the server compacted its history."""
 
-    async def scenario() -> None:
-        async with api_server() as server:
-            server.put("pods", pod("a"))
-            async with watching(server) as (_, mirror):
-                await server.stop()
-                server.remove("pods", "a", "d")
-                server.put("pods", pod("b"))
-                server.compact()
-                await server.start()
-                await until(lambda: mirror.resyncs == 2 and agrees(server, mirror))
-
-    run(scenario())
+    async with api_server() as server:
+        server.put("pods", pod("a"))
+        async with watching(server) as (_, mirror):
+            await server.stop()
+            server.remove("pods", "a", "d")
+            server.put("pods", pod("b"))
+            server.compact()
+            await server.start()
+            await until(lambda: mirror.resyncs == 2 and agrees(server, mirror))
 
 
-def test_informer_lists_again_when_the_stream_has_an_error() -> None:
+async def test_informer_lists_again_when_the_stream_has_an_error() -> None:
     """ERROR may come at any time."""
 
-    async def scenario() -> None:
-        async with api_server() as server, watching(server) as (_, mirror):
-            server.send("pods", "ERROR", {"code": 500, "message": "etcd", "metadata": {}})
-            await until(lambda: mirror.resyncs == 2)
-            server.put("pods", pod("a"))
-            await until(lambda: agrees(server, mirror))
-
-    run(scenario())
+    async with api_server() as server, watching(server) as (_, mirror):
+        server.send("pods", "ERROR", {"code": 500, "message": "etcd", "metadata": {}})
+        await until(lambda: mirror.resyncs == 2)
+        server.put("pods", pod("a"))
+        await until(lambda: agrees(server, mirror))
 
 
-def test_watch_continues_when_the_server_restarts() -> None:
+async def test_watch_continues_when_the_server_restarts() -> None:
     """Without another list."""
 
-    async def scenario() -> None:
-        async with api_server() as server:
-            server.put("pods", pod("a"))
-            async with watching(server) as (watch, mirror):
-                await server.stop()
-                await until(lambda: watch.last_error)
-                server.put("pods", pod("b"))
-                server.remove("pods", "a", "d")
-                await server.start()
-                await until(lambda: agrees(server, mirror))
-                assert mirror.resyncs == 1
-                assert watch.last_error is None
-
-    run(scenario())
-
-
-def test_watch_continues_from_its_last_bookmark_when_it_ends() -> None:
-    """Though nothing had changed for long."""
-
-    async def scenario() -> None:
-        async with api_server() as server, watching(server) as (_, mirror):
-            server.version = 500
-            server.send("pods", "BOOKMARK", {"metadata": {"resourceVersion": "500"}})
-            server.put("pods", pod("a"))
-            await until(lambda: agrees(server, mirror))
-            server.oldest = 400  # too new for the list's version
-            server.end_watches()
-            before = len(server.requests)
-            await until(lambda: len(server.requests) > before and server.watches)
+    async with api_server() as server:
+        server.put("pods", pod("a"))
+        async with watching(server) as (watch, mirror):
+            await server.stop()
+            await until(lambda: watch.last_error)
             server.put("pods", pod("b"))
+            server.remove("pods", "a", "d")
+            await server.start()
             await until(lambda: agrees(server, mirror))
             assert mirror.resyncs == 1
+            assert watch.last_error is None
 
-    run(scenario())
+
+async def test_watch_continues_from_its_last_bookmark_when_it_ends() -> None:
+    """Though nothing had changed for long."""
+
+    async with api_server() as server, watching(server) as (_, mirror):
+        server.version = 500
+        server.send("pods", "BOOKMARK", {"metadata": {"resourceVersion": "500"}})
+        server.put("pods", pod("a"))
+        await until(lambda: agrees(server, mirror))
+        server.oldest = 400  # too new for the list's version
+        server.end_watches()
+        before = len(server.requests)
+        await until(lambda: len(server.requests) > before and server.watches)
+        server.put("pods", pod("b"))
+        await until(lambda: agrees(server, mirror))
+        assert mirror.resyncs == 1
 
 
-def test_listener_receives_nothing_when_an_event_is_old_or_repeated() -> None:
+async def test_listener_receives_nothing_when_an_event_is_old_or_repeated() -> None:
     """Nor bring back what was deleted."""
 
-    async def scenario() -> None:
-        async with api_server() as server, watching(server) as (watch, mirror):
-            old = {**server.put("pods", pod("a"))}
-            new = server.put("pods", pod("a", "n"))
-            gone = server.put("pods", pod("gone"))
-            server.remove("pods", "gone", "d")
-            for obj in (old, new, old, gone):
-                server.send("pods", "MODIFIED", obj)
-            server.put("pods", pod("last"))
-            await until(lambda: "last" in mirror.names.values())
-            assert agrees(server, mirror)
-            assert watch.objects[new["metadata"]["uid"]].spec.node_name == "n"
-
-    run(scenario())
+    async with api_server() as server, watching(server) as (watch, mirror):
+        old = {**server.put("pods", pod("a"))}
+        new = server.put("pods", pod("a", "n"))
+        gone = server.put("pods", pod("gone"))
+        server.remove("pods", "gone", "d")
+        for obj in (old, new, old, gone):
+            server.send("pods", "MODIFIED", obj)
+        server.put("pods", pod("last"))
+        await until(lambda: "last" in mirror.names.values())
+        assert agrees(server, mirror)
+        assert watch.objects[new["metadata"]["uid"]].spec.node_name == "n"
 
 
-def test_object_is_another_when_its_name_is_used_again() -> None:
+async def test_object_is_another_when_its_name_is_used_again() -> None:
     """Deletions are by UID."""
 
-    async def scenario() -> None:
-        async with api_server() as server:
+    async with api_server() as server:
+        server.put("pods", pod("a"))
+        async with watching(server) as (_, mirror):
+            first = next(iter(mirror.names))
+            server.remove("pods", "a", "d")
             server.put("pods", pod("a"))
-            async with watching(server) as (_, mirror):
-                first = next(iter(mirror.names))
-                server.remove("pods", "a", "d")
-                server.put("pods", pod("a"))
-                await until(lambda: agrees(server, mirror) and first not in mirror.names)
-                # The first one's end, told again, does not end the second.
-                dead = {"metadata": {"name": "a", "namespace": "d", "uid": first}}
-                server.send("pods", "DELETED", dead)
-                server.put("pods", pod("b"))
-                await until(lambda: len(mirror.names) == 2)
-
-    run(scenario())
+            await until(lambda: agrees(server, mirror) and first not in mirror.names)
+            # The first one's end, told again, does not end the second.
+            dead = {"metadata": {"name": "a", "namespace": "d", "uid": first}}
+            server.send("pods", "DELETED", dead)
+            server.put("pods", pod("b"))
+            await until(lambda: len(mirror.names) == 2)
 
 
-def test_list_and_watch_are_narrowed_when_there_is_a_selector() -> None:
+async def test_list_and_watch_are_narrowed_when_there_is_a_selector() -> None:
     """As the node agent watches its own pods."""
 
-    async def scenario() -> None:
-        async with api_server() as server:
-            server.put("pods", pod("elsewhere", "m"))
-            server.put("pods", pod("here", "n"))
-            async with watching(server, {"fieldSelector": "spec.nodeName=n"}) as (_, mirror):
-                server.put("pods", pod("there", "m"))
-                server.put("pods", pod("too", "n"))
-                await until(lambda: len(mirror.names) == 2)
-                assert set(mirror.names.values()) == {"here", "too"}
-
-    run(scenario())
+    async with api_server() as server:
+        server.put("pods", pod("elsewhere", "m"))
+        server.put("pods", pod("here", "n"))
+        async with watching(server, {"fieldSelector": "spec.nodeName=n"}) as (_, mirror):
+            server.put("pods", pod("there", "m"))
+            server.put("pods", pod("too", "n"))
+            await until(lambda: len(mirror.names) == 2)
+            assert set(mirror.names.values()) == {"here", "too"}
 
 
-def test_relist_reads_the_current_state_when_the_watch_is_mute() -> None:
+async def test_relist_reads_the_current_state_when_the_watch_is_mute() -> None:
     """Though the watch is deaf."""
 
-    async def scenario() -> None:
-        async with api_server() as server, watching(server) as (watch, mirror):
-            server.mute = True
-            server.put("pods", pod("a"))
-            await asyncio.wait_for(watch.relist(), WAIT_S)
-            assert agrees(server, mirror)
-
-    run(scenario())
+    async with api_server() as server, watching(server) as (watch, mirror):
+        server.mute = True
+        server.put("pods", pod("a"))
+        await asyncio.wait_for(watch.relist(), WAIT_S)
+        assert agrees(server, mirror)
 
 
-def test_relist_waits_for_the_next_list_when_one_runs() -> None:
+async def test_relist_waits_for_the_next_list_when_one_runs() -> None:
     """That list may have been answered before."""
 
-    async def scenario() -> None:
-        async with api_server() as server:
-            listing, go_on = asyncio.Event(), asyncio.Event()
+    async with api_server() as server:
+        listing, go_on = asyncio.Event(), asyncio.Event()
 
-            async def slow(_: web.Request) -> web.StreamResponse | None:
-                listing.set()
-                await go_on.wait()
-                return None
+        async def slow(_: web.Request) -> web.StreamResponse | None:
+            listing.set()
+            await go_on.wait()
+            return None
 
-            mirror = Mirror()
-            async with server.api() as api:
-                watch = Informer(api, "/api/v1/pods", Pod, mirror, sleep=at_once)
-                server.after = slow  # the first list is answered from before
-                task = asyncio.create_task(watch.run())
-                await listing.wait()
-                server.after = None
-                again = asyncio.create_task(watch.relist())
-                await asyncio.sleep(0)
-                server.put("pods", pod("a"))
-                go_on.set()
-                await asyncio.wait_for(again, WAIT_S)
-                assert mirror.resyncs == 2
-                assert agrees(server, mirror)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-    run(scenario())
+        mirror = Mirror()
+        async with server.api() as api:
+            watch = Informer(api, "/api/v1/pods", Pod, mirror, sleep=at_once)
+            server.after = slow  # the first list is answered from before
+            task = asyncio.create_task(watch.run())
+            await listing.wait()
+            server.after = None
+            again = asyncio.create_task(watch.relist())
+            await asyncio.sleep(0)
+            server.put("pods", pod("a"))
+            go_on.set()
+            await asyncio.wait_for(again, WAIT_S)
+            assert mirror.resyncs == 2
+            assert agrees(server, mirror)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def test_backoff_doubles_up_to_its_limit_and_starts_again_when_reset() -> None:

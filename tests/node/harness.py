@@ -8,7 +8,7 @@ import json
 import shutil
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,19 +43,8 @@ from tests.fakes.in_process import FakeApi
 from tests.waiting import WAIT_S, until
 
 NODE = "n1"
-STORY_S = 110.0
-"""Seconds that one test may take; less than pytest's limit, so that the event loop stays usable."""
 T4_MIB = 15079
 Json = dict[str, Any]
-
-
-_RUNNER = asyncio.Runner()
-"""One event loop for all tests, since grpc.aio's poller does not work reliably on a second one."""
-
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    """Run a test's coroutine to its end."""
-    _RUNNER.run(asyncio.wait_for(story, STORY_S))
 
 
 class ContainerFailed(Exception):

@@ -1,7 +1,7 @@
 """The node program against a fake kubelet: a lease for each container that holds device IDs."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -16,22 +16,16 @@ from tests.node.harness import (
     NodeHarness,
     card,
     node_harness,
-    play,
 )
 from tests.waiting import until
 
 
 def on(
-    library: Path, story: Callable[[NodeHarness], Awaitable[None]], *cards: int, **labels: str
-) -> None:
-    """Run a test on a node with cards of these sizes."""
-
-    async def whole() -> None:
-        made = [card(index, mib) for index, mib in enumerate(cards)]
-        async with node_harness(*made, library=library, labels=labels) as node:
-            await story(node)
-
-    play(whole())
+    library: Path, *cards: int, **labels: str
+) -> contextlib.AbstractAsyncContextManager[NodeHarness]:
+    """Return a node with cards of these sizes."""
+    made = [card(index, mib) for index, mib in enumerate(cards)]
+    return node_harness(*made, library=library, labels=labels)
 
 
 def cap(given: Json) -> list[tuple[str, int]]:
@@ -40,10 +34,10 @@ def cap(given: Json) -> list[tuple[str, int]]:
     return [(it.uuid, it.memory_bytes >> 20) for it in page.limits]
 
 
-def test_pod_gets_its_slice_when_the_plugin_is_registered(library: Path) -> None:
+async def test_pod_gets_its_slice_when_the_plugin_is_registered(library: Path) -> None:
     """4 units of a T4 are 4308 MiB. The environment is the contract's."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.ready()
         await until(lambda: node.agent.ready)
         assert len(node.kubelet.free()) == 14
@@ -66,13 +60,11 @@ def test_pod_gets_its_slice_when_the_plugin_is_registered(library: Path) -> None
             lambda: node.api.objects[path]["metadata"]["annotations"][gpushare.ASSIGNED] == "true"
         )
 
-    on(library, story)
 
-
-def test_pods_of_equal_size_get_their_own_cards(library: Path) -> None:
+async def test_pods_of_equal_size_get_their_own_cards(library: Path) -> None:
     """They are admitted in another order than they were placed."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library, 15079, 15079) as node:
         await node.ready()
         a, b = node.pod("a", 4, on=0), node.pod("b", 4, on=1)
         await node.kubelet.admit(b)
@@ -81,13 +73,11 @@ def test_pods_of_equal_size_get_their_own_cards(library: Path) -> None:
             given = await node.kubelet.start_container(pod, "main")
             assert cap(given) == [(card(index).uuid, 4308)]
 
-    on(library, story, 15079, 15079)
 
-
-def test_each_container_gets_its_own_slice_when_a_pod_has_two(library: Path) -> None:
+async def test_each_container_gets_its_own_slice_when_a_pod_has_two(library: Path) -> None:
     """gpushare's plugin does not support this."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.ready()
         pod = node.pod("two", {"x": 4, "y": 2})
         await node.kubelet.admit(pod)
@@ -98,16 +88,14 @@ def test_each_container_gets_its_own_slice_when_a_pod_has_two(library: Path) -> 
         assert [it["env"]["ALIYUN_COM_GPU_MEM_POD"] for it in (first, second)] == ["6", "6"]
         assert first["mounts"]["/run/fenka/account"] != second["mounts"]["/run/fenka/account"]
 
-    on(library, story)
-
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_init_and_app_container_get_leases_when_they_share_ids(
+async def test_init_and_app_container_get_leases_when_they_share_ids(
     library: Path, answers: bool
 ) -> None:
     """The checkpoint may repeat the tokens, or have only the IDs."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         node.kubelet.hide_answers = not answers
         await node.ready()
         pod = node.pod("init", 4, init={"prepare": 4})
@@ -116,40 +104,34 @@ def test_init_and_app_container_get_leases_when_they_share_ids(
             assert cap(await node.kubelet.start_container(pod, name)) == [(card(0).uuid, 4308)]
         assert len(node.store.tokens) == 2
 
-    on(library, story)
 
-
-def test_app_container_gets_its_lease_when_it_reuses_part_of_the_init_containers_ids(
+async def test_app_container_gets_its_lease_when_it_reuses_part_of_the_init_containers_ids(
     library: Path,
 ) -> None:
     """The init container requests more."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.ready()
         pod = node.pod("init", 2, init={"prepare": 6})
         await node.kubelet.admit(pod)
         assert cap(await node.kubelet.start_container(pod, "prepare")) == [(card(0).uuid, 6462)]
         assert cap(await node.kubelet.start_container(pod, "main")) == [(card(0).uuid, 2154)]
 
-    on(library, story)
 
-
-def test_container_has_a_limit_per_card_when_it_has_several(library: Path) -> None:
+async def test_container_has_a_limit_per_card_when_it_has_several(library: Path) -> None:
     """The limits are in the order of the cards."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library, 15079, 16384) as node:
         await node.ready()
         given = await node.run(node.pod("wide", 8, on=(0, 1)))
         assert cap(given) == [(card(0).uuid, 4308), (card(1).uuid, 4096)]
         assert given["env"]["NVIDIA_VISIBLE_DEVICES"] == f"{card(0).uuid},{card(1).uuid}"
 
-    on(library, story, 15079, 16384)
 
-
-def test_container_keeps_its_lease_when_it_restarts(library: Path) -> None:
+async def test_container_keeps_its_lease_when_it_restarts(library: Path) -> None:
     """The specification is written once."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.ready()
         pod = node.pod("a", 4)
         given = await node.run(pod)
@@ -157,25 +139,23 @@ def test_container_keeps_its_lease_when_it_restarts(library: Path) -> None:
         assert await node.kubelet.start_container(pod, "main") == given
         assert next(node.kubelet.cdi.glob("*.json")).stat() == spec
 
-    on(library, story)
 
-
-def test_lease_is_bound_by_podresources_when_there_is_no_checkpoint(library: Path) -> None:
+async def test_lease_is_bound_by_podresources_when_there_is_no_checkpoint(library: Path) -> None:
     """The checkpoint is the kubelet's internal file."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         node.kubelet.checkpoint = False
         (node.kubelet.plugins / "kubelet_internal_checkpoint").unlink()
         await node.ready()
         assert cap(await node.run(node.pod("a", 4))) == [(card(0).uuid, 4308)]
 
-    on(library, story)
 
-
-def test_token_is_collected_when_its_pod_was_deleted_before_it_was_bound(library: Path) -> None:
+async def test_token_is_collected_when_its_pod_was_deleted_before_it_was_bound(
+    library: Path,
+) -> None:
     """Its IDs go to another pod, which gets a token of its own."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library, 15079, 15079) as node:
         await node.ready()
         gone = node.pod("gone", 4, on=None)
         await node.kubelet.admit(gone)
@@ -189,13 +169,11 @@ def test_token_is_collected_when_its_pod_was_deleted_before_it_was_bound(library
         await until(lambda: len(node.store.tokens) == 1)
         assert cap(await node.kubelet.start_container(b, "main")) == [(card(1).uuid, 4308)]
 
-    on(library, story, 15079, 15079)
 
-
-def test_files_are_removed_when_the_pod_is_gone(library: Path) -> None:
+async def test_files_are_removed_when_the_pod_is_gone(library: Path) -> None:
     """They stay while a process of the pod lives."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.ready()
         pod = node.pod("a", 4)
         await node.run(pod)
@@ -208,13 +186,11 @@ def test_files_are_removed_when_the_pod_is_gone(library: Path) -> None:
         node.program.trigger()
         await until(lambda: not node.files() and not list((node.root / "state").iterdir()))
 
-    on(library, story)
 
-
-def test_finished_pod_releases_its_slice_for_good(library: Path) -> None:
+async def test_finished_pod_releases_its_slice_for_good(library: Path) -> None:
     """A Job's pod stays in the API server and in the kubelet's checkpoint after its end."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.ready()
         pod = node.pod("job", 4)
         await node.run(pod)
@@ -226,13 +202,11 @@ def test_finished_pod_releases_its_slice_for_good(library: Path) -> None:
         assert not node.files()
         assert not node.store.tokens
 
-    on(library, story)
 
-
-def test_lease_is_denied_while_a_force_deleted_pod_still_runs(library: Path) -> None:
+async def test_lease_is_denied_while_a_force_deleted_pod_still_runs(library: Path) -> None:
     """The denial ends when the pod's processes have ended."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library, 15079, 15079) as node:
         await node.ready()
         old = node.pod("old", 14, on=0)
         await node.run(old)
@@ -247,19 +221,15 @@ def test_lease_is_denied_while_a_force_deleted_pod_still_runs(library: Path) -> 
         await node.agent.reconcile()
         assert cap(await node.kubelet.start_container(new, "main")) == [(card(0).uuid, 4308)]
 
-    on(library, story, 15079, 15079)
 
-
-def test_lease_is_denied_when_two_schedulers_gave_away_the_same_card(library: Path) -> None:
+async def test_lease_is_denied_when_two_schedulers_gave_away_the_same_card(library: Path) -> None:
     """Only one of the pods fits on card 0."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library, 15079, 15079) as node:
         await node.ready()
         await node.run(node.pod("a", 10, on=0))
         with pytest.raises(ContainerFailed, match="must wait until they end"):
             await node.run(node.pod("b", 10, on=0))
-
-    on(library, story, 15079, 15079)
 
 
 @pytest.mark.parametrize(
@@ -286,12 +256,12 @@ def test_lease_is_denied_when_two_schedulers_gave_away_the_same_card(library: Pa
         ),
     ],
 )
-def test_denial_is_a_sentence_in_the_pods_event(
+async def test_denial_is_a_sentence_in_the_pods_event(
     library: Path, spec: Json, annotations: Json | None, sentence: str
 ) -> None:
     """The user reads what to do."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.ready()
         node.api.objects["/apis/node.k8s.io/v1/runtimeclasses/safe"] = {
             "metadata": {},
@@ -305,13 +275,11 @@ def test_denial_is_a_sentence_in_the_pods_event(
         assert sentence in str(refused.value)
         assert not list(node.kubelet.cdi.glob("*.json"))
 
-    on(library, story)
 
-
-def test_plugin_registers_again_when_the_kubelet_restarts(library: Path) -> None:
+async def test_plugin_registers_again_when_the_kubelet_restarts(library: Path) -> None:
     """Leases of running pods stay."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.ready()
         pod = node.pod("a", 4)
         given = await node.run(pod)
@@ -321,13 +289,11 @@ def test_plugin_registers_again_when_the_kubelet_restarts(library: Path) -> None
         assert len(node.kubelet.free()) == 10
         assert await node.kubelet.start_container(pod, "main") == given
 
-    on(library, story)
 
-
-def test_program_continues_from_its_store_when_it_restarts(library: Path) -> None:
+async def test_program_continues_from_its_store_when_it_restarts(library: Path) -> None:
     """Leases of running pods stay."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.ready()
         pod = node.pod("a", 4)
         given = await node.run(pod)
@@ -336,13 +302,11 @@ def test_program_continues_from_its_store_when_it_restarts(library: Path) -> Non
         await node.ready()
         assert await node.kubelet.start_container(pod, "main") == given
 
-    on(library, story)
 
-
-def test_store_is_rebuilt_from_the_checkpoint_when_it_was_lost(library: Path) -> None:
+async def test_store_is_rebuilt_from_the_checkpoint_when_it_was_lost(library: Path) -> None:
     """The kubelet repeats the plugin's answers, and so the tokens."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.ready()
         pod = node.pod("a", 4)
         given = await node.run(pod)
@@ -353,13 +317,11 @@ def test_store_is_rebuilt_from_the_checkpoint_when_it_was_lost(library: Path) ->
         await node.ready()
         assert await node.kubelet.start_container(pod, "main") == given
 
-    on(library, story)
 
-
-def test_files_are_made_again_when_the_node_rebooted(library: Path) -> None:
+async def test_files_are_made_again_when_the_node_rebooted(library: Path) -> None:
     """/run is empty then, and the store is not."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.ready()
         pod = node.pod("a", 4)
         given = await node.run(pod)
@@ -372,13 +334,11 @@ def test_files_are_made_again_when_the_node_rebooted(library: Path) -> None:
         await node.ready()
         assert await node.kubelet.start_container(pod, "main") == given
 
-    on(library, story)
 
-
-def test_every_pod_starts_when_a_hundred_start_at_once(library: Path) -> None:
+async def test_every_pod_starts_when_a_hundred_start_at_once(library: Path) -> None:
     """The kubelet admits them one after the other."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library, 51200, 51200) as node:
         node.kubelet.hide_answers = False
         await node.ready()
         pods = [node.pod(f"p{n}", 1, on=n % 2) for n in range(100)]
@@ -388,13 +348,11 @@ def test_every_pod_starts_when_a_hundred_start_at_once(library: Path) -> None:
         for n, it in enumerate(given):
             assert cap(it) == [(card(n % 2).uuid, 1024)]
 
-    on(library, story, 51200, 51200)
 
-
-def test_device_list_shrinks_when_a_card_is_unhealthy(library: Path) -> None:
+async def test_device_list_shrinks_when_a_card_is_unhealthy(library: Path) -> None:
     """Unhealthy are its pods' IDs, and as many free ones as it has other units, until it returns."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library, 15079, 15079) as node:
         await node.ready()
         pod = node.pod("a", 4, on=1)
         await node.run(pod)
@@ -420,13 +378,11 @@ def test_device_list_shrinks_when_a_card_is_unhealthy(library: Path) -> None:
             lambda: all(it == "Healthy" for it in node.kubelet.devices[gpushare.MEMORY].values())
         )
 
-    on(library, story, 15079, 15079)
 
-
-def test_free_units_are_removed_when_a_card_is_cordoned(library: Path) -> None:
+async def test_free_units_are_removed_when_a_card_is_cordoned(library: Path) -> None:
     """Its pods keep theirs."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library, 15079, 15079) as node:
         await node.ready()
         await node.run(node.pod("a", 4, on=1))
         node.annotate(**{"fenka.io/cordoned": "1"})
@@ -438,13 +394,11 @@ def test_free_units_are_removed_when_a_card_is_cordoned(library: Path) -> None:
         held = node.kubelet.entries[0].ids
         assert all(node.kubelet.devices[gpushare.MEMORY][one] == "Healthy" for one in held)
 
-    on(library, story, 15079, 15079)
 
-
-def test_annotations_reset_a_card_and_forget_a_lost_one(library: Path) -> None:
+async def test_annotations_reset_a_card_and_forget_a_lost_one(library: Path) -> None:
     """The program removes the reset annotation. A deleted inventory forgets lost cards."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library, 15079, 15079) as node:
         path = "/api/v1/nodes/n1"
 
         def annotations() -> dict[str, str]:
@@ -470,13 +424,11 @@ def test_annotations_reset_a_card_and_forget_a_lost_one(library: Path) -> None:
         assert card(1).uuid not in annotations()[base.CARDS]
         await until(lambda: len(node.kubelet.devices[gpushare.MEMORY]) == 14)
 
-    on(library, story, 15079, 15079)
 
-
-def test_container_has_no_limit_when_the_node_does_not_isolate(library: Path) -> None:
+async def test_container_has_no_limit_when_the_node_does_not_isolate(library: Path) -> None:
     """cGPU's label: it gets all of the card and a variable, and a second one fits beside it."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.ready()
         node.label(gpushare="true", **{"cgpu.disable.isolation": "true"})
         await until(
@@ -494,16 +446,15 @@ def test_container_has_no_limit_when_the_node_does_not_isolate(library: Path) ->
         await until(lambda: node.api.events)
         assert node.api.events[0]["reason"] == "FenkaNotIsolated"
 
-    on(library, story)
 
-
-def test_inventory_is_unhealthy_while_the_kubelet_has_no_plugin(
+async def test_inventory_is_unhealthy_while_the_kubelet_has_no_plugin(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is at the program's end, at its start, and while the kubelet is unavailable."""
     monkeypatch.setattr(agent, "ADMISSION_S", 0.2)
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
+
         def healthy() -> bool:
             meta = node.api.objects["/api/v1/nodes/n1"]["metadata"]
             return '"healthy":true' in meta["annotations"].get(base.CARDS, "")
@@ -524,13 +475,11 @@ def test_inventory_is_unhealthy_while_the_kubelet_has_no_plugin(
         await node.start()
         await until(healthy)
 
-    on(library, story)
 
-
-def test_whole_cards_are_served_when_the_node_has_no_label(library: Path) -> None:
+async def test_whole_cards_are_served_when_the_node_has_no_label(library: Path) -> None:
     """The lease is the card."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library, 15079, 15079, gpushare="false") as node:
         await node.ready(base.NVIDIA_GPU)
         assert gpushare.MEMORY not in node.kubelet.devices
         pod = node.pod("a", 1, resource=base.NVIDIA_GPU)
@@ -539,13 +488,11 @@ def test_whole_cards_are_served_when_the_node_has_no_label(library: Path) -> Non
         assert cap(given) == [(uuid, 15079)]
         assert given["env"] == {"NVIDIA_VISIBLE_DEVICES": uuid}
 
-    on(library, story, 15079, 15079, gpushare="false")
 
-
-def test_label_makes_the_node_share_its_cards(library: Path) -> None:
+async def test_label_makes_the_node_share_its_cards(library: Path) -> None:
     """A card that is held whole is not shared until it is released."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library, 15079, 15079, gpushare="false") as node:
         await node.ready(base.NVIDIA_GPU)
         pod = node.pod("a", 1, resource=base.NVIDIA_GPU)
         await node.run(pod, base.NVIDIA_GPU)
@@ -561,15 +508,13 @@ def test_label_makes_the_node_share_its_cards(library: Path) -> None:
         node.kubelet.forget(pod)
         await until(lambda: len(node.kubelet.free()) == 24)
 
-    on(library, story, 15079, 15079, gpushare="false")
 
-
-def test_no_whole_cards_are_offered_when_the_label_is_removed_from_a_labelled_only_node(
+async def test_no_whole_cards_are_offered_when_the_label_is_removed_from_a_labelled_only_node(
     library: Path,
 ) -> None:
     """The program is about to end, and the kubelet would remember the cards."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library, 15079, gpushare="true") as node:
         node.labelled_only = True
         await node.kill()
         await node.start()
@@ -580,13 +525,11 @@ def test_no_whole_cards_are_offered_when_the_label_is_removed_from_a_labelled_on
         node.label(gpushare="false")
         await node.ready(base.NVIDIA_GPU)
 
-    on(library, story, 15079, gpushare="true")
 
-
-def test_node_stays_shared_while_slices_are_held(library: Path) -> None:
+async def test_node_stays_shared_while_slices_are_held(library: Path) -> None:
     """It accepts no new pods, has an event, and becomes exclusive afterwards."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.ready()
         pod = node.pod("a", 4)
         given = await node.run(pod)
@@ -601,25 +544,21 @@ def test_node_stays_shared_while_slices_are_held(library: Path) -> None:
         await node.ready(base.NVIDIA_GPU)
         await until(lambda: not node.kubelet.devices[gpushare.MEMORY])
 
-    on(library, story)
 
-
-def test_mode_is_kept_when_labels_contradict_each_other(library: Path) -> None:
+async def test_mode_is_kept_when_labels_contradict_each_other(library: Path) -> None:
     """An event says what to do."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.ready()
         node.label(gpushare="true", cgpu="false")
         await until(lambda: [it for it in node.api.events if it["reason"] == "FenkaLabels"])
         assert len(node.kubelet.free()) == 14
 
-    on(library, story)
 
-
-def test_inventory_and_card_count_are_restored_when_they_are_removed(library: Path) -> None:
+async def test_inventory_and_card_count_are_restored_when_they_are_removed(library: Path) -> None:
     """The node program writes both again."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library, 15079, 16384) as node:
         await node.ready()
         path = "/api/v1/nodes/n1"
         await until(
@@ -628,5 +567,3 @@ def test_inventory_and_card_count_are_restored_when_they_are_removed(library: Pa
         node.node(gpushare="true")
         await until(lambda: node.api.objects[path]["status"]["capacity"].get(gpushare.COUNT) == "2")
         await until(lambda: base.CARDS in node.api.objects[path]["metadata"]["annotations"])
-
-    on(library, story, 15079, 16384)

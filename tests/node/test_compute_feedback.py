@@ -18,7 +18,7 @@ from fenka.isolation.layout import layout
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import Lease, Token
 from fenka.node.monitor.compute_feedback import FeedbackLoop
-from tests.node.harness import card, node_harness, play
+from tests.node.harness import card, node_harness
 from tests.node.test_resize import granted, request, running
 from tests.waiting import WAIT_S, until
 
@@ -207,7 +207,9 @@ def test_feedback_uses_a_changed_burst_limit(machine: Machine) -> None:
     assert machine.feedback("a")[1] == 70
 
 
-def test_agent_reconciles_while_a_round_waits_for_the_driver(library: Path, tmp_path: Path) -> None:
+async def test_agent_reconciles_while_a_round_waits_for_the_driver(
+    library: Path, tmp_path: Path
+) -> None:
     """The lease gets its feedback afterwards."""
     answers, asked = threading.Event(), threading.Event()
 
@@ -216,31 +218,28 @@ def test_agent_reconciles_while_a_round_waits_for_the_driver(library: Path, tmp_
         answers.wait(WAIT_S)
         return since_us + 100_000, {7: 50}
 
-    async def story() -> None:
-        async with node_harness(card(0), library=library) as node:
-            await node.ready()
-            pod = await running(node, "a")
-            request(node, "a", "gpu-core=40")
-            await granted(node, "a", "gpu-core=40")
-            (tmp_path / "7").mkdir()
-            (tmp_path / "7" / "cgroup").write_text(
-                f"4:memory:/kubepods/pod{pod['metadata']['uid']}/{'aa' * 32}\n"
-            )
-            loop = FeedbackLoop(samples, node.lease_files, tmp_path)
-            task = asyncio.create_task(loop.run(node.store, node.node_api))
-            await until(asked.is_set)
-            request(node, "a", "gpu-core=30")
-            await granted(node, "a", "gpu-core=30")
-            answers.set()
-            (name,) = node.store.tokens
+    async with node_harness(card(0), library=library) as node:
+        await node.ready()
+        pod = await running(node, "a")
+        request(node, "a", "gpu-core=40")
+        await granted(node, "a", "gpu-core=40")
+        (tmp_path / "7").mkdir()
+        (tmp_path / "7" / "cgroup").write_text(
+            f"4:memory:/kubepods/pod{pod['metadata']['uid']}/{'aa' * 32}\n"
+        )
+        loop = FeedbackLoop(samples, node.lease_files, tmp_path)
+        task = asyncio.create_task(loop.run(node.store, node.node_api))
+        await until(asked.is_set)
+        request(node, "a", "gpu-core=30")
+        await granted(node, "a", "gpu-core=30")
+        answers.set()
+        (name,) = node.store.tokens
 
-            def busy_ns() -> int:
-                data = node.lease_files.control(name).read_bytes()
-                ns: int = layout().from_buffer("struct fenka_control *", data).cards[0].busy_ns
-                return ns
+        def busy_ns() -> int:
+            data = node.lease_files.control(name).read_bytes()
+            ns: int = layout().from_buffer("struct fenka_control *", data).cards[0].busy_ns
+            return ns
 
-            await until(busy_ns)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    play(story())
+        await until(busy_ns)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -13,7 +13,7 @@ from fenka.isolation import syscalls
 from fenka.node.lease import files, store
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
-from tests.node.harness import ContainerFailed, NodeHarness, card, node_harness, play
+from tests.node.harness import ContainerFailed, NodeHarness, card, node_harness
 from tests.node.test_agent import cap
 from tests.waiting import WAIT_S, until
 
@@ -78,59 +78,53 @@ async def ends_without_a_trace(node: NodeHarness, pod: Any) -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("owner", "name"), MAKING)
-def test_lease_is_completed_when_the_program_was_killed_while_making_it(
+async def test_lease_is_completed_when_the_program_was_killed_while_making_it(
     library: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
 ) -> None:
     """One limit is in force."""
 
-    async def story() -> None:
-        async with node_harness(card(0), library=library) as node:
-            await node.ready()
-            pod = node.pod("a", 4)
-            with monkeypatch.context() as patched:
-                called = dying(patched, owner, name, after)
-                try:
-                    await node.kubelet.admit(pod)
-                    await node.kubelet.start_container(pod, "main")
-                except (grpc.aio.AioRpcError, ContainerFailed):
-                    pass
-                assert called
-                await node.kill()
-            await node.start()
-            await node.ready()
-            if not node.kubelet.entries:
+    async with node_harness(card(0), library=library) as node:
+        await node.ready()
+        pod = node.pod("a", 4)
+        with monkeypatch.context() as patched:
+            called = dying(patched, owner, name, after)
+            try:
                 await node.kubelet.admit(pod)
-            await starts(node, pod)
-            node.now += 61  # whatever token the kubelet never heard of
-            await ends_without_a_trace(node, pod)
-
-    play(story())
+                await node.kubelet.start_container(pod, "main")
+            except (grpc.aio.AioRpcError, ContainerFailed):
+                pass
+            assert called
+            await node.kill()
+        await node.start()
+        await node.ready()
+        if not node.kubelet.entries:
+            await node.kubelet.admit(pod)
+        await starts(node, pod)
+        node.now += 61  # whatever token the kubelet never heard of
+        await ends_without_a_trace(node, pod)
 
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("owner", "name"), REMOVING)
-def test_lease_is_removed_when_the_program_was_killed_while_removing_it(
+async def test_lease_is_removed_when_the_program_was_killed_while_removing_it(
     library: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, after: bool
 ) -> None:
     """Other leases stay."""
 
-    async def story() -> None:
-        async with node_harness(card(0), library=library) as node:
-            await node.ready()
-            other, pod = node.pod("other", 4), node.pod("a", 4)
-            for it in (other, pod):
-                await node.run(it)
-            with monkeypatch.context() as patched:
-                called = dying(patched, owner, name, after)
-                node.delete(pod)
-                node.kubelet.forget(pod)
-                await until(lambda: called)
-                await node.kill()
-            await node.start()
-            await until(lambda: len(list((node.root / "state").glob("*.json"))) == 1)
-            await until(lambda: len(node.files()) == 2)
-            await node.ready()
-            await starts(node, other)
-            await ends_without_a_trace(node, other)
-
-    play(story())
+    async with node_harness(card(0), library=library) as node:
+        await node.ready()
+        other, pod = node.pod("other", 4), node.pod("a", 4)
+        for it in (other, pod):
+            await node.run(it)
+        with monkeypatch.context() as patched:
+            called = dying(patched, owner, name, after)
+            node.delete(pod)
+            node.kubelet.forget(pod)
+            await until(lambda: called)
+            await node.kill()
+        await node.start()
+        await until(lambda: len(list((node.root / "state").glob("*.json"))) == 1)
+        await until(lambda: len(node.files()) == 2)
+        await node.ready()
+        await starts(node, other)
+        await ends_without_a_trace(node, other)

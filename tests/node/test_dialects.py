@@ -1,7 +1,8 @@
 """Leases of every dialect on one node, from Allocate to what a container finds."""
 
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from fenka.dialects import ack, base, gpu_manager, gpushare, hami, nvidia
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
 from fenka.isolation import control
 from tests.dialects import made_up
-from tests.node.harness import T4_MIB, ContainerFailed, Json, NodeHarness, card, node_harness, play
+from tests.node.harness import T4_MIB, ContainerFailed, Json, NodeHarness, card, node_harness
 from tests.waiting import until
 
 
@@ -25,17 +26,12 @@ def limits(given: Json) -> list[tuple[str, int, int]]:
     ]
 
 
-def two_cards(
-    library: Path, story: Callable[[NodeHarness], Awaitable[None]], **labels: str
-) -> None:
-    """Run a test on a sharing node with two T4."""
-
-    async def on() -> None:
-        async with node_harness(card(0), card(1), library=library, labels=labels or None) as node:
-            await until(lambda: known(node))
-            await story(node)
-
-    play(on())
+@contextlib.asynccontextmanager
+async def two_cards(library: Path, **labels: str) -> AsyncIterator[NodeHarness]:
+    """Yield a sharing node with two T4."""
+    async with node_harness(card(0), card(1), library=library, labels=labels or None) as node:
+        await until(lambda: known(node))
+        yield node
 
 
 def known(node: NodeHarness) -> bool:
@@ -55,10 +51,10 @@ def offered(node: NodeHarness) -> dict[str, int]:
     }
 
 
-def test_sharing_node_offers_the_resources_of_every_dialect(library: Path) -> None:
+async def test_sharing_node_offers_the_resources_of_every_dialect(library: Path) -> None:
     """Two T4 have 14 GiB, 100 percent and 15079 // 256 = 58 blocks each. One more label adds whole cards."""
 
-    async def story(node: NodeHarness) -> None:
+    async with two_cards(library) as node:
         shared = {
             gpushare.MEMORY: 28,
             ack.CORE: 200,
@@ -73,13 +69,11 @@ def test_sharing_node_offers_the_resources_of_every_dialect(library: Path) -> No
         node.node(**{"ack.node.gpu.schedule": "default"})
         await until(lambda: offered(node) == {base.NVIDIA_GPU: 2})
 
-    two_cards(library, story)
 
-
-def test_gpu_manager_jobs_get_their_slices(library: Path) -> None:
+async def test_gpu_manager_jobs_get_their_slices(library: Path) -> None:
     """job1 has a whole card. 24 blocks of 256 MiB are 15079 * 24 // 58 = 6239 MiB."""
 
-    async def story(node: NodeHarness) -> None:
+    async with two_cards(library) as node:
         both = (gpu_manager.CORE, gpu_manager.MEMORY)
         job1 = node.asking("job1", {gpu_manager.CORE: 100, gpu_manager.MEMORY: 64})
         given = await node.run(job1, *both)
@@ -95,13 +89,11 @@ def test_gpu_manager_jobs_get_their_slices(library: Path) -> None:
             )
         )
 
-    two_cards(library, story)
 
-
-def test_each_container_gets_its_own_limits_in_gpu_managers_names(library: Path) -> None:
+async def test_each_container_gets_its_own_limits_in_gpu_managers_names(library: Path) -> None:
     """A burst limit allows it to use idle time."""
 
-    async def story(node: NodeHarness) -> None:
+    async with two_cards(library) as node:
         pod = node.asking(
             "pair",
             {gpu_manager.CORE: 40, gpu_manager.MEMORY: 24},
@@ -120,36 +112,30 @@ def test_each_container_gets_its_own_limits_in_gpu_managers_names(library: Path)
         # Both hold what their pod holds of the card.
         assert {sum(piece.compute for piece in it.holds) for it in leases} == {70}
 
-    two_cards(library, story)
 
-
-def test_pod_gets_memory_and_compute_in_acks_names(library: Path) -> None:
+async def test_pod_gets_memory_and_compute_in_acks_names(library: Path) -> None:
     """It requests 4 units and 30 percent."""
 
-    async def story(node: NodeHarness) -> None:
+    async with two_cards(library, **{"ack.node.gpu.schedule": "core_mem"}) as node:
         pod = node.asking("a", {gpushare.MEMORY: 4, ack.CORE: 30})
         given = await node.run(pod, gpushare.MEMORY, ack.CORE)
         assert limits(given) == [(card(0).uuid, 4308, 30)]
 
-    two_cards(library, story, **{"ack.node.gpu.schedule": "core_mem"})
 
-
-def test_container_has_no_limit_when_the_mode_is_share(library: Path) -> None:
+async def test_container_has_no_limit_when_the_mode_is_share(library: Path) -> None:
     """In ACK's `share` programs limit themselves."""
 
-    async def story(node: NodeHarness) -> None:
+    async with two_cards(library, **{"ack.node.gpu.schedule": "share"}) as node:
         given = await node.run(node.asking("a", {gpushare.MEMORY: 4}))
         assert limits(given) == [(card(0).uuid, T4_MIB, 100)]
         assert given["env"]["CGPU_DISABLE"] == "true"
         assert given["env"]["ALIYUN_COM_GPU_MEM_CONTAINER"] == "4"
 
-    two_cards(library, story, **{"ack.node.gpu.schedule": "share"})
 
-
-def test_whole_card_is_leased_beside_slices(library: Path) -> None:
+async def test_whole_card_is_leased_beside_slices(library: Path) -> None:
     """The scheduler chose the second card; the kubelet's ID does not name it."""
 
-    async def story(node: NodeHarness) -> None:
+    async with two_cards(library, gpushare="true", **{"fenka.io/whole-cards": "true"}) as node:
         await until(lambda: base.NVIDIA_GPU in offered(node))
         await node.run(node.asking("slice", {gpushare.MEMORY: 4}))
         whole = node.asking("whole", {base.NVIDIA_GPU: 1})
@@ -162,13 +148,13 @@ def test_whole_card_is_leased_beside_slices(library: Path) -> None:
         with pytest.raises(ContainerFailed, match="4308 MiB are still held by default/slice"):
             await node.kubelet.start_container(twice, "c0")
 
-    two_cards(library, story, gpushare="true", **{"fenka.io/whole-cards": "true"})
 
-
-def test_whole_card_is_recorded_on_its_pod_when_the_node_becomes_shared(library: Path) -> None:
+async def test_whole_card_is_recorded_on_its_pod_when_the_node_becomes_shared(
+    library: Path,
+) -> None:
     """The kubelet chose it. The scheduler learns the card from the pod."""
 
-    async def story(node: NodeHarness) -> None:
+    async with two_cards(library, gpushare="false") as node:
         pod = node.pod("old", 1, resource=base.NVIDIA_GPU)
         await node.run(pod, base.NVIDIA_GPU)
         (uuid,) = node.kubelet.entries[0].ids
@@ -184,13 +170,11 @@ def test_whole_card_is_recorded_on_its_pod_when_the_node_becomes_shared(library:
         assert node.kubelet.devices[base.NVIDIA_GPU][uuid] == "Healthy"
         assert offered(node)[base.NVIDIA_GPU] == 2
 
-    two_cards(library, story, gpushare="false")
 
-
-def test_hami_names_are_served_when_they_are_enabled(library: Path) -> None:
+async def test_hami_names_are_served_when_they_are_enabled(library: Path) -> None:
     """The pod gets 3000 MiB and 30 percent."""
 
-    async def story(node: NodeHarness) -> None:
+    async with two_cards(library) as node:
         pod = node.asking("h", {hami.COUNT: 1, hami.MEMORY: 3000, hami.CORES: 30})
         await node.kill()
         node.dialects = WITH_HAMI
@@ -200,13 +184,11 @@ def test_hami_names_are_served_when_they_are_enabled(library: Path) -> None:
         assert limits(given) == [(card(0).uuid, 3000, 30)]
         assert given["env"]["CUDA_DEVICE_SM_LIMIT"] == "30"
 
-    two_cards(library, story)
 
-
-def test_empty_device_list_is_sent_when_the_kubelet_remembers_devices(library: Path) -> None:
+async def test_empty_device_list_is_sent_when_the_kubelet_remembers_devices(library: Path) -> None:
     """Otherwise the kubelet would count them for minutes."""
 
-    async def story(node: NodeHarness) -> None:
+    async with two_cards(library) as node:
         await node.kill()
         path = "/api/v1/nodes/n1"
         capacity = {"capacity": {hami.COUNT: "10"}, "allocatable": {hami.COUNT: "0"}}
@@ -215,13 +197,11 @@ def test_empty_device_list_is_sent_when_the_kubelet_remembers_devices(library: P
         await until(lambda: node.kubelet.devices.get(hami.COUNT) == {})
         await until(lambda: offered(node).get(gpushare.MEMORY) == 28)
 
-    two_cards(library, story)
 
-
-def test_dialect_that_is_registered_is_served_by_the_node(library: Path) -> None:
+async def test_dialect_that_is_registered_is_served_by_the_node(library: Path) -> None:
     """The node program advertises its resource, and a pod gets what the dialect recorded."""
 
-    async def story(node: NodeHarness) -> None:
+    async with two_cards(library) as node:
         await node.kill()
         node.dialects = (*DIALECTS, made_up)
         await node.start()
@@ -232,5 +212,3 @@ def test_dialect_that_is_registered_is_served_by_the_node(library: Path) -> None
         assert limits(given) == [(card(0).uuid, 4021, 100)]
         path = "/api/v1/namespaces/default/pods/m"
         await until(lambda: made_up.ASSIGNED in node.api.objects[path]["metadata"]["annotations"])
-
-    two_cards(library, story)

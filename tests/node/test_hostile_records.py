@@ -1,7 +1,8 @@
 """Tenants gain nothing by what they write on their pods; and the node's report."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,18 @@ from fenka.isolation import control
 from fenka.kubernetes.client import ApiUnreachable
 from fenka.node.lease.denials import REPORT_AFTER_S
 from fenka.node.node_api import NodeApi
-from tests.node.harness import NODE, ContainerFailed, Json, NodeHarness, card, node_harness, play
+from tests.node.harness import NODE, ContainerFailed, Json, NodeHarness, card, node_harness
 from tests.waiting import until
 
 A, B = card(0).uuid, card(1).uuid
 
 
-def on(library: Path, story: Callable[[NodeHarness], Awaitable[None]], cards: int = 2) -> None:
-    """Run a test on a node of T4s."""
-
-    async def whole() -> None:
-        async with node_harness(*map(card, range(cards)), library=library) as node:
-            await node.ready()
-            await story(node)
-
-    play(whole())
+@contextlib.asynccontextmanager
+async def on(library: Path, cards: int = 2) -> AsyncIterator[NodeHarness]:
+    """Yield a node of T4s."""
+    async with node_harness(*map(card, range(cards)), library=library) as node:
+        await node.ready()
+        yield node
 
 
 def path(name: str) -> str:
@@ -84,10 +82,10 @@ def report(node: NodeHarness) -> LeaseReport:
     return found
 
 
-def test_forged_status_is_ignored_before_the_first_start(library: Path) -> None:
+async def test_forged_status_is_ignored_before_the_first_start(library: Path) -> None:
     """A user knows the pod's UID beforehand by a scheduling gate."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         pod = node.pod("a", 1)
         write(node, "a", **{STATUS: forged(pod)})
         await seen(node, "a", STATUS, forged(pod))
@@ -104,13 +102,11 @@ def test_forged_status_is_ignored_before_the_first_start(library: Path) -> None:
         )
         assert pages(node, "a") == [1077]
 
-    on(library, story)
 
-
-def test_forged_status_is_ignored_when_the_store_was_lost(library: Path) -> None:
+async def test_forged_status_is_ignored_when_the_store_was_lost(library: Path) -> None:
     """The control page, which tenants cannot write, says what is in force."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         pod = node.pod("a", 1)
         await node.run(pod)
         write(node, "a", **{STATUS: forged(pod)})
@@ -124,15 +120,13 @@ def test_forged_status_is_ignored_when_the_store_was_lost(library: Path) -> None
         assert (token.lease.slices, token.lease.holds) == ([Slice(0, A, 1077, 0)],) * 2
         assert pages(node, "a") == [1077]
 
-    on(library, story)
 
-
-def test_card_is_read_from_the_page_when_the_store_was_lost_and_the_record_changed(
+async def test_card_is_read_from_the_page_when_the_store_was_lost_and_the_record_changed(
     library: Path,
 ) -> None:
     """Programs run on the page's card."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         pod = node.pod("a", 8)
         await node.run(pod)
         await node.kill()
@@ -146,13 +140,13 @@ def test_card_is_read_from_the_page_when_the_store_was_lost_and_the_record_chang
         await until(lambda: uid in report(node).pods)
         assert report(node).pods[uid] == (Slice(0, A, 8616, 0),)
 
-    on(library, story)
 
-
-def test_lease_is_denied_when_the_record_changes_between_two_containers(library: Path) -> None:
+async def test_lease_is_denied_when_the_record_changes_between_two_containers(
+    library: Path,
+) -> None:
     """Otherwise each would use another record, and the pod would hold both cards."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         pod = node.pod("a", {"x": 4, "y": 4})
         write(node, "a", **{gpushare.ALLOCATION: '{"0":{"0":4},"1":{"0":3}}'})
         await until(
@@ -171,13 +165,11 @@ def test_lease_is_denied_when_the_record_changes_between_two_containers(library:
         uid = pod["metadata"]["uid"]
         assert {it.card for it in report(node).pods[uid]} == {0}
 
-    on(library, story)
 
-
-def test_capacity_check_counts_what_every_container_may_use(library: Path) -> None:
+async def test_capacity_check_counts_what_every_container_may_use(library: Path) -> None:
     """An init container's slice of a card may be larger than the pod's record says."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await node.run(node.pod("there", 8, on=0))
         pod = node.pod("a", {"x": 2, "y": 8}, on=1, init={"prepare": 16})
         uneven = {
@@ -190,13 +182,11 @@ def test_capacity_check_counts_what_every_container_may_use(library: Path) -> No
         with pytest.raises(ContainerFailed, match="are still held by default/there"):
             await node.kubelet.start_container(pod, "prepare")
 
-    on(library, story)
 
-
-def test_forged_mirror_annotation_is_ignored(library: Path) -> None:
+async def test_forged_mirror_annotation_is_ignored(library: Path) -> None:
     """Any user can write it, and a finalizer keeps such a pod."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         victim = node.pod("victim", 4)
         del node.api.objects[path("victim")]
         impostor = node.pod("impostor", 4, on=None)
@@ -212,13 +202,11 @@ def test_forged_mirror_annotation_is_ignored(library: Path) -> None:
         await node.run(victim)
         assert pages(node, "victim") == [4308]
 
-    on(library, story)
 
-
-def test_denied_pod_is_reported_when_it_is_denied_for_a_minute(library: Path) -> None:
+async def test_denied_pod_is_reported_when_it_is_denied_for_a_minute(library: Path) -> None:
     """The report says whether it could start elsewhere, and ends when it runs."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         there = node.pod("there", 8)
         await node.run(there)
         late, foreign = node.pod("late", 8), node.pod("foreign", 1, on=None)
@@ -241,13 +229,11 @@ def test_denied_pod_is_reported_when_it_is_denied_for_a_minute(library: Path) ->
         node.kubelet.forget(foreign)
         await until(lambda: not report(node).refused)
 
-    on(library, story)
 
-
-def test_pod_is_reported_as_lingering_when_its_processes_outlive_it(library: Path) -> None:
+async def test_pod_is_reported_as_lingering_when_its_processes_outlive_it(library: Path) -> None:
     """It was deleted by force: the card is still in use, but quotas do not count it."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         pod = node.pod("a", 8)
         await node.run(pod)
         uid = pod["metadata"]["uid"]
@@ -261,13 +247,11 @@ def test_pod_is_reported_as_lingering_when_its_processes_outlive_it(library: Pat
         node.program.trigger()
         await until(lambda: not report(node).lingering)
 
-    on(library, story)
 
-
-def test_report_is_written_before_the_container_starts(library: Path) -> None:
+async def test_report_is_written_before_the_container_starts(library: Path) -> None:
     """A later pass writes nothing."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         pod = node.pod("a", 4)
         await node.run(pod)
         assert pod["metadata"]["uid"] in report(node).pods
@@ -283,8 +267,6 @@ def test_report_is_written_before_the_container_starts(library: Path) -> None:
         node.annotate(**{REPORT: "x"})
         await until(lambda: _readable(node))
 
-    on(library, story)
-
 
 def _readable(node: NodeHarness) -> bool:
     text = node.api.objects[f"/api/v1/nodes/{NODE}"]["metadata"]["annotations"][REPORT]
@@ -292,12 +274,12 @@ def _readable(node: NodeHarness) -> bool:
 
 
 @pytest.mark.parametrize("how", ["away", "silent"])
-def test_container_starts_when_the_report_cannot_be_written(
+async def test_container_starts_when_the_report_cannot_be_written(
     library: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """The capacity check protects other pods. The report is written later."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         with monkeypatch.context() as patched:
 
             async def fails(*_: Any) -> str:
@@ -312,5 +294,3 @@ def test_container_starts_when_the_report_cannot_be_written(
         if how == "away":
             node.program.trigger()
             await until(lambda: pod["metadata"]["uid"] in report(node).pods)
-
-    on(library, story)

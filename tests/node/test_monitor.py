@@ -16,7 +16,7 @@ from fenka.node.monitor.card_monitor import CardMonitor
 from fenka.node.monitor.metrics import Exporter
 from fenka.node.monitor.monitor import Monitor, ViolationPolicy
 from fenka.node.monitor.usage import SliceUsage, UnmanagedProcess, UsageSample
-from tests.node.harness import NodeHarness, card, node_harness, play
+from tests.node.harness import NodeHarness, card, node_harness
 from tests.waiting import until
 
 
@@ -63,70 +63,61 @@ def evictions(node: NodeHarness) -> list[Any]:
 
 
 @pytest.mark.parametrize("evict", [False, True])
-def test_memory_violation_is_reported_once_when_it_lasts(library: Path, evict: bool) -> None:
+async def test_memory_violation_is_reported_once_when_it_lasts(library: Path, evict: bool) -> None:
     """The pod gets one event. It is evicted only if the policy says so."""
 
-    async def story() -> None:
-        async with node_harness(card(0), library=library) as node:
-            await node.ready()
-            pod = node.pod("a", 4)
-            await node.run(pod)
-            usage = FakeUsage()
-            usage.over_memory = list(node.store.tokens.values())
-            sampled = monitor(node, usage, Exporter("n1"), evict=evict)
-            for _ in range(3):
-                await sampled.sample()
-            await until(lambda: node.api.events)
-            (event,) = node.api.events
-            assert event["reason"] == "FenkaMemoryLimitExceeded"
-            assert event["regarding"]["uid"] == pod["metadata"]["uid"]
-            assert f"holds more than its 100 MiB of {card(0).uuid}" in event["note"]
-            assert bool(evictions(node)) is evict
-
-    play(story())
+    async with node_harness(card(0), library=library) as node:
+        await node.ready()
+        pod = node.pod("a", 4)
+        await node.run(pod)
+        usage = FakeUsage()
+        usage.over_memory = list(node.store.tokens.values())
+        sampled = monitor(node, usage, Exporter("n1"), evict=evict)
+        for _ in range(3):
+            await sampled.sample()
+        await until(lambda: node.api.events)
+        (event,) = node.api.events
+        assert event["reason"] == "FenkaMemoryLimitExceeded"
+        assert event["regarding"]["uid"] == pod["metadata"]["uid"]
+        assert f"holds more than its 100 MiB of {card(0).uuid}" in event["note"]
+        assert bool(evictions(node)) is evict
 
 
 @pytest.mark.parametrize("evict", [False, True])
-def test_compute_violation_is_reported_and_counted(library: Path, evict: bool) -> None:
+async def test_compute_violation_is_reported_and_counted(library: Path, evict: bool) -> None:
     """The pod is evicted only if the policy says so."""
 
-    async def story() -> None:
-        async with node_harness(card(0), library=library) as node:
-            await node.ready()
-            await node.run(node.pod("a", 4))
-            usage, exporter = FakeUsage(), Exporter("n1")
-            usage.over_compute = list(node.store.tokens.values())
-            await monitor(node, usage, exporter, evict=evict).sample()
-            await until(lambda: node.api.events)
-            assert node.api.events[0]["reason"] == "FenkaComputeLimitExceeded"
-            assert node.api.events[0]["note"].startswith(
-                f"container main used much more than its 30 % of the time of {card(0).uuid}"
-            )
-            assert exporter.violations == {
-                "memory_limit": 0,
-                "compute_limit": 1,
-                "unmanaged_process": 0,
-            }
-            assert bool(evictions(node)) is evict
-
-    play(story())
+    async with node_harness(card(0), library=library) as node:
+        await node.ready()
+        await node.run(node.pod("a", 4))
+        usage, exporter = FakeUsage(), Exporter("n1")
+        usage.over_compute = list(node.store.tokens.values())
+        await monitor(node, usage, exporter, evict=evict).sample()
+        await until(lambda: node.api.events)
+        assert node.api.events[0]["reason"] == "FenkaComputeLimitExceeded"
+        assert node.api.events[0]["note"].startswith(
+            f"container main used much more than its 30 % of the time of {card(0).uuid}"
+        )
+        assert exporter.violations == {
+            "memory_limit": 0,
+            "compute_limit": 1,
+            "unmanaged_process": 0,
+        }
+        assert bool(evictions(node)) is evict
 
 
-def test_unmanaged_process_is_reported_when_it_is_not_killed(library: Path) -> None:
+async def test_unmanaged_process_is_reported_when_it_is_not_killed(library: Path) -> None:
     """The event says that the program ran without its limit."""
 
-    async def story() -> None:
-        async with node_harness(card(0), library=library) as node:
-            await node.ready()
-            await node.run(node.pod("a", 4))
-            usage = FakeUsage()
-            usage.unmanaged = list(node.store.tokens.values())
-            await monitor(node, usage, Exporter("n1")).sample()
-            await until(lambda: node.api.events)
-            assert node.api.events[0]["reason"] == "FenkaUnmanagedProcess"
-            assert "without fenka's library" in node.api.events[0]["note"]
-
-    play(story())
+    async with node_harness(card(0), library=library) as node:
+        await node.ready()
+        await node.run(node.pod("a", 4))
+        usage = FakeUsage()
+        usage.unmanaged = list(node.store.tokens.values())
+        await monitor(node, usage, Exporter("n1")).sample()
+        await until(lambda: node.api.events)
+        assert node.api.events[0]["reason"] == "FenkaUnmanagedProcess"
+        assert "without fenka's library" in node.api.events[0]["note"]
 
 
 class FakeXids:
@@ -151,28 +142,24 @@ class FakeXids:
         return self._xids.pop(0) if self._xids else None
 
 
-def test_card_becomes_unhealthy_when_it_reports_a_fatal_xid(library: Path) -> None:
+async def test_card_becomes_unhealthy_when_it_reports_a_fatal_xid(library: Path) -> None:
     """An XID of a program does not."""
 
-    async def story() -> None:
-        async with node_harness(card(0), card(1), library=library) as node:
-            await node.ready()
-            xids = FakeXids((card(0).uuid, 31), (card(1).uuid, 48))
-            listening = asyncio.create_task(card_monitor(node).listen(lambda: xids))  # type: ignore[arg-type,return-value]
-            await until(lambda: len(node.kubelet.free()) == 14)
-            await until(lambda: node.api.events)
-            assert node.api.events[0]["note"].endswith("is not used: XID 48")
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
-            path = "/api/v1/nodes/n1"
-            await until(
-                lambda: (
-                    '"healthy":false'
-                    in node.api.objects[path]["metadata"]["annotations"][base.CARDS]
-                )
+    async with node_harness(card(0), card(1), library=library) as node:
+        await node.ready()
+        xids = FakeXids((card(0).uuid, 31), (card(1).uuid, 48))
+        listening = asyncio.create_task(card_monitor(node).listen(lambda: xids))  # type: ignore[arg-type,return-value]
+        await until(lambda: len(node.kubelet.free()) == 14)
+        await until(lambda: node.api.events)
+        assert node.api.events[0]["note"].endswith("is not used: XID 48")
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        path = "/api/v1/nodes/n1"
+        await until(
+            lambda: (
+                '"healthy":false' in node.api.objects[path]["metadata"]["annotations"][base.CARDS]
             )
-
-    play(story())
+        )
 
 
 def test_xid_listener_returns_what_the_simulated_driver_reports(tmp_path: Path) -> None:

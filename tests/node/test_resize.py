@@ -1,10 +1,11 @@
 """Resizing a running pod by annotation, on real control pages and accounts, with a kill at every step."""
 
 import asyncio
+import contextlib
 import json
 import os
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +27,19 @@ from fenka.kubernetes.client import ApiUnreachable
 from fenka.node.lease.sizes import ResizeRejected, check_growth, peak
 from fenka.node.lease.store import LeaseStore
 from fenka.node.node_api import NodeApi
-from tests.node.harness import ContainerFailed, Json, NodeHarness, card, node_harness, play
+from tests.node.harness import ContainerFailed, Json, NodeHarness, card, node_harness
 from tests.waiting import until
 
 A = card(0).uuid
-Story = Callable[[NodeHarness], Awaitable[None]]
 
 
-def on(library: Path, story: Story, *sizes: int) -> None:
-    """Run a test on a node with cards of these sizes; by default a T4, which has 14 units."""
-
-    async def whole() -> None:
-        cards = [card(index, mib) for index, mib in enumerate(sizes or (15079,))]
-        async with node_harness(*cards, library=library) as node:
-            await node.ready()
-            await story(node)
-
-    play(whole())
+@contextlib.asynccontextmanager
+async def on(library: Path, *sizes: int) -> AsyncIterator[NodeHarness]:
+    """Yield a node with cards of these sizes; by default a T4, which has 14 units."""
+    cards = [card(index, mib) for index, mib in enumerate(sizes or (15079,))]
+    async with node_harness(*cards, library=library) as node:
+        await node.ready()
+        yield node
 
 
 def path(name: str) -> str:
@@ -140,12 +137,12 @@ async def granted(node: NodeHarness, name: str, text: str) -> ResizeStatus:
         ("main: gpu-mem=14", 15079, 0),
     ],
 )
-def test_running_pod_is_resized_as_requested(
+async def test_running_pod_is_resized_as_requested(
     library: Path, text: str, mib: int, percent: int
 ) -> None:
     """The size is in force on the page, in the store, and on the pod."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         pod = await running(node, "a")
         request(node, "a", text)
         found = await granted(node, "a", text)
@@ -157,13 +154,11 @@ def test_running_pod_is_resized_as_requested(
         assert (kept.slices, kept.holds, kept.resized) == ([piece], [piece], True)
         assert not node.api.events
 
-    on(library, story)
 
-
-def test_later_request_changes_only_what_it_names(library: Path) -> None:
+async def test_later_request_changes_only_what_it_names(library: Path) -> None:
     """The size stays when the request is removed."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "a")
         for text, mib, percent in (
             ("gpu-mem=6", 6462, 100),
@@ -178,13 +173,11 @@ def test_later_request_changes_only_what_it_names(library: Path) -> None:
         await node.agent.reconcile()
         assert page(node, "a") == [(2154, 100, "hard")]
 
-    on(library, story)
 
-
-def test_pass_writes_nothing_when_the_request_is_already_granted(library: Path) -> None:
+async def test_pass_writes_nothing_when_the_request_is_already_granted(library: Path) -> None:
     """Neither to the API server nor to the control page."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "a")
         request(node, "a", "gpu-mem=6")
         await granted(node, "a", "gpu-mem=6")
@@ -198,8 +191,6 @@ def test_pass_writes_nothing_when_the_request_is_already_granted(library: Path) 
         assert len(node.api.patches) == written
         assert control.read(node.lease_files.control(lease(node, "a")[0])).generation == generation
 
-    on(library, story)
-
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
@@ -212,12 +203,12 @@ def test_pass_writes_nothing_when_the_request_is_already_granted(library: Path) 
         ("6", "'6' is not understood: write gpu-mem=6"),
     ],
 )
-def test_request_is_rejected_with_a_sentence_when_it_is_impossible(
+async def test_request_is_rejected_with_a_sentence_when_it_is_impossible(
     library: Path, text: str, sentence: str
 ) -> None:
     """It is on the pod and in an event. Nothing changes, and a better request removes it."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "a")
         await running(node, "b")
         hold(node, "a", 2000)
@@ -243,13 +234,11 @@ def test_request_is_rejected_with_a_sentence_when_it_is_impossible(
         await granted(node, "a", "gpu-mem=5")
         await until(lambda: REFUSED not in annotations_of(node, "a"))
 
-    on(library, story)
 
-
-def test_request_is_rejected_when_the_account_is_invalid(library: Path) -> None:
+async def test_request_is_rejected_when_the_account_is_invalid(library: Path) -> None:
     """Tenants can write the account. Without it nothing says what is used."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "a")
         node.lease_files.slots(lease(node, "a")[0]).write_text("x")
         for text in ("gpu-mem=2", "gpu-mem=6"):
@@ -260,13 +249,11 @@ def test_request_is_rejected_when_the_account_is_invalid(library: Path) -> None:
             assert page(node, "a") == [(4308, 100, "hard")]
             write(node, "a", **{REQUEST: None, REFUSED: None})
 
-    on(library, story)
 
-
-def test_request_is_rejected_when_the_card_has_no_compute_left(library: Path) -> None:
+async def test_request_is_rejected_when_the_card_has_no_compute_left(library: Path) -> None:
     """A card has 100 %."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "a")
         await running(node, "b")
         request(node, "a", "gpu-core=60")
@@ -280,13 +267,11 @@ def test_request_is_rejected_when_the_card_has_no_compute_left(library: Path) ->
         await granted(node, "a", "gpu-core=50")
         await granted(node, "b", "gpu-core=50")
 
-    on(library, story)
 
-
-def test_rejected_request_is_granted_when_there_is_room(library: Path) -> None:
+async def test_rejected_request_is_granted_when_there_is_room(library: Path) -> None:
     """It stays on the pod, and each pass tries again."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "a")
         b = await running(node, "b", 10)
         request(node, "a", "gpu-mem=8")
@@ -295,39 +280,33 @@ def test_rejected_request_is_granted_when_there_is_room(library: Path) -> None:
         node.kubelet.forget(b)
         await granted(node, "a", "gpu-mem=8")
 
-    on(library, story)
 
-
-def test_request_is_rejected_when_a_placed_pod_needs_the_room(library: Path) -> None:
+async def test_request_is_rejected_when_a_placed_pod_needs_the_room(library: Path) -> None:
     """The kubelet has not admitted that pod yet."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "a")
         node.pod("coming", 8)
         request(node, "a", "gpu-mem=8")
         await until(lambda: REFUSED in annotations_of(node, "a"))
         assert "of which default/coming hold 8616" in annotations_of(node, "a")[REFUSED]
 
-    on(library, story)
 
-
-def test_lease_is_denied_when_a_resized_pod_takes_the_room(library: Path) -> None:
+async def test_lease_is_denied_when_a_resized_pod_takes_the_room(library: Path) -> None:
     """The capacity check counts the new size."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "a")
         request(node, "a", "gpu-mem=8")
         await granted(node, "a", "gpu-mem=8")
         with pytest.raises(ContainerFailed, match="are still held by default/a"):
             await node.run(node.pod("b", 8))
 
-    on(library, story)
 
-
-def test_containers_are_resized_by_their_names(library: Path) -> None:
+async def test_containers_are_resized_by_their_names(library: Path) -> None:
     """The pod holds the sum, also in the leases of its other tokens."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "two", {"x": 4, "y": 2})
         request(node, "two", "gpu-mem=6")
         await until(lambda: REFUSED in annotations_of(node, "two"))
@@ -346,40 +325,34 @@ def test_containers_are_resized_by_their_names(library: Path) -> None:
         assert page(node, "two", "x") == [(2154, 100, "hard")]
         assert page(node, "two", "y") == [(6462, 20, "hard")]
 
-    on(library, story)
 
-
-def test_request_without_a_name_is_for_the_app_container_when_there_is_an_init_container(
+async def test_request_without_a_name_is_for_the_app_container_when_there_is_an_init_container(
     library: Path,
 ) -> None:
     """The init container has ended. Its slice still counts for the pod's peak."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "a", 4, init={"prepare": 6})
         request(node, "a", "gpu-mem=2")
         found = await granted(node, "a", "gpu-mem=2")
         assert page(node, "a") == [(2154, 100, "hard")]
         assert found.slices == (Slice(0, A, 6462, 0),)
 
-    on(library, story)
 
-
-def test_every_card_is_resized_when_the_container_has_several(library: Path) -> None:
+async def test_every_card_is_resized_when_the_container_has_several(library: Path) -> None:
     """The size is in the units of each card."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library, 15079, 16384) as node:
         await running(node, "wide", 8, (0, 1))
         request(node, "wide", "gpu-mem=6")
         await granted(node, "wide", "gpu-mem=6")
         assert [it[0] for it in page(node, "wide")] == [6462, 6144]
 
-    on(library, story, 15079, 16384)
 
-
-def test_request_is_pending_until_the_pod_runs(library: Path) -> None:
+async def test_request_is_pending_until_the_pod_runs(library: Path) -> None:
     """Before that not all of its containers may be known."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         pod = node.pod("a", 4)
         await node.run(pod)
         request(node, "a", "gpu-mem=6")
@@ -388,13 +361,11 @@ def test_request_is_pending_until_the_pod_runs(library: Path) -> None:
         state(node, "a", "Running")
         await granted(node, "a", "gpu-mem=6")
 
-    on(library, story)
 
-
-def test_request_is_rejected_when_the_node_does_not_isolate(library: Path) -> None:
+async def test_request_is_rejected_when_the_node_does_not_isolate(library: Path) -> None:
     """There is no limit to change."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         node.label(**{"gpushare": "true", "cgpu.disable.isolation": "true"})
         seen = node.node_api
         await until(lambda: seen.node is not None and len(seen.node.metadata.labels) == 2)
@@ -403,32 +374,27 @@ def test_request_is_rejected_when_the_node_does_not_isolate(library: Path) -> No
         await until(lambda: REFUSED in annotations_of(node, "a"))
         assert annotations_of(node, "a")[REFUSED].startswith("nothing limits container main")
 
-    on(library, story)
 
-
-def test_request_is_rejected_when_the_pod_holds_whole_cards(library: Path) -> None:
+async def test_request_is_rejected_when_the_pod_holds_whole_cards(library: Path) -> None:
     """There is no part to change."""
 
-    async def story() -> None:
-        async with node_harness(card(0), library=library, labels={"gpushare": "false"}) as node:
-            await node.ready("nvidia.com/gpu")
-            pod = node.pod("a", 1, resource="nvidia.com/gpu")
-            await node.run(pod, "nvidia.com/gpu")
-            state(node, "a", "Running")
-            request(node, "a", "gpu-mem=6")
-            await until(lambda: REFUSED in annotations_of(node, "a"))
-            assert annotations_of(node, "a")[REFUSED] == (
-                "the pod holds whole cards: there is nothing to resize"
-            )
-
-    play(story())
+    async with node_harness(card(0), library=library, labels={"gpushare": "false"}) as node:
+        await node.ready("nvidia.com/gpu")
+        pod = node.pod("a", 1, resource="nvidia.com/gpu")
+        await node.run(pod, "nvidia.com/gpu")
+        state(node, "a", "Running")
+        request(node, "a", "gpu-mem=6")
+        await until(lambda: REFUSED in annotations_of(node, "a"))
+        assert annotations_of(node, "a")[REFUSED] == (
+            "the pod holds whole cards: there is nothing to resize"
+        )
 
 
 @pytest.mark.parametrize("forged", ["gone", "less", "more", "nonsense", "another's"])
-def test_forged_status_is_corrected(library: Path, forged: str) -> None:
+async def test_forged_status_is_corrected(library: Path, forged: str) -> None:
     """Users can write it. What is in force counts."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "a")
         request(node, "a", "gpu-mem=6")
         true = await granted(node, "a", "gpu-mem=6")
@@ -448,13 +414,11 @@ def test_forged_status_is_corrected(library: Path, forged: str) -> None:
         )
         assert page(node, "a") == [(6462, 100, "hard")]
 
-    on(library, story)
 
-
-def test_status_of_another_pod_is_ignored(library: Path) -> None:
+async def test_status_of_another_pod_is_ignored(library: Path) -> None:
     """A pod's template may contain one."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         pod = node.pod("a", 4)
         text = encode_status(
             ResizeStatus("x", (Slice(0, A, 15000, 0),), {"main": (Slice(0, A, 15000, 0),)})
@@ -463,13 +427,11 @@ def test_status_of_another_pod_is_ignored(library: Path) -> None:
         await node.run(pod)
         assert page(node, "a") == [(4308, 100, "hard")]
 
-    on(library, story)
 
-
-def test_size_is_read_from_the_control_page_when_the_store_was_lost(library: Path) -> None:
+async def test_size_is_read_from_the_control_page_when_the_store_was_lost(library: Path) -> None:
     """The checkpoint repeats the token. The pod's record is not used."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "a")
         request(node, "a", "gpu-mem=6")
         await granted(node, "a", "gpu-mem=6")
@@ -485,15 +447,13 @@ def test_size_is_read_from_the_control_page_when_the_store_was_lost(library: Pat
         assert lease(node, "a")[1].holds == [Slice(0, A, 6462, 0)]
         assert page(node, "a") == [(6462, 100, "hard")]
 
-    on(library, story)
 
-
-def test_resize_is_undone_when_a_program_allocates_meanwhile(
+async def test_resize_is_undone_when_a_program_allocates_meanwhile(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything that the request changed is undone, including records."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "two", {"x": 4, "y": 2})
         true, calls = resize.resize, 0
 
@@ -519,15 +479,13 @@ def test_resize_is_undone_when_a_program_allocates_meanwhile(
         assert page(node, "two", "x") == [(3231, 50, "hard")]
         assert page(node, "two", "y") == [(1077, 100, "hard")]
 
-    on(library, story)
 
-
-def test_growth_is_undone_when_another_pod_is_bound_meanwhile(
+async def test_growth_is_undone_when_another_pod_is_bound_meanwhile(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That happens during the API call that records the growth."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "a")
         true = NodeApi.annotate
 
@@ -545,15 +503,13 @@ def test_growth_is_undone_when_another_pod_is_bound_meanwhile(
         assert found.slices == (Slice(0, A, 4308, 0),)
         assert page(node, "a") == [(4308, 100, "hard")]
 
-    on(library, story)
 
-
-def test_growth_is_delayed_while_the_api_server_is_unreachable(
+async def test_growth_is_delayed_while_the_api_server_is_unreachable(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What shrinks is in force at once. Both are recorded later."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "a")
         await running(node, "b")
         with monkeypatch.context() as patched:
@@ -570,8 +526,6 @@ def test_growth_is_delayed_while_the_api_server_is_unreachable(
         node.program.trigger()
         await granted(node, "a", "gpu-mem=6")
         await granted(node, "b", "gpu-mem=2")
-
-    on(library, story)
 
 
 class Killed(Exception):
@@ -600,7 +554,7 @@ def holds(node: NodeHarness) -> tuple[int, int, int]:
     ("owner", "name"),
     [(NodeApi, "annotate"), (LeaseStore, "put"), (resize, "resize")],
 )
-def test_resize_completes_when_the_program_was_killed_at_any_step(  # noqa: PLR0917
+async def test_resize_completes_when_the_program_was_killed_at_any_step(  # noqa: PLR0917
     library: Path,
     monkeypatch: pytest.MonkeyPatch,
     text: str,
@@ -611,7 +565,7 @@ def test_resize_completes_when_the_program_was_killed_at_any_step(  # noqa: PLR0
 ) -> None:
     """What is recorded and what is kept is never less than what is in force; the next agent completes it."""
 
-    async def story(node: NodeHarness) -> None:
+    async with on(library) as node:
         await running(node, "a")
         with monkeypatch.context() as patched:
             called = dying(patched, owner, name, times, after)
@@ -631,8 +585,6 @@ def test_resize_completes_when_the_program_was_killed_at_any_step(  # noqa: PLR0
         expected = 6462 if "6" in text else 2154
         assert holds(node) == (expected, expected, expected)
         assert found.slices[0].compute == (50 if "core" in text else 0)
-
-    on(library, story)
 
 
 def dying(patched: pytest.MonkeyPatch, owner: Any, name: str, times: int, after: bool) -> list[str]:

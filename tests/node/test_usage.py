@@ -21,7 +21,7 @@ from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import Lease, Token
 from fenka.node.monitor.metrics import Exporter, serve
 from fenka.node.monitor.usage import MIB, SliceUsage, Usage, UsageSample
-from tests.node.harness import card, play
+from tests.node.harness import card
 
 POD = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1"
 CONTAINER = "ab" * 32
@@ -298,28 +298,21 @@ def test_metrics_in_gpu_managers_names_are_unchanged() -> None:
     assert text[start : text.index("# HELP fenka_node_violations")] == GPU_MANAGERS
 
 
-def test_port_serves_metrics_and_readiness(unused_tcp_port: int) -> None:
+async def test_port_serves_metrics_and_readiness(unused_tcp_port: int) -> None:
     """Metrics are text."""
     ready = False
 
-    async def story() -> None:
-        nonlocal ready
+    async def ask(path: str) -> tuple[int, str]:
+        url = f"http://127.0.0.1:{unused_tcp_port}{path}"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            return answer.status, await answer.text()
 
-        async def ask(path: str) -> tuple[int, str]:
-            url = f"http://127.0.0.1:{unused_tcp_port}{path}"
-            async with aiohttp.ClientSession() as session, session.get(url) as answer:
-                return answer.status, await answer.text()
-
-        async with serve(Exporter("n1"), unused_tcp_port, lambda: ready):
-            assert await ask("/healthz") == (200, "ok\n")
-            assert (await ask("/readyz"))[0] == 503
-            ready = True
-            assert await ask("/readyz") == (200, "ok\n")
-            assert (
-                'fenka_node_violations_total{kind="memory_limit"} 0.0' in (await ask("/metrics"))[1]
-            )
-
-    play(story())
+    async with serve(Exporter("n1"), unused_tcp_port, lambda: ready):
+        assert await ask("/healthz") == (200, "ok\n")
+        assert (await ask("/readyz"))[0] == 503
+        ready = True
+        assert await ask("/readyz") == (200, "ok\n")
+        assert 'fenka_node_violations_total{kind="memory_limit"} 0.0' in (await ask("/metrics"))[1]
 
 
 @pytest.fixture

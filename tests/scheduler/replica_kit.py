@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,22 +125,17 @@ async def extender(
             await asyncio.gather(task, return_exceptions=True)
 
 
-def scenario(
-    run: Callable[[FakeApiServer, SchedulerHarness], Awaitable[None]],
-    *nodes: Json,
-    access: Access = OPEN,
-) -> None:
-    """With a server that has these nodes, and one replica that leads."""
-
-    async def go() -> None:
-        async with api_server() as server:
-            for node in nodes:
-                server.put("nodes", node)
-            async with extender(server, access=access) as one:
-                await until(lambda: one.replica.leadership.leading)
-                await run(server, one)
-
-    asyncio.run(go())
+@contextlib.asynccontextmanager
+async def scheduler(
+    *nodes: Json, access: Access = OPEN
+) -> AsyncIterator[tuple[FakeApiServer, SchedulerHarness]]:
+    """Yield a server that has these nodes, and one replica that leads."""
+    async with api_server() as server:
+        for node in nodes:
+            server.put("nodes", node)
+        async with extender(server, access=access) as one:
+            await until(lambda: one.replica.leadership.leading)
+            yield server, one
 
 
 def put_pod(server: FakeApiServer, name: str, *units: int | str, **rest: Any) -> Json:

@@ -9,7 +9,7 @@ from fenka.dialects import base, gpushare
 from tests.builders import T4_MIB, node_json, pod_json
 from tests.fakes.api_server import FakeApiServer, Json, api_server
 from tests.fakes.clock import Clock
-from tests.scheduler.replica_kit import SchedulerHarness, extender, put_pod, scenario
+from tests.scheduler.replica_kit import extender, put_pod, scheduler
 from tests.waiting import until
 
 NODE = node_json("n", T4_MIB, T4_MIB)
@@ -24,10 +24,10 @@ def bound(server: FakeApiServer, pod: Json) -> str | None:
     return node
 
 
-def test_bind_sends_one_request_with_all_annotations() -> None:
+async def test_bind_sends_one_request_with_all_annotations() -> None:
     """The pod's own annotations stay; tools of both generations can read the record."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         pod = put_pod(server, "p", 3, 1, annotations={"own": "kept"})
         assert await one.bind(pod, "n") == ""
         writes = [it for it in server.requests if not it.startswith("GET") and "leases" not in it]
@@ -44,13 +44,11 @@ def test_bind_sends_one_request_with_all_annotations() -> None:
         await until(lambda: not one.replica.cluster.is_assumed(pod["metadata"]["uid"]))
         assert one.held("n") == FOUR
 
-    scenario(run, NODE)
 
-
-def test_slice_is_allocated_when_the_server_has_not_answered_yet() -> None:
+async def test_slice_is_allocated_when_the_server_has_not_answered_yet() -> None:
     """Filter counts the assumption."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         go_on, begun = asyncio.Event(), asyncio.Event()
 
         async def slow(request: web.Request) -> None:
@@ -70,13 +68,11 @@ def test_slice_is_allocated_when_the_server_has_not_answered_yet() -> None:
         assert sorted(map(bool, errors)) == [False, False, True]
         assert "Insufficient GPU Memory in one device" in max(errors)
 
-    scenario(run, NODE)
 
-
-def test_card_is_not_overcommitted_when_many_pods_are_bound_at_once() -> None:
+async def test_card_is_not_overcommitted_when_many_pods_are_bound_at_once() -> None:
     """gpushare's defect (e): 40 pods of 4 units for two cards of 14, all at once: 3 each, without a lock."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         pods = [put_pod(server, f"p{i}", 4) for i in range(40)]
         await until(lambda: one.knows(*pods))
         errors = await asyncio.gather(*(one.bind(pod, "n") for pod in pods))
@@ -88,13 +84,11 @@ def test_card_is_not_overcommitted_when_many_pods_are_bound_at_once() -> None:
         assert cards.count("0") == cards.count("1") == 3
         assert one.held("n", 0) == one.held("n", 1) == 3 * FOUR
 
-    scenario(run, NODE)
 
-
-def test_assumption_is_forgotten_when_the_server_refuses() -> None:
+async def test_assumption_is_forgotten_when_the_server_refuses() -> None:
     """403, 404, 422: the pod is certainly not bound."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         pod = put_pod(server, "p", 4)
         for status in (403, 404, 422, 429):
 
@@ -109,13 +103,11 @@ def test_assumption_is_forgotten_when_the_server_refuses() -> None:
         server.before = None
         assert await one.bind(pod, "n") == ""
 
-    scenario(run, NODE)
 
-
-def test_pod_is_bound_once_when_the_answer_is_lost() -> None:
+async def test_pod_is_bound_once_when_the_answer_is_lost() -> None:
     """The server did it and then broke the connection, or answered 504."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         for name, status in (("broken", 0), ("timeout", 504)):
 
             async def lose(request: web.Request, code: int = status) -> web.Response | None:
@@ -134,13 +126,11 @@ def test_pod_is_bound_once_when_the_answer_is_lost() -> None:
             assert bound(server, pod) == "n"
         assert one.held("n") == 2 * FOUR
 
-    scenario(run, NODE)
 
-
-def test_assumption_stays_until_the_deadline_when_the_outcome_is_unknown() -> None:
+async def test_assumption_stays_until_the_deadline_when_the_outcome_is_unknown() -> None:
     """A pod that is not bound now may be bound a second later."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         gets = 0
 
         async def lose(request: web.Request) -> web.Response | None:
@@ -161,13 +151,11 @@ def test_assumption_stays_until_the_deadline_when_the_outcome_is_unknown() -> No
         assert gets == 6
         assert one.held("n") == 0
 
-    scenario(run, NODE)
 
-
-def test_assumption_is_forgotten_when_the_pod_is_deleted_meanwhile() -> None:
+async def test_assumption_is_forgotten_when_the_pod_is_deleted_meanwhile() -> None:
     """Also if another pod has its name."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         pod = put_pod(server, "p", 4)
         await until(lambda: one.knows(pod))
 
@@ -189,13 +177,11 @@ def test_assumption_is_forgotten_when_the_pod_is_deleted_meanwhile() -> None:
         )
         assert one.held("n") == 0
 
-    scenario(run, NODE)
 
-
-def test_binding_is_sent_once_when_it_is_requested_again() -> None:
+async def test_binding_is_sent_once_when_it_is_requested_again() -> None:
     """kube-scheduler retries after its timeout: while the binding runs, and after it."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         pod = put_pod(server, "p", 4)
         first, second = await asyncio.gather(one.bind(pod, "n"), one.bind(pod, "n"))
         assert first == second == ""
@@ -205,26 +191,22 @@ def test_binding_is_sent_once_when_it_is_requested_again() -> None:
         assert await one.bind(pod, "m") == "the pod p is already bound to n"
         assert one.held("n") == FOUR
 
-    scenario(run, NODE)
 
-
-def test_bind_fails_when_another_program_has_bound_the_pod() -> None:
+async def test_bind_fails_when_another_program_has_bound_the_pod() -> None:
     """It has no card."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         pod = put_pod(server, "p", 4, node="n")
         await until(lambda: one.knows(pod))
         assert "another program has bound the pod" in await one.bind(pod, "n")
         # Nobody knows where it is: it counts once.
         assert one.held("n", 0) + one.held("n", 1) == FOUR
 
-    scenario(run, NODE)
 
-
-def test_bind_fails_when_the_node_is_unknown_or_closed() -> None:
+async def test_bind_fails_when_the_node_is_unknown_or_closed() -> None:
     """Each case has its own sentence."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         pod = put_pod(server, "p", 4)
         assert 'node "m" not found' in await one.bind(pod, "m")
         server.put("nodes", node_json("n", T4_MIB, labels={"gpushare": "false"}))
@@ -232,13 +214,11 @@ def test_bind_fails_when_the_node_is_unknown_or_closed() -> None:
         assert "takes it out of sharing" in await one.bind(pod, "n")
         assert bound(server, pod) is None
 
-    scenario(run, NODE)
 
-
-def test_pod_is_bound_without_a_card_when_its_limit_is_0() -> None:
+async def test_pod_is_bound_without_a_card_when_its_limit_is_0() -> None:
     """gpushare's defect (c): a limit of 0 passed filter, and bind answered 500."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         pod = put_pod(server, "p", 0)
         answer = await one.filter(pod, "n")
         assert answer["NodeNames"] == ["n"]
@@ -246,94 +226,83 @@ def test_pod_is_bound_without_a_card_when_its_limit_is_0() -> None:
         assert server.get("pods", "p", "default")["metadata"]["annotations"] == {}
         assert one.held("n") == 0
 
-    scenario(run, NODE)
 
-
-def test_units_are_free_when_a_pod_is_replaced_by_one_of_its_name() -> None:
+async def test_units_are_free_when_a_pod_is_replaced_by_one_of_its_name() -> None:
     """gpushare's defect (f), through the informer: deleted by force and created again at once."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         for _ in range(10):
             pod = put_pod(server, "web-0", 14)
             assert await one.bind(pod, "n") == ""
             server.remove("pods", "web-0", "default")
         await until(lambda: one.held("n", 0) == one.held("n", 1) == 0)
 
-    scenario(run, NODE)
-
 
 # ---- two replicas ----
 
 
-def test_new_leader_counts_the_last_binding_when_the_old_one_died() -> None:
+async def test_new_leader_counts_the_last_binding_when_the_old_one_died() -> None:
     """The informer had not brought it: the new leader reads it before it binds."""
 
-    async def go() -> None:
-        async with api_server() as server:
-            server.put("nodes", node_json("n", T4_MIB))
-            clock = Clock()
-            async with (
-                extender(server, "one", clock) as one,
-                extender(server, "two", clock) as two,
-            ):
-                await until(
-                    lambda: one.replica.leadership.leading or two.replica.leadership.leading
-                )
-                old, new = (one, two) if one.replica.leadership.leading else (two, one)
-                await until(lambda: new.replica.informers.synced)
-                server.mute = True
-                first, second = put_pod(server, "a", 10), put_pod(server, "b", 10)
-                assert await old.bind(first, "n") == ""
-                await old.die()
-                assert new.held("n") == 0
-                assert "does not answer" in await new.bind(second, "n")
-                await new.takes_over()
-                assert new.held("n") == T4_MIB * 10 // 14
-                assert "Insufficient GPU Memory" in await new.bind(second, "n")
-
-    asyncio.run(go())
+    async with api_server() as server:
+        server.put("nodes", node_json("n", T4_MIB))
+        clock = Clock()
+        async with (
+            extender(server, "one", clock) as one,
+            extender(server, "two", clock) as two,
+        ):
+            await until(lambda: one.replica.leadership.leading or two.replica.leadership.leading)
+            old, new = (one, two) if one.replica.leadership.leading else (two, one)
+            await until(lambda: new.replica.informers.synced)
+            server.mute = True
+            first, second = put_pod(server, "a", 10), put_pod(server, "b", 10)
+            assert await old.bind(first, "n") == ""
+            await old.die()
+            assert new.held("n") == 0
+            assert "does not answer" in await new.bind(second, "n")
+            await new.takes_over()
+            assert new.held("n") == T4_MIB * 10 // 14
+            assert "Insufficient GPU Memory" in await new.bind(second, "n")
 
 
-def test_another_replica_leads_at_once_when_the_leader_stops() -> None:
+async def test_another_replica_leads_at_once_when_the_leader_stops() -> None:
     """Running bindings are finished, none is begun, and no lease has to expire."""
 
-    async def go() -> None:
-        async with api_server() as server:
-            server.put("nodes", NODE)
-            clock = Clock()
-            async with extender(server, "one", clock) as one:
-                await until(lambda: one.replica.leadership.leading)
-                async with extender(server, "two", clock) as two:
-                    await until(lambda: two.replica.leadership.leader == "one")
-                    go_on, begun = asyncio.Event(), asyncio.Event()
+    async with api_server() as server:
+        server.put("nodes", NODE)
+        clock = Clock()
+        async with extender(server, "one", clock) as one:
+            await until(lambda: one.replica.leadership.leading)
+            async with extender(server, "two", clock) as two:
+                await until(lambda: two.replica.leadership.leader == "one")
+                go_on, begun = asyncio.Event(), asyncio.Event()
 
-                    async def slow(request: web.Request) -> web.StreamResponse | None:
-                        if request.path.endswith("binding"):
-                            begun.set()
-                            await go_on.wait()
-                        return None
+                async def slow(request: web.Request) -> web.StreamResponse | None:
+                    if request.path.endswith("binding"):
+                        begun.set()
+                        await go_on.wait()
+                    return None
 
-                    server.before = slow
-                    pod = put_pod(server, "p", 4)
-                    binding = asyncio.create_task(one.bind(pod, "n"))
-                    await begun.wait()
-                    stopping = asyncio.create_task(one.replica.stop())
-                    await until(lambda: not one.replica.leadership.leading)
-                    assert "no replica leads" in await one.bind(put_pod(server, "q", 4), "n")
-                    assert not two.replica.leadership.leading
-                    go_on.set()
-                    assert await binding == ""
-                    await stopping
-                    await until(lambda: two.replica.leadership.leading)
-                    assert two.held("n") == FOUR
-
-    asyncio.run(go())
+                server.before = slow
+                pod = put_pod(server, "p", 4)
+                binding = asyncio.create_task(one.bind(pod, "n"))
+                await begun.wait()
+                stopping = asyncio.create_task(one.replica.stop())
+                await until(lambda: not one.replica.leadership.leading)
+                assert "no replica leads" in await one.bind(put_pod(server, "q", 4), "n")
+                assert not two.replica.leadership.leading
+                go_on.set()
+                assert await binding == ""
+                await stopping
+                await until(lambda: two.replica.leadership.leading)
+                assert two.held("n") == FOUR
 
 
-def test_bind_fails_when_the_lease_cannot_be_renewed() -> None:
+async def test_bind_fails_when_the_lease_cannot_be_renewed() -> None:
     """The API server still answers reads of pods."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
+
         async def no_leases(request: web.Request) -> web.StreamResponse | None:
             return web.Response(status=503) if "leases" in request.path else None
 
@@ -346,16 +315,14 @@ def test_bind_fails_when_the_lease_cannot_be_renewed() -> None:
         await until(lambda: one.replica.leadership.leading)
         assert await one.bind(pod, "n") == ""
 
-    scenario(run, NODE)
-
 
 # ---- what no scheduler can have asked for ----
 
 
-def test_bind_fails_when_the_pod_requests_no_resource_of_fenka() -> None:
+async def test_bind_fails_when_the_pod_requests_no_resource_of_fenka() -> None:
     """Otherwise any pod of any namespace could be bound with fenka's rights."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         pod = pod_json("plain", uid="u")
         pod["spec"]["containers"] = [{"name": "c", "image": "busybox"}]
         server.put("pods", pod)
@@ -365,13 +332,11 @@ def test_bind_fails_when_the_pod_requests_no_resource_of_fenka() -> None:
             assert "requests no resource of fenka" in await one.bind(pod, "n")
         assert bound(server, pod) is None
 
-    scenario(run, NODE)
 
-
-def test_bind_fails_when_the_request_has_no_uid() -> None:
+async def test_bind_fails_when_the_request_has_no_uid() -> None:
     """The next pod may have the same name."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         pod, other = put_pod(server, "p", 4), put_pod(server, "q", 4)
         await until(lambda: one.knows(pod, other))
         anonymous = {**pod, "metadata": {**pod["metadata"], "uid": ""}}
@@ -380,8 +345,6 @@ def test_bind_fails_when_the_request_has_no_uid() -> None:
         assert "is that of the pod default/q" in await one.bind(forged, "n")
         assert bound(server, pod) is None
         assert bound(server, other) is None
-
-    scenario(run, NODE)
 
 
 def tainted(name: str) -> Json:
@@ -396,10 +359,10 @@ def cordoned(name: str) -> Json:
     return {**node_json(name, T4_MIB), "spec": {"unschedulable": True}}
 
 
-def test_bind_fails_when_the_pods_spec_excludes_the_node() -> None:
+async def test_bind_fails_when_the_pods_spec_excludes_the_node() -> None:
     """kube-scheduler has checked selectors, affinity, taints and cordons; a forged request has not."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE, tainted("tainted"), cordoned("cordoned")) as (server, one):
         pod = put_pod(server, "p", 4)
         chooser = pod_json("chooser", 4)
         chooser["spec"]["nodeSelector"] = {"pool": "a"}
@@ -425,13 +388,11 @@ def test_bind_fails_when_the_pods_spec_excludes_the_node() -> None:
         server.put("pods", tolerant)
         assert await one.bind(tolerant, "tainted") == ""
 
-    scenario(run, NODE, tainted("tainted"), cordoned("cordoned"))
 
-
-def test_bind_fails_when_the_pod_names_another_scheduler() -> None:
+async def test_bind_fails_when_the_pod_names_another_scheduler() -> None:
     """Without names any scheduler is accepted, for kube-schedulers with several profiles."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         one.replica.binder._schedulers = ("default-scheduler",)
         foreign, own = pod_json("foreign", 4), pod_json("own", 4)
         foreign["spec"]["schedulerName"] = "volcano"
@@ -441,5 +402,3 @@ def test_bind_fails_when_the_pod_names_another_scheduler() -> None:
         assert "is for the scheduler 'volcano'" in await one.bind(foreign, "n")
         assert bound(server, foreign) is None
         assert await one.bind(own, "n") == ""
-
-    scenario(run, NODE)

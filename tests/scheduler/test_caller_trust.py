@@ -3,8 +3,7 @@
 from copy import deepcopy
 
 from tests.builders import T4_MIB, Json, gang_labels, node_json, pod_json
-from tests.fakes.api_server import FakeApiServer
-from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
+from tests.scheduler.replica_kit import put_pod, scheduler
 from tests.waiting import until
 
 NODES = node_json("a", T4_MIB), node_json("b", T4_MIB)
@@ -17,10 +16,10 @@ def as_told(pod: Json, **meta: object) -> Json:
     return told
 
 
-def test_gang_reservation_stays_when_callers_send_false_pods() -> None:
+async def test_gang_reservation_stays_when_callers_send_false_pods() -> None:
     """About its members, about pods of other gangs, and about the offered nodes."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(*NODES) as (server, one):
         pods = [put_pod(server, f"g-{n}", 10, labels=gang_labels("g", 2)) for n in range(2)]
         await until(lambda: one.knows(*pods))
         places = [(await one.filter(pod, "a", "b"))["NodeNames"] for pod in pods]
@@ -43,13 +42,11 @@ def test_gang_reservation_stays_when_callers_send_false_pods() -> None:
         assert one.replica.gangs.reserved() == planned
         assert [(await one.filter(pod, "a", "b"))["NodeNames"] for pod in pods] == places
 
-    scenario(run, *NODES)
 
-
-def test_nothing_is_reserved_when_the_sent_pods_do_not_exist() -> None:
+async def test_nothing_is_reserved_when_the_sent_pods_do_not_exist() -> None:
     """Otherwise cards would be held for them."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(*NODES) as (server, one):
         for number in range(2):
             made_up = pod_json(f"g-{number}", 14, labels=gang_labels("g", 1))
             answer = await one.filter(made_up, "a", "b")
@@ -59,13 +56,11 @@ def test_nothing_is_reserved_when_the_sent_pods_do_not_exist() -> None:
         await until(lambda: one.knows(fits))
         assert (await one.filter(fits, "a", "b"))["NodeNames"] == ["a", "b"]
 
-    scenario(run, *NODES)
 
-
-def test_api_servers_pod_is_evaluated_when_the_caller_sends_another() -> None:
+async def test_api_servers_pod_is_evaluated_when_the_caller_sends_another() -> None:
     """By its UID: the caller decides neither about its size nor about its position."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(*NODES) as (server, one):
         pod = put_pod(server, "p", 4)
         await until(lambda: one.knows(pod))
         told = pod_json("p", 99, uid=pod["metadata"]["uid"])
@@ -75,13 +70,11 @@ def test_api_servers_pod_is_evaluated_when_the_caller_sends_another() -> None:
         told = pod_json("large", 1, uid=large["metadata"]["uid"], priority=1000)
         assert (await one.filter(told, "a", "b"))["NodeNames"] == []
 
-    scenario(run, *NODES)
 
-
-def test_nothing_is_remembered_when_the_sent_pods_do_not_exist() -> None:
+async def test_nothing_is_remembered_when_the_sent_pods_do_not_exist() -> None:
     """Invented UIDs neither fill the memory nor push known ones out."""
 
-    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(*NODES) as (_, one):
         order = one.replica.queue
         before = {name: len(it) for name, it in vars(order).items() if hasattr(it, "__len__")}
         for number in range(20):
@@ -89,17 +82,13 @@ def test_nothing_is_remembered_when_the_sent_pods_do_not_exist() -> None:
         after = {name: len(it) for name, it in vars(order).items() if hasattr(it, "__len__")}
         assert after == before
 
-    scenario(run, *NODES)
 
-
-def test_member_waits_for_its_gang_when_the_informer_has_not_brought_it() -> None:
+async def test_member_waits_for_its_gang_when_the_informer_has_not_brought_it() -> None:
     """It is read from the API server."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(*NODES) as (server, one):
         server.mute = True
         pod = put_pod(server, "g-0", 10, labels=gang_labels("g", 2))
         assert not one.knows(pod)
         assert "was not complete in time" in await one.bind(pod, "a")
         assert "nodeName" not in server.get("pods", "g-0", "default")["spec"]
-
-    scenario(run, *NODES)

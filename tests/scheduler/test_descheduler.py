@@ -1,6 +1,5 @@
 """Pods that their node refuses are evicted where somebody makes another, and never while they run."""
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -32,35 +31,31 @@ class Told:
         """As Recorder."""
 
 
-def look(
+async def look(
     *, owners: Any, movable: bool, phase: str = "Pending", node: str = "n"
 ) -> tuple[list[str], Told]:
-    """Two looks at a refused pod: the evictions that were asked for, and what was told."""
-
-    async def go() -> tuple[list[str], Told]:
-        async with api_server() as server, server.api() as api:
-            made = pod_json("p", 8, node=node, uid="u", annotations=on_card(0, 8), phase=phase)
-            made["metadata"]["ownerReferences"] = owners
-            server.put("pods", made)
-            pod = msgspec.convert(made, Pod)
-            text = leases.encode_report(LeaseReport(refused={"u": Refusal(SENTENCE, movable)}))
-            world = ClusterState([a_node("n", T4_MIB, annotations={leases.REPORT: text})], [pod])
-            told = Told()
-            descheduler = Descheduler(api, world, lambda: {"u": pod}, told, lambda: True)
-            await descheduler.evict_refused()
-            await descheduler.evict_refused()
-            return _evictions(server), told
-
-    return asyncio.run(go())
+    """Look twice at a refused pod. Return the evictions that were requested, and the events."""
+    async with api_server() as server, server.api() as api:
+        made = pod_json("p", 8, node=node, uid="u", annotations=on_card(0, 8), phase=phase)
+        made["metadata"]["ownerReferences"] = owners
+        server.put("pods", made)
+        pod = msgspec.convert(made, Pod)
+        text = leases.encode_report(LeaseReport(refused={"u": Refusal(SENTENCE, movable)}))
+        world = ClusterState([a_node("n", T4_MIB, annotations={leases.REPORT: text})], [pod])
+        told = Told()
+        descheduler = Descheduler(api, world, lambda: {"u": pod}, told, lambda: True)
+        await descheduler.evict_refused()
+        await descheduler.evict_refused()
+        return _evictions(server), told
 
 
 def _evictions(server: FakeApiServer) -> list[str]:
     return [it for it in server.requests if it.endswith("/eviction")]
 
 
-def test_refused_pod_is_evicted_once_when_it_has_a_controller() -> None:
+async def test_refused_pod_is_evicted_once_when_it_has_a_controller() -> None:
     """Its successor is placed by what is known now."""
-    evictions, told = look(owners=MADE_AGAIN, movable=True)
+    evictions, told = await look(owners=MADE_AGAIN, movable=True)
     assert evictions
     ((reason, note),) = told.events
     assert reason == EVICTED
@@ -68,9 +63,9 @@ def test_refused_pod_is_evicted_once_when_it_has_a_controller() -> None:
 
 
 @pytest.mark.parametrize("owners", [[], [{"kind": "Node", "name": "n", "controller": True}]])
-def test_refused_pod_stays_when_it_has_no_controller(owners: Any) -> None:
+async def test_refused_pod_stays_when_it_has_no_controller(owners: Any) -> None:
     """An event says what to do."""
-    evictions, told = look(owners=owners, movable=True)
+    evictions, told = await look(owners=owners, movable=True)
     assert not evictions
     ((reason, note),) = told.events
     assert reason == LEASE_DENIED
@@ -81,8 +76,8 @@ def test_refused_pod_stays_when_it_has_no_controller(owners: Any) -> None:
     "how",
     [{"movable": False}, {"movable": True, "phase": "Running"}, {"movable": True, "node": "m"}],
 )
-def test_pod_is_not_evicted_when_that_would_not_help(how: Any) -> None:
+async def test_pod_is_not_evicted_when_that_would_not_help(how: Any) -> None:
     """Another node would refuse it too, or it runs, or it is on another node."""
-    evictions, told = look(owners=MADE_AGAIN, **how)
+    evictions, told = await look(owners=MADE_AGAIN, **how)
     assert not evictions
     assert not told.events

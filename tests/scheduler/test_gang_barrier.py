@@ -8,15 +8,14 @@ from fenka.cluster.objects import (
     Pod,
 )
 from tests.builders import T4_MIB, Json, gang_labels, node_json
-from tests.fakes.api_server import FakeApiServer
-from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
+from tests.scheduler.replica_kit import put_pod, scheduler
 from tests.waiting import until
 
 
-def test_members_are_bound_when_the_last_one_arrives() -> None:
+async def test_members_are_bound_when_the_last_one_arrives() -> None:
     """The first three wait without a record."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(node_json("a", T4_MIB), node_json("b", T4_MIB)) as (server, one):
         pods = [put_pod(server, f"g-{n}", 7, labels=gang_labels("g", 4)) for n in range(4)]
         await until(lambda: one.knows(*pods))
         places = [(await one.filter(pod, "a", "b"))["NodeNames"][0] for pod in pods]
@@ -33,13 +32,11 @@ def test_members_are_bound_when_the_last_one_arrives() -> None:
             server.get("pods", f"g-{n}", "default")["spec"]["nodeName"] for n in range(4)
         ] == places
 
-    scenario(run, node_json("a", T4_MIB), node_json("b", T4_MIB))
 
-
-def test_member_is_not_bound_when_it_has_no_reservation_there() -> None:
+async def test_member_is_not_bound_when_it_has_no_reservation_there() -> None:
     """On another node, or if the reservation has ended since filter: half a gang never starts."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(node_json("a", T4_MIB), node_json("b", T4_MIB)) as (server, one):
         pods = [put_pod(server, f"g-{n}", 10, labels=gang_labels("g", 2)) for n in range(2)]
         await until(lambda: one.knows(*pods))
         said = "the gang of the pod g-0 was not complete in time"
@@ -48,8 +45,6 @@ def test_member_is_not_bound_when_it_has_no_reservation_there() -> None:
         other = "b" if place == "a" else "a"
         assert await one.bind(pods[0], other) == said
         assert not any(it["spec"].get("nodeName") for it in server.all("pods"))
-
-    scenario(run, node_json("a", T4_MIB), node_json("b", T4_MIB))
 
 
 def _read(pod: Json) -> Pod:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from aiohttp import web
@@ -19,30 +19,21 @@ from tests.waiting import until
 
 NODE = node_json("n", T4_MIB)
 FOUR = T4_MIB * 4 // 14
-Run = Callable[[FakeApiServer, SchedulerHarness, SchedulerHarness], Awaitable[None]]
 
 
-def two_replicas(run: Run, *, told: bool = True, names: tuple[str, str] = ("one", "two")) -> None:
-    """The leader, and one that stands by and is ready."""
-
-    @contextlib.asynccontextmanager
-    async def both(
-        server: FakeApiServer,
-    ) -> AsyncIterator[tuple[SchedulerHarness, SchedulerHarness]]:
-        clock = Clock()
-        async with extender(server, names[0], clock, told=told) as one:
+@contextlib.asynccontextmanager
+async def two_replicas(
+    *, told: bool = True
+) -> AsyncIterator[tuple[FakeApiServer, SchedulerHarness, SchedulerHarness]]:
+    """Yield a server, the leader, and a replica that stands by and is ready."""
+    clock = Clock()
+    async with api_server() as server:
+        server.put("nodes", NODE)
+        async with extender(server, "one", clock, told=told) as one:
             await until(lambda: one.replica.leadership.leading)
-            async with extender(server, names[1], clock) as two:
+            async with extender(server, "two", clock) as two:
                 await until(lambda: two.replica.leadership.ready)
-                yield one, two
-
-    async def go() -> None:
-        async with api_server() as server:
-            server.put("nodes", NODE)
-            async with both(server) as (one, two):
-                await run(server, one, two)
-
-    asyncio.run(go())
+                yield server, one, two
 
 
 async def post(
@@ -54,10 +45,10 @@ async def post(
         return answer.status, await answer.text()
 
 
-def test_leader_answers_all_verbs_when_they_arrive_elsewhere() -> None:
+async def test_leader_answers_all_verbs_when_they_arrive_elsewhere() -> None:
     """Assumptions in the leader's memory count; both replicas are ready."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
+    async with two_replicas() as (server, one, two):
         for it in (one, two):
             async with it.session.get(f"{it.url}/readyz") as answer:
                 assert (answer.status, await answer.text()) == (200, "ok")
@@ -82,13 +73,11 @@ def test_leader_answers_all_verbs_when_they_arrive_elsewhere() -> None:
         assert 'fenka_scheduler_forwarded_total{verb="filter"} 2.0' in text
         assert "fenka_scheduler_leading 0.0" in text
 
-    two_replicas(run)
 
-
-def test_call_is_forwarded_once_when_replicas_disagree_about_the_leader() -> None:
+async def test_call_is_forwarded_once_when_replicas_disagree_about_the_leader() -> None:
     """Two replicas of different opinion who leads do not play ball."""
 
-    async def run(_: FakeApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
+    async with two_replicas() as (_, one, two):
         for verb, body in (
             ("filter", {"Pod": pod_json("p", 4), "NodeNames": ["n"]}),
             ("bind", {"PodName": "p", "PodNamespace": "default", "Node": "n"}),
@@ -101,13 +90,11 @@ def test_call_is_forwarded_once_when_replicas_disagree_about_the_leader() -> Non
         body = {"Pod": pod_json("p", 4), "NodeNames": ["n"]}
         assert '"NodeNames":["n"]' in (await post(one, "filter", body, {FORWARDED: "two"}))[1]
 
-    two_replicas(run)
 
-
-def test_error_names_the_leader_when_it_does_not_answer() -> None:
+async def test_error_names_the_leader_when_it_does_not_answer() -> None:
     """In the field that each verb's answer has for it."""
 
-    async def run(_: FakeApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
+    async with two_replicas() as (_, one, two):
         await one.die()
         answer = await two.filter(pod_json("p", 4), "n")
         assert answer["Error"].startswith("fenka: the leader one does not answer: ")
@@ -118,25 +105,21 @@ def test_error_names_the_leader_when_it_does_not_answer() -> None:
         await two.takes_over()
         assert (await two.filter(pod_json("p", 4), "n"))["NodeNames"] == ["n"]
 
-    two_replicas(run)
 
-
-def test_call_fails_when_the_leader_has_no_address() -> None:
+async def test_call_fails_when_the_leader_has_no_address() -> None:
     """It was started by hand, without an address to advertise."""
 
-    async def run(server: FakeApiServer, _: SchedulerHarness, two: SchedulerHarness) -> None:
+    async with two_replicas(told=False) as (server, _, two):
         answer = await two.filter(pod_json("p", 4), "n")
         assert answer["Error"] == "fenka: the leader one has not published its address"
         lease = server.get("leases", "fenka-scheduler", "kube-system")
         assert lease["metadata"]["annotations"][ADDRESS] == ""
 
-    two_replicas(run, told=False)
 
-
-def test_late_call_is_forwarded_when_the_replica_ends() -> None:
+async def test_late_call_is_forwarded_when_the_replica_ends() -> None:
     """It is not ready any more, but kube-proxy does not know yet; the connection is closed."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
+    async with two_replicas() as (server, one, two):
         stopping = asyncio.create_task(one.replica.stop())
         await until(
             lambda: one.replica.leadership.leader == "two" and two.replica.leadership.leading
@@ -152,13 +135,12 @@ def test_late_call_is_forwarded_when_the_replica_ends() -> None:
         async with one.session.get(f"{one.url}/readyz") as answer:
             assert (answer.status, await answer.text()) == (503, "not ready: it is ending")
 
-    two_replicas(run)
 
-
-def test_replica_is_not_ready_when_it_cannot_read_the_lease() -> None:
+async def test_replica_is_not_ready_when_it_cannot_read_the_lease() -> None:
     """It would forward calls to a replica that may not lead any more."""
 
-    async def run(server: FakeApiServer, _: SchedulerHarness, two: SchedulerHarness) -> None:
+    async with two_replicas() as (server, _, two):
+
         async def no_leases(request: web.Request) -> web.StreamResponse | None:
             return web.Response(status=503) if "leases" in request.path else None
 
@@ -169,8 +151,6 @@ def test_replica_is_not_ready_when_it_cannot_read_the_lease() -> None:
         server.before = None
         await until(lambda: two.replica.leadership.ready)
 
-    two_replicas(run)
-
 
 def test_url_has_brackets_when_the_address_is_ipv6() -> None:
     """A pod's IP is either."""
@@ -178,10 +158,10 @@ def test_url_has_brackets_when_the_address_is_ipv6() -> None:
     assert url("fd00::1", 12345) == "http://[fd00::1]:12345"
 
 
-def test_standby_binds_when_the_lease_of_a_killed_leader_has_expired() -> None:
+async def test_standby_binds_when_the_lease_of_a_killed_leader_has_expired() -> None:
     """It lists everything again first: what the other bound last counts."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness, two: SchedulerHarness) -> None:
+    async with two_replicas() as (server, one, two):
         server.mute = True
         assert await one.bind(put_pod(server, "p", 12), "n") == ""
         await one.die()
@@ -189,13 +169,12 @@ def test_standby_binds_when_the_lease_of_a_killed_leader_has_expired() -> None:
         assert two.held("n") == T4_MIB * 12 // 14
         assert "can't place" in await two.bind(put_pod(server, "q", 4), "n")
 
-    two_replicas(run)
 
-
-def test_leader_lists_nothing_again_when_only_its_renewals_failed() -> None:
+async def test_leader_lists_nothing_again_when_only_its_renewals_failed() -> None:
     """Nobody else held the lease, so nobody else bound anything."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness, _: SchedulerHarness) -> None:
+    async with two_replicas() as (server, one, _):
+
         async def no_leases(request: web.Request) -> web.StreamResponse | None:
             return web.Response(status=503) if "leases" in request.path else None
 
@@ -205,5 +184,3 @@ def test_leader_lists_nothing_again_when_only_its_renewals_failed() -> None:
         server.before = None
         await until(lambda: one.replica.election.leading)
         assert one.replica.leadership.leading
-
-    two_replicas(run)

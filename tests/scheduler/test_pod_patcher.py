@@ -18,7 +18,7 @@ from fenka.scheduler.pod_patcher import (
 )
 from tests.builders import T4_MIB, a_pod, node_json, pod_json
 from tests.fakes.api_server import FakeApiServer, api_server
-from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
+from tests.scheduler.replica_kit import put_pod, scheduler
 from tests.waiting import until
 
 GATED = {"schedulingGates": [{"name": QUEUE_GATE}]}
@@ -75,86 +75,77 @@ def forbid(*names: str) -> web.HTTPForbidden:
     return web.HTTPForbidden(text=json.dumps(status), content_type="application/json")
 
 
-def test_label_is_set_when_a_pod_is_due() -> None:
+async def test_label_is_set_when_a_pod_is_due() -> None:
     """A deleted pod is skipped; nothing is patched while another replica leads."""
 
-    async def go() -> None:
-        async with api_server() as server, server.api() as api:
-            put_pod(server, "p", 4, uid="p")
-            batches, leads, passes = [[a_pod("gone", 4), a_pod("p", 4, uid="p")]], False, Passes()
+    async with api_server() as server, server.api() as api:
+        put_pod(server, "p", 4, uid="p")
+        batches, leads, passes = [[a_pod("gone", 4), a_pod("p", 4, uid="p")]], False, Passes()
 
-            def due(_: int) -> Sequence[Pod]:
-                return batches.pop() if batches else ()
+        def due(_: int) -> Sequence[Pod]:
+            return batches.pop() if batches else ()
 
-            patcher = PodPatcher(
-                api, requeue_body, due, lambda: leads, 0.1, retry_after_s=0, sleep=passes.sleep
-            )
-            async with running(patcher):
-                await passes.more()
-                assert label(server, "p") is None
-                leads = True
-                await until(lambda: label(server, "p") is not None)
-
-    asyncio.run(go())
+        patcher = PodPatcher(
+            api, requeue_body, due, lambda: leads, 0.1, retry_after_s=0, sleep=passes.sleep
+        )
+        async with running(patcher):
+            await passes.more()
+            assert label(server, "p") is None
+            leads = True
+            await until(lambda: label(server, "p") is not None)
 
 
-def test_gate_is_removed_only_when_the_replica_leads() -> None:
+async def test_gate_is_removed_only_when_the_replica_leads() -> None:
     """A standby leaves it."""
 
-    async def go() -> None:
-        async with api_server() as server, server.api() as api:
-            server.put("pods", {**pod_json("p", 4, uid="p"), "spec": dict(GATED)})
-            pods, leads, passes = [a_pod("p", 4, uid="p")], False, Passes()
-            patcher = PodPatcher(
-                api, ungate_body, lambda _: pods, lambda: leads, 0.1, sleep=passes.sleep
-            )
-            async with running(patcher):
-                await passes.more()
-                assert gates(server, "p") == GATED["schedulingGates"]
-                leads = True
-                await until(lambda: gates(server, "p") is None)
-
-    asyncio.run(go())
+    async with api_server() as server, server.api() as api:
+        server.put("pods", {**pod_json("p", 4, uid="p"), "spec": dict(GATED)})
+        pods, leads, passes = [a_pod("p", 4, uid="p")], False, Passes()
+        patcher = PodPatcher(
+            api, ungate_body, lambda _: pods, lambda: leads, 0.1, sleep=passes.sleep
+        )
+        async with running(patcher):
+            await passes.more()
+            assert gates(server, "p") == GATED["schedulingGates"]
+            leads = True
+            await until(lambda: gates(server, "p") is None)
 
 
-def test_request_is_repeated_after_a_pause_when_it_is_refused() -> None:
+async def test_request_is_repeated_after_a_pause_when_it_is_refused() -> None:
     """One pod that cannot be changed costs one request in five seconds; others are patched."""
 
-    async def go() -> None:
-        patched: list[str] = []
-        now, passes = 0.0, Passes()
+    patched: list[str] = []
+    now, passes = 0.0, Passes()
 
-        async def refuse_one(request: web.Request) -> None:
-            if request.method == "PATCH":
-                patched.append(request.path.rpartition("/")[2])
-                if patched[-1] == "stuck":
-                    raise forbid("stuck")
+    async def refuse_one(request: web.Request) -> None:
+        if request.method == "PATCH":
+            patched.append(request.path.rpartition("/")[2])
+            if patched[-1] == "stuck":
+                raise forbid("stuck")
 
-        async with api_server() as server, server.api() as api:
-            pods = [a_pod("stuck", 4, uid="stuck"), a_pod("p", 4, uid="p")]
-            for pod in pods:
-                put_pod(server, pod.metadata.name, 4, uid=pod.metadata.uid)
-            server.before = refuse_one
-            patcher = PodPatcher(
-                api,
-                ungate_body,
-                lambda _: pods,
-                lambda: True,
-                0.1,
-                sleep=passes.sleep,
-                clock=lambda: now,
-            )
-            async with running(patcher):
-                await passes.more()
-                await passes.more()
-                assert sorted(patched) == ["p", "stuck"]
-                now = RETRY_AFTER_S
-                await until(lambda: patched.count("stuck") == 2)
-
-    asyncio.run(go())
+    async with api_server() as server, server.api() as api:
+        pods = [a_pod("stuck", 4, uid="stuck"), a_pod("p", 4, uid="p")]
+        for pod in pods:
+            put_pod(server, pod.metadata.name, 4, uid=pod.metadata.uid)
+        server.before = refuse_one
+        patcher = PodPatcher(
+            api,
+            ungate_body,
+            lambda _: pods,
+            lambda: True,
+            0.1,
+            sleep=passes.sleep,
+            clock=lambda: now,
+        )
+        async with running(patcher):
+            await passes.more()
+            await passes.more()
+            assert sorted(patched) == ["p", "stuck"]
+            now = RETRY_AFTER_S
+            await until(lambda: patched.count("stuck") == 2)
 
 
-def test_error_is_logged_once_when_patching_is_forbidden(
+async def test_error_is_logged_once_when_patching_is_forbidden(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nothing else fails."""
@@ -163,27 +154,22 @@ def test_error_is_logged_once_when_patching_is_forbidden(
         if request.method == "PATCH":
             raise forbid("p")
 
-    async def go() -> None:
-        async with api_server() as server, server.api() as api:
-            put_pod(server, "p", 4, uid="p")
-            server.before = refuse
-            patcher = PodPatcher(api, requeue_body, lambda _: (), lambda: True, 0.1)
-            for _ in range(2):
-                await patcher.patch(a_pod("p", 4, uid="p"))
-            assert label(server, "p") is None
-
-    asyncio.run(go())
+    async with api_server() as server, server.api() as api:
+        put_pod(server, "p", 4, uid="p")
+        server.before = refuse
+        patcher = PodPatcher(api, requeue_body, lambda _: (), lambda: True, 0.1)
+        for _ in range(2):
+            await patcher.patch(a_pod("p", 4, uid="p"))
+        assert label(server, "p") is None
     assert len([it for it in caplog.messages if "cannot patch" in it]) == 1
 
 
-def test_replica_ungates_a_pod_when_the_informer_brings_it() -> None:
+async def test_replica_ungates_a_pod_when_the_informer_brings_it() -> None:
     """As it is wired: the gate is removed, and filter answers."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(node_json("n", T4_MIB)) as (server, one):
         pod = pod_json("p", 4, uid="p")
         pod["spec"] |= GATED
         server.put("pods", pod)
         await until(lambda: gates(server, "p") is None)
         assert (await one.filter(pod, "n"))["NodeNames"] == ["n"]
-
-    scenario(run, node_json("n", T4_MIB))

@@ -11,8 +11,7 @@ from aiohttp import web
 from fenka.scheduler.request_bodies import MIB, SMALL, BodyLimits, BodyReader, BodyRejected
 from fenka.scheduler.server import PREFIX, Access
 from tests.builders import T4_MIB, node_json, pod_json
-from tests.fakes.api_server import FakeApiServer
-from tests.scheduler.replica_kit import SchedulerHarness, scenario
+from tests.scheduler.replica_kit import SchedulerHarness, scheduler
 from tests.waiting import until
 
 NODE = node_json("n", T4_MIB)
@@ -48,10 +47,10 @@ def of_size(size: int) -> bytes:
     return text.encode().ljust(size)
 
 
-def test_body_is_not_read_when_its_length_is_over_the_limit() -> None:
+async def test_body_is_not_read_when_its_length_is_over_the_limit() -> None:
     """200 MB at a time ended both replicas for want of memory."""
 
-    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (_, one):
         caller = await Caller.of(one)
         caller.writer.write(f"{FILTER}Content-Length: {200 * MIB}\r\n\r\n".encode())
         status, text = await caller.answer()
@@ -65,13 +64,12 @@ def test_body_is_not_read_when_its_length_is_over_the_limit() -> None:
         caller.writer.write(f"{head}Content-Length: {200 * MIB}\r\n\r\n".encode())
         assert (await caller.answer())[0] == 413
 
-    scenario(run, NODE)
 
-
-def test_chunked_body_is_rejected_when_it_grows_over_the_limit() -> None:
+async def test_chunked_body_is_rejected_when_it_grows_over_the_limit() -> None:
     """Its size is in no header."""
 
-    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (_, one):
+
         async def endless() -> AsyncIterator[bytes]:
             for _ in range(9 * 16):
                 yield b" " * (MIB // 16)
@@ -84,30 +82,24 @@ def test_chunked_body_is_rejected_when_it_grows_over_the_limit() -> None:
             pytest.fail("the connection ended before the answer")
         assert (await one.filter(pod_json("p", 4), "n"))["NodeNames"] == ["n"]
 
-    scenario(run, NODE)
 
-
-def test_body_is_rejected_when_it_is_compressed() -> None:
+async def test_body_is_rejected_when_it_is_compressed() -> None:
     """A few bytes can expand to many."""
 
-    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (_, one):
         where = f"{one.url}{PREFIX}/filter"
         headers = {"Content-Encoding": "gzip"}
         async with one.session.post(where, data=b"\x1f\x8b", headers=headers) as answer:
             assert "compressed" in (await answer.json())["Error"]
 
-    scenario(run, NODE)
 
-
-def test_body_is_answered_when_it_is_within_the_limit() -> None:
+async def test_body_is_answered_when_it_is_within_the_limit() -> None:
     """Whole nodes where the bound is as high."""
 
-    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE, access=Access(BodyLimits(10 * MIB, 10 * MIB))) as (_, one):
         where = f"{one.url}{PREFIX}/filter"
         async with one.session.post(where, data=of_size(9 * MIB)) as answer:
             assert (await answer.json())["NodeNames"] == ["n"]
-
-    scenario(run, NODE, access=Access(BodyLimits(10 * MIB, 10 * MIB)))
 
 
 def bodies(*bounds: int) -> BodyReader:
@@ -134,60 +126,54 @@ async def _parts(payload: asyncio.StreamReader) -> AsyncIterator[bytes]:
         yield part
 
 
-def test_large_body_waits_when_others_use_up_the_limit() -> None:
+async def test_large_body_waits_when_others_use_up_the_limit() -> None:
     """Small ones do not wait, and every reservation ends with its body."""
 
-    async def go() -> None:
-        held = bodies(4 * MIB, 6 * MIB)
-        done: list[str] = []
+    held = bodies(4 * MIB, 6 * MIB)
+    done: list[str] = []
 
-        async def read(name: str, size: int, enough: asyncio.Event) -> None:
-            async def run(request: web.Request, payload: asyncio.StreamReader) -> None:
-                payload.feed_data(b" " * size)
-                payload.feed_eof()
-                async with held.reading(request) as body:
-                    assert len(body) == size
-                    done.append(name)
-                    await enough.wait()
+    async def read(name: str, size: int, enough: asyncio.Event) -> None:
+        async def run(request: web.Request, payload: asyncio.StreamReader) -> None:
+            payload.feed_data(b" " * size)
+            payload.feed_eof()
+            async with held.reading(request) as body:
+                assert len(body) == size
+                done.append(name)
+                await enough.wait()
 
-            await with_request(run, size)
+        await with_request(run, size)
 
-        first, rest = asyncio.Event(), asyncio.Event()
-        rest.set()
-        tasks = [asyncio.create_task(read("first", 4 * MIB, first))]
-        await until(lambda: done == ["first"])
-        tasks.append(asyncio.create_task(read("second", 4 * MIB, rest)))
-        tasks.append(asyncio.create_task(read("small", SMALL, rest)))
-        await until(lambda: "small" in done)
-        assert done == ["first", "small"]
-        assert held.held == 4 * MIB
-        first.set()
-        await asyncio.gather(*tasks)
-        assert done == ["first", "small", "second"]
-        assert held.held == 0
-
-    asyncio.run(go())
+    first, rest = asyncio.Event(), asyncio.Event()
+    rest.set()
+    tasks = [asyncio.create_task(read("first", 4 * MIB, first))]
+    await until(lambda: done == ["first"])
+    tasks.append(asyncio.create_task(read("second", 4 * MIB, rest)))
+    tasks.append(asyncio.create_task(read("small", SMALL, rest)))
+    await until(lambda: "small" in done)
+    assert done == ["first", "small"]
+    assert held.held == 4 * MIB
+    first.set()
+    await asyncio.gather(*tasks)
+    assert done == ["first", "small", "second"]
+    assert held.held == 0
 
 
-def test_chunked_body_reserves_its_size_when_it_grows() -> None:
+async def test_chunked_body_reserves_its_size_when_it_grows() -> None:
     """It reserves nothing after it was rejected."""
 
-    async def go() -> None:
-        held = bodies(2 * MIB, 2 * MIB)
+    held = bodies(2 * MIB, 2 * MIB)
 
-        async def run(request: web.Request, payload: asyncio.StreamReader) -> None:
-            async def read() -> None:
-                async with held.reading(request):
-                    pass
+    async def run(request: web.Request, payload: asyncio.StreamReader) -> None:
+        async def read() -> None:
+            async with held.reading(request):
+                pass
 
-            task = asyncio.create_task(read())
-            payload.feed_data(b" " * MIB)
-            await until(lambda: held.held == MIB)
-            payload.feed_data(b" " * (MIB + 1))
-            with pytest.raises(BodyRejected, match="more than 2 MiB"):
-                await task
+        task = asyncio.create_task(read())
+        payload.feed_data(b" " * MIB)
+        await until(lambda: held.held == MIB)
+        payload.feed_data(b" " * (MIB + 1))
+        with pytest.raises(BodyRejected, match="more than 2 MiB"):
+            await task
 
-        await with_request(run, None)
-        assert held.held == 0
-
-    asyncio.run(go())
+    await with_request(run, None)
+    assert held.held == 0

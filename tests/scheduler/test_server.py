@@ -9,7 +9,7 @@ from fenka import __version__
 from fenka.dialects import gpushare
 from tests.builders import T4_MIB, node_json, on_card, pod_json
 from tests.fakes.api_server import FakeApiServer
-from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scenario
+from tests.scheduler.replica_kit import SchedulerHarness, put_pod, scheduler
 from tests.waiting import until
 
 NODE = node_json("n", T4_MIB)
@@ -25,10 +25,10 @@ async def raw(
         return answer.status, await answer.text()
 
 
-def test_server_answers_4xx_when_the_request_is_not_of_the_protocol() -> None:
+async def test_server_answers_4xx_when_the_request_is_not_of_the_protocol() -> None:
     """Paths, methods and bodies that are no requests."""
 
-    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (_, one):
         rows: list[tuple[str, str, bytes | None, int]] = [
             ("GET", f"{PREFIX}/filter", None, 405),
             ("GET", f"{PREFIX}/bind", None, 405),
@@ -48,8 +48,6 @@ def test_server_answers_4xx_when_the_request_is_not_of_the_protocol() -> None:
         assert await raw(one, "GET", "/version") == (200, __version__)
         assert (await raw(one, "POST", f"{PREFIX}/filter"))[1] == "Please send a request body"
 
-    scenario(run, NODE)
-
 
 @pytest.mark.parametrize(
     ("body", "error"),
@@ -65,10 +63,10 @@ def test_server_answers_4xx_when_the_request_is_not_of_the_protocol() -> None:
         ("\x00", "malformed"),
     ],
 )
-def test_filter_answers_200_when_the_body_is_invalid(body: str, error: str) -> None:
+async def test_filter_answers_200_when_the_body_is_invalid(body: str, error: str) -> None:
     """Whatever came."""
 
-    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (_, one):
         status, text = await raw(one, "POST", f"{PREFIX}/filter", body.encode())
         answer = json.loads(text)
         assert status == 200
@@ -81,13 +79,11 @@ def test_filter_answers_200_when_the_body_is_invalid(body: str, error: str) -> N
         ]
         assert error in answer["Error"]
 
-    scenario(run, NODE)
 
-
-def test_filter_answers_in_kind_when_nodes_or_names_are_sent() -> None:
+async def test_filter_answers_in_kind_when_nodes_or_names_are_sent() -> None:
     """Nodes are returned as they were sent."""
 
-    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (_, one):
         pod = pod_json("p", 4)
         answer = await one.post("filter", {"pod": pod, "NODENAMES": ["n", "m"]})
         assert answer["NodeNames"] == ["n"]
@@ -101,26 +97,22 @@ def test_filter_answers_in_kind_when_nodes_or_names_are_sent() -> None:
         answer = await one.post("filter", {"Pod": pod, "Nodes": {"items": [sent, other]}})
         assert answer["Nodes"] == {"metadata": {}, "items": [sent]}
 
-    scenario(run, NODE)
 
-
-def test_prioritize_answers_a_list_of_hosts_and_scores() -> None:
+async def test_prioritize_answers_a_list_of_hosts_and_scores() -> None:
     """A list of host and score."""
 
-    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(node_json("a", T4_MIB), node_json("b", T4_MIB)) as (_, one):
         body = {"Pod": pod_json("p", 4), "NodeNames": ["b", "a"]}
         assert await one.post("prioritize", body) == [
             {"Host": "b", "Score": 0},
             {"Host": "a", "Score": 10},
         ]
 
-    scenario(run, node_json("a", T4_MIB), node_json("b", T4_MIB))
 
-
-def test_preempt_answers_by_uid_when_victims_are_sent_either_way() -> None:
+async def test_preempt_answers_by_uid_when_victims_are_sent_either_way() -> None:
     """Nodes where it does not help are left out; the counted disruptions stay."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE, node_json("m", T4_MIB)) as (server, one):
         low = put_pod(
             server, "low", 12, node="n", uid="low", priority=1, annotations=on_card(0, 12)
         )
@@ -146,13 +138,11 @@ def test_preempt_answers_by_uid_when_victims_are_sent_either_way() -> None:
         }
         assert await one.post("preempt", {"pod": pod, "nodenametovictims": whole}) == expected
 
-    scenario(run, NODE, node_json("m", T4_MIB))
 
-
-def test_inspect_shows_nodes_cards_and_pods() -> None:
+async def test_inspect_shows_nodes_cards_and_pods() -> None:
     """Also a card that is overcommitted by somebody else's record."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE, node_json("plain")) as (server, one):
         pods = [
             put_pod(server, f"p{i}", 10, node="n", annotations=on_card(0, 10)) for i in range(2)
         ]
@@ -167,13 +157,12 @@ def test_inspect_shows_nodes_cards_and_pods() -> None:
         assert status == 404
         assert json.loads(text) == {"nodes": [], "error": 'node "gone" not found'}
 
-    scenario(run, NODE, node_json("plain"))
 
-
-def test_only_one_request_fails_when_it_hits_a_bug() -> None:
+async def test_only_one_request_fails_when_it_hits_a_bug() -> None:
     """The answer is never 5xx."""
 
-    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (_, one):
+
         def broken(*_: object) -> None:
             raise RuntimeError("bug")
 
@@ -184,13 +173,11 @@ def test_only_one_request_fails_when_it_hits_a_bug() -> None:
         extender.filter = right  # type: ignore[method-assign]
         assert (await one.filter(pod_json("p", 4), "n"))["NodeNames"] == ["n"]
 
-    scenario(run, NODE)
 
-
-def test_metrics() -> None:
+async def test_metrics() -> None:
     """By name, as the page lists them."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         pod, waiting = put_pod(server, "p", 4), put_pod(server, "w", 4)
         await until(lambda: one.knows(pod, waiting))
         assert await one.bind(pod, "n") == ""
@@ -209,8 +196,6 @@ def test_metrics() -> None:
         assert "fenka_scheduler_waiting_oldest_seconds" in text
         assert 'fenka_scheduler_watch_age_seconds{collection="pods"}' in text
 
-    scenario(run, NODE)
-
 
 # ---- what people are told by events ----
 
@@ -226,10 +211,10 @@ UNSCHEDULABLE = {
 }
 
 
-def test_event_is_posted_when_kube_scheduler_rejects_before_filter() -> None:
+async def test_event_is_posted_when_kube_scheduler_rejects_before_filter() -> None:
     """NodeResourcesFit says no first. One that was asked about has kube-scheduler's own event."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         asked = put_pod(server, "asked", 20)
         await until(lambda: one.knows(asked))
         await one.filter(asked, "n")
@@ -241,13 +226,11 @@ def test_event_is_posted_when_kube_scheduler_rejects_before_filter() -> None:
         ]
         assert len(server.all("events")) == 1
 
-    scenario(run, NODE)
 
-
-def test_event_is_posted_once_when_a_record_is_invalid() -> None:
+async def test_event_is_posted_once_when_a_record_is_invalid() -> None:
     """For what the pod asks, and no more: its owner may have written them."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(node_json("n", T4_MIB, T4_MIB)) as (server, one):
         bad = pod_json("bad", 4, node="n", annotations={gpushare.IDX: "x"})
         for _ in range(3):
             server.put("pods", bad)
@@ -256,13 +239,11 @@ def test_event_is_posted_once_when_a_record_is_invalid() -> None:
         assert "ALIYUN_COM_GPU_MEM_IDX is 'x'" in note
         assert one.held("n", 0) + one.held("n", 1) == T4_MIB * 4 // 14
 
-    scenario(run, node_json("n", T4_MIB, T4_MIB))
 
-
-def test_event_is_posted_when_a_label_closes_a_node_with_pods() -> None:
+async def test_event_is_posted_when_a_label_closes_a_node_with_pods() -> None:
     """Existing pods stay."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         pod = put_pod(server, "p", 4)
         assert await one.bind(pod, "n") == ""
         server.put("nodes", node_json("n", T4_MIB, labels={"gpushare": "false"}))
@@ -271,13 +252,12 @@ def test_event_is_posted_when_a_label_closes_a_node_with_pods() -> None:
         assert "gpushare=false takes it out of sharing; 1 of its pods keep what they have" in note
         assert one.held("n") == T4_MIB * 4 // 14
 
-    scenario(run, NODE)
 
-
-def test_cards_are_unhealthy_when_gpushares_config_map_lists_them() -> None:
+async def test_cards_are_unhealthy_when_gpushares_config_map_lists_them() -> None:
     """What is not an index is ignored; without the ConfigMap all are healthy again."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(node_json("n", T4_MIB, T4_MIB)) as (server, one):
+
         def config_map(gpus: str) -> None:
             meta = {"name": "unhealthy-gpu-n", "namespace": "kube-system"}
             server.put("configmaps", {"metadata": meta, "data": {"gpus": gpus}})
@@ -294,21 +274,17 @@ def test_cards_are_unhealthy_when_gpushares_config_map_lists_them() -> None:
         server.remove("configmaps", "unhealthy-gpu-n", "kube-system")
         await until(lambda: healthy() == [True, True])
 
-    scenario(run, node_json("n", T4_MIB, T4_MIB))
 
-
-def test_node_is_replaced_when_its_uid_changes() -> None:
+async def test_node_is_replaced_when_its_uid_changes() -> None:
     """Its UID tells."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         server.remove("nodes", "n")
         await until(lambda: one.replica.cluster.node("n") is None)
         again = node_json("n", T4_MIB)
         again["metadata"]["uid"] = "another"
         server.put("nodes", again)
         await until(lambda: one.replica.cluster.shared_node("n") is not None)
-
-    scenario(run, NODE)
 
 
 # ---- the order ----
@@ -321,10 +297,10 @@ def refused(name: str, units: int, minute: int, **rest: Any) -> dict[str, Any]:
     return {**pod, "status": UNSCHEDULABLE}
 
 
-def test_later_pod_waits_when_an_earlier_one_is_pending() -> None:
+async def test_later_pod_waits_when_an_earlier_one_is_pending() -> None:
     """From filter to bind, in sentences, events and metrics."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         holder = put_pod(server, "h", 8, node="n", annotations=on_card(0, 8))
         head, later = (
             server.put("pods", refused("head", 12, 1)),
@@ -351,13 +327,11 @@ def test_later_pod_waits_when_an_earlier_one_is_pending() -> None:
         assert await one.bind(head, "n") == ""
         assert "too little memory" in (await one.filter(later, "n"))["FailedNodes"]["n"]
 
-    scenario(run, NODE)
 
-
-def test_event_has_the_position_when_kube_scheduler_counts_too_few_units() -> None:
+async def test_event_has_the_position_when_kube_scheduler_counts_too_few_units() -> None:
     """In its event."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE) as (server, one):
         put_pod(server, "h", 8, node="n", annotations=on_card(0, 8))
         await until(lambda: one.held("n") > 0)
         server.put("pods", refused("first", 12, 1))
@@ -367,5 +341,3 @@ def test_event_has_the_position_when_kube_scheduler_counts_too_few_units() -> No
             assert notes(server, name) == [
                 f"fenka: 0/1 GPUs fit: 1 too little memory; position {position} in the queue"
             ]
-
-    scenario(run, NODE)

@@ -17,9 +17,9 @@ from fenka.scheduler.credentials import Credentials, InvalidCredentials
 from fenka.scheduler.main import http_server, url
 from fenka.scheduler.server import PREFIX, Access
 from tests.builders import T4_MIB, node_json
-from tests.fakes.api_server import FakeApiServer, api_server
+from tests.fakes.api_server import api_server
 from tests.fakes.clock import Clock
-from tests.scheduler.replica_kit import SchedulerHarness, extender, put_pod, scenario
+from tests.scheduler.replica_kit import extender, put_pod, scheduler
 from tests.scheduler.tls_kit import access, fresh, write
 from tests.waiting import until
 
@@ -46,10 +46,12 @@ async def bind(url: str, context: Any, pod: Any) -> str:
             return type(why).__name__
 
 
-def test_connection_is_refused_when_the_certificate_is_not_of_the_authority(tmp_path: Path) -> None:
+async def test_connection_is_refused_when_the_certificate_is_not_of_the_authority(
+    tmp_path: Path,
+) -> None:
     """No certificate, another authority's, the server's own, plain HTTP: nothing is even read."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE, access=access(tmp_path / "own")) as (server, one):
         pod = put_pod(server, "p", 4)
         as_server = anonymous()
         as_server.load_cert_chain(tmp_path / "own" / "server.crt", tmp_path / "own" / "server.key")
@@ -66,37 +68,30 @@ def test_connection_is_refused_when_the_certificate_is_not_of_the_authority(tmp_
         assert not server.get("pods", "p", "default")["spec"].get("nodeName")
         assert await one.bind(pod, "n") == ""
 
-    scenario(run, NODE, access=access(tmp_path / "own"))
 
-
-def test_call_is_forwarded_when_the_leader_has_a_certificate_of_the_authority(
-    tmp_path: Path,
+@pytest.mark.parametrize("other", [False, True])
+async def test_call_is_forwarded_only_when_the_leader_has_a_certificate_of_the_authority(
+    tmp_path: Path, other: bool
 ) -> None:
-    """And believe no leader of another authority."""
-
-    async def go(other: bool) -> None:
-        async with api_server() as server:
-            server.put("nodes", NODE)
-            clock = Clock()
-            mine = access(tmp_path / "own")
-            theirs = access(tmp_path / "other") if other else mine
-            async with extender(server, "one", clock, access=theirs) as one:
-                await until(lambda: one.replica.leadership.leading)
-                async with extender(server, "two", clock, access=mine) as two:
-                    await until(lambda: two.replica.leadership.ready)
-                    pod = put_pod(server, "p", 4)
-                    error = await two.bind(pod, "n")
-                    assert ("the leader one does not answer" in error) if other else error == ""
-
-    asyncio.run(go(other=False))
-    asyncio.run(go(other=True))
+    """A leader of another authority is not believed."""
+    clock = Clock()
+    own = access(tmp_path / "own")
+    leaders = access(tmp_path / "other") if other else own
+    async with api_server() as server:
+        server.put("nodes", NODE)
+        async with extender(server, "one", clock, access=leaders) as one:
+            await until(lambda: one.replica.leadership.leading)
+            async with extender(server, "two", clock, access=own) as two:
+                await until(lambda: two.replica.leadership.ready)
+                error = await two.bind(put_pod(server, "p", 4), "n")
+                assert ("the leader one does not answer" in error) if other else error == ""
 
 
-def test_certificates_are_reloaded_when_they_are_renewed(tmp_path: Path) -> None:
+async def test_certificates_are_reloaded_when_they_are_renewed(tmp_path: Path) -> None:
     """Open connections stay; certificates that cannot be used are not loaded."""
     given = access(tmp_path / "own")
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE, access=given) as (server, one):
         assert given.credentials
         first, second = put_pod(server, "a", 4), put_pod(server, "b", 4)
         assert await one.bind(first, "n") == ""
@@ -113,13 +108,11 @@ def test_certificates_are_reloaded_when_they_are_renewed(tmp_path: Path) -> None
         renewed = Credentials(tmp_path / "own")
         assert "200" in await bind(one.url, renewed.client, second)
 
-    scenario(run, NODE, access=given)
 
-
-def test_read_only_paths_need_no_certificate_when_they_are_open(tmp_path: Path) -> None:
+async def test_read_only_paths_need_no_certificate_when_they_are_open(tmp_path: Path) -> None:
     """On a port of its own."""
 
-    async def run(_: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE, access=access(tmp_path / "own")) as (_, one):
         for closed in (False, True):
             allowed = Access(inspect=not closed, metrics=not closed, credentials=None)
             app = http_server(one.replica, allowed).readable()
@@ -146,8 +139,6 @@ def test_read_only_paths_need_no_certificate_when_they_are_open(tmp_path: Path) 
         for name in ("ca", "server", "client"):
             assert f'fenka_scheduler_certificate_expiry_timestamp_seconds{{name="{name}"}}' in text
 
-    scenario(run, NODE, access=access(tmp_path / "own"))
-
 
 def test_error_names_the_file_when_a_certificate_is_missing(tmp_path: Path) -> None:
     """It says what to do."""
@@ -159,10 +150,10 @@ def test_error_names_the_file_when_a_certificate_is_missing(tmp_path: Path) -> N
         Credentials(tmp_path)
 
 
-def test_kube_scheduler_is_answered_when_handshakes_are_silent(tmp_path: Path) -> None:
+async def test_kube_scheduler_is_answered_when_handshakes_are_silent(tmp_path: Path) -> None:
     """More connections than handshakes are allowed at a time."""
 
-    async def run(server: FakeApiServer, one: SchedulerHarness) -> None:
+    async with scheduler(NODE, access=access(tmp_path / "own")) as (server, one):
         host, port = one.url.removeprefix("https://").split(":")
         silent = [await asyncio.open_connection(host, int(port)) for _ in range(300)]
         assert await one.bind(put_pod(server, "p", 4), "n") == ""
@@ -171,5 +162,3 @@ def test_kube_scheduler_is_answered_when_handshakes_are_silent(tmp_path: Path) -
         for _, writer in silent:
             with contextlib.suppress(ConnectionError):
                 writer.close()
-
-    scenario(run, NODE, access=access(tmp_path / "own"))

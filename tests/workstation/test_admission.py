@@ -66,66 +66,57 @@ async def greeted(connect: Connect, line: bytes = HELLO) -> Streams:
     return reader, writer
 
 
-def test_connection_is_closed_when_it_is_silent(
+async def test_connection_is_closed_when_it_is_silent(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that never say Hello, or only a part of it, and those that say nothing after it."""
     monkeypatch.setattr(admission, "HELLO_TIMEOUT_S", 0.05)
     monkeypatch.setattr(admission, "IDLE_TIMEOUT_S", 0.05)
 
-    async def story() -> None:
-        async with serving(place, Admission(1000, ())) as connect:
-            for words in (b"", HELLO[:5], HELLO, HELLO + CONFIRM[:5]):
-                reader, _ = await greeted(connect, words)
-                assert await reader.read() == b""
-
-    asyncio.run(story())
+    async with serving(place, Admission(1000, ())) as connect:
+        for words in (b"", HELLO[:5], HELLO, HELLO + CONFIRM[:5]):
+            reader, _ = await greeted(connect, words)
+            assert await reader.read() == b""
 
 
-def test_connection_is_kept_when_it_waits_for_a_slice(
+async def test_connection_is_kept_when_it_waits_for_a_slice(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says nothing for as long as it waits, which may be days."""
     monkeypatch.setattr(admission, "IDLE_TIMEOUT_S", 0.05)
     ask = protocol.SubmitJob(JobSpec(["x"], GpuResources("14")))
 
-    async def story() -> None:
-        async with serving(place, Admission(1000, ())) as connect:
-            waiting, writer = await greeted(connect)
-            writer.write(protocol.encode(ask) + b"\n")
-            assert (await said(waiting))["type"] == "job-queued"
-            idle, _ = await greeted(connect)
-            assert await idle.read() == b""
-            writer.write(CONFIRM)
-            assert (await said(waiting))["type"] == "failure"
-
-    asyncio.run(story())
+    async with serving(place, Admission(1000, ())) as connect:
+        waiting, writer = await greeted(connect)
+        writer.write(protocol.encode(ask) + b"\n")
+        assert (await said(waiting))["type"] == "job-queued"
+        idle, _ = await greeted(connect)
+        assert await idle.read() == b""
+        writer.write(CONFIRM)
+        assert (await said(waiting))["type"] == "failure"
 
 
-def test_connection_is_rejected_when_its_user_has_too_many(place: Path) -> None:
+async def test_connection_is_rejected_when_its_user_has_too_many(place: Path) -> None:
     """The next connections get a sentence; once one is closed there is room again."""
     bounds = Admission(256 + 4 * 8, ())
     uid = os.geteuid()
 
-    async def story() -> None:
-        async with serving(place, bounds) as connect:
-            first = await greeted(connect)
-            second = await greeted(connect)
-            refused, _ = await connect()
-            assert (await said(refused))["type"] == "hello"
-            assert "2 connections to the fenka daemon" in (await said(refused))["reason"]
-            assert await refused.read() == b""
-            for _, writer in (first, second):
-                writer.close()
-            await first[0].read()
-            await second[0].read()
-            while bounds._connections[uid]:
-                await asyncio.sleep(0)
-            reader, writer = await greeted(connect)
-            writer.write(CONFIRM)
-            assert (await said(reader))["type"] == "failure"
-
-    asyncio.run(story())
+    async with serving(place, bounds) as connect:
+        first = await greeted(connect)
+        second = await greeted(connect)
+        refused, _ = await connect()
+        assert (await said(refused))["type"] == "hello"
+        assert "2 connections to the fenka daemon" in (await said(refused))["reason"]
+        assert await refused.read() == b""
+        for _, writer in (first, second):
+            writer.close()
+        await first[0].read()
+        await second[0].read()
+        while bounds._connections[uid]:
+            await asyncio.sleep(0)
+        reader, writer = await greeted(connect)
+        writer.write(CONFIRM)
+        assert (await said(reader))["type"] == "failure"
 
 
 def test_root_can_connect_when_other_users_have_all_connections() -> None:
@@ -156,27 +147,24 @@ def test_job_is_rejected_when_its_user_has_too_many() -> None:
         bounds.check_jobs(SOMEBODY, 13, cast("Any", here))
 
 
-def test_requests_are_serialized_when_they_are_of_one_user() -> None:
+async def test_requests_are_serialized_when_they_are_of_one_user() -> None:
     """While one of them is served, another user's is served too."""
 
-    async def story() -> None:
-        bounds, order, go = Admission(1000, ()), list[str](), asyncio.Event()
+    bounds, order, go = Admission(1000, ()), list[str](), asyncio.Event()
 
-        async def ask(uid: int, name: str) -> None:
-            async with bounds.time_share(uid):
-                order.append(name)
-                if name == "first":
-                    await go.wait()
+    async def ask(uid: int, name: str) -> None:
+        async with bounds.time_share(uid):
+            order.append(name)
+            if name == "first":
+                await go.wait()
 
-        first = asyncio.create_task(ask(1, "first"))
-        second = asyncio.create_task(ask(1, "second"))
-        await asyncio.create_task(ask(2, "other"))
-        assert order == ["first", "other"]
-        go.set()
-        await asyncio.gather(first, second)
-        assert order == ["first", "other", "second"]
-
-    asyncio.run(story())
+    first = asyncio.create_task(ask(1, "first"))
+    second = asyncio.create_task(ask(1, "second"))
+    await asyncio.create_task(ask(2, "other"))
+    assert order == ["first", "other"]
+    go.set()
+    await asyncio.gather(first, second)
+    assert order == ["first", "other", "second"]
 
 
 @pytest.mark.parametrize(
@@ -192,27 +180,24 @@ def test_requests_are_serialized_when_they_are_of_one_user() -> None:
     ],
     ids=["hello", "objects", "ask", "surrogate", "long", "long hello", "bytes"],
 )
-def test_other_connections_go_on_when_a_line_is_hostile(
+async def test_other_connections_go_on_when_a_line_is_hostile(
     place: Path, words: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """No traceback: a log that anybody can write to would fill the disk."""
 
-    async def story() -> None:
-        async with serving(place, Admission(1000, ())) as connect:
-            reader, writer = await greeted(connect, words)
-            with contextlib.suppress(ConnectionError):
-                await writer.drain()
-                rest = await reader.read()
-                assert not rest or msgspec.json.decode(rest)["type"] == "failure"
-            again, writer = await greeted(connect)
-            writer.write(CONFIRM)
-            assert (await said(again))["type"] == "failure"
-
-    asyncio.run(story())
+    async with serving(place, Admission(1000, ())) as connect:
+        reader, writer = await greeted(connect, words)
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+            rest = await reader.read()
+            assert not rest or msgspec.json.decode(rest)["type"] == "failure"
+        again, writer = await greeted(connect)
+        writer.write(CONFIRM)
+        assert (await said(again))["type"] == "failure"
     assert capfd.readouterr().err == ""
 
 
-def test_log_has_one_line_when_a_request_fails_unexpectedly(
+async def test_log_has_one_line_when_a_request_fails_unexpectedly(
     place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says what failed and where; the daemon goes on."""
@@ -222,14 +207,11 @@ def test_log_has_one_line_when_a_request_fails_unexpectedly(
 
     monkeypatch.setattr(RequestHandler, "_confirm", fail)
 
-    async def story() -> None:
-        async with serving(place, Admission(1000, ())) as connect:
-            for _ in range(2):
-                reader, writer = await greeted(connect)
-                writer.write(CONFIRM)
-                assert "failed to do it" in (await said(reader))["reason"]
-
-    asyncio.run(story())
+    async with serving(place, Admission(1000, ())) as connect:
+        for _ in range(2):
+            reader, writer = await greeted(connect)
+            writer.write(CONFIRM)
+            assert "failed to do it" in (await said(reader))["reason"]
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 2
     assert "ZeroDivisionError: two lines (test_admission.py:" in lines[0]

@@ -1,6 +1,5 @@
 """Which lease a process is in, when other users imitate membership or programs try to hide it."""
 
-import asyncio
 import contextlib
 import os
 import subprocess
@@ -224,9 +223,9 @@ def a_job(namespace: int, **fields: object) -> Job:
     return job("0123abcd", **(running | fields))
 
 
-def seen(job: Job, leases: Path) -> list[int]:
+async def seen(job: Job, leases: Path) -> list[int]:
     """Who is in it by one look."""
-    look = asyncio.run(lease_processes.LeaseProcesses(lambda: [job], leases).scan())
+    look = await lease_processes.LeaseProcesses(lambda: [job], leases).scan()
     assert look.complete
     return look.pids(job.id)
 
@@ -241,12 +240,12 @@ def leases(tmp_path: Path) -> Path:
 
 
 @as_root
-def test_lease_is_not_held_when_another_user_mounts_it(leases: Path) -> None:
+async def test_lease_is_not_held_when_another_user_mounts_it(leases: Path) -> None:
     """Where root's lease has no user namespace the mount counts, but not in one of somebody else's."""
     lease = str(leases / "0123abcd" / "lease")
     job = a_job(procfs.namespace_inode("self", "user"))
     with stranger(*in_own_namespaces(BIND, lease)):
-        assert seen(job, leases) == []
+        assert await seen(job, leases) == []
     with subprocess.Popen(
         ["unshare", "--mount", "sh", "-c", BIND, "sh", lease],
         stdin=subprocess.PIPE,
@@ -255,7 +254,7 @@ def test_lease_is_not_held_when_another_user_mounts_it(leases: Path) -> None:
         assert holder.stdin
         assert holder.stdout
         assert holder.stdout.readline() == b"ready\n"
-        assert holder.pid in seen(job, leases)
+        assert holder.pid in await seen(job, leases)
         assert holder.pid in lease_processes.LeaseProcesses(list, leases).unrecorded_holders(job.id)
         holder.stdin.close()
 
@@ -274,7 +273,7 @@ def test_scan_finds_a_process_when_it_was_forked_meanwhile(
     assert scan.pids("it") in ([], [os.getpid()])
 
 
-def test_lease_is_kept_when_a_candidate_cannot_be_inspected(
+async def test_lease_is_kept_when_a_candidate_cannot_be_inspected(
     leases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless its users are ours, or it is older than the job."""
@@ -286,13 +285,13 @@ def test_lease_is_kept_when_a_candidate_cannot_be_inspected(
 
     namespace = procfs.namespace_inode
     monkeypatch.setattr(procfs, "namespace_inode", hidden)
-    assert seen(a_job(1), leases) == []
+    assert await seen(a_job(1), leases) == []
     monkeypatch.setattr(procfs, "in_other_user_namespace", lambda pid: pid == os.getpid())
-    assert seen(a_job(1), leases) == [os.getpid()]
-    assert seen(a_job(1, start_ticks=1 << 60), leases) == []
+    assert await seen(a_job(1), leases) == [os.getpid()]
+    assert await seen(a_job(1, start_ticks=1 << 60), leases) == []
 
 
-def test_scan_is_incomplete_when_no_descriptor_is_left(
+async def test_scan_is_incomplete_when_no_descriptor_is_left(
     leases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is given away by it."""
@@ -303,7 +302,7 @@ def test_scan_is_incomplete_when_no_descriptor_is_left(
     monkeypatch.setattr(procfs, "open_user_namespace", no_descriptor_left)
     monkeypatch.setattr(procfs, "pids", lambda: [os.getpid()])
     monkeypatch.setattr(procfs, "namespace_inode", lambda pid, _: 1 if pid == "self" else 2)
-    assert not asyncio.run(lease_processes.LeaseProcesses(list, leases).scan()).complete
+    assert not (await lease_processes.LeaseProcesses(list, leases).scan()).complete
 
 
 def test_reading_is_abandoned_when_a_file_blocks(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_signal_is_not_sent_when_the_process_is_not_the_job_s(
     assert ours.wait() == -signal.SIGTERM
 
 
-def test_lease_is_not_held_when_its_process_s_pid_was_reused(
+async def test_lease_is_not_held_when_its_process_s_pid_was_reused(
     ours: subprocess.Popen[bytes],
 ) -> None:
     """A daemon that is started again compares the start that was recorded."""
@@ -174,4 +174,4 @@ def test_lease_is_not_held_when_its_process_s_pid_was_reused(
         watch.close()
         return bool(ended)
 
-    assert [asyncio.run(ends(it)) for it in (ticks, ticks - 1)] == [False, True]
+    assert [await ends(it) for it in (ticks, ticks - 1)] == [False, True]

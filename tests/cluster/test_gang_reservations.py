@@ -105,7 +105,7 @@ def test_member_without_a_card_counts_when_it_exists() -> None:
     assert cluster.gangs.gang(launcher) is None
     assert len(cluster.filter(workers[0])) == 1
     cluster.now += 10 * RESERVATION_TTL_S
-    workers[1].spec.scheduling_gates = [SchedulingGate(name="quota")]
+    workers[1].spec.scheduling_gates = (SchedulingGate(name="quota"),)
     assert "pods exist" in cluster.why(workers[0])
 
 
@@ -118,9 +118,9 @@ async def test_gang_is_left_to_kube_scheduler_when_it_requests_no_shared_card() 
     ]
     whole = [a_pod(f"w{n}", uid=f"w{n}", labels=gang_labels("w", 3)) for n in (0, 1)]
     for pod in whole:
-        pod.spec.containers = [
-            Container(resources=ResourceRequirements(limits={"nvidia.com/gpu": "1"}))
-        ]
+        pod.spec.containers = (
+            Container(resources=ResourceRequirements(limits={"nvidia.com/gpu": "1"})),
+        )
         cluster.put(pod)
     cluster.now += 10 * INCOMPLETE_TTL_S
     assert [cluster.gangs.gang(it) for it in (*idle, *whole)] == [None] * 4

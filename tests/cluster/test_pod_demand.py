@@ -8,6 +8,7 @@ import pytest
 from fenka.cluster.objects import Pod
 from fenka.dialects import ack, hami
 from fenka.dialects.base import InvalidRecord
+from fenka.dialects.gpushare import MEMORY
 from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
 
 
@@ -83,3 +84,51 @@ def test_amount_is_the_peak_when_an_init_container_requests_more() -> None:
     pod = a_pod({"nvidia.com/gpu": 1}, inits=({"nvidia.com/gpu": 2},))
     assert pod.amount("nvidia.com/gpu") == 2
     assert pod.amount("aliyun.com/gpu") == 0
+
+
+def test_demand_is_the_same_object_when_a_new_version_requests_the_same() -> None:
+    """Most changes of a pod are of its status."""
+    sent = {"spec": {"containers": [{"name": "c", "resources": {"limits": {MEMORY: "4"}}}]}}
+    first, second = (
+        msgspec.convert({**sent, "status": {"phase": phase}}, Pod)
+        for phase in ("Pending", "Running")
+    )
+    assert first.demand() is second.demand()
+
+
+@pytest.mark.parametrize(
+    ("limits", "metadata"),
+    [
+        ({MEMORY: "6"}, {}),
+        ({MEMORY: "4"}, {"labels": {"aliyun.com/gpu-count": "2"}}),
+    ],
+)
+def test_demand_is_another_when_the_pod_requests_something_else(
+    limits: dict[str, str], metadata: dict[str, Any]
+) -> None:
+    """Labels count as far as a dialect reads them."""
+    other = msgspec.convert(
+        {
+            "metadata": metadata,
+            "spec": {"containers": [{"name": "c0", "resources": {"limits": limits}}]},
+        },
+        Pod,
+    )
+    assert a_pod({MEMORY: "4"}).demand().parts != other.demand().parts
+
+
+def test_options_are_given_to_the_dialect_when_they_are_annotations() -> None:
+    """A dialect names them all in OPTIONS."""
+    spec = {
+        "containers": [
+            {
+                "name": "c",
+                "resources": {
+                    "limits": {"tencent.com/vcuda-core": "20", "tencent.com/vcuda-memory": "8"}
+                },
+            }
+        ]
+    }
+    annotations = {"tencent.com/vcuda-core-limit": "50"}
+    pod = msgspec.convert({"metadata": {"annotations": annotations}, "spec": spec}, Pod)
+    assert [part.burst_percent for part in pod.demand().parts] == [50]

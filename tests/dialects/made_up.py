@@ -23,6 +23,7 @@ GB = "example.com/gpu-gb"
 """Extended resource: units of 1000 MiB."""
 RESOURCES: tuple[str, ...] = (GB,)
 RECORD = "example.com/cards"
+OPTIONS: tuple[str, ...] = ()
 RECORDS: tuple[str, ...] = (RECORD, CARDS)
 LEASED = GB
 ASSIGNED = "example.com/assigned"

@@ -622,10 +622,10 @@ def dying(patched: pytest.MonkeyPatch, owner: Any, name: str, times: int, after:
 
 def test_peak_counts_as_the_scheduler_does() -> None:
     """It is the sum of containers and sidecars, or an init container with the sidecars before it."""
-    init = [Container(name="i"), Container(name="s", restart_policy="Always")]
+    init = (Container(name="i"), Container(name="s", restart_policy="Always"))
     pod = Pod(
         metadata=ObjectMeta(),
-        spec=PodSpec(containers=[Container(name="x"), Container(name="y")], init_containers=init),
+        spec=PodSpec(containers=(Container(name="x"), Container(name="y")), init_containers=init),
     )
 
     def held(**mib: int) -> list[tuple[int, int]]:

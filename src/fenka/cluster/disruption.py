@@ -15,7 +15,7 @@ class LabelSelector(Object):
     """Selects pods by their labels. An empty selector selects all of the namespace."""
 
     match_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    match_expressions: list[SelectorRequirement] = msgspec.field(default_factory=list)
+    match_expressions: tuple[SelectorRequirement, ...] = ()
 
     def selects(self, labels: dict[str, str]) -> bool:
         """Return whether all of its requirements match."""

@@ -3,13 +3,14 @@
 Unknown fields are ignored, so newer servers are supported. Nothing is ever written back whole.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from fenka.cluster.pod_demand import PodDemand
+from fenka.cluster.pod_demand import PodDemand, shared_demand
 from fenka.dialects.base import ContainerKind, ContainerRequest, Dialect, InvalidRecord, PodRequest
 from fenka.dialects.gpushare import peak_units
 from fenka.dialects.registry import WITH_HAMI
@@ -20,8 +21,8 @@ QUEUE_GATE = "fenka.io/queue"
 kube-scheduler does not try a pod that has it. The leading extender removes it."""
 
 
-class Object(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """Base of all objects: Kubernetes' names are in camel case."""
+class Object(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True, gc=False):
+    """Base of all objects. Kubernetes' names are in camel case. None refers to itself, so none needs gc."""
 
 
 class OwnerReference(Object):
@@ -42,7 +43,7 @@ class ObjectMeta(Object):
     resource_version: str = ""
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
-    owner_references: list[OwnerReference] = []
+    owner_references: tuple[OwnerReference, ...] = ()
     creation_timestamp: str = ""
     deletion_timestamp: str | None = None
 
@@ -89,20 +90,20 @@ class SelectorRequirement(Object):
 
     key: str = ""
     operator: str = ""
-    values: list[str] = []
+    values: tuple[str, ...] = ()
 
 
 class NodeSelectorTerm(Object):
     """Requirements on labels, and on fields of the node, all of which must match."""
 
-    match_expressions: list[SelectorRequirement] = []
-    match_fields: list[SelectorRequirement] = []
+    match_expressions: tuple[SelectorRequirement, ...] = ()
+    match_fields: tuple[SelectorRequirement, ...] = ()
 
 
 class NodeSelector(Object):
     """Terms of which one must match."""
 
-    node_selector_terms: list[NodeSelectorTerm] = []
+    node_selector_terms: tuple[NodeSelectorTerm, ...] = ()
 
 
 class NodeAffinity(Object):
@@ -128,12 +129,12 @@ class PodSpec(Object):
     active_deadline_seconds: int | None = None
     scheduling_group: SchedulingGroup | None = None
     termination_grace_period_seconds: int | None = None
-    scheduling_gates: list[SchedulingGate] = []
-    tolerations: list[Toleration] = []
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
     node_selector: dict[str, str] = {}
     affinity: Affinity | None = None
-    containers: list[Container] = []
-    init_containers: list[Container] = []
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
 
 
 class Condition(Object):
@@ -147,7 +148,7 @@ class Condition(Object):
     """Go writes null for a time that was never set."""
 
 
-def _find(conditions: list[Condition], type_: str) -> Condition | None:
+def _find(conditions: Iterable[Condition], type_: str) -> Condition | None:
     return next((condition for condition in conditions if condition.type == type_), None)
 
 
@@ -182,12 +183,17 @@ class PodStatus(Object):
     message: str = ""
     start_time: str = ""
     """When the kubelet accepted the pod: activeDeadlineSeconds count from then."""
-    conditions: list[Condition] = []
-    container_statuses: list[ContainerStatus] = []
-    init_container_statuses: list[ContainerStatus] = []
+    conditions: tuple[Condition, ...] = ()
+    container_statuses: tuple[ContainerStatus, ...] = ()
+    init_container_statuses: tuple[ContainerStatus, ...] = ()
 
 
-class Pod(Object, dict=True):
+class _Demanding:
+    __slots__ = ("_demand",)
+    _demand: PodDemand
+
+
+class Pod(_Demanding, Object):
     """A pod."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
@@ -221,7 +227,7 @@ class Pod(Object, dict=True):
         """Return whether the pod has this scheduling gate."""
         return any(each.name == gate for each in self.spec.scheduling_gates)
 
-    @cached_property
+    @property
     def request(self) -> PodRequest:
         """Return the fields by which dialects recognise a request."""
         inits = (
@@ -240,16 +246,12 @@ class Pod(Object, dict=True):
         )
         return PodRequest((*inits, *apps), self.metadata.labels, self.metadata.annotations)
 
-    @cached_property
-    def _demands(self) -> dict[tuple[Dialect, ...], PodDemand]:
-        return {}
-
     def demand(self, dialects: tuple[Dialect, ...] = WITH_HAMI) -> PodDemand:
         """Return what the pod requests by these dialects' names. It is parsed once."""
-        demand = self._demands.get(dialects)
-        if demand is None:
-            demand = self._demands[dialects] = PodDemand(self.request, dialects)
-        return demand
+        known: PodDemand | None = getattr(self, "_demand", None)
+        if known is None or known.dialects is not dialects:
+            known = self._demand = shared_demand(self.request, dialects)
+        return known
 
     def amount(self, resource: str) -> int:
         """Return how much of a resource the pod needs at its peak; 0 if that cannot be read."""
@@ -290,7 +292,7 @@ class NodeSpec(Object):
     """The spec of a node."""
 
     unschedulable: bool = False
-    taints: list[Taint] = []
+    taints: tuple[Taint, ...] = ()
 
 
 class NodeAddress(Object):
@@ -305,8 +307,8 @@ class NodeStatus(Object):
 
     capacity: dict[str, str] = {}
     allocatable: dict[str, str] = {}
-    addresses: list[NodeAddress] = []
-    conditions: list[Condition] = []
+    addresses: tuple[NodeAddress, ...] = ()
+    conditions: tuple[Condition, ...] = ()
 
 
 class Node(Object):

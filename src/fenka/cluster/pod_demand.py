@@ -1,6 +1,7 @@
 """What a pod requests of GPUs, parsed once and kept with the pod (`Pod.demand`)."""
 
-from functools import cached_property
+from functools import cached_property, lru_cache
+from weakref import WeakValueDictionary
 
 from fenka.core.units import mib_to_units
 from fenka.dialects import gpushare
@@ -12,18 +13,19 @@ from fenka.dialects.base import (
     SliceRequest,
     nominal_mib,
 )
-from fenka.dialects.registry import detect
+from fenka.dialects.registry import detect, names_any, option_names
 
 
 class PodDemand:
     """What a pod requests in the first dialect that matches it.
 
     Attributes:
+        dialects: those that were tried.
         dialect: None if the pod requests nothing, or `error` says why it cannot be read.
     """
 
     def __init__(self, request: PodRequest, dialects: tuple[Dialect, ...]) -> None:
-        self._request = request
+        self._request, self.dialects = request, dialects
         self.error: str | None = None
         self.dialect: Dialect | None = None
         try:
@@ -80,3 +82,35 @@ class PodDemand:
             )
             for part in parts
         )
+
+
+_SHARED: WeakValueDictionary[tuple[object, ...], PodDemand] = WeakValueDictionary()
+"""By all that a demand depends on: new versions of a pod, and pods of one workload, share theirs."""
+
+
+def shared_demand(request: PodRequest, dialects: tuple[Dialect, ...]) -> PodDemand:
+    """Return what is requested by these dialects' names; for equal requests the same object."""
+    if not names_any(request, dialects):
+        return _nothing(dialects)
+    names = option_names(dialects)
+    labels, annotations = (
+        {name: given[name] for name in names if name in given}
+        for given in (request.labels, request.annotations)
+    )
+    key = (
+        dialects,
+        tuple((each.name, each.kind, *each.resources.items()) for each in request.containers),
+        *labels.items(),
+        None,
+        *annotations.items(),
+    )
+    demand = _SHARED.get(key)
+    if demand is None:
+        request = PodRequest(request.containers, labels, annotations)
+        demand = _SHARED[key] = PodDemand(request, dialects)
+    return demand
+
+
+@lru_cache(maxsize=8)
+def _nothing(dialects: tuple[Dialect, ...]) -> PodDemand:
+    return PodDemand(PodRequest(()), dialects)

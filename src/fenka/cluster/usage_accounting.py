@@ -30,7 +30,9 @@ class UsageAccounting:
         """Record the pod's use from its start to its end."""
         uid, node = pod.metadata.uid, pod.spec.node_name
         self._nodeless.pop(uid, None)
-        if not node or uid in self._ended or not pod.demand().requests_gpu:
+        if not node or uid in self._ended:
+            return
+        if not pod.demand(self._cluster.dialects).requests_gpu:
             return
         shared, ended = self._cluster.shared_node(node), now
         if shared is None:

@@ -37,6 +37,7 @@ NODE_RESOURCES: tuple[NodeResource, ...] = (
 )
 CORES = "gpushare.alibabacloud.com/core-percentage"
 """Annotation: {"<container>": {"<card>": <percent>}}. It is written for others and never read."""
+OPTIONS: tuple[str, ...] = (COUNT,)
 RECORDS: tuple[str, ...] = (*gpushare.RECORDS, CORES)
 STEP, MOST = 5, 100
 

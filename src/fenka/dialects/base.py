@@ -221,6 +221,8 @@ class Dialect(Protocol):
     NAME: str
     RESOURCES: tuple[str, ...]
     """The extended resources that pods request by it."""
+    OPTIONS: tuple[str, ...]
+    """The labels and annotations by which users change what a pod requests; `parse` is given no others."""
     RECORDS: tuple[str, ...]
     """The annotations that `encode` writes, and nobody else should. A name that ends in `-` is a prefix."""
     ASSIGNED: str

@@ -56,6 +56,7 @@ INDEXES = "tencent.com/predicate-gpu-idx-"
 TIME = "tencent.com/predicate-time"
 NODE = "tencent.com/predicate-node"
 ASSIGNED = "tencent.com/gpu-assigned"
+OPTIONS: tuple[str, ...] = (CEILING,)
 RECORDS: tuple[str, ...] = (INDEXES, TIME, NODE, ASSIGNED, CARDS)
 
 

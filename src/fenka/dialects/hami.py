@@ -51,7 +51,7 @@ NODE = "hami.io/vgpu-node"
 TIME = "hami.io/vgpu-time"
 RECORDS: tuple[str, ...] = (ALLOCATED, TO_ALLOCATE, NODE, TIME, CARDS)
 
-NOT_SERVED = (
+OPTIONS: tuple[str, ...] = (
     "nvidia.com/use-gputype",
     "nvidia.com/nouse-gputype",
     "nvidia.com/use-gpuuuid",
@@ -59,6 +59,7 @@ NOT_SERVED = (
     "nvidia.com/numa-bind",
     "nvidia.com/vgpu-mode",
 )
+"""Of HAMi's choices of cards none is served."""
 
 SPLIT = 10
 """Slices that a node advertises for each card, as HAMi's plugin does; how many fit depends on their sizes."""
@@ -87,7 +88,7 @@ def matches(pod: PodRequest) -> bool:
 def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
     """Return a slice request for each container. Raises InvalidRecord."""
     require_plain_containers(pod, RESOURCES)
-    for name in NOT_SERVED:
+    for name in OPTIONS:
         if name in pod.annotations:
             raise InvalidRecord(
                 f"annotation {name} is not served: choose nodes by a nodeSelector instead"

@@ -35,6 +35,7 @@ HAMI_ONLY = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gp
 
 RECORD = "fenka.io/whole-cards"
 """Pod annotation: {"<name of the container>": [<card>, …]}."""
+OPTIONS: tuple[str, ...] = ()
 RECORDS: tuple[str, ...] = (RECORD, CARDS)
 
 

@@ -26,6 +26,20 @@ def _resource_names(dialects: tuple[Dialect, ...]) -> frozenset[str]:
     return frozenset(name for dialect in dialects for name in dialect.RESOURCES)
 
 
+@lru_cache(maxsize=8)
+def option_names(dialects: tuple[Dialect, ...]) -> tuple[str, ...]:
+    """Return the labels and annotations by which users change what a pod requests."""
+    return tuple(dict.fromkeys(name for dialect in dialects for name in dialect.OPTIONS))
+
+
+@lru_cache(maxsize=1)
+def annotation_names() -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the annotations of pods that some dialect reads: names, and prefixes of names."""
+    names = {name for dialect in WITH_HAMI for name in (*dialect.OPTIONS, *dialect.RECORDS)}
+    prefixes = tuple(name for name in names if name.endswith("-"))
+    return frozenset(names), prefixes
+
+
 def detect(pod: PodRequest, dialects: tuple[Dialect, ...] = DIALECTS) -> Dialect | None:
     """Return the dialect in which the pod requests something; None if it requests nothing.
 

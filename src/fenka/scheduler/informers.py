@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from fenka.cluster.compact import CompactNode, CompactPod
 from fenka.cluster.disruption import BUDGETS_PATH, PodDisruptionBudget
 from fenka.cluster.objects import ConfigMap, Node, Pod
 from fenka.cluster.pod_groups import POD_GROUPS_PATH, PodGroup
@@ -153,12 +154,8 @@ class ClusterInformers:
     def __init__(
         self, api: Api, cluster: ClusterState, queue: QueueController, reporter: EventReporter
     ) -> None:
-        self.nodes: Informer[Node] = Informer(
-            api, "/api/v1/nodes", Node, NodeListener(cluster, reporter)
-        )
-        self.pods: Informer[Pod] = Informer(
-            api, "/api/v1/pods", Pod, PodListener(cluster, queue, reporter)
-        )
+        self.nodes = Informer(api, "/api/v1/nodes", CompactNode, NodeListener(cluster, reporter))
+        self.pods = Informer(api, "/api/v1/pods", CompactPod, PodListener(cluster, queue, reporter))
         self.pod_groups = PodGroupIndex()
         self.budgets: Informer[PodDisruptionBudget] = Informer(
             api, BUDGETS_PATH, PodDisruptionBudget, NullListener(), optional=True

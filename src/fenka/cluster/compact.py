@@ -1,0 +1,86 @@
+"""Pods and nodes as the scheduler keeps all of a cluster: without what it never reads, equal parts shared.
+
+A tenant's annotations cost nothing, whatever their size, unless a dialect reads them.
+"""
+
+from sys import intern
+from typing import Any, TypeVar
+
+import msgspec
+
+from fenka.cluster.objects import Node, Pod, PodStatus
+from fenka.cluster.recent import RecentDict
+from fenka.dialects import leases, node_inventory
+from fenka.dialects.base import CARDS
+from fenka.dialects.registry import annotation_names, names_any
+
+T = TypeVar("T")
+
+MAX_SHARED = 1024
+"""Bytes of JSON. Longer parts are rarely equal, and parts stay in memory for a while after their last pod."""
+
+_NONE: dict[str, str] = {}
+_PARTS: RecentDict[tuple[str, bytes], Any] = RecentDict()
+_NODE_ANNOTATIONS = (CARDS, node_inventory.CORDONED, leases.REPORT)
+
+
+class CompactPod(Pod):
+    """A pod without the fields that only people and the node program read."""
+
+    def __post_init__(self) -> None:
+        meta, spec, status = self.metadata, self.spec, self.status
+        for container in (*spec.containers, *spec.init_containers):
+            container.image, container.resources.requests = "", {}
+        spec.containers = _shared("containers", spec.containers)
+        spec.init_containers = _shared("containers", spec.init_containers)
+        spec.tolerations = _shared("tolerations", spec.tolerations)
+        spec.node_selector = _shared("strings", spec.node_selector) or _NONE
+        spec.affinity = _shared("affinity", spec.affinity)
+        spec.node_name, spec.scheduler_name = intern(spec.node_name), intern(spec.scheduler_name)
+        meta.labels = _shared("strings", meta.labels) or _NONE
+        meta.annotations = _records(meta.annotations) if names_any(self.request) else _NONE
+        meta.owner_references = _shared("owners", meta.owner_references)
+        meta.namespace = intern(meta.namespace)
+        meta.creation_timestamp = intern(meta.creation_timestamp)
+        read = "Ready" if self.finished else "" if spec.node_name else "PodScheduled"
+        self.status = PodStatus(
+            phase=intern(status.phase),
+            start_time=intern(status.start_time),
+            conditions=tuple(each for each in status.conditions if each.type == read),
+        )
+
+
+class CompactNode(Node):
+    """A node without the fields that only people read."""
+
+    def __post_init__(self) -> None:
+        meta, status = self.metadata, self.status
+        meta.annotations = {
+            name: meta.annotations[name] for name in _NODE_ANNOTATIONS if name in meta.annotations
+        }
+        status.capacity, status.addresses = _NONE, ()
+        status.allocatable = _shared("strings", status.allocatable)
+        status.conditions = tuple(each for each in status.conditions if each.type == "Ready")
+
+
+def _records(annotations: dict[str, str]) -> dict[str, str]:
+    """Return those that a dialect reads."""
+    names, prefixes = annotation_names()
+    return {
+        name: intern(value)
+        for name, value in annotations.items()
+        if name in names or name.startswith(prefixes)
+    } or _NONE
+
+
+def _shared(kind: str, part: T) -> T:
+    """Return an equal part of an earlier object of this kind, if there was one."""
+    if not part:
+        return part
+    encoded = msgspec.json.encode(part)
+    if len(encoded) > MAX_SHARED:
+        return part
+    known: T | None = _PARTS.get((kind, encoded))
+    if known is None:
+        _PARTS[kind, encoded] = known = part
+    return known

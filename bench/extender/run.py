@@ -17,7 +17,6 @@ import os
 import platform
 import shutil
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -52,12 +51,15 @@ class Response(NamedTuple):
     status: int
     body: bytes
     seconds: float
+    cpu_s: float
+    """Processor time that the server's process has used meanwhile."""
 
 
 class Client:
-    """One connection that stays open, with as little of its own cost as possible."""
+    """One connection that stays open, with as little of its own cost as possible. pid: the server's."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, pid: int) -> None:
+        self._pid = pid
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -67,7 +69,7 @@ class Client:
             f"{method} {path} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
-        begun = time.perf_counter()
+        cpu_s, begun = self._cpu_s(), time.perf_counter()
         self._socket.sendall(head.encode() + body)
         data = b""
         while b"\r\n\r\n" not in data:
@@ -79,7 +81,12 @@ class Client:
             parts.append(self._receive())
             missing -= len(parts[-1])
         took = time.perf_counter() - begun
-        return Response(int(answer_head.split(b" ", 2)[1]), b"".join(parts), took)
+        cpu_s = self._cpu_s() - cpu_s
+        return Response(int(answer_head.split(b" ", 2)[1]), b"".join(parts), took, cpu_s)
+
+    def _cpu_s(self) -> float:
+        # Of the main thread, which runs the event loop.
+        return int(Path(f"/proc/{self._pid}/schedstat").read_text().split()[0]) / 1e9
 
     def _receive(self) -> bytes:
         data = self._socket.recv(1 << 20)
@@ -95,8 +102,8 @@ class Series:
     nodes: int
     pending: int
     times: dict[str, list[float]] = field(default_factory=dict)
-    cpu_ms: float = 0.0
-    """Processor time of the scheduler for each request, with everything that it does meanwhile."""
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+    """Processor time of the process that answers: what a less busy machine would come near to."""
     bound: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     """Answers with an error, by the error."""
@@ -104,6 +111,7 @@ class Series:
     def add(self, verb: str, response: Response) -> None:
         """Record an answer."""
         self.times.setdefault(verb, []).append(response.seconds * 1000)
+        self.cpu.setdefault(verb, []).append(response.cpu_s * 1000)
 
     def refuse(self, error: str) -> None:
         """Record an answer with an error."""
@@ -114,12 +122,11 @@ class Cluster:
     """The three processes, and connections to them."""
 
     def __init__(
-        self, nodes: int, api: int, echo: int, scheduler: subprocess.Popen[bytes], port: int
+        self, nodes: int, control: Client, echo: Client, extender: Client, scheduler_pid: int
     ) -> None:
-        self.nodes, self.scheduler = nodes, scheduler
+        self.nodes, self.scheduler_pid = nodes, scheduler_pid
         self.names = [workload.node_name(number) for number in range(nodes)]
-        self.control, self.echo = Client(api), Client(echo)
-        self.extender = Client(port)
+        self.control, self.echo, self.extender = control, echo, extender
 
     def add_pods(self, kind: str, first: int, count: int) -> None:
         """Create pods, and wait until the scheduler has received them."""
@@ -172,23 +179,17 @@ class Cluster:
         """Measure a number of requests, or as many as there is time for."""
         series = Series(self.nodes, pending)
         self.add_pods("requests", first, requests)
-        cpu_s, until, done = self._cpu_s(), time.perf_counter() + seconds, 0
+        until = time.perf_counter() + seconds
         for number in range(first, first + requests):
             while not self.schedule(series, number) and time.perf_counter() < until:
                 time.sleep(0.1)
-            done += 1
             if time.perf_counter() >= until:
                 break
-        series.cpu_ms = (self._cpu_s() - cpu_s) / done * 1000
         return series
-
-    def _cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.scheduler.pid}/stat").read_text().rpartition(") ")[2].split()
-        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
     def rss_mib(self) -> tuple[int, int]:
         """Return the scheduler's resident memory, now and at its peak."""
-        lines = Path(f"/proc/{self.scheduler.pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{self.scheduler_pid}/status").read_text().splitlines()
         sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Vm")}
         return int(sizes["VmRSS"]) // 1024, int(sizes["VmHWM"]) // 1024
 
@@ -204,8 +205,8 @@ def process(*command: str | Path, **options: Any) -> Iterator[subprocess.Popen[b
         running.wait()
 
 
-def port_of(running: subprocess.Popen[bytes]) -> int:
-    """Return the port that a process prints."""
+def printed_port(running: subprocess.Popen[bytes]) -> int:
+    """Return the port that a process prints once it serves."""
     assert running.stdout is not None
     return int(running.stdout.readline())
 
@@ -223,7 +224,7 @@ def until_answered(running: subprocess.Popen[bytes], port: int, path: str) -> fl
         if running.poll() is not None:
             raise RuntimeError(f"the scheduler ended with code {running.returncode}")
         with contextlib.suppress(ConnectionError):
-            if Client(port).call(path, method="GET").status == 200:
+            if Client(port, running.pid).call(path, method="GET").status == 200:
                 return time.perf_counter()
         time.sleep(0.02)
     raise TimeoutError(f"{path} is not answered")
@@ -258,7 +259,7 @@ def running_cluster(nodes: int, folder: Path) -> Iterator[tuple[Cluster, Start]]
         process(python, HERE / "echo_process.py", stdout=-1) as echo,
         (folder / "scheduler.log").open("wb") as log,
     ):
-        config, api_port = folder / "kubeconfig", port_of(api)
+        config, api_port = folder / "kubeconfig", printed_port(api)
         config.write_text(json.dumps(kubeconfig(api_port)))
         begun = time.perf_counter()
         command = [python, "-m", "fenka", "scheduler", "--kubeconfig", str(config)]
@@ -266,7 +267,13 @@ def running_cluster(nodes: int, folder: Path) -> Iterator[tuple[Cluster, Start]]
             *command, "--address", "127.0.0.1", "--port", str(port), stderr=log
         ) as scheduler:
             ready_s = until_answered(scheduler, port, "/readyz") - begun
-            cluster = Cluster(nodes, api_port, port_of(echo), scheduler, port)
+            cluster = Cluster(
+                nodes,
+                Client(api_port, api.pid),
+                Client(printed_port(echo), echo.pid),
+                Client(port, scheduler.pid),
+                scheduler.pid,
+            )
             first = cluster.body(workload.request(0), cluster.names[:1])
             while cluster.verb(Series(nodes, 0), "filter", first) is None:
                 time.sleep(0.02)
@@ -287,9 +294,10 @@ def met(value: float, goal: float) -> str:
 def print_series(measured: Sequence[Series]) -> bool:
     """Print the times; return whether the goals of filter are met."""
     print(
-        "\n| nodes | pods pending | verb | requests | p50 ms | p90 ms | p99 ms | p50 goal | p99 : p50 |"
+        "\n| nodes | pods pending | verb | requests | p50 ms | p90 ms | p99 ms | CPU p50 | CPU p99 "
+        "| p50 goal | p99 : p50 |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     missed = False
     for series in measured:
         for verb, times in series.times.items():
@@ -302,20 +310,12 @@ def print_series(measured: Sequence[Series]) -> bool:
                 missed |= p50 > goal or p99 > MAX_SPREAD * p50
             name = "bare aiohttp" if verb == "echo" else verb
             row = f"| {series.nodes:,} | {series.pending} | {name} | {len(times)} |"
-            print(f"{row} {p50:.2f} | {p90:.2f} | {p99:.2f} {goals}")
-    print(
-        "\n| nodes | pods pending | pods bound | scheduler's CPU time for each, ms | filter : bare aiohttp |"
-    )
-    print("|---|---|---|---|---|")
+            cpu = " | ".join(f"{quantile(series.cpu[verb], share):.2f}" for share in (0.5, 0.99))
+            print(f"{row} {p50:.2f} | {p90:.2f} | {p99:.2f} | {cpu} {goals}")
     for series in measured:
-        ratio = statistics.median(series.times.get("filter", [0.0])) / statistics.median(
-            series.times["echo"]
-        )
-        row = f"| {series.nodes:,} | {series.pending} | {series.bound} | {series.cpu_ms:.1f} |"
-        print(f"{row} {ratio:.1f} |")
-    for series in measured:
+        print(f"\n{series.nodes:,} nodes, {series.pending} pending: {series.bound} pods bound")
         for error, count in series.refused.items():
-            print(f"\n{series.nodes} nodes, {series.pending} pending: {count} x {error[:200]}")
+            print(f"- refused {count} times: {error[:200]}")
     return not missed
 
 

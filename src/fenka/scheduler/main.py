@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fenka.kubernetes.client import Api
 from fenka.kubernetes.http_listener import MAX_READERS, HttpListener, listening_socket, serve_app
+from fenka.scheduler.gc_pauses import short_gc_pauses
 from fenka.scheduler.metrics import Metrics, StateCollector
 from fenka.scheduler.replica import Replica, Settings
 from fenka.scheduler.server import KEEP_ALIVE_S, Access, Server
@@ -59,6 +60,7 @@ async def serve(options: ServerOptions, settings: Settings, access: Access) -> N
         loop.add_signal_handler(number, stop.set)
     credentials = access.credentials
     async with await Api.connect(options.kubeconfig) as api, contextlib.AsyncExitStack() as stack:
+        stack.enter_context(short_gc_pauses())
         replica = Replica(api, settings)
         server = http_server(replica, access)
         listener = HttpListener((lambda: credentials.server) if credentials else lambda: None)

@@ -1,0 +1,40 @@
+"""Keeps the pauses of Python's garbage collector short in a process with a million lasting objects.
+
+A full collection visits every object that may be in a cycle: with 5,000 nodes and 80,000 pods for a second.
+Nearly all of them live for hours, and are freed by their reference counts. So what survives a full
+collection is frozen, and the next one visits only what is new.
+
+A cycle that becomes garbage after it was frozen, such as a closed connection, is freed by the next full
+collection that visits everything.
+"""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+OLDEST_GENERATION = 2
+COMPLETE_EVERY = 1000
+"""One of this many full collections visits everything: once a day or so."""
+
+
+@contextlib.contextmanager
+def short_gc_pauses(complete_every: int = COMPLETE_EVERY) -> Iterator[None]:
+    """Freeze what survives full collections while the block runs."""
+    number = count(1)
+
+    def on_collection(phase: str, info: dict[str, Any]) -> None:
+        if info["generation"] != OLDEST_GENERATION:
+            return
+        if phase == "stop":
+            gc.freeze()
+        elif not next(number) % complete_every:
+            gc.unfreeze()
+
+    gc.callbacks.append(on_collection)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(on_collection)
+        gc.unfreeze()

@@ -1,12 +1,12 @@
-"""Which nodes a pod may go to. The rules one by one are in test_explain.py, as users see them."""
+"""Which nodes a pod may go to, by tables of Kubernetes' rules. test_explain.py has the sentences."""
 
 from typing import Any
 
 import msgspec
 import pytest
 
-from fenka.cluster.eligibility import ineligibility_reasons
-from fenka.cluster.objects import Node, Pod
+from fenka.cluster.eligibility import ineligibility_reasons, matches, tolerates
+from fenka.cluster.objects import Node, Pod, SelectorRequirement, Taint, Toleration
 
 EXCLUDED = ["the pod's node affinity excludes it"]
 
@@ -85,3 +85,108 @@ def test_node_condition_is_no_reason_when_it_is_tolerated(
     )
     pod = msgspec.convert({"spec": {"tolerations": tolerations}}, Pod)
     assert ineligibility_reasons(pod, node) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "operator", "value", "effect", "expected"),
+    [
+        # Equal: key, value and effect are the taint's
+        ("for", "Equal", "a", "NoSchedule", True),
+        ("for", "Equal", "b", "NoSchedule", False),
+        ("for", "Equal", "a", "NoExecute", False),
+        ("other", "Equal", "a", "NoSchedule", False),
+        # Exists: any value
+        ("for", "Exists", "", "NoSchedule", True),
+        ("other", "Exists", "", "NoSchedule", False),
+        # an empty effect matches all effects with that key
+        ("for", "Equal", "a", "", True),
+        ("for", "Exists", "", "", True),
+        # an empty key with Exists tolerates everything of that effect
+        ("", "Exists", "", "", True),
+        ("", "Exists", "", "NoSchedule", True),
+        ("", "Exists", "", "NoExecute", False),
+    ],
+)
+def test_toleration_covers_the_taint_when_key_value_and_effect_match(
+    key: str, operator: str, value: str, effect: str, expected: bool
+) -> None:
+    """The taint is for=a:NoSchedule."""
+    toleration = Toleration(key=key, operator=operator, value=value, effect=effect)
+    assert tolerates(toleration, Taint(key="for", value="a", effect="NoSchedule")) is expected
+
+
+def test_toleration_compares_values_when_it_names_no_operator() -> None:
+    """Kubernetes' default is Equal."""
+    taint = Taint(key="for", value="a", effect="NoSchedule")
+    assert tolerates(msgspec.convert({"key": "for", "value": "a"}, Toleration), taint)
+    assert not tolerates(msgspec.convert({"key": "for"}, Toleration), taint)
+
+
+@pytest.mark.parametrize(
+    ("taints", "tolerations", "expected"),
+    [
+        (["NoSchedule"], [], ["taint for=a:NoSchedule is not tolerated"]),
+        (["NoExecute"], [], ["taint for=a:NoExecute is not tolerated"]),
+        # a preference excludes nobody
+        (["PreferNoSchedule"], [], []),
+        # each taint needs a toleration of its own effect
+        (["NoSchedule", "NoExecute"], ["NoSchedule"], ["taint for=a:NoExecute is not tolerated"]),
+        (["NoSchedule", "NoExecute"], ["NoSchedule", "NoExecute"], []),
+    ],
+)
+def test_pod_is_excluded_when_a_strict_taint_is_not_tolerated(
+    taints: list[str], tolerations: list[str], expected: list[str]
+) -> None:
+    """NoSchedule and NoExecute are strict."""
+    node = msgspec.convert(
+        {
+            "metadata": {"name": "a"},
+            "spec": {"taints": [{"key": "for", "value": "a", "effect": it} for it in taints]},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        },
+        Node,
+    )
+    tolerated = [{"key": "for", "operator": "Exists", "effect": it} for it in tolerations]
+    pod = msgspec.convert({"spec": {"tolerations": tolerated}}, Pod)
+    assert ineligibility_reasons(pod, node) == expected
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "labels", "expected"),
+    [
+        # a node without the label: NotIn and DoesNotExist alone hold
+        ("In", ["8"], {}, False),
+        ("NotIn", ["8"], {}, True),
+        ("Exists", [], {}, False),
+        ("DoesNotExist", [], {}, True),
+        ("Gt", ["-1"], {}, False),
+        ("Lt", ["1"], {}, False),
+        # a label may be empty, and exists all the same
+        ("In", [""], {"gen": ""}, True),
+        ("Exists", [], {"gen": ""}, True),
+        ("NotIn", ["8"], {"gen": ""}, True),
+        # whole numbers are compared as such, not as texts
+        ("Gt", ["9"], {"gen": "10"}, True),
+        ("Lt", ["10"], {"gen": "9"}, True),
+        ("Gt", ["-2"], {"gen": "-1"}, True),
+        ("Lt", ["+10"], {"gen": "9"}, True),
+        ("Gt", ["8"], {"gen": "8"}, False),
+        ("Lt", ["8"], {"gen": "8"}, False),
+        # what is no whole number matches nothing, on either side
+        ("Gt", ["-1"], {"gen": "new"}, False),
+        ("Lt", ["1"], {"gen": "new"}, False),
+        ("Gt", ["old"], {"gen": "1"}, False),
+        ("Lt", ["old"], {"gen": "-1"}, False),
+        ("Gt", ["--5"], {"gen": "8"}, False),
+        ("Gt", ["1.5"], {"gen": "8"}, False),
+        ("Gt", [], {"gen": "8"}, False),
+        # an operator of a later Kubernetes is kube-scheduler's matter
+        ("Near", ["8"], {"gen": "1"}, True),
+    ],
+)
+def test_requirement_matches_as_in_kubernetes_when_labels_vary(
+    operator: str, values: list[str], labels: dict[str, str], expected: bool
+) -> None:
+    """The plain cases, on a node that has the label, are in test_explain.py."""
+    requirement = SelectorRequirement(key="gen", operator=operator, values=tuple(values))
+    assert matches(requirement, labels) is expected

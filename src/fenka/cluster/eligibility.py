@@ -4,6 +4,7 @@ These are kube-scheduler's own rules about nodes as such. The scheduler applies 
 for pending pods, and `fenka why` when it explains what excludes a pod from a node.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 
 from fenka.cluster.objects import (
@@ -16,6 +17,8 @@ from fenka.cluster.objects import (
 )
 
 NO_SCHEDULE = "NoSchedule"
+
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 def ineligibility_reasons(pod: Pod, node: Node) -> list[str]:
@@ -91,11 +94,14 @@ def matches(requirement: SelectorRequirement, labels: Mapping[str, str]) -> bool
             return value is not None
         case "DoesNotExist":
             return value is None
-        case "Gt" | "Lt" if value is not None and values:
-            low, high = sorted((value, values[0]), key=_number)
-            return low != high and high == (value if requirement.operator == "Gt" else values[0])
-    return requirement.operator not in ("Gt", "Lt")
+        case "Gt" | "Lt":
+            bound = values[0] if values else None
+            return _is_less(*((bound, value) if requirement.operator == "Gt" else (value, bound)))
+    return True
 
 
-def _number(text: str) -> int:
-    return int(text) if text.lstrip("-").isdecimal() else 0
+def _is_less(low: str | None, high: str | None) -> bool:
+    """Compare whole numbers as Go parses them. Anything else is neither less nor more."""
+    if low is None or high is None or not all(map(_WHOLE_NUMBER.fullmatch, (low, high))):
+        return False
+    return int(low) < int(high)

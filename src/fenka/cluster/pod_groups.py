@@ -98,7 +98,7 @@ def pod_group(pod: Pod, groups: Mapping[str, PodGroup]) -> Gang | None:
         policy = group.spec.scheduling_policy.gang
         return Gang(namespace, name, policy.min_count) if policy else None
     text = pod.metadata.labels.get(MINIMUM_LABEL, "")
-    if not text.isdecimal() or not 1 <= int(text[:6]) <= 10_000:
+    if not text.isdecimal() or len(text) > 5 or not 1 <= int(text) <= 10_000:
         raise InvalidRecord(
             f"it is in the gang {name}, and its label {MINIMUM_LABEL} is {text!r}: "
             "set it to the number of pods that start together"

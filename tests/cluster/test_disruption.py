@@ -1,0 +1,69 @@
+"""Which PodDisruptionBudgets protect a pod, by the selectors of policy/v1."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from fenka.cluster.disruption import PodDisruptionBudget, budgets_for
+from fenka.core.preemption import DisruptionBudget
+from tests.builders import Json, a_pod
+
+
+def budget(name: str, selector: Json | None, allowed: int = 1, **meta: Any) -> PodDisruptionBudget:
+    """Return a budget of the namespace default with this selector."""
+    metadata = {"name": name, "namespace": "default", **meta}
+    status = {"disruptionsAllowed": allowed}
+    return msgspec.convert(
+        {"metadata": metadata, "spec": {"selector": selector}, "status": status},
+        PodDisruptionBudget,
+    )
+
+
+def expression(operator: str, *values: str) -> Json:
+    """Return a selector of one requirement on the label app."""
+    return {"matchExpressions": [{"key": "app", "operator": operator, "values": list(values)}]}
+
+
+@pytest.mark.parametrize(
+    ("selector", "selected"),
+    [
+        # policy/v1: no selector selects nothing, an empty one the whole namespace
+        (None, False),
+        ({}, True),
+        ({"matchLabels": {"app": "a"}}, True),
+        ({"matchLabels": {"app": "b"}}, False),
+        # all labels must match
+        ({"matchLabels": {"app": "a", "tier": "web"}}, True),
+        ({"matchLabels": {"app": "a", "tier": "db"}}, False),
+        ({"matchLabels": {"absent": ""}}, False),
+        (expression("In", "b", "a"), True),
+        (expression("NotIn", "a"), False),
+        (expression("Exists"), True),
+        (expression("DoesNotExist"), False),
+        # labels and expressions together
+        ({"matchLabels": {"tier": "web"}, **expression("In", "b")}, False),
+    ],
+)
+def test_budget_protects_a_pod_when_its_selector_matches(
+    selector: Json | None, selected: bool
+) -> None:
+    """The pod has app=a and tier=web."""
+    pod = a_pod("p", 1, labels={"app": "a", "tier": "web"})
+    expected = frozenset({DisruptionBudget("default/x", 1)}) if selected else frozenset()
+    assert budgets_for(pod, [budget("x", selector)]) == expected
+
+
+def test_budget_does_not_protect_a_pod_of_another_namespace() -> None:
+    """Selectors are those of the budget's own namespace."""
+    other = budget("x", {}, namespace="team")
+    assert budgets_for(a_pod("p", 1), [other]) == frozenset()
+
+
+def test_pod_has_all_budgets_that_select_it_when_they_overlap() -> None:
+    """Each counts its own disruptions; none may be allowed."""
+    budgets = [budget("none", {}, 0), budget("two", {"matchLabels": {"app": "a"}}, 2)]
+    assert budgets_for(a_pod("p", 1, labels={"app": "a"}), budgets) == {
+        DisruptionBudget("default/none", 0),
+        DisruptionBudget("default/two", 2),
+    }

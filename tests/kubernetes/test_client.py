@@ -5,6 +5,7 @@ from aiohttp import web
 
 from fenka.cluster.objects import Status
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
+from fenka.kubernetes.kube_config import load
 from tests.fakes.api_server import api_server
 
 
@@ -57,3 +58,21 @@ async def test_client_fails_when_no_server_answers() -> None:
         with pytest.raises(ApiUnreachable, match=f"127.0.0.1:{server.port}"):
             await api.get("/api/v1/nodes/n", Status)
         await server.start()
+
+
+async def test_request_goes_through_the_proxy_when_the_environment_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless it excludes the server."""
+    async with api_server() as server:
+        proxy = f"http://127.0.0.1:{server.port}"
+        server.put("pods", {"metadata": {"name": "p", "namespace": "n"}})
+        monkeypatch.setenv("http_proxy", proxy)
+        configuration = load().Configuration()
+        configuration.host = "http://cluster.invalid"
+        async with Api(configuration) as api:
+            await api.get("/api/v1/namespaces/n/pods/p", Status)
+        monkeypatch.setenv("no_proxy", "cluster.invalid")
+        async with Api(configuration) as api:
+            with pytest.raises(ApiUnreachable):
+                await api.get("/api/v1/namespaces/n/pods/p", Status)

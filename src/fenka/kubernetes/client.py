@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import msgspec
@@ -31,6 +32,8 @@ SILENCE_S = 90.0
 """A watch without data for this long is taken as broken: servers send a bookmark about every minute."""
 
 _PAGE = 500
+_READ_BUFFER = 2**21
+"""Bytes; an object has at most 1.5 MiB."""
 
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -82,8 +85,16 @@ class Api:
 
     def __init__(self, configuration: Any) -> None:
         self._configuration = configuration
-        self._rest = load().RESTClientObject(configuration)
-        self._session: aiohttp.ClientSession = self._rest.pool_manager
+        rest = load().RESTClientObject(configuration)
+        self._server_hostname: str | None = rest.server_hostname
+        connector = rest.pool_manager.connector
+        rest.pool_manager.detach()
+        # The library's session reads ~/.netrc and the environment for each request, in other threads.
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            proxy=rest.proxy or _environment_proxy(configuration.host),
+            read_bufsize=_READ_BUFFER,
+        )
 
     @classmethod
     async def connect(cls, kubeconfig: Path | None = None, context: str | None = None) -> Self:
@@ -233,16 +244,20 @@ class Api:
                 headers[setting["key"]] = setting["value"]
         if body is not None:
             headers["Content-Type"] = content_type
-        proxy = {"proxy": self._rest.proxy} if self._rest.proxy else {}
         return await self._session.request(
             method,
             f"{self.server}{path}" + (f"?{urlencode(query)}" if query else ""),
             headers=headers,
             data=None if body is None else msgspec.json.encode(body),
             timeout=timeout or aiohttp.ClientTimeout(total=TIMEOUT_S),
-            server_hostname=self._rest.server_hostname,
-            **proxy,
+            server_hostname=self._server_hostname,
         )
+
+
+def _environment_proxy(server: str) -> str | None:
+    """Return the proxy that the environment gives for this URL."""
+    url = urlsplit(server)
+    return None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
 
 
 def _decoded(data: bytes, kind: type[T]) -> T:

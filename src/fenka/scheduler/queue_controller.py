@@ -107,6 +107,8 @@ class QueueController:
 
     def _refresh(self, *, final: bool = False) -> None:
         state, now, gangs = self._state, self._now(), self._gang_placements()
+        if state.is_empty and not state.snapshot.entries:
+            return
         pause = max(0.0 if final else MIN_INTERVAL_S, COST_FACTOR * self._cost)
         # A clock that was set back does not stop the queue: then the difference is negative.
         resting = 0 <= now - self._scheduled_at < pause

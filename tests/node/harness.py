@@ -38,7 +38,7 @@ from fenka.node.lease import cdi
 from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import LeaseStore
 from fenka.node.node_api import NodeApi
-from fenka.node.program import Edges, Program, Settings, assemble
+from fenka.node.program import Edges, Program, assemble
 from tests.fakes.in_process import FakeApi
 from tests.waiting import WAIT_S, until
 
@@ -342,7 +342,6 @@ class NodeHarness:
     placed: UsageTotals = field(default_factory=UsageTotals)
     now: float = 1e9
     program: Program = field(init=False)
-    settings: Settings = field(init=False)
     node_api: NodeApi = field(init=False)
     health: CardHealth = field(init=False)
     store: LeaseStore = field(init=False)
@@ -358,29 +357,20 @@ class NodeHarness:
         """Start the program as after a crash: from what is on disk."""
         self.store = LeaseStore(self.root / "state", clock=lambda: self.now)
         self.store.load()
-        self.lease_files = LeaseFiles(
-            self.root / "leases", self.root / "cdi", lambda *_: None, _nothing_there
-        )
+        self.lease_files = lease_files(self.root, self.library)
         self.lease_files.prepare()
         self.node_api = NodeApi(self.api, NODE)  # type: ignore[arg-type]
         self.health = CardHealth(self.hardware)  # type: ignore[arg-type]
-        simulated = cdi.simulated_edits(self.library, self.root / "node")
-        self.settings = Settings(
-            self.unit_mib,
-            self.library,
-            {},
-            lambda _: simulated,
-            Advertised(labelled_only=self.labelled_only, dialects=self.dialects),
-        )
         kubelet = Kubelet(self.kubelet.plugins, self.kubelet.pod_resources)
         self.program = assemble(
-            self.settings,
             Edges(
                 self.node_api,
                 kubelet,
                 self.health,
                 self.store,
                 self.lease_files,
+                self.unit_mib,
+                Advertised(labelled_only=self.labelled_only, dialects=self.dialects),
                 lambda: self.living,
                 lambda: self.now,
             ),
@@ -516,7 +506,18 @@ class NodeHarness:
         return sorted(it.name for it in found)
 
 
-def _nothing_there(_: Path) -> None:
+def lease_files(
+    root: Path, library: Path = Path("/nowhere"), contexts_mib: Mapping[str, int] | None = None
+) -> LeaseFiles:
+    """Return the leases' files below a directory, without mounts."""
+    driver = cdi.simulated_edits(library, root / "node")
+    paths = root / "leases", root / "cdi", library
+    return LeaseFiles(
+        *paths, contexts_mib or {}, lambda _: driver, lambda *_: None, _nothing_mounted
+    )
+
+
+def _nothing_mounted(_: Path) -> None:
     raise OSError(errno.EINVAL, "nothing is mounted there")
 
 

@@ -13,12 +13,10 @@ from fenka.core.request import Slice
 from fenka.hardware.nvml import DriverLost
 from fenka.isolation import account, pid_namespaces
 from fenka.isolation.compute_feedback import ComputeFeedback, Samples
-from fenka.isolation.files import create_lease
 from fenka.isolation.layout import layout
-from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import Lease, Token
 from fenka.node.monitor.compute_feedback import FeedbackLoop
-from tests.node.harness import card, node_harness
+from tests.node.harness import card, lease_files, node_harness
 from tests.node.test_resize import granted, request, running
 from tests.waiting import WAIT_S, until
 
@@ -39,8 +37,9 @@ class Machine:
 
     def start(self) -> None:
         """Start the loop, as after a crash."""
-        leases = LeaseFiles(self.root / "leases", self.root / "cdi")
-        self.loop = FeedbackLoop(self.samples, leases, self.root / "proc", self.make)
+        self.files = lease_files(self.root)
+        self.files.prepare()
+        self.loop = FeedbackLoop(self.samples, self.files, self.root / "proc", self.make)
 
     def make(self, samples: Samples, lease_of: Callable[[int], str | None]) -> ComputeFeedback:
         """Return feedback with this machine's clock."""
@@ -60,9 +59,7 @@ class Machine:
         lease = Lease(
             PODS[pod], "default", f"p{pod}", name, slices, slices, {}, burst_percent=ceiling
         )
-        for part in ("lease", "account"):
-            (self.root / "leases" / name / part).mkdir(parents=True)
-        create_lease(self.root / "leases" / name, name, slices, {}, lease.compute)
+        self.files.make(name, lease)
         self.tokens[name] = Token(name, "aliyun.com/gpu-mem", ["u0"], 0.0, lease)
 
     def process(self, pid: int, container: str, pod: int = 0) -> None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ import pytest
 from fenka.core.request import Slice
 from fenka.hardware.nvml import Driver
 from fenka.isolation.compute_feedback import PERIOD_S
-from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import Lease, Token
 from fenka.node.monitor.compute_feedback import FeedbackLoop
 from tests.native.test_limit_simulated import TRIES, bench
+from tests.node.harness import lease_files
 
 UID = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b{}"
 
@@ -39,9 +40,8 @@ def test_burst_ends_at_its_limit_and_yields_to_others(tmp_path: Path) -> None:
             tokens.append(Token(lease.name, "r", [], 0.0, made))
             return int(load.process.pid)
 
-        loop = FeedbackLoop(
-            driver.busy_samples, LeaseFiles(tmp_path, tmp_path / "cdi"), tmp_path / "proc"
-        )
+        files = replace(lease_files(tmp_path), root=tmp_path)
+        loop = FeedbackLoop(driver.busy_samples, files, tmp_path / "proc")
         stop = threading.Event()
 
         def tell() -> None:

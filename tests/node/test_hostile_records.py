@@ -15,7 +15,7 @@ from fenka.dialects.leases import REPORT, LeaseReport, Lingering, decode_report
 from fenka.dialects.resize import STATUS, ResizeStatus, encode_status
 from fenka.isolation import control
 from fenka.kubernetes.client import ApiUnreachable
-from fenka.node.lease.denials import REPORT_AFTER_S
+from fenka.node.lease.report import REPORT_AFTER_S
 from fenka.node.node_api import NodeApi
 from tests.node.harness import NODE, ContainerFailed, Json, NodeHarness, card, node_harness
 from tests.waiting import until

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from fenka.cluster.objects import Container, ObjectMeta, Pod, PodSpec
+from fenka.core.inventory import Node
 from fenka.core.request import Slice
+from fenka.dialects.base import SharedNode
 from fenka.dialects.resize import (
     REFUSED,
     REQUEST,
@@ -24,7 +26,8 @@ from fenka.dialects.resize import (
 from fenka.isolation import control, resize
 from fenka.isolation.layout import layout
 from fenka.kubernetes.client import ApiUnreachable
-from fenka.node.lease.sizes import ResizeRejected, check_growth, peak
+from fenka.node.lease.capacity import NodeCapacity, check_growth
+from fenka.node.lease.sizes import ResizeRejected, peak
 from fenka.node.lease.store import LeaseStore
 from fenka.node.node_api import NodeApi
 from tests.node.harness import ContainerFailed, Json, NodeHarness, card, node_harness
@@ -673,8 +676,9 @@ def test_check_growth_rejects_what_does_not_fit_beside_others(
 ) -> None:
     """Beside what others hold."""
     held = {uid: [Slice(0, A, *amounts)] for uid, amounts in others.items()}
-    names = {"u": "b"}
-    arguments = [Slice(0, A, *before)], [Slice(0, A, *after)], held, [card(0)], names
+    share = SharedNode(Node("n", (card(0),)))
+    capacity = NodeCapacity(share, {**held, "own": [Slice(0, A, *before)]}, {"u": "b"})
+    arguments = "own", [Slice(0, A, *before)], [Slice(0, A, *after)], capacity
     if sentence is None:
         check_growth(*arguments)
         return

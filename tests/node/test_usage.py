@@ -15,13 +15,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fenka.core.request import Slice
 from fenka.hardware.nvml import GpuProcess, Reading
 from fenka.isolation import violations
-from fenka.isolation.files import card_limits, create_lease
+from fenka.isolation.files import card_limits
 from fenka.node.lease import pod_processes
-from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.store import Lease, Token
 from fenka.node.monitor.metrics import Exporter, serve
 from fenka.node.monitor.usage import MIB, SliceUsage, Usage, UsageSample
-from tests.node.harness import card
+from tests.node.harness import card, lease_files
 
 POD = "0f9c2c4e-7c1d-4a53-9c6a-3f1d3ad7f0b1"
 CONTAINER = "ab" * 32
@@ -162,9 +161,9 @@ def token(tmp_path: Path, library: Path) -> Token:
     """Return the token of a lease of 100 MiB of card 0, with files."""
     slices = [Slice(0, card(0).uuid, 100, 0)]
     lease = Lease(POD, "default", "a", "main", slices, slices, {}, str(library))
-    for part in ("lease", "account"):
-        (tmp_path / "leases" / "t" / part).mkdir(parents=True)
-    create_lease(tmp_path / "leases" / "t", "t", slices, {})
+    files = lease_files(tmp_path)
+    files.prepare()
+    files.make("t", lease)
     return Token("t", "aliyun.com/gpu-mem", ["u0"], 0.0, lease)
 
 
@@ -177,8 +176,7 @@ def usage(tmp_path: Path, used_mib: int, clock: Iterator[float]) -> Usage:
     uuid = card(0).uuid
     return Usage(
         lambda: [GpuProcess(uuid, 7, used_mib), GpuProcess(uuid, 8, 999)],
-        LeaseFiles(tmp_path / "leases", tmp_path / "cdi"),
-        {uuid: 20},
+        lease_files(tmp_path, contexts_mib={uuid: 20}),
         lambda: {(uuid, 7): next(busy)},
         tmp_path / "proc",
         lambda: next(clock),

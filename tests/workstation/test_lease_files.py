@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fenka.isolation import account
+from fenka.isolation.files import account_file, card_limits
 from fenka.workstation import files
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
@@ -40,7 +41,8 @@ def runtime(tmp_path: Path) -> Iterator[Runtime]:
 
 def made(runtime: Runtime, uid: int) -> Path:
     """The directory of a lease of this user."""
-    files.create_lease(runtime, placed_job(uid), {}, None, None)
+    job = placed_job(uid)
+    files.create_lease(runtime, job, card_limits(job.slices, {}), None)
     return runtime.lease(f"job{uid}")
 
 
@@ -66,7 +68,7 @@ def test_lease_is_closed_when_the_user_is_another(runtime: Runtime, uid: int) ->
         'ls "$1/.."',
     ):
         assert not does(STRANGER, script, lease), script
-    assert account.read(files.account_path(lease)).processes == ()
+    assert account.read(account_file(lease)).processes == ()
 
 
 @as_root
@@ -105,10 +107,10 @@ import os, subprocess, sys
 from pathlib import Path
 from fenka.workstation import files
 from fenka.workstation.paths import SYSTEM, Runtime
-from tests.workstation.test_lease_files import OWNER, does, placed_job
+from tests.workstation.test_lease_files import OWNER, does, made
 runtime = Runtime(SYSTEM)
 runtime.create()
-files.create_lease(runtime, placed_job(OWNER), {}, None, None)
+made(runtime, OWNER)
 lease = runtime.lease(f"job{OWNER}")
 before = os.statvfs("/run").f_bavail
 print(does(OWNER, 'head -c 5000000 /dev/zero >> "$1/account/slots"', lease))
@@ -133,7 +135,7 @@ def test_lease_is_recreated_when_a_killed_daemon_left_files(runtime: Runtime) ->
     """Whatever was there, the account begins empty."""
     lease = made(runtime, os.geteuid())
     (lease / "account" / "slots").write_bytes(b"")
-    assert account.read(files.account_path(made(runtime, os.geteuid()))).processes == ()
+    assert account.read(account_file(made(runtime, os.geteuid()))).processes == ()
 
 
 def test_snapshot_is_complete_when_an_account_is_damaged(t4: Workstation) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from fenka.cli import node_process
 from fenka.cli.options import HamiOption
+from fenka.dialects.sizes import parse_unit
 from fenka.node.config import Config
 
 
@@ -52,7 +53,7 @@ def node(
     node_process.start(
         Config(
             node=name,
-            unit=unit,
+            unit_mib=parse_unit(unit),
             simulated=simulated,
             host=host_root,
             kubeconfig=kubeconfig,

@@ -104,7 +104,13 @@ class ComputeShare:
 def card_limits(
     slices: Iterable[Slice], contexts_mib: Mapping[str, int], compute: ComputeShare | None = None
 ) -> tuple[Limit, ...]:
-    """Return the control page's limits for a lease's slices. Args as for :func:`create_lease`."""
+    """Return the control page's limits for a lease's slices.
+
+    Args:
+        slices: What it may use.
+        contexts_mib: Size of a process's context by card UUID.
+        compute: Share of the cards' time; None for each slice's own percentage.
+    """
     share = compute or ComputeShare(0)
 
     def limit(piece: Slice) -> Limit:
@@ -120,27 +126,29 @@ def card_limits(
     return tuple(map(limit, slices))
 
 
+def control_page(directory: Path) -> Path:
+    """Return the path of a lease's control page. directory: the lease's."""
+    return directory / "lease" / "control"
+
+
+def account_file(directory: Path) -> Path:
+    """Return the path of a lease's account. directory: the lease's."""
+    return directory / "account" / "slots"
+
+
 def create_lease(
-    directory: Path,
-    lease: str,
-    slices: Iterable[Slice],
-    contexts_mib: Mapping[str, int],
-    compute: ComputeShare | None = None,
-    owner: int | None = None,
+    directory: Path, lease: str, limits: tuple[Limit, ...], owner: int | None = None
 ) -> None:
     """Create the control page and an empty account of a lease. Raises InvalidControl, OSError.
 
     Args:
         directory: The lease's directory, with the directories `lease` and `account` in it.
         lease: The lease's id.
-        slices: What it may use.
-        contexts_mib: Size of a process's context by card UUID.
-        compute: Share of the cards' time; None for each slice's own percentage.
+        limits: What it may use of its cards.
         owner: As for :func:`account.create`.
     """
-    limits = card_limits(slices, contexts_mib, compute)
-    control.write(directory / "lease" / "control", Control(lease=lease, limits=limits))
-    account.create(directory / "account" / "slots", owner)
+    control.write(control_page(directory), Control(lease=lease, limits=limits))
+    account.create(account_file(directory), owner)
 
 
 def install_native(target: Path, complete: Callable[[Path], None] = lambda _: None) -> Path:

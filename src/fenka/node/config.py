@@ -9,7 +9,7 @@ class Config:
     """The program's options. Directories are the node's own, at the same paths in this process."""
 
     node: str
-    unit: str = "GiB"
+    unit_mib: int = 1024
     simulated: Path | None = None
     host: Path = Path("/")
     kubeconfig: Path | None = None

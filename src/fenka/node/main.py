@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fenka.dialects.registry import DIALECTS, WITH_HAMI
-from fenka.dialects.sizes import parse_unit
 from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import XidListener
 from fenka.isolation.files import install_native
@@ -29,7 +28,7 @@ from fenka.node.monitor.monitor import Monitor, ViolationPolicy
 from fenka.node.monitor.usage import Usage
 from fenka.node.node_api import NodeApi
 from fenka.node.preflight import PreflightError
-from fenka.node.program import Edges, Program, Settings, assemble
+from fenka.node.program import Edges, Program, assemble
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,7 +42,6 @@ def run(config: Config) -> None:
 
     Raises FenkaError, FileNotFoundError.
     """
-    unit_mib = parse_unit(config.unit)
     for option, value, choices in (
         ("--over-limit", config.over_limit, ("report", "evict")),
         ("--unmanaged-process", config.unmanaged_process, ("report", "kill")),
@@ -61,26 +59,18 @@ def run(config: Config) -> None:
         )
         locks.enter_context(lock_cards(health.known))
         hardware.measure(health.known, driver.libraries)
-        settings = Settings(
-            unit_mib,
-            library,
-            hardware.context_mib,
-            driver.edits(hardware),
-            Advertised(
-                config.exclusive,
-                config.labelled_only,
-                WITH_HAMI if config.hami else DIALECTS,
-            ),
+        files = LeaseFiles(
+            config.leases, config.cdi, library, hardware.context_mib, driver.edits(hardware)
         )
-        asyncio.run(_serve(config, settings, driver, hardware, health, locks))
+        asyncio.run(_serve(config, driver, hardware, health, files, locks))
 
 
 async def _serve(
     config: Config,
-    settings: Settings,
     driver: NodeDriver,
     hardware: Hardware,
     health: CardHealth,
+    files: LeaseFiles,
     locks: contextlib.ExitStack,
 ) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -93,21 +83,21 @@ async def _serve(
         locked = {card.uuid for card in health.known}
         health.restore(published)
         locks.enter_context(lock_cards([card for card in health.known if card.uuid not in locked]))
-        preflight.check_unit(health.known, settings.unit_mib)
+        preflight.check_unit(health.known, config.unit_mib)
         store = LeaseStore(config.state / "node")
         for complaint in store.load():
             _LOG.error("%s", complaint)
-        files = LeaseFiles(config.leases, config.cdi)
         files.prepare()
         kubelet = Kubelet(config.plugins, config.pod_resources)
-        program = assemble(settings, Edges(api, kubelet, health, store, files))
+        dialects = WITH_HAMI if config.hami else DIALECTS
+        advertised = Advertised(config.exclusive, config.labelled_only, dialects)
+        program = assemble(Edges(api, kubelet, health, store, files, config.unit_mib, advertised))
         exporter = Exporter(config.node)
         cards = CardMonitor(api, health, program.inventory, program.trigger)
         usage = Usage(
             # Not bound once: the driver may have been opened again.
             lambda: hardware.driver.processes(),  # noqa: PLW0108
             files,
-            hardware.context_mib,
             driver.busy_ns(hardware, health),
         )
         policy = ViolationPolicy(

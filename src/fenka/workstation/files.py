@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +14,7 @@ from fenka.core.errors import FenkaError
 from fenka.isolation import account, proxy, sandbox, syscalls
 from fenka.isolation import files as isolation_files
 from fenka.isolation.access_control import restrict_to_user
+from fenka.isolation.control import Limit
 from fenka.isolation.files import write_atomically
 from fenka.workstation.job import Job
 from fenka.workstation.paths import Runtime
@@ -162,13 +162,7 @@ def driver_files(library_dir: Path | None) -> dict[str, tuple[Path, ...]]:
     )
 
 
-def create_lease(
-    runtime: Runtime,
-    job: Job,
-    contexts_mib: Mapping[str, int],
-    compute: isolation_files.ComputeShare | None,
-    cache: Path | None,
-) -> None:
+def create_lease(runtime: Runtime, job: Job, limits: tuple[Limit, ...], cache: Path | None) -> None:
     """Make the control page, the account and what the sandbox binds, for the job's user alone.
 
     The user can write below the account's directory. With a daemon for all users that is a small file
@@ -178,11 +172,9 @@ def create_lease(
     Args:
         runtime: The daemon's files.
         job: A job that has a placement.
-        contexts_mib: What a process's context takes, by card UUID.
-        compute: The limit of compute; None for no limit.
+        limits: What it may use of its cards.
         cache: The dynamic linker's cache inside the lease, or None for the machine's.
     """
-    assert job.placement is not None  # Broker: only placed jobs start.
     directory = runtime.lease(job.id)
     owner = None if job.uid == 0 else job.uid
     remove_lease(directory)
@@ -194,15 +186,9 @@ def create_lease(
             # Without the right to mount, as in a container, the account stands on /run itself.
             with contextlib.suppress(PermissionError):
                 syscalls.mount_small(directory / "account", account.size())
-        slices = job.placement.slices
-        isolation_files.create_lease(directory, job.id, slices, contexts_mib, compute, owner)
+        isolation_files.create_lease(directory, job.id, limits, owner)
         sandbox.prepare(directory, cache)
         restrict_to_user(directory, job.uid)
-
-
-def account_path(directory: Path) -> Path:
-    """Return the path of a lease's account."""
-    return directory / "account" / "slots"
 
 
 def remove_lease(directory: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from fenka import procfs
 from fenka.core.errors import FenkaError
 from fenka.isolation import proc_reader
+from fenka.isolation.files import account_file
 from fenka.procfs import start_ticks
 from fenka.workstation.job import Job
 from fenka.workstation.process_scan import LeaseIdentity, ProcessScan, Scanner, mounted_lease
@@ -220,7 +221,7 @@ class LeaseProcesses:
         """
         directory = self._leases / lease
         source = procfs.mount_source(directory / "lease")
-        uid = _owner(directory / "account" / "slots")
+        uid = _owner(account_file(directory))
         holders = []
         for pid in procfs.pids():
             try:

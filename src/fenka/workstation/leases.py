@@ -7,7 +7,8 @@ from pathlib import Path
 from fenka.core.request import Slice
 from fenka.hardware.machine import Hardware
 from fenka.isolation.compute_feedback import ComputeFeedback
-from fenka.isolation.files import card_limits
+from fenka.isolation.control import Limit
+from fenka.isolation.files import account_file, card_limits, control_page
 from fenka.isolation.resize import resize
 from fenka.workstation import files, protocol
 from fenka.workstation.job import Job
@@ -44,26 +45,28 @@ class Leases:
 
     def accounts(self, jobs: Iterable[Job]) -> list[Path]:
         """Return the paths of the jobs' accounts."""
-        return [files.account_path(self.directory(job.id)) for job in jobs]
+        return [account_file(self.directory(job.id)) for job in jobs]
 
     def create(self, job: Job) -> None:
         """Make the files of a job's lease, unless they exist. Raises OSError."""
-        if not (self.directory(job.id) / "lease" / "control").exists():
-            contexts_mib, compute = self._hardware.context_mib, job.compute_share
-            files.create_lease(self._runtime, job, contexts_mib, compute, self._linker_cache)
+        if not control_page(self.directory(job.id)).exists():
+            limits = self._limits(job, job.slices)
+            files.create_lease(self._runtime, job, limits, self._linker_cache)
         self.register(job)
         job.shim_inode = (self._native / "libfenka.so").stat().st_ino
 
     def register(self, job: Job) -> None:
         """Send compute feedback to a lease, also one that an earlier daemon made."""
         with contextlib.suppress(FileNotFoundError):  # created when its client reconnects
-            self._feedback.add_lease(job.id, self.directory(job.id) / "lease" / "control")
+            self._feedback.add_lease(job.id, control_page(self.directory(job.id)))
 
     def set_limits(self, job: Job, slices: Sequence[Slice]) -> None:
         """Put limits in force for running programs. Raises InUse, InvalidControl, InvalidAccount, OSError."""
         directory = self.directory(job.id)
-        limits = card_limits(slices, self._hardware.context_mib, job.compute_share)
-        resize(directory / "lease" / "control", files.account_path(directory), limits)
+        resize(control_page(directory), account_file(directory), self._limits(job, slices))
+
+    def _limits(self, job: Job, slices: Sequence[Slice]) -> tuple[Limit, ...]:
+        return card_limits(slices, self._hardware.context_mib, job.compute_share)
 
     def remove(self, job_id: str) -> None:
         """Remove a lease's files."""

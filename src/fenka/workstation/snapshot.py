@@ -11,7 +11,8 @@ from fenka import __version__
 from fenka.hardware.machine import Hardware
 from fenka.hardware.peer_credentials import user_name
 from fenka.isolation import account
-from fenka.workstation import files, protocol
+from fenka.isolation.files import account_file
+from fenka.workstation import protocol
 from fenka.workstation.broker import Broker
 from fenka.workstation.gpu_processes import GpuProcesses, UsageSample
 from fenka.workstation.job import Job
@@ -163,7 +164,7 @@ def _used(runtime: Runtime, job: Job, position: int, by_driver: int | None) -> i
     if by_driver is not None:
         return by_driver
     try:
-        memory_bytes = account.read(files.account_path(runtime.lease(job.id))).memory_bytes
+        memory_bytes = account.read(account_file(runtime.lease(job.id))).memory_bytes
     except (OSError, account.InvalidAccount):
         return None
     return memory_bytes[position] // MIB if position < len(memory_bytes) else None

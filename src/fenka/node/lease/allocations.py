@@ -7,7 +7,8 @@ from fenka.dialects import base
 from fenka.isolation.resize_plan import larger
 from fenka.node.inventory import NodeInventory, whole_slice
 from fenka.node.kubelet.client import Claim
-from fenka.node.lease.store import Lease, LeaseStore, Token
+from fenka.node.lease.capacity import NodeCapacity
+from fenka.node.lease.store import LeaseStore, Token
 
 
 class Allocations:
@@ -41,11 +42,11 @@ class Allocations:
 
     def pod_names(self) -> dict[str, str]:
         """Return the names of the pods that hold a lease, by UID."""
-        return {lease.uid: lease.pod_name for lease in self._leases()}
+        return {lease.uid: lease.pod_name for lease in self._store.leases}
 
     def slices_of(self, claim: Claim) -> tuple[Slice, ...]:
         """Return the slices of the container that a claim names; none while it has no lease."""
-        for lease in self._leases():
+        for lease in self._store.leases:
             same_pod = lease.uid == claim.uid or (
                 (lease.namespace, lease.pod) == (claim.namespace, claim.pod)
             )
@@ -56,7 +57,7 @@ class Allocations:
     def slices_by_pod(self, claims: Sequence[Claim]) -> dict[str, list[Slice]]:
         """Return what each pod holds, by UID; for whole cards of another plugin by the pod's name."""
         pods: dict[str, dict[str, Slice]] = {}
-        for lease in self._leases():
+        for lease in self._store.leases:
             # All leases of a pod repeat its slices, and add different whole cards. While a pod is
             # resized they differ: then the larger ones count.
             slices = pods.setdefault(lease.uid, {})
@@ -72,5 +73,7 @@ class Allocations:
                 slices[uuid] = whole_slice(cards[uuid])
         return {uid: list(slices.values()) for uid, slices in pods.items()}
 
-    def _leases(self) -> list[Lease]:
-        return [token.lease for token in self._store.tokens.values() if token.lease]
+    def capacity(self, claims: Sequence[Claim]) -> NodeCapacity:
+        """Return the node with all that its pods hold."""
+        share = self._inventory.shared_node()
+        return NodeCapacity(share, self.slices_by_pod(claims), self.pod_names())

@@ -1,14 +1,35 @@
-"""Checks that what is given away of a card fits beside what other pods hold of it."""
+"""Checks that what is given away of a card fits beside what other pods hold of it. Pure."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fenka.core.inventory import Card
 from fenka.core.request import Slice
+from fenka.dialects.base import SharedNode
 from fenka.node.lease.resolve import Misplaced
+from fenka.node.lease.sizes import ResizeRejected
 from fenka.node.lease.store import Lease
 
 MEMORY, COMPUTE = "MiB", "% of its time"
+MAX_NAMES = 3
+"""Pods that a rejected resize names of those that hold a card."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCapacity:
+    """The node, and what pods hold of it as long as any of their processes lives.
+
+    held: by UID. names: of the pods, by UID.
+    """
+
+    share: SharedNode
+    held: Mapping[str, Sequence[Slice]]
+    names: Mapping[str, str]
+
+    def healthy_card(self, piece: Slice) -> Card | None:
+        """Return the card of a slice; None if it is unhealthy or gone."""
+        cards = self.share.node.cards
+        return next((card for card in cards if card.uuid == piece.uuid and card.healthy), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,35 +43,19 @@ class Shortage:
     holders: list[str]
 
 
-def check_capacity(
-    lease: Lease,
-    pods: Mapping[str, Sequence[Slice]],
-    cards: Collection[Card],
-    names: Mapping[str, str],
-) -> None:
+def check_capacity(lease: Lease, capacity: NodeCapacity) -> None:
     """Check that a lease fits on its cards beside what other pods hold.
 
     So a card is not overcommitted by a pod that was deleted by force and still runs, or by two schedulers
-    that decide at once.
-
-    Args:
-        lease: The lease.
-        pods: What pods hold here by UID, as long as any of their processes lives.
-        cards: The node's cards.
-        names: The pods' names by UID.
-
-    Raises:
-        Misplaced: The lease does not fit, or a card is unhealthy.
+    that decide at once. Raises Misplaced.
     """
-    known = {card.uuid: card for card in cards}
-    others = {uid: slices for uid, slices in pods.items() if uid != lease.uid}
     for piece in lease.holds:
-        card = known.get(piece.uuid)
-        if card is None or not card.healthy:
+        card = capacity.healthy_card(piece)
+        if card is None:
             raise Misplaced(
                 f"fenka: card {piece.card} ({piece.uuid}) of this node is unhealthy now"
             )
-        for shortage in shortages(piece, card, others, names):
+        for shortage in _shortages(lease.uid, piece, card, capacity):
             measure = shortage.measure
             raise Misplaced(
                 f"fenka: card {piece.card} has {shortage.total} {measure}, of which {shortage.held} "
@@ -59,29 +64,52 @@ def check_capacity(
             )
 
 
-def shortages(
-    piece: Slice, card: Card, others: Mapping[str, Sequence[Slice]], names: Mapping[str, str]
-) -> Iterator[Shortage]:
-    """Yield what a card lacks of memory and compute for a slice, beside what others hold.
+def check_growth(
+    uid: str, before: Sequence[Slice], after: Sequence[Slice], capacity: NodeCapacity
+) -> None:
+    """Check that a pod may grow from one size to another beside others. Raises ResizeRejected."""
+    former_by_card = {piece.uuid: piece for piece in before}
+    for piece in after:
+        former = former_by_card.get(piece.uuid)
+        if former == piece:
+            continue
+        card = capacity.healthy_card(piece)
+        if card is None:
+            raise ResizeRejected(
+                f"card {piece.card} is unhealthy now: nothing grows on it", "unhealthy"
+            )
+        for shortage in _shortages(uid, piece, card, capacity):
+            measure = shortage.measure
+            if former is None or _amount(piece, measure) > _amount(former, measure):
+                held = f" hold {shortage.held}"
+                holders = f", of which {_listed(shortage.holders)}{held}" if shortage.held else ""
+                raise ResizeRejected(
+                    f"card {piece.card} has {shortage.total} {measure}{holders}: {shortage.requested} do "
+                    f"not fit",
+                    f"room {measure}",
+                )
 
-    others: slices by UID. names: pods by UID.
-    """
+
+def _shortages(uid: str, piece: Slice, card: Card, capacity: NodeCapacity) -> Iterator[Shortage]:
+    """Yield what a card lacks of memory and compute for a slice of a pod, beside what others hold."""
     on_card = [
-        (names.get(uid, uid), other)
-        for uid, slices in others.items()
+        (capacity.names.get(holder, holder), other)
+        for holder, slices in capacity.held.items()
         for other in slices
-        if other.uuid == piece.uuid
+        if holder != uid and other.uuid == piece.uuid
     ]
-    for measure, total, requested, amounts in (
-        (
-            MEMORY,
-            card.memory_mib,
-            piece.memory_mib,
-            [(name, other.memory_mib) for name, other in on_card],
-        ),
-        (COMPUTE, card.compute, piece.compute, [(name, other.compute) for name, other in on_card]),
-    ):
-        held = sum(amount for _, amount in amounts)
+    for measure, total in ((MEMORY, card.memory_mib), (COMPUTE, card.compute)):
+        amounts = [(name, _amount(other, measure)) for name, other in on_card]
+        held, requested = sum(amount for _, amount in amounts), _amount(piece, measure)
         if held + requested > total:
             holders = sorted({name for name, amount in amounts if amount})
             yield Shortage(measure, total, held, requested, holders)
+
+
+def _amount(piece: Slice, measure: str) -> int:
+    return piece.memory_mib if measure == MEMORY else piece.compute
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

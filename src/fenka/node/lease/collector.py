@@ -4,7 +4,6 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease import resolve
@@ -21,8 +20,7 @@ UNCLAIMED_S = 30.0
 class GarbageCollector:
     """Removes what no pod holds any more.
 
-    library: Directory of the native libraries in use. living: UIDs of pods that have processes.
-    clock: seconds since the epoch.
+    living: returns the UIDs of pods that have processes. clock: seconds since the epoch.
     """
 
     def __init__(
@@ -30,12 +28,11 @@ class GarbageCollector:
         api: NodeApi,
         store: LeaseStore,
         files: LeaseFiles,
-        library: Path,
         living: Callable[[], set[str]],
         clock: Callable[[], float],
     ) -> None:
         self._api, self._store, self._files = api, store, files
-        self._library, self._living, self._clock = library, living, clock
+        self._living, self._clock = living, clock
         self.lingering: set[str] = set()
         """UIDs of pods that have ended for the API server, but whose processes still hold cards."""
 
@@ -49,8 +46,8 @@ class GarbageCollector:
             for token in ended:
                 if token.lease is None or token.lease.uid not in living:
                     await self._remove(token)
-        leases = [token.lease for token in self._store.tokens.values() if token.lease]
-        self.lingering = {lease.uid for lease in leases if not self._api.runs(lease.uid)}
+        uids = {lease.uid for lease in self._store.leases}
+        self.lingering = {uid for uid in uids if not self._api.runs(uid)}
         async with self._store.lock:
             await asyncio.to_thread(self._remove_orphans, set(self._store.tokens))
 
@@ -78,8 +75,8 @@ class GarbageCollector:
     def _remove_orphans(self, tokens: Collection[str]) -> None:
         for name in self._files.orphans(tokens):
             self._files.remove(name)
-        kept = {str(self._library), *self._files.libraries()}
-        kept |= {token.lease.library for token in self._store.tokens.values() if token.lease}
-        for library in self._library.parent.iterdir():
+        kept = {str(self._files.library), *self._files.libraries()}
+        kept |= {lease.library for lease in self._store.leases}
+        for library in self._files.library.parent.iterdir():
             if str(library) not in kept:
                 shutil.rmtree(library, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Makes and removes the files of leases, in an order that never leaves a usable part of a lease.
+"""Makes, resizes and removes the files of leases, in an order that never leaves a usable part of a lease.
 
 <root>/TOKEN/lease/     the control page, and empty files where libraries are mounted over
 <root>/TOKEN/account/   a small tmpfs, so that a program can fill nothing else
@@ -8,30 +8,44 @@
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fenka.isolation import account, syscalls
-from fenka.isolation.files import create_lease, write_atomically
+import msgspec
+
+from fenka.core.request import Slice
+from fenka.isolation import account, control, resize, syscalls
+from fenka.isolation.control import InvalidControl, Limit
+from fenka.isolation.files import (
+    account_file,
+    card_limits,
+    control_page,
+    create_lease,
+    write_atomically,
+)
 from fenka.node.lease.cdi import ContainerEdits, mount_points, specification
+from fenka.node.lease.sizes import with_limit
 from fenka.node.lease.store import Lease
 
 _PREFIX, _SUFFIX = "fenka-", ".json"
 
 
+@dataclass(frozen=True, slots=True)
 class LeaseFiles:
-    """The leases' files of this node. The container runtime must see mounts below `root`."""
+    """The leases' files of this node. The container runtime must see mounts below `root`.
 
-    def __init__(
-        self,
-        root: Path,
-        cdi: Path,
-        mount: Callable[[Path, int], None] = syscalls.mount_small,
-        unmount: Callable[[Path], None] = syscalls.unmount,
-    ) -> None:
-        self.root, self.cdi = root, cdi
-        self._mount, self._unmount = mount, unmount
+    library: the native libraries, prepared for leases. contexts_mib: context overhead by card UUID.
+    driver: returns the driver's part of a lease's container edits.
+    """
+
+    root: Path
+    cdi: Path
+    library: Path
+    contexts_mib: Mapping[str, int]
+    driver: Callable[[Sequence[Slice]], ContainerEdits]
+    mount: Callable[[Path, int], None] = syscalls.mount_small
+    unmount: Callable[[Path], None] = syscalls.unmount
 
     def prepare(self) -> None:
         """Make the directories."""
@@ -44,11 +58,11 @@ class LeaseFiles:
 
     def control(self, token: str) -> Path:
         """Return the path of a token's control page."""
-        return self.root / token / "lease" / "control"
+        return control_page(self.root / token)
 
     def slots(self, token: str) -> Path:
         """Return the path of a token's account."""
-        return self.root / token / "account" / "slots"
+        return account_file(self.root / token)
 
     def is_complete(self, token: str) -> bool:
         """Return whether a container can start with the token's lease."""
@@ -58,38 +72,58 @@ class LeaseFiles:
             and self.slots(token).exists()
         )
 
-    def make(
-        self,
-        token: str,
-        lease: Lease,
-        contexts_mib: Mapping[str, int],
-        driver: ContainerEdits,
-    ) -> None:
+    def make(self, token: str, lease: Lease) -> None:
         """Make the files of a lease. A complete lease stays as it is, since programs may run in it.
 
-        Raises OSError, InvalidControl.
+        Raises OSError, InvalidControl, NoDriverFiles.
         """
         if self.is_complete(token):
             return
+        driver = self.driver(lease.slices)
         self.remove(token)
         directory = self.root / token
         for part in (directory, directory / "lease", directory / "account"):
             part.mkdir(mode=0o755)
         for name in mount_points():
             (directory / "lease" / name).touch(mode=0o644)
-        self._mount(directory / "account", account.size())
-        limits = [replace(piece, memory_mib=lease.limit_mib(piece)) for piece in lease.slices]
-        create_lease(directory, token, limits, contexts_mib, lease.compute)
+        self.mount(directory / "account", account.size())
+        create_lease(directory, token, self._limits(lease, lease.slices))
         content = specification(token, directory, Path(lease.library), driver, lease.environment)
         # The runtime reads every *.json of the directory. The temporary file has another suffix.
         write_atomically(self.spec(token), json.dumps(content, indent=1).encode())
+
+    def in_force(self, token: str, lease: Lease) -> list[Slice]:
+        """Return what the lease's programs may use now. Raises OSError, InvalidControl."""
+        if lease.limits_mib:  # Its node does not isolate.
+            return list(lease.slices)
+        page = self.control(token)
+        limits = control.read_interrupted(page).limits
+        if [limit.uuid for limit in limits] != [piece.uuid for piece in lease.slices]:
+            raise InvalidControl(f"{page}: has other cards than its lease")
+        return [with_limit(*pair) for pair in zip(lease.slices, limits, strict=True)]
+
+    def check(
+        self, token: str, lease: Lease, before: Sequence[Slice], after: Sequence[Slice]
+    ) -> None:
+        """Check that programs hold no more than is left. Raises InUse, OSError, InvalidAccount."""
+        limits = self._limits(lease, before), self._limits(lease, after)
+        resize.check(self.slots(token), *limits)
+
+    def enforce(self, token: str, lease: Lease, slices: Sequence[Slice]) -> None:
+        """Put slices in force for running programs. Raises InUse, OSError, InvalidControl, InvalidAccount."""
+        resize.resize(self.control(token), self.slots(token), self._limits(lease, slices))
+
+    def _limits(self, lease: Lease, slices: Sequence[Slice]) -> tuple[Limit, ...]:
+        lease = msgspec.structs.replace(lease, slices=list(slices))
+        limited = [replace(piece, memory_mib=lease.limit_mib(piece)) for piece in slices]
+        return card_limits(limited, self.contexts_mib, lease.compute)
 
     def remove(self, token: str) -> None:
         """Remove the files of a token, if there are any. Raises OSError."""
         self.spec(token).unlink(missing_ok=True)
         directory = self.root / token
         with contextlib.suppress(FileNotFoundError):
-            syscalls.unmount_all(directory / "account", self._unmount)
+            syscalls.unmount_all(directory / "account", self.unmount)
             shutil.rmtree(directory)
 
     def orphans(self, known: Collection[str]) -> set[str]:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 from fenka.node.kubelet.client import Claim, Kubelet, KubeletUnavailable
 from fenka.node.lease import resolve
 from fenka.node.lease.binder import LeaseBinder
-from fenka.node.lease.denials import Denials
-from fenka.node.lease.report import Reporter
+from fenka.node.lease.files import LeaseFiles
+from fenka.node.lease.report import Denials, Reporter
 from fenka.node.lease.resolve import LeaseDenied, LeasePending
-from fenka.node.lease.store import Lease, LeaseStore, Token
+from fenka.node.lease.store import LeaseStore, Token
 from fenka.node.node_api import NodeApi
 
 _LOG = logging.getLogger(__name__)
@@ -24,21 +24,20 @@ _RETRY_S = 0.1
 class LeaseReconciler:
     """Completes leases: bound to their pods in the store, and their files made.
 
-    make_files: makes the files of a token's lease that are missing.
+    leased: resources whose allocation brings a lease.
     """
 
     def __init__(
         self,
         api: NodeApi,
         store: LeaseStore,
+        files: LeaseFiles,
         binder: LeaseBinder,
         denials: Denials,
-        make_files: Callable[[str, Lease], None],
         leased: Collection[str],
     ) -> None:
-        """leased: resources whose allocation brings a lease."""
-        self._api, self._store, self._binder = api, store, binder
-        self._denials, self._make_files, self._leased = denials, make_files, leased
+        self._api, self._store, self._files = api, store, files
+        self._binder, self._denials, self._leased = binder, denials, leased
 
     async def reconcile(self, claims: Sequence[Claim]) -> None:
         """Complete the leases of all tokens that a pod holds. Raises OSError."""
@@ -80,7 +79,7 @@ class LeaseReconciler:
             self._denials.discard(token.name)
         async with self._store.lock:
             if token.name in self._store.tokens and token.lease is not None:
-                await asyncio.to_thread(self._make_files, token.name, token.lease)
+                await asyncio.to_thread(self._files.make, token.name, token.lease)
         return True
 
 

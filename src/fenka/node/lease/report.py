@@ -1,26 +1,72 @@
-"""Writes on the Node what its pods hold, where their owners cannot write (see dialects/leases.py).
+"""Writes on the Node what its pods hold and which pods it denies a lease (see dialects/leases.py).
 
-Best effort: while the API server is unreachable containers start all the same, and the node's own check of
-each card's capacity protects its pods.
+Owners of pods cannot write there. Best effort: while the API server is unreachable containers start all the
+same, and the node's own check of each card's capacity protects its pods.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from fenka.dialects.base import InvalidRecord
-from fenka.dialects.leases import REPORT, LeaseReport, Lingering, encode_report
+from fenka.dialects.leases import REPORT, LeaseReport, Lingering, Refusal, encode_report
 from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.kubernetes.informer import newer
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease.allocations import Allocations
-from fenka.node.lease.denials import Denials
+from fenka.node.lease.resolve import LeaseDenied, LeasePending, Misplaced
 from fenka.node.node_api import NodeApi
 
 _LOG = logging.getLogger(__name__)
 
 BEFORE_START_S = 1.0
 """The longest that a container's start waits for the write."""
+
+REPORT_AFTER_S = 60.0
+"""A pod that is denied a lease for so long is reported to the scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Denial:
+    uid: str
+    since: float
+    refusal: Refusal
+
+
+class Denials:
+    """Denials by token. clock: seconds since the epoch."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._denials: dict[str, _Denial] = {}
+
+    def add(self, token: str, uid: str, error: LeaseDenied) -> None:
+        """Remember the denial with its first time. A lease that is only pending is none."""
+        if isinstance(error, LeasePending):
+            return
+        former = self._denials.get(token)
+        since = former.since if former is not None else self._clock()
+        self._denials[token] = _Denial(
+            uid, since, Refusal(str(error), isinstance(error, Misplaced))
+        )
+
+    def discard(self, token: str) -> None:
+        """Forget the denial of a token that has its lease."""
+        self._denials.pop(token, None)
+
+    def retain(self, tokens: Collection[str]) -> None:
+        """Forget the denials of all other tokens."""
+        self._denials = {name: denial for name, denial in self._denials.items() if name in tokens}
+
+    def reportable(self) -> dict[str, Refusal]:
+        """Return the denials that have lasted, by the pod's UID."""
+        now = self._clock()
+        return {
+            denial.uid: denial.refusal
+            for denial in self._denials.values()
+            if now - denial.since >= REPORT_AFTER_S
+        }
 
 
 class Reporter:

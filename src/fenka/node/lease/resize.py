@@ -7,13 +7,13 @@ Records are the pod's annotation, then the store, then the node's report.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fenka.cluster.allocation import read_allocation
 from fenka.cluster.objects import Pod
 from fenka.core.request import Slice
-from fenka.dialects.base import InvalidRecord, SharedNode
+from fenka.dialects.base import InvalidRecord
 from fenka.dialects.resize import (
     REFUSED,
     REQUEST,
@@ -28,17 +28,16 @@ from fenka.isolation.control import InvalidControl
 from fenka.isolation.resize import InUse
 from fenka.isolation.resize_plan import ResizePlan, Sizes
 from fenka.kubernetes.client import ApiError, ApiUnreachable
-from fenka.node.inventory import NodeInventory
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease.allocations import Allocations
-from fenka.node.lease.limits import LeaseLimits
+from fenka.node.lease.capacity import NodeCapacity, check_growth
+from fenka.node.lease.files import LeaseFiles
 from fenka.node.lease.report import Reporter
 from fenka.node.lease.sizes import (
     ResizeRejected,
-    check_growth,
     has_whole_cards,
     peak,
-    requested_tokens,
+    requested_leases,
     resized,
 )
 from fenka.node.lease.store import Lease, LeaseStore, Token
@@ -47,13 +46,22 @@ from fenka.node.node_api import NodeApi
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeCapacity:
-    """The node, and what its other pods hold of it, by UID. names: the pods' names."""
+@dataclass(slots=True)
+class _PodPass:
+    """A pod in one pass.
 
-    share: SharedNode
-    others: Mapping[str, Sequence[Slice]]
-    names: Mapping[str, str]
+    leases: by token, as they were when the pass began. annotations: with what was written since.
+    """
+
+    pod: Pod
+    claims: Sequence[Claim]
+    leases: Mapping[str, Lease]
+    annotations: dict[str, str]
+
+    def peak(self, sizes: Sizes) -> list[Slice]:
+        """Return what the pod holds of each card at its peak if its leases have these sizes."""
+        by_container = {self.leases[name].container: slices for name, slices in sizes.items()}
+        return peak(by_container, self.pod)
 
 
 class Resizer:
@@ -63,14 +71,12 @@ class Resizer:
         self,
         api: NodeApi,
         store: LeaseStore,
-        limits: LeaseLimits,
-        inventory: NodeInventory,
+        files: LeaseFiles,
         allocations: Allocations,
         reporter: Reporter,
     ) -> None:
-        self._api, self._store, self._limits = api, store, limits
-        self._inventory, self._allocations = inventory, allocations
-        self._reporter = reporter
+        self._api, self._store, self._files = api, store, files
+        self._allocations, self._reporter = allocations, reporter
         self._rejections: dict[str, tuple[str, str]] = {}
         """Request and kind of the rejection that was reported, by UID."""
 
@@ -88,206 +94,148 @@ class Resizer:
             if pod is None or pod.status.phase != "Running" or not _is_resized(pod, tokens):
                 continue
             try:
-                await self._resize(pod, tokens, claims)
+                await self._resize(self._pod_pass(pod, tokens, claims))
             except (ApiError, ApiUnreachable, OSError, InvalidControl, InvalidAccount) as error:
                 _LOG.warning("%s is resized later: %s", pod.full_name, error)
 
-    async def _resize(self, pod: Pod, tokens: Sequence[Token], claims: Sequence[Claim]) -> None:
-        cards = self._inventory.cards()
-        annotations = PodAnnotations(self._api, pod)
-        rejection = await PodResize(
-            annotations,
-            [token for token in tokens if not has_whole_cards(token, cards)],
-            self._limits,
-            lambda: self._capacity(pod, claims),
-            lambda: self._reporter.publish_before_start(claims),
-            self._store.lock,
-        ).run()
-        if rejection is None:
-            self._rejections.pop(pod.metadata.uid, None)
-            await annotations.write({REFUSED: None})
-        elif self._report(pod, rejection) or annotations.get(REFUSED) is None:
-            await annotations.write({REFUSED: str(rejection)})
+    def _pod_pass(self, pod: Pod, tokens: Sequence[Token], claims: Sequence[Claim]) -> _PodPass:
+        cards = self._capacity(claims).share.node.cards
+        leases = {
+            token.name: token.lease
+            for token in tokens
+            if token.lease and not has_whole_cards(token, cards)
+        }
+        return _PodPass(pod, claims, leases, dict(pod.metadata.annotations))
+
+    async def _resize(self, pod: _PodPass) -> None:
+        """Resize the pod as requested, or record why it keeps its size.
+
+        Raises ApiError, ApiUnreachable, OSError, InvalidControl, InvalidAccount: the next pass continues.
+        """
+        before = await asyncio.to_thread(self._in_force, pod)
+        request = pod.annotations.get(REQUEST)
+        try:
+            after = before if request is None else self._requested(pod, request, before)
+            await self._transition(pod, ResizePlan(before, after), request)
+        except ResizeRejected as rejection:
+            await self._transition(pod, ResizePlan(before, before), None)
+            if self._report(pod.pod, rejection) or REFUSED not in pod.annotations:
+                await self._annotate(pod, {REFUSED: str(rejection)})
+        else:
+            self._rejections.pop(pod.pod.metadata.uid, None)
+            await self._annotate(pod, {REFUSED: None})
+
+    def _in_force(self, pod: _PodPass) -> Sizes:
+        return {name: self._files.in_force(name, lease) for name, lease in pod.leases.items()}
 
     def _report(self, pod: Pod, rejection: ResizeRejected) -> bool:
         """Write an event, unless the same rejection was reported before. Return whether it is new."""
-        uid, reported = (
-            pod.metadata.uid,
-            (pod.metadata.annotations.get(REQUEST, ""), rejection.kind),
-        )
+        uid = pod.metadata.uid
+        reported = pod.metadata.annotations.get(REQUEST, ""), rejection.kind
         if self._rejections.get(uid) == reported:
             return False
         self._rejections[uid] = reported
         self._api.pod_event(uid, "FenkaNotResized", str(rejection))
         return True
 
-    def _capacity(self, pod: Pod, claims: Sequence[Claim]) -> NodeCapacity:
-        share, own = self._inventory.shared_node(), pod.metadata.uid
-        others: dict[str, Sequence[Slice]] = dict(self._allocations.slices_by_pod(claims))
-        names = self._allocations.pod_names()
-        for uid, other in self._api.pods.items():
-            # Pods that are placed here and have no lease yet.
-            if uid in others or uid == own or other.finished:
+    def _capacity(self, claims: Sequence[Claim]) -> NodeCapacity:
+        """Return what pods hold, also those that are placed here and have no lease yet."""
+        capacity = self._allocations.capacity(claims)
+        held, names = dict(capacity.held), dict(capacity.names)
+        for uid, pod in self._api.pods.items():
+            if uid in held or pod.finished:
                 continue
-            allocation = read_allocation(share, other)
+            allocation = read_allocation(capacity.share, pod)
             if allocation is not None and allocation.error is None:
-                others[uid] = allocation.slices
-                names[uid] = other.full_name
-        others.pop(own, None)
-        return NodeCapacity(share, others, names)
+                held[uid], names[uid] = allocation.slices, pod.full_name
+        return NodeCapacity(capacity.share, held, names)
 
-
-class PodAnnotations:
-    """A pod's annotations, with what was written to them since the pod was read."""
-
-    def __init__(self, api: NodeApi, pod: Pod) -> None:
-        self._api, self.pod = api, pod
-        self.current = dict(pod.metadata.annotations)
-
-    def get(self, key: str) -> str | None:
-        """Return the value of an annotation."""
-        return self.current.get(key)
-
-    async def write(self, annotations: Mapping[str, str | None]) -> None:
-        """Write what differs; None removes an annotation. Raises ApiError, ApiUnreachable."""
-        changes = {
-            key: value for key, value in annotations.items() if self.current.get(key) != value
-        }
-        if not changes:
-            return
-        await self._api.annotate(self.pod, changes)
-        merged = {**self.current, **changes}
-        self.current = {key: value for key, value in merged.items() if value is not None}
-
-
-class PodResize:
-    """Resizes one pod in one pass.
-
-    capacity: what the node's other pods hold now. publish: tells the scheduler what the store says.
-    lock: the store's.
-    """
-
-    def __init__(
-        self,
-        annotations: PodAnnotations,
-        tokens: Sequence[Token],
-        limits: LeaseLimits,
-        capacity: Callable[[], NodeCapacity],
-        publish: Callable[[], Awaitable[None]],
-        lock: asyncio.Lock,
-    ) -> None:
-        self._pod, self._annotations, self._limits = annotations.pod, annotations, limits
-        self._capacity, self._publish, self._lock = capacity, publish, lock
-        self._tokens = {token.name: token for token in tokens}
-        self._leases: dict[str, Lease] = {
-            token.name: token.lease for token in tokens if token.lease
-        }
-        """As they were when the pass began."""
-
-    async def run(self) -> ResizeRejected | None:
-        """Resize the pod as requested. Return why it keeps its size, if the request is rejected.
-
-        Raises ApiError, ApiUnreachable, OSError, InvalidControl, InvalidAccount: the next pass continues.
-        """
-        before = await asyncio.to_thread(self._in_force)
-        request = self._annotations.get(REQUEST)
-        try:
-            after = before if request is None else self._requested(request, before)
-            await self._transition(ResizePlan(before, after), request)
-        except ResizeRejected as rejection:
-            await self._transition(ResizePlan(before, before), None)
-            return rejection
-        return None
-
-    def _in_force(self) -> Sizes:
-        return {name: self._limits.in_force(name, lease) for name, lease in self._leases.items()}
-
-    def _requested(self, text: str, before: Sizes) -> Sizes:
-        share = self._capacity().share
+    def _requested(self, pod: _PodPass, text: str, before: Sizes) -> Sizes:
+        share = self._capacity(pod.claims).share
         try:
             requests = decode_request(text, share.unit_mib)
         except InvalidRecord as error:
             raise ResizeRejected(str(error)) from None
-        if not self._tokens:
+        if not pod.leases:
             raise ResizeRejected("the pod holds whole cards: there is nothing to resize")
         after = dict(before)
-        for name, token in requested_tokens(requests, self._tokens.values(), self._pod).items():
-            lease = self._leases[token.name]
+        for name, token in requested_leases(requests, pod.leases, pod.pod).items():
+            lease = pod.leases[token]
             if lease.limits_mib:
                 raise ResizeRejected(
                     f"nothing limits container {lease.container}, since its node does not isolate: "
                     f"there is nothing to resize"
                 )
-            after[token.name] = resized(before[token.name], requests[name], share.node.cards)
+            after[token] = resized(before[token], requests[name], share.node.cards)
         return after
 
-    async def _transition(self, plan: ResizePlan, request: str | None) -> None:
+    async def _transition(self, pod: _PodPass, plan: ResizePlan, request: str | None) -> None:
         """Execute the plan.
 
         Raises ResizeRejected: then the sizes before are in force, and records may be larger.
         """
         if plan.grows:
-            self._check_growth(plan)
-            await asyncio.to_thread(self._check_use, plan)
-            await self._annotate(plan.reserved, None)
-            async with self._lock:
+            self._check_growth(pod, plan)
+            await asyncio.to_thread(self._check_use, pod, plan)
+            await self._record(pod, plan.reserved, None)
+            async with self._store.lock:
                 # Other pods may have been placed during the API call.
-                self._check_growth(plan)
-                await self._store(plan.reserved)
-            await self._publish()
-        async with self._lock:
+                self._check_growth(pod, plan)
+                await self._store_sizes(pod, plan.reserved)
+            await self._reporter.publish_before_start(pod.claims)
+        async with self._store.lock:
             try:
-                await asyncio.to_thread(plan.enforce, self._apply)
+                await asyncio.to_thread(
+                    plan.enforce,
+                    lambda name, slices: self._files.enforce(name, pod.leases[name], slices),
+                )
             except (InUse, InvalidAccount) as error:
                 raise ResizeRejected(str(error), "in use") from None
-            await self._store(plan.after)
-        await self._annotate(plan.after, request)
+            await self._store_sizes(pod, plan.after)
+        await self._record(pod, plan.after, request)
 
-    def _check_growth(self, plan: ResizePlan) -> None:
-        capacity = self._capacity()
-        check_growth(
-            self._peak(plan.before),
-            self._peak(plan.reserved),
-            capacity.others,
-            capacity.share.node.cards,
-            capacity.names,
-        )
+    def _check_growth(self, pod: _PodPass, plan: ResizePlan) -> None:
+        uid, capacity = pod.pod.metadata.uid, self._capacity(pod.claims)
+        check_growth(uid, pod.peak(plan.before), pod.peak(plan.reserved), capacity)
 
-    def _check_use(self, plan: ResizePlan) -> None:
+    def _check_use(self, pod: _PodPass, plan: ResizePlan) -> None:
         """Check before anything is written, so that a request that must be rejected writes nothing."""
         try:
             for name, slices in plan.after.items():
-                self._limits.check(name, self._leases[name], plan.before[name], slices)
+                self._files.check(name, pod.leases[name], plan.before[name], slices)
         except (InUse, InvalidAccount) as error:
             raise ResizeRejected(str(error), "in use") from None
 
-    def _apply(self, name: str, slices: Sequence[Slice]) -> None:
-        self._limits.apply(name, self._leases[name], slices)
+    async def _store_sizes(self, pod: _PodPass, sizes: Sizes) -> None:
+        await asyncio.to_thread(self._store.resize, sizes, pod.peak(sizes))
 
-    async def _store(self, sizes: Sizes) -> None:
-        await asyncio.to_thread(self._limits.record, sizes, self._peak(sizes))
-
-    async def _annotate(self, sizes: Sizes, request: str | None) -> None:
+    async def _record(self, pod: _PodPass, sizes: Sizes, request: str | None) -> None:
         """Record on the pod what it holds, unless that is what its scheduler has written."""
-        uid = self._pod.metadata.uid
+        uid = pod.pod.metadata.uid
         try:
-            former = decode_status(self._annotations.current, uid)
+            former = decode_status(pod.annotations, uid)
         except InvalidRecord:
             former = None
-        placed = {name: lease.slices for name, lease in self._leases.items() if not lease.resized}
-        if sizes == placed and request is None and self._annotations.get(STATUS) is None:
+        placed = {name: lease.slices for name, lease in pod.leases.items() if not lease.resized}
+        if sizes == placed and request is None and STATUS not in pod.annotations:
             return
         record = ResizeStatus(
             uid,
-            tuple(self._peak(sizes)),
-            {self._leases[name].container: tuple(slices) for name, slices in sizes.items()},
+            tuple(pod.peak(sizes)),
+            {pod.leases[name].container: tuple(slices) for name, slices in sizes.items()},
             request if request is not None else former.request if former else "",
         )
-        await self._annotations.write({STATUS: encode_status(record)})
+        await self._annotate(pod, {STATUS: encode_status(record)})
 
-    def _peak(self, sizes: Sizes) -> list[Slice]:
-        by_container = {self._leases[name].container: slices for name, slices in sizes.items()}
-        return peak(by_container, self._pod)
+    async def _annotate(self, pod: _PodPass, annotations: Mapping[str, str | None]) -> None:
+        """Write what differs; None removes an annotation. Raises ApiError, ApiUnreachable."""
+        changes = {
+            key: value for key, value in annotations.items() if pod.annotations.get(key) != value
+        }
+        if changes:
+            await self._api.annotate(pod.pod, changes)
+            merged = {**pod.annotations, **changes}
+            pod.annotations = {key: value for key, value in merged.items() if value is not None}
 
 
 def _is_resized(pod: Pod, tokens: Iterable[Token]) -> bool:

@@ -1,4 +1,4 @@
-"""Sizes of a pod's slices: what a request asks for, the pod's peak, and whether a card has room. Pure."""
+"""Sizes of a pod's slices: what a request asks for, what a page limits, and the pod's peak. Pure."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,12 +12,10 @@ from fenka.core.request import Slice
 from fenka.dialects import gpushare
 from fenka.dialects.base import ContainerKind, ContainerUnits
 from fenka.dialects.resize import ResizeRequest
+from fenka.isolation.control import InvalidControl, Limit
+from fenka.isolation.files import MIB
 from fenka.isolation.resize_plan import larger
-from fenka.node.lease.capacity import MEMORY, shortages
 from fenka.node.lease.store import Lease, Token
-
-MAX_NAMES = 3
-"""Pods that an error names of those that hold a card."""
 
 
 class ResizeRejected(FenkaError):
@@ -42,18 +40,18 @@ def has_whole_cards(token: Token, cards: Collection[Card]) -> bool:
     )
 
 
-def requested_tokens(
-    requests: Iterable[str], tokens: Collection[Token], pod: Pod
-) -> dict[str, Token]:
+def requested_leases(
+    requests: Iterable[str], leases: Mapping[str, Lease], pod: Pod
+) -> dict[str, str]:
     """Return the token that each request is for, by the container's name in the request.
 
     A request without a name is for the only container that has a lease. Init containers, which have ended by
-    then, count only if there is no other. Raises ResizeRejected.
+    then, count only if there is no other. leases: by token. Raises ResizeRejected.
     """
-    by_container = {token.lease.container: token for token in tokens if token.lease}
+    tokens = {lease.container: token for token, lease in leases.items()}
     kinds = _container_kinds(pod)
-    running = [name for name in by_container if kinds.get(name) is not ContainerKind.INIT]
-    running = running or list(by_container)
+    running = [name for name in tokens if kinds.get(name) is not ContainerKind.INIT]
+    running = running or list(tokens)
     requested = {}
     for name in requests:
         if not name and len(running) > 1:
@@ -61,9 +59,9 @@ def requested_tokens(
                 f"the pod has {len(running)} containers with a slice ({', '.join(running)}): name one, "
                 f"as in {running[0]}: gpu-mem=6"
             )
-        if name and name not in by_container:
+        if name and name not in tokens:
             raise ResizeRejected(f"the pod has no container {name} with a slice of a card")
-        requested[name] = by_container[name or running[0]]
+        requested[name] = tokens[name or running[0]]
     return requested
 
 
@@ -130,62 +128,37 @@ def peak(containers: Mapping[str, Sequence[Slice]], pod: Pod) -> list[Slice]:
 
 def _container_kinds(pod: Pod) -> dict[str, ContainerKind]:
     """Return the kinds of the pod's containers, in the order in which they run."""
-    inits = {
-        container.name: ContainerKind.SIDECAR
-        if container.restart_policy == "Always"
-        else ContainerKind.INIT
-        for container in pod.spec.init_containers
-    }
-    return inits | dict.fromkeys(
-        (container.name for container in pod.spec.containers), ContainerKind.APP
+    return {container.name: container.kind for container in pod.request.containers}
+
+
+def as_in_force(lease: Lease, limits: Sequence[Limit], cards: Collection[Card]) -> Lease:
+    """Return a lease with the limits of its control page. Used when the store was lost.
+
+    The page says what its programs may use; the pod's record, which its owner can write, does not.
+    Raises InvalidControl.
+    """
+    placed: dict[str, Slice] = {piece.uuid: piece for piece in lease.slices}
+    by_uuid: dict[str, Card] = {card.uuid: card for card in cards}
+    slices = []
+    for limit in limits:
+        card = by_uuid.get(limit.uuid)
+        if card is None:
+            raise InvalidControl(
+                f"the control page of {lease.pod} has card {limit.uuid}, which is not here"
+            )
+        piece = placed.get(limit.uuid, Slice(card.index, card.uuid, 0, 0))
+        slices.append(with_limit(piece, limit))
+    limited = {piece.uuid for piece in slices}
+    return msgspec.structs.replace(
+        lease,
+        slices=slices,
+        holds=[piece for piece in lease.holds if piece.uuid in limited],
+        resized=slices != lease.slices,
     )
 
 
-def check_growth(
-    before: Sequence[Slice],
-    after: Sequence[Slice],
-    others: Mapping[str, Sequence[Slice]],
-    cards: Collection[Card],
-    names: Mapping[str, str],
-) -> None:
-    """Check that a pod may grow beside others.
-
-    Args:
-        before: What the pod holds now.
-        after: What it is to hold.
-        others: Slices of the other pods by UID.
-        cards: The node's cards.
-        names: The other pods' names by UID.
-
-    Raises:
-        ResizeRejected: A card has no room for it, or is unhealthy.
-    """
-    known = {card.uuid: card for card in cards}
-    former_by_card = {piece.uuid: piece for piece in before}
-    for piece in after:
-        card, former = known.get(piece.uuid), former_by_card.get(piece.uuid)
-        if former == piece:
-            continue
-        if card is None or not card.healthy:
-            raise ResizeRejected(
-                f"card {piece.card} is unhealthy now: nothing grows on it", "unhealthy"
-            )
-        for shortage in shortages(piece, card, others, names):
-            measure = shortage.measure
-            if former is None or _amount(piece, measure) > _amount(former, measure):
-                held = f" hold {shortage.held}"
-                holders = f", of which {_listed(shortage.holders)}{held}" if shortage.held else ""
-                raise ResizeRejected(
-                    f"card {piece.card} has {shortage.total} {measure}{holders}: {shortage.requested} do "
-                    f"not fit",
-                    f"room {measure}",
-                )
-
-
-def _amount(piece: Slice, measure: str) -> int:
-    return piece.memory_mib if measure == MEMORY else piece.compute
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+def with_limit(piece: Slice, limit: Limit) -> Slice:
+    """Return a slice with the page's limit. There 100 % is either the slice's compute or no limit."""
+    same = limit.compute_percent == (piece.compute or 100)
+    compute = piece.compute if same else limit.compute_percent % 100
+    return replace(piece, memory_mib=limit.memory_bytes // MIB, compute=compute)

@@ -6,13 +6,14 @@ Tokens are written before they are used, so that a program killed at any moment 
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from fenka.core.request import Slice
 from fenka.isolation.files import ComputeShare, fsync_directory, write_atomically
+from fenka.isolation.resize_plan import Sizes
 
 
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -86,6 +87,11 @@ class LeaseStore:
         self.lock = asyncio.Lock()
         """Held while slices are given away, resized or taken back."""
 
+    @property
+    def leases(self) -> list[Lease]:
+        """The leases of all tokens that have one."""
+        return [token.lease for token in self.tokens.values() if token.lease]
+
     def load(self) -> list[str]:
         """Read the files. Return a sentence about each that is invalid and was renamed."""
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -110,6 +116,21 @@ class LeaseStore:
         write_atomically(self._directory / f"{token.name}.json", msgspec.json.encode(token))
         fsync_directory(self._directory)
         self.tokens[token.name] = token
+
+    def resize(self, sizes: Sizes, holds: Sequence[Slice]) -> None:
+        """Store the slices of tokens, and what their pod holds. Raises OSError."""
+        for name, slices in sizes.items():
+            token = self.tokens.get(name)
+            if token is None or token.lease is None:
+                continue
+            lease = msgspec.structs.replace(
+                token.lease,
+                slices=list(slices),
+                holds=list(holds),
+                resized=token.lease.resized or list(slices) != token.lease.slices,
+            )
+            if lease != token.lease:
+                self.put(msgspec.structs.replace(token, lease=lease))
 
     def drop(self, name: str) -> None:
         """Remove a token."""

@@ -78,12 +78,11 @@ class Usage:
         self,
         running: Callable[[], Sequence[GpuProcess]],
         files: LeaseFiles,
-        contexts_mib: Mapping[str, int],
         busy_ns: BusyNs,
         proc: Path = Path("/proc"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._running, self._files, self._contexts_mib = running, files, contexts_mib
+        self._running, self._files = running, files
         self._busy_ns, self._proc, self._clock = busy_ns, proc, clock
         self._busy: Mapping[tuple[str, int], int] = {}
         self._charged: dict[tuple[str, str], int] = {}
@@ -140,7 +139,7 @@ class Usage:
         )
 
     def _allowance(self, usage: SliceUsage) -> int:
-        context = self._contexts_mib.get(usage.uuid, 0) * MIB
+        context = self._files.contexts_mib.get(usage.uuid, 0) * MIB
         return violations.memory_allowance(usage.limit_bytes, context)
 
     def _processes(

@@ -77,7 +77,7 @@ class Module:
         digest = hashlib.sha256()
         for part in [go("env", "GOVERSION", "GOARCH"), self.linker_flags(), repr(self)]:
             digest.update(part.encode() + b"\0")
-        for source in sorted(self.folder.iterdir()):
+        for source in sorted(self.folder.rglob("*")):
             if source.suffix in {".mod", ".sum", ".go"}:
                 digest.update(source.name.encode() + b"\0" + source.read_bytes())
         return digest.hexdigest()[:16]
@@ -107,6 +107,9 @@ MODULES = (
         (("helm.sh/helm/v4/internal/version.version", "helm.sh/helm/v4"),),
     ),
 )
+
+KWOK = Module("kwok", ("tool", "./post", "./stages"), ())
+"""kwok, the stages of its nodes and pods, and a client for many requests: only for bench/kube_scheduler."""
 
 
 def cache() -> Path:

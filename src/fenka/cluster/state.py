@@ -205,9 +205,7 @@ class ClusterState:
         for uid in [uid for uid in self._bindings if uid not in uids]:
             self.forget_pod(uid)
         for pod in pods:
-            known = self._bindings.get(pod.metadata.uid)
-            if known is None or known.pod is not pod:
-                self.set_pod(pod)
+            self.set_pod(pod)
 
     def replace_nodes(self, nodes: Iterable[Node]) -> None:
         """Take these as all nodes."""
@@ -216,8 +214,7 @@ class ClusterState:
         for name in [name for name in self._nodes if name not in names]:
             self.forget_node(name)
         for node in nodes:
-            if self._nodes.get(node.metadata.name) is not node:
-                self.set_node(node)
+            self.set_node(node)
 
     # ---- pods ----
 

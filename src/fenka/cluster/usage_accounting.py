@@ -32,8 +32,7 @@ class UsageAccounting:
         self._nodeless.pop(uid, None)
         if not node or uid in self._ended:
             return
-        allocation = self._cluster.allocation(uid)
-        if allocation is None and not pod.demand(self._cluster.dialects).requests_gpu:
+        if not pod.demand(self._cluster.dialects).requests_gpu:
             return
         shared, ended = self._cluster.shared_node(node), now
         if shared is None:
@@ -41,7 +40,11 @@ class UsageAccounting:
             return
         created = seconds(pod.metadata.creation_timestamp) or now
         started = max(created, seconds(pod.status.start_time) or now)
-        if pod.finished and not self.uses.holds(uid):
+        if not pod.finished:
+            allocation = self._cluster.allocation(uid)
+        elif self.uses.holds(uid):
+            allocation = None
+        else:
             # It ended before it was recorded for the first time.
             allocation = read_allocation(shared, pod, self._cluster.dialects)
             ended = seconds(pod.ended_at) or started

@@ -57,8 +57,7 @@ TIME = "tencent.com/predicate-time"
 NODE = "tencent.com/predicate-node"
 ASSIGNED = "tencent.com/gpu-assigned"
 OPTIONS: tuple[str, ...] = (CEILING,)
-PLACEMENT: tuple[str, ...] = (INDEXES, CARDS)
-RECORDS: tuple[str, ...] = (*PLACEMENT, TIME, NODE, ASSIGNED)
+RECORDS: tuple[str, ...] = (INDEXES, TIME, NODE, ASSIGNED, CARDS)
 
 
 class Metric(NamedTuple):

@@ -49,8 +49,7 @@ ALLOCATED = "hami.io/vgpu-devices-allocated"
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 NODE = "hami.io/vgpu-node"
 TIME = "hami.io/vgpu-time"
-PLACEMENT: tuple[str, ...] = (ALLOCATED,)
-RECORDS: tuple[str, ...] = (*PLACEMENT, TO_ALLOCATE, NODE, TIME, CARDS)
+RECORDS: tuple[str, ...] = (ALLOCATED, TO_ALLOCATE, NODE, TIME, CARDS)
 
 OPTIONS: tuple[str, ...] = (
     "nvidia.com/use-gputype",

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from sys import intern
 from typing import Annotated
 
 import msgspec
@@ -64,9 +63,6 @@ class _Inventory(msgspec.Struct):
     cards: list[_Card]
 
 
-_INVENTORY = msgspec.json.Decoder(_Inventory)
-
-
 def encode_inventory(cards: Sequence[Card], unit_mib: int) -> str:
     """Return the node's `fenka.io/cards`: everything that the extender must know of it."""
     return records.encode(
@@ -97,12 +93,12 @@ def with_unhealthy(shared: SharedNode, sick: frozenset[int]) -> SharedNode:
 
 
 def _recorded(name: str, text: str) -> SharedNode:
-    inventory = records.decode(text, _INVENTORY, f"annotation {CARDS} of node {name}")
+    inventory = records.decode(text, _Inventory, f"annotation {CARDS} of node {name}")
     cards = [
         Card(
             it.index,
             DeviceId(it.uuid) or invented_id(name, it.index),
-            intern(it.model),
+            it.model,
             it.memory_mib,
             healthy=it.healthy,
         )

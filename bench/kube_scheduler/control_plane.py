@@ -1,0 +1,241 @@
+"""A control plane whose nodes are simulated by kwok; kube-scheduler runs only while it is measured.
+
+The programs are those of e2e; each runs as a daemon of one machine with its own network.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from bench.kube_scheduler import workload
+from bench.kube_scheduler.workload import Pods, Request
+from e2e import configuration
+from e2e.cluster import STATE, Cluster, Layout
+from e2e.machine import ClusterError, run, wait_until
+from e2e.pki import Authority
+from e2e.programs import KWOK
+from e2e.supervisor import CGROUPS, REPOSITORY
+from fenka.scheduler.credentials import CLIENT, SERVER, SERVER_NAME
+from fenka.scheduler.server import PREFIX
+
+EXTENDER_PORT = 12345
+CONTROLLERS = "node-lifecycle-controller,serviceaccount-controller"
+"""The first removes the taints of new nodes; without the second no pod can be created."""
+ACCOUNT = "system:serviceaccount:kube-system:fenka-scheduler"
+CLIENT_QPS = 5000
+"""Far above what is reached, so that no client limits itself."""
+CLONE_NEWNET = 0x40000000
+
+
+def program(name: str) -> str:
+    """Return the path of a program of e2e's Go module kwok."""
+    return str(KWOK.directory() / "bin" / name)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `post` reports of the requests that it has sent. Latencies are milliseconds."""
+
+    requests: int
+    errors: int
+    error: str
+    seconds: float
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How fast pods were scheduled or bound.
+
+    Attributes:
+        pods: their number.
+        seconds: how long that took.
+        cpu_s: CPU seconds by program.
+        others: CPUs that other programs of this machine used meanwhile.
+        latencies: those of the requests, as text.
+    """
+
+    pods: int = 0
+    seconds: float = 1.0
+    cpu_s: Mapping[str, float] = field(default_factory=dict)
+    others: float = 0.0
+    latencies: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Pods per second."""
+        return self.pods / self.seconds
+
+
+class ControlPlane(Cluster):
+    """etcd, kube-apiserver, kube-controller-manager and kwok; the rest is started for each measurement."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(f"{STATE}-bench"), Layout(nodes=()), owner=os.getpid())
+
+    def make_certificates(self) -> None:
+        """Create also those of the extender, as `fenka certificates` does."""
+        super().make_certificates()
+        authority = Authority(self.state / "pki")
+        server = f"https://{self.layout.control_plane}:6443"
+        authority.client("fenka", ACCOUNT, "system:serviceaccounts", server)
+        authority.server(SERVER, [SERVER_NAME], ["127.0.0.1"])
+        authority.client(CLIENT, "kube-scheduler", None, server)
+
+    def start_controllers(self, scheduler_configuration: str | None) -> None:
+        """Start kube-controller-manager with two controllers, and kwok."""
+        del scheduler_configuration
+        plane, pki = self.control_plane, self.state / "pki"
+        # No kubelet reports: what the nodes' Leases cost is not measured here.
+        options = [f"--controllers={CONTROLLERS}", "--node-monitor-grace-period=2h"]
+        options += ["--node-monitor-period=60s"]
+        plane.start("kube-controller-manager", [*configuration.controller_manager(pki), *options])
+        stages = self.state / "stages.yaml"
+        stages.write_text(run([program("stages")]))
+        kwok = [program("kwok"), f"--kubeconfig={self.kubeconfig}", f"--config={stages}"]
+        plane.start("kwok", [*kwok, "--manage-all-nodes", "--node-lease-duration-seconds=3600"])
+        self.kubectl(
+            "create",
+            "clusterrolebinding",
+            "fenka",
+            "--clusterrole=cluster-admin",
+            f"--user={ACCOUNT}",
+        )
+
+    def enter_network(self) -> None:
+        """Move this thread, and what it starts, into the control plane's network."""
+        library = ctypes.CDLL(None, use_errno=True)
+        with Path(f"/proc/{self.control_plane.first_process}/ns/net").open() as namespace:
+            if library.setns(namespace.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+
+    def create_nodes(self, count: int) -> None:
+        """Create nodes, and wait until kwok has made them ready and their first taints are removed."""
+        self.post(map(workload.node, range(count)))
+        ready = "{.status.conditions[?(@.type=='Ready')].status}{.spec.taints[*].key}"
+        path = f"jsonpath={{range .items[*]}}{ready} {{end}}"
+
+        def all_open() -> bool:
+            return self.kubectl("get", "nodes", "-o", path).split() == ["True"] * count
+
+        wait_until("ready nodes without taints", all_open, 300, self.control_plane.log("kwok"))
+
+    # Requests.
+
+    def post(
+        self, requests: Iterable[Request], connections: int = 16, extender: bool = False
+    ) -> Report:
+        """Send requests to the API server, or to the extender, and return how fast that went."""
+        pki = self.state / "pki"
+        server = f"https://{self.layout.control_plane}:6443"
+        name, expected = "admin", ""
+        if extender:
+            # The protocol reports a failure in the body: an answer without one has an empty Error.
+            server, name, expected = f"https://127.0.0.1:{EXTENDER_PORT}", CLIENT, '"Error":""'
+        command = [program("post"), f"-server={server}", f"-ca={pki}/ca.crt"]
+        command += [f"-cert={pki}/{name}.crt", f"-key={pki}/{name}.key", f"-expect={expected}"]
+        lines = "\n".join(map(json.dumps, requests))
+        text = run([*command, f"-connections={connections}"], stdin=lines, timeout=300)
+        report = Report(**json.loads(text))
+        if report.errors:
+            raise ClusterError(f"{report.errors} requests failed, the first: {report.error}")
+        return report
+
+    @contextmanager
+    def pending(self, series: str, count: int) -> Iterator[Pods]:
+        """Create pods, and delete them at the end."""
+        pods = Pods(series, count)
+        self.post(pods.creations())
+        try:
+            yield pods
+        finally:
+            self.post(pods.deletions())
+
+    # Programs that run during a measurement.
+
+    @contextmanager
+    def running(self, daemon: str, argv: list[str]) -> Iterator[None]:
+        """Run a daemon."""
+        self.control_plane.start(daemon, argv)
+        try:
+            yield
+        finally:
+            # The extender hands over its Lease, so that the next one leads at once.
+            self.control_plane.kill(daemon, signal.SIGTERM)
+
+    @contextmanager
+    def extender(self) -> Iterator[None]:
+        """Run `fenka scheduler`, from when it leads."""
+        pki, url = self.state / "pki", f"https://127.0.0.1:{EXTENDER_PORT}"
+        command = [str(Path(sys.executable).with_name("fenka")), "scheduler"]
+        command += [f"--kubeconfig={pki}/fenka.kubeconfig", f"--tls={pki}", "--address=127.0.0.1"]
+        curl = ["curl", "-sf", "--cacert", f"{pki}/ca.crt", "--cert", f"{pki}/{CLIENT}.crt"]
+        metrics = [*curl, "--key", f"{pki}/{CLIENT}.key", f"{url}/metrics"]
+        log = self.control_plane.log("fenka-scheduler")
+        with self.running("fenka-scheduler", [*command, f"--port={EXTENDER_PORT}"]):
+            wait_until("a leader", lambda: "fenka_scheduler_leading 1.0" in run(metrics), log=log)
+            yield
+
+    @contextmanager
+    def kube_scheduler(self, extender: bool) -> Iterator[None]:
+        """Run kube-scheduler, as fenka's documents configure it, with or without the extender."""
+        chart = REPOSITORY / "deploy/chart/files/scheduler-config.yaml"
+        settings = yaml.safe_load(chart.read_text())
+        settings["clientConnection"] = {"qps": CLIENT_QPS, "burst": 2 * CLIENT_QPS}
+        pki = self.state / "pki"
+        for entry in settings["extenders"]:
+            entry["urlPrefix"] = f"https://127.0.0.1:{EXTENDER_PORT}{PREFIX}"
+            entry["tlsConfig"] |= {
+                "caFile": f"{pki}/ca.crt",
+                "certFile": f"{pki}/{CLIENT}.crt",
+                "keyFile": f"{pki}/{CLIENT}.key",
+            }
+        if not extender:
+            del settings["extenders"]
+        written = self.write_scheduler_configuration(yaml.safe_dump(settings))
+        with self.running("kube-scheduler", configuration.kube_scheduler(written)):
+            yield
+
+
+class CpuTime:
+    """The CPU seconds of the control plane's daemons, and of everything else on this machine."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        machine = plane.control_plane
+        self._all = CGROUPS / "cpuacct" / machine.files.cgroup / "cpuacct.usage"
+        self._machine = machine
+        self._begun = self._read()
+        self._begun_at = time.monotonic()
+
+    def _read(self) -> dict[str, float]:
+        tick = os.sysconf("SC_CLK_TCK")
+        seconds = {}
+        for daemon in self._machine.daemons():
+            if self._machine.runs(daemon):
+                stat = self._machine.read(f"/proc/{self._machine.pid(daemon)}/stat")
+                fields = stat.rpartition(")")[2].split()
+                seconds[daemon] = (int(fields[11]) + int(fields[12])) / tick
+        busy = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        seconds["busy"] = sum(int(busy[i]) for i in (1, 2, 3, 6, 7)) / tick
+        own = os.times()
+        seconds["ours"] = int(self._all.read_text()) / 1e9 + sum(own[:4])
+        return seconds
+
+    def measurement(
+        self, pods: int, seconds: float | None = None, latencies: str = ""
+    ) -> Measurement:
+        """Return what was spent on pods. seconds: how long that took; default: the time since the start."""
+        now, elapsed = self._read(), time.monotonic() - self._begun_at
+        used = {name: value - self._begun.get(name, 0.0) for name, value in now.items()}
+        others = max((used.pop("busy") - used.pop("ours")) / elapsed, 0.0)
+        return Measurement(pods, seconds or elapsed, used, others, latencies)

@@ -1,0 +1,121 @@
+"""Measure pods per second through kube-scheduler, with and without fenka, and bindings per second.
+
+``nice python bench/kube_scheduler/run.py`` starts a control plane of Kubernetes' own programs in namespaces
+(root), with nodes simulated by kwok. Baselines, by turns with fenka in the same run: kube-scheduler alone,
+which counts the same resource of whole nodes, and a plain client that posts bindings to the same API server.
+Prints Markdown tables of medians; exits 1 when a target is missed. Without the programs of ``make e2e`` it
+only says so.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.kube_scheduler import bindings, throughput, workload
+from bench.kube_scheduler.control_plane import ControlPlane, Measurement
+from e2e import programs
+from e2e.cluster import ClusterError
+
+SCHEDULED_TARGET, BOUND_TARGET = 0.85, 0.8
+Measure = Callable[[str, bool], Measurement]
+"""Measures once, with pods of this name, the baseline or fenka."""
+
+
+def log(text: str) -> None:
+    """Report progress, apart from the tables."""
+    print(f"{time.strftime('%X')}  {text}", file=sys.stderr, flush=True)
+
+
+def row(name: str, measured: Sequence[Measurement]) -> None:
+    """Print the medians of one variant: its rate, and the CPU milliseconds of each program for one pod."""
+    rates = sorted(each.rate for each in measured)
+    cpu_ms = {
+        program: statistics.median(
+            1000 * each.cpu_s.get(program, 0) / max(each.pods, 1) for each in measured
+        )
+        for program in {program for each in measured for program in each.cpu_s}
+    }
+    ordered = sorted(cpu_ms.items(), key=lambda item: -item[1])
+    print(
+        f"| {name} | {statistics.median(rates):.0f} pods/s ({rates[0]:.0f} to {rates[-1]:.0f})"
+        f"{measured[len(measured) // 2].latencies} "
+        f"| {', '.join(f'{program} {cpu:.2f}' for program, cpu in ordered if cpu)} "
+        f"| {statistics.median(each.others for each in measured):.1f} |",
+        flush=True,
+    )
+
+
+def compare(what: str, rounds: int, target: float, measure: Measure) -> bool:
+    """Measure the baseline and fenka by turns, and print both. Return whether the target is met."""
+    results: dict[bool, list[Measurement]] = {False: [], True: []}
+    for number in range(rounds):
+        for fenka, measured in results.items():
+            measured.append(measure(f"{what}-{number}-{int(fenka)}", fenka))
+            log(f"{what}, {'fenka' if fenka else 'baseline'}: {measured[-1]}")
+    row(f"{what}, baseline", results[False])
+    row(f"{what}, fenka", results[True])
+    baseline, reached = (
+        statistics.median(each.rate for each in results[fenka]) for fenka in (False, True)
+    )
+    share = reached / baseline
+    print(f"| {what}, fenka's share | {share:.0%}; wanted {target:.0%} | | |", flush=True)
+    return share >= target
+
+
+def measure(nodes: int, options: argparse.Namespace) -> bool:
+    """Measure with this number of nodes. Return whether the targets are met."""
+    shape = f"{nodes} nodes of {workload.CARDS} cards, {options.pods} pods, {options.rounds} rounds"
+    with ControlPlane() as plane:
+
+        def schedule(series: str, fenka: bool) -> Measurement:
+            return throughput.measure(plane, series, options.pods, options.limit, fenka=fenka)
+
+        def bind(series: str, fenka: bool) -> Measurement:
+            amounts = nodes, options.pods, options.connections
+            return bindings.measure(plane, series, *amounts, fenka=fenka)
+
+        plane.enter_network()
+        plane.create_nodes(nodes)
+        log(f"{nodes} nodes are ready")
+        print(f"\n{shape}\n\n| what | rate | CPU ms for each pod | CPUs used by others |")
+        print("|---|---|---|---|", flush=True)
+        met = []
+        if "schedule" in options.only:
+            met.append(compare("schedule", options.rounds, SCHEDULED_TARGET, schedule))
+        if "bind" in options.only:
+            plane.control_plane.kill("kwok")
+            met.append(compare("bind", options.rounds, BOUND_TARGET, bind))
+    return all(met)
+
+
+def main() -> int:
+    """Measure and print; return 1 if a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 5000])
+    parser.add_argument("--pods", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=60, help="seconds for scheduling the pods")
+    parser.add_argument("--connections", type=int, default=32, help="concurrent bindings")
+    parser.add_argument(
+        "--only", nargs="+", choices=["schedule", "bind"], default=["schedule", "bind"]
+    )
+    options = parser.parse_args()
+    try:
+        ControlPlane.require()
+    except ClusterError as error:
+        print(f"through kube-scheduler: not measured, since {error}")
+        return 0
+    programs.build(programs.KWOK)
+    print(f"{os.cpu_count()} CPUs, Kubernetes and kwok as pinned in e2e")
+    met = [measure(nodes, options) for nodes in options.nodes]
+    return 0 if all(met) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Pods per second through kube-scheduler, alone and with fenka's extender."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from bench.kube_scheduler import workload
+from bench.kube_scheduler.control_plane import ControlPlane, CpuTime, Measurement
+from fenka.cluster.objects import Pod
+from fenka.kubernetes.client import Api
+
+SAMPLE = 25
+"""What was spent is read after this many pods."""
+
+
+def measure(
+    plane: ControlPlane, series: str, pods: int, limit_s: float, *, fenka: bool
+) -> Measurement:
+    """Schedule pods that are all pending at the start, measure from the first one on, and delete them.
+
+    Args:
+        plane: has nodes and no pods.
+        series: a name for the pods, unique in this cluster.
+        pods: their number.
+        limit_s: what is not bound by then does not count.
+        fenka: whether kube-scheduler calls fenka's extender.
+    """
+    extender = plane.extender() if fenka else contextlib.nullcontext()
+    with plane.pending(series, pods), extender:
+        return asyncio.run(_schedule(plane, pods, limit_s, fenka=fenka))
+
+
+async def _schedule(plane: ControlPlane, pods: int, limit_s: float, *, fenka: bool) -> Measurement:
+    result = Measurement()
+    async with await Api.connect(plane.kubeconfig) as api:
+        _, version = await api.list(workload.PODS, Pod, limit=5000)
+        with plane.kube_scheduler(extender=fenka), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                cpu, bound = None, 0
+                async for _ in _bound(api, version):
+                    if cpu is None:
+                        cpu = CpuTime(plane)
+                        continue
+                    bound += 1
+                    if bound % SAMPLE == 0 or bound == pods - 1:
+                        result = cpu.measurement(bound)
+                    if bound == pods - 1:
+                        break
+    return result
+
+
+async def _bound(api: Api, version: str) -> AsyncIterator[None]:
+    """Yield once for each pod that is bound: the watch shows it from then on."""
+    while True:
+        # The server ends a watch whose client is slow.
+        async for event in api.watch(workload.PODS, Pod, version, fieldSelector="spec.nodeName!="):
+            version = event.version
+            if event.type == "ADDED":
+                yield

@@ -304,7 +304,13 @@ class ClusterExperiment:
         name = self.forge(1, {}, **gate)
         uid = json.loads(self.tenant_kubectl("get", "pod", name, "-o", "json"))["metadata"]["uid"]
         whole = [{"card": 0, "uuid": "", "memoryMiB": audit.CARD_MIB, "compute": 0}]
-        record = {"version": 1, "pod": uid, "holds": whole, "containers": {"c": whole}, "wish": ""}
+        record = {
+            "version": 1,
+            "pod": uid,
+            "holds": whole,
+            "containers": {"c": whole},
+            "request": "",
+        }
         with contextlib.suppress(ClusterError):
             self.tenant_kubectl("annotate", "pod", name, f"fenka.io/resized={json.dumps(record)}")
         gates = [{"op": "remove", "path": "/spec/schedulingGates"}]

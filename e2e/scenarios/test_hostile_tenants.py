@@ -99,7 +99,7 @@ def resized(uid: str, uuid: str) -> dict[str, str]:
         return [{"card": 0, "uuid": uuid, "memoryMiB": mib, "compute": 0}]
 
     content = {"version": 1, "pod": uid, "holds": piece(UNIT), "containers": {"x": piece(CARD)}}
-    return {"fenka.io/resized": json.dumps({**content, "wish": ""})}
+    return {"fenka.io/resized": json.dumps({**content, "request": ""})}
 
 
 def held(installation: Installation, node: str) -> list[int]:

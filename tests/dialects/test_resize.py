@@ -1,4 +1,4 @@
-"""Resizing by annotation: wishes, the record, and what it makes of a placement."""
+"""Resizing by annotation: requests, the record, and what it makes of a placement."""
 
 import contextlib
 import json
@@ -112,7 +112,7 @@ def test_resize_request_is_encoded(
 
 GOLDEN = (
     '{"version":1,"pod":"u1","holds":[{"card":0,"uuid":"GPU-a","memoryMiB":6462,"compute":40}],'
-    '"containers":{"main":[{"card":0,"uuid":"GPU-a","memoryMiB":6462,"compute":40}]},"wish":"gpu-mem=6"}'
+    '"containers":{"main":[{"card":0,"uuid":"GPU-a","memoryMiB":6462,"compute":40}]},"request":"gpu-mem=6"}'
 )
 PIECE = Slice(0, DeviceId(A), 6462, 40)
 KNOWN = ResizeStatus("u1", (PIECE,), {"main": (PIECE,)}, "gpu-mem=6")
@@ -143,7 +143,7 @@ def test_status_has_its_wire_format() -> None:
             "a card is named twice",
         ),
         ({"containers": []}, "Expected `object`, got `array` - at `$.containers`"),
-        ({"wish": 1}, "Expected `str`, got `int` - at `$.wish`"),
+        ({"request": 1}, "Expected `str`, got `int` - at `$.request`"),
         ({"pod": None}, "Expected `str`, got `null` - at `$.pod`"),
     ],
 )

@@ -38,8 +38,8 @@ os.execvp("sh", ["sh", "-c", "echo inside; read line; cat /etc/ld.so.preload"])
 """
 
 CLEAN = """
-from fenka.isolation import sandbox
-sandbox.remove_preload()
+from fenka.isolation import preload
+preload.remove()
 """
 
 # An ordinary user holds every lock that the kernel gives to one who may only read.

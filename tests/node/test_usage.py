@@ -104,7 +104,7 @@ def test_limit_percent_follows_the_lease(
     lease = Lease(POD, "default", "a", "main", slices, slices, {}, "", limits, ceiling)
     assert lease.limit_percent(slices[0]) == most
     (limit,) = card_limits(slices, {}, lease.compute)
-    assert limit.limits_compute is (most < 100)
+    assert (limit.compute_percent < 100) is (most < 100)
     assert limit.compute_mode == ("soft" if most > compute > 0 and not limits else "hard")
 
 

@@ -164,20 +164,20 @@ def test_processes_are_grouped_by_lease_when_some_have_ended() -> None:
 
 def test_memory_violation_is_reported_when_three_samples_exceed() -> None:
     """As on a node: one look may fall between an allocation and its end."""
-    offences = ViolationDetector(itertools.count(0, 5).__next__)
+    detector = ViolationDetector(itertools.count(0, 5).__next__)
     seen = GpuProcesses(leased(a=14848))
-    said = [offences.sample([placed_job()], seen, {}, lambda *_: 0) for _ in range(3)]
+    said = [detector.sample([placed_job()], seen, {}, lambda *_: 0) for _ in range(3)]
     sentence = "holds 14848 MiB of card 0 by the driver's account, more than its 4000 MiB"
     assert said == [{}, {}, {"a": [sentence]}]
-    assert offences.sample([placed_job()], GpuProcesses(leased(a=4000)), {}, lambda *_: 0) == {}
+    assert detector.sample([placed_job()], GpuProcesses(leased(a=4000)), {}, lambda *_: 0) == {}
 
 
 def test_compute_violation_is_reported_when_the_excess_is_sustained() -> None:
     """A quarter of the card for 10 %, over fifteen seconds."""
     had = itertools.count(0, 1_250_000_000)
-    offences = ViolationDetector(itertools.count(0, 5).__next__)
+    detector = ViolationDetector(itertools.count(0, 5).__next__)
     said = [
-        offences.sample([placed_job(compute=10)], GpuProcesses(), {}, lambda *_: next(had))
+        detector.sample([placed_job(compute=10)], GpuProcesses(), {}, lambda *_: next(had))
         for _ in range(4)
     ]
     sentence = "has had more than its 10 % of the time of card 0 by the driver's account"

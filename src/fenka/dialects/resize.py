@@ -126,7 +126,7 @@ class _Status(msgspec.Struct, forbid_unknown_fields=True):
     pod: str
     holds: list[_Slice]
     containers: dict[str, list[_Slice]]
-    wish: str
+    request: str
 
 
 def encode_status(status: ResizeStatus) -> str:
@@ -154,7 +154,7 @@ def decode_status(annotations: Mapping[str, str], pod: str = "") -> ResizeStatus
         record.pod,
         _decoded(record.holds),
         {name: _decoded(slices) for name, slices in record.containers.items()},
-        record.wish,
+        record.request,
     )
     return status if pod in ("", status.pod) else None
 

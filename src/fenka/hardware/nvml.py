@@ -158,17 +158,12 @@ class Driver:
         Cards that do not report it are missing. since_us: only samples after this time, in microseconds since
         the epoch.
         """
-        newest: dict[tuple[str, int], tuple[int, int]] = {}
+        percents: dict[tuple[str, int], int] = {}
         for _, handle in _handles():
             uuid = pynvml.nvmlDeviceGetUUID(handle)
-            try:
-                samples = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
-            except (pynvml.NVMLError_NotFound, pynvml.NVMLError_NotSupported):
-                continue
-            for sample in samples:
-                key, value = (uuid, sample.pid), (sample.timeStamp, sample.smUtil)
-                newest[key] = max(newest.get(key, value), value)
-        return {key: percent for key, (_, percent) in newest.items()}
+            _, on_card = self.busy_samples(uuid, since_us) or (0, {})
+            percents |= {(uuid, pid): percent for pid, percent in on_card.items()}
+        return percents
 
     @_translated_errors()
     def busy_samples(self, uuid: str, since_us: int) -> tuple[int, dict[int, int]] | None:

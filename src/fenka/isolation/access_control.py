@@ -17,8 +17,8 @@ def restrict_to_user(directory: Path, uid: int) -> None:
     """Let only this process's user and `uid` enter the directory, and only the former change it.
 
     `uid` gets an entry in the access control list instead of ownership, which would allow it to replace
-    files. On
-    a file system without such lists all users may enter, and the modes of the files decide. Raises OSError.
+    files. On a file system without such lists all users may enter, and the modes of the files decide. Raises
+    OSError.
     """
     directory.chmod(0o700)
     if uid == os.geteuid():

@@ -125,8 +125,7 @@ def create(path: Path, owner: int | None = None) -> None:
     Args:
         path: The file. The directories above it decide who may reach it.
         owner: The only user who may write it. None for every user who reaches it, because programs of a
-        container
-            or of a root's lease may run as any user.
+            container or of a root's lease may run as any user.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

@@ -54,8 +54,7 @@ def allowances(leases: Mapping[str, ComputeDemand]) -> dict[str, float]:
     """Return the percentage of a card's time that each lease may use now.
 
     Active leases get their shares. The rest is for soft, and is divided among leases with a weight. An
-    unlimited
-    active lease counts as a weight of 100, and leaves nothing for soft.
+    unlimited active lease counts as a weight of 100, and leaves nothing for soft.
     """
     return {lease: _allowance(lease, leases) for lease in leases}
 
@@ -111,8 +110,7 @@ class ComputeFeedback:
         Args:
             samples: Returns the driver's samples of a card.
             lease_of: Returns the lease of a process, by the driver's PID. The answer is cached while the
-            process
-                uses a card; None is not cached.
+                process uses a card; None is not cached.
             clock_ns: The monotonic clock.
             wall_us: The wall clock, by which drivers date samples.
         """

@@ -53,11 +53,6 @@ class Limit:
     compute_mode: ComputeMode = "hard"
     """Meaning of the share."""
 
-    @property
-    def limits_compute(self) -> bool:
-        """Whether programs may be delayed."""
-        return self.compute_percent < 100 or self.compute_mode != "hard"
-
 
 @dataclass(frozen=True, slots=True)
 class Control:
@@ -208,9 +203,8 @@ def update(path: Path, control: Control) -> Control:
     """Change the limits of running programs in place. Return what is in force, with its generation.
 
     The cards and their order must stay the same, because programs know them by number. What programs hold is
-    not
-    checked (see :func:`fenka.isolation.resize.resize`). There must be one writer at a time. A writer that is
-    killed leaves an odd generation, under which programs keep the last limits; the next update repairs it.
+    not checked (see :func:`fenka.isolation.resize.resize`). There must be one writer at a time. A writer that
+    is killed leaves an odd generation, under which programs keep the last limits; the next update repairs it.
 
     Raises InvalidControl, OSError.
     """

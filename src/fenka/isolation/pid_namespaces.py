@@ -5,9 +5,8 @@ whole (a sandbox such as bubblewrap or apptainer, or a container before its rest
 can see that. The agent sees all processes of the machine. `native/include/fenka/lease.h` defines the words
 that they exchange, and explains why no living process is taken for dead.
 
-The workstation's daemon and the node program call `NamespaceReaper.run_once` ten times a second.
-Tenants can write, shorten and lock accounts, so these are accessed in place, in bounded pieces, without
-waiting.
+The workstation's daemon and the node program call `NamespaceReaper.run_once` ten times a second. Tenants can
+write, shorten and lock accounts, so these are accessed in place, in bounded pieces, without waiting.
 """
 
 import contextlib

@@ -49,8 +49,7 @@ class UnknownFunctions:
 
     passed_through: functions that fenka does not limit, and that reach the driver directly.
     unlimited: new versions of functions that fenka replaces. Memory that they allocate is not charged if they
-    are
-    called by their own name; through cuGetProcAddress it is, which uses the base name.
+    are called by their own name; through cuGetProcAddress it is, which uses the base name.
     """
 
     passed_through: tuple[str, ...]

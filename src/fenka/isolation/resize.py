@@ -1,8 +1,7 @@
-"""Changing what a lease may have while its programs run.
+"""Changes the limits of a lease while its programs run.
 
-The control page alone says what is in force; this module refuses what would leave programs with more than
-they may have. Called by whoever owns the lease's files. A program may allocate while we look, so the look
-is repeated once the new limits are in force: from then on nobody can take more than they allow.
+The control page alone is in force. This module rejects limits below what programs hold. A program may
+allocate during the check, so it is repeated once the new limits are in force: then none can take more.
 """
 
 import os
@@ -16,23 +15,28 @@ from fenka.isolation import account, control
 from fenka.isolation.account import AccountSlot
 from fenka.isolation.control import Control, Limit
 from fenka.isolation.layout import constant
+from fenka.isolation.pid_namespaces import in_initial_namespace
 
 __all__ = ["InUse", "check", "resize"]
 
 _MIB = 1 << 20
-_FIRST_NAMESPACE = 0xEFFFFFFC
-"""The kernel's number for the machine's first PID namespace."""
 
 
 class InUse(FenkaError):
-    """Programs hold more than they are to be left with; the message is one sentence for the user."""
+    """Programs hold more than would be left. The message is one sentence for the user."""
 
 
 def resize(page: Path, slots: Path, limits: tuple[Limit, ...]) -> Control:
-    """Puts the limits in force for running programs, from their next allocation on; what is then in force.
+    """Put limits in force for running programs, from their next allocation on, and return the page.
 
-    page: the lease's control page. slots: its account. limits: the same cards in the same order.
-    Raises InUse, and then the former limits hold; InvalidControl, InvalidAccount; OSError.
+    Args:
+        page: The lease's control page.
+        slots: Its account.
+        limits: For the same cards in the same order.
+
+    Raises:
+        InUse: Programs hold more. The former limits are in force again.
+        InvalidControl, InvalidAccount, OSError: A file cannot be read or written.
     """
     before = control.read_interrupted(page)
     check(slots, before.limits, limits)
@@ -45,12 +49,12 @@ def resize(page: Path, slots: Path, limits: tuple[Limit, ...]) -> Control:
     return after
 
 
-def check(slots: Path, before: Iterable[Limit], wanted: Iterable[Limit]) -> None:
-    """Raises InUse where programs hold more than is wanted now; InvalidAccount, OSError."""
-    said = account.read(slots)
-    there = _Processes()
-    held = account.total_memory([there.left_of(p) for p in said.processes], said.released_bytes)
-    for old, new, used in zip(before, wanted, held, strict=False):
+def check(slots: Path, before: Iterable[Limit], after: Iterable[Limit]) -> None:
+    """Check that programs hold no more of any card than is left. Raises InUse, InvalidAccount, OSError."""
+    content, owners = account.read(slots), _SlotOwners()
+    remaining = [owners.remaining(slot) for slot in content.processes]
+    held = account.total_memory(remaining, content.released_bytes)
+    for old, new, used in zip(before, after, held, strict=False):
         if new.memory_bytes < old.memory_bytes and new.memory_bytes < used:
             raise InUse(
                 f"{new.uuid} cannot shrink to {new.memory_bytes // _MIB} MiB: the lease's programs hold "
@@ -58,80 +62,79 @@ def check(slots: Path, before: Iterable[Limit], wanted: Iterable[Limit]) -> None
             )
 
 
-class _Processes:
-    """Which processes run, as far as we see: of our own PID namespace, and of those below it."""
+class _SlotOwners:
+    """Finds the processes of slots: those of this PID namespace, and of those nested in it."""
 
     def __init__(self) -> None:
-        self._own = Path("/proc/self/ns/pid").stat().st_ino
-        self._time = _inode("/proc/self/ns/time")
-        self._below: dict[int, set[tuple[int, int]] | None] = {}
+        self._own = procfs.namespace_inode("self", "pid")
+        self._time = _time_namespace()
+        self._nested: dict[int, set[tuple[int, int]] | None] = {}
 
-    def left_of(self, process: AccountSlot) -> AccountSlot:
-        """The process; of one that is gone, what others may hold of it still."""
-        if not process.orphaned and not self.gone(process):
-            return process
-        return replace(process, memory_bytes=(), imported_bytes=(), orphaned=True)
+    def remaining(self, slot: AccountSlot) -> AccountSlot:
+        """Return the slot; of a process that has ended only what others may still hold of it."""
+        if not slot.orphaned and not self._has_ended(slot):
+            return slot
+        return replace(slot, memory_bytes=(), imported_bytes=(), orphaned=True)
 
-    def gone(self, process: AccountSlot) -> bool:
-        """Whether the slot was left by a process that surely runs no more; one of its kind would take it
-        over."""
-        if process.namespace == self._own:
-            start = _start_time(process.pid)
+    def _has_ended(self, slot: AccountSlot) -> bool:
+        """Return whether the process has certainly ended."""
+        # In another time namespace a process reads other start times.
+        same_time = slot.time_namespace in (0, self._time)
+        if slot.namespace == self._own:
+            start = _start_time(slot.pid)
             if start is None:
-                return not _hidden()
-            same_time = process.time_namespace in (0, self._time)  # else it reads other start times
-            return same_time and start != process.start_time
-        if not process.namespace:  # unknown
+                return not _hides_processes()
+            return same_time and start != slot.start_time
+        if not slot.namespace:
             return False
-        if process.namespace not in self._below:
-            self._below[process.namespace] = _members(process.namespace, self._own)
-        members = self._below[process.namespace]
-        if process.time_namespace not in (0, self._time):
-            return members is not None and process.pid not in {pid for pid, _ in members}
-        return members is not None and (process.pid, process.start_time) not in members
+        if slot.namespace not in self._nested:
+            self._nested[slot.namespace] = _members(slot.namespace)
+        members = self._nested[slot.namespace]
+        if members is None:
+            return False
+        if same_time:
+            return (slot.pid, slot.start_time) not in members
+        return slot.pid not in {pid for pid, _ in members}
 
 
-def _inode(path: str) -> int:
-    """0 where the kernel has no such namespaces."""
+def _time_namespace() -> int:
+    """Return the inode of this process's time namespace; 0 if the kernel has none."""
     try:
-        return Path(path).stat().st_ino
+        return procfs.namespace_inode("self", "time")
     except FileNotFoundError:
         return 0
 
 
-def _start_time(pid: int | str) -> int | None:
-    """As accounts have it; -1 of one that is dead and not buried, None of one that is not there."""
+def _start_time(pid: int) -> int | None:
+    """Return a start time as in accounts; -1 for a zombie, None if there is no process."""
     start = procfs.start_ticks(pid)
     if start is None:
-        return -1 if Path(f"/proc/{pid}").exists() else None
+        return -1 if (procfs.PROC / str(pid)).exists() else None
     return start & (1 << 64 - constant("FENKA_IDENTITY_START")) - 1
 
 
-def _members(namespace: int, own: int) -> set[tuple[int, int]] | None:
-    """Those of another namespace, by their number there and their start; None where we may not see all.
+def _members(namespace: int) -> set[tuple[int, int]] | None:
+    """Return PID and start time of each process in a nested namespace; None if not all are visible.
 
-    Who sees one process of a namespace sees all of them, and the machine's first namespace sees everybody.
+    All processes of a namespace are visible if one is. In the initial namespace all processes are.
     """
-    found: set[tuple[int, int]] = set()
-    seen = own == _FIRST_NAMESPACE
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        start = _start_time(name)
+    members: set[tuple[int, int]] = set()
+    for pid in procfs.pids():
+        start = _start_time(pid)
         if start in (None, -1):
             continue
         try:
-            numbers = procfs.namespace_pids(name)
-            # One number alone is one of our own namespace.
-            if len(numbers) == 1 or Path(f"/proc/{name}/ns/pid").stat().st_ino != namespace:
-                continue
+            numbers = procfs.namespace_pids(pid)
+            # A process with one number is in this namespace itself.
+            if len(numbers) > 1 and procfs.namespace_inode(pid, "pid") == namespace:
+                members.add((numbers[-1], start or 0))
         except (FileNotFoundError, ProcessLookupError):
             continue
         except PermissionError:
             return None
-        found.add((numbers[-1], start or 0))
-        seen = True
-    return found if seen else None
+    return members if members or in_initial_namespace() else None
 
 
-def _hidden() -> bool:
-    """Whether /proc may keep other users' processes from us (hidepid), so that absence says nothing."""
-    return os.geteuid() != 0 and not Path("/proc/1/stat").exists()
+def _hides_processes() -> bool:
+    """Return whether /proc may hide other users' processes (hidepid), so that absence proves nothing."""
+    return os.geteuid() != 0 and not (procfs.PROC / "1/stat").exists()

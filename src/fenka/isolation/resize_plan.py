@@ -11,11 +11,12 @@ resize can be repeated to complete it. Pure, except for the functions that it is
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fenka.core.request import Slice
+from fenka.core.inventory import Node
+from fenka.core.request import InvalidRequest, Memory, Slice
 from fenka.isolation.account import InvalidAccount
 from fenka.isolation.resize import InUse
 
-__all__ = ["ResizePlan", "Sizes", "larger"]
+__all__ = ["ResizePlan", "Sizes", "larger", "resized"]
 
 Sizes = Mapping[str, Sequence[Slice]]
 """Slices by lease, in the order of the lease's control page."""
@@ -72,10 +73,32 @@ class ResizePlan:
         return any(new.memory_mib < old.memory_mib for old, new in pairs)
 
 
-def larger(one: Slice, other: Slice) -> Slice:
+def larger(piece: Slice, other: Slice) -> Slice:
     """Return a slice with the larger memory and the larger compute of two slices of one card."""
     return replace(
-        one,
-        memory_mib=max(one.memory_mib, other.memory_mib),
-        compute=max(one.compute, other.compute),
+        piece,
+        memory_mib=max(piece.memory_mib, other.memory_mib),
+        compute=max(piece.compute, other.compute),
     )
+
+
+def resized(
+    slices: Sequence[Slice], memory: Memory | None, compute: int | None, node: Node
+) -> list[Slice]:
+    """Return slices of a node's cards in other sizes; None keeps a size.
+
+    Raises InvalidRequest if a card is too small.
+    """
+    sizes = {card.uuid: card.memory_mib for card in node.cards}
+
+    def changed(piece: Slice) -> Slice:
+        size = sizes.get(piece.uuid, 0)
+        mib = memory.mib_on(size, node.unit_mib) if memory else piece.memory_mib
+        if mib is None:
+            nominal = memory.nominal_mib(node.unit_mib) if memory else 0
+            raise InvalidRequest(
+                f"card {piece.card} has {size} MiB: {nominal} MiB are more than all of it"
+            )
+        return replace(piece, memory_mib=mib, compute=piece.compute if compute is None else compute)
+
+    return [changed(piece) for piece in slices]

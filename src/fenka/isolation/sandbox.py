@@ -20,17 +20,15 @@ This is fair sharing, not a security boundary: root can undo it from outside, or
 mount.
 """
 
-import contextlib
-import fcntl
 import os
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fenka import procfs
 from fenka.core.errors import FenkaError
-from fenka.isolation import proxy, syscalls
+from fenka.isolation import preload, proxy, syscalls
+from fenka.isolation.preload import PRELOAD
 
 LEASE_ROOT = Path("/run/fenka")
 """Directory of a lease inside it."""
@@ -44,7 +42,6 @@ SHIM = LEASE_ROOT / "lease" / "libfenka.so"
 NODE = "node"
 """Directory of a simulated driver's node in DRIVER."""
 
-PRELOAD = Path("/etc/ld.so.preload")
 LINKER_CACHE = Path("/etc/ld.so.cache")
 
 
@@ -86,80 +83,19 @@ class LeaseMounts:
 
 def enter(mounts: LeaseMounts) -> None:
     """Move this single-threaded process into the lease. Raises IsolationError; the process must then end."""
-    lock = _lock_preload()
-    _enter(mounts)
-    if lock is not None:
-        os.set_inheritable(lock, True)
-
-
-def remove_preload() -> None:
-    """Remove the empty /etc/ld.so.preload that `enter` may have created as root, if no lease needs it.
-
-    Removing a file drops the mounts over it in all namespaces. The lock also protects leases in other PID
-    namespaces, whose processes are not visible.
-    """
-    if os.geteuid() != 0:
-        return
-    with contextlib.suppress(OSError), PRELOAD.open("r+b") as file:
-        # Fails at once while there is a lease. The file then stays, which is harmless.
-        _lock(file.fileno(), fcntl.F_WRLCK, fcntl.F_OFD_SETLK)
-        if not file.read(1) and not _preload_mounted():
-            PRELOAD.unlink()
-
-
-def _preload_mounted() -> bool:
-    """Return whether any process sees a mount over the file. Raises OSError."""
-    seen: set[int] = set()
-    for pid in procfs.pids():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            thread = procfs.living_thread(pid)
-            inode = procfs.namespace_inode(thread, "mnt")
-            mounts = procfs.mounts(thread) if inode not in seen else ()
-            if any(mount.point == PRELOAD for mount in mounts):
-                return True
-            seen.add(inode)
-    return False
-
-
-def _lock_preload() -> int | None:
-    """Keep /etc/ld.so.preload in place while any process has the returned descriptor open.
-
-    Return None if the file does not exist and cannot be created: then no host file is mounted over.
-    """
-    while True:
-        try:
-            descriptor = os.open(PRELOAD, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError:
-            return None
-        _lock(descriptor, fcntl.F_RDLCK, fcntl.F_OFD_SETLKW)
-        status = os.fstat(descriptor)
-        if status.st_nlink:
-            if not status.st_size and os.geteuid() == 0:
-                os.fchmod(descriptor, 0o644)  # regardless of the umask: all users' linkers read it
-            return descriptor
-        os.close(descriptor)  # it was removed between open and lock
-
-
-def _lock(descriptor: int, kind: int, command: int) -> None:
-    """Lock a file until its open file description is closed, across exec and fork. Raises OSError.
-
-    Unlike with flock(2), users who may only read the file cannot lock it exclusively and block others.
-    """
-    fcntl.fcntl(descriptor, command, struct.pack("@hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
-
-
-def _enter(mounts: LeaseMounts) -> None:
+    lock = preload.lock()
     own_users = _unshare()
     _mount_all(mounts)
     if own_users:
         _drop_privileges(user_namespaces=mounts.user_namespaces)
+    if lock is not None:
+        os.set_inheritable(lock, True)
 
 
 def _mount_all(mounts: LeaseMounts) -> None:
     # Slave, not private, so that disks mounted later on the host appear inside.
     _mount(None, Path("/"), syscalls.RECURSIVE | syscalls.SLAVE)
-    preload = _preload_text()
-    layer = mounts.directory / "etc"
+    text = _preload_text()
     _provide_lease_root(mounts.directory / "run")
     _mount(mounts.directory / "lease", LEASE_ROOT / "lease", syscalls.BIND)
     _mount(mounts.shim, SHIM, syscalls.BIND)
@@ -167,10 +103,10 @@ def _mount_all(mounts: LeaseMounts) -> None:
         _mount_proxies(mounts.directory / "driver", mounts.proxies, mounts.driver)
     _read_only(LEASE_ROOT / "lease")
     _mount(mounts.directory / "account", LEASE_ROOT / "account", syscalls.BIND)
-    _provide_etc(layer, mounts.linker_cache)
+    _provide_etc(mounts.directory / "etc", mounts.linker_cache)
     for hidden in mounts.hidden:
         _mount(None, hidden, syscalls.RDONLY, kind="tmpfs", data="mode=0755,size=4k")
-    if PRELOAD.read_text() != preload:
+    if PRELOAD.read_text() != text:
         raise IsolationError(f"{PRELOAD} could not be mounted; see `fenka doctor`")
 
 
@@ -201,8 +137,7 @@ def prepare(directory: Path, linker_cache: Path | None) -> None:
     (directory / "driver" / NODE).mkdir(parents=True)
     for name in proxy.LIBRARIES:
         (directory / "driver" / name).touch(mode=0o644)
-    for name in ("lease", "account", "driver"):
-        (directory / "run" / name).mkdir(parents=True, exist_ok=True)
+    _make_mount_points(directory / "run")
     layer = directory / "etc"
     layer.mkdir(exist_ok=True)
     (layer / PRELOAD.name).write_text(_preload_text())
@@ -236,12 +171,8 @@ def inside_lease() -> bool:
 
 def _preload_text() -> str:
     """Return the host's own preloads, followed by the shim."""
-    shim = str(SHIM)
-    try:
-        lines = PRELOAD.read_text().split()
-    except FileNotFoundError:
-        lines = []
-    return "\n".join([*(line for line in lines if line != shim), shim]) + "\n"
+    lines = PRELOAD.read_text().split() if PRELOAD.exists() else []
+    return "\n".join([*(line for line in lines if line != str(SHIM)), str(SHIM)]) + "\n"
 
 
 def _unshare() -> bool:
@@ -333,13 +264,17 @@ def _limit_namespaces(kind: str, number: int) -> None:
 def _provide_lease_root(layer: Path) -> None:
     """Create /run/fenka/lease, account and driver."""
     try:
-        for name in ("lease", "account", "driver"):
-            (LEASE_ROOT / name).mkdir(parents=True, exist_ok=True)
+        _make_mount_points(LEASE_ROOT)
     except OSError:
         if LEASE_ROOT.is_dir():
             _mount(layer, LEASE_ROOT, syscalls.BIND)
         else:
             _rebuild_run(layer)
+
+
+def _make_mount_points(root: Path) -> None:
+    for name in ("lease", "account", "driver"):
+        (root / name).mkdir(parents=True, exist_ok=True)
 
 
 def _rebuild_run(layer: Path) -> None:

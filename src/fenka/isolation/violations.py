@@ -56,8 +56,7 @@ class ComputeViolations:
         Args:
             seconds: Time since the last sample.
             excess: The share of this time that was used, less the allowed share, by lease and card. Those not
-            in
-                it are forgotten.
+                in it are forgotten.
         """
         self._samples = {
             key: _newest([*self._samples.get(key, ()), (seconds, share)])
@@ -105,8 +104,7 @@ def has_shim(pid: int, inode: int, proc: Path = Path("/proc")) -> bool | None:
     """Return whether a process has mapped the shim; None if that is unknown.
 
     The shim is recognised by its inode, because any file can have its name. A process that blocks the reader
-    is
-    treated like one that has ended; its memory is compared with its limit all the same.
+    is treated like one that has ended; its memory is compared with its limit all the same.
     """
     text: list[bytes] = []
     reader = threading.Thread(target=_read_maps, args=(proc / str(pid) / "maps", text), daemon=True)

@@ -21,10 +21,9 @@ from fenka.node.node_api import NodeApi
 class Advertised:
     """Which resources the node advertises, in addition to what its mode selects.
 
-    exclusive: nvidia.com/gpu while the node is not shared.
-    labelled_only: That only while the node has a label at all: without one this program is about to be
-    removed, and the kubelet remembers for minutes what it was offered.
-    dialects: the resources of these.
+    exclusive: nvidia.com/gpu while the node is not shared. labelled_only: That only while the node has a
+    label at all: without one this program is about to be removed, and the kubelet remembers for minutes what
+    it was offered. dialects: the resources of these.
     """
 
     exclusive: bool = True

@@ -18,7 +18,7 @@ from fenka.hardware.machine import Hardware
 from fenka.hardware.nvml import Driver
 from fenka.hardware.peer_credentials import user_name
 from fenka.hardware.simulated import SimulatedNode, parse_spec
-from fenka.isolation import sandbox
+from fenka.isolation import preload
 from fenka.workstation import files
 from fenka.workstation.broker import Broker
 from fenka.workstation.daemon import Daemon
@@ -53,7 +53,7 @@ def run(
         )
     with lock_runtime(runtime):
         # An earlier daemon may have been killed before it did this.
-        sandbox.remove_preload()
+        preload.remove()
         left = _serve(runtime, config, unit_mib, ready, ending)
         if not left:
             remove_files(runtime)
@@ -96,7 +96,7 @@ def remove_files(runtime: Runtime) -> None:
     shutil.rmtree(runtime.simulated, ignore_errors=True)
     if runtime.system:
         shutil.rmtree(files.SYSTEM_NATIVE, ignore_errors=True)
-    sandbox.remove_preload()
+    preload.remove()
 
 
 @contextlib.contextmanager

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from fenka.core.errors import FenkaError
 from fenka.core.ledger import Conflict
-from fenka.core.request import InvalidRequest, Placement, Request, Slice
+from fenka.core.request import InvalidRequest, Placement, Request
 from fenka.dialects.sizes import InvalidSize, parse_memory
 from fenka.isolation import control
 from fenka.isolation.account import InvalidAccount
 from fenka.isolation.resize import InUse
-from fenka.isolation.resize_plan import ResizePlan
+from fenka.isolation.resize_plan import ResizePlan, resized
 from fenka.workstation import protocol
 from fenka.workstation.broker import Broker
 from fenka.workstation.controller import Controller
@@ -73,16 +73,7 @@ class JobResizer:
     def _placement(
         self, job: Job, before: Placement, wanted: protocol.ResizeJob, compute: int
     ) -> Placement:
-        sizes = {card.uuid: card.memory_mib for card in self._broker.node.cards}
         memory = parse_memory(wanted.gpu_mem, self._unit_mib) if wanted.gpu_mem else None
-        Request(
-            memory=job.request.memory, compute=compute
-        )  # raises InvalidRequest for what no card has
-
-        def changed(piece: Slice) -> Slice:
-            mib = memory.mib_on(sizes[piece.uuid], self._unit_mib) if memory else piece.memory_mib
-            if mib is None:
-                raise CannotResize(f"card {piece.card} has less memory than {wanted.gpu_mem}")
-            return replace(piece, memory_mib=mib, compute=compute)
-
-        return replace(before, slices=tuple(map(changed, before.slices)))
+        Request(memory=job.request.memory, compute=compute)  # Raises InvalidRequest.
+        slices = resized(before.slices, memory, compute, self._broker.node)
+        return replace(before, slices=tuple(slices))

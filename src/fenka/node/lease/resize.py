@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fenka.cluster.allocation import read_allocation
 from fenka.cluster.objects import Pod
-from fenka.core.request import Slice
+from fenka.core.request import InvalidRequest, Slice
 from fenka.dialects.base import InvalidRecord
 from fenka.dialects.resize import (
     REFUSED,
@@ -26,7 +26,7 @@ from fenka.dialects.resize import (
 from fenka.isolation.account import InvalidAccount
 from fenka.isolation.control import InvalidControl
 from fenka.isolation.resize import InUse
-from fenka.isolation.resize_plan import ResizePlan, Sizes
+from fenka.isolation.resize_plan import ResizePlan, Sizes, resized
 from fenka.kubernetes.client import ApiError, ApiUnreachable
 from fenka.node.kubelet.client import Claim
 from fenka.node.lease.allocations import Allocations
@@ -38,7 +38,6 @@ from fenka.node.lease.sizes import (
     has_whole_cards,
     peak,
     requested_leases,
-    resized,
 )
 from fenka.node.lease.store import Lease, LeaseStore, Token
 from fenka.node.node_api import NodeApi
@@ -151,22 +150,21 @@ class Resizer:
         return NodeCapacity(capacity.share, held, names)
 
     def _requested(self, pod: _PodPass, text: str, before: Sizes) -> Sizes:
-        share = self._capacity(pod.claims).share
+        node, after = self._capacity(pod.claims).share.node, dict(before)
         try:
-            requests = decode_request(text, share.unit_mib)
-        except InvalidRecord as error:
+            requests = decode_request(text, node.unit_mib)
+            if not pod.leases:
+                raise ResizeRejected("the pod holds whole cards: there is nothing to resize")
+            for name, token in requested_leases(requests, pod.leases, pod.pod).items():
+                lease, size = pod.leases[token], requests[name]
+                if lease.limits_mib:
+                    raise ResizeRejected(
+                        f"nothing limits container {lease.container}, since its node does not isolate: "
+                        f"there is nothing to resize"
+                    )
+                after[token] = resized(before[token], size.memory, size.compute, node)
+        except (InvalidRecord, InvalidRequest) as error:
             raise ResizeRejected(str(error)) from None
-        if not pod.leases:
-            raise ResizeRejected("the pod holds whole cards: there is nothing to resize")
-        after = dict(before)
-        for name, token in requested_leases(requests, pod.leases, pod.pod).items():
-            lease = pod.leases[token]
-            if lease.limits_mib:
-                raise ResizeRejected(
-                    f"nothing limits container {lease.container}, since its node does not isolate: "
-                    f"there is nothing to resize"
-                )
-            after[token] = resized(before[token], requests[name], share.node.cards)
         return after
 
     async def _transition(self, pod: _PodPass, plan: ResizePlan, request: str | None) -> None:

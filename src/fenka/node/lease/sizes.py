@@ -11,7 +11,6 @@ from fenka.core.inventory import Card
 from fenka.core.request import Slice
 from fenka.dialects import gpushare
 from fenka.dialects.base import ContainerKind, ContainerUnits
-from fenka.dialects.resize import ResizeRequest
 from fenka.isolation.control import InvalidControl, Limit
 from fenka.isolation.files import MIB
 from fenka.isolation.resize_plan import larger
@@ -63,29 +62,6 @@ def requested_leases(
             raise ResizeRejected(f"the pod has no container {name} with a slice of a card")
         requested[name] = tokens[name or running[0]]
     return requested
-
-
-def resized(
-    slices: Sequence[Slice], request: ResizeRequest, cards: Collection[Card]
-) -> list[Slice]:
-    """Return the slices in the requested sizes. Raises ResizeRejected."""
-    sizes = {card.uuid: card.memory_mib for card in cards}
-
-    def resize(piece: Slice) -> Slice:
-        memory_mib = piece.memory_mib
-        if request.memory is not None:
-            size = sizes.get(piece.uuid, 0)
-            mib = request.memory.mib_on(size, 1)
-            if mib is None:
-                raise ResizeRejected(
-                    f"card {piece.card} has {size} MiB: {request.memory.nominal_mib(1)} MiB are more than "
-                    f"all of it"
-                )
-            memory_mib = mib
-        compute = piece.compute if request.compute is None else request.compute
-        return replace(piece, memory_mib=memory_mib, compute=compute)
-
-    return [resize(piece) for piece in slices]
 
 
 def with_peak(lease: Lease, siblings: Iterable[Lease], pod: Pod) -> Lease:

@@ -87,7 +87,7 @@ def test_fields_that_decide_about_a_pod_are_kept() -> None:
         "activeDeadlineSeconds": 60,
         "terminationGracePeriodSeconds": 5,
     }
-    sent["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "j", "controller": True}]
+    sent["metadata"]["ownerReferences"] = [{"kind": "Job", "controller": True}]
     whole, small = msgspec.convert(sent, Pod), compact(sent)
     node = msgspec.convert(NODE, CompactNode)
     assert small.unschedulable == whole.unschedulable == "0/1 nodes are available"

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec.json import Decoder
+
 from fenka.core.request import Placement, Request
 from fenka.dialects import records
 from fenka.dialects.base import (
@@ -24,9 +26,11 @@ GB = "example.com/gpu-gb"
 RESOURCES: tuple[str, ...] = (GB,)
 RECORD = "example.com/cards"
 OPTIONS: tuple[str, ...] = ()
-RECORDS: tuple[str, ...] = (RECORD, CARDS)
+PLACEMENT: tuple[str, ...] = (RECORD, CARDS)
+RECORDS = PLACEMENT
 LEASED = GB
 ASSIGNED = "example.com/assigned"
+_CARDS = Decoder(dict[str, records.CardIndex])
 NODE_RESOURCES: tuple[NodeResource, ...] = (
     NodeResource(GB, "made-up", lambda _, card: card.memory_mib // 1000, lambda mode: mode.memory),
 )
@@ -63,7 +67,7 @@ def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
     """Return the placements on the recorded cards."""
     if RECORD not in pod.annotations:
         return None
-    cards = records.decode(pod.annotations[RECORD], dict[str, records.CardIndex], RECORD)
+    cards = records.decode(pod.annotations[RECORD], _CARDS, RECORD)
     placements = tuple(
         placement_on(share.node, part.request, [cards[name] for name in part.containers])
         for part in parse(pod)

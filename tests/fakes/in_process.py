@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from fenka.kubernetes.client import ApiError, WatchEvent
+from fenka.kubernetes.client import ApiError, Page, WatchEvent
 from tests.fakes.api_server import FakeApiServer, Json, Refusal, Target
 
 
@@ -74,12 +74,18 @@ class FakeApi:
     async def list(self, path: str, kind: type[Any], **query: Any) -> tuple[list[Any], str]:
         """As `Api.list`."""
         items: list[Any] = []
+        async for page in self.pages(path, kind, **query):
+            items += page.items
+        return items, page.metadata.resource_version
+
+    async def pages(self, path: str, kind: type[Any], **query: Any) -> AsyncIterator[Any]:
+        """As `Api.pages`."""
         while True:
-            page = self._call("GET", path, Json, query)
-            items += [msgspec.convert(it, kind) for it in page["items"]]
-            if "continue" not in page["metadata"]:
-                return items, page["metadata"]["resourceVersion"]
-            query["continue"] = page["metadata"]["continue"]
+            page = self._call("GET", path, Page[kind], query)  # type: ignore[valid-type]
+            yield page
+            if not page.metadata.continue_:
+                return
+            query["continue"] = page.metadata.continue_
 
     async def watch(
         self, path: str, kind: type[Any], version: str, **query: Any

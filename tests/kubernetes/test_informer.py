@@ -210,6 +210,23 @@ async def test_relist_reads_the_current_state_when_the_watch_is_mute() -> None:
         assert agrees(server, mirror)
 
 
+async def test_objects_stay_the_same_when_a_list_brings_the_same_versions() -> None:
+    """Twice the memory of all pods would otherwise be needed for a moment."""
+    async with api_server() as server:
+        for name in "abcde":
+            server.put("pods", pod(name))
+        server.max_page = 2
+        async with watching(server) as (watch, mirror):
+            before = dict(watch.objects)
+            server.mute = True
+            changed = server.put("pods", pod("c", "n"))["metadata"]["uid"]
+            server.remove("pods", "e", "d")
+            await asyncio.wait_for(watch.relist(), WAIT_S)
+            assert agrees(server, mirror)
+            assert watch.objects[changed].spec.node_name == "n"
+            assert all(watch.objects[uid] is before[uid] for uid in watch.objects if uid != changed)
+
+
 async def test_relist_waits_for_the_next_list_when_one_runs() -> None:
     """That list may have been answered before."""
 

@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fenka.cluster.objects import Node, Pod, PodStatus
+from fenka.cluster.objects import Node, OwnerReference, Pod, PodStatus
+from fenka.cluster.pod_demand import PodDemand, shared_demand
 from fenka.cluster.recent import RecentDict
 from fenka.dialects import leases, node_inventory
-from fenka.dialects.base import CARDS
-from fenka.dialects.registry import annotation_names, names_any
+from fenka.dialects.base import CARDS, Dialect
+from fenka.dialects.registry import WITH_HAMI, annotation_names, names_any
 
 T = TypeVar("T")
 
@@ -20,27 +21,42 @@ MAX_SHARED = 1024
 """Bytes of JSON. Longer parts are rarely equal, and parts stay in memory for a while after their last pod."""
 
 _NONE: dict[str, str] = {}
-_PARTS: RecentDict[tuple[str, bytes], Any] = RecentDict()
+_NO_AMOUNTS: dict[str, str | int] = {}
+_PARTS: RecentDict[tuple[str, bytes], Any] = RecentDict(4096)
 _NODE_ANNOTATIONS = (CARDS, node_inventory.CORDONED, leases.REPORT)
 
 
 class CompactPod(Pod):
     """A pod without the fields that only people and the node program read."""
 
+    def demand(self, dialects: tuple[Dialect, ...] = WITH_HAMI) -> PodDemand:
+        """Return what the pod requests. It is not kept with a bound pod, of which it is seldom read again."""
+        if self.spec.node_name:
+            return shared_demand(self.request, dialects)
+        return super().demand(dialects)
+
     def __post_init__(self) -> None:
         meta, spec, status = self.metadata, self.spec, self.status
         for container in (*spec.containers, *spec.init_containers):
-            container.image, container.resources.requests = "", {}
+            container.image, container.resources.requests = "", _NO_AMOUNTS
         spec.containers = _shared("containers", spec.containers)
         spec.init_containers = _shared("containers", spec.init_containers)
         spec.tolerations = _shared("tolerations", spec.tolerations)
         spec.node_selector = _shared("strings", spec.node_selector) or _NONE
         spec.affinity = _shared("affinity", spec.affinity)
         spec.node_name, spec.scheduler_name = intern(spec.node_name), intern(spec.scheduler_name)
-        meta.labels = _shared("strings", meta.labels) or _NONE
+        meta.labels = (
+            _shared("strings", {name: intern(it) for name, it in meta.labels.items()}) or _NONE
+        )
         meta.annotations = _records(meta.annotations) if names_any(self.request) else _NONE
-        meta.owner_references = _shared("owners", meta.owner_references)
-        meta.namespace = intern(meta.namespace)
+        meta.owner_references = _shared(
+            "owners",
+            tuple(
+                OwnerReference(kind=owner.kind, controller=owner.controller)
+                for owner in meta.owner_references
+            ),
+        )
+        meta.name, meta.namespace = intern(meta.name), intern(meta.namespace)
         meta.creation_timestamp = intern(meta.creation_timestamp)
         read = "Ready" if self.finished else "" if spec.node_name else "PodScheduled"
         self.status = PodStatus(
@@ -55,6 +71,7 @@ class CompactNode(Node):
 
     def __post_init__(self) -> None:
         meta, status = self.metadata, self.status
+        meta.labels = {intern(name): intern(it) for name, it in meta.labels.items()}
         meta.annotations = {
             name: meta.annotations[name] for name in _NODE_ANNOTATIONS if name in meta.annotations
         }

@@ -386,7 +386,7 @@ class Status(Object):
     details: dict[str, Any] | None = None
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=4096)
 def seconds(moment: str) -> float | None:
     """Return a time that Kubernetes wrote as seconds since 1970, None if it is no time."""
     try:

@@ -1,8 +1,10 @@
 """What a pod requests of GPUs, parsed once and kept with the pod (`Pod.demand`)."""
 
 from functools import cached_property, lru_cache
-from weakref import WeakValueDictionary
 
+import msgspec
+
+from fenka.cluster.recent import RecentDict
 from fenka.core.units import mib_to_units
 from fenka.dialects import gpushare
 from fenka.dialects.base import (
@@ -84,12 +86,17 @@ class PodDemand:
         )
 
 
-_SHARED: WeakValueDictionary[tuple[object, ...], PodDemand] = WeakValueDictionary()
-"""By all that a demand depends on: new versions of a pod, and pods of one workload, share theirs."""
+MAX_SHARED, _LIMIT = 1024, 2048
+"""Bytes of the JSON of a request whose demand is kept for later pods, and how many are kept."""
+
+_RECENT: RecentDict[tuple[object, bytes], PodDemand] = RecentDict(_LIMIT)
 
 
 def shared_demand(request: PodRequest, dialects: tuple[Dialect, ...]) -> PodDemand:
-    """Return what is requested by these dialects' names; for equal requests the same object."""
+    """Return what is requested by these dialects' names.
+
+    New versions of a pod, and pods of one workload, share what was parsed for the first of them.
+    """
     if not names_any(request, dialects):
         return _nothing(dialects)
     names = option_names(dialects)
@@ -97,17 +104,13 @@ def shared_demand(request: PodRequest, dialects: tuple[Dialect, ...]) -> PodDema
         {name: given[name] for name in names if name in given}
         for given in (request.labels, request.annotations)
     )
-    key = (
-        dialects,
-        tuple((each.name, each.kind, *each.resources.items()) for each in request.containers),
-        *labels.items(),
-        None,
-        *annotations.items(),
-    )
-    demand = _SHARED.get(key)
+    request = PodRequest(request.containers, labels, annotations)
+    encoded = msgspec.json.encode(request)
+    demand = _RECENT.get((dialects, encoded))
     if demand is None:
-        request = PodRequest(request.containers, labels, annotations)
-        demand = _SHARED[key] = PodDemand(request, dialects)
+        demand = PodDemand(request, dialects)
+        if len(encoded) <= MAX_SHARED:
+            _RECENT[dialects, encoded] = demand
     return demand
 
 

@@ -10,10 +10,14 @@ LIMIT = 10_000
 
 
 class RecentDict(OrderedDict[K, V]):
-    """Keeps the LIMIT keys that were set last."""
+    """Keeps the keys that were set last."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        super().__init__()
+        self._limit = limit
 
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
         self.move_to_end(key)
-        if len(self) > LIMIT:
+        if len(self) > self._limit:
             self.popitem(last=False)

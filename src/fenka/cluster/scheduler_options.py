@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from msgspec.json import Decoder
+
 from fenka.core.evaluate import SCORES, Policy
 from fenka.core.fairness import Fairness
 from fenka.dialects import records
@@ -44,4 +46,4 @@ class SchedulerOptions:
 
 def decode(text: str) -> SchedulerOptions:
     """Read the annotation; fields of newer versions are ignored. Raises InvalidRecord."""
-    return records.decode(text, SchedulerOptions, f"annotation {ANNOTATION} of the Lease")
+    return records.decode(text, Decoder(SchedulerOptions), f"annotation {ANNOTATION} of the Lease")

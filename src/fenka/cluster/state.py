@@ -205,7 +205,9 @@ class ClusterState:
         for uid in [uid for uid in self._bindings if uid not in uids]:
             self.forget_pod(uid)
         for pod in pods:
-            self.set_pod(pod)
+            known = self._bindings.get(pod.metadata.uid)
+            if known is None or known.pod is not pod:
+                self.set_pod(pod)
 
     def replace_nodes(self, nodes: Iterable[Node]) -> None:
         """Take these as all nodes."""
@@ -214,7 +216,8 @@ class ClusterState:
         for name in [name for name in self._nodes if name not in names]:
             self.forget_node(name)
         for node in nodes:
-            self.set_node(node)
+            if self._nodes.get(node.metadata.name) is not node:
+                self.set_node(node)
 
     # ---- pods ----
 

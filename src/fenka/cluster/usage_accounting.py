@@ -32,7 +32,8 @@ class UsageAccounting:
         self._nodeless.pop(uid, None)
         if not node or uid in self._ended:
             return
-        if not pod.demand(self._cluster.dialects).requests_gpu:
+        allocation = self._cluster.allocation(uid)
+        if allocation is None and not pod.demand(self._cluster.dialects).requests_gpu:
             return
         shared, ended = self._cluster.shared_node(node), now
         if shared is None:
@@ -40,11 +41,7 @@ class UsageAccounting:
             return
         created = seconds(pod.metadata.creation_timestamp) or now
         started = max(created, seconds(pod.status.start_time) or now)
-        if not pod.finished:
-            allocation = self._cluster.allocation(uid)
-        elif self.uses.holds(uid):
-            allocation = None
-        else:
+        if pod.finished and not self.uses.holds(uid):
             # It ended before it was recorded for the first time.
             allocation = read_allocation(shared, pod, self._cluster.dialects)
             ended = seconds(pod.ended_at) or started

@@ -10,6 +10,7 @@ from fenka.core.request import Placement, Slice
 from fenka.core.units import card_units, units_to_mib
 from fenka.dialects import gpushare, records
 from fenka.dialects.base import (
+    CARDS,
     ContainerKind,
     InvalidRecord,
     NodeResource,
@@ -38,6 +39,7 @@ NODE_RESOURCES: tuple[NodeResource, ...] = (
 CORES = "gpushare.alibabacloud.com/core-percentage"
 """Annotation: {"<container>": {"<card>": <percent>}}. It is written for others and never read."""
 OPTIONS: tuple[str, ...] = (COUNT,)
+PLACEMENT: tuple[str, ...] = (gpushare.IDX, gpushare.ALLOCATION, CARDS)
 RECORDS: tuple[str, ...] = (*gpushare.RECORDS, CORES)
 STEP, MOST = 5, 100
 
@@ -112,11 +114,18 @@ def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
     if placement is None:
         return None
     percent = _compute(pod)
-    if percent and len(placement.slices) > 1:
-        percents = _by_card(pod)
-    else:
-        percents = {piece.card: percent for piece in placement.slices}
-    slices = (replace(it, compute=percents.get(it.card, 0)) for it in placement.slices)
+    if not percent:
+        return (placement,)
+    by_card = _by_card(pod) if len(placement.slices) > 1 else None
+    slices = (
+        Slice(
+            piece.card,
+            piece.uuid,
+            piece.memory_mib,
+            percent if by_card is None else by_card.get(piece.card, 0),
+        )
+        for piece in placement.slices
+    )
     return (replace(placement, slices=tuple(slices)),)
 
 

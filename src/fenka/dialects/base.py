@@ -225,6 +225,8 @@ class Dialect(Protocol):
     """The labels and annotations by which users change what a pod requests; `parse` is given no others."""
     RECORDS: tuple[str, ...]
     """The annotations that `encode` writes, and nobody else should. A name that ends in `-` is a prefix."""
+    PLACEMENT: tuple[str, ...]
+    """Those of RECORDS that `decode` reads."""
     ASSIGNED: str
     """The annotation that marks a pod as having its slices, as former plugins wrote it; empty for none."""
     NODE_RESOURCES: tuple[NodeResource, ...]

@@ -57,7 +57,8 @@ TIME = "tencent.com/predicate-time"
 NODE = "tencent.com/predicate-node"
 ASSIGNED = "tencent.com/gpu-assigned"
 OPTIONS: tuple[str, ...] = (CEILING,)
-RECORDS: tuple[str, ...] = (INDEXES, TIME, NODE, ASSIGNED, CARDS)
+PLACEMENT: tuple[str, ...] = (INDEXES, CARDS)
+RECORDS: tuple[str, ...] = (*PLACEMENT, TIME, NODE, ASSIGNED)
 
 
 class Metric(NamedTuple):

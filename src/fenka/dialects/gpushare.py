@@ -9,7 +9,9 @@ pod's units are; the first that exists counts:
     fenka.io/cards (on the pod)               the cards' UUIDs, by index: tells when a card was exchanged
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from msgspec.json import Decoder
 
 from fenka.core.inventory import Card
 from fenka.core.request import InvalidRequest, Memory, Placement, Request, Slice
@@ -98,6 +100,9 @@ UnitsByContainer = dict[int, dict[int, int]]
 """Units by container (its number in the pod's spec) and card index."""
 
 
+_ALLOCATION = Decoder(dict[Count, dict[CardIndex, Count]])
+
+
 def decode_allocation(
     annotations: Mapping[str, str], asks: Sequence[ContainerUnits]
 ) -> UnitsByContainer | None:
@@ -108,7 +113,7 @@ def decode_allocation(
     """
     if ALLOCATION in annotations:
         allocation = records.decode(
-            annotations[ALLOCATION], dict[Count, dict[CardIndex, Count]], f"annotation {ALLOCATION}"
+            annotations[ALLOCATION], _ALLOCATION, f"annotation {ALLOCATION}"
         )
         _check_asked(allocation, [ask.units for ask in asks if ask.kind is ContainerKind.APP])
         return allocation
@@ -177,9 +182,9 @@ def decode_placement(
     if allocation is None:
         return None
     cards = {card.index: card for card in shared.node.cards}
-    uuids = records.decode_card_uuids(annotations)
     slices = []
-    named = uuids or ([int(annotations[IDX])] if is_index(annotations.get(IDX, "")) else [])
+    # Where only init containers request units, the record of units names no card.
+    named = () if any(allocation.values()) else _named_cards(annotations)
     for index, units in sorted(units_by_card(allocation, asks, named).items()):
         card = cards.get(index)
         if card is None:
@@ -190,6 +195,11 @@ def decode_placement(
     placement = Placement(shared.node.name, tuple(slices))
     records.check_cards(annotations, [placement])
     return placement
+
+
+def _named_cards(annotations: Mapping[str, str]) -> Collection[int]:
+    text = annotations.get(IDX, "")
+    return records.decode_card_uuids(annotations) or ((int(text),) if is_index(text) else ())
 
 
 def _mib(units: int, card: Card, unit_mib: int) -> int:

@@ -49,7 +49,8 @@ ALLOCATED = "hami.io/vgpu-devices-allocated"
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 NODE = "hami.io/vgpu-node"
 TIME = "hami.io/vgpu-time"
-RECORDS: tuple[str, ...] = (ALLOCATED, TO_ALLOCATE, NODE, TIME, CARDS)
+PLACEMENT: tuple[str, ...] = (ALLOCATED,)
+RECORDS: tuple[str, ...] = (*PLACEMENT, TO_ALLOCATE, NODE, TIME, CARDS)
 
 OPTIONS: tuple[str, ...] = (
     "nvidia.com/use-gputype",

@@ -80,6 +80,9 @@ class _Report(msgspec.Struct, forbid_unknown_fields=True):
     refused: dict[str, tuple[str, bool]]
 
 
+_REPORT = msgspec.json.Decoder(_Report)
+
+
 def encode_report(report: LeaseReport) -> str:
     """Return the annotation REPORT, without `refused` if it would be too long.
 
@@ -110,7 +113,7 @@ def decode_report(annotations: Mapping[str, str]) -> LeaseReport | None:
     """Return None if the node program has reported nothing. Raises InvalidRecord."""
     if REPORT not in annotations:
         return None
-    record = records.decode(annotations[REPORT], _Report, f"annotation {REPORT}")
+    record = records.decode(annotations[REPORT], _REPORT, f"annotation {REPORT}")
 
     def decoded(slices: Iterable[_Slice]) -> tuple[Slice, ...]:
         return tuple(

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from sys import intern
 from typing import Annotated
 
 import msgspec
@@ -63,6 +64,9 @@ class _Inventory(msgspec.Struct):
     cards: list[_Card]
 
 
+_INVENTORY = msgspec.json.Decoder(_Inventory)
+
+
 def encode_inventory(cards: Sequence[Card], unit_mib: int) -> str:
     """Return the node's `fenka.io/cards`: everything that the extender must know of it."""
     return records.encode(
@@ -93,12 +97,12 @@ def with_unhealthy(shared: SharedNode, sick: frozenset[int]) -> SharedNode:
 
 
 def _recorded(name: str, text: str) -> SharedNode:
-    inventory = records.decode(text, _Inventory, f"annotation {CARDS} of node {name}")
+    inventory = records.decode(text, _INVENTORY, f"annotation {CARDS} of node {name}")
     cards = [
         Card(
             it.index,
             DeviceId(it.uuid) or invented_id(name, it.index),
-            it.model,
+            intern(it.model),
             it.memory_mib,
             healthy=it.healthy,
         )

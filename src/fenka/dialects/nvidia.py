@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from msgspec.json import Decoder
+
 from fenka.core.request import Placement, Request, Slice
 from fenka.dialects import records
 from fenka.dialects.base import (
@@ -36,7 +38,9 @@ HAMI_ONLY = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gp
 RECORD = "fenka.io/whole-cards"
 """Pod annotation: {"<name of the container>": [<card>, …]}."""
 OPTIONS: tuple[str, ...] = ()
-RECORDS: tuple[str, ...] = (RECORD, CARDS)
+PLACEMENT: tuple[str, ...] = (RECORD, CARDS)
+RECORDS: tuple[str, ...] = PLACEMENT
+_CARDS = Decoder(dict[str, list[CardIndex]])
 
 
 def matches(pod: PodRequest) -> bool:
@@ -83,9 +87,7 @@ def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
     """Return the placements on the recorded cards; None if there is no record. Raises InvalidRecord."""
     if RECORD not in pod.annotations:
         return None
-    cards = records.decode(
-        pod.annotations[RECORD], dict[str, list[CardIndex]], f"annotation {RECORD}"
-    )
+    cards = records.decode(pod.annotations[RECORD], _CARDS, f"annotation {RECORD}")
     placements = tuple(
         placement_on(shared.node, part.request, cards.get(part.containers[0], []))
         for part in parse(pod)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec.json import Decoder
 
 from fenka.core.request import Placement, Slice
 from fenka.dialects.base import CARDS, InvalidRecord, driver_uuid
@@ -18,19 +19,19 @@ MAX_REASON = 200
 T = TypeVar("T")
 
 
-def decode(text: str, record: type[T], name: str) -> T:
+def decode(text: str, record: Decoder[T], name: str) -> T:
     """Return the record.
 
     Args:
         text: JSON.
-        record: its type.
+        record: decodes its type.
         name: what the error calls it, such as the annotation.
 
     Raises:
         InvalidRecord: if the text is anything else.
     """
     try:
-        return msgspec.json.decode(text, type=record)
+        return record.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as why:
         # The reason quotes field names, which may be of any length.
         raise InvalidRecord(f"{name} is not understood: {str(why)[:MAX_REASON]}") from None
@@ -46,11 +47,13 @@ def encode_card_uuids(slices: Iterable[Slice]) -> str:
     return encode({it.card: driver_uuid(it.uuid) for it in slices})
 
 
+_CARD_UUIDS = Decoder(dict[CardIndex, str])
+
+
 def decode_card_uuids(annotations: Mapping[str, str]) -> dict[int, str]:
     """Return the UUIDs of a pod's cards by index; empty if there is no record. Raises InvalidRecord."""
-    return decode(
-        annotations.get(CARDS, "{}"), dict[CardIndex, str], f"annotation {CARDS} of the pod"
-    )
+    text = annotations.get(CARDS)
+    return {} if text is None else decode(text, _CARD_UUIDS, f"annotation {CARDS} of the pod")
 
 
 def check_cards(annotations: Mapping[str, str], placements: Iterable[Placement]) -> None:

@@ -34,8 +34,8 @@ def option_names(dialects: tuple[Dialect, ...]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def annotation_names() -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the annotations of pods that some dialect reads: names, and prefixes of names."""
-    names = {name for dialect in WITH_HAMI for name in (*dialect.OPTIONS, *dialect.RECORDS)}
+    """Return the annotations of pods that `parse` or `decode` reads: names, and prefixes of names."""
+    names = {name for dialect in WITH_HAMI for name in (*dialect.OPTIONS, *dialect.PLACEMENT)}
     prefixes = tuple(name for name in names if name.endswith("-"))
     return frozenset(names), prefixes
 
@@ -46,10 +46,8 @@ def detect(pod: PodRequest, dialects: tuple[Dialect, ...] = DIALECTS) -> Dialect
     Raises:
         InvalidRecord: if it uses two dialects, or an amount is no number.
     """
-    if not names_any(pod, dialects):
-        # As nearly all pods of a cluster.
-        return None
-    matching = [dialect for dialect in dialects if dialect.matches(pod)]
+    names = {name for container in pod.containers for name in container.resources}
+    matching = [it for it in dialects if not names.isdisjoint(it.RESOURCES) and it.matches(pod)]
     if len(matching) > 1:
         first, second = (pod.requested_resources(dialect.RESOURCES)[0] for dialect in matching[:2])
         raise InvalidRecord(

@@ -129,6 +129,9 @@ class _Status(msgspec.Struct, forbid_unknown_fields=True):
     request: str
 
 
+_STATUS = msgspec.json.Decoder(_Status)
+
+
 def encode_status(status: ResizeStatus) -> str:
     """Return the annotation STATUS."""
     containers = {name: _encoded(slices) for name, slices in sorted(status.containers.items())}
@@ -149,7 +152,7 @@ def decode_status(annotations: Mapping[str, str], pod: str = "") -> ResizeStatus
     """
     if STATUS not in annotations:
         return None
-    record = records.decode(annotations[STATUS], _Status, f"annotation {STATUS}")
+    record = records.decode(annotations[STATUS], _STATUS, f"annotation {STATUS}")
     status = ResizeStatus(
         record.pod,
         _decoded(record.holds),

@@ -16,7 +16,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 import msgspec
 
-from fenka.cluster.objects import ObjectMeta, Status
+from fenka.cluster.objects import Object, ObjectMeta, Status
 from fenka.core.errors import FenkaError
 from fenka.kubernetes.kube_config import load
 
@@ -53,11 +53,18 @@ class ApiError(FenkaError):
         self.status, self.reason = status, reason
 
 
+class ListMeta(Object):
+    """The metadata of a list. continue_: the token for its next page, empty on the last one."""
+
+    continue_: str = msgspec.field(default="", name="continue")
+    resource_version: str = ""
+
+
 class Page(msgspec.Struct, Generic[T]):
     """A list, or one page of it."""
 
     items: list[T] | None = None
-    metadata: dict[str, Any] = {}
+    metadata: ListMeta = msgspec.field(default_factory=ListMeta)
 
 
 class _Raw(msgspec.Struct):
@@ -143,13 +150,19 @@ class Api:
         The list is current: the server reads its own store, no cache. Raises ApiError, ApiUnreachable.
         """
         items: list[T] = []
+        async for page in self.pages(path, kind, **query):
+            items += page.items or ()
+        return items, page.metadata.resource_version
+
+    async def pages(self, path: str, kind: type[T], **query: str | int) -> AsyncIterator[Page[T]]:
+        """Yield a collection as `list` returns it, page by page: at least one, all of the same version."""
         query.setdefault("limit", _PAGE)
         while True:
             page = _decoded(await self._call("GET", path, query), Page[kind])  # type: ignore[valid-type]
-            items += page.items or []
-            if not page.metadata.get("continue"):
-                return items, str(page.metadata.get("resourceVersion", ""))
-            query["continue"] = page.metadata["continue"]
+            yield page
+            if not page.metadata.continue_:
+                return
+            query["continue"] = page.metadata.continue_
 
     async def watch(
         self, path: str, kind: type[T], version: str, *, seconds: int = 300, **query: str | int

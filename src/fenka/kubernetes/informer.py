@@ -84,6 +84,10 @@ def newer(version: str, known: str) -> bool:
     return True
 
 
+def _same_version(known: HasMeta, listed: HasMeta) -> bool:
+    return known.metadata.resource_version == listed.metadata.resource_version
+
+
 class Informer(Generic[T]):
     """A collection in memory.
 
@@ -148,7 +152,7 @@ class Informer(Generic[T]):
     async def _wait_for_kind(self) -> None:
         """Treat the collection as empty. The server may know the kind after an upgrade."""
         self._on_contact()
-        await self._replace([])
+        await self._replace({})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNKNOWN_KIND_RETRY_S):
                 await self._relist.wait()
@@ -172,15 +176,21 @@ class Informer(Generic[T]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _list(self) -> str:
-        objects, version = await self._api.list(self._path, self._kind, **self._query)
-        self._on_contact()
+        objects = dict[str, T]()
+        async for page in self._api.pages(self._path, self._kind, **self._query):
+            self._on_contact()
+            for obj in page.items or ():
+                uid = obj.metadata.uid
+                # One copy of each, also while a large collection is listed again.
+                known = self.objects.get(uid)
+                objects[uid] = known if known is not None and _same_version(known, obj) else obj
         await self._replace(objects)
-        return version
+        return page.metadata.resource_version
 
-    async def _replace(self, objects: Sequence[T]) -> None:
-        self.objects = {obj.metadata.uid: obj for obj in objects}
+    async def _replace(self, objects: dict[str, T]) -> None:
+        self.objects = objects
         self._tombstones.clear()
-        self._listener.on_replace(objects)
+        self._listener.on_replace(tuple(objects.values()))
         self.synced.set()
         async with self._listed:
             self._lists_done = self._lists_begun

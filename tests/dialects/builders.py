@@ -1,6 +1,9 @@
 """Pods and nodes for the dialects' tests."""
 
+from collections.abc import Sequence
+
 from fenka.core.inventory import Card, DeviceId, Node
+from fenka.core.request import Placement
 from fenka.dialects.base import ContainerKind, ContainerRequest, Dialect, PodRequest, SharedNode
 
 T4_MIB, V100_MIB = 15079, 16130
@@ -40,3 +43,15 @@ def node_totals(dialect: Dialect, share: SharedNode) -> dict[str, int]:
         resource.name: sum(resource.units_on(share.node, card) for card in share.node.cards)
         for resource in dialect.NODE_RESOURCES
     }
+
+
+def environment(
+    dialect: Dialect,
+    pod: PodRequest,
+    share: SharedNode,
+    placements: Sequence[Placement],
+    container: str,
+) -> dict[str, str]:
+    """The variables of a container with its slices by the pod's record."""
+    slices = dialect.container_slices(pod, share, placements, container)
+    return dialect.environment(pod, share, slices, container) if slices else {}

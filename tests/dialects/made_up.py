@@ -15,8 +15,7 @@ from fenka.dialects.base import (
     SliceRequest,
     memory_request,
     per_container,
-    placement_on,
-    visible_only,
+    visible_devices,
     whole_slices,
 )
 
@@ -60,7 +59,7 @@ def encode(
     """Return the card of each container."""
     slices = [placement.slices[0] for placement in placements]
     cards = {part.containers[0]: piece.card for part, piece in zip(parse(pod), slices, strict=True)}
-    return {RECORD: records.encode(cards), CARDS: records.encode_card_uuids(slices)}
+    return {RECORD: records.encode(cards), CARDS: records.encode_card_uuids([slices])}
 
 
 def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
@@ -68,14 +67,11 @@ def decode(pod: PodRequest, share: SharedNode) -> tuple[Placement, ...] | None:
     if RECORD not in pod.annotations:
         return None
     cards = records.decode(pod.annotations[RECORD], _CARDS, RECORD)
-    placements = tuple(
-        placement_on(share.node, part.request, [cards[name] for name in part.containers])
-        for part in parse(pod)
-        if cards.keys() >= set(part.containers)
+    parts = [part for part in parse(pod) if cards.keys() >= set(part.containers)]
+    return records.placements_on(
+        pod, share, parts, lambda part: [cards[name] for name in part.containers]
     )
-    records.check_cards(pod.annotations, placements)
-    return placements
 
 
 container_slices = whole_slices(parse)
-environment = visible_only(parse)
+environment = visible_devices

@@ -10,7 +10,7 @@ from fenka.dialects.ack import CORE
 from fenka.dialects.base import Dialect, InvalidRecord, PodRequest
 from fenka.dialects.gpushare import MEMORY
 from fenka.dialects.node_modes import MODE_LABEL
-from tests.dialects.builders import T4_MIB, node_totals, pod, share
+from tests.dialects.builders import T4_MIB, environment, node_totals, pod, share
 
 NODE = share(T4_MIB, T4_MIB)
 
@@ -108,14 +108,14 @@ def test_placement_is_unchanged_when_encoded_and_decoded() -> None:
     assert ack.decode(again, NODE) == (found,)
     # 15079 · 6 // 14 = 6462
     assert [(it.memory_mib, it.compute) for it in found.slices] == [(6462, 50)]
-    assert ack.environment(again, NODE, [found], "c2") == {
+    assert environment(ack, again, NODE, [found], "c2") == {
         "NVIDIA_VISIBLE_DEVICES": "GPU-0",
         "ALIYUN_COM_GPU_MEM_IDX": "0",
         "ALIYUN_COM_GPU_MEM_POD": "6",
         "ALIYUN_COM_GPU_MEM_DEV": "14",
         "ALIYUN_COM_GPU_MEM_CONTAINER": "2",
     }
-    assert ack.environment(again, NODE, [found], "c1") == {}
+    assert environment(ack, again, NODE, [found], "c1") == {}
 
 
 def test_acks_annotation_is_left_out_when_no_compute_is_requested() -> None:

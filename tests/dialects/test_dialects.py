@@ -12,7 +12,7 @@ from fenka.core.usage import UsageTotals
 from fenka.dialects import ack, gpu_manager, hami, node_modes, nvidia
 from fenka.dialects.base import ContainerKind, ContainerRequest, Dialect, InvalidRecord, PodRequest
 from fenka.dialects.registry import DIALECTS, WITH_HAMI, detect
-from tests.dialects.builders import T4_MIB, V100_MIB, node_totals, pod, share
+from tests.dialects.builders import T4_MIB, V100_MIB, environment, node_totals, pod, share
 
 MEM, GPU = "aliyun.com/gpu-mem", "nvidia.com/gpu"
 
@@ -78,9 +78,11 @@ def test_whole_cards_are_recorded_by_container() -> None:
     assert isinstance(found, tuple)
     written = nvidia.encode(asked, node, found, 1)
     assert written["fenka.io/whole-cards"] == '{"s0":[0],"c0":[1,2]}'
-    assert nvidia.environment(asked, node, found, "i0") == {"NVIDIA_VISIBLE_DEVICES": "GPU-0"}
-    assert nvidia.environment(asked, node, found, "c0") == {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
-    assert nvidia.environment(asked, node, found, "c1") == {}
+    assert environment(nvidia, asked, node, found, "i0") == {"NVIDIA_VISIBLE_DEVICES": "GPU-0"}
+    assert environment(nvidia, asked, node, found, "c0") == {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"
+    }
+    assert environment(nvidia, asked, node, found, "c1") == {}
     with pytest.raises(
         InvalidRecord, match=r"^its init container i0 asks for more than any container beside it"
     ):
@@ -256,8 +258,8 @@ def test_placement_is_unchanged_when_encoded_and_decoded_in_any_dialect(
     for part, placement in zip(parts, found, strict=True):
         for name in part.containers:
             uuids = ",".join(piece.uuid for piece in placement.slices)
-            environment = dialect.environment(again, node, found, name)
-            assert environment["NVIDIA_VISIBLE_DEVICES"] == uuids
+            variables = environment(dialect, again, node, found, name)
+            assert variables["NVIDIA_VISIBLE_DEVICES"] == uuids
 
 
 def test_modules_have_every_member_of_a_dialect() -> None:

@@ -8,7 +8,7 @@ from fenka.core.usage import UsageTotals
 from fenka.dialects import gpu_manager
 from fenka.dialects.base import InvalidRecord, PodRequest, SliceRequest
 from fenka.dialects.gpu_manager import CEILING, CORE, MEMORY
-from tests.dialects.builders import T4_MIB, V100_MIB, node_totals, pod, share
+from tests.dialects.builders import T4_MIB, V100_MIB, environment, node_totals, pod, share
 
 
 def job(core: int | str, memory: int | str, **annotations: str) -> PodRequest:
@@ -145,7 +145,7 @@ def test_placement_is_unchanged_when_encoded_and_decoded() -> None:
     assert written == GOLDEN
     again = PodRequest(asked.containers, {}, GOLDEN)
     assert gpu_manager.decode(again, node) == tuple(placements)
-    assert [gpu_manager.environment(again, node, placements, f"c{n}") for n in range(3)] == [
+    assert [environment(gpu_manager, again, node, placements, f"c{n}") for n in range(3)] == [
         {"NVIDIA_VISIBLE_DEVICES": "GPU-1"},
         {},
         {"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-2"},

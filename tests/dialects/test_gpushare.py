@@ -15,6 +15,7 @@ from fenka.dialects.base import (
     InvalidRecord,
     SharedNode,
     parse_quantity,
+    unit_name,
 )
 from fenka.dialects.gpushare import (
     ALLOCATION,
@@ -252,7 +253,7 @@ def test_node_is_decoded_with_and_without_inventory() -> None:
     assert not plain.has_inventory
     mib = decode_node("n", {}, {"aliyun.com/gpu-mem": "16276", "aliyun.com/gpu-count": "1"})
     assert mib is not None
-    assert mib.unit_name == "MiB"
+    assert unit_name(mib.unit_mib) == "MiB"
     assert decode_node("n", annotations, {}) is None
 
 

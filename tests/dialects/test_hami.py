@@ -8,7 +8,7 @@ from fenka.core.usage import UsageTotals
 from fenka.dialects import hami
 from fenka.dialects.base import InvalidRecord, PodRequest
 from fenka.dialects.hami import CORES, COUNT, MEMORY, PERCENT, PercentOfCard
-from tests.dialects.builders import T4_MIB, V100_MIB, node_totals, pod, share
+from tests.dialects.builders import T4_MIB, V100_MIB, environment, node_totals, pod, share
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_placement_is_unchanged_when_encoded_and_decoded() -> None:
     }
     again = PodRequest(asked.containers, {}, written)
     assert hami.decode(again, node) == tuple(placements)
-    assert hami.environment(again, node, placements, "c0") == {
+    assert environment(hami, again, node, placements, "c0") == {
         "NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1",
         "CUDA_DEVICE_MEMORY_LIMIT_0": "7539m",
         "CUDA_DEVICE_MEMORY_LIMIT_1": "8065m",

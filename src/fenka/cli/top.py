@@ -14,7 +14,7 @@ from fenka.cli.compat import arena
 from fenka.cli.errors import UserError
 from fenka.cli.options import DetailsOption, OutputOption, Target, group, register
 from fenka.core.units import format_units, percent
-from fenka.dialects.base import GIB_MIB
+from fenka.dialects.base import GIB_MIB, unit_name
 from fenka.views.nodes import NodeRow, cluster_nodes
 from fenka.workstation.views import node_row
 
@@ -85,11 +85,6 @@ def _screen(rows: list[NodeRow], view: ViewOptions) -> list[str]:
     if view.share:
         return details_screen(rows, unit) if view.details else share_screen(rows, unit)
     return nodes_details_screen(rows) if view.details else nodes_screen(rows)
-
-
-def unit_name(unit_mib: int) -> str:
-    """As people write it."""
-    return {GIB_MIB: "GiB", 1: "MiB"}.get(unit_mib, f"{unit_mib}MiB")
 
 
 def nodes_screen(nodes: list[NodeRow]) -> list[str]:

@@ -17,6 +17,7 @@ from fenka.dialects.base import (
     PodRequest,
     SharedNode,
     SliceRequest,
+    visible_devices,
 )
 from fenka.dialects.gpushare import COUNT, MEMORY
 
@@ -56,7 +57,7 @@ def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
     """
     asks = pod.container_units(MEMORY)
     compute = _compute(pod)
-    request = gpushare.parse_request(asks, pod.labels)
+    request = gpushare.parse_request(asks, pod.labels, compute)
     if request is None:
         return ()
     if compute and request.cards > 1:
@@ -65,14 +66,14 @@ def parse(pod: PodRequest) -> tuple[SliceRequest, ...]:
             "a share of compute is of one card, leave out one of the two"
         )
     containers = tuple(ask.name for ask in asks if ask.units)
-    return (SliceRequest(containers, replace(request, compute=compute)),)
+    return (SliceRequest(containers, request),)
 
 
 def _compute(pod: PodRequest) -> int:
     """Return the pod's percent of compute at its peak, 0 if it requests none."""
-    cores = pod.container_units(CORE)
-    if not any(ask.units for ask in cores):
+    if not pod.requested_resources([CORE]):
         return 0
+    cores = pod.container_units(CORE)
     for core, memory in zip(cores, pod.container_units(MEMORY), strict=True):
         if bool(core.units) != bool(memory.units):
             have, lack = (CORE, MEMORY) if core.units else (MEMORY, CORE)
@@ -100,9 +101,9 @@ def encode(
     written = gpushare.encode_placement(shared, placement, pod.container_units(MEMORY), now_ns)
     if any(piece.compute for piece in placement.slices):
         cores = {
-            str(number): {str(piece.card): it.amount(CORE) for piece in placement.slices}
-            for number, it in enumerate(pod.apps)
-            if it.amount(CORE)
+            str(number): {str(piece.card): container.amount(CORE) for piece in placement.slices}
+            for number, container in enumerate(pod.apps)
+            if container.amount(CORE)
         }
         written[CORES] = records.encode(cores)
     return written
@@ -110,23 +111,16 @@ def encode(
 
 def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
     """Return the placement by gpushare's annotations, with the requested compute. Raises InvalidRecord."""
-    placement = gpushare.decode_placement(shared, pod.annotations, pod.container_units(MEMORY))
+    percent = _compute(pod)
+    asks = pod.container_units(MEMORY)
+    placement = gpushare.decode_placement(shared, pod.annotations, asks, percent)
     if placement is None:
         return None
-    percent = _compute(pod)
-    if not percent:
-        return (placement,)
-    by_card = _by_card(pod) if len(placement.slices) > 1 else None
-    slices = (
-        Slice(
-            piece.card,
-            piece.uuid,
-            piece.memory_mib,
-            percent if by_card is None else by_card.get(piece.card, 0),
-        )
-        for piece in placement.slices
-    )
-    return (replace(placement, slices=tuple(slices)),)
+    if percent and len(placement.slices) > 1:
+        percents = _by_card(pod)
+        slices = (replace(piece, compute=percents.get(piece.card, 0)) for piece in placement.slices)
+        placement = replace(placement, slices=tuple(slices))
+    return (placement,)
 
 
 def _by_card(pod: PodRequest) -> dict[int, int]:
@@ -151,7 +145,7 @@ def container_slices(
 ) -> tuple[Slice, ...]:
     """Return the recorded slices. Raises InvalidRecord if they are not what the container requests."""
     (placement,) = placements
-    own = next((it for it in pod.containers if it.name == container), None)
+    own = pod.container(container)
     units = own.amount(MEMORY) if own else 0
     if own is None or not units:
         return ()
@@ -190,15 +184,15 @@ def container_slices(
 
 
 def environment(
-    pod: PodRequest, shared: SharedNode, placements: Sequence[Placement], container: str
+    pod: PodRequest, shared: SharedNode, slices: Sequence[Slice], container: str
 ) -> dict[str, str]:
-    """Return gpushare's variables; none for a container that requests nothing."""
-    (placement,) = placements
-    slices = container_slices(pod, shared, placements, container)
-    own = next((it.amount(MEMORY) for it in pod.containers if it.name == container), 0)
-    total = sum(it.amount(MEMORY) for it in pod.apps)
-    return (
-        gpushare.environment(shared, replace(placement, slices=slices), total, own)
-        if slices
-        else {}
-    )
+    """Return gpushare's variables."""
+    own = pod.container(container)
+    index = slices[0].card
+    return {
+        **visible_devices(pod, shared, slices, container),
+        gpushare.IDX: str(index),
+        gpushare.POD: str(sum(app.amount(MEMORY) for app in pod.apps)),
+        gpushare.DEV: str(shared.card_units(index)),
+        gpushare.CONTAINER: str(own.amount(MEMORY) if own else 0),
+    }

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from fractions import Fraction
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from fenka.core.errors import FenkaError
 from fenka.core.inventory import Card, DeviceId, Node
@@ -45,8 +45,7 @@ class ContainerKind(Enum):
     SIDECAR = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerUnits:
+class ContainerUnits(NamedTuple):
     """What one container requests, in units. Init containers are in their order."""
 
     name: str
@@ -81,10 +80,10 @@ class SharedNode:
         """Return the units of all cards, unhealthy ones included."""
         return sum(card_units(card.memory_mib, self.unit_mib) for card in self.node.cards)
 
-    @property
-    def unit_name(self) -> str:
-        """Return the unit as people write it."""
-        return {GIB_MIB: "GiB", MIB: "MiB"}.get(self.unit_mib, f"{self.unit_mib}MiB")
+
+def unit_name(unit_mib: int) -> str:
+    """Return a unit of memory as people write it."""
+    return {GIB_MIB: "GiB", MIB: "MiB"}.get(unit_mib, f"{unit_mib}MiB")
 
 
 def parse_quantity(text: str | int) -> int:
@@ -120,8 +119,6 @@ _SCALES: dict[str, Fraction] = {
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
@@ -153,6 +150,10 @@ class PodRequest:
     def apps(self) -> list[ContainerRequest]:
         """Return the containers of `spec.containers`, in the order by which records number them."""
         return [it for it in self.containers if it.kind is ContainerKind.APP]
+
+    def container(self, name: str) -> ContainerRequest | None:
+        """Return the container of that name."""
+        return next((each for each in self.containers if each.name == name), None)
 
     def requested_resources(self, resources: Iterable[str]) -> list[str]:
         """Return those of the resources that some container requests. Raises InvalidRecord."""
@@ -259,14 +260,9 @@ class Dialect(Protocol):
         """Return the slices of one container, by the pod's record; empty if it has no card."""
 
     def environment(
-        self,
-        pod: PodRequest,
-        shared: SharedNode,
-        placements: Sequence[Placement],
-        container: str,
-        /,
+        self, pod: PodRequest, shared: SharedNode, slices: Sequence[Slice], container: str, /
     ) -> dict[str, str]:
-        """Return the environment variables of a container; empty if it has no card."""
+        """Return the environment variables of a container that has these slices, at least one."""
 
 
 # ---- what dialects have in common ----
@@ -347,22 +343,22 @@ def _covers(larger: Request, request: Request) -> bool:
     return larger == request
 
 
+def card_at(node: Node, index: int) -> Card:
+    """Return the card of a pod's record. Raises InvalidRecord if its node does not have it."""
+    for card in node.cards:
+        if card.index == index:
+            return card
+    raise InvalidRecord(f"the pod's card {index} is not one of the {len(node.cards)} of its node")
+
+
 def placement_on(node: Node, request: Request, indexes: Sequence[int]) -> Placement:
     """Return the request placed on these cards. Raises InvalidRecord if the node does not have them."""
-    cards = {card.index: card for card in node.cards}
     slices = []
     for index in sorted(set(indexes)):
-        card = cards.get(index)
-        if card is None:
-            raise InvalidRecord(
-                f"the pod's card {index} is not one of the {len(cards)} of its node"
-            )
-        if request.whole:
-            slices.append(Slice(index, card.uuid, card.memory_mib, card.compute))
-            continue
+        card = card_at(node, index)
+        compute = card.compute if request.whole else request.compute
         # A foreign record counts as it is, even on a card that is too small.
-        mib = nominal_mib(request, node, card)
-        slices.append(Slice(index, card.uuid, mib, request.compute))
+        slices.append(Slice(index, card.uuid, nominal_mib(request, node, card), compute))
     if len(slices) != request.cards or len(slices) != len(indexes):
         raise InvalidRecord(
             f"the pod's record names the cards {','.join(map(str, indexes)) or 'none'}, "
@@ -413,40 +409,22 @@ def find_container(
     return next((pair for pair in pairs if container in pair[0].containers), None)
 
 
-Parse = Callable[[PodRequest], tuple[SliceRequest, ...]]
-OfContainer = Callable[[PodRequest, SharedNode, Sequence[Placement], str], T]
-
-
-def whole_slices(parse: Parse) -> OfContainer[tuple[Slice, ...]]:
+def whole_slices(
+    parse: Callable[[PodRequest], tuple[SliceRequest, ...]],
+) -> Callable[[PodRequest, SharedNode, Sequence[Placement], str], tuple[Slice, ...]]:
     """Return `container_slices` of a dialect whose containers each use all of their slice request."""
 
     def container_slices(
-        pod: PodRequest,
-        shared: SharedNode,  # noqa: ARG001
-        placements: Sequence[Placement],
-        container: str,
+        pod: PodRequest, _: SharedNode, placements: Sequence[Placement], container: str
     ) -> tuple[Slice, ...]:
-        found = find_container(parse(pod), placements, container)
-        return found[1].slices if found else ()
+        pair = find_container(parse(pod), placements, container)
+        return pair[1].slices if pair else ()
 
     return container_slices
 
 
-def visible_only(parse: Parse) -> OfContainer[dict[str, str]]:
+def visible_devices(
+    _pod: PodRequest, _shared: SharedNode, slices: Sequence[Slice], _container: str
+) -> dict[str, str]:
     """Return `environment` of a dialect whose containers only need to know their cards."""
-
-    def environment(
-        pod: PodRequest,
-        shared: SharedNode,  # noqa: ARG001
-        placements: Sequence[Placement],
-        container: str,
-    ) -> dict[str, str]:
-        found = find_container(parse(pod), placements, container)
-        return visible_devices(found[1]) if found else {}
-
-    return environment
-
-
-def visible_devices(placement: Placement) -> dict[str, str]:
-    """Return the environment variable that says which cards a container has."""
-    return {VISIBLE: ",".join(driver_uuid(piece.uuid) for piece in placement.slices)}
+    return {VISIBLE: ",".join(driver_uuid(piece.uuid) for piece in slices)}

@@ -19,9 +19,8 @@ from fenka.dialects.base import (
     SliceRequest,
     memory_request,
     per_container,
-    placement_on,
     require_plain_containers,
-    visible_only,
+    visible_devices,
     whole_card_request,
     whole_slices,
 )
@@ -128,7 +127,7 @@ def encode(
     pod: PodRequest, shared: SharedNode, placements: Sequence[Placement], now_ns: int
 ) -> dict[str, str]:
     """Return gpu-admission's annotations, and the cards' UUIDs."""
-    numbers = {it.name: number for number, it in enumerate(pod.apps)}
+    numbers = {app.name: number for number, app in enumerate(pod.apps)}
     cards = {
         f"{INDEXES}{numbers[part.containers[0]]}": ",".join(
             str(piece.card) for piece in placement.slices
@@ -140,9 +139,7 @@ def encode(
         TIME: str(now_ns),
         NODE: shared.node.name,
         ASSIGNED: "false",
-        CARDS: records.encode_card_uuids(
-            piece for placement in placements for piece in placement.slices
-        ),
+        CARDS: records.encode_card_uuids(placement.slices for placement in placements),
     }
 
 
@@ -150,17 +147,17 @@ def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
     """Return the placements by the recorded cards of each container. Raises InvalidRecord."""
     if not any(name.startswith(INDEXES) for name in pod.annotations):
         return None
-    numbers = {it.name: number for number, it in enumerate(pod.apps)}
-    placements = []
-    for part in parse(pod):
+    numbers = {app.name: number for number, app in enumerate(pod.apps)}
+
+    def recorded_cards(part: SliceRequest) -> list[int]:
         name = f"{INDEXES}{numbers[part.containers[0]]}"
         items = pod.annotations.get(name, "").split(",")
         if not all(item.isdecimal() and len(item) < 5 for item in items):
             raise InvalidRecord(f"annotation {name} names no cards: {','.join(items)!r}")
-        placements.append(placement_on(shared.node, part.request, [int(item) for item in items]))
-    records.check_cards(pod.annotations, placements)
-    return tuple(placements)
+        return [int(item) for item in items]
+
+    return records.placements_on(pod, shared, parse(pod), recorded_cards)
 
 
 container_slices = whole_slices(parse)
-environment = visible_only(parse)
+environment = visible_devices

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec.json import Decoder
 
 from fenka.core.inventory import Card
-from fenka.core.request import InvalidRequest, Memory, Placement, Request, Slice
+from fenka.core.request import Placement, Request, Slice
 from fenka.core.units import mib_to_units, units_to_mib
 from fenka.dialects import records
 from fenka.dialects.base import (
@@ -23,8 +23,9 @@ from fenka.dialects.base import (
     ContainerUnits,
     InvalidRecord,
     SharedNode,
+    card_at,
     is_index,
-    visible_devices,
+    memory_request,
 )
 from fenka.dialects.records import CardIndex, Count
 
@@ -76,8 +77,10 @@ def card_count(labels: Mapping[str, str]) -> int:
     return int(text)
 
 
-def parse_request(asks: Sequence[ContainerUnits], labels: Mapping[str, str]) -> Request | None:
-    """Return what a pod requests, in the nodes' units; None for nothing.
+def parse_request(
+    asks: Sequence[ContainerUnits], labels: Mapping[str, str], compute: int = 0
+) -> Request | None:
+    """Return what a pod requests, in the nodes' units, with this percent of compute; None for no units.
 
     Raises InvalidRecord, also where units cannot be shared out over the cards evenly.
     """
@@ -87,18 +90,11 @@ def parse_request(asks: Sequence[ContainerUnits], labels: Mapping[str, str]) -> 
     cards = card_count(labels)
     if any(ask.units % cards for ask in asks):
         raise InvalidRecord(f"its units cannot be shared out evenly over {cards} cards")
-    try:
-        return Request(Memory(units // cards, None), cards=cards)
-    except InvalidRequest as why:
-        raise InvalidRecord(str(why)) from None
-
-
-# ---- pods ----
+    return memory_request(units // cards, None, compute, cards)
 
 
 UnitsByContainer = dict[int, dict[int, int]]
 """Units by container (its number in the pod's spec) and card index."""
-
 
 _ALLOCATION = Decoder(dict[Count, dict[CardIndex, Count]])
 
@@ -111,18 +107,18 @@ def decode_allocation(
     gpushare's first generation records one card for the whole pod: each container has what it requests there.
     The pod's owner can write the record, so one that gives a container more than it requests is invalid.
     """
+    apps = [ask.units for ask in asks if ask.kind is ContainerKind.APP]
     if ALLOCATION in annotations:
         allocation = records.decode(
             annotations[ALLOCATION], _ALLOCATION, f"annotation {ALLOCATION}"
         )
-        _check_asked(allocation, [ask.units for ask in asks if ask.kind is ContainerKind.APP])
+        _check_asked(allocation, apps)
         return allocation
     if IDX not in annotations:
         return None
     index = annotations[IDX]
     if not is_index(index):
         raise InvalidRecord(f"annotation {IDX} is {index[:40]!r}, not the index of a card")
-    apps = [ask.units for ask in asks if ask.kind is ContainerKind.APP]
     return {number: {int(index): units} for number, units in enumerate(apps) if units}
 
 
@@ -171,9 +167,12 @@ def units_by_card(
 
 
 def decode_placement(
-    shared: SharedNode, annotations: Mapping[str, str], asks: Sequence[ContainerUnits]
+    shared: SharedNode,
+    annotations: Mapping[str, str],
+    asks: Sequence[ContainerUnits],
+    compute: int = 0,
 ) -> Placement | None:
-    """Return what the pod has of the node; None if there is no record.
+    """Return what the pod has of the node, with this percent of each card; None if there is no record.
 
     Raises:
         InvalidRecord: also if a card has been exchanged since, by its UUID.
@@ -181,25 +180,20 @@ def decode_placement(
     allocation = decode_allocation(annotations, asks)
     if allocation is None:
         return None
-    cards = {card.index: card for card in shared.node.cards}
+    uuids = records.decode_card_uuids(annotations)
     slices = []
     # Where only init containers request units, the record of units names no card.
-    named = () if any(allocation.values()) else _named_cards(annotations)
+    named = () if any(allocation.values()) else uuids or _first_card(annotations)
     for index, units in sorted(units_by_card(allocation, asks, named).items()):
-        card = cards.get(index)
-        if card is None:
-            raise InvalidRecord(
-                f"the pod's card {index} is not one of the {len(cards)} of its node"
-            )
-        slices.append(Slice(index, card.uuid, _mib(units, card, shared.unit_mib), 0))
-    placement = Placement(shared.node.name, tuple(slices))
-    records.check_cards(annotations, [placement])
-    return placement
+        card = card_at(shared.node, index)
+        slices.append(Slice(index, card.uuid, _mib(units, card, shared.unit_mib), compute))
+    records.check_cards(uuids, slices)
+    return Placement(shared.node.name, tuple(slices))
 
 
-def _named_cards(annotations: Mapping[str, str]) -> Collection[int]:
+def _first_card(annotations: Mapping[str, str]) -> Collection[int]:
     text = annotations.get(IDX, "")
-    return records.decode_card_uuids(annotations) or ((int(text),) if is_index(text) else ())
+    return (int(text),) if is_index(text) else ()
 
 
 def _mib(units: int, card: Card, unit_mib: int) -> int:
@@ -233,21 +227,7 @@ def encode_placement(
         ASSUME_TIME: str(assume_time_ns),
         ASSIGNED: "false",
         ALLOCATION: records.encode(allocation),
-        CARDS: records.encode_card_uuids(placement.slices),
-    }
-
-
-def environment(
-    shared: SharedNode, placement: Placement, pod_units: int, units: int
-) -> dict[str, str]:
-    """Return the environment variables of a container. units: the container's own."""
-    first = placement.slices[0]
-    return {
-        **visible_devices(placement),
-        IDX: str(first.card),
-        POD: str(pod_units),
-        DEV: str(shared.card_units(first.card)),
-        CONTAINER: str(units),
+        CARDS: records.encode_card_uuids([placement.slices]),
     }
 
 

@@ -19,7 +19,6 @@ from fenka.dialects.base import (
     PodRequest,
     SharedNode,
     SliceRequest,
-    find_container,
     memory_request,
     nominal_mib,
     per_container,
@@ -129,20 +128,16 @@ def encode(
     pod: PodRequest, shared: SharedNode, placements: Sequence[Placement], now_ns: int
 ) -> dict[str, str]:
     """Return HAMi's annotations as after binding. HAMi's time is in seconds."""
-    parts = parse(pod)
     record = ""
-    for it in pod.apps:
-        found = find_container(parts, placements, it.name)
-        pieces = found[1].slices if found else ()
+    for app in pod.apps:
+        pieces = container_slices(pod, shared, placements, app.name)
         record += "".join(f"{s.uuid},NVIDIA,{s.memory_mib},{s.compute}:" for s in pieces) + ";"
     return {
         ALLOCATED: record,
         TO_ALLOCATE: record,
         NODE: shared.node.name,
         TIME: str(now_ns // 10**9),
-        CARDS: records.encode_card_uuids(
-            piece for placement in placements for piece in placement.slices
-        ),
+        CARDS: records.encode_card_uuids(placement.slices for placement in placements),
     }
 
 
@@ -191,18 +186,15 @@ container_slices = whole_slices(parse)
 
 
 def environment(
-    pod: PodRequest,
-    shared: SharedNode,  # noqa: ARG001
-    placements: Sequence[Placement],
-    container: str,
+    pod: PodRequest, shared: SharedNode, slices: Sequence[Slice], container: str
 ) -> dict[str, str]:
     """Return the cards, and the limits as HAMi's programs read them; the lease enforces the limits."""
-    found = find_container(parse(pod), placements, container)
-    if found is None:
-        return {}
-    slices = found[1].slices
     limits = {
-        f"CUDA_DEVICE_MEMORY_LIMIT_{number}": f"{it.memory_mib}m"
-        for number, it in enumerate(slices)
+        f"CUDA_DEVICE_MEMORY_LIMIT_{number}": f"{piece.memory_mib}m"
+        for number, piece in enumerate(slices)
     }
-    return {**visible_devices(found[1]), **limits, "CUDA_DEVICE_SM_LIMIT": str(slices[0].compute)}
+    return {
+        **visible_devices(pod, shared, slices, container),
+        **limits,
+        "CUDA_DEVICE_SM_LIMIT": str(slices[0].compute),
+    }

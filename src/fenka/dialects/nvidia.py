@@ -16,8 +16,7 @@ from fenka.dialects.base import (
     SharedNode,
     SliceRequest,
     per_container,
-    placement_on,
-    visible_only,
+    visible_devices,
     whole_card_request,
     whole_slices,
 )
@@ -65,22 +64,14 @@ def encode(
     now_ns: int,  # noqa: ARG001
 ) -> dict[str, str]:
     """Return fenka's own annotations: NVIDIA's plugin has none, it chooses cards on the node."""
-    parts = parse(pod)
-    return record(
-        {
-            part.containers[0]: placement.slices
-            for part, placement in zip(parts, placements, strict=True)
-        }
-    )
+    parts = zip(parse(pod), placements, strict=True)
+    return record({part.containers[0]: placement.slices for part, placement in parts})
 
 
 def record(slices: Mapping[str, Sequence[Slice]]) -> dict[str, str]:
     """Return the annotations that say which whole cards each container has."""
     cards = {name: [piece.card for piece in pieces] for name, pieces in slices.items()}
-    return {
-        RECORD: records.encode(cards),
-        CARDS: records.encode_card_uuids(piece for pieces in slices.values() for piece in pieces),
-    }
+    return {RECORD: records.encode(cards), CARDS: records.encode_card_uuids(slices.values())}
 
 
 def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
@@ -88,13 +79,10 @@ def decode(pod: PodRequest, shared: SharedNode) -> tuple[Placement, ...] | None:
     if RECORD not in pod.annotations:
         return None
     cards = records.decode(pod.annotations[RECORD], _CARDS, f"annotation {RECORD}")
-    placements = tuple(
-        placement_on(shared.node, part.request, cards.get(part.containers[0], []))
-        for part in parse(pod)
+    return records.placements_on(
+        pod, shared, parse(pod), lambda part: cards.get(part.containers[0], [])
     )
-    records.check_cards(pod.annotations, placements)
-    return placements
 
 
 container_slices = whole_slices(parse)
-environment = visible_only(parse)
+environment = visible_devices

@@ -1,13 +1,21 @@
 """JSON records in annotations, decoded by msgspec: whoever may annotate an object can write one."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec.json import Decoder
 
 from fenka.core.request import Placement, Slice
-from fenka.dialects.base import CARDS, InvalidRecord, driver_uuid
+from fenka.dialects.base import (
+    CARDS,
+    InvalidRecord,
+    PodRequest,
+    SharedNode,
+    SliceRequest,
+    driver_uuid,
+    placement_on,
+)
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """A number that no record exceeds."""
@@ -42,9 +50,9 @@ def encode(record: object) -> str:
     return msgspec.json.encode(record).decode()
 
 
-def encode_card_uuids(slices: Iterable[Slice]) -> str:
+def encode_card_uuids(parts: Iterable[Iterable[Slice]]) -> str:
     """Return `fenka.io/cards` of a pod: UUIDs by index, by which an exchanged card is noticed."""
-    return encode({it.card: driver_uuid(it.uuid) for it in slices})
+    return encode({piece.card: driver_uuid(piece.uuid) for slices in parts for piece in slices})
 
 
 _CARD_UUIDS = Decoder(dict[CardIndex, str])
@@ -56,11 +64,29 @@ def decode_card_uuids(annotations: Mapping[str, str]) -> dict[int, str]:
     return {} if text is None else decode(text, _CARD_UUIDS, f"annotation {CARDS} of the pod")
 
 
-def check_cards(annotations: Mapping[str, str], placements: Iterable[Placement]) -> None:
+def check_cards(uuids: Mapping[int, str], slices: Iterable[Slice]) -> None:
     """Raise InvalidRecord if a card of the pod is not the one that the pod was given."""
-    uuids = decode_card_uuids(annotations)
-    for piece in (piece for placement in placements for piece in placement.slices):
+    for piece in slices:
         uuid = driver_uuid(piece.uuid)
         recorded = uuids.get(piece.card, uuid)
         if uuid and recorded != uuid:
             raise InvalidRecord(f"the pod's card {piece.card} was {recorded} and is now {uuid}")
+
+
+def placements_on(
+    pod: PodRequest,
+    shared: SharedNode,
+    parts: Iterable[SliceRequest],
+    recorded_cards: Callable[[SliceRequest], Sequence[int]],
+) -> tuple[Placement, ...]:
+    """Return each part of the pod on its recorded cards.
+
+    Raises:
+        InvalidRecord: if the node does not have them, or a card has been exchanged since.
+    """
+    placements = tuple(
+        placement_on(shared.node, part.request, recorded_cards(part)) for part in parts
+    )
+    uuids = decode_card_uuids(pod.annotations)
+    check_cards(uuids, (piece for placement in placements for piece in placement.slices))
+    return placements

@@ -17,8 +17,11 @@ WITH_HAMI: tuple[Dialect, ...] = (*DIALECTS, hami)
 
 def names_any(pod: PodRequest, dialects: tuple[Dialect, ...] = WITH_HAMI) -> bool:
     """Return whether a container names a resource of any dialect, even with amount 0."""
-    names = _resource_names(dialects)
-    return not all(names.isdisjoint(container.resources) for container in pod.containers)
+    return not _requested(pod).isdisjoint(_resource_names(dialects))
+
+
+def _requested(pod: PodRequest) -> set[str]:
+    return set().union(*(container.resources for container in pod.containers))
 
 
 @lru_cache(maxsize=8)
@@ -46,8 +49,12 @@ def detect(pod: PodRequest, dialects: tuple[Dialect, ...] = DIALECTS) -> Dialect
     Raises:
         InvalidRecord: if it uses two dialects, or an amount is no number.
     """
-    names = {name for container in pod.containers for name in container.resources}
-    matching = [it for it in dialects if not names.isdisjoint(it.RESOURCES) and it.matches(pod)]
+    names = _requested(pod)
+    matching = [
+        dialect
+        for dialect in dialects
+        if not names.isdisjoint(dialect.RESOURCES) and dialect.matches(pod)
+    ]
     if len(matching) > 1:
         first, second = (pod.requested_resources(dialect.RESOURCES)[0] for dialect in matching[:2])
         raise InvalidRecord(

@@ -103,7 +103,7 @@ def _node(cluster: ClusterSnapshot, share: SharedNode) -> NodeUnits:
     return NodeUnits(
         name=share.node.name,
         address=node.address if node else "unknown",
-        unit=share.unit_name,
+        unit=base.unit_name(share.unit_mib),
         cards={card.index: share.card_units(card.index) for card in share.node.cards},
         total=base.parse_quantity(node.status.allocatable.get(gpushare.MEMORY, 0)) if node else 0,
         pods=[_pod(share, holding) for holding in cluster.state.allocations(share.node.name)],

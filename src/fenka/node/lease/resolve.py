@@ -137,7 +137,7 @@ def share_lease(
         )
     try:
         slices = dialect.container_slices(manifest, share, placements, container)
-        environment = dialect.environment(manifest, share, placements, container)
+        environment = dialect.environment(manifest, share, slices, container) if slices else {}
     except InvalidRecord as error:
         raise Misplaced(f"fenka: {error}: delete the pod, so that it is placed again") from None
     own = find_container(parts, placements, container)

@@ -8,30 +8,31 @@ import gc
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fenka.cli.errors import UserError
 from fenka.cli.options import Target
-from fenka.cluster.snapshot import ClusterSnapshot
 from fenka.kubernetes.client import Api, ApiError, ApiUnreachable
-from fenka.kubernetes.cluster_reader import read_cluster
-from fenka.workstation import paths, protocol
-from fenka.workstation.client import DaemonUnavailable, get_snapshot
-from fenka.workstation.paths import UnsafeDirectory
+from fenka.workstation import paths
+
+if TYPE_CHECKING:
+    from fenka.workstation.protocol import Snapshot
 
 T = TypeVar("T")
 
 
-def local(target: Target) -> protocol.Snapshot | None:
+def local(target: Target) -> "Snapshot | None":
     """Return the state of this machine's daemon; None if the cluster is to be shown.
 
     Raises DaemonUnavailable, UnsafeDirectory, ProtocolMismatch.
     """
     if target.of_cluster:
         return None
+    from fenka.workstation.client import DaemonUnavailable, get_snapshot
+
     try:
         return get_snapshot(paths.current())
-    except (DaemonUnavailable, UnsafeDirectory):
+    except (DaemonUnavailable, paths.UnsafeDirectory):
         if target.local:
             raise
         return None
@@ -40,15 +41,19 @@ def local(target: Target) -> protocol.Snapshot | None:
 def ask(target: Target, question: Callable[[Api], Awaitable[T]]) -> T:
     """Run a query with a client of the API server. Raises UserError if that fails."""
 
-    async def connected() -> T:
-        async with await Api.connect(_kubeconfig(target), target.context) as api:
-            return await question(api)
+    answers: list[T] = []
 
-    # All objects are kept until the screen is printed. Collecting garbage among them would take a quarter of
-    # the time for a thousand nodes.
+    async def connected() -> None:
+        # Not returned: at its end asyncio.run formats the result, if only for an error that it discards.
+        # For a cluster of a thousand nodes that takes half a second.
+        async with await Api.connect(_kubeconfig(target), target.context) as api:
+            answers.append(await question(api))
+
+    # What is read is not garbage. Looking for garbage among it would take a quarter of the time.
     gc.disable()
     try:
-        return asyncio.run(connected())
+        asyncio.run(connected())
+        return answers[0]
     except ApiUnreachable as why:
         raise UserError(str(why) if target.of_cluster else _neither(why)) from None
     except ApiError as why:
@@ -56,11 +61,6 @@ def ask(target: Target, question: Callable[[Api], Awaitable[T]]) -> T:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def read(target: Target) -> ClusterSnapshot:
-    """Return the cluster: nodes, and pods that can hold anything. Raises UserError."""
-    return ask(target, read_cluster)
 
 
 def namespace(target: Target) -> str:

@@ -11,7 +11,6 @@ from fenka.dialects.base import InvalidRecord
 from fenka.kubernetes.client import Api, ApiError
 from fenka.kubernetes.cluster_reader import read_cluster, read_scheduler_options
 from fenka.views.queue import QueueRow, cluster_queue
-from fenka.workstation.views import queue_rows
 
 
 def queue(target: Target, output: OutputOption = "table") -> None:
@@ -29,6 +28,8 @@ def rows_of(target: Target) -> list[QueueRow]:
     """Return the pending requests in order."""
     snapshot = cluster.local(target)
     if snapshot is not None:
+        from fenka.workstation.views import queue_rows
+
         return queue_rows(snapshot)
     return cluster.ask(target, _cluster_rows)
 

@@ -15,8 +15,9 @@ from fenka.cli.errors import UserError
 from fenka.cli.options import DetailsOption, OutputOption, Target, group, register
 from fenka.core.units import format_units, percent
 from fenka.dialects.base import GIB_MIB, unit_name
+from fenka.kubernetes.client import Api
+from fenka.kubernetes.cluster_reader import read_cluster
 from fenka.views.nodes import NodeRow, cluster_nodes
-from fenka.workstation.views import node_row
 
 RULE, UNHEALTHY_RULE, SHAREABLE_RULE, BOTH_RULE = 89, 99, 96, 107
 """Lengths of arena's rule, by the optional columns above it."""
@@ -47,8 +48,14 @@ def node_rows(target: Target) -> list[NodeRow]:
     """Return the nodes of the workstation or cluster that the options name."""
     snapshot = cluster.local(target)
     if snapshot is not None:
+        from fenka.workstation.views import node_row
+
         return [node_row(snapshot)]
-    return cluster_nodes(cluster.read(target))
+    return cluster.ask(target, _cluster_rows)
+
+
+async def _cluster_rows(api: Api) -> list[NodeRow]:
+    return cluster_nodes(await read_cluster(api))
 
 
 def node(

@@ -5,7 +5,14 @@ from dataclasses import dataclass, replace
 
 from fenka.cluster.objects import ObjectMeta, Pod
 from fenka.core.request import Placement, Slice
-from fenka.dialects.base import Dialect, InvalidRecord, SharedNode, driver_uuid, fallback_placement
+from fenka.dialects.base import (
+    Dialect,
+    InvalidRecord,
+    SharedNode,
+    SliceRequest,
+    driver_uuid,
+    fallback_placement,
+)
 from fenka.dialects.leases import Lingering
 from fenka.dialects.registry import DIALECTS
 
@@ -44,21 +51,21 @@ def read_allocation(
     demand = pod.demand(dialects)
     if not demand.requests_gpu:
         return None
-    nothing = Placement(shared.node.name, ())
+    parts: Sequence[SliceRequest] = ()
+    placements: tuple[Placement, ...] | None = None
+    reason: str | None = _FOREIGN
     try:
+        # A pod whose request cannot be read gets nothing from any node.
         parts = demand.parts
-    except InvalidRecord as error:
-        # No node gives such a pod anything.
-        return PodAllocation(pod, (nothing,), str(error))
-    try:
         assert demand.dialect is not None
         placements = demand.dialect.decode(pod.request, shared)
-        reason = _FOREIGN if placements is None else None
+        if placements is not None:
+            reason = None
     except InvalidRecord as error:
-        placements, reason = None, str(error)
+        reason = str(error)
     if placements is None:
         placements = fallback_placement(shared, parts)
-    return PodAllocation(pod, placements or (nothing,), reason)
+    return PodAllocation(pod, placements or (Placement(shared.node.name, ()),), reason)
 
 
 def reported_placements(shared: SharedNode, slices: Sequence[Slice]) -> tuple[Placement, ...]:

@@ -7,9 +7,11 @@ as such (cordons, taints, selectors) and GPU resources. For all others its messa
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
+from fenka.cluster.allocation import PodAllocation
 from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_placement import Feasible, Infeasible, PodEvaluator
@@ -252,23 +254,29 @@ class _SharedCards:
 
     def _ends_that_make_room(self, names: set[str]) -> list[str]:
         """Name pods each of which would make room by ending alone, those that hold least first."""
-        hints: list[tuple[float, str]] = []
-        for shared in self._state.shared_nodes():
-            name = shared.node.name
-            node = self._state.node(name)
-            if name not in names or node is None:
-                continue
-            for held in self._state.allocations(name):
-                self._state.forget_pod(held.pod.metadata.uid)
-                ((_, verdict),) = self._evaluator.evaluate(self._pod, (name,))
-                fits = isinstance(verdict, Feasible) and not self._too_few_units(node)
-                self._state.set_pod(held.pod)
-                if fits:
-                    units = held.pod.demand().units(shared)
-                    cards = ",".join(str(piece.card) for piece in held.slices)
-                    where = f"{format_units(units)} units on card {cards} of {name}"
-                    hints.append((units, f"it starts when {held.pod.full_name} ends ({where})"))
-        return [hint for _, hint in sorted(hints)[:MAX_HINTS]]
+        holders = [
+            (held.pod.demand().units(shared), held.pod.full_name, held)
+            for shared in self._state.shared_nodes()
+            if shared.node.name in names
+            for held in self._state.allocations(shared.node.name)
+        ]
+        holders.sort(key=lambda holder: holder[:2])
+        helpful = (holder for holder in holders if self._fits_without(holder[2]))
+        hints = []
+        for units, name, held in islice(helpful, MAX_HINTS):
+            cards = ",".join(str(piece.card) for piece in held.slices)
+            where = f"{format_units(units)} units on card {cards} of {held.node}"
+            hints.append(f"it starts when {name} ends ({where})")
+        return hints
+
+    def _fits_without(self, held: PodAllocation) -> bool:
+        """Return whether the pod fits the node of another pod once that has ended."""
+        node = self._state.node(held.node)
+        self._state.forget_pod(held.pod.metadata.uid)
+        ((_, verdict),) = self._evaluator.evaluate(self._pod, (held.node,))
+        fits = isinstance(verdict, Feasible) and node is not None and not self._too_few_units(node)
+        self._state.set_pod(held.pod)
+        return fits
 
 
 def _only_full(verdict: NodeVerdict) -> bool:

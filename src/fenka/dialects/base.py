@@ -149,7 +149,7 @@ class PodRequest:
     @property
     def apps(self) -> list[ContainerRequest]:
         """Return the containers of `spec.containers`, in the order by which records number them."""
-        return [it for it in self.containers if it.kind is ContainerKind.APP]
+        return [each for each in self.containers if each.kind is ContainerKind.APP]
 
     def container(self, name: str) -> ContainerRequest | None:
         """Return the container of that name."""
@@ -157,11 +157,17 @@ class PodRequest:
 
     def requested_resources(self, resources: Iterable[str]) -> list[str]:
         """Return those of the resources that some container requests. Raises InvalidRecord."""
-        return [name for name in resources if any(it.amount(name) for it in self.containers)]
+        return [
+            name
+            for name in resources
+            if any(name in each.resources and each.amount(name) for each in self.containers)
+        ]
 
     def container_units(self, resource: str) -> list[ContainerUnits]:
         """Return the amounts of all containers. Raises InvalidRecord."""
-        return [ContainerUnits(it.name, it.amount(resource), it.kind) for it in self.containers]
+        return [
+            ContainerUnits(each.name, each.amount(resource), each.kind) for each in self.containers
+        ]
 
 
 @dataclass(frozen=True, slots=True)

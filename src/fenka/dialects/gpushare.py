@@ -233,8 +233,10 @@ def encode_placement(
 
 def shown_units(shared: SharedNode, slices: Iterable[Slice]) -> dict[int, float]:
     """Return the slices in units, by card index."""
-    sizes = {card.index: card.memory_mib for card in shared.node.cards}
     held: dict[int, int] = {}
     for piece in slices:
         held[piece.card] = held.get(piece.card, 0) + piece.memory_mib
-    return {index: mib_to_units(mib, sizes[index], shared.unit_mib) for index, mib in held.items()}
+    return {
+        index: mib_to_units(mib, card_at(shared.node, index).memory_mib, shared.unit_mib)
+        for index, mib in held.items()
+    }

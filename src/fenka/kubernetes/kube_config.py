@@ -23,6 +23,13 @@ def _without_init(name: str, folder: Path) -> ModuleType:
     return module
 
 
+class _Deferred(ModuleType):
+    """A module that is imported when one of its attributes is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self.__name__), name)
+
+
 def load() -> SimpleNamespace:
     """Return the classes and functions that `Api` uses, as attributes by their own names."""
     if "kubernetes_asyncio" not in sys.modules:
@@ -34,9 +41,13 @@ def load() -> SimpleNamespace:
         folder = Path(spec.origin).parent
         _without_init("kubernetes_asyncio", folder)
         client: Any = _without_init("kubernetes_asyncio.client", folder / "client")
+        # Only basic authentication uses it.
+        deferred = sys.modules.setdefault("urllib3", _Deferred("urllib3"))
         client.Configuration = import_module(
             "kubernetes_asyncio.client.configuration"
         ).Configuration
+        if isinstance(deferred, _Deferred):
+            del sys.modules["urllib3"]
         client.ApiClient = object  # named there, needed only by what fenka does not use
     incluster = import_module("kubernetes_asyncio.config.incluster_config")
     kubeconfig = import_module("kubernetes_asyncio.config.kube_config")

@@ -1,6 +1,6 @@
 """Nodes as rows of the screens: cards, what is allocated of them, and to which programs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -104,16 +104,11 @@ class NodeRow:
         return max(len(self.cards), self.exclusive)
 
 
-def card_row(index: int, total: int, programs: Iterable[ProgramRow], *, healthy: bool) -> CardRow:
+def card_row(index: int, total: int, programs: Sequence[ProgramRow], *, healthy: bool) -> CardRow:
     """Return a card with the sums over the programs of its node."""
-    programs = list(programs)
-    return CardRow(
-        sum(program.allocated.get(index, 0) for program in programs),
-        total,
-        index,
-        healthy,
-        sum(program.core.get(index, 0) for program in programs),
-    )
+    allocated = sum([program.allocated.get(index, 0) for program in programs])
+    core = sum([program.core.get(index, 0) for program in programs])
+    return CardRow(allocated, total, index, healthy, core)
 
 
 def compute_by_card(slices: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -200,9 +195,10 @@ def _program(shared: SharedNode, held: PodAllocation) -> ProgramRow:
     pod = held.pod
     name, namespace, phase = pod.metadata.name, pod.metadata.namespace, pod.status.phase
     if held.error is None:
-        units = gpushare.shown_units(shared, held.slices)
+        slices = held.slices
+        units = gpushare.shown_units(shared, slices)
         whole = sum(len(placement.slices) for placement in held.placements if placement.whole)
-        core = compute_by_card((piece.card, piece.compute) for piece in held.slices)
+        core = compute_by_card((piece.card, piece.compute) for piece in slices)
         return ProgramRow(name, namespace, units, whole=whole, status=phase, core=core)
     whole = pod.amount(base.NVIDIA_GPU)
     pending = 0 if whole else pod.demand().units(shared)

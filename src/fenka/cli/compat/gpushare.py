@@ -83,10 +83,10 @@ def inspect(
 ) -> None:
     """Print one of the two screens, or their data."""
 
-    async def question(api: Api) -> ClusterSnapshot:
-        return await read_cluster(api, node or None)
+    async def question(api: Api) -> list[NodeUnits]:
+        return read_nodes(await read_cluster(api, node or None))
 
-    nodes = read_nodes(ask(target.target, question))
+    nodes = ask(target.target, question)
     if tables.print_data(nodes, output):
         return
     lines = details_screen(nodes) if details else summary_screen(nodes)

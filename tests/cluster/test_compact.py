@@ -3,10 +3,11 @@
 import msgspec
 import pytest
 
-from fenka.cluster.compact import MAX_SHARED, CompactNode, CompactPod
+from fenka.cluster.compact import CompactNode, CompactPod
 from fenka.cluster.eligibility import ineligibility_reasons
 from fenka.cluster.objects import Node, Pod
 from fenka.cluster.pod_groups import group_key
+from fenka.cluster.recent import MAX_SHARED_BYTES
 from fenka.cluster.state import ClusterState
 from fenka.dialects import gpushare
 from fenka.dialects.registry import WITH_HAMI
@@ -133,7 +134,7 @@ def test_parts_are_one_object_when_they_are_equal() -> None:
 
 def test_parts_are_not_kept_when_they_are_long() -> None:
     """The table outlives the pods."""
-    labels = {f"label-{number}": "x" * 60 for number in range(MAX_SHARED // 60)}
+    labels = {f"label-{number}": "x" * 60 for number in range(MAX_SHARED_BYTES // 60)}
     first, second = (compact(requesting({gpushare.MEMORY: 4}, {}, labels)) for _ in range(2))
     assert first.metadata.labels == second.metadata.labels
     assert first.metadata.labels is not second.metadata.labels

@@ -10,19 +10,16 @@ import msgspec
 
 from fenka.cluster.objects import Node, OwnerReference, Pod, PodStatus
 from fenka.cluster.pod_demand import PodDemand, shared_demand
-from fenka.cluster.recent import RecentDict
+from fenka.cluster.recent import SharedValues
 from fenka.dialects import leases, node_inventory
 from fenka.dialects.base import CARDS, Dialect
 from fenka.dialects.registry import WITH_HAMI, annotation_names, names_any
 
 T = TypeVar("T")
 
-MAX_SHARED = 1024
-"""Bytes of JSON. Longer parts are rarely equal, and parts stay in memory for a while after their last pod."""
-
 _NONE: dict[str, str] = {}
 _NO_AMOUNTS: dict[str, str | int] = {}
-_PARTS: RecentDict[tuple[str, bytes], Any] = RecentDict(4096)
+_PARTS: SharedValues[Any] = SharedValues()
 _NODE_ANNOTATIONS = (CARDS, node_inventory.CORDONED, leases.REPORT)
 
 
@@ -39,18 +36,18 @@ class CompactPod(Pod):
         meta, spec, status = self.metadata, self.spec, self.status
         for container in (*spec.containers, *spec.init_containers):
             container.image, container.resources.requests = "", _NO_AMOUNTS
-        spec.containers = _shared("containers", spec.containers)
-        spec.init_containers = _shared("containers", spec.init_containers)
-        spec.tolerations = _shared("tolerations", spec.tolerations)
-        spec.node_selector = _shared("strings", spec.node_selector) or _NONE
-        spec.affinity = _shared("affinity", spec.affinity)
+        spec.containers = _shared(b"containers", spec.containers)
+        spec.init_containers = _shared(b"containers", spec.init_containers)
+        spec.tolerations = _shared(b"tolerations", spec.tolerations)
+        spec.node_selector = _shared(b"strings", spec.node_selector) or _NONE
+        spec.affinity = _shared(b"affinity", spec.affinity)
         spec.node_name, spec.scheduler_name = intern(spec.node_name), intern(spec.scheduler_name)
         meta.labels = (
-            _shared("strings", {name: intern(it) for name, it in meta.labels.items()}) or _NONE
+            _shared(b"strings", {name: intern(it) for name, it in meta.labels.items()}) or _NONE
         )
         meta.annotations = _records(meta.annotations) if names_any(self.request) else _NONE
         meta.owner_references = _shared(
-            "owners",
+            b"owners",
             tuple(
                 OwnerReference(kind=owner.kind, controller=owner.controller)
                 for owner in meta.owner_references
@@ -76,7 +73,7 @@ class CompactNode(Node):
             name: meta.annotations[name] for name in _NODE_ANNOTATIONS if name in meta.annotations
         }
         status.capacity, status.addresses = _NONE, ()
-        status.allocatable = _shared("strings", status.allocatable)
+        status.allocatable = _shared(b"strings", status.allocatable)
         status.conditions = tuple(each for each in status.conditions if each.type == "Ready")
 
 
@@ -90,14 +87,12 @@ def _records(annotations: dict[str, str]) -> dict[str, str]:
     } or _NONE
 
 
-def _shared(kind: str, part: T) -> T:
+def _shared(kind: bytes, part: T) -> T:
     """Return an equal part of an earlier object of this kind, if there was one."""
     if not part:
         return part
-    encoded = msgspec.json.encode(part)
-    if len(encoded) > MAX_SHARED:
-        return part
-    known: T | None = _PARTS.get((kind, encoded))
+    key = kind + msgspec.json.encode(part)
+    known: T | None = _PARTS.get(key)
     if known is None:
-        _PARTS[kind, encoded] = known = part
+        _PARTS[key] = known = part
     return known

@@ -4,7 +4,7 @@ from functools import cached_property, lru_cache
 
 import msgspec
 
-from fenka.cluster.recent import RecentDict
+from fenka.cluster.recent import SharedValues
 from fenka.core.units import mib_to_units
 from fenka.dialects import gpushare
 from fenka.dialects.base import (
@@ -86,12 +86,6 @@ class PodDemand:
         )
 
 
-MAX_SHARED, _LIMIT = 1024, 2048
-"""Bytes of the JSON of a request whose demand is kept for later pods, and how many are kept."""
-
-_RECENT: RecentDict[tuple[object, bytes], PodDemand] = RecentDict(_LIMIT)
-
-
 def shared_demand(request: PodRequest, dialects: tuple[Dialect, ...]) -> PodDemand:
     """Return what is requested by these dialects' names.
 
@@ -105,13 +99,16 @@ def shared_demand(request: PodRequest, dialects: tuple[Dialect, ...]) -> PodDema
         for given in (request.labels, request.annotations)
     )
     request = PodRequest(request.containers, labels, annotations)
-    encoded = msgspec.json.encode(request)
-    demand = _RECENT.get((dialects, encoded))
+    key, demands = msgspec.json.encode(request), _recent_demands(dialects)
+    demand = demands.get(key)
     if demand is None:
-        demand = PodDemand(request, dialects)
-        if len(encoded) <= MAX_SHARED:
-            _RECENT[dialects, encoded] = demand
+        demand = demands[key] = PodDemand(request, dialects)
     return demand
+
+
+@lru_cache(maxsize=8)
+def _recent_demands(_: tuple[Dialect, ...]) -> SharedValues[PodDemand]:
+    return SharedValues()
 
 
 @lru_cache(maxsize=8)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from fenka.core.errors import FenkaError
@@ -86,6 +87,7 @@ def unit_name(unit_mib: int) -> str:
     return {GIB_MIB: "GiB", MIB: "MiB"}.get(unit_mib, f"{unit_mib}MiB")
 
 
+@lru_cache(maxsize=4096)
 def parse_quantity(text: str | int) -> int:
     """Return a Kubernetes quantity as a whole number, rounded up: "4", "8k" (for 8000), "1Gi".
 

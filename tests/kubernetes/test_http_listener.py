@@ -3,11 +3,18 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+import pytest
 from aiohttp import web
 
-from fenka.kubernetes.http_listener import REQUEST_TIMEOUT_S, HttpListener, serve_app
+from fenka.kubernetes import http_listener
+from fenka.kubernetes.http_listener import (
+    REQUEST_TIMEOUT_S,
+    HttpListener,
+    ThrottledText,
+    serve_app,
+)
 from tests.fakes.clock import Clock
 from tests.waiting import until
 
@@ -167,3 +174,24 @@ async def test_other_work_runs_when_a_flood_is_accepted() -> None:
     assert len({*turns}) == len(clients)
     for it in clients:
         it.close()
+
+
+async def test_other_work_runs_when_making_a_text_takes_longer_than_a_slice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And a second reader gets the same text: it is made once."""
+    monkeypatch.setattr(http_listener, "SLICE_S", -1.0)
+    steps: list[str] = []
+
+    def parts() -> Iterator[bytes]:
+        for number in range(3):
+            steps.append(f"part {number}")
+            yield b"%d" % number
+
+    async def work() -> None:
+        steps.append("work")
+
+    text = ThrottledText(parts)
+    first, _, second = await asyncio.gather(text(), work(), text())
+    assert (first, second) == (b"012", b"012")
+    assert steps == ["part 0", "work", "part 1", "part 2"]

@@ -197,6 +197,19 @@ async def test_metrics() -> None:
         assert 'fenka_scheduler_watch_age_seconds{collection="pods"}' in text
 
 
+async def test_metrics_stay_readable_when_a_card_has_a_hostile_model() -> None:
+    """Whoever writes a node's record cannot add lines."""
+    hostile, model = node_json("n", T4_MIB), json.dumps('T4\n"} 1')[1:-1]
+    annotations = hostile["metadata"]["annotations"]
+    annotations.update({key: it.replace("Tesla T4", model) for key, it in annotations.items()})
+
+    async with scheduler(hostile) as (_, one):
+        _, text = await raw(one, "GET", "/metrics")
+        lines = [it for it in text.splitlines() if it.startswith("fenka_scheduler_card_usable{")]
+        labels = r'index="0",model="T4\n\"} 1",node="n",uuid="GPU-n-0"'
+        assert lines == [f"fenka_scheduler_card_usable{{{labels}}} 1.0"]
+
+
 # ---- what people are told by events ----
 
 

@@ -42,7 +42,7 @@ class GangMembers:
     ) -> None:
         """Args:
         cluster: the nodes.
-        pods: returns all pods, by UID.
+        pods: returns all pods that name a gang, by UID.
         groups: returns all PodGroups, by namespace/name.
         """
         self._cluster, self._pods, self._groups = cluster, pods, groups

@@ -10,7 +10,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -30,6 +30,8 @@ REQUEST_TIMEOUT_S = 10.0
 SWEEP_INTERVAL_S = 1.0
 THROTTLE_FACTOR = 4
 """A text is made again only after this many times as long as making it took, however many read it."""
+SLICE_S = 0.002
+"""For so long a text is made before other requests are served."""
 LOG_INTERVAL_S = 60.0
 """Between two log lines about refused connections."""
 
@@ -226,20 +228,32 @@ class HttpListener:
 
 
 class ThrottledText:
-    """A text that is made on demand, and not again for THROTTLE_FACTOR times as long as that took."""
+    """A text that is made on demand, and not again for THROTTLE_FACTOR times as long as that took.
 
-    def __init__(self, make: Callable[[], bytes]) -> None:
+    It is made in slices, so that a long one does not delay other requests.
+    """
+
+    def __init__(self, make: Callable[[], Iterable[bytes]]) -> None:
+        """make: returns the parts of the text; making each takes less than a slice."""
         self._make = make
         self._made, self._until = b"", 0.0
+        self._making = asyncio.Lock()
 
-    def __call__(self) -> bytes:
+    async def __call__(self) -> bytes:
         """Return the text."""
-        begun = time.perf_counter()
-        if begun >= self._until:
-            self._made = self._make()
-            now = time.perf_counter()
-            self._until = now + THROTTLE_FACTOR * (now - begun)
-        return self._made
+        async with self._making:
+            begun = resumed = time.perf_counter()
+            if begun >= self._until:
+                parts = []
+                for part in self._make():
+                    parts.append(part)
+                    if time.perf_counter() - resumed > SLICE_S:
+                        await asyncio.sleep(0)
+                        resumed = time.perf_counter()
+                self._made = b"".join(parts)
+                now = time.perf_counter()
+                self._until = now + THROTTLE_FACTOR * (now - begun)
+            return self._made
 
 
 def listening_socket(address: str | None, port: int) -> socket.socket:

@@ -108,7 +108,9 @@ class Extender:
             sent_pods: victims that kube-scheduler has sent whole, by UID.
         """
         known = self._pods()
-        pod, pods = known.get(sent.metadata.uid, sent), {**sent_pods, **known}
+        pod = known.get(sent.metadata.uid, sent)
+        chosen = {uid for uids in victims.values() for uid in uids}
+        pods = {**sent_pods, **{uid: known[uid] for uid in chosen if uid in known}}
         # A gang must fit whole, or nothing is evicted for it.
         if not self._gangs.fits_after_preemption(pod):
             return {}

@@ -7,7 +7,7 @@ from typing import Any
 from fenka.cluster.compact import CompactNode, CompactPod
 from fenka.cluster.disruption import BUDGETS_PATH, PodDisruptionBudget
 from fenka.cluster.objects import ConfigMap, Node, Pod
-from fenka.cluster.pod_groups import POD_GROUPS_PATH, PodGroup
+from fenka.cluster.pod_groups import POD_GROUPS_PATH, PodGroup, group_name
 from fenka.cluster.state import ClusterState
 from fenka.dialects.gpushare import UNHEALTHY_CONFIG_MAP
 from fenka.dialects.node_inventory import parse_indexes
@@ -59,15 +59,21 @@ def _full_name(group: PodGroup) -> str:
 
 
 class PodListener:
-    """Passes pods on: to the cluster's state first, which the others read."""
+    """Passes pods on: to the cluster's state first, which the others read.
+
+    Attributes:
+        gang_pods: the pods that name a gang, by UID.
+    """
 
     def __init__(
         self, cluster: ClusterState, queue: QueueController, reporter: EventReporter
     ) -> None:
         self._cluster, self._queue, self._reporter = cluster, queue, reporter
+        self.gang_pods: dict[str, Pod] = {}
 
     def on_replace(self, objects: Sequence[Pod]) -> None:
         """Replace all pods."""
+        self.gang_pods = {pod.metadata.uid: pod for pod in objects if group_name(pod) is not None}
         self._cluster.replace_pods(objects)
         self._queue.replace_pods(objects)
         for pod in objects:
@@ -75,12 +81,17 @@ class PodListener:
 
     def on_upsert(self, obj: Pod) -> None:
         """Set a pod."""
+        if group_name(obj) is not None:
+            self.gang_pods[obj.metadata.uid] = obj
+        else:
+            self.gang_pods.pop(obj.metadata.uid, None)
         self._cluster.set_pod(obj)
         self._queue.set_pod(obj)
         self._reporter.pod(obj)
 
     def on_delete(self, obj: Pod) -> None:
         """Remove a pod."""
+        self.gang_pods.pop(obj.metadata.uid, None)
         self._cluster.forget_pod(obj.metadata.uid)
         self._queue.forget_pod(obj.metadata.uid)
         self._reporter.forget(obj.metadata.uid)
@@ -155,7 +166,8 @@ class ClusterInformers:
         self, api: Api, cluster: ClusterState, queue: QueueController, reporter: EventReporter
     ) -> None:
         self.nodes = Informer(api, "/api/v1/nodes", CompactNode, NodeListener(cluster, reporter))
-        self.pods = Informer(api, "/api/v1/pods", CompactPod, PodListener(cluster, queue, reporter))
+        self.pod_listener = PodListener(cluster, queue, reporter)
+        self.pods = Informer(api, "/api/v1/pods", CompactPod, self.pod_listener)
         self.pod_groups = PodGroupIndex()
         self.budgets: Informer[PodDisruptionBudget] = Informer(
             api, BUDGETS_PATH, PodDisruptionBudget, NullListener(), optional=True

@@ -1,22 +1,27 @@
 """gpushare's `/inspect`: nodes, their cards and the pods on them, in units."""
 
+from collections.abc import Iterator
 from math import ceil
 from typing import Any
+
+import msgspec
 
 from fenka.cluster.state import ClusterState
 from fenka.dialects import gpushare
 from fenka.dialects.base import SharedNode
 
 
-def inspect(cluster: ClusterState, name: str | None = None) -> dict[str, Any] | None:
-    """Return all sharing nodes, or the one of this name; None if there is none."""
-    if name is None:
-        return {"nodes": [_node(cluster, shared) for shared in cluster.shared_nodes()]}
-    shared = cluster.shared_node(name)
-    return None if shared is None else {"nodes": [_node(cluster, shared)]}
+def inspect_text(cluster: ClusterState) -> Iterator[bytes]:
+    """Yield the JSON of all sharing nodes, in parts."""
+    opening = b'{"nodes":['
+    for shared in cluster.shared_nodes():
+        yield opening + msgspec.json.encode(inspect(cluster, shared))
+        opening = b","
+    yield b"]}" if opening == b"," else opening + b"]}"
 
 
-def _node(cluster: ClusterState, shared: SharedNode) -> dict[str, Any]:
+def inspect(cluster: ClusterState, shared: SharedNode) -> dict[str, Any]:
+    """Return one sharing node."""
     node = shared.node
     pods: dict[int, list[dict[str, Any]]] = {card.index: [] for card in node.cards}
     for allocation in cluster.allocations(node.name):

@@ -10,6 +10,8 @@ from prometheus_client.registry import Collector
 
 from fenka.cluster.objects import Pod
 from fenka.cluster.state import ClusterState
+from fenka.core.inventory import Card
+from fenka.core.usage import CardUsage
 from fenka.dialects.base import driver_uuid
 from fenka.scheduler.informers import ClusterInformers
 from fenka.scheduler.queue_controller import QueueController
@@ -20,10 +22,30 @@ SHOWN = 50
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
+_CARD_METRICS: tuple[tuple[str, str, Callable[[Card, CardUsage], int]], ...] = (
+    (
+        "fenka_scheduler_card_memory_bytes",
+        "Memory of a card",
+        lambda card, _: card.memory_mib * MIB,
+    ),
+    (
+        "fenka_scheduler_card_memory_allocated_bytes",
+        "Memory of a card that is allocated to pods",
+        lambda _, used: used.memory_mib * MIB,
+    ),
+    (
+        "fenka_scheduler_card_usable",
+        "0 for an unhealthy or cordoned card",
+        lambda card, _: card.healthy and not card.cordoned,
+    ),
+)
+
+
 class Metrics:
     """The metrics of one replica."""
 
-    def __init__(self, state: Collector) -> None:
+    def __init__(self, state: "StateCollector") -> None:
+        self._state = state
         self._registry = CollectorRegistry()
         self._registry.register(state)
         self.requests = Histogram(
@@ -40,9 +62,10 @@ class Metrics:
             registry=self._registry,
         )
 
-    def text(self) -> bytes:
-        """Return the metrics in Prometheus' format."""
-        return generate_latest(self._registry)
+    def text(self) -> Iterator[bytes]:
+        """Yield the metrics in Prometheus' format, in parts."""
+        yield from self._state.cards()
+        yield generate_latest(self._registry)
 
 
 class StateCollector(Collector):
@@ -73,8 +96,7 @@ class StateCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Return all metrics."""
-        yield from self._cards()
+        """Return all metrics but those of cards."""
         yield from self._pending_pods()
         leading = self._is_leading()
         if leading:
@@ -105,27 +127,19 @@ class StateCollector(Collector):
             "fenka_scheduler_leading", "1 on the replica that binds", value=int(leading)
         )
 
-    def _cards(self) -> Iterator[Metric]:
-        labels = ["node", "index", "uuid", "model"]
-        total = GaugeMetricFamily(
-            "fenka_scheduler_card_memory_bytes", "Memory of a card", labels=labels
-        )
-        allocated = GaugeMetricFamily(
-            "fenka_scheduler_card_memory_allocated_bytes",
-            "Memory of a card that is allocated to pods",
-            labels=labels,
-        )
-        usable = GaugeMetricFamily(
-            "fenka_scheduler_card_usable", "0 for an unhealthy or cordoned card", labels=labels
-        )
-        for shared in self._cluster.shared_nodes():
-            for card in shared.node.cards:
-                values = [shared.node.name, str(card.index), driver_uuid(card.uuid), card.model]
-                total.add_metric(values, card.memory_mib * MIB)
-                used = self._cluster.card_usage(shared.node.name, card.uuid)
-                allocated.add_metric(values, used.memory_mib * MIB)
-                usable.add_metric(values, int(card.healthy and not card.cordoned))
-        return iter((total, allocated, usable))
+    def cards(self) -> Iterator[bytes]:
+        """Yield the metrics of all cards, node by node: prometheus_client would take a second for 40,000."""
+        shared_nodes = self._cluster.shared_nodes()
+        for name, help_text, value in _CARD_METRICS:
+            yield f"# HELP {name} {help_text}\n# TYPE {name} gauge\n".encode()
+            for shared in shared_nodes:
+                node = shared.node.name
+                lines = (
+                    f"{name}{_labels(node, card)} "
+                    f"{float(value(card, self._cluster.card_usage(node, card.uuid)))}\n"
+                    for card in shared.node.cards
+                )
+                yield "".join(lines).encode()
 
     def _pending_pods(self) -> Iterator[Metric]:
         now = time.time()
@@ -162,6 +176,15 @@ class StateCollector(Collector):
             "Upper bound of fenka_scheduler_starvation_seconds",
             value=self._queue.max_bypass_bound_s,
         )
+
+
+def _labels(node: str, card: Card) -> str:
+    model, uuid = _escaped(card.model), _escaped(driver_uuid(card.uuid))
+    return f'{{index="{card.index}",model="{model}",node="{node}",uuid="{uuid}"}}'
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def _is_pending(pod: Pod) -> bool:

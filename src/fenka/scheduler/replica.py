@@ -81,7 +81,11 @@ class Replica:
         now: Callable[[], float] = time.time,
     ) -> None:
         cluster = self.cluster = ClusterState(dialects=WITH_HAMI if settings.hami else DIALECTS)
-        members = GangMembers(cluster, self._pods, lambda: self.informers.pod_groups.by_name)
+        members = GangMembers(
+            cluster,
+            lambda: self.informers.pod_listener.gang_pods,
+            lambda: self.informers.pod_groups.by_name,
+        )
         gangs = self.gangs = GangScheduler(members, cluster, settings.policy, clock)
         evaluator = PodEvaluator(cluster, settings.policy, gangs.usage)
         state = queue_state(cluster, settings.policy, settings.fairness, members.all_exist)

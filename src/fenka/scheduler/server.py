@@ -32,7 +32,7 @@ from fenka.scheduler.extender_api import (
     read_binding,
     read_preemption,
 )
-from fenka.scheduler.inspect import inspect
+from fenka.scheduler.inspect import inspect, inspect_text
 from fenka.scheduler.leader_proxy import FORWARDED, LeaderProxy, LeaderUnreachable
 from fenka.scheduler.leadership import Leadership
 from fenka.scheduler.metrics import Metrics
@@ -88,7 +88,7 @@ class Server:
         self._leadership, self._metrics, self._access = leadership, metrics, access
         self._proxy = LeaderProxy(leadership.identity, access.credentials)
         self._bodies = BodyReader(access.bounds)
-        self._inspect_text = ThrottledText(lambda: _encode(inspect(cluster)))
+        self._inspect_text = ThrottledText(lambda: inspect_text(cluster))
         self._metrics_text = ThrottledText(metrics.text)
 
     def app(self) -> web.Application:
@@ -223,11 +223,11 @@ class Server:
     async def _inspect(self, request: web.Request) -> web.Response:
         name = request.match_info.get("node")
         if name is None:
-            return web.Response(body=self._inspect_text(), content_type="application/json")
-        answer = inspect(self._cluster, name)
-        if answer is None:
+            return web.Response(body=await self._inspect_text(), content_type="application/json")
+        shared = self._cluster.shared_node(name)
+        if shared is None:
             return _json({"nodes": [], "error": f'node "{name}" not found'}, status=404)
-        return _json(answer)
+        return _json({"nodes": [inspect(self._cluster, shared)]})
 
     async def _readyz(self, _: web.Request) -> web.Response:
         if self._leadership.ready:
@@ -235,15 +235,13 @@ class Server:
         return web.Response(status=503, text=f"not ready: {self._leadership.unready_reason}")
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._metrics_text(), content_type="text/plain", charset="utf-8")
-
-
-def _encode(answer: Any) -> bytes:
-    return msgspec.json.encode(answer)
+        body = await self._metrics_text()
+        return web.Response(body=body, content_type="text/plain", charset="utf-8")
 
 
 def _json(answer: Any, status: int = 200) -> web.Response:
-    return web.Response(body=_encode(answer), status=status, content_type="application/json")
+    body = msgspec.json.encode(answer)
+    return web.Response(body=body, status=status, content_type="application/json")
 
 
 def _error(empty: Any, sentence: str, status: int = 503) -> web.Response:

@@ -176,11 +176,11 @@ def serve(
     """Serve on all addresses while the block runs. Raises OSError."""
     registry = CollectorRegistry()
     registry.register(exporter)
-    text = ThrottledText(lambda: generate_latest(registry))
+    text = ThrottledText(lambda: (generate_latest(registry),))
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(
-            body=text(),
+            body=await text(),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 

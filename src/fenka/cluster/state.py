@@ -175,6 +175,9 @@ class ClusterState:
             if known is not None and known.node != pod.spec.node_name:
                 # It was bound elsewhere: nothing that was known applies to this node.
                 self.forget_pod(uid)
+            elif known is not None and not known.assumed and _hold_alike(known.pod, pod):
+                self._renew(pod)
+                return
             self._bind(_Binding(pod, pod.spec.node_name))
         elif known is None or not known.assumed:
             self.forget_pod(uid)
@@ -228,6 +231,13 @@ class ClusterState:
         self._uids_by_node.setdefault(binding.node, set()).add(uid)
         self._allocate(binding)
         self._count_lingering(binding.node)
+
+    def _renew(self, pod: Pod) -> None:
+        """Take a version of a bound pod by which it holds what it held."""
+        uid = pod.metadata.uid
+        self._bindings[uid] = _Binding(pod, pod.spec.node_name)
+        if uid in self._allocations:
+            self._allocations[uid] = replace(self._allocations[uid], pod=pod)
 
     def _unbind(self, uid: str) -> None:
         binding = self._bindings.pop(uid, None)
@@ -364,6 +374,17 @@ class ClusterState:
 
 def _by_name(pod: Pod) -> tuple[str, str]:
     return pod.metadata.namespace, pod.metadata.name
+
+
+def _hold_alike(before: Pod, after: Pod) -> bool:
+    """Return whether two versions of a pod hold the same, and until the same time."""
+    return (
+        before.metadata.annotations == after.metadata.annotations
+        and before.metadata.labels == after.metadata.labels
+        and before.metadata.deletion_timestamp == after.metadata.deletion_timestamp
+        and before.spec == after.spec
+        and before.status.start_time == after.status.start_time
+    )
 
 
 def _admit_alike(before: Node, after: Node) -> bool:
